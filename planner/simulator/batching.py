@@ -1,22 +1,24 @@
-"""Who is in the next step of a lane, by batching policy.
+"""Which requests are in the next step of a lane, by batching policy.
 
-vllm-v1 (chunked prefill, as Sarathi proposed it): whoever runs, in order of admission, decodes and prompts in
-part, then prompts that wait, in chunks of what is left of the token budget. A prompt is admitted if all of it
-fits, and takes the blocks of its chunks one by one. Who finds no block preempts the request admitted last; in
-that step nobody is admitted. A chunk may be limited (`long_prefill_tokens`); then several prompts are under
-way, and decodes admitted after them may be left out of a step.
-sarathi (Agrawal et al. 2024, as Vidur has it): every decode, then prompts; but a prompt takes the blocks for
-all of it when admitted, a block must be free for every decode, needed or not, prompts leave a watermark of
-blocks free, and whoever was preempted may come back at once.
-vllm-v0: whole prompts before all else, while their number times the longest of them keeps to the budget; the
-decodes wait. A prompt longer than the budget goes alone. Without prompts to admit, a step of decodes.
-orca (Yu et al. 2022): every decode and, in the same step, whole prompts. With reserved blocks a request takes
-them all at once, as in the paper; without, KV is paged (Orca+).
-faster-transformer: requests are batched once. All prompts in one step, then all decode until the last is
-done.
-lightllm: prompts and decodes in steps of their own, KV counted in tokens. Prompts are tried when nothing
-runs, and after every few decodes. One enters while prompts keep to the budget and the peak of KV, if all run
-to their predicted ends together, stays below the capacity.
+A lane (`layout.LANE`) runs one step at a time; a worker has one lane, or with pipeline parallelism one per
+stage. A chunk is the part of a prompt that one step computes.
+
+vllm-v1 (chunked prefill, as Sarathi proposed it): first the running requests in order of admission, decodes
+and prompts computed in part, then prompts that wait, in chunks of what is left of the token budget. A prompt
+is admitted if all of it fits, and takes the blocks of each chunk as that is computed. A request that finds no
+block preempts the one admitted last; in that step none is admitted. If chunks are limited
+(`long_prefill_tokens`), several prompts are under way, and a step may leave out decodes admitted after them.
+sarathi (Agrawal et al. 2024, as Vidur has it): every decode, then prompts. Other than in vllm-v1 a prompt
+takes the blocks for all of it when admitted, a block must be free for every decode, needed or not, prompts
+leave a watermark of blocks free, and a preempted request may come back at once. vllm-v0: whole prompts first,
+while their number times the longest of them keeps to the budget; the decodes wait. A prompt longer than the
+budget goes alone. If no prompt is admitted, the step is of decodes. orca (Yu et al. 2022): every decode and,
+in the same step, whole prompts. With reserved blocks a request takes them all at once, as in the paper;
+without, KV is paged (Orca+). faster-transformer: requests are batched once. One step computes all prompts,
+then all of them decode until the last one is done. lightllm: a step is of prompts or of decodes, and KV is
+counted in tokens. Prompts are tried when nothing runs, and after every few steps of decodes. A prompt enters
+while the prompts keep to the budget and the peak of KV, if all requests run to their predicted ends together,
+stays below the capacity.
 """
 
 from __future__ import annotations
@@ -121,7 +123,8 @@ def start_step(state, l, time_s):
     preemptions = worker.preemptions
     is_idle = _form_step(state, l, time_s)
     while is_idle and is_vllm and (worker.formed_s < np.inf or worker.preemptions > preemptions):
-        # no step was prepared while the last one ran: now all is known that came, and all that was given back
+        # vLLM forms a step while the one before runs. It found nothing to do then, so it forms this one only
+        # now, when it knows of all requests that have come and all blocks that were given back meanwhile.
         worker.formed_s = np.inf
         worker.late_blocks, worker.late_seats = ZERO, ZERO
         depart_late(state, w)
@@ -132,7 +135,7 @@ def start_step(state, l, time_s):
 
 @kernel_jit
 def _form_step(state, l, time_s):
-    """Form it of what was known as the step before it began. True if there is nothing to do."""
+    """Form the next step of lane l of what the engine knows; True if there is nothing to do."""
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
@@ -156,7 +159,7 @@ def _form_step(state, l, time_s):
             worker.idle_since_s = time_s
         return True
     if kind.admission == RESERVE_DYNAMIC and (worker.first_waiting != NONE or worker.head[INBOUND] != NONE):
-        is_short = True  # they may find room after any step
+        is_short = True  # Those that wait may find room after any step, so steps are simulated one by one.
     _launch(
         state, l, time_s, not is_short and not (kind.kv_delay_steps > 0 and _is_next_fuller(state, worker))
     )
@@ -166,7 +169,7 @@ def _form_step(state, l, time_s):
 
 @where_rare(lambda state, l, time_s: False)
 def _other_step(state, l, time_s):
-    """All policies but vLLM v1's; True if somebody was preempted."""
+    """Form a step by any policy but vLLM v1's; True if a request was preempted."""
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
@@ -180,7 +183,7 @@ def _other_step(state, l, time_s):
             break
         is_short = True
         if worker.running > 0:
-            break  # else all gave up their seats and blocks: whoever waits for them takes them
+            break  # Otherwise all were preempted, and requests that wait can take their seats and blocks.
     if kind.batching == SARATHI:
         _chunks(state, l, time_s, UNBOUNDED, False)
     elif kind.batching == ORCA or kind.batching == FASTER_TRANSFORMER:
@@ -202,7 +205,7 @@ def _has_kv(state, worker, r):
 
 @small_jit
 def _is_next_fuller(state, worker):
-    """Whether the step after the next may take in somebody for whom it was too early."""
+    """Whether the step after the next may admit a request for which the next one is too early."""
     waits = worker.first_waiting != NONE or worker.head[READY] != NONE
     latest = worker.tail[READY] if passes_over(state) else worker.head[READY]
     is_early = worker.head[READY] != NONE and not _has_kv(state, worker, latest)
@@ -212,7 +215,7 @@ def _is_next_fuller(state, worker):
 
 @kernel_jit
 def _gather(state, l):
-    """Move the decodes that rest on other lanes, idle or computing prompts alone, to lane l."""
+    """Move the decodes of other lanes to lane l, if those lanes are idle or compute prompts alone."""
     worker = state.workers[state.lanes[l].worker]
     for other in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
         if other != l and (state.lanes[other].run_steps == 0 or state.lanes[other].is_decoding == 0):
@@ -222,7 +225,10 @@ def _gather(state, l):
 
 @kernel_jit
 def _take(state, l, r, n, step_blocks, time_s):
-    """Compute n tokens of the prompt of request r in the next step; True if more of it are left."""
+    """Compute n tokens of the prompt of request r in the next step; True if more tokens are left.
+
+    `step_blocks` are the KV blocks that the decodes take in that step.
+    """
     lane, request = state.lanes[l], state.requests[r]
     worker = state.workers[lane.worker]
     c = request.computed_tokens
@@ -255,6 +261,7 @@ def admits(state, l, r, step_blocks, time_s):
 
 @where_cached(lambda state, w, r, time_s: None)
 def _use_prefix(state, w, r, time_s):
+    """Request r uses what worker w has cached of its prompt; the router's estimate of that is corrected."""
     hit = take_prefix(state, w, r, time_s)
     load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
     charge_prompt(state, w, r)
@@ -262,8 +269,8 @@ def _use_prefix(state, w, r, time_s):
 
 @kernel_jit
 def admit(state, w, r, time_s):
-    """Give request r, the next that waits for its prompt to be computed, its seat, and its blocks: of vLLM
-    those that are cached.
+    """Give request r, the next whose prompt waits, its seat and its blocks. By vLLM v1 it takes only the
+    blocks that are cached, and others chunk by chunk.
     """
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
@@ -279,8 +286,9 @@ def admit(state, w, r, time_s):
 
 @kernel_jit
 def _leave_queue(state, w, r, time_s):
-    """Request r, which is next, waits no longer, and uses what is cached of it."""
+    """Take request r, which is next, out of the queue; it uses what is cached of its prompt."""
     worker, request = state.workers[w], state.requests[r]
+    # Preempted requests are in no scheduling batch: their keys are below 0.
     if state.types[worker.type].queue_batch > 0 and request.key >= 0.0:
         worker.served_batch = int(request.key // LONGEST)
     leave(state, w, r)
@@ -291,6 +299,7 @@ def _leave_queue(state, w, r, time_s):
 
 @kernel_jit
 def _take_seat(state, w, r, time_s):
+    """Request r runs on worker w from now on. vLLM v0 preempts by arrival, all others by admission."""
     worker, request = state.workers[w], state.requests[r]
     worker.running += 1
     state.counters[ADMITTED] += 1
@@ -310,7 +319,7 @@ def seat_ready(state, l):
 
 @kernel_jit
 def seat(state, l, r):
-    """Sequence r, whose KV is there, joins the decodes."""
+    """Sequence r, whose KV is on the worker, joins the decodes of lane l."""
     state.workers[state.lanes[l].worker].running += 1
     state.counters[ADMITTED] += 1
     state.requests[r].admission_number = state.counters[ADMITTED]
@@ -319,7 +328,7 @@ def seat(state, l, r):
 
 @kernel_jit
 def _latest(state, l):
-    """Slot of the decode admitted last."""
+    """The slot of the decode of lane l that was admitted last."""
     latest = 0
     for slot in range(1, state.lanes[l].decodes):
         if state.slots[l, slot].admission_number > state.slots[l, latest].admission_number:
@@ -329,7 +338,9 @@ def _latest(state, l):
 
 @kernel_jit
 def _vllm_step(state, l, time_s):
-    """vLLM v1: whoever runs, in order of admission, then who waits; True if somebody was preempted."""
+    """vLLM v1: the running requests in order of admission, then those that wait; True if one was
+    preempted.
+    """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
@@ -351,7 +362,7 @@ def _vllm_step(state, l, time_s):
 @kernel_jit
 def _chunks(state, l, time_s, longest, is_closed):
     """vLLM v1 and Sarathi: fill what the decodes left of the token budget, first with prompts computed in
-    part, then with those that wait; `is_closed`: nobody new is admitted.
+    part, then, unless `is_closed`, with those that wait. `longest` is the most tokens of a chunk.
     """
     lane = state.lanes[l]
     w = lane.worker
@@ -359,15 +370,15 @@ def _chunks(state, l, time_s, longest, is_closed):
     kind = state.types[worker.type]
     step_blocks, spent = blocks_for(lane, ONE), ZERO
     evict(state, w, step_blocks, time_s)
-    left, worker.head[PARTIAL] = worker.head[PARTIAL], NONE
-    while left != NONE:
-        r = left
-        left = state.requests[r].next
+    following, worker.head[PARTIAL] = worker.head[PARTIAL], NONE
+    while following != NONE:
+        r = following
+        following = state.requests[r].next
         n = _chunk(state, l, r, longest, spent)
         spent += n
         if n == 0 or _take(state, l, r, n, step_blocks, time_s):
             is_closed |= kind.batching == SARATHI
-            if n == 0 or kind.batching == VLLM_V1:  # else it rests until this step has ended
+            if n == 0 or kind.batching == VLLM_V1:  # Sarathi puts it back when this step has ended.
                 append(state.requests, worker, PARTIAL, r)
     if is_closed:
         return
@@ -402,8 +413,8 @@ def _chunks(state, l, time_s, longest, is_closed):
 
 @where_offloaded(lambda state, l, r, nodes, step_blocks, time_s: False)
 def _load(state, l, r, nodes, step_blocks, time_s):
-    """Request r, which is next and would find room, waits from now on for its next `nodes` nodes to come from
-    CPU memory; False if prompts under way need the room for these.
+    """Begin to load the next `nodes` prefix nodes of request r, which is next and would find room, from CPU
+    memory; it leaves the queue. False if prompts under way need the blocks for these.
     """
     w = state.lanes[l].worker
     worker, caches = state.workers[w], state.caches
@@ -413,7 +424,7 @@ def _load(state, l, r, nodes, step_blocks, time_s):
         promised += blocks_of(state.requests[other].length_tokens)
         promised -= blocks_of(state.requests[other].computed_tokens)
         other = state.requests[other].next
-    other = state.offload.kept[w].head[LOADING]
+    other = state.offload.memories[w].head[LOADING]
     while other != NONE:
         promised += blocks_of(state.requests[other].length_tokens)
         promised -= blocks_of(state.requests[other].computed_tokens)
@@ -430,17 +441,17 @@ def _load(state, l, r, nodes, step_blocks, time_s):
 
 @where_offloaded(lambda state, l, longest, step_blocks, budget, time_s: budget)
 def _seat_loaded(state, l, longest, step_blocks, budget, time_s):
-    """Whose load has ended goes before all that wait: what they leave of the token budget. Nothing, if one
-    finds too little room.
+    """Seat the requests whose load from CPU memory has ended, before all that wait. Returns what they leave
+    of the token budget; 0, so that none is seated after it, if one finds too few blocks.
     """
     w = state.lanes[l].worker
-    worker, kept = state.workers[w], state.offload.kept[w]
+    worker, memory = state.workers[w], state.offload.memories[w]
     kind = state.types[worker.type]
-    left, kept.head[LOADING] = kept.head[LOADING], NONE
-    while left != NONE:
-        r = left
+    following, memory.head[LOADING] = memory.head[LOADING], NONE
+    while following != NONE:
+        r = following
         request = state.requests[r]
-        left = request.next
+        following = request.next
         is_next = budget > 0 and worker.running + worker.late_seats < kind.seats and is_loaded(state, w, r)
         if is_next:
             keep_prefix(state, w, r)
@@ -448,7 +459,7 @@ def _seat_loaded(state, l, longest, step_blocks, budget, time_s):
             if need > kind.kv_blocks - worker.used_blocks - worker.late_blocks - step_blocks:
                 is_next, budget = False, ZERO
         if not is_next:
-            append(state.requests, kept, LOADING, r)
+            append(state.requests, memory, LOADING, r)
             continue
         request.computed_tokens = min(request.computed_tokens, request.length_tokens - 1)
         _take_seat(state, w, r, time_s)
@@ -461,8 +472,9 @@ def _seat_loaded(state, l, longest, step_blocks, budget, time_s):
 
 @kernel_jit
 def _seat_known(state, l, budget):
-    """Sequences whose KV has arrived join the decodes, before prompts: what they leave of the token budget.
-    Nothing, if one finds no block; where nobody runs who will give some back, it is preempted.
+    """Sequences whose KV has arrived from a prefill worker join the decodes, before prompts. Returns what
+    they leave of the token budget. If one finds no block, none is seated after it (0); if no other request
+    runs, which could give blocks back, it is preempted instead and its prompt computed anew.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
@@ -492,8 +504,8 @@ def _seat_known(state, l, budget):
 
 @kernel_jit
 def _chunk(state, l, r, longest, spent):
-    """Tokens that the next step computes of r, a prompt in part: as many as those that were admitted before
-    it leave, `spent` the prompts among them.
+    """How many tokens the next step computes of r, a prompt computed in part: what is left by requests that
+    were admitted before it, of which prompts take `spent` tokens.
     """
     lane, request = state.lanes[l], state.requests[r]
     kind = state.types[state.workers[lane.worker].type]
@@ -507,7 +519,9 @@ def _chunk(state, l, r, longest, spent):
 
 @where_rare(lambda state, l, longest: None)
 def _rest_decodes(state, l, longest):
-    """Decodes for which the prompts admitted before them leave no tokens rest in this step."""
+    """Leave decodes out of this step, the last admitted first, while the token budget does not suffice for
+    all of them and the prompts in part.
+    """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     spent, r = ZERO, worker.head[PARTIAL]
@@ -520,7 +534,7 @@ def _rest_decodes(state, l, longest):
 
 @kernel_jit
 def _coming_blocks(state, l, longest):
-    """KV blocks that whoever runs takes in the next step."""
+    """KV blocks that all running requests take in the next step."""
     lane = state.lanes[l]
     blocks, spent, r = blocks_for(lane, ONE), ZERO, state.workers[lane.worker].head[PARTIAL]
     while r != NONE:
@@ -533,7 +547,9 @@ def _coming_blocks(state, l, longest):
 
 @kernel_jit
 def _taken_blocks(state, l, longest):
-    """... that are taken before somebody finds too few."""
+    """KV blocks that running requests take in the next step, in order of admission, before one finds too
+    few.
+    """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     free = state.types[worker.type].kv_blocks - worker.used_blocks - worker.late_blocks
@@ -559,7 +575,9 @@ def _taken_blocks(state, l, longest):
 
 @kernel_jit
 def _make_room(state, l, longest, time_s):
-    """Who finds no block preempts the request admitted last; True if that happened."""
+    """Preempt requests, the last admitted first, until the running ones find their blocks for the next step;
+    True if any was preempted.
+    """
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
@@ -579,29 +597,29 @@ def _make_room(state, l, longest, time_s):
 def _preempt_latest(state, l):
     """Preempt the request admitted last; False if none runs."""
     w = state.lanes[l].worker
-    latest, slot, which = NONE, NONE, NONE
+    latest, slot, list_number = NONE, NONE, NONE
     if state.lanes[l].decodes > 0:
         slot = _latest(state, l)
         latest = state.slots[l, slot].request
-    for other_which in (PARTIAL, RESTING, LEAVING):
-        r = latest_in(state, w, other_which)
+    for other_list in (PARTIAL, RESTING, LEAVING):
+        r = latest_in(state, w, other_list)
         if r != NONE and (
             latest == NONE or state.requests[r].admission_number > state.requests[latest].admission_number
         ):
-            latest, which = r, other_which
+            latest, list_number = r, other_list
     if latest == NONE:
         return False
-    if which == NONE:
+    if list_number == NONE:
         preempt_decode(state, l, slot)
     else:
-        preempt_waiting(state, w, which, latest)
+        preempt_waiting(state, w, list_number, latest)
     return True
 
 
 @kernel_jit
 def _secure_blocks(state, l):
-    """Before each decode, in order, a block must be free; until it is, the last in order is preempted. True
-    if that happened.
+    """All policies but vLLM v1's: take each decode's block in order of admission. Where none is free, preempt
+    the request admitted last until one is. True if any was preempted.
     """
     lane = state.lanes[l]
     w = lane.worker
@@ -640,8 +658,8 @@ def _secure_blocks(state, l):
 
 @kernel_jit
 def _secure_tokens(state, l):
-    """LightLLM, where outputs are longer than predicted: while the next step does not fit into the KV cache,
-    the request admitted last is preempted. True if that happened.
+    """LightLLM, if outputs are longer than predicted: preempt the request admitted last while the next step
+    does not fit into the KV cache. True if any was preempted.
     """
     lane = state.lanes[l]
     capacity = state.types[state.workers[lane.worker].type].kv_blocks * BLOCK
@@ -654,7 +672,7 @@ def _secure_tokens(state, l):
 
 @kernel_jit
 def _prompts_first(state, l, time_s):
-    """vLLM v0 and LightLLM: a step of whole prompts where some can be admitted; the decodes wait."""
+    """vLLM v0 and LightLLM: a step of whole prompts if any can be admitted; the decodes wait."""
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
@@ -686,8 +704,8 @@ def _prompts_first(state, l, time_s):
 
 @kernel_jit
 def _whole_prompts(state, l, time_s):
-    """Orca: whole prompts beside the decodes while the step keeps to the budget. FasterTransformer: where
-    nothing is decoded, as many as find a seat and KV.
+    """Orca: whole prompts beside the decodes while the step keeps to the budget. FasterTransformer: if no
+    request decodes, as many prompts as find a seat and KV.
     """
     lane = state.lanes[l]
     w = lane.worker
@@ -710,8 +728,10 @@ def _whole_prompts(state, l, time_s):
 
 
 @kernel_jit
-def _left(state, l, i):
-    """(tokens held, tokens to come as predicted) of the i-th of lane l: its decodes, then its chunks."""
+def _predicted_tokens(state, l, i):
+    """(KV tokens now, output tokens that are predicted to come) of the i-th request of lane l: its decodes
+    come first, then its chunks.
+    """
     lane = state.lanes[l]
     if i < lane.decodes:
         request = state.requests[state.slots[l, i].request]
@@ -724,34 +744,38 @@ def _left(state, l, i):
 
 @kernel_jit
 def _peak_tokens(state, l, r):
-    """With tokens held h and to come f, in order of falling f, the largest of h_1 + .. + h_i + i f_i."""
+    """The largest number of KV tokens at any time if request r joins lane l and outputs are as predicted.
+
+    With h_i the KV tokens of the i-th request now and f_i those to come, in order of falling f, it is the
+    largest of h_1 + .. + h_i + i f_i: when the i-th ends, those before it have grown by as much.
+    """
     lane, request = state.lanes[l], state.requests[r]
     peak = 0
-    new_held, new_left = (
+    new_now, new_to_come = (
         request.length_tokens + 1,
         max(request.predicted_tokens - request.generated_tokens - 2, ZERO),
     )
     count = lane.decodes + lane.prefills
     for i in range(count + 1):
-        left = new_left
+        to_come = new_to_come
         if i < count:
-            _, left = _left(state, l, i)
+            _, to_come = _predicted_tokens(state, l, i)
         total, sequences = 0, 0
         for j in range(count + 1):
-            other_held, other_left = new_held, new_left
+            other_now, other_to_come = new_now, new_to_come
             if j < count:
-                other_held, other_left = _left(state, l, j)
-            if other_left >= left:
-                total += other_held
+                other_now, other_to_come = _predicted_tokens(state, l, j)
+            if other_to_come >= to_come:
+                total += other_now
                 sequences += 1
-        peak = max(peak, total + sequences * left)
+        peak = max(peak, total + sequences * to_come)
     return peak
 
 
 @small_jit
 def run_length(state, l, time_s, goes_on):
-    """How many steps like the one that was formed may follow each other, it included, by what there is of
-    tokens and blocks; `goes_on`: nobody waits who might join after any of them.
+    """How many steps, the one that was formed and others like it, may be simulated at once: until a decode
+    ends or blocks run out. 1 unless `goes_on`, which says that no request waits that may join after a step.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
@@ -767,22 +791,24 @@ def run_length(state, l, time_s, goes_on):
         steps = min(steps, (kind.kv_blocks * BLOCK - int(lane.kv_sum)) // lane.decodes + 1)
         if worker.waiting > 0:
             steps = min(steps, kind.patience_steps - worker.tried_steps)
-    elif kind.reserved_blocks == 0 and free >= lane.decodes:  # so many must be free as a step starts
+    elif kind.reserved_blocks == 0 and free >= lane.decodes:
+        # A block must be free for every decode when a step starts.
         steps = min(steps, steps_with_blocks(lane, free - lane.decodes) + 1)
-    elif kind.reserved_blocks == 0:  # as long as nobody needs one
+    elif kind.reserved_blocks == 0:  # Fewer are free, so `_secure_blocks` looks again when one is needed.
         steps = min(steps, steps_with_blocks(lane, ZERO))
     return max(steps, ONE)
 
 
 @small_jit
 def slowness(state, w):
-    """How many times as long the steps of worker w take; beside prefills a predictor of lengths may run."""
+    """The factor on the step times of worker w. On prefill workers a predictor of output lengths may run."""
     worker = state.workers[w]
     return worker.slow_factor * state.policy[PREDICTOR] if worker.role == PREFILL else worker.slow_factor
 
 
 @kernel_jit
 def _launch_alone(state, l, time_s, goes_on):
+    """Start the step that was formed on lane l, and if `goes_on` others like it after it."""
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
@@ -815,8 +841,8 @@ def _launch_alone(state, l, time_s, goes_on):
 
 @where_ranked(_launch_alone)
 def _launch(state, l, time_s, goes_on):
-    """Start the step that was formed; `goes_on`: it may be followed by others like it. Ranks wait for the
-    others, and start together (joint_steps.py).
+    """Start the step that was formed on lane l. The ranks of a worker start together (joint_steps.py), so a
+    rank only notes that its step is ready.
     """
     w = state.lanes[l].worker
     if state.dp_ranks[w].count == 1:

@@ -1,32 +1,35 @@
 """KV blocks in CPU memory, as vLLM 0.32 keeps them with its OffloadingConnector.
 
-Stores. The full nodes of a prompt are offered to the memory with the step that computes them, those that
-were found on the GPU with the first step of their request. What is not there yet is copied, and those used
-longest ago leave for it; where they are too few that can leave, nothing of the offer is copied, and with the
-next chunk it is all offered once more. A node leaves neither while it is loaded nor for a node of its own
-offer. When a request has left its worker its nodes count as used, root last, after the stores of the step
-that is formed next. Outputs are not copied, nor is the part of a prompt behind its last node.
+A node is one of the prefix tree: some KV blocks, after all those before them in the prompt (cache_layout.py).
 
-Loads. Who is next to be admitted takes what is cached on the GPU, then what follows in CPU memory, always
-whether or not it were computed sooner. Its blocks are taken, one load after the other crosses the worker's
-link, and meanwhile it waits, without a seat. Blocks that other prompts need, of those under way, are left for
-them. Whoever needs a node that is being loaded for somebody else is passed over. A load that has ended is
-known to the scheduler a step later, or more with asynchronous scheduling, as KV from another worker is; then
-its nodes are cached, and its request goes before all that wait. Of a prompt that is there whole the last
-token is computed.
+Stores. The full nodes of a prompt are offered to the memory with the step that computes them; nodes that were
+cached on the GPU are offered with the first step of their request. Nodes of the offer that are not in the
+memory are copied, and those used longest ago leave for them. If too few can leave, nothing of the offer is
+copied, and all of it is offered again with the next chunk. A node never leaves while it is being loaded, nor
+for a node of its own offer. When a request has left its worker, its nodes count as used, the root as the very
+last, after the stores of the step that is formed next. Outputs are not copied, nor is the part of a prompt
+behind its last full node.
+
+Loads. The next request to be admitted takes what is cached on the GPU, then what follows in CPU memory, even
+if computing it were quicker. It takes its blocks and waits without a seat, while one load after the other
+crosses the worker's link. A load does not begin while prompts under way need its blocks. A request that needs
+a node that is being loaded for another one is passed over. The scheduler knows of the end of a load one step
+later, or more with asynchronous scheduling, as it does of KV from another worker. Then the nodes are cached,
+and the request goes before all that wait. Of a prompt that is cached as a whole the last token is computed.
 
 Left out: copies to the memory take no time (they follow each step at lower priority); the last 16 tokens of a
-prompt that is on the GPU whole, which vLLM would load, are computed.
+prompt that is on the GPU as a whole, which vLLM would load, are computed.
 
-A shared store is one memory and one link of all workers, as with vLLM's MooncakeStoreConnector: what one has
-stored the others load. A node is there when the step that computes it has ended, not sooner, or others would
-load what is not computed yet. Nobody is passed over: who needs what is being loaded for somebody else loads
-it too. Nothing leaves that any worker loads, until that worker forms its next step. The store outlives
-workers. With asynchronous scheduling a worker looks into it when a step begins, not when it was formed: what
-others have stored in the step between is found.
+A shared store is one memory and one link of all workers, as with vLLM's MooncakeStoreConnector: workers load
+what any of them has stored. A node is there once the step that computes it has ended, since others could not
+load it sooner. A request that needs nodes that are being loaded for another one loads them too. A node does
+not leave while a worker loads it, until that worker forms its next step. The store outlives workers. With
+asynchronous scheduling a worker looks into it when a step begins, not when it was formed, and so finds what
+others have stored in between.
 
-What is here is compiled only for fleets with such memory. Of worker w it is an entry of the caches as those
-of "worker" W + w (of a shared store W); `refs` counts its loads, `is_cached` marks those of an offer.
+This module is compiled only for fleets with such memory; without it, each `where_offloaded` function is its
+first argument. The memory of worker w is the entries of the caches under worker number W + w (a shared
+store's are under W). There `refs` counts the loads of a node, and `is_cached` marks the nodes of an offer.
 """
 
 from __future__ import annotations
@@ -52,27 +55,27 @@ from planner.simulator.queues import append, pop, put
 
 
 @kernel_jit
-def _memory_of(state, w):
-    """The "worker" whose entries are the memory of worker w."""
-    return len(state.workers) + state.offload.kept[w].store
+def _memory_number(state, w):
+    """The worker number under which the caches have the entries of worker w's memory."""
+    return len(state.workers) + state.offload.memories[w].store
 
 
 @where_offloaded(lambda state: False)
 def may_be_passed(state):
-    """Whether whoever comes may be admitted before those that wait."""
+    """Whether a request may be admitted before others that arrived earlier and wait."""
     return True
 
 
 @where_offloaded(lambda state, w: False)
 def is_loading_kv(state, w):
-    """Whether somebody on worker w waits for a load: its steps come one by one."""
-    return state.offload.kept[w].head[LOADING] != NONE
+    """Whether a request on worker w waits for a load. Its steps are then simulated one by one."""
+    return state.offload.memories[w].head[LOADING] != NONE
 
 
 @where_offloaded(lambda state, w: ZERO)
 def loading_count(state, w):
-    """How many wait for a load on worker w."""
-    count, r = ZERO, state.offload.kept[w].head[LOADING]
+    """How many requests wait for a load on worker w."""
+    count, r = ZERO, state.offload.memories[w].head[LOADING]
     while r != NONE:
         count += 1
         r = state.requests[r].next
@@ -81,11 +84,11 @@ def loading_count(state, w):
 
 @where_offloaded(lambda state, w, time_s: np.inf)
 def next_load_s(state, w, time_s):
-    """When the next load that worker w has not heard of has ended, `time_s` at the earliest; infinite where
+    """When the next load ends whose end worker w does not know of, `time_s` at the earliest; infinite if
     there is none.
     """
     offload, soonest = state.offload, np.inf
-    r = offload.kept[w].head[LOADING]
+    r = offload.memories[w].head[LOADING]
     while r != NONE:
         if offload.loads[r].known_step == 0:
             soonest = min(soonest, max(offload.loads[r].end_s, time_s))
@@ -95,9 +98,11 @@ def next_load_s(state, w, time_s):
 
 @where_offloaded(lambda state, w, time_s: None)
 def hear_of_loads(state, w, time_s):
-    """Worker w forms a step: it knows of the loads that it has seen to be ended as it began the last one."""
+    """Worker w forms a step: it learns which loads have ended by `time_s`, and counts on them some steps
+    later.
+    """
     offload, worker = state.offload, state.workers[w]
-    r = offload.kept[w].head[LOADING]
+    r = offload.memories[w].head[LOADING]
     while r != NONE:
         load = offload.loads[r]
         if load.known_step == 0 and load.end_s <= time_s:
@@ -117,74 +122,74 @@ def is_loaded(state, w, r):
 
 @kernel_jit
 def _pin(state, w, r, by):
-    """So many loads more (fewer) need the nodes that are under way for request r."""
+    """Add `by` to the loads that need the nodes under way for request r."""
     caches, nodes = state.caches, state.offload.loads[r].nodes
     end = state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS]
     for i in range(end - nodes, end):
-        caches.entries[find(state, _memory_of(state, w), node_at(state, r, i))].refs += by
+        caches.entries[find(state, _memory_number(state, w), node_at(state, r, i))].refs += by
 
 
 @where_offloaded(lambda state, w, r: ZERO)
 def nodes_to_load(state, w, r):
-    """How many nodes of request r follow in CPU memory on those that worker w has cached; NONE if one of them
-    is being loaded, unless from a shared store.
+    """How many nodes of request r are in CPU memory, after those that worker w has cached on the GPU; NONE if
+    one of them is being loaded for another request, unless the store is shared.
     """
     if r == NONE:
         return ZERO
     caches = state.caches
     first = cached_nodes(state, w, r)
-    most = min(caches.prompts[r].depth, state.requests[r].length_tokens // caches.numbers[NODE_TOKENS])
-    if first < most:
+    end = min(caches.prompts[r].depth, state.requests[r].length_tokens // caches.numbers[NODE_TOKENS])
+    if first < end:
         e = find(state, w, node_at(state, r, first))
         if e != NONE and caches.entries[e].is_cached:
-            return ZERO  # all of the prompt is
+            return ZERO  # The whole prompt is on the GPU: its last node is left out only to compute a token.
     i, is_under_way = first, False
-    while i < most:
-        e = find(state, _memory_of(state, w), node_at(state, r, i))
+    while i < end:
+        e = find(state, _memory_number(state, w), node_at(state, r, i))
         if e == NONE:
             break
         is_under_way |= caches.entries[e].refs > 0
         i += 1
-    return NONE if is_under_way and not state.offload.kept[w].is_shared else i - first
+    return NONE if is_under_way and not state.offload.memories[w].is_shared else i - first
 
 
 @where_offloaded(lambda state, w, r: None)
 def set_aside(state, w, r):
     """Request r, which is next, is passed over in this step."""
     leave(state, w, r)
-    append(state.requests, state.offload.kept[w], ASIDE, r)
+    append(state.requests, state.offload.memories[w], ASIDE, r)
 
 
 @where_offloaded(lambda state, w: None)
 def put_aside_back(state, w):
-    """Whoever was passed over waits where he was."""
-    worker, kept = state.workers[w], state.offload.kept[w]
-    while kept.head[ASIDE] != NONE:
-        r = pop(state.requests, kept, ASIDE)
+    """Requests that were passed over wait again, each where it was in the queue."""
+    worker, memory = state.workers[w], state.offload.memories[w]
+    while memory.head[ASIDE] != NONE:
+        r = pop(state.requests, memory, ASIDE)
         worker.first_waiting = put(state.requests, worker.first_waiting, r, state.requests[r].key)
 
 
 @kernel_jit
 def begin_load(state, w, r, nodes, time_s):
-    """The next `nodes` nodes of request r, which has left the queue, come from CPU memory: their tokens, of
-    which the last of a prompt does not count.
+    """Load the next `nodes` nodes of request r, which has left the queue, from CPU memory. Returns their
+    tokens, without the last one of a prompt, which is computed.
     """
     caches, request = state.caches, state.requests[r]
-    load, kept = state.offload.loads[r], state.offload.kept[w]
+    load, memory = state.offload.loads[r], state.offload.memories[w]
     hit = request.computed_tokens
     first = hit // caches.numbers[NODE_TOKENS]
     request.computed_tokens = hit + nodes * caches.numbers[NODE_TOKENS]
     load.nodes, load.known_step = nodes, 0
-    seconds = nodes * caches.numbers[NODE_BLOCKS] * kept.block_s
-    store = state.offload.kept[kept.store]
+    seconds = nodes * caches.numbers[NODE_BLOCKS] * memory.block_s
+    store = state.offload.memories[memory.store]
     load.begun_s = time_s
     load.end_s = max(time_s, store.free_s) + seconds
     store.free_s = load.end_s
     store.busy_s += seconds
     _pin(state, w, r, ONE)
     load.stored = first + nodes
-    _see(load, first, load.stored)
-    append(state.requests, kept, LOADING, r)
+    _note_nodes(load, first, load.stored)
+    append(state.requests, memory, LOADING, r)
     tokens = min(request.computed_tokens, request.length_tokens - 1) - hit
     if load.loaded_tokens == NONE:
         load.loaded_tokens, load.waited_s = tokens, load.end_s - time_s
@@ -193,37 +198,43 @@ def begin_load(state, w, r, nodes, time_s):
 
 @where_offloaded(lambda state, r: None)
 def note_no_load(state, r):
-    """Request r is admitted, and nothing of it was in CPU memory alone."""
+    """Request r is admitted without a load: 0 tokens were loaded, unless that was noted at an earlier
+    admission.
+    """
     load = state.offload.loads[r]
     load.loaded_tokens = max(load.loaded_tokens, ZERO)
 
 
 @kernel_jit
-def _see(load, first, end):
+def _note_nodes(load, first, end):
+    """Nodes `first` to `end` - 1 of a request count as used when it leaves."""
     load.first_seen = first if load.first_seen == NONE else min(load.first_seen, first)
     load.last_seen = max(load.last_seen, end)
 
 
 @where_offloaded(lambda state, l: None)
 def store_step(state, l):
-    """The step of lane l is formed: its prompts' new nodes are stored, and those of who has left are used."""
+    """The step of lane l is formed: store the new nodes of its prompts, then use the nodes of requests that
+    have left.
+    """
     w = state.lanes[l].worker
-    kept = state.offload.kept[w]
-    if not kept.is_shared:
+    memory = state.offload.memories[w]
+    if not memory.is_shared:
         _store_prompts(state, l)
-    while kept.head[LEFT] != NONE:
-        _use_last(state, w, pop(state.offload.loads, kept, LEFT))
+    while memory.head[LEFT] != NONE:
+        _use_last(state, w, pop(state.offload.loads, memory, LEFT))
 
 
 @where_offloaded(lambda state, l: None)
 def store_ended_step(state, l):
-    """The step of lane l has ended: its prompts' new nodes are in a shared store."""
-    if state.offload.kept[state.lanes[l].worker].is_shared:
+    """The step of lane l has ended: store the new nodes of its prompts, if the store is shared."""
+    if state.offload.memories[state.lanes[l].worker].is_shared:
         _store_prompts(state, l)
 
 
 @kernel_jit
 def _store_prompts(state, l):
+    """Offer the new nodes of all prompts in the step of lane l."""
     lane = state.lanes[l]
     for i in range(lane.prefills):
         _store(state, lane.worker, state.chunks[l, i].request)
@@ -231,51 +242,54 @@ def _store_prompts(state, l):
 
 @kernel_jit
 def _store(state, w, r):
+    """Offer the nodes of request r that are computed and were not offered yet; all are copied or none."""
     caches, load = state.caches, state.offload.loads[r]
-    memory = _memory_of(state, w)
+    number = _memory_number(state, w)
     first = load.stored
     full = min(caches.prompts[r].depth, state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
     if full <= first:
         return
-    _see(load, first, full)
+    _note_nodes(load, first, full)
     missing = ZERO
     for i in range(first, full):
-        e = find(state, memory, node_at(state, r, i))
+        e = find(state, number, node_at(state, r, i))
         if e == NONE:
             missing += 1
         else:
             caches.entries[e].is_cached = 1
     if _make_room(state, w, missing):
         for i in range(first, full):
-            if find(state, memory, node_at(state, r, i)) == NONE:
-                rest_entry(state, memory, add(state, memory, node_at(state, r, i)))
+            if find(state, number, node_at(state, r, i)) == NONE:
+                rest_entry(state, number, add(state, number, node_at(state, r, i)))
         load.stored = full
     for i in range(first, full):
-        e = find(state, memory, node_at(state, r, i))
+        e = find(state, number, node_at(state, r, i))
         if e != NONE:
             caches.entries[e].is_cached = 0
 
 
 @kernel_jit
 def _make_room(state, w, missing):
-    """Room for so many nodes more in CPU memory of worker w; False, and nothing leaves, if there is none."""
-    caches, memory = state.caches, _memory_of(state, w)
-    cache = caches.workers[memory]
-    room = state.offload.kept[state.offload.kept[w].store].nodes
-    excess = missing + cache.idle_blocks // caches.numbers[NODE_BLOCKS] - room
+    """Make room for `missing` nodes in the CPU memory of worker w. False, and no node leaves, if too few
+    can.
+    """
+    caches, number = state.caches, _memory_number(state, w)
+    cache = caches.workers[number]
+    size = state.offload.memories[state.offload.memories[w].store].nodes
+    excess = missing + cache.idle_blocks // caches.numbers[NODE_BLOCKS] - size
     if excess <= 0:
         return True
-    e, able = np.int64(cache.oldest), ZERO
-    while e != NONE and able < excess:
-        able += caches.entries[e].refs == 0 and caches.entries[e].is_cached == 0
+    e, can_leave = np.int64(cache.oldest), ZERO
+    while e != NONE and can_leave < excess:
+        can_leave += caches.entries[e].refs == 0 and caches.entries[e].is_cached == 0
         e = np.int64(caches.entries[e].newer)
-    if able < excess:
+    if can_leave < excess:
         return False
     e = np.int64(cache.oldest)
     while excess > 0:
         newer = np.int64(caches.entries[e].newer)
         if caches.entries[e].refs == 0 and caches.entries[e].is_cached == 0:
-            unrest_entry(state, memory, e)
+            unrest_entry(state, number, e)
             drop_entry(state, e)
             excess -= 1
         e = newer
@@ -284,43 +298,45 @@ def _make_room(state, w, missing):
 
 @kernel_jit
 def _use_last(state, w, r):
-    """The nodes of request r that it has seen in CPU memory are the last ones used, its root very last."""
-    load, memory = state.offload.loads[r], _memory_of(state, w)
+    """The nodes of request r that are in CPU memory become the last ones used, its root the very last."""
+    load, number = state.offload.loads[r], _memory_number(state, w)
     for i in range(load.last_seen - 1, max(load.first_seen, ZERO) - 1, -1):
-        e = find(state, memory, node_at(state, r, i))
+        e = find(state, number, node_at(state, r, i))
         if e != NONE:
-            unrest_entry(state, memory, e)
-            rest_entry(state, memory, e)
+            unrest_entry(state, number, e)
+            rest_entry(state, number, e)
 
 
 @where_offloaded(lambda state, w, r: None)
 def leave_memory(state, w, r):
-    """Request r has left worker w, which hears of it after the next step is formed."""
-    append(state.offload.loads, state.offload.kept[w], LEFT, r)
+    """Request r has left worker w. Its nodes count as used after the stores of the next step."""
+    append(state.offload.loads, state.offload.memories[w], LEFT, r)
 
 
 @where_offloaded(lambda state, r: None)
 def start_anew(state, r):
-    """Request r has lost its worker, with all that it has seen in CPU memory there."""
+    """Request r has lost its worker, and what it has stored or loaded there does not count any more."""
     load = state.offload.loads[r]
     load.nodes, load.stored, load.first_seen, load.last_seen = ZERO, ZERO, NONE, ZERO
 
 
 @where_offloaded(lambda state, w: None)
 def forget_memory(state, w):
-    """Worker w goes down, and its own CPU memory with it: who waits for a load has nothing computed."""
-    kept, caches, memory = state.offload.kept[w], state.caches, _memory_of(state, w)
-    if not kept.is_shared:
+    """Worker w goes down, and its own CPU memory with it: requests that wait for a load have nothing
+    computed.
+    """
+    memory, caches, number = state.offload.memories[w], state.caches, _memory_number(state, w)
+    if not memory.is_shared:
         for e in range(len(caches.entries)):
-            if caches.entries[e].worker == memory:
+            if caches.entries[e].worker == number:
                 drop_entry(state, e)
-        cache = caches.workers[memory]
+        cache = caches.workers[number]
         cache.oldest, cache.newest, cache.idle_blocks = NONE, NONE, 0
-        kept.free_s = -np.inf
-    kept.head[LEFT] = NONE
-    r = kept.head[LOADING]
+        memory.free_s = -np.inf
+    memory.head[LEFT] = NONE
+    r = memory.head[LOADING]
     while r != NONE:
-        if kept.is_shared and state.offload.loads[r].nodes > 0:
+        if memory.is_shared and state.offload.loads[r].nodes > 0:
             _pin(state, w, r, -ONE)
             state.offload.loads[r].nodes = 0
         state.requests[r].computed_tokens = 0
@@ -330,6 +346,6 @@ def forget_memory(state, w):
 
 @where_offloaded(lambda state, w: NONE)
 def pop_loading(state, w):
-    """One that waits for a load on worker w, and no longer does; NONE where nobody is left."""
-    kept = state.offload.kept[w]
-    return NONE if kept.head[LOADING] == NONE else pop(state.requests, kept, LOADING)
+    """Take one of the requests that wait for a load on worker w out of its list; NONE if it is empty."""
+    memory = state.offload.memories[w]
+    return NONE if memory.head[LOADING] == NONE else pop(state.requests, memory, LOADING)

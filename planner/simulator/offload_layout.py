@@ -1,8 +1,8 @@
-"""What CPU memory behind prefix caches adds to the kernel's state, and how a fleet and a trace make it.
+"""What CPU memory behind prefix caches adds to the kernel's state, made from a fleet and a trace.
 
-A node that is kept there is an entry of the caches (cache_layout.py), of the "worker" after all workers:
-worker w keeps its own as W + w, in a list of its own by last use. Of a store that all workers share the first
-worker's record has the room and the link, and all keep theirs as W.
+Such memory holds nodes of the prefix tree (cache_layout.py). Each is an entry of the caches under a worker
+number of its own: the memory of worker w, of W workers, has number W + w. A store that all workers share has
+number W, and its size and link are in the record of worker 0.
 """
 
 from __future__ import annotations
@@ -18,66 +18,70 @@ from planner.fleet import Fleet, WorkerType
 from planner.simulator.layout import NONE, nothing
 from planner.traffic.trace import IntArray, Trace
 
-KEPT = np.dtype(  # of a worker
+MEMORY = np.dtype(  # The CPU memory of a worker.
     [
-        ("head", "i8", 3),  # lists of requests, see below
+        ("head", "i8", 3),  # Lists of requests: LOADING, ASIDE and LEFT.
         ("tail", "i8", 3),
-        ("nodes", "i8"),  # that its memory holds
-        ("block_s", "f8"),  # in which a KV block comes back
-        ("free_s", "f8"),  # when the last load ends
-        ("busy_s", "f8"),  # of all loads
-        ("store", "i8"),  # whose room and link it uses: its own, or the first worker's
+        ("nodes", "i8"),  # How many nodes fit into it.
+        ("block_s", "f8"),  # Seconds to load one KV block.
+        ("free_s", "f8"),  # When the last load ends.
+        ("busy_s", "f8"),  # Seconds of all loads together.
+        ("store", "i8"),  # The worker whose record has the size and the link: itself, or 0 if they share one.
         ("is_shared", "i8"),
     ]
 )
-# lists: who waits for a load, who waits for a load of somebody else, who has left since a step was formed
+# Requests that wait for their load, that are passed over since they need nodes of another's load, and that
+# have left the worker since its last step was formed.
 LOADING, ASIDE, LEFT = (np.int64(i) for i in range(3))
-LOAD = np.dtype(  # of a request
+LOAD = np.dtype(  # What a request has to do with the memory of its worker.
     [
-        ("next", "i8"),  # in the list LEFT
-        ("nodes", "i8"),  # under way, the last ones of those it has
+        ("next", "i8"),  # The next request in the list LEFT.
+        ("nodes", "i8"),  # Nodes that are being loaded: the last ones of those that are computed or cached.
         ("begun_s", "f8"),
         ("end_s", "f8"),
-        ("known_step", "i8"),  # first of its worker that may hold it; 0: the load has not ended
-        ("stored", "i8"),  # nodes up to which it has offered its own
-        ("first_seen", "i8"),  # of its nodes, those in the memory are used last when it has left; NONE: none
+        ("known_step", "i8"),  # The worker's first step that may include it, 0 until the load has ended.
+        ("stored", "i8"),  # How many of its nodes, from the root on, it has offered to the memory.
+        # Its nodes from `first_seen` to `last_seen` become the last used ones when it leaves; NONE: it has
+        # none.
+        ("first_seen", "i8"),
         ("last_seen", "i8"),
-        ("loaded_tokens", "i8"),  # when it was first admitted, NONE before
-        ("waited_s", "f8"),  # for that load
+        ("loaded_tokens", "i8"),  # Tokens loaded when it was first admitted, NONE before.
+        ("waited_s", "f8"),  # Seconds that it waited for that load.
     ]
 )
 
 
 class Offload(NamedTuple):
-    """W workers, n requests."""
+    """The CPU memory of W workers, and the loads of n requests."""
 
-    kept: npt.NDArray[np.void]  # (W,) KEPT
+    memories: npt.NDArray[np.void]  # (W,) MEMORY
     loads: npt.NDArray[np.void]  # (n,) LOAD
 
 
-NO_OFFLOAD = Offload(nothing(KEPT), nothing(LOAD))
+NO_OFFLOAD = Offload(nothing(MEMORY), nothing(LOAD))
 
 
 def make_offload(fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[WorkerType]) -> Offload | None:
-    """None for a fleet without such memory, or where no worker's holds a node. `kinds` (W,) are the workers'
-    types.
+    """The memories, all empty. None for a fleet without them, or if none has room for a node. `kinds` (W,)
+    are the workers' indices into `types`.
     """
-    asked = fleet.policies.kv_offload
-    if asked is None or not fleet.policies.prefix_cache:
+    kv_offload, llm = fleet.policies.kv_offload, fleet.llm
+    if kv_offload is None or not fleet.policies.prefix_cache:
         return None
-    kept = np.zeros(len(kinds), KEPT)
-    kept["head"] = kept["tail"] = NONE
-    kept["nodes"] = np.array([asked.kv_tokens(fleet.llm, kind.tp) for kind in types])[kinds]
-    kept["store"] = np.arange(len(kinds))
-    if asked.is_shared:
-        loading = next(pool.type for pool in fleet.running_pools if pool.role != "decode")
-        kept["store"], kept["is_shared"], kept["nodes"] = 0, 1, 0
-        kept["nodes"][0] = asked.kv_tokens(fleet.llm, loading.tp)
-    kept["nodes"] //= trace.prefix_block_tokens
-    if not kept["nodes"].any():
+    memories = np.zeros(len(kinds), MEMORY)
+    memories["head"] = memories["tail"] = NONE
+    memories["nodes"] = np.array([kv_offload.kv_tokens(llm, kind.tp) for kind in types])[kinds]
+    memories["store"] = np.arange(len(kinds))
+    if kv_offload.is_shared:  # Its tokens are counted as the workers that prefill store and load them.
+        prefilling = next(pool.type for pool in fleet.running_pools if pool.role != "decode")
+        memories["store"], memories["is_shared"], memories["nodes"] = 0, 1, 0
+        memories["nodes"][0] = kv_offload.kv_tokens(llm, prefilling.tp)
+    memories["nodes"] //= trace.prefix_block_tokens
+    if not memories["nodes"].any():
         return None
-    kept["block_s"] = np.array([KV_BLOCK_TOKENS * asked.token_s(fleet.llm, kind.tp) for kind in types])[kinds]
-    kept["free_s"] = -np.inf
+    block_s = [KV_BLOCK_TOKENS * kv_offload.token_s(llm, kind.tp) for kind in types]
+    memories["block_s"] = np.array(block_s)[kinds]
+    memories["free_s"] = -np.inf
     loads = np.zeros(len(trace), LOAD)
     loads["first_seen"] = loads["loaded_tokens"] = NONE
-    return Offload(kept, loads)
+    return Offload(memories, loads)

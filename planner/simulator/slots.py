@@ -1,4 +1,9 @@
-"""Requests and the room they take: seats, KV blocks, and the slots of the decodes that run."""
+"""Requests and the room they take on a worker: seats, KV blocks, and the slots of the decodes that run.
+
+A seat is a place among the sequences that an engine runs at once (max_num_seqs). A slot is the record of one
+running decode of a lane. All decodes of a lane advance by a step at once, so a slot says at which step of the
+lane its request ends (`finish_step`), and its KV tokens are `context_offset` plus the lane's steps.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +43,19 @@ from planner.simulator.predictions import forget_errors, note_end
 from planner.simulator.queue_orders import line_up, settle
 from planner.simulator.queues import append, drop, pop, put
 
-LONGEST = 1e9  # tokens: more than any prompt has
+LONGEST = 1e9  # More tokens than any prompt has, so that keys of one scheduling batch lie below the next.
 
 
 @small_jit
 def blocks_of(tokens):
+    """KV blocks that so many tokens fill, the last one in part."""
     return (tokens + BLOCK - 1) // BLOCK
 
 
 @kernel_jit
 def blocks_for(lane, steps):
-    """KV blocks that the running decodes will ask for in their next `steps` steps, of which those that draft
-    have one.
+    """KV blocks that the running decodes will ask for in their next `steps` steps. With speculative decoding
+    (`width` above 1) steps are simulated one by one, so `steps` is 0 or 1.
     """
     if lane.width > 1:
         return lane.coming_blocks if steps > 0 else ZERO
@@ -73,6 +79,7 @@ def steps_with_blocks(lane, free):
 
 @kernel_jit
 def _load_alone(state, w, pending_tokens, requests, kv_tokens):
+    """`load` for a worker with one rank."""
     worker = state.workers[w]
     worker.pending_tokens += pending_tokens
     worker.assigned += requests
@@ -90,7 +97,9 @@ def _load_alone(state, w, pending_tokens, requests, kv_tokens):
 
 @where_ranked(_load_alone)
 def load(state, w, pending_tokens, requests, kv_tokens):
-    """What the router sees of worker w changes by this much: of ranks the sum of all."""
+    """Change what the router sees of worker w by these amounts. The router scores a worker with several ranks
+    by the sum over them, which its first rank has.
+    """
     ranks = state.dp_ranks[w]
     if ranks.count == 1:
         _load_alone(state, w, pending_tokens, requests, kv_tokens)
@@ -116,7 +125,7 @@ def load(state, w, pending_tokens, requests, kv_tokens):
 
 @kernel_jit
 def assign(state, w, r, sign):
-    """Request r is worker w's from now on (sign 1.0), or no longer (-1.0)."""
+    """Request r is assigned to worker w from now on (sign 1.0), or no longer (-1.0)."""
     request = state.requests[r]
     load(state, w, 0.0, sign, sign * request.input_tokens)
     state.workers[w].heavy += np.int64(sign) * (request.predicted_tokens > state.policy[HEAVY_TOKENS])
@@ -127,7 +136,7 @@ def assign(state, w, r, sign):
 
 @kernel_jit
 def assign_none(state, w):
-    """Nothing is worker w's any more: what a router sees of it, and believes, begins anew."""
+    """No request is assigned to worker w any more: what the router sees of it and predicts begins anew."""
     worker = state.workers[w]
     worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
     worker.heavy = 0
@@ -137,7 +146,7 @@ def assign_none(state, w):
 
 @kernel_jit
 def finish(state, w, r, time_s):
-    """Request r is complete on worker w; its seat and blocks are given back by whoever calls."""
+    """Request r is complete on worker w. The caller gives its seat and blocks back."""
     request = state.requests[r]
     request.finish_s = time_s
     request.status = FINISHED
@@ -157,7 +166,7 @@ def finish(state, w, r, time_s):
 
 @kernel_jit
 def _free_children(state, r, time_s):
-    """Request r has finished: who waited for it alone will arrive."""
+    """Request r has finished: requests of its session that waited for nothing else will arrive."""
     for i in range(state.after[r].child, state.after[r + 1].child):
         child = state.children[i]
         wait, request = state.after[child], state.requests[child]
@@ -170,8 +179,8 @@ def _free_children(state, r, time_s):
 
 @kernel_jit
 def reject(state, r):
-    """No worker has room for request r, ever: nor will there be anything of what waits for it."""
-    last = r
+    """Reject request r, which no worker can ever hold, and with it all that wait for it, and so on."""
+    last = r  # The rejected requests are a list by `next`, to which those that wait for them are appended.
     state.requests[r].next = NONE
     while r != NONE:
         _reject_one(state, r)
@@ -189,6 +198,7 @@ def reject(state, r):
 
 @kernel_jit
 def _reject_one(state, r):
+    """Request r is done, and violates every limit that counts it."""
     request = state.requests[r]
     request.status = REJECTED
     state.counters[DONE] += 1
@@ -209,8 +219,8 @@ def request_blocks(state, w, tokens):
 
 @small_jit
 def beside(kind, blocks):
-    """KV blocks that a sequence takes, from its first token on, beside those of its tokens, which are
-    `blocks` in the end: its states, and its windows (planner/models/kv_layout.py).
+    """KV blocks that a sequence takes from its first token on for recurrent states and attention windows
+    (planner/models/kv_layout.py), beside those of its tokens, of which there are `blocks` at its end.
     """
     if kind.window_ratio == 0.0:
         return kind.constant_blocks
@@ -219,25 +229,25 @@ def beside(kind, blocks):
 
 @small_jit
 def seat_blocks(state, w, r):
-    """... request r on worker w."""
+    """`beside` of request r on worker w: the KV blocks it takes as soon as it has a seat."""
     request = state.requests[r]
     return beside(state.types[state.workers[w].type], blocks_of(request.input_tokens + request.output_tokens))
 
 
 @small_jit
 def blocks_checked(kind, lane, request, c):
-    """KV blocks that a decode with c tokens in the cache has in its next step: of the tokens that are checked
-    there, and of those that are looked ahead for. Nobody gets more than there are, less what a sequence takes
-    beside its tokens.
+    """KV blocks that a decode with c tokens in the cache has in its next step: for the drafted tokens that it
+    checks (`width`), and for those that it reserves ahead. They are capped by the worker's KV cache, or a
+    long sequence that fits could never run.
     """
-    most = kind.kv_blocks - beside(kind, blocks_of(request.input_tokens + request.output_tokens))
-    return max(min(blocks_of(c + lane.width + kind.lookahead_tokens), most), blocks_of(c))
+    available = kind.kv_blocks - beside(kind, blocks_of(request.input_tokens + request.output_tokens))
+    return max(min(blocks_of(c + lane.width + kind.lookahead_tokens), available), blocks_of(c))
 
 
 @kernel_jit
 def release(state, w, r, tokens, cached_tokens):
-    """Request r, which is in no slot, gives its blocks on worker w back, those of so many tokens; the first
-    `cached_tokens` of them stay where there is a cache.
+    """Request r, which is in no slot, gives its blocks on worker w back, those of `tokens` tokens. With a
+    prefix cache the first `cached_tokens` of them stay there.
     """
     state.workers[w].used_blocks -= request_blocks(state, w, tokens) + seat_blocks(state, w, r)
     release_prefix(state, w, r, cached_tokens)
@@ -254,7 +264,9 @@ def depart(state, w, r):
 
 @kernel_jit
 def depart_late(state, w):
-    """Who had his last token in the step before gives seat and blocks back, now that the next is formed."""
+    """Requests whose last token came with the step before give seat and blocks back: vLLM forms the next step
+    before it sees that they have ended.
+    """
     worker = state.workers[w]
     while worker.head[LEAVING] != NONE:
         depart(state, w, pop(state.requests, worker, LEAVING))
@@ -262,7 +274,7 @@ def depart_late(state, w):
 
 @kernel_jit
 def enqueue(state, w, r):
-    """Request r waits for its prompt to be computed on worker w, in the order of its policy."""
+    """Request r waits for its prefill on worker w, in the order of the queue policy."""
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
     worker.waiting += 1
@@ -278,7 +290,7 @@ def enqueue(state, w, r):
             tokens = LONGEST - tokens
         elif kind.queue_order != SJF:
             tokens += request.predicted_tokens - request.generated_tokens
-        if kind.queue_batch > 0:  # sorted inside scheduling batches, which are served one after the other
+        if kind.queue_batch > 0:  # Requests are sorted inside scheduling batches, which are served in turn.
             if worker.filled_batch <= worker.served_batch:
                 worker.filled_batch, worker.filled = worker.served_batch + 1, 0
             elif worker.filled == kind.queue_batch:
@@ -294,7 +306,7 @@ def enqueue(state, w, r):
 
 @kernel_jit
 def enqueue_first(state, w, r):
-    """Request r was preempted: it goes before all others, the latest first."""
+    """Request r was preempted: it waits before all others, and before those preempted earlier."""
     worker = state.workers[w]
     worker.preemptions += 1
     worker.waiting += 1
@@ -309,13 +321,15 @@ def enqueue_first(state, w, r):
 
 @small_jit
 def clear_chunks(lane):
-    """The next step of a lane has no prompts yet."""
+    """Begin to form a step: it has no chunks of prompts yet."""
     lane.prefills, lane.prefill_tokens, lane.pairs, lane.squares, lane.cached_64 = 0, 0, 0.0, 0.0, 0.0
 
 
 @small_jit
 def add_chunk(lane, cached, tokens):
-    """The next step of a lane computes so many tokens of a prompt, after those that are cached."""
+    """Add a chunk of `tokens` tokens, which come after `cached` ones of their prompt, to the step being
+    formed. Step times need the sums: pairs of tokens that attend, squares of chunks, cached tokens in 64s.
+    """
     lane.prefills += 1
     lane.prefill_tokens += tokens
     lane.pairs += tokens * (cached + 0.5 * (tokens + 1))
@@ -325,22 +339,23 @@ def add_chunk(lane, cached, tokens):
 
 @kernel_jit
 def join(state, l, r):
-    """Request r becomes a running decode of lane l; its KV cache holds `length` tokens.
+    """Request r becomes a running decode of lane l, with `length_tokens` of it in the KV cache.
 
-    The slots are in two groups: those whose last token left at lane.last_token_s, then the late ones.
+    The slots are in two groups: first those whose last token came at `lane.last_token_s`, so that their next
+    gap is the same, then the late ones, which came from elsewhere and whose first gap differs.
     """
     lane, request = state.lanes[l], state.requests[r]
     if request.arrival_s >= state.policy[LAST_S] and request.generated_tokens == 1:
         state.counters[IN_DOUBT] -= 1
     if lane.decodes == 0:
         lane.last_token_s, lane.late_decodes = request.last_token_s, 0
-    at = lane.decodes
+    index = lane.decodes
     if request.last_token_s != lane.last_token_s:
         lane.late_decodes += 1
     elif lane.late_decodes > 0:
-        state.slots[l, at] = state.slots[l, at - lane.late_decodes]
-        at -= lane.late_decodes
-    slot = state.slots[l, at]
+        state.slots[l, index] = state.slots[l, index - lane.late_decodes]
+        index -= lane.late_decodes
+    slot = state.slots[l, index]
     s, c = lane.decode_step, request.length_tokens
     slot.request = r
     slot.finish_step = s + request.output_tokens - request.generated_tokens
@@ -361,16 +376,18 @@ def join(state, l, r):
 
 @kernel_jit
 def take_out(state, l, slot):
-    """Empty a slot; its request knows again how far it is. The blocks of its tokens stay taken."""
+    """Empty a slot and return its request, whose own record is brought up to date. It keeps the blocks of its
+    tokens.
+    """
     settle_gap(state, l, slot)
     lane, slots = state.lanes[l], state.slots
     r = slots[l, slot].request
     request = state.requests[r]
     c = slots[l, slot].context_offset + lane.decode_step
     if lane.width > 1:
-        held = slots[l, slot].held_blocks
-        lane.coming_blocks -= slots[l, slot].next_blocks - held
-        state.workers[lane.worker].used_blocks -= held - blocks_of(c)
+        held_blocks = slots[l, slot].held_blocks
+        lane.coming_blocks -= slots[l, slot].next_blocks - held_blocks
+        state.workers[lane.worker].used_blocks -= held_blocks - blocks_of(c)
     request.length_tokens = c
     request.generated_tokens = request.output_tokens - (slots[l, slot].finish_step - lane.decode_step)
     lane.residue[slots[l, slot].context_offset % BLOCK] -= 1
@@ -390,6 +407,7 @@ def take_out(state, l, slot):
 
 @kernel_jit
 def refresh_next_finish_step(state, l):
+    """The lane's next decode to end may have changed: look for it."""
     lane = state.lanes[l]
     lane.next_finish_step = np.iinfo(np.int64).max
     for slot in range(lane.decodes):
@@ -398,8 +416,9 @@ def refresh_next_finish_step(state, l):
 
 @kernel_jit
 def _send_back(state, w, r, tokens, cached, recomputed):
-    """Request r, which is in no slot any more, loses its seat, its blocks, those of so many tokens, and what
-    was computed; it waits, before all others, for `recomputed` tokens to be computed once more.
+    """Preempt request r, which is in no slot: it gives back its seat and the blocks of `tokens` tokens, of
+    which the first `cached` stay in a prefix cache, and waits before all others to compute `recomputed`
+    tokens again.
     """
     worker, request = state.workers[w], state.requests[r]
     request.preemptions += 1
@@ -417,8 +436,8 @@ def _send_back(state, w, r, tokens, cached, recomputed):
 
 @kernel_jit
 def cached_tokens(state, l, slot):
-    """Tokens of a running decode whose full blocks are cached: of an asynchronous engine not that of the step
-    under way, unless a prompt ended in it.
+    """Tokens of a running decode whose full blocks are in the prefix cache. An asynchronous engine has not
+    cached the token of the step under way, unless the request's prompt ended in that step.
     """
     c = state.slots[l, slot].context_offset + state.lanes[l].decode_step
     is_fresh = state.requests[state.slots[l, slot].request].length_tokens == c
@@ -434,13 +453,15 @@ def preempt_decode(state, l, slot):
     refresh_next_finish_step(state, l)
     request = state.requests[r]
     tokens = np.int64(request.length_tokens)
-    request.length_tokens = tokens + 1  # the token that was not yet in the cache
+    request.length_tokens = tokens + 1  # Its latest token has no KV yet, and is now part of the prompt.
     _send_back(state, state.lanes[l].worker, r, tokens, cached, tokens + 1)
 
 
 @kernel_jit
 def rest(state, l, slot):
-    """The token budget leaves a decode out of the next step: it is in no slot, and keeps seat and blocks."""
+    """Leave a decode out of the next step, for which no token budget is left. It keeps its seat and
+    blocks.
+    """
     worker = state.workers[state.lanes[l].worker]
     cached = cached_tokens(state, l, slot)
     r = take_out(state, l, slot)
@@ -450,24 +471,24 @@ def rest(state, l, slot):
 
 
 @kernel_jit
-def preempt_waiting(state, w, which, r):
-    """Drop request r, which is in a list of worker w: a prompt in part, a decode that rests, or one that has
-    its last token, which the engine has not seen yet.
+def preempt_waiting(state, w, number, r):
+    """Preempt request r, which is in list `number` of worker w: a prompt computed in part, a decode that was
+    left out of the step, or a request whose last token the engine has not seen yet.
     """
     worker = state.workers[w]
-    drop(state.requests, worker, which, r)
+    drop(state.requests, worker, number, r)
     request, kind = state.requests[r], state.types[worker.type]
     tokens, cached = np.int64(request.length_tokens), np.int64(request.computed_tokens)
     recomputed = tokens + 1
-    if which == RESTING:
+    if number == RESTING:
         request.length_tokens = recomputed
-    elif which == LEAVING:
+    elif number == LEAVING:
         cached = max(cached, tokens - 1)
     else:
         recomputed = cached
-        if kind.batching == VLLM_V1:  # others had taken the blocks of all of it
+        if kind.batching == VLLM_V1:  # It has blocks for its chunks so far; others have those for all of it.
             tokens = cached
-        if kind.vidur_restarts > 0:  # what is missing is then decoded, token by token
+        if kind.vidur_restarts > 0:  # Vidur's simulator then decodes what is missing of the prompt.
             missing = request.length_tokens - cached
             request.length_tokens = cached
             request.output_tokens += missing
@@ -476,9 +497,9 @@ def preempt_waiting(state, w, which, r):
 
 
 @kernel_jit
-def latest_in(state, w, which):
-    """Of those in a list of worker w the one admitted last, or NONE."""
-    latest, r = NONE, state.workers[w].head[which]
+def latest_in(state, w, number):
+    """The request admitted last of those in list `number` of worker w; NONE if it is empty."""
+    latest, r = NONE, state.workers[w].head[number]
     while r != NONE:
         if latest == NONE or state.requests[r].admission_number > state.requests[latest].admission_number:
             latest = r
@@ -514,16 +535,18 @@ def blocks_of_run(kind, lane, time_s):
 
 @where_rare(lambda state, w, r, time_s: ZERO)
 def foreseen_blocks(state, w, r, time_s):
-    """KV blocks in use with request r, as TetriInfer's admission of decodes foresees them (its section 3.4).
+    """KV blocks in use if request r is admitted, as TetriInfer's admission of decodes foresees them (its
+    section 3.4).
 
-    reserve-static: now, with all that r is predicted to need. reserve-dynamic: when the running decode
-    predicted to end first does so. None where nothing runs; what is set aside for a request does not grow.
+    reserve-static: those in use now and all that r is predicted to need. reserve-dynamic: those in use when
+    the running decode that is predicted to end first does so. 0 if no request runs, since r must be admitted
+    then.
     """
     worker, new = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
     if worker.running == 0:
         return ZERO
-    left = max(new.predicted_tokens - new.generated_tokens, ONE)
+    foreseen = max(new.predicted_tokens - new.generated_tokens, ONE)
     for l in range(worker.first_lane, worker.first_lane + kind.lanes):
         lane = state.lanes[l]
         if kind.admission != RESERVE_STATIC:
@@ -533,13 +556,13 @@ def foreseen_blocks(state, w, r, time_s):
                 generated = (
                     request.output_tokens - (state.slots[l, slot].finish_step - lane.decode_step) + done
                 )
-                left = min(left, max(request.predicted_tokens - generated, ONE))
-    total = worker.used_blocks + blocks_of(new.length_tokens + left) + seat_blocks(state, w, r)
+                foreseen = min(foreseen, max(request.predicted_tokens - generated, ONE))
+    total = worker.used_blocks + blocks_of(new.length_tokens + foreseen) + seat_blocks(state, w, r)
     for l in range(worker.first_lane, worker.first_lane + kind.lanes):
         lane = state.lanes[l]
         steps = steps_done(lane, time_s)
         if kind.admission != RESERVE_STATIC:
-            steps += left
+            steps += foreseen
         if lane.decodes > 0 and kind.reserved_blocks == 0:
             total += blocks_for(lane, steps)
     return total
