@@ -1,9 +1,9 @@
-"""A fleet whose pools change during a run: workers start, are ready, drain and are gone.
+"""A fleet whose pools change during a run: workers start, become ready, drain and are gone.
 
-A controller is asked for the sizes of all pools at every reading of its metrics. Workers that it asks for are
-paid from that moment on and take requests once they are ready; those it gives up take no more requests, end
-what they have, and are gone; what they have not ended by the limit on draining is routed anew and computed
-again. Prefix caches are empty after a start.
+At fixed times a controller sees the fleet's metrics and says how many workers it wants in each pool. A worker
+it asks for is paid from that moment on, and takes requests once it is ready. A worker it gives up drains: it
+takes no more requests, ends those it has, and is gone. Requests that it has not ended by the limit on
+draining are routed anew and computed again. Prefix caches are empty after a start.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ Ints = npt.NDArray[np.int64]
 class ElasticPool:
     """How one pool of a fleet may change.
 
-    A worker is ready `start_s` after it is asked for; the first `warm` of those that start at one time after
-    `warm_start_s` (nodes that hold the image and the weights, without being paid as workers). `drain_limit_s`
-    after it is given up a worker is stopped whatever it runs. Spot workers are told `notice_s` before they
-    are taken away, `interruptions_per_h` times per hour of a worker.
+    A worker is ready `start_s` after it is asked for. Of those that start at one time the first `warm` are
+    ready after `warm_start_s`: their nodes hold the image and the weights, and are not paid as workers. A
+    worker is stopped `drain_limit_s` after it is given up, even if it still runs requests. Spot workers are
+    interrupted `interruptions_per_h` times per hour of a worker, and told `notice_s` before.
 
-    `first` workers are there at time zero; None: as many as the fleet says. There is room for `most`, those
-    that drain among them: who is asked for beyond that starts once one of these is gone.
+    `first` workers are there at time zero; None stands for the pool's count in the fleet. The controller gets
+    `least` to `most` workers. Those that drain count among the `most`: a worker for which there is no room
+    starts once one of them is gone.
     """
 
     start_s: float
@@ -59,8 +60,8 @@ class ElasticPool:
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} is {getattr(self, name)}, must be >= 0")
         if not math.isfinite(self.start_s) or self.warm < 0:
-            what, found = ("warm", self.warm) if self.warm < 0 else ("start_s", self.start_s)
-            raise InputError(f"{what} is {found}, must be finite and >= 0")
+            name, value = ("warm", self.warm) if self.warm < 0 else ("start_s", self.start_s)
+            raise InputError(f"{name} is {value}, must be finite and >= 0")
         if not 0 <= self.least <= self.most or self.most < 1:
             raise InputError(
                 f"least {self.least} and most {self.most} workers of a pool: must be 0 <= least <= most, "
@@ -70,19 +71,19 @@ class ElasticPool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetricsReading:
-    """What the engines' and the router's metrics say at `time_s`, of the `interval_s` before it; arrays (P,)
-    by pool of the fleet. A rate or mean of nothing is NaN.
+    """The metrics of engines and router at `time_s`, and over the `interval_s` before it. Arrays (P,) are by
+    pool of the fleet. A rate or mean of nothing is NaN.
 
-    `ready`, `starting` and `draining` count workers. Gauges of the ready workers (sums, but for `kv_frac`,
-    the mean share of the KV blocks in use): `waiting` prompts in queues, `running` requests that hold a seat.
-    `limbo` are requests that found no worker at all. Of the interval: requests that arrived at the pool, mean
-    prompt and output tokens of those that finished, mean TTFT of those that had their first token, mean gap
-    between tokens (TPOT) of those that finished, requests that finished. In a pool that prefills alone a
-    request finishes with its first token, and the output tokens and TPOT are NaN; in one that decodes alone
-    hand-offs arrive, and the TTFT is NaN. A request that has lost its worker meanwhile counts where it was
-    routed last.
+    At that time: `ready`, `starting` and `draining` workers; of the ready ones the prompts that wait
+    (`waiting`), the requests that hold a seat (`running`) and the mean share of KV blocks in use (`kv_frac`);
+    requests that found no worker at all (`limbo`).
 
-    The first reading is at time zero, and of `every_s`.
+    Over the interval: requests that arrived at the pool and that finished there; of the latter mean prompt
+    and output tokens and mean gap between tokens (TPOT); mean TTFT of those that had their first token. In a
+    prefill pool a request finishes with its first token, and output tokens and TPOT are NaN. In a decode pool
+    hand-offs arrive, and TTFT is NaN. A request that has lost its worker counts where it was routed last.
+
+    The first reading is at time zero, with an interval of `every_s`.
     """
 
     time_s: float
@@ -103,10 +104,11 @@ class MetricsReading:
 
 
 class Controller(Protocol):
-    """Asked every `every_s` seconds, from time zero on; it sees the reading of `lag_s` before.
+    """Decides every `every_s` seconds, from time zero on, by the metrics as they were `lag_s` before.
 
-    `start` forgets all that was seen; `sizes` (P,) are the workers it wants in each pool, ready and starting
-    ones together. The runner holds them within least and most.
+    `start` begins a run with these sizes, without memory of an earlier one. `sizes` returns how many workers
+    (P,) it wants in each pool, ready and starting ones together; they are kept within the pool's least and
+    most.
     """
 
     every_s: float
@@ -118,34 +120,34 @@ class Controller(Protocol):
 
 
 @runtime_checkable
-class Timed(Controller, Protocol):
-    """A controller that names the times at which it is asked, instead of every `every_s` seconds."""
+class TimedController(Controller, Protocol):
+    """A controller that names the times of its decisions; they are not every `every_s` seconds."""
 
     def next_s(self, time_s: float) -> float:
-        """When it is asked next, after `time_s`; infinite: never again."""
+        """The time of its next decision after `time_s`; infinite if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One life of a worker: asked for, ready, given up (or told that it will be taken away) and gone; times
-    after the end of the run are the end of the run. Workers there at the beginning are asked for at 0 and
-    ready at 0.
+    """One life of a worker: when the controller asked for it, and when it was ready, given up (or told of a
+    spot interruption) and gone. Times after the end of the run are the end of the run. Workers that are there
+    at time zero are asked for and ready at 0.
     """
 
-    worker: int  # over all pools
+    worker: int  # Its number, counted over all pools.
     pool: int
     asked_s: float
     ready_s: float
     given_up_s: float
     gone_s: float
-    was_taken: bool = False  # by the spot market
-    was_stopped: bool = False  # by the limit on draining
+    was_taken: bool = False  # The spot market took it.
+    was_stopped: bool = False  # It was stopped at the limit on draining.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ElasticRun:
-    """What happened to the requests, the workers, and what the controller asked for: times (D,), sizes
-    (D, P) as held within least and most, and the readings it had.
+    """What happened to the requests and the workers, and the D decisions of the controller: their times
+    `asked_s` (D,), the sizes `asked` (D, P), kept within least and most, and the readings of the metrics.
     """
 
     simulation: Simulation
@@ -153,48 +155,52 @@ class ElasticRun:
     asked_s: Floats
     asked: Ints
     readings: tuple[MetricsReading, ...] = ()
-    end_s: float = 0.0  # when the last worker was gone, or the run over
+    end_s: float = 0.0  # When the run was over.
 
 
 class Stock:
-    """GPUs by name that pools of one fleet, or of several, share: who starts takes its own, and gives them
-    back once it is gone.
+    """GPUs that the pools of one fleet, or of several, share. A worker takes its GPUs when it starts and
+    gives them back when it is gone.
 
-    The stock of "h100-80g" counts "h100-80g@spot" and "h100-80g@owned" too, as `master.Limits` says.
+    The stock of "h100-80g" counts "h100-80g@spot" and "h100-80g@owned" too, as `master.FleetLimits` says.
     """
 
     def __init__(self, gpus: Mapping[str, int]):
-        self.left = dict(gpus)
-        self.draining: list[_Run] = []  # one for each worker who will give its own back
-        self.waiting: list[_Run] = []  # runs that want more than is left
+        self.free = dict(gpus)
+        self.draining: list[_Run] = []  # The runs of workers that drain: one entry for each worker.
+        self.waiting: list[_Run] = []  # Runs that want more GPUs than are free.
 
     def claims(self, pool: Pool) -> dict[str, int]:
-        """What one worker of a pool takes of each."""
+        """The GPUs that one worker of a pool takes of each stock."""
         gpu = pool.type.gpu.name
-        return {name: pool.type.gpus for name in {gpu, row_of(gpu)} if name in self.left}
+        return {name: pool.type.gpus for name in {gpu, row_of(gpu)} if name in self.free}
 
-    def has(self, claims: Mapping[str, int]) -> bool:
-        return all(self.left[name] >= count for name, count in claims.items())
+    def suffices(self, claims: Mapping[str, int]) -> bool:
+        """Whether the GPUs of one more worker are free."""
+        return all(self.free[name] >= count for name, count in claims.items())
 
     def take(self, claims: Mapping[str, int], workers: int = 1) -> None:
-        """So many workers' GPUs; given back where it is negative."""
+        """Take the GPUs of so many workers; a negative number gives them back."""
         for name, count in claims.items():
-            self.left[name] -= workers * count
+            self.free[name] -= workers * count
 
     def wake(self, now_s: float) -> None:
-        """Have everybody who waits look again."""
+        """Have all runs that wait look again whether their workers can start."""
         woken, self.waiting = self.waiting, []
         for run in woken:
             run.push(now_s, _LOOKS)
 
 
-LIMBO_PATIENCE_S = 3600.0  # and a start: so long requests wait for a worker after the last one arrived
-_PATIENCE_S = 86400.0  # ... for the next of them to finish, where workers are busy
-_ROOM_LOOK_S = 1.0  # how often it is looked whether a draining worker has made room for another
-# of means, in the order of readings.SUMS, then of prompt and output tokens
-_NUMBER_OF = [readings.TTFTS, readings.TPOTS, readings.KV_SHARES, readings.FINISHED_HERE, readings.OUTPUTS]
-_OFF, _STARTING, _READY, _DRAINING = range(4)
-# what happens at one moment, in this order
+# A run whose requests have all arrived ends if none finishes for so long, beyond the time of a start: if they
+# all wait in limbo for a worker, or if workers are busy but never finish one.
+LIMBO_PATIENCE_S = 3600.0
+_BUSY_PATIENCE_S = 86400.0
+_ROOM_LOOK_S = 1.0  # A run that waits for draining workers to make room looks again after so long.
+# What each of readings.SUMS, then the prompt and output tokens, are divided by to give means.
+_DIVISORS = [readings.TTFTS, readings.TPOTS, readings.KV_SHARES, readings.FINISHED_HERE, readings.OUTPUTS]
+_OFF, _STARTING, _READY, _DRAINING = range(4)  # Phases of a worker.
+# Kinds of events, in the order in which those of one moment happen: a worker becomes ready, is stopped by the
+# limit on draining, is interrupted; a run looks for room; the metrics are read; the controller decides.
 _BEGINS, _STOPS, _IS_TAKEN, _LOOKS, _READS, _DECIDES = range(6)
 
 
@@ -211,30 +217,29 @@ def simulate_elastic(
 ) -> ElasticRun:
     """Simulate `trace` on `fleet`, whose pools `controller` resizes, to the last token.
 
-    `pools` (P,) belong to the pools of the fleet, whose counts are those at time zero. Of the workers of a
-    pool those are given up first that still start, the latest asked for first; then ready ones, the latest
-    ready first, as a Kubernetes ReplicaSet does (by what its pods run it does not ask), and among equals the
-    highest number. A worker that is gone leaves its number to the next one. At most `warm` starts at a time
-    are warm ones. Spot interruptions are drawn by the fleet's policies.seed, for each life of a number by
-    itself, from the moment the worker is ready.
+    `pools` (P,) say how each pool of the fleet may change. Of a pool that shrinks, workers that still start
+    are given up first, the latest asked for first; then ready ones, the latest ready first, and among equals
+    that of the highest number. A Kubernetes ReplicaSet chooses so too, whatever its pods run. A worker that
+    is gone leaves its number to the next one. Spot interruptions are drawn with the fleet's policies.seed,
+    for each life of each number by itself, from the moment the worker is ready.
 
-    Requests that find no worker wait in limbo as long as one that is off could hold them; where none of them
-    ends for LIMBO_PATIENCE_S and a start after the last arrival they are left unfinished. `limits`,
-    `stop_early` and `record` are those of `replay.simulate`, whose result a controller that changes nothing
-    gives. Raises InputError for what cannot be simulated so: sessions, other engines than the stepwise one,
-    pools that flip.
+    Requests that find no worker wait in limbo as long as one that is off could hold them. They are left
+    unfinished if no request finishes for LIMBO_PATIENCE_S and a start after the last arrival. `limits`,
+    `stop_early` and `record` are those of `replay.simulate`, which gives the same result if the controller
+    changes nothing. Raises InputError for what cannot be simulated so: sessions, other engines than the
+    stepwise one, pools that flip.
     """
-    _check(fleet, trace, pools)
+    _check_fleet(fleet, trace, pools)
     _check_controller(controller)
-    room, sizes = _room(fleet, pools), _first_sizes(fleet, pools)
-    runs = 8 * len(trace) + 1024 if record else 0
+    largest, sizes = _largest_fleet(fleet, pools), _first_sizes(fleet, pools)
+    runs = 8 * len(trace) + 1024 if record else 0  # Room for as many runs of steps as most traces need.
     while True:
-        state = elastic_state(room, trace, sizes, limits=limits, every_s=every_s, runs=runs)
-        run = _Run(state, room, pools, controller, Stock({}))
-        to_the_end([run], [sizes], stop_early=stop_early)
+        state = elastic_state(largest, trace, sizes, limits=limits, every_s=every_s, runs=runs)
+        run = _Run(state, largest, pools, controller, Stock({}))
+        run_to_the_end([run], [sizes], stop_early=stop_early)
         needed = int(state.counters[layout.RUNS])
         if not record or needed <= runs:
-            return run.result(results(run.state, room, trace, tuple(limits)))
+            return run.result(results(run.state, largest, trace, tuple(limits)))
         runs = needed
 
 
@@ -246,20 +251,20 @@ def simulate_in_windows(
     limits: Sequence[Limit],
     edges_s: Floats,
 ) -> ElasticRun:
-    """`simulate_elastic` with the limits counted between the first and the last of `edges_s` (V + 1,), and in
-    each of the windows there by itself (`counted_in` and `violations_in`). Nothing is recorded.
+    """`simulate_elastic` with the limits counted from the first to the last of `edges_s` (V + 1,), and in
+    each window between two of them as well (`counted_in` and `violations_in`). Steps are not recorded.
     """
-    _check(fleet, trace, pools)
+    _check_fleet(fleet, trace, pools)
     _check_controller(controller)
-    room = _room(fleet, pools)
-    sizes = _first_sizes(fleet, pools)
-    state = elastic_state(room, trace, sizes, limits=limits)
+    largest, sizes = _largest_fleet(fleet, pools), _first_sizes(fleet, pools)
+    state = elastic_state(largest, trace, sizes, limits=limits)
     state.window[:] = edges_s[0], edges_s[-1]
-    within = np.zeros((len(limits), len(edges_s) - 1), layout.LIMIT)
-    within[:] = state.limits[:, None]
-    run = _Run(state._replace(edges_s=edges_s, in_windows=within), room, pools, controller, Stock({}))
-    to_the_end([run], [sizes])
-    return run.result(results(run.state, room, trace, tuple(limits)))
+    in_windows = np.zeros((len(limits), len(edges_s) - 1), layout.LIMIT)
+    in_windows[:] = state.limits[:, None]
+    state = state._replace(edges_s=edges_s, in_windows=in_windows)
+    run = _Run(state, largest, pools, controller, Stock({}))
+    run_to_the_end([run], [sizes])
+    return run.result(results(run.state, largest, trace, tuple(limits)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -275,63 +280,67 @@ class ElasticFleet:
 
 
 def simulate_together(parts: Sequence[ElasticFleet], stock: Mapping[str, int]) -> list[ElasticRun]:
-    """Fleets, or one, side by side in time, that share nothing but the GPUs in `stock`.
+    """One fleet or several, each with its own traffic and controller, that share the GPUs in `stock`.
 
-    Of these all pools together never hold more, those that start or drain among them. Where there are too
-    few, the pool of a fleet goes first that has the smallest part of what is wanted, and the others wait;
-    between fleets, who asked first.
+    All workers together, those that start or drain among them, never have more GPUs than that. If there are
+    too few, the pool of a fleet that has the smallest share of the workers it wants goes first, and its
+    others wait. Between fleets the one that asked first goes first.
     """
     shared, runs, sizes = Stock(stock), [], []
-    for each in parts:
-        _check(each.fleet, each.trace, each.pools)
-        _check_controller(each.controller)
-        room = _room(each.fleet, each.pools)
-        sizes.append(_first_sizes(each.fleet, each.pools))
-        state = elastic_state(room, each.trace, sizes[-1], limits=each.limits, every_s=each.every_s, runs=0)
-        runs.append(_Run(state, room, each.pools, each.controller, shared))
-    to_the_end(runs, sizes)
+    for part in parts:
+        _check_fleet(part.fleet, part.trace, part.pools)
+        _check_controller(part.controller)
+        largest = _largest_fleet(part.fleet, part.pools)
+        sizes.append(_first_sizes(part.fleet, part.pools))
+        state = elastic_state(
+            largest, part.trace, sizes[-1], limits=part.limits, every_s=part.every_s, runs=0
+        )
+        runs.append(_Run(state, largest, part.pools, part.controller, shared))
+    run_to_the_end(runs, sizes)
     return [
-        run.result(results(run.state, _room(each.fleet, each.pools), each.trace, each.limits))
-        for run, each in zip(runs, parts, strict=True)
+        run.result(results(run.state, _largest_fleet(part.fleet, part.pools), part.trace, part.limits))
+        for run, part in zip(runs, parts, strict=True)
     ]
 
 
-def to_the_end(runs: Sequence[_Run], sizes: Sequence[Sequence[int]], *, stop_early: bool = False) -> None:
-    """Always let the run go on whose next pause is first: what one gives back, another has from then on."""
+def run_to_the_end(runs: Sequence[_Run], sizes: Sequence[Sequence[int]], *, stop_early: bool = False) -> None:
+    """Advance several runs together, each time the one whose next pause is first, so that GPUs that one gives
+    back are there for the others from that moment on.
+    """
     steps = [run.steps(first, stop_early) for run, first in zip(runs, sizes, strict=True)]
-    times = [(next(step), i) for i, step in enumerate(steps)]
-    heapq.heapify(times)
-    while times:
-        _, i = heapq.heappop(times)
+    pauses = [(next(step), i) for i, step in enumerate(steps)]
+    heapq.heapify(pauses)
+    while pauses:
+        _, i = heapq.heappop(pauses)
         if (next_s := next(steps[i], None)) is not None:
-            times.append((next_s, i))
-        times = [(runs[k].pause_s(), k) for _, k in times]  # who waited may have been woken
-        heapq.heapify(times)
+            pauses.append((next_s, i))
+        # A run that waited for GPUs may have been woken, and then pauses sooner than it said.
+        pauses = [(runs[k].pause_s(), k) for _, k in pauses]
+        heapq.heapify(pauses)
 
 
-def _room(fleet: Fleet, pools: Sequence[ElasticPool]) -> Fleet:
-    """The fleet with all the workers that may be there."""
-    rooms = zip(fleet.pools, pools, strict=True)
-    return replace(fleet, pools=tuple(replace(pool, count=each.most) for pool, each in rooms))
+def _largest_fleet(fleet: Fleet, pools: Sequence[ElasticPool]) -> Fleet:
+    """The fleet with as many workers as may ever be there at once; the kernel has records for all of them."""
+    both = zip(fleet.pools, pools, strict=True)
+    return replace(fleet, pools=tuple(replace(pool, count=elastic.most) for pool, elastic in both))
 
 
 def _first_sizes(fleet: Fleet, pools: Sequence[ElasticPool]) -> list[int]:
     """Workers of each pool at time zero."""
     return [
-        pool.count if each.first is None else each.first
-        for pool, each in zip(fleet.pools, pools, strict=True)
+        pool.count if elastic.first is None else elastic.first
+        for pool, elastic in zip(fleet.pools, pools, strict=True)
     ]
 
 
-def _check(fleet: Fleet, trace: Trace, pools: Sequence[ElasticPool]) -> None:
+def _check_fleet(fleet: Fleet, trace: Trace, pools: Sequence[ElasticPool]) -> None:
     """Raise InputError for what cannot be simulated with pools that change."""
     if len(pools) != len(fleet.pools):
         raise InputError(f"{len(pools)} pools may change, must be those of the fleet: {len(fleet.pools)}")
-    for pool, each in zip(fleet.pools, pools, strict=True):
-        first = pool.count if each.first is None else each.first
-        if not each.least <= first <= each.most:
+    for pool, elastic, first in zip(fleet.pools, pools, _first_sizes(fleet, pools), strict=True):
+        if not elastic.least <= first <= elastic.most:
             raise InputError(
-                f"pool {pool.name}: {first} workers at time zero, must be {each.least} to {each.most}"
+                f"pool {pool.name}: {first} workers at time zero, must be {elastic.least} to {elastic.most}"
             )
     if engine_of(fleet) != STEPWISE:
         raise InputError(
@@ -361,11 +370,11 @@ def _check_controller(controller: Controller) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """A number for workers, one after the other: the life of the present one."""
+    """A worker's number, which several workers have one after the other, and the life of the present one."""
 
     number: int
     pool: int
-    first: int  # of the kernel's workers: its first rank
+    first: int  # Its first rank, an index into the kernel's workers.
     ranks: int
     phase: int = _OFF
     lives: int = 0
@@ -384,21 +393,21 @@ class _Run:
     ) -> None:
         self.stock, self.claims = stock, [stock.claims(pool) for pool in fleet.pools]
         self.pools, self.controller, self.seed = pools, controller, fleet.policies.seed
-        self.timed = controller if isinstance(controller, Timed) else None
+        self.timed = controller if isinstance(controller, TimedController) else None
         self.slots: list[_Slot] = []
-        of_worker: list[int] = []
+        pool_of_worker: list[int] = []
         for p, pool in enumerate(fleet.pools):
             for _ in range(pool.count):
-                self.slots.append(_Slot(len(self.slots), p, len(of_worker), pool.type.dp))
-                of_worker += [p] * pool.type.dp
+                self.slots.append(_Slot(len(self.slots), p, len(pool_of_worker), pool.type.dp))
+                pool_of_worker += [p] * pool.type.dp
         self.of_pool = [[slot for slot in self.slots if slot.pool == p] for p in range(len(pools))]
         self.state = state._replace(disturbances=np.zeros(0, layout.DISTURBANCE))
         is_prefill = np.array([int(pool.role == "prefill") for pool in fleet.pools])
-        is_decode = np.array([pool.role == "decode" for pool in fleet.pools])
-        self.roles = is_prefill > 0, is_decode
-        self.counting = readings.Counting(state, np.array(of_worker), is_prefill)
-        self.events: list[tuple[float, int, int, int, int]] = []  # time, kind, order, slot, life
-        self.rows: list[tuple[float, int, int]] = []  # time, kind, worker: for the kernel
+        self.counting = readings.Counting(state, np.array(pool_of_worker), is_prefill)
+        # A heap of (time, kind, sequence number, slot, life of the slot that the event is about).
+        self.events: list[tuple[float, int, int, int, int]] = []
+        # The disturbances until the next pause, which the kernel carries out: (time, kind, first rank).
+        self.rows: list[tuple[float, int, int]] = []
         self.spans: list[Span] = []
         self.readings: list[MetricsReading] = []
         self.asked_s: list[float] = []
@@ -406,37 +415,38 @@ class _Run:
         self.wanted: list[int] = []
         self.pushed = self.decisions = 0
         self.now_s = 0.0
-        self.done, self.done_s = 0, 0.0  # requests that are, and since when no more of them
-        self.is_looking = False  # for room
+        self.done, self.done_s = 0, 0.0  # How many requests are done, and when that number last rose.
+        self.is_looking = False  # Whether an event _LOOKS is under way.
 
-    # what happens when
+    # Events.
 
     def push(self, time_s: float, kind: int, slot: int = 0) -> None:
+        """Add an event about the present life of a slot; it is ignored if that is over by then."""
         self.pushed += 1
         if time_s < math.inf:
             life = self.slots[slot].lives
             heapq.heappush(self.events, (time_s, kind, self.pushed, slot, life))
 
     def push_decision(self, time_s: float) -> None:
-        """The next time at which the controller is asked, and the reading that it will have then."""
+        """Add a decision of the controller, and `lag_s` before it the reading that it will see."""
         lag_s = self.controller.lag_s
         if time_s - lag_s > 0.0:
             self.push(max(time_s - lag_s, self.now_s), _READS)
         self.push(time_s, _DECIDES)
 
     def steps(self, sizes: Sequence[int], stop_early: bool) -> Iterator[float]:
-        """The run, from pause to pause; it yields when the next one will be. What cannot start within the
-        stock raises InputError.
+        """The run from pause to pause; it yields the time of the next one. Raises InputError if the stock has
+        too few GPUs for the workers at time zero.
         """
         for p, size in enumerate(sizes):
             self.stock.take(self.claims[p], size)
             for slot in self.of_pool[p][:size]:
                 slot.phase = _READY
                 self.draw_interruption(slot)
-        for name, left in self.stock.left.items():
-            if left < 0:
+        for name, free in self.stock.free.items():
+            if free < 0:
                 raise InputError(
-                    f"stock of {name}: the workers at time zero take {-left} more GPUs than there are; allow "
+                    f"stock of {name}: the workers at time zero take {-free} more GPUs than there are; allow "
                     "more, or begin with fewer workers"
                 )
         self.wanted = list(sizes)
@@ -448,16 +458,18 @@ class _Run:
             kind = self.events[0][1]
             while self.events and self.events[0][0] <= self.now_s and self.events[0][1] != _BEGINS:
                 if self.events[0][1] != kind and self.rows:
-                    break  # the kernel first: what happens next must see what has happened
+                    break  # The kernel first carries out what has happened, so that later events see it.
                 _, kind, _, s, life = heapq.heappop(self.events)
                 self.happen(kind, s, life)
             if self.is_stuck():
                 break
             yield self.pause_s()
-        self.see_who_is_gone()
+        self.end_drained()
 
     def plan_decisions(self, time_s: float) -> None:
-        """Name the decisions after `time_s` as far ahead as their readings must be known."""
+        """Add the decisions after `time_s` up to `lag_s` ahead, since their readings come that much
+        sooner.
+        """
         if self.timed is not None:
             next_s = 0.0 if time_s < 0 else self.timed.next_s(time_s)
             if time_s >= 0 and next_s <= time_s:
@@ -473,7 +485,7 @@ class _Run:
             self.decisions += 1
 
     def pause_s(self) -> float:
-        """When the next pause will be; the kernel is told who is ready until then."""
+        """When the next pause will be. Workers that become ready before it need none: the kernel is told."""
         while self.events and self.events[0][1] == _BEGINS:
             time_s, _, _, s, life = heapq.heappop(self.events)
             slot = self.slots[s]
@@ -484,7 +496,7 @@ class _Run:
         return self.events[0][0] if self.events else math.inf
 
     def advance(self, stop_early: bool) -> bool:
-        """Let the kernel run to the next pause. False where the run is over instead."""
+        """Let the kernel run to the next pause. False if the run ends before it."""
         pause_s = self.pause_s()
         self.rows.append((pause_s, layout.PAUSE, 0))
         rows = self.state.disturbances
@@ -501,10 +513,11 @@ class _Run:
         if self.state.counters[layout.NEXT_DISTURBANCE] <= pause:
             return False
         self.now_s = pause_s
-        self.see_who_is_gone()
+        self.end_drained()
         return True
 
     def happen(self, kind: int, s: int, life: int) -> None:
+        """Carry out an event; one about a worker that is gone changes nothing."""
         slot, now_s = self.slots[s], self.now_s
         if kind == _READS:
             self.read()
@@ -522,27 +535,29 @@ class _Run:
                 self.drain(slot, min(notice_s, self.pools[slot.pool].drain_limit_s))
 
     def is_stuck(self) -> bool:
-        """Whether all requests have arrived, and nobody has finished one for very long: all wait in limbo, or
-        workers go before they have computed anything.
+        """Whether all requests have arrived and none has finished for very long: all wait in limbo, or
+        workers are given up before they have computed anything.
         """
         counters = self.state.counters
         if counters[layout.ENTERED] < len(self.state.requests) or counters[layout.DONE] > self.done:
             self.done, self.done_s = int(counters[layout.DONE]), self.now_s
         start_s = max(pool.start_s for pool in self.pools)
-        patience_s = LIMBO_PATIENCE_S if counters[layout.PENDING] == 0 else _PATIENCE_S
+        patience_s = LIMBO_PATIENCE_S if counters[layout.PENDING] == 0 else _BUSY_PATIENCE_S
         return self.now_s - self.done_s >= patience_s + start_s
 
-    # lives of workers
+    # Lives of workers.
 
     def draw_interruption(self, slot: _Slot) -> None:
+        """Draw when the spot market takes this worker, by its number and life."""
         per_h = self.pools[slot.pool].interruptions_per_h
         if per_h > 0:
             rng = np.random.default_rng((self.seed, slot.number, slot.lives))
             self.push(slot.ready_s + float(rng.exponential(3600.0 / per_h)), _IS_TAKEN, slot.number)
 
     def begin(self, slot: _Slot) -> None:
+        """Start a worker, warm while fewer than `warm` of its pool start so."""
         pool = self.pools[slot.pool]
-        warm = sum(each.is_warm for each in self.of_pool[slot.pool] if each.phase == _STARTING)
+        warm = sum(other.is_warm for other in self.of_pool[slot.pool] if other.phase == _STARTING)
         self.stock.take(self.claims[slot.pool])
         slot.phase, slot.is_warm = _STARTING, warm < pool.warm
         slot.asked_s, slot.given_up_s, slot.was_taken = self.now_s, math.inf, False
@@ -550,6 +565,7 @@ class _Run:
         self.push(slot.ready_s, _BEGINS, slot.number)
 
     def give_up(self, slot: _Slot) -> None:
+        """The controller wants this worker no more: one that starts is gone, one that is ready drains."""
         if slot.phase == _STARTING:
             slot.given_up_s = slot.ready_s = self.now_s
             self.close(slot, self.now_s)
@@ -557,6 +573,7 @@ class _Run:
             self.drain(slot, self.pools[slot.pool].drain_limit_s)
 
     def drain(self, slot: _Slot, limit_s: float) -> None:
+        """The worker takes no more requests, and is stopped after `limit_s` if it is not empty by then."""
         if slot.phase == _READY:
             slot.phase, slot.given_up_s = _DRAINING, self.now_s
             self.stock.draining.append(self)
@@ -568,21 +585,26 @@ class _Run:
             self.push(self.now_s + limit_s, _STOPS, slot.number)
 
     def is_empty(self, slot: _Slot) -> bool:
+        """Whether no rank of the worker has a request or KV blocks."""
         workers = self.state.workers[slot.first : slot.first + slot.ranks]
         return not any(worker["assigned"] or worker["running"] or worker["used_blocks"] for worker in workers)
 
-    def see_who_is_gone(self) -> None:
+    def end_drained(self) -> None:
+        """End the workers that drained and became empty since the last pause, at the time they became
+        idle.
+        """
         for slot in self.slots:
             if slot.phase == _DRAINING and self.is_empty(slot):
                 workers = self.state.workers[slot.first : slot.first + slot.ranks]
                 self.end(slot, max(slot.given_up_s, float(workers["idle_since_s"].max())))
 
     def end(self, slot: _Slot, gone_s: float, was_stopped: bool = False) -> None:
+        """The worker is gone; if it `was_stopped`, the kernel routes its requests anew."""
         self.rows.append((self.now_s, layout.DOWN if was_stopped else layout.GONE, slot.first))
         self.close(slot, gone_s, was_stopped)
 
     def close(self, slot: _Slot, gone_s: float, was_stopped: bool = False) -> None:
-        """A life is over: its number is free."""
+        """The worker's life is over: note it, give its GPUs back, and free its number."""
         self.spans.append(self.span(slot, slot.given_up_s, gone_s, was_stopped))
         if slot.phase == _DRAINING:
             self.stock.draining.remove(self)
@@ -592,6 +614,7 @@ class _Run:
         slot.lives += 1
 
     def span(self, slot: _Slot, given_up_s: float, gone_s: float, was_stopped: bool = False) -> Span:
+        """The present life of a slot as a Span; an interruption is not also a stop."""
         return Span(
             slot.number,
             slot.pool,
@@ -603,15 +626,16 @@ class _Run:
             was_stopped and not slot.was_taken,
         )
 
-    # what a controller sees and asks for
+    # What a controller sees and asks for.
 
     def read(self) -> None:
+        """Take a reading of the metrics."""
         counting, phases = self.counting, [[slot.phase for slot in pool] for pool in self.of_pool]
         limbo = counting.count(int(self.state.counters[layout.ENTERED]), self.now_s)
         counts, sums = counting.counts.T.copy(), counting.sums.T
-        of = np.concatenate((sums, counts[[readings.INPUT, readings.OUTPUT]]))
-        number = counts[_NUMBER_OF]
-        means = np.divide(of, number, out=np.full(of.shape, np.nan), where=number > 0)
+        totals = np.concatenate((sums, counts[[readings.INPUT, readings.OUTPUT]]))
+        divisors = counts[_DIVISORS]
+        means = np.divide(totals, divisors, out=np.full(totals.shape, np.nan), where=divisors > 0)
         ttft_s, tpot_s, kv_frac, input_tokens, output_tokens = means
         every_s = self.controller.every_s if self.controller.every_s < math.inf else 0.0
         before_s = self.readings[-1].time_s if self.readings else self.now_s - every_s
@@ -636,6 +660,9 @@ class _Run:
         )
 
     def decide(self) -> None:
+        """Let the controller decide by the latest reading that is at least `lag_s` old, and resize the
+        pools.
+        """
         latest_s = self.now_s - self.controller.lag_s
         k = len(self.readings) - 1
         while k > 0 and self.readings[k].time_s > latest_s:
@@ -660,40 +687,48 @@ class _Run:
         self.plan_decisions(self.now_s)
 
     def resize(self) -> None:
-        """Start workers, or give them up, until each pool has what is wanted, or the stock is used up."""
+        """Start workers, or give them up, until each pool has as many as are wanted, or numbers or GPUs
+        run out.
+        """
         alive = []
         for slots, wanted in zip(self.of_pool, self.wanted, strict=True):
-            own = [slot for slot in slots if slot.phase in (_STARTING, _READY)]
-            for slot in sorted(own, key=_cheap_to_give_up)[: max(len(own) - wanted, 0)]:
+            present = [slot for slot in slots if slot.phase in (_STARTING, _READY)]
+            for slot in sorted(present, key=_order_of_giving_up)[: max(len(present) - wanted, 0)]:
                 self.give_up(slot)
-            alive.append(min(len(own), wanted))
-        is_short, without = False, False
+            alive.append(min(len(present), wanted))
+        lacks_numbers, lacks_gpus = False, False
         missing = {p for p, wanted in enumerate(self.wanted) if alive[p] < wanted}
         while missing:
             p = min(missing, key=lambda p: (alive[p] / self.wanted[p], p))
             off = next((slot for slot in self.of_pool[p] if slot.phase == _OFF), None)
-            if off is None or not self.stock.has(self.claims[p]):
-                is_short, without = is_short or off is None, without or off is not None
+            if off is None:  # All numbers are taken, some by workers that drain.
+                lacks_numbers = True
+                missing.discard(p)
+                continue
+            if not self.stock.suffices(self.claims[p]):
+                lacks_gpus = True
                 missing.discard(p)
                 continue
             self.begin(off)
             alive[p] += 1
             if alive[p] == self.wanted[p]:
                 missing.discard(p)
-        if without and self not in self.stock.waiting:
+        if lacks_gpus and self not in self.stock.waiting:
             self.stock.waiting.append(self)
-        if is_short or (without and self.stock.draining):
-            self.look(self.now_s + _ROOM_LOOK_S)
-        for run in self.stock.draining if without else ():  # it sees at its pauses who is gone
-            run.look(self.now_s + _ROOM_LOOK_S)
+        if lacks_numbers or (lacks_gpus and self.stock.draining):
+            self.look_for_room(self.now_s + _ROOM_LOOK_S)
+        # A run sees only at its pauses that its draining workers are gone, so those must pause too.
+        for run in self.stock.draining if lacks_gpus else ():
+            run.look_for_room(self.now_s + _ROOM_LOOK_S)
 
-    def look(self, time_s: float) -> None:
-        """Look then whether there is room."""
+    def look_for_room(self, time_s: float) -> None:
+        """Pause at `time_s` to resize again, if no such pause is planned yet."""
         if not self.is_looking:
             self.is_looking = True
             self.push(time_s, _LOOKS)
 
     def result(self, simulation: Simulation) -> ElasticRun:
+        """What happened, with the lives of workers that are still there at the end."""
         end_s = max(simulation.end_s, self.now_s, float(simulation.arrival_s[-1]))
         spans = [*self.spans, *(self.span(slot, end_s, end_s) for slot in self.slots if slot.phase != _OFF)]
         spans.sort(key=lambda span: (span.asked_s, span.worker))
@@ -707,14 +742,16 @@ class _Run:
         )
 
 
-def _cheap_to_give_up(slot: _Slot) -> tuple[bool, float, int]:
-    """Smallest first: those that start, the latest first, then those that are ready, the latest first."""
+def _order_of_giving_up(slot: _Slot) -> tuple[bool, float, int]:
+    """A key that sorts workers that start, the latest first, before those that are ready, the latest
+    first.
+    """
     since_s = slot.ready_s if slot.phase == _READY else slot.asked_s
     return slot.phase == _READY, -since_s, -slot.number
 
 
 def _until(span: Span, end_s: float) -> Span:
-    """Times after the end are the end."""
+    """The same life, with times after the end of the run set to the end."""
     return replace(
         span,
         asked_s=min(span.asked_s, end_s),

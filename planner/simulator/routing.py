@@ -1,4 +1,8 @@
-"""Which worker: of the pool that takes arrivals, and of the one that takes hand-offs."""
+"""Which worker takes a request: one of the pool for arrivals (FRONT), one of that for hand-offs (BACK).
+
+Policies of one score choose the smallest `state.score`, which `slots.load` keeps up to date. To find it
+quickly, workers are in groups of GROUP, and `state.lowest` is a lower bound of the scores in each.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +48,8 @@ from planner.simulator.slots import beside, blocks_of, blocks_of_run, steps_done
 
 @kernel_jit
 def set_pools(state):
-    """List the workers that are up: those that take arrivals, those that take hand-offs. Of equal ones a
-    router takes the first in the list.
+    """List the workers that are up, of either pool, in the order in which a router takes equal ones. Of a
+    worker with several ranks the first one stands for all.
     """
     for pool in (FRONT, BACK):
         size = 0
@@ -74,7 +78,7 @@ def _drawn(state, n):
 
 @small_jit
 def _two_drawn(state, count):
-    """Two different random integers below count, the same twice where count is 1."""
+    """Two different random integers below `count`; 0 twice if `count` is 1."""
     first = _drawn(state, count)
     second = first
     if count > 1:
@@ -86,61 +90,65 @@ def _two_drawn(state, count):
 
 @small_jit
 def fits(state, w, need):
-    """Whether worker w, when it has nothing else, takes a request of so many blocks to its end."""
+    """Whether worker w alone can hold a request that has `need` KV blocks at its end."""
     kind = state.types[state.workers[w].type]
     return need + beside(kind, need) <= kind.longest_blocks
 
 
 @small_jit
 def choose(state, pool, r, time_s):
-    """The worker of `pool` for request r, and of its data-parallel ranks one; NONE if it fits on none."""
+    """The worker of `pool` for request r, or the rank of it; NONE if the request fits on none."""
     return rank_for_new(state, _choose(state, pool, r, time_s))
 
 
 @kernel_jit
 def _choose(state, pool, r, time_s):
+    """The worker of `pool` for request r. Policies that few fleets use are compiled apart."""
     request = state.requests[r]
     need = blocks_of(request.input_tokens + request.output_tokens)
-    size, how = state.counters[SIZE + pool], state.counters[ROUTING + pool]
-    if how == SCORE:
+    size, policy = state.counters[SIZE + pool], state.counters[ROUTING + pool]
+    if policy == SCORE:
         return _smallest_score(state, pool, need)
-    if how == ROUND_ROBIN:
+    if policy == ROUND_ROBIN:
         for _ in range(size):
             w = state.pools[pool, state.counters[TURN + pool] % size]
             state.counters[TURN + pool] += 1
             if fits(state, w, need):
                 return w
         return NONE
-    if how == TWO_BY_REQUESTS:
+    if policy == TWO_BY_REQUESTS:
         return _lower_of_two(state, pool, need)
-    if how == LOWEST_BY_LOT:
+    if policy == LOWEST_BY_LOT:
         return _lowest_by_lot(state, pool, need)
     return _choose_rarely(state, pool, r, need, time_s)
 
 
 @where_rare(lambda state, pool, r, need, time_s: NONE)
 def _choose_rarely(state, pool, r, need, time_s):
-    how = state.counters[ROUTING + pool]
-    if how == DEFERRED:  # hand-offs wait where their KV lies
+    """`_choose` by the policies that few fleets use."""
+    policy = state.counters[ROUTING + pool]
+    if policy == DEFERRED:  # Only arrivals are held back at the router; hand-offs wait with their KV.
         return _smallest_score(state, pool, need) if pool == BACK else _smallest_free_score(state, pool, need)
-    if how == SAME_PLACE:
+    if policy == SAME_PLACE:
         near = _smallest_score_beside(state, pool, need, state.requests[r].prefill_worker)
         return _smallest_score(state, pool, need) if near == NONE else near
-    if how == BEST_FIT:
+    if policy == BEST_FIT:
         return _best_fit(state, pool, r, need, time_s)
-    if how == HEAVY_LIGHT:
+    if policy == HEAVY_LIGHT:
         return _heavy_light(state, pool, r, need, time_s)
-    if how == REBALANCED:
+    if policy == REBALANCED:
         if state.policy[LIVE] == 0.0:
-            _see_saved(state, pool, time_s)
+            # A live router measures how far decodes are ahead; here it is computed.
+            _update_saved_s(state, pool, time_s)
         planned = _best_fit(state, pool, r, need, time_s)
-        beat(state, time_s)  # what is longer than predicted was so before
+        beat(state, time_s)  # `_best_fit` has corrected predictions, whose errors count before this request.
         return _rebalanced(state, pool, r, need, planned)
-    return _by_lot(state, pool, r, need, how, time_s)
+    return _by_lot(state, pool, r, need, policy, time_s)
 
 
 @kernel_jit
 def _smallest_score(state, pool, need):
+    """The worker with the smallest score that can hold `need` blocks; NONE if no worker can."""
     best, best_score = NONE, np.inf
     size = state.counters[SIZE + pool]
     for first in range(0, size, GROUP):
@@ -158,8 +166,8 @@ def _smallest_score(state, pool, need):
 
 @kernel_jit
 def _smallest_free_score(state, pool, need):
-    """Of the workers that have fewer prompts to compute than two steps take, the one under way and the next;
-    NONE if it fits on none of them.
+    """`_smallest_score` of the workers that have fewer prompt tokens to compute than fit into two steps: the
+    one under way and the next.
     """
     best, best_score = NONE, np.inf
     for i in range(state.counters[SIZE + pool]):
@@ -173,7 +181,7 @@ def _smallest_free_score(state, pool, need):
 
 @where_rare(lambda state, pool, r: False)
 def holds_back(state, pool, r):
-    """Whether request r, which got no worker, waits at the router: it fits on one that is up."""
+    """Whether request r, which got no worker, waits at the router, since a worker that is up can hold it."""
     if state.counters[ROUTING + pool] != DEFERRED:
         return False
     request = state.requests[r]
@@ -186,7 +194,7 @@ def holds_back(state, pool, r):
 
 @kernel_jit
 def _smallest_score_beside(state, pool, need, other):
-    """Of the decode workers that lie where another one does; NONE if it fits on none of them."""
+    """`_smallest_score` of the decode workers at the same place (worker_places.py) as worker `other`."""
     best, best_score = NONE, np.inf
     if len(state.place) > 0 and pool == BACK:
         for i in range(state.counters[SIZE + pool]):
@@ -197,9 +205,9 @@ def _smallest_score_beside(state, pool, need, other):
 
 
 @kernel_jit
-def _by_lot(state, pool, r, need, how, time_s):
-    """One worker at random, or the lower score of two, among those whose free blocks hold all of request r as
-    predicted; if there are none, among all it fits on.
+def _by_lot(state, pool, r, need, policy, time_s):
+    """One worker at random, or of two at random the one with the lower score, among those whose free blocks
+    hold all of request r as predicted. If there are none, `is_strict` is dropped: among all that can hold it.
     """
     request = state.requests[r]
     blocks = blocks_of(request.input_tokens + max(request.predicted_tokens, 1))
@@ -209,7 +217,7 @@ def _by_lot(state, pool, r, need, how, time_s):
             count += _is_candidate(state, state.pools[pool, i], need, blocks, is_strict, time_s)
         if count == 0:
             continue
-        if how == POWER_OF_TWO:
+        if policy == POWER_OF_TWO:
             first, second = _two_drawn(state, count)
         else:
             first = second = _drawn(state, count)
@@ -227,8 +235,8 @@ def _by_lot(state, pool, r, need, how, time_s):
 
 @kernel_jit
 def _lower_of_two(state, pool, need):
-    """The lower score of two workers drawn at random, of equal ones the first drawn; routers that see no KV
-    cache ask for no free blocks.
+    """Of two workers drawn at random the one with the lower score, of equal ones the first drawn. Free blocks
+    do not count, as routers with this policy do not see KV caches.
     """
     count = 0
     for i in range(state.counters[SIZE + pool]):
@@ -251,13 +259,14 @@ def _lower_of_two(state, pool, need):
 
 @kernel_jit
 def _heavy_light(state, pool, r, need, time_s):
-    """TetriInfer's dispatcher: of two workers drawn among those that had room for all of request r as it is
-    predicted, when loads were last heard, the one with fewer decodes of its kind, heavy or light, so that the
-    ratio of heavy to light is the same everywhere. If none had room, two of all it fits on.
+    """TetriInfer's dispatcher: of two workers drawn at random, the one with fewer decodes of the request's
+    kind, heavy or light, so that their ratio becomes the same on all workers. It draws among those that had
+    room for all of request r, as predicted, when workers last reported their loads; if none had, among all
+    that can hold it.
     """
     request = state.requests[r]
     if time_s - state.policy[HEARD_S] >= state.policy[LOAD_PERIOD_S]:
-        _hear_loads(state, time_s)
+        _report_loads(state, time_s)
     blocks = blocks_of(request.input_tokens + max(request.predicted_tokens, 1))
     for is_strict in (True, False):
         count = 0
@@ -281,7 +290,8 @@ def _heavy_light(state, pool, r, need, time_s):
 
 
 @kernel_jit
-def _hear_loads(state, time_s):
+def _report_loads(state, time_s):
+    """All workers report their loads to the router."""
     state.policy[HEARD_S] = time_s
     for w in range(len(state.workers)):
         worker = state.workers[w]
@@ -294,28 +304,32 @@ def _hear_loads(state, time_s):
 
 @small_jit
 def _had_room(state, w, need, blocks, is_strict):
+    """Whether worker w can hold `need` blocks, and if `is_strict` also reported `blocks` free ones."""
     if not fits(state, w, need) or not is_strict:
         return fits(state, w, need)
     worker = state.workers[w]
     kind = state.types[worker.type]
-    asked = kind.reserved_blocks if kind.reserved_blocks > 0 else blocks
-    return worker.told_blocks + asked + beside(kind, need) <= kind.kv_blocks
+    new_blocks = kind.reserved_blocks if kind.reserved_blocks > 0 else blocks
+    return worker.told_blocks + new_blocks + beside(kind, need) <= kind.kv_blocks
 
 
 @small_jit
 def _has_fewer_alike(state, w, other, r):
-    """Whether worker w has fewer decodes of request r's kind than another, or as many and else fewer."""
-    here, there = state.workers[w], state.workers[other]
+    """Whether worker w reported fewer decodes of request r's kind, heavy or light, than worker `other`, or as
+    many and fewer of the other kind.
+    """
+    one, two = state.workers[w], state.workers[other]
+    more_heavy, more_light = two.told_heavy - one.told_heavy, two.told_light - one.told_light
     if state.requests[r].predicted_tokens > state.policy[HEAVY_TOKENS]:
-        more, more_light = there.told_heavy - here.told_heavy, there.told_light - here.told_light
-        return more > 0 or (more == 0 and more_light > 0)
-    more, more_heavy = there.told_light - here.told_light, there.told_heavy - here.told_heavy
-    return more > 0 or (more == 0 and more_heavy > 0)
+        return more_heavy > 0 or (more_heavy == 0 and more_light > 0)
+    return more_light > 0 or (more_light == 0 and more_heavy > 0)
 
 
 @kernel_jit
 def _lowest_by_lot(state, pool, need):
-    """The lowest score, drawn among equals: the n-th of them takes the place of the one kept with 1 / n."""
+    """The worker with the lowest score, drawn among equals: the n-th of them replaces the one chosen so far
+    with probability 1 / n, so all are as likely.
+    """
     best, best_score, equals = NONE, np.inf, 0
     for i in range(state.counters[SIZE + pool]):
         w = state.pools[pool, i]
@@ -330,6 +344,7 @@ def _lowest_by_lot(state, pool, need):
 
 @kernel_jit
 def _is_candidate(state, w, need, blocks, is_strict, time_s):
+    """Whether worker w can hold `need` blocks, and if `is_strict` also has `blocks` free ones."""
     if not fits(state, w, need) or not is_strict:
         return fits(state, w, need)
     worker = state.workers[w]
@@ -337,7 +352,7 @@ def _is_candidate(state, w, need, blocks, is_strict, time_s):
     free = (
         kind.kv_blocks - worker.used_blocks - (kind.reserved_blocks if kind.reserved_blocks > 0 else blocks)
     ) - beside(kind, need)
-    # What the run has taken since it began is looked up only where it matters.
+    # Blocks of the run under way are not in `used_blocks`. They are counted only if they may matter.
     if free < 0 or free >= (lane.run_steps // BLOCK + 1) * lane.decodes:
         return free >= 0
     return free >= blocks_of_run(kind, lane, time_s)
@@ -345,9 +360,9 @@ def _is_candidate(state, w, need, blocks, is_strict, time_s):
 
 @kernel_jit
 def _best_fit(state, pool, r, need, time_s):
-    """Aladdin's Algorithm 1: of the workers that keep every constraint with request r the fullest, else the
-    emptiest. Fullness is capacity_norm, the length of (batch size, weighted context), each as a share of what
-    the worker could hold.
+    """Aladdin's Algorithm 1: the fullest of the workers that keep every constraint with request r, or the
+    emptiest of all if none does. Fullness is the paper's capacity_norm: the length of the vector (batch size,
+    weighted context), each as a share of what the worker could hold.
     """
     best, best_norm = NONE, -1.0
     emptiest, least_norm = NONE, np.inf
@@ -358,18 +373,20 @@ def _best_fit(state, pool, r, need, time_s):
         worker = state.workers[w]
         kind = state.types[worker.type]
         _predict_again(state, w, time_s)
-        norm = (worker.assigned / kind.seats) ** 2 + (worker.future_tokens / (kind.kv_blocks * 16.0)) ** 2
+        context_frac = worker.future_tokens / (kind.kv_blocks * float(BLOCK))
+        norm = (worker.assigned / kind.seats) ** 2 + context_frac**2
         if norm < least_norm:
             emptiest, least_norm = w, norm
-        if norm > best_norm and _keeps(state, w, r):
+        if norm > best_norm and _keeps_constraints(state, w, r):
             best, best_norm = w, norm
     return emptiest if best == NONE else best
 
 
 @kernel_jit
-def _keeps(state, w, r):
-    """Aladdin's constraints (b) to (e) with request r on worker w: the step of the batch, the prompts before
-    the first token, what the running decodes can still afford to wait, KV now and as predicted.
+def _keeps_constraints(state, w, r):
+    """Aladdin's constraints (b) to (e) with request r on worker w: on the step time of the batch, on the
+    prompts computed before the first token, on how long the running decodes can still wait, on KV now and as
+    predicted.
     """
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
@@ -378,23 +395,27 @@ def _keeps(state, w, r):
     if batch > kind.seats:
         return False
     future = worker.future_tokens + request.input_tokens + state.policy[GAMMA] * request.predicted_tokens
-    at, k, tables = kind.table_at[0], kind.numbers, state.tables
-    if tables[at + min(batch, kind.table_width[0] - 1)] + k[1] * batch + k[2] * future / theta > tbt_s:  # (b)
+    first, k, tables = kind.table_at[0], kind.numbers, state.tables
+    if tables[first + min(batch, kind.table_width[0] - 1)] + k[1] * batch + k[2] * future / theta > tbt_s:
+        # (b)
         return False
-    if future > theta * kind.kv_blocks * 16.0:  # (e), over the whole scenario
+    if future > theta * kind.kv_blocks * float(BLOCK):  # (e), over the whole time as predicted
         return False
     if worker.role == DECODE:
         return True
     tokens = worker.pending_tokens + request.input_tokens
     whole = int(tokens) // kind.token_budget
-    wait_s = whole * tables[at + kind.token_budget] + tables[at + int(tokens) - whole * kind.token_budget]
-    # (c); and, of best-fit-rebalanced, (d): without it (d) is (b), as where decodes go on during prefill
+    wait_s = (
+        whole * tables[first + kind.token_budget] + tables[first + int(tokens) - whole * kind.token_budget]
+    )
+    # (c), and of best-fit-rebalanced (d). Otherwise `least_saved_s` is infinite: where decodes go on during a
+    # prefill, (b) is all that they need.
     return wait_s <= state.policy[TTFT_S] and wait_s <= theta * worker.least_saved_s
 
 
 @kernel_jit
 def _predict_again(state, w, time_s):
-    """Decodes that have outlived their prediction get a new one (Aladdin section 4.3)."""
+    """Decodes of worker w that are longer than predicted get a new prediction (Aladdin, section 4.3)."""
     worker = state.workers[w]
     for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
         lane = state.lanes[l]
@@ -408,8 +429,10 @@ def _predict_again(state, w, time_s):
 
 
 @kernel_jit
-def _see_saved(state, pool, time_s):
-    """By how much the decodes of each worker are ahead of the limit per token: the least of them."""
+def _update_saved_s(state, pool, time_s):
+    """Set `least_saved_s` of each worker: how far its decodes are ahead of the limit per token, the least
+    of them.
+    """
     for i in range(state.counters[SIZE + pool]):
         worker = state.workers[state.pools[pool, i]]
         worker.least_saved_s = np.inf
@@ -418,31 +441,32 @@ def _see_saved(state, pool, time_s):
             done = steps_done(lane, time_s)
             for slot in range(lane.decodes):
                 request = state.requests[state.slots[l, slot].request]
-                left = state.slots[l, slot].finish_step - lane.decode_step - done
-                saved_s = state.policy[TBT_S] * (request.output_tokens - left)
+                to_come = state.slots[l, slot].finish_step - lane.decode_step - done
+                saved_s = state.policy[TBT_S] * (request.output_tokens - to_come)
                 saved_s -= time_s - request.first_token_s
                 worker.least_saved_s = min(worker.least_saved_s, saved_s)
 
 
 @kernel_jit
 def _rebalanced(state, pool, r, need, planned):
-    """Aladdin's Algorithm 2, for request r alone: from the worker that best fit has `planned` to the one that
-    keeps every constraint and brings the errors of both closest to none; it stays where that is no closer.
+    """Aladdin's Algorithm 2, for request r alone: move it from the worker that best fit has `planned` to the
+    one that keeps every constraint and brings the prediction errors of both workers closest to zero. It stays
+    if no move brings them closer.
 
-    How far a worker is from none is the distance of its line k2 l^e + c2 b^e = 0 from the origin.
+    The error of a worker (tokens l^e, sequences b^e) is its distance from the line k2 l^e + c2 b^e = 0.
     """
-    if planned == NONE or not _keeps(state, planned, r):
+    if planned == NONE or not _keeps_constraints(state, planned, r):
         return planned
     predicted = float(state.requests[r].predicted_tokens)
-    leaves = _distance(state, planned, -predicted, -1.0) - _distance(state, planned, 0.0, 0.0)
-    best, change = planned, 0.0
+    by_leaving = _distance(state, planned, -predicted, -1.0) - _distance(state, planned, 0.0, 0.0)
+    best, best_change = planned, 0.0
     for i in range(state.counters[SIZE + pool]):
         w = state.pools[pool, i]
-        if w == planned or not fits(state, w, need) or not _keeps(state, w, r):
+        if w == planned or not fits(state, w, need) or not _keeps_constraints(state, w, r):
             continue
-        moved = leaves + _distance(state, w, predicted, 1.0) - _distance(state, w, 0.0, 0.0)
-        if moved < change - 1e-9:
-            best, change = w, moved
+        change = by_leaving + _distance(state, w, predicted, 1.0) - _distance(state, w, 0.0, 0.0)
+        if change < best_change - 1e-9:  # Smaller differences are rounding.
+            best, best_change = w, change
     if best != planned:
         state.workers[planned].error_tokens -= predicted
         state.workers[planned].error_sequences -= 1.0
@@ -453,14 +477,17 @@ def _rebalanced(state, pool, r, need, planned):
 
 @kernel_jit
 def _distance(state, w, tokens, sequences):
-    """Of worker w, with an error of so many tokens and sequences more."""
+    """The error of worker w if it had so many tokens and sequences more than predicted: its distance in
+    tokens from the line above.
+    """
     worker = state.workers[w]
     if worker.assigned == 0.0:
         forget_errors(worker)
     kind = state.types[worker.type]
-    at, token_s = kind.table_at[0], kind.numbers[2]
-    most = min(kind.seats, kind.table_width[0] - 1)
-    sequence_s = (state.tables[at + most] - state.tables[at + 1]) / most + kind.numbers[1]
+    first, token_s = kind.table_at[0], kind.numbers[2]
+    seats = min(kind.seats, kind.table_width[0] - 1)
+    sequence_s = (state.tables[first + seats] - state.tables[first + 1]) / seats + kind.numbers[1]
     error_s = token_s * (worker.error_tokens + tokens) + sequence_s * (worker.error_sequences + sequences)
     slope_s = np.sqrt(token_s**2 + sequence_s**2)
-    return abs(error_s) / slope_s if slope_s > 0.0 else 0.0  # steps that no request makes longer
+    # With a slope of 0 no request makes steps longer.
+    return abs(error_s) / slope_s if slope_s > 0.0 else 0.0
