@@ -62,6 +62,7 @@ from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.files.standard_streams import fill_standard_streams
 from planner.files.wants import missing_resource
 from planner.policies import ROUTERS_OF
+from planner.slo_metrics import METRICS
 
 if TYPE_CHECKING:
     pass
@@ -211,7 +212,9 @@ def _option(name: str, help: str) -> Any:
 
 def _limit(name: str) -> Any:
     metric, percentile = name.removeprefix("--").split("-")
-    return _option(name, f"{metric.upper()} that {percentile[1:]} % of requests keep, such as 800ms.")
+    row = METRICS[metric]
+    words = f"{row.abbreviation} that {percentile[1:]} % of {row.counted} keep, such as 800ms."
+    return _option(name, words[0].upper() + words[1:])
 
 
 @app.callback(invoke_without_command=True)
@@ -251,6 +254,7 @@ def plan(
     ] = None,
     output: Annotated[str | None, _option("--output", "Answers: likewise.")] = None,
     task: Annotated[str | None, _option("--task", "What requests are like: plan catalog tasks.")] = None,
+    agents: Annotated[str | None, _option("--agents", "Agents at work at once; no --rate.")] = None,
     duration: Annotated[str | None, _option("--duration", "How much traffic is drawn, such as 1h.")] = None,
     gpus: Annotated[
         str | None, _option("--gpus", "GPUs to choose from: h100-80g,a100-80g; any: all. Default: h100-80g.")
@@ -265,6 +269,8 @@ def plan(
     tbt_p99: Annotated[str | None, _limit("--tbt-p99")] = None,
     e2e_p95: Annotated[str | None, _limit("--e2e-p95")] = None,
     e2e_p99: Annotated[str | None, _limit("--e2e-p99")] = None,
+    turn_p90: Annotated[str | None, _limit("--turn-p90")] = None,
+    task_p90: Annotated[str | None, _limit("--task-p90")] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Find the cheapest fleet that keeps an SLO on a trace, with a certificate and all it takes to deploy it.
@@ -273,18 +279,15 @@ def plan(
 
     plan --rate 30 --input 1500 --output 300 --llm llama-3.1-70b --ttft-p95 800ms --tpot-p95 50ms
 
-    slo.yaml may describe its traffic, in place of a trace. With several LLMs in it (llms:) all of them are
-    planned on one stock, each with a trace of its own.
+    slo.yaml may describe its traffic, or hold several LLMs (llms:), each with its trace, on one stock.
     """
     if version:
         typer.echo(f"fleetplan {__version__}")
         return
     if context.invoked_subcommand is not None:
         return
-    limits = {"ttft-p90": ttft_p90, "ttft-p95": ttft_p95, "ttft-p99": ttft_p99, "tpot-p90": tpot_p90}
-    limits |= {"tpot-p95": tpot_p95, "tpot-p99": tpot_p99, "tbt-p99": tbt_p99, "e2e-p95": e2e_p95}
-    limits |= {"e2e-p99": e2e_p99}
-    options = Options(llm, rate, input_, output, task, duration, gpus, safety, limits)
+    limits = {name.replace("_", "-"): to for name, to in context.params.items() if name[:-4] in METRICS}
+    options = Options(llm, rate, input_, output, task, duration, gpus, safety, limits, agents)
     if slo is None and trace is None and out is None and not options.given():
         typer.echo(context.get_help())
         return

@@ -10,7 +10,6 @@ import typer
 from planner.commands.command_output import CatalogOption, JsonOption, print_json, print_rows
 from planner.documents.catalog import Catalog, read_catalog
 from planner.errors import InputError
-from planner.files.document_values import Section
 from planner.models.saturation import saturating_tokens
 from planner.units import percentile_name, show_s
 
@@ -143,12 +142,11 @@ def _engine_rows(known: Catalog) -> list[dict[str, Any]]:
 
 
 def _task_rows(known: Catalog) -> list[dict[str, Any]]:
-    from planner.documents.traffic_description import parse_description
+    from planner.documents.traffic_description import example_of
 
     rows = []
     for row in known.tasks.values():
-        description = parse_description(Section({"rate": 10, **row.values}, row.name), {})
-        assert description is not None
+        description = example_of(row.values, row.name)
         inputs, outputs = description.input.mean_tokens, description.output.mean_tokens
         rows.append(
             {

@@ -13,6 +13,7 @@ import typer
 
 from planner.commands.command_output import CatalogOption, out_file
 from planner.errors import InputError, PlannerError
+from planner.policies import CACHE_AWARE
 from planner.slo_metrics import METRICS
 
 USUAL_GPUS = "h100-80g"  # of options alone: an answer in seconds
@@ -35,6 +36,7 @@ class Options:
     gpus: str | None
     safety: str | None
     limits: Mapping[str, str | None]
+    agents: str | None = None
 
     def given(self) -> dict[str, str]:
         """Those that were given, by their names on the command line."""
@@ -47,6 +49,7 @@ class Options:
             "duration": self.duration,
             "gpus": self.gpus,
             "safety": self.safety,
+            "agents": self.agents,
             **self.limits,
         }
         return {name: value for name, value in given_options.items() if value is not None}
@@ -70,14 +73,18 @@ class Options:
             "output": self.output,
             "task": self.task,
             "duration": self.duration,
+            "agents": self.agents,
         }
         described = {key: value for key, value in traffic_values.items() if value is not None}
         if has_trace and described:
             raise InputError(
                 f"--{next(iter(described))}: describes traffic that --trace holds; drop one of the two"
             )
-        if not has_trace and self.rate is None:
-            raise InputError("--rate: is missing; say how many requests/s, or give --trace FILE")
+        if not has_trace and self.rate is None and self.agents is None:
+            raise InputError(
+                "--rate: is missing; say how many requests/s, or --agents (how many work at once), or give "
+                "--trace FILE"
+            )
         traffic = {} if self.rate is None else {"rate": parse_plain(self.rate)}
         traffic |= {
             key: space_unit(value) if key == "duration" else parse_plain(value)
@@ -86,6 +93,8 @@ class Options:
         document: dict[str, Any] = {"llm": self.llm, "slo": slo, "traffic": traffic}
         if (gpus := USUAL_GPUS if self.gpus is None else self.gpus).strip().lower() != ANY:
             document["fleet"] = {"gpus": names(gpus)}
+        if self.agents is not None:
+            document["policies"] = {"prefix_cache": True, "routing": [CACHE_AWARE]}
         if self.safety is not None:
             document["safety"] = safety(self.safety)
         return document

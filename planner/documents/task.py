@@ -73,7 +73,7 @@ from planner.models.llm import Llm
 from planner.models.lora import Lora
 from planner.models.speculation import Speculation
 from planner.policies import ROUTERS_OF, find_deployed_routing
-from planner.traffic.described import Description
+from planner.traffic.described import Description, fit_context
 from planner.traffic.scaling import Scaling
 
 Objective = Literal["cost", "power", "gpus", "throughput"]
@@ -348,7 +348,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         slowdowns=preset.slowdowns if preset else None,
         preset=preset.name if preset else None,
         rate_rps=None if described else traffic.positive("rate", "rps", None),
-        described=described,
+        described=None if described is None else fit_context(described, llm.context_tokens),
         scale=cast(Scaling, traffic.one_of("scale", get_args(Scaling), "superpose")),
         window=window,
         draws=traffic.whole_number("draws", 1),

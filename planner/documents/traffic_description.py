@@ -14,8 +14,9 @@
       sessions: {turns: 4, think_time: 30 s, most_tokens: 32000}
       prefixes: {shared: 800, count: 20, skew: 1}
       tenants: 3
+      agents: 500                    # at once, in place of rate; or {count: 500, turns: 9, tool: {mean: 5 s}}
 
-planner/traffic/described.py says what they mean.
+planner/traffic/described.py and planner/traffic/agents.py say what they mean.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from planner.documents.agents_traffic import agent_rate_rps, agents_document, is_of_agents, parse_agents
 from planner.documents.log_columns import KEYS as READING
 from planner.errors import InputError
 from planner.files.checked_files import read_yaml
@@ -49,11 +51,14 @@ from planner.traffic.lengths import Fixed, LengthHistogram, Lengths, Lognormal, 
 from planner.traffic.trace import MAX_TOKENS
 from planner.units import quantity, shortest_digits, show_span
 
-SHAPE_KEYS = ("input", "output", "joint", "burstiness", "clients", "sessions", "prefixes", "tenants")
+SHAPE_KEYS = (
+    *("input", "output", "joint", "burstiness", "clients", "sessions", "prefixes", "tenants", "agents"),
+)
 KEYS = ("task", "duration", "growth", "drift", *SHAPE_KEYS)  # of a description alone
 TASK_KEYS = ("of", *SHAPE_KEYS)
 USUAL_CV = 1.0  # of lengths of which the mean alone is known; of public traces it is 0.7 to 1.3
 USUAL_REQUESTS, USUAL_LEAST_S, USUAL_MOST_S = 10_000, 300.0, 3600.0
+USUAL_TASKS = 3.0  # of each agent
 WEEK_H = 168
 HOUR_S = 3600.0
 MOST_INTERVALS = 100_000
@@ -74,8 +79,16 @@ class TaskRow:
 def parse_task_row(name: str, row: Section) -> TaskRow:
     """Raises InputError for a key or value that `traffic` would refuse."""
     values = {key: value for key, value in row.values.items() if key in SHAPE_KEYS}
-    parse_description(Section({"rate": 10, **values}, row.where), {})
+    example_of(values, row.where)
     return TaskRow(name, row.plain_text("of"), values, row.plain_text("source"))
+
+
+def example_of(values: Mapping[str, Any], where: str) -> Description:
+    """Traffic of the kind that these keys describe, at some rate or of some agents."""
+    load = {"agents": {"count": 10, **values["agents"]}} if "agents" in values else {"rate": 10}
+    description = parse_description(Section({**values, **load}, where), {})
+    assert description is not None
+    return description
 
 
 def is_description(traffic: Section) -> bool:
@@ -103,12 +116,13 @@ def parse_description(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descrip
             raise InputError(
                 f"{traffic.path_of(key)}: is for a trace, and this traffic is described; drop {key}"
             )
-    if "rate" not in traffic:
-        raise InputError(f"{traffic.path_of('rate')}: is missing; say how many requests/s, such as rate: 30")
     task = _task(traffic, tasks)
     given = traffic.values
     section = Section({**(task.values if task else {}), **given}, traffic.where)
-    rate_rps, every_s = _parse_rate(section)
+    of_agents = {} if task is None else task.values.get("agents", {})
+    has_agents = is_of_agents(given, of_agents and {"agents": of_agents})
+    if "rate" not in traffic and not has_agents:
+        raise InputError(f"{traffic.path_of('rate')}: is missing; say how many requests/s, such as rate: 30")
     lengths, basis = [], [] if task is None else [f"task {task.name}: {task.of}"]
     for key in ("input", "output"):
         if key not in section:
@@ -118,12 +132,16 @@ def parse_description(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descrip
             )
         row = None if task is None or key not in given else task.values.get(key)
         lengths.append(_parse_lengths(section.get(key), section.path_of(key), row, basis))
+    agents = parse_agents(Section(given, traffic.where), of_agents, _read_lengths) if has_agents else None
+    rate_rps, every_s = ((agent_rate_rps(agents, lengths[1]),), HOUR_S) if agents else _parse_rate(section)
     joint, table = _parse_joint(section)
     gap_cv, fano = _parse_burstiness(section)
     tenants = section.whole_number("tenants", 1, most=MOST_COUNT)
     description = Description(
         rate_rps=rate_rps,
-        duration_s=_duration_s(section, rate_rps, every_s),
+        duration_s=_duration_s(
+            section, rate_rps, every_s, None if agents is None else agents.task_s(lengths[1])
+        ),
         input=lengths[0],
         output=lengths[1],
         every_s=every_s,
@@ -136,6 +154,7 @@ def parse_description(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descrip
         clients=_parse_clients(section, tenants),
         sessions=_parse_sessions(section),
         prefixes=_parse_prefixes(section),
+        agents=agents,
         tenants=tenants,
         basis=tuple(basis),
     )
@@ -214,7 +233,12 @@ def _parse_growth(traffic: Section) -> float:
     )
 
 
-def _duration_s(traffic: Section, rate_rps: tuple[float, ...], every_s: float) -> float:
+def _duration_s(
+    traffic: Section, rate_rps: tuple[float, ...], every_s: float, agent_task_s: float | None
+) -> float:
+    """Agents work long enough for a few tasks each."""
+    if agent_task_s is not None and "duration" not in traffic:
+        return math.ceil(max(USUAL_REQUESTS / rate_rps[0], USUAL_TASKS * agent_task_s))
     if "duration" in traffic:
         return traffic.positive("duration", "s")
     if len(rate_rps) > 1 and "weekly" not in traffic.get("rate", {}):
@@ -239,6 +263,10 @@ def _parse_lengths(value: object, where: str, row: object, basis: list[str]) -> 
         if key in given:
             return kind(Section.from_document(given, where, (key,)))
     return _parse_percentiles(given, where)
+
+
+def _read_lengths(value: object, where: str) -> Lengths:
+    return _parse_lengths(value, where, None, [])
 
 
 def _fixed(section: Section) -> Fixed:
@@ -413,8 +441,12 @@ def description_document(description: Description) -> dict[str, Any]:
     """The section `traffic` that `parse_description` reads as this description, growth worked in."""
     curve = [_without_point(rate * description.growth) for rate in description.rate_rps]
     rate: Any = {"curve": curve, "every": _show_duration(description.every_s)} if len(curve) > 1 else curve[0]
+    load: dict[str, Any] = {"rate": rate}
+    if description.agents is not None:
+        at_once = replace(description.agents, count=description.agent_count or 1)
+        load = {"agents": agents_document(at_once, _lengths_document)}
     document: dict[str, Any] = {
-        "rate": rate,
+        **load,
         "duration": _show_duration(description.duration_s),
         "input": _lengths_document(description.input),
         "output": _lengths_document(description.output),

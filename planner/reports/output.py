@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from planner import manifests
 from planner.documents.certificate import certificate_document, fact_document, facts_document
@@ -43,7 +44,7 @@ from planner.simulator.energy import ExpectedPower
 from planner.simulator.replay import STATUS, Simulation
 from planner.simulator.slo_verdict import InWindow, Verdict, chosen, gaps_s, measured, tenant_service
 from planner.simulator.utilisation import PoolUse
-from planner.slo_metrics import METRICS
+from planner.slo_metrics import METRICS, SloMetric
 from planner.solvers.placement import NodePlacement
 from planner.traffic.json_lines import to_jsonl
 
@@ -179,6 +180,12 @@ def _per_million(plan: Plan) -> Document:
     return {"tokens": plan.usd_per_million_tokens, "output_tokens": plan.usd_per_million_output_tokens}
 
 
+def _agents_document(plan: Plan) -> Document:
+    """Agents that the fleet carries, tasks per hour, USD per task; nothing for traffic without tasks."""
+    figures = plan.agent_figures
+    return {} if figures is None else {"agents": dataclasses.asdict(figures)}
+
+
 def _throughput(plan: Plan) -> Document:
     values = plan.throughput
     return {} if values is None else {"throughput": dataclasses.asdict(values)}
@@ -195,6 +202,7 @@ def _totals(plan: Plan) -> Document:
         "power": power_document(plan.power),
         "gpus": plan.fleet.gpus,
         "usd_per_million": _per_million(plan),
+        **_agents_document(plan),
         **_throughput(plan),
     }
 
@@ -272,6 +280,7 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
         "fleet": _fleet_summary(plan.fleet),
         "power": power_document(plan.power),
         "usd_per_million": _per_million(plan),
+        **_agents_document(plan),
         **_throughput(plan),
         "placement": placement_document(plan.placement),
         **_prefixes(plan),
@@ -327,6 +336,14 @@ def use_rows(uses: Sequence[PoolUse]) -> list[Document]:
     return [plain(dataclasses.asdict(use)) for use in uses]
 
 
+def _with_value(
+    row: SloMetric, simulation: Simulation, inside: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """(n,): the requests inside the measured window that have a value of this metric."""
+    with_value = row.has_value(simulation)
+    return inside if with_value is None else inside & with_value
+
+
 def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -> Document:
     """What `plan simulate --json` prints.
 
@@ -334,8 +351,6 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
     counts as infinite there, which is null, and is left out of the mean. `tbt_s` needs `record=True`.
     """
     inside = measured(simulation)
-    several = inside & (simulation.output_tokens > 1)
-    release_memory(simulation.output_tokens)
     finished = simulation.status == 0
     start_s = float(simulation.arrival_s[0])
     span_s = simulation.end_s - start_s
@@ -355,7 +370,9 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
         **{
             f"{key}_s": _gap_spread(simulation)
             if row.is_of_gaps
-            else spread(chosen(row.values_s(simulation), several if row.is_of_decodes else inside))
+            else spread(chosen(row.values_s(simulation), _with_value(row, simulation, inside)))
+            if row.is_shown(simulation)
+            else None
             for key, row in METRICS.items()
         },
         "requests_per_s": finished.sum() / span_s if span_s > 0 else None,

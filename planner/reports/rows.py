@@ -178,7 +178,6 @@ def percentile_rows(plan: Plan) -> Rows:
     """Every metric's spread, whether the SLO has it or not."""
     simulation = plan.simulation
     inside = measured(simulation)
-    several = inside & (simulation.output_tokens > 1)
     gaps, seen, every = sampled_gaps_s(simulation)
     about = "≈ " if every > 1 else ""
     spreads = [("Queue", "", spread(simulation.queue_s[inside]))]
@@ -186,7 +185,10 @@ def percentile_rows(plan: Plan) -> Rows:
         if row.is_of_gaps:
             spreads.append((row.name.capitalize(), about, spread(gaps, seen)))
             continue
-        values_s = row.values_s(simulation)[several if row.is_of_decodes else inside]
+        if not row.is_shown(simulation):
+            continue
+        with_value = row.has_value(simulation)
+        values_s = row.values_s(simulation)[inside if with_value is None else inside & with_value]
         spreads.append((row.name.capitalize(), "", spread(values_s)))
     head = ("Simulated", "Mean", *(percentile_name(p) for p in PERCENTILES))
     rows = [

@@ -288,6 +288,9 @@ def glance(plan: Plan) -> list[Glance]:
     """What one asks first: cost per month, what breaks it, what more traffic costs, what is measured."""
     paid, tokens, idles = plan.bill.usd_per_h, plan.usd_per_million_tokens, plan.bill.idle_gpus
     per_million = f"{tokens:.3g} USD per million tokens, prompts and answers"
+    if (agents := plan.agent_figures) is not None:
+        of_fleet = "" if agents.agents is None else f"{counted(agents.agents, 'agent')} on the fleet, "
+        per_million += f"; {of_fleet}{agents.usd_per_task:.3g} USD per task"
     idle = f"; {counted(idles, 'GPU')} of whole nodes paid and idle" if idles else ""
     return [
         Glance("Cost per month", month_text(paid), per_million + idle),

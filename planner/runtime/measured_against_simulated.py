@@ -235,7 +235,7 @@ def compare_parts(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolera
     chosen = measured(observed.requests)
     chosen &= (observed.requests.status == 0) & (predicted.requests.status == 0)
     rows = []
-    for metric in METRICS:
+    for metric in (key for key, row in METRICS.items() if not row.is_of_agents):
         (p, p_weight), (m, m_weight) = (side.values_s(metric, chosen) for side in (predicted, observed))
         rows += [
             PercentileRow(

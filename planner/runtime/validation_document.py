@@ -73,7 +73,7 @@ def validation_document(validation: Validation) -> dict[str, Any]:
         "scatter": {
             metric: _scatter_summary(*comparison.scatter(metric))
             for metric, row in METRICS.items()
-            if not row.is_of_gaps
+            if not (row.is_of_gaps or row.is_of_agents)
         },
         "steps": [
             {

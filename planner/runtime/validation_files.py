@@ -184,7 +184,7 @@ def _distributions(validation: Validation) -> list[Figure]:
     comparison = validation.comparison
     sides = {"measured": comparison.measured, "predicted": comparison.predicted}
     pictured = []
-    for metric in METRICS:
+    for metric in (key for key, row in METRICS.items() if not row.is_of_agents):
         curves = {name: _curve(run, metric, comparison) for name, run in sides.items()}
         if all(len(curve[0]) for curve in curves.values()):
             name = METRICS[metric].name

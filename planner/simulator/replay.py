@@ -47,6 +47,7 @@ from planner.simulator.layout import State
 from planner.simulator.offload_layout import Offload, make_offload
 from planner.simulator.pins import pin_prefixes
 from planner.simulator.policy_checks import check
+from planner.traffic.tasks import Tasks, tasks_of
 from planner.traffic.trace import Trace, last_tenth_s, measured_window, slo_windows_s, window_numbers
 
 Floats = npt.NDArray[np.float64]
@@ -120,6 +121,7 @@ class Simulation:
     # the run that `runs` are of
     gaps: GapCounts | None = None
     sampled_s: Floats = field(default_factory=lambda: np.zeros((0, 2)))
+    tasks: Tasks | None = None  # of the trace; None where no request waits for another
 
     @property
     def token_hit_frac(self) -> float | None:
@@ -143,8 +145,16 @@ def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]
     if limit.row.is_of_gaps:
         values = int((trace.output_tokens - 1).sum())
     else:
-        values = int((inside & (trace.output_tokens > 1) if limit.row.is_of_decodes else inside).sum())
+        values = int((inside & _has_value(limit, trace)).sum())
     return allowed_above(limit.percentile_frac, values)
+
+
+def _has_value(limit: Limit, trace: Trace) -> npt.NDArray[np.bool_]:
+    """(n,): which requests have a value of the limit's metric."""
+    if limit.row.is_of_tasks:
+        tasks = tasks_of(trace)
+        return np.zeros(len(trace), dtype=bool) if tasks is None else tasks.is_last
+    return trace.output_tokens > 1 if limit.row.is_of_decodes else np.ones(len(trace), dtype=bool)
 
 
 def simulate(
@@ -787,7 +797,7 @@ def _watched_in(limits: Sequence[Limit], trace: Trace, state: State, edges_s: Fl
         if limit.row.is_of_gaps:
             values = np.cumsum(np.bincount(of, trace.output_tokens - 1, len(row)))
         else:
-            seen = inside & (trace.output_tokens > 1) if limit.row.is_of_decodes else inside
+            seen = inside & _has_value(limit, trace)
             values = np.bincount(of[seen], minlength=len(row))
         allowed = [allowed_above(limit.percentile_frac, int(each)) for each in values]
         row["allowed"] = np.minimum(row["allowed"], allowed)
@@ -1015,6 +1025,7 @@ def results(
         edges_s=state.edges_s,
         counted_in=state.in_windows["counted"],
         violations_in=state.in_windows["violations"],
+        tasks=tasks_of(trace),
     )
 
 

@@ -151,13 +151,19 @@ def _values_s(simulation: Simulation, metric: Metric) -> Floats:
 def request_values_s(simulation: Simulation, metric: Metric) -> Floats:
     """The measured requests' values of a metric; infinite where a request never got that far."""
     values_s = _values_s(simulation, metric)
-    mask = measured(simulation)
-    if METRICS[metric].is_of_decodes:
-        mask &= simulation.output_tokens > 1
-        release_memory(simulation.output_tokens)
+    mask = _measured_with_value(simulation, metric)
     seen_s = chosen(values_s, mask)
     # A view is copied, because its array belongs to the simulation.
     return np.nan_to_num(seen_s, copy=seen_s.base is not None, nan=np.inf)
+
+
+def _measured_with_value(simulation: Simulation, metric: Metric) -> npt.NDArray[np.bool_]:
+    """(n,): the measured requests that have a value of the metric."""
+    mask = measured(simulation)
+    if (with_value := METRICS[metric].has_value(simulation)) is not None:
+        mask &= with_value
+        release_memory(simulation.output_tokens)
+    return mask
 
 
 def gap_runs(simulation: Simulation, window_s: tuple[float, float] | None = None) -> npt.NDArray[np.void]:
@@ -419,10 +425,7 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
 
 def _arrivals_s(simulation: Simulation, metric: Metric) -> Floats:
     """The arrival times of the requests whose values `request_values_s` gives."""
-    mask = measured(simulation)
-    return simulation.arrival_s[
-        mask & (simulation.output_tokens > 1) if METRICS[metric].is_of_decodes else mask
-    ]
+    return simulation.arrival_s[_measured_with_value(simulation, metric)]
 
 
 def _bounds_s(simulation: Simulation, edges_s: Floats) -> list[tuple[float, float]]:

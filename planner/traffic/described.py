@@ -32,6 +32,7 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
+from planner.traffic.agents import Agents, draw_agents
 from planner.traffic.lengths import Lengths
 from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges
 
@@ -114,6 +115,7 @@ class Description:
     clients: Clients = Clients()
     sessions: Sessions | None = None
     prefixes: Prefixes | None = None
+    agents: Agents | None = None  # In place of arrivals at a rate; `input` is then what a turn adds.
     tenants: int = 1
     name: str = "described traffic"
     basis: tuple[str, ...] = ()
@@ -134,6 +136,11 @@ class Description:
         return replace(self, growth=self.growth * factor, fano=fano)
 
     @property
+    def agent_count(self) -> int | None:
+        """How many agents work at once, with the growth; None where the traffic is not of agents."""
+        return None if self.agents is None else max(round(self.agents.count * self.growth), 1)
+
+    @property
     def is_curve(self) -> bool:
         return len(set(self.rate_rps)) > 1
 
@@ -152,6 +159,15 @@ class Description:
             return 0.0
         sums = np.cumsum(np.concatenate(([0.0], self.rate_rps, self.rate_rps)))
         return self.every_s * int(np.argmax(sums[whole : whole + intervals] - sums[:intervals]))
+
+
+def fit_context(description: Description, most_tokens: int) -> Description:
+    """The same with agents that compact their contexts before an LLM's longest."""
+    agents = description.agents
+    if agents is None or agents.most_tokens <= most_tokens:
+        return description
+    basis = (*description.basis, f"agents compact contexts of more than {most_tokens} tokens, the LLM's most")
+    return replace(description, agents=replace(agents, most_tokens=most_tokens), basis=basis)
 
 
 def check_description(description: Description) -> None:
@@ -186,6 +202,8 @@ def draw_requests(description: Description, *, seed: int) -> Trace:
     Raises InputError for what `check_description` refuses.
     """
     check_description(description)
+    if description.agents is not None:
+        return _draw_agents(description, description.agents, seed)
     rng = np.random.default_rng([seed, 20])
     at_s, client = _arrivals(description, rng)
     inside = at_s >= 0
@@ -228,6 +246,19 @@ def draw_requests(description: Description, *, seed: int) -> Trace:
         drawn_from=description,
     )
     return drawn
+
+
+def _draw_agents(description: Description, agents: Agents, seed: int) -> Trace:
+    """So many agents, with the growth: their number is rounded to a whole one."""
+    count = max(round(agents.count * description.growth), 1)
+    at_work = replace(agents, count=count)
+    lengths = description.input, description.output
+    drawn = draw_agents(at_work, lengths, description.duration_s, seed=seed, name=description.name)
+    note = (
+        f"{count} agents at once, drawn with seed {seed}: {int(drawn.task.max()) + 1} tasks of "
+        f"{len(drawn)} requests, in blocks of {drawn.prefix_block_tokens} tokens"
+    )
+    return replace(drawn, notes=(note, *description.basis), drawn_from=description)
 
 
 # -- arrivals ----------------------------------------------------------------------------------------------

@@ -255,6 +255,9 @@ def _with_waits(
         first += len(row)
     after = np.concatenate(edges)
     merged_trace = replace(merged_trace, after=after[np.lexsort((after[:, 0], after[:, 1]))])
+    copy = np.repeat(np.arange(len(rows)), [len(row) for row in rows])[order]
+    if trace.task.size:  # Each copy has tasks of its own.
+        merged_trace = replace(merged_trace, task=merged_trace.task + copy * (int(trace.task.max()) + 1))
     if not trace.has_prefixes:
         return merged_trace
     ids, which = np.unique(trace.prefix_ids, return_inverse=True)
@@ -262,7 +265,6 @@ def _with_waits(
     low, high = np.full(len(ids), len(trace)), np.full(len(ids), -1)
     np.minimum.at(low, which, of)
     np.maximum.at(high, which, of)
-    copy = np.repeat(np.arange(len(rows)), [len(row) for row in rows])[order]
     used = np.searchsorted(ids, merged_trace.prefix_ids)
     own = np.repeat(copy, np.diff(merged_trace.prefix_offsets)) * (low == high)[used]
     return replace(merged_trace, prefix_ids=used + own * len(ids))

@@ -63,6 +63,7 @@ class Trace:
     said. `adapter` indexes `adapters`, the LoRA adapters that the trace names, -1 for the LLM alone;
     requests of several adapters have no id in common.
     `tenant` indexes `tenants`, which is empty where the trace names none; `llm` and `llms` likewise.
+    `task` numbers the task of each request, empty where each session is one task (planner/traffic/tasks.py).
     `after` (e, 2) holds rows (request, parent), by parent: a request arrives `think_s` (n,) after the last of
     its parents has finished, and not before its `arrival_s`, which is when it would arrive if answers took no
     time (planner/traffic/sessions.py). Parents stand before those who wait for them.
@@ -82,6 +83,7 @@ class Trace:
     tenants: tuple[str, ...] = ()
     after: IntArray = field(default_factory=no_edges)
     think_s: FloatArray = field(default_factory=lambda: np.zeros(0))
+    task: IntArray = field(default_factory=no_ids)
     dropped: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     coarse_s: float = 0.0
@@ -111,7 +113,7 @@ class Trace:
         columns = (
             *(self.input_tokens, self.output_tokens, self.tenant, self.llm, self.adapter, self.think_s),
         )
-        if {len(column) for column in columns} != {n}:
+        if {len(column) for column in columns} != {n} or len(self.task) not in (0, n):
             raise TraceError(f"{self.name}: {n} arrivals, but other columns have another length")
         if not (self.arrival_s[0] >= 0 and _never_falls(self.arrival_s) and self.arrival_s[-1] < np.inf):
             raise TraceError(f"{self.name}: arrival_s must be finite, >= 0 and never fall; sort it by time")
@@ -193,6 +195,7 @@ class Trace:
             image_tokens=None if self.image_tokens is None else self.image_tokens[chosen],
             after=after[np.lexsort((after[:, 0], after[:, 1]))],
             think_s=chosen_of(self.think_s, chosen),
+            task=self.task[chosen] if self.task.size else self.task,
         )
 
     def of_llm(self, name: str) -> Trace:

@@ -48,6 +48,7 @@ from planner.simulator.replay import Simulation
 from planner.simulator.slo_verdict import Line, Verdict, measured, windows_s, worst_window
 from planner.solvers.master import FleetLimits
 from planner.solvers.placement import NodePlacement, as_dealt, place_fleet
+from planner.traffic.described import Description
 from planner.traffic.kinds import quarters_apart
 from planner.traffic.prefixes import alike_tokens_frac
 from planner.traffic.trace import Trace
@@ -604,8 +605,11 @@ def shared_copies_warnings(problem: Problem) -> tuple[Warned, ...]:
 
 
 def dying_away_warnings(problem: Problem, simulation: Simulation) -> tuple[Warned, ...]:
-    """A warning where sessions run on for long after the last new one began."""
-    if not problem.trace.after.size:
+    """A warning where sessions run on for long after the last new one began. Agents of a description work
+    until its end, all for about as long.
+    """
+    described = problem.trace.drawn_from
+    if not problem.trace.after.size or (isinstance(described, Description) and described.agents is not None):
         return ()
     late_frac = float((simulation.arrival_s > problem.trace.arrival_s[-1]).mean())
     return (facts.DyingAway(late_frac),) if late_frac > LATE_FRAC else ()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from planner.documents.certificate import Alternative, Certificate, Status, Throughput
 from planner.documents.facts import Price, Warned
 from planner.documents.robustness_facts import Made
@@ -16,6 +18,8 @@ from planner.simulator.energy import ExpectedPower, expected_power
 from planner.simulator.replay import Simulation
 from planner.simulator.slo_verdict import Verdict
 from planner.solvers.placement import NodePlacement
+from planner.traffic.described import Description
+from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
 
 
@@ -83,9 +87,45 @@ class Plan:
         """USD per million tokens of answers, of the same bill."""
         return self._usd_per_million(self.trace.output_tokens.sum())
 
+    @property
+    def agent_figures(self) -> AgentFigures | None:
+        """Tasks per hour and USD per task; None for traffic without tasks."""
+        return agent_figures(self.trace, self.simulation, self.bill.usd_per_h)
+
     def _usd_per_million(self, tokens: float) -> float:
         hours = served_s(self.trace, self.simulation) / 3600
         return float(self.bill.usd_per_h * hours / tokens * 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFigures:
+    """What a fleet does for agents: how many it has (None where nobody said), tasks it ends in an hour, and
+    USD for each task of the same bill.
+    """
+
+    agents: int | None
+    tasks_per_h: float
+    usd_per_task: float
+
+
+def agent_figures(trace: Trace, simulation: Simulation, usd_per_h: float) -> AgentFigures | None:
+    """None for traffic without tasks. Of described agents each does its tasks from its first request to its
+    last answer, and their rates add up; of a trace the tasks are those of the time to the last token.
+    """
+    if simulation.tasks is None:
+        return None
+    described = trace.drawn_from
+    agents = described.agent_count if isinstance(described, Description) else None
+    if agents is None:
+        per_s = len(simulation.tasks.last) / served_s(trace, simulation)
+    else:
+        agent = session_numbers(trace)
+        ends_s, begins_s = np.full(agents, -np.inf), np.full(agents, np.inf)
+        np.maximum.at(ends_s, agent, np.nan_to_num(simulation.arrival_s + simulation.e2e_s, nan=np.inf))
+        np.minimum.at(begins_s, agent, simulation.arrival_s)
+        tasks = np.bincount(agent[simulation.tasks.last], minlength=agents)
+        per_s = float((tasks / (ends_s - begins_s)).sum())
+    return AgentFigures(agents, 3600 * per_s, usd_per_h / (3600 * per_s) if per_s > 0 else np.inf)
 
 
 def served_s(trace: Trace, simulation: Simulation) -> float:

@@ -42,6 +42,7 @@ from planner.solvers.master import Floats, Option, attention_s
 from planner.solvers.required_work import find_deadlines, steady_work
 from planner.solvers.whole_nodes import node_of
 from planner.traffic.sessions import waits_for_others
+from planner.traffic.tasks import BoolArray, Tasks, tasks_of
 from planner.traffic.trace import IntArray, Trace
 from planner.traffic.workload import TraceLengths
 
@@ -418,6 +419,8 @@ def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
     if worker.speculation is not None:
         decoding_s = _drafted_s(worker, n, gaps)
     several = gaps > 0
+    if limit.row.is_of_tasks:
+        return 0.0  # Which requests make a task is not among the lengths.
     if not limit.row.is_of_gaps:
         values_s = limit.row.values_s(_idle_times(n, output, ttft_s, decoding_s))
         counts = several if limit.row.is_of_decodes else np.ones(len(n), bool)
@@ -432,14 +435,18 @@ def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _IdleTimes:
-    """Times (n,) of requests that are each alone on an idle worker; rows of SLO metrics read these fields."""
+    """Times (n,) of requests that are each alone on an idle worker; rows of SLO metrics read these fields. All
+    arrive at 0 and belong to no task.
+    """
 
+    arrival_s: Floats
     input_tokens: IntArray
     output_tokens: IntArray
     ttft_s: Floats
     tbt_max_s: Floats
     tpot_s: Floats
     e2e_s: Floats
+    tasks: None = None
 
 
 def _idle_times(
@@ -448,7 +455,7 @@ def _idle_times(
     """Times from TTFT and decoding times; the mean gap stands for the longest, which is no shorter."""
     mean_gap_s = decoding_s / np.maximum(output_tokens - 1, 1)
     lengths = input_tokens.astype(np.int64), output_tokens.astype(np.int64)
-    return _IdleTimes(*lengths, ttft_s, mean_gap_s, mean_gap_s, ttft_s + decoding_s)
+    return _IdleTimes(np.zeros(len(ttft_s)), *lengths, ttft_s, mean_gap_s, mean_gap_s, ttft_s + decoding_s)
 
 
 def _drafted_s(worker: WorkerType, input_tokens: Floats, gaps: Floats) -> Floats:
@@ -478,6 +485,20 @@ class Judged:
     perhaps: int
     perhaps_decoded: int
     has_gaps: bool
+    of_tasks: JudgedTasks | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JudgedTasks:
+    """The tasks of a trace with the lengths (n,) of all its requests. A task whose last request is nominally
+    of the warm-up may count or not, so it is taken to take no time: `is_sure` (n,) marks all other requests.
+    """
+
+    tasks: Tasks
+    input_tokens: Floats
+    output_tokens: Floats
+    shared_tokens: Floats
+    is_sure: BoolArray
 
 
 def judged(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Judged:
@@ -508,7 +529,34 @@ def judged(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Jud
         int(perhaps.sum()),
         int((perhaps & decoded).sum()),
         has_gaps,
+        _judged_tasks(slo, trace, shared_tokens, is_measured),
     )
+
+
+def _judged_tasks(
+    slo: Slo, trace: Trace, shared_tokens: IntArray | None, is_measured: BoolArray
+) -> JudgedTasks | None:
+    """None where no limit is on tasks, or the traffic has none."""
+    tasks = tasks_of(trace)
+    if tasks is None or not any(limit.row.is_of_tasks for limit in slo.limits):
+        return None
+    shared = np.zeros(len(trace)) if shared_tokens is None else shared_tokens.astype(float)
+    lengths = trace.input_tokens.astype(float), trace.output_tokens.astype(float)
+    return JudgedTasks(tasks, *lengths, shared, is_measured)
+
+
+def _least_of_tasks(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
+    """The limit's percentile if every request of every task had its fastest phases on idle workers."""
+    if (each := of.of_tasks) is None:
+        return 0.0
+    n, gaps = each.input_tokens, each.output_tokens - 1
+    latencies = dict.fromkeys((worker.latency, worker.speculation) for worker in types)
+    decoding_s = np.min([_decoding_s(*latency, n, gaps, of) for latency in latencies], axis=0)
+    ttft_s = np.min([idle_prefill_s(worker, n, each.shared_tokens) for worker in types], axis=0)
+    e2e_s = ttft_s + decoding_s
+    path_s = e2e_s if limit.metric == "task_served" else each.tasks.turn_s(e2e_s)
+    values_s = np.where(each.is_sure, each.tasks.served_s(path_s), 0.0)[each.tasks.last]
+    return percentile_s(values_s, limit.percentile_frac)
 
 
 def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
@@ -526,6 +574,8 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
         one = np.minimum(gaps, 1.0)
         first_s = np.min([_decoding_s(*latency, n, one, of) for latency in latencies], axis=0)
         return float(first_s[gaps > 0].min()) if of.has_gaps and (gaps > 0).any() else 0.0
+    if limit.row.is_of_tasks:
+        return _least_of_tasks(limit, types, of)
     decoding_s = np.min([_decoding_s(*latency, n, gaps, of) for latency in latencies], axis=0)
     ttft_s = np.min([idle_prefill_s(worker, n, of.shared_tokens) for worker in types], axis=0)
     values_s = limit.row.values_s(_idle_times(n, of.output_tokens, ttft_s, decoding_s))

@@ -1,0 +1,139 @@
+"""`traffic: agents` of slo.yaml: how many agents work at once, and what they are like.
+
+planner/traffic/agents.py says what the words mean.
+
+agents: 500                      # the rest from a task: row, such as task: coding-agent
+agents:
+  count: 500
+  turns: 8.8                     # of a task, geometric
+  tasks: 9.2                     # of a session, which keeps its context
+  tool: {mean: 5 s, cv: 2}       # before each turn but the first of a task
+  idle: {mean: 30 s, cv: 2}      # before each task
+  system: 32000                  # tokens that all prompts begin with
+  repository: {tokens: 10000, count: 100, skew: 0.6}
+  start: {mean: 15000, p50: 5000}     # a session's own tokens before its first turn
+  sub_agents: {per_task: 0.1, at_once: 4, turns: 6}
+  most_tokens: 200000
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from planner.errors import InputError
+from planner.files.document_values import Section, check_number, is_number
+from planner.traffic.agents import MOST_AGENTS, Agents, Pause, SubAgents
+from planner.traffic.lengths import Lengths
+from planner.traffic.trace import MAX_TOKENS
+from planner.units import shortest_digits, show_span
+
+KEYS = (
+    *("count", "turns", "tasks", "tool", "idle", "system", "repository", "start", "sub_agents"),
+    "most_tokens",
+)
+NOT_WITH_AGENTS = ("rate", "joint", "drift", "burstiness", "clients", "sessions", "prefixes", "tenants")
+
+
+def is_of_agents(given: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    """Whether traffic is of agents, by its own keys or by those of its task."""
+    return "agents" in given or "agents" in row
+
+
+def agent_rate_rps(agents: Agents, output: Lengths) -> float:
+    """Requests/s of all of them on a fleet of which a token takes NOMINAL_TOKEN_S."""
+    return agents.count * agents.task_requests() / agents.task_s(output)
+
+
+def parse_agents(
+    traffic: Section, row: Mapping[str, Any], read_lengths: Callable[[object, str], Lengths]
+) -> Agents:
+    """`row` is what a task says of agents, which `traffic` overrides key by key. Raises InputError naming the
+    key."""
+    if "agents" not in traffic:
+        raise InputError(
+            f"{traffic.path_of('agents')}: is missing; this task is of agents: say how many work at once, as "
+            "in agents: 500, and no rate"
+        )
+    for key in NOT_WITH_AGENTS:
+        if key in traffic:
+            raise InputError(
+                f"{traffic.path_of(key)}: agents come when their last answer is there and their tools are "
+                f"done; drop {key}, or agents"
+            )
+    value, where = traffic.get("agents"), traffic.path_of("agents")
+    given = {"count": value} if is_number(value) else value
+    if not isinstance(given, Mapping) or "count" not in given:
+        raise InputError(f"{where}: expected how many work at once, such as agents: 500")
+    section = Section.from_document({**row, **given}, where, KEYS)
+    repository = section.subsection("repository", ("tokens", "count", "skew"))
+    return Agents(
+        count=section.whole_number("count", most=MOST_AGENTS),
+        turns=_at_least_one(section, "turns"),
+        tasks=_at_least_one(section, "tasks"),
+        tool=_parse_pause(section, "tool"),
+        idle=_parse_pause(section, "idle"),
+        system_tokens=_tokens(section, "system"),
+        repository_tokens=_tokens(repository, "tokens"),
+        repositories=repository.whole_number("count", 1, most=100_000),
+        skew=repository.number("skew", 0.0, least=0.0),
+        start=read_lengths(section.get("start"), section.path_of("start")) if "start" in section else None,
+        sub_agents=_parse_sub_agents(section),
+        most_tokens=section.whole_number("most_tokens", Agents(1).most_tokens, most=MAX_TOKENS),
+    )
+
+
+def _at_least_one(section: Section, key: str) -> float:
+    return check_number(section.get(key, 1.0), section.path_of(key), least=1.0)
+
+
+def _tokens(section: Section, key: str) -> int:
+    value = check_number(section.get(key, 0), section.path_of(key), least=0.0)
+    if value != int(value) or value > MAX_TOKENS:
+        raise InputError(f"{section.path_of(key)}: expected whole tokens up to {MAX_TOKENS}, found {value:g}")
+    return int(value)
+
+
+def _parse_pause(section: Section, key: str) -> Pause:
+    if key not in section:
+        return Pause(0.0)
+    if not isinstance(section.get(key), Mapping):
+        return Pause(section.at_least(key, "s"))
+    part = section.subsection(key, ("mean", "cv"))
+    return Pause(part.at_least("mean", "s"), part.number("cv", 1.0, least=0.0))
+
+
+def _parse_sub_agents(section: Section) -> SubAgents | None:
+    if "sub_agents" not in section:
+        return None
+    part = section.subsection("sub_agents", ("per_task", "at_once", "turns"))
+    per_task = check_number(part.get_required("per_task"), part.path_of("per_task"), least=0.0)
+    return SubAgents(per_task, part.whole_number("at_once", 1, most=1000), _at_least_one(part, "turns"))
+
+
+def agents_document(agents: Agents, show_lengths: Callable[[Lengths], dict[str, Any]]) -> dict[str, Any]:
+    """The mapping that `parse_agents` reads as the same."""
+    document: dict[str, Any] = {
+        "count": agents.count,
+        "turns": agents.turns,
+        "tasks": agents.tasks,
+        "tool": _pause_document(agents.tool),
+        "idle": _pause_document(agents.idle),
+        "system": agents.system_tokens,
+        "repository": {"tokens": agents.repository_tokens, "count": agents.repositories, "skew": agents.skew},
+        "most_tokens": agents.most_tokens,
+    }
+    if agents.start is not None:
+        document["start"] = show_lengths(agents.start)
+    if (sub := agents.sub_agents) is not None:
+        document["sub_agents"] = {"per_task": sub.per_task, "at_once": sub.at_once, "turns": sub.turns}
+    return document
+
+
+def _pause_document(pause: Pause) -> dict[str, Any]:
+    text = show_span(pause.mean_s)
+    from_text = Section({"mean": text}, "pause").at_least("mean", "s")
+    return {
+        "mean": text if from_text == pause.mean_s else f"{shortest_digits(pause.mean_s)} s",
+        "cv": pause.cv,
+    }

@@ -1,0 +1,319 @@
+"""Agents at work: so many of them at once, each with one task after the other, drawn with a seed.
+
+    an agent    sessions, one after the other; a session: tasks that share one growing context
+    a task      what a user waits for: turns, of which each waits for the one before and for its tools
+    a turn      a request; its prompt is the whole session so far and what the tools, or the user, add
+    sub-agents  some turns send out several at once, each with a context of its own and turns of its own;
+                the next turn of the task waits for all of them
+
+How many agents there are is the load: an agent's next request comes when its last is answered and its tools
+are done, so a slow fleet gets fewer requests, not a longer queue. All of an agent's requests hang together by
+waits. Every prompt begins with the system prompt that all share, then with one of several repositories.
+
+Agents are drawn until each has worked for the duration if a token of output takes NOMINAL_TOKEN_S. Each has
+draws of its own, so that more agents are those that there were and others. At the beginning agents are
+somewhere within their first session, and begin one after the other within a turn.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planner.domain import KV_BLOCK_TOKENS
+from planner.errors import InputError
+from planner.traffic.lengths import Lengths
+from planner.traffic.trace import FloatArray, IntArray, Trace
+
+NOMINAL_TOKEN_S = 0.02  # An output token on a usual fleet: it decides how many tasks an agent is given.
+MOST_AGENT_IDS = 8_000_000  # Blocks are made larger until all prompts together have no more ids.
+MOST_AGENTS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A lognormal time by its mean [s] and coefficient of variation."""
+
+    mean_s: float
+    cv: float = 1.0
+
+    def draw(self, rng: np.random.Generator, count: int) -> FloatArray:
+        """(count,) in seconds."""
+        if not self.mean_s or not self.cv:
+            return np.full(count, self.mean_s)
+        variance = math.log1p(self.cv**2)
+        return rng.lognormal(math.log(self.mean_s) - variance / 2, math.sqrt(variance), count)
+
+
+@dataclass(frozen=True, slots=True)
+class SubAgents:
+    """`per_task` are sent out in the mean, `at_once` by one turn, each with `turns` turns (geometric)."""
+
+    per_task: float
+    at_once: int = 1
+    turns: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """So many agents at once. `turns` are those of a task, `tasks` those of a session (both geometric means);
+    `tool` is the time before each turn but a task's first, `idle` that before a task.
+
+    A session begins with `system_tokens` that all have, `repository_tokens` of one of `repositories` (the
+    k-th as often as k^-skew) and `start` of its own. A context that a turn would take beyond `most_tokens` is
+    compacted first: it begins anew, and shares with what was before no more than any other.
+    """
+
+    count: int
+    turns: float = 1.0
+    tasks: float = 1.0
+    tool: Pause = Pause(0.0)
+    idle: Pause = Pause(0.0)
+    system_tokens: int = 0
+    repository_tokens: int = 0
+    repositories: int = 1
+    skew: float = 0.0
+    start: Lengths | None = None
+    sub_agents: SubAgents | None = None
+    most_tokens: int = 131_072
+
+    def task_s(self, output: Lengths) -> float:
+        """Seconds of a task and of the pause before it, if a token takes NOMINAL_TOKEN_S."""
+        turn_s = output.mean_tokens * NOMINAL_TOKEN_S
+        of_others = 0.0
+        if (sub := self.sub_agents) is not None:
+            of_others = sub.per_task / sub.at_once * sub.turns * (turn_s + self.tool.mean_s)
+        return self.turns * turn_s + (self.turns - 1) * self.tool.mean_s + of_others + self.idle.mean_s
+
+    def task_requests(self) -> float:
+        """Requests of a task, sub-agents included."""
+        sub = self.sub_agents
+        return self.turns + (0.0 if sub is None else sub.per_task * sub.turns)
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """Requests as they are drawn, agent by agent; each request's parents stand before it."""
+
+    start_s: list[float] = field(default_factory=list)
+    think_s: list[float] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)
+    session: list[int] = field(default_factory=list)
+    repository: list[int] = field(default_factory=list)
+    task: list[int] = field(default_factory=list)
+    parents: list[tuple[int, ...]] = field(default_factory=list)
+
+    def add(
+        self, prompt: tuple[int, int], owner: tuple[int, int, int], think_s: float, parents: tuple[int, ...]
+    ) -> int:
+        """A request with a prompt and an answer of so many tokens, of (session, repository, task)."""
+        self.start_s.append(0.0)
+        self.think_s.append(think_s)
+        self.inputs.append(prompt[0])
+        self.outputs.append(prompt[1])
+        for column, value in zip((self.session, self.repository, self.task), owner, strict=True):
+            column.append(value)
+        self.parents.append(parents)
+        return len(self.inputs) - 1
+
+
+class _Agent:
+    """One agent that draws its requests into `drawn`, with its own random numbers."""
+
+    def __init__(
+        self, agents: Agents, lengths: tuple[Lengths, Lengths], drawn: _Drawn, rng: np.random.Generator
+    ) -> None:
+        self.agents, self.drawn, self.rng = agents, drawn, rng
+        self.input, self.output = lengths
+        shares = np.arange(1.0, agents.repositories + 1) ** -agents.skew
+        self.share_ends = np.cumsum(shares / shares.sum())
+        self.shared_tokens = agents.system_tokens + agents.repository_tokens
+        self.context_tokens = 0  # of the session so far
+
+    def work(self, duration_s: float, sessions: int, tasks: int) -> tuple[int, int]:
+        """Draw tasks until `duration_s` is over; `sessions` and `tasks` are numbered from there on. The next
+        numbers.
+        """
+        rng, agents = self.rng, self.agents
+        past = int(
+            rng.integers(0, max(round(agents.tasks), 1))
+        )  # tasks of the first session before the start
+        at_s, last, left, repository = 0.0, -1, 0, 0
+        while at_s < duration_s:
+            if left == 0:
+                left, sessions = int(rng.geometric(1 / agents.tasks)), sessions + 1
+                self.context_tokens = self._first_context() + self._said(past)
+                repository, past = int(np.searchsorted(self.share_ends, rng.uniform())), 0
+            pause_s = float(agents.idle.draw(rng, 1)[0])
+            took_s, last, sessions = self._task((sessions - 1, repository, tasks), pause_s, last, sessions)
+            at_s, left, tasks = at_s + pause_s + took_s, left - 1, tasks + 1
+        return sessions, tasks
+
+    def _first_context(self) -> int:
+        """Tokens with which a session begins, without what its first turn adds."""
+        own = 0 if self.agents.start is None else int(self._lengths(self.agents.start, 1)[0])
+        return self.shared_tokens + own
+
+    def _said(self, tasks: int) -> int:
+        """Tokens that so many tasks add to a session, no more than half of its room."""
+        if not tasks:
+            return 0
+        turns = int(self.rng.geometric(1 / self.agents.turns, tasks).sum())
+        said = int(self._lengths(self.input, turns).sum() + self._lengths(self.output, turns).sum())
+        room = (self.agents.most_tokens - self.shared_tokens) // 2
+        return min(said, int(self.rng.uniform(0, max(room, 1))))
+
+    def _lengths(self, lengths: Lengths, count: int) -> IntArray:
+        return lengths.of_scores(self.rng.standard_normal(count))
+
+    def _task(
+        self, owner: tuple[int, int, int], pause_s: float, last: int, sessions: int
+    ) -> tuple[float, int, int]:
+        """The nominal seconds of a task, its last request, the number of sessions."""
+        rng, agents = self.rng, self.agents
+        turns = int(rng.geometric(1 / agents.turns))
+        inputs, outputs = (
+            self._lengths(self.input, turns).tolist(),
+            self._lengths(self.output, turns).tolist(),
+        )
+        tools_s = agents.tool.draw(rng, turns).tolist()
+        sends = self._sending_turns(turns)
+        parents: tuple[int, ...] = () if last < 0 else (last,)
+        took_s, think_s = 0.0, pause_s
+        for turn in range(turns):
+            if self.context_tokens + inputs[turn] + outputs[turn] > agents.most_tokens:
+                self.context_tokens, sessions = self._first_context(), sessions + 1
+                owner = (sessions - 1, *owner[1:])
+            last = self._add(inputs[turn], outputs[turn], owner, think_s, parents)
+            parents, think_s = (last,), tools_s[turn]
+            took_s += outputs[turn] * NOMINAL_TOKEN_S + (think_s if turn + 1 < turns else 0.0)
+            if turn in sends:
+                parents, longest_s = self._send_out(owner, last, sessions)
+                sessions += len(parents)
+                took_s += longest_s
+        return took_s, last, sessions
+
+    def _add(
+        self,
+        input_tokens: int,
+        output_tokens: int,
+        owner: tuple[int, int, int],
+        think_s: float,
+        parents: tuple[int, ...],
+    ) -> int:
+        """One more request of the context, which grows by it; what has no room is cut off."""
+        most = self.agents.most_tokens
+        prompt_tokens = min(self.context_tokens + input_tokens, most - 1)
+        output_tokens = min(output_tokens, most - prompt_tokens)
+        self.context_tokens = prompt_tokens + output_tokens
+        return self.drawn.add((prompt_tokens, output_tokens), owner, think_s, parents)
+
+    def _sending_turns(self, turns: int) -> set[int]:
+        """The turns of a task that send out sub-agents."""
+        sub = self.agents.sub_agents
+        if sub is None or turns < 2:
+            return set()
+        times = int(self.rng.poisson(sub.per_task / sub.at_once))
+        return set(self.rng.integers(0, turns - 1, times).tolist())
+
+    def _send_out(
+        self, owner: tuple[int, int, int], sender: int, sessions: int
+    ) -> tuple[tuple[int, ...], float]:
+        """The last requests of all sub-agents of one turn, and the nominal seconds of the longest."""
+        sub, rng, own_tokens = self.agents.sub_agents, self.rng, self.context_tokens
+        assert sub is not None
+        ends, longest_s = [], 0.0
+        for k in range(sub.at_once):
+            turns = int(rng.geometric(1 / sub.turns))
+            inputs, outputs = self._lengths(self.input, turns), self._lengths(self.output, turns)
+            tools_s = self.agents.tool.draw(rng, turns)
+            tools_s[0] = 0.0
+            self.context_tokens, last = self.agents.system_tokens, sender
+            for added, said, think_s in zip(inputs.tolist(), outputs.tolist(), tools_s.tolist(), strict=True):
+                last = self._add(added, said, (sessions + k, -1, owner[2]), think_s, (last,))
+            ends.append(last)
+            longest_s = max(longest_s, float(outputs.sum()) * NOMINAL_TOKEN_S + float(tools_s.sum()))
+        self.context_tokens = own_tokens
+        return tuple(ends), longest_s
+
+
+def draw_agents(
+    agents: Agents, lengths: tuple[Lengths, Lengths], duration_s: float, *, seed: int, name: str
+) -> Trace:
+    """The requests of so many agents; `lengths` are tokens that a turn adds to the prompt, and of answers.
+
+    Raises InputError where what all prompts share has no room in `most_tokens`.
+    """
+    if agents.system_tokens + agents.repository_tokens >= agents.most_tokens:
+        raise InputError(
+            f"agents: the system prompt and the repository take {agents.system_tokens} + "
+            f"{agents.repository_tokens} tokens, and most_tokens is {agents.most_tokens}; raise it"
+        )
+    drawn, sessions, tasks, firsts = _Drawn(), 0, 0, []
+    spread_s = lengths[1].mean_tokens * NOMINAL_TOKEN_S + agents.tool.mean_s
+    for number in range(agents.count):
+        rng = np.random.default_rng([seed, 40, number])
+        first = len(drawn.inputs)
+        start_s = float(rng.uniform(0.0, spread_s))
+        sessions, tasks = _Agent(agents, lengths, drawn, rng).work(duration_s, sessions, tasks)
+        drawn.start_s[first], drawn.think_s[first] = start_s, 0.0
+        firsts.append(first)
+    return _trace(drawn, agents, name)
+
+
+def _trace(drawn: _Drawn, agents: Agents, name: str) -> Trace:
+    """The requests in order of nominal arrival, with the blocks of their prompts."""
+    n = len(drawn.inputs)
+    at_s = list(drawn.start_s)
+    for i, parents in enumerate(drawn.parents):
+        if parents:
+            at_s[i] = max(at_s[parent] for parent in parents) + drawn.think_s[i]
+    arrival_s = np.array(at_s)
+    depth = np.arange(n)  # Who waits without a pause stands behind those it waits for.
+    order = np.lexsort((depth, arrival_s))
+    place = np.empty(n, np.int64)
+    place[order] = np.arange(n)
+    edges = np.array(
+        [(place[i], place[parent]) for i, parents in enumerate(drawn.parents) for parent in parents], np.int64
+    ).reshape(-1, 2)
+    inputs = np.array(drawn.inputs)[order]
+    offsets, ids, block = _blocks(
+        inputs, np.array(drawn.session)[order], np.array(drawn.repository)[order], agents
+    )
+    return Trace(
+        name=name,
+        arrival_s=arrival_s[order] - arrival_s[order[0]],
+        input_tokens=inputs,
+        output_tokens=np.array(drawn.outputs)[order],
+        prefix_offsets=offsets,
+        prefix_ids=ids,
+        prefix_block_tokens=block,
+        after=edges[np.lexsort((edges[:, 0], edges[:, 1]))],
+        think_s=np.array(drawn.think_s)[order],
+        task=np.array(drawn.task)[order],
+    )
+
+
+def _blocks(
+    inputs: IntArray, session: IntArray, repository: IntArray, agents: Agents
+) -> tuple[IntArray, IntArray, int]:
+    """Offsets, ids and size of the prompts' blocks: those of the system prompt, of a repository, its own."""
+    block = KV_BLOCK_TOKENS
+    while int((inputs // block).sum()) > MOST_AGENT_IDS:
+        block *= 2
+    count = inputs // block
+    offsets = np.concatenate(([0], np.cumsum(count)))
+    number = np.arange(offsets[-1]) - np.repeat(offsets[:-1], count)
+    longest = int(count.max(initial=0)) + 1
+    of_system = number < agents.system_tokens // block
+    of_repository = number < (agents.system_tokens + agents.repository_tokens) // block
+    repositories, sessions = np.repeat(repository, count), np.repeat(session, count)
+    owner = np.where(
+        of_system,
+        0,
+        np.where(of_repository & (repositories >= 0), 1 + repositories, 1 + agents.repositories + sessions),
+    )
+    return offsets, (owner * longest + number).astype(np.int64), block

@@ -1,0 +1,112 @@
+"""Tasks of agents: requests that stand for one piece of work, and the times that all of it takes.
+
+A task is what a user waits for: its turns, the sub-agents that work for it, and the tools between. Where a
+trace says nothing of tasks each session is one. A request waits for several others where their results come
+together, so the requests of a task form a directed acyclic graph. Of each task t with requests i, arrivals
+a_i and end-to-end times e_i,
+
+    total time   = max_i (a_i + e_i) - min_i a_i
+    served time  = longest path over the requests of t, each as long as e_i, without pauses and tools
+
+Both are values of one request of the task, its last one in the trace; the others have none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.traffic.sessions import session_numbers
+from planner.traffic.trace import FloatArray, IntArray, Trace
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Tasks:
+    """`number` (n,) counts the tasks of a trace from 0 on; `after` (e, 2) has the rows (request, parent) of
+    waits inside tasks, by the depth of the request; `tools_s` (n,) are pauses inside tasks.
+    """
+
+    number: IntArray
+    after: IntArray
+    level_ends: IntArray  # where the waits of each depth end
+    tools_s: FloatArray
+
+    @cached_property
+    def last(self) -> IntArray:
+        """(T,): the request of each task that stands last in the trace."""
+        last = np.zeros(int(self.number.max()) + 1, np.int64)
+        last[self.number] = np.arange(len(self.number))
+        return last
+
+    @property
+    def is_last(self) -> BoolArray:
+        """(n,): which requests have the times of a task."""
+        marks = np.zeros(len(self.number), dtype=bool)
+        marks[self.last] = True
+        return marks
+
+    def turn_s(self, e2e_s: FloatArray) -> FloatArray:
+        """(n,): seconds of each request and of the tools before it, from the end of what it waited for."""
+        return e2e_s + self.tools_s
+
+    def total_s(self, arrival_s: FloatArray, e2e_s: FloatArray) -> FloatArray:
+        """(n,): seconds from the first arrival to the last end at the last request of each task, NaN at the
+        others and where a request of the task never ended.
+        """
+        ends_s = np.full(len(self.last), -np.inf)
+        np.maximum.at(ends_s, self.number, np.nan_to_num(arrival_s + e2e_s, nan=np.inf))
+        begins_s = np.full(len(self.last), np.inf)
+        np.minimum.at(begins_s, self.number, arrival_s)
+        return self._at_last(ends_s - begins_s)
+
+    def served_s(self, e2e_s: FloatArray) -> FloatArray:
+        """(n,): the longest path of each task in seconds of its requests, as `total_s`."""
+        own_s = np.nan_to_num(e2e_s, nan=np.inf)
+        since_s, start = own_s.copy(), 0
+        for end in self.level_ends.tolist():
+            child, parent = self.after[start:end].T
+            np.maximum.at(since_s, child, since_s[parent] + own_s[child])
+            start = end
+        longest_s = np.zeros(len(self.last))
+        np.maximum.at(longest_s, self.number, since_s)
+        return self._at_last(longest_s)
+
+    def _at_last(self, values_s: FloatArray) -> FloatArray:
+        at = np.full(len(self.number), np.nan)
+        at[self.last] = np.where(np.isfinite(values_s), values_s, np.nan)
+        return at
+
+
+_KNOWN: WeakKeyDictionary[Trace, Tasks] = WeakKeyDictionary()
+
+
+def tasks_of(trace: Trace) -> Tasks | None:
+    """The tasks of a trace; None where no request waits for another and no task is named."""
+    if not trace.after.size and not trace.task.size:
+        return None
+    if trace not in _KNOWN:
+        _KNOWN[trace] = _find_tasks(trace)
+    return _KNOWN[trace]
+
+
+def _find_tasks(trace: Trace) -> Tasks:
+    given = trace.task if trace.task.size else session_numbers(trace)
+    number = np.unique(given, return_inverse=True)[1].astype(np.int64)
+    child, parent = trace.after.T
+    within = number[child] == number[parent]
+    after = trace.after[within]
+    depths = [0] * len(trace)
+    for request, waited_for in after[np.argsort(after[:, 0], kind="stable")].tolist():
+        depths[request] = max(depths[request], depths[waited_for] + 1)
+    of_child = np.array(depths, np.int64)[after[:, 0]]
+    order = np.argsort(of_child, kind="stable")
+    level_ends = np.cumsum(np.bincount(of_child)) if len(after) else np.zeros(0, np.int64)
+    tools_s = np.zeros(len(trace))
+    tools_s[after[:, 0]] = trace.think_s[after[:, 0]]
+    return Tasks(number, after[order], level_ends.astype(np.int64), tools_s)
