@@ -435,8 +435,8 @@ def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _IdleTimes:
-    """Times (n,) of requests that are each alone on an idle worker; rows of SLO metrics read these fields. All
-    arrive at 0 and belong to no task.
+    """Times (n,) of requests that are each alone on an idle worker; rows of SLO metrics read these fields.
+    All arrive at 0 and belong to no task.
     """
 
     arrival_s: Floats
