@@ -15,7 +15,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,6 +50,7 @@ from planner.commands.prefixes_command import plan_prefixes
 from planner.commands.replan_command import replan
 from planner.commands.report_command import write_report
 from planner.commands.schedule_command import schedule
+from planner.commands.schema_command import write_schema
 from planner.commands.search_commands import find_goodput, search
 from planner.commands.simulate_command import simulate
 from planner.commands.trace_command import describe_trace
@@ -142,6 +143,7 @@ for _name, _command in (
     ("serve", validation.serve),
     ("watch", watch),
     ("ui", show_ui),
+    ("schema", write_schema),
 ):
     app.command(_name)(_command)
 app.add_typer(catalog_commands, name="catalog")
@@ -167,17 +169,7 @@ def main() -> None:
         sys.exit(_say(PlannerError(f"the answer cannot be written to stdout ({error.strerror})")))
     except InfeasibleError as error:
         if "--json" in sys.argv:
-            print_json(
-                {
-                    "status": "infeasible" if error.is_proved else "not found",
-                    "kind": error.kind,
-                    "constraint": error.constraint,
-                    "relaxation": error.relaxation,
-                    "message": str(error),
-                    "ways": [[asdict(change) for change in way] for way in error.ways],
-                    "most_kept": None if error.most_kept is None else asdict(error.most_kept),
-                }
-            )
+            print_json(error.to_dict())
         sys.exit(_say(error))
     except PlannerError as error:
         sys.exit(_say(error))

@@ -15,8 +15,8 @@ A message says in one line what was asked, what was found and what to change. An
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 
 class PlannerError(Exception):
@@ -117,6 +117,18 @@ class InfeasibleError(PlannerError):
     def constraint(self) -> str:
         """The binding limits in one line."""
         return ", ".join(self.constraints)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What a command prints with --json in place of a plan."""
+        return {
+            "status": "infeasible" if self.is_proved else "not found",
+            "kind": self.kind,
+            "constraint": self.constraint,
+            "relaxation": self.relaxation,
+            "message": str(self),
+            "ways": [[asdict(change) for change in way] for way in self.ways],
+            "most_kept": None if self.most_kept is None else asdict(self.most_kept),
+        }
 
     def of_llm(self, who: str) -> InfeasibleError:
         """The same error with the name of the LLM concerned, one of several."""

@@ -69,6 +69,16 @@ def quantity(value: object, unit: str, *, where: str, bare: bool = False) -> flo
     return number
 
 
+def unit_names(unit: str) -> tuple[str, ...]:
+    """How this unit of the library and its multiples may be written."""
+    return tuple(_FACTORS[unit])
+
+
+def needs_unit(unit: str) -> bool:
+    """Whether a number without one is refused."""
+    return unit in _NEEDS_UNIT
+
+
 _WRITTEN = {
     "GB/s": (1e9, "B/s"),
     "GB": (1e9, "B"),

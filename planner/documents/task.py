@@ -90,11 +90,11 @@ EACH_TARGET = "each"  # in place of a target: plan for the routers of each one
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
 MOST_TOKENS = 2**20  # in one step
 MAX_DP = 64
-_KEYS = (
+KEYS = (
     *("llm", "slo", "preset", "traffic", "fleet", "policies", "engine", "lora", "objective", "limits"),
     *("spare", "robust", "safety", "deploy", "day"),
 )
-_FLEET_KEYS = (
+FLEET_KEYS = (
     "gpus",
     "owned",
     "sold_as",
@@ -110,9 +110,12 @@ _FLEET_KEYS = (
     "price_of",
     "host_overhead",
 )
-_PRICE_OF_KEYS = ("provider", "term", "spot_interruptions_per_h", "spot_restart")
+TRAFFIC_KEYS = ("rate", "scale", "window", "draws", *READING, *DESCRIBED_KEYS)
+LIMIT_KEYS = ("power", "cost", "gpus")
+ROBUST_KEYS = ("step_times", "traffic", "spread")
+PRICE_OF_KEYS = ("provider", "term", "spot_interruptions_per_h", "spot_restart")
 _FIRM: tuple[Term, ...] = ("on-demand", "reserved-1y", "reserved-3y")
-_PRICE_KEYS = ("on_demand", "reserved", *COMMITTED, "spot", "spot_interruptions_per_h", "spot_restart")
+PRICE_KEYS = ("on_demand", "reserved", *COMMITTED, "spot", "spot_interruptions_per_h", "spot_restart")
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +294,7 @@ def has_several_llms(path: Path) -> bool:
 def check_keys(path: Path) -> None:
     """Refuse unknown keys in a slo.yaml of one LLM before anything else is checked."""
     if os.path.isfile(path) and "llms" not in (document := read_yaml(path)):  # noqa: PTH113 - as above
-        refuse_unknown(document, _KEYS, str(path))
+        refuse_unknown(document, KEYS, str(path))
 
 
 def read_document(path: Path, catalog: Catalog) -> dict[str, Any]:
@@ -314,11 +317,11 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     _check_one_llm(document, catalog, where)
     preset = _find_preset(document["preset"], catalog, where) if "preset" in document else None
     question = Section.from_document(document, where)
-    traffic = question.subsection("traffic", ("rate", "scale", "window", "draws", *READING, *DESCRIBED_KEYS))
+    traffic = question.subsection("traffic", TRAFFIC_KEYS)
     parse_reading(traffic)
     described = parse_description(traffic, catalog.tasks)
-    fleet = question.subsection("fleet", _FLEET_KEYS)
-    limits = question.subsection("limits", ("power", "cost", "gpus"))
+    fleet = question.subsection("fleet", FLEET_KEYS)
+    limits = question.subsection("limits", LIMIT_KEYS)
     policies = question.subsection("policies", POLICY_KEYS)
     target, prices_targets = _parse_target(question)
     window = traffic.get("window")
@@ -374,7 +377,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         ranks=_parse_ranks(fleet, llm, prefix_cache=choices.prefix_cache),
         max_num_batched_tokens=_parse_numbers(fleet, "max_num_batched_tokens", list(TOKEN_BUDGETS)),
         max_num_seqs=_parse_numbers(fleet, "max_num_seqs", MAX_NUM_SEQS),
-        robust=_parse_robust(question.subsection("robust", ("step_times", "traffic", "spread"))),
+        robust=_parse_robust(question.subsection("robust", ROBUST_KEYS)),
         safety=_parse_safety_or_default(question),
         deploy=target,
         prices_targets=prices_targets,
@@ -420,7 +423,7 @@ def _check_one_llm(document: Mapping[str, Any], catalog: Catalog, where: str) ->
             f"{where}: holds several LLMs (llms:), which `plan --slo FILE -o DIR` alone plans together; for "
             "anything else write one of them into a file of its own, with the fleet it may use"
         )
-    refuse_unknown(document, _KEYS, where)
+    refuse_unknown(document, KEYS, where)
     if not isinstance(document.get("llm"), str):
         present = repr(document["llm"]) if "llm" in document else "nothing"
         raise InputError(
@@ -557,7 +560,7 @@ def left_out_unnamed(llm: Llm, catalog: Catalog, priced: Collection[str]) -> tup
 def _gpus_with_given_price(fleet: Section, catalog: Catalog) -> set[str]:
     """The GPUs with a price in slo.yaml or from the provider that it names."""
     own = {catalog.gpu(str(written_name)).name for written_name in fleet.subsection("prices").values}
-    provider = fleet.subsection("price_of", _PRICE_OF_KEYS).get("provider")
+    provider = fleet.subsection("price_of", PRICE_OF_KEYS).get("provider")
     listed = (
         name for name, row in catalog.provenance.items() if name in catalog.gpus and provider is not None
     )
@@ -601,7 +604,7 @@ def _parse_prices(
         if not isinstance(given, Mapping):
             prices[name] = _parse_price(given, here)
             continue
-        terms = Section.from_document(given, here, _PRICE_KEYS)
+        terms = Section.from_document(given, here, PRICE_KEYS)
         firm = {
             kind: _parse_price(terms.get(kind), terms.path_of(kind))
             for kind in ("on_demand", "reserved")
@@ -633,7 +636,7 @@ def _find_offers(
     """
     if "price_of" not in fleet:
         return {}, (), dict(spot)
-    section = fleet.subsection("price_of", _PRICE_OF_KEYS)
+    section = fleet.subsection("price_of", PRICE_OF_KEYS)
     provider, term = section.plain_text("provider"), section.one_of("term", _FIRM, "on-demand")
     priced: dict[str, ProviderOffer] = {}
     missing: list[str] = []

@@ -1,0 +1,58 @@
+"""The JSON Schemas of answers: those of `planner.documents.answers`, and of certificate.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.documents import answers
+from planner.documents.certificate import IN_SENTENCES, Certificate
+from planner.documents.schemas.typed import fact_schema, schema_of
+from planner.documents.schemas.values import Schema
+
+ANSWERS: dict[str, Any] = {
+    "simulate": answers.SimulationAnswer,
+    "goodput": answers.GoodputAnswer,
+    "what-if": answers.WhatIfAnswer,
+    "compare": answers.CompareAnswer,
+}
+
+
+def answer_schema(name: str) -> Schema:
+    """What a command prints with --json; `name` is the command."""
+    if name == "plan":
+        return _plan_answer()
+    if name == "infeasible":
+        return schema_of(answers.InfeasibleAnswer)
+    return schema_of(ANSWERS[name])
+
+
+def _plan_answer() -> Schema:
+    """The plan with the classes of its certificate and of every fact."""
+    schema = schema_of(answers.PlanAnswer)
+    certificate, fact = schema_of(Certificate), fact_schema()
+    parts = schema["$defs"] | certificate["$defs"] | fact.pop("$defs")
+    parts["Fact"] = fact
+    _as_written(parts["Certificate"]["properties"])
+    plan = parts["PlanAnswer"]["properties"]
+    plan["certificate"] = {"$ref": "#/$defs/Certificate"}
+    plan["facts"]["additionalProperties"]["items"] = {"$ref": "#/$defs/Fact"}
+    return {"$ref": schema["$ref"], "$defs": dict(sorted(parts.items()))}
+
+
+def _as_written(certificate: dict[str, Schema]) -> None:
+    """Where `certificate_document` writes something else than the field: sentences, shares, reasons."""
+    sentences: Schema = {"type": "array", "items": {"type": "string"}}
+    certificate |= dict.fromkeys(IN_SENTENCES, sentences)
+    certificate["refuted"] = {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "properties": {
+                "label": {"type": "string"},
+                "reason": {"type": "string"},
+                "because": {"$ref": "#/$defs/Fact"},
+            },
+            "required": ["label", "reason", "because"],
+        },
+    }
+    certificate |= {key: {"type": "number"} for key in ("gap_frac", "level0_gap_frac")}

@@ -1,0 +1,168 @@
+"""The JSON Schemas of fleet.yaml, and of plan.yaml, which is a fleet with what is known of it."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from planner.documents import fits
+from planner.documents.catalog import SOLD_AS, Catalog
+from planner.documents.certificate import Status
+from planner.documents.fleet_file import (
+    EVENT_KEYS,
+    FLEET_KEYS,
+    MOST_SEQS,
+    PINNED_KEYS,
+    PLAN_KEYS,
+    WORKER_KEYS,
+)
+from planner.documents.policy_settings import MOST, MOST_STEP_TOKENS, POLICY_KEYS
+from planner.documents.schemas.slo_schema import (
+    engine_section,
+    kv_offload_section,
+    lora_section,
+    network_section,
+    policy_settings,
+    slo_section,
+    speculative_section,
+)
+from planner.documents.schemas.values import (
+    FLAG,
+    NUMBERS,
+    TEXT,
+    Schema,
+    any_of,
+    by_name,
+    number,
+    one_of,
+    quantity,
+    said,
+    section,
+    suggested,
+    whole,
+)
+from planner.domain import KV_BLOCK_TOKENS
+from planner.fleet import Role
+from planner.policies import BY_FIELD
+
+
+def fleet_schema(catalog: Catalog) -> Schema:
+    """fleet.yaml: what `plan simulate`, `goodput` and `compare` take."""
+    return section(_fleet_keys(catalog), FLEET_KEYS, required=("llm", "workers"))
+
+
+def plan_schema(catalog: Catalog) -> Schema:
+    """plan.yaml: the fleet, what it costs, what it was planned for and what was simulated."""
+    amount = number(least=0)
+    facts: dict[str, Schema] = {
+        "status": said(suggested(get_args(Status)), "What was proved of the plan."),
+        "cost_usd_per_h": said(amount, "What is paid, whole nodes where these are sold."),
+        "power_w": said(amount, "What the fleet may draw at most."),
+        "gpus": said(whole(0), "GPUs of all workers."),
+        "slo": said(slo_section(), "The SLO that the plan keeps."),
+        "max_model_len": whole(),
+    }
+    document = section(_fleet_keys(catalog) | facts, (*FLEET_KEYS, *PLAN_KEYS))
+    return document | {"required": ["status", "llm", "workers"]}
+
+
+def _fleet_keys(catalog: Catalog) -> dict[str, Schema]:
+    gpus = tuple(catalog.gpus)
+    return {
+        "llm": said(suggested(catalog.llms), "The LLM: a row of catalogs/llms.yaml, or a config.json."),
+        "workers": said(
+            {"type": "array", "items": worker_schema(catalog), "minItems": 1}, "The pools of the fleet."
+        ),
+        "policies": said(policies_schema(), "How requests are queued, batched, routed and admitted."),
+        "engine": said(engine_section(), "The engine whose host time and scheduler are simulated."),
+        "lora": said(lora_section(), "LoRA adapters that are served."),
+        "network": said(network_section(), "What carries KV blocks between workers."),
+        "events": said({"type": "array", "items": event_schema()}, "Workers that fail, return or slow down."),
+        "pinned": said({"type": "array", "items": _pinned_schema()}, "Prefixes that workers hold."),
+        "prices": said(by_name(quantity("usd_per_h", positive=False), gpus), "In place of the catalog's."),
+        "sold_as": said(by_name(one_of(SOLD_AS), gpus), "Whether whole nodes are sold, or single GPUs."),
+        "electricity": said(by_name(quantity("usd_per_kwh", positive=False), gpus), "Beside the prices."),
+        "max_model_len": said(whole(), "Tokens of the longest request."),
+    }
+
+
+def worker_schema(catalog: Catalog) -> Schema:
+    """One pool: so many workers of one type in one role."""
+    schemas: dict[str, Schema] = {
+        "name": said(TEXT, "The pool's name; its workers are name-0, name-1, ..."),
+        "role": said(one_of(get_args(Role)), "What its workers do; default: mixed."),
+        "gpu": said(suggested(catalog.gpus), "A row of catalogs/gpus.yaml; h100-80g@350W is capped."),
+        "tp": said(whole(), "GPUs that share every layer."),
+        "pp": said(whole(), "Pipeline stages."),
+        "ep": said(FLAG, "Whether every GPU has whole experts."),
+        "dp": said(whole(), "Data-parallel ranks."),
+        "count": said(whole(), "Workers of this pool."),
+        "latency": said(latency_schema(), "Step times: a fit's file or the fit; default: the catalog's."),
+        "kv_tokens": said(
+            whole(KV_BLOCK_TOKENS, MOST), "Tokens that its KV cache holds; default: what memory leaves."
+        ),
+        "max_num_seqs": said(whole(most=MOST_SEQS), "Requests of one step at most."),
+        "max_num_batched_tokens": said(whole(most=MOST_STEP_TOKENS), "Tokens of one step at most."),
+        "speculative": said(speculative_section(), "Drafted tokens."),
+    }
+    return section(schemas, WORKER_KEYS, required=("gpu",))
+
+
+def latency_schema() -> Schema:
+    """The name of a file, a fit of the five numbers, or another program's form."""
+    forms = [
+        section(
+            {"form": {"const": name}} | dict.fromkeys(lists, NUMBERS) | dict.fromkeys(numbers, number()),
+            required=("form",),
+        )
+        for name, (_, lists, numbers) in fits.FORMS.items()
+    ]
+    lists = ("knots_tokens", "f_s", fits.JOINT)
+    numbers = (*fits.NUMBERS, *fits.OPTIONAL, fits.MIXED)
+    schemas: dict[str, Schema] = {
+        "tp": whole(),
+        fits.EP: FLAG,
+        fits.DP: whole(),
+        fits.ALL2ALL: {"type": "string"},
+        "basis": TEXT,
+        "kind": TEXT,
+        "errors": {"type": "object"},
+        "simulated": {"type": "object", "required": ["form"]},
+        "spread": {"type": "object"},
+        **dict.fromkeys(lists, NUMBERS),
+        **dict.fromkeys(numbers, number()),
+    }
+    return any_of(TEXT, section(schemas, fits.FIT_KEYS, required=("knots_tokens", "f_s")), *forms)
+
+
+def policies_schema() -> Schema:
+    """Every row of planner/policies.py by its field, and the settings beside them."""
+    schemas: dict[str, Schema] = {
+        **{field: one_of(rows) for field, rows in BY_FIELD.items()},
+        **policy_settings(),
+        "max_num_batched_tokens": whole(most=MOST_STEP_TOKENS),
+        "prefix_cache": FLAG,
+        "kv_offload": kv_offload_section(),
+        "vidur_restarts": FLAG,
+    }
+    return section(schemas, POLICY_KEYS)
+
+
+def event_schema() -> Schema:
+    schemas = {
+        "at": quantity("s", positive=False),
+        "down": TEXT,
+        "up": TEXT,
+        "slow": TEXT,
+        "factor": number(above=0),
+    }
+    one_kind = {"oneOf": [{"required": [kind]} for kind in ("down", "up", "slow")]}
+    return section(schemas, EVENT_KEYS, required=("at",)) | one_kind
+
+
+def _pinned_schema() -> Schema:
+    schemas = {
+        "workers": {"type": "array", "items": TEXT, "minItems": 1},
+        "block_tokens": whole(most=MOST_STEP_TOKENS),
+        "block_ids": {"type": "array", "items": {"type": "integer"}, "minItems": 1},
+    }
+    return section(schemas, PINNED_KEYS, required=("workers", "block_ids"))

@@ -1,0 +1,426 @@
+"""The JSON Schema of slo.yaml: every key of the readers' tables, with its values."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, get_args
+
+from planner.documents import kv_offload_settings, lora_settings, several_llms_question, speculative, task
+from planner.documents.catalog import SOLD_AS, Catalog
+from planner.documents.commitments import KEYS as COMMITTED
+from planner.documents.electricity import Paid
+from planner.documents.engine_file import HOST_KEYS, NONE
+from planner.documents.engine_file import KEYS as ENGINE_KEYS
+from planner.documents.gpu_ownership import MOST_OWNED
+from planner.documents.network import KEYS as ALL_NETWORK_KEYS
+from planner.documents.network import PLAN_KEYS as NETWORK_KEYS
+from planner.documents.network import TOPOLOGY_KEYS, TRANSFERS
+from planner.documents.policy_choices import ANY, KNOWN, MEAN
+from planner.documents.policy_choices import KEYS as POLICY_CHOICES
+from planner.documents.policy_settings import POLICY_COUNTS, POLICY_NUMBERS, POLICY_SECONDS, POLICY_SHARES
+from planner.documents.safety import LEAST_KEPT_FRAC, MOST_KEPT_FRAC
+from planner.documents.schemas.values import (
+    ANYTHING,
+    FLAG,
+    NUMBERS,
+    TEXT,
+    Schema,
+    any_of,
+    by_name,
+    number,
+    one_of,
+    one_or_list,
+    quantity,
+    said,
+    section,
+    share,
+    suggested,
+    whole,
+)
+from planner.files.document_values import MOST
+from planner.fleet import MAX_PP
+from planner.models.engine import NAMES as ENGINES
+from planner.models.lora import MODULES
+from planner.models.speculation import METHODS, MOST_DRAFTS
+from planner.policies import BY_FIELD, ROUTERS_OF, STEPWISE
+from planner.slo_metrics import METRICS
+from planner.traffic.scaling import Scaling
+from planner.traffic.trace import MAX_TOKENS
+
+PERCENTILE = r"p(100(\.0+)?|[5-9]\d(\.\d+)?)"
+SECONDS = quantity("s")
+
+
+def slo_schema(catalog: Catalog) -> Schema:
+    """slo.yaml of one LLM, or of several under `llms`."""
+    parts = question_keys(catalog)
+    keys: dict[str, Schema] = {key: {"$ref": f"#/$defs/{key}"} for key in parts}
+    own = {key: keys[key] for key in several_llms_question.OWN} | {
+        "trace": said(TEXT, "The trace of this LLM, beside this file."),
+        "model": said(TEXT, "The rows of the trace whose column `model` says this."),
+    }
+    entry = section(own, required=("llm",)) | _one_slo()
+    named = entry | {"properties": {"name": TEXT, **entry["properties"]}}
+    llms = any_of(by_name(entry), {"type": "array", "items": named, "minItems": 1})
+    several = ("llms", *several_llms_question.SHARED, *several_llms_question.FOR_ALL)
+    document = section(keys | {"llms": said(llms, "Several LLMs on one stock, each with its SLO.")})
+    document["properties"] |= {key: keys[key] for key in ("llm", "slo", "preset")}
+    return document | {
+        "if": {"required": ["llms"]},
+        "then": {"propertyNames": {"enum": list(several)}},
+        "else": {"required": ["llm"], **_one_slo()},
+        "$defs": parts,
+    }
+
+
+def question_keys(catalog: Catalog) -> dict[str, Schema]:
+    """The keys of slo.yaml for one LLM."""
+    schemas = {
+        "llm": said(suggested(catalog.llms), "The LLM: a row of catalogs/llms.yaml, or a config.json."),
+        "slo": said(slo_section(), "What the fleet must keep: metric, percentile, limit."),
+        "preset": said(suggested(catalog.slos), "A row of catalogs/slos.yaml, in place of slo."),
+        "traffic": said(
+            traffic_section(catalog), "Which traffic: a rate and part of the trace, or a description."
+        ),
+        "fleet": said(fleet_section(catalog), "Which GPUs may be used, and what they cost."),
+        "policies": said(policies_section(), "What the plan may choose of queues, routing and caches."),
+        "engine": said(engine_section(), "The engine whose host time and scheduler are simulated."),
+        "lora": said(lora_section(), "LoRA adapters that are served."),
+        "objective": said(
+            one_of((*get_args(task.Objective), task.SAME_AS_COST)), "What to make least, or the most traffic."
+        ),
+        "limits": said(
+            section(
+                {"power": quantity("w"), "cost": quantity("usd_per_h"), "gpus": whole(most=MOST)},
+                task.LIMIT_KEYS,
+            ),
+            "What the fleet may take at most.",
+        ),
+        "spare": said(
+            any_of(whole(0), {"type": "string", "pattern": r"^\s*\d{1,4}\s*(workers?|nodes?)?\s*$"}),
+            "Workers or nodes that may fail: '1 worker', '1 node'.",
+        ),
+        "robust": said(
+            section({"step_times": share(), "traffic": share(), "spread": FLAG}, task.ROBUST_KEYS),
+            "In place of safety: how far steps and traffic may be off, all at once.",
+        ),
+        "safety": said(
+            any_of(
+                {"const": "none"},
+                section({"kept_in": share(least=LEAST_KEPT_FRAC, most=MOST_KEPT_FRAC), "growth": share()}),
+            ),
+            "In what share of scenarios the SLO must be kept, with how much growth; or none.",
+        ),
+        "deploy": said(
+            section({"target": one_of((*ROUTERS_OF, task.EACH_TARGET))}, required=("target",)),
+            "The deployment target whose router is simulated; each: a price for every target.",
+        ),
+        "day": said(day_section(), "How pools may change during a day; read by `plan day`."),
+    }
+    return {key: schemas.get(key, ANYTHING) for key in task.KEYS}
+
+
+def _one_slo() -> Schema:
+    return {"oneOf": [{"required": ["slo"]}, {"required": ["preset"]}]}
+
+
+def slo_section() -> Schema:
+    """`ttft: {p90: 2 s}` or `ttft_p90: 2 s`."""
+    lines: Schema = {
+        "type": "object",
+        "patternProperties": {f"^{PERCENTILE}$": SECONDS},
+        "additionalProperties": False,
+        "minProperties": 1,
+    }
+    metrics = {
+        key: said(lines, f"{row.name[0].upper()}{row.name[1:]}: limits by percentile, such as p90: 2 s.")
+        for key, row in METRICS.items()
+    }
+    beside = {
+        "attainment": said(number(above=0, most=1), "Share of requests that keep all their limits at once."),
+        "every": said(SECONDS, "The SLO must hold in every window of this length."),
+    }
+    limits = section(beside, such={f"^({'|'.join(METRICS)})_{PERCENTILE}$": SECONDS})
+    no_limit = {"propertyNames": {"enum": list(beside)}}
+    return limits | {"properties": metrics | limits["properties"], "not": no_limit}
+
+
+def traffic_section(catalog: Catalog) -> Schema:
+    schemas: dict[str, Schema] = {
+        "rate": said(any_of(quantity("rps"), *rate_curves()), "Requests/s; default: the trace's own."),
+        "scale": said(one_of(get_args(Scaling)), "How a trace is brought to the rate."),
+        "window": said(TEXT, "The part of the trace: whole, busiest 10 min, 0:10:00-0:20:00."),
+        "draws": said(whole(), "The SLO must be kept on each of so many draws of the traffic."),
+        "map": said({"type": "object"}, "Which column of a log is what: {arrival: created_at, ...}."),
+        "timezone": said(TEXT, "Of times in a log that have none: Europe/Berlin."),
+        "format": said(TEXT, "The log's format, where it is not found out."),
+        "task": said(suggested(catalog.tasks), "What requests are like: a row of catalogs/tasks.yaml."),
+        "duration": said(SECONDS, "How long a time is drawn."),
+        "growth": said(
+            section(
+                {"per_month": share(most=10), "months": number(least=0)}, required=("per_month", "months")
+            ),
+            "Growth of the rate until the plan is used.",
+        ),
+        "drift": said(
+            section({"input": NUMBERS, "output": NUMBERS}), "Of lengths, by intervals of the rate."
+        ),
+        "input": said(lengths(), "Prompt tokens: a mean, or mean and percentiles."),
+        "output": said(lengths(), "Tokens of an answer, likewise."),
+        "joint": said(
+            any_of(
+                {"type": "number", "exclusiveMinimum": -1, "exclusiveMaximum": 1},
+                section({"table": {"type": "array", "items": NUMBERS, "minItems": 2}}, required=("table",)),
+            ),
+            "Rank correlation of prompt and answer.",
+        ),
+        "burstiness": said(
+            section({"cv": number(least=0, most=100), "fano": by_name(number(above=0))}),
+            "CV of gaps between requests, Fano factors by window.",
+        ),
+        "clients": said(
+            section(
+                {
+                    "count": whole(),
+                    "skew": number(least=0, most=10),
+                    "cv": number(least=0, most=100),
+                    "lengths": share(most=0.99),
+                }
+            ),
+            "How many clients send the requests, and how unequal they are.",
+        ),
+        "sessions": said(
+            section(
+                {
+                    "turns": number(least=1),
+                    "think_time": quantity("s", positive=False),
+                    "most_tokens": whole(most=MAX_TOKENS),
+                },
+                required=("turns", "think_time"),
+            ),
+            "Conversations: every turn repeats what came before.",
+        ),
+        "prefixes": said(
+            section(
+                {"shared": whole(most=MAX_TOKENS), "count": whole(), "skew": number(least=0)},
+                required=("shared",),
+            ),
+            "Tokens at the beginning that prompts share.",
+        ),
+        "tenants": said(whole(), "How many tenants the clients belong to."),
+    }
+    return section(schemas, task.TRAFFIC_KEYS)
+
+
+def rate_curves() -> tuple[Schema, ...]:
+    """A rate by interval, or by the hours of a week."""
+    rates: Schema = {"type": "array", "items": number(least=0), "minItems": 1}
+    week = any_of(rates, {"type": "array", "items": rates, "minItems": 7, "maxItems": 7})
+    return (
+        section({"curve": rates, "every": SECONDS}, required=("curve", "every")),
+        section({"weekly": week, "mean": quantity("rps"), "peak": quantity("rps")}, required=("weekly",)),
+    )
+
+
+def lengths() -> Schema:
+    tokens = number(least=1)
+    return any_of(
+        tokens,
+        section({"fixed": whole(most=MAX_TOKENS)}, required=("fixed",)),
+        section(
+            {"lognormal": section({"mean": tokens, "cv": number(least=0)}, required=("mean",))},
+            required=("lognormal",),
+        ),
+        section(
+            {"histogram": section({"edges": NUMBERS, "counts": NUMBERS}, required=("edges", "counts"))},
+            required=("histogram",),
+        ),
+        section({"mean": tokens, "max": tokens}, such={r"^p\d{1,2}(\.\d+)?$": tokens}) | {"minProperties": 1},
+    )
+
+
+def fleet_section(catalog: Catalog) -> Schema:
+    """The section `fleet` of slo.yaml: what may be bought, and at which prices."""
+    gpus = tuple(catalog.gpus)
+    price = quantity("usd_per_h", positive=False)
+    spot = {"spot_interruptions_per_h": share(most=60), "spot_restart": SECONDS}
+    terms = section(
+        {"on_demand": price, "reserved": price, **dict.fromkeys(COMMITTED, price), "spot": price, **spot},
+        task.PRICE_KEYS,
+    ) | {"dependentRequired": {"spot": ["spot_interruptions_per_h"]} | {key: ["spot"] for key in spot}}
+    stock = {"type": ["integer", "null"], "minimum": 0, "maximum": MOST}
+
+    def numbers(most: int = task.MOST_TOKENS) -> Schema:
+        return one_or_list(whole(most=most))
+
+    schemas: dict[str, Schema] = {
+        "gpus": said(
+            any_of(
+                by_name(any_of(stock, {"const": "unlimited"}), gpus),
+                {"type": "array", "items": suggested(gpus)},
+            ),
+            "GPUs that may be used, with the stock of each; default: all with measured step times.",
+        ),
+        "owned": said(by_name(whole(0, MOST_OWNED), gpus), "How many of them are already there."),
+        "sold_as": said(by_name(one_of(SOLD_AS), gpus), "Whether whole nodes are sold, or single GPUs."),
+        "electricity": said(
+            section(
+                {"price": quantity("usd_per_kwh"), "pue": number(least=1), "of": one_of(get_args(Paid))},
+                required=("price", "pue"),
+            ),
+            "What electricity costs beside the GPUs' prices.",
+        ),
+        "unchecked": said(FLAG, "Whether GPUs whose step times nobody checked may be used."),
+        "per_gpu": said(FLAG, "Whether to plan on each GPU type alone too."),
+        "pp": said(numbers(MAX_PP), "Pipeline stages of a worker that may be chosen."),
+        "dp": said(numbers(task.MAX_DP), "Data-parallel ranks of a worker that may be chosen."),
+        "max_num_batched_tokens": said(numbers(), "Tokens per step of an engine that may be chosen."),
+        "max_num_seqs": said(numbers(), "Requests per step of an engine that may be chosen."),
+        "network": said(network_section(NETWORK_KEYS), "What carries KV blocks between workers."),
+        "prices": said(by_name(any_of(price, terms), gpus), "Prices in place of the catalog's."),
+        "price_of": said(
+            section(
+                {"provider": TEXT, "term": one_of(("on-demand", *COMMITTED.values())), **spot},
+                task.PRICE_OF_KEYS,
+                required=("provider",),
+            ),
+            "A provider whose price list counts.",
+        ),
+        "host_overhead": said(quantity("s", positive=False), "Added to every step, in place of engine."),
+    }
+    return section(schemas, task.FLEET_KEYS)
+
+
+def network_section(known: tuple[str, ...] = ALL_NETWORK_KEYS) -> Schema:
+    speed = quantity("bytes_per_s")
+    schemas: dict[str, Schema] = {
+        "bandwidth": speed,
+        "latency": quantity("s", positive=False),
+        "transfer": one_of(TRANSFERS),
+        "topology": section(
+            {"within": speed, "nodes_per_rack": whole(), "rack_bandwidth": speed}, TOPOLOGY_KEYS
+        ),
+        "layerwise_from": whole(0),
+        "shared": FLAG,
+    }
+    return section(schemas, known)
+
+
+def policies_section() -> Schema:
+    """What may be chosen of every field of `Policies`, and the settings of fleet.yaml."""
+    rows = {
+        field: [row.name for row in known.values() if STEPWISE in row.engines]
+        for field, known in BY_FIELD.items()
+    }
+    schemas: dict[str, Schema] = {
+        field: said(
+            any_of({"const": ANY}, one_or_list(one_of(names), distinct=True)),
+            f"What may be chosen as {field.replace('_', ' ')}; any: all that the target has.",
+        )
+        for field, names in rows.items()
+    } | {
+        **policy_settings(),
+        "prediction": said(
+            one_or_list(any_of(one_of((ANY, KNOWN, MEAN)), share()), distinct=True),
+            "What schedulers believe of output lengths.",
+        ),
+        "longest_wait": said(SECONDS, "Nobody is overtaken by what arrives this much later."),
+        "prefix_cache": said(FLAG, "Whether hits in prefix caches may be counted on."),
+        "kv_offload": said(kv_offload_section(), "CPU memory behind the prefix caches."),
+        "research": said(FLAG, "Whether any stands for what nothing deploys, too."),
+    }
+    return section(schemas, POLICY_CHOICES)
+
+
+def policy_settings() -> dict[str, Schema]:
+    """The settings of policies by their key, in fleet.yaml and slo.yaml."""
+    return {
+        **dict.fromkeys(POLICY_SECONDS, quantity("s")),
+        **dict.fromkeys(POLICY_COUNTS, whole(0)),
+        **dict.fromkeys(POLICY_SHARES, share()),
+        **dict.fromkeys(POLICY_NUMBERS, number(above=0)),
+        "headroom": any_of(number(above=0, most=1), TEXT),
+        "tenant_weights": by_name(number(above=0)),
+    }
+
+
+def kv_offload_section() -> Schema:
+    schemas = {"size": quantity("bytes"), "bandwidth": quantity("bytes_per_s"), "shared": FLAG}
+    of_gpu = section(schemas, kv_offload_settings.KEYS, required=("size", "bandwidth"))
+    return any_of({"const": kv_offload_settings.NONE}, of_gpu)
+
+
+def engine_section() -> Schema:
+    host = section(dict.fromkeys(HOST_KEYS, quantity("s", positive=False)))
+    schemas: dict[str, Schema] = {
+        "name": one_of(ENGINES),
+        "version": any_of({"type": "string", "pattern": r"^v?\d{1,4}(\.\d{1,4}){1,3}$"}, {"type": "number"}),
+        "async_scheduling": FLAG,
+        "host": host,
+        "rest": host,
+        "front_end": quantity("s", positive=False),
+        "tokens_per_s": number(above=0),
+        "basis": TEXT,
+        "nearest": FLAG,
+        "checked": FLAG,
+        "images": ANYTHING,
+        "speculative": speculative_section(),
+    }
+    return any_of(one_of((*ENGINES, NONE)), section(schemas, ENGINE_KEYS))
+
+
+def speculative_section() -> Schema:
+    schemas: dict[str, Schema] = {
+        "method": one_of(METHODS),
+        "tokens": one_or_list(whole(0, MOST_DRAFTS)),
+        "acceptance": any_of(share(), TEXT, {"type": "array", "items": share()}),
+        "model": TEXT,
+        "draft": share(most=speculative.MOST_FRAC),
+        "draft_step": quantity("s", positive=False),
+        "basis": TEXT,
+    }
+    drafts = section(schemas, speculative.KEYS, required=("method", "tokens", "acceptance"))
+    return any_of({"const": speculative.NONE}, drafts)
+
+
+def lora_section() -> Schema:
+    schemas: dict[str, Schema] = {
+        "max_loras": whole(),
+        "max_rank": whole(),
+        "adapters": any_of(
+            whole(most=lora_settings.MOST_ADAPTERS), {"type": "array", "items": TEXT, "minItems": 1}
+        ),
+        "max_cpu_loras": whole(),
+        "targets": any_of({"const": "all"}, {"type": "array", "items": one_of(MODULES), "minItems": 1}),
+        "link": quantity("bytes_per_s"),
+        "disk": quantity("bytes_per_s"),
+        "longer": share(most=10),
+    }
+    required = ("max_loras", "max_rank", "adapters")
+    return any_of({"const": lora_settings.NONE}, section(schemas, lora_settings.KEYS, required=required))
+
+
+def day_section() -> Schema:
+    settings: Any = import_module("planner.day.day_settings")  # which imports documents itself
+    table: Any = import_module("planner.day.controllers.table")
+    controller = any_of({"type": "object"}, {"type": "null"})
+    named = by_name(controller, table.CONTROLLERS)
+    schemas: dict[str, Schema] = {
+        "every": said(SECONDS, "The grid on which the optimum changes sizes."),
+        "controllers": any_of(TEXT, {"type": "array", "items": TEXT}, named),
+        "train": any_of(number(), TEXT),
+        "start": quantity("s", positive=False),
+        "storage": TEXT,
+        "image": TEXT,
+        "warm": whole(0),
+        "warm_start": quantity("s", positive=False),
+        "drain": SECONDS,
+        "billing": one_of(settings.BILLED_S),
+        "least": whole(0),
+        "most": whole(),
+        "missed_window": number(least=0),
+        "optimum": FLAG,
+        "fleets": one_of((settings.ALL_FLEETS, settings.PLAN_ALONE)),
+        "oracle": FLAG,
+    }
+    return section(schemas, settings.KEYS)

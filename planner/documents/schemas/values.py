@@ -1,0 +1,123 @@
+"""JSON Schemas of single values as files may hold them: quantities with units, shares, names, sections.
+
+A schema says what has the right shape. Whether values fit together, or name a row of a catalog, only the
+reader of the file knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from planner.units import needs_unit, unit_names
+
+Schema = dict[str, Any]
+
+_DIGITS = r"(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
+TEXT: Schema = {"type": "string", "minLength": 1}
+FLAG: Schema = {"type": "boolean"}
+NUMBERS: Schema = {"type": "array", "items": {"type": "number"}}
+ANYTHING: Schema = {}
+
+
+def said(schema: Schema, words: str) -> Schema:
+    """The schema with a sentence for people, which editors show."""
+    return {"description": words, **schema}
+
+
+def one_of(names: Iterable[str]) -> Schema:
+    return {"enum": list(names)}
+
+
+def suggested(names: Iterable[str]) -> Schema:
+    """Any text; editors offer these names."""
+    return {"anyOf": [{"enum": list(names)}, TEXT]}
+
+
+def any_of(*schemas: Schema) -> Schema:
+    return {"anyOf": list(schemas)}
+
+
+def one_or_list(schema: Schema, *, distinct: bool = False) -> Schema:
+    unique = {"uniqueItems": True} if distinct else {}
+    return any_of(schema, {"type": "array", "items": schema, "minItems": 1, **unique})
+
+
+def whole(least: int = 1, most: int | None = None) -> Schema:
+    return {"type": "integer", "minimum": least} | ({} if most is None else {"maximum": most})
+
+
+def number(*, least: float | None = None, above: float | None = None, most: float | None = None) -> Schema:
+    return (
+        {"type": "number"}
+        | ({} if least is None else {"minimum": least})
+        | ({} if above is None else {"exclusiveMinimum": above})
+        | ({} if most is None else {"maximum": most})
+    )
+
+
+def quantity(unit: str, *, positive: bool = True) -> Schema:
+    """ "200 ms", and a bare number where the unit may be left out; 0 never needs one."""
+    names = "|".join(re.escape(name) for name in sorted(unit_names(unit), key=len, reverse=True))
+    optional = "" if needs_unit(unit) else "?"
+    above_zero = "(?=[^a-zA-Z/$]*[1-9])" if positive else ""
+    written: Schema = {
+        "type": "string",
+        "pattern": rf"^{above_zero}\s*\+?{_DIGITS}\s*({names}){optional}\s*$",
+    }
+    if needs_unit(unit):
+        return written if positive else any_of(written, {"const": 0})
+    return any_of(number(above=0) if positive else number(least=0), written)
+
+
+def share(*, least: float = 0, most: float = 1.0) -> Schema:
+    """0.1 or "10 %"."""
+    return any_of(
+        number(least=least, most=most), {"type": "string", "pattern": rf"^\s*\+?{_DIGITS}\s*%?\s*$"}
+    )
+
+
+def section(
+    schemas: Mapping[str, Schema],
+    known: Collection[str] | None = None,
+    *,
+    required: Collection[str] = (),
+    such: Mapping[str, Schema] | None = None,
+) -> Schema:
+    """A mapping with these keys alone, in the order of `known`; null stands for a key that is left out.
+
+    `such` has schemas of further keys, by pattern.
+    """
+    keys = schemas if known is None else {key: schemas.get(key, ANYTHING) for key in known}
+    document: Schema = {
+        "type": "object",
+        "properties": {key: schema if key in required else or_null(schema) for key, schema in keys.items()},
+        "additionalProperties": False,
+    }
+    if such:
+        document["patternProperties"] = dict(such)
+    if required:
+        document["required"] = list(required)
+    return document
+
+
+def by_name(schema: Schema, names: Iterable[str] = ()) -> Schema:
+    """A mapping from names to values; editors offer these names."""
+    offered = list(names)
+    return {"type": "object", "additionalProperties": schema} | (
+        {"propertyNames": suggested(offered)} if offered else {}
+    )
+
+
+def or_null(schema: Schema) -> Schema:
+    """The schema, or null."""
+    if not schema.keys() - {"description"}:
+        return schema
+    if isinstance(schema.get("type"), str) and "enum" not in schema and "const" not in schema:
+        return schema | {"type": [schema["type"], "null"]}
+    if "enum" in schema:
+        return schema | {"enum": [*schema["enum"], None]}
+    if schema.keys() <= {"anyOf", "description"}:
+        return schema | {"anyOf": [*schema["anyOf"], {"type": "null"}]}
+    return {"anyOf": [schema, {"type": "null"}]}
