@@ -25,7 +25,7 @@ MODULES: dict[str, list[str]] = {}  # the last part of a module's name: the modu
 for path in (ROOT / "planner").rglob("*.py"):
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     MODULES.setdefault(module.rsplit(".", 1)[-1], []).append(module)
-MOST_WORDS = {"README.md": 1300, "docs": 39_000}
+MOST_WORDS = {"README.md": 1300, "docs": 33_000}
 FILE_ENDINGS = ("yaml", "json", "csv", "html", "md", "py", "env", "toml", "png")
 
 
@@ -65,7 +65,7 @@ def _lacks(found: object, parts: list[str]) -> str | None:
 
 
 def test_the_documents_stay_short() -> None:
-    """What people read; docs/evidence holds what was measured."""
+    """What people read; docs/evidence holds what was measured, docs/tables what is looked up."""
     readme = len((ROOT / "README.md").read_text().split())
     docs = sum(len(path.read_text().split()) for path in (ROOT / "docs").glob("*.md"))
     assert readme <= MOST_WORDS["README.md"] and docs <= MOST_WORDS["docs"]

@@ -1,4 +1,4 @@
-"""The tables of docs/policies.md, made of the rows of planner/policies.py: run this file to print them."""
+"""The tables of docs/tables/policies.md, made of the rows of planner/policies.py: run this file to print them."""
 
 from __future__ import annotations
 
