@@ -1,4 +1,4 @@
-"""The tables of docs/tables/policies.md, made of the rows of planner/policies.py: run this file to print them."""
+"""Prints docs/tables/policies.md from the rows of planner/policies.py: run this file."""
 
 from __future__ import annotations
 
