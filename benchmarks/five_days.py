@@ -1,6 +1,6 @@
 """Five days under controllers: what each costs above the optimum by cause, and what none can go below.
 
-    python benchmarks/five_days.py TRACES [--train "70 %"] [--days large,mid,small,azure,bursty]
+    python benchmarks/five_days.py TRACES [--train "70 %"] [--days large,mid,small,azure,bursty] [--queue sjf]
 
 TRACES holds servegen/ (a day of m-large and three curves of two weeks) and the Azure conversation trace. Of a
 curve its second day is drawn as benchmarks/day.py draws it, to ten requests/s in the mean; Azure's hour comes
@@ -87,14 +87,20 @@ def main() -> None:
     parser.add_argument("traces", type=Path)
     parser.add_argument("--train")
     parser.add_argument("--days", default=",".join(DAYS))
+    parser.add_argument("--queue", default="fcfs", help="one order of the queue, or several: fcfs,sjf")
     options = parser.parse_args()
     for name in options.days.split(","):
         read, slo, fleet = DAYS[name]
         began = time.process_time()
         terms = {} if options.train is None else {"train": options.train}
-        result = day(slo, read(options.traces), standing=fleet, terms=terms, time_limit_s=300.0)
+        first, *others = options.queue.split(",")
+        question = {**slo, "policies": {"queue": [first, *others]}}
+        stands = {**fleet, "policies": {"queue": first}}
+        result = day(question, read(options.traces), standing=stands, terms=terms, time_limit_s=300.0)
         assert isinstance(result, DayResult)
         print(f"{name}: {result.headline()}", *result.sentences()[:3], sep="\n")
+        for each in result.answer.fleets:
+            print(each.fleet, each.controller, each.usd, each.missed, each.optimum_usd, sep=" | ")
         print(*day_causes.HEAD, "Missed", "USD", sep=" | ")
         for row, cells in zip(
             result.answer.rows, day_causes.cause_rows(result.answer, result.answer.rows), strict=False

@@ -15,7 +15,7 @@ from planner.api.planning import TracesLike, questions_of
 from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import Result
 from planner.day import day_page, several_llms_day_page
-from planner.day.day_fleets import THE_PLAN, cheapest_fleet, worth_standing
+from planner.day.day_fleets import THE_PLAN, cheapest_fleet, other_queues, worth_standing
 from planner.day.day_manifests import OUTDATED, controller_manifests, manifests_of_all
 from planner.day.day_settings import ALL_FLEETS, USUAL_EVERY_S, DaySection, parse_day
 from planner.day.day_study import DayAnswer, DayQuestion, study_day
@@ -199,6 +199,8 @@ def day(
         requests = RateRequest(task.rate_rps, task.scale, task.window or "whole", task.described).of(
             spread_stamps(study.trace, seed=seed), seed=seed
         )
+
+    fleets |= other_queues(task, fleets[THE_PLAN])
 
     def day_of(fleet: Fleet, left_s: float) -> DayAnswer:
         return study_day(

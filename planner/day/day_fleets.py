@@ -2,7 +2,9 @@
 
 The cheapest fleet that stands is not always the one whose day is: a type that is dearer at the peak may come
 in smaller steps, and prefill and decode pools may shrink apart. Beside the plan stand the cheapest fleet of
-each GPU type alone and the cheapest mixed pools of each, where the search knows them.
+each GPU type alone and the cheapest mixed pools of each, where the search knows them; and the plan with each
+other order of the queue that the question allows. A burst that comes before a worker can be ready makes the
+shortest prompts late too where all wait in turn, and only the longest where these let the others go first.
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from planner.day.day_study import DayAnswer, FleetDay, score_day
+from planner.documents.policy_choices import PolicyChange
 from planner.documents.task import PlanQuestion
 from planner.errors import PlannerError
-from planner.fleet import Fleet
+from planner.fleet import Fleet, Policies
+from planner.policies import QUEUE
 from planner.reports.words import describe
 from planner.search.evidence.alternatives import find_alternatives
 from planner.studies.per_gpu import gpu_types
 from planner.studies.what_if import Study, WhatIfAnswer
 
 MOST_FLEETS = 4
+QUEUE_AXIS = "queue"
 THE_PLAN = "the plan"
 
 
@@ -49,6 +54,17 @@ def worth_standing(
     return dict(list(once.values())[:MOST_FLEETS])
 
 
+def other_queues(task: PlanQuestion, fleet: Fleet) -> dict[str, Fleet]:
+    """The fleet with each other order of waiting prompts that `policies: queue` names, by label."""
+    raced = [change.value for change in task.policies.raced if change.axis == QUEUE_AXIS]
+    fleets = {}
+    for queue in dict.fromkeys([*task.policies.queues, *raced]):
+        policies = task.changed_policies(fleet.policies, PolicyChange(QUEUE_AXIS, queue))
+        if policies is not None and policies.queue != fleet.policies.queue:
+            fleets[f"{THE_PLAN}, {queue}"] = replace(fleet, policies=policies)
+    return fleets
+
+
 def cheapest_fleet(
     fleets: dict[str, Fleet], day_of: Callable[[Fleet, float], DayAnswer], deadline: float
 ) -> DayAnswer:
@@ -60,27 +76,33 @@ def cheapest_fleet(
     for k, (label, fleet) in enumerate(fleets.items()):
         left_s = deadline - time.monotonic()
         if k and left_s <= 0:
-            rows[label] = FleetDay(label, describe(fleet), why="there was no time to run it")
+            rows[label] = FleetDay(label, describe_with_queue(fleet), why="there was no time to run it")
             continue
         try:
             answer = day_of(fleet, max(left_s / (len(fleets) - k), 1.0))
         except PlannerError as error:
             if not k:
                 raise
-            rows[label] = FleetDay(label, describe(fleet), why=str(error))
+            rows[label] = FleetDay(label, describe_with_queue(fleet), why=str(error))
             continue
         answers[label] = answer
         best, optimum = answer.winner, answer.optimum
         rows[label] = FleetDay(
             label,
-            describe(fleet),
+            describe_with_queue(fleet),
             answer.static.usd,
             best.name,
             best.usd,
             best.missed_windows,
             None if optimum is None else optimum.usd,
         )
-    missed_usd = answers[THE_PLAN].missed_usd
+    missed_usd = answers[THE_PLAN].missed_usd  # A window counts for all as it does for the plan.
     chosen = min(answers, key=lambda label: score_day(answers[label].winner, missed_usd))
     marked_rows = tuple(replace(row, is_chosen=row.label == chosen) for row in rows.values())
     return replace(answers[chosen], fleets=marked_rows if len(marked_rows) > 1 else ())
+
+
+def describe_with_queue(fleet: Fleet) -> str:
+    """The fleet in a few words, with the order of its queue where that is not the usual one."""
+    queue = fleet.policies.queue
+    return describe(fleet) + ("" if queue == Policies().queue else f", {QUEUE[queue].words}")

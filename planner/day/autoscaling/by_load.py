@@ -5,8 +5,8 @@ token_work       what an output token adds to the steps of a worker of the pool 
 request_work     what a request of these lengths adds (EngineProfile.work_s)               [s]
 work             what the tokens of the last span added                                    [s/s]
 growth           the highest rate expected up to `ahead_s` from now, through that expected of now; 1 to 3
-load             the 95th percentile of work over the window, a value per span, times growth and
-                 1 + headroom, and the work of what serves the prompts that wait within `drain_s`
+load             the 95th percentile of work over the window or over `memory_s`, a value per span, times
+                 growth and 1 + headroom, and the work of what serves the prompts that wait within `drain_s`
 asked            LoadRule.workers of the load
 """
 
@@ -132,7 +132,7 @@ def load_rules(
     expected, now = forecast
     front, back = pools
     span_s = math.ceil(span_of(autoscaler, rule))
-    window_s = max(math.ceil(rule.window_s), span_s)
+    window_s = max(memory_of(autoscaler, rule), span_s)
     prompt, output = (f"sum({of_llm(name, app)})" for name in (PROMPT, OUTPUT))
     token_work, request_work, growth = (
         f"sum({of_pool(name, app, place)})" for name in (TOKEN_WORK, REQUEST_WORK, GROWTH)
@@ -187,6 +187,13 @@ def span_of(autoscaler: Autoscaler, rule: PoolRule) -> float:
     """Of whole looks, as the controller's spans are [s]."""
     every_s = autoscaler.read_number("every_s", EVERY_S)
     return math.ceil(rule.span_s / every_s - ROUNDING) * every_s
+
+
+def memory_of(autoscaler: Autoscaler, rule: PoolRule) -> int:
+    """Seconds of work that the load is a percentile of."""
+    if autoscaler.parameters.get("memory_s") is None:
+        return math.ceil(rule.window_s)
+    return autoscaler.read_seconds("memory_s", 0, least=1, most=86400)
 
 
 def headroom_of(autoscaler: Autoscaler) -> float:

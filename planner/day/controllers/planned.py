@@ -1,8 +1,9 @@
 """Ours: what the plan found to be enough for such traffic, at the load forecast for when a worker is ready.
 
 By load, where the plan has its rules (deployment.LoadRule): the workers of a pool grow with the load of the
-last window, the 95th percentile of the work that arrived in spans of some seconds. It counts a long request
-as more than a short one and a burst as more than the mean. A rule is fitted on windows of earlier traffic
+last window or of a longer `memory`, the 95th percentile of the work that arrived in spans of some seconds. It
+counts a long request as more than a short one and a burst as more than the mean; a long memory keeps workers
+for a while after many bursts, not after one. A rule is fitted on windows of earlier traffic
 whose least sizes were simulated (planner/day/search/load_rules.py). By rate: the least sizes that the
 capacity table has for the rate of the last look or of the last bucket, if that is more.
 
@@ -33,6 +34,9 @@ class FleetplanSettings(ControllerSettings):
     hold_s: float = settings_field(300.0, SECONDS, "the most asked for during it counts", most=86400.0)
     drain_s: float = settings_field(
         10.0, SECONDS, "time in which waiting prompts are served; 0: not counted", most=3600.0
+    )
+    memory_s: float | None = settings_field(
+        None, SECONDS, "the load is of the last so long; none: a window of the SLO", most=86400.0
     )
     by: str = settings_field(
         "load", NAME, "what its rules are over; load only where the plan has them", choices=("load", "rate")
@@ -66,7 +70,8 @@ class Fleetplan:
         self.first = list(sizes)
         self.lengths = (math.nan, math.nan)
         pools = self.deployment.pools
-        self.work = [Work(self.deployment.rules[i] if self.by_load else None) for i in range(len(pools))]
+        rules = [self.deployment.rules[i] if self.by_load else None for i in range(len(pools))]
+        self.work = [Work(rule, self.settings.memory_s) for rule in rules]
 
     def sizes(self, reading: MetricsReading) -> list[int]:
         own, now_rps = self.settings, self.deployment.rate_rps(reading)
@@ -122,10 +127,11 @@ class Fleetplan:
 
 
 class Work:
-    """The work that arrived at a pool during the last window of a rule."""
+    """The work that arrived at a pool during the last window of a rule, or the last `memory_s`."""
 
-    def __init__(self, rule: LoadRule | None) -> None:
+    def __init__(self, rule: LoadRule | None, memory_s: float | None = None) -> None:
         self.rule = rule
+        self.memory_s = rule.window_s if rule is not None and memory_s is None else memory_s or 0.0
         self.spans: deque[tuple[float, float]] = deque()  # their end, work per second
         self.open_s, self.open_work = 0.0, 0.0
 
@@ -137,7 +143,7 @@ class Work:
         if self.open_s >= self.rule.span_s - 1e-9:
             self.spans.append((time_s, self.open_work / self.open_s))
             self.open_s = self.open_work = 0.0
-        while self.spans and self.spans[0][0] <= time_s - self.rule.window_s:
+        while self.spans and self.spans[0][0] <= time_s - self.memory_s:
             self.spans.popleft()
         recent_work = [work for _, work in self.spans] or [work_per_s]
         return peak_load(np.array(recent_work))

@@ -216,8 +216,11 @@ TABLE: tuple[Row, ...] = (
         "KEDA ScaledObject (Prometheus and cron triggers)",
         "ours",
         (
-            *_all(headroom=("0 %", "10 %", "25 %"), hold=("120 s", "300 s", "600 s")),
-            *_all(headroom=("0 %", "10 %", "25 %"), hold=("120 s", "300 s", "600 s"), ahead=("60 s",)),
+            *_all(headroom=("0 %", "10 %", "25 %"), hold=("120 s", "300 s"), ahead=("60 s",)),
+            *_all(
+                headroom=("0 %", "15 %", "30 %"), hold=("60 s", "600 s"), ahead=("60 s",), memory=("30 min",)
+            ),
+            *_all(headroom=("0 %", "10 %"), hold=("120 s", "600 s")),
         ),
         needs=("capacity",),
     ),
