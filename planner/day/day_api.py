@@ -200,7 +200,8 @@ def day(
             spread_stamps(study.trace, seed=seed), seed=seed
         )
 
-    fleets |= other_queues(task, fleets[THE_PLAN])
+    if day_section.fleets == ALL_FLEETS:
+        fleets |= other_queues(task, fleets[THE_PLAN])
 
     def day_of(fleet: Fleet, left_s: float) -> DayAnswer:
         return study_day(

@@ -207,6 +207,10 @@ def test_spans_and_windows_of_the_rules() -> None:
     assert f"offset {36_000 - 150}s" in told[by_load.NOW]
     assert told[by_load.GROWTH].endswith("> 0), 1, 3) or vector(1)")
     assert "waiting" not in told[by_load.LOAD]
+    longer = written(
+        "mixed", deployment(engines=(ENGINE,), rules=(RULE,)), every="20 s", season="10 h", memory="30 min"
+    )
+    assert "}[1800s:20s]))" in {record: expr for record, _, expr in longer}[by_load.LOAD]
     assert recording_rules.RATE not in told and recording_rules.HELD not in told
 
 

@@ -83,6 +83,23 @@ def test_fleets_that_could_stand_are_compared() -> None:
     assert one["standing_usd"] == pytest.approx(alone.answer.static.usd)
 
 
+def test_orders_of_the_queue_are_tried_over_the_day() -> None:
+    """Each that `policies` names has its day; alone it has the same day, and with fleets: plan there is none."""
+    both = SLO | {"policies": {"queue": ["fcfs", "sjf"]}, "day": SLO["day"] | {"optimum": False}}
+    result = fleetplan.day(both, traffic(4), standing=STANDING)
+    assert isinstance(result, DayResult)
+    rows = {row["label"]: row for row in result.to_dict()["fleets"]}
+    assert list(rows) == ["the plan", "the plan, sjf"]
+    assert "shortest prompt first" in rows["the plan, sjf"]["fleet"]
+    alone = fleetplan.day(
+        SLO | {"day": both["day"]}, traffic(4), standing=STANDING | {"policies": {"queue": "sjf"}}
+    )
+    assert alone.answer.winner.usd == pytest.approx(rows["the plan, sjf"]["usd"])
+    assert alone.answer.winner.missed_windows == rows["the plan, sjf"]["missed"]
+    only = fleetplan.day(both | {"day": both["day"] | {"fleets": "plan"}}, traffic(4), standing=STANDING)
+    assert only.to_dict()["fleets"] == []
+
+
 def test_one_controller_by_simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same as `day` without the optimum; requests.csv is of the controller's run."""
     (tmp_path / "slo.yaml").write_text(json.dumps(SLO))
