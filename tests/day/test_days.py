@@ -84,7 +84,7 @@ def test_fleets_that_could_stand_are_compared() -> None:
 
 
 def test_orders_of_the_queue_are_tried_over_the_day() -> None:
-    """Each that `policies` names has its day; alone it has the same day, and with fleets: plan there is none."""
+    """Each that `policies` names has its day, the same as alone; with `fleets: plan` there is no other."""
     both = SLO | {"policies": {"queue": ["fcfs", "sjf"]}, "day": SLO["day"] | {"optimum": False}}
     result = fleetplan.day(both, traffic(4), standing=STANDING)
     assert isinstance(result, DayResult)
