@@ -14,9 +14,11 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from planner import __version__ as __version__
+    from planner.api.catalog_frames import catalog as catalog
     from planner.api.inputs import read_catalog as read_catalog
     from planner.api.inputs import read_fleet as read_fleet
     from planner.api.inputs import read_trace as read_trace
+    from planner.api.manifesting import manifests as manifests
     from planner.api.planning import plan as plan
     from planner.api.planning import read_plan as read_plan
     from planner.api.questions import read_task as read_task
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
     from planner.api.simulating import compare as compare
     from planner.api.simulating import goodput as goodput
     from planner.api.simulating import simulate as simulate
+    from planner.api.studying import pareto as pareto
+    from planner.api.studying import replan as replan
+    from planner.api.studying import sensitivity as sensitivity
+    from planner.api.studying import what_if as what_if
     from planner.api.validating import validate as validate
     from planner.api.watch_api import watch as watch
     from planner.api.working import working_on as working_on
@@ -46,9 +52,12 @@ _HOME = {
     "PlannerError": "planner.errors",
     "TraceError": "planner.errors",
     "__version__": "planner",
+    "catalog": "planner.api.catalog_frames",
     "compare": "planner.api.simulating",
     "day": "planner.day.day_api",
     "goodput": "planner.api.simulating",
+    "manifests": "planner.api.manifesting",
+    "pareto": "planner.api.studying",
     "plan": "planner.api.planning",
     "read_catalog": "planner.api.inputs",
     "read_fleet": "planner.api.inputs",
@@ -56,10 +65,13 @@ _HOME = {
     "read_task": "planner.api.questions",
     "read_trace": "planner.api.inputs",
     "replace": "planner.api.questions",
+    "replan": "planner.api.studying",
     "schedule": "planner.api.scheduling",
+    "sensitivity": "planner.api.studying",
     "simulate": "planner.api.simulating",
     "validate": "planner.api.validating",
     "watch": "planner.api.watch_api",
+    "what_if": "planner.api.studying",
     "working_on": "planner.api.working",
 }
 __all__ = list(_HOME)

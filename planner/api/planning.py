@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, Unpack
 
 from planner import __version__
 from planner.api.inputs import CatalogLike, Section, TraceLike, read_catalog, read_trace, requests_of
+from planner.api.progress import Hear, heard
 from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import PlanResult, SharedPlanResult
 from planner.documents.catalog import Catalog
@@ -28,11 +29,9 @@ from planner.search.oracle.fleet_oracle import Answers
 from planner.search.problem.plan_problem import (
     Conditions,
     OnPaper,
-    Progress,
     Watch,
     ignore_paper_answer,
     ignore_progress,
-    report_nothing,
 )
 from planner.search.several.several_llms import plan_together
 from planner.studies import what_if
@@ -53,7 +52,7 @@ def plan(
     time_limit_s: float = 120.0,
     explain: bool = False,
     prove: bool = False,
-    progress: Progress = report_nothing,
+    progress: Hear = None,
     **keys: Unpack[TaskKeys],
 ) -> PlanResult | SharedPlanResult:
     """The cheapest fleet that keeps an SLO on a trace, or on described traffic, with its certificate.
@@ -64,14 +63,15 @@ def plan(
     requests ({"rate": 30, "input": 1500, "output": 300}) there is no trace.
 
     `explain` plans again around every limit, and says what each one costs. `prove` simulates every cheaper
-    fleet of one worker type per pool. `progress` hears of each stage.
+    fleet of one worker type per pool. `progress` hears of each stage; without it a notebook shows them.
 
     Raises InputError for what cannot be read, and InfeasibleError if no fleet keeps the SLO. After
     `time_limit_s` the best fleet so far is returned, its status "best found".
     """
+    tell = heard(progress)
     if isinstance(slo, SeveralLlmsQuestion):
         shared = plan_together(
-            slo, read_catalog(catalog), seed=seed, time_limit_s=time_limit_s, progress=progress, around=True
+            slo, read_catalog(catalog), seed=seed, time_limit_s=time_limit_s, progress=tell, around=True
         )
         return SharedPlanResult(simulate_routers_of_each(shared, slo))
     question = read_task(slo, catalog, **keys)
@@ -82,14 +82,14 @@ def plan(
                 raise InputError(f"{name}: is for one LLM; leave it out, or plan each LLM by itself")
         questions = questions_of(question, trace)
         shared = plan_together(
-            questions, question.catalog, seed=seed, time_limit_s=time_limit_s, progress=progress, around=True
+            questions, question.catalog, seed=seed, time_limit_s=time_limit_s, progress=tell, around=True
         )
         return SharedPlanResult(simulate_routers_of_each(shared, questions), question, command)
     if isinstance(trace, Mapping):
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
     how = reading_of(question.document, question.path)
     requests = requests_of(trace, question.task().described, seed=seed, how=how)
-    study = Study(requests, question.catalog, seed, time_limit_s, progress)
+    study = Study(requests, question.catalog, seed, time_limit_s, tell)
     return replace(answer_question(question, study, explain=explain, prove=prove), command=command)
 
 

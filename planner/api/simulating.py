@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 import pandas as pd
 
@@ -48,6 +48,14 @@ from planner.traffic.trace import Trace, spread_stamps
 from planner.units import show_s
 
 Fleets: TypeAlias = "Mapping[str, FleetLike] | Iterable[FleetLike | tuple[str, FleetLike]]"
+
+
+class TrafficPart(TypedDict, total=False):
+    """Keys of `traffic` that may be arguments: requests/s, how they are reached, the part of the trace."""
+
+    rate: float | str
+    scale: str
+    window: str
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -230,6 +238,7 @@ def simulate(
     seed: int = 0,
     closed_loop: int = 0,
     executor: Executor | str | None = None,
+    **part: Unpack[TrafficPart],
 ) -> SimulationResult: ...
 
 
@@ -244,6 +253,7 @@ def simulate(
     seed: Sequence[int],
     closed_loop: int = 0,
     executor: Executor | str | None = None,
+    **part: Unpack[TrafficPart],
 ) -> SeedsResult: ...
 
 
@@ -257,15 +267,18 @@ def simulate(
     seed: int | Sequence[int] = 0,
     closed_loop: int = 0,
     executor: Executor | str | None = None,
+    **part: Unpack[TrafficPart],
 ) -> SimulationResult | SeedsResult:
     """Every request of a trace on a fleet, held against an SLO if one is given.
 
-    `traffic` ({"rate": 20, "window": "busiest 10 min"}) says what of the trace is meant; without it a whole
-    question given as `slo` says so. `closed_loop` keeps that many requests in flight in place of arrival
-    times. Several seeds (`range(8)`) give every figure with its interval; `executor` says where they run.
+    `traffic` ({"rate": 20, "window": "busiest 10 min"}) says what of the trace is meant, as do its keys as
+    arguments (rate=20); without them a whole question given as `slo` says so. `closed_loop` keeps that many
+    requests in flight in place of arrival times. Several seeds (`range(8)`) give every figure with its
+    interval; `executor` says where they run.
     """
     known = read_catalog(catalog)
     engines = read_fleet(fleet, known)
+    traffic = _with_part(traffic, part)
     limits, rate_request = limits_and_rate(slo, known, traffic=traffic, command="simulate")
     first = seed if isinstance(seed, int) else (*seed, 0)[0]
     read, rate_request = requests_meant(trace, rate_request, is_given=traffic is not None, seed=first)
@@ -291,13 +304,15 @@ def compare(
     catalog: CatalogLike = None,
     seed: int = 0,
     executor: Executor | str | None = None,
+    **part: Unpack[TrafficPart],
 ) -> ComparisonResult:
     """Several fleets on the same requests; with `policies`, each fleet under each of these.
 
     `fleets` are named by a mapping, or by their files. `policies` maps a label to keys of a fleet file's
-    section, {"round robin": {"routing": "round-robin"}}, None standing for the fleet's own. `slo` and
-    `traffic` as for `simulate`.
+    section, {"round robin": {"routing": "round-robin"}}, None standing for the fleet's own. `slo`, `traffic`
+    and its keys as for `simulate`.
     """
+    traffic = _with_part(traffic, part)
     known = read_catalog(catalog)
     variants = [
         comparisons.Variant(
@@ -314,6 +329,17 @@ def compare(
     return ComparisonResult(
         comparisons.compare_fleets(variants, requests, limits, seed=seed, executor=where, scenarios=scenarios)
     )
+
+
+def _with_part(traffic: TrafficLike, part: TrafficPart) -> TrafficLike:
+    """`traffic` with the keys that were given beside it."""
+    if not part:
+        return traffic
+    if isinstance(traffic, RateRequest):
+        raise InputError(f"{', '.join(part)}: found beside a RateRequest, which says it; drop one of the two")
+    if twice := [key for key in part if key in (traffic or {})]:
+        raise InputError(f"{twice[0]}: found in traffic and beside it; give it once")
+    return {**(traffic or {}), **part}
 
 
 def _choose_executor(executor: Executor | str | None, usual: str) -> Executor | None:

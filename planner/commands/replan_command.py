@@ -55,13 +55,10 @@ def replan(
 
     Says how far the traffic has drifted from what the running fleet was planned on (requests.csv beside it).
     """
-    from planner.api.inputs import plan_file, read_catalog, read_fleet, read_trace
+    from planner.api.inputs import plan_file, read_catalog, read_fleet
     from planner.api.questions import read_task
-    from planner.documents.fleet_file import fleet_document
+    from planner.api.studying import replan_in
     from planner.files import checked_files
-    from planner.studies.replanning import change_document, compare_traffic
-    from planner.studies.replanning import replan as solve
-    from planner.traffic.trace import spread_stamps
 
     for name, usd in (("--start-cost", start_cost), ("--stop-cost", stop_cost)):
         if not 0 <= usd < MOST_USD:
@@ -74,20 +71,13 @@ def replan(
     with Progress() as progress, at_work(executor, address):
         known = read_catalog(catalog)
         running = read_fleet(file, known)
-        task = read_task(slo, known).task()
+        task = read_task(slo, known)
         study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
-        answer = solve(study, task, running, horizon_h=horizon_h, start_usd=start_cost, stop_usd=stop_cost)
         planned_on = file.parent / "requests.csv"
-        moved = (
-            compare_traffic(
-                spread_stamps(read_trace(planned_on), seed=0), study.traffic_request(task).requests
-            )
-            if planned_on.exists()
-            else None
-        )
+        result = replan_in(study, task, running, planned_on, (horizon_h, start_cost, stop_cost))
         if out is not None:
-            checked_files.write_file(out, checked_files.to_yaml(fleet_document(answer.best.fleet)))
-    answer_document = change_document(answer, moved)
+            result.save(out)
+    answer_document = result.to_dict()
     if json_output:
         print_json(answer_document, study.trace.warnings)
     else:

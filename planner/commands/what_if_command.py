@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,39 +58,28 @@ def what_if(
 
     The fleet of before is asked the changed question too. Exit code 3: after the changes no fleet is left.
     """
-    from planner.documents.task import parse_task, read_document
-    from planner.studies import what_if
+    from planner.api.questions import TaskDocument, read_task
+    from planner.api.studying import what_if_in
+    from planner.studies.what_if import change_question, verdict_text
 
     if not changes:
         raise InputError("--change is missing: say what changes, such as --change 'slo.ttft.p90=1 s'")
     with Progress() as progress, at_work(executor, address):
         known = read_catalog(catalog)
-        document = read_document(slo, known)
-        task = parse_task(document, known, where=str(slo))
+        question = read_task(slo, known)
+        document = dict(question.document)
         for text in changes:
-            document = what_if.change_question(document, text)
-        changed = parse_task(document, known, where=f"{slo} with {', '.join(changes)}")
+            document = change_question(document, text)
+        changed = TaskDocument(document, known, Path(f"{slo} with {', '.join(changes)}"))
+        changed.task()
         study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
-        before = study.ask(task)
-        moved = what_if.ask_again(study, before, changed, ", ".join(changes))
-        bounds = [study.bound(answer) for answer in (before, moved.answer) if answer is not None]
+        result = what_if_in(study, question, changed, ", ".join(changes))
     if json_output:
-        print_json(
-            {
-                "before": what_if.document(before) | {"bound": bounds[0]},
-                "after": moved.answer and what_if.document(moved.answer) | {"bound": bounds[1]},
-                **{
-                    key: value
-                    for key, value in what_if.moved_document(moved, before).items()
-                    if key != "answer"
-                },
-            },
-            study.trace.warnings,
-        )
+        print_json(result.to_dict(), study.trace.warnings)
     else:
-        print_rows(moved_rows(before, moved, bounds), moved.label)
-        stdout_console(soft_wrap=True).print(verdict_on(moved), markup=False)
-    if moved.answer is None:
+        print_rows(moved_rows(result.before, result.moved, list(result.bounds)), result.moved.label)
+        stdout_console(soft_wrap=True).print(verdict_text(result.moved), markup=False)
+    if result.moved.answer is None:
         raise typer.Exit(InfeasibleError.exit_code)
 
 
@@ -108,28 +96,23 @@ def sensitivity(
     json_output: JsonOption = False,
 ) -> None:
     """Ask around a plan: does it hold if step times or traffic are off, and what does each limit cost?"""
-    from planner.documents.task import read_task
-    from planner.files.document_values import read_share
+    from planner.api.questions import read_task
+    from planner.api.studying import sensitivity_in, share_of
     from planner.reports.fact_sentences import sentence
-    from planner.studies import what_if
 
-    by_frac = read_share(by, "--by")
-    if not 0 < by_frac < 1:
-        raise InputError(f"--by: expected a share between 0 and 1 such as '10 %', found {by!r}")
+    by_frac = share_of(by, "--by")
     with Progress() as progress, at_work(executor, address):
         known = read_catalog(catalog)
         study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
-        before = study.ask(read_task(slo, known))
-        moves = what_if.sensitivity(study, before, by_frac=by_frac)
-        room = what_if.headroom(study, before)
+        result = sensitivity_in(study, read_task(slo, known), by_frac)
     if json_output:
-        moved_documents = [what_if.moved_document(moved, before) for moved in moves]
-        document = {"plan": what_if.document(before), "headroom": asdict(room), "changes": moved_documents}
-        print_json(document, study.trace.warnings)
+        print_json(result.to_dict(), study.trace.warnings)
     else:
-        print_moves(before, moves)
-        stdout_console(soft_wrap=True).print(sentence(room), markup=False)
-        stdout_console(soft_wrap=True).print(robustness(before, moves, by_frac), markup=False)
+        print_moves(result.before, list(result.moves))
+        stdout_console(soft_wrap=True).print(sentence(result.headroom), markup=False)
+        stdout_console(soft_wrap=True).print(
+            robustness(result.before, list(result.moves), by_frac), markup=False
+        )
 
 
 def robustness(before: WhatIfAnswer, moves: list[Moved], by_frac: float) -> str:
@@ -262,14 +245,3 @@ def _answers(answers: list[dict[str, Any]]) -> dict[str, str]:
         if answer["kept"] is not None:
             text_by_name[f"{name}, kept in"] = f"{answer['kept']} of {answer['futures']} scenarios"
     return text_by_name
-
-
-def verdict_on(moved: Moved) -> str:
-    """What becomes of the fleet of before."""
-    if moved.answer is None:
-        return f"after the change no fleet is left: {moved.why}"
-    if moved.kept is None:
-        return "the fleet of before is not among those that may be used after the change"
-    holds = "still holds" if moved.kept else "no longer holds"
-    under = f", with {moved.under} in place of its own policies" if moved.under else ""
-    return f"the fleet of before {holds} after the change{under}"

@@ -461,3 +461,14 @@ def difference(moved: Moved, before: WhatIfAnswer) -> str:
     """What a change moves, in words: "+2.99 USD/h (+12.5 %)"."""
     value = None if moved.answer is None else moved.answer.value
     return moved_text(before.value, value, OBJECTIVE_UNITS[before.problem.task.objective])
+
+
+def verdict_text(moved: Moved) -> str:
+    """What becomes of the fleet of before."""
+    if moved.answer is None:
+        return f"after the change no fleet is left: {moved.why}"
+    if moved.kept is None:
+        return "the fleet of before is not among those that may be used after the change"
+    holds = "still holds" if moved.kept else "no longer holds"
+    under = f", with {moved.under} in place of its own policies" if moved.under else ""
+    return f"the fleet of before {holds} after the change{under}"

@@ -29,9 +29,12 @@ STOCK: dict[str, Any] = {"gpus": {"a100-80g": 8}}
 COLUMNS, LINES = 100, 24  # of a screen
 
 SIGNATURES = {
-    "compare": "fleets, trace, slo, *, policies, traffic, catalog, seed, executor",
+    "catalog": "folder",
+    "compare": "fleets, trace, slo, *, policies, traffic, catalog, seed, executor, **part",
     "day": "slo, trace, *, standing, terms, catalog, seed, time_limit_s, progress, **keys",
     "goodput": "fleet, trace, slo, *, traffic, seeds, tolerance_frac, catalog, watch",
+    "manifests": "plan, target, *, max_model_len, catalog",
+    "pareto": "slo, trace, over, *, limits, points, catalog, seed, progress",
     "plan": "slo, trace, *, catalog, seed, time_limit_s, explain, prove, progress, **keys",
     "read_catalog": "folder",
     "read_fleet": "fleet, catalog, *, policies",
@@ -39,10 +42,13 @@ SIGNATURES = {
     "read_task": "task, catalog, **keys",
     "read_trace": "trace, *, drop_invalid, how",
     "replace": "task, changes, value",
+    "replan": "current, slo, trace, *, horizon, start_usd, stop_usd, catalog, seed",
     "schedule": "market, demand, *, window, gap_frac, time_limit_s, catalog, seed, progress",
-    "simulate": "fleet, trace, slo, *, traffic, catalog, seed, closed_loop, executor",
+    "sensitivity": "slo, trace, *, by, catalog, seed, time_limit_s, progress",
+    "simulate": "fleet, trace, slo, *, traffic, catalog, seed, closed_loop, executor, **part",
     "validate": "plan, out, trace, slo, *, traffic, catalog, seed, **how",
     "watch": "plan, prometheus, slo, *, window, step, model, match, catalog",
+    "what_if": "slo, trace, changes, *, catalog, seed, time_limit_s, progress",
     "working_on": "executor, address",
 }
 ERRORS = (

@@ -1,0 +1,92 @@
+"""`catalog`: what the planner knows, as DataFrames with units in the names of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pandas as pd
+
+from planner.api.inputs import CatalogLike, read_catalog
+from planner.documents.catalog import Catalog
+from planner.documents.traffic_description import example_of
+
+_PLAIN = (str, int, float, bool)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CatalogFrames:
+    """The tables of a catalog, indexed by name. `read` is the catalog itself, which every function takes."""
+
+    read: Catalog
+
+    @property
+    def gpus(self) -> pd.DataFrame:
+        """Every GPU: memory, bandwidth, price, and whether measured step times are there."""
+        return self._frame(self.read.gpus)
+
+    @property
+    def llms(self) -> pd.DataFrame:
+        """Every LLM: its shape, parameters, KV bytes of a token."""
+        more = {
+            name: {"parameters": llm.parameters, "kv_bytes_per_token": llm.kv_bytes_per_token}
+            for name, llm in self.read.llms.items()
+        }
+        return self._frame(self.read.llms).join(pd.DataFrame.from_dict(more, orient="index"))
+
+    @property
+    def slos(self) -> pd.DataFrame:
+        """One row per limit of every preset in seconds."""
+        rows = [
+            {"name": name, "limit": limit.name, "limit_s": limit.limit_s, "source": preset.source}
+            for name, preset in self.read.slos.items()
+            for limit in preset.slo.limits
+        ]
+        return pd.DataFrame(rows).set_index("name")
+
+    @property
+    def tasks(self) -> pd.DataFrame:
+        """What requests of a kind are like: mean tokens in and out."""
+        rows = []
+        for row in self.read.tasks.values():
+            drawn = example_of(row.values, row.name)
+            means = {"input_tokens": drawn.input.mean_tokens, "output_tokens": drawn.output.mean_tokens}
+            rows.append({"name": row.name, "of": row.of, **means, "source": row.source})
+        return pd.DataFrame(rows).set_index("name")
+
+    @property
+    def engines(self) -> pd.DataFrame:
+        """Engines and versions with what their host takes per step."""
+        return pd.DataFrame([_plain(row) for row in self.read.engines.values()])
+
+    def _frame(self, rows: Mapping[str, Any]) -> pd.DataFrame:
+        """The plain fields of dataclasses, with where they come from."""
+        provenance = self.read.provenance
+        table = {
+            name: _plain(row) | (_plain(provenance[name]) if name in provenance else {})
+            for name, row in rows.items()
+        }
+        frame = pd.DataFrame.from_dict(table, orient="index").drop(columns="name", errors="ignore")
+        return frame.rename_axis("name")
+
+    def __repr__(self) -> str:
+        known = self.read
+        return (
+            f"catalog: {len(known.gpus)} GPUs (.gpus), {len(known.llms)} LLMs (.llms), {len(known.slos)} SLO "
+            f"presets (.slos), {len(known.tasks)} tasks (.tasks), {len(known.engines)} engines (.engines)"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self!r}</p>{self.gpus.to_html(max_rows=12)}"
+
+
+def catalog(folder: CatalogLike = None) -> CatalogFrames:
+    """GPUs with prices, LLMs, presets, tasks and engines as DataFrames; rows of `folder` come first."""
+    return CatalogFrames(read_catalog(folder))
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    """The fields of a dataclass that a cell can hold."""
+    values = {each.name: getattr(row, each.name) for each in fields(row)}
+    return {key: value for key, value in values.items() if value is None or isinstance(value, _PLAIN)}

@@ -1,0 +1,102 @@
+"""`manifests`: the deployments of a plan or a fleet, as text by file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from planner import manifests as targets
+from planner.api.inputs import CatalogLike, FleetLike, plan_file, read_catalog, read_fleet
+from planner.api.results import PlanResult, Result
+from planner.documents.fleet_file import read_max_model_len, read_routers
+from planner.errors import InputError
+from planner.files.checked_files import check_output_directory, write_files
+from planner.fleet import Fleet
+from planner.reports.rows import router_rows
+from planner.reports.words import describe
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ManifestsResult(Result):
+    """The files of each target, what was refused and why, and what to know before applying them."""
+
+    fleet: Fleet
+    target: str
+    rendered: targets.Rendered
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The text of each file by its path."""
+        return dict(self.rendered.files)
+
+    def headline(self) -> str:
+        return f"{len(self.files)} files for {describe(self.fleet)}"
+
+    def sentences(self) -> list[str]:
+        notes = dict.fromkeys(note for listed in self.rendered.notes.values() for note in listed)
+        refused = [f"not written: {why}" for why in dict.fromkeys(self.rendered.refused.values())]
+        return [*refused, *self.rendered.warnings.values(), *notes]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan manifests --json` prints, without the folder."""
+        rendered = self.rendered
+        return {
+            "files": list(rendered.files),
+            "refused": rendered.refused,
+            "notes": rendered.notes,
+            "warnings": rendered.warnings,
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per file with its lines."""
+        rows = [{"file": name, "lines": text.count("\n")} for name, text in self.files.items()]
+        return pd.DataFrame(rows, columns=["file", "lines"])
+
+    def save(self, folder: str | Path) -> tuple[str, ...]:
+        """Write the files; those of an earlier plan for the same targets go."""
+        check_output_directory(Path(folder))
+        names = targets.TARGETS if self.target == "all" else [self.target]
+        outdated = [pattern for name in names for pattern in targets.OUTDATED[name]]
+        written: dict[str, str | bytes] = dict(self.files)
+        write_files(Path(folder), written, outdated=outdated)
+        return tuple(written)
+
+
+def manifests(
+    plan: PlanResult | FleetLike,
+    target: str = "all",
+    *,
+    max_model_len: int | None = None,
+    catalog: CatalogLike = None,
+) -> ManifestsResult:
+    """The deployment of a plan, its folder or a fleet, for one target or for all that can express it.
+
+    A fleet.yaml may lack `max_model_len`, the tokens of the longest request; then give it here. Raises
+    InputError for a target that is none or cannot express the plan.
+    """
+    if target != "all" and target not in targets.TARGETS:
+        raise InputError(f"target: expected all or one of {', '.join(targets.TARGETS)}, found {target!r}")
+    if isinstance(plan, PlanResult):
+        kept = [each.keeps for each in plan.plan.certificate.routers]
+        under = [
+            targets.Under(row[0], row[1], row[2], row[3], keeps)
+            for row, keeps in zip(router_rows(plan.plan)[1], kept, strict=True)
+        ]
+        return _rendered(plan.fleet, max_model_len or plan.plan.max_model_len, target, under)
+    known = read_catalog(catalog)
+    fleet, under = read_fleet(plan, known), []
+    if isinstance(plan, str | Path):
+        inside = plan_file(plan)
+        file = inside if inside.is_file() else Path(plan)
+        max_model_len = max_model_len or read_max_model_len(file)
+        under = [targets.Under(*row) for row in read_routers(file)]
+    if max_model_len is None:
+        raise InputError("max_model_len: missing; give the tokens of the longest request to serve")
+    return _rendered(fleet, max_model_len, target, under)
+
+
+def _rendered(fleet: Fleet, max_model_len: int, target: str, under: list[targets.Under]) -> ManifestsResult:
+    return ManifestsResult(fleet, target, targets.render(fleet, max_model_len, target, under))

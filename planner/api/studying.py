@@ -1,0 +1,360 @@
+"""`what_if`, `sensitivity`, `pareto` and `replan`: questions that plan several times on the same traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from planner.api.inputs import (
+    CatalogLike,
+    FleetLike,
+    Section,
+    TraceLike,
+    plan_file,
+    read_fleet,
+    read_trace,
+    requests_of,
+)
+from planner.api.progress import Hear, heard
+from planner.api.questions import TaskDocument, read_task
+from planner.api.results import Result
+from planner.documents.facts import Headroom
+from planner.documents.fleet_file import fleet_document
+from planner.documents.log_columns import reading_of
+from planner.errors import InputError
+from planner.files.checked_files import (
+    check_output_directory,
+    check_output_file,
+    to_yaml,
+    write_file,
+    write_files,
+)
+from planner.files.document_values import read_share
+from planner.fleet import Fleet
+from planner.reports.fact_sentences import sentence
+from planner.studies import pareto_frontier, pareto_page, replanning
+from planner.studies import what_if as moves
+from planner.studies.what_if import Moved, Study, WhatIfAnswer
+from planner.traffic.trace import spread_stamps
+from planner.units import quantity
+
+QuestionLike = TaskDocument | Section | str | Path
+MOST_HORIZON_USD = 1e9  # of a start or a stop; more is a slip of the pen
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class WhatIfResult(Result):
+    """The best fleet before and after a change, and whether that of before still holds."""
+
+    before: WhatIfAnswer
+    moved: Moved
+    bounds: tuple[float, ...]
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the fleet of before keeps the changed question; None where it may not be used there."""
+        return self.moved.kept
+
+    @property
+    def fleet(self) -> Fleet | None:
+        """The best fleet after the change, None where there is none."""
+        return None if self.moved.answer is None else self.moved.answer.fleet
+
+    def headline(self) -> str:
+        return f"{self.moved.label}: {moves.difference(self.moved, self.before)}"
+
+    def sentences(self) -> list[str]:
+        return [moves.verdict_text(self.moved)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan what-if --json` prints."""
+        before, moved = self.before, self.moved
+        changed = {
+            key: value for key, value in moves.moved_document(moved, before).items() if key != "answer"
+        }
+        return {
+            "before": moves.document(before) | {"bound": self.bounds[0]},
+            "after": moved.answer and moves.document(moved.answer) | {"bound": self.bounds[1]},
+            **changed,
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """Two rows, before and after: fleet, cost, GPUs, what is simulated."""
+        return _answers_frame({"before": self.before, "after": self.moved.answer})
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SensitivityResult(Result):
+    """Whether a plan holds if step times or traffic are off, and what each limit costs."""
+
+    before: WhatIfAnswer
+    moves: tuple[Moved, ...]
+    headroom: Headroom
+
+    def headline(self) -> str:
+        held = sum(moved.kept is True for moved in self.moves)
+        return (
+            f"{moves.document(self.before)['fleet']} holds in {held} of {len(self.moves)} changed questions"
+        )
+
+    def sentences(self) -> list[str]:
+        return [sentence(self.headroom)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan sensitivity --json` prints."""
+        return {
+            "plan": moves.document(self.before),
+            "headroom": asdict(self.headroom),
+            "changes": [moves.moved_document(moved, self.before) for moved in self.moves],
+        }
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per change: whether the plan holds, and what the best fleet is and costs then."""
+        return pd.DataFrame(
+            [
+                {
+                    "change": moved.label,
+                    "holds": moved.kept,
+                    "difference": None if moved.answer is None else moved.answer.value - self.before.value,
+                    **_figures(moved.answer),
+                }
+                for moved in self.moves
+            ]
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ParetoResult(Result):
+    """The cheapest fleet at every limit between two."""
+
+    frontier: pareto_frontier.Frontier
+
+    def headline(self) -> str:
+        steps = f"{len(self.frontier.steps)} fleets over {self.frontier.axis}"
+        return f"{steps}, {pareto_page.question_line(self.frontier)}"
+
+    def sentences(self) -> list[str]:
+        return [pareto_page.ended_line(self.frontier)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan pareto --json` prints."""
+        return pareto_frontier.frontier_document(self.frontier)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per fleet: the limit that it holds to, its cost, the fleet."""
+        rows = [{key: v for key, v in row.items() if key != "answers"} for row in self.to_dict()["steps"]]
+        return pd.DataFrame(rows)
+
+    def save(self, folder: str | Path) -> tuple[str, ...]:
+        """Write pareto.html, pareto.csv, pareto.json and the picture."""
+        check_output_directory(Path(folder))
+        written = pareto_page.render_frontier(self.frontier)
+        write_files(Path(folder), written)
+        return tuple(written)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ReplanResult(Result):
+    """The cheapest way from a running fleet to one that keeps the SLO on today's traffic."""
+
+    answer: replanning.Replan
+    drift: tuple[replanning.TrafficDrift, ...] | None
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the running fleet holds and stays."""
+        return self.answer.keeps
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.answer.best.fleet
+
+    def headline(self) -> str:
+        document = self.to_dict()
+        return "keep what runs" if self.keeps else f"change to {document['fleet']}"
+
+    def sentences(self) -> list[str]:
+        if self.drift is None:
+            return ["what the running fleet was planned on is not known, so no drift is"]
+        return [
+            f"drift: {row.what} {row.before:.4g} -> {row.after:.4g}" for row in self.drift if row.is_drift
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `plan replan --json` prints."""
+        return replanning.change_document(self.answer, self.drift)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per way to go on: its cost, that of starts and stops, whether the SLO is kept."""
+        return pd.DataFrame(self.to_dict()["ways"])
+
+    def save(self, file: str | Path) -> None:
+        """Write the new fleet as a fleet.yaml."""
+        check_output_file(Path(file))
+        write_file(Path(file), to_yaml(fleet_document(self.fleet)))
+
+
+def what_if(
+    slo: QuestionLike,
+    trace: TraceLike | None = None,
+    changes: Mapping[str, Any] | TaskDocument | None = None,
+    *,
+    catalog: CatalogLike = None,
+    seed: int = 0,
+    time_limit_s: float = 120.0,
+    progress: Hear = None,
+) -> WhatIfResult:
+    """The best fleet before and after a change of the question, on the same traffic.
+
+    `changes` are dotted paths of slo.yaml with their values, {"slo.ttft.p90": "1 s"}, None takes a key out;
+    or the whole changed question. Raises InputError and InfeasibleError of the question as it is; where
+    nothing keeps the changed one, `fleet` is None.
+    """
+    question = read_task(slo, catalog)
+    if not changes:
+        raise InputError("changes: missing; say what changes, such as {'slo.ttft.p90': '1 s'}")
+    changed = changes if isinstance(changes, TaskDocument) else question.replace(changes)
+    label = "another question" if isinstance(changes, TaskDocument) else _label(changes)
+    study = study_of(question, trace, seed=seed, time_limit_s=time_limit_s, progress=progress)
+    return what_if_in(study, question, changed, label)
+
+
+def what_if_in(study: Study, question: TaskDocument, changed: TaskDocument, label: str) -> WhatIfResult:
+    """The same on traffic that is read."""
+    before = study.ask(question.task())
+    moved = moves.ask_again(study, before, changed.task(), label)
+    answers = [answer for answer in (before, moved.answer) if answer is not None]
+    return WhatIfResult(before, moved, tuple(study.bound(answer) for answer in answers))
+
+
+def sensitivity(
+    slo: QuestionLike,
+    trace: TraceLike | None = None,
+    *,
+    by: str | float = "10 %",
+    catalog: CatalogLike = None,
+    seed: int = 0,
+    time_limit_s: float = 120.0,
+    progress: Hear = None,
+) -> SensitivityResult:
+    """Whether the plan holds if step times, traffic or prices are off by a share, and what limits cost."""
+    question = read_task(slo, catalog)
+    by_frac = share_of(by, "by")
+    study = study_of(question, trace, seed=seed, time_limit_s=time_limit_s, progress=progress)
+    return sensitivity_in(study, question, by_frac)
+
+
+def share_of(by: str | float, where: str) -> float:
+    """How far things may be wrong. Raises InputError unless it lies between 0 and 1."""
+    by_frac = read_share(by, where)
+    if not 0 < by_frac < 1:
+        raise InputError(f"{where}: expected a share between 0 and 1 such as '10 %', found {by!r}")
+    return by_frac
+
+
+def sensitivity_in(study: Study, question: TaskDocument, by_frac: float) -> SensitivityResult:
+    """The same on traffic that is read."""
+    before = study.ask(question.task())
+    changed = tuple(moves.sensitivity(study, before, by_frac=by_frac))
+    return SensitivityResult(before, changed, moves.headroom(study, before))
+
+
+def pareto(
+    slo: QuestionLike,
+    trace: TraceLike | None = None,
+    over: str = "ttft p90",
+    *,
+    limits: tuple[str | None, str | None] = (None, None),
+    points: int | None = None,
+    catalog: CatalogLike = None,
+    seed: int = 0,
+    progress: Hear = None,
+) -> ParetoResult:
+    """The cheapest fleet at every limit: over a line of the SLO ("ttft p90"), "rate", "power" or "cost".
+
+    `limits` are the loosest and the tightest, with units; `points` is how many steps at most. Each plan may
+    take two minutes.
+    """
+    question = read_task(slo, catalog)
+    study = study_of(question, trace, seed=seed, time_limit_s=120.0, progress=progress)
+    unit = {"power": "w", "cost": "usd_per_h", "rate": "rps"}.get(over, "s")
+    first, last = (None if text is None else quantity(text, unit, where="limits") for text in limits)
+    more = {} if points is None else {"points": points}
+    frontier = pareto_frontier.find_frontier(study, question.task(), over, first=first, last=last, **more)
+    return ParetoResult(frontier)
+
+
+def replan(
+    current: FleetLike,
+    slo: QuestionLike,
+    trace: TraceLike | None = None,
+    *,
+    horizon: str = "24 h",
+    start_usd: float = 0.0,
+    stop_usd: float = 0.0,
+    catalog: CatalogLike = None,
+    seed: int = 0,
+) -> ReplanResult:
+    """What to change of a running fleet for today's traffic; each worker started or stopped has its price.
+
+    `current` is a fleet, or the folder of a plan, whose requests.csv says what it was planned on.
+    """
+    question = read_task(slo, catalog)
+    running = read_fleet(current, question.catalog)
+    study = study_of(question, trace, seed=seed, time_limit_s=120.0, progress=None)
+    file = plan_file(current).parent / "requests.csv" if isinstance(current, str | Path) else None
+    horizon_h = quantity(horizon, "s", where="horizon") / 3600
+    return replan_in(study, question, running, file, (horizon_h, start_usd, stop_usd))
+
+
+def replan_in(
+    study: Study,
+    question: TaskDocument,
+    running: Fleet,
+    planned_on: Path | None,
+    terms: tuple[float, float, float],
+) -> ReplanResult:
+    """The same on traffic that is read; `terms` are the horizon in hours, USD of a start and of a stop."""
+    horizon_h, start_usd, stop_usd = terms
+    task = question.task()
+    answer = replanning.replan(
+        study, task, running, horizon_h=horizon_h, start_usd=start_usd, stop_usd=stop_usd
+    )
+    drift = None
+    if planned_on is not None and planned_on.exists():
+        before = spread_stamps(read_trace(planned_on), seed=0)
+        drift = replanning.compare_traffic(before, study.traffic_request(task).requests)
+    return ReplanResult(answer, drift)
+
+
+def study_of(
+    question: TaskDocument, trace: TraceLike | None, *, seed: int, time_limit_s: float, progress: Hear
+) -> Study:
+    """The traffic of a question, and what is learned about it."""
+    how = reading_of(question.document, question.path)
+    requests = requests_of(trace, question.task().described, seed=seed, how=how)
+    return Study(requests, question.catalog, seed, time_limit_s, heard(progress))
+
+
+def _label(changes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{path}={'' if value is None else value}" for path, value in changes.items())
+
+
+def _figures(answer: WhatIfAnswer | None) -> dict[str, Any]:
+    if answer is None:
+        return {"fleet": None, "gpus": None, "cost_usd_per_h": None}
+    document = moves.document(answer)
+    return {key: document[key] for key in ("fleet", "gpus", "cost_usd_per_h")}
+
+
+def _answers_frame(answers: Mapping[str, WhatIfAnswer | None]) -> pd.DataFrame:
+    rows = []
+    for name, answer in answers.items():
+        lines = [] if answer is None else answer.verdict.lines
+        simulated = {f"{line.limit.name.replace(' ', '_')}_s": line.value_s for line in lines}
+        rows.append({"": name, **_figures(answer), **simulated})
+    return pd.DataFrame(rows)

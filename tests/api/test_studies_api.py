@@ -1,0 +1,159 @@
+"""what_if, sensitivity, pareto, replan, manifests, catalog from Python: the commands' figures, as frames."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import fleetplan
+import fleetplan.errors
+from planner import cli, errors
+from planner.api.progress import heard
+from planner.api.results import PlanResult
+from planner.files.checked_files import repository_dir, to_yaml
+from planner.search.problem.plan_problem import report_nothing
+
+NOTEBOOK = repository_dir("examples") / "planning.ipynb"
+QUESTION: dict[str, Any] = {
+    "llm": "meta-llama/Llama-3.1-8B",
+    "slo": {"ttft": {"p90": "1 s"}, "tbt": {"p99": "100 ms"}},
+    "traffic": {"rate": 6, "input": 600, "output": 100, "duration": "60 s"},
+    "fleet": {"gpus": {"h100-80g": 4, "a100-80g": 4}},
+    "safety": "none",
+}
+
+
+@pytest.fixture(scope="module")
+def slo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("question") / "slo.yaml"
+    path.write_text(to_yaml(QUESTION))
+    return path
+
+
+@pytest.fixture(scope="module")
+def plan(slo: Path) -> PlanResult:
+    found = fleetplan.plan(slo)
+    assert isinstance(found, PlanResult)
+    return found
+
+
+def printed(*arguments: object) -> dict[str, Any]:
+    """What the command prints with --json."""
+    done = CliRunner().invoke(cli.app, [*map(str, arguments), "--json"])
+    assert done.exit_code == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return {key: value for key, value in document.items() if key != "warnings"}
+
+
+def test_what_if_is_the_command(slo: Path) -> None:
+    found = fleetplan.what_if(slo, changes={"traffic.rate": 40})
+    command = printed("what-if", "--slo", slo, "--change", "traffic.rate=40")
+    assert found.to_dict() == command
+    assert list(found.to_frame()[""]) == ["before", "after"]
+    assert found.to_frame()["cost_usd_per_h"][1] == command["after"]["cost_usd_per_h"]
+    assert found.headline().startswith("traffic.rate=40: ") and found.fleet is not None
+
+
+def test_what_if_of_what_nothing_keeps_has_no_fleet(slo: Path) -> None:
+    found = fleetplan.what_if(slo, changes={"slo.ttft.p90": "1 ms"})
+    assert (found.holds, found.fleet) == (False, None)
+    assert "no fleet is left" in found.sentences()[0]
+    with pytest.raises(errors.InputError, match="changes: missing"):
+        fleetplan.what_if(slo)
+
+
+def test_sensitivity_is_the_command(slo: Path) -> None:
+    found = fleetplan.sensitivity(slo, by="20 %")
+    assert found.to_dict() == printed("sensitivity", "--slo", slo, "--by", "20 %")
+    assert len(found.to_frame()) == len(found.moves) and found.to_frame()["holds"].notna().any()
+    with pytest.raises(errors.InputError, match="by: expected a share between 0 and 1"):
+        fleetplan.sensitivity(slo, by="0 %")
+
+
+def test_pareto_is_the_command(slo: Path, tmp_path: Path) -> None:
+    found = fleetplan.pareto(slo, over="rate", limits=("4 rps", "20 rps"), points=3)
+    command = printed(
+        "pareto", "--slo", slo, "--over", "rate", "--from", "4 rps", "--to", "20 rps", "--points", 3
+    )
+    assert found.to_dict() == command
+    assert found.to_frame()["value"].tolist() == [step["value"] for step in command["steps"]]
+    assert "pareto.csv" in found.save(tmp_path / "made")
+
+
+def test_replan_is_the_command(slo: Path, plan: PlanResult, tmp_path: Path) -> None:
+    plan.save(tmp_path / "running")
+    busier = tmp_path / "busier.yaml"
+    busier.write_text(to_yaml(QUESTION | {"traffic": QUESTION["traffic"] | {"rate": 60}}))
+    found = fleetplan.replan(tmp_path / "running", busier, start_usd=1.0)
+    assert found.to_dict() == printed("replan", "--current", tmp_path / "running", "--slo", busier)
+    assert not found.keeps and found.fleet.gpus > plan.gpus
+    assert any("drift: requests/s" in line for line in found.sentences())
+    found.save(tmp_path / "fleet.yaml")
+    assert fleetplan.read_fleet(tmp_path / "fleet.yaml").gpus == found.fleet.gpus
+
+
+def test_a_rate_beside_the_trace_is_that_of_traffic(plan: PlanResult) -> None:
+    trace = repository_dir("examples") / "traces" / "azure-conversation-sample.csv"
+    short = fleetplan.simulate(plan, trace, rate=2, window="busiest 1 min")
+    same = fleetplan.simulate(plan, trace, traffic={"rate": 2, "window": "busiest 1 min"})
+    assert short.to_dict() == same.to_dict()
+    with pytest.raises(errors.InputError, match="rate: found in traffic and beside it"):
+        fleetplan.simulate(plan, trace, traffic={"rate": 3}, rate=2)
+
+
+def test_manifests_are_those_that_the_plan_writes(plan: PlanResult, tmp_path: Path) -> None:
+    found = fleetplan.manifests(plan, "kubernetes")
+    written = plan.files(pages=False)
+    assert found.files["kubernetes.yaml"] == written["manifests/kubernetes.yaml"]
+    plan.save(tmp_path / "out")
+    assert fleetplan.manifests(tmp_path / "out", "kubernetes").files == found.files
+    assert set(found.save(tmp_path / "made")) == set(found.to_frame()["file"])
+    with pytest.raises(errors.InputError, match="target: expected all or one of"):
+        fleetplan.manifests(plan, "nowhere")
+
+
+def test_the_catalog_is_in_frames() -> None:
+    known = fleetplan.catalog()
+    gpus = known.gpus
+    assert gpus.loc["h100-80g", "memory_bytes"] == known.read.gpu("h100-80g").memory_bytes
+    assert {"price_usd_per_h", "bandwidth_bytes_per_s", "price_source"} <= set(gpus.columns)
+    assert known.llms.loc["meta-llama/Llama-3.1-70B", "layers"] == 80
+    assert (known.tasks["output_tokens"] > 0).all() and len(known.slos) and len(known.engines)
+    assert all(isinstance(frame, pd.DataFrame) for frame in (known.llms, known.slos))
+    assert "GPUs (.gpus)" in repr(known) and "<table" in known._repr_html_()
+
+
+def test_errors_have_a_module_of_their_own() -> None:
+    assert fleetplan.errors.InputError is errors.InputError is fleetplan.InputError
+    assert all(
+        issubclass(getattr(fleetplan.errors, name), errors.PlannerError) for name in fleetplan.errors.__all__
+    )
+
+
+def test_a_program_hears_nothing_and_whoever_listens_hears_the_stages(slo: Path) -> None:
+    stages: list[str] = []
+    fleetplan.plan(slo, progress=stages.append)
+    assert len(stages) > 2
+    assert heard(None) is report_nothing
+
+
+def test_the_notebook_runs_and_shows_progress() -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbclient.NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": str(NOTEBOOK.parent)}}
+    ).execute()
+    shown = [
+        [output.get("data", {}).get("text/plain", "") for output in cell.outputs]
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+    assert any(" s: " in text for text in shown[1]), "a plan shows its stages while it is made"
+    assert any("USD per hour" in text for text in shown[1])
+    assert all(cell for cell in shown[1:])
