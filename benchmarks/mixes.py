@@ -28,6 +28,7 @@ from planner.errors import PlannerError
 from planner.search.level0.level0_search import search_level0
 from planner.search.level0.walk import every_mix
 from planner.search.mixed.mixed_fleets import search_mixed_fleets
+from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import objective
 from planner.search.oracle.fleet_oracle import Answers
 from planner.search.problem.build_problem import build_problem
@@ -120,9 +121,9 @@ def answer_of(seed: int, *, fewest: int, most: int) -> Answer | None:
     fleets = every_mix(level0.options, problem.limits, level0.search.value, most=most)
     if fleets is None or len(fleets) < fewest:
         return None
-    level0_effort = problem.oracle.effort()
+    level0_effort = effort_spent()
     beyond = search_mixed_fleets(problem, level0)
-    effort = problem.oracle.effort() - level0_effort
+    effort = effort_spent() - level0_effort
     assert beyond.best is not None
     again = _afresh(problem)
     optimum = beyond.best

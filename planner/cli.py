@@ -63,6 +63,7 @@ from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.files.standard_streams import fill_standard_streams
 from planner.files.wants import missing_resource
 from planner.policies import ROUTERS_OF
+from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ TimeOption = Annotated[
     typer.Option(
         "--time-limit",
         min=0.1,
-        help="Seconds after which the best plan so far is written; --explain: of each plan.",
+        help="Seconds until the best plan so far is written, a safety net; --explain: of each plan.",
     ),
 ]
 ExplainOption = Annotated[
@@ -219,7 +220,7 @@ def plan(
     ] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
-    time_limit: TimeOption = 120.0,
+    time_limit: TimeOption = USUAL_LIMIT_S,
     explain: ExplainOption = False,
     prove: ProveOption = False,
     per_gpu: PerGpuOption = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +21,12 @@ from planner.documents.task import PlanQuestion
 from planner.errors import InputError
 from planner.reports.words import command_line, flags
 from planner.search.evidence import certify, written_plan
-from planner.search.evidence.findings import old_price_warnings
+from planner.search.evidence.findings import clock_warnings, old_price_warnings
 from planner.search.evidence.long_traces import is_too_long, plan_by_parts
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.fleet_oracle import Answers
+from planner.search.oracle.stopping import USUAL_LIMIT_S
+from planner.search.oracle.work_clock import is_over, now_s, time_limit
 from planner.search.problem.plan_problem import (
     Conditions,
     OnPaper,
@@ -49,7 +50,7 @@ def plan(
     *,
     catalog: CatalogLike = None,
     seed: int = 0,
-    time_limit_s: float = 120.0,
+    time_limit_s: float = USUAL_LIMIT_S,
     explain: bool = False,
     prove: bool = False,
     progress: Hear = None,
@@ -65,8 +66,9 @@ def plan(
     `explain` plans again around every limit, and says what each one costs. `prove` simulates every cheaper
     fleet of one worker type per pool. `progress` hears of each stage; without it a notebook shows them.
 
-    Raises InputError for what cannot be read, and InfeasibleError if no fleet keeps the SLO. After
-    `time_limit_s` the best fleet so far is returned, its status "best found".
+    Raises InputError for what cannot be read, and InfeasibleError if no fleet keeps the SLO. Where the work
+    that a plan may take does not suffice, or after `time_limit_s` on the wall's clock, the best fleet so far
+    is returned, its status "best found".
     """
     tell = heard(progress)
     if isinstance(slo, SeveralLlmsQuestion):
@@ -104,7 +106,7 @@ def answer_question(
     """The plan for the question that a document asks of the trace of a study; `watch` hears of each fleet
     that is the best so far."""
     task = question.task()
-    if is_too_long(task, study.trace, study.time_limit_s):
+    if is_too_long(task, study.trace, study.work_limit_s):
         answer = _by_parts(task, study, explain=explain, prove=prove, watch=watch)
     else:
         answer = beside_each_gpu(study, task, prove=prove, watch=watch)
@@ -124,16 +126,16 @@ def answer_question(
 def _by_parts(task: PlanQuestion, study: Study, *, explain: bool, prove: bool, watch: Watch) -> Plan:
     """The same of a trace that is too long to be searched whole."""
 
-    def planned_for(trace: Trace, seconds: float) -> Plan:
+    def planned_for(trace: Trace, work_s: float) -> Plan:
         answers = Answers(decided=study.answers.decided)
-        of_part = Study(trace, study.catalog, study.seed, seconds, study.progress, answers)
+        of_part = replace(study, trace=trace, answers=answers, work_s=work_s, _requests_by_task={})
         found = beside_each_gpu(of_part, task, prove=prove, watch=watch)
         return explain_plan(found, of_part, task) if explain else found
 
-    limit_s, progress = study.time_limit_s, study.progress
-    return plan_by_parts(
-        task, study.trace, planned_for, seconds=study.left_s, progress=progress, limit_s=limit_s
-    )
+    with time_limit(study.left_s):
+        return plan_by_parts(
+            task, study.trace, planned_for, seconds=study.work_limit_s, progress=study.progress
+        )
 
 
 def plan_question(
@@ -147,7 +149,7 @@ def plan_question(
     """The plan for one more question about the trace of a study, with what holds around it. `on_paper` hears
     of the cheapest fleet on paper before production is searched.
     """
-    deadline = time.monotonic() + study.left_s
+    deadline = now_s() + study.work_limit_s
     looks_for_rate = task.objective == "throughput"  # whose many traffics are not worth remembering
     certified_plan = certify.plan(
         task,
@@ -156,6 +158,7 @@ def plan_question(
         seed=study.seed,
         time_limit_s=study.left_s,
         conditions=Conditions(
+            deadline,
             progress=study.progress,
             watch=watch,
             answers=Answers(decided=study.answers.decided) if looks_for_rate else study.answers,
@@ -167,9 +170,10 @@ def plan_question(
     )
     certified_plan = simulate_routers(certified_plan, task.deploy, deadline)
     today = datetime.date.today()
+    prices = old_price_warnings(certified_plan.prices, today)
     return replace(
         certified_plan,
-        warnings=(*certified_plan.warnings, *old_price_warnings(certified_plan.prices, today)),
+        warnings=(*certified_plan.warnings, *clock_warnings(), *prices),
         made=Made(today.isoformat(), __version__),
     )
 
@@ -186,18 +190,16 @@ def beside_each_gpu(
     """The plan, with the best fleet of each GPU type alone where that is asked for (`fleet: per_gpu`), or
     costs little: for two to four types, in what is left of the time.
     """
-    began = time.monotonic()
-    answer = plan_question(study, task, prove=prove, watch=watch, on_paper=on_paper)
-    left_s = study.left_s - (time.monotonic() - began)
-    if (per_gpu := task.per_gpu) is None:
-        per_gpu = (
-            1 < len(gpu_types(task, study)) <= MOST_DEFAULT_GPU_TYPES
-            and answer.status != "best found"
-            and left_s > 0
-        )
-    elif per_gpu:
-        left_s = study.left_s
-    return add_each_gpu(study, task, answer, seconds=left_s) if per_gpu else answer
+    with time_limit(study.left_s):
+        deadline = now_s() + study.work_limit_s
+        answer = plan_question(study, task, prove=prove, watch=watch, on_paper=on_paper)
+        is_cheap = 1 < len(gpu_types(task, study)) <= MOST_DEFAULT_GPU_TYPES and answer.status != "best found"
+        if task.per_gpu is None and is_cheap and not is_over(deadline):
+            return add_each_gpu(study, task, answer, seconds=deadline - now_s())
+    if not task.per_gpu:
+        return answer
+    with time_limit(study.left_s):
+        return add_each_gpu(study, task, answer, seconds=study.work_limit_s)
 
 
 def explain_plan(plan: Plan, study: Study, task: PlanQuestion) -> Plan:

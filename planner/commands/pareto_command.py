@@ -22,6 +22,7 @@ from planner.commands.command_output import (
     stdout_console,
 )
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
+from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
 from planner.units import quantity
 
@@ -47,7 +48,7 @@ def pareto(
     ] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
-    time_limit: TimeOption = 120.0,
+    time_limit: TimeOption = USUAL_LIMIT_S,
     executor: ExecutorOption = None,
     address: AddressOption = None,
     drop_invalid: DropOption = False,

@@ -109,6 +109,7 @@ def _plan_one(wish: PlanOptions) -> None:
     from planner.reports import output
     from planner.search.evidence.long_traces import searched_requests
     from planner.search.oracle.fleet_oracle import Answers
+    from planner.search.oracle.work_clock import work_limit_s
     from planner.studies.what_if import Study
 
     if wish.out is not None:
@@ -130,7 +131,7 @@ def _plan_one(wish: PlanOptions) -> None:
         progress(f"{len(requests)} requests of {requests.name}")
         decided = _decided(wish, question, requests)
         study = Study(requests, known, wish.seed, wish.time_limit_s, progress, Answers(decided=decided))
-        searched = searched_requests(question.task(), requests, wish.time_limit_s)
+        searched = searched_requests(question.task(), requests, work_limit_s(wish.time_limit_s))
         study.taken_s = progress.taken_s()
         study.taken_s += 0.0 if wish.out is None else report_s(searched) * progress.slowness()
         best = BestSoFar(wish.out)

@@ -25,6 +25,7 @@ from planner.commands.command_output import (
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
 from planner.domain import OWNED
 from planner.errors import InputError
+from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.units import quantity, show_s
 
 MOST_USD = 1e9
@@ -45,7 +46,7 @@ def replan(
     out: Annotated[Path | None, out_file("Write the new fleet as a fleet.yaml.")] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
-    time_limit: TimeOption = 120.0,
+    time_limit: TimeOption = USUAL_LIMIT_S,
     executor: ExecutorOption = None,
     address: AddressOption = None,
     drop_invalid: DropOption = False,

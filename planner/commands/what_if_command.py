@@ -24,6 +24,7 @@ from planner.commands.command_output import (
 )
 from planner.documents.catalog import read_catalog
 from planner.errors import InfeasibleError, InputError
+from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.units import show_s
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def what_if(
     ] = None,
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
-    time_limit: TimeOption = 120.0,
+    time_limit: TimeOption = USUAL_LIMIT_S,
     executor: ExecutorOption = None,
     address: AddressOption = None,
     drop_invalid: DropOption = False,
@@ -89,7 +90,7 @@ def sensitivity(
     by: Annotated[str, typer.Option("--by", help="How far things may be wrong.")] = "10 %",
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
-    time_limit: TimeOption = 120.0,
+    time_limit: TimeOption = USUAL_LIMIT_S,
     executor: ExecutorOption = None,
     address: AddressOption = None,
     drop_invalid: DropOption = False,

@@ -736,6 +736,11 @@ class NotSimulated:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedByClock:
+    """The time limit on the wall's clock came before the end of the work that a plan may take."""
+
+
+@dataclass(frozen=True, slots=True)
 class MissedOnDraws:
     """The SLO is missed on some of these simulated runs."""
 
@@ -1276,6 +1281,7 @@ Warned = (
     | UncheckedEngine
     | OldPrices
     | NotSimulated
+    | EndedByClock
     | LongerSteps
     | UpperEnds
     | SpotGone

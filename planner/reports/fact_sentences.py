@@ -854,6 +854,14 @@ def _(fact: facts.NotSimulated) -> str:
 
 
 @sentence.register
+def _(fact: facts.EndedByClock) -> str:
+    return (
+        "the time limit ended the search before its work was done, so another run may answer otherwise; "
+        "raise --time-limit"
+    )
+
+
+@sentence.register
 def _(fact: facts.MissedOnDraws) -> str:
     ask = "; ask for a fleet that keeps it on several draws with traffic: {draws: 8}"
     return sentence(fact.repeats) + (ask if fact.repeats.what == "other-draws" else "")

@@ -337,7 +337,7 @@ STATUS_WORDS = {
     "not certified": "the test on unseen scenarios or the step times do not say enough; see the warnings",
     "on paper": "kept on the traffic as it is written; nothing is known of other traffic",
     "not for production": "no fleet was found for production; this is the cheapest on paper",
-    "best found": "the search is NOT exhausted, the time limit came first: a cheaper fleet may exist",
+    "best found": "the search is NOT exhausted, the most work or time came first: a cheaper fleet may exist",
 }
 
 

@@ -104,12 +104,19 @@ def solve(
     return None if status == "infeasible" else status == "optimal"
 
 
+CP_WORK_FRAC = 0.25
+"""The share of a time limit that CP-SAT may use by its own count of work, which is about as long on an idle
+machine, so that the clock ends it on a slow one alone.
+"""
+
+
 def cp_solver(time_limit_s: float) -> cp_model.CpSolver:
     """CP-SAT on one thread. By itself it takes Ctrl-C for the end of its time, and the plan would go on."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.max_deterministic_time = CP_WORK_FRAC * time_limit_s
     solver.parameters.num_workers = 1
     solver.parameters.catch_sigint_signal = False
     return solver

@@ -61,6 +61,7 @@ from planner.solvers.required_work import ObligedWork
 from planner.solvers.whole_nodes import PricedNode, idle_usd_per_h, node_of
 from planner.traffic.workload import TraceLengths, Workload
 
+SOLVER_S = 60.0  # for one program, several times what any took on an idle machine
 PROMISE_GAP_FRAC = 0.01  # a fleet this close to the most promising one is as good to try
 BATCH_SIZES = 64  # between one and all seats, among which the best is looked for
 Floats = npt.NDArray[np.float64]
@@ -436,7 +437,7 @@ def bound(
     at_least: float = 0.0,
     cuts: Sequence[Sequence[int]] = (),
     deadline: float = math.inf,
-    time_limit_s: float = 20.0,
+    time_limit_s: float = SOLVER_S,
 ) -> float | None:
     """Least objective that any fleet of these options needs under any policy; None if none is within limits.
 
@@ -475,7 +476,7 @@ def bound(
 
 
 def shadow_prices(
-    options: Sequence[Option], load: TrafficLoad, limits: FleetLimits, *, time_limit_s: float = 20.0
+    options: Sequence[Option], load: TrafficLoad, limits: FleetLimits, *, time_limit_s: float = SOLVER_S
 ) -> dict[FleetLimit, float]:
     """By how much one GPU, Watt or USD/h more of a limit lowers the relaxed bound: the duals of limit_y.
 
@@ -501,7 +502,7 @@ def find_promising_fleet(
     *,
     below: float | None,
     cuts: Sequence[Sequence[int]],
-    time_limit_s: float = 20.0,
+    time_limit_s: float = SOLVER_S,
 ) -> tuple[tuple[int, ...], float] | None:
     """The fleet under the value `below` (None: any) expected to carry most, and that share.
 

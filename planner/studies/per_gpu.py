@@ -9,7 +9,6 @@ paper, since one for production would take about as long as the plan; `fleet: pe
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -18,14 +17,14 @@ from planner.documents.facts import NoneAlone, Note, Remarked
 from planner.documents.task import PlanQuestion
 from planner.domain import OWNED, SPOT
 from planner.errors import InfeasibleError
-from planner.parallel.executors import parallel_width
 from planner.search.evidence.alternatives import ONE_GPU, mixed_label
 from planner.search.evidence.plan import Plan
 from planner.search.level0.owned_gpus import objective_paid
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.policy_search import search_policies
-from planner.search.oracle.deterministic_parallel import run_each
+from planner.search.oracle.deterministic_parallel import AT_ONCE, run_each
 from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.work_clock import now_s
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Conditions, Problem
 from planner.search.problem.stages import Stage
@@ -59,7 +58,7 @@ def add_each_gpu(study: Study, task: PlanQuestion, plan: Plan, *, seconds: float
     ):  # The rows compare what it costs to serve the most traffic that was found.
         task = replace(task, objective="cost", rate_rps=plan.throughput.rate_rps)
     types = gpu_types(task, study)
-    share_s = max(seconds / math.ceil(len(types) / parallel_width()), LEAST_S)
+    share_s = max(seconds / math.ceil(len(types) / AT_ONCE), LEAST_S)
     study.progress(Stage(f"{' and '.join(types)}, each alone", "each GPU"))
     for stock in types.values():  # The study remembers the traffic, so that the parallel part only reads it.
         study.traffic_request(replace(task, stock=stock))
@@ -112,7 +111,7 @@ def _plan_on_gpu(
         notes_of_plan = (Remarked("is-the-plan"),) if production_answer is None else ()
         return Alternative(label, paper_fleet, plan_value, notes_of_plan)
     alone = replace(task, stock=stock)
-    conditions = Conditions(time.monotonic() + seconds, answers=study.answers)
+    conditions = Conditions(now_s() + seconds, answers=study.answers)
     try:
         problem = build_problem(
             alone,

@@ -23,7 +23,6 @@ requests any D is significant, so what counts is its size.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,6 +40,7 @@ from planner.search.level0.owned_gpus import owned_first
 from planner.search.mixed.mixed_fleets import expected_share
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.options import option_of
 from planner.search.problem.plan_problem import Problem, on_all_draws
 from planner.search.production.cheapest_kept import with_search_scenarios
@@ -251,8 +251,8 @@ def _cheaper_ways(study: Study, change: _Change, scratch: WhatIfAnswer, best: In
     vectors, capacity = vectors[capacity > 0], capacity[capacity > 0]
     traces = 1 + len(change.oracle.scenarios)
     tries = int(np.clip(MOST_REQUESTS / (traces * len(scratch.problem.trace)), 24, 400))
-    ends_s, assumed = time.monotonic() + study.time_limit_s, 0
-    while len(vectors) and tries > 0 and time.monotonic() < ends_s:
+    deadline, assumed = now_s() + study.work_limit_s, 0
+    while len(vectors) and tries > 0 and not is_over(deadline):
         tries -= 1
         candidate = vectors[np.lexsort((vectors.sum(axis=1), capacity))[-1]]
         study.progress(f"a smaller change: {len(vectors)} left, best {value:.6g} USD")

@@ -8,7 +8,6 @@ no choice, the plan's simulation counts.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,6 +30,7 @@ from planner.fleet import Fleet, Policies
 from planner.policies import ONE_KIND, ONLY_PAIRS, ROUTERS_OF, ROUTING, Deployed, find_deployed_routing
 from planner.search.evidence.findings import limit_fact, outcome_of
 from planner.search.evidence.plan import Plan
+from planner.search.oracle.work_clock import is_over
 from planner.search.problem.bill import bought_pools
 from planner.search.several.several_llms import SharedPlan
 from planner.simulator.replay import simulate
@@ -42,7 +42,7 @@ def simulate_routers(plan: Plan, target: str | None = None, deadline: float = ma
     SLO: on the traffic as it is written, and in the scenarios in which the plan passed its test.
 
     With `target` only that target is simulated, and a warning says where it cannot run the plan. Simulations
-    that would begin after `deadline`, on time.monotonic's clock, are left out, and a warning says so.
+    that would begin after `deadline`, on the search's clock, are left out, and a warning says so.
     """
     refused = manifests.find_refused_targets(plan.fleet, plan.max_model_len)
     warnings: list[Warned] = []
@@ -144,7 +144,7 @@ class RouterVerdict:
 
 def _judge_policies(plan: Plan, policies: Policies, deadline: float) -> RouterVerdict | None:
     """The verdict on the plan's fleet under other policies; None where the time was over."""
-    if time.monotonic() > deadline:
+    if is_over(deadline):
         return None
     # Only a router that pins prefixes keeps them on workers; other caches keep what is used.
     pinned = plan.fleet.pinned if ROUTING[policies.routing].pins else ()

@@ -12,7 +12,6 @@ the fleet itself holds.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,7 +37,9 @@ from planner.search.mixed.router_fit import fitted
 from planner.search.oracle.fleet_counts import objective
 from planner.search.oracle.fleet_oracle import Answers
 from planner.search.oracle.headroom import find_headroom
+from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.search.oracle.traffic_request import TrafficRequest, further_traffic, requested_traffic
+from planner.search.oracle.work_clock import now_s, time_limit, what_ended, work_limit_s
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import OBJECTIVE_UNITS
@@ -97,11 +98,17 @@ class Study:
     trace: Trace
     catalog: Catalog
     seed: int = 0
-    time_limit_s: float = 120.0
+    time_limit_s: float = USUAL_LIMIT_S
     progress: Progress = report_nothing
     answers: Answers = field(default_factory=Answers)
     taken_s: float = 0.0
+    work_s: float = math.inf  # the most that a question may take on the search's clock
     _requests_by_task: dict[tuple[object, ...], TrafficRequest] = field(default_factory=dict)
+
+    @property
+    def work_limit_s(self) -> float:
+        """How far the search's clock may go for each question."""
+        return min(work_limit_s(self.time_limit_s), self.work_s)
 
     @property
     def left_s(self) -> float:
@@ -139,7 +146,7 @@ class Study:
     def pose(self, task: PlanQuestion) -> Problem:
         if task.objective == "throughput":
             raise InputError("objective: throughput: ask `plan` itself; here, use cost, power or gpus")
-        conditions = Conditions(time.monotonic() + self.time_limit_s, answers=self.answers)
+        conditions = Conditions(now_s() + self.work_limit_s, answers=self.answers)
         return with_relaxation(
             lambda: build_problem(
                 task,
@@ -157,13 +164,17 @@ class Study:
 
         Raises what `pose.pose`, `best_fleet.search` and `answers.tried` raise, and OutOfTimeError.
         """
+        with time_limit(self.time_limit_s):
+            return self._ask(task, start)
+
+    def _ask(self, task: PlanQuestion, start: Sequence[Fleet]) -> WhatIfAnswer:
         problem, search_result = best_of(search_policies(self.pose(task), start))
         answers: tuple[Answered, ...] = ()
         if task.safety is not None:
             if (made := find_production_fleet(problem, search_result, start)) is None:
                 raise OutOfTimeError(
-                    f"no fleet for production was found within {self.time_limit_s:g} s; raise --time-limit, "
-                    "or ask with safety: none"
+                    f"no fleet for production was found: {what_ended()} came first; raise --time-limit, or "
+                    "ask with safety: none"
                 )
             whole = with_answers(problem, search_result, made)
             answers = whole.answers

@@ -24,6 +24,7 @@ from planner.search.oracle.deterministic_parallel import (
     remember_answer,
     side_by_side,
 )
+from planner.search.oracle.work_clock import time_limit
 
 QUESTION = DOCUMENT | {"fleet": {"gpus": ["h100-80g"]}, "safety": {"kept_in": 0.9}}
 
@@ -105,18 +106,19 @@ def test_what_was_told_stands_in_the_order_of_the_tasks() -> None:
 @pytest.mark.parametrize("name", ["serial", "threads:4"])
 def test_a_task_reckons_with_its_own_effort_alone(name: str) -> None:
     """100 were spent before. Each of four tasks asks its own question for 10 and a common one for 5, which
-    one of them pays: 100 + 2 x (10 + 5), whoever is first."""
-    total, seen, counter = [100], dict[int, int](), object()
+    one of them pays: 100 + 2 x (10 + 5), whoever is first. Five questions were paid for in the end."""
+    seen = dict[int, int]()
 
     def look(k: int) -> None:
         for question, cost in ((k, 10), ("common", 5)):
             is_new = question not in (own := deterministic_parallel.current_task()).wave.cost  # type: ignore[union-attr]
-            total[0] += cost if is_new else 0
             charge_effort(question, cost if is_new else None)
             assert own is not None
-        seen[k] = effort_spent(counter, lambda: total[0])
+        seen[k] = effort_spent()
 
-    with working_on(Executor(name)):
-        side_by_side([lambda k=k: look(k) for k in range(4)], effort={id(counter): 100})  # type: ignore[misc]
+    with working_on(Executor(name)), time_limit(600.0):
+        charge_effort("before", 100)
+        side_by_side([lambda k=k: look(k) for k in range(4)])  # type: ignore[misc]
+        spent = effort_spent()
     assert seen == dict.fromkeys(range(4), 130)
-    assert effort_spent(counter, lambda: total[0]) == total[0]
+    assert spent == 100 + 4 * 10 + 5

@@ -46,7 +46,7 @@ def shared(monkeypatch: pytest.MonkeyPatch, asked: list[Any], gpus: int, on_pape
         "problem_within",
         lambda one, left: SimpleNamespace(task=one.task, oracle=one.oracle, gpus=left),
     )
-    monkeypatch.setattr(shared_kept, "with_effort_limit", lambda one, most: one)
+    monkeypatch.setattr(shared_kept, "with_search_limit", lambda one, most: one)
     monkeypatch.setattr(shared_kept, "owned_first", lambda one, counts: counts)
     monkeypatch.setattr(
         shared_kept,

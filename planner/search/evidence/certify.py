@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +28,9 @@ from planner.search.mixed.bounds import checked_bound, lower_bound, shadow_price
 from planner.search.mixed.infeasible import with_relaxation
 from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.prefix_placing import pool_prefixes
+from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.search.oracle.traffic_request import TrafficRequest
+from planner.search.oracle.work_clock import now_s, time_limit, wall_deadline_s
 from planner.search.problem import draws
 from planner.search.problem.bill import commitments
 from planner.search.problem.build_problem import build_problem
@@ -68,7 +72,7 @@ def plan(
     catalog: Catalog,
     *,
     seed: int = 0,
-    time_limit_s: float = 120.0,
+    time_limit_s: float = USUAL_LIMIT_S,
     conditions: Conditions | None = None,
     traffic_request: TrafficRequest | None = None,
     prove: bool = False,
@@ -76,15 +80,31 @@ def plan(
     """The fleet that is to be run, with its certificate: the cheapest found that keeps the task's SLO in
     enough scenarios (`task.safety`), or, without safety, on the traffic as it is written.
 
-    Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the SLO. After
-    `time_limit_s` the best fleet found so far is returned with status "best found"; only then does the answer
-    depend on the clock. With the objective "throughput" the traffic is first raised as far as the limits
-    allow, in production as far as a fleet passes its test. `traffic_request` is as in `build_problem`. With
-    `prove` every cheaper fleet of level 0 is simulated.
+    Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the SLO. Where the work
+    that a plan may take does not suffice (work_clock.py), the best fleet found so far is returned with status
+    "best found"; so it is after `time_limit_s`, and only then does the answer depend on the machine. With the
+    objective "throughput" the traffic is first raised as far as the limits allow, in production as far as a
+    fleet passes its test. `traffic_request` is as in `build_problem`. With `prove` every cheaper fleet of
+    level 0 is simulated.
     """
-    deadline = time.monotonic() + time_limit_s
-    conditions, throughput = replace(conditions or Conditions(), deadline=deadline), None
-    start: list[Fleet] = []
+    with time_limit(time_limit_s) as deadline:
+        conditions = conditions or Conditions()
+        if math.isinf(conditions.deadline):
+            conditions = replace(conditions, deadline=deadline)
+        return _plan(task, trace, catalog, seed, conditions, traffic_request, prove=prove)
+
+
+def _plan(
+    task: PlanQuestion,
+    trace: Trace,
+    catalog: Catalog,
+    seed: int,
+    conditions: Conditions,
+    traffic_request: TrafficRequest | None,
+    *,
+    prove: bool,
+) -> Plan:
+    throughput, start = None, list[Fleet]()
     if task.objective == "throughput":
         if task.safety is not None:
             return _plan_most_traffic(task, trace, catalog, seed, conditions)
@@ -95,16 +115,31 @@ def plan(
             [fleet],
             _with_least_time(conditions),
         )
-    searched = search_llm(
-        task,
-        trace,
-        catalog,
-        seed=seed,
-        conditions=conditions,
-        traffic_request=traffic_request,
-        start=start,
-        prove=prove,
-    )
+    is_found = throughput is not None
+    with time_limit(LEAST_SEARCH_S, grace=True) if is_found else nullcontext():
+        searched = search_llm(
+            task,
+            trace,
+            catalog,
+            seed=seed,
+            conditions=conditions,
+            traffic_request=traffic_request,
+            start=start,
+            prove=prove,
+        )
+        return _certified(searched, trace, catalog, seed, conditions, throughput)
+
+
+def _certified(
+    searched: Sequence[tuple[Problem, FleetSearch]],
+    trace: Trace,
+    catalog: Catalog,
+    seed: int,
+    conditions: Conditions,
+    throughput: Throughput | None,
+) -> Plan:
+    """The plan with its fleet for production, where that is asked for, and what speaks for it."""
+    task = searched[0][0].task
     if task.safety is not None:
         problem, paper = best_of(searched)
         conditions.on_paper(problem, problem.oracle.fleet(paper.best))
@@ -147,14 +182,33 @@ def _plan_most_traffic(
     on_paper, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=until[0])
     kept = find_most_kept_traffic(task, trace, catalog, on_paper, fleet, seed=seed, conditions=until[1])
     rates, fleet = (on_paper, fleet) if kept is None else kept
-    conditions, production = _with_least_time(conditions), None
+    with time_limit(LEAST_SEARCH_S, grace=True):
+        more = _with_least_time(conditions)
+        return _plan_at_rates(task, trace, catalog, seed, more, rates, fleet, is_kept=kept is not None)
+
+
+def _plan_at_rates(
+    task: PlanQuestion,
+    trace: Trace,
+    catalog: Catalog,
+    seed: int,
+    conditions: Conditions,
+    rates: Throughput,
+    fleet: Fleet,
+    *,
+    is_kept: bool,
+) -> Plan:
+    """The plan for the highest of falling rates at which the fleet passes its test; where it `is_kept` in no
+    scenarios that were searched, the plan on paper for the first rate.
+    """
+    production = None
     for attempt, throughput in enumerate(falling_rates(rates), start=1):
         at, now = task_at_rate(task, trace, throughput.rate_rps, seed), _with_least_time(conditions)
         searched = search_llm(at, trace, catalog, seed=seed, conditions=now, start=[fleet])
         problem, paper = best_of(searched)
-        known = None if kept is None else pick_known_fleet_and_test(problem, paper, fleet)
-        is_over = known is None or is_test_passed(known.kept_in, known.test.safety) or problem.out_of_time()
-        if is_over or attempt == MOST_TESTS:
+        known = pick_known_fleet_and_test(problem, paper, fleet) if is_kept else None
+        is_done = known is None or is_test_passed(known.kept_in, known.test.safety) or problem.out_of_time()
+        if is_done or attempt == MOST_TESTS:
             break
     if known is not None:
         production = with_answers(problem, paper, known)
@@ -168,13 +222,13 @@ def _plan_most_traffic(
 
 def _share_of_time(conditions: Conditions, share: float) -> Conditions:
     """The same conditions with this share of the time that is left."""
-    now_s = time.monotonic()
-    return replace(conditions, deadline=now_s + share * max(conditions.deadline - now_s, 0.0))
+    now = now_s()
+    return replace(conditions, deadline=now + share * max(conditions.deadline - now, 0.0))
 
 
 def _with_least_time(conditions: Conditions) -> Conditions:
     """The same conditions with enough time left to simulate and write a fleet that is already known."""
-    return replace(conditions, deadline=max(conditions.deadline, time.monotonic() + LEAST_SEARCH_S))
+    return replace(conditions, deadline=max(conditions.deadline, now_s() + LEAST_SEARCH_S))
 
 
 def search_llm(
@@ -223,14 +277,14 @@ def certify_plan(
     oracle = problem.oracle
     fleet = oracle.fleet(best.best if production is None else production.best)
     problem.progress(Stage("simulating the plan and its neighbours", "neighbours"))
-    began = time.monotonic()
+    began = now_s()
     simulation, verdict = oracle.verdict(fleet, record=True)
     deadline = problem.deadline if deadline is None else deadline
     # The last simulation may take as long as that of the plan did, so it must begin that much earlier.
-    clock = findings.EvidenceClock(deadline - (time.monotonic() - began))
+    clock = findings.EvidenceClock(deadline - (now_s() - began))
     beyond = _simulate_further(searched, simulation, trace, catalog, seed, clock, production)
     of_limits = shadow_prices(replace(problem, deadline=deadline))
-    left_s = max(deadline - time.monotonic(), 0.0)
+    left_s = max(wall_deadline_s(deadline) - time.monotonic(), 0.0)
     placement = findings.place_workers(fleet, min(findings.PLACEMENT_S, max(left_s, 1.0)))
     certificate = replace(
         _certificate_of(searched, simulation, beyond, of_limits, seed, production),

@@ -16,7 +16,6 @@ the busiest part.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -28,6 +27,8 @@ from planner.domain import Limit, Slo
 from planner.fleet import Fleet
 from planner.search.evidence.findings import outcome_of
 from planner.search.evidence.plan import Plan
+from planner.search.oracle.deterministic_parallel import charge_effort
+from planner.search.oracle.work_clock import is_over, now_s, wall_deadline_s
 from planner.search.problem.bill import bill_fleet, bought_pools
 from planner.search.problem.plan_problem import Progress
 from planner.simulator.replay import Simulation, simulate_until
@@ -94,23 +95,17 @@ def searched_requests(task: PlanQuestion, trace: Trace, seconds: float) -> int:
 
 
 def plan_by_parts(
-    task: PlanQuestion,
-    trace: Trace,
-    plan_part: PlanPart,
-    *,
-    seconds: float,
-    progress: Progress,
-    limit_s: float = math.inf,
+    task: PlanQuestion, trace: Trace, plan_part: PlanPart, *, seconds: float, progress: Progress
 ) -> Plan:
-    """The plan for a long trace. It takes at most `seconds`, which is what is left of the time limit
-    `limit_s`, except for what a search takes beyond its own share.
+    """The plan for a long trace. It takes at most `seconds` on the search's clock, except for what a search
+    takes beyond its own share.
     """
-    deadline = time.monotonic() + seconds
-    length_s = trace.duration_s * part_requests(limit_s) / len(trace)
+    deadline = now_s() + seconds
+    length_s = trace.duration_s * part_requests(seconds) / len(trace)
     progress(f"looking for the busiest {show_span(length_s)} of {len(trace):,} requests")
     part = _part_from(trace, float(trace.arrival_s[find_busiest_window(trace, length_s)]), length_s)
     for attempt in range(1, MOST_ROUNDS + 1):
-        left_s = max(deadline - time.monotonic(), 0.0)
+        left_s = max(deadline - now_s(), 0.0)
         check_s = min(CHECK_TIMES * len(trace) * REQUEST_S, left_s / 2)
         plan = plan_part(part.trace, left_s - check_s)
         over_whole = OverTheWhole(len(trace), len(part.trace), part.from_s, part.trace.duration_s, attempt)
@@ -161,11 +156,12 @@ def _simulate_whole(
     fleet: Fleet, trace: Trace, slo: Slo, deadline: float, *, stop_early: bool = False
 ) -> Simulation | None:
     """The fleet simulated on the whole trace; None where the time is over."""
-    if time.monotonic() > deadline:
+    if is_over(deadline):
         return None
     try:
+        charge_effort(object(), len(trace))
         return simulate_until(
-            deadline,
+            wall_deadline_s(deadline),
             fleet,
             trace,
             limits=slo.limits,
@@ -210,7 +206,7 @@ def _find_smaller_fleet(plan: Plan, trace: Trace, over_whole: OverTheWhole, dead
 
     for i in order:
         fails, holds = 0, counts[i]
-        while holds - fails > 1 and time.monotonic() < deadline:
+        while holds - fails > 1 and not is_over(deadline):
             fewer = [*counts]
             fewer[i] = holds - 1 if holds == counts[i] else (fails + holds) // 2
             if keeps_slo(fewer):

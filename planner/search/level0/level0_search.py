@@ -16,6 +16,7 @@ from planner.search.level0.designs import Design, DesignPool, learn_from
 from planner.search.level0.one_pool import Bounded, Holds, Search, first_incumbent, search_one_pool
 from planner.search.level0.two_pools import AskPairs, pair_up, search_two_pools
 from planner.search.level0.walk import note_cheaper, walk
+from planner.search.oracle.deterministic_parallel import effort_spent, side_by_side
 from planner.search.oracle.fleet_counts import Counts, counts_of, may_hand_over, objective
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT
 from planner.search.oracle.stopping import StoppedError
@@ -108,6 +109,7 @@ def search_level0(
     many there are.
     """
     over, search = _Ranges.of(problem), Search(problem.limits)
+    before = effort_spent(), problem.oracle.simulations
 
     def enough() -> bool:
         return problem.out_of_time() or (any_will_do and search.best is not None)
@@ -127,14 +129,16 @@ def search_level0(
     try:
         _offer_known(problem, start, over.options, holds, search)
         problem.progress(Stage(f"level 0: {len(over.mixed)} mixed pools", "level 0"))
-        _search_mixed(over.mixed, holds, search, problem.side_by_side, enough)
+        _search_mixed(over.mixed, holds, search, side_by_side, enough)
         best_mixed = best_one_gpu = (search.best, search.value)
         if pairs:
             _search_pairs(problem, over, "one GPU type", search, enough)
             best_one_gpu = (search.best, search.value)
             _search_pairs(problem, over, "two GPU types", search, enough)
         if walks and search.is_exhausted and not enough():
-            _walk_cheaper(problem, search, over.mixed, pairs, holds, prove=prove)
+            spent, simulations = effort_spent() - before[0], problem.oracle.simulations - before[1]
+            usual = spent / max(simulations, 1)
+            _walk_cheaper(problem, search, over.mixed, pairs, holds, usual, prove=prove)
     except StoppedError:
         search.is_exhausted = False
     note_cheaper(over.mixed, pairs, problem.oracle.verdicts, search)
@@ -185,7 +189,7 @@ def _search_pairs(
         is_alike = prefill.type.gpu.name == decode.type.gpu.name
         return is_alike is is_one and may_hand_over((prefill.type, decode.type))
 
-    search_two_pools(over.prefill, over.decode, ask, search, problem.side_by_side, enough, allowed)
+    search_two_pools(over.prefill, over.decode, ask, search, side_by_side, enough, allowed)
 
 
 def designs_of(problem: Problem, level0: Level0) -> list[Design]:
@@ -250,24 +254,26 @@ def _walk_cheaper(
     mixed: Sequence[Bounded],
     pairs: Sequence[tuple[Bounded, Bounded]],
     holds: Holds,
+    usual_effort: float,
     *,
     prove: bool,
 ) -> None:
-    """Simulate every cheaper fleet, where they are few enough or `prove` is asked for."""
-    oracle = problem.oracle
-    spent = oracle.effort()
+    """Simulate every cheaper fleet, where they are few enough or `prove` is asked for. `usual_effort` is what
+    a simulation of the search has cost.
+    """
+    before = effort_spent()
     # those far too small end sooner than what a search looks at
-    guess = max(spent / max(oracle.simulations, 1) / FAR_SOONER, LEAST_EFFORT)
+    guess = max(usual_effort / FAR_SOONER, LEAST_EFFORT)
 
     def may_go_on(done: int, left: int) -> bool:
         """By what the fleets so far have cost, the first of them being a sample of all."""
         if prove or problem.out_of_time():
             return not problem.out_of_time()
-        effort = oracle.effort() - spent
+        effort = effort_spent() - before
         return effort + left * (max(effort / done, LEAST_EFFORT) if done else guess) <= WALK_EFFORT
 
     problem.progress(Stage("level 0: every cheaper fleet, one by one", "walk"))
-    walk(mixed, pairs, holds, oracle.verdicts, search, problem.side_by_side, may_go_on)
+    walk(mixed, pairs, holds, problem.oracle.verdicts, search, side_by_side, may_go_on)
     if not search.is_exact and problem.out_of_time():
         raise StoppedError  # what was begun depends on the clock
 

@@ -6,7 +6,6 @@ A search may start from fleets that are known, and know what other searches simu
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +20,7 @@ from planner.search.mixed.mixed_fleets import MixedFleets, cheapest_known, searc
 from planner.search.oracle.fleet_counts import Counts, counts_of, objective
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.oracle.stopping import in_time
+from planner.search.oracle.work_clock import now_s
 from planner.search.problem.plan_problem import Problem, SearchProgress
 from planner.solvers.master import Option
 
@@ -92,7 +92,7 @@ def _without_budgets(problem: Problem) -> Problem | None:
         is_known = fleet is not None and problem.limits.first_exceeded(workers) is None
         problem.watch(standing if is_known else replace(standing, best=None, fleet=None))
 
-    now = time.monotonic()
+    now = now_s()
     return replace(problem, limits=limits, watch=watch, deadline=now + (problem.deadline - now) / 2)
 
 

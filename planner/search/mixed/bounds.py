@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from planner.domain import FleetLimit
 from planner.errors import BoundError
+from planner.search.oracle.work_clock import wall_deadline_s
 from planner.search.problem.options import decode_options, mixed_options, prefill_options, split
 from planner.search.problem.plan_problem import Problem
 from planner.solvers import master
@@ -19,6 +20,8 @@ from planner.traffic.workload import to_classes
 
 BOUND_SHARE = 0.25  # of the time that is left: the search needs the rest
 
+SHADOW_S = 20.0  # for the prices of all limits
+
 
 def lower_bound(problem: Problem) -> float | None:
     """What any fleet within the limits costs at least, whatever its policy; None if no fleet is within them.
@@ -28,8 +31,7 @@ def lower_bound(problem: Problem) -> float | None:
     is left at most; where that runs out, it is lower.
     """
     envelopes, in_bursts = _any_fleet(problem), 0.0
-    now = time.monotonic()
-    deadline = now + BOUND_SHARE * (problem.deadline - now)
+    deadline = wall_deadline_s(problem.deadline, BOUND_SHARE)
     if problem.hits is None:
         slo, trace = problem.slo, problem.trace
         dues = [each for each in (find_deadlines(slo, trace), steady_work(slo, trace)) if each is not None]
@@ -69,11 +71,11 @@ def shadow_prices(problem: Problem) -> dict[FleetLimit, float]:
 
     Empty where there is no time left to find out.
     """
-    left_s = problem.deadline - time.monotonic()
+    left_s = wall_deadline_s(problem.deadline) - time.monotonic()
     if left_s <= 0 or not problem.limits.rows():
         return {}
     return master.shadow_prices(
-        _any_fleet(problem), _load(problem), problem.limits, time_limit_s=min(left_s, 20.0)
+        _any_fleet(problem), _load(problem), problem.limits, time_limit_s=min(left_s, SHADOW_S)
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ from planner.errors import Change, InfeasibleError, ways_text
 from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.mixed.mixed_fleets import MixedFleets, search_mixed_fleets
 from planner.search.oracle.fleet_counts import Counts, workers_of
+from planner.search.oracle.work_clock import now_s, what_ended
 from planner.search.problem.build_problem import OutOfReachError
 from planner.search.problem.options import floor_s
 from planner.search.problem.plan_problem import Problem, on_all_draws, with_policies
@@ -82,7 +82,7 @@ def _floors(problem: Problem) -> list[tuple[Limit, float, str]]:
 
 def _relaxed_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> dict[str, float]:
     """Limits [s] by name at which some fleet holds, each as far above its floor; empty if none was found."""
-    deadline = min(problem.deadline, time.monotonic() + RELAX_S)
+    deadline = min(problem.deadline, now_s() + RELAX_S)
     for more in RELAXED:
         relaxed_s = {
             limit.name: _rounded_up(more * max(best_s, limit.limit_s)) for limit, best_s, _ in floors
@@ -155,7 +155,7 @@ def _undecided(problem: Problem, level0: Level0, names: str) -> InfeasibleError:
     """Neither a fleet was found nor that there is none."""
     within = f"within the limits ({names}) " if names else ""
     if problem.out_of_time():
-        why, help_ = "the time limit came first", "raise --time-limit"
+        why, help_ = f"{what_ended()} came first", "raise --time-limit"
     else:
         first = list(level0.search.refuted.items())[:3]
         failing = "; ".join(f"{name}: {reason_text(because)}" for name, because in first)

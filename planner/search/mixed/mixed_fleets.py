@@ -13,6 +13,7 @@ from planner.search.level0.one_pool import least_that_holds
 from planner.search.level0.owned_gpus import owned_first
 from planner.search.level0.walk import every_mix
 from planner.search.mixed.mixtures import improve_mixture, near
+from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts, in_order, largest_below, may_hand_over, objective
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Oracle, without_spare_workers
 from planner.search.problem.options import breaks_gaps, by_hardware
@@ -139,16 +140,16 @@ def _refined(problem: Problem, level0: Level0, capacities: Mapping[str, int], be
     oracle = problem.oracle
     options = list(dict.fromkeys([*level0.options, *(option for option, _ in best)]))
     shares = _fine_shares(problem, level0, capacities, options)
-    before = oracle.effort()
+    before = effort_spent()
 
     def may_go_on() -> bool:
-        return not problem.out_of_time() and oracle.effort() - before < REFINE_EFFORT
+        return not problem.out_of_time() and effort_spent() - before < REFINE_EFFORT
 
     problem.progress(
         Stage(f"beyond level 0: fleets of up to four types, best {objective(best):.6g}", "beyond")
     )
     best = improve_mixture(best, options, shares, problem.limits, oracle, may_go_on)
-    before = oracle.effort()
+    before = effort_spent()
     return near(best, problem.limits, oracle, may_go_on)
 
 
@@ -187,9 +188,9 @@ def _every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[C
     if fleets is None or problem.out_of_time():
         return best, False
     problem.progress(f"beyond level 0: all {len(fleets)} cheaper fleets, one by one")
-    before = oracle.effort()
+    before = effort_spent()
     for counts in sorted(fleets, key=objective):  # the first that holds is the cheapest
-        if problem.out_of_time() or oracle.effort() - before > budget:
+        if problem.out_of_time() or effort_spent() - before > budget:
             return best, False
         if oracle.holds([counts])[0]:
             return counts, True

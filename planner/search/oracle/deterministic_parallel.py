@@ -1,17 +1,18 @@
 """Things that are asked side by side, so that what comes of them depends neither on how many workers there
 are nor on who is done first.
 
-A wave is a fixed set of tasks. Where a search counts effort, a task reckons with what had been spent when the
-wave began, and with what it has spent itself, AT_ONCE times: as if so many were under way. What is remembered
-in order (`told`) is put into the order of the tasks when all are done.
+A wave is a fixed set of tasks. Effort is counted by one meter per question. A task reckons with what had been
+spent when its wave began, and with what it has spent itself, AT_ONCE times: as if so many were under way.
+What is remembered in order (`told`) is put into the order of the tasks when all are done.
 """
 
 from __future__ import annotations
 
 import contextvars
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -29,9 +30,9 @@ class Wave:
     """What all tasks of a wave share: what each question of it has cost, whoever had asked it first."""
 
     tasks: int
+    before: int  # the effort that was spent when it began
     cost: dict[object, int] = field(default_factory=dict)
     fresh: set[tuple[int, object]] = field(default_factory=set)  # entries that were not told before
-    before: dict[int, int] = field(default_factory=dict)  # effort of an oracle, by its identity
 
 
 @dataclass(slots=True)
@@ -43,7 +44,35 @@ class WaveTask:
     answers: list[tuple[dict[Any, bool], Any]] = field(default_factory=list)
 
 
+@dataclass(slots=True, eq=False)
+class Meter:
+    """Counts the effort of one question: simulated requests, weighed by what one costs."""
+
+    spent: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, effort: int) -> None:
+        with self._lock:
+            self.spent += effort
+
+
 _task: ContextVar[WaveTask | None] = ContextVar("task", default=None)
+_meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
+_of_all = Meter()  # of what is asked outside of any question
+
+
+def has_meter() -> bool:
+    """Whether a question is under way here."""
+    return _meter.get() is not None
+
+
+def use_meter(meter: Meter) -> Token[Meter | None]:
+    """Count with this one from here on."""
+    return _meter.set(meter)
+
+
+def _current_meter() -> Meter:
+    return _meter.get() or _of_all
 
 
 def current_task() -> WaveTask | None:
@@ -52,7 +81,11 @@ def current_task() -> WaveTask | None:
 
 
 def charge_effort(question: object, cost: int | None) -> None:
-    """To the task that is under way: what its question has cost, None where the answer was known."""
+    """What a question has cost, None where the answer was known: to the task that is under way what it cost
+    whoever asked first.
+    """
+    if cost is not None:
+        _current_meter().add(cost)
     if (own := current_task()) is None:
         return
     if cost is not None:
@@ -71,25 +104,23 @@ def remember_answer(answers: dict[Any, bool], key: Any, answer: bool) -> None:
     answers[key] = answer
 
 
-def effort_spent(of: object, now: Callable[[], int]) -> int:
-    """The effort that a search reckons with; `now` says what was spent until now."""
-    own = current_task()
-    before = None if own is None else own.wave.before.get(id(of))
-    if own is None or before is None:
-        return now()
-    return before + min(AT_ONCE, own.wave.tasks) * own.spent
+def effort_spent() -> int:
+    """The effort that a search reckons with."""
+    if (own := current_task()) is None:
+        return _current_meter().spent
+    return own.wave.before + min(AT_ONCE, own.wave.tasks) * own.spent
 
 
-def side_by_side(tasks: Sequence[Callable[[], None]], *, effort: dict[int, int] | None = None) -> None:
+def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
     """Run closures, as many at a time as there are workers; the first exception, in their order, is raised
-    here. `effort`: what was spent before, by the identity of who counts it.
+    here.
     """
     if len(tasks) < 2:
         for todo in tasks:
             todo()
         return
     outer = current_task()
-    wave = Wave(len(tasks), {} if outer is None else outer.wave.cost, before=effort or {})
+    wave = Wave(len(tasks), effort_spent(), {} if outer is None else outer.wave.cost)
     at_once = min(parallel_width(), len(tasks))
     each = [WaveTask(wave) for _ in tasks]
     contexts = [contextvars.copy_context() for _ in tasks]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,6 +30,7 @@ from planner.search.oracle.resuming import Decided, answer_name
 from planner.search.oracle.scenarios import Scenario
 from planner.search.oracle.simulation_queries import KEPT_REQUESTS, Asker, SimulationQuery
 from planner.search.oracle.stopping import StoppedError
+from planner.search.oracle.work_clock import is_over
 from planner.simulator.replay import Simulation, simulate
 from planner.simulator.slo_verdict import Verdict, judge
 from planner.solvers.master import Option
@@ -56,6 +56,10 @@ INSTANT = StepLatency((1.0, 2.0), (1e-12, 1e-12), 0.0, 0.0, 0.0, 0.0, 0.0, basis
 NO_LINK = Network(bandwidth_bytes_per_s=1e30)
 
 LEAST_EFFORT = 1_000  # what beginning a simulation costs, in requests
+
+# What a request costs in the kernels of some fleets, beside that of an ordinary one
+# (`benchmarks/simulator.py --effort`, 2026-11-24).
+CACHED_EFFORT, RANKS_EFFORT, DRAFTS_EFFORT = 3, 40, 20
 
 POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
 
@@ -166,7 +170,7 @@ class Oracle:
     pinning: Pinning | None = None  # places prefixes, where policies route by what is pinned
     scenario: Scenario | None = None
     downscale: int = 1
-    until: float = math.inf  # on time.monotonic's clock: beyond, scenarios are not asked: StoppedError
+    until: float = math.inf  # on the search's clock: beyond, scenarios are not asked: StoppedError
     verdicts: dict[Named, bool] = field(default_factory=dict, init=False)
     _queried: set[tuple[object, ...]] = field(default_factory=set, init=False)
     _verdicts: int = field(default=0, init=False)
@@ -236,11 +240,6 @@ class Oracle:
             + sum(other.simulations for other in (*self._on_draws, *self._in_scenarios))
         )
 
-    def effort(self) -> int:
-        """Requests that were simulated so far, and LEAST_EFFORT for every simulation."""
-        own = self._asker.entered + LEAST_EFFORT * self._asker.runs
-        return own + sum(other.effort() for other in (*self._on_draws, *self._in_scenarios))
-
     @property
     def has_losses(self) -> bool:
         """Whether a fleet must hold without some of its workers."""
@@ -283,7 +282,7 @@ class Oracle:
         return len(oracles) - sum(deterministic_parallel.run_each(survives, oracles))
 
     def stop_in_time(self) -> None:
-        if time.monotonic() > self.until:
+        if is_over(self.until):
             raise StoppedError
 
     def missed_count(self, counts: Counts, most: int) -> int:
@@ -357,6 +356,7 @@ class Oracle:
         """The whole simulation, to the end, with its judgement."""
         self._verdicts += 1
         record = record or self.slo.every_s is not None  # gaps of each window
+        self._charge_whole(fleet)
         simulation = simulate(
             self._at(fleet),
             self.queried_trace,
@@ -380,7 +380,14 @@ class Oracle:
 
     def judgement(self, counts: Counts) -> Verdict:
         """What the whole simulation of what is left of a fleet says, without percentiles."""
-        return self._asker.judge_whole(SimulationQuery(self._at(self.fleet(counts)), self.slo))
+        fleet = self.fleet(counts)
+        self._charge_whole(fleet)
+        return self._asker.judge_whole(SimulationQuery(self._at(fleet), self.slo))
+
+    def _charge_whole(self, fleet: Fleet) -> None:
+        """A simulation to the end, which is not remembered."""
+        cost = LEAST_EFFORT + request_effort(fleet) * len(self.queried_trace)
+        deterministic_parallel.charge_effort(object(), cost)
 
     def _survives(self, counts: Counts) -> bool:
         return all(self._simulated(left) for left in self._losses(counts))
@@ -500,14 +507,24 @@ class Oracle:
                 question = (self.llm, self.network, self.policies, self.of_pairs, self.step_time_sigmas, own)
                 name = answer_name(question, self._traffic, slo)
                 kept = None if name is None else decided.look_up(name)
-            holds, seen = kept or self._asker.answer(SimulationQuery(self._at(fleet()), slo, **query))
+            asked = self._at(fleet())
+            holds, seen = kept or self._asker.answer(SimulationQuery(asked, slo, **query))
             if kept is None and decided is not None and name is not None:
                 decided.add(name, holds=holds, seen=seen)
-            self._asker.count(seen)
-            deterministic_parallel.charge_effort((key, slo), LEAST_EFFORT + seen)
+            deterministic_parallel.charge_effort((key, slo), LEAST_EFFORT + request_effort(asked) * seen)
             return holds
 
         return self.answers.answer_once(key, slo, find)
+
+
+def request_effort(fleet: Fleet) -> int:
+    """What simulating a request costs on this fleet, in requests on an ordinary one."""
+    effort = CACHED_EFFORT if fleet.policies.prefix_cache else 1
+    if any(pool.type.dp > 1 and pool.role == "mixed" for pool in fleet.pools):
+        effort = max(effort, RANKS_EFFORT)
+    if any(pool.type.speculation is not None and pool.role != "prefill" for pool in fleet.pools):
+        effort = max(effort, DRAFTS_EFFORT)
+    return effort
 
 
 def _key(counts: Counts) -> tuple[object, ...]:

@@ -80,16 +80,12 @@ def judge_whole(trace: Trace, query: SimulationQuery) -> Verdict:
 
 
 class Asker:
-    """Asks of one traffic: of a trace, or of a scenario, which is drawn when it is first looked at.
-
-    It counts simulations, `runs`, and the requests that they got to see, `entered`.
-    """
+    """Asks of one traffic: of a trace, or of a scenario, which is drawn when it is first looked at."""
 
     def __init__(self, traffic: Trace | Scenario, *, kept: bool) -> None:
         self._traffic, self._kept = traffic, kept
         self._lock = threading.Lock()
         self._replay: Replay | None = None
-        self.runs = self.entered = 0
 
     def answer(self, query: SimulationQuery) -> tuple[bool, int]:
         """As Replay.answer; wherever the workers are."""
@@ -108,11 +104,6 @@ class Asker:
         trace_at_workers, _ = _trace_at_workers(workers, self._traffic)
         verdict: Verdict = workers.start_item(_judged, trace_at_workers, query)()
         return verdict
-
-    def count(self, seen: int) -> None:
-        """One more simulation has seen so many requests."""
-        with self._lock:
-            self.runs, self.entered = self.runs + 1, self.entered + seen
 
     def _here(self) -> Replay:
         with self._lock:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+USUAL_LIMIT_S = 600.0
+"""The time limit of a question on the wall's clock, unless another is given: a safety net."""
+WORK_S = 120.0
+"""How long all of a question's simulations may take one after the other on a machine of reference."""
+
 Result = TypeVar("Result")
 Otherwise = TypeVar("Otherwise")
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from planner.documents.facts import SloInSeconds
@@ -13,11 +12,12 @@ from planner.domain import Gpu, Slo
 from planner.fleet import Fleet, Policies, WorkerType
 from planner.models.llm import Llm
 from planner.policies import ROUTING
-from planner.search.oracle import deterministic_parallel
+from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts, is_within
 from planner.search.oracle.fleet_oracle import Answers, Oracle
 from planner.search.oracle.pinning import Pinning
 from planner.search.oracle.scenarios import Scenarios
+from planner.search.oracle.work_clock import EFFORT_S, is_over
 from planner.search.problem.options import Left
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.solvers.master import FleetLimits
@@ -62,8 +62,9 @@ def ignore_paper_answer(_problem: Problem, _fleet: Fleet) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditions:
-    """Until when a search may go on, on time.monotonic's clock, who is told how far it is, and the answers of
-    earlier questions. `on_paper` is told the cheapest fleet on paper before production is searched.
+    """Until when a search may go on, on its own clock (work_clock.py), who is told how far it is, and the
+    answers of earlier questions. `on_paper` is told the cheapest fleet on paper before production is
+    searched.
     """
 
     deadline: float = math.inf
@@ -100,7 +101,6 @@ class Problem:
     draws: tuple[Trace, ...] = ()  # beside `trace`, on which the SLO must be kept too
     searched: Scenarios | None = None  # what a search for production sees, where safety is asked for,
     tested: Scenarios | None = None  # and what tests it
-    most_effort: float = math.inf  # of the oracle: no simulation begins beyond
     lower: float | None = 0.0  # what any fleet costs at least; None: proved that none is within the limits
 
     def allows(self, counts: Counts) -> bool:
@@ -113,22 +113,13 @@ class Problem:
         is_by_gpu = self.task.objective == "cost" and self.limits.by_gpu
         return "cost-by-gpu" if is_by_gpu else self.task.objective
 
-    def is_late(self) -> bool:
-        """Whether the time is over, however much effort is left."""
-        return time.monotonic() > self.deadline
-
     def out_of_time(self) -> bool:
-        if self.is_late():
-            return True
-        return (
-            math.isfinite(self.most_effort)
-            and deterministic_parallel.effort_spent(self.oracle, self.oracle.effort) > self.most_effort
-        )
+        return is_over(self.deadline)
 
-    def side_by_side(self, tasks: Sequence[Callable[[], None]]) -> None:
-        """As the function of deterministic_parallel.py, where effort is limited."""
-        before = {id(self.oracle): self.oracle.effort()} if math.isfinite(self.most_effort) else None
-        deterministic_parallel.side_by_side(tasks, effort=before)
+
+def with_effort_limit(problem: Problem, most: float) -> Problem:
+    """The same question, for which so many more requests may be simulated."""
+    return replace(problem, deadline=min(problem.deadline, EFFORT_S * (effort_spent() + most)))
 
 
 def with_policies(problem: Problem, policies: Policies) -> Problem:

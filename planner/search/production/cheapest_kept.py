@@ -32,7 +32,7 @@ from planner.search.oracle.fleet_counts import Counts, names_of, objective
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.scenarios import Scenario
 from planner.search.oracle.stopping import in_time
-from planner.search.problem.plan_problem import Problem, report_nothing
+from planner.search.problem.plan_problem import Problem, report_nothing, with_effort_limit
 from planner.solvers.master import Option
 
 # A machine grows to at most this many times its workers on paper; a fleet that misses then is taken to miss
@@ -73,15 +73,10 @@ def refuted_below(problem: Problem, value: float) -> Problem:
     return replace(problem, oracle=replace(problem.oracle, refuted_below=value * (1 - 1e-9)))
 
 
-def with_effort_limit(problem: Problem, most: float) -> Problem:
+def with_search_limit(problem: Problem, most: float) -> Problem:
     """The same problem, whose search may simulate a limited number of requests, at most `most`."""
-    return replace(problem, most_effort=problem.oracle.effort() + _search_effort(problem, most))
-
-
-def _search_effort(problem: Problem, most: float) -> float:
-    """The requests that a search may simulate, at most `most`."""
     of_fleets = SEARCH_FLEETS * len(problem.oracle.trace) * len(problem.oracle.scenarios)
-    return min(max(of_fleets, LEAST_SEARCH_REQUESTS), most)
+    return with_effort_limit(problem, min(max(of_fleets, LEAST_SEARCH_REQUESTS), most))
 
 
 def find_cheapest_kept(
@@ -120,17 +115,15 @@ def find_cheaper_kept(
     known = [*start, *([] if best is None else [oracle.fleet(best)])]
     numbers = range(len(oracle.scenarios))
     hard_scenarios = set(numbers[: oracle.may_miss + HARDEST_SCENARIOS])
-    effort_left = _search_effort(problem, most)
+    deadline = with_search_limit(problem, most).deadline
     while True:
         hard_problem = with_scenarios(
             problem, [oracle.scenarios[i] for i in sorted(hard_scenarios)], oracle.may_miss
         )
         hard_problem = refuted_below(hard_problem, refuted)
         fleet = in_time(
-            partial(search_again, replace(hard_problem, most_effort=effort_left), known, is_mixed=is_mixed),
-            best,
+            partial(search_again, replace(hard_problem, deadline=deadline), known, is_mixed=is_mixed), best
         )
-        effort_left -= hard_problem.oracle.effort()
         oracle.verdicts.update(hard_problem.oracle.verdicts)
         if fleet is None or (best is not None and _is_no_cheaper(fleet, best)):
             return best
@@ -188,7 +181,7 @@ def grow_until_kept(
         missed_scenarios = [i for i in missed_scenarios if i not in kept]
         if len(missed_scenarios) <= oracle.may_miss:
             return ordered_problem(), counts
-        if problem.is_late():
+        if problem.out_of_time():
             return ordered_problem(), None
         more = [add_workers(counts, step, [k]) for k in range(len(counts))]
         idle = [(option, count) for option, count in beside if option not in dict(counts)]

@@ -8,7 +8,6 @@ requests, so no rate is refuted for good. Scenarios that the search has not seen
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -21,12 +20,13 @@ from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.infeasible import with_relaxation
 from planner.search.oracle.stopping import StoppedError
 from planner.search.oracle.traffic_request import requested_traffic
+from planner.search.oracle.work_clock import is_over, what_ended
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws, with_policies
 from planner.search.production.cheapest_kept import (
     LEAST_SEARCH_REQUESTS,
-    with_effort_limit,
     with_scenarios,
+    with_search_limit,
     with_search_scenarios,
 )
 from planner.traffic.scaling import same_requests
@@ -195,7 +195,7 @@ def find_most_kept_traffic(
             on_all_draws(build_problem(at, trace, catalog, seed=seed, conditions=quiet)), workers_of
         )
         for policies in task.policy_choices():
-            scenario_problem = with_effort_limit(
+            scenario_problem = with_search_limit(
                 _slowest_scenarios_first(with_search_scenarios(with_policies(problem, policies))),
                 LEAST_SEARCH_REQUESTS,
             )
@@ -204,7 +204,7 @@ def find_most_kept_traffic(
             if search.best is not None:
                 start.insert(0, scenario_problem.oracle.fleet(search.best))
                 return start[0]
-        if time.monotonic() > conditions.deadline:
+        if is_over(conditions.deadline):
             raise StoppedError
         return None
 
@@ -212,7 +212,7 @@ def find_most_kept_traffic(
     least_rps = _FEWEST_REQUESTS / trace.duration_s
     climb = RateClimb(find_fleet, KEPT_STEP_FRAC, least_rps, failed_rps=refuted_rps)
     climb.climb_from(_round_rate(FIRST_RATE_FRAC * on_paper.rate_rps), best)
-    if climb.fleet is None and time.monotonic() > conditions.deadline:
+    if climb.fleet is None and is_over(conditions.deadline):
         return None
     if climb.fleet is None:
         raise _no_rate_error(task, climb, conditions)
@@ -245,8 +245,10 @@ def falling_rates(throughput: Throughput) -> Iterator[Throughput]:
 
 def _no_rate_error(task: PlanQuestion, climb: RateClimb, conditions: Conditions) -> PlannerError:
     """The error that no rate is carried, or that the time was over before one was found."""
-    if math.isinf(climb.failed_rps) or time.monotonic() > conditions.deadline:
-        return OutOfTimeError("the most traffic was not found within the time limit; raise --time-limit")
+    if math.isinf(climb.failed_rps) or is_over(conditions.deadline):
+        return OutOfTimeError(
+            f"the most traffic was not found: {what_ended()} came first; raise --time-limit"
+        )
     return _infeasible_at_any_rate_error(task, climb.failed_rps)
 
 

@@ -62,7 +62,7 @@ from planner.search.oracle.scenarios import Scenarios, drawn_by
 from planner.search.oracle.stopping import StoppedError, in_time
 from planner.search.problem.bill import bill_fleet, bought_pools
 from planner.search.problem.options import OBJECTIVE_UNITS, hardware
-from planner.search.problem.plan_problem import Problem
+from planner.search.problem.plan_problem import Problem, with_effort_limit
 from planner.search.problem.stages import Stage
 from planner.search.production.cheapest_kept import (
     HARDEST_SCENARIOS,
@@ -72,8 +72,8 @@ from planner.search.production.cheapest_kept import (
     find_cheapest_kept,
     grow_until_kept,
     most_missed,
-    with_effort_limit,
     with_scenarios,
+    with_search_limit,
     with_search_scenarios,
 )
 from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
@@ -500,9 +500,7 @@ def _near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) 
     At most MOST_NEAR_CHECKED fleets are checked, the most expensive first. The search that refuted these
     fleets has simulated most of the scenarios that they miss, so the check is cheap.
     """
-    scenario_problem = replace(
-        scenario_problem, most_effort=scenario_problem.oracle.effort() + LIKE_PRICE_EFFORT
-    )
+    scenario_problem = with_effort_limit(scenario_problem, LIKE_PRICE_EFFORT)
     below, most = objective(best) * (1 - LIKE_PRICE_FRAC), scenario_problem.oracle.may_miss + NEAR_MISSES
     known = [counts_named(fleet, paper.level0.options) for fleet in list(scenario_problem.oracle.verdicts)]
     cheaper = [counts for counts in known if counts and paper.value < objective(counts) < below]
@@ -623,7 +621,7 @@ def _cheapest_n_plus_one(
     same with as few workers on idle owned GPUs as suffice; the fleet on paper with one more worker of each
     machine; and MOST_OTHER_FLEETS known fleets that keep enough scenarios.
     """
-    lossy = with_effort_limit(lossy, LOSS_SEARCH_REQUESTS)
+    lossy = with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
     more = one_more(scenario_problem, best)
     known = [more] if scenario_problem.allows(more) else []
     filled = with_idle(scenario_problem, paper.level0, more)
@@ -654,7 +652,7 @@ def _cheapest_neighbour(
     Only fleets that cost less than `known` and to which no other such fleet adds workers are simulated: if
     one fails, all smaller fleets fail too.
     """
-    lossy = with_effort_limit(lossy, LOSS_SEARCH_REQUESTS)
+    lossy = with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
     own = of_machines(best)
     idle = [(option, 0) for option, _ in owned_beside(lossy, paper.level0, best)]
     counted_pools = [*own, *idle[: max(MOST_MACHINES_CHANGED - len(own), 0)]]
@@ -779,7 +777,7 @@ def _most_headroom(problem: Problem, paper: FleetSearch, best: Counts) -> Counts
     """
     if problem.out_of_time():
         return best
-    problem = replace(problem, most_effort=problem.oracle.effort() + LIKE_PRICE_EFFORT)
+    problem = with_effort_limit(problem, LIKE_PRICE_EFFORT)
     end = find_headroom(problem.oracle, best).headroom
     room_frac, roomier = min(end.traffic_frac, end.steps_frac), list[Counts]()
     for counts in itertools.islice(_fleets_of_like_price(problem, paper, best), MOST_LIKE_PRICE):

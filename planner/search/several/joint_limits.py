@@ -16,6 +16,7 @@ from planner.search.level0.cheapest import Cheapest, SharedLimit, Weigh, cheapes
 from planner.search.level0.designs import Design
 from planner.search.oracle.deterministic_parallel import side_by_side
 from planner.search.oracle.fleet_counts import Counts, is_within
+from planner.search.oracle.work_clock import what_ended
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import FleetLimits
 
@@ -154,8 +155,8 @@ def infeasible_error(
     names = ", ".join(limits)
     if not is_exact:
         return InfeasibleError(
-            f"no fleets of all LLMs within the limits they share ({names}) were found within the time limit; "
-            "raise --time-limit",
+            f"no fleets of all LLMs within the limits they share ({names}) were found: {what_ended()} "
+            "came first; raise --time-limit",
             kind="capacity",
             constraint=limits,
             relaxation="unknown: raise --time-limit",

@@ -12,7 +12,6 @@ All but the last are on paper (shared_paper.py).
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -39,6 +38,8 @@ from planner.search.level0.owned_gpus import objective_paid, paid_at_least
 from planner.search.mixed.best_fleet import best_of
 from planner.search.mixed.bounds import checked_bound
 from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.stopping import USUAL_LIMIT_S
+from planner.search.oracle.work_clock import time_limit
 from planner.search.problem.bill import Bill, bill_fleet
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.plan_problem import Progress, on_all_draws, report_nothing
@@ -159,7 +160,7 @@ def plan_together(
     catalog: Catalog,
     *,
     seed: int = 0,
-    time_limit_s: float = 120.0,
+    time_limit_s: float = USUAL_LIMIT_S,
     progress: Progress = report_nothing,
     around: bool = False,
 ) -> SharedPlan:
@@ -168,9 +169,22 @@ def plan_together(
 
     Raises InputError for what cannot be planned, and InfeasibleError if one LLM cannot be served even alone
     or all of them cannot be served together; the message names the limits and the least increase of each that
-    would do. After `time_limit_s` the best fleets so far are returned with their bound.
+    would do. Where work or time do not suffice (work_clock.py) the best fleets so far are returned with their
+    bound.
     """
-    deadline = time.monotonic() + time_limit_s
+    with time_limit(time_limit_s) as deadline:
+        return _plan_together(question, catalog, seed, deadline, progress, around=around)
+
+
+def _plan_together(
+    question: SeveralLlmsQuestion,
+    catalog: Catalog,
+    seed: int,
+    deadline: float,
+    progress: Progress,
+    *,
+    around: bool,
+) -> SharedPlan:
     parts, task = question.parts, question.parts[0].task
     is_safe = any(part.task.safety is not None for part in parts)
     limits = FleetLimits(

@@ -15,7 +15,7 @@ from planner.search.mixed.best_fleet import search_again
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.plan_problem import Problem
-from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, with_effort_limit, with_scenarios
+from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, with_scenarios, with_search_limit
 from planner.search.several.joint_limits import problem_within, serve_in_turn
 from planner.solvers.master import FleetLimits
 
@@ -89,7 +89,7 @@ def _find_fleets_for_share(
         problem, scenarios = problem_within(problems[k], left), problems[k].oracle.scenarios
         may_miss = int((1 - min(kept_frac, _required_frac(problem))) * len(scenarios) + 1e-9)
         fleet = search_again(
-            with_effort_limit(with_scenarios(problem, scenarios, may_miss), LEAST_SEARCH_REQUESTS),
+            with_search_limit(with_scenarios(problem, scenarios, may_miss), LEAST_SEARCH_REQUESTS),
             [],
             is_mixed=False,
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -26,9 +25,10 @@ from planner.search.level0.owned_gpus import objective_paid
 from planner.search.level0.walk import cheaper_fleets, count_cheaper
 from planner.search.mixed.best_fleet import FleetSearch, best_of, search
 from planner.search.mixed.bounds import lower_bound
-from planner.search.oracle.deterministic_parallel import side_by_side
+from planner.search.oracle.deterministic_parallel import effort_spent, side_by_side
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Answers, Oracle
+from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.plan_problem import Conditions, Problem, Progress, on_all_draws
 from planner.search.several.joint_limits import (
@@ -116,10 +116,8 @@ def _plan_shared(
     llms = [
         [design for problem, best in each for design in designs_of(problem, best.level0)] for each in searched
     ]
-    designs = SharedLimitQueries(llms, lambda: time.monotonic() > deadline, progress)
-    shared = cheapest(
-        llms, rows, run=side_by_side, out_of_time=lambda: time.monotonic() > until, progress=progress
-    )
+    designs = SharedLimitQueries(llms, lambda: is_over(deadline), progress)
+    shared = cheapest(llms, rows, run=side_by_side, out_of_time=lambda: is_over(until), progress=progress)
     if shared.best is None:
         is_proved = _fewest_are_too_many(searched, limits)
         raise infeasible_error(designs, rows, is_exact=shared.is_exact, is_proved=is_proved)
@@ -191,14 +189,14 @@ def _simulate_all_cheaper(
             count = count_cheaper(of_role["mixed"], pairs, search, ceiling)
             if not math.isfinite(count) or effort + count * LEAST_EFFORT > WALK_EFFORT:
                 return False
-            before = problem.oracle.effort()
+            before = effort_spent()
             for counts in cheaper_fleets(of_role["mixed"], pairs, search, ceiling):
-                if time.monotonic() > deadline or effort + problem.oracle.effort() - before > WALK_EFFORT:
+                if is_over(deadline) or effort + effort_spent() - before > WALK_EFFORT:
                     return False
                 problem.oracle.holds([counts])
             feasible = {fleet: True for fleet, holds in problem.oracle.verdicts.items() if holds}
             learn_from([design for design in llms[i] if design.asked_by is problem], feasible)
-            effort += problem.oracle.effort() - before
+            effort += effort_spent() - before
     return True
 
 
@@ -246,7 +244,7 @@ def gives_way_facts(
 
 def slice_of(deadline: float, shares: int) -> float:
     """The end of the first of `shares` equal shares of the remaining time, with one more in reserve."""
-    now = time.monotonic()
+    now = now_s()
     return now + max(deadline - now, 0.0) / (shares + 1)
 
 
@@ -271,7 +269,7 @@ def _simulate_in_turn(
     def serve(k: int, left: FleetLimits) -> Counts | None:
         by_policies: list[tuple[float, Counts]] = []
         for problem, _ in alone[k]:
-            if time.monotonic() > until:
+            if is_over(until):
                 return None
             progress("LLMs one after another on what is left")
             level0 = search_level0(replace(problem, limits=left, deadline=until)).search

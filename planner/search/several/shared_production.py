@@ -15,7 +15,6 @@ is claimed of all LLMs at once.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,8 +24,9 @@ from planner.search.level0.cheapest import Cheapest, cheapest, shared_limits
 from planner.search.level0.level0_search import designs_of
 from planner.search.level0.owned_gpus import owned_first
 from planner.search.mixed.best_fleet import FleetSearch
-from planner.search.oracle.deterministic_parallel import side_by_side
+from planner.search.oracle.deterministic_parallel import effort_spent, side_by_side
 from planner.search.oracle.fleet_counts import Counts, names_of, objective
+from planner.search.oracle.work_clock import EFFORT_S, is_over, now_s
 from planner.search.problem.plan_problem import Problem, Progress, report_nothing
 from planner.search.production.cheapest_kept import (
     MOST_SEARCH_REQUESTS,
@@ -212,7 +212,7 @@ def _find_common_share(
     """The largest share of scenarios that all LLMs keep together, from their fleets on paper on."""
     progress("production: the largest share of scenarios that all LLMs keep together")
     on_paper = [one.paper.best for one in llms]
-    return find_common_share(problems, on_paper, limits, lambda: time.monotonic() > deadline)
+    return find_common_share(problems, on_paper, limits, lambda: is_over(deadline))
 
 
 def _plan_within_shared_limits(
@@ -223,12 +223,10 @@ def _plan_within_shared_limits(
     """
 
     def out_of_time() -> bool:
-        return time.monotonic() > deadline
+        return is_over(deadline)
 
     for llm in llms:
-        llm.problem = replace(
-            llm.problem, deadline=deadline, most_effort=float("inf"), progress=report_nothing
-        )
+        llm.problem = replace(llm.problem, deadline=deadline, progress=report_nothing)
         if llm.test is not None:
             llm.test.out_of_time = out_of_time
     best: list[Counts] | None = None
@@ -258,30 +256,27 @@ def _choose_fleets(
     known_problems = [
         _with_known_verdicts(llm, () if fleets is None else (fleets[k],)) for k, llm in enumerate(llms)
     ]
-    oracles = [problem.oracle for problem in known_problems]
-    most = sum(oracle.effort() for oracle in oracles) + len(llms) * MOST_SEARCH_REQUESTS
-
-    def is_over() -> bool:
-        return time.monotonic() > deadline or sum(oracle.effort() for oracle in oracles) > most
-
+    most_effort = effort_spent() + len(llms) * MOST_SEARCH_REQUESTS
+    until = min(deadline, EFFORT_S * most_effort)
     designs = [
         designs_of(problem, llm.on_paper.alone.level0)
         for problem, llm in zip(known_problems, llms, strict=True)
     ]
     rows = shared_limits(limits)
-    shared = cheapest(designs, rows, run=side_by_side, out_of_time=is_over, progress=progress)
+    shared = cheapest(designs, rows, run=side_by_side, out_of_time=lambda: is_over(until), progress=progress)
     candidates = [fleets] if fleets is not None else []
     if shared.best is not None:
         candidates.append([design.counts(vector) for design, vector in shared.best])
     if candidates:
         return min(candidates, key=lambda fleets: sum(map(objective, fleets))), shared
-    if (now := time.monotonic()) > deadline:
+    if is_over(deadline):
         return None, shared
+    now = now_s()
     progress("production: fleets of several types, the LLMs in turn")
     mixed = _serve_in_turn(llms, limits, now + (deadline - now) / 2, any_mix=True)
     if mixed is not None:
         return mixed, shared
-    queries = SharedLimitQueries(designs, lambda: time.monotonic() > deadline, progress)
+    queries = SharedLimitQueries(designs, lambda: is_over(deadline), progress)
     ways = ways_to_fit(queries, rows)
     problems = [replace(llm.problem, deadline=deadline) for llm in llms]
     common = _find_common_share([llm.on_paper for llm in llms], problems, limits, deadline, progress)
@@ -333,7 +328,7 @@ def _serve_in_turn(
     """The fleets of the LLMs, served one after another on what is left, as `serve_in_turn` does."""
 
     def serve(k: int, left: FleetLimits) -> Counts | None:
-        if time.monotonic() > deadline:
+        if is_over(deadline):
             return None
         problem = problem_within(replace(llms[k].problem, deadline=deadline), left)
         is_known = llms[k].alone_holds and problem.allows(llms[k].alone)
