@@ -244,13 +244,7 @@ def ticking(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
     """The planner's clock stands still for so many looks at it, then all time is over."""
     count = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: 0.0 if next(count) < looks else 1e9)
-    for module in (
-        "evidence.certify",
-        "problem.plan_problem",
-        "mixed.bounds",
-        "mixed.infeasible",
-        "oracle.fleet_oracle",
-    ):
+    for module in ("evidence.certify", "mixed.bounds", "oracle.work_clock"):
         monkeypatch.setattr(f"planner.search.{module}.time", clock)
 
 

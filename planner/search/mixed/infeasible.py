@@ -131,7 +131,7 @@ def infeasible(problem: Problem, level0: Level0, beyond: MixedFleets) -> Infeasi
     )
     ways = _relaxations(problem) if is_proved or has_ended else []
     if not ways:
-        if not is_proved and not beyond.is_exact:
+        if problem.out_of_time() or not (is_proved or beyond.is_exact):
             return _undecided(problem, level0, names)
         return out_of_reach(problem, _floors(problem))
     how = (
