@@ -174,6 +174,8 @@ class Oracle:
     verdicts: dict[Named, bool] = field(default_factory=dict, init=False)
     _queried: set[tuple[object, ...]] = field(default_factory=set, init=False)
     _verdicts: int = field(default=0, init=False)
+    _effort: int = field(default=0, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _on_draws: tuple[Oracle, ...] = field(init=False)  # one for each of `draws`
     _in_scenarios: tuple[Oracle, ...] = field(init=False)
     _asker: Asker = field(init=False)
@@ -239,6 +241,10 @@ class Oracle:
             + self._verdicts
             + sum(other.simulations for other in (*self._on_draws, *self._in_scenarios))
         )
+
+    def effort(self) -> int:
+        """What the simulations have cost that were asked for here first, in requests of ordinary fleets."""
+        return self._effort + sum(other.effort() for other in (*self._on_draws, *self._in_scenarios))
 
     @property
     def has_losses(self) -> bool:
@@ -511,7 +517,10 @@ class Oracle:
             holds, seen = kept or self._asker.answer(SimulationQuery(asked, slo, **query))
             if kept is None and decided is not None and name is not None:
                 decided.add(name, holds=holds, seen=seen)
-            deterministic_parallel.charge_effort((key, slo), LEAST_EFFORT + request_effort(asked) * seen)
+            cost = LEAST_EFFORT + request_effort(asked) * seen
+            with self._lock:
+                self._effort += cost
+            deterministic_parallel.charge_effort((key, slo), cost)
             return holds
 
         return self.answers.answer_once(key, slo, find)
