@@ -44,6 +44,7 @@ from planner.commands.compare_command import compare
 from planner.commands.day_command import day
 from planner.commands.described_command import Options, init
 from planner.commands.manifests_command import write_manifests
+from planner.commands.mcp_command import serve_mcp
 from planner.commands.pareto_command import pareto
 from planner.commands.plan_command import PlanOptions, plan_one, plan_several
 from planner.commands.prefixes_command import plan_prefixes
@@ -145,6 +146,7 @@ for _name, _command in (
     ("watch", watch),
     ("ui", show_ui),
     ("schema", write_schema),
+    ("mcp", serve_mcp),
 ):
     app.command(_name)(_command)
 app.add_typer(catalog_commands, name="catalog")

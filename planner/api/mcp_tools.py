@@ -1,0 +1,152 @@
+"""What an MCP client may ask: the functions of `fleetplan`, with files or objects in and plain values out.
+
+Every tool returns what the command prints with --json, `plan` without the lists that only a reader of the
+certificate needs. A question that no fleet answers is an answer, as it is there; bad input is an error in one
+line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from planner.api import planning, simulating, studying
+from planner.api.catalog_frames import catalog as catalog_frames
+from planner.api.results import Result
+from planner.errors import InfeasibleError, InputError
+
+Document = dict[str, Any]
+DETAILS = ("facts", "alternatives", "placement", "network")  # of a plan's answer, for whom asks for them
+DETAILS_OF_CERTIFICATE = (
+    "refuted",
+    "neighbours",
+    "around",
+    "repeats",
+    "shadow_prices",
+    "universe",
+    "futures",
+)
+MOST_ROWS = 200
+
+
+def plan(
+    slo: Document | str,
+    trace: str | None = None,
+    out: str | None = None,
+    time_limit_s: float = 120.0,
+    seed: int = 0,
+    details: bool = False,
+) -> Document:
+    """Find the cheapest fleet that keeps an SLO, and how far it can be trusted.
+
+    slo: slo.yaml as an object ({"llm": "llama-3.1-70b", "slo": {"ttft": {"p90": "2 s"}}, "traffic": {"rate":
+    30, "task": "chat"}, "fleet": {"gpus": {"h100-80g": 16}}}), or the path of such a file. Quantities carry
+    units. trace: a file of requests, unless traffic describes them. out: a folder for the plan, its report
+    and deployments. Pass the warnings on. Takes up to time_limit_s seconds.
+    """
+    try:
+        found = planning.plan(slo, trace, seed=seed, time_limit_s=time_limit_s)
+    except InfeasibleError as error:
+        return error.to_dict()
+    saved = {} if out is None else {"directory": out, "files": list(found.save(out))}
+    return _in_words(found) | _answer_of(found.to_dict(), details=details) | saved
+
+
+def simulate(
+    fleet: Document | str,
+    trace: str | None = None,
+    slo: Document | str | None = None,
+    rate: float | None = None,
+    seed: int = 0,
+) -> Document:
+    """Simulate every request of the traffic on a fleet: latencies, whether the SLO is kept, how busy it is.
+
+    fleet: fleet.yaml as an object ({"llm": "llama-3.1-8b", "workers": [{"gpu": "h100-80g", "count": 2}]}), a
+    file, or the folder of a plan. slo: limits ({"ttft": {"p90": "2 s"}}), or a question or its file, whose
+    traffic counts where there is no trace. rate: requests/s to which the trace is scaled.
+    """
+    part: simulating.TrafficPart = {} if rate is None else {"rate": rate}
+    found = simulating.simulate(fleet, trace, slo, seed=seed, **part)
+    return _in_words(found) | found.to_dict()
+
+
+def goodput(fleet: Document | str, slo: Document | str, trace: str | None = None, seeds: int = 3) -> Document:
+    """Find the highest rate at which a fleet keeps an SLO: how much do these GPUs carry?
+
+    fleet and slo as for simulate; slo is a question or limits.
+    """
+    try:
+        found = simulating.goodput(fleet, trace, slo, seeds=seeds)
+    except InfeasibleError as error:
+        return error.to_dict()
+    return _in_words(found) | found.to_dict()
+
+
+def what_if(
+    slo: Document | str, changes: Document, trace: str | None = None, time_limit_s: float = 120.0
+) -> Document:
+    """Plan before and after a change of the question, and say whether the fleet of before still holds.
+
+    changes: dotted paths of slo.yaml with their values, {"slo.ttft.p90": "1 s", "traffic.rate": 40}; null
+    takes a key out.
+    """
+    try:
+        found = studying.what_if(slo, trace, changes, time_limit_s=time_limit_s)
+    except InfeasibleError as error:
+        return error.to_dict()
+    return _in_words(found) | found.to_dict()
+
+
+def explain(plan: str) -> Document:
+    """Explain a plan that was written: why this fleet, why not cheaper, what it assumes, what breaks first.
+
+    plan: the folder that the tool plan wrote as out.
+    """
+    read = planning.read_plan(plan)
+    document = read.to_dict()
+    certificate = document["certificate"]
+    return _in_words(read) | {
+        "why_not_cheaper": certificate["binding"],
+        "cheaper_fleets_that_fail": [row["reason"] for row in certificate["neighbours"] if not row["holds"]],
+        "lower_bound": certificate["bound"],
+        "assumes": [*certificate["assumptions"], *certificate["assumed"]],
+        "answers": certificate["answers"],
+        "other_ways": [
+            {"what": row["label"], "objective": row["objective"], "note": row["note"]}
+            for row in document["alternatives"]
+        ],
+        "warnings": document["warnings"],
+    }
+
+
+def catalog(table: str = "gpus", like: str = "") -> list[Document]:
+    """List what the planner knows: table is gpus, llms, slos, tasks or engines; like filters names."""
+    frames = catalog_frames()
+    tables = {name: getattr(frames, name) for name in ("gpus", "llms", "slos", "tasks", "engines")}
+    if table not in tables:
+        raise InputError(f"table: expected one of {', '.join(tables)}, found {table[:60]!r}")
+    frame = tables[table].reset_index()
+    names = frame.iloc[:, 0 if table != "engines" else list(frame.columns).index("engine")].astype(str)
+    chosen = frame[names.str.contains(like, case=False, regex=False)].head(MOST_ROWS)
+    rows: list[Document] = chosen.astype(object).where(chosen.notna(), None).to_dict("records")
+    return rows
+
+
+TOOLS: tuple[Callable[..., Any], ...] = (plan, simulate, goodput, what_if, explain, catalog)
+
+
+def _in_words(found: Result) -> Document:
+    """The answer as one would say it."""
+    return {"answer": found.headline(), "sentences": found.sentences()}
+
+
+def _answer_of(document: Document, *, details: bool) -> Document:
+    """The answer of `plan`, without its long lists unless they are asked for."""
+    if details:
+        return document
+    short = {key: value for key, value in document.items() if key not in DETAILS}
+    if isinstance(certificate := short.get("certificate"), dict):
+        short["certificate"] = {
+            key: value for key, value in certificate.items() if key not in DETAILS_OF_CERTIFICATE
+        }
+    return short
