@@ -12,7 +12,7 @@ import numpy as np
 from planner.errors import PlannerError
 from planner.models.step_tables import ALL_REDUCE, StepShape, operator_column
 from profiling.design import Limits
-from profiling.power import LEAST_WINDOW_S, GpuPower, Power
+from profiling.power import LEAST_WINDOW_S, GpuPower, PowerSampler
 
 SETTLED_FRAC = 0.03
 
@@ -117,7 +117,7 @@ class Repeats:
             self.gpu, self.most = None, 5
         elif self.gpu is not None:
             self.most = 25
-        self.power = Power(self.gpu)
+        self.power = PowerSampler(self.gpu)
 
     def more(self) -> bool:
         if len(self.runs) >= self.most or self.discarded > 5:

@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Any, Self
 
 SAMPLE_S = 0.02
-LEAST_WINDOW_S = 0.2  # the driver renews its counters every 20 to 100 ms: a shorter mean says little
+LEAST_WINDOW_S = 0.2  # The driver renews its counters every 20 to 100 ms, so a shorter mean says little.
 
 
 @dataclass(frozen=True, slots=True)
 class GpuPower:
-    """One GPU's counters. `nvml` is the module, `handle` what it knows the GPU by."""
+    """One GPU's counters. `nvml` is the module pynvml, `handle` its reference to this GPU."""
 
     nvml: Any
     handle: Any
@@ -34,7 +34,7 @@ class GpuPower:
         return float(self.nvml.nvmlDeviceGetEnforcedPowerLimit(self.handle)) / 1e3
 
     def clocks(self) -> str:
-        """As they are at this moment: "SM 1755 of 1980 MHz, memory 3201 of 3201 MHz"."""
+        """The clocks at this moment, against their maxima: "SM 1755 of 1980 MHz, memory 3201 of 3201 MHz"."""
         kinds = {"SM": self.nvml.NVML_CLOCK_SM, "memory": self.nvml.NVML_CLOCK_MEM}
         try:
             return ", ".join(
@@ -42,22 +42,22 @@ class GpuPower:
                 f"{self.nvml.nvmlDeviceGetMaxClockInfo(self.handle, kind)} MHz"
                 for name, kind in kinds.items()
             )
-        except self.nvml.NVMLError:  # virtual GPUs keep them to themselves
+        except self.nvml.NVMLError:  # Virtual GPUs do not tell their clocks.
             return "unknown"
 
     def power_w(self) -> float:
         return float(self.nvml.nvmlDeviceGetPowerUsage(self.handle)) / 1e3
 
     def energy_j(self) -> float | None:
-        """Since the driver was loaded; None on GPUs older than Volta."""
+        """Energy since the driver was loaded; None on GPUs older than Volta."""
         try:
             return float(self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle)) / 1e3
         except self.nvml.NVMLError:
             return None
 
     def idle_w(self, seconds: float = 1.0) -> float:
-        """The least of a second's samples; call it before an engine holds the GPU."""
-        with Power(self) as power:
+        """The lowest sample of power within `seconds`; call it before an engine holds the GPU."""
+        with PowerSampler(self) as power:
             time.sleep(seconds)
         return min(power.samples_w) if power.samples_w else self.power_w()
 
@@ -66,7 +66,7 @@ def open_gpu() -> GpuPower | None:
     """The first visible GPU, or None where there is no NVML, no driver or no GPU."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the older package of this name says that it is old
+            warnings.simplefilter("ignore")  # An older pynvml package warns that it is deprecated.
             import pynvml
     except ImportError:
         return None
@@ -78,15 +78,19 @@ def open_gpu() -> GpuPower | None:
         else:
             handle = pynvml.nvmlDeviceGetHandleByUUID(visible)
         gpu = GpuPower(pynvml, handle)
-        gpu.power_w()
+        gpu.power_w()  # Raises where the power of this GPU cannot be read.
     except pynvml.NVMLError:
         return None
     return gpu
 
 
 @dataclass
-class Power:
-    """Samples a GPU while the block runs: `mean_w` from its energy counter where it has one, `peak_w`."""
+class PowerSampler:
+    """Samples a GPU's power while the `with` block runs.
+
+    `mean_w` comes from the energy counter where the GPU has one, else from the samples. Both it and `peak_w`
+    stay None without a GPU and for a block shorter than LEAST_WINDOW_S.
+    """
 
     gpu: GpuPower | None
     samples_w: list[float] = field(default_factory=list)
@@ -108,7 +112,8 @@ class Power:
             return
         self._stop.set()
         self._thread.join()
-        seconds, energy_j = time.monotonic() - self._start_s, self.gpu.energy_j()
+        seconds = time.monotonic() - self._start_s
+        energy_j = self.gpu.energy_j()
         if seconds < LEAST_WINDOW_S:
             return
         if energy_j is not None and self._energy_j is not None:

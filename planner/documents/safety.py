@@ -1,4 +1,4 @@
-"""`safety:` in slo.yaml: in what share of scenarios the SLO must be kept."""
+"""`safety:` in slo.yaml: in what share of scenarios a fleet must keep the SLO."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from planner.files.document_values import Section
 
 KEPT_IN_FRAC = 0.9
 LEAST_KEPT_FRAC, MOST_KEPT_FRAC = 0.5, 0.99
-MOST_GROWTH_FRAC = 10.0
+MOST_GROWTH_FRAC = 10.0  # Eleven times the traffic.
 
 
 @dataclass(frozen=True, slots=True)
 class Safety:
-    """The SLO must be kept in this share of scenarios: traffic is drawn anew with `growth_frac` more of it,
-    and step times vary by their spread.
+    """The SLO must be kept in `kept_in_frac` of the scenarios. Each has other requests of the same kind,
+    `growth_frac` more of them, and step times that differ by their spread.
     """
 
     kept_in_frac: float = KEPT_IN_FRAC
@@ -25,7 +25,9 @@ class Safety:
 
 
 def parse_safety(value: Any, where: str = "safety") -> Safety | None:
-    """`{kept_in: 0.9, growth: 10 %}`, or none: the traffic and the step times as they are written."""
+    """Read `{kept_in: 0.9, growth: 10 %}`, or `none` (None): plan for the traffic and the step times as they
+    are written. Raises InputError for anything else.
+    """
     if value == "none":
         return None
     if not isinstance(value, Mapping):

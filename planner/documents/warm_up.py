@@ -2,8 +2,8 @@
 
     [{"worker": "mixed-0", "prompt": [101, 7, ...]}, {"worker": "mixed-1", "prompt": "You are ..."}]
 
-A plan's warm-up.json names blocks of the trace; a trace has no words, so `prompt` (token ids, or text) is
-added to its rows by whoever knows what the blocks stand for.
+A plan's warm-up.json names blocks of the trace. A trace has no words, so users who know what the blocks
+stand for add a `prompt` (token ids, or text) to each row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from planner.fleet import Fleet
 
 @dataclass(frozen=True, slots=True)
 class WarmPrompt:
-    """A prompt for one worker, counted over all running pools."""
+    """A prompt that `worker` computes first: the worker's number, counted over all running pools."""
 
     worker: int
     prompt: tuple[int, ...] | str
@@ -38,9 +38,12 @@ def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
     prompts = []
     for number, row in enumerate(rows):
         if row.get("worker") not in names:
-            few = ", ".join(names[:5])
-            raise InputError(f"{path}: row {number}: worker is {row.get('worker')!r}, the plan has {few}")
+            first_names = ", ".join(names[:5])
+            raise InputError(
+                f"{path}: row {number}: worker is {row.get('worker')!r}, the plan has {first_names}"
+            )
         prompt = row.get("prompt")
+        # A bool is an int for isinstance, but no token id.
         is_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
         if not prompt or not (is_ids or isinstance(prompt, str)):
             raise InputError(

@@ -1,14 +1,15 @@
-"""Engines as they are deployed, watched: behind their own servers and our router, asked by clients.
+"""Measure the step times of engines as they are deployed: behind API servers and our router, under load.
 
     python -m planner.runtime.served config.json steps.csv '{"engines": 2, "dtype": "bfloat16", ...}'
 
-Each engine is kept at 1 sequence, then at more, up to its seats: clients ask again as soon as they are
-answered. Every step is written down, with the seconds since the end of the step before it, which is what
-users wait for, and where the engine's own thread computes (on a CPU) with those of them in which it did not
-wait for a core, `own_s`. The `#` lines say what lies around the engine:
+Each engine is kept at 1 sequence, then at more, up to its seats (max_num_seqs): clients send their next
+request as soon as they are answered. Every step is a row of the CSV. `t_s` is the time since the end of the
+step before it, which is what users wait for. `own_s` is the part of `t_s` in which the engine's thread did
+not wait for a core; it is known only where that thread computes (on a CPU). The `#` lines say what the
+parts around the engine cost:
 
-    front_end_s                     first token as the client sees it less the engine's own, median at the
-                                    level after the first
+    front_end_s                     TTFT that the client saw, less the engine's own; the median at the
+                                    second level, where engines are neither idle nor full
     servers_step_s, servers_token_s CPU seconds of API servers, router and clients, per step and per token
 
 It runs in a process of its own: vLLM's CPU engine cannot start where Numba is loaded, which the router needs.
@@ -61,20 +62,23 @@ from planner.traffic.trace import Trace
 from profiling.config import read_config, sharded
 from profiling.vllm_install import is_cpu_build
 
-LEVEL_S = 6.0  # at each number of sequences
-SETTLE_S = 1.0  # of them, in which the batch fills
+LEVEL_S = 6.0  # Each number of sequences is measured for so long.
+SETTLE_S = 1.0  # The first part of a level is left out: its batch is still filling.
 MOST_PROMPT_TOKENS = 1024
+LEVEL_REQUESTS = 50_000  # More than a level can send.
 OUTPUT_TOKENS = (16, 64)
 CPU_KV_BYTES = 2 * 2**30
 WATCHED = "served"
-ANY_LATENCY = StepLatency((1.0, 2.0), (1e-3, 1e-3), 0.0, 0.0, 0.0, 0.0, 0.0, "any")  # the router needs some
+PLACEHOLDER_LATENCY = StepLatency(
+    (1.0, 2.0), (1e-3, 1e-3), a_s=0.0, b_s=0.0, d_s=0.0, e_s=0.0, h_s=0.0, basis="any"
+)
+"""The router needs step times to build its fleet; how it spreads equal engines does not depend on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedEngines:
-    """What is watched: so many `engines` at once, with one rank's share of the LLM each where tp > 1.
-
-    `arguments` are more words for `vllm serve`.
+    """`engines` run at once. With tp > 1 each holds one rank's share of the LLM on one GPU, so it stands for
+    one rank of a worker. `arguments` are further arguments of `vllm serve`.
     """
 
     engines: int
@@ -89,21 +93,24 @@ class WatchedEngines:
 
 
 def sequence_levels(seats: int) -> list[int]:
-    """Sequences per engine, each level watched for as long."""
+    """Sequences per engine at each level: one, two levels between (an eighth, a third), and all seats."""
     return sorted({1, max(seats // 8, 1), max(seats // 3, 1), seats})
 
 
 def watch_engines(config: Path, watched: WatchedEngines) -> StepTable:
-    """Start the engines, ask them, and say what they did; `level` and `server` are columns of the table."""
-    with tempfile.TemporaryDirectory(prefix="fleetplan-served-") as made:
-        folder = Path(made)
+    """Start the engines, load them level by level, and return all their steps.
+
+    The columns `level` (sequences per engine) and `server` (the engine's name) say where each was taken.
+    """
+    with tempfile.TemporaryDirectory(prefix="fleetplan-served-") as folder_name:
+        folder = Path(folder_name)
         (folder / "config.json").write_text(json.dumps(sharded(read_config(config), watched.tp)))
         fleet = _fleet(folder, watched)
-        spots = place_workers(fleet, folder / "engines", None if is_cpu_build() else len(visible_gpus()))
-        measured_levels = asyncio.run(_run_levels(fleet, spots, watched))
+        places = place_workers(fleet, folder / "engines", None if is_cpu_build() else len(visible_gpus()))
+        measured_levels = asyncio.run(_run_levels(fleet, places, watched))
         logs = {
-            spot.name: read_step_logs((folder / "engines").glob(f"{spot.name}.*.steps.jsonl"))
-            for spot in spots
+            place.name: read_step_logs((folder / "engines").glob(f"{place.name}.*.steps.jsonl"))
+            for place in places
         }
     return _table(measured_levels, logs, fleet, watched)
 
@@ -113,11 +120,11 @@ def _fleet(folder: Path, watched: WatchedEngines) -> Fleet:
     longest = min(watched.max_model_len, llm.context_tokens)
     kv_tokens = watched.max_num_seqs * longest
     if is_cpu_build():
-        most = min(kv_tokens, int(CPU_KV_BYTES / llm.kv_bytes_per_token))
-        kv_tokens = max(most // CPU_BLOCK_TOKENS, 2) * CPU_BLOCK_TOKENS
-    gpu = next(iter(catalog.gpus.values()))  # nothing of it is used
+        cpu_kv_tokens = min(kv_tokens, int(CPU_KV_BYTES / llm.kv_bytes_per_token))
+        kv_tokens = max(cpu_kv_tokens // CPU_BLOCK_TOKENS, 2) * CPU_BLOCK_TOKENS
+    gpu = next(iter(catalog.gpus.values()))  # Any GPU does: nothing of it is used.
     engine = WorkerType(
-        gpu, 1, ANY_LATENCY, kv_tokens, watched.max_num_batched_tokens, watched.max_num_seqs
+        gpu, 1, PLACEHOLDER_LATENCY, kv_tokens, watched.max_num_batched_tokens, watched.max_num_seqs
     ).with_llm(llm)
     return Fleet(replace(llm, name=str(folder)), (Pool(WATCHED, "mixed", engine, watched.engines),))
 
@@ -125,7 +132,7 @@ def _fleet(folder: Path, watched: WatchedEngines) -> Fleet:
 def _commands(fleet: Fleet, watched: WatchedEngines) -> Commands:
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
     is_cpu = is_cpu_build()
-    plain = vllm_commands(
+    base_commands = vllm_commands(
         fleet,
         min(watched.max_model_len, fleet.llm.context_tokens),
         model=fleet.llm.name,
@@ -133,19 +140,20 @@ def _commands(fleet: Fleet, watched: WatchedEngines) -> Commands:
         is_cpu=is_cpu,
         devices=cores if is_cpu else visible_gpus(),
     )
-    more = ["--dtype", watched.dtype, *(["--enforce-eager"] if watched.enforce_eager else [])]
+    engine_words = ["--dtype", watched.dtype, *(["--enforce-eager"] if watched.enforce_eager else [])]
 
     def command(place: WorkerPlace, port: int) -> Command:
-        base_command = plain(place, port)
-        return Command([*base_command.argv, *more, *watched.arguments], base_command.environment)
+        base_command = base_commands(place, port)
+        return Command([*base_command.argv, *engine_words, *watched.arguments], base_command.environment)
 
     return command
 
 
 @dataclass(frozen=True, slots=True)
 class LoadLevel:
-    """So many `sequences` per engine as a part of a run, its requests as the client saw them, and the CPU
-    seconds of all our processes meanwhile."""
+    """One level of load: `sequences` per engine, its requests as the client saw them (`sent`), and the CPU
+    seconds that engines, servers and clients took meanwhile. `end_s` is on the monotonic clock.
+    """
 
     sequences: int
     part: ReplayPart
@@ -154,100 +162,110 @@ class LoadLevel:
     end_s: float
 
 
-async def _run_levels(fleet: Fleet, spots: Sequence[WorkerPlace], watched: WatchedEngines) -> list[LoadLevel]:
+async def _run_levels(
+    fleet: Fleet, places: Sequence[WorkerPlace], watched: WatchedEngines
+) -> list[LoadLevel]:
     measured_levels = []
-    async with run_engines(spots, _commands(fleet, watched)) as group:
+    async with run_engines(places, _commands(fleet, watched)) as group:
         router = LiveRouter(group.workers, fleet, RouterSettings(max_in_flight=10**9))
         async with listening(router.app, "127.0.0.1", 0) as url:
             timeout = aiohttp.ClientTimeout(total=600)
             async with aiohttp.ClientSession(
                 timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
             ) as client:
-                for part, sequences in enumerate(
-                    (1, *sequence_levels(watched.max_num_seqs))
-                ):  # the first is to warm up
+                warm_up_level = 1
+                levels = (warm_up_level, *sequence_levels(watched.max_num_seqs))
+                for part_number, sequences in enumerate(levels):
                     before_s = _cpu_s(group)
-                    level_part, sent = await _run_level(client, url, fleet, watched, part, sequences)
+                    level_part, sent = await _run_level(client, url, fleet, watched, part_number, sequences)
                     cpu_s = _cpu_s(group) - before_s
                     measured_levels.append(LoadLevel(sequences, level_part, sent, cpu_s, time.monotonic()))
     return measured_levels[1:]
 
 
 def _cpu_s(group: LiveWorkers) -> float:
-    """CPU seconds so far of this process and of all that the engines consist of, each a session of its own
-    (Linux; elsewhere of this process alone)."""
+    """CPU seconds so far of this process and of all engine processes.
+
+    Each engine is a session of its own, by which its processes are found in /proc (see `man proc_pid_stat`).
+    Without /proc only this process is counted.
+    """
     sessions = {worker.process.pid for worker in group.workers if worker.process is not None}
     ticks = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # The process has ended since the directory was listed.
             fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[3]) in sessions:
-                ticks += int(fields[11]) + int(fields[12])
+            session, user_ticks, system_ticks = (int(fields[k]) for k in (3, 11, 12))
+            if session in sessions:
+                ticks += user_ticks + system_ticks
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 async def _run_level(
     client: aiohttp.ClientSession, url: str, fleet: Fleet, watched: WatchedEngines, part: int, sequences: int
 ) -> tuple[ReplayPart, list[Sent]]:
-    """So many clients per engine, each asking again once it is answered."""
+    """Send requests of one level for LEVEL_S, closed loop: `sequences` clients per engine, each sending its
+    next request once it is answered. Raises InputError for a request that was not served.
+    """
     clients = sequences * watched.engines
     trace = _level_trace(fleet, watched, part)
     start_s, sent = time.monotonic(), []
-    numbers = iter(range(len(trace)))
+    unsent = iter(range(len(trace)))
 
-    async def one() -> None:
-        while time.monotonic() < start_s + LEVEL_S and (number := next(numbers, -1)) >= 0:
-            body = request_body(trace, number, fleet.llm.name, watched.seed + part, False)
+    async def ask_until_end() -> None:
+        for number in unsent:  # All clients take from one iterator.
+            if time.monotonic() >= start_s + LEVEL_S:
+                return
+            body = request_body(trace, number, fleet.llm.name, watched.seed + part, shares_prefixes=False)
             at_s = time.monotonic() - start_s
             tokens = int(trace.output_tokens[number])
             sent.append(await send_to_router(client, url, body, number, part, start_s, at_s, tokens))
 
-    await asyncio.gather(*(one() for _ in range(clients)))
-    if lost := [one for one in sent if one.status != "finished"]:
+    await asyncio.gather(*(ask_until_end() for _ in range(clients)))
+    if lost := [answer for answer in sent if answer.status != "finished"]:
         raise InputError(
             f"the watched engine did not answer {len(lost)} of {len(sent)} requests: {lost[0].reason}"
         )
-    return ReplayPart(part, start_s, tuple(one.request for one in sent)), sent
+    return ReplayPart(part, start_s, tuple(answer.request for answer in sent)), sent
 
 
 def _level_trace(fleet: Fleet, watched: WatchedEngines, part: int) -> Trace:
-    """More requests than a level can send: prompts of all lengths, log-uniform, and short outputs."""
+    """Requests of one level: prompts of all lengths (log-uniform) and short outputs."""
     rng = np.random.default_rng((watched.seed, part))
     low, high = OUTPUT_TOKENS
     worker = fleet.pools[0].type
     room = min(watched.max_model_len, fleet.llm.context_tokens, worker.kv_tokens) - high
     longest = max(min(MOST_PROMPT_TOKENS, worker.max_num_batched_tokens, room), 1)
-    prompts = np.exp(rng.uniform(0, np.log(longest), 50_000)).astype(np.int64).clip(1)
-    return Trace("closed loop", np.zeros(50_000), prompts, rng.integers(low, high, 50_000))
+    prompts = np.exp(rng.uniform(0, np.log(longest), LEVEL_REQUESTS)).astype(np.int64).clip(1)
+    return Trace("closed loop", np.zeros(LEVEL_REQUESTS), prompts, rng.integers(low, high, LEVEL_REQUESTS))
 
 
 def _table(
     measured_levels: Sequence[LoadLevel], logs: dict[str, EngineLog], fleet: Fleet, watched: WatchedEngines
 ) -> StepTable:
-    frames, outside = [], []
+    frames, front_end_s_by_level = [], []
     for level in measured_levels:
         start_s = level.part.start_s
         for name, log in logs.items():
             steps = _back_to_back_steps(log)
-            here = (steps.start_s > start_s + SETTLE_S) & (steps.end_s < start_s + LEVEL_S)
-            frames.append(steps[here].assign(level=level.sequences, server=name))
-        journal = Journal((level.part,), {one.request: one for one in level.sent})
+            is_settled = (steps.start_s > start_s + SETTLE_S) & (steps.end_s < start_s + LEVEL_S)
+            frames.append(steps[is_settled].assign(level=level.sequences, server=name))
+        journal = Journal((level.part,), {request.request: request for request in level.sent})
         lengths = _level_trace(fleet, watched, level.part.part)
-        outside.append(outside_s(Measurement(fleet, lengths, journal, logs)))
+        front_end_s_by_level.append(outside_s(Measurement(fleet, lengths, journal, logs)))
     table = pd.concat(frames, ignore_index=True)
     if table.empty:
         raise InputError("the watched engine logged no steps that followed each other")
     engine = next(iter(logs.values())).engine
-    usual_s = outside[min(1, len(outside) - 1)]
+    second_level_s = front_end_s_by_level[min(1, len(front_end_s_by_level) - 1)]
     servers_s = _servers_s(measured_levels, logs)
     about = {
         "engine": "vllm",
         "version": engine["version"],
         "async_scheduling": str(engine["async_scheduling"]).lower(),
         "engines": str(watched.engines),
-        "spare_cores": str(len(os.sched_getaffinity(0)) - watched.engines * is_cpu_build()),
-        "front_end_s": f"{np.median(usual_s):.6g}",
-        "front_end_of": f"{len(usual_s)} requests, P90 {np.quantile(usual_s, 0.9):.4g} s",
+        "spare_cores": str(len(os.sched_getaffinity(0)) - (watched.engines if is_cpu_build() else 0)),
+        "front_end_s": f"{np.median(second_level_s):.6g}",
+        "front_end_of": f"{len(second_level_s)} requests, P90 {np.quantile(second_level_s, 0.9):.4g} s",
         "servers_step_s": f"{servers_s[0]:.6g}",
         "servers_token_s": f"{servers_s[1]:.6g}",
         "load_average": f"{os.getloadavg()[0]:.1f}",
@@ -257,7 +275,10 @@ def _table(
 
 
 def _servers_s(measured_levels: Sequence[LoadLevel], logs: dict[str, EngineLog]) -> Sequence[float]:
-    """CPU seconds per step and per token of all but the threads that compute, over the levels."""
+    """CPU seconds per step and per token outside the engines' computing threads.
+
+    Fitted over the levels by non-negative least squares of relative errors.
+    """
     rows, cpu_s = [], []
     for level in measured_levels:
         steps = [
@@ -265,15 +286,19 @@ def _servers_s(measured_levels: Sequence[LoadLevel], logs: dict[str, EngineLog])
             for log in logs.values()
         ]
         used_s = sum(float(each.used_s.iloc[-1] - each.used_s.iloc[0]) for each in steps if len(each))
-        rows.append([sum(map(len, steps)), sum(len(one.token_s) for one in level.sent)])
+        rows.append([sum(map(len, steps)), sum(len(request.token_s) for request in level.sent)])
         cpu_s.append(max(level.cpu_s - (0.0 if np.isnan(used_s) else used_s), 0.0))
-    weight = 1 / np.maximum(cpu_s, 1e-9)
+    weight = 1 / np.maximum(cpu_s, 1e-9)  # The floor only avoids a division by zero.
     per_step_s, per_token_s = nnls(np.array(rows) * weight[:, None], cpu_s * weight)[0].tolist()
     return per_step_s, per_token_s
 
 
 def _back_to_back_steps(log: EngineLog) -> pd.DataFrame:
-    """Steps that began as the one before ended, with the seconds from that one's end to their own."""
+    """Steps that began right after the step before them, with `t_s` from the end of that one to their own.
+
+    A log with the engine's own clock says how long the engine `waited` for requests before a step. In others
+    the start must lie within 1 us of the end before it.
+    """
     steps = log.steps
     before_s = steps.end_s.shift()
     follows = (steps.waited == 0) if log.has_own_clock else (steps.start_s <= before_s + 1e-6)

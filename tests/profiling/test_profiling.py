@@ -27,7 +27,7 @@ from profiling.design import Limits
 from profiling.machine import catalog_name, describe
 from profiling.measure import Budget, measure_into, summary
 from profiling.meter import Measurement, Ran, Repeats, StepNotRunError
-from profiling.power import GpuPower, Power
+from profiling.power import GpuPower, PowerSampler
 from profiling.vllm_install import is_installed
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
@@ -337,11 +337,11 @@ def test_mean_power_is_energy_over_time() -> None:
         NVMLError=RuntimeError,
     )
     start_s = time.monotonic()
-    with Power(GpuPower(nvml, None)) as power:
+    with PowerSampler(GpuPower(nvml, None)) as power:
         time.sleep(0.3)
     assert power.mean_w == pytest.approx(75 / (time.monotonic() - start_s), rel=0.2)
     assert power.peak_w == 110
-    with Power(None) as nothing:
+    with PowerSampler(None) as nothing:
         pass
     assert (nothing.mean_w, nothing.peak_w) == (None, None)
 

@@ -38,7 +38,7 @@ def page() -> None:
 
 
 def _read(name: str, content: bytes) -> Document:
-    """validation.json; raises InputError for what is none."""
+    """Parse validation.json; raises InputError for a file that is not one."""
     document = read_as(name, content, read_json)
     if missing := [key for key in NEEDED if key not in document]:
         raise InputError(f"{name}: has no {missing[0]!r}; expected the validation.json of `plan validate`")
@@ -47,9 +47,10 @@ def _read(name: str, content: bytes) -> Document:
 
 def _show(document: Document) -> None:
     st.header("Verdict")
-    kept = document.get("slo_kept_by_client")
-    kept = document.get("slo_kept") if kept is None else kept
-    st.subheader(_headline(document.get("agrees"), kept))
+    is_kept = document.get("slo_kept_by_client")
+    if is_kept is None:  # Older files know only whether the engines' times keep it.
+        is_kept = document.get("slo_kept")
+    st.subheader(_headline(document.get("agrees"), is_kept))
     st.write(draw.escaped(document["verdict"]))
     for note in document.get("notes", []):
         st.write(draw.escaped(note))
@@ -62,8 +63,8 @@ def _show(document: Document) -> None:
         ),
     ]
     draw.figures(cells)
-    on = f"Measured on {document['machine'].get('device', '?')}, times of the {document.get('times', '?')}."
-    st.caption(draw.escaped(on))
+    device, timed_by = document["machine"].get("device", "?"), document.get("times", "?")
+    st.caption(draw.escaped(f"Measured on {device}, times of the {timed_by}."))
     st.header("Predicted and measured")
     rows = [
         (
@@ -105,26 +106,26 @@ def _show(document: Document) -> None:
             )
             for row in document["slo"]
         ]
-        draw.table(("metric", "limit", "predicted within", "measured within", "measured"), lines)
+        draw.table(("metric", "limit", "predicted within limit", "measured within limit", "measured"), lines)
     if document["steps"]:
         st.header("Steps of the engines")
         steps = [
             (row["pool"], f"{row['steps']:,}", draw.signed_percent(row["bias_frac"]))
             for row in document["steps"]
         ]
-        draw.table(("pool", "steps", "predicted seconds, less measured"), steps)
+        draw.table(("pool", "steps", "predicted over measured seconds, less one"), steps)
 
 
-def _headline(agrees: bool | None, kept: bool | None) -> str:
-    """What users saw first, then how far the prediction was from it."""
-    if kept is None:
+def _headline(agrees: bool | None, is_kept: bool | None) -> str:
+    """Say whether users saw the SLO kept, then whether the prediction was near enough."""
+    if is_kept is None:
         verdict = "No SLO was checked"
     else:
-        verdict = "The SLO was " + ("kept" if kept else "MISSED, as the client saw it")
+        verdict = "The SLO was " + ("kept" if is_kept else "MISSED")
     if agrees is None:
         return f"{verdict}."
-    near = "as near the measurement as is wanted" if agrees else "further off than is allowed"
-    return f"{verdict}; the prediction of the engines is {near}."
+    agreement = "as near the measurement as is wanted" if agrees else "further off than is allowed"
+    return f"{verdict}; the prediction of the engines is {agreement}."
 
 
 def _percent(frac: Any) -> str:
