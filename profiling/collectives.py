@@ -30,7 +30,7 @@ from planner.models.latency import Array
 
 WARM_UP, REPEATS = 3, 9
 TIMEOUT_S = 300.0
-PER_LAYER = 2  # after attention and after the feed-forward block
+PER_LAYER = 2  # One after attention and one after the feed-forward block.
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ def all_reduces(*, ranks: int, hidden: int, dtype: str, most_tokens: int) -> Col
         ]
         _wait_for_ranks(started)
         seconds = json.loads((Path(folder) / "seconds.json").read_text(encoding="utf-8"))
-    undisturbed = np.minimum.accumulate(np.array(seconds)[::-1])[::-1]  # fewer tokens never take longer
+    # Fewer tokens never take longer, so a larger time of theirs is a disturbance.
+    undisturbed = np.minimum.accumulate(np.array(seconds)[::-1])[::-1]
     item_bytes = torch.empty((), dtype=getattr(torch, dtype)).element_size()
     backend = "nccl" if is_cuda else "gloo"
     return Collectives(backend, ranks, hidden * item_bytes, np.array(tokens, float), undisturbed)

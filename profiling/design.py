@@ -26,7 +26,7 @@ from planner.models.step_tables import StepShape
 ENSEMBLE = 12
 EXPLORE = 4
 CANDIDATES = 240
-ROOM_TOKENS = 32  # a decode grows while its steps are repeated
+ROOM_TOKENS = 32  # A decode grows while its steps are repeated.
 LEAST_CONTEXT_TOKENS = 32
 MOST_PROMPTS = 8
 
@@ -35,9 +35,9 @@ MOST_PROMPTS = 8
 class Limits:
     """What one step of an engine may hold."""
 
-    step_tokens: int  # max_num_batched_tokens
-    sequences: int  # max_num_seqs
-    context_tokens: int  # max_model_len
+    step_tokens: int  # The engine's max_num_batched_tokens.
+    sequences: int  # The engine's max_num_seqs.
+    context_tokens: int  # The engine's max_model_len.
     kv_tokens: int
     block_tokens: int
 

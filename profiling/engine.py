@@ -44,7 +44,7 @@ from profiling.power import GpuPower
 from profiling.vllm_install import INSTALL, is_cpu_build, is_installed, mend_cpu_wheel
 
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # The engine core runs in this process.
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -56,7 +56,7 @@ ENVIRONMENT = {
 }
 CPU_KV_GIB = "2"
 OPERATOR_REPEATS, REFERENCE_TOKENS = 3, 8
-SEED_TOKEN, TOKENS = 3, 997  # prompts are made of the token ids 3 to 999, which every vocabulary has
+SEED_TOKEN, TOKENS = 3, 997  # Prompts consist of the token ids 3 to 999, which every vocabulary has.
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class VllmEngine:
         (self._folder / "config.json").write_text(json.dumps(sharded(whole, tp)))
         _prepare_environment()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # vLLM's own, about torch
+            warnings.simplefilter("ignore")  # vLLM warns about torch, which users cannot change.
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -148,12 +148,12 @@ class VllmEngine:
             step_tokens=int(scheduler.max_num_scheduled_tokens),
             sequences=int(scheduler.max_num_running_reqs),
             context_tokens=int(self._core.vllm_config.model_config.max_model_len),
-            kv_tokens=(blocks - max(blocks // 50, 2)) * block,  # the scheduler keeps a few for itself
+            kv_tokens=(blocks - max(blocks // 50, 2)) * block,  # The scheduler keeps a few blocks for itself.
             block_tokens=block,
         )
         self._fill_cache()
         self._times = self._modules() if enforce_eager else None
-        self.operators: tuple[str, ...] = ()  # a compiled LLM is timed whole
+        self.operators: tuple[str, ...] = ()  # A compiled LLM can only be timed whole.
         if self._times is not None and ATTENTION in (names := self._names()):
             self.operators = (*names, REST)
 
@@ -215,7 +215,7 @@ class VllmEngine:
         first = max(step.context - repeats.most // 2 - 2 - more, 1)
         for _ in range(step.decodes):
             self._add(self._prompt(first), computed=first - 1, outputs=4 * repeats.most + 8)
-        self._step()  # takes the requests up
+        self._step()  # This step takes the requests up.
         attended = first
 
         def prepared() -> list[tuple[int, int]]:
@@ -226,7 +226,7 @@ class VllmEngine:
         apart = Apart(self.operators)
         attended += 1
         prepared()
-        self._step()  # once, to be warm
+        self._step()  # One step more, to be warm.
         for _ in range(more):
             attended += 1
             wanted = prepared()
@@ -311,7 +311,8 @@ class VllmEngine:
         scheduler, executor = self._core.scheduler, self._core.model_executor
         runner = executor.driver_worker.worker.model_runner
         _wrap(scheduler, "schedule", after=self._seen.append)
-        # where the forward pass begins: in the older runner, the newer one of 0.32, that of 0.26
+        # Where the forward pass begins: in the older runner, in the newer one of vLLM 0.32, and in that of
+        # 0.26.
         places = [
             (runner, "_model_forward"),
             (getattr(runner, "step_timing", None), "forward_start"),
@@ -369,5 +370,6 @@ def _prepare_environment() -> None:
 
 def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith("For further information")]  # pydantic's
+    # Pydantic adds such lines.
+    lines = [line for line in lines if not line.startswith("For further information")]
     return lines[-1] if lines else type(error).__name__

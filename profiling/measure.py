@@ -69,7 +69,7 @@ MORE_COLUMNS = (
 )
 IDENTITY = ("llm", "gpu", "tp", "dtype", "engine", "device", "driver", "torch", "vllm", "limits")
 START_STEPS, MOST_STEPS = 36, 5000
-AGREED_FRAC = 0.004  # the fits cannot be told apart: measuring on would be waste
+AGREED_FRAC = 0.004  # Fits that differ by less cannot be told apart, so measuring on would be waste.
 MOST_REFUSED = 25
 FOLDS = 5
 REFERENCE = StepShape(1, 1, 0, 0, 0)
@@ -141,7 +141,7 @@ def profile(
         **about,
     }
     if out.exists() and out.stat().st_size:
-        _refuse_other(out, wanted)  # before an engine starts for nothing
+        _refuse_other(out, wanted)  # Refused before an engine starts for nothing.
     progress(f"starting {engine} on {about['device']}")
     settings: dict[str, Any] = dict(
         tp=tp,
@@ -363,7 +363,7 @@ def _llm(config: Path | str, catalog: Catalog) -> tuple[Path, Llm | None, str]:
     except CatalogError:
         return path, None, str(path)
     names = [row.name for row in catalog.llms.values() if _shape(row) == _shape(llm)]
-    return path, llm, names[0] if names else str(path)  # `plan fit` reads its shape there
+    return path, llm, names[0] if names else str(path)  # `plan fit` reads the LLM's shape there.
 
 
 def _shape(llm: Llm) -> tuple[object, ...]:
@@ -394,7 +394,7 @@ def _resume(out: Path, header: Mapping[str, str], operators: Sequence[str]) -> S
         _write(out, "w", lines + ",".join(_columns(operators)) + "\n")
         return None
     text = out.read_text(encoding="utf-8", errors="replace")
-    if not text.endswith("\n"):  # the run ended within a line
+    if not text.endswith("\n"):  # The run ended within a line.
         text = text[: text.rfind("\n") + 1]
         os.truncate(out, len(text.encode()))
     _refuse_other(out, header)

@@ -25,7 +25,8 @@ class StepNotRunError(PlannerError):
 class Ran:
     """What one call of the step function ran. `model_s`: from the forward pass to tokens on the host."""
 
-    requests: tuple[tuple[int, int], ...]  # (tokens scheduled, tokens computed before) of each, sorted
+    # (Tokens scheduled, tokens computed before) of each request, sorted.
+    requests: tuple[tuple[int, int], ...]
     t_s: float
     model_s: float
 
@@ -87,7 +88,7 @@ class Meter(Protocol):
 
     limits: Limits
     host_is: str
-    operators: tuple[str, ...]  # that it times alone too
+    operators: tuple[str, ...]  # Operators that it times alone too.
 
     def measure(self, step: StepShape, *, quick: bool = False) -> Measurement: ...
 

@@ -33,7 +33,7 @@ from profiling.meter import Measurement, Ran, Repeats
 from profiling.power import GpuPower
 
 INSTALL = "pip install 'fleetplan[profile]'"
-WORKING_BYTES = 512 * 2**20  # several times any cache
+WORKING_BYTES = 512 * 2**20  # Several times any cache.
 CPU_WORKING_BYTES = 64 * 2**20
 EPS, ROPE_BASE = 1e-5, 10000.0
 OPERATORS = (
@@ -54,8 +54,8 @@ OPERATORS = (
 )
 OPERATOR_REPEATS = 3
 clock_s = time.perf_counter
-Each = Callable[[str, Callable[[], Any]], Any]  # runs an operator by its name
-Layers = Callable[..., Any]  # all of them, each operator through an `Each`
+Each = Callable[[str, Callable[[], Any]], Any]  # Runs an operator by its name.
+Layers = Callable[..., Any]  # All layers, each operator called through an `Each`.
 
 
 def _plainly(_: str, call: Callable[[], Any]) -> Any:

@@ -24,7 +24,7 @@ from sklearn.utils.validation import check_is_fitted
 from planner.models.output_length import BUCKET_TOKENS, bucket_of
 
 Ints = npt.NDArray[np.int64]
-FEATURES = 1 << 15  # hashed words and pairs
+FEATURES = 1 << 15  # Hashed words and pairs of words.
 
 
 class PromptWords(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -105,7 +105,7 @@ def _hashed(prompt: str) -> Ints:
     return np.unique([zlib.crc32(part.encode()) % FEATURES for part in (*words, *pairs)]).astype(np.int64)
 
 
-# tasks as they are worded, with the median length of answers [tokens] and the spread of its logarithm
+# Tasks as users word them, with the median length of answers [tokens] and the spread of its logarithm.
 TASKS: tuple[tuple[tuple[str, ...], float, float], ...] = (
     (("answer yes or no: is {} true", "true or false: {}"), 6, 0.4),
     (("translate {} into French", "how do you say {} in German"), 60, 0.5),

@@ -70,8 +70,9 @@ GPUS = (
     "b200-180g",
     "l40s-48g",
     "rtx-pro-6000",
-)  # others are the B200's chip
-SISTERS = {"h200-141g": "h100-80g"}  # the same chip: seen and unseen together
+)  # Other names are the B200's chip.
+# They have the same chip, so both are among the seen, or both among the unseen.
+SISTERS = {"h200-141g": "h100-80g"}
 STEPS_PER_TABLE = 250
 FITTED = tuple(field.name for field in fields(Efficiency) if field.name not in ("link_frac", "all_reduce_s"))
 LOWEST = (0.2, 0.2, 0.3, 0.4, 1.0, 1e-6, 0.1, 0.3, 1e-6, 0.1)
@@ -108,7 +109,7 @@ def tables(catalog: Catalog, formats: Sequence[str]) -> Iterator[Table]:
             continue
         try:
             table = silicon_table(llm, gpu, tp)
-        except InputError:  # no such kernels
+        except InputError:  # There are no such kernels.
             continue
         chosen = rng.permutation(len(table.y))[:STEPS_PER_TABLE]
         yield Table(llm, gpu, tp, table.X[chosen], table.y[chosen])

@@ -115,7 +115,7 @@ SILICON_LLMS = (
 # is right), Llama-4 (vLLM 0.11 takes 1.5 times as long on H100, 1.0 times the roofline), and gpt-oss on B200
 # (its tables are 1.4 times as long as vLLM 0.11 takes, the roofline 1.2 times).
 LEFT_OUT = {("openai/gpt-oss-20b", "b200-180g"), ("openai/gpt-oss-120b", "b200-180g")}
-KEPT_LLMS, KEPT_GPUS = SILICON_LLMS[:4], ("a100-80g", "h100-80g", "h200-141g")  # as of 2026-11-20
+KEPT_LLMS, KEPT_GPUS = SILICON_LLMS[:4], ("a100-80g", "h100-80g", "h200-141g")  # As of 2026-11-20.
 COMMAND = "python -m profiling.shipped -o catalogs/latency --splitwise perf_model.csv"
 
 

@@ -46,7 +46,7 @@ if st.context.theme.type == "dark":
 live.keep_session(session.id)
 with st.container(
     horizontal=True, gap="small", key="menu"
-):  # on a phone too: a menu that folds stays open there
+):  # On a phone too, because a menu that folds stays open there.
     for name, page in pages.items():
         st.page_link(page, label=PAGES[name], query_params={"session": session.id})
 chosen.run()

@@ -20,9 +20,9 @@ LATENCIES = (
     "TTFT: time to first token. TBT: gap between tokens. TPOT: mean gap of a request. E2E: end-to-end time. "
     "p90: nine of ten are no slower."
 )
-_FIGURE = re.compile(r"([≥<>]? ?[-+]?[\d.,]+( [^\s\d]+)?|-|)")  # 1,024 or "+5.98 USD/h"
+_FIGURE = re.compile(r"([≥<>]? ?[-+]?[\d.,]+( [^\s\d]+)?|-|)")  # For instance 1,024 or "+5.98 USD/h".
 _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
-# on a dark page, by what the planner draws for a light one; the report's own dark colours
+# On a dark page each colour that the planner draws for a light one becomes the report's own dark colour.
 DARK = {
     BLUE: "#56b4e9",
     VERMILLION: "#f0883e",
@@ -53,7 +53,7 @@ def chart(picture: Mapping[str, Any]) -> None:
         for light, dark in DARK.items():
             text = text.replace(light, dark)
     spec = json.loads(text)
-    del spec["padding"], spec["width"]  # Streamlit has its own, and counts the axes in
+    del spec["padding"], spec["width"]  # Streamlit sets its own and counts the axes in.
     spec["autosize"] = {"type": "fit", "contains": "padding"}
     height = spec["height"] + AXES_PIXELS
     st.vega_lite_chart(spec=spec, theme=None, width="stretch", height=height, alt=picture["caption"])

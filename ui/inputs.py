@@ -191,7 +191,8 @@ def upload_trace(session: Session, place: str = "ask") -> None:
         kept = session.store.add_trace(session.id, uploaded.name, uploaded.getvalue())
         st.session_state[f"{place}_trace"] = kept
         st.session_state[f"{place}_map"] = {}
-        st.session_state[f"{place}_rate"] = None  # one's own traffic is planned for as it is, unless asked
+        # The user's own traffic is planned for as it is, unless a rate is given.
+        st.session_state[f"{place}_rate"] = None
 
 
 def trace(session: Session, place: str = "ask", offered: Sequence[str] | None = None) -> str:
@@ -404,7 +405,7 @@ def _limit(
     ms = st.session_state[key]
     if unit != "ms":
         st.session_state[f"{place}_{metric}_{unit}"] = None if ms is None else float(f"{ms / factor:.12g}")
-        st.session_state[key] = ms  # of an input that is not drawn, which would be forgotten
+        st.session_state[key] = ms  # Streamlit forgets the value of an input that is not drawn.
     limit_ms: float | None = st.number_input(
         f"{METRICS[metric].name.capitalize()} ({METRICS[metric].abbreviation}) at most [{unit}]",
         step=10.0 / factor,
@@ -564,7 +565,7 @@ def slo_text_input(document: Callable[[], Form], apply: Callable[[Form], None]) 
         except PlannerError as error:
             draw.error(error)
             return
-        key = hashlib.sha256(written.encode()).hexdigest()  # other inputs, another text to begin from
+        key = hashlib.sha256(written.encode()).hexdigest()  # Other inputs give another text to begin from.
         typed = st.text_area("slo.yaml", written, height=400, key=f"yaml_{key}") or ""
         if st.button("Apply", key="apply_yaml"):
             try:

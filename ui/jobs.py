@@ -94,7 +94,8 @@ class Jobs:
         self.cancel(session, place)
         self._jobs[session, place] = job
         known = self.store.document(job.key)
-        if known is not None and known.get("status") != "best found":  # a slow moment's answer is not final
+        # An answer cut off at a slow moment is not final.
+        if known is not None and known.get("status") != "best found":
             then(job)
             job.end("done")
             return job
@@ -117,7 +118,7 @@ class Jobs:
         job = self._jobs.get((session, place))
         if job is not None and not job.over.is_set():
             job.end("cancelled")
-            with self._lock:  # a process that has answered is no longer the job's
+            with self._lock:  # A process that has answered no longer belongs to the job.
                 if job.process is not None:
                     _kill(job.process)
 

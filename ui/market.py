@@ -13,7 +13,7 @@ from ui.store import Document
 HOURS, WEEK_DAYS = 24, 7
 BUSY_WORKERS = 3
 TROUGH = 0.3  # The example demand falls to this share of its peak.
-# the inputs of a GPU and of a worker, by what schedule.yaml calls them
+# The inputs of a GPU and of a worker, by their keys in schedule.yaml.
 PRICES = {"on_demand": "On demand [USD/h]", "reserved": "Reserved [USD/h]", "spot": "Spot [USD/h]"}
 INTERRUPTIONS = "Interruptions of a spot worker [per h]"
 QUANTITIES = {

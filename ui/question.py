@@ -302,7 +302,7 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
         question["slo"] = _slo(form)
     question |= {"traffic": _given(traffic), "fleet": fleet}
     policies = {"queue": form["queues"] if form["queues"] not in ([Policies().queue], []) else None}
-    if policies["queue"]:  # first come, first served overtakes nobody
+    if policies["queue"]:  # First come, first served overtakes nobody.
         policies["longest_wait"] = _with_unit(form["longest_wait"], "s")
     robust = {
         "step_times": _with_unit(form["robust_steps"] or None, "%"),

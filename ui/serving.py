@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 
 Message = MutableMapping[str, Any]
 
-# Streamlit draws styles inline and makes components of text, and Vega compiles its expressions
+# Streamlit draws styles inline and makes components of text, and Vega compiles its expressions.
 POLICY = "; ".join(
     (
         "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:",
@@ -28,7 +28,7 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Frame-Options": "SAMEORIGIN",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",  # an address has the session
+    "Referrer-Policy": "same-origin",  # An address holds the session's name.
 }
 
 

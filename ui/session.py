@@ -35,7 +35,7 @@ COUNTS = ("stock", "owned")  # These inputs of a GPU are counts; the others are 
 COOKIE = "fleetplan_session"
 UNITS = {"cost": " USD/h", "power": " W", "gpus": " GPUs"}
 CANCELLED = "Cancelled. Nothing is running any more."
-SHORT_S = 120.0  # a page waits this long for a short job
+SHORT_S = 120.0  # A page waits this long for a short job.
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ def _holders() -> dict[str, str]:
 @st.cache_resource(show_spinner=False)
 def _shared(folder: str, catalog: str | None) -> tuple[Store, Jobs, Catalog]:
     store, known = Store(Path(folder)), read_catalog(Path(catalog) if catalog else None)
-    gc.freeze()  # Streamlit collects garbage after every run of a page: what is loaded for good is none
+    gc.freeze()  # Streamlit collects garbage after every run of a page, and what is loaded for good is none.
     return store, Jobs(store), known
 
 

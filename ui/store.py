@@ -54,7 +54,7 @@ class SavedPlan:
     id: str
     session: str
     name: str
-    made: str  # UTC, to the second
+    made: str  # UTC, to the second.
     form: Document
     result: str
 

@@ -576,7 +576,7 @@ def _warm_up() -> None:
 
 def main() -> None:
     answers_to = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    with answers_to as answers, debug_mode(False):  # Altair need not check every point of our charts
+    with answers_to as answers, debug_mode(False):  # Altair need not check every point of our charts.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Prints of libraries are no answers.
         lock = threading.Lock()
 

@@ -33,7 +33,8 @@ def show_catalog(
         raise InputError(f"catalog: {what!r} is not one of {', '.join(tables)}")
     rows = tables[what](known)
     if json_output:
-        if what not in ("latency", "engines", "tasks"):  # these say in a column where they come from
+        # The tables left out say in a column where each row comes from.
+        if what not in ("latency", "engines", "tasks"):
             rows = [row | _provenance(known, next(iter(row.values()))) for row in rows]
         print_json({what: rows})
     else:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 QUIET_S = 1.0  # Work shorter than this shows no progress.
 PIPE_COLUMNS = 500
-LONGEST_S = 1e8  # three years; a longer clock cannot be set
+LONGEST_S = 1e8  # Three years; a longer clock cannot be set.
 
 TRACE_HELP = "The traffic: a trace, or a log (docs/traces.md); .gz too."
 
@@ -55,7 +55,7 @@ def folder_or_csv(text: str) -> Path:
     return _file(text) if Path(text).suffix == ".csv" else Path(text)
 
 
-# readable=False: checked_files.py says what is wrong with a file, so that every kind of it ends alike
+# With readable=False checked_files.py reports every fault of a file in the same way.
 SloOption = Annotated[Path | None, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
 TraceOption = Annotated[Path | None, typer.Option("--trace", readable=False, help=TRACE_HELP)]
 CatalogOption = Annotated[
@@ -104,7 +104,7 @@ def at_work(executor: str | None, address: str | None) -> AbstractContextManager
 
 
 MOST_SLOW = 3.0
-began_s: float | None = None  # when the process did that runs this one command, on time.monotonic's clock
+began_s: float | None = None  # When the process began that runs this one command, on time.monotonic's clock.
 
 
 class Progress:
@@ -152,7 +152,7 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         if self.status is not None:
-            self.status.stop()  # also after an error: the terminal gets its cursor back
+            self.status.stop()  # After an error too, so that the terminal gets its cursor back.
 
 
 def read_requests(
@@ -222,7 +222,7 @@ def stopped_after(seconds: float, so_far: Callable[[], str]) -> Iterator[None]:
         yield
         return
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, should a callback have dropped it
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # It repeats, because a callback may drop the signal.
     try:
         yield
     finally:

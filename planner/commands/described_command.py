@@ -16,7 +16,7 @@ from planner.errors import InputError, PlannerError
 from planner.policies import CACHE_AWARE
 from planner.slo_metrics import METRICS
 
-USUAL_GPUS = "h100-80g"  # of options alone: an answer in seconds
+USUAL_GPUS = "h100-80g"  # GPU of a question made of options alone; one type is answered in seconds.
 ANY = "any"
 _LIMIT = re.compile(
     rf"\s*({'|'.join(METRICS)})[ ._-]?(p\d{{1,2}}(?:\.\d+)?)\s*(?:[:=<]=?)?\s*(\S.*?)\s*", re.IGNORECASE

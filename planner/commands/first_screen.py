@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from planner.search.evidence.plan import Plan
     from planner.search.several.several_llms import SharedPlan
 
-LABEL, LINE = 20, 80  # columns of a label, and of a line where nobody says how many there are
+LABEL, LINE = 20, 80  # Columns of a label, and of a line where the terminal does not say its width.
 MOST_COLUMNS = 110
 
 

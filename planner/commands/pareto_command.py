@@ -29,7 +29,8 @@ from planner.units import quantity
 if TYPE_CHECKING:
     pass
 
-NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")  # as studies.pareto_page has them
+# The same names as in studies.pareto_page.
+NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")
 
 
 def pareto(

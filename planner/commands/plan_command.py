@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from planner.traffic.trace import Trace
 
 
-REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5  # that the plan's own simulation and its files take, on one core
-UNFINISHED = ("best found", "not for production")  # what a plan that ends with exit code 4 is called
-QUESTION_FILE = "slo.yaml"  # the question, beside the answer, where it came from options
+# What the plan's own simulation and its files take on one core: once, and per request.
+REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5
+UNFINISHED = ("best found", "not for production")  # A plan of this status ends with exit code 4.
+QUESTION_FILE = "slo.yaml"  # The question is written beside the answer if it came from options.
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,8 @@ def interrupt_message(out: Path) -> Callable[[], str]:
     """What an interrupt says while a plan is written into `out`: whether it is there, and its report."""
     files = out / "plan.yaml", out / "report.html"
 
-    def file_numbers() -> list[int | None]:  # a file is never changed, another takes its place
+    # A file is never changed: another takes its place, with another number.
+    def file_numbers() -> list[int | None]:
         return [path.stat().st_ino if path.exists() else None for path in files]
 
     before = file_numbers()
@@ -362,7 +364,7 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
         markup=False,
     )
     for repeats in certificate.repeats:
-        if repeats.kept == repeats.runs or repeats.decision == "holds":  # else it is among the warnings
+        if repeats.kept == repeats.runs or repeats.decision == "holds":  # Otherwise it is among the warnings.
             console.print(sentence(repeats), markup=False)
     if explain:
         print_rows(

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from planner.runtime.analysis import Wanted
 
 SLO_MISSED, OFF = 5, 6
-LEAST_KEY_CHARACTERS = 16  # 96 bits where they are drawn at random: nobody guesses them over a network
+LEAST_KEY_CHARACTERS = 16  # 96 bits where they are drawn at random: nobody guesses them over a network.
 
 PlanArgument = Annotated[
     Path, typer.Argument(metavar="PLAN", readable=False, help="plan.yaml, its folder, or a fleet.yaml.")
@@ -269,7 +269,7 @@ def serve(
     from planner.documents.fleet_file import read_max_model_len
 
     need_aiohttp()
-    import asyncio  # here: a twentieth of a second, for every command
+    import asyncio  # Imported here, because it would take every command a twentieth of a second.
 
     from planner.files.checked_files import check_output_directory
     from planner.manifests.engine_command import undeployable

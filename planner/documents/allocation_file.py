@@ -29,9 +29,11 @@ MELANGE_KEYS = (
     "bucket_index",
     "bucket_upper_bounds",
 )
-MOST_WORKERS = 1e6  # of one type for one bucket; a rate this small is a way of writing 0
-SHARES_OFF = 1e-3  # of Mélange's shares, which are written rounded
-MELANGE_NONE_RPS = 1e-3  # it divides by rates, so a type that cannot serve a bucket has this one, or less
+# Most workers of one type for one bucket: a rate so small that it needs more is a way of writing 0.
+MOST_WORKERS = 1e6
+SHARES_OFF = 1e-3  # Mélange writes its shares rounded.
+# Mélange divides by rates, so a type that cannot serve a bucket has this rate, or less.
+MELANGE_NONE_RPS = 1e-3
 
 
 def read_instance(path: Path) -> Instance:

@@ -55,7 +55,7 @@ FILES = (
     *("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml", "spreads.yaml", "acceptance.yaml"),
     "tasks.yaml",
 )
-PRICES = "prices.yaml"  # only in a catalog directory of the user's
+PRICES = "prices.yaml"  # Only a catalog directory of the user's has this file.
 PROVENANCE = ("aliases", "source", "date")
 GPU_KEYS = (
     "memory_vendor",
@@ -110,7 +110,7 @@ class Provenance:
     date: str
     price_source: str = ""
     price_date: str = ""
-    is_price_remembered: bool = False  # remembered, not from a price list
+    is_price_remembered: bool = False  # The price was remembered, not read from a price list.
     offers: tuple[ProviderOffer, ...] = ()
 
 
@@ -319,13 +319,13 @@ class Catalog:
                     self.gpu_aliases.get(of_gpu.lower(), of_gpu),
                 )
                 headers.setdefault(pair, []).append(path)
-            self._headers.update(headers)  # in one update, as a UI reads one catalog from several threads
+            self._headers.update(headers)  # One update, because a UI reads one catalog from several threads.
         if (llm, gpu) not in self._fits:
             fits: dict[Split, StepLatency] = {}
             for path in self._headers.get((llm, gpu), []):
                 with errors_as(CatalogError, path):
                     fits_of_file = (_shipped_fits if path in _shipped_paths() else read_fits)(path, WORDING)
-                    fits = {**fits_of_file, **fits}  # the first file wins: the user's come before ours
+                    fits = {**fits_of_file, **fits}  # The first file wins: the user's come before ours.
             self._fits[llm, gpu] = fits
         return self._fits[llm, gpu]
 
@@ -465,7 +465,7 @@ def _parse_gpu(name: str, row: Section, document: Document) -> Gpu:
                 row.path_of("cap_of"), "expected the name of an uncapped row of this file", base
             )
         for key in ("power", "prefill_slowdown", "decode_slowdown"):
-            row.get_required(key)  # a cap changes these, so its row must state them
+            row.get_required(key)  # A cap changes these, so its row must state them.
         inherited = {key: value for key, value in uncapped.items() if key not in PROVENANCE}
         row = replace(row, values=inherited | dict(row.values))
         uncapped_w = quantity(uncapped.get("power"), "w", where=row.path_of("power"))

@@ -40,7 +40,7 @@ Document = dict[str, Any]
 Say = Callable[[Any], str]
 """Makes a sentence of a fact."""
 
-ROUNDING_FRAC = 1e-12  # smaller gaps are rounding errors
+ROUNDING_FRAC = 1e-12  # Smaller gaps are rounding errors.
 IN_SENTENCES = ("binding", "assumptions", "assumed")
 """The keys of `certificate` that hold sentences."""
 
@@ -96,13 +96,13 @@ class Certificate:
     plan's objective. `universe` says what level 0 ranged over.
     """
 
-    objective: str  # cost | power | gpus
-    unit: str  # "USD/h", "W", "GPUs"
+    objective: str  # "cost", "power" or "gpus".
+    unit: str  # For instance "USD/h", "W", "GPUs".
     value: float
     bound: float
     level0: float
     level0_exact: bool
-    beyond_exact: bool  # every cheaper fleet of any mix of types was simulated
+    beyond_exact: bool  # Every cheaper fleet of any mix of types was simulated.
     universe: tuple[str, ...]
     refuted: tuple[Refuted, ...]
     neighbours: tuple[Neighbour, ...]
@@ -111,19 +111,23 @@ class Certificate:
     simulations: int
     cuts: int
     seed: int
-    shadow_prices: Mapping[str, float] = field(default_factory=dict)  # by the limit's name
-    repeats: tuple[Repeats, ...] = ()  # the plan's fleet on other draws and histories
+    shadow_prices: Mapping[str, float] = field(default_factory=dict)  # By the name of the limit.
+    # The plan's fleet on other draws of the traffic and other spot histories.
+    repeats: tuple[Repeats, ...] = ()
     level0_exhausted: bool = True
     cheaper: int | None = 0
     cheaper_simulated: int = 0
     assumed: tuple[Assumed, ...] = ()
-    answers: tuple[Answered, ...] = ()  # on paper, in production, with a loss
-    futures: ScenariosDrawn | None = None  # None: planned on paper alone
-    deploy: str | None = None  # the deployment target as which fleets were routed
-    routers: tuple[UnderRouter, ...] = ()  # of the deployment targets that can run the plan
-    for_targets: tuple[ForTargets, ...] = ()  # of those that do not keep the plan, where they were asked for
-    commitments: tuple[Commitment, ...] = ()  # the bill by each term, where there is more than one
-    around: Around | None = None  # what holds around the plan; None unless requested
+    answers: tuple[Answered, ...] = ()  # On paper, in production, with a loss.
+    futures: ScenariosDrawn | None = None  # None: planned on paper alone.
+    # The deployment target whose router fleets were simulated with; None: as the policies say.
+    deploy: str | None = None
+    # The plan under the router of each deployment target that can run it.
+    routers: tuple[UnderRouter, ...] = ()
+    # The price on each target that does not keep the plan, where it was requested.
+    for_targets: tuple[ForTargets, ...] = ()
+    commitments: tuple[Commitment, ...] = ()  # The bill by each term, where there is more than one.
+    around: Around | None = None  # How the plan fares around its own point; None unless requested.
 
     def find_answer(self, name: AnswerName) -> Answered | None:
         """The answer of this name; None if it was not requested."""
@@ -231,7 +235,7 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
     """
     level0 = math.inf if row["level0"] is None else row["level0"]
     facts_by_name = {name: _check_one_value_each(row[name], values[name], name) for name in IN_SENTENCES}
-    around = row.get("around")  # an older certificate has nothing here, or less than all of it
+    around = row.get("around")  # An older certificate has no such key, or not all fields.
     if around is not None and not {each.name for each in fields(Around)} <= around.keys():
         around = None
     routers = [{"kept_in": None, "passes": True, **each} for each in row["routers"]]

@@ -10,7 +10,7 @@ from typing import Any
 from planner.errors import InputError
 from planner.slo_metrics import METRICS
 
-_DOT = re.compile(r"\.(?!\d)")  # the dot of p99.9 parts nothing
+_DOT = re.compile(r"\.(?!\d)")  # A dot before a digit belongs to a number, as in p99.9.
 
 
 def keys_of(path: str) -> list[str]:
@@ -27,13 +27,13 @@ def with_value(document: Mapping[str, Any], path: str, value: Any, *, where: str
     keys = keys_of(path)
     changed = copy.deepcopy(dict(document))
     if len(keys) == 3 and keys[0] == "slo" and keys[1] in METRICS:
-        flat = "_".join(keys[1:])  # slo: {ttft_p90: 2 s} says the same
+        flat = "_".join(keys[1:])  # `slo: {ttft_p90: 2 s}` means the same.
         if flat in (changed.get("slo") or {}):
             keys = ["slo", flat]
     section: dict[str, Any] = changed
     for depth, key in enumerate(keys[:-1]):
         inner = section.get(key)
-        if isinstance(inner, list):  # fleet: gpus: [a100-80g, h100-80g]
+        if isinstance(inner, list):  # For instance `fleet: {gpus: [a100-80g, h100-80g]}`.
             inner = dict.fromkeys(map(str, inner))
         if inner is not None and not isinstance(inner, dict):
             here = ".".join(keys[: depth + 1])

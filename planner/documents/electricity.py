@@ -14,7 +14,7 @@ from planner.errors import InputError
 from planner.files.document_values import Section, refused_value
 
 Paid = Literal["owned", "all"]
-MOST_PUE = 10.0  # cooling and losses take a share of what GPUs draw, not many times as much
+MOST_PUE = 10.0  # Cooling and losses take a share of what GPUs draw, not many times as much.
 
 
 @dataclass(frozen=True, slots=True)

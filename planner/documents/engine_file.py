@@ -23,7 +23,7 @@ from planner.fleet import Policies
 from planner.models.engine import DEPLOYED_VERSION, NAMES, Engine, HostTime
 from planner.units import show_exactly
 
-NONE = "none"  # step times as they are
+NONE = "none"  # Step times are used as they are.
 KEYS = (
     "name",
     "version",
@@ -40,9 +40,10 @@ KEYS = (
 )
 ROW_KEYS = ("engine", "from", "to", "checked", "async_scheduling", "host", "rest", "front_end", "error")
 HOST_KEYS = ("step", "sequence", "log2_tp")
-MOST_S = {"step": 1.0, "sequence": 0.01, "log2_tp": 1.0, "front_end": 10.0}  # beyond, it is a slip of the pen
-FIRST_ASYNC = "0.10"  # with --async-scheduling
-AMBIGUOUS = (0.1, 0.2, 0.3)  # 0.10 without quotes is the number 0.1
+# A larger value is taken for a slip of the pen.
+MOST_S = {"step": 1.0, "sequence": 0.01, "log2_tp": 1.0, "front_end": 10.0}
+FIRST_ASYNC = "0.10"  # The first version with --async-scheduling.
+AMBIGUOUS = (0.1, 0.2, 0.3)  # Without quotes the version 0.10 is read as the number 0.1.
 _VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")
 
 Version = tuple[int, ...]

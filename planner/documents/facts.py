@@ -130,11 +130,11 @@ class PromisedAt:
 class AskedAgain:
     """The best fleet for a changed question; `value` is None where no fleet answers that question."""
 
-    change: str  # "ttft p90 200 ms tighter"
+    change: str  # For instance "ttft p90 200 ms tighter".
     planned: float
     value: float | None
     unit: str
-    fleet: str  # "" where the objective stays
+    fleet: str  # Empty if the objective does not change.
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,7 +462,7 @@ class Offloaded:
     hit_frac: float
     reload_frac: float
     computed_frac: float
-    reload_s: float  # waited for loads by all requests
+    reload_s: float  # Time that all requests together waited for loads.
     is_shared: bool = False
 
 
@@ -769,7 +769,7 @@ class EncoderUntimed:
     """
 
     image_frac: float
-    image_tokens: float  # of the mean request that has some
+    image_tokens: float  # Of the mean request among those with images.
     encoder_s: float
     gpu: str
 
@@ -838,7 +838,7 @@ class Workers:
     tp: int
     pp: int
     count: int
-    gpus: int  # of all workers
+    gpus: int  # GPUs of all workers.
     max_num_batched_tokens: int
 
 
@@ -883,7 +883,7 @@ class Answered:
     headroom: Headroom | None = None
     breaks_by_traffic: tuple[Limit, ...] = ()
     breaks_by_steps: tuple[Limit, ...] = ()
-    paid_usd_per_h: float | None = None  # whole nodes where they are sold so; usd_per_h is by the GPU
+    paid_usd_per_h: float | None = None  # Whole nodes where GPUs are sold so; usd_per_h counts GPUs.
 
 
 @dataclass(frozen=True, slots=True)
@@ -897,8 +897,8 @@ class ScenariosDrawn:
     block_s: float
     growth_frac: float
     have_spread: bool
-    searched: int  # scenarios that the search has seen
-    one_in: int = 1  # scale of those simulations: one request and one worker of so many
+    searched: int  # Scenarios that the search has seen.
+    one_in: int = 1  # Scale of those simulations: they keep one request, and one worker, of so many.
 
 
 # -- under the routers of deployment targets ---------------------------------------------------------------

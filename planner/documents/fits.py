@@ -33,18 +33,19 @@ from planner.models.correction import CorrectedFormula
 from planner.models.foreign_forms import DistServeSteps, SplitwiseLookup, StepForm
 from planner.models.latency import Kind, StepLatency
 
-if TYPE_CHECKING:  # it imports scikit-learn
+if TYPE_CHECKING:  # That module imports scikit-learn.
     from planner.models.step_fit import Errors
 
 HEADER = ("llm", "gpu", "source", "date", "command")
 NUMBERS = ("a_s", "b_s", "d_s", "e_s", "h_s")
 OPTIONAL = ("mape_frac", "max_context_tokens", "uncertainty_frac")
-MIXED = "m_s"  # 0 where a file does not say
-EP = "ep"  # false where a file does not say
-DP = "dp"  # 1 where a file does not say
+MIXED = "m_s"  # 0 where a file does not say.
+EP = "ep"  # False where a file does not say.
+DP = "dp"  # 1 where a file does not say.
 JOINT = "joint_s"
-ALL2ALL = "all2all"  # of ranks on several nodes; "" where a file does not say
-Split = tuple[int, bool, int, All2All]  # TP, whether GPUs have whole experts, ranks, how their nodes meet
+ALL2ALL = "all2all"  # How ranks on several nodes exchange tokens; empty where a file does not say.
+# TP, whether GPUs have whole experts, data-parallel ranks, how their nodes exchange tokens.
+Split = tuple[int, bool, int, All2All]
 FIT_KEYS = (
     "tp",
     EP,
@@ -62,7 +63,7 @@ FIT_KEYS = (
     "simulated",
     "spread",
 )
-KINDS: Mapping[str, Kind] = {  # by the first word of a basis
+KINDS: Mapping[str, Kind] = {  # By the first word of a basis.
     "silicon": "kernels",
     "measured": "steps",
     "fitted": "steps",

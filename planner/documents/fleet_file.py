@@ -142,7 +142,7 @@ PINNED_KEYS = ("workers", "block_tokens", "block_ids")
 EVENT_KEYS = ("at", "down", "up", "slow", "factor")
 MAX_NUM_BATCHED_TOKENS = 2048
 MAX_WORKERS = 10_000
-MOST_SEQS = 2**14  # memory of the simulator
+MOST_SEQS = 2**14  # Bounded by the simulator's memory.
 WORDING = Wording(
     one_of="must be one of {}",
     flag="must be true or false",
@@ -174,7 +174,7 @@ def parse_fleet(
         own = Section.from_document(document.get("policies"), f"{where}: policies")
         document = {**document, "policies": {**own.values, **policies}}
         if policies.get("batching", Policies().batching) != Policies().batching:
-            document |= {"engine": NONE}  # it is another program's
+            document |= {"engine": NONE}  # The step times are those of another program.
     refuse_unknown(document, (*FLEET_KEYS, *(PLAN_KEYS if "status" in document else ())), where)
     return fleet_of(document, path, catalog, budget_is_given="max_num_batched_tokens" in (policies or {}))
 
@@ -336,7 +336,7 @@ def _find_llm(document: Document, path: Path, catalog: Catalog) -> Llm:
     beside = path.parent / name
     try:
         is_beside = name.lower() not in catalog.llm_aliases and not Path(name).exists() and beside.exists()
-    except OSError:  # a name no file can have
+    except OSError:  # No file can have such a name.
         is_beside = False
     try:
         return catalog.llm(str(beside) if is_beside else name)
@@ -531,7 +531,7 @@ def _step_times(
     path = directory / value
     try:
         file, fit = read_fit(path, tp, FIT_WORDING, dp=dp, all2all=all2all)
-    except (OSError, ValueError):  # a name no file can have
+    except (OSError, ValueError):  # No file can have such a name.
         raise InputError(f"{value[:80]!r} is no name of a file") from None
     served, fitted = file.get("llm"), file.get("gpu")
     if isinstance(served, str) and _without_name(catalog.llm(served)) != _without_name(llm):

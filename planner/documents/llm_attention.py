@@ -25,7 +25,7 @@ from planner.models.llm import (
     StateAttention,
 )
 
-MOST_LAYERS = 1000  # each is looked at by itself; the deepest LLMs have some 130
+MOST_LAYERS = 1000  # Each layer is looked at by itself; the deepest LLMs have some 130.
 COUNT = f"expected a whole number > 0 and at most {MOST}"
 WORDING = Wording(whole=COUNT, most=COUNT)
 BLOCKS = {"M": ("state", None), "*": ("full", None), "E": (None, "experts"), "-": (None, "dense")}
@@ -37,12 +37,13 @@ _LAYER_TYPES = {
     "chunked_attention": "window",
     "linear_attention": "linear",
 }
-_ALTERNATE = ("gemma2", "gpt_oss")  # where no key says it: every other layer, the first among them
-_NOPE_INTERVAL = 4  # of Llama 4, where the config leaves it out
+# LLMs without a key for it: every other layer has a window, beginning with the first.
+_ALTERNATE = ("gemma2", "gpt_oss")
+_NOPE_INTERVAL = 4  # Llama 4's value, where its config leaves it out.
 _IN_32_BITS = ("float32", "float")
 _MODULE_PARENTS = ("self_attn", "attn", "attention", "linear_attn", "mixer")
 
-Kind = str | None  # of attention: "full", "window", "linear", "state"; None: the layer has none
+Kind = str | None  # Kind of attention: "full", "window", "linear", "state"; None: the layer has none.
 
 
 def first_count(shape: Section, *keys: str, default: int | None = None) -> int:
@@ -114,7 +115,8 @@ def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
     if "full_attention_interval" in shape:
         every = shape.whole_number("full_attention_interval")
         return ["full" if (layer + 1) % every == 0 else "linear" for layer in range(layers)]
-    if "attention_chunk_size" in shape and "interleave_moe_layer_step" in shape:  # Llama 4
+    # Only Llama 4 has both keys.
+    if "attention_chunk_size" in shape and "interleave_moe_layer_step" in shape:
         no_rope = shape.get("no_rope_layers") or [(layer + 1) % _NOPE_INTERVAL for layer in range(layers)]
         return ["window" if one else "full" for one in _as_long(shape, "no_rope_layers", no_rope, layers)]
     if "sliding_window" in shape and shape.flag("use_sliding_window", True):
@@ -164,7 +166,7 @@ def attention_of(shape: Section, layer: int, kind: Kind, formats: Formats) -> At
     return in_formats(attention, modules, layer, formats, shape)
 
 
-Modules = list[tuple[tuple[str, ...], float]]  # the names of a matrix, and its parameters
+Modules = list[tuple[tuple[str, ...], float]]  # The names of a matrix, and its parameters.
 
 
 def in_formats(

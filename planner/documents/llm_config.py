@@ -19,7 +19,7 @@ from planner.errors import CatalogError
 from planner.files.document_values import Section, errors_as
 from planner.models.llm import WEIGHT_BYTES, FeedForward, GroupedAttention, LayerGroup, Llm
 
-_TIED = (  # where config.json leaves it out
+_TIED = (  # LLMs whose config.json leaves the key out.
     "opt",
     "bloom",
     "gpt2",

@@ -12,7 +12,7 @@ from planner.documents.llm_attention import WORDING, first_count
 from planner.errors import CatalogError
 from planner.files.document_values import Section, refused_value
 
-_GATED = ("gemma4_vision", "pixtral", "qwen2_5_vl")  # blocks of three matrices
+_GATED = ("gemma4_vision", "pixtral", "qwen2_5_vl")  # Their feed-forward blocks have three matrices.
 
 
 def encoder_parameters(config: Mapping[str, Any], where: str, text_hidden: int) -> float:
@@ -53,7 +53,8 @@ def encoder_parameters(config: Mapping[str, Any], where: str, text_hidden: int) 
 def _positions(shape: Section, hidden: int) -> int:
     """Learned ones."""
     if "position_embedding_size" in shape:
-        return 2 * shape.whole_number("position_embedding_size") * hidden  # by row and by column
+        # One table for rows and one for columns.
+        return 2 * shape.whole_number("position_embedding_size") * hidden
     if "init_pos_emb_height" in shape:
         return shape.whole_number("init_pos_emb_height") * shape.whole_number("init_pos_emb_width") * hidden
     return first_count(shape, "num_position_embeddings", default=0) * hidden
@@ -76,7 +77,7 @@ def _projector(shape: Section, hidden: int, text_hidden: int) -> int:
             else 0
         )
         return (adapter or hidden * pixels) * inner + inner * out + out * text_hidden
-    if "projection_dim" in shape:  # MiniMax-M3: to the LLM's width first, merged there
+    if "projection_dim" in shape:  # MiniMax-M3 first projects to the LLM's width and merges patches there.
         width = shape.whole_number("projection_dim")
         return hidden * width + width * width + _merged(shape) * width * width + width * width
     merged = _merged(shape) * hidden

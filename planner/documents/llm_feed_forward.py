@@ -20,7 +20,7 @@ _PER_TOKEN = (
     "moe_top_k",
 )
 _STEPS = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", "moe_layer_freq")
-_OF_EXPERTS = (  # mean nothing without any
+_OF_EXPERTS = (  # Keys that mean nothing in an LLM without experts.
     "n_shared_experts",
     "num_shared_experts",
     "shared_expert_intermediate_size",
@@ -31,7 +31,7 @@ _OF_EXPERTS = (  # mean nothing without any
     "first_k_dense_replace",
     "mlp_only_layers",
 )
-_FFN_4X = ("bloom", "gpt2")  # leave the width out: it is four times hidden
+_FFN_4X = ("bloom", "gpt2")  # LLMs that leave the width out: it is four times the hidden size.
 _UNGATED = (
     "opt",
     "bloom",
@@ -70,7 +70,7 @@ _GATED = (
     "step3p7",
     "step3p5",
 )
-_GATED_ACTIVATIONS = ("silu", "swiglu", "situ")  # SwiGLU in every LLM we know of
+_GATED_ACTIVATIONS = ("silu", "swiglu", "situ")  # SwiGLU in every LLM we know of.
 _PARENTS = ("mlp", "block_sparse_moe", "ffn", "feed_forward", "mixer", "moe")
 
 
@@ -123,7 +123,7 @@ def feed_forward_of(shape: Section, layer: int, formats: Formats) -> FeedForward
     wider = ("intermediate_size_mlp", "dense_intermediate_size") if expert_count(shape) > 1 else ()
     width = first_count(shape, *wider, *_FFN, default=4 * hidden if kind in _FFN_4X else None)
     if kind == "qwen":
-        width //= 2  # the first Qwen stores gate and up as one width
+        width //= 2  # The first Qwen stores gate and up as one width.
     return FeedForward(width, is_gated(shape), weights=_dense_format(shape, layer, formats))
 
 
@@ -161,7 +161,7 @@ def _is_sparse(shape: Section, layer: int) -> bool:
         raise refused_value(shape.path_of("mlp_only_layers"), "expected a list of layers", only)
     if layer in only:
         return False
-    if "moe_layers_enum" in shape:  # Step's: "3,4,5"
+    if "moe_layers_enum" in shape:  # Step's LLMs list them as text: "3,4,5".
         return str(layer) in shape.text("moe_layers_enum").replace(" ", "").split(",")
     if isinstance(listed := shape.get("moe_layers"), list):
         return layer in listed
@@ -189,7 +189,7 @@ def _shared_width(shape: Section) -> int:
     """Of all shared experts together."""
     kind = str(shape.get("model_type", ""))
     if kind.startswith("gemma4"):
-        return first_count(shape, *_FFN)  # the block that stands beside the experts
+        return first_count(shape, *_FFN)  # The dense block that stands beside the experts.
     if kind.startswith("llama4"):
         return first_count(shape, *_FFN)
     if shape.get("shared_expert_intermediate_size"):
@@ -239,7 +239,7 @@ def _experts_format(shape: Section, layer: int, formats: Formats) -> str:
     """Of all matrices of all routed experts, which must be alike."""
     parents = tuple(f"{parent}.experts" for parent in _PARENTS)
     if str(shape.get("model_type", "")).startswith("gemma4"):
-        parents = ("experts",)  # beside its `mlp`, not in it
+        parents = ("experts",)  # The experts stand beside the layer's `mlp`, not in it.
     formats_of_matrices = {
         formats.format_of(
             [f"layers.{layer}.{parent}.0.{name}" for parent in parents for name in names], is_expert=True

@@ -25,18 +25,18 @@ from planner.files.jsontext import parse_json
 from planner.models.llm import WEIGHT_BYTES
 
 Config = Mapping[str, Any]
-MAX_CONFIG_BYTES = 16 * 2**20  # lists of all experts take 3 MB
+MAX_CONFIG_BYTES = 16 * 2**20  # Lists of all experts take 3 MB.
 QUANTISED = ("quantization_config", "compression_config", "quantization")
 MODELOPT_FILE = "hf_quant_config.json"
 INSTEAD = (
     "name a checkpoint in 16 bits, fp8, int8, int4, mxfp4 or nvfp4, or describe this one in a llms.yaml of "
     "your own with its weights"
 )
-_OTHER_FILES = ("quantize_config.json", "quant_config.json")  # of GPTQ and AWQ
+_OTHER_FILES = ("quantize_config.json", "quant_config.json")  # Files of GPTQ and AWQ.
 _IGNORED = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers")
 _FP8_METHODS = ("fp8", "fbgemm_fp8", "ptpc_fp8")
 _GROUPED_METHODS = ("compressed-tensors", "modelopt", "modelopt_fp4", "none", *_FP8_METHODS)
-_ALGORITHMS = {  # of ModelOpt
+_ALGORITHMS = {  # ModelOpt's names of formats.
     "FP8": "fp8",
     "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
     "FP8_PB_WO": "fp8-block",
@@ -122,7 +122,8 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         with open_input(path) as stream:
             raw = stream.read(MAX_CONFIG_BYTES + 1)
-        config = parse_json(raw[:MAX_CONFIG_BYTES].decode("utf-8-sig"), has_nan=True)  # Mamba's
+        # Configs of Mamba hold NaN.
+        config = parse_json(raw[:MAX_CONFIG_BYTES].decode("utf-8-sig"), has_nan=True)
     except InputError as error:
         raise CatalogError(str(error)) from None
     except ValueError as error:
@@ -201,10 +202,10 @@ def _parse_section(section: object, where: str, config: Config) -> Formats:
             raise _not_modelled(section, where, "quant_method")
         return _config_groups(groups, f"{where}: config_groups", kv_dtype_bytes, ignored)
     if section.get("quant_method") is None and "quant_algo" in section:
-        return Formats(kv_dtype_bytes=kv_dtype_bytes)  # ModelOpt, of keys and values alone
+        return Formats(kv_dtype_bytes=kv_dtype_bytes)  # ModelOpt changed the format of keys and values alone.
     experts = default = _of_method(section, where, method)
     if method in ("mxfp4", "gpt_oss_mxfp4"):
-        default = "bf16"  # of gpt-oss: experts alone
+        default = "bf16"  # gpt-oss has other formats in its experts alone.
     return _formats_of_rules(default, experts, kv_dtype_bytes, ignored)
 
 

@@ -60,7 +60,7 @@ _NO_MATTER = """
     vocab_size_per_layer_input window_size word_embed_proj_dim _attn_implementation
     _attn_implementation_autoset
 """.split()
-_NO_MATTER_AT_ALL = re.compile(  # of training, of precision, or of layers for speculative decoding
+_NO_MATTER_AT_ALL = re.compile(  # Keys of training, of precision, or of layers for speculative decoding.
     r"^mtp_|^num_mtp|^_|^output_|^use_.*(bias|norm)$|dropout|_pdrop|bias$|_norm|norm_|_eps|_act$|_dtype$|softcap"
     r"|aux_loss|_loss_|jitter|token_i|rope|no_repeat_ngram|pruned|cross_attention_hidden|ring_|quant"
 )

@@ -24,7 +24,7 @@ def parse_reading(section: Section) -> LogOptions | None:
     """Of the section `traffic`; None where it says nothing, and the file tells all."""
     if not any(key in section for key in KEYS):
         return None
-    from planner.traffic.logs.log_columns_map import parse_columns  # which load pandas
+    from planner.traffic.logs.log_columns_map import parse_columns  # That module loads pandas.
     from planner.traffic.logs.log_reading import NAMES, LogOptions
     from planner.traffic.logs.times import zone_of
 

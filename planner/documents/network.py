@@ -13,7 +13,7 @@ from planner.files.document_values import Section
 from planner.fleet import Network, Topology
 from planner.units import show_exactly
 
-PLAN_KEYS = ("bandwidth", "latency", "transfer", "topology")  # keys that slo.yaml may have
+PLAN_KEYS = ("bandwidth", "latency", "transfer", "topology")  # Keys that slo.yaml may have.
 KEYS = (*PLAN_KEYS, "layerwise_from", "shared")
 TOPOLOGY_KEYS = ("within", "nodes_per_rack", "rack_bandwidth")
 TRANSFERS = ("serialised", "layerwise")

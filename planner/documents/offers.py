@@ -22,7 +22,7 @@ from planner.units import show_exactly
 
 Term = Literal["on-demand", "reserved-1y", "reserved-3y", "spot"]
 KEYS = ("provider", "term", "price", "date", "source")
-OLD_DAYS = 180  # a price that was listed longer ago is called old
+OLD_DAYS = 180  # A price that was listed longer ago is called old.
 _DATE = re.compile(r"(\d{4})(?:-(\d\d))?(?:-(\d\d))?")
 
 

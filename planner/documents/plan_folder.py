@@ -41,7 +41,7 @@ Read = TypeVar("Read")
 
 TRAFFIC = {"trace": str, "note": str, "requests": int, "dropped": Mapping[str, int], "notes": tuple[str, ...]}
 REST = {"status": Status, "prices": str, "command": str, "max_model_len": int}
-NEAR_FRAC = 1e-9  # figures are written with ten digits
+NEAR_FRAC = 1e-9  # Figures are written with ten digits.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +62,7 @@ class WrittenPlan:
     simulated_s: tuple[float | None, ...]
     max_model_len: int
     prices: tuple[Price, ...]
-    made: Made | None = None  # older files do not say it
+    made: Made | None = None  # Older files do not say it.
 
     def check_percentile(self, limit: Limit, line: int, value_s: float) -> None:
         """Raises InputError where a percentile is not the one that was written."""

@@ -50,13 +50,15 @@ from planner.policies import (
 
 ANY = "any"
 KNOWN, MEAN = "known", "mean"
-MEAN_BUCKETS = 10  # of prompt lengths, over which the mean output is taken (TetriInfer predicts by as many)
-REPURPOSE_AFTER_S = 120.0  # where pools `repurpose` are among `any` and nobody says how long to wait
-MOST_EACH = 32  # choices that are searched each; of more the first is searched and the others are raced
+# Ranges of prompt lengths over which the mean output is taken; TetriInfer predicts by as many.
+MEAN_BUCKETS = 10
+REPURPOSE_AFTER_S = 120.0  # Default where pools `repurpose` are among `any` and the wait is not given.
+# Choices that are searched each. Of more the first is searched, and the others are raced against it.
+MOST_EACH = 32
 _USUAL = Policies()
 _AXES = (*BY_FIELD, "prediction")
 _SETTINGS = (*POLICY_SECONDS, *POLICY_COUNTS, *POLICY_SHARES, *POLICY_NUMBERS, "tenant_weights")
-_OF_OTHERS = ("prediction_accuracy", "prediction_buckets", "seed")  # said by `prediction`, or by --seed
+_OF_OTHERS = ("prediction_accuracy", "prediction_buckets", "seed")  # Set by `prediction` or by --seed.
 KEYS = (
     *_AXES,
     *(name for name in _SETTINGS if name not in _OF_OTHERS),

@@ -11,7 +11,7 @@ from planner.fleet import Policies
 from planner.policies import BY_FIELD
 from planner.units import show_exactly
 
-MOST_STEP_TOKENS, MOST = 2**20, 10**9  # memory of the simulator
+MOST_STEP_TOKENS, MOST = 2**20, 10**9  # Bounded by the simulator's memory.
 POLICY_SECONDS = {
     "longest_wait": "queue_window_s",
     "heartbeat": "heartbeat_s",

@@ -21,7 +21,7 @@ MORE_FRAC = 0.2
 class Made:
     """When and by which version a plan was made."""
 
-    date: str  # 2026-11-22
+    date: str  # For instance 2026-11-22.
     version: str
 
 
@@ -93,7 +93,7 @@ class PriceTurns:
 
     gpu: str
     more_frac: float
-    instead: str  # label of the answer or alternative
+    instead: str  # The label of the answer or alternative that is then cheaper.
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,11 @@ SHARED = ("fleet", "objective", "limits", "deploy", "day")
 
 OWN = ("llm", "slo", "preset", "traffic", "policies", "engine", "lora", "spare", "robust", "safety")
 
-FOR_ALL = ("safety",)  # of each LLM, and beside `llms` of those that do not say it themselves
+FOR_ALL = ("safety",)  # A key of each LLM; beside `llms` it holds for those that do not state it themselves.
 
 TRACE = ("trace", "model")
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # the name of a folder anywhere
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # Fit for the name of a folder on any system.
 
 _TAKEN = ("plan.yaml", "certificate.json", "report.html", "requests.csv", "manifests")
 
@@ -118,7 +118,7 @@ def parse_entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> 
     shared = {key: document[key] for key in (*SHARED, *FOR_ALL) if key in document}
     if isinstance(fleet := shared.get("fleet"), Mapping) and "per_gpu" in fleet:
         raise InputError(f"{path}: fleet: per_gpu: is for one LLM; leave it out, or plan each LLM by itself")
-    # alone with some LLM first, so that what is wrong with it is not said of an entry
+    # Read it with one LLM alone first, so that an error in it is not reported as one of an entry.
     parse_task(
         {"llm": min(catalog.llms), "slo": {"ttft": {"p90": "1 s"}}, **shared}, catalog, where=str(path)
     )
@@ -174,7 +174,7 @@ def _parse_entry(
         if key in given:
             check_text(given[key], f"{where}: {key}")
     own = {key: value for key, value in given.items() if key in OWN}
-    if "robust" not in own:  # which stands in place of safety
+    if "robust" not in own:  # `robust` stands in place of safety.
         own = {key: shared[key] for key in FOR_ALL if key in shared} | own
     beside = {key: value for key, value in shared.items() if key in SHARED}
     task = parse_task({**with_config(own, path.parent, catalog), **beside}, catalog, where=where)

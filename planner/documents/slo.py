@@ -46,9 +46,9 @@ class SloPreset:
     """One row of catalogs/slos.yaml: limits in seconds, or relative ones, never both."""
 
     name: str
-    slo: Slo  # without limits if the preset is relative
+    slo: Slo  # Without limits if the preset is relative.
     slowdowns: Slowdowns | None
-    served: str  # what the paper served; not enforced
+    served: str  # What the paper served; it is not enforced.
     source: str
     date: str
 

@@ -44,7 +44,8 @@ from planner.units import show_exactly
 NONE = "none"
 KEYS = ("method", "tokens", "acceptance", "model", "draft", "draft_step", "basis")
 NOT_YET = ("dspark", "dflash", "medusa", "mlp_speculator", "ngram_gpu")
-MOST_FRAC = 2.0  # of a step of the LLM that a pass of its drafter takes; beyond, it is a slip of the pen
+# Share of a step that a pass of the drafter takes; a larger one is taken for a slip of the pen.
+MOST_FRAC = 2.0
 
 
 def parse_speculative(
@@ -125,7 +126,8 @@ def find_drafter(speculation: Speculation | None, llm: Llm, catalog: Catalog) ->
     if speculation is None:
         return Drafter()
     method = speculation.method
-    if method in OWN_LAYERS and not llm.draft_parameters:  # whose share was given: as large as EAGLE's
+    # Without its size, the drafter is taken to be as large as EAGLE's.
+    if method in OWN_LAYERS and not llm.draft_parameters:
         method = "eagle3"
     return _drafter_of_method(method, llm, speculation.model, catalog)
 

@@ -21,7 +21,7 @@ from planner.models.llm import Llm
 from planner.models.startup import EngineStart, Image, StartTime, Storage, start_time
 
 FILE = "startup.yaml"
-WARM = "page-cache"  # where the weights are on a node that has run the same LLM
+WARM = "page-cache"  # The weights are in memory of a node that has run the same LLM.
 KEYS = ("storage", "image", "engine")
 COMMON = ("measured", "source", "date")
 ENGINE_SECONDS = {

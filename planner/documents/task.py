@@ -78,17 +78,17 @@ from planner.traffic.scaling import Scaling
 
 Objective = Literal["cost", "power", "gpus", "throughput"]
 LEAST_PRICE_USD_PER_H = 1e-6
-MOST_DOWN_FRAC = 0.5  # share of time that a spot worker may be away; beyond it most of a pool is missing
-SPOT_RESTART_S = 600.0  # until an interrupted worker has a new machine and its weights
+MOST_DOWN_FRAC = 0.5  # Share of time that a spot worker may be away; beyond it most of a pool is missing.
+SPOT_RESTART_S = 600.0  # Time until an interrupted worker has a new machine and its weights.
 SAME_AS_COST = (
-    "cost_per_million_tokens"  # the traffic is given, so the cheapest fleet has the cheapest tokens
+    "cost_per_million_tokens"  # The traffic is given, so the cheapest fleet has the cheapest tokens.
 )
 # Who checks the section `day:`. It is loaded by name, because the day is a wing that imports this module.
 _DAY_SETTINGS = "planner.day.day_settings"
 _SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
-EACH_TARGET = "each"  # in place of a target: plan for the routers of each one
+EACH_TARGET = "each"  # In place of a target: plan for the routers of each target.
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
-MOST_TOKENS = 2**20  # in one step
+MOST_TOKENS = 2**20  # Most tokens of one step.
 MAX_DP = 64
 KEYS = (
     *("llm", "slo", "preset", "traffic", "fleet", "policies", "engine", "lora", "objective", "limits"),
@@ -142,7 +142,7 @@ class Robust:
 
     step_times_frac: float = 0.0
     traffic_frac: float = 0.0
-    traffic_from_frac: float = 0.0  # not 0 only where a study shifts the expected traffic
+    traffic_from_frac: float = 0.0  # Only a study that shifts the expected traffic sets it.
     spread: bool = False
 
 
@@ -160,47 +160,53 @@ class PlanQuestion:
     slo: Slo
     stock: Mapping[str, int | None]
     owned: Mapping[str, int] = field(default_factory=dict)
-    sold_whole: Mapping[str, bool] = field(default_factory=dict)  # instead of the catalog's, by row
-    electricity: Electricity | None = None  # paid beside the prices of GPUs; None: not counted
+    # By GPU; it comes before the catalog's value.
+    sold_whole: Mapping[str, bool] = field(default_factory=dict)
+    electricity: Electricity | None = None  # Paid beside the prices of GPUs; None: not counted.
     left_out: tuple[str, ...] = ()
-    per_gpu: bool | None = None  # whether to plan on each GPU type alone too; None: where that costs little
+    # Whether to plan on each GPU type alone too; None: only if that takes little time.
+    per_gpu: bool | None = None
     slowdowns: Slowdowns | None = None
     preset: str | None = None
-    rate_rps: float | None = None  # None: the trace as it is, or the rate of what is described
-    described: Description | None = None  # in place of a trace
+    rate_rps: float | None = None  # None: the trace's own rate, or the described one.
+    described: Description | None = None  # The description that stands in place of a trace.
     scale: Scaling = "superpose"
     window: str | None = None
-    draws: int = 1  # the SLO must be kept on each draw of the traffic
-    prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)  # instead of the catalog's
-    reserved: frozenset[str] = frozenset()  # GPUs for which this is the reserved price
+    draws: int = 1  # The SLO must be kept on so many draws of the traffic.
+    # By GPU; they come before the catalog's prices.
+    prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)
+    reserved: frozenset[str] = frozenset()  # GPUs for which the price is the reserved one.
     terms: Mapping[str, Mapping[Term, ProviderOffer]] = field(
         default_factory=dict
-    )  # on demand and commitments
-    offers: Mapping[str, ProviderOffer] = field(default_factory=dict)  # for prices taken from a provider
-    not_offered: tuple[str, ...] = ()  # GPUs that this provider does not rent by that term
+    )  # On demand and by commitments.
+    # By GPU, for prices that come from a provider.
+    offers: Mapping[str, ProviderOffer] = field(default_factory=dict)
+    not_offered: tuple[str, ...] = ()  # GPUs that this provider does not rent by that term.
     spot: Mapping[str, Spot] = field(default_factory=dict)
     network: Network = field(default_factory=Network)
-    host_overhead_s: float = 0.0  # added to every engine step; kernel times alone leave it out
-    engine: Engine | None = None  # what its host adds, and how it schedules; None: nothing, at once
-    speculations: tuple[Speculation | None, ...] = (None,)  # what engines may draft; None: nothing
-    lora: Lora | None = None  # adapters that are served; None: the LLM alone
+    host_overhead_s: float = 0.0  # Added to every engine step, because kernel times alone leave it out.
+    # What the engine's host adds, and how it schedules; None: no host time, and scheduling at once.
+    engine: Engine | None = None
+    # Methods of speculative decoding that may be chosen; None: no drafts.
+    speculations: tuple[Speculation | None, ...] = (None,)
+    lora: Lora | None = None  # Adapters that are served; None: the LLM alone.
     objective: Objective = "cost"
     power_limit_w: float | None = None
     cost_limit_usd_per_h: float | None = None
     gpu_limit: int | None = None
     spare_workers: int = 0
     spare_nodes: int = 0
-    stages: tuple[int, ...] = (1,)  # pipeline stages of a worker that may be chosen
-    ranks: tuple[int, ...] = (1,)  # data-parallel ranks of a worker, likewise
-    max_num_batched_tokens: tuple[int, ...] = TOKEN_BUDGETS  # per step of an engine, that may be chosen
-    max_num_seqs: tuple[int, ...] = (MAX_NUM_SEQS,)  # likewise
-    policies: PolicyChoices = field(default_factory=PolicyChoices)  # what may be chosen
+    stages: tuple[int, ...] = (1,)  # Numbers of pipeline stages that a worker may have.
+    ranks: tuple[int, ...] = (1,)  # Numbers of data-parallel ranks that a worker may have.
+    max_num_batched_tokens: tuple[int, ...] = TOKEN_BUDGETS  # Values that may be chosen.
+    max_num_seqs: tuple[int, ...] = (MAX_NUM_SEQS,)  # Values that may be chosen.
+    policies: PolicyChoices = field(default_factory=PolicyChoices)  # Policies that may be chosen.
     robust: Robust = Robust()
-    safety: Safety | None = None  # None: the traffic and the step times as they are written
-    deploy: str | None = None  # the deployment target as which fleets route; None: as the policies say
-    prices_targets: bool = False  # plan anew for every target that does not keep the plan
-    considers_all: bool = False  # no GPU was named, so all but `left_out` are considered
-    doubts: tuple[str, ...] = ()  # possible misreadings of the question; warnings of every answer
+    safety: Safety | None = None  # None: the traffic and the step times as they are written.
+    deploy: str | None = None  # The deployment target whose router is simulated; None: as the policies say.
+    prices_targets: bool = False  # Plan anew for every target that does not keep the plan.
+    considers_all: bool = False  # No GPU was named, so all but `left_out` are considered.
+    doubts: tuple[str, ...] = ()  # Possible misreadings of the question; every answer warns of them.
 
     def priced_gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
         """The GPUs in stock, at this task's prices. A capped GPU costs what its uncapped row costs here.

@@ -54,15 +54,15 @@ from planner.units import quantity, shortest_digits, show_span
 SHAPE_KEYS = (
     *("input", "output", "joint", "burstiness", "clients", "sessions", "prefixes", "tenants", "agents"),
 )
-KEYS = ("task", "duration", "growth", "drift", *SHAPE_KEYS)  # of a description alone
+KEYS = ("task", "duration", "growth", "drift", *SHAPE_KEYS)  # Keys that only a description has.
 TASK_KEYS = ("of", *SHAPE_KEYS)
-USUAL_CV = 1.0  # of lengths of which the mean alone is known; of public traces it is 0.7 to 1.3
+USUAL_CV = 1.0  # Of lengths with a known mean alone; public traces have 0.7 to 1.3.
 USUAL_REQUESTS, USUAL_LEAST_S, USUAL_MOST_S = 10_000, 300.0, 3600.0
-USUAL_TASKS = 3.0  # of each agent
+USUAL_TASKS = 3.0  # Tasks of each agent.
 WEEK_H = 168
 HOUR_S = 3600.0
 MOST_INTERVALS = 100_000
-MOST_COUNT = 100_000  # of clients, prefixes, tenants
+MOST_COUNT = 100_000  # Most clients, prefixes or tenants.
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 

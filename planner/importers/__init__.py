@@ -48,7 +48,7 @@ class ForeignFormat:
     """
 
     read: Reader
-    kind: str  # json, jsonl, csv or text
+    kind: str  # "json", "jsonl", "csv" or "text".
     marks: tuple[frozenset[str], ...]
     needs_file: bool = True
     inside: tuple[str, ...] = ()

@@ -32,7 +32,7 @@ COLUMNS = (
     "silicon_ttft_ms",
     "silicon_tpot_ms",
 )
-ROUNDS = 10  # requests per seat: benchmarks of this kind send that many
+ROUNDS = 10  # Requests per seat: benchmarks of this kind send that many.
 
 
 def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | MeasuredRuns:

@@ -31,7 +31,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
         try:
             first = foreign_fields.parse_json(lines[0], f"{path}, line 1") if lines else None
         except InputError:
-            first = None  # a document over several lines
+            first = None  # The file is one document over several lines.
         if isinstance(first, Mapping) and "metrics" in first:
             run = _records(file, path, lines)
         else:
@@ -142,7 +142,7 @@ def _read_load(config: Mapping[str, Any], where: str) -> tuple[str | None, int |
     phases, load = config.get("phases"), config.get("loadgen")
     if isinstance(phases, list):
         counted = [x for x in phases if isinstance(x, Mapping) and not x.get("exclude_from_results")]
-        load = counted[0] if len(counted) == 1 else None  # several phases have no one load
+        load = counted[0] if len(counted) == 1 else None  # Several phases have no common load.
     load = load if isinstance(load, Mapping) else {}
     seats = load.get("concurrency")
     rate = load.get("rate", load.get("request_rate")) if seats is None else None

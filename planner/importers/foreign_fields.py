@@ -19,10 +19,11 @@ from planner.files.text_tables import read_text
 from planner.models.latency import Array
 
 MAX_TP = 1024
-Lengths = tuple[tuple[float, ...], tuple[float, ...]]  # input and output tokens, per request or one mean
+# Input and output tokens: of each request, or one mean.
+Lengths = tuple[tuple[float, ...], tuple[float, ...]]
 PERCENTILES = (50, 90, 95, 99)
-_LISTED = 6  # files that a source names
-COALESCED_FRAC = 0.1  # a median gap below this share of the mean says that tokens came in bunches
+_LISTED = 6  # A source names so many files.
+COALESCED_FRAC = 0.1  # A median gap below this share of the mean says that tokens came in bunches.
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_sta
 from planner.importers.foreign_fields import Facts
 
 COLUMNS = ("input_tokens", "output_tokens", "ttft_ms", "tpot_ms")
-REQUESTS = 200  # per run, where the file does not say
+REQUESTS = 200  # Requests per run, for a file that does not say.
 
 
 def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:

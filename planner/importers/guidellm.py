@@ -68,7 +68,8 @@ def _run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
         failed = max(failed, foreign_fields.read_count(totals["errored"], f"{where}: errored", least=0))
 
     finished = totals.get("successful") if isinstance(totals, Mapping) else None
-    is_sample = isinstance(finished, int) and finished > len(good)  # it keeps as many requests as it is told
+    # GuideLLM writes at most so many requests as it was told to sample.
+    is_sample = isinstance(finished, int) and finished > len(good)
     if good and not is_sample:
         count, lengths, latency, start_s = _detailed(where, good)
     else:

@@ -28,7 +28,7 @@ METRICS = {
 STATISTICS = {"mean": "mean", "max": "max", "median": "p50"} | {
     f"p{p}": f"p{p}" for p in foreign_fields.PERCENTILES
 }
-BEHIND_FRAC = 0.05  # a load generator that sent so much less than asked did not keep up
+BEHIND_FRAC = 0.05  # A load generator that sent so much less than planned did not keep up.
 
 
 def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
@@ -102,7 +102,7 @@ def _load(name: str, document: Mapping[str, Any], notes: list[str]) -> tuple[int
 
 
 def _prompts(name: str, good: Mapping[str, Any]) -> Mapping[str, Any]:
-    row = good.get("prompt_tokens") or good.get("prompt_len")  # the older name
+    row = good.get("prompt_tokens") or good.get("prompt_len")  # Older versions call it prompt_len.
     return check_mapping(row, f"{name}: prompt_tokens")
 
 

@@ -40,7 +40,7 @@ from planner.models.parallelism import tp_s
 from planner.models.step_tables import COLUMNS, NOT_INCLUDED, StepShape, StepTable
 
 ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
-FILES = {  # what was measured over what
+FILES = {  # Each file, and the columns over which it was measured.
     "attention.csv": ATTENTION,
     "dense.csv": ("layer", "tokens"),
     "per_sequence.csv": ("layer", "sequences"),
@@ -48,9 +48,10 @@ FILES = {  # what was measured over what
 }
 TIME = "time_us"
 MARKS = tuple((*names, TIME) for names in FILES.values())
-CALLS = {"embedding": 0, "final_layernorm": 0, "layernorm": 2}  # per layer; 0: once per step; others: 1
-STEPS = 3000  # a third each of prefills, of decodes, and of both together
-MOST_PROMPTS = 8  # of a step
+# Calls per layer; 0: once per step. Other operators: 1.
+CALLS = {"embedding": 0, "final_layernorm": 0, "layernorm": 2}
+STEPS = 3000  # A third each of prefills, of decodes, and of both together.
+MOST_PROMPTS = 8  # Most prompts in one step.
 
 Tree = Mapping[float, Any]
 """Microseconds by one size after the other, in order: of sizes a, b in tree[a][b]."""
@@ -64,8 +65,8 @@ class Profile:
     gpu: Gpu
     tp: int
     attention: Tree
-    layers: Mapping[str, Tree]  # by tokens
-    heads: Sequence[Tree]  # LM head and sampler, by sequences
+    layers: Mapping[str, Tree]  # Times by tokens.
+    heads: Sequence[Tree]  # LM head and sampler; times by sequences.
     moe: Tree | None
 
     @property
@@ -95,7 +96,8 @@ class Profile:
         prompts, new, cached, decodes, context = step
         if not prompts:
             return interpolate_time(self.attention, 0, 0, decodes, context)
-        launch_us = interpolate_time(self.attention, 0, 0, 1, 0)  # the least of all
+        # The shortest of all times is taken as the launch.
+        launch_us = interpolate_time(self.attention, 0, 0, 1, 0)
         alone_us = interpolate_time(self.attention, new, cached, 0, 0)
         both = interpolate_time(self.attention, prompts * new, cached, decodes, context)
         beside_us = both - interpolate_time(self.attention, prompts * new, cached, 0, 0) if decodes else 0.0

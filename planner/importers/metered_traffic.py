@@ -42,8 +42,8 @@ PROMETHEUS, USAGE = "prometheus", "openai-usage"
 LENGTHS = {"input": PROMPT, "output": OUTPUT}
 MOST_UNKNOWN_FRAC = 0.5
 LEAST_EVERY_S = 1.0
-_SHIFT_FRAC = 0.1  # a mean of the histogram off by more than this from the counted one is said
-_WAITED = 1.0  # requests waiting on average in an interval, from which on engines were behind
+_SHIFT_FRAC = 0.1  # A note says so if the histogram's mean is further from the counted one.
+_WAITED = 1.0  # From so many waiting requests on average in an interval, engines were behind.
 _METRIC = re.compile(
     rb'\s*(?:#\s*(?:HELP|TYPE|EOF)|vllm:\w+(?:\{|\s)|\{(?:__name__|[A-Za-z_]\w*)=")|\s*\{\s*"status"\s*:\s*"(?:success|error)"'
     rb'|\s*[\[{]\s*(?:\{\s*)?"(?:metric|resultType)"\s*:'

@@ -28,12 +28,12 @@ from planner.files.text_tables import read_text
 from planner.importers.foreign_fields import parse_json
 
 Floats = npt.NDArray[np.float64]
-Labels = tuple[tuple[str, str], ...]  # sorted, without __name__
+Labels = tuple[tuple[str, str], ...]  # Sorted, without __name__.
 Wanted = Callable[[str], bool]
 
-GAP_S = 300.0  # Prometheus' lookback: a sample is held for so long
+GAP_S = 300.0  # Prometheus' lookback: a sample holds for so long.
 MOST_SAMPLES = 50_000_000
-_LAST_S = 253402300800.0  # the year 10000: a greater time is not in seconds
+_LAST_S = 253402300800.0  # The year 10000: a greater time is not in seconds.
 _LABEL = re.compile(r'\s*([A-Za-z_][\w]*)\s*=\s*"((?:\\.|[^"\\])*)"\s*(?:,|$)')
 _LINE = re.compile(r'([A-Za-z_:][\w:]*)?(?:\{((?:[^"{}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)\s+(-?[\d.eE+]+)')
 _ESCAPES = {"n": "\n", '"': '"', "\\": "\\"}
@@ -325,7 +325,7 @@ def counter_increase(series: Sequence[Series], edges_s: Floats, *, gap_s: float 
             continue
         first, last = min(first, float(t_s[0])), max(last, float(t_s[-1]))
         rises = np.diff(values)
-        rises = np.where(rises < 0, values[1:], rises)  # it began anew at zero
+        rises = np.where(rises < 0, values[1:], rises)  # A counter that falls began anew at zero.
         height = np.append(0.0, np.cumsum(rises))
         total += np.diff(np.interp(edges_s, t_s, height))
         seen |= (edges_s[1:] > t_s[0]) & (edges_s[:-1] < t_s[-1])
@@ -360,7 +360,7 @@ def mean_gauge(series: Sequence[Series], edges_s: Floats, *, gap_s: float = GAP_
         starts, ends, values = row.t_s[is_number], ends[is_number], row.values[is_number]
         if not starts.size:
             continue
-        # the integral up to t is that of the spans before it
+        # Integral of the gauge up to the start of each span.
         heights = np.append(0.0, np.cumsum(values * (ends - starts)))
         at = np.searchsorted(starts, edges_s, side="right")
         inside = np.maximum(at - 1, 0)

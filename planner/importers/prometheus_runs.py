@@ -22,11 +22,11 @@ from planner.importers.vllm_metrics import Live, live_traffic
 
 RUN_S = 3600.0
 MOST_RUNS = 6
-MOST_REQUESTS = 2000  # of a run: the load is its rate, so more say little
+MOST_REQUESTS = 2000  # Most requests of a run. The load is its rate, so more of them say little.
 FEWEST_REQUESTS = 50
 _WINDOW_S = 60.0
 _TIMED = re.compile(r"[A-Za-z_:][\w:]*(?:\{.*\})?\s+\S+\s+(\d+(?:\.\d*)?)")
-_LAST_S = 1e11  # a greater time is in milliseconds
+_LAST_S = 1e11  # A greater time is in milliseconds.
 
 
 def runs_of_range(
@@ -97,7 +97,7 @@ def _lengths(
     both = np.isfinite(histogram.sums[part]) & np.isfinite(histogram.total[part])
     mean = float(histogram.sums[part][both].sum() / max(histogram.total[part][both].sum(), 1.0))
     length_quantiles = bucket_quantiles(histogram.edges, counts, (np.arange(many) + 0.5) / many)
-    for _ in range(3):  # at least one token each, so the mean takes some rounds
+    for _ in range(3):  # Lengths below 1 are raised to 1, which raises the mean; scaling again corrects that.
         length_quantiles = np.maximum(length_quantiles * mean / length_quantiles.mean(), 1.0)
     return tuple(rng.permutation(np.rint(length_quantiles)).tolist())
 

@@ -28,7 +28,7 @@ LENGTHS = (PROMPT, OUTPUT)
 _SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(?:\{((?:[^"}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)(?:\s+-?\d+)?\s*')
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:\\.|[^"\\])*)"')
 
-Samples = dict[tuple[str, str], float]  # by name and, for a bucket, its edge
+Samples = dict[tuple[str, str], float]  # Keys are the name and, for a bucket, its edge, else an empty text.
 
 
 def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
@@ -98,7 +98,7 @@ def _scrape(path: Path) -> tuple[Samples, Mapping[str, str]]:
         if name.endswith(("_bucket", "_count", "_sum")):
             engines.add((labels.get("engine", ""), labels.get("model_name", "")))
         if not 0 <= value < math.inf:
-            continue  # NaN: a gauge that was never set
+            continue  # A gauge that was never set is NaN.
         key = (name, labels.get("le", "") if name.endswith("_bucket") else "")
         samples[key] = samples.get(key, 0.0) + value
     if not engines:

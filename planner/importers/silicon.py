@@ -72,15 +72,19 @@ SYSTEMS = {
     "l40s-48g": "l40s",
     "rtx-pro-6000": "rtx_pro_6000_server",
 }
-REDUCES = ("ar_1", "ar_2", "moe_pre_dispatch", "moe_post_dispatch")  # after attention, and after the rest
+# All-reduces after attention, and after the feed-forward block.
+REDUCES = ("ar_1", "ar_2", "moe_pre_dispatch", "moe_post_dispatch")
 ROW_REDUCES = ("rtx-pro-6000",)
 WITHOUT_FP8 = ("a100-80g",)
-UNTUNED_FP8_EXPERTS = ("h100-80g", "h200-141g")  # with a scale per tensor: up to three times those of 16 bits
+# Their tables of FP8 with a scale per tensor are untuned: up to three times the times of 16 bits.
+UNTUNED_FP8_EXPERTS = ("h100-80g", "h200-141g")
 BYTES = {"bf16": 2, "fp8": 1, "fp8-block": 1}
 GEMMS = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8"}
-EXPERTS = {"bf16": "bfloat16", "fp8-block": "fp8_block"}  # with a scale per tensor: measured untuned
+# FP8 with a scale per tensor was measured untuned and is left out.
+EXPERTS = {"bf16": "bfloat16", "fp8-block": "fp8_block"}
 MOST_STEP_TOKENS = 32768
-TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))  # whose times bound those of fewer
+# The times at these token counts bound those of fewer tokens.
+TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))
 
 
 def step_grid() -> Iterator[StepShape]:
@@ -269,7 +273,7 @@ class Kernels:
                     self._prompts, batch_size=step.prompts, s=step.new, prefix=step.cached
                 )
             )
-        if step.decodes:  # it attends to one token more than the length it is asked for
+        if step.decodes:  # A decode attends to one token more than its cached length.
             read_ms = sum(
                 ms
                 for _, ms, *_ in self._engine.evaluate_generation_ops(
@@ -306,7 +310,7 @@ class Kernels:
     def joint_ms(self, tokens: int) -> float:
         """Of experts that data-parallel ranks share, for the tokens of all."""
         assert self._dispatch_ms is not None
-        if self._gpu.name in ROW_REDUCES:  # gathered and reduced: as many bytes as in one all-reduce
+        if self._gpu.name in ROW_REDUCES:  # Gathered and reduced: as many bytes as in one all-reduce.
             return self._experts_ms(tokens) + 500 * float(
                 tp_s(self._llm, self._gpu, self._tp * self._dp, tokens)
             )

@@ -56,11 +56,13 @@ REDUCES = ("CustomAllReduce", "MoeDispatch", "P2P")
 MODULES = ("MlaModule", "Dsa", "Msa", "Dsv4")
 SPARSE = ("DsaContext", "DsaGeneration")
 PLAIN = {"ContextAttention": "MlaModuleContext", "GenerationAttention": "MlaModuleGeneration"}
-LATENT_PARTS = ("downscale_gemm", "q_b_proj_gemm", "kv_b_proj_gemm", "_proj_gemm")  # what a module has in it
-MOST_SHARED_STREAM_TOKENS = 256  # vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD
+# Matrices that a measured attention module includes.
+LATENT_PARTS = ("downscale_gemm", "q_b_proj_gemm", "kv_b_proj_gemm", "_proj_gemm")
+MOST_SHARED_STREAM_TOKENS = 256  # vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD.
 LAUNCHED_FRAC = 0.5
-SAME_FRAC = 0.01  # of bytes: weights of the same formats
-WITHOUT_GRAPHS = {"fp8_block": "fp8"}  # formats of dense matrices: whose times are taken instead
+SAME_FRAC = 0.01  # Weights of the same formats differ in bytes by less than this.
+# For these formats of dense matrices the other format's times are taken.
+WITHOUT_GRAPHS = {"fp8_block": "fp8"}
 BOUNDING_TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))
 INSTALL = "kernel times need AIConfigurator: pip install 'fleetplan[silicon]' (Linux x86-64)"
 QUANTISER = "hf_quant_config.json"
@@ -163,7 +165,7 @@ class ConfigKernels:
         if self._sparse is not None:
             return self._sparse.step_ms(prompts, new, cached)
         ms = self._measured_ms(prompts, new, cached)
-        if cached and self._modules:  # few tokens after cached ones were not measured
+        if cached and self._modules:  # Modules were not measured with few tokens after cached ones.
             ms = max(ms, self._measured_ms(prompts, new))
         return ms
 
@@ -207,7 +209,7 @@ class ConfigKernels:
         shared_ms = float(each_ms[self._is_shared].sum())
         experts_ms = sum(of_layers(tokens) for of_layers in self._experts_ms)
         beside = tokens <= MOST_SHARED_STREAM_TOKENS
-        if self._dp > 1:  # the experts' own time is all ranks'
+        if self._dp > 1:  # The experts' own time is that of all ranks' tokens.
             shared_ms = max(shared_ms - experts_ms, 0.0) if beside else shared_ms
             experts_ms = 0.0
         ms = max(shared_ms, experts_ms) if beside else shared_ms + experts_ms
@@ -224,7 +226,7 @@ class ConfigKernels:
         """Of experts that data-parallel ranks share, for the tokens of all."""
         assert self._dispatch_ms is not None
         ms = sum(of_layers(tokens) for of_layers in self._experts_ms)
-        if self._by_row:  # gathered and reduced: as many bytes as in one all-reduce
+        if self._by_row:  # Gathered and reduced: as many bytes as in one all-reduce.
             share = experts_layers(self._llm) / (2 * self._llm.layers)
             return ms + 1e3 * share * float(tp_s(self._llm, self._gpu, self._tp * self._dp, tokens))
         return ms + self._dispatch_ms(tokens)

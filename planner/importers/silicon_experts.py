@@ -13,8 +13,8 @@ import numpy as np
 from planner.models.llm import Llm, cuts_blocks
 from planner.models.roofline import experts_layers
 
-Milliseconds = Callable[[int], float]  # of N tokens
-ONE_ROUTING = ("a100_sxm",)  # has the draws of power laws alone
+Milliseconds = Callable[[int], float]  # Milliseconds of N tokens.
+ONE_ROUTING = ("a100_sxm",)  # Its tables hold the draws of power laws alone.
 MOST_DECODES = 512
 
 

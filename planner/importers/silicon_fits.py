@@ -35,10 +35,10 @@ from planner.models.step_tables import StepTable
 
 TPS = (1, 2, 4, 8)
 DPS = (2, 4, 8)
-JOINT_TOKENS = (1, *sorted(n * 2**i for i in range(16) for n in (2, 3)))  # of experts: their corners
-LEAST_KV_TOKENS = 4096  # a worker that holds fewer serves nobody
+JOINT_TOKENS = (1, *sorted(n * 2**i for i in range(16) for n in (2, 3)))  # Corners of the experts' times.
+LEAST_KV_TOKENS = 4096  # A worker that holds fewer KV tokens serves nobody.
 OFF_GRID_STEPS = 900
-WORST_MAPE_FRAC = 0.08  # a fit that misses its own table by more is not written: the roofline is as good
+WORST_MAPE_FRAC = 0.08  # A fit that misses its own table by more is not written: the roofline is as good.
 SOURCE = f"vLLM kernel times in aiconfigurator-core {VERSION} (NVIDIA, Apache-2.0); docs/models.md"
 BASIS = f"silicon: AIConfigurator {VERSION} kernel times, without host overhead"
 

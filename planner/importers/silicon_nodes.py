@@ -28,7 +28,7 @@ from planner.models.roofline import experts_layers
 
 SYSTEMS = {"h100-80g": "h100_sxm", "h200-141g": "h200_sxm"}
 NODES = (2, 4, 8)
-WAYS, EXPERTS = "0.5.6.post2", "0.5.10"  # versions of the tables
+WAYS, EXPERTS = "0.5.6.post2", "0.5.10"  # Versions of the tables.
 NUM_SMS = 20
 DRAWS = "power_law_1.01"
 EVEN = "uniform"

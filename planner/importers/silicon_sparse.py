@@ -25,7 +25,7 @@ import numpy as np
 
 from planner.models.llm import LatentAttention, Llm
 
-MOST_TOKENS = 32768  # of a step, and of the longest prompt that was measured
+MOST_TOKENS = 32768  # Most tokens of a step, and of the longest prompt that was measured.
 LENGTHS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384, 32768)
 DOUBLED = (8192, 16384, 32768)
 NOISE_FRAC = 0.1
@@ -59,7 +59,8 @@ class SparsePrompts:
         self._once_ms = once_ms
         whole_ms, token_ms = [0.0], 0.0
         for length in LENGTHS:
-            prompts = 2 ** int(np.log2(MOST_TOKENS // length))  # as many as were measured
+            # So many prompts of this length were measured together.
+            prompts = 2 ** int(np.log2(MOST_TOKENS // length))
             whole_ms.append((measured_ms(prompts, length) - once_ms) / prompts)
             if whole_ms[-1] / length < (1 - NOISE_FRAC) * token_ms:
                 raise ValueError(

@@ -23,7 +23,7 @@ from planner.errors import InputError
 from planner.files.text_tables import read_text
 
 COLUMNS = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "Region")
-NAMES = {  # SkyPilot's in lower case without dashes -> ours
+NAMES = {  # SkyPilot's names, in lower case without dashes, and ours.
     "a100": "a100-40g",
     "a10080gb": "a100-80g",
     "a10080gbsxm": "a100-80g",
@@ -52,7 +52,8 @@ NAMES = {  # SkyPilot's in lower case without dashes -> ours
     "mi355x": "mi355x-288g",
     "gaudi3": "gaudi3-128g",
 }
-ON_PCIE = {"h100-80g": "h100-pcie-80g", "a100-80g": "", "a100-40g": ""}  # "": no row of ours
+# An empty text means that our catalog has no such row.
+ON_PCIE = {"h100-80g": "h100-pcie-80g", "a100-80g": "", "a100-40g": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def read_prices(
     without_price = 0
     for number, row in rows:
         if not (name := row["AcceleratorName"].strip()):
-            continue  # an instance without GPUs
+            continue  # The instance has no GPU.
         gpus = _figure(row["AcceleratorCount"], f"{path}, line {number}: AcceleratorCount")
         if gpus is None or gpus < 1:
             raise InputError(f"{path}, line {number}: AcceleratorCount: expected 1 or more, found {gpus}")

@@ -50,9 +50,9 @@ OP_COLUMNS = tuple(f"time_stats.{op}.median" for op in OPS)
 PREFILL, DECODE, ALL_REDUCE = (
     f"time_stats.{name}.median" for name in ("attn_prefill", "attn_decode", "all_reduce")
 )
-SAVE = "time_stats.attn_kv_cache_save.median"  # of newer profiles
+SAVE = "time_stats.attn_kv_cache_save.median"  # Newer profiles have this column.
 SHAPE = {"n_embd": "hidden", "n_head": "heads", "n_q_head": "heads", "n_kv_head": "kv_heads"}
-PARTS = {  # of steps computed by Vidur
+PARTS = {  # Parts of the steps that Vidur computes.
     "linear_ms": "linear",
     "allreduce_ms": REDUCE,
     "attn_prefill_ms": ATTN_PREFILL,
@@ -110,13 +110,13 @@ def _profiled(tables: Sequence[tuple[Path, pd.DataFrame]], facts: Facts, catalog
         _of_tp(_of_llm(table, shape, path), "num_tensor_parallel_workers", tp, path)
         for table, path in ((mlp, mlp_path), (attention, attention_path))
     )
-    ops_tokens, ops_ms = _ops(mlp, mlp_path)  # by operator
+    ops_tokens, ops_ms = _ops(mlp, mlp_path)  # Both are by operator.
     most = ops_tokens[-1]
     reduce_tokens = reduce_ms = np.zeros(1)
     if tp > 1:
         path, table = _find(tables, ALL_REDUCE, f"all_reduce.csv (tp is {tp})")
         table = _of_tp(table, "num_workers", tp, path)
-        if "devices_per_node" in table.columns:  # within one node
+        if "devices_per_node" in table.columns:  # Only collectives within one node are read.
             table = _of_tp(table, "devices_per_node", tp, path)
         reduce_tokens, reduce_ms = _curve(
             read_number_column(table, "size", path, least=1) / (shape.hidden * BYTES),
@@ -202,7 +202,7 @@ def _ops(mlp: pd.DataFrame, path: Path) -> tuple[Array, dict[str, Array]]:
     if "num_tokens" not in mlp.columns:
         raise InputError(f"{path}: lacks the column num_tokens")
     missing = [name for name in OP_COLUMNS if name not in mlp.columns]
-    if missing and missing != [f"time_stats.{OPS[7]}.median"]:  # some LLMs have one norm per layer
+    if missing and missing != [f"time_stats.{OPS[7]}.median"]:  # Some LLMs have one norm per layer.
         raise InputError(f"{path}: lacks the column(s) {', '.join(missing)}")
     tokens = read_number_column(mlp, "num_tokens", path, least=1)
     curves = {

@@ -46,7 +46,7 @@ NAMES = (
     *(FINISHED, RUNNING, WAITING, PREEMPTED, *KV_USE, *HITS, *QUERIES),
     *(f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "count", "sum")),
 )
-_PREFILL_TOKENS = 1.5  # an engine whose answers are shorter on average only prefills
+_PREFILL_TOKENS = 1.5  # An engine whose answers are shorter on average only prefills.
 
 
 @dataclass(frozen=True, slots=True, eq=False)

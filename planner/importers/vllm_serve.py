@@ -37,7 +37,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
             name = file if len(many) == 1 else f"{file}[{i}]"
             result = check_mapping(
                 row, f"{path}: item {i}"
-            )  # a sweep writes its parameters as they were given
+            )  # A sweep writes its parameters as they were given.
             documents.append((name, {str(key).replace("-", "_"): value for key, value in result.items()}))
     setups = {
         foreign_fields.read_setup(
@@ -123,7 +123,7 @@ def _load(
     most = row.get("max_concurrency")
     seats = None if most is None else foreign_fields.read_count(most, f"{name}: max_concurrency")
     if rate_rps == math.inf:
-        return min(seats or requests, requests), None, ()  # without a limit all come at once
+        return min(seats or requests, requests), None, ()  # Without a limit all requests come at once.
     if start_s:
         return None, None, start_s
     if seats is not None:

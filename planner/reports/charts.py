@@ -139,7 +139,8 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
     """Busy share of each pool over time; None where the simulation kept no record of its steps."""
     import altair as alt
 
-    if not len(simulation.runs) or simulation.gaps is not None:  # parts of a long run leave holes
+    # Only parts of a long run are recorded, which would leave holes.
+    if not len(simulation.runs) or simulation.gaps is not None:
         return None
     edges_s = load_edges_s(simulation)
     middle = (edges_s[:-1] + edges_s[1:]) / 2
@@ -377,7 +378,8 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
     )
     named = [row for row in rows if row["kind"] != "another"]
     text = []
-    for align, dx in (("left", 8), ("right", -8)):  # towards the middle, where there is room
+    # Labels are drawn towards the middle, where there is room.
+    for align, dx in (("left", 8), ("right", -8)):
         side = [row for row in named if (dots[str(row["name"])][0] < 0.5 * most) == (align == "left")]
         columns = {key: [row[of] for row in side] for key, of in (("x", "x"), ("y", "y"), ("text", "name"))}
         text += labels(table(**columns), align=align, dx=dx, limit=230) if side else []

@@ -23,9 +23,9 @@ Floats = npt.NDArray[np.float64]
 
 POINTS = 240
 BINS = 120
-MAX_GAPS = 2_000_000  # beyond this the curve of gaps takes every k-th run of engine steps
+MAX_GAPS = 2_000_000  # With more gaps the curve is made of every k-th run of engine steps.
 PERCENTILES = (0.5, 0.9, 0.99)
-MANY = 1_000_000  # values; the mean of more is summed in another order
+MANY = 1_000_000  # With more values the mean is summed in another order, without sorting.
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,11 @@ def _thinned(values: Floats, weights: Floats | None, every: int, at_s: Sequence[
     values = values[order]
     count: Floats = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
     share = count / count[-1] if len(count) else count
-    last = np.flatnonzero(np.append(values[1:] > values[:-1], True))  # of several equal values
+    # The last of equal values has their cumulative share.
+    last = np.flatnonzero(np.append(values[1:] > values[:-1], True))
     last = last[np.isfinite(values[last])] if len(values) else last[:0]
     values, share = values[last], share[last]
-    tail = 1 - np.logspace(0, -4, POINTS // 2 - 8)  # evenly spaced in the logarithm of what is above
+    tail = 1 - np.logspace(0, -4, POINTS // 2 - 8)  # Evenly spaced in the logarithm of the share above.
     wanted = np.unique(np.concatenate((np.linspace(0, 1, POINTS // 2 - 1), tail)))
     at = np.append(
         np.minimum(np.searchsorted(share, wanted), len(share) - 1),
@@ -97,7 +98,7 @@ def spread(values_s: Floats, weights: Floats | None = None) -> dict[str, float]:
 
 def _spread_of_many(values_s: Floats) -> dict[str, float]:
     """The same without sorting them, nor more than one copy."""
-    if values_s.base is not None:  # of others
+    if values_s.base is not None:  # A view is copied, because its array belongs to others.
         values_s = values_s.copy()
     values_s = np.nan_to_num(values_s, copy=False, nan=np.inf)
     happened = np.isfinite(values_s)
@@ -117,7 +118,8 @@ def counted_spread(gaps: GapCounts) -> dict[str, float]:
 def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats) -> Floats:
     """Share of the time between edges that these workers were in a step, (bins,)."""
     runs = simulation.runs
-    is_step = runs["prefill_tokens"] >= 0  # the others are gaps of single requests, no engine time
+    # Other rows are gaps of single requests, which take no engine time.
+    is_step = runs["prefill_tokens"] >= 0
     runs = runs[is_step & np.isin(runs["worker"], workers)]
     start_s = runs["start_s"]
     end_s = start_s + run_seconds(runs)
@@ -149,7 +151,7 @@ def in_system(simulation: Simulation, at_s: Floats) -> tuple[Floats, Floats]:
 def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats) -> Floats:
     """KV blocks in use on these workers at these times, of the step that is under way, (times,)."""
     runs = simulation.runs
-    rows = np.flatnonzero(runs["prefill_tokens"] >= 0)  # the others are gaps of single requests
+    rows = np.flatnonzero(runs["prefill_tokens"] >= 0)  # Other rows are gaps of single requests.
     rows = rows[np.lexsort((runs["start_s"][rows], runs["worker"][rows]))]
     start_s, of, total = runs["start_s"][rows], runs["worker"][rows], np.zeros(len(at_s))
     for worker in workers:

@@ -34,8 +34,8 @@ THEME = {
     PAPER: "--page",
 }
 FONT = "Helvetica, Arial, sans-serif"
-GUIDE = "guide"  # style of a line that is no data, such as a diagonal
-PNG_COLUMNS = 76  # of a caption's text
+GUIDE = "guide"  # Style of a line that is no data, such as a diagonal.
+PNG_COLUMNS = 76  # Width of a caption, in characters.
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ def chart_spec(chart: Any) -> dict[str, Any]:
         "titleFont": FONT,
         "labelOverlap": True,
     }
-    spec: dict[str, Any] = chart.to_dict(validate=False)  # tests do; it would take longer than the rest
+    # Tests validate it; here that would take longer than all the rest.
+    spec: dict[str, Any] = chart.to_dict(validate=False)
     spec["config"] = {
         "background": "transparent",
         "font": FONT,
@@ -148,7 +149,7 @@ def enlivened(spec: dict[str, Any]) -> dict[str, Any]:
     spec["layer"] = [_live_part(part, axes, k) for k, part in enumerate(parts)]
     if has_lines:
         is_log = parts[0]["encoding"]["x"].get("scale", {}).get("type") == "log"
-        if is_log and axes["x"].pop("values", None):  # it may zoom now
+        if is_log and axes["x"].pop("values", None):  # Fixed ticks would be wrong once the reader zooms.
             axes["x"] |= {"tickCount": 6, "gridOpacity": _AT_1_2_5, "tickOpacity": _AT_1_2_5}
             axes["x"]["labelExpr"] = f"{_IS_1_2_5} ? datum.label : ''"
         for part in spec["layer"]:
@@ -164,7 +165,7 @@ def enlivened(spec: dict[str, Any]) -> dict[str, Any]:
 _DIGIT = "round(datum.value / pow(10, floor(log(datum.value) / LN10 + 1e-6)))"
 _IS_1_2_5 = f"indexof([1, 2, 5], {_DIGIT}) >= 0"
 _AT_1_2_5 = {"condition": {"test": _IS_1_2_5, "value": 1}, "value": 0}
-# only a mouse drags, and only a pinch or Ctrl with the wheel zooms: fingers and wheels move the page
+# Only a mouse drags, and only a pinch or Ctrl with the wheel zooms, so that fingers and wheels move the page.
 _ZOOM = {
     "name": "zoom",
     "select": {
@@ -196,7 +197,7 @@ def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, 
         line["encoding"] = dash | {"opacity": {"condition": {"param": f"shown{k}", "value": 1}, "value": 0.1}}
     colour = {"color": mark["color"]} if "color" in mark else {}
     near: dict[str, Any] = {"type": "point", "on": "pointermove", "nearest": True, "clear": "pointerout"}
-    if "params" not in line:  # one line alone: what is above or below the pointer
+    if "params" not in line:  # A line without neighbours shows its values above and below the pointer.
         near["encodings"] = ["x"]
     points = {
         "mark": {"type": "point", "filled": True, "size": 55} | colour,
@@ -212,7 +213,8 @@ def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, 
 
 def _tooltip(encoding: dict[str, Any], axes: dict[str, Any]) -> dict[str, str]:
     """What the axes say of a point, with their units; the name of its line is the heading."""
-    text, datum = [], "(datum.datum || datum)"  # where the nearest counts, Vega gives the cell around a point
+    # With `nearest`, Vega's datum is the cell around the point, and the row is `datum.datum`.
+    text, datum = [], "(datum.datum || datum)"
     if "field" in encoding.get("color", {}):
         text.append(f'"title": {datum}[{json.dumps(encoding["color"]["field"])}]')
     for channel in ("x", "y"):

@@ -37,7 +37,7 @@ def data(rows: list[dict[str, Any]]) -> Any:
     from altair.utils.schemapi import debug_mode
 
     values: Any = alt.Data
-    with debug_mode(False):  # else every row is held against the schema, which takes longer than the chart
+    with debug_mode(False):  # Checking every row against the schema takes longer than the chart.
         return values(values=rows)
 
 

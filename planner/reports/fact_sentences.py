@@ -176,7 +176,7 @@ def percent(share: float) -> str:
 def costs_more(cost: float, value: float) -> str:
     if not math.isfinite(cost):
         return "not found"
-    if value <= 0:  # all of the plan is owned
+    if value <= 0:  # The whole plan runs on GPUs that are owned.
         return "the same" if cost <= 0 else "costs more"
     return "the same" if abs(cost / value - 1) < 1e-9 else f"{100 * (cost / value - 1):+.1f} %"
 

@@ -66,11 +66,11 @@ CSV_COLUMNS = (
     "preemptions",
     "status",
 )
-BEST_SO_FAR = "best-so-far.yaml"  # of a search that was interrupted
+BEST_SO_FAR = "best-so-far.yaml"  # The best plan of a search that was interrupted.
 NAMES = ("plan.yaml", "certificate.json", "requests.csv", "report.html")
 OUTDATED = (
     BEST_SO_FAR,
-    "report.html",  # which an interrupt leaves unwritten
+    "report.html",  # An interrupted search does not write it.
     "warm-up.json",
     "traffic.jsonl",
     *(f"charts/{name}.png" for name in figures.NAMES),
@@ -429,7 +429,7 @@ def requests_csv(simulation: Simulation) -> str:
 
     Where the trace says which tokens are of images they have a column of their own, as in a trace.
     """
-    names = [_csv_field(name) for name in simulation.worker_names] + [""]  # index -1: no worker
+    names = [_csv_field(name) for name in simulation.worker_names] + [""]  # The index -1 means no worker.
     cached = (
         np.zeros_like(simulation.status) if simulation.cached_tokens is None else simulation.cached_tokens
     )
@@ -465,7 +465,7 @@ def requests_csv(simulation: Simulation) -> str:
         )
         ids = range(start, start + len(columns[0]))
         text = "".join([line % row for row in zip(ids, *columns, strict=True)])
-        # twice, because two neighbours share a comma
+        # Twice, because two neighbours share a comma.
         parts.append(text.replace(",nan,", ",,").replace(",nan,", ",,"))
     return "".join(parts)
 

@@ -62,7 +62,7 @@ def charts(figures: Iterable[Figure]) -> str:
 
 def chart(figure: Figure, *, wide: bool = False) -> str:
     """A chart with its caption, which is also its name for those who do not see it."""
-    spec = chart_spec(figure.chart)  # once: Altair takes as long for it as the drawing does
+    spec = chart_spec(figure.chart)  # Made once: Altair takes as long for it as the drawing does.
     still = svg_of(spec)
     live = packed(themed(json.dumps(enlivened(spec), separators=(",", ":"))))
     name = escape(f"chart-{figure.name}")

@@ -287,7 +287,7 @@ def usage_rows(plan: Plan) -> Rows:
         if power is not None:
             runs = simulation.runs
             runs = runs[(runs["worker"] >= workers.start) & (runs["worker"] < workers.stop)]
-            runs = runs[runs["prefill_tokens"] >= 0]  # the others are gaps of single requests
+            runs = runs[runs["prefill_tokens"] >= 0]  # Other rows are gaps of single requests.
             seconds = run_seconds(runs)
             if seconds.sum() > 0:
                 decodes = f"{np.average(runs['decodes'], weights=seconds):,.1f}"
@@ -381,7 +381,8 @@ def prefix_rows(plan: Plan) -> Rows:
     )
     values: list[tuple[str, ...]] = []
     for pool in plan.prefixes:
-        replicas = pool.plan.replication.placed.sum(axis=1)[1:]  # without the root, which holds no token
+        # The root is left out, because it holds no token.
+        replicas = pool.plan.replication.placed.sum(axis=1)[1:]
         shares = (
             pool.plan.hit_frac,
             pool.simulated_hit_frac,

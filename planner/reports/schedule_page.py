@@ -26,7 +26,7 @@ OTHERS = {
     "peak": "a fleet for the peak, kept all the time",
     "linear rule": "a linear rule per window (Aladdin)",
 }
-SPOT_SUFFIX = ", spot"  # of a worker's name
+SPOT_SUFFIX = ", spot"  # The end of a spot worker's name.
 FIRM = "Firm workers run on reserved and on-demand GPUs; a spot worker may be interrupted at any time."
 
 

@@ -48,7 +48,7 @@ class Card:
 
     name: str
     price: str
-    difference: str  # against the plan
+    difference: str  # What the answer costs more or less than the plan.
     month: str
     fleet: str
     kept: str
@@ -379,7 +379,8 @@ def _more_traffic(plan: Plan) -> Glance:
         return Glance(MORE_TRAFFIC, "not simulated", _priced_by(plan))
     kept = f"kept in {more.kept} of {more.futures} scenarios with so much more" if more.futures else ""
     if more.is_carried:
-        if not kept:  # bursts fall otherwise: on paper a smaller fleet may hold with more traffic
+        # Bursts of denser traffic fall elsewhere, so a smaller fleet may carry it: no claim on the cost.
+        if not kept:
             return Glance(MORE_TRAFFIC, "carried", "by this fleet, on the traffic as it is written")
         return Glance(MORE_TRAFFIC, "no extra cost", f"this fleet is {kept}")
     why = f"this one is {kept}, too few" if kept else "as written this one holds to less"

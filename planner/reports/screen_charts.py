@@ -22,7 +22,7 @@ from planner.simulator.replay import Simulation
 from planner.slo_metrics import METRICS
 from planner.units import show_s
 
-POINTS = 120  # along a time axis
+POINTS = 120  # Points along a time axis.
 NAMES = ("attainment", "demand", "kv", "waiting", "breaks")
 
 
@@ -154,7 +154,8 @@ def _rule(at: float, text: str, colour: str) -> list[Any]:
 def kv_use(plan: Plan) -> Figure | None:
     """How full the KV cache of each pool is over time; None where no step was recorded."""
     simulation = plan.simulation
-    if not len(simulation.runs) or simulation.gaps is not None:  # parts of a long run leave holes
+    # Only parts of a long run are recorded, which would leave holes.
+    if not len(simulation.runs) or simulation.gaps is not None:
         return None
     at_s, unit, factor = _moments(plan)
     series, first = {}, 0

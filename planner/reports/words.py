@@ -25,7 +25,7 @@ Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: its head and its lines."""
 
 HOURS_PER_MONTH, HOURS_PER_YEAR = 730, 8760
-MOST_NAMED = 6  # worker types in a sentence
+MOST_NAMED = 6  # Most worker types that one sentence names.
 TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 years"}
 
 

@@ -83,7 +83,7 @@ class Wanted:
             digest.update(np.ascontiguousarray(column).tobytes())
         if self.config is not None:
             file = self.config / "config.json" if self.config.is_dir() else self.config
-            digest.update(file.read_bytes() if file.exists() else b"")  # a missing one is refused later
+            digest.update(file.read_bytes() if file.exists() else b"")  # A missing file is refused later.
         elsewhere = self.endpoint and {"url": self.endpoint.url, "model": self.endpoint.model}
         return {
             **(elsewhere or {}),
@@ -115,8 +115,10 @@ class Validation:
     by_client: MeasuredComparison | None
     replanned: Replanned | None
     fits: Mapping[str, FittedSteps]
-    records: tuple[Mapping[str, Any], ...]  # of each part: events, engines, load of the machine
-    lengths: ServedLengths | None = None  # asked for and served, of an endpoint
+    # One dictionary per part: its events, its engines, the load of the machine.
+    records: tuple[Mapping[str, Any], ...]
+    # Token counts asked of an endpoint and served by it; None for our own engines.
+    lengths: ServedLengths | None = None
     engine_times: EngineTimes | None = None
 
     @property

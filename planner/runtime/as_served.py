@@ -15,7 +15,7 @@ import numpy as np
 from planner.runtime.live_replay import Journal
 from planner.traffic.trace import Trace
 
-MOST_CLUMPED_FRAC = 0.1  # of gaps between tokens that are nothing: tokens came in chunks
+MOST_CLUMPED_FRAC = 0.1  # If more of the gaps between tokens are 0, tokens came in chunks.
 AT_ONCE_S = 1e-4
 
 

@@ -24,8 +24,8 @@ from aiohttp.http import HttpProcessingError
 
 from planner.errors import InputError
 
-FILES_KEPT = 256  # for logs, sockets that listen, questions for /health
-FILES_EACH = 3  # of a connection: its own, one to an engine, one to an engine that is kept open
+FILES_KEPT = 256  # Files left for logs, listening sockets and health checks.
+FILES_EACH = 3  # Files of a connection: its own, one to an engine, one to an engine that is kept open.
 BACKLOG = 1024
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -54,7 +54,8 @@ class Door:
         self.open = 0
         self.refused: Counter[str] = Counter()
         self.clients: Counter[str] = Counter()
-        self.waiting: dict[asyncio.BaseTransport, float] = {}  # for a request since when, the longest first
+        # Since when each connection waits for a request, the longest wait first.
+        self.waiting: dict[asyncio.BaseTransport, float] = {}
 
     def admit(self, transport: asyncio.BaseTransport, client: str) -> bool:
         """Count a new connection, and end another one where there are too many."""
@@ -208,7 +209,7 @@ def bind_sockets(host: str, port: int, *, has_keys: bool) -> list[socket.socket]
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            if not port and len(sockets) > 1:  # any port, but one for all
+            if not port and len(sockets) > 1:  # Any port will do, but all sockets must share it.
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
             made.bind(address)
     except OSError as error:

@@ -102,7 +102,7 @@ def _random_words(words: int, seed: tuple[int, ...]) -> str:
 
 
 PLAIN = Dialect(fixes_length=False)
-# from what says most to what says least
+# The dialect that tells most about token counts comes first.
 COMPLETION_DIALECTS = (
     Dialect(),
     Dialect(by_ids=False),

@@ -24,14 +24,14 @@ from planner.runtime.connection_limits import is_loopback
 
 CONNECT_TIMEOUT_S = 10.0
 TIMEOUT_S = 600.0
-PROBE_TIMEOUT_S = 120.0  # a deployment may have to wake up
+PROBE_TIMEOUT_S = 120.0  # A deployment may have to start up first.
 LIST_TIMEOUT_S = 30.0
-SHOWN = 200  # characters of a server's text in a message
-READ_BYTES = 64 * 1024  # of an answer that is no stream
+SHOWN = 200  # Characters of a server's text that a message shows.
+READ_BYTES = 64 * 1024  # Bytes read of an answer that is no stream.
 MODELS_BYTES = 4 * 2**20
-LINE_BYTES = 2**20  # of a stream
+LINE_BYTES = 2**20  # The longest line of a stream.
 UNREADABLE = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, RecursionError)
-SPARE_TOKENS = 64  # beyond what was asked for, before an answer is broken off
+SPARE_TOKENS = 64  # Tokens beyond the request's limit before an answer is broken off.
 
 
 class EndpointError(PlannerError):
@@ -50,7 +50,7 @@ class Endpoint:
 
     url: str
     key: str = field(default="", repr=False)
-    key_name: str = ""  # the environment variable that held it
+    key_name: str = ""  # The environment variable that held the key.
     model: str | None = None
     max_usd: float | None = None
     usd_per_million: tuple[float, float] | None = None
@@ -251,9 +251,9 @@ class _Stream:
         self, result: EndpointAnswer, endpoint: Endpoint, now_s: Callable[[], float], most_tokens: int
     ) -> None:
         self.result, self.endpoint, self.now_s, self.most_tokens = result, endpoint, now_s, most_tokens
-        self.chunks: list[tuple[float, int]] = []  # when, and how many tokens
+        self.chunks: list[tuple[float, int]] = []  # When each chunk came, and how many tokens it had.
         self.tokens = 0
-        self.counts_each = False  # the server says with each chunk how many tokens there are so far
+        self.counts_each = False  # The server says with each chunk how many tokens there are so far.
         self.has_ended = False
 
     async def read(self, content: aiohttp.StreamReader) -> None:

@@ -24,7 +24,7 @@ from planner.runtime.endpoint import UNREADABLE, EndpointError, open_session, re
 
 SCRAPE_TIMEOUT_S = 20.0
 SCRAPE_BYTES = 64 * 2**20
-SETTLE_S = 90.0  # for a Prometheus server to have scraped once more; a minute is usual at most
+SETTLE_S = 90.0  # Within this a Prometheus server scrapes once more: usual intervals are at most a minute.
 POLL_S = 1.0
 LABEL = "model_name"
 QUERY = '{__name__=~"vllm:.+_(bucket|sum|count|total)"}'

@@ -32,9 +32,9 @@ from planner.simulator.queue_orders import begin_turn, give_number, settle
 from planner.simulator.routing import choose, holds_back, set_pools
 from planner.simulator.slots import assign, assign_none, blocks_of, load, request_blocks, seat_blocks
 
-# how far a request is; of none, or of one that is only remembered, is the seat
+# How far a request is. FREE: nobody has the seat. GONE: the request ended, and only its prefix is remembered.
 FREE, GONE, ASKED, ROUTED, ADMITTED, COMPUTED, DECODING = (np.int64(stage) for stage in range(7))
-# events
+# Kinds of events.
 SEND, HAND_OFF, ADMIT, COMPUTE, GROW, LEAVE, GO_DOWN, FORGET, WAITS = range(9)
 
 
@@ -251,7 +251,8 @@ def _entries(sources):
     def take_seat(fields, r, time_s, inputs, outputs, tenant, start, depth):
         state = pointer_to(fields)
         request = state.requests[r]
-        request.arrival_s = time_s if sources > 0 else 0.0  # closed over, it is part of the cache's key
+        # The lambda closes over it, so it is part of the cache's key.
+        request.arrival_s = time_s if sources > 0 else 0.0
         request.input_tokens, request.length_tokens, request.computed_tokens = inputs, inputs, 0
         request.output_tokens = outputs
         request.predicted_tokens = request.predicted_later_tokens = predicted_at_first(state, r)

@@ -27,9 +27,10 @@ PATHS = ("/v1/completions", "/v1/chat/completions")
 TENANT_HEADER = "X-Tenant"
 TENANT_CHARACTERS = 256
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's, where a request names none
-INFLATED_BYTES = 2**20  # at a time: a millisecond, after which others have their turn
-GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # by the head of what comes
+DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's default for a request that names no limit.
+# Unpacked at a time; it takes about a millisecond, after which other requests have their turn.
+INFLATED_BYTES = 2**20
+GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib then tells the two formats apart by their first bytes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +43,10 @@ class RoutedRequest:
     raw: bytes = field(repr=False)
     input_tokens: int
     output_tokens: int
-    most_tokens: int  # that all choices of an answer may have
+    most_tokens: int  # The most tokens that all choices of the answer may have together.
     choices: int = 1
-    blocks: Sequence[int] = field(default=(), repr=False)  # of the prompt, where the fleet keeps prefixes
+    # Blocks of the prompt, empty unless the fleet keeps prefixes.
+    blocks: Sequence[int] = field(default=(), repr=False)
     tenant: str = field(default="", repr=False)
 
     @property
@@ -87,7 +89,7 @@ def read_request(
     tenant = _tenant(request, body) if live.is_by_tenant else ""
     choices = body.get("n")
     choices = choices if isinstance(choices, int) and choices > 1 else 1
-    # where a chat names no limit, an engine's is the context
+    # A chat without a limit may fill the engine's context.
     most = choices * (longest_tokens if limit is None else outputs) + SPARE_TOKENS
     return RoutedRequest(name, request.path, body, raw, inputs, outputs, most, choices, blocks, tenant)
 
@@ -150,14 +152,14 @@ class Reply:
         self.prefilled_by = ""
         self.seat = -1
         self.tokens = 0
-        self.is_broken = False  # its worker reported an error in the stream
-        self.is_shared = self.is_suspect = False  # of a worker's death: trust.Suspect
+        self.is_broken = False  # Its worker reported an error in the stream.
+        self.is_shared = self.is_suspect = False  # Both concern a worker's death, see trust.Suspect.
         self.strikes = 0
-        self.sent_s = 0.0  # to the worker that has it
-        self.limit_s = 0.0  # within which that one must begin to answer
-        self.heard_s = 0.0  # of the worker, since the stream began
-        self.overdue = ""  # what the worker let pass
-        self.writes_since_s = 0.0  # while a write waits for the client
+        self.sent_s = 0.0  # When it was sent to the worker that has it.
+        self.limit_s = 0.0  # Within this the worker must begin to answer.
+        self.heard_s = 0.0  # When the worker last sent something of the stream.
+        self.overdue = ""  # The limit that the worker let pass.
+        self.writes_since_s = 0.0  # Since when a write waits for the client; 0 while none does.
 
     def _headers(self, worker: str) -> dict[str, str]:
         workers = f"{self.prefilled_by},{worker}" if self.prefilled_by else worker

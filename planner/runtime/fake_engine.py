@@ -33,9 +33,9 @@ from planner.runtime.launch import IDENTITY, IDENTITY_HEADER, STEP_LOG, STEP_LOG
 from planner.runtime.prompt_blocks import blocks_of, words_of
 from planner.runtime.step_log import StepLog
 
-CHAT_TOKENS = 7  # that a chat's template adds to a prompt
+CHAT_TOKENS = 7  # Tokens that a chat's template adds to a prompt.
 DEFAULT_OUTPUT_TOKENS = 16
-TOKEN_IDS = 997  # every token's id is its place in the request's context, modulo this
+TOKEN_IDS = 997  # Every token's id is its place in the request's context, modulo this.
 DONE = None
 
 
@@ -44,8 +44,8 @@ class _Request:
     name: str
     prompt_tokens: int
     output_tokens: int
-    is_transferred: bool  # its KV comes from a prefill worker: one token is left to compute
-    names: list[int] = field(default_factory=list)  # of its prompt's blocks, where they are cached
+    is_transferred: bool  # Its KV comes from a prefill worker, so one token is left to compute.
+    names: list[int] = field(default_factory=list)  # Names of its prompt's blocks that are cached.
     computed: int = 0
     generated: int = 0
     came_s: float = field(default_factory=time.monotonic)
@@ -236,10 +236,12 @@ class _Writing:
 
     def event(self, request: _Request, token: int) -> bytes:
         self.written += 1
-        if not self.has_text and not self.has_usage:  # what our own replay asks for, quickly
+        # Our own replay asks for neither, and this way is quicker.
+        if not self.has_text and not self.has_usage:
             return b'data: {"choices":[{"index":0,"text":"","token_ids":[%d]}]}\n\n' % token
         content = {"delta": {"content": f"{token} "}} if self.is_chat else {"text": f"{token} "}
-        finish = "length" if self.written == request.output_tokens else None  # as vLLM, with the last token
+        # As vLLM does, the last token brings it.
+        finish = "length" if self.written == request.output_tokens else None
         choice = {"index": 0, "finish_reason": finish, "token_ids": [token], **content}
         event = {**self._head(".chunk"), "choices": [choice]}
         if self.counts_each:

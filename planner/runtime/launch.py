@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 STEP_LOG = "FLEETPLAN_STEP_LOG"
-STEP_LOG_BYTES = "FLEETPLAN_STEP_LOG_BYTES"  # of which the oldest half goes when it is full; not set: no end
-STEP_CPU = "FLEETPLAN_STEP_CPU"  # set where the engine core's own thread computes
-API_KEYS = "FLEETPLAN_API_KEYS"  # of the router's clients: no engine is told
+# A full log loses its oldest half. Without the variable it may grow without end.
+STEP_LOG_BYTES = "FLEETPLAN_STEP_LOG_BYTES"
+STEP_CPU = "FLEETPLAN_STEP_CPU"  # Set where the engine core's own thread computes.
+API_KEYS = "FLEETPLAN_API_KEYS"  # Keys of the router's clients; engines never get it.
 PARENT = "FLEETPLAN_PARENT"
-IDENTITY = "FLEETPLAN_IDENTITY"  # of this start of the engine, in the header of each of its answers
+# Names this start of the engine, and is in the header of each of its answers.
+IDENTITY = "FLEETPLAN_IDENTITY"
 IDENTITY_HEADER = "X-Fleetplan-Engine"
-WORKER_HEADER = "X-Fleetplan-Workers"  # of the router: who served the request
+WORKER_HEADER = "X-Fleetplan-Workers"  # The router says in this header which workers served the request.
 _PR_SET_PDEATHSIG = 1
 
 

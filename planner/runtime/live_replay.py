@@ -35,12 +35,12 @@ from planner.runtime.launch import WORKER_HEADER
 from planner.traffic.trace import Trace
 
 Status = Literal["finished", "rejected", "failed", "unsent"]
-FIRST_TOKEN, TOKENS = 3, 997  # prompts are of the token ids 3 to 999, which every vocabulary has
-LEAD_S = 1.0  # from the start of a replay to its first request
+FIRST_TOKEN, TOKENS = 3, 997  # Prompts consist of the token ids 3 to 999, which every vocabulary has.
+LEAD_S = 1.0  # Time from the start of a replay to its first request.
 TIMEOUT_S = 600.0
 PROGRESS_EVERY_S = 10.0
-READ_BUFFER_BYTES = 2**22  # the first event names every token of a prompt
-FORMAT = 2  # of the journal
+READ_BUFFER_BYTES = 2**22  # The first event of a stream names every token of the prompt.
+FORMAT = 2  # Version of the journal's format.
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class JournalFile:
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(json.dumps({"run": self.run}))
-        with self.path.open("a") as stream:  # a new line first: the last one may have been cut off
+        with self.path.open("a") as stream:  # Begin a new line, because the last one may have been cut off.
             stream.write("\n" + json.dumps(row, separators=(",", ":")))
 
     def _rows(self) -> list[dict[str, Any]]:
@@ -137,7 +137,7 @@ class JournalFile:
             return []
         rows = []
         for line in self.path.read_text().splitlines():
-            with suppress(ValueError):  # cut off when the run was interrupted
+            with suppress(ValueError):  # A line was cut off when the run was interrupted.
                 rows.append(json.loads(line))
         if not rows or rows[0] != {"run": self.run}:
             raise InputError(
@@ -287,7 +287,7 @@ async def send_at_times(
             task = asyncio.ensure_future(one(request, due_s, ready[1]))
             running.add(task)
             task.add_done_callback(ended)
-            await asyncio.sleep(0)  # off it goes, before the next prompt is made
+            await asyncio.sleep(0)  # Let the request go out before the next prompt is made.
             if time.monotonic() > progress_s + PROGRESS_EVERY_S:
                 progress_s = time.monotonic()
                 progress(f"{len(done)} of {len(requests)} requests have ended, {len(running)} in flight")
@@ -310,9 +310,9 @@ class _Agenda:
         here = set(requests)
         self.own_s = {request: float(trace.arrival_s[request]) - first_s for request in requests}
         self.think_s = trace.think_s
-        self.parents: dict[int, int] = {}  # that are still to be answered
+        self.parents: dict[int, int] = {}  # The unanswered parent of each request that waits.
         self.children: dict[int, list[int]] = {}
-        self.freed_s: dict[int, float] = {}  # when the last so far was answered
+        self.freed_s: dict[int, float] = {}  # When the last of a request's parents was answered, so far.
         self.lost: list[tuple[int, str]] = []
         self.gone: set[int] = set()
         for child, parent in trace.after.tolist():

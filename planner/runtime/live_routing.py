@@ -41,12 +41,12 @@ from planner.simulator.pins import pin_nodes
 from planner.simulator.replay import ROLES, fresh_state
 from planner.traffic.trace import Trace
 
-SEATS = 1024  # to begin with
-WINDOW_SEATS = 1 << 17  # beyond so many e2's window is cut short
-NODES = 1 << 14  # to begin with
-SWEEP = 4096  # nodes looked at in one go
-TENANTS = 1024  # with accounts of their own, besides those that the policies name
-RECENT = 1024  # requests after which means are taken anew, of these and half as much of those before
+SEATS = 1024  # Initial size; the arrays grow.
+WINDOW_SEATS = 1 << 17  # Beyond so many seats the window of the policy e2 is cut short.
+NODES = 1 << 14  # Initial size; the arrays grow.
+SWEEP = 4096  # Nodes that one step of the sweep looks at.
+TENANTS = 1024  # Tenants with accounts of their own, besides those that the policies name.
+RECENT = 1024  # After so many requests the means are taken anew, of these and half as many before them.
 
 
 class LiveFleet:
@@ -72,9 +72,11 @@ class LiveFleet:
         self.types = [pool.type for pool in fleet.pools for _ in range(pool.count)]
         self.is_up = np.zeros(len(self.types), bool)
         self.flips = POOLS[self.policies.pools].code in (FLIP, REPURPOSE)
-        self.is_draining = np.zeros(len(self.types), bool)  # they take no more, to restart then
-        self.is_turning = np.zeros(len(self.types), bool)  # they restart in the other role
-        self.turned: list[int] = []  # workers that have got another role, until somebody takes them from here
+        # These workers take no more requests, because they restart soon.
+        self.is_draining = np.zeros(len(self.types), bool)
+        self.is_turning = np.zeros(len(self.types), bool)  # These restart in the other role.
+        # Workers that have got another role, until the caller takes them from here.
+        self.turned: list[int] = []
         self._see_most_tokens()
         self.free: list[int] = []
         self._more_seats(SEATS)
@@ -86,7 +88,8 @@ class LiveFleet:
         self.lengths, self.requests, self.sums = lengths, 0, (0.0, 0.0, 0.0)
         if lengths is not None:
             self._expect(*lengths)
-        self.ended: deque[tuple[int, int]] | None = None  # prompts and outputs of the latest; None: unread
+        # Prompts and outputs of the latest requests; None unless they are read.
+        self.ended: deque[tuple[int, int]] | None = None
         if self.policies.prediction_buckets:
             if history is None:
                 self.ended, self.ends = deque(maxlen=RECENT), 0
@@ -94,11 +97,12 @@ class LiveFleet:
                 self._predict_from(*history)
         if self.keeps_prefixes:
             self.nodes = Numbers(len(self.caches.holders))
-            self.users = np.full(len(self.nodes), -1, np.int32)  # seats by node; -1: the number is free
+            # How many seats use each node; -1: the number is free.
+            self.users = np.full(len(self.nodes), -1, np.int32)
             self.touched = np.zeros(len(self.nodes), np.uint8)
             self.most_nodes = 2 * len(self.caches.entries)
             self.path_end = 0
-            self.hand = self.freed = self.poor_turns = 0  # of the sweep for free nodes
+            self.hand = self.freed = self.poor_turns = 0  # The state of the sweep for free nodes.
         self._compile()
 
     def _see_most_tokens(self) -> None:
@@ -411,11 +415,11 @@ def _empty_state(fleet: Fleet) -> State:
         prefix_block_tokens=KV_BLOCK_TOKENS if blocks else 0,
         tenants=(*named, *[""] * (TENANTS + 1)),
     )
-    # of data-parallel ranks the engine itself chooses one
+    # The router sees one engine, which chooses a data-parallel rank by itself.
     workers = fleet.with_types(lambda worker: replace(worker.as_one, kv_tokens=worker.kv_tokens))
     state = fresh_state(workers, trace)
     state = state._replace(requests=state.requests[:0])
-    if state.outputs is not None:  # nobody knows any yet
+    if state.outputs is not None:  # Nothing is known of outputs yet.
         none = np.zeros(0)
         state = state._replace(outputs=OutputTable(none, np.zeros(2, np.int64), none, none))
     if state.caches is not None:

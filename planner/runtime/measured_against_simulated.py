@@ -56,8 +56,9 @@ PER_REQUEST = (
     "preemptions",
     "status",
 )
-SESSION_METRICS = ("session", "session-served")  # see times_s
-STATUS_OF: Mapping[Status, int] = {"finished": 0, "rejected": 1, "failed": 2, "unsent": 1}  # replay.STATUS
+SESSION_METRICS = ("session", "session-served")  # See `times_s`.
+# The numbers of replay.STATUS.
+STATUS_OF: Mapping[Status, int] = {"finished": 0, "rejected": 1, "failed": 2, "unsent": 1}
 _NAME = re.compile(r"p(\d+)r(\d+)")
 
 
@@ -74,7 +75,7 @@ class Tolerances:
         return {0.5: self.p50_frac, 0.9: self.p90_frac}.get(percentile_frac)
 
 
-# on a machine whose cores engines, router and client share
+# On a CPU engines, router and client share the machine's cores.
 CPU_TOLERANCES = Tolerances(p50_frac=0.2, p90_frac=0.3, attainment_frac=0.05)
 
 
@@ -305,7 +306,7 @@ def _simulated_trace(
     A request arrives when it was measured to; one that waits for others of the part not before its own time,
     and when they have been answered in the simulation.
     """
-    trace, requests = run.trace, sorted(part.requests)  # parents stand before their children
+    trace, requests = run.trace, sorted(part.requests)  # A parent stands before its children.
     waits: dict[int, list[int]] = {}
     here = set(requests)
     for child, parent in trace.after.tolist():
@@ -366,7 +367,7 @@ def _observed_simulation(
     workers = np.full((n, 2), -1)
     preemptions, cached = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
     status = np.array([STATUS_OF[sent.status] for sent in ended])
-    arrival_s = like.arrival_s.copy()  # of those that were not answered: as predicted
+    arrival_s = like.arrival_s.copy()  # Requests that were not answered are taken to arrive as predicted.
     all_gaps: list[Floats] = []
     violations = np.zeros(len(slo.limits), dtype=np.int64)
     counted = np.zeros(len(slo.limits), dtype=np.int64)

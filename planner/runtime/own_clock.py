@@ -41,7 +41,7 @@ GIVES: dict[Role, tuple[Metric, ...]] = {
     "prefill": tuple(key for key, row in METRICS.items() if row.obliges == "prefill"),
     "decode": tuple(key for key, row in METRICS.items() if row.obliges != "prefill"),
 }
-_FRONT = "(instant)"  # the prefill that takes no time; no pool on engines may be called so
+_FRONT = "(instant)"  # The pool of a prefill that takes no time; no pool on engines may be called so.
 
 
 def undisturbed(

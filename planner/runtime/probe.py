@@ -29,15 +29,15 @@ from planner.runtime.endpoint import (
 )
 
 PROBE_TOKENS, PROBE_OUTPUT_TOKENS = 24, 16
-MOST_ADDED_TOKENS = 8  # of a prompt of token ids: what begins a text
-WORD_COUNTS = (32, 256)  # of the two prompts by which text is measured
+MOST_ADDED_TOKENS = 8  # Special tokens that a server may put before a prompt of token ids.
+WORD_COUNTS = (32, 256)  # Words of the two prompts by which tokens per word are measured.
 MOST_TOKENS_PER_WORD = 8.0
-PROBE_SEED = 2**31  # no prompt of the traffic begins like one of these
+PROBE_SEED = 2**31  # No prompt of the traffic begins like one of these.
 ROUND_TRIPS = 5
 LISTED = 8
-NOT_TAKEN = (400, 403, 404, 405, 415, 422, 500, 501)  # codes after which it is asked in another way
-NO_SUCH_PATH = (403, 404, 405, 501)  # or no such model: the other path tells
-MOST_BROKEN = 2  # answers of 500, which some servers give to a parameter they do not know
+NOT_TAKEN = (400, 403, 404, 405, 415, 422, 500, 501)  # After these codes the request is sent in another form.
+NO_SUCH_PATH = (403, 404, 405, 501)  # After these the other path is tried; a missing model answers 404 too.
+MOST_BROKEN = 2  # Some servers answer 500 to a parameter they do not know.
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Probing:
     async def _model(self, planned: str, longest_tokens: int) -> tuple[str, float | None]:
         endpoint, named_model = self.endpoint, self.endpoint.model
         rows = await self._models()
-        if rows is None:  # an endpoint without such a list: the first request will tell
+        if rows is None:  # An endpoint may have no such list; then the first request tells.
             return named_model or planned, None
         names = list(rows)
         model = named_model or (planned if planned in names or len(names) != 1 else names[0])

@@ -14,7 +14,7 @@ from planner.errors import InputError
 from planner.importers.prometheus_range import Series, parse_answer
 
 TIMEOUT_S = 60.0
-MOST_POINTS = 10_000  # per series and question; Prometheus refuses more than 11,000
+MOST_POINTS = 10_000  # Points per series and query; Prometheus refuses more than 11,000.
 MOST_BYTES = 512 * 2**20
 
 
@@ -62,7 +62,8 @@ def _base_url(url: str) -> str:
 
 
 def _post_query(url: str, parameters: Mapping[str, str]) -> Any:
-    data = urllib.parse.urlencode(parameters).encode()  # in the body: a selector may be long
+    # A selector may be too long for the URL, so it goes in the body.
+    data = urllib.parse.urlencode(parameters).encode()
     request = urllib.request.Request(url, data=data, headers={"Accept": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:

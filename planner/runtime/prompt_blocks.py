@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from planner.domain import KV_BLOCK_TOKENS
 
-CHARACTERS_PER_TOKEN = 4  # of prompts in words, for routing alone
+CHARACTERS_PER_TOKEN = 4  # A guess for prompts in words; it is used for routing alone.
 
 
 def blocks_of(prompt: object) -> list[int]:

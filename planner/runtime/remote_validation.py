@@ -30,14 +30,15 @@ from planner.runtime.live_replay import JournalFile, Sent, Status, request_name,
 from planner.runtime.probe import ProbedEndpoint, Probing, refusal_message
 from planner.traffic.trace import Trace
 
-FATAL_CODES = (301, 302, 303, 307, 308, 401, 402, 403, 404)  # no request after one of these can do better
-RECENT = 50  # requests of which a share may fail
+# After one of these no other request can do better.
+FATAL_CODES = (301, 302, 303, 307, 308, 401, 402, 403, 404)
+RECENT = 50  # The share of failures is taken over so many requests.
 LEAST_FAILED = 5
 IN_A_ROW = 10
 WARM_UPS_PER_WORKER, MOST_WARM_UPS = 4, 256
 WARM_UP_OUTPUT_TOKENS = 8
-WARM_UP_FRAC = 0.1  # of the budget, probes included
-TEXT_MARGIN_FRAC = 0.5  # by which a prompt of text may be longer than was measured
+WARM_UP_FRAC = 0.1  # Share of the budget for warm-up and probes.
+TEXT_MARGIN_FRAC = 0.5  # A prompt of text may be longer by this share than its tokens were measured.
 
 
 @dataclass(slots=True)
@@ -46,7 +47,8 @@ class Failures:
 
     endpoint: Endpoint
     sent_rps: float
-    recent: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))  # 1 failed
+    # 1 for each request that failed, else 0.
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
     codes: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
     in_a_row: int = 0
     last: EndpointAnswer = field(default_factory=EndpointAnswer)
@@ -99,7 +101,7 @@ class ToEndpoint:
     probed: ProbedEndpoint
     budget: SendingBudget
     failures: Failures
-    longer_frac: float = 1.0  # by which prompts were longer than asked for, at most so far
+    longer_frac: float = 1.0  # How much longer the longest prompt so far was than planned, as a factor.
     charged_usd: dict[int, float] = field(default_factory=dict)
     trouble: dict[int, EndpointError] = field(default_factory=dict)
     is_spent: bool = False
@@ -110,7 +112,7 @@ class ToEndpoint:
         prompt = dialect.prompt_of(
             trace, request, self.wanted.seed, shares_prefixes=self.wanted.shares_prefixes
         )
-        is_by_tenant = by_tenant(self.wanted.fleet.policies)  # else nobody's name goes out
+        is_by_tenant = by_tenant(self.wanted.fleet.policies)  # Otherwise no tenant's name is sent.
         user = trace.tenants[trace.tenant[request]] if trace.tenants and is_by_tenant else ""
         return dialect.body(self.probed.model, prompt, int(trace.output_tokens[request]), user)
 
@@ -147,7 +149,8 @@ class ToEndpoint:
             self.longer_frac = max(self.longer_frac, longer if self.probed.dialect.by_ids else longer / 1.5)
         self.inexact += answer.is_good and not answer.is_exact
         if answer.code in FATAL_CODES:
-            self.failures.note_answer(answer)  # before it is an outcome: it may be sent once that is mended
+            # It is no outcome yet: after a correction the request may be sent again.
+            self.failures.note_answer(answer)
         try:
             self.failures.note_answer(answer)
         except EndpointError as error:

@@ -36,7 +36,7 @@ class Remote:
     is_up: bool = False
     starts: int = 0
     gave_up: str = ""
-    can_turn = False  # whoever starts it chose its role
+    can_turn = False  # Whoever starts a remote worker chose its role.
 
     def turn(self, role: Role) -> None:
         raise NotImplementedError

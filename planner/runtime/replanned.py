@@ -18,7 +18,7 @@ from planner.simulator import judge
 from planner.simulator.replay import Requests, keeps
 from planner.traffic.trace import Trace
 
-MOST_TIMES = 16  # times the plan's workers, then it is given up
+MOST_TIMES = 16  # The search ends at so many times the plan's workers.
 
 
 @dataclass(frozen=True, slots=True)

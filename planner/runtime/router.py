@@ -61,13 +61,13 @@ from planner.runtime.upstream import (
 
 LOG = logging.getLogger("fleetplan.router")
 MAX_BODY_BYTES = 32 * 2**20
-ANSWER_BYTES = 256 * 2**20  # 131,072 tokens with 20 log-probabilities each
-WARM_EVERY_S = 1.0  # between looks for workers that have come up
-OF_THE_REQUEST = (400, 413, 422)  # statuses that say what is wrong with it; others speak of the worker
-ALIVE_S = 2.0  # in which a worker answers that is to get a suspect
-LAST_S = 1.0  # from the last event of a stream to its end
+ANSWER_BYTES = 256 * 2**20  # Enough for 131,072 tokens with 20 log-probabilities each.
+WARM_EVERY_S = 1.0  # Time between looks for workers that have come up.
+OF_THE_REQUEST = (400, 413, 422)  # These statuses mean that the request is wrong; others speak of the worker.
+ALIVE_S = 2.0  # A worker that is to get a suspect must answer a health check within this.
+LAST_S = 1.0  # Allowed from the last event of a stream to its end.
 WATCH_EVERY_S = 0.5
-LOOK_EVERY_S = 0.05  # for a worker, while there is none
+LOOK_EVERY_S = 0.05  # Time between looks for a worker, while there is none.
 REMOTE_DECODE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -85,9 +85,9 @@ class Backend(Protocol):
     url: str
     identity: str
     is_up: bool
-    starts: int  # of its engine, as far as we made them
-    gave_up: str  # why it is not tried for a while
-    can_turn: bool  # whether `turn` restarts its engine in another role
+    starts: int  # How often we have started its engine.
+    gave_up: str  # Why it is not tried for a while; empty while it is.
+    can_turn: bool  # Whether `turn` restarts its engine in another role.
 
     def turn(self, role: Role) -> None: ...
 
@@ -153,17 +153,20 @@ class LiveRouter:
                 "role; leave it out, or let `plan serve` start them"
             )
         self.warm_prompts = tuple(warm_up)
-        self.warm: list[str | None] = [None] * len(self.backends)  # identities of those that were warmed up
+        # The identity with which each worker was warmed up; None: never.
+        self.warm: list[str | None] = [None] * len(self.backends)
         self.warming = asyncio.Lock()
-        self.up: list[str | None] = [None] * len(self.backends)  # identities of those that were last seen up
+        # The identity with which each worker was last seen up.
+        self.up: list[str | None] = [None] * len(self.backends)
         self.attempts: list[dict[asyncio.Timeout, Reply]] = [{} for _ in self.backends]
         self.door = Door(self.settings.limits)
-        self.line: list[tuple[float, int]] = []  # requests held back: when they came, and their seats
-        self.first: dict[tuple[float, int], asyncio.Event] = {}  # of each: set once it is the first
-        self.room = asyncio.Event()  # something has changed that may let that one go
+        self.line: list[tuple[float, int]] = []  # Requests held back: when they came, and their seats.
+        # An event for each of them, set once it is the first.
+        self.first: dict[tuple[float, int], asyncio.Event] = {}
+        self.room = asyncio.Event()  # Set when something has changed that may let the first one go.
         self.is_draining = False
         self.in_flight = 0
-        self.outcomes: Counter[str] = Counter()  # of requests, each counted once
+        self.outcomes: Counter[str] = Counter()  # Outcomes of requests, each counted once.
         self.retries = self.poison = 0
         self.trust = Trust(len(self.backends))
         self.ttft_counts: Counter[float] = Counter()
@@ -233,7 +236,7 @@ class LiveRouter:
             timeout=timeout,
             connector=connector,
             headers={"Accept-Encoding": "identity"},
-            auto_decompress=False,  # what a worker packs all the same is no answer
+            auto_decompress=False,  # Workers are asked for unpacked answers; one that packs them fails.
             cookie_jar=aiohttp.DummyCookieJar(),
         ) as self.client:
             watching = asyncio.ensure_future(self._watch())
@@ -295,7 +298,7 @@ class LiveRouter:
                 outcome = await self._try_workers(answer)
             return answer.response or web.Response(status=499)
         except web.HTTPException:
-            outcome = ""  # the guard counts it
+            outcome = ""  # The guard counts the outcome.
             raise
         finally:
             self.in_flight -= 1
@@ -343,7 +346,7 @@ class LiveRouter:
                     if isinstance(error, WorkerRefusedError):
                         status = 429 if error.status == 429 else 502
                         if all(w in failed or not each.is_up for w, each in enumerate(self.backends)):
-                            break  # it would refuse again
+                            break  # Another worker would refuse it again.
                     self.retries += 1
         finally:
             self.live.release_seat(answer.seat)
@@ -410,7 +413,7 @@ class LiveRouter:
         until, others = asyncio.timeout(None), self.attempts[w]
         answer.sent_s, answer.limit_s, answer.heard_s, answer.overdue = _now_s(), limit_s, 0.0, ""
         answer.is_shared = bool(others)
-        if len(others) == 1:  # of more each knows already
+        if len(others) == 1:  # Of several others each is marked already.
             next(iter(others.values())).is_shared = True
         try:
             try:
@@ -446,7 +449,7 @@ class LiveRouter:
         """The policy's worker among those that are up; one that has failed this request before, or others
         lately, only where there is no other. Waits for a worker to come up."""
         deadline_s = _now_s() + self.settings.patience_s
-        silent: set[int] = set()  # they were to get a suspect and did not answer
+        silent: set[int] = set()  # Workers that were to get a suspect and did not answer their health check.
         while True:
             now_s = _now_s()
             self._see_who_is_up(now_s)
@@ -560,7 +563,7 @@ class LiveRouter:
                 most_tokens=routed_request.most_tokens,
                 choices=routed_request.choices,
             )
-            known = 0  # tokens that the fleet knows of
+            known = 0  # Prompt tokens that the fleet knows to be cached.
             async for lines in _lines(upstream, check, answer):
                 now_s = answer.heard_s
                 if answer.response is None:
@@ -589,15 +592,15 @@ class LiveRouter:
         """What the worker answers, where that is an answer or says what is wrong with the request."""
         headers = {"Content-Type": "application/json", "X-Request-Id": routed_request.id}
         try:
-            # a file, because aiohttp warns of bytes that are large
-            body, identity = io.BytesIO(raw), worker.identity  # a restart gives it another one
+            # A file, because aiohttp warns of large bytes.
+            body, identity = io.BytesIO(raw), worker.identity  # A restart changes the identity.
             sending = self.client.post(
                 worker.url + routed_request.path, data=body, headers=headers, allow_redirects=False
             )
             async with sending as upstream:
                 is_ours = upstream.headers.get(IDENTITY_HEADER, "") == identity
                 if not is_ours or upstream.status not in (200, *OF_THE_REQUEST):
-                    upstream.close()  # it may never read the rest of the body
+                    upstream.close()  # The worker may never read the rest of the body.
                     if not is_ours:
                         raise WorkerError(f"{worker.name}: another server is on its port")
                     if 300 <= upstream.status < 500:
@@ -607,7 +610,8 @@ class LiveRouter:
                 yield upstream
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
             raise WorkerError(f"{worker.name}: {type(error).__name__}") from None
-        except (aiohttp.ClientResponseError, HttpProcessingError) as error:  # what came is no HTTP
+        # The worker did not answer in HTTP.
+        except (aiohttp.ClientResponseError, HttpProcessingError) as error:
             raise WorkerError(f"{worker.name}: {type(error).__name__}") from None
         except aiohttp.ClientError as error:
             raise WorkerDiedError(f"{worker.name}: {type(error).__name__}") from None

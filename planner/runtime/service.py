@@ -14,7 +14,7 @@ from planner.runtime.connection_limits import listening
 from planner.runtime.router import LiveRouter
 
 LINES_PER_S = 20
-LOG_BYTES = 64 * 2**20  # of an engine's log, and of its step log
+LOG_BYTES = 64 * 2**20  # Limit of an engine's log, and of its step log.
 
 
 async def serve_until_drained(

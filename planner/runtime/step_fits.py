@@ -18,7 +18,7 @@ from planner.models.step_tables import COLUMNS, StepTable
 from planner.runtime.measured_against_simulated import Measurement
 
 Floats = npt.NDArray[np.float64]
-LEAST_STEPS = 20  # of a pool, to calibrate its fit
+LEAST_STEPS = 20  # A pool needs so many steps to calibrate its fit.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,8 +28,8 @@ class Steps:
     pool: str
     table: StepTable
     predicted_s: Floats
-    errors: Mapping[str, float]  # kind of step -> mean relative error
-    bias_frac: float  # of all their seconds together
+    errors: Mapping[str, float]  # Kind of step -> mean relative error.
+    bias_frac: float  # Predicted over measured seconds of all steps together, less one.
 
 
 def compare_steps(run: Measurement, fleet: Fleet, *, on_wall: bool = False) -> list[Steps]:

@@ -55,7 +55,7 @@ class StepLog:
 
     def __init__(self, path: Path, most_bytes: int = 0) -> None:
         self.path, self.most_bytes = path, most_bytes
-        self.lines = bytearray()  # not written yet
+        self.lines = bytearray()  # Lines that are not written yet.
         self.head = b""
         self.written_bytes = 0
         self.file: IO[bytes] | None = None
@@ -190,7 +190,7 @@ def _let_pollers_wait() -> None:
     """Give the engine's core to its own thread first: NIXL's threads poll without a pause on the same one,
     and took half of it. They are no threads of Python."""
     ours = {thread.native_id for thread in threading.enumerate()}
-    for task in Path("/proc/self/task").glob("*"):  # none but on Linux
+    for task in Path("/proc/self/task").glob("*"):  # The directory exists on Linux alone.
         if int(task.name) not in ours:
             with suppress(ProcessLookupError):
                 os.setpriority(os.PRIO_PROCESS, int(task.name), 19)
@@ -243,7 +243,7 @@ def hook_core(core: Any, log: StepLog, *, with_cpu: bool) -> None:
         if output.total_num_scheduled_tokens:
             chunks = [(name, n, computed[name]) for name, n in output.num_scheduled_tokens.items()]
             planned[id(output)] = now_s, own_s, chunks
-        else:  # all requests wait for KV from elsewhere
+        else:  # All requests wait for KV from other workers.
             log.has_waited = True
         return output
 

@@ -17,16 +17,17 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-LEAST_FAILURES = 2  # in a row; a single one may be the request's own fault
+LEAST_FAILURES = 2  # Failures in a row; a single one may be the request's own fault.
 LONGEST_S = 60.0
-TRIAL_S = 1.0  # a prompt of several thousand tokens is computed by then, and most kill when they are
+# Within this a prompt of several thousand tokens is computed, and most that kill do so while they are.
+TRIAL_S = 1.0
 STRIKES = 2
 
 
 class Suspect(Protocol):
     """A request as far as it may have killed a worker."""
 
-    is_shared: bool  # its worker had another request too while it had this one
+    is_shared: bool  # Its worker had another request too while it had this one.
     is_suspect: bool
     strikes: int
 
@@ -35,7 +36,7 @@ class Suspect(Protocol):
 class WorkerRecord:
     """Of one worker."""
 
-    failures: int = 0  # in a row
+    failures: int = 0  # How many in a row.
     rests_until_s: float = 0.0
 
 
@@ -44,10 +45,11 @@ class Trust:
 
     def __init__(self, workers: int) -> None:
         self.records = [WorkerRecord() for _ in range(workers)]
-        self.failed: Counter[int] = Counter()  # tries, by worker
-        self.refused: Counter[int] = Counter()  # those of them that it refused
-        self.trials: dict[int, tuple[Suspect, float]] = {}  # by worker, since when
-        self.rested: set[int] = set()  # workers that may still be resting
+        self.failed: Counter[int] = Counter()  # Requests that each worker failed.
+        self.refused: Counter[int] = Counter()  # Requests among them that it refused.
+        # The suspect on trial at each worker, and since when.
+        self.trials: dict[int, tuple[Suspect, float]] = {}
+        self.rested: set[int] = set()  # Workers that may still be resting.
 
     def resting(self, now_s: float) -> Collection[int]:
         """Workers that are passed over now."""

@@ -7,10 +7,11 @@ from typing import Any
 
 import aiohttp
 
-LINE_BYTES = 16 * 2**20  # of a stream: one event with the log-probabilities of a long prompt
-REFUSAL_BYTES = 2**20  # of an answer that says what is wrong with a request
-_READ_VALUE = json.JSONDecoder().raw_decode  # half of what json.loads takes of a short event
-SPARE_TOKENS = 64  # beyond what was asked for: engines may count a stop or a role as one
+# The longest line of a stream: one event with the log-probabilities of a long prompt.
+LINE_BYTES = 16 * 2**20
+REFUSAL_BYTES = 2**20  # The longest answer that says what is wrong with a request.
+_READ_VALUE = json.JSONDecoder().raw_decode  # It takes half as long as json.loads for a short event.
+SPARE_TOKENS = 64  # Tokens beyond the request's limit: engines may count a stop or a role as one.
 
 
 class WorkerError(Exception):

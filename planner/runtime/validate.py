@@ -52,7 +52,7 @@ from planner.simulator import simulate
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
 
-WARM_UPS = 4  # requests per worker before the traffic
+WARM_UPS = 4  # Requests per worker before the traffic.
 _METRIC = re.compile(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
 _COUNTED = (
     "prompt_tokens_total",
@@ -113,7 +113,8 @@ def _whole_sessions(trace: Trace, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[
     session, tokens = session_numbers(trace), trace.input_tokens + trace.output_tokens
     size = np.bincount(session, tokens)
     wanted = np.bincount(session, tokens * chosen)
-    anyhow = np.random.default_rng(0).permutation(len(size))  # among equals not the earliest
+    # The order is random, so that among equals not the earliest is taken.
+    anyhow = np.random.default_rng(0).permutation(len(size))
     order = np.lexsort((anyhow, -wanted / size))
     taken = int(np.abs(np.cumsum(size[order]) - wanted.sum()).argmin()) + 1
     return np.isin(session, order[:taken])

@@ -21,7 +21,8 @@ from planner.slo_metrics import METRICS
 from planner.units import percentile_name, show_s
 
 Floats = npt.NDArray[np.float64]
-STOLEN_FRAC = 0.03  # of an engine's time: beyond it the verdict says that the machine was busy
+# Share of an engine's time without a core; beyond it the verdict says that the machine was busy.
+STOLEN_FRAC = 0.03
 REHEARSED = (
     "A rehearsal: its engines take as long as the fits say, so what was checked is batching, routing and the "
     "chain, not the plan on a GPU."

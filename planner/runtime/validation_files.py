@@ -38,8 +38,8 @@ from planner.slo_metrics import METRICS
 from planner.units import show_s
 
 Floats = npt.NDArray[np.float64]
-POINTS = 1500  # of a scatter chart
-LATE_S = 0.05  # a client later than this could not keep up with the trace
+POINTS = 1500  # Points of a scatter chart.
+LATE_S = 0.05  # A client that sends later than this could not keep up with the trace.
 
 
 def render_files(validation: Validation) -> dict[str, str]:
@@ -111,7 +111,8 @@ def _title(comparison: MeasuredComparison) -> str:
 def _table(lines: Sequence[Mapping[str, Any]], caption: str, numeric: Iterable[int] = ()) -> str:
     if not lines:
         return "<p class=note>None.</p>"
-    head = list(dict.fromkeys(key for line in lines for key in line))  # a line may lack some: no correction
+    # A line may lack some keys, such as a correction.
+    head = list(dict.fromkeys(key for line in lines for key in line))
     cells = [[str(line.get(key, "-")) for key in head] for line in lines]
     return table(head, cells, caption=caption, numeric=numeric)
 

@@ -48,13 +48,13 @@ from planner.runtime.launch import (
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LOG = logging.getLogger("fleetplan.workers")
-STEADY_S = 60.0  # up for this long: earlier failures are forgotten
+STEADY_S = 60.0  # A worker that is up for so long has its earlier failures forgotten.
 LAST_LINES = 3
 LAST_BYTES = 65_536
 UP = "up after start {}"
 FIRST_START = UP.format(1)
-EVENTS = 10_000  # of a group that are remembered
-CPU_BLOCK_TOKENS = 128  # what vLLM takes by itself on a CPU; its attention there needs multiples of 32
+EVENTS = 10_000  # A group of workers remembers so many events.
+CPU_BLOCK_TOKENS = 128  # vLLM's own default on a CPU; its attention there needs multiples of 32.
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,10 @@ class Patience:
     health_failures: int = 3
     backoff_s: float = 1.0
     longest_backoff_s: float = 30.0
-    failures: int = 5  # in a row, and the worker is given up
-    cool_down_s: float = 300.0  # before it is tried again
-    failures_at_start: int = 2  # one may be a port that was taken; more are a mistake in the settings
+    failures: int = 5  # After so many failures in a row the worker is given up.
+    cool_down_s: float = 300.0  # Time before a worker that was given up is tried again.
+    # One failure may be a port that was taken; more are a mistake in the settings.
+    failures_at_start: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ class Command:
     environment: Mapping[str, str]
 
 
-Commands = Callable[[WorkerPlace, int], Command]  # (place, port) -> how to start an engine there
+# Called with the place and a port; says how to start an engine there.
+Commands = Callable[[WorkerPlace, int], Command]
 
 
 def place_workers(
@@ -139,12 +141,12 @@ class LiveWorker:
         self.name = place.name
         self.is_up = False
         self.url = ""
-        self.identity = ""  # of this start: its answers bear it
-        self.stranger = ""  # what answered without it
+        self.identity = ""  # The identity of this start, which is in all its answers.
+        self.stranger = ""  # What answered in its place, without this identity.
         self.starts = 0
         self.gave_up = ""
-        self.settled = asyncio.Event()  # up for the first time, or given up
-        self.turned = asyncio.Event()  # its place has another role than its engine
+        self.settled = asyncio.Event()  # Set once the engine is up for the first time, or given up.
+        self.turned = asyncio.Event()  # Set when its place gets another role than its engine has.
         self.process: asyncio.subprocess.Process | None = None
 
     can_turn = True
@@ -443,13 +445,13 @@ def _on_cpu(
     settings = {
         **settings,
         "block-size": CPU_BLOCK_TOKENS,
-        "num-gpu-blocks-override": kv_tokens // CPU_BLOCK_TOKENS + 1,  # vLLM keeps one block for itself
+        "num-gpu-blocks-override": kv_tokens // CPU_BLOCK_TOKENS + 1,  # vLLM keeps one block for itself.
     }
     if isinstance(transfer := settings.get("kv-transfer-config"), Mapping):
         settings["kv-transfer-config"] = {**transfer, "kv_buffer_device": "cpu"}
     own = [cores[device % len(cores)] for device in place.devices]
     kv_gib = -(-int(1.25 * kv_tokens * fleet.llm.kv_bytes_per_token) // 2**30)
-    # one rank in the engine core's own process: a worker process would poll shared memory for all it can
+    # One rank runs in the engine core's own process: a worker process would poll shared memory all the time.
     in_process = {} if place.pool.type.gpus > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", STEP_CPU: "1"}
     return settings, in_process | {
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(own),
