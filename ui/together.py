@@ -1,8 +1,8 @@
 """From the inputs of several LLMs to slo.yaml with `llms:`, its command, and back.
 
-`asked` has "llms", the inputs of each with its `name` and the `rows` that are its own where a trace has a
-column `model`, and "shared", the inputs of all. Both are those of `question`; of the first what is one LLM's
-counts, of the second what SHARED names and what slo.yaml says beside `llms`.
+A form has two parts, both made of the inputs of `question`. "llms" has the inputs of each LLM, its `name`,
+and in `rows` the value of the trace's column `model` that marks its requests. "shared" has the inputs of all
+LLMs: those that SHARED names, and the keys that slo.yaml has beside `llms`.
 """
 
 from __future__ import annotations
@@ -38,92 +38,104 @@ FILE = Path("slo.yaml")
 
 def example_form(catalog: Catalog, traces: Sequence[str]) -> Form:
     """The question of examples/slo-two-llms.yaml."""
-    given = read_yaml(repository_dir("examples") / "slo-two-llms.yaml")
-    return of_document(given, {"shared": question.sample_form(catalog)}, catalog, traces)
+    written = read_yaml(repository_dir("examples") / "slo-two-llms.yaml")
+    return form_of_document(written, {"shared": question.sample_form(catalog)}, catalog, traces)
 
 
 def restore_form(stored: Mapping[str, Any], catalog: Catalog) -> Form:
-    """Inputs that were kept, as they are now; see `question.kept`."""
+    """Bring stored inputs to the form of this version; see `question.restore_form`."""
     return {
         "llms": [
-            question.restore_form(one, catalog) | {"name": one["name"], "rows": one["rows"]}
-            for one in stored["llms"]
+            question.restore_form(llm_form, catalog) | {"name": llm_form["name"], "rows": llm_form["rows"]}
+            for llm_form in stored["llms"]
         ],
         "shared": question.restore_form(stored["shared"], catalog),
     }
 
 
 def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
-    """slo.yaml with traces by their file names; `together.entries` refuses what makes no sense.
+    """The slo.yaml of a form, with traces by their file names; `parse_entries` checks what it says.
 
-    Raises InputError where two LLMs have one name, or two traces one file name, and what `question.document`
-    raises.
+    Raises InputError where two LLMs have one name, or two traces one file name, and whatever
+    `question.document` raises.
     """
     shared, files = form["shared"], dict[str, str]()
     question_document: dict[str, Any] = {"llms": {}}
-    for one in form["llms"]:
-        name, file = one["name"], file_of(one["trace"])
+    for llm_form in form["llms"]:
+        name, file = llm_form["name"], file_of(llm_form["trace"])
         if name in question_document["llms"]:
             raise InputError(f"two LLMs are named {name}; give each a name of its own")
-        if files.setdefault(file, one["trace"]) != one["trace"]:
+        if files.setdefault(file, llm_form["trace"]) != llm_form["trace"]:
             raise InputError(f"two traces are named {file}; upload one of them under another name")
-        whole = question.document(
-            one
+        llm_document = question.document(
+            llm_form
             | {key: shared[key] for key in SHARED}
-            | {"more": question.merged(one["more"], shared["more"])},
+            | {"more": question.merged(llm_form["more"], shared["more"])},
             catalog,
         )
-        own = {key: value for key, value in whole.items() if key not in several_llms_question.SHARED}
+        own_keys = {
+            key: value for key, value in llm_document.items() if key not in several_llms_question.SHARED
+        }
         question_document["llms"][name] = (
-            own | {"trace": file} | ({"model": one["rows"]} if one["rows"] else {})
+            own_keys | {"trace": file} | ({"model": llm_form["rows"]} if llm_form["rows"] else {})
         )
-        question_document |= {key: whole[key] for key in several_llms_question.SHARED if key in whole}
+        question_document |= {
+            key: llm_document[key] for key in several_llms_question.SHARED if key in llm_document
+        }
     return question_document
 
 
-def of_document(
-    given: Mapping[str, Any], form: Mapping[str, Any], catalog: Catalog, traces: Sequence[str]
+def form_of_document(
+    written: Mapping[str, Any], form: Mapping[str, Any], catalog: Catalog, traces: Sequence[str]
 ) -> Form:
-    """The inputs that ask what a slo.yaml asks; seed and time limit stay those of `form`.
+    """The form of a slo.yaml; its seed and time limit stay those of `form`.
 
-    `traces` are references of the store. Raises what `together.entries` raises.
+    `traces` are references of the store. Raises InputError for a slo.yaml that `parse_entries` refuses, and
+    for a trace that is not in the store.
     """
-    chosen = [one["trace"] for one in form.get("llms", ())]  # These win over others of equal names.
-    known = {file_of(reference): reference for reference in (*traces, *chosen)}
-    beside = {key: given[key] for key in several_llms_question.SHARED if key in given}
-    every = []
-    for entry in parse_entries(given, FILE, catalog):
+    used_traces = [
+        form_of_llm["trace"] for form_of_llm in form.get("llms", ())
+    ]  # Among traces with equal file names the form's own win.
+    trace_by_file = {file_of(reference): reference for reference in (*traces, *used_traces)}
+    shared_keys = {key: written[key] for key in several_llms_question.SHARED if key in written}
+    llm_forms = []
+    for entry in parse_entries(written, FILE, catalog):
         where = f"{FILE}: llms: {entry.name}"
         if entry.trace is None:
             raise InputError(
-                f"{where}: no trace of its own; here each LLM names one, for instance trace: {min(known)}"
+                f"{where}: no trace of its own; here each LLM names one, for instance trace: {min(trace_by_file)}"
             )
-        if entry.trace.name not in known:
+        if entry.trace.name not in trace_by_file:
             raise InputError(f"{where}: trace: {entry.trace.name} is not here; upload it, then apply again")
-        llm_form = question.of_document({**entry.own, **beside}, question.sample_form(catalog), catalog)
-        every.append(llm_form | {"name": entry.name, "rows": entry.model, "trace": known[entry.trace.name]})
-    kept_of = {key: form["shared"][key] for key in ("seed", "time_limit")}
-    shared = every[0] | kept_of | {"more": _of(every[0]["more"], shared=True)}
+        llm_form = question.of_document({**entry.own, **shared_keys}, question.sample_form(catalog), catalog)
+        llm_forms.append(
+            llm_form | {"name": entry.name, "rows": entry.model, "trace": trace_by_file[entry.trace.name]}
+        )
+    kept_inputs = {key: form["shared"][key] for key in ("seed", "time_limit")}
+    shared = llm_forms[0] | kept_inputs | {"more": _keys_of(llm_forms[0]["more"], is_shared=True)}
     return {
-        "llms": [one | {"more": _of(one["more"], shared=False)} for one in every],
+        "llms": [
+            form_of_llm | {"more": _keys_of(form_of_llm["more"], is_shared=False)}
+            for form_of_llm in llm_forms
+        ],
         "shared": {key: value for key, value in shared.items() if key not in ("name", "rows")},
     }
 
 
 def add_llm(form: Mapping[str, Any]) -> Form:
     """One LLM more, like the last one, with a name that is free."""
-    names = {one["name"] for one in form["llms"]}
+    names = {llm_form["name"] for llm_form in form["llms"]}
     name = next(name for k in count(len(names) + 1) if (name := f"llm-{k}") not in names)
     return {**form, "llms": [*form["llms"], form["llms"][-1] | {"name": name}]}
 
 
 def remove_llm(form: Mapping[str, Any], k: int) -> Form:
     """All LLMs but the k-th."""
-    return {**form, "llms": [one for at, one in enumerate(form["llms"]) if at != k]}
+    return {**form, "llms": [llm_form for number, llm_form in enumerate(form["llms"]) if number != k]}
 
 
-def command(form: Mapping[str, Any], catalog_folder: Path | None) -> str:
-    """What gives the same plans on a command line, beside slo.yaml and the traces."""
+def plan_command(form: Mapping[str, Any], catalog_folder: Path | None) -> str:
+    """The command line that makes the same plans from slo.yaml and the traces."""
     shared = form["shared"]
     return command_line(
         FILE, None, catalog_folder, seed=shared["seed"], time_limit_s=float(shared["time_limit"])
@@ -131,9 +143,10 @@ def command(form: Mapping[str, Any], catalog_folder: Path | None) -> str:
 
 
 def file_of(reference: str) -> str:
-    """The name of a trace's file, of its reference in the store."""
+    """The file name in a trace's reference of the store, `ID/NAME`."""
     return reference.partition("/")[2]
 
 
-def _of(more: Mapping[str, Any], *, shared: bool) -> dict[str, Any]:
-    return {key: value for key, value in more.items() if (key in several_llms_question.SHARED) is shared}
+def _keys_of(more: Mapping[str, Any], *, is_shared: bool) -> dict[str, Any]:
+    """The keys of `more` that all LLMs share, or those that are one LLM's own."""
+    return {key: value for key, value in more.items() if (key in several_llms_question.SHARED) is is_shared}

@@ -60,7 +60,7 @@ from planner.reports import (
     words,
 )
 from planner.reports import schedule_page as schedules
-from planner.reports.curves import distribution
+from planner.reports.curves import cumulative_curve
 from planner.reports.fact_sentences import sentences
 from planner.search.evidence import certify
 from planner.search.evidence.plan import Plan
@@ -215,7 +215,7 @@ def _what_if(request: Request, tell: Tell) -> tuple[Document, Files]:
 
 
 def _curves(simulation: Simulation) -> Document:
-    return {metric: asdict(distribution(simulation, metric)) for metric in fleet_comparison.PICTURED}
+    return {metric: asdict(cumulative_curve(simulation, metric)) for metric in fleet_comparison.PICTURED}
 
 
 def _planned(request: Request, tell: Tell) -> Plan:
@@ -335,7 +335,7 @@ def _together(request: Request, tell: Tell) -> tuple[Document, Files]:
 
 def plan_document(plan: Plan) -> Document:
     """What the pages show of a plan."""
-    bars = figures.alternatives(plan)
+    bars = figures.alternative_figures(plan)
     return output.to_json(plan) | {
         "answer": words.answer(plan),
         "screen": _screen(plan),
@@ -350,7 +350,7 @@ def plan_document(plan: Plan) -> Document:
             "alternatives": rows.alternative_rows(plan),
             "neighbours": rows.neighbour_rows(plan),
         },
-        "charts": [_picture(figure.chart, figure.caption) for figure in figures.running(plan)],
+        "charts": [_picture(figure.chart, figure.caption) for figure in figures.running_figures(plan)],
         "alternatives_charts": [_picture(figure.chart, figure.caption) for figure in bars],
         "curves": _curves(plan.simulation),
         "limits": [asdict(limit) for limit in plan.slo.limits],

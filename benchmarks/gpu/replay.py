@@ -30,7 +30,7 @@ from planner.runtime.live_replay import LEAD_S, JournalFile, Sent, Status, reque
 from planner.runtime.step_log import hook_vllm
 from planner.traffic.trace import Trace
 from profiling.machine import describe
-from profiling.power import Power, open_gpu
+from profiling.power import PowerSampler, open_gpu
 from profiling.vllm_install import mend_cpu_wheel
 
 WARM_UPS = 16
@@ -112,7 +112,7 @@ async def replay(engine: Any, trace: Trace, prompts: list[list[int]], journal: J
         return reason
 
     gpu = open_gpu()
-    with Power(gpu) as watts:
+    with PowerSampler(gpu) as watts:
         reasons = await asyncio.gather(*(one(k) for k in range(len(trace))))
     record = {
         "part": 0,

@@ -19,7 +19,7 @@ from planner.files.wants import missing_resource
 from planner.fleet import Fleet
 from planner.reports import figures, output, several_llms_report, words
 from planner.reports.fact_sentences import sentences
-from planner.reports.report import render as render_report
+from planner.reports.report import render_report as render_report
 from planner.search.evidence.plan import Plan
 from planner.search.several.several_llms import SharedPlan
 from planner.solvers.master import paid_usd_per_h
@@ -214,7 +214,7 @@ class PlanResult(PlanFiles):
         return output.to_json(self.plan)
 
     def files(self, *, png: bool = False, pages: bool = True) -> dict[str, str | bytes]:
-        pictures = output.pictures(figures.every(self.plan)) if png and pages else {}
+        pictures = output.pictures(figures.all_figures(self.plan)) if png and pages else {}
         return {**output.render(self.plan, command=self.command, pages=pages), **pictures}
 
     def _outdated(self) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def write_report(
     """
     from planner.files import checked_files
     from planner.reports import figures, output
-    from planner.reports.report import render
+    from planner.reports.report import render_report
     from planner.search.evidence.written_plan import read_plan
 
     folder = out or (plan if plan.is_dir() else plan.parent)
@@ -46,8 +46,11 @@ def write_report(
     with Progress() as progress:
         plan_read, command = read_plan(plan, read_catalog(catalog))
         progress("drawing")
-        pictures = output.pictures(figures.every(plan_read)) if png else {}
-        written: dict[str, str | bytes] = {"report.html": render(plan_read, command=command), **pictures}
+        pictures = output.pictures(figures.all_figures(plan_read)) if png else {}
+        written: dict[str, str | bytes] = {
+            "report.html": render_report(plan_read, command=command),
+            **pictures,
+        }
         checked_files.write_files(folder, written)
     if json_output:
         print_json(output.to_json(plan_read) | {"directory": str(folder), "files": list(written)})

@@ -1,4 +1,4 @@
-"""What every reader of a foreign file needs: its content with checks, and what the command line adds."""
+"""Checked values of foreign files, and the facts that the command line adds to them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ MAX_TP = 1024
 Lengths = tuple[tuple[float, ...], tuple[float, ...]]
 PERCENTILES = (50, 90, 95, 99)
 _LISTED = 6  # A source names so many files.
+CHUNKED_TOKENS = 1.01  # With more tokens per chunk, several tokens came at once.
 COALESCED_FRAC = 0.1  # A median gap below this share of the mean says that tokens came in bunches.
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a file may leave out; what is given here comes before what the file says.
+    """Facts that a file may leave out. What the user states here comes before what the file says.
 
-    `requests` is how many there were, for a file that only gives means; `duration_s` lies between scrapes;
-    `length_spread_frac` s says that lengths lay between (1 - s) and (1 + s) times their mean.
+    `requests` is the number of requests of a file that only gives means; `duration_s` is the time between two
+    scrapes; with `length_spread_frac` s, lengths lay between (1 - s) and (1 + s) times their mean.
     """
 
     llm: str | None = None
@@ -75,10 +76,10 @@ def read_setup(
 
 
 def file_labels(paths: Sequence[Path]) -> list[str]:
-    """A label per file: its name; where names repeat, by their paths below the folder they share."""
-    plain = [path.name for path in paths]
-    if len(set(plain)) == len(plain):
-        return plain
+    """A label per file: its name, or its path below the folder that all share if two names are equal."""
+    names = [path.name for path in paths]
+    if len(set(names)) == len(names):
+        return names
     shared = os.path.commonpath([path.absolute().parent for path in paths])
     return [path.absolute().relative_to(shared).as_posix() for path in paths]
 
@@ -101,7 +102,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_number(value: object, where: object, *, least: float = 0.0) -> float:
-    """A finite number of at least `least`; text that is one counts (vLLM's --metadata writes text)."""
+    """A finite number of at least `least`, also as text, which is what vLLM's --metadata writes."""
     if isinstance(value, str):
         try:
             value = float(value)
@@ -137,12 +138,14 @@ def mean_and_percentiles(values_s: Sequence[float] | Array) -> dict[str, float]:
     times_s = times_s[times_s > 0]
     if not times_s.size:
         return {}
-    at = np.percentile(times_s, PERCENTILES)
-    return {"mean": float(times_s.mean())} | {f"p{p}": float(v) for p, v in zip(PERCENTILES, at, strict=True)}
+    percentiles = np.percentile(times_s, PERCENTILES)
+    return {"mean": float(times_s.mean())} | {
+        f"p{percentile}": float(value) for percentile, value in zip(PERCENTILES, percentiles, strict=True)
+    }
 
 
 def read_seconds(value: float | None, unit: str, where: object) -> float | None:
-    """In seconds; None where nothing was measured, which benchmarks also write as zero."""
+    """`value` in seconds; None if nothing was measured, which benchmarks also write as zero."""
     factors = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "us": 1e-6, "ns": 1e-9}
     if unit not in factors:
         raise InputError(f"{where}: unknown unit {unit!r}; expected one of {', '.join(factors)}")
@@ -163,7 +166,7 @@ def run_remarks(
         notes.append(f"{failed} request(s) failed and are left out: the engine may have been overloaded")
     if is_summary:
         notes.append("only summary statistics: the lengths of single requests are lost, the mean is used")
-    if tokens_per_chunk > 1.01:
+    if tokens_per_chunk > CHUNKED_TOKENS:
         notes.append(
             f"{tokens_per_chunk:.2f} tokens per chunk: gaps are between chunks, TPOT stays per token"
         )

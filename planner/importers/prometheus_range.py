@@ -1,11 +1,12 @@
 """A range of Prometheus' samples: counters, gauges and histograms as figures per interval.
 
-Read as `/api/v1/query_range` and `/api/v1/query?query=name[1h]` answer (a matrix), as `promtool query
-range -o json` prints it, and as text of `promtool tsdb dump` (milliseconds) and `promtool tsdb
-dump-openmetrics` (seconds). A counter that falls began anew at zero. A sample that is no number marks the end
-of a series (Prometheus' staleness marker). What a counter had when a series began is not an increase of the
-range, as in Prometheus' own increase(). Samples further apart than `GAP_S` leave the intervals between them
-unknown.
+Formats: the matrix that `/api/v1/query_range` and `/api/v1/query?query=name[1h]` answer, and that `promtool
+query range -o json` prints; the text of `promtool tsdb dump` (milliseconds) and of `promtool tsdb
+dump-openmetrics` (seconds).
+
+A counter that falls has begun anew at zero. A sample that is no number marks the end of a series (Prometheus'
+staleness marker). The value with which a counter begins is no increase, as in Prometheus' own increase().
+Samples further apart than `GAP_S` leave the intervals between them unknown.
 
 Source: prometheus.io/docs/prometheus/latest/querying/api, and prometheus/prometheus, cmd/promtool/tsdb.go.
 """
@@ -29,11 +30,12 @@ from planner.importers.foreign_fields import parse_json
 
 Floats = npt.NDArray[np.float64]
 Labels = tuple[tuple[str, str], ...]  # Sorted, without __name__.
-Wanted = Callable[[str], bool]
+NamePredicate = Callable[[str], bool]
 
 GAP_S = 300.0  # Prometheus' lookback: a sample holds for so long.
 MOST_SAMPLES = 50_000_000
 _LAST_S = 253402300800.0  # The year 10000: a greater time is not in seconds.
+_TOUCH_S = 1e-6  # Edges this near to a sample are taken to lie at it.
 _LABEL = re.compile(r'\s*([A-Za-z_][\w]*)\s*=\s*"((?:\\.|[^"\\])*)"\s*(?:,|$)')
 _LINE = re.compile(r'([A-Za-z_:][\w:]*)?(?:\{((?:[^"{}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)\s+(-?[\d.eE+]+)')
 _ESCAPES = {"n": "\n", '"': '"', "\\": "\\"}
@@ -52,13 +54,13 @@ class Series:
     values: Floats
 
     def label(self, key: str) -> str:
-        """The value of a label, empty where the series has none, as Prometheus means it."""
+        """The value of a label; empty if the series lacks it, which is the same to Prometheus."""
         return dict(self.labels).get(key, "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledHistogram:
-    """What came into a histogram per interval, summed over instances.
+    """The observations that a histogram counted in each of N intervals, summed over instances.
 
     `edges` (B,) are upper edges of buckets, rising, the last one infinite; `counts` (N, B) per bucket, not
     cumulative; `total` (N,) and `sums` (N,) what `_count` and `_sum` rose by. NaN: unknown.
@@ -70,14 +72,14 @@ class SampledHistogram:
     sums: Floats
 
 
-def read_series(paths: Sequence[Path], wanted: Wanted | None = None) -> tuple[Series, ...]:
-    """The series of all files together, sorted by name and labels; `wanted` says which names count.
+def read_series(paths: Sequence[Path], wanted: NamePredicate | None = None) -> tuple[Series, ...]:
+    """The series of all files together, sorted by name and labels; only names that `wanted` accepts.
 
     Raises InputError where a file is none of the formats, where no series is left, and where files
     contradict each other.
     """
     all_series = [series for path in paths for series in parse_series(read_text(path), path, wanted)]
-    merged = _merged(all_series, " and ".join(path.name for path in paths[:3]))
+    merged = _merge_series(all_series, " and ".join(path.name for path in paths[:3]))
     if not merged:
         raise InputError(
             f"{paths[0] if paths else 'Prometheus'}: holds no samples of the metrics that are needed; "
@@ -86,29 +88,29 @@ def read_series(paths: Sequence[Path], wanted: Wanted | None = None) -> tuple[Se
     return merged
 
 
-def parse_series(text: str, where: object, wanted: Wanted | None = None) -> tuple[Series, ...]:
+def parse_series(text: str, where: object, wanted: NamePredicate | None = None) -> tuple[Series, ...]:
     """The series in a text of one of the formats above."""
     start = text.lstrip()
     if not start:
         raise InputError(f"{where}: is empty; expected samples of Prometheus")
     if start.startswith("[") or (start.startswith("{") and start[1:].lstrip()[:1] in ('"', "}")):
-        return _merged(_of_json(text, where, wanted or _every), where)
-    return _merged(_of_lines(text, where, wanted or _every), where)
+        return _merge_series(_series_of_json(text, where, wanted or _any_name), where)
+    return _merge_series(_series_of_lines(text, where, wanted or _any_name), where)
 
 
-def parse_answer(document: Any, where: object, wanted: Wanted | None = None) -> tuple[Series, ...]:
+def parse_answer(document: Any, where: object, wanted: NamePredicate | None = None) -> tuple[Series, ...]:
     """The series of one answer of the API, already parsed from JSON."""
-    return _merged(list(_of_answer(document, where, wanted or _every)), where)
+    return _merge_series(list(_series_of_answer(document, where, wanted or _any_name)), where)
 
 
-def _every(name: str) -> bool:
+def _any_name(name: str) -> bool:
     return True
 
 
 # --- JSON ---
 
 
-def _of_json(text: str, where: object, wanted: Wanted) -> list[Series]:
+def _series_of_json(text: str, where: object, wanted: NamePredicate) -> list[Series]:
     """One answer, a list of answers or of a matrix's rows, or an answer per line."""
     try:
         documents = [parse_json(text, where)]
@@ -121,15 +123,15 @@ def _of_json(text: str, where: object, wanted: Wanted) -> list[Series]:
     for document in documents:
         rows = document if isinstance(document, list) else [document]
         for k, row in enumerate(rows):
-            at = f"{where}: [{k}]" if isinstance(document, list) else where
+            row_where = f"{where}: [{k}]" if isinstance(document, list) else where
             if isinstance(row, dict) and "metric" in row:
-                all_series += _of_row(row, at, wanted)
+                all_series += _series_of_row(row, row_where, wanted)
             else:
-                all_series += _of_answer(row, at, wanted)
+                all_series += _series_of_answer(row, row_where, wanted)
     return all_series
 
 
-def _of_answer(document: Any, where: object, wanted: Wanted) -> Iterable[Series]:
+def _series_of_answer(document: Any, where: object, wanted: NamePredicate) -> Iterable[Series]:
     if not isinstance(document, dict):
         raise InputError(
             f"{where}: expected an answer of /api/v1/query_range, an object, found {show_value(document)}"
@@ -148,10 +150,10 @@ def _of_answer(document: Any, where: object, wanted: Wanted) -> Iterable[Series]
     if not isinstance(rows, list):
         raise InputError(f"{where}: data.result is {show_value(rows)}, expected a list of series")
     for k, row in enumerate(rows):
-        yield from _of_row(row, f"{where}: data.result[{k}]", wanted)
+        yield from _series_of_row(row, f"{where}: data.result[{k}]", wanted)
 
 
-def _of_row(row: Any, where: object, wanted: Wanted) -> list[Series]:
+def _series_of_row(row: Any, where: object, wanted: NamePredicate) -> list[Series]:
     metric = row.get("metric") if isinstance(row, dict) else None
     if not isinstance(metric, dict) or not all(isinstance(value, str) for value in metric.values()):
         raise InputError(f"{where}: metric is {show_value(metric)}, expected an object of labels")
@@ -175,14 +177,17 @@ def _of_row(row: Any, where: object, wanted: Wanted) -> list[Series]:
     for k, pair in enumerate(values):
         if not isinstance(pair, list) or len(pair) != 2:
             raise InputError(f"{where}: values[{k}] is {show_value(pair)}, expected [time, value]")
-        samples[k] = _time_s(pair[0], f"{where}: values[{k}]"), _value(pair[1], f"{where}: values[{k}]")
-    return [_series(name, metric, samples, where)]
+        samples[k] = (
+            _parse_time_s(pair[0], f"{where}: values[{k}]"),
+            _parse_value(pair[1], f"{where}: values[{k}]"),
+        )
+    return [_sorted_series(name, metric, samples, where)]
 
 
 # --- lines ---
 
 
-def _of_lines(text: str, where: object, wanted: Wanted) -> list[Series]:
+def _series_of_lines(text: str, where: object, wanted: NamePredicate) -> list[Series]:
     """`{__name__="x", ...} value ms` of tsdb dump, `x{...} value s` of dump-openmetrics."""
     samples_by_series: dict[tuple[str, str], list[tuple[float, float]]] = {}
     is_dump: bool | None = None
@@ -190,46 +195,50 @@ def _of_lines(text: str, where: object, wanted: Wanted) -> list[Series]:
         line = line.strip()
         if not line or line.startswith("#"):
             continue
-        at = f"{where}, line {number}"
+        line_where = f"{where}, line {number}"
         match = _LINE.fullmatch(line)
         if match is None:
             raise InputError(
-                f"{at}: {show_value(line[:80])} is not a sample with its time, as promtool tsdb dump and "
-                "dump-openmetrics write it"
+                f"{line_where}: {show_value(line[:80])} is not a sample with its time, as promtool tsdb dump "
+                "and dump-openmetrics write it"
             )
         in_braces = match[1] is None
         if is_dump not in (None, in_braces):
-            raise InputError(f"{at}: mixes lines of tsdb dump and of dump-openmetrics; give two files")
+            raise InputError(
+                f"{line_where}: mixes lines of tsdb dump and of dump-openmetrics; give two files"
+            )
         is_dump = in_braces
-        name = match[1] or _name(match[2] or "", at)
+        name = match[1] or _dump_name(match[2] or "", line_where)
         if wanted(name):
-            time_s = _time_s(match[4], at, per_s=1000.0 if in_braces else 1.0)
-            samples_by_series.setdefault((name, match[2] or ""), []).append((time_s, _value(match[3], at)))
+            time_s = _parse_time_s(match[4], line_where, per_s=1000.0 if in_braces else 1.0)
+            samples_by_series.setdefault((name, match[2] or ""), []).append(
+                (time_s, _parse_value(match[3], line_where))
+            )
     return [
-        _series(name, _labels(labels, where), np.array(samples), where)
+        _sorted_series(name, _parse_labels(labels, where), np.array(samples), where)
         for (name, labels), samples in samples_by_series.items()
     ]
 
 
-def _name(labels: str, where: object) -> str:
+def _dump_name(labels: str, where: object) -> str:
     match = re.search(r'(?:^|,\s*)__name__="([^"\\]+)"', labels)
     if match is None:
         raise InputError(f"{where}: has no __name__; expected a line of promtool tsdb dump")
     return match[1]
 
 
-def _labels(text: str, where: object) -> dict[str, str]:
-    labels, at = {}, 0
-    while at < len(text):
-        match = _LABEL.match(text, at)
+def _parse_labels(text: str, where: object) -> dict[str, str]:
+    labels, start = {}, 0
+    while start < len(text):
+        match = _LABEL.match(text, start)
         if match is None:
-            raise InputError(f"{where}: {show_value(text[at : at + 60])} is not a label of a series")
+            raise InputError(f"{where}: {show_value(text[start : start + 60])} is not a label of a series")
         labels[match[1]] = re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[0]), match[2])
-        at = match.end()
+        start = match.end()
     return labels
 
 
-def _time_s(value: Any, where: object, *, per_s: float = 1.0) -> float:
+def _parse_time_s(value: Any, where: object, *, per_s: float = 1.0) -> float:
     try:
         time_s = math.nan if isinstance(value, bool) else float(value) / per_s
     except (TypeError, ValueError, OverflowError):
@@ -240,7 +249,7 @@ def _time_s(value: Any, where: object, *, per_s: float = 1.0) -> float:
     return time_s
 
 
-def _value(value: Any, where: object) -> float:
+def _parse_value(value: Any, where: object) -> float:
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -249,37 +258,43 @@ def _value(value: Any, where: object) -> float:
         raise InputError(f"{where}: {show_value(value)} is not a number") from None
 
 
-def _series(name: str, labels: Mapping[str, str], samples: Floats, where: object) -> Series:
+def _sorted_series(name: str, labels: Mapping[str, str], samples: Floats, where: object) -> Series:
+    """A series of `samples` (n, 2) of time and value, sorted by time, each time once.
+
+    Raises InputError where one time has two values.
+    """
     samples = samples.reshape(-1, 2)
-    kept = tuple(sorted((key, value) for key, value in labels.items() if key != "__name__" and value))
+    kept_labels = tuple(sorted((key, value) for key, value in labels.items() if key != "__name__" and value))
     order = np.argsort(samples[:, 0], kind="stable")
     t_s, values = samples[order, 0], samples[order, 1]
-    twice = np.flatnonzero(np.diff(t_s) == 0)
-    if twice.size:
-        same = (values[twice] == values[twice + 1]) | (np.isnan(values[twice]) & np.isnan(values[twice + 1]))
-        if not same.all():
-            time_s = t_s[twice[np.flatnonzero(~same)[0]]]
+    repeats = np.flatnonzero(np.diff(t_s) == 0)
+    if repeats.size:
+        is_same = (values[repeats] == values[repeats + 1]) | (
+            np.isnan(values[repeats]) & np.isnan(values[repeats + 1])
+        )
+        if not is_same.all():
+            time_s = t_s[repeats[np.flatnonzero(~is_same)[0]]]
             raise InputError(f"{where}: {name} has two values at {time_s:.3f}; keep the samples of one")
         kept_rows = np.append(True, np.diff(t_s) > 0)
         t_s, values = t_s[kept_rows], values[kept_rows]
-    return Series(name, kept, t_s, values)
+    return Series(name, kept_labels, t_s, values)
 
 
-def _merged(unmerged: Iterable[Series], where: object) -> tuple[Series, ...]:
+def _merge_series(unmerged: Iterable[Series], where: object) -> tuple[Series, ...]:
     """Series of equal name and labels as one, the empty ones left out."""
-    by: dict[tuple[str, Labels], list[Series]] = {}
+    series_by_labels: dict[tuple[str, Labels], list[Series]] = {}
     for series in unmerged:
         if series.t_s.size:
-            by.setdefault((series.name, series.labels), []).append(series)
+            series_by_labels.setdefault((series.name, series.labels), []).append(series)
     merged = []
-    for (name, labels), parts in sorted(by.items(), key=lambda item: item[0]):
+    for (name, labels), parts in sorted(series_by_labels.items(), key=lambda item: item[0]):
         if len(parts) == 1:
             merged.append(parts[0])
             continue
         samples = np.column_stack(
-            [np.concatenate([p.t_s for p in parts]), np.concatenate([p.values for p in parts])]
+            [np.concatenate([part.t_s for part in parts]), np.concatenate([part.values for part in parts])]
         )
-        merged.append(_series(name, dict(labels), samples, where))
+        merged.append(_sorted_series(name, dict(labels), samples, where))
     if sum(series.t_s.size for series in merged) > MOST_SAMPLES:
         raise InputError(
             f"{where}: more than {MOST_SAMPLES:,} samples; ask for fewer metrics or a longer step"
@@ -291,20 +306,20 @@ def _merged(unmerged: Iterable[Series], where: object) -> tuple[Series, ...]:
 
 
 def find_series(series: Iterable[Series], *names: str) -> tuple[Series, ...]:
-    """Those of the first of `names` that there is: newer names of a metric before older ones."""
-    every = list(series)
+    """The series with the first of `names` that occurs: give newer names of a metric before older ones."""
+    all_series = list(series)
     for name in names:
-        if matching := tuple(row for row in every if row.name == name):
+        if matching := tuple(row for row in all_series if row.name == name):
             return matching
     return ()
 
 
 def interval_edges(series: Iterable[Series], every_s: float) -> Floats:
     """Edges [s] of whole intervals, at multiples of `every_s`, between the first and the last sample."""
-    every = list(series)
-    if not every:
+    all_series = list(series)
+    if not all_series:
         return np.empty(0)
-    first, last = min(float(row.t_s[0]) for row in every), max(float(row.t_s[-1]) for row in every)
+    first, last = min(float(row.t_s[0]) for row in all_series), max(float(row.t_s[-1]) for row in all_series)
     low, high = math.ceil(first / every_s - 1e-9), math.floor(last / every_s + 1e-9)
     return np.asarray(np.arange(low, high + 1) * every_s, dtype=float)
 
@@ -312,15 +327,15 @@ def interval_edges(series: Iterable[Series], every_s: float) -> Floats:
 def counter_increase(series: Sequence[Series], edges_s: Floats, *, gap_s: float = GAP_S) -> Floats:
     """What counters rose by in each of the N intervals between N + 1 edges, summed over instances.
 
-    Between two samples a counter rises evenly. NaN where a gap, the beginning or the end of all samples
-    leaves an interval unknown.
+    Between two samples a counter is taken to rise evenly. NaN where a gap, the beginning or the end of all
+    samples leaves an interval unknown.
     """
     edges_s = np.asarray(edges_s, dtype=float)
     total = np.zeros(max(len(edges_s) - 1, 0))
-    seen = np.zeros(total.shape, dtype=bool)
+    is_covered = np.zeros(total.shape, dtype=bool)
     first, last = math.inf, -math.inf
     for row in series:
-        t_s, values, is_stale = _run(row)
+        t_s, values, is_stale = _number_samples(row)
         if len(t_s) < 2:
             continue
         first, last = min(first, float(t_s[0])), max(last, float(t_s[-1]))
@@ -328,20 +343,20 @@ def counter_increase(series: Sequence[Series], edges_s: Floats, *, gap_s: float 
         rises = np.where(rises < 0, values[1:], rises)  # A counter that falls began anew at zero.
         height = np.append(0.0, np.cumsum(rises))
         total += np.diff(np.interp(edges_s, t_s, height))
-        seen |= (edges_s[1:] > t_s[0]) & (edges_s[:-1] < t_s[-1])
-        long = np.flatnonzero((np.diff(t_s) > gap_s) & ~is_stale[:-1])
-        for k in long:
-            total[(edges_s[1:] > t_s[k] + 1e-6) & (edges_s[:-1] < t_s[k + 1] - 1e-6)] = np.nan
-    known = seen & (edges_s[:-1] >= first - 1e-6) & (edges_s[1:] <= last + 1e-6)
-    return np.where(known, total, np.nan)
+        is_covered |= (edges_s[1:] > t_s[0]) & (edges_s[:-1] < t_s[-1])
+        gaps = np.flatnonzero((np.diff(t_s) > gap_s) & ~is_stale[:-1])
+        for k in gaps:
+            total[(edges_s[1:] > t_s[k] + _TOUCH_S) & (edges_s[:-1] < t_s[k + 1] - _TOUCH_S)] = np.nan
+    is_known = is_covered & (edges_s[:-1] >= first - _TOUCH_S) & (edges_s[1:] <= last + _TOUCH_S)
+    return np.where(is_known, total, np.nan)
 
 
-def _run(row: Series) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+def _number_samples(row: Series) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
     """Samples that are numbers, and whether a staleness marker follows each."""
     is_number = np.isfinite(row.values)
-    places = np.flatnonzero(is_number)
-    following = np.append(places[1:], len(row.values))
-    return row.t_s[places], row.values[places], following - places > 1
+    numbers_at = np.flatnonzero(is_number)
+    following = np.append(numbers_at[1:], len(row.values))
+    return row.t_s[numbers_at], row.values[numbers_at], following - numbers_at > 1
 
 
 def mean_gauge(series: Sequence[Series], edges_s: Floats, *, gap_s: float = GAP_S) -> Floats:
@@ -351,7 +366,7 @@ def mean_gauge(series: Sequence[Series], edges_s: Floats, *, gap_s: float = GAP_
     """
     edges_s = np.asarray(edges_s, dtype=float)
     n = max(len(edges_s) - 1, 0)
-    area, seen = np.zeros(n), np.zeros(n, dtype=bool)
+    area, is_covered = np.zeros(n), np.zeros(n, dtype=bool)
     for row in series:
         ends = np.append(row.t_s[1:], np.inf)
         ends = np.minimum(ends, row.t_s + gap_s)
@@ -361,14 +376,14 @@ def mean_gauge(series: Sequence[Series], edges_s: Floats, *, gap_s: float = GAP_
         if not starts.size:
             continue
         # Integral of the gauge up to the start of each span.
-        heights = np.append(0.0, np.cumsum(values * (ends - starts)))
-        at = np.searchsorted(starts, edges_s, side="right")
-        inside = np.maximum(at - 1, 0)
-        begun = np.minimum(edges_s, ends[inside]) - starts[inside]
-        upto = np.where(at > 0, heights[inside] + values[inside] * begun, 0.0)
-        area += np.diff(upto)
-        seen |= (edges_s[1:] > starts[0]) & (edges_s[:-1] < ends[-1])
-    return np.where(seen, area / np.diff(edges_s), np.nan) if n else area
+        integral_at_start = np.append(0.0, np.cumsum(values * (ends - starts)))
+        starts_before = np.searchsorted(starts, edges_s, side="right")
+        span = np.maximum(starts_before - 1, 0)
+        elapsed_s = np.minimum(edges_s, ends[span]) - starts[span]
+        integral = np.where(starts_before > 0, integral_at_start[span] + values[span] * elapsed_s, 0.0)
+        area += np.diff(integral)
+        is_covered |= (edges_s[1:] > starts[0]) & (edges_s[:-1] < ends[-1])
+    return np.where(is_covered, area / np.diff(edges_s), np.nan) if n else area
 
 
 def interval_histogram(
@@ -378,25 +393,25 @@ def interval_histogram(
 
     Raises InputError where an edge is no number, and where instances have different edges.
     """
-    by: dict[float, list[Series]] = {}
+    series_by_edge: dict[float, list[Series]] = {}
     for row in series:
         if row.name == f"{name}_bucket":
-            by.setdefault(_edge(row.label("le"), name), []).append(row)
-    if not by:
+            series_by_edge.setdefault(_parse_edge(row.label("le"), name), []).append(row)
+    if not series_by_edge:
         return None
-    edges = np.array(sorted(by))
-    groups = {edge: {_without_le(row) for row in rows} for edge, rows in by.items()}
+    edges = np.array(sorted(series_by_edge))
+    groups = {edge: {_without_le(row) for row in rows} for edge, rows in series_by_edge.items()}
     if any(group != groups[edges[-1]] for group in groups.values()):
         raise InputError(f"{name}: instances have different buckets; watch those of one version of an engine")
     if not math.isinf(edges[-1]):
         raise InputError(f'{name}: has no bucket le="+Inf"; query all of its buckets')
-    cumulative = np.array([counter_increase(by[edge], edges_s, gap_s=gap_s) for edge in edges])
+    cumulative = np.array([counter_increase(series_by_edge[edge], edges_s, gap_s=gap_s) for edge in edges])
     counts = np.maximum(np.diff(cumulative, axis=0, prepend=0.0), 0.0).T
     sums = counter_increase([row for row in series if row.name == f"{name}_sum"], edges_s, gap_s=gap_s)
     return SampledHistogram(edges, counts, cumulative[-1], sums)
 
 
-def _edge(le: str, name: str) -> float:
+def _parse_edge(le: str, name: str) -> float:
     try:
         edge = float(le)
     except ValueError:

@@ -18,6 +18,7 @@ from planner.reports.words import Rows, amount, listed, pool_text
 from planner.search.evidence.plan import Plan
 from planner.units import show_s
 
+ROUNDING_FRAC = 1e-9  # Prices that differ by less are equal.
 LABELS = {"on-paper": "on paper", "production": "production", "with-a-loss": "with a loss"}
 _TRAFFIC = {
     "copies": "copies of the trace laid over each other by other shifts",
@@ -29,30 +30,30 @@ _TRAFFIC = {
 def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool = False) -> Rows:
     """A line per answer: what it is, what it costs, in how many scenarios it is kept, how far it holds.
 
-    `is_by_node`: with what is paid for whole nodes beside the price by the GPU, by default where they differ.
-    `is_by_gpu`: one of several LLMs, whose values count GPUs in use, as they share nodes.
+    `is_by_node`: show the price of whole nodes beside the price of the GPUs in use; by default only if they
+    differ. `is_by_gpu`: the values count the GPUs in use, because several LLMs share the nodes.
     """
     paper = plan.certificate.find_answer("on-paper")
     unit = plan.certificate.unit
     if is_by_node is None:
         is_by_node = pays_idle_gpus(plan)
     is_by_gpu |= unit == "USD/h" and any(
-        _is_paid_otherwise(each) and each.value == each.usd_per_h for each in plan.certificate.answers
+        _is_paid_otherwise(answer) and answer.value == answer.usd_per_h for answer in plan.certificate.answers
     )
     rows: list[tuple[str, ...]] = [
         (
-            LABELS[each.name],
-            workers_text(each.workers) or "none within the limits",
-            "-" if each.value is None else amount(each.value, unit),
-            *([_beside_text(each, unit, is_by_gpu=is_by_gpu)] if is_by_node else []),
+            LABELS[answer.name],
+            workers_text(answer.workers) or "none within the limits",
+            "-" if answer.value is None else amount(answer.value, unit),
+            *([_beside_text(answer, unit, is_by_gpu=is_by_gpu)] if is_by_node else []),
             ""
-            if each.value is None or paper is None or paper.value is None or each is paper
-            else costs_more(each.value, paper.value),
-            "" if each.kept_in is None else kept_text(each.kept_in),
-            "" if each.headroom is None else room_text(each.headroom),
-            first_missed(each),
+            if answer.value is None or paper is None or paper.value is None or answer is paper
+            else costs_more(answer.value, paper.value),
+            "" if answer.kept_in is None else kept_text(answer.kept_in),
+            "" if answer.headroom is None else room_text(answer.headroom),
+            first_missed(answer),
         )
-        for each in plan.certificate.answers
+        for answer in plan.certificate.answers
     ]
     both = ("USD/h paid", "USD/h by the GPU") if unit == "USD/h" else (unit, "USD/h paid")
     both = ("USD/h by the GPU", "USD/h paid") if is_by_gpu and unit == "USD/h" else both
@@ -69,25 +70,27 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
 
 
 def pays_idle_gpus(plan: Plan) -> bool:
-    """Whether one of its answers pays whole nodes, with GPUs that idle."""
-    return any(_is_paid_otherwise(each) for each in plan.certificate.answers)
+    """Whether an answer of the plan pays for GPUs that idle in whole nodes."""
+    return any(_is_paid_otherwise(answer) for answer in plan.certificate.answers)
 
 
 def _is_paid_otherwise(answer: Answered) -> bool:
-    """Whether whole nodes are paid, with GPUs that idle."""
+    """Whether the price of whole nodes differs from that of the GPUs in use."""
     paid, by_gpu = answer.paid_usd_per_h, answer.usd_per_h
-    return paid is not None and by_gpu is not None and abs(paid - by_gpu) > 1e-9 * paid
+    return paid is not None and by_gpu is not None and abs(paid - by_gpu) > ROUNDING_FRAC * paid
 
 
 def _beside_text(answer: Answered, unit: str, *, is_by_gpu: bool) -> str:
-    """What the GPUs in use cost, where what is paid is said already."""
+    """The price that the column before does not show: of the GPUs in use, or of whole nodes."""
     usd_per_h = answer.usd_per_h if unit == "USD/h" and not is_by_gpu else answer.paid_usd_per_h
     return "-" if usd_per_h is None else amount(usd_per_h, "USD/h")
 
 
 def workers_text(workers: Sequence[Workers]) -> str:
-    """As words.describe says a fleet."""
-    return listed([pool_text(each.role, each.count, each.gpus // each.count, each.gpu) for each in workers])
+    """Workers in words, in the form of words.describe."""
+    return listed(
+        [pool_text(group.role, group.count, group.gpus // group.count, group.gpu) for group in workers]
+    )
 
 
 def kept_text(kept_in: KeptIn) -> str:
@@ -97,36 +100,37 @@ def kept_text(kept_in: KeptIn) -> str:
 
 def room_text(headroom: Headroom) -> str:
     """For instance '+12 % traffic, +9 % step time'."""
-    return f"{_more(headroom.traffic_frac)} traffic, {_more(headroom.steps_frac)} step time"
+    return f"{_more_text(headroom.traffic_frac)} traffic, {_more_text(headroom.steps_frac)} step time"
 
 
-def _more(frac: float) -> str:
+def _more_text(frac: float) -> str:
     if frac >= HEADROOM_MOST_FRAC:
         return f"+{100 * HEADROOM_MOST_FRAC:.0f} % or more"
     return f"+{100 * frac:.1f} %" if frac else f"less than +{100 * HEADROOM_STEP_FRAC:g} %"
 
 
 def first_missed(answer: Answered) -> str:
-    by = {"traffic": answer.breaks_by_traffic, "steps": answer.breaks_by_steps}
-    names = {what: listed([limit.name for limit in limits]) for what, limits in by.items()}
+    """The limits that more traffic and longer steps miss first."""
+    limits_by_strain = {"traffic": answer.breaks_by_traffic, "steps": answer.breaks_by_steps}
+    names = {strain: listed([limit.name for limit in limits]) for strain, limits in limits_by_strain.items()}
     if names["traffic"] == names["steps"]:
         return names["traffic"]
-    return "; ".join(f"{name} ({what})" for what, name in names.items() if name)
+    return "; ".join(f"{name} ({strain})" for strain, name in names.items() if name)
 
 
 def futures_lines(plan: Plan) -> list[str]:
-    """What kind of scenarios, and what the test says."""
+    """How scenarios are drawn, and whether the test decides; nothing for a plan on paper alone."""
     drawn = plan.certificate.futures
     if drawn is None:
         return []
-    lines = [_kind(drawn)]
-    made = plan.certificate.find_answer("production")
-    if made is not None and made.kept_in is not None:
-        lines.append(_decided(made.kept_in))
+    lines = [_scenario_sentence(drawn)]
+    answer = plan.certificate.find_answer("production")
+    if answer is not None and answer.kept_in is not None:
+        lines.append(_decision_sentence(answer.kept_in))
     return lines
 
 
-def _kind(drawn: ScenariosDrawn) -> str:
+def _scenario_sentence(drawn: ScenariosDrawn) -> str:
     traffic = (
         _TRAFFIC.get(drawn.traffic) or f"blocks of {show_s(drawn.block_s)} of the trace, each from nearby"
     )
@@ -136,15 +140,17 @@ def _kind(drawn: ScenariosDrawn) -> str:
         if drawn.have_spread
         else "step times as predicted, as no spread of them is known"
     )
-    k = drawn.one_in
-    model = f", one request and one worker in {k} of each; the test has them all" if k > 1 else ""
+    scale = drawn.one_in
+    scale_text = (
+        f", one request and one worker in {scale} of each; the test has them all" if scale > 1 else ""
+    )
     return (
         f"A scenario is traffic drawn anew ({traffic}){growth}, and {steps}. "
-        f"The search saw {drawn.searched}{model}."
+        f"The search saw {drawn.searched}{scale_text}."
     )
 
 
-def _decided(kept_in: KeptIn) -> str:
+def _decision_sentence(kept_in: KeptIn) -> str:
     least, most = percent(kept_in.least_frac), percent(kept_in.most_frac)
     text = f"{kept_in.kept} of {kept_in.futures}"
     if kept_in.decision == "holds":

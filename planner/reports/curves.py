@@ -1,6 +1,6 @@
-"""Distributions of what was simulated, and the load of a fleet over time, thinned to what a chart can show.
+"""Distributions of simulated times, and the load of a fleet over time, thinned to what a chart can show.
 
-Every curve has at most POINTS points, so a chart weighs the same for a thousand requests as for a million.
+Every curve has about POINTS points, so a chart is as large for a thousand requests as for a million.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from planner.domain import Metric, allowed_above, nearest_rank
 from planner.simulator.gap_counts import GapCounts
-from planner.simulator.layout import run_seconds
+from planner.simulator.layout import REJECTED, run_seconds
 from planner.simulator.replay import Simulation
 from planner.simulator.slo_verdict import gaps_s, request_values_s
 from planner.slo_metrics import METRICS
@@ -25,23 +25,27 @@ POINTS = 240
 BINS = 120
 MAX_GAPS = 2_000_000  # With more gaps the curve is made of every k-th run of engine steps.
 PERCENTILES = (0.5, 0.9, 0.99)
-MANY = 1_000_000  # With more values the mean is summed in another order, without sorting.
+MOST_SORTED = 1_000_000  # With more values the mean is summed in another order, without sorting.
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A distribution: `share` of the values lie at or below `value_s`. `every` run of steps was taken."""
+    """A distribution: `share` of the values lie at or below `value_s`. With `every` k, only each k-th run of
+    steps was taken.
+    """
 
     value_s: Floats
     share: Floats
     every: int = 1
 
 
-def distribution(simulation: Simulation, metric: Metric, at_s: Sequence[float] = ()) -> Curve:
-    """The cumulative distribution of a metric, exact at `at_s`; what never came true keeps it below 1."""
+def cumulative_curve(simulation: Simulation, metric: Metric, at_s: Sequence[float] = ()) -> Curve:
+    """The cumulative distribution of a metric, exact at `at_s`. It ends below 1 where requests never got that
+    far.
+    """
     if METRICS[metric].is_of_gaps:
-        return _thinned(*sampled_gaps_s(simulation), at_s)
-    return _thinned(request_values_s(simulation, metric), None, 1, at_s)
+        return _thinned_curve(*sampled_gaps_s(simulation), at_s)
+    return _thinned_curve(request_values_s(simulation, metric), None, 1, at_s)
 
 
 def sampled_gaps_s(simulation: Simulation) -> tuple[Floats, Floats, int]:
@@ -52,39 +56,39 @@ def sampled_gaps_s(simulation: Simulation) -> tuple[Floats, Floats, int]:
     return *gaps_s(replace(simulation, runs=simulation.runs[::every])), every
 
 
-def _thinned(values: Floats, weights: Floats | None, every: int, at_s: Sequence[float]) -> Curve:
+def _thinned_curve(values: Floats, weights: Floats | None, every: int, at_s: Sequence[float]) -> Curve:
     order = np.argsort(values)
     values = values[order]
     count: Floats = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
     share = count / count[-1] if len(count) else count
     # The last of equal values has their cumulative share.
-    last = np.flatnonzero(np.append(values[1:] > values[:-1], True))
-    last = last[np.isfinite(values[last])] if len(values) else last[:0]
-    values, share = values[last], share[last]
+    last_of_equal = np.flatnonzero(np.append(values[1:] > values[:-1], True))
+    last_of_equal = last_of_equal[np.isfinite(values[last_of_equal])] if len(values) else last_of_equal[:0]
+    values, share = values[last_of_equal], share[last_of_equal]
     tail = 1 - np.logspace(0, -4, POINTS // 2 - 8)  # Evenly spaced in the logarithm of the share above.
-    wanted = np.unique(np.concatenate((np.linspace(0, 1, POINTS // 2 - 1), tail)))
-    at = np.append(
-        np.minimum(np.searchsorted(share, wanted), len(share) - 1),
+    wanted_shares = np.unique(np.concatenate((np.linspace(0, 1, POINTS // 2 - 1), tail)))
+    points = np.append(
+        np.minimum(np.searchsorted(share, wanted_shares), len(share) - 1),
         np.searchsorted(values, at_s, side="right") - 1,
     )
-    keep = np.unique(at[at >= 0])
-    return Curve(values[keep], share[keep], every)
+    points_kept = np.unique(points[points >= 0])
+    return Curve(values[points_kept], share[points_kept], every)
 
 
-def spread(values_s: Floats, weights: Floats | None = None) -> dict[str, float]:
-    """Mean and nearest-rank percentiles of values, each seen `weights` times.
+def mean_and_percentiles(values_s: Floats, weights: Floats | None = None) -> dict[str, float]:
+    """Mean and nearest-rank percentiles of values, each counted `weights` times.
 
     NaN (it never happened) and infinity count as longer than anything, and are left out of the mean.
     """
-    if weights is None and len(values_s) > MANY:
-        return _spread_of_many(values_s)
+    if weights is None and len(values_s) > MOST_SORTED:
+        return _unsorted_mean_and_percentiles(values_s)
     values_s = np.nan_to_num(values_s, nan=np.inf)
     order = np.argsort(values_s)
     values_s = values_s[order]
-    seen = np.ones(len(values_s)) if weights is None else weights[order]
-    total = np.cumsum(seen)
-    happened = int(np.searchsorted(values_s, np.inf))
-    mean = float(values_s[:happened] @ seen[:happened] / total[happened - 1]) if happened else float("nan")
+    counts = np.ones(len(values_s)) if weights is None else weights[order]
+    total = np.cumsum(counts)
+    finite = int(np.searchsorted(values_s, np.inf))
+    mean = float(values_s[:finite] @ counts[:finite] / total[finite - 1]) if finite else float("nan")
     values = {"mean": mean}
     for percentile_frac in PERCENTILES:
         name = percentile_name(percentile_frac)
@@ -96,22 +100,27 @@ def spread(values_s: Floats, weights: Floats | None = None) -> dict[str, float]:
     return values
 
 
-def _spread_of_many(values_s: Floats) -> dict[str, float]:
-    """The same without sorting them, nor more than one copy."""
+def _unsorted_mean_and_percentiles(values_s: Floats) -> dict[str, float]:
+    """As `mean_and_percentiles` without weights, without a sort and with one copy at most."""
     if values_s.base is not None:  # A view is copied, because its array belongs to others.
         values_s = values_s.copy()
     values_s = np.nan_to_num(values_s, copy=False, nan=np.inf)
-    happened = np.isfinite(values_s)
-    count, total = int(happened.sum()), len(values_s)
-    values = {"mean": float(values_s.sum(where=happened) / count) if count else float("nan")}
-    del happened
-    at = {frac: nearest_rank(frac, total) - 1 for frac in PERCENTILES}
-    values_s.partition(sorted(set(at.values())))
-    return values | {percentile_name(frac): float(values_s[place]) for frac, place in at.items()}
+    is_finite = np.isfinite(values_s)
+    count, total = int(is_finite.sum()), len(values_s)
+    values = {"mean": float(values_s.sum(where=is_finite) / count) if count else float("nan")}
+    del is_finite
+    rank_by_percentile = {
+        percentile_frac: nearest_rank(percentile_frac, total) - 1 for percentile_frac in PERCENTILES
+    }
+    values_s.partition(sorted(set(rank_by_percentile.values())))
+    return values | {
+        percentile_name(percentile_frac): float(values_s[rank])
+        for percentile_frac, rank in rank_by_percentile.items()
+    }
 
 
-def counted_spread(gaps: GapCounts) -> dict[str, float]:
-    """The same of gaps that were counted."""
+def counted_mean_and_percentiles(gaps: GapCounts) -> dict[str, float]:
+    """As `mean_and_percentiles`, for gaps that were counted in bins."""
     return {"mean": gaps.mean_s} | {percentile_name(frac): gaps.percentile_s(frac) for frac in PERCENTILES}
 
 
@@ -123,24 +132,24 @@ def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats) 
     runs = runs[is_step & np.isin(runs["worker"], workers)]
     start_s = runs["start_s"]
     end_s = start_s + run_seconds(runs)
-    until = _elapsed(start_s, edges_s) - _elapsed(end_s, edges_s)
+    until = _elapsed_sum_s(start_s, edges_s) - _elapsed_sum_s(end_s, edges_s)
     return np.clip(np.diff(until) / (np.diff(edges_s) * max(len(workers), 1)), 0.0, 1.0)
 
 
-def _elapsed(since_s: Floats, at_s: Floats) -> Floats:
-    """sum over i of max(at - since_i, 0), for every `at`."""
+def _elapsed_sum_s(since_s: Floats, at_s: Floats) -> Floats:
+    """sum over i of max(at - since_i, 0), for every `at` [s]; its differences give the time since then."""
     ordered = np.sort(since_s)
     sums = np.concatenate(([0.0], np.cumsum(ordered)))
     count = np.searchsorted(ordered, at_s)
     return np.asarray(count * at_s - sums[count])
 
 
-def in_system(simulation: Simulation, at_s: Floats) -> tuple[Floats, Floats]:
+def running_and_queued(simulation: Simulation, at_s: Floats) -> tuple[Floats, Floats]:
     """(running, queued) requests at these times."""
     arrival_s = np.sort(simulation.arrival_s)
     scheduled_s = np.sort(np.nan_to_num(simulation.arrival_s + simulation.queue_s, nan=np.inf))
     finish_s = np.sort(np.nan_to_num(simulation.arrival_s + simulation.e2e_s, nan=np.inf))
-    rejected_s = np.sort(simulation.arrival_s[simulation.status == 1])
+    rejected_s = np.sort(simulation.arrival_s[simulation.status == REJECTED])
     arrived, scheduled, finished, rejected = (
         np.searchsorted(times_s, at_s, side="right").astype(float)
         for times_s in (arrival_s, scheduled_s, finish_s, rejected_s)
@@ -149,18 +158,18 @@ def in_system(simulation: Simulation, at_s: Floats) -> tuple[Floats, Floats]:
 
 
 def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats) -> Floats:
-    """KV blocks in use on these workers at these times, of the step that is under way, (times,)."""
+    """KV blocks in use on these workers at these times (times,), by the step that is under way then."""
     runs = simulation.runs
     rows = np.flatnonzero(runs["prefill_tokens"] >= 0)  # Other rows are gaps of single requests.
     rows = rows[np.lexsort((runs["start_s"][rows], runs["worker"][rows]))]
-    start_s, of, total = runs["start_s"][rows], runs["worker"][rows], np.zeros(len(at_s))
+    start_s, worker_of_row, total = runs["start_s"][rows], runs["worker"][rows], np.zeros(len(at_s))
     for worker in workers:
-        first, end = np.searchsorted(of, [worker, worker + 1])
+        first, end = np.searchsorted(worker_of_row, [worker, worker + 1])
         last = first + np.searchsorted(start_s[first:end], at_s, side="right") - 1
-        begun = np.flatnonzero(last >= first)
-        step = runs[rows[last[begun]]]
+        has_begun = np.flatnonzero(last >= first)
+        step = runs[rows[last[has_begun]]]
         end_s = step["start_s"] + run_seconds(step)
-        total[begun] += np.where(at_s[begun] <= end_s, step["blocks"], 0)
+        total[has_begun] += np.where(at_s[has_begun] <= end_s, step["blocks"], 0)
     return total
 
 

@@ -13,22 +13,22 @@ ALWAYS: tuple[Metric, ...] = ("ttft", "tbt")
 NAMES = (*screen_charts.NAMES, *METRICS, "busy", "alternatives", "cost-and-power")
 
 
-def every(plan: Plan) -> list[Figure]:
-    return [*running(plan), *alternatives(plan)]
+def all_figures(plan: Plan) -> list[Figure]:
+    return [*running_figures(plan), *alternative_figures(plan)]
 
 
-def running(plan: Plan) -> list[Figure]:
-    """Those of the first screen, then what it does not show."""
-    return [*screen_charts.figures(plan), *beside(plan)]
+def running_figures(plan: Plan) -> list[Figure]:
+    """The charts of the first screen, then those of `figures_beyond_first_screen`."""
+    return [*screen_charts.figures(plan), *figures_beyond_first_screen(plan)]
 
 
-def beside(plan: Plan) -> list[Figure]:
-    """What the first screen does not show: the metrics that the SLO has not, and how busy pools are."""
-    simulation, limited = plan.simulation, {limit.metric for limit in plan.slo.limits}
+def figures_beyond_first_screen(plan: Plan) -> list[Figure]:
+    """Charts that the first screen lacks: metrics without a limit in the SLO, and how busy pools are."""
+    simulation, limited_metrics = plan.simulation, {limit.metric for limit in plan.slo.limits}
     drawn = [
         screen_charts.latency(simulation, metric, (), ", on which the SLO has no limit")
         for metric in ALWAYS
-        if metric not in limited
+        if metric not in limited_metrics
     ]
     values = [figure for figure in drawn if figure is not None]
     if (busy := charts.busy_chart(plan.fleet, simulation)) is not None:
@@ -40,19 +40,21 @@ def beside(plan: Plan) -> list[Figure]:
     return values
 
 
-def alternatives(plan: Plan) -> list[Figure]:
-    """What else the fleet could be: as bars of the objective, and by cost and power."""
+def alternative_figures(plan: Plan) -> list[Figure]:
+    """Charts of other fleets for the same traffic: their objectives as bars, and their cost and power."""
     certificate = plan.certificate
-    others = [a for a in plan.alternatives if a.fleet != plan.fleet]
+    others = [alternative for alternative in plan.alternatives if alternative.fleet != plan.fleet]
     bars = [charts.Bar("this plan", plan.value, is_plan=True)]
     bars += [charts.Bar("on paper", certificate.value)] if certificate.answers else []
-    where = ", on paper" if certificate.answers else ""
-    bars += [charts.Bar(other.label + where, other.objective) for other in others if other.is_priced]
+    suffix = ", on paper" if certificate.answers else ""
+    bars += [charts.Bar(other.label + suffix, other.objective) for other in others if other.is_priced]
     if len(bars) == 1 + bool(certificate.answers):
         return []
     caption = f"{certificate.unit} of the plan and of the alternatives that were priced."
     values = [Figure("alternatives", charts.bars_chart(bars, certificate.unit), caption)]
-    fleets = {"this plan": plan.fleet} | {a.label: a.fleet for a in others if a.fleet is not None}
+    fleets = {"this plan": plan.fleet} | {
+        alternative.label: alternative.fleet for alternative in others if alternative.fleet is not None
+    }
     dots = {name: (bill_fleet(fleet).usd_per_h, fleet.power_w / 1e3) for name, fleet in fleets.items()}
     if len(set(dots.values())) > 2:
         caption = (

@@ -31,11 +31,11 @@ from planner.manifests.engine_command import image as image_of
 from planner.manifests.engine_command import undeployable
 from planner.manifests.engine_command import version as vllm_version
 from planner.reports import figures
-from planner.reports.curves import counted_spread, spread
+from planner.reports.curves import counted_mean_and_percentiles, mean_and_percentiles
 from planner.reports.drawing import Figure, chart_png
 from planner.reports.fact_sentences import alternative_note, prices_text, sentence, sentences
 from planner.reports.prefix_values import pool_document, warm_up_json
-from planner.reports.report import render as render_report
+from planner.reports.report import render_report as render_report
 from planner.reports.rows import router_rows
 from planner.reports.screen import targets_text
 from planner.search.evidence.plan import Plan
@@ -366,11 +366,11 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
         "complete": simulation.complete,
         **{name: int((simulation.status == k).sum()) for k, name in enumerate(STATUS)},
         "preemptions": int(simulation.preemptions.sum()),
-        "queue_s": spread(chosen(simulation.queue_s, inside)),
+        "queue_s": mean_and_percentiles(chosen(simulation.queue_s, inside)),
         **{
             f"{key}_s": _gap_spread(simulation)
             if row.is_of_gaps
-            else spread(chosen(row.values_s(simulation), _with_value(row, simulation, inside)))
+            else mean_and_percentiles(chosen(row.values_s(simulation), _with_value(row, simulation, inside)))
             if row.is_shown(simulation)
             else None
             for key, row in METRICS.items()
@@ -399,8 +399,8 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
 
 def _gap_spread(simulation: Simulation) -> dict[str, float] | None:
     if simulation.gaps is not None:
-        return counted_spread(simulation.gaps)
-    return spread(*gaps_s(simulation)) if len(simulation.runs) else None
+        return counted_mean_and_percentiles(simulation.gaps)
+    return mean_and_percentiles(*gaps_s(simulation)) if len(simulation.runs) else None
 
 
 def _tenants(simulation: Simulation) -> Document:
@@ -416,8 +416,8 @@ def _tenants(simulation: Simulation) -> Document:
                 "weight": simulation.tenant_weights[u],
                 "requests": int((simulation.tenant == u).sum()),
                 "service_tokens_per_s": service.tokens_per_s[u],
-                "ttft_s": spread(simulation.ttft_s[inside & (simulation.tenant == u)]),
-                "e2e_s": spread(simulation.e2e_s[inside & (simulation.tenant == u)]),
+                "ttft_s": mean_and_percentiles(simulation.ttft_s[inside & (simulation.tenant == u)]),
+                "e2e_s": mean_and_percentiles(simulation.e2e_s[inside & (simulation.tenant == u)]),
             }
             for u, name in enumerate(simulation.tenants)
         ],

@@ -11,24 +11,25 @@ from planner.reports.page import bullets, chart, charts, page, section, table
 from planner.reports.words import counted
 from planner.search.evidence.plan import Plan
 
+LONGEST_OPEN_LIST = 8  # A longer list is folded.
 CHECK = "plan simulate --fleet plan.yaml --trace requests.csv --window whole"
 
 
-def render(plan: Plan, *, command: str = "") -> str:
-    """The whole page; `command` is what made the plan, to be repeated."""
+def render_report(plan: Plan, *, command: str = "") -> str:
+    """The whole page. `command` is the command line that made the plan; it is shown to be run again."""
     body = "\n".join(
         [
-            f"<header><p class=eyebrow>{escape(_stamp(plan))}</p>",
+            f"<header><p class=eyebrow>{escape(_title_line(plan))}</p>",
             screen_page.fragment(plan),
             "</header>",
-            *([section("Mind", bullets(_warnings(plan)))] if plan.warnings else []),
-            section("Why not cheaper", _alternatives(plan)),
-            section("Deployment", _fleet(plan)),
-            *([section("What prompts share", _prefixes(plan))] if plan.prefixes else []),
-            section("What it costs and draws", _costs(plan)),
-            section("Sources and assumptions", _sources(plan)),
-            section("Do it again", _again(command)),
-            section("Appendix: how it runs, and the proof", _appendix(plan)),
+            *([section("Mind", bullets(_warning_sentences(plan)))] if plan.warnings else []),
+            section("Why not cheaper", _why_not_cheaper(plan)),
+            section("Deployment", _fleet_section(plan)),
+            *([section("What prompts share", _prefixes_section(plan))] if plan.prefixes else []),
+            section("What it costs and draws", _costs_section(plan)),
+            section("Sources and assumptions", _sources_section(plan)),
+            section("Do it again", _commands_section(command)),
+            section("Appendix: how it runs, and the proof", _appendix_section(plan)),
         ]
     )
     return page(
@@ -40,38 +41,38 @@ def render(plan: Plan, *, command: str = "") -> str:
     )
 
 
-def _stamp(plan: Plan) -> str:
-    """What this page is of, when it was made and by which version."""
-    by = f"planned on {plan.made.date} by fleetplan {plan.made.version}" if plan.made else ""
-    parts = ("Fleet plan", plan.fleet.llm.name, by, f"seed {plan.certificate.seed}")
+def _title_line(plan: Plan) -> str:
+    """The line above the headline: the LLM, the plan's date, the version that made it and the seed."""
+    planned_by = f"planned on {plan.made.date} by fleetplan {plan.made.version}" if plan.made else ""
+    parts = ("Fleet plan", plan.fleet.llm.name, planned_by, f"seed {plan.certificate.seed}")
     return " · ".join(part for part in parts if part)
 
 
-def _warnings(plan: Plan) -> list[str]:
+def _warning_sentences(plan: Plan) -> list[str]:
     return [f"{text[0].upper()}{text[1:]}." for text in sentences(plan.warnings)]
 
 
-def _appendix(plan: Plan) -> str:
+def _appendix_section(plan: Plan) -> str:
     parts = (
-        ("The SLO, and what the simulation says", _slo(plan)),
-        *((("The three answers", _answers(plan)),) if plan.certificate.answers else ()),
+        ("The SLO, and what the simulation says", _slo_section(plan)),
+        *((("The three answers", _answers_section(plan)),) if plan.certificate.answers else ()),
         ("What binds", bullets(sentences(plan.certificate.binding), "No single limit binds.")),
-        ("How it runs", _running(plan)),
-        ("What was found, and what bounds it", _proof(plan)),
+        ("How it runs", _running_section(plan)),
+        ("What was found, and what bounds it", _proof_section(plan)),
     )
     return "".join(f"<h3>{escape(title)}</h3>{body}" for title, body in parts)
 
 
-def _answers(plan: Plan) -> str:
-    values = table(
+def _answers_section(plan: Plan) -> str:
+    answer_table = table(
         *answer_sentences.answer_rows(plan), caption="On paper, in production, with a loss", numeric=(2,)
     )
-    return values + "".join(
+    return answer_table + "".join(
         f"<p class=note>{escape(line)}</p>" for line in answer_sentences.futures_lines(plan)
     )
 
 
-def _fleet(plan: Plan) -> str:
+def _fleet_section(plan: Plan) -> str:
     fleet = table(*rows.fleet_rows(plan.fleet), caption="Pools of the fleet", numeric=(2, *range(4, 10)))
     text = f"{fleet}<p class=note>{escape(words.policies_line(plan.fleet))}</p>"
     placement = plan.placement
@@ -86,7 +87,7 @@ def _fleet(plan: Plan) -> str:
     return f"{text}<div class=below>{nodes}</div><p class=note>{escape(note)}</p>"
 
 
-def _costs(plan: Plan) -> str:
+def _costs_section(plan: Plan) -> str:
     costs = table(*rows.cost_rows(plan), caption="Cost and power", numeric=(1,))
     if not plan.certificate.commitments:
         return costs
@@ -94,39 +95,39 @@ def _costs(plan: Plan) -> str:
     return f"{costs}<div class=below>{terms}</div>"
 
 
-def _slo(plan: Plan) -> str:
-    kept = table(*rows.slo_rows(plan), caption="Limits and what was simulated", numeric=range(2, 6))
-    measured = f"{kept}<p class=note>{escape(words.measured_line(plan))}</p>"
+def _slo_section(plan: Plan) -> str:
+    limits = table(*rows.slo_rows(plan), caption="Limits and what was simulated", numeric=range(2, 6))
+    blocks = f"{limits}<p class=note>{escape(words.measured_line(plan))}</p>"
     if plan.certificate.routers:
         routers = table(*rows.router_rows(plan), caption="Under the routers of deployment targets")
-        measured += f"<div class=below>{routers}</div>"
+        blocks += f"<div class=below>{routers}</div>"
     if not plan.certificate.repeats:
-        return measured
-    return f"{measured}<div class=below>{table(*rows.repeat_rows(plan), caption='Other draws')}</div>"
+        return blocks
+    return f"{blocks}<div class=below>{table(*rows.repeat_rows(plan), caption='Other draws')}</div>"
 
 
-def _running(plan: Plan) -> str:
+def _running_section(plan: Plan) -> str:
     usage = table(*rows.usage_rows(plan), caption="Use of each pool", numeric=range(1, 10))
     percentiles = table(*rows.percentile_rows(plan), caption="Simulated latencies", numeric=range(1, 5))
-    tables = "".join(f"<div class=below>{one}</div>" for one in (usage, percentiles))
-    return charts(figures.beside(plan)) + tables
+    tables = "".join(f"<div class=below>{block}</div>" for block in (usage, percentiles))
+    return charts(figures.figures_beyond_first_screen(plan)) + tables
 
 
-def _prefixes(plan: Plan) -> str:
-    kept = table(*rows.prefix_rows(plan), caption="Prefixes kept by each pool", numeric=range(1, 7))
-    return f"{kept}<p class=note>Each prefix with its workers is in plan.yaml, under prefixes.</p>"
+def _prefixes_section(plan: Plan) -> str:
+    prefix_table = table(*rows.prefix_rows(plan), caption="Prefixes kept by each pool", numeric=range(1, 7))
+    return f"{prefix_table}<p class=note>Each prefix with its workers is in plan.yaml, under prefixes.</p>"
 
 
-def _alternatives(plan: Plan) -> str:
+def _why_not_cheaper(plan: Plan) -> str:
     text = bullets([f"{line[0].upper()}{line[1:]}." for line in screen.why(plan)])
     if not plan.alternatives:
         return f"{text}<p>No other fleet was compared.</p>"
-    drawn = "".join(chart(figure, wide=True) for figure in figures.alternatives(plan))
+    drawn = "".join(chart(figure, wide=True) for figure in figures.alternative_figures(plan))
     compared = table(*rows.alternative_rows(plan), caption="Alternatives", numeric=(2, 3))
     return f"{text}<div class=below>{compared}</div>{drawn}"
 
 
-def _proof(plan: Plan) -> str:
+def _proof_section(plan: Plan) -> str:
     certificate = plan.certificate
     neighbours = table(*rows.neighbour_rows(plan), caption="Fleets with one worker fewer")
     ruled_out = [(refuted.label, sentence(refuted.because)) for refuted in certificate.refuted]
@@ -134,28 +135,36 @@ def _proof(plan: Plan) -> str:
     return (
         bullets(words.proof_lines(plan))
         + (f"<h4>Neighbours</h4>{neighbours}" if certificate.neighbours else "")
-        + f"<h4>Over these fleets</h4>{_universe(certificate.universe)}"
-        + (_folded(f"{counted(len(ruled_out), 'kind')} of fleet ruled out", refuted) if ruled_out else "")
+        + f"<h4>Over these fleets</h4>{_fleets_searched(certificate.universe)}"
+        + (
+            _folded_block(f"{counted(len(ruled_out), 'kind')} of fleet ruled out", refuted)
+            if ruled_out
+            else ""
+        )
     )
 
 
-def _universe(lines: Sequence[str]) -> str:
-    if len(lines) <= 8:
+def _fleets_searched(lines: Sequence[str]) -> str:
+    if len(lines) <= LONGEST_OPEN_LIST:
         return bullets(lines, "Not stated.")
     listed = f"<div class=columns>{bullets(lines)}</div>"
-    return _folded(f"{len(lines)} kinds of pool or pair of pools", listed)
+    return _folded_block(f"{len(lines)} kinds of pool or pair of pools", listed)
 
 
-def _folded(summary: str, body: str) -> str:
-    """What opens on demand, and is not printed."""
+def _folded_block(summary: str, body: str) -> str:
+    """A block that opens on a click; it is not printed."""
     return f"<details><summary>{escape(summary)}, as in certificate.json</summary>{body}</details>"
 
 
-def _sources(plan: Plan) -> str:
+def _sources_section(plan: Plan) -> str:
     trace = plan.trace
     notes = [
         *(f"{note}." if note[-1:] not in ".!?" else note for note in trace.notes),
-        *(f"Left out: {counted(left, 'row')}, {reason}." for reason, left in trace.dropped.items() if left),
+        *(
+            f"Left out: {counted(left_out, 'row')}, {reason}."
+            for reason, left_out in trace.dropped.items()
+            if left_out
+        ),
     ]
     assumed = bullets(sentences(plan.certificate.assumptions), "Nothing beyond the simulator's rules.")
     return (
@@ -165,13 +174,14 @@ def _sources(plan: Plan) -> str:
     )
 
 
-def _again(command: str) -> str:
-    made = (
+def _commands_section(command: str) -> str:
+    plan_again = (
         f"<p>The plan, from its question and its trace:</p><pre><code>{escape(command)}</code></pre>"
         if command
         else ""
     )
     return (
-        f"{made}<p>Its simulation, in the folder of this report; add <code>--slo FILE</code> to judge it:</p>"
+        f"{plan_again}<p>Its simulation, in the folder of this report; "
+        "add <code>--slo FILE</code> to judge it:</p>"
         f"<pre><code>{CHECK}</code></pre>"
     )

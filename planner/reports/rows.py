@@ -12,7 +12,7 @@ from planner.fleet import Fleet, Pool, WorkerType
 from planner.manifests.engine_command import undeployable
 from planner.manifests.engine_command import version as vllm_version
 from planner.reports.answer_sentences import workers_text
-from planner.reports.curves import PERCENTILES, sampled_gaps_s, spread
+from planner.reports.curves import PERCENTILES, mean_and_percentiles, sampled_gaps_s
 from planner.reports.fact_sentences import (
     drawn_text,
     percent,
@@ -180,16 +180,16 @@ def percentile_rows(plan: Plan) -> Rows:
     inside = measured(simulation)
     gaps, seen, every = sampled_gaps_s(simulation)
     about = "≈ " if every > 1 else ""
-    spreads = [("Queue", "", spread(simulation.queue_s[inside]))]
+    spreads = [("Queue", "", mean_and_percentiles(simulation.queue_s[inside]))]
     for row in METRICS.values():
         if row.is_of_gaps:
-            spreads.append((row.name.capitalize(), about, spread(gaps, seen)))
+            spreads.append((row.name.capitalize(), about, mean_and_percentiles(gaps, seen)))
             continue
         if not row.is_shown(simulation):
             continue
         with_value = row.has_value(simulation)
         values_s = row.values_s(simulation)[inside if with_value is None else inside & with_value]
-        spreads.append((row.name.capitalize(), "", spread(values_s)))
+        spreads.append((row.name.capitalize(), "", mean_and_percentiles(values_s)))
     head = ("Simulated", "Mean", *(percentile_name(p) for p in PERCENTILES))
     rows = [
         (name, *(f"{mark}{seconds_text(seconds)}" for seconds in values.values()))
@@ -364,8 +364,8 @@ def _over_runs(value: Interval) -> str:
     if not np.isfinite(value.mean):
         return "–"
     half_s = float(f"{value.half:.2g}")
-    spread = f" ± {show_s(half_s)}" if np.isfinite(half_s) else ""
-    return f"{show_s(value.mean)}{spread} ({show_s(value.most)})"
+    plus_minus = f" ± {show_s(half_s)}" if np.isfinite(half_s) else ""
+    return f"{show_s(value.mean)}{plus_minus} ({show_s(value.most)})"
 
 
 def prefix_rows(plan: Plan) -> Rows:

@@ -14,7 +14,7 @@ from planner.documents.robustness_facts import AtWorkers
 from planner.domain import KV_BLOCK_TOKENS, Limit, Metric
 from planner.reports import screen
 from planner.reports.charts import HEIGHT, WIDTH, distribution_chart
-from planner.reports.curves import distribution, in_system, kv_blocks_at
+from planner.reports.curves import cumulative_curve, kv_blocks_at, running_and_queued
 from planner.reports.drawing import BLUE, GUIDE, INK, MUTED, PURPLE, VERMILLION, Figure
 from planner.reports.encoding import data, distinguish_lines, labels, rounded_all, table, time_axis, time_unit
 from planner.search.evidence.plan import Plan
@@ -175,7 +175,7 @@ def kv_use(plan: Plan) -> Figure | None:
 def waiting(plan: Plan) -> Figure:
     """Requests that wait for a worker over time."""
     at_s, unit, factor = _moments(plan)
-    running, queued = in_system(plan.simulation, at_s)
+    running, queued = running_and_queued(plan.simulation, at_s)
     series = {"running": (at_s / factor, running), "waiting": (at_s / factor, queued)}
     drawn = _lines(series, unit, "requests", ",~f")
     return Figure("waiting", drawn, "Queue: requests in a batch, and requests that wait for one.")
@@ -272,7 +272,7 @@ def latencies(plan: Plan) -> list[Figure]:
 
 def latency(simulation: Simulation, metric: Metric, limits: Sequence[Limit], text: str) -> Figure | None:
     """The distribution of a latency, `text` in its caption; None where there are too few values to draw."""
-    curve = distribution(simulation, metric, [limit.limit_s for limit in limits])
+    curve = cumulative_curve(simulation, metric, [limit.limit_s for limit in limits])
     if len(curve.value_s) < 2:
         return None
     thinned = f" (one run of engine steps in {curve.every})" if curve.every > 1 else ""

@@ -42,7 +42,7 @@ def render(
     folders: dict[str, dict[str, str | bytes]] = {
         name: {
             **output.render(one, command=command, pages=pages),
-            **(output.pictures(figures.every(one)) if png and pages else {}),
+            **(output.pictures(figures.all_figures(one)) if png and pages else {}),
         }
         for name, one in plan.plans.items()
     }

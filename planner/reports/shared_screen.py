@@ -1,5 +1,5 @@
-"""The first screen of a plan for several LLMs: what one LLM's says (screen.py), of all of them together, then
-a card for each.
+"""The first screen of a plan for several LLMs: the texts of one LLM's (screen.py) for all of them together,
+then a card for each LLM.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from planner.reports.words import amount, counted, describe, listed, usd
 from planner.search.evidence.plan import Plan
 from planner.search.several.several_llms import AnswerTotal, SharedPlan
 
+ROUNDING_FRAC = 1e-9  # Values that differ by less are equal.
+
 
 def verdict(plan: SharedPlan) -> str:
     """What to buy for whom, what it costs, how far it holds and how sure that is."""
     doubt = next(filter(None, map(screen.not_for_production, plan.plans.values())), "")
     text = [f"{doubt}{screen.buy_text(plan.workers, plan.bill, f' for {listed(list(plan.plans))}')}."]
-    if missed := [name for name, one in plan.plans.items() if not one.verdict.holds]:
+    if missed := [name for name, llm_plan in plan.plans.items() if not llm_plan.verdict.holds]:
         text.append(f"In its simulation {listed(missed)} does NOT keep its SLO.")
     remedy = "deploy: {target: NAME} beside llms plans for one"
-    targets = {name: screen.targets_text(one, remedy) for name, one in plan.plans.items()}
+    targets = {name: screen.targets_text(llm_plan, remedy) for name, llm_plan in plan.plans.items()}
     text += [f"{name}: {text[0].lower()}{text[1:]}" for name, text in targets.items() if text]
     if (sure := _how_sure(plan)) is not None:
         text.append(sure)
@@ -36,79 +38,85 @@ def verdict(plan: SharedPlan) -> str:
 
 
 def _how_sure(plan: SharedPlan) -> str | None:
-    """To what every LLM holds, and in how many of its scenarios each is kept."""
-    rooms = [screen.headroom_of(one) for one in plan.plans.values()]
-    parts = []
-    if known := [room for room in rooms if room is not None]:
+    """How much more traffic and step time every LLM stands, and in how many scenarios each keeps its SLO."""
+    rooms = [screen.headroom_of(llm_plan) for llm_plan in plan.plans.values()]
+    clauses = []
+    if known_rooms := [room for room in rooms if room is not None]:
         traffic, steps = (
-            min(getattr(room, name) for room in known) for name in ("traffic_frac", "steps_frac")
+            min(getattr(room, name) for room in known_rooms) for name in ("traffic_frac", "steps_frac")
         )
         room = screen.room_text(Headroom(steps, traffic))
-        whose = "each holds" if len(known) == len(rooms) else "those that are known hold"
-        parts.append(f"As written, {whose} to {room}")
-    kept = []
-    for name, one in plan.plans.items():
-        answer = screen.planned_answer(one)
+        subject = "each holds" if len(known_rooms) == len(rooms) else "those that are known hold"
+        clauses.append(f"As written, {subject} to {room}")
+    kept_texts = []
+    for name, llm_plan in plan.plans.items():
+        answer = screen.planned_answer(llm_plan)
         if answer is not None and answer.kept_in is not None:
-            kept.append(f"{name} {kept_text(answer.kept_in)}")
-    if kept:
-        parts.append(f"{'kept' if parts else 'Kept'} in: {', '.join(kept)}")
-    return f"{'; '.join(parts)}." if parts else None
+            kept_texts.append(f"{name} {kept_text(answer.kept_in)}")
+    if kept_texts:
+        clauses.append(f"{'kept' if clauses else 'Kept'} in: {', '.join(kept_texts)}")
+    return f"{'; '.join(clauses)}." if clauses else None
 
 
 def _basis_text(plan: SharedPlan) -> str:
-    text = {name: screen.basis_text(one.fleet) for name, one in plan.plans.items()}
-    if len(set(text.values())) == 1:
-        return next(iter(text.values()))
-    return " ".join(f"{name}: {text[0].lower()}{text[1:]}" for name, text in text.items())
+    texts_by_llm = {name: screen.basis_text(llm_plan.fleet) for name, llm_plan in plan.plans.items()}
+    if len(set(texts_by_llm.values())) == 1:
+        return next(iter(texts_by_llm.values()))
+    return " ".join(
+        f"{name}: {texts_by_llm[0].lower()}{texts_by_llm[1:]}" for name, texts_by_llm in texts_by_llm.items()
+    )
 
 
 def glance(plan: SharedPlan) -> list[Glance]:
-    """What one asks first, of all LLMs."""
+    """The figures that a buyer asks for first, over all LLMs."""
     paid = plan.bill.usd_per_h
     gpus = f"{counted(plan.workers.gpus, 'GPU')}, {plan.workers.power_w / 1e3:,.1f} kW provisioned"
     return [
         Glance("Cost per month", screen.month_text(paid), gpus),
         _breaks_first(plan),
         _more_traffic(plan),
-        _measured(plan),
+        _measured_inputs(plan),
         Glance("Status", plan.status, STATUS_WORDS[plan.status]),
     ]
 
 
 def _breaks_first(plan: SharedPlan) -> Glance:
-    """Of the LLM that holds least."""
-    name, one = min(plan.plans.items(), key=lambda each: _least(each[1]))
-    first = screen.breaks_first(one)
+    """What breaks first, for the LLM that breaks with the smallest increase."""
+    name, llm_plan = min(plan.plans.items(), key=lambda item: _smallest_share_that_breaks(item[1]))
+    first = screen.breaks_first(llm_plan)
     return Glance(first.name, first.value, f"of {name}: {first.note}")
 
 
-def _least(plan: Plan) -> float:
-    values = [each.frac for each in screen.breaks(plan) if each.kind == "slo" or not each.frac]
+def _smallest_share_that_breaks(plan: Plan) -> float:
+    """Over more traffic, longer steps and prompts, and over losses that break it at once (share 0)."""
+    values = [strain.frac for strain in screen.breaks(plan) if strain.kind == "slo" or not strain.frac]
     return min(values, default=math.inf)
 
 
 def _more_traffic(plan: SharedPlan) -> Glance:
-    """Whether the fleet of every LLM carries it, each as a plan for it would ask."""
-    at = {
-        llm: None if one.certificate.around is None else one.certificate.around.more_traffic
-        for llm, one in plan.plans.items()
+    """Whether every LLM's fleet carries MORE_FRAC more of its traffic, as its own plan has simulated."""
+    more_traffic_by_llm = {
+        llm: None if llm_plan.certificate.around is None else llm_plan.certificate.around.more_traffic
+        for llm, llm_plan in plan.plans.items()
     }
-    by_plan = (
-        f"a plan with so much more safety: growth of {'each' if len(at) > 1 else 'it'} says what it costs"
-    )
-    if unknown := [llm for llm, each in at.items() if each is None]:
+    whose = "each" if len(more_traffic_by_llm) > 1 else "it"
+    by_plan = f"a plan with so much more safety: growth of {whose} says what it costs"
+    if unknown := [llm for llm, each in more_traffic_by_llm.items() if each is None]:
         return Glance(MORE_TRAFFIC, "not simulated", f"of {listed(unknown)}; {by_plan}")
-    if small := [llm for llm, each in at.items() if each is not None and not each.is_carried]:
+    if too_small := [
+        llm for llm, each in more_traffic_by_llm.items() if each is not None and not each.is_carried
+    ]:
         return Glance(
-            MORE_TRAFFIC, "takes other fleets", f"those of {listed(small)} are too small; {by_plan}"
+            MORE_TRAFFIC, "takes other fleets", f"those of {listed(too_small)} are too small; {by_plan}"
         )
     return Glance(MORE_TRAFFIC, "no extra cost", "these fleets carry it")
 
 
-def _measured(plan: SharedPlan) -> Glance:
+def _measured_inputs(plan: SharedPlan) -> Glance:
     kinds = {
-        (name, figure): kind for name, one in plan.plans.items() for figure, kind in screen.basis(one).items()
+        (name, figure): kind
+        for name, llm_plan in plan.plans.items()
+        for figure, kind in screen.basis(llm_plan).items()
     }
     measured = sum(kind == "measured" for kind in kinds.values())
     estimated = dict.fromkeys(figure for (_, figure), kind in kinds.items() if kind == "estimated")
@@ -117,7 +125,7 @@ def _measured(plan: SharedPlan) -> Glance:
 
 
 def cards(plan: SharedPlan) -> list[Card]:
-    """The answers of all LLMs together; the plan alone where not every LLM asks for safety."""
+    """A card per answer, summed over all LLMs; the plan alone if some LLM is planned on paper alone."""
     paid = plan.bill
     if plan.answers:
         return [_card(plan, total, paid.usd_per_h) for total in plan.answers]
@@ -131,8 +139,8 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
     if total.value is None or total.paid_usd_per_h is None:
         why = f"no fleet of {listed(total.lacks)} within the limits was found"
         return Card(name, "none", "", "", why, "", "", "", is_plan=is_plan)
-    answers = {llm: one.certificate.find_answer(total.name) for llm, one in plan.plans.items()}
-    kept = [
+    answers = {llm: llm_plan.certificate.find_answer(total.name) for llm, llm_plan in plan.plans.items()}
+    kept_texts = [
         f"{llm} {kept_text(each.kept_in)}"
         for llm, each in answers.items()
         if each and each.kept_in is not None
@@ -144,7 +152,7 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
         "the plan" if is_plan else screen.against_text(paid, planned_usd_per_h),
         f"{screen.month_text(paid)} per month",
         "",
-        f"kept in: {', '.join(kept)}" if kept else "",
+        f"kept in: {', '.join(kept_texts)}" if kept_texts else "",
         "",
         "",
         is_plan=is_plan,
@@ -152,43 +160,53 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
 
 
 def llm_cards(plan: SharedPlan) -> list[Card]:
-    """Who gets what, and what it would take with all of the fleet for itself."""
+    """A card per LLM: what it gets, and what it would get with all of the fleet for itself."""
     values = []
-    for name, one in plan.plans.items():
-        value, alone = one.value, plan.alone[name]
-        gives = "as alone" if value <= alone * (1 + 1e-9) else f"alone {amount(alone, plan.unit)} {plan.unit}"
-        answer, room = screen.planned_answer(one), screen.headroom_of(one)
-        kept = "" if answer is None or answer.kept_in is None else f"kept in {kept_text(answer.kept_in)}"
-        if not one.verdict.holds:
-            kept = "its SLO is missed in the simulation"
+    for name, llm_plan in plan.plans.items():
+        value, alone = llm_plan.value, plan.alone[name]
+        difference = (
+            "as alone"
+            if value <= alone * (1 + ROUNDING_FRAC)
+            else f"alone {amount(alone, plan.unit)} {plan.unit}"
+        )
+        answer, room = screen.planned_answer(llm_plan), screen.headroom_of(llm_plan)
+        kept_text_of_llm = (
+            "" if answer is None or answer.kept_in is None else f"kept in {kept_text(answer.kept_in)}"
+        )
+        if not llm_plan.verdict.holds:
+            kept_text_of_llm = "its SLO is missed in the simulation"
         holds = "" if room is None else screen.holds_text(room)
         price = f"{amount(value, plan.unit)} {plan.unit}"
-        fleet = f"{describe(one.fleet)}, of {one.fleet.llm.name}"
-        values.append(Card(name, price, gives, "", fleet, kept, holds, "", is_plan=False, is_of_llm=True))
+        fleet = f"{describe(llm_plan.fleet)}, of {llm_plan.fleet.llm.name}"
+        values.append(
+            Card(
+                name, price, difference, "", fleet, kept_text_of_llm, holds, "", is_plan=False, is_of_llm=True
+            )
+        )
     return values
 
 
 def breaks(plan: SharedPlan) -> list[Breaks]:
-    """What breaks any of them, the nearest first; no prices, which are of one fleet alone."""
+    """What breaks any LLM's plan, the nearest first; without prices, which concern one fleet alone."""
     values = [
         Breaks(f"{name}, {each.label}", each.frac, each.said, each.kind)
-        for name, one in plan.plans.items()
-        for each in screen.breaks(one)
+        for name, llm_plan in plan.plans.items()
+        for each in screen.breaks(llm_plan)
         if each.kind != "price"
     ]
     return sorted(values, key=lambda each: each.frac)
 
 
 def figures(plan: SharedPlan) -> list[Figure]:
-    """What each takes, and what breaks which."""
-    return [each for each in (comparison(plan), _breaks_figure(plan)) if each is not None]
+    """The charts: what each LLM gets, and what breaks each plan."""
+    return [figure for figure in (comparison(plan), _breaks_figure(plan)) if figure is not None]
 
 
 def comparison(plan: SharedPlan) -> Figure:
-    """What each LLM takes, beside what it would take with all of the fleet for itself."""
+    """Bars: what each LLM gets, and what it would get with all of the fleet for itself."""
     bars = []
-    for name, one in plan.plans.items():
-        bars.append(charts.Bar(name, one.value, is_plan=True))
+    for name, llm_plan in plan.plans.items():
+        bars.append(charts.Bar(name, llm_plan.value, is_plan=True))
         if plan.in_production:
             bars.append(charts.Bar(f"{name}, on paper", plan.paper[name]))
         bars.append(charts.Bar(f"{name}, with all of the fleet for itself", plan.alone[name]))
@@ -212,16 +230,16 @@ def texts(plan: SharedPlan, tag: str = "h1") -> str:
 
 
 def fragment(plan: SharedPlan) -> str:
-    """All of the first screen for the report."""
+    """The whole first screen as HTML, for the report."""
     drawn = "".join(chart(figure) for figure in figures(plan))
     return f"{texts(plan)}<div class=charts>{drawn}</div>{_left_out(plan)}"
 
 
 def _left_out(plan: SharedPlan) -> str:
-    missing = [
+    cut_short = [
         name
-        for name, one in plan.plans.items()
-        if one.certificate.around is not None and one.certificate.around.left_out
+        for name, llm_plan in plan.plans.items()
+        if llm_plan.certificate.around is not None and llm_plan.certificate.around.left_out
     ]
-    text = f"Not all was simulated around {listed(missing)}, for want of time; raise --time-limit."
-    return f"<p class=note>{escape(text)}</p>" if missing else ""
+    text = f"Not all was simulated around {listed(cut_short)}, for want of time; raise --time-limit."
+    return f"<p class=note>{escape(text)}</p>" if cut_short else ""

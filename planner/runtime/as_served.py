@@ -1,7 +1,7 @@
-"""A run against an endpoint as the comparison takes it: the requests that were sent, as long as they were.
+"""The trace that an endpoint really served: the requests that were sent, with the lengths it counted.
 
-A prompt of text may come out longer or shorter than the trace has it, and an answer ends where the LLM ends
-it. The simulation is asked for what the endpoint counted, so that lengths are no error of the prediction.
+A prompt of text may have more or fewer tokens than in the trace, and an answer ends where the LLM ends it.
+The simulation runs the lengths that the endpoint counted, so that they are no error of the prediction.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from planner.runtime.live_replay import Journal
 from planner.traffic.trace import Trace
 
 MOST_CLUMPED_FRAC = 0.1  # If more of the gaps between tokens are 0, tokens came in chunks.
-AT_ONCE_S = 1e-4
+AT_ONCE_S = 1e-4  # Tokens nearer than this came in one chunk.
 
 
 @dataclass(frozen=True, slots=True)
 class ServedLengths:
-    """Tokens that were asked for and that came, over the requests that finished. `prompt_error_frac` are the
-    median and the largest relative error of a prompt's length, None where the endpoint does not count."""
+    """Tokens requested and received, over the requests that finished.
+
+    `prompt_error_frac` holds the median and the largest relative error of a prompt's length; None if the
+    endpoint does not count prompt tokens. `clumped_frac` is the share of tokens that came with
+    the one before.
+    """
 
     requested_output_tokens: int
     output_tokens: int
@@ -40,57 +44,59 @@ class ServedLengths:
 
 
 def as_served(trace: Trace, journal: Journal) -> tuple[Trace, Journal]:
-    """The trace of the requests that were sent or given up, with the lengths that came, and the journal with
-    their numbers in it. The same where there are none."""
+    """The requests that were sent or given up as a trace with the served lengths, and the journal with the
+    requests' numbers in that trace. Both are unchanged if no request was sent.
+    """
     touched = {request for part in journal.parts for request in part.requests} | set(journal.sent)
-    kept = sorted(touched)
-    if not kept:
+    requests = sorted(touched)
+    if not requests:
         return trace, journal
-    number = {request: k for k, request in enumerate(kept)}
-    inputs, outputs = trace.input_tokens[kept].copy(), trace.output_tokens[kept].copy()
+    number = {request: k for k, request in enumerate(requests)}
+    inputs, outputs = trace.input_tokens[requests].copy(), trace.output_tokens[requests].copy()
     for request, sent in journal.sent.items():
         if sent.status == "finished":
             inputs[number[request]] = sent.input_tokens or inputs[number[request]]
             outputs[number[request]] = len(sent.token_s)
-    chosen = trace.select(kept)
-    if chosen.image_tokens is not None:
-        chosen = replace(chosen, image_tokens=np.minimum(chosen.image_tokens, inputs))
+    served_trace = trace.select(requests)
+    if served_trace.image_tokens is not None:
+        served_trace = replace(served_trace, image_tokens=np.minimum(served_trace.image_tokens, inputs))
     parts = tuple(
         replace(part, requests=tuple(number[request] for request in part.requests)) for part in journal.parts
     )
-    moved = {number[request]: replace(one, request=number[request]) for request, one in journal.sent.items()}
-    return replace(chosen, input_tokens=inputs, output_tokens=outputs), Journal(parts, moved)
+    renumbered = {
+        number[request]: replace(one, request=number[request]) for request, one in journal.sent.items()
+    }
+    return replace(served_trace, input_tokens=inputs, output_tokens=outputs), Journal(parts, renumbered)
 
 
 def measure_lengths(trace: Trace, journal: Journal) -> ServedLengths:
-    """`trace` is what was to be sent."""
-    finished = [one for one in journal.sent.values() if one.status == "finished"]
-    counted = [one for one in finished if one.input_tokens]
+    """Compare the answers with `trace`, which says what was to be sent."""
+    finished = [sent for sent in journal.sent.values() if sent.status == "finished"]
+    counted = [sent for sent in finished if sent.input_tokens]
     error = None
     if counted:
-        errors = np.abs([one.input_tokens / trace.input_tokens[one.request] - 1 for one in counted])
+        errors = np.abs([sent.input_tokens / trace.input_tokens[sent.request] - 1 for sent in counted])
         error = float(np.median(errors)), float(errors.max())
-    gaps = np.concatenate([np.diff(one.token_s) for one in finished]) if finished else np.zeros(0)
+    gaps_s = np.concatenate([np.diff(sent.token_s) for sent in finished]) if finished else np.zeros(0)
     return ServedLengths(
-        int(sum(trace.output_tokens[one.request] for one in finished)),
-        sum(len(one.token_s) for one in finished),
+        int(sum(trace.output_tokens[sent.request] for sent in finished)),
+        sum(len(sent.token_s) for sent in finished),
         error,
-        float((gaps < AT_ONCE_S).mean()) if len(gaps) else 0.0,
+        float((gaps_s < AT_ONCE_S).mean()) if len(gaps_s) else 0.0,
     )
 
 
 def client_clock_notes(
     answered: ServedLengths, records: Sequence[dict[str, Any]], *, planned_requests: int, sent: int
 ) -> tuple[str, ...]:
-    """What a reader must know of a measurement by the client's clock."""
+    """Sentences that a reader of a measurement by the client's clock must know."""
     sentences = [note for record in records for note in record.get("endpoint", {}).get("notes", ())]
     if sent < planned_requests:
         sentences.append(f"The budget ended the run: {sent} of {planned_requests} requests were sent.")
     if answered.output_tokens != answered.requested_output_tokens:
         sentences.append(
             f"Answers had {answered.output_tokens:,} tokens, and {answered.requested_output_tokens:,} "
-            "were asked "
-            "for; the prediction is for the answers that came."
+            "were asked for; the prediction is for the answers that came."
         )
     if (error := answered.prompt_error_frac) is not None and error[1] > 0:
         sentences.append(

@@ -1,7 +1,7 @@
-"""How many requests may be sent, and for how much: counted before each is sent, and kept in the journal.
+"""How many requests may be sent, and for how much: counted before each is sent, and written to the journal.
 
-A request is charged with the most it can cost, and once its answer says how many tokens it had, with these.
-One that failed stays charged with the most: it may be billed.
+A request is charged with the most it can cost. Once its answer says how many tokens it had, the charge is
+corrected to their price. A request that failed keeps its full charge, because it may be billed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from planner.runtime.live_replay import JournalFile
 
 @dataclass(slots=True)
 class SendingBudget:
-    """`requests` and `usd` of the whole journal, earlier parts of the run included."""
+    """What was sent and charged so far, over the whole journal: earlier parts of the run count too."""
 
     endpoint: Endpoint
     journal: JournalFile
@@ -33,8 +33,10 @@ class SendingBudget:
         return (per_input * input_tokens + per_output * output_tokens) / 1e6
 
     def charge(self, input_tokens: int, output_tokens: int, *, share_frac: float = 1.0) -> float | None:
-        """Take what a request with at most so many tokens may cost; None if it is not to be sent. With
-        `share_frac` only so much of the budget may be used up."""
+        """Charge a request of at most so many tokens and return its price [USD].
+
+        Returns None, and charges nothing, if it would use more than `share_frac` of the budget.
+        """
         usd, limits = self.usd_of(input_tokens, output_tokens), self.endpoint
         if limits.max_requests is not None and self.requests + 1 > limits.max_requests * share_frac:
             return None
@@ -46,16 +48,16 @@ class SendingBudget:
         return usd
 
     def settle(self, charged_usd: float, answer: EndpointAnswer) -> None:
-        """Charge what the answer really had, where it says so."""
+        """Correct the charge to the tokens that the answer had, if it says how many."""
         if not (answer.is_good and answer.input_tokens and answer.output_tokens):
             return
-        back_usd = self.usd_of(answer.input_tokens, answer.output_tokens) - charged_usd
-        if back_usd:
-            self.usd += back_usd
-            self.journal.write({"given_back_usd": back_usd})
+        correction_usd = self.usd_of(answer.input_tokens, answer.output_tokens) - charged_usd
+        if correction_usd:
+            self.usd += correction_usd
+            self.journal.write({"given_back_usd": correction_usd})
 
     def describe_use(self) -> str:
-        """The limits, for a sentence."""
+        """For instance "12 of at most 100 requests and 0.3 of at most 5 USD"."""
         limits = []
         if self.endpoint.max_requests is not None:
             limits.append(f"{self.requests} of at most {self.endpoint.max_requests} requests")
@@ -68,12 +70,12 @@ class SendingBudget:
 
 
 def is_spent(journal: JournalFile, endpoint: Endpoint) -> bool:
-    """Whether an earlier part ended because of the budget, and this one is no larger."""
+    """Whether an earlier part of the run ended because of the budget, and the budget has not grown since."""
     present_limits = (endpoint.max_requests, endpoint.max_usd)
     return any(
         all(
-            now == then or (now is not None and then is not None and now <= then)
-            for now, then in zip(present_limits, row["budget_ended"], strict=True)
+            now == earlier or (now is not None and earlier is not None and now <= earlier)
+            for now, earlier in zip(present_limits, row["budget_ended"], strict=True)
         )
         for row in journal.rows("budget_ended")
     )

@@ -1,8 +1,8 @@
-"""What happens to the requests of a real fleet, told to the simulator's state: compiled with its own code.
+"""Events of a real fleet, applied to the simulator's state with the simulator's own compiled functions.
 
-A request has a seat r in the tables of the state, from `take_seat` until another gets the seat. The
-simulator's functions decide which worker it goes to, what the worker then has to do and what it keeps cached;
-this module only says which of them an event calls. The field `status` says how far a request is.
+Each request has a seat, a row r in the state's tables, from `take_seat` until another request gets the seat.
+The simulator's functions choose its worker w and keep account of the worker's load and cache. This module
+maps each event to the functions it calls. The field `status` says how far a request is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from planner.simulator.slots import assign, assign_none, blocks_of, load, reques
 # How far a request is. FREE: nobody has the seat. GONE: the request ended, and only its prefix is remembered.
 FREE, GONE, ASKED, ROUTED, ADMITTED, COMPUTED, DECODING = (np.int64(stage) for stage in range(7))
 # Kinds of events.
-SEND, HAND_OFF, ADMIT, COMPUTE, GROW, LEAVE, GO_DOWN, FORGET, WAITS = range(9)
+SEND, HAND_OFF, ADMIT, COMPUTE, GROW, LEAVE, GO_DOWN, FORGET, IS_HELD_BACK = range(9)
 
 
 @small_jit
@@ -45,7 +45,7 @@ def _worker_of(state, r):
 
 
 @small_jit
-def _is_there(state, r):
+def _is_on_same_start(state, r):
     """Whether the worker of request r has not been down since it was sent there."""
     return state.workers[_worker_of(state, r)].epoch == state.requests[r].epoch
 
@@ -62,7 +62,10 @@ def _new_prompt(state, r, start, depth, tenant):
 
 @where_cached(lambda state, w, r, time_s: ZERO)
 def _take_prefix(state, w, r, time_s):
-    """As `batching.admit`: what was believed to be cached and is not will be computed after all."""
+    """Take the cached prefix of request r and return its tokens, as `batching.admit` does.
+
+    Tokens that were expected in the cache and are not there become load of the worker.
+    """
     hit = take_prefix(state, w, r, time_s)
     load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
     return hit
@@ -70,16 +73,18 @@ def _take_prefix(state, w, r, time_s):
 
 @where_cached(lambda state, w, r, time_s: time_s)
 def _admitted_s(state, w, r, time_s):
-    """When request r was admitted, if its last prompt token was computed at `time_s` and it did not wait."""
+    """When request r was admitted, estimated: its last prompt token was computed at `time_s`, and its worker
+    is taken to have computed nothing else.
+    """
     missed = state.requests[r].length_tokens - state.caches.prompts[r].expected_tokens
     return max(time_s - missed * state.caches.workers[w].token_s, state.requests[r].arrival_s)
 
 
 @kernel_jit
 def _admit(state, r, time_s):
-    """Request r is admitted, and its blocks are found by others from now on: of its chunks nobody says
-    anything. Of a worker that holds more than it can nothing counts as cached: it recomputes, and nobody
-    says what.
+    """Request r is admitted. Other requests find its blocks from now on, because real engines do not report
+    the chunks of a prompt. If the worker holds more blocks than it has, nothing of the request counts as
+    cached: the engine will recompute some requests and does not report which.
     """
     request = state.requests[r]
     w = request.prefill_worker
@@ -106,12 +111,14 @@ def _forget_window(state, limit):
 
 @kernel_jit
 def _see_saved(state, time_s):
-    """As the simulator's: by how much the answers of each worker are ahead of the limit per token."""
+    """Set `least_saved_s` of each worker, as the simulator does: by how much the answer that is least ahead
+    of the limit per token is ahead of it.
+    """
     for worker in state.workers:
         worker.least_saved_s = np.inf
     for r in range(len(state.requests)):
         request = state.requests[r]
-        if (request.status == COMPUTED or request.status == DECODING) and _is_there(state, r):
+        if (request.status == COMPUTED or request.status == DECODING) and _is_on_same_start(state, r):
             tokens = max(request.length_tokens - request.input_tokens, 1)
             saved_s = state.policy[TBT_S] * tokens - (time_s - request.first_token_s)
             worker = state.workers[_worker_of(state, r)]
@@ -120,7 +127,7 @@ def _see_saved(state, time_s):
 
 @kernel_jit
 def _send(state, r, time_s):
-    """The worker that takes request r, NONE if it fits on none that is up."""
+    """Choose the worker that takes request r and send it there; NONE if it fits on no worker that is up."""
     set_pools(state)
     flip(state, FRONT, time_s)
     if state.counters[ROUTING + FRONT] == REBALANCED:
@@ -137,7 +144,7 @@ def _send(state, r, time_s):
 
 @kernel_jit
 def _hand_off(state, r, time_s):
-    """The worker that decodes request r, NONE if it fits on none that is up."""
+    """Choose the worker that decodes request r and send it there; NONE if it fits on no worker that is up."""
     set_pools(state)
     flip(state, BACK, time_s)
     v = choose(state, BACK, r, time_s)
@@ -166,7 +173,7 @@ def _compute(state, r, time_s):
 
 @kernel_jit
 def _grow(state, r, tokens, time_s):
-    """Request r has so many tokens of output."""
+    """Request r now has `tokens` tokens of output."""
     request, w = state.requests[r], _worker_of(state, r)
     state.workers[w].used_blocks += blocks_of(request.input_tokens + tokens) - blocks_of(
         request.length_tokens
@@ -179,7 +186,7 @@ def _grow(state, r, tokens, time_s):
 
 @small_jit
 def _cached_tokens(request, tokens):
-    """What its worker has computed of a request after so many tokens of output: all but the last of them."""
+    """Tokens whose KV a worker holds after so many tokens of output: all but the last one."""
     if request.status != COMPUTED:
         return ZERO
     return max(request.length_tokens, request.input_tokens + tokens) - (tokens > 0)
@@ -187,13 +194,13 @@ def _cached_tokens(request, tokens):
 
 @kernel_jit
 def _leave(state, r, tokens, time_s):
-    """Request r has left its worker, whatever became of it, after so many tokens of output."""
+    """Request r has left its worker after so many tokens of output, finished or not."""
     request, w = state.requests[r], _worker_of(state, r)
     if tokens > 0:
         limit_tokens, request.output_tokens = request.output_tokens, tokens
         settle(state, r)
         request.output_tokens = limit_tokens
-    if not _is_there(state, r):
+    if not _is_on_same_start(state, r):
         lose_prefix(state, r)
     else:
         if request.status == ROUTED:
@@ -214,7 +221,7 @@ def _leave(state, r, tokens, time_s):
 
 @kernel_jit
 def _go_down(state, w, time_s):
-    """Worker w has lost all it had; its requests leave it one by one, as that is noticed."""
+    """Worker w has lost all it had. Its requests leave it later, each with an event of its own."""
     worker = state.workers[w]
     worker.epoch += 1
     empty_cache(state, w, time_s)
@@ -223,8 +230,8 @@ def _go_down(state, w, time_s):
 
 
 @kernel_jit
-def _nobody_has(state, node):
-    """Whether no worker is believed to have a node."""
+def _is_held_by_none(state, node):
+    """Whether no worker is believed to hold a node of the prefix tree."""
     for word in state.caches.holders[node]:
         if word != 0:
             return False
@@ -233,7 +240,7 @@ def _nobody_has(state, node):
 
 @kernel_jit
 def _forget_believed(state, node):
-    """Take a node from the workers believed to have it, unless one really has; True if it is free."""
+    """Remove a node from the workers that are believed to hold it; False, and no change, if one does."""
     caches = state.caches
     for w in range(len(state.workers)):
         e = find(state, w, node)
@@ -266,7 +273,7 @@ def _entries(sources):
             return _send(state, r, time_s)
         if event == HAND_OFF:
             return _hand_off(state, r, time_s)
-        if event == WAITS:
+        if event == IS_HELD_BACK:
             set_pools(state)
             return np.int64(holds_back(state, FRONT, r))
         if event == GO_DOWN:
@@ -276,7 +283,7 @@ def _entries(sources):
         elif state.requests[r].status > ASKED:
             if event == LEAVE:
                 _leave(state, r, number, time_s)
-            elif _is_there(state, r):
+            elif _is_on_same_start(state, r):
                 if event == COMPUTE:
                     _compute(state, r, time_s)
                 elif event == GROW and state.requests[r].status >= COMPUTED:
@@ -292,7 +299,7 @@ def _entries(sources):
         for node in range(first, end if sources > 0 else first):
             may_forget = forgets > 1 or (forgets == 1 and touched[node] == 0)
             if users[node] == 0 and (
-                _nobody_has(state, node) or (may_forget and _forget_believed(state, node))
+                _is_held_by_none(state, node) or (may_forget and _forget_believed(state, node))
             ):
                 free_nodes[count] = node
                 count += 1
@@ -304,15 +311,14 @@ def _entries(sources):
 
 take_seat, note_event, sweep = _entries(SOURCES)
 take_seat.__doc__ = (
-    "A request takes seat r: its lengths, its tenant, and `depth` nodes from `start` of the path."
+    "Give seat r to a request: its lengths, its tenant, and its `depth` nodes from `start` in the path table."
 )
 note_event.__doc__ = (
-    "An event of the request on seat r, or of the worker `number`; what SEND and HAND_OFF choose."
+    "Apply an event of the request on seat r, or of the worker `number`. Returns the worker that SEND or "
+    "HAND_OFF chose, and for IS_HELD_BACK whether the policy holds the request back."
 )
 sweep.__doc__ = """Write unused nodes from `first` up to `end` into `free_nodes`; returns how many.
 
-A node is unused where no request and no worker has it.
-
-With `forgets` 1 so do those that workers are only believed to have, unless `touched` since the last sweep;
-with 2 even these.
+A node is unused if no request and no worker has it. With `forgets` 1 a node that workers are only believed
+to have also becomes unused, unless it was `touched` since the last sweep; with 2 in any case.
 """

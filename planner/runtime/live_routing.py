@@ -163,7 +163,7 @@ class LiveFleet:
             return False
         self.workers["is_up"][:] = self.is_up
         self.workers["is_up"][list(without)] = 0
-        return bool(events.note_event(self.state, events.WAITS, seat, 0, 0.0))
+        return bool(events.note_event(self.state, events.IS_HELD_BACK, seat, 0, 0.0))
 
     def queue_number(self, seat: int) -> int | None:
         """What its worker's order goes by, smallest first, where the router gives numbers."""

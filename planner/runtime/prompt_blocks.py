@@ -1,4 +1,4 @@
-"""The blocks a prompt is made of, by name, and numbers for the names that are in use."""
+"""Names for the KV blocks of a prompt, and small numbers for the names that are in use."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ CHARACTERS_PER_TOKEN = 4  # A guess for prompts in words; it is used for routing
 
 def blocks_of(prompt: object) -> list[int]:
     """Names of the whole KV blocks of a prompt. A block's name depends on all before it, so two prompts share
-    a name exactly where they agree from the start. Words, of a prompt or of a chat's messages, are cut by
-    characters; nothing else has blocks.
+    a name exactly where they agree from the start. Text, of a prompt or of a chat's messages, is cut by
+    characters. Any other prompt has no blocks.
     """
     if isinstance(prompt, list) and all(type(token) is int for token in prompt):
         step = KV_BLOCK_TOKENS
@@ -30,14 +30,14 @@ def blocks_of(prompt: object) -> list[int]:
 
 
 def words_of(prompt: object) -> str:
-    """A prompt that is text, or the messages of a chat one after the other; else nothing."""
+    """The text of a prompt, or of a chat's messages one after the other; empty for token ids."""
     if isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt):
         return "\n".join(f"{message.get('role')}: {message.get('content')}" for message in prompt)
     return prompt if isinstance(prompt, str) else ""
 
 
 class Numbers:
-    """Names to numbers below `size`, and back; a number is free until it is given, and once it is dropped."""
+    """A number below `size` for each name in use. `drop` makes the numbers free for other names."""
 
     def __init__(self, size: int) -> None:
         self.of_name: dict[int, int] = {}
@@ -48,7 +48,7 @@ class Numbers:
         return len(self.names)
 
     def give(self, names: Sequence[int]) -> npt.NDArray[np.int32]:
-        """The numbers of `names`, of which at most as many are new as there are free ones."""
+        """The numbers of `names`; new names get free numbers, of which there must be enough."""
         numbers = np.empty(len(names), np.int32)
         for k, name in enumerate(names):
             number = self.of_name.get(name)

@@ -65,6 +65,8 @@ ANSWER_BYTES = 256 * 2**20  # Enough for 131,072 tokens with 20 log-probabilitie
 WARM_EVERY_S = 1.0  # Time between looks for workers that have come up.
 OF_THE_REQUEST = (400, 413, 422)  # These statuses mean that the request is wrong; others speak of the worker.
 ALIVE_S = 2.0  # A worker that is to get a suspect must answer a health check within this.
+CONNECT_S = 5.0  # A worker that does not accept a connection within this has failed.
+KEEP_ALIVE_S = 60.0  # An idle connection to a worker is kept open so long.
 LAST_S = 1.0  # Allowed from the last event of a stream to its end.
 WATCH_EVERY_S = 0.5
 LOOK_EVERY_S = 0.05  # Time between looks for a worker, while there is none.
@@ -79,7 +81,7 @@ REMOTE_DECODE = {
 
 
 class Backend(Protocol):
-    """A worker as the router uses it: where it listens, and by what the answers of this start are known."""
+    """A worker as the router sees it. `identity` names its present start and is in each of its answers."""
 
     name: str
     url: str
@@ -94,14 +96,14 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """`max_in_flight` requests at most; `retries` other workers are tried; `patience_s` a request waits for
-    some worker to come (back) up. `keys` are the API keys; none is needed on loopback. `longest_tokens` has
-    the longest request that the engines take.
+    """More than `max_in_flight` requests are refused. After a failure `retries` other workers are tried, and
+    a request waits `patience_s` for some worker to come up. `keys` are the API keys; on loopback none is
+    needed. `longest_tokens` are those of the longest request that the engines take.
 
-    A body must come within `body_s`, a client take what is written to it within `client_s`; a stream that has
-    begun and brings nothing for `silence_s` is ended. A stream must begin within `first_byte_s`, an answer
-    that is none be there within `whole_s`, and none be larger than `answer_bytes` nor have more tokens than
-    were asked for. `limits` are those on connections.
+    A body must come within `body_s`, and a client must read what is written to it within `client_s`. A stream
+    must begin within `first_byte_s` and is ended after `silence_s` without a byte. An answer that is no
+    stream must be there within `whole_s`. No answer may be larger than `answer_bytes`, or have more tokens
+    than were requested. `limits` are those on connections.
     """
 
     max_in_flight: int = 20_000
@@ -120,8 +122,11 @@ class RouterSettings:
 
 
 class LiveRouter:
-    """Forwards requests for the fleet's LLM to `backends`, the fleet's workers in its order; `app` is the
-    aiohttp application that does. `lengths` and `history` are those of a `LiveFleet`."""
+    """Forwards requests for the fleet's LLM to `backends`, which are the fleet's workers in its order.
+
+    `app` is the aiohttp application. `lengths` and `history` are those of `LiveFleet`. Raises InputError for
+    policies that real engines cannot run.
+    """
 
     def __init__(
         self,
@@ -173,7 +178,7 @@ class LiveRouter:
         self.ttft_sum_s = 0.0
         self.digests = [hashlib.sha256(key.encode()).digest() for key in self.settings.keys]
         self.app = web.Application(client_max_size=self.settings.max_body_bytes, middlewares=[self._guard])
-        self.app.add_routes([web.post(path, self._complete) for path in PATHS])
+        self.app.add_routes([web.post(path, self._answer_request) for path in PATHS])
         self.app.add_routes(
             [
                 web.get("/health", self._health),
@@ -186,7 +191,7 @@ class LiveRouter:
             self.app.cleanup_ctx.append(self._keep_warm)
 
     async def _keep_warm(self, _: web.Application) -> AsyncIterator[None]:
-        """Workers that come up, at first or again, are warmed up while the router runs."""
+        """While the router runs, warm up each worker that has come up."""
 
         async def work() -> None:
             while True:
@@ -199,22 +204,24 @@ class LiveRouter:
         await asyncio.gather(task, return_exceptions=True)
 
     async def warm_up(self) -> None:
-        """Have workers that are up compute what they are to keep, once after each start."""
+        """Have each worker that is up compute its `warm_prompts`, once after each of its starts."""
         async with self.warming:
             for w, backend in enumerate(self.backends):
                 identity = backend.identity
                 if not backend.is_up or self.warm[w] == identity:
                     continue
                 prompts = [each.prompt for each in self.warm_prompts if each.worker == w]
-                if all([await self._computes(backend, prompt) for prompt in prompts]):
+                if all([await self._is_computed(backend, prompt) for prompt in prompts]):
                     self._see_who_is_up(_now_s())
                     self.warm[w] = identity
                     for prompt in prompts:
                         names = blocks_of(list(prompt) if isinstance(prompt, tuple) else prompt)
                         self.live.pin_prompt(w, names)
 
-    async def _computes(self, worker: Backend, prompt: tuple[int, ...] | str) -> bool:
-        """Whether a worker has computed a prompt; a warning says why not, and it is asked again later."""
+    async def _is_computed(self, worker: Backend, prompt: tuple[int, ...] | str) -> bool:
+        """Send a prompt to a worker; whether it was computed. A failure is logged, and `_keep_warm` tries
+        again.
+        """
         body = {"model": self.fleet.llm.name, "prompt": prompt, "max_tokens": 1, "temperature": 0}
         identity = worker.identity
         try:
@@ -230,8 +237,8 @@ class LiveRouter:
         return False
 
     async def _session(self, _: web.Application) -> AsyncIterator[None]:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
         async with aiohttp.ClientSession(
             timeout=timeout,
             connector=connector,
@@ -244,8 +251,9 @@ class LiveRouter:
             watching.cancel()
 
     async def _watch(self) -> None:
-        """End what waits for a worker that went down, for the beginning or the rest of an answer, or for a
-        client to read."""
+        """End attempts on workers that went down, answers that begin or go on too late, and connections of
+        clients that do not read.
+        """
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
             now_s = _now_s()
@@ -256,14 +264,16 @@ class LiveRouter:
                         reply.abort()
                     elif reply.heard_s and now_s - reply.heard_s > self.settings.silence_s:
                         reply.overdue = f"has said nothing for {self.settings.silence_s:g} s"
-                        _end(until, now_s)
+                        _end_block(until, now_s)
                     elif not reply.heard_s and now_s - reply.sent_s > reply.limit_s:
                         reply.overdue = f"has not begun to answer within {reply.limit_s:g} s"
-                        _end(until, now_s)
+                        _end_block(until, now_s)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Keys, and every refusal as a JSON error, counted and logged without what the request held."""
+        """Check the API key. Every refusal becomes a JSON error, counted, and logged without the request's
+        content.
+        """
         try:
             if self.digests and request.path != "/health" and not self._is_allowed(request):
                 raise refusal(401, "the API key is missing or wrong")
@@ -282,10 +292,12 @@ class LiveRouter:
 
     def _is_allowed(self, request: web.Request) -> bool:
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
-        given = hashlib.sha256(key.strip().encode(errors="surrogateescape")).digest()
-        return kind.lower() == "bearer" and any(hmac.compare_digest(given, own) for own in self.digests)
+        digest = hashlib.sha256(key.strip().encode(errors="surrogateescape")).digest()
+        return kind.lower() == "bearer" and any(
+            hmac.compare_digest(digest, allowed) for allowed in self.digests
+        )
 
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
+    async def _answer_request(self, request: web.Request) -> web.StreamResponse:
         if self.in_flight >= self.settings.max_in_flight:
             raise refusal(429, f"{self.in_flight} requests are in flight; try again later", retry_after_s=1)
         self.in_flight += 1
@@ -313,7 +325,9 @@ class LiveRouter:
             raise refusal(408, f"the body did not come within {self.settings.body_s:g} s") from None
 
     async def _try_workers(self, answer: Reply) -> str:
-        """Serve the request, on another worker where one fails before the answer began; its outcome."""
+        """Serve the request and return its outcome. If a worker fails before the answer has begun, another
+        one is tried.
+        """
         routed_request, failed = answer.routed_request, set[int]()
         answer.seat = self.live.take_seat(
             routed_request.input_tokens,
@@ -355,12 +369,12 @@ class LiveRouter:
         raise refusal(status, why, retry_after_s=1 if status == 429 else None)
 
     async def _serve(self, answer: Reply, failed: set[int]) -> None:
-        async with self._in_line(answer):
+        async with self._first_in_line(answer):
             w = await self._choose(self.live.send_to_worker, answer, failed)
-        raw = self._numbered(answer)
+        raw = self._body_with_priority(answer)
         limit_s = self.settings.first_byte_s if answer.routed_request.is_stream else self.settings.whole_s
         is_mixed = self.live.roles[w] == "mixed"
-        async with self._at(w, answer, failed, limit_s if is_mixed else self.settings.first_byte_s):
+        async with self._on_worker(w, answer, failed, limit_s if is_mixed else self.settings.first_byte_s):
             if is_mixed:
                 await self._forward(w, answer, raw)
                 return
@@ -369,12 +383,12 @@ class LiveRouter:
             return
         raw = json.dumps({**answer.routed_request.body, "kv_transfer_params": parameters}).encode()
         w = await self._choose(self.live.hand_off, answer, failed)
-        async with self._at(w, answer, failed, limit_s):
+        async with self._on_worker(w, answer, failed, limit_s):
             await self._forward(w, answer, raw)
 
     @asynccontextmanager
-    async def _in_line(self, answer: Reply) -> AsyncIterator[None]:
-        """Where the policy holds requests back: until this is the first of those that wait."""
+    async def _first_in_line(self, answer: Reply) -> AsyncIterator[None]:
+        """If the policy holds requests back, wait until this request is the first of those that wait."""
         if not self.live.holds_back:
             yield
             return
@@ -393,13 +407,13 @@ class LiveRouter:
                 self.first[self.line[0]].set()
 
     async def _until_room(self) -> None:
-        """Until something changes, or a while has passed."""
+        """Wait until something may have made room for a request, LOOK_EVERY_S at most."""
         self.room.clear()
         with suppress(TimeoutError):
             await asyncio.wait_for(self.room.wait(), LOOK_EVERY_S)
 
-    def _numbered(self, answer: Reply) -> bytes:
-        """The body, with the place in its worker's queue where the router gives one."""
+    def _body_with_priority(self, answer: Reply) -> bytes:
+        """The request's body, with a `priority` if the router orders its worker's queue."""
         number = self.live.queue_number(answer.seat)
         if number is None:
             return answer.routed_request.raw
@@ -407,18 +421,21 @@ class LiveRouter:
         return json.dumps(answer.routed_request.body).encode()
 
     @asynccontextmanager
-    async def _at(self, w: int, answer: Reply, failed: set[int], limit_s: float) -> AsyncIterator[None]:
-        """The request is on worker `w` to the end of the block, which ends where the worker goes down, or has
-        not begun to answer within `limit_s`."""
-        until, others = asyncio.timeout(None), self.attempts[w]
+    async def _on_worker(
+        self, w: int, answer: Reply, failed: set[int], limit_s: float
+    ) -> AsyncIterator[None]:
+        """While the block runs, the request is on worker `w`. The block ends with a WorkerError if the worker
+        goes down or has not begun to answer within `limit_s`; then `w` joins `failed`.
+        """
+        timeout, others = asyncio.timeout(None), self.attempts[w]
         answer.sent_s, answer.limit_s, answer.heard_s, answer.overdue = _now_s(), limit_s, 0.0, ""
         answer.is_shared = bool(others)
         if len(others) == 1:  # Of several others each is marked already.
             next(iter(others.values())).is_shared = True
         try:
             try:
-                async with until:
-                    others[until] = answer
+                async with timeout:
+                    others[timeout] = answer
                     yield
             except TimeoutError:
                 name = self.backends[w].name
@@ -432,7 +449,7 @@ class LiveRouter:
             self._note_failure(w, error)
             raise
         finally:
-            others.pop(until, None)
+            others.pop(timeout, None)
             self.trust.end_trial(w, answer)
             self.live.note_left(answer.seat, _now_s(), answer.tokens)
             self.room.set()
@@ -446,22 +463,24 @@ class LiveRouter:
     async def _choose(
         self, choose: Callable[[int, float, Collection[int]], int | None], answer: Reply, failed: set[int]
     ) -> int:
-        """The policy's worker among those that are up; one that has failed this request before, or others
-        lately, only where there is no other. Waits for a worker to come up."""
+        """The worker that the policy chooses among those that are up; waits for one to come up.
+
+        A worker that has failed this request before, or others lately, is only chosen if there is no other.
+        """
         deadline_s = _now_s() + self.settings.patience_s
         silent: set[int] = set()  # Workers that were to get a suspect and did not answer their health check.
         while True:
             now_s = _now_s()
             self._see_who_is_up(now_s)
-            never = self.trust.with_suspects(now_s) | silent if answer.is_suspect else set[int]()
-            w = self._pick(choose, answer.seat, failed, never, now_s)
-            self._turn()
+            barred = self.trust.with_suspects(now_s) | silent if answer.is_suspect else set[int]()
+            w = self._pick(choose, answer.seat, failed, barred, now_s)
+            self._restart_turned()
             if w is not None:
                 if not answer.is_suspect or await self._is_alive(w, answer):
                     return w
                 silent.add(w)
                 continue
-            if self.live.is_held_back(answer.seat) or never - silent:
+            if self.live.is_held_back(answer.seat) or barred - silent:
                 deadline_s = now_s + self.settings.patience_s
             elif now_s > deadline_s:
                 raise refusal(503, "no worker that could take the request is up", retry_after_s=5)
@@ -473,21 +492,23 @@ class LiveRouter:
         choose: Callable[[int, float, Collection[int]], int | None],
         seat: int,
         failed: set[int],
-        never: set[int],
+        barred: set[int],
         now_s: float,
     ) -> int | None:
-        """The policy's worker, at first without those that failed, `never` one of those named so."""
+        """The policy's worker, tried with ever fewer workers excluded; those `barred` always are."""
         resting = self.trust.resting(now_s)
-        ladder = [failed.union(resting, never)] if resting else []
-        for without in (*ladder, failed | never, never):
-            w = choose(seat, now_s, without)
-            if w is not None or not without or self.live.is_held_back(seat, without):
+        wider_choices = [failed.union(resting, barred)] if resting else []
+        for excluded in (*wider_choices, failed | barred, barred):
+            w = choose(seat, now_s, excluded)
+            if w is not None or not excluded or self.live.is_held_back(seat, excluded):
                 return w
         return None
 
     async def _is_alive(self, w: int, answer: Reply) -> bool:
-        """Whether a worker answers at all, asked before a suspect goes to it: of one that is down or frozen
-        already it could not be told who did that. The suspect is on trial there from now on."""
+        """Whether a worker answers a health check before a suspect goes to it.
+
+        Were it down or frozen already, the suspect would get the blame. The suspect's trial there begins now.
+        """
         worker, is_alive = self.backends[w], False
         self.trust.begin_trial(w, answer, _now_s())
         timeout = aiohttp.ClientTimeout(total=ALIVE_S)
@@ -503,9 +524,10 @@ class LiveRouter:
                 self.live.note_left(answer.seat, _now_s())
         return is_alive
 
-    def _turn(self) -> None:
-        """Workers with nothing to do that have got another role restart in it: from now on nothing goes to
-        them until they are up again."""
+    def _restart_turned(self) -> None:
+        """Restart idle workers whose role the policy has changed. Nothing goes to them until they are up
+        again.
+        """
         while self.live.turned:
             w = self.live.turned.pop()
             LOG.warning("worker %s: becomes a %s worker", self.backends[w].name, self.live.roles[w])
@@ -513,7 +535,7 @@ class LiveRouter:
                 self.backends[w].turn(self.live.roles[w])
 
     def _see_who_is_up(self, now_s: float) -> None:
-        """A worker that has another identity than before was down in between."""
+        """Note which workers went down or came up; one with another identity than before did both."""
         up = [backend.identity if backend.is_up else None for backend in self.backends]
         if up == self.up:
             return
@@ -521,15 +543,17 @@ class LiveRouter:
             if before != now and before is not None:
                 self.live.note_down(w, now_s)
                 for until in self.attempts[w]:
-                    _end(until, now_s)
+                    _end_block(until, now_s)
             if now is not None:
                 self.live.note_up(w, now_s)
                 self.trust.note_answer(w)
         self.up = up
 
     async def _prefill(self, worker: Backend, answer: Reply) -> Any:
-        """Have the prompt's KV computed; what the decode worker needs to fetch it, None if the worker refused
-        the request and the client knows."""
+        """Have the prompt's KV computed and return the parameters by which the decode worker fetches it.
+
+        Returns None if the worker refused the request; the refusal has gone to the client then.
+        """
         routed_request = answer.routed_request
         body = {key: value for key, value in routed_request.body.items() if key != "stream_options"}
         body |= {"max_tokens": 1, "stream": False, "kv_transfer_params": REMOTE_DECODE}
@@ -563,8 +587,8 @@ class LiveRouter:
                 most_tokens=routed_request.most_tokens,
                 choices=routed_request.choices,
             )
-            known = 0  # Prompt tokens that the fleet knows to be cached.
-            async for lines in _lines(upstream, check, answer):
+            told_tokens = 0  # Output tokens of which the fleet's account knows; it is updated once per block.
+            async for lines in _read_lines(upstream, check, answer):
                 now_s = answer.heard_s
                 if answer.response is None:
                     if check.error_code >= 500:
@@ -575,9 +599,9 @@ class LiveRouter:
                     await answer.begin(name)
                     self._note_ttft(now_s - answer.start_s)
                 answer.tokens = check.tokens
-                if answer.tokens >= known + KV_BLOCK_TOKENS:
-                    known = answer.tokens
-                    self.live.note_output(seat, known, now_s)
+                if answer.tokens >= told_tokens + KV_BLOCK_TOKENS:
+                    told_tokens = answer.tokens
+                    self.live.note_output(seat, told_tokens, now_s)
                 await answer.write(lines, now_s)
             if check.error_code:
                 answer.is_broken = True
@@ -589,7 +613,10 @@ class LiveRouter:
     async def _post(
         self, worker: Backend, routed_request: RoutedRequest, raw: bytes
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """What the worker answers, where that is an answer or says what is wrong with the request."""
+        """Send the request and yield the worker's answer, also one that says what is wrong with the request.
+
+        Raises WorkerError for any other answer and for none.
+        """
         headers = {"Content-Type": "application/json", "X-Request-Id": routed_request.id}
         try:
             # A file, because aiohttp warns of large bytes.
@@ -604,8 +631,8 @@ class LiveRouter:
                     if not is_ours:
                         raise WorkerError(f"{worker.name}: another server is on its port")
                     if 300 <= upstream.status < 500:
-                        what = f"{worker.name} refuses requests (HTTP {upstream.status})"
-                        raise WorkerRefusedError(what, upstream.status)
+                        message = f"{worker.name} refuses requests (HTTP {upstream.status})"
+                        raise WorkerRefusedError(message, upstream.status)
                     raise WorkerError(f"{worker.name} answered {upstream.status}")
                 yield upstream
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError) as error:
@@ -621,7 +648,7 @@ class LiveRouter:
         self.ttft_sum_s += ttft_s
 
     async def _health(self, _: web.Request) -> web.Response:
-        """200 while a request could be served: a mixed worker, or one of each kind of a pair, is up."""
+        """Status 200 while a mixed worker, or a prefill and a decode worker, is up; else 503."""
         workers = zip(self.backends, self.live.roles, strict=True)
         roles = {role for backend, role in workers if backend.is_up}
         is_up = "mixed" in roles or {"prefill", "decode"} <= roles
@@ -644,8 +671,10 @@ class LiveRouter:
         )
 
 
-async def _lines(upstream: aiohttp.ClientResponse, check: StreamCheck, answer: Reply) -> AsyncIterator[bytes]:
-    """What comes of a stream, as whole lines that `check` has read, to its proper end."""
+async def _read_lines(
+    upstream: aiohttp.ClientResponse, check: StreamCheck, answer: Reply
+) -> AsyncIterator[bytes]:
+    """The whole lines of a stream, once `check` has read them, to its proper end."""
     async for chunk in upstream.content.iter_any():
         answer.heard_s = _now_s()
         if lines := check.take(chunk):
@@ -654,12 +683,14 @@ async def _lines(upstream: aiohttp.ClientResponse, check: StreamCheck, answer: R
             if not upstream.content.at_eof():
                 await _until_end(upstream)
             break
-    if last := check.end():
-        yield last
+    if rest := check.end():
+        yield rest
 
 
 async def _until_end(upstream: aiohttp.ClientResponse) -> None:
-    """The last event has come: what keeps the connection from its next request is waited for a moment."""
+    """After the last event, wait up to LAST_S for the end of the stream, so that the connection can be used
+    again; else close it.
+    """
     try:
         async with asyncio.timeout(LAST_S):
             if not await upstream.content.readany():
@@ -669,8 +700,8 @@ async def _until_end(upstream: aiohttp.ClientResponse) -> None:
     upstream.close()
 
 
-def _end(until: asyncio.Timeout, now_s: float) -> None:
-    """Have its block end with TimeoutError, if it does not end already."""
+def _end_block(until: asyncio.Timeout, now_s: float) -> None:
+    """End the block under this timeout with TimeoutError, unless it is ending already."""
     if not until.expired():
         with suppress(RuntimeError):
             until.reschedule(now_s)

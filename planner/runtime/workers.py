@@ -2,11 +2,10 @@
 
 A worker that exits, or whose /health does not answer three times in a row, is killed with all its children
 and started again on another port, after a pause that doubles with every failure. One that fails too often
-in a row is given up: for good where it has never been up, since then the settings are wrong, else until it
-has cooled down. Every start of an engine has a name of its own, which all its answers bear: what another
-server answers on the same port counts for nothing. Engines are sessions of their own: Ctrl-C in the terminal
-reaches only us, and we stop them; if we are killed ourselves, the kernel ends them
-(planner/runtime/launch.py).
+in a row is given up: until it has cooled down, or for good if it has never been up, because then its settings
+are wrong. Every start of an engine has an identity, which is in all its answers, so that another server on
+the same port is not taken for it. Each engine is a session of its own: Ctrl-C in the terminal reaches only
+this process, which stops them. If this process is killed, the kernel ends them (planner/runtime/launch.py).
 """
 
 from __future__ import annotations
@@ -49,17 +48,19 @@ from planner.runtime.launch import (
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LOG = logging.getLogger("fleetplan.workers")
 STEADY_S = 60.0  # A worker that is up for so long has its earlier failures forgotten.
-LAST_LINES = 3
-LAST_BYTES = 65_536
+LONGEST_START_POLL_S = 0.25
+LAST_LINES = 3  # Lines of a log that a message quotes.
+LAST_BYTES = 65_536  # They are looked for in so many bytes at its end.
 UP = "up after start {}"
 FIRST_START = UP.format(1)
 EVENTS = 10_000  # A group of workers remembers so many events.
+KV_MARGIN = 1.25  # vLLM's KV space on a CPU must exceed that of its blocks.
 CPU_BLOCK_TOKENS = 128  # vLLM's own default on a CPU; its attention there needs multiples of 32.
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait for what, in seconds, and how often."""
+    """Limits on a worker's starts, health checks and failures; `_s` are seconds."""
 
     start_s: float = engine_command.START_S
     stop_s: float = 15.0
@@ -76,10 +77,10 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlace:
-    """Where one worker runs: its `devices` among those the machine has, and its `folder` for logs.
+    """Where one worker runs: the numbers of its `devices` on this machine, and its `folder` for logs.
 
-    With `log_bytes` its log and its step log are kept below so much each, the newest lines and those of one
-    start before, however long it runs.
+    With `log_bytes` its log and its step log stay below so many bytes each: the newest lines are kept, and
+    the step log of one start before.
     """
 
     name: str
@@ -104,28 +105,36 @@ Commands = Callable[[WorkerPlace, int], Command]
 def place_workers(
     fleet: Fleet, folder: Path, devices: int | None, *, log_bytes: int = 0
 ) -> list[WorkerPlace]:
-    """Every worker of `fleet` on this machine's `devices` GPUs, in order; None: they share what there is."""
-    taken, spots = 0, []
+    """Give the workers of `fleet` this machine's `devices` GPUs in order; with None they share its CPU cores.
+
+    Raises InputError if the GPUs are too few.
+    """
+    next_device, places = 0, []
     for pool in fleet.running_pools:
         if not _NAME.fullmatch(pool.name):
             raise InputError(
                 f"pool {pool.name[:80]!r}: its logs bear its name; use up to 64 letters, digits, - and _"
             )
         for name in pool.worker_names:
-            width = pool.type.gpus
-            if devices is not None and taken + width > devices:
+            gpus_of_worker = pool.type.gpus
+            if devices is not None and next_device + gpus_of_worker > devices:
                 raise InputError(
                     f"the fleet needs {fleet.gpus} GPUs, this machine has {devices}; validate a slice of it "
                     "with --slice, one worker of each type with its share of the traffic"
                 )
-            spots.append(WorkerPlace(name, pool, tuple(range(taken, taken + width)), folder, log_bytes))
-            taken += width
-    return spots
+            places.append(
+                WorkerPlace(
+                    name, pool, tuple(range(next_device, next_device + gpus_of_worker)), folder, log_bytes
+                )
+            )
+            next_device += gpus_of_worker
+    return places
 
 
 def free_port() -> int:
-    """A port of this machine nobody listens on now; it may be taken before an engine binds it, which is one
-    more failed start."""
+    """A port on which nobody listens now. If it is taken before an engine binds it, that start fails and the
+    next one gets another port.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -161,16 +170,17 @@ class LiveWorker:
         return self.place.folder / f"{self.place.name}.log"
 
     async def run(self) -> None:
+        """Start the engine, and again whenever it fails, until this is cancelled or the worker is given up."""
         failures = 0
         try:
             while True:
-                why = await self._start() or await self._until_up()
-                if not why:
+                reason = await self._start() or await self._until_up()
+                if not reason:
                     up_s = time.monotonic()
                     self.is_up = True
                     self.settled.set()
                     self.note(self.place.name, UP.format(self.starts))
-                    why = await self._until_down()
+                    reason = await self._until_down()
                     self.is_up = False
                     if self.turned.is_set():
                         self.note(self.place.name, f"restarts as a {self.place.pool.role} worker")
@@ -179,18 +189,22 @@ class LiveWorker:
                     failures = failures if time.monotonic() - up_s < STEADY_S else 0
                 await self._kill()
                 failures += 1
-                self.note(self.place.name, why)
-                most = self.patience.failures if self.settled.is_set() else self.patience.failures_at_start
-                if failures >= most:
-                    self.gave_up = f"{why}, {failures} times in a row{self._last_words()}"
+                self.note(self.place.name, reason)
+                allowed_failures = (
+                    self.patience.failures if self.settled.is_set() else self.patience.failures_at_start
+                )
+                if failures >= allowed_failures:
+                    self.gave_up = f"{reason}, {failures} times in a row{self._last_words()}"
                     if not self.settled.is_set():
                         self.note(self.place.name, "given up")
                         self.settled.set()
                         return
                     wait_s = self.patience.cool_down_s
-                    self.note(self.place.name, f"given up for {wait_s:g} s: {why}, {failures} times in a row")
+                    self.note(
+                        self.place.name, f"given up for {wait_s:g} s: {reason}, {failures} times in a row"
+                    )
                     await asyncio.sleep(wait_s)
-                    failures, self.gave_up = most - 1, ""
+                    failures, self.gave_up = allowed_failures - 1, ""
                     continue
                 pause_s = self.patience.backoff_s * 2 ** (failures - 1)
                 await asyncio.sleep(min(pause_s, self.patience.longest_backoff_s))
@@ -199,7 +213,7 @@ class LiveWorker:
             await self._stop()
 
     async def _start(self) -> str:
-        """Start its process; why that cannot be, if it cannot."""
+        """Start the engine's process; returns the reason if that fails, else an empty text."""
         self.starts += 1
         self.turned.clear()
         try:
@@ -224,14 +238,16 @@ class LiveWorker:
         return ""
 
     def _opened_log(self) -> IO[bytes]:
-        """Nowhere, where it cannot be written."""
+        """The log, or the null device if the log cannot be opened: a worker runs without one too."""
         try:
             return self.log.open("ab")
         except OSError:
             return Path(os.devnull).open("ab")
 
     def _step_log(self) -> dict[str, str]:
-        """A file of its own for each start; where logs are bounded all but the last are removed."""
+        """The environment that names this start's step log. With `log_bytes` all earlier ones but the last
+        are removed.
+        """
         path = self.place.folder / f"{self.place.name}.{time.time_ns()}.steps.jsonl"
         if not self.place.log_bytes:
             return {STEP_LOG: str(path)}
@@ -242,14 +258,14 @@ class LiveWorker:
         return {STEP_LOG: str(path), STEP_LOG_BYTES: str(self.place.log_bytes)}
 
     def _shorten_log(self) -> None:
-        """The engine appends to its log as long as it runs: what is full is copied and emptied."""
+        """Copy a full log and empty it in place, because the engine keeps it open and appends to it."""
         with suppress(OSError):
             if 0 < self.place.log_bytes // 2 <= self.log.stat().st_size:
                 shutil.copyfile(self.log, self.log.with_name(self.log.name + ".1"))
                 os.truncate(self.log, 0)
 
     async def _until_up(self) -> str:
-        """Empty once the engine answers, else why it never did."""
+        """Wait until the engine is healthy; returns the reason if it never is, else an empty text."""
         deadline_s = time.monotonic() + self.patience.start_s
         async with self._client() as client:
             while time.monotonic() < deadline_s:
@@ -259,11 +275,11 @@ class LiveWorker:
                     return ""
                 if self.stranger:
                     return self.stranger
-                await asyncio.sleep(min(0.1 * self.patience.health_every_s, 0.25))
+                await asyncio.sleep(min(0.1 * self.patience.health_every_s, LONGEST_START_POLL_S))
         return f"did not answer /health within {self.patience.start_s:g} s"
 
     async def _until_down(self) -> str:
-        """Why the engine is no longer fit to serve."""
+        """Wait until the engine can no longer serve, and return the reason."""
         misses = 0
         assert self.process is not None
         exit_task = asyncio.ensure_future(self.process.wait())
@@ -309,7 +325,7 @@ class LiveWorker:
             return False
 
     async def _stop(self) -> None:
-        """Ask the engine to end, then make it."""
+        """Ask the engine to end, and kill it after `stop_s`."""
         if self.process is not None and self._exit is None:
             self._signal(signal.SIGTERM)
             with suppress(TimeoutError):
@@ -317,7 +333,7 @@ class LiveWorker:
         await self._kill()
 
     async def _kill(self) -> None:
-        """The whole session: an engine core may outlive the server that started it."""
+        """Kill the whole session, because an engine core may outlive the server that started it."""
         self._signal(signal.SIGKILL)
         if self.process is not None:
             await self.process.wait()
@@ -340,30 +356,30 @@ class LiveWorker:
 
 @dataclass
 class LiveWorkers:
-    """All workers of a fleet. `events`: (seconds since the start, worker, what happened)."""
+    """All workers of a fleet. An event is (seconds since the start, worker, what happened)."""
 
     workers: list[LiveWorker]
     start_s: float = field(default_factory=time.monotonic)
     events: deque[tuple[float, str, str]] = field(default_factory=lambda: deque(maxlen=EVENTS))
 
-    def note(self, name: str, what: str) -> None:
-        self.events.append((round(time.monotonic() - self.start_s, 3), name, what))
-        level = logging.INFO if what == FIRST_START else logging.WARNING
-        LOG.log(level, "worker %s: %s", name, what)
+    def note(self, name: str, happening: str) -> None:
+        self.events.append((round(time.monotonic() - self.start_s, 3), name, happening))
+        level = logging.INFO if happening == FIRST_START else logging.WARNING
+        LOG.log(level, "worker %s: %s", name, happening)
 
 
 @asynccontextmanager
 async def run_engines(
-    spots: Sequence[WorkerPlace], commands: Commands, patience: Patience | None = None
+    places: Sequence[WorkerPlace], commands: Commands, patience: Patience | None = None
 ) -> AsyncIterator[LiveWorkers]:
-    """Start all engines, wait until each is up, and stop them at the end, whatever ends it.
+    """Start all engines, wait until each is up, and stop them when the block ends, also by an error.
 
-    Raises InputError with the last lines of its log for an engine that cannot be started.
+    Raises InputError for an engine that cannot be started, with the last lines of its log.
     """
     group = LiveWorkers([])
-    for spot in spots:
-        spot.folder.mkdir(parents=True, exist_ok=True)
-        group.workers.append(LiveWorker(spot, commands, patience or Patience(), group.note))
+    for place in places:
+        place.folder.mkdir(parents=True, exist_ok=True)
+        group.workers.append(LiveWorker(place, commands, patience or Patience(), group.note))
     tasks = [asyncio.ensure_future(worker.run()) for worker in group.workers]
     try:
         for worker in group.workers:
@@ -385,12 +401,13 @@ def _exit_text(code: int) -> str:
 def vllm_commands(
     fleet: Fleet, max_model_len: int, *, model: str, is_dummy: bool, is_cpu: bool, devices: Sequence[str]
 ) -> Commands:
-    """`vllm serve` as the manifests write it (planner.manifests.engine_command), on a loopback port.
+    """Commands that start `vllm serve` with the manifests' arguments (planner.manifests.engine_command) on a
+    loopback port.
 
-    `model` is a folder with a config.json where weights are dummies, else what vLLM finds weights by;
-    `devices` are GPUs, or CPU cores. What a CPU needs besides: eager mode, one core per rank, and as many KV
-    blocks as the plan says, since no GPU's memory limits them. Raises InputError for workers that share a
-    store, which is not started here.
+    `model` is a folder with a config.json if weights are dummies, else the name or folder by which vLLM finds
+    them. `devices` are GPUs, or CPU cores. On a CPU an engine also gets eager mode, one core per rank, and
+    the plan's number of KV blocks, because no GPU memory limits them. Raises InputError for workers that
+    share a KV store, because none is started here.
     """
     if kv_store.size_bytes(fleet):
         raise InputError(
@@ -401,7 +418,7 @@ def vllm_commands(
     def command(place: WorkerPlace, port: int) -> Command:
         settings = engine_command.settings(place.pool, fleet, max_model_len)
         environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": "127.0.0.1"}
-        more: list[str] = [
+        arguments: list[str] = [
             "--host",
             "127.0.0.1",
             "--port",
@@ -411,7 +428,7 @@ def vllm_commands(
             "planner.runtime.launch.Signed",
         ]
         if is_dummy:
-            more += ["--load-format", "dummy", "--skip-tokenizer-init"]
+            arguments += ["--load-format", "dummy", "--skip-tokenizer-init"]
             environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
         if "kv-transfer-config" in settings:
             environment |= {
@@ -421,7 +438,7 @@ def vllm_commands(
         if is_cpu:
             settings, cpu_environment = _on_cpu(settings, place, fleet, devices)
             environment |= cpu_environment
-            more.append("--enforce-eager")
+            arguments.append("--enforce-eager")
         else:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices[number] for number in place.devices)
         argv = [
@@ -431,7 +448,7 @@ def vllm_commands(
             "serve",
             model,
             *engine_command.to_args(settings),
-            *more,
+            *arguments,
         ]
         return Command(argv, environment)
 
@@ -449,19 +466,21 @@ def _on_cpu(
     }
     if isinstance(transfer := settings.get("kv-transfer-config"), Mapping):
         settings["kv-transfer-config"] = {**transfer, "kv_buffer_device": "cpu"}
-    own = [cores[device % len(cores)] for device in place.devices]
-    kv_gib = -(-int(1.25 * kv_tokens * fleet.llm.kv_bytes_per_token) // 2**30)
+    worker_cores = [cores[device % len(cores)] for device in place.devices]
+    kv_gib = -(-int(KV_MARGIN * kv_tokens * fleet.llm.kv_bytes_per_token) // 2**30)
     # One rank runs in the engine core's own process: a worker process would poll shared memory all the time.
     in_process = {} if place.pool.type.gpus > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", STEP_CPU: "1"}
     return settings, in_process | {
-        "VLLM_CPU_OMP_THREADS_BIND": "|".join(own),
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(worker_cores),
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_KVCACHE_SPACE": str(max(kv_gib, 1)),
     }
 
 
 def rehearsal_commands(*, prefix_cache: bool = False) -> Commands:
-    """Engines that only keep time, as each pool's fit predicts: planner/runtime/fake_engine.py."""
+    """Commands for fake engines (planner/runtime/fake_engine.py), whose steps take as long as each pool's fit
+    predicts.
+    """
 
     def command(place: WorkerPlace, port: int) -> Command:
         kind = place.pool.type
@@ -486,7 +505,9 @@ def rehearsal_commands(*, prefix_cache: bool = False) -> Commands:
 
 
 def model_folder(config: Path, folder: Path) -> str:
-    """A folder that holds `config` (a config.json, or a folder with one) alone, for dummy weights."""
+    """Copy `config` (a config.json, or a folder with one) into a folder of its own, which vLLM fills with
+    dummy weights. Returns that folder; raises InputError if there is no config.json.
+    """
     file = config / "config.json" if config.is_dir() else config
     if not file.is_file():
         raise InputError(f"{file}: no such file; expected a Hugging Face config.json")
@@ -497,7 +518,7 @@ def model_folder(config: Path, folder: Path) -> str:
 
 
 def visible_gpus() -> list[str]:
-    """GPUs this process may use, as CUDA_VISIBLE_DEVICES names them: those it has now, else the driver's."""
+    """The GPUs that this process may use: those in CUDA_VISIBLE_DEVICES, else the numbers of all GPUs."""
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [device.strip() for device in visible.split(",") if device.strip()]
     try:

@@ -24,7 +24,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.parallel.executors import SERIAL, Executor, run_items
 from planner.reports import charts, output
-from planner.reports.curves import Curve, distribution
+from planner.reports.curves import Curve, cumulative_curve
 from planner.reports.drawing import Figure
 from planner.reports.fact_sentences import queue_text
 from planner.reports.page import charts as drawn
@@ -177,7 +177,7 @@ def _row(shared: tuple[Trace, Slo | None, int, Scenarios | None], variant: Varia
     simulated = outcome(variant.fleet, requests, slo, seed=seed)
     limits = slo.limits if slo is not None else ()
     curves = {
-        metric: distribution(
+        metric: cumulative_curve(
             simulated.simulation, metric, [limit.limit_s for limit in limits if limit.metric == metric]
         )
         for metric in PICTURED

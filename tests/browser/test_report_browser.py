@@ -33,7 +33,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
     plan = a_plan()
     plan = replace(plan, certificate=replace(plan.certificate, around=an_around()))
     pools = (replace(plan.fleet.pools[0], name=EVIL), *plan.fleet.pools[1:])
-    page = report.render(replace(plan, fleet=replace(plan.fleet, pools=pools)))
+    page = report.render_report(replace(plan, fleet=replace(plan.fleet, pools=pools)))
     head = '<meta charset="utf-8">'
     file = tmp_path / "report.html"
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'

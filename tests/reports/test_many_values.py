@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planner.reports import curves
-from planner.reports.curves import spread
+from planner.reports.curves import mean_and_percentiles
 from planner.simulator.slo_verdict import chosen
 
 
@@ -16,15 +16,15 @@ def test_many_values_have_the_same_percentiles(never: int, monkeypatch: pytest.M
     values_s = rng.exponential(1.0, 1000)
     values_s[rng.choice(1000, never, replace=False)] = np.nan
     before = values_s.copy()
-    sorted_way = spread(values_s[:])
-    monkeypatch.setattr(curves, "MANY", 10)
-    assert spread(values_s[:]) == pytest.approx(sorted_way, rel=1e-12)
+    sorted_way = mean_and_percentiles(values_s[:])
+    monkeypatch.setattr(curves, "MOST_SORTED", 10)
+    assert mean_and_percentiles(values_s[:]) == pytest.approx(sorted_way, rel=1e-12)
     np.testing.assert_array_equal(values_s, before)
 
 
 def test_values_that_never_came_true_have_no_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "MANY", 1)
-    found = spread(np.full(5, np.nan))
+    monkeypatch.setattr(curves, "MOST_SORTED", 1)
+    found = mean_and_percentiles(np.full(5, np.nan))
     assert np.isnan(found["mean"]) and found["p50"] == np.inf
 
 

@@ -75,7 +75,7 @@ def unpacked(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return report.render(a_plan(), command="plan --slo slo.yaml --trace trace.csv -o out/")
+    return report.render_report(a_plan(), command="plan --slo slo.yaml --trace trace.csv -o out/")
 
 
 def test_the_page_is_well_formed_and_needs_no_network(page: str) -> None:
@@ -136,7 +136,7 @@ def test_the_page_says_what_is_provisioned_and_what_is_expected() -> None:
     plan = a_plan()
     power = plan.power
     assert power is not None
-    page = report.render(plan)
+    page = report.render_report(plan)
     for text in (
         f"{plan.fleet.power_w / 1e3:,.1f} kW",
         f"{power.mean_w / 1e3:,.1f} kW",
@@ -145,14 +145,16 @@ def test_the_page_says_what_is_provisioned_and_what_is_expected() -> None:
     ):
         assert text in page, text
     blind = replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0]))
-    page = report.render(blind)
+    page = report.render_report(blind)
     assert "Power, provisioned" in page and "Power, expected" not in page
 
 
 def test_a_missed_limit_is_said_in_words() -> None:
     plan = a_plan()
     line = replace(plan.verdict.lines[0], holds=False)
-    page = report.render(replace(plan, verdict=replace(plan.verdict, lines=(line, *plan.verdict.lines[1:]))))
+    page = report.render_report(
+        replace(plan, verdict=replace(plan.verdict, lines=(line, *plan.verdict.lines[1:])))
+    )
     assert "✗\u00a0missed" in page
     assert "it does NOT keep the SLO" in page
 
@@ -164,8 +166,8 @@ def test_what_users_wrote_is_text_in_the_page_and_in_its_charts() -> None:
     pools = (replace(plan.fleet.pools[0], name=evil + "1"), *plan.fleet.pools[1:])
     others = tuple(replace(other, label=evil + other.label) for other in plan.alternatives)
     fleet = replace(plan.fleet, pools=pools, llm=replace(plan.fleet.llm, name=evil))
-    page = report.render(replace(plan, fleet=fleet, alternatives=others), command=evil)
-    parsed, harmless = Page(page), Page(report.render(plan))
+    page = report.render_report(replace(plan, fleet=fleet, alternatives=others), command=evil)
+    parsed, harmless = Page(page), Page(report.render_report(plan))
     assert len(parsed.scripts) == len(harmless.scripts)
     assert parsed.all("b") == []
     assert parsed.attributes("onload") == []
@@ -181,7 +183,7 @@ def test_a_guess_is_flagged_as_a_guess() -> None:
         pool.type, latency=replace(pool.type.latency, basis="roofline", mape_frac=None, kind="roofline")
     )
     fleet = replace(plan.fleet, pools=(replace(pool, type=guess), *plan.fleet.pools[1:]))
-    assert "⚠ computed from catalog figures, nothing was profiled" in report.render(
+    assert "⚠ computed from catalog figures, nothing was profiled" in report.render_report(
         replace(plan, fleet=fleet)
     )
 
@@ -251,13 +253,15 @@ def test_the_page_can_be_read_aloud(page: str) -> None:
 
 def test_a_large_trace_gives_a_small_page() -> None:
     """Under 700 KiB, of which the library is 400."""
-    page = report.render(a_plan(requests=50_000))
+    page = report.render_report(a_plan(requests=50_000))
     assert len(page.encode()) < 700 * 1024
 
 
 def test_a_plan_without_recorded_steps_still_has_a_report() -> None:
     plan = a_plan()
-    page = report.render(replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0])))
+    page = report.render_report(
+        replace(plan, simulation=replace(plan.simulation, runs=plan.simulation.runs[:0]))
+    )
     assert "were in a step" not in page and "KV use" not in page
 
 
@@ -297,14 +301,14 @@ def test_a_saturated_fleet_still_has_curves() -> None:
     """Three of four requests never get a token: the curve ends at a quarter."""
     simulation = a_simulation(pairs(), a_trace(4))
     ttft_s = np.array([0.5, np.nan, np.nan, np.nan])
-    curve = curves.distribution(replace(simulation, ttft_s=ttft_s), "ttft", [2.0])
+    curve = curves.cumulative_curve(replace(simulation, ttft_s=ttft_s), "ttft", [2.0])
     assert (curve.value_s.tolist(), curve.share.tolist()) == ([0.5], [0.25])
-    assert curves.distribution(replace(simulation, ttft_s=ttft_s * np.nan), "ttft", [2.0]).share.size == 0
+    assert curves.cumulative_curve(replace(simulation, ttft_s=ttft_s * np.nan), "ttft", [2.0]).share.size == 0
 
 
 def test_a_curve_keeps_the_share_at_every_limit() -> None:
     """One request in five waits: 80 % at 0.25 s, and the rejected one never gets there."""
-    curve = curves.distribution(a_simulation(pairs(), a_trace(1000)), "ttft")
+    curve = curves.cumulative_curve(a_simulation(pairs(), a_trace(1000)), "ttft")
     assert len(curve.value_s) <= curves.POINTS
     assert curve.share[curve.value_s <= 0.25].max() == pytest.approx(0.8)
     assert curve.share.max() == pytest.approx(0.999)
@@ -322,7 +326,7 @@ def test_busy_share_counts_each_second_of_a_step_once() -> None:
 
 def test_requests_in_the_fleet_add_up() -> None:
     """At 1.4 s of one request every third of a second: 5 came, request 4 (at 1.33 s) waits for 1 s."""
-    running, queued = curves.in_system(a_plan().simulation, np.array([1.4]))
+    running, queued = curves.running_and_queued(a_plan().simulation, np.array([1.4]))
     simulation = a_plan().simulation
     finished = (simulation.arrival_s + simulation.e2e_s <= 1.4).sum()
     assert queued == [1]
@@ -331,7 +335,7 @@ def test_requests_in_the_fleet_add_up() -> None:
 
 def test_spread_weighs_and_ranks() -> None:
     """Values 1, 2, 3 seen 8, 1 and 1 times: p50 1, p90 2, p99 3, mean 1.3."""
-    found = curves.spread(np.array([3.0, 1.0, 2.0]), np.array([1.0, 8.0, 1.0]))
+    found = curves.mean_and_percentiles(np.array([3.0, 1.0, 2.0]), np.array([1.0, 8.0, 1.0]))
     assert found == {"mean": pytest.approx(1.3), "p50": 1.0, "p90": 2.0, "p99": 3.0}
 
 
@@ -343,7 +347,7 @@ def test_importing_the_report_does_not_import_altair() -> None:
 
 
 def test_every_chart_becomes_an_image_with_its_caption() -> None:
-    found = figures.every(a_plan())
+    found = figures.all_figures(a_plan())
     written = output.pictures(found)
     assert list(written) == [f"charts/{figure.name}.png" for figure in found]
     assert set(written) <= set(output.OUTDATED)
@@ -358,8 +362,8 @@ def test_every_chart_becomes_an_image_with_its_caption() -> None:
 def every_kind() -> dict[str, Any]:
     """A chart of every kind there is."""
     trace = a_trace(200)
-    curve = curves.distribution(a_simulation(pairs(), trace), "ttft")
-    return {figure.name: figure.chart for figure in figures.every(a_plan())} | {
+    curve = curves.cumulative_curve(a_simulation(pairs(), trace), "ttft")
+    return {figure.name: figure.chart for figure in figures.all_figures(a_plan())} | {
         "rate": charts.rate_chart(trace),
         "lengths": charts.lengths_chart(trace),
         "stacked": charts.stacked_chart({"a": [1.0, 2.0], "b": [3.0, 1.0]}, 3600.0, "GPUs"),
@@ -387,7 +391,7 @@ def _values(spec: Any, key: str) -> list[Any]:
 
 
 def test_a_legend_switches_and_the_horizontal_axis_zooms() -> None:
-    curve = curves.distribution(a_simulation(pairs(), a_trace(200)), "ttft")
+    curve = curves.cumulative_curve(a_simulation(pairs(), a_trace(200)), "ttft")
     spec = drawing.live_spec(charts.comparison_chart({"a": curve, "b": curve}, "ttft", LIMITS[:1]))
     params = {param["name"]: param for found in _values(spec, "params") for param in found}
     assert params["zoom"]["bind"] == "scales" and params["zoom"]["select"]["encodings"] == ["x"]
@@ -455,7 +459,7 @@ def test_other_draws_are_told_with_what_they_decide() -> None:
         ("other draws", "32 of 32", "✓\u00a0more than 90 %", "431 ms ± 9.3 ms (499 ms)"),
         ("histories of interruptions, drawn at random", "0 of 1", "undecided", "500 ms (500 ms)"),
     ]
-    assert "431 ms ± 9.3 ms (499 ms)" in report.render(plan)
+    assert "431 ms ± 9.3 ms (499 ms)" in report.render_report(plan)
 
 
 def test_prefixes_are_counted_with_their_copies() -> None:
@@ -470,8 +474,8 @@ def test_prefixes_are_counted_with_their_copies() -> None:
     pool: Any = SimpleNamespace(plan=planned, simulated_hit_frac=0.79, possible_hit_frac=0.85)
     plan = replace(a_plan(), prefixes=(pool,))
     assert rows.prefix_rows(plan)[1] == [("pre", "2", "3", "80.0 %", "79.0 %", "85.0 %", "70.0 %")]
-    assert "What prompts share" in report.render(plan)
-    assert "What prompts share" not in report.render(a_plan())
+    assert "What prompts share" in report.render_report(plan)
+    assert "What prompts share" not in report.render_report(a_plan())
 
 
 def test_the_margin_is_a_share_of_the_limit() -> None:

@@ -244,18 +244,18 @@ def test_a_page_of_an_older_certificate_says_what_was_not_simulated() -> None:
     del document["around"]
     old = replace(plan, certificate=read_certificate(document, values))
     assert old.certificate.around is None
-    page = report.render(old)
+    page = report.render_report(old)
     assert "was not simulated with this plan" in page and "191 of 200 scenarios" in page
 
 
 def test_the_page_says_when_and_by_which_version_it_was_made() -> None:
-    page = report.render(replace(a_plan(), made=Made("2026-11-22", "1.2.3")))
+    page = report.render_report(replace(a_plan(), made=Made("2026-11-22", "1.2.3")))
     assert "planned on 2026-11-22 by fleetplan 1.2.3 · seed 7" in page
-    assert "planned on" not in report.render(a_plan(pairs()))
+    assert "planned on" not in report.render_report(a_plan(pairs()))
 
 
 def test_what_there_was_no_time_for_is_said() -> None:
     plan = answered()
     around = replace(an_around(), more_traffic=None, left_out=("traffic",))
-    page = report.render(replace(plan, certificate=replace(plan.certificate, around=around)))
+    page = report.render_report(replace(plan, certificate=replace(plan.certificate, around=around)))
     assert "Not simulated, for want of time: more traffic in scenarios; raise --time-limit." in page

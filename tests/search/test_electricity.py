@@ -13,7 +13,7 @@ from planner.domain import OWNED
 from planner.files.checked_files import write_files
 from planner.reports import output
 from planner.reports.output import to_json
-from planner.reports.report import render
+from planner.reports.report import render_report
 from planner.search.evidence.certify import plan
 from planner.search.evidence.written_plan import read_plan
 from planner.search.level0.owned_gpus import objective_paid, owned_first, paid_at_least
@@ -85,7 +85,7 @@ def test_a_plan_says_what_of_its_cost_is_electricity_and_what_commitments_save(t
     assert again.certificate.commitments[1].needed_frac == pytest.approx(2 / 3)
     assert again.bill.electricity_usd_per_h == pytest.approx(found.bill.electricity_usd_per_h)
     assert again.bill.usd_per_h == pytest.approx(found.bill.usd_per_h)
-    page = render(found)
+    page = render_report(found)
     assert "electricity of owned GPUs" in page and "The same fleet by other terms" in page
 
 

@@ -722,7 +722,7 @@ SAMPLE_TRACES = [f"{SAMPLES}/azure-{name}-sample.csv" for name in ("code", "conv
 def test_a_question_of_several_llms_passes_through_the_inputs_without_loss(text: str) -> None:
     given = yaml.safe_load(text)
     base = {"shared": question.sample_form(CATALOG)}
-    asked = together.of_document(given, base, CATALOG, SAMPLE_TRACES)
+    asked = together.form_of_document(given, base, CATALOG, SAMPLE_TRACES)
     asked = together.restore_form(json.loads(json.dumps(asked)), CATALOG)
     found = together.document(asked, CATALOG)
     wanted, shown = (parse_entries(document, Path("slo.yaml"), CATALOG) for document in (given, found))
@@ -738,9 +738,9 @@ def test_what_is_wrong_with_several_llms_is_one_line() -> None:
         together.document(twice, CATALOG)
     no_trace = {"llms": {"a": {"llm": "llama-3.1-8b", "preset": "vidur"}}}
     with pytest.raises(InputError, match="llms: a: no trace of its own; here each LLM names one"):
-        together.of_document(no_trace, asked, CATALOG, SAMPLE_TRACES)
+        together.form_of_document(no_trace, asked, CATALOG, SAMPLE_TRACES)
     with pytest.raises(InputError, match=r"trace: azure-code-sample\.csv is not here"):
-        together.of_document(TWO, {"shared": asked["shared"]}, CATALOG, SAMPLE_TRACES[1:])
+        together.form_of_document(TWO, {"shared": asked["shared"]}, CATALOG, SAMPLE_TRACES[1:])
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def _choose(session: Session, form: Form) -> Form:
     inputs.slo_text_input(
         lambda: together.document(chosen, session.catalog),
         lambda typed: _again(
-            together.of_document(typed, chosen, session.catalog, session.store.traces(session.id))
+            together.form_of_document(typed, chosen, session.catalog, session.store.traces(session.id))
         ),
     )
     if chosen != st.session_state.several:
@@ -181,7 +181,7 @@ def _last(session: Session, kept: Document, answer: Document) -> None:
         draw.bullets(answer["assumptions"])
     st.header("Downloads")
     draw.shared_downloads(
-        session.store, kept["result"], together.command(kept["asked"], session.catalog_folder)
+        session.store, kept["result"], together.plan_command(kept["asked"], session.catalog_folder)
     )
     st.header("One by one")
     name = st.segmented_control(
