@@ -103,7 +103,8 @@ def form_of_document(
         where = f"{FILE}: llms: {entry.name}"
         if entry.trace is None:
             raise InputError(
-                f"{where}: no trace of its own; here each LLM names one, for instance trace: {min(trace_by_file)}"
+                f"{where}: no trace of its own; here each LLM names one, for instance trace: "
+                f"{min(trace_by_file)}"
             )
         if entry.trace.name not in trace_by_file:
             raise InputError(f"{where}: trace: {entry.trace.name} is not here; upload it, then apply again")

@@ -1,14 +1,16 @@
 """Sends a trace's requests to the router at their own times, whatever comes back (open loop).
 
 A request that waits for others (column `after`: the turns of a session) is sent `think_s` after the last of
-them was answered, as measured here, and not before its own time. Where one of them was not answered it is not
-sent, which its line in the journal says.
+them was answered here, and not before its own time. If one of them is not answered, the request is not sent,
+and its line in the journal says so.
 
-Every prompt is made of token ids of its own, so no prefix cache helps and no tokenizer is needed; where the
-plan counts on prefix caches, prompts begin with the same ids where the trace's blocks are the same. Every
-answer has exactly the trace's length (ignore_eos). What happens to each request goes into a journal, line by
-line, so that a run that is interrupted can go on with the requests that are missing. What these wait for may
-have been answered before: then that counts as answered when the new part starts.
+Prompts are token ids, so no tokenizer is needed. Each is unique, so no prefix cache helps, unless the plan
+counts on prefix caches: then equal blocks of the trace become equal token ids. Every answer has exactly the
+trace's length (ignore_eos).
+
+The fate of each request is a line of a journal, so that an interrupted run can go on with the requests that
+are missing. If one of them waits for a request of an earlier part, that one counts as answered when the new
+part starts.
 """
 
 from __future__ import annotations
@@ -45,10 +47,12 @@ FORMAT = 2  # Version of the journal's format.
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One request as the client saw it. Seconds since the start of its part of the run; `token_s` are the
-    arrivals of its tokens, `reason` why it did not finish, `workers` who served it (prefill, decode). One
-    that is unsent waits for a request that did not finish; its times are when that was known. `input_tokens`
-    are those of its prompt as the server counted them, 0 where it did not say."""
+    """One request as the client saw it; times are seconds since the start of its part of the run.
+
+    `token_s` are the arrivals of its tokens, `reason` says why it did not finish, and `workers` names who
+    served it (prefill, decode). A request is unsent if one that it waits for did not finish; its times are
+    when that was known. `input_tokens` is the server's count of the prompt, 0 if the server did not say.
+    """
 
     request: int
     part: int
@@ -77,12 +81,13 @@ class ReplayPart:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """What is known of a run so far."""
+    """The parts and outcomes of a run so far; `sent` by request."""
 
     parts: tuple[ReplayPart, ...]
     sent: dict[int, Sent]
 
     def missing(self, trace: Trace) -> list[int]:
+        """Requests of the trace without an outcome."""
         return [i for i in range(len(trace)) if i not in self.sent]
 
 
@@ -149,9 +154,9 @@ class JournalFile:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """How requests are sent: as which part of the run, with which API key, and with which prompts.
+    """The part of the run, the API key and the prompts of the requests to send.
 
-    With `shares_prefixes` prompts are the trace's as `trace_prompt` makes them, else each is unique.
+    With `shares_prefixes` prompts are those of `trace_prompt`, else each is unique.
     """
 
     part: int = 0
@@ -161,23 +166,23 @@ class Sending:
     timeout_s: float = TIMEOUT_S
 
 
-PLAIN = Sending()
+DEFAULT_SENDING = Sending()
 
 
 class Sender(Protocol):
-    """How a request is put and its answer read; see `send_at_times`."""
+    """Sends single requests and reads their answers; `send_at_times` calls it."""
 
     def body(self, request: int) -> bytes:
-        """What is posted for this request of the trace."""
+        """The body to post for this request of the trace."""
 
     async def send(self, request: int, part: int, start_s: float, due_s: float, body: bytes) -> Sent:
-        """Put it and read the answer to its end; failures are outcomes, not exceptions."""
+        """Send the request and read its answer to the end; failures are outcomes, not exceptions."""
 
     def may_send(self, request: int) -> bool:
-        """Asked once just before it is sent; False ends the sending."""
+        """Called just before each request is sent; False ends the sending."""
 
     def ended(self, sent: Sent) -> None:
-        """Told of each outcome; an exception ends the replay."""
+        """Called with each outcome; an exception ends the replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +193,10 @@ class _ToRouter:
     client: aiohttp.ClientSession
     url: str
     model: str
-    how: Sending
+    sending: Sending
 
     def body(self, request: int) -> bytes:
-        return request_body(self.trace, request, self.model, self.how.seed, self.how.shares_prefixes)
+        return request_body(self.trace, request, self.model, self.sending.seed, self.sending.shares_prefixes)
 
     async def send(self, request: int, part: int, start_s: float, due_s: float, body: bytes) -> Sent:
         expected = int(self.trace.output_tokens[request])
@@ -210,20 +215,20 @@ async def replay_trace(
     url: str,
     model: str,
     journal: JournalFile,
-    how: Sending = PLAIN,
+    sending: Sending = DEFAULT_SENDING,
     *,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Sent]:
     """Send these `requests` of the trace to our router, the first one LEAD_S from now; returns when each has
     ended."""
-    headers = {"Authorization": f"Bearer {how.key}"} if how.key else {}
-    timeout = aiohttp.ClientTimeout(total=how.timeout_s)
+    headers = {"Authorization": f"Bearer {sending.key}"} if sending.key else {}
+    timeout = aiohttp.ClientTimeout(total=sending.timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(
         timeout=timeout, connector=connector, headers=headers, read_bufsize=READ_BUFFER_BYTES
     ) as client:
-        sender = _ToRouter(trace, client, url, model, how)
-        return await send_at_times(trace, requests, sender, journal, part=how.part, progress=progress)
+        sender = _ToRouter(trace, client, url, model, sending)
+        return await send_at_times(trace, requests, sender, journal, part=sending.part, progress=progress)
 
 
 async def send_at_times(
@@ -246,35 +251,35 @@ async def send_at_times(
     failures: list[BaseException] = []
     has_news = asyncio.Event()
 
-    def note(sent: Sent) -> None:
+    def note_outcome(sent: Sent) -> None:
         journal.write(asdict(sent))
         done.append(sent)
 
     def give_up(lost: Iterable[tuple[int, str]]) -> None:
         now_s = round(time.monotonic() - start_s, 6)
         for request, reason in lost:
-            note(Sent(request, part, now_s, now_s, now_s, "unsent", reason, (), ()))
+            note_outcome(Sent(request, part, now_s, now_s, now_s, "unsent", reason, (), ()))
 
-    async def one(request: int, due_s: float, body: bytes) -> None:
+    async def send_one(request: int, due_s: float, body: bytes) -> None:
         sent = await sender.send(request, part, start_s, due_s, body)
-        note(sent)
+        note_outcome(sent)
         give_up(agenda.ended(sent))
         sender.ended(sent)
 
-    def ended(task: asyncio.Task[None]) -> None:
+    def forget_task(task: asyncio.Task[None]) -> None:
         running.discard(task)
         if not task.cancelled() and (error := task.exception()):
             failures.append(error)
         has_news.set()
 
-    progress_s, ready, is_open = start_s, (-1, b""), True
-    give_up(agenda.lost)
+    progress_s, prepared, is_open = start_s, (-1, b""), True
+    give_up(agenda.lost_before)
     try:
         while ((agenda.due and is_open) or running) and not failures:
             has_news.clear()
             due_s, request = agenda.due[0] if agenda.due and is_open else (np.inf, -1)
-            if request not in (-1, ready[0]):
-                ready = request, sender.body(request)
+            if request not in (-1, prepared[0]):
+                prepared = request, sender.body(request)
             wait_s = start_s + due_s - time.monotonic()
             if wait_s > 0:
                 with suppress(TimeoutError):
@@ -284,9 +289,9 @@ async def send_at_times(
                 continue
             heapq.heappop(agenda.due)
             journal.write({"part": part, "sends": request})
-            task = asyncio.ensure_future(one(request, due_s, ready[1]))
+            task = asyncio.ensure_future(send_one(request, due_s, prepared[1]))
             running.add(task)
-            task.add_done_callback(ended)
+            task.add_done_callback(forget_task)
             await asyncio.sleep(0)  # Let the request go out before the next prompt is made.
             if time.monotonic() > progress_s + PROGRESS_EVERY_S:
                 progress_s = time.monotonic()
@@ -300,70 +305,74 @@ async def send_at_times(
 
 
 class _Agenda:
-    """Which requests are due when: at their own times, or once all that they wait for has been answered."""
+    """When each request is due: at its own time, or `think_s` after the last answer that it waits for."""
 
     def __init__(
         self, trace: Trace, requests: Sequence[int], before: Mapping[int, Sent], first_s: float
     ) -> None:
-        """`before` is what became of requests in earlier parts; `lost` who waited for one that did not finish
-        there, with the reason."""
-        here = set(requests)
-        self.own_s = {request: float(trace.arrival_s[request]) - first_s for request in requests}
+        """`before` has the outcomes of earlier parts. `lost_before` becomes the requests that wait for one
+        that did not finish there, with the reason.
+        """
+        own_requests = set(requests)
+        self.arrival_s = {request: float(trace.arrival_s[request]) - first_s for request in requests}
         self.think_s = trace.think_s
-        self.parents: dict[int, int] = {}  # The unanswered parent of each request that waits.
+        self.unanswered_parents: dict[int, int] = {}  # How many unanswered requests each one waits for.
         self.children: dict[int, list[int]] = {}
-        self.freed_s: dict[int, float] = {}  # When the last of a request's parents was answered, so far.
-        self.lost: list[tuple[int, str]] = []
-        self.gone: set[int] = set()
+        self.last_answer_s: dict[int, float] = {}  # The latest answer so far to one it waits for.
+        self.lost_before: list[tuple[int, str]] = []
+        self.given_up: set[int] = set()
         for child, parent in trace.after.tolist():
-            if child not in here:
+            if child not in own_requests:
                 continue
-            if parent in here:
-                self.parents[child] = self.parents.get(child, 0) + 1
+            if parent in own_requests:
+                self.unanswered_parents[child] = self.unanswered_parents.get(child, 0) + 1
                 self.children.setdefault(parent, []).append(child)
             else:
-                self.freed_s[child] = 0.0
-                if before[parent].status != "finished" and child not in self.gone:
-                    self.lost += self._lose([child], before[parent].status)
+                self.last_answer_s[child] = 0.0
+                if before[parent].status != "finished" and child not in self.given_up:
+                    self.lost_before += self._lose([child], before[parent].status)
         self.due: list[tuple[float, int]] = []
         for request in requests:
-            if request not in self.parents and request not in self.gone:
+            if request not in self.unanswered_parents and request not in self.given_up:
                 self._add(request)
 
     def ended(self, sent: Sent) -> list[tuple[int, str]]:
-        """Who waited for this one alone becomes due; if it did not finish, who is now given up, and why."""
-        waiting = [child for child in self.children.get(sent.request, ()) if child not in self.gone]
+        """Note an outcome. Requests that waited for this one alone become due; if it did not finish, the
+        requests that are given up are returned, with the reason.
+        """
+        waiting = [child for child in self.children.get(sent.request, ()) if child not in self.given_up]
         if sent.status != "finished":
             return self._lose(waiting, sent.status)
         for child in waiting:
-            self.freed_s[child] = max(self.freed_s.get(child, 0.0), sent.end_s)
-            self.parents[child] -= 1
-            if not self.parents[child]:
+            self.last_answer_s[child] = max(self.last_answer_s.get(child, 0.0), sent.end_s)
+            self.unanswered_parents[child] -= 1
+            if not self.unanswered_parents[child]:
                 self._add(child)
         return []
 
     def _add(self, request: int) -> None:
-        due_s = self.own_s[request]
-        if request in self.freed_s:
-            due_s = max(due_s, self.freed_s[request] + float(self.think_s[request]))
+        due_s = self.arrival_s[request]
+        if request in self.last_answer_s:
+            due_s = max(due_s, self.last_answer_s[request] + float(self.think_s[request]))
         heapq.heappush(self.due, (due_s, request))
 
     def _lose(self, requests: Iterable[int], status: Status) -> list[tuple[int, str]]:
-        """These and all that wait for them, each once."""
+        """Give up these requests and all that wait for them; returns each once, with the reason."""
         reasons = {"rejected": "was rejected", "failed": "failed", "unsent": "was not sent"}
         given_up = []
         lost = deque((request, reasons[status]) for request in requests)
         while lost:
             request, reason = lost.popleft()
-            if request in self.gone:
+            if request in self.given_up:
                 continue
-            self.gone.add(request)
+            self.given_up.add(request)
             given_up.append((request, f"not sent: a request it waits for {reason}"))
             lost.extend((child, reasons["unsent"]) for child in self.children.get(request, ()))
         return given_up
 
 
 def request_body(trace: Trace, request: int, model: str, seed: int, shares_prefixes: bool) -> bytes:
+    """The JSON body of a request to /v1/completions that is answered with exactly the trace's length."""
     inputs, outputs = int(trace.input_tokens[request]), int(trace.output_tokens[request])
     ids = trace_prompt(trace, request, seed) if shares_prefixes else unique_prompt(inputs, request, seed)
     tenant = {"user": trace.tenants[trace.tenant[request]]} if trace.tenants else {}
@@ -383,15 +392,17 @@ def request_body(trace: Trace, request: int, model: str, seed: int, shares_prefi
 
 
 def unique_prompt(tokens: int, request: int, seed: int) -> list[int]:
-    """Token ids that no two requests share from the start on, with certainty up to 994009 requests."""
+    """A prompt of random token ids. Its first two ids are the request's number in base TOKENS, so up to
+    994,009 requests surely differ at the start.
+    """
     ids = np.random.default_rng((seed, request)).integers(TOKENS, size=tokens) + FIRST_TOKEN
-    own = np.array([request // TOKENS % TOKENS, request % TOKENS]) + FIRST_TOKEN
-    ids[:2] = own[-min(tokens, 2) :]
+    request_ids = np.array([request // TOKENS % TOKENS, request % TOKENS]) + FIRST_TOKEN
+    ids[:2] = request_ids[-min(tokens, 2) :]
     return ids.tolist()  # type: ignore[no-any-return]
 
 
 def trace_prompt(trace: Trace, request: int, seed: int) -> list[int]:
-    """The trace's blocks, each the same token ids wherever its id stands, then ids of the request's own."""
+    """The prompt of a request: equal blocks of the trace as equal token ids, then ids of its own."""
     first, last = trace.prefix_offsets[request : request + 2]
     shared = [
         _block(block, trace.prefix_block_tokens, seed) for block in trace.prefix_ids[first:last].tolist()
@@ -402,7 +413,7 @@ def trace_prompt(trace: Trace, request: int, seed: int) -> list[int]:
 
 
 def block_prompt(block_ids: Sequence[int], block_tokens: int, seed: int) -> list[int]:
-    """Token ids of whole blocks of a trace, as `trace_prompt` has them."""
+    """Token ids of whole blocks of a trace, equal to those in `trace_prompt`."""
     return [token for block in block_ids for token in _block(block, block_tokens, seed)]
 
 
@@ -421,7 +432,7 @@ async def send_to_router(
     part: int,
     start_s: float,
     due_s: float,
-    expected: int,
+    expected_tokens: int,
 ) -> Sent:
     def now_s() -> float:
         return round(time.monotonic() - start_s, 6)
@@ -442,8 +453,8 @@ async def send_to_router(
                     tokens, error = _tokens(line)
                     token_s += [now_s()] * tokens
                     reason = error or reason
-                if not reason and len(token_s) != expected:
-                    reason = f"{len(token_s)} of {expected} tokens came"
+                if not reason and len(token_s) != expected_tokens:
+                    reason = f"{len(token_s)} of {expected_tokens} tokens came"
                 status = "failed" if reason else "finished"
     except (aiohttp.ClientError, HttpProcessingError, TimeoutError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"[:200]
@@ -451,7 +462,7 @@ async def send_to_router(
 
 
 def _tokens(line: bytes) -> tuple[int, str]:
-    """How many tokens a line of a stream brings, and the error it reports."""
+    """The number of tokens in a line of a stream, and the error that it reports, if any."""
     if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
         return 0, ""
     event = json.loads(line[6:])
@@ -461,10 +472,10 @@ def _tokens(line: bytes) -> tuple[int, str]:
 
 
 def request_name(part: int, request: int) -> str:
-    """The X-Request-Id under which engines log it."""
+    """The X-Request-Id under which engines log a request."""
     return f"p{part}r{request}"
 
 
 def lateness_s(sent: Iterable[Sent]) -> float:
-    """How late the client sent its latest request: beyond a few ms it could not keep up."""
-    return max((one.sent_s - one.due_s for one in sent), default=0.0)
+    """The largest delay of a request at the client; beyond a few ms the client could not keep up."""
+    return max((request.sent_s - request.due_s for request in sent), default=0.0)

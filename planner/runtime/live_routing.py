@@ -50,12 +50,13 @@ RECENT = 1024  # After so many requests the means are taken anew, of these and h
 
 
 class LiveFleet:
-    """The workers of `fleet`, in its order, and the requests they have; all workers are down at first.
+    """The account of a running fleet by which requests are routed: its workers, in the fleet's order, and the
+    requests they have. All workers are down at first.
 
-    A request has a seat from `take_seat` to `release_seat`. Times are of one clock that never falls.
-    `lengths` are the mean tokens of prompts and outputs, `history` the tokens of earlier prompts and outputs,
-    from which outputs are predicted; without them both are learnt. Raises InputError for policies that the
-    simulator does not know, or that real engines cannot follow.
+    A request has a seat from `take_seat` to `release_seat`. All times are of one clock that never goes back.
+    `lengths` are the mean tokens of prompts and outputs. `history` has the tokens of earlier prompts and
+    outputs, from which outputs are predicted. Without them both are learnt from the requests. Raises
+    InputError for policies that the simulator does not know, or that real engines cannot follow.
     """
 
     def __init__(
@@ -106,14 +107,14 @@ class LiveFleet:
         self._compile()
 
     def _see_most_tokens(self) -> None:
-        """What the largest worker of each role holds."""
+        """Set the tokens that the largest worker of each role can hold."""
         self.most_tokens = dict.fromkeys(("mixed", "prefill", "decode"), 0)
         for role, w in zip(self.roles, self.workers, strict=True):
             holds = int(self.state.types["longest_blocks"][w["type"]]) * KV_BLOCK_TOKENS
             self.most_tokens[role] = max(self.most_tokens[role], holds)
 
     def _compile(self) -> None:
-        """What is not compiled yet is now, and not while a request waits."""
+        """Call each compiled function once, so that none is compiled while a request waits."""
         events.take_seat(self.state, 0, 0.0, 1, 1, 0, 0, 0)
         self.state.requests["status"][0] = events.FREE
         events.note_event(self.state, events.LEAVE, 0, 0, 0.0)
@@ -131,14 +132,16 @@ class LiveFleet:
         return self.state.workers
 
     def fits(self, tokens: int) -> bool:
-        """Whether a mixed worker, or one of each kind of a pair, could ever hold so many."""
-        most = self.most_tokens
-        return tokens <= max(most["mixed"], min(most["prefill"], most["decode"]))
+        """Whether a mixed worker, or a prefill and a decode worker, could ever hold so many tokens."""
+        most_tokens = self.most_tokens
+        return tokens <= max(most_tokens["mixed"], min(most_tokens["prefill"], most_tokens["decode"]))
 
     def take_seat(
         self, inputs: int, outputs: int, time_s: float, *, names: Sequence[int] = (), tenant: str = ""
     ) -> int:
-        """The seat of a new request: its lengths in tokens, and the names of its prompt's blocks."""
+        """Give a new request a seat and return it. `inputs` and `outputs` are tokens, `names` those of the
+        prompt's blocks.
+        """
         if self.lengths is None:
             self._learn(inputs, outputs)
         if not self.free:
@@ -150,49 +153,53 @@ class LiveFleet:
         events.take_seat(self.state, seat, time_s, inputs, outputs, account, start, len(names))
         return seat
 
-    def send_to_worker(self, seat: int, time_s: float, without: Collection[int] = ()) -> int | None:
-        """The worker that computes the prompt, which is its from now on; `without` are not asked. None: it
-        fits on none that is up, or none is free (`is_held_back`): then it is for the caller to ask again, in
-        the order of arrival.
-        """
-        return self._choose(events.SEND, seat, time_s, without)
+    def send_to_worker(self, seat: int, time_s: float, excluded: Collection[int] = ()) -> int | None:
+        """Send the request to the worker that computes its prompt, none of those in `excluded`, and return
+        it.
 
-    def is_held_back(self, seat: int, without: Collection[int] = ()) -> bool:
-        """Whether a request that got no worker waits for one to be free that is up and not in `without`."""
+        Returns None if the request fits on no worker that is up, or none is free (`is_held_back`). Then the
+        caller tries again, in the order of arrival.
+        """
+        return self._choose(events.SEND, seat, time_s, excluded)
+
+    def is_held_back(self, seat: int, excluded: Collection[int] = ()) -> bool:
+        """Whether a request that got no worker waits until one is free that is up and not `excluded`."""
         if not self.holds_back:
             return False
         self.workers["is_up"][:] = self.is_up
-        self.workers["is_up"][list(without)] = 0
+        self.workers["is_up"][list(excluded)] = 0
         return bool(events.note_event(self.state, events.IS_HELD_BACK, seat, 0, 0.0))
 
     def queue_number(self, seat: int) -> int | None:
-        """What its worker's order goes by, smallest first, where the router gives numbers."""
+        """The request's number in its worker's queue, the smallest first; None if the engine orders its
+        queue.
+        """
         if not QUEUE[self.policies.queue].by_turns:
             return None
         return int(self.caches.prompts["place"][seat])
 
-    def hand_off(self, seat: int, time_s: float, without: Collection[int] = ()) -> int | None:
-        """The same of the worker that decodes, once the request has left the one with its prompt."""
-        return self._choose(events.HAND_OFF, seat, time_s, without)
+    def hand_off(self, seat: int, time_s: float, excluded: Collection[int] = ()) -> int | None:
+        """As `send_to_worker`, for the worker that decodes, once the request has left its prefill worker."""
+        return self._choose(events.HAND_OFF, seat, time_s, excluded)
 
-    def _choose(self, event: int, seat: int, time_s: float, without: Collection[int]) -> int | None:
+    def _choose(self, event: int, seat: int, time_s: float, excluded: Collection[int]) -> int | None:
         is_up = self.workers["is_up"]
         is_up[:] = self.is_up
         if self.flips:
             is_up[self.is_draining] = layout.DRAINING
             is_up[self.is_turning] = layout.TURNING
-        passed_over = list(without)
+        passed_over = list(excluded)
         is_up[passed_over] = 0
         worker = int(events.note_event(self.state, event, seat, 0, time_s))
         if self.flips:
-            drains = is_up == layout.DRAINING
-            drains[passed_over] = self.is_draining[passed_over]
-            self.is_draining = drains & self.is_up
+            still_drains = is_up == layout.DRAINING
+            still_drains[passed_over] = self.is_draining[passed_over]
+            self.is_draining = still_drains & self.is_up
             self._see_flips()
         return None if worker == layout.NONE else worker
 
     def _see_flips(self) -> None:
-        """Of a worker that has another role now, which is down while it restarts."""
+        """Note the workers whose role the policy has changed; each is down while it restarts."""
         for w, code in enumerate(self.workers["role"].tolist()):
             if ROLES[self.roles[w]] == code:
                 continue
@@ -204,19 +211,19 @@ class LiveFleet:
             self._see_most_tokens()
 
     def note_admitted(self, seat: int, time_s: float) -> None:
-        """The worker begins with the prompt. A caller that cannot see this calls `note_computed` alone."""
+        """The worker begins to compute the prompt. Callers that cannot see this only call `note_computed`."""
         events.note_event(self.state, events.ADMIT, seat, 0, time_s)
 
     def note_computed(self, seat: int, time_s: float) -> None:
-        """The prompt is computed: the first byte is there."""
+        """The prompt is computed, because the first byte of the answer has come."""
         events.note_event(self.state, events.COMPUTE, seat, 0, time_s)
 
     def note_output(self, seat: int, tokens: int, time_s: float) -> None:
-        """So many tokens of output have come."""
+        """`tokens` tokens of output have come so far."""
         events.note_event(self.state, events.GROW, seat, tokens, time_s)
 
     def note_left(self, seat: int, time_s: float, tokens: int = 0) -> None:
-        """It is on its worker no longer, done or not, after so many tokens of output."""
+        """The request has left its worker after so many tokens of output, finished or not."""
         events.note_event(self.state, events.LEAVE, seat, tokens, time_s)
         if self.ended is not None and tokens > 0:
             self.ended.append((int(self.state.requests["input_tokens"][seat]), tokens))
@@ -230,29 +237,30 @@ class LiveFleet:
         self.state = self.state._replace(outputs=table)
 
     def release_seat(self, seat: int) -> None:
-        """The seat of a request that is on no worker is given back."""
+        """Give back the seat of a request that is on no worker."""
         if self.has_window:
             self.state.requests["status"][seat] = events.GONE
         else:
             self._give_back(seat)
 
     def pin_prompt(self, worker: int, names: Sequence[int]) -> None:
-        """The worker has computed a prompt of these blocks, and keeps it: whoever begins so goes there."""
+        """Note that the worker keeps a prompt of these blocks. Requests that begin with it are sent there."""
         start = self._write_path(names)
         nodes = self.caches.path[start : start + len(names)].copy()
         pin_nodes(self.state, worker, nodes)
 
     def note_up(self, worker: int, time_s: float = 0.0) -> None:
-        """It has had nothing to do since then."""
+        """The worker is up, and idle since `time_s`."""
         self.is_up[worker], self.is_turning[worker] = True, False
         self.workers["idle_since_s"][worker] = time_s
 
     def note_down(self, worker: int, time_s: float) -> None:
-        """All that it had cached is lost."""
+        """The worker is down, and its cache is lost."""
         self.is_up[worker] = self.is_draining[worker] = False
         events.note_event(self.state, events.GO_DOWN, 0, worker, time_s)
 
     def _learn(self, inputs: int, outputs: int) -> None:
+        """Update mean lengths with a request: after each power of two of them, and every RECENT."""
         self.requests += 1
         count, input_sum, output_sum = self.sums
         count, input_sum, output_sum = count + 1, input_sum + inputs, output_sum + outputs
@@ -263,6 +271,7 @@ class LiveFleet:
         self.sums = count, input_sum, output_sum
 
     def _expect(self, input_tokens: float, output_tokens: float) -> None:
+        """Set what the policies derive from the mean tokens of prompts and outputs."""
         if self.state.caches is None:
             return
         context = input_tokens + output_tokens / 2
@@ -276,11 +285,11 @@ class LiveFleet:
         self.caches.settings[cache_layout.QUANTUM_TOKENS] = self.policies.quantum_tokens or 2 * work
 
     def _account(self, tenant: str) -> int:
-        """Of a tenant; once all are taken those without one share the last."""
-        most = len(self.caches.weights) - 1
-        if len(self.tenants) < most:
+        """The number of a tenant's account. Once all are taken, tenants without one share the last."""
+        shared_account = len(self.caches.weights) - 1
+        if len(self.tenants) < shared_account:
             return self.tenants.setdefault(tenant, len(self.tenants))
-        return self.tenants.get(tenant, most)
+        return self.tenants.get(tenant, shared_account)
 
     def _more_seats(self, size: int) -> None:
         first = len(self.state.requests)
@@ -293,7 +302,7 @@ class LiveFleet:
         self.free.extend(range(size - 1, first - 1, -1))
 
     def _free_seats(self) -> None:
-        """Of requests that e2's window has let go of; where these are few, there will be more seats."""
+        """Free the seats of requests that have left e2's window; add seats if these are few."""
         size = len(self.state.requests)
         if self.has_window:
             if size >= WINDOW_SEATS:
@@ -312,7 +321,7 @@ class LiveFleet:
         self.free.append(seat)
 
     def _write_path(self, names: Sequence[int]) -> int:
-        """Where the path has the nodes of a prompt."""
+        """Write the nodes of a prompt into the path table and return where they start."""
         if len(self.nodes.free) < len(names):
             self._free_nodes(len(names))
         if len(self.caches.path) < self.path_end + len(names):
@@ -324,26 +333,28 @@ class LiveFleet:
         self.caches.path[start : self.path_end] = nodes
         return start
 
-    def _compact_path(self, room: int) -> None:
-        """Leave out the prompts of requests that are gone, and twice as much room as is needed."""
+    def _compact_path(self, needed: int) -> None:
+        """Remove prompts of ended requests from the path table and make room for twice what is needed."""
         seats = np.flatnonzero(self.state.requests["status"] != events.FREE)
         caches, prompts = self.caches, self.caches.prompts
         depth = prompts["depth"][seats]
         ends = np.cumsum(depth)
         self.path_end = int(depth.sum())
-        places = np.repeat(prompts["start"][seats] - (ends - depth), depth) + np.arange(self.path_end)
-        size = max(len(caches.path), 2 * (self.path_end + room))
-        path, used = (_lengthened(row[places], size) for row in (caches.path, caches.used))
+        old_places = np.repeat(prompts["start"][seats] - (ends - depth), depth) + np.arange(self.path_end)
+        size = max(len(caches.path), 2 * (self.path_end + needed))
+        path, used = (_lengthened(row[old_places], size) for row in (caches.path, caches.used))
         prompts["start"][seats] = ends - depth
         self.state = self.state._replace(caches=caches._replace(path=path, used=used))
 
-    def _free_nodes(self, wanted: int) -> None:
-        """Find so many that nobody uses or has: a hand goes round over all of them. A turn that finds few is
-        followed by more nodes. Once they are twice what caches can hold, those that workers are only believed
-        to have are forgotten too, at first those that no prompt had since the last turn.
+    def _free_nodes(self, needed: int) -> None:
+        """Free `needed` nodes that no request uses and no worker has; a sweep goes round over all nodes.
+
+        If a whole round frees few, nodes are added. Once there are twice as many as the caches can hold,
+        nodes that workers are only believed to have are freed too, first those that no prompt has used since
+        the last round.
         """
         free_nodes = np.empty(SWEEP, np.int32)
-        while len(self.nodes.free) < wanted:
+        while len(self.nodes.free) < needed:
             is_large = len(self.nodes) >= self.most_nodes
             end = min(self.hand + SWEEP, len(self.nodes))
             forgets = (1 + self.poor_turns) if is_large else 0
@@ -378,25 +389,27 @@ class LiveFleet:
 
 
 def _routing_alone(policies: Policies) -> Policies:
-    """What is left to a router: batching and the order of prompts are the engines' own, but for numbers."""
-    own = Policies()
+    """The policies that a router carries out; batching, admission and most queues are the engines' own."""
+    defaults = Policies()
     if POOLS[policies.pools].code not in (STATIC, FLIP, REPURPOSE):
         raise InputError(
-            f"policies.pools is {policies.pools!r}: real engines have one role at a time; plan {own.pools!r}"
+            f"policies.pools is {policies.pools!r}: real engines have one role at a time; "
+            f"plan {defaults.pools!r}"
         )
     return replace(
         policies,
-        batching=own.batching,
-        queue=policies.queue if QUEUE[policies.queue].by_turns else own.queue,
-        admission=own.admission,
+        batching=defaults.batching,
+        queue=policies.queue if QUEUE[policies.queue].by_turns else defaults.queue,
+        admission=defaults.admission,
         prediction_accuracy_frac=None,
         vidur_restarts=False,
     )
 
 
 def _empty_state(fleet: Fleet) -> State:
-    """The state that the simulator makes of a trace of one request, without that: its prompt is as long as
-    all caches, or as the nodes to begin with.
+    """The simulator's state for this fleet without any request.
+
+    It is made from a trace of one request, whose prompt sets the number of nodes, and then emptied.
     """
     if fleet.lora is not None:
         raise InputError(
@@ -404,7 +417,7 @@ def _empty_state(fleet: Fleet) -> State:
         )
     blocks = sum(pool.count * (pool.type.kv_tokens // KV_BLOCK_TOKENS) for pool in fleet.pools)
     blocks = min(blocks, NODES) if fleet.policies.prefix_cache else 0
-    named = tuple(name for name, _ in fleet.policies.tenant_weights)
+    names = tuple(name for name, _ in fleet.policies.tenant_weights)
     trace = Trace(
         "live",
         np.zeros(1),
@@ -413,15 +426,15 @@ def _empty_state(fleet: Fleet) -> State:
         prefix_offsets=np.array([0, blocks]),
         prefix_ids=np.arange(blocks),
         prefix_block_tokens=KV_BLOCK_TOKENS if blocks else 0,
-        tenants=(*named, *[""] * (TENANTS + 1)),
+        tenants=(*names, *[""] * (TENANTS + 1)),
     )
     # The router sees one engine, which chooses a data-parallel rank by itself.
     workers = fleet.with_types(lambda worker: replace(worker.as_one, kv_tokens=worker.kv_tokens))
     state = fresh_state(workers, trace)
     state = state._replace(requests=state.requests[:0])
     if state.outputs is not None:  # Nothing is known of outputs yet.
-        none = np.zeros(0)
-        state = state._replace(outputs=OutputTable(none, np.zeros(2, np.int64), none, none))
+        empty = np.zeros(0)
+        state = state._replace(outputs=OutputTable(empty, np.zeros(2, np.int64), empty, empty))
     if state.caches is not None:
         blocks = sum(pool.count * (pool.type.kv_tokens // KV_BLOCK_TOKENS) for pool in fleet.pools)
         caches = state.caches._replace(prompts=state.caches.prompts[:0])
@@ -436,7 +449,7 @@ def _new_prefix() -> npt.NDArray[np.void]:
 
 
 def _lengthened(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    """The same, with zeros behind it."""
+    """A copy of `array` with `size` rows; the new ones are zero."""
     longer = np.zeros((size, *array.shape[1:]), array.dtype)
     longer[: len(array)] = array
     return longer
@@ -445,10 +458,10 @@ def _lengthened(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
 def priority_number(
     policies: Policies, inputs: int, outputs: int, arrival_s: float, longest_tokens: int
 ) -> int:
-    """A request's place in the queue of a vLLM that schedules by priority: the smallest comes first.
+    """A request's priority for a vLLM that schedules by it; the smallest comes first.
 
-    The simulator's order (slots.enqueue), with the longest request the engines take for the longest prompt:
-    only that one may be overtaken for all of `queue_window_s`.
+    The order is the simulator's (slots.enqueue), whose longest prompt is here the longest request that the
+    engines take: only such a request may be overtaken for all of `queue_window_s`.
     """
     rank = QUEUE[policies.queue].rank
     assert rank is not None, "first come, first served: nobody asks"

@@ -170,7 +170,7 @@ class LiveWorker:
         return self.place.folder / f"{self.place.name}.log"
 
     async def run(self) -> None:
-        """Start the engine, and again whenever it fails, until this is cancelled or the worker is given up."""
+        """Start the engine, and again when it fails, until this is cancelled or the worker is given up."""
         failures = 0
         try:
             while True:

@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_knows_what_was_answered_before() -> None:
     before = {0: answered(0, 5.0), 3: answered(3, 7.0), 5: answered(5, 9.0, status="rejected")}
     agenda = _Agenda(trace, [1, 2, 4, 6], before, 5.0)
     assert agenda.due == [(3.0, 1), (4.0, 4)]
-    assert agenda.lost == [(6, "not sent: a request it waits for was rejected")]
+    assert agenda.lost_before == [(6, "not sent: a request it waits for was rejected")]
     agenda.ended(answered(1, 3.5))
     assert (3.5, 2) in agenda.due
 
