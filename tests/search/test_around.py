@@ -75,9 +75,9 @@ def test_a_fleet_that_is_cheaper_already_is_no_turn_of_prices() -> None:
 
 def test_time_left_is_what_the_share_says_and_at_most_the_limit() -> None:
     """A quarter in 10 s leaves 30 s; of a limit of 25 s 15 are left."""
-    assert left_s(10.0, 0.25, 120.0) == pytest.approx(30.0)
-    assert left_s(10.0, 0.25, 25.0) == pytest.approx(15.0)
-    assert left_s(10.0, 0.02, 120.0) is None
+    assert left_s(10.0, 0.5, 120.0) == pytest.approx(10.0)
+    assert left_s(10.0, 0.5, 15.0) == pytest.approx(5.0)
+    assert left_s(10.0, 0.2, 120.0) is None
 
 
 def test_a_plan_with_a_spare_worker_stands_the_loss_of_any_one() -> None:

@@ -144,7 +144,7 @@ def cheapest(
         if out_of_time():
             return ended(is_exact=False)
         rounds += 1
-        if (standing := f"several LLMs: at least {bound:.6g}, best {upper:.6g}") != verdicts:
+        if (standing := f"at least {bound:,.2f}, {_best_in_words(upper)}") != verdicts:
             progress(verdicts := standing)
         questions: list[DesignQuery] = []
         for i in unknown:
@@ -153,6 +153,10 @@ def cheapest(
                 among = heapq.nsmallest(LOOK, columns[i], key=lambda column: column.weight)
             questions += tables[i].questions(among, ceilings[i])
         _answer(questions, run)
+
+
+def _best_in_words(value: float) -> str:
+    return "none found yet" if math.isinf(value) else f"best so far {value:,.2f}"
 
 
 def _answer(questions: Sequence[DesignQuery], run: Run) -> None:

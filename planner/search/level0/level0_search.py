@@ -128,7 +128,7 @@ def search_level0(
     best_mixed = best_one_gpu = (search.best, search.value)
     try:
         _offer_known(problem, start, over.options, holds, search)
-        problem.progress(Stage(f"level 0: {len(over.mixed)} mixed pools", "level 0"))
+        problem.progress(Stage(f"fleets of one worker type: {len(over.mixed)} types", "level 0"))
         _search_mixed(over.mixed, holds, search, side_by_side, enough)
         best_mixed = best_one_gpu = (search.best, search.value)
         if pairs:
@@ -174,8 +174,8 @@ def _search_pairs(
     problem: Problem, over: _Ranges, label: str, search: Search, enough: Callable[[], bool]
 ) -> None:
     """Prefill and decode pools of "one GPU type" or of "two GPU types"."""
-    verdicts = f"level 0: prefill and decode pools of {label}; best so far {search.value:.6g}"
-    problem.progress(Stage(verdicts, "pairs"))
+    standing = f"prefill and decode pools of {label}; {problem.best_in_words(search.value)}"
+    problem.progress(Stage(standing, "pairs"))
     oracle, is_one = problem.oracle, label == "one GPU type"
     ask = AskPairs(_timed(problem, search, oracle.holds))
     if not problem.trace.after.size:  # answers that take no time bring the next requests of a session earlier
@@ -272,7 +272,7 @@ def _walk_cheaper(
         effort = effort_spent() - before
         return effort + left * (max(effort / done, LEAST_EFFORT) if done else guess) <= WALK_EFFORT
 
-    problem.progress(Stage("level 0: every cheaper fleet, one by one", "walk"))
+    problem.progress(Stage("every cheaper fleet, one by one", "walk"))
     walk(mixed, pairs, holds, problem.oracle.verdicts, search, side_by_side, may_go_on)
     if not search.is_exact and problem.out_of_time():
         raise StoppedError  # what was begun depends on the clock

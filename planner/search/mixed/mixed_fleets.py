@@ -81,6 +81,7 @@ def search_mixed_fleets(
     options = _of_one_drafter(best_settings(problem, level0, capacities), level0)
     shares = [expected_share(option, level0, capacities) for option in options]
     cuts: list[tuple[int, ...]] = []
+    standing = ""
     is_exhausted = is_hopeless = False
     tries, wasted = int(np.clip(BEYOND_REQUESTS / len(problem.trace), 4, BEYOND_MOST)), 0
     tries_for_any = int(np.clip(ANY_REQUESTS / len(problem.trace), 4, ANY_MOST))
@@ -88,7 +89,8 @@ def search_mixed_fleets(
         if wasted == (tries if best is not None else tries_for_any):
             break
         wasted += 1
-        problem.progress(f"beyond level 0: {len(cuts)} cuts, best {value:.6g}")
+        if (now := f"fleets of several worker types; {problem.best_in_words(value)}") != standing:
+            problem.progress(standing := now)
         below = value * (1 - 1e-6) if math.isfinite(value) else None
         proposal = find_promising_fleet(options, shares, problem.limits, below=below, cuts=cuts)
         if proposal is None:
@@ -145,9 +147,8 @@ def _refined(problem: Problem, level0: Level0, capacities: Mapping[str, int], be
     def may_go_on() -> bool:
         return not problem.out_of_time() and effort_spent() - before < REFINE_EFFORT
 
-    problem.progress(
-        Stage(f"beyond level 0: fleets of up to four types, best {objective(best):.6g}", "beyond")
-    )
+    standing = f"fleets of up to four worker types; {problem.best_in_words(objective(best))}"
+    problem.progress(Stage(standing, "beyond"))
     best = improve_mixture(best, options, shares, problem.limits, oracle, may_go_on)
     before = effort_spent()
     return near(best, problem.limits, oracle, may_go_on)
@@ -187,7 +188,7 @@ def _every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[C
     fleets = every_mix(level0.options, problem.limits, value, most=budget // LEAST_EFFORT)
     if fleets is None or problem.out_of_time():
         return best, False
-    problem.progress(f"beyond level 0: all {len(fleets)} cheaper fleets, one by one")
+    problem.progress(f"all {len(fleets)} cheaper fleets of several worker types, one by one")
     before = effort_spent()
     for counts in sorted(fleets, key=objective):  # the first that holds is the cheapest
         if problem.out_of_time() or effort_spent() - before > budget:

@@ -18,7 +18,7 @@ from planner.search.oracle.fleet_oracle import Answers, Oracle
 from planner.search.oracle.pinning import Pinning
 from planner.search.oracle.scenarios import Scenarios
 from planner.search.oracle.work_clock import EFFORT_S, is_over
-from planner.search.problem.options import Left
+from planner.search.problem.options import OBJECTIVE_UNITS, Left
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.solvers.master import FleetLimits
 from planner.solvers.required_work import ObligedWork
@@ -112,6 +112,12 @@ class Problem:
         """The objective, as options count it."""
         is_by_gpu = self.task.objective == "cost" and self.limits.by_gpu
         return "cost-by-gpu" if is_by_gpu else self.task.objective
+
+    def best_in_words(self, value: float) -> str:
+        """The cheapest value found so far, for progress."""
+        if not math.isfinite(value):
+            return "none found yet"
+        return f"best so far {value:,.2f} {OBJECTIVE_UNITS.get(self.task.objective, '')}".rstrip()
 
     def out_of_time(self) -> bool:
         return is_over(self.deadline)

@@ -38,11 +38,11 @@ class Urgent(str):
     __slots__ = ()
 
 
+LEAST_DONE_FRAC = 0.4  # Before production is tested, the time left is anybody's guess.
+
+
 def left_s(elapsed_s: float, done_frac: float, limit_s: float) -> float | None:
     """About how long it will take yet, at most until the time limit; None where too little is done to say."""
     if done_frac < LEAST_DONE_FRAC:
         return None
     return min(elapsed_s * (1 / done_frac - 1), max(limit_s - elapsed_s, 0.0))
-
-
-LEAST_DONE_FRAC = 0.05
