@@ -464,6 +464,8 @@ class Offloaded:
     computed_frac: float
     reload_s: float  # Time that all requests together waited for loads.
     is_shared: bool = False
+    disk_bytes: float = 0.0  # of one GPU's share of a disk behind the memory
+    disk_frac: float = 0.0  # of the reloaded share, what came from it
 
 
 @dataclass(frozen=True, slots=True)

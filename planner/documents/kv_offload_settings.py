@@ -2,23 +2,27 @@
 
     policies: {prefix_cache: true, kv_offload: {size: 200 GB, bandwidth: 50 GB/s}}
 
-Both are of one GPU: its share of the host's memory, and its link to that (planner/models/kv_offload.py). With
+    policies: {prefix_cache: true, kv_offload: {size: 200 GB, bandwidth: 50 GB/s,
+                                                disk: {size: 2 TB, bandwidth: 6 GB/s}}}
+
+All are of one GPU: its share of the host's memory, and its link to that (planner/models/kv_offload.py). With
 `shared: true` they are of one store that all workers have, and of its link.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from planner.errors import InputError
-from planner.files.document_values import Section
+from planner.files.document_values import Section, with_place
 from planner.models.kv_layout import kv_layout
 from planner.models.kv_offload import KvOffload
 from planner.models.llm import Llm
 from planner.units import show_exactly
 
 NONE = "none"
-KEYS = ("size", "bandwidth", "shared")
+KEYS = ("size", "bandwidth", "shared", "disk")
 
 
 def parse_kv_offload(policies: Section) -> KvOffload | None:
@@ -31,11 +35,18 @@ def parse_kv_offload(policies: Section) -> KvOffload | None:
     section = Section.from_document(value, policies.path_of("kv_offload"), KEYS)
     if not policies.flag("prefix_cache", False):
         raise InputError(f"{section.where}: keeps what leaves prefix caches; add prefix_cache: true")
-    return KvOffload(
-        section.positive("size", "bytes"),
-        section.positive("bandwidth", "bytes_per_s"),
-        section.flag("shared", False),
-    )
+    has_disk = "disk" in section
+    disk = section.subsection("disk", ("size", "bandwidth"))
+    try:
+        return KvOffload(
+            section.at_least("size", "bytes") if has_disk else section.positive("size", "bytes"),
+            section.positive("bandwidth", "bytes_per_s"),
+            section.flag("shared", False),
+            disk.positive("size", "bytes") if has_disk else 0.0,
+            disk.positive("bandwidth", "bytes_per_s") if has_disk else math.inf,
+        )
+    except InputError as error:
+        raise InputError(with_place(error, policies.where)) from None
 
 
 def kv_offload_document(offload: KvOffload) -> dict[str, Any]:
@@ -44,6 +55,14 @@ def kv_offload_document(offload: KvOffload) -> dict[str, Any]:
         "size": show_exactly(offload.size_bytes, "GB"),
         "bandwidth": show_exactly(offload.bandwidth_bytes_per_s, "GB/s"),
         **({"shared": True} if offload.is_shared else {}),
+        **({"disk": _disk_document(offload)} if offload.disk_bytes else {}),
+    }
+
+
+def _disk_document(offload: KvOffload) -> dict[str, str]:
+    return {
+        "size": show_exactly(offload.disk_bytes, "GB"),
+        "bandwidth": show_exactly(offload.disk_bandwidth_bytes_per_s, "GB/s"),
     }
 
 

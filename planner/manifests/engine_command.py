@@ -117,6 +117,11 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
 def cpu_bytes(pool: Pool, fleet: Fleet) -> int:
     """CPU memory for KV blocks of one worker of `pool`, over all its GPUs; decode workers have none."""
     offload = fleet.policies.kv_offload
+    if offload is not None and offload.disk_bytes:
+        raise InputError(
+            "policies.kv_offload: disk: what an engine needs to keep KV blocks on a disk is not written here; "
+            "leave the disk out of the fleet that is to be deployed"
+        )
     return 0 if offload is None or pool.role == "decode" else int(offload.worker_bytes(pool.type.tp))
 
 

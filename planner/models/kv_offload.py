@@ -9,6 +9,9 @@ the rank's own link:
 With latent attention all GPUs of a TP group have the same keys and values, of which one copy is kept; every
 GPU still loads all of it.
 
+Behind it may be a disk of the same node: KV blocks go there when they leave CPU memory, and come back over
+the disk's link and the GPU's, of which the slower decides.
+
 A shared store (Mooncake's, on machines of its own) serves all workers. Its tokens are its bytes over those of
 a KV token on all GPUs of a worker. Its one link carries the loads of all workers one after the other, T x the
 bytes of a GPU each. Workers of several TP degrees share blocks where `is_common` says so.
@@ -29,29 +32,52 @@ from planner.models.llm import LatentAttention, Llm
 @dataclass(frozen=True, slots=True)
 class KvOffload:
     """For each GPU its share of the host's memory for KV blocks, and the bandwidth of its link to that
-    memory; with `is_shared` the figures of the one store that all workers share.
+    memory; with `is_shared` the figures of the one store that all workers share. `disk_bytes` and the disk's
+    bandwidth are a GPU's share of a disk behind its memory, 0 without one.
     """
 
     size_bytes: float
     bandwidth_bytes_per_s: float
     is_shared: bool = False
+    disk_bytes: float = 0.0
+    disk_bandwidth_bytes_per_s: float = math.inf
 
     def __post_init__(self) -> None:
         if self.size_bytes < 0:
             raise InputError(f"kv_offload: size is {self.size_bytes:g} bytes, must be at least 0")
         if not self.bandwidth_bytes_per_s > 0:
             raise InputError(f"kv_offload: bandwidth is {self.bandwidth_bytes_per_s:g} B/s, must be > 0")
+        if self.disk_bytes < 0 or not self.disk_bandwidth_bytes_per_s > 0:
+            raise InputError(
+                f"kv_offload: disk: size is {self.disk_bytes:g} bytes, bandwidth "
+                f"{self.disk_bandwidth_bytes_per_s:g} B/s; must be at least 0 and > 0"
+            )
+        if self.is_shared and self.disk_bytes:
+            raise InputError("kv_offload: disk: is a worker's own, and goes not with shared: true; drop one")
 
     def kv_tokens(self, llm: Llm, tp: int) -> int:
-        """KV tokens that the memory of one worker, or the shared store, holds beside those on its GPUs."""
+        """KV tokens that the memory and the disk of one worker, or the shared store, hold beside those on its
+        GPUs.
+        """
+        return self._tokens(llm, tp, self.size_bytes + self.disk_bytes)
+
+    def memory_tokens(self, llm: Llm, tp: int) -> int:
+        """Those of them that are in CPU memory: the ones used last."""
+        return self._tokens(llm, tp, self.size_bytes)
+
+    def _tokens(self, llm: Llm, tp: int, size_bytes: float) -> int:
         copies = 1 if all(isinstance(group.attention, LatentAttention) for group in llm.layer_groups) else tp
         gpus = 1 if self.is_shared else tp
-        return int(gpus / copies * self.size_bytes / _token_bytes(llm, tp))
+        return int(gpus / copies * size_bytes / _token_bytes(llm, tp))
 
     def token_s(self, llm: Llm, tp: int) -> float:
         """Seconds in which one KV token comes back to the GPUs of a worker."""
         gpus = tp if self.is_shared else 1
         return gpus * _token_bytes(llm, tp) / self.bandwidth_bytes_per_s
+
+    def disk_token_s(self, llm: Llm, tp: int) -> float:
+        """Seconds in which one KV token comes from the disks of a worker to its CPU memory."""
+        return _token_bytes(llm, tp) / self.disk_bandwidth_bytes_per_s
 
     def worker_bytes(self, tp: int) -> float:
         """The host's memory for all GPUs of a worker, in bytes; a shared store takes none."""

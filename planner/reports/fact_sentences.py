@@ -570,12 +570,16 @@ def _(fact: facts.Offloaded) -> str:
     place, whose = ("CPU memory", "per GPU")
     if fact.is_shared:
         place, whose = ("a store that all workers share", "in all")
+    disk = ""
+    if fact.disk_bytes:
+        place = "CPU memory and on the disk behind it"
+        disk = f", {100 * fact.disk_frac:.1f} % of the tokens from a disk of {fact.disk_bytes / 1e9:.4g} GB"
     return (
         f"{fact.worker} keeps KV of {fact.memory_tokens:,} tokens in {place} "
         f"({fact.gpu_bytes / 1e9:.4g} GB {whose}) behind {fact.kv_tokens:,} on its GPUs; 1,000 tokens come "
         f"back in {show_s(fact.thousand_tokens_s)} ({fact.gpu_bytes_per_s / 1e9:.4g} GB/s {whose}, as it was "
         f"given). Of all prompt tokens {100 * fact.hit_frac:.1f} % are found on the GPUs, "
-        f"{100 * fact.reload_frac:.1f} % in {place}, {100 * fact.computed_frac:.1f} % are computed; "
+        f"{100 * fact.reload_frac:.1f} % in {place}{disk}, {100 * fact.computed_frac:.1f} % are computed; "
         f"requests wait {show_s(fact.reload_s)} in all for loads"
     )
 

@@ -380,6 +380,7 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
         "output_tokens_per_s": output_tokens / span_s if span_s > 0 else None,
         "token_hit_frac": simulation.token_hit_frac,
         "token_reload_frac": simulation.token_reload_frac,
+        "token_disk_frac": simulation.token_disk_frac,
         "reload_s": float(simulation.reload_s.sum()) if len(simulation.reload_s) else None,
         "tenants": _tenants(simulation) if len(simulation.tenants) > 1 else None,
         "slo": verdict_document(verdict) if verdict is not None else None,

@@ -30,6 +30,7 @@ ENTRY = np.dtype(
         ("blocks", "i4"),
         ("twin", "i4"),  # the next copy of the node on this worker
         ("is_cached", "i4"),
+        ("is_on_disk", "i4"),  # Of a node in CPU memory: it has left that for the disk behind.
         ("older", "i4"),  # in the list, by last use
         ("newer", "i4"),  # ... or the next free entry
         ("shares", "i4"),  # requests of e2's window that were routed to the worker and begin with it

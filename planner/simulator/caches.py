@@ -64,7 +64,7 @@ def _new_entry(state, w, node, blocks):
     entry = caches.entries[e]
     caches.numbers[FREE] = entry.newer
     entry.node, entry.worker, entry.blocks, entry.twin = node, w, blocks, NONE
-    entry.refs, entry.is_cached, entry.shares = 0, 0, 0
+    entry.refs, entry.is_cached, entry.is_on_disk, entry.shares = 0, 0, 0, 0
     return e
 
 

@@ -20,6 +20,10 @@ and the request goes before all that wait. Of a prompt that is cached as a whole
 Left out: copies to the memory take no time (they follow each step at lower priority); the last 16 tokens of a
 prompt that is on the GPU as a whole, which vLLM would load, are computed.
 
+A disk behind the memory of a worker has the nodes that the memory has no room for: those used longest ago. A
+node that is used again is in memory again. What is loaded from the disk crosses its link and, at the same
+time, the GPU's; the later end counts. Copies to the disk take no time.
+
 A shared store is one memory and one link of all workers, as with vLLM's MooncakeStoreConnector: workers load
 what any of them has stored. A node is there once the step that computes it has ended, since others could not
 load it sooner. A request that needs nodes that are being loaded for another one loads them too. A node does
@@ -183,9 +187,14 @@ def begin_load(state, w, r, nodes, time_s):
     seconds = nodes * caches.numbers[NODE_BLOCKS] * memory.block_s
     store = state.offload.memories[memory.store]
     load.begun_s = time_s
-    load.end_s = max(time_s, store.free_s) + seconds
-    store.free_s = load.end_s
+    store.free_s = max(time_s, store.free_s) + seconds
+    load.end_s = store.free_s
     store.busy_s += seconds
+    on_disk = _nodes_on_disk(state, w, r, first, nodes)
+    if on_disk > 0:
+        disk_s = on_disk * caches.numbers[NODE_BLOCKS] * memory.disk_block_s
+        memory.disk_free_s = max(time_s, memory.disk_free_s) + disk_s
+        load.end_s = max(load.end_s, memory.disk_free_s)
     _pin(state, w, r, ONE)
     load.stored = first + nodes
     _note_nodes(load, first, load.stored)
@@ -193,7 +202,44 @@ def begin_load(state, w, r, nodes, time_s):
     tokens = min(request.computed_tokens, request.length_tokens - 1) - hit
     if load.loaded_tokens == NONE:
         load.loaded_tokens, load.waited_s = tokens, load.end_s - time_s
+        load.disk_tokens = min(on_disk * caches.numbers[NODE_TOKENS], tokens)
     return tokens
+
+
+@kernel_jit
+def _nodes_on_disk(state, w, r, first, nodes):
+    """How many of the `nodes` nodes of request r from the `first` on are on the disk of worker w."""
+    count = ZERO
+    for i in range(first, first + nodes):
+        count += state.caches.entries[find(state, _memory_number(state, w), node_at(state, r, i))].is_on_disk
+    return count
+
+
+@kernel_jit
+def _rest_in_memory(state, w, e):
+    """Entry e is the most recently used of worker w's memory. If that is full its oldest goes to the disk."""
+    memory, entries = state.offload.memories[w], state.caches.entries
+    rest_entry(state, _memory_number(state, w), e)
+    entries[e].is_on_disk = 0
+    memory.in_memory += 1
+    if memory.oldest_in_memory == NONE:
+        memory.oldest_in_memory = e
+    if memory.in_memory > memory.memory_nodes:
+        oldest = memory.oldest_in_memory
+        entries[oldest].is_on_disk = 1
+        memory.oldest_in_memory = np.int64(entries[oldest].newer)
+        memory.in_memory -= 1
+
+
+@kernel_jit
+def _unrest_in_memory(state, w, e):
+    """Take entry e out of worker w's memory, or off its disk."""
+    memory, entries = state.offload.memories[w], state.caches.entries
+    if entries[e].is_on_disk == 0:
+        memory.in_memory -= 1
+        if memory.oldest_in_memory == e:
+            memory.oldest_in_memory = np.int64(entries[e].newer)
+    unrest_entry(state, _memory_number(state, w), e)
 
 
 @where_offloaded(lambda state, r: None)
@@ -260,7 +306,7 @@ def _store(state, w, r):
     if _make_room(state, w, missing):
         for i in range(first, full):
             if find(state, number, node_at(state, r, i)) == NONE:
-                rest_entry(state, number, add(state, number, node_at(state, r, i)))
+                _rest_in_memory(state, w, add(state, number, node_at(state, r, i)))
         load.stored = full
     for i in range(first, full):
         e = find(state, number, node_at(state, r, i))
@@ -289,7 +335,7 @@ def _make_room(state, w, missing):
     while excess > 0:
         newer = np.int64(caches.entries[e].newer)
         if caches.entries[e].refs == 0 and caches.entries[e].is_cached == 0:
-            unrest_entry(state, number, e)
+            _unrest_in_memory(state, w, e)
             drop_entry(state, e)
             excess -= 1
         e = newer
@@ -303,8 +349,8 @@ def _use_last(state, w, r):
     for i in range(load.last_seen - 1, max(load.first_seen, ZERO) - 1, -1):
         e = find(state, number, node_at(state, r, i))
         if e != NONE:
-            unrest_entry(state, number, e)
-            rest_entry(state, number, e)
+            _unrest_in_memory(state, w, e)
+            _rest_in_memory(state, w, e)
 
 
 @where_offloaded(lambda state, w, r: None)
@@ -332,7 +378,8 @@ def forget_memory(state, w):
                 drop_entry(state, e)
         cache = caches.workers[number]
         cache.oldest, cache.newest, cache.idle_blocks = NONE, NONE, 0
-        memory.free_s = -np.inf
+        memory.free_s, memory.disk_free_s = -np.inf, -np.inf
+        memory.in_memory, memory.oldest_in_memory = ZERO, NONE
     memory.head[LEFT] = NONE
     r = memory.head[LOADING]
     while r != NONE:

@@ -28,6 +28,13 @@ MEMORY = np.dtype(  # The CPU memory of a worker.
         ("busy_s", "f8"),  # Seconds of all loads together.
         ("store", "i8"),  # The worker whose record has the size and the link: itself, or 0 if they share one.
         ("is_shared", "i8"),
+        # With a disk behind it: nodes used last are in memory, up to `memory_nodes`, all others on the disk.
+        # `oldest_in_memory` is the entry of the node that goes to the disk next.
+        ("memory_nodes", "i8"),
+        ("in_memory", "i8"),
+        ("oldest_in_memory", "i8"),
+        ("disk_block_s", "f8"),  # Seconds in which one KV block comes from the disk.
+        ("disk_free_s", "f8"),  # When the disk's last load ends.
     ]
 )
 # Requests that wait for their load, that are passed over since they need nodes of another's load, and that
@@ -47,6 +54,7 @@ LOAD = np.dtype(  # What a request has to do with the memory of its worker.
         ("last_seen", "i8"),
         ("loaded_tokens", "i8"),  # Tokens loaded when it was first admitted, NONE before.
         ("waited_s", "f8"),  # Seconds that it waited for that load.
+        ("disk_tokens", "i8"),  # Of those tokens, the ones that came from the disk.
     ]
 )
 
@@ -81,7 +89,13 @@ def make_offload(fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[Wo
         return None
     block_s = [KV_BLOCK_TOKENS * kv_offload.token_s(llm, kind.tp) for kind in types]
     memories["block_s"] = np.array(block_s)[kinds]
-    memories["free_s"] = -np.inf
+    memories["free_s"] = memories["disk_free_s"] = -np.inf
+    memory_nodes = [kv_offload.memory_tokens(llm, kind.tp) // trace.prefix_block_tokens for kind in types]
+    memories["memory_nodes"], memories["oldest_in_memory"] = np.array(memory_nodes)[kinds], NONE
+    disk_block_s = [KV_BLOCK_TOKENS * kv_offload.disk_token_s(llm, kind.tp) for kind in types]
+    memories["disk_block_s"] = np.array(disk_block_s)[kinds]
+    if not kv_offload.disk_bytes:  # Nothing ever goes to a disk that is not there.
+        memories["memory_nodes"] = np.iinfo(np.int64).max
     loads = np.zeros(len(trace), LOAD)
     loads["first_seen"] = loads["loaded_tokens"] = NONE
     return Offload(memories, loads)

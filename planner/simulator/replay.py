@@ -111,6 +111,7 @@ class Simulation:
     token_weights: tuple[float, float] = (1.0, 1.0)  # service per prompt token, per token of output
     parts: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, dtype=layout.PART))
     reloaded_tokens: Ints | None = None  # ... in CPU memory behind it; None: there was none
+    disk_tokens: Ints | None = None  # Of those, the ones that came from the disk behind CPU memory.
     reload_s: Floats = field(default_factory=lambda: np.zeros(0))  # (n,) waited for those
     image_tokens: Ints | None = None  # of input_tokens, those that an encoder made; None: nobody said
     nominal_s: Floats = field(default_factory=lambda: np.zeros(0))  # (n,)
@@ -136,6 +137,13 @@ class Simulation:
         if self.reloaded_tokens is None:
             return None
         return float(self.reloaded_tokens.sum() / self.input_tokens.sum())
+
+    @property
+    def token_disk_frac(self) -> float | None:
+        """Share of the input tokens that came from a disk behind CPU memory; None without CPU memory."""
+        if self.disk_tokens is None:
+            return None
+        return float(self.disk_tokens.sum() / self.input_tokens.sum())
 
 
 def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]) -> int:
@@ -1014,6 +1022,7 @@ def results(
         reloaded_tokens=None
         if state.offload is None
         else np.maximum(state.offload.loads["loaded_tokens"], 0),
+        disk_tokens=None if state.offload is None else state.offload.loads["disk_tokens"],
         reload_s=np.zeros(0) if state.offload is None else state.offload.loads["waited_s"],
         tenant=trace.tenant,
         tenants=trace.tenants,

@@ -37,6 +37,10 @@ def test_a_fleet_is_written_and_read_back() -> None:
     shared = fleet(prefix_cache=True, kv_offload=ASKED | {"shared": True})
     assert shared.policies.kv_offload == KvOffload(200e9, 50e9, is_shared=True)
     assert fleet_document(shared)["policies"]["kv_offload"] == ASKED | {"shared": True}
+    disk = ASKED | {"size": "0 GB", "disk": {"size": "2000 GB", "bandwidth": "6 GB/s"}}
+    behind = fleet(prefix_cache=True, kv_offload=disk)
+    assert behind.policies.kv_offload == KvOffload(0.0, 50e9, disk_bytes=2e12, disk_bandwidth_bytes_per_s=6e9)
+    assert fleet_of(fleet_document(behind), Path("plan.yaml"), CATALOG) == behind
     assert "kv_offload" not in fleet_document(fleet(prefix_cache=True))["policies"]
     assert fleet(prefix_cache=True, kv_offload="none").policies.kv_offload is None
 
@@ -56,6 +60,11 @@ def test_a_question_is_asked_of_fleets_that_count_on_caches() -> None:
         (ASKED | {"size": "0 GB"}, "kv_offload: size: must be > 0, found '0 GB'"),
         (ASKED | {"size": 200}, "kv_offload: size"),
         (ASKED | {"rate": 3}, "rate"),
+        (ASKED | {"disk": {"size": "2 TB"}}, "kv_offload: disk: bandwidth is missing"),
+        (
+            ASKED | {"shared": True, "disk": {"size": "2 TB", "bandwidth": "6 GB/s"}},
+            "goes not with shared: true",
+        ),
         (ASKED | {"shared": "yes please"}, "kv_offload: shared"),
         ("200 GB", "kv_offload"),
     ],

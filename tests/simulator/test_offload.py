@@ -119,6 +119,41 @@ def test_kernel_and_plain_simulator_agree_on_a_shared_store(engine: str) -> None
     assert together > alone and compared > 20 and counted.min() > 20, (alone, together, compared, counted)
 
 
+def with_disk(fleet: Fleet, seed: int) -> Fleet:
+    """Half of the memory, or none of it, and a disk behind it that is slower or quicker than the link."""
+    rng = np.random.default_rng([seed, 6])
+    offload = fleet.policies.kv_offload
+    assert offload is not None
+    in_memory = float(rng.choice([0.0, 0.1, 0.5])) * offload.size_bytes
+    disk = replace(
+        offload,
+        size_bytes=in_memory,
+        disk_bytes=offload.size_bytes * float(rng.uniform(0.5, 2.0)),
+        disk_bandwidth_bytes_per_s=offload.bandwidth_bytes_per_s * float(rng.choice([0.03, 0.3, 3.1])),
+    )
+    return replace(fleet, policies=replace(fleet.policies, kv_offload=disk))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_kernel_and_plain_simulator_agree_on_a_disk(engine: str) -> None:
+    """40 random cases per engine, the times of all requests and the tokens from each tier among them."""
+    compared, from_disk, from_memory, waits = 0, 0, 0, 0
+    for seed in range(40):
+        fleet, trace = random_case(seed, engine=ENGINES[engine])
+        fleet = with_disk(fleet, seed)
+        found = simulate(fleet, trace)
+        if engine == "async" and found.preemptions.any():
+            continue
+        plain = (AsyncOffloadReference if engine == "async" else OffloadReference)(fleet, trace).run()
+        same(found, plain, f"seed {seed}")
+        assert found.disk_tokens is not None and found.disk_tokens.tolist() == plain.disk_tokens, seed
+        from_disk += sum(plain.disk_tokens)
+        from_memory += sum(map(int, found.reloaded_tokens)) - sum(plain.disk_tokens)  # type: ignore[arg-type]
+        waits += sum(each > 0 for each in plain.disk_free_s)
+        compared += 1
+    assert compared > 20 and min(from_disk, from_memory) > 1000 and waits > 5, (from_disk, from_memory)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_kernel_and_plain_simulator_agree(engine: str) -> None:
     """40 random cases per engine: memory that never fills, that forgets, and that has no room for a prompt.

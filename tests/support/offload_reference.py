@@ -43,6 +43,13 @@ class OffloadReference(PrefixReference):
         self.most = [asked.kv_tokens(fleet.llm, worker.type.tp) // self.block for worker in self.workers]
         self.block_s = [KV_BLOCK_TOKENS * asked.token_s(fleet.llm, worker.type.tp) for worker in self.workers]
         self.kept: list[dict[Node, None]] = [{} for _ in self.workers]
+        types = [worker.type for worker in self.workers]
+        self.most_in_memory = [asked.memory_tokens(fleet.llm, each.tp) // self.block for each in types]
+        self.disk_block_s = [KV_BLOCK_TOKENS * asked.disk_token_s(fleet.llm, each.tp) for each in types]
+        self.has_disk = asked.disk_bytes > 0
+        self.on_disk: list[set[Node]] = [set() for _ in self.workers]
+        self.disk_free_s = [0.0 for _ in self.workers]
+        self.disk_tokens = [0 for _ in self.requests]
         self.is_shared = asked.is_shared
         if asked.is_shared:
             self.kept = [self.kept[0]] * len(self.workers)
@@ -146,10 +153,15 @@ class OffloadReference(PrefixReference):
         now = self.next_step_s(worker, now)
         link = self.link_of[w]
         self.free_s[link] = end_s = max(self.free_s[link], now) + seconds
+        if from_disk := sum(node in self.on_disk[w] for node in nodes):
+            disk_s = from_disk * self.blocks * self.disk_block_s[w]
+            self.disk_free_s[w] = max(self.disk_free_s[w], now) + disk_s
+            end_s = max(end_s, self.disk_free_s[w])
         total = tokens + len(nodes) * self.block
         spared = min(total, request.input + request.generated - 1)
         if self.loaded_tokens[i] < 0:
             self.loaded_tokens[i], self.waited_s[i] = spared - tokens, end_s - now
+            self.disk_tokens[i] = min(from_disk * self.block, spared - tokens)
         request.cached = spared  # what is still to be computed, for routers
         self.loading[w].append(Load(request, nodes, total, end_s))
         self.stored[i] = len(used) + len(nodes)
@@ -195,7 +207,7 @@ class OffloadReference(PrefixReference):
             for k in sorted(self.seen[request.index], reverse=True):
                 if ids[:k] in kept:
                     del kept[ids[:k]]
-                    kept[ids[:k]] = None
+                    self.put(worker.index, ids[:k])
         self.gone[worker.index] = []
         return was_short
 
@@ -222,9 +234,19 @@ class OffloadReference(PrefixReference):
             return
         for node in able[:excess]:
             del kept[node]
+            self.on_disk[w].discard(node)
             self.left_memory += 1
-        kept.update(dict.fromkeys(new))
+        for node in new:
+            self.put(w, node)
         self.stored[i] = full
+
+    def put(self, w: int, node: Node) -> None:
+        """The node is the last one used, and in memory; where that is too full others go to the disk."""
+        self.kept[w][node] = None
+        self.on_disk[w].discard(node)
+        in_memory = [each for each in self.kept[w] if each not in self.on_disk[w]]
+        if self.has_disk and len(in_memory) > self.most_in_memory[w]:
+            self.on_disk[w].add(in_memory[0])
 
     def end_step(self, worker: Worker, now: float) -> None:
         if self.is_shared:

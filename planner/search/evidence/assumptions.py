@@ -149,6 +149,8 @@ def _offload_facts(fleet: Fleet, simulation: Simulation) -> list[Assuming]:
             1.0 - hit_frac - reload_frac,
             float(simulation.reload_s.sum()),
             offload.is_shared,
+            offload.disk_bytes,
+            simulation.token_disk_frac or 0.0,
         )
         for pool in fleet.running_pools
         if pool.role != "decode"
