@@ -119,7 +119,7 @@ def cpu_bytes(pool: Pool, fleet: Fleet) -> int:
     offload = fleet.policies.kv_offload
     if offload is not None and offload.disk_bytes:
         raise InputError(
-            "policies.kv_offload: disk: what an engine needs to keep KV blocks on a disk is not written here; "
+            "policies.kv_offload: disk: what engines need to keep KV blocks on a disk is not written here; "
             "leave the disk out of the fleet that is to be deployed"
         )
     return 0 if offload is None or pool.role == "decode" else int(offload.worker_bytes(pool.type.tp))
