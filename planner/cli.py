@@ -54,6 +54,7 @@ from planner.commands.schedule_command import schedule
 from planner.commands.schema_command import write_schema
 from planner.commands.search_commands import find_goodput, search
 from planner.commands.simulate_command import simulate
+from planner.commands.tiers_command import tiers
 from planner.commands.trace_command import describe_trace
 from planner.commands.ui_command import show_ui
 from planner.commands.watch_command import watch
@@ -125,6 +126,7 @@ for _name, _command in (
     ("what-if", what_if),
     ("sensitivity", sensitivity),
     ("pareto", pareto),
+    ("tiers", tiers),
     ("replan", replan),
     ("simulate", simulate),
     ("goodput", find_goodput),

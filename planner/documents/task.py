@@ -207,6 +207,7 @@ class PlanQuestion:
     prices_targets: bool = False  # Plan anew for every target that does not keep the plan.
     considers_all: bool = False  # No GPU was named, so all but `left_out` are considered.
     doubts: tuple[str, ...] = ()  # Possible misreadings of the question; every answer warns of them.
+    kv_usd_per_gpu_h: float = 0.0  # For memory behind KV caches, on top of every GPU's price.
 
     def priced_gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
         """The GPUs in stock, at this task's prices. A capped GPU costs what its uncapped row costs here.
@@ -244,7 +245,10 @@ class PlanQuestion:
         paid = self.electricity
         is_counted = paid is not None and (paid.of == "all" or gpu.name.endswith(OWNED))
         usd_per_kwh = paid.gpu_usd_per_kwh if paid is not None and is_counted else 0.0
-        return replace(gpu, is_sold_whole=is_sold_whole, energy_usd_per_kwh=usd_per_kwh)
+        price = gpu.price_usd_per_h + self.kv_usd_per_gpu_h
+        return replace(
+            gpu, price_usd_per_h=price, is_sold_whole=is_sold_whole, energy_usd_per_kwh=usd_per_kwh
+        )
 
     @property
     def stock_and_owned(self) -> dict[str, int | None]:

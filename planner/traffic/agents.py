@@ -28,7 +28,8 @@ from planner.traffic.lengths import Lengths
 from planner.traffic.trace import FloatArray, IntArray, Trace
 
 NOMINAL_TOKEN_S = 0.02  # An output token on a usual fleet: it decides how many tasks an agent is given.
-MOST_AGENT_IDS = 8_000_000  # Blocks are made larger until all prompts together have no more ids.
+MOST_AGENT_IDS = 8_000_000  # Blocks are made larger until all prompts together have no more ids,
+MOST_MEAN_IDS = 256  # and a prompt no more in the mean: a simulation takes as long as there are ids.
 MOST_AGENTS = 1_000_000
 
 
@@ -302,7 +303,7 @@ def _blocks(
 ) -> tuple[IntArray, IntArray, int]:
     """Offsets, ids and size of the prompts' blocks: those of the system prompt, of a repository, its own."""
     block = KV_BLOCK_TOKENS
-    while int((inputs // block).sum()) > MOST_AGENT_IDS:
+    while int((inputs // block).sum()) > min(MOST_AGENT_IDS, MOST_MEAN_IDS * len(inputs)):
         block *= 2
     count = inputs // block
     offsets = np.concatenate(([0], np.cumsum(count)))

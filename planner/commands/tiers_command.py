@@ -1,0 +1,127 @@
+"""`plan tiers`: how much CPU memory, disk or store behind the KV caches is worth buying."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from planner.commands.command_output import (
+    AddressOption,
+    CatalogOption,
+    DropOption,
+    ExecutorOption,
+    JsonOption,
+    Progress,
+    SeedOption,
+    at_work,
+    print_json,
+    print_rows,
+    stdout_console,
+)
+from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
+
+if TYPE_CHECKING:
+    from planner.studies.kv_tiers import TierAnswer, TierStudy
+
+
+def tiers(
+    slo: SloArgument,
+    trace: TraceArgument = None,
+    catalog: CatalogOption = None,
+    seed: SeedOption = 0,
+    time_limit: TimeOption = 300.0,
+    executor: ExecutorOption = None,
+    address: AddressOption = None,
+    drop_invalid: DropOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """How much memory behind the KV caches is worth buying: CPU memory, local disks, or a store for all.
+
+    Fleets on paper; sizes, speeds and prices from catalogs/kv_tiers.yaml. slo.yaml needs
+    policies: {prefix_cache: true}.
+    """
+    from planner.api.inputs import read_catalog
+    from planner.api.questions import read_task
+    from planner.documents.kv_tiers import read_kv_tiers
+    from planner.studies import kv_tiers
+
+    with Progress() as progress, at_work(executor, address):
+        known = read_catalog(catalog)
+        study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
+        task = read_task(slo, known).task()
+        found = kv_tiers.choose_tiers(study, task, read_kv_tiers(catalog))
+    if json_output:
+        print_json(tiers_document(found))
+        return
+    print_rows([_cells(row, found) for row in found.answers], "KV tiers")
+    even = [
+        {
+            "tier": row.tier,
+            "worker": row.worker,
+            "loads sooner from": "never" if row.prefix_tokens is None else f"{row.prefix_tokens:,} tokens on",
+        }
+        for row in found.break_even
+    ]
+    print_rows(even, "break-even of a prefix")
+    console = stdout_console(soft_wrap=True)
+    saved = 1 - found.best.usd_per_h / found.without.usd_per_h
+    against = (
+        "nothing keeps the SLO without tiers"
+        if math.isinf(found.without.usd_per_h)
+        else f"{100 * saved:.1f} % less than without"
+    )
+    console.print(
+        f"Best: {kv_tiers.show_sizes(found.best.sizes)}, {found.best.usd_per_h:,.2f} USD/h, {against}",
+        markup=False,
+    )
+
+
+def _cells(row: TierAnswer, found: TierStudy) -> dict[str, Any]:
+    from planner.reports.words import describe
+    from planner.studies.kv_tiers import show_sizes
+
+    is_found = row.fleet is not None
+    return {
+        "tiers": show_sizes(row.sizes) + (" (best)" if row is found.best else ""),
+        "USD/h": f"{row.usd_per_h:,.2f}" if is_found else "none keeps the SLO",
+        "of it tiers": f"{row.tiers_usd_per_h:,.2f}" if is_found else "",
+        "fleet": describe(row.fleet) if row.fleet is not None else "",
+        "hits GPU, memory, disk": " / ".join(
+            f"{100 * share:.1f} %" for share in (row.gpu_hit_frac, row.memory_hit_frac, row.disk_hit_frac)
+        ),
+        **({} if row.agents is None else {"USD per task": f"{row.agents.usd_per_task:.3g}"}),
+    }
+
+
+def tiers_document(found: TierStudy) -> dict[str, Any]:
+    """What `--json` prints: every choice, the best one, and the break-even of each tier and worker type."""
+    rows = [_row_document(row) for row in found.answers]
+    return {
+        "choices": rows,
+        "best": _row_document(found.best),
+        "saves_frac": 1 - found.best.usd_per_h / found.without.usd_per_h
+        if math.isfinite(found.without.usd_per_h)
+        else None,
+        "break_even": [
+            {"tier": row.tier, "worker": row.worker, "prefix_tokens": row.prefix_tokens}
+            for row in found.break_even
+        ],
+    }
+
+
+def _row_document(row: TierAnswer) -> dict[str, Any]:
+    from planner.reports.words import describe
+
+    return {
+        "memory_bytes_per_gpu": row.sizes.memory_bytes,
+        "disk_bytes_per_gpu": row.sizes.disk_bytes,
+        "store_bytes": row.sizes.store_bytes,
+        "usd_per_h": row.usd_per_h if math.isfinite(row.usd_per_h) else None,
+        "tiers_usd_per_h": row.tiers_usd_per_h,
+        "fleet": None if row.fleet is None else describe(row.fleet),
+        "gpu_hit_frac": row.gpu_hit_frac,
+        "memory_hit_frac": row.memory_hit_frac,
+        "disk_hit_frac": row.disk_hit_frac,
+        "usd_per_task": None if row.agents is None else row.agents.usd_per_task,
+        "is_exhausted": row.is_exhausted,
+    }

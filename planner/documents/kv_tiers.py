@@ -1,0 +1,65 @@
+"""catalogs/kv_tiers.yaml: memory that KV blocks may go to behind the GPUs', how fast it is and what it costs.
+
+tiers = read_kv_tiers()
+tiers["cpu-memory"].usd_per_h(256e9)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from planner.errors import CatalogError
+from planner.files.checked_files import read_yaml, repository_dir
+from planner.files.document_values import Section, errors_as
+
+FILE = "kv_tiers.yaml"
+KEYS = ("kind", "bandwidth", "with_node", "most", "price_per_gb_month", "price_is", "source", "date")
+HOURS_PER_MONTH = 730
+GB = 1e9
+Kind = Literal["memory", "disk", "store"]
+
+
+@dataclass(frozen=True, slots=True)
+class KvTier:
+    """A tier: `memory` and `disk` by the GPU, a `store` as a whole. `free_bytes` come with a node."""
+
+    name: str
+    kind: Kind
+    bandwidth_bytes_per_s: float
+    free_bytes: float
+    most_bytes: float
+    usd_per_gb_month: float
+    source: str
+
+    def usd_per_h(self, size_bytes: float) -> float:
+        """The price of so much of it, without what comes with a node."""
+        return max(size_bytes - self.free_bytes, 0.0) / GB * self.usd_per_gb_month / HOURS_PER_MONTH
+
+
+def read_kv_tiers(directory: Path | None = None) -> Mapping[str, KvTier]:
+    """The shipped tiers, or those of `directory` where it has a kv_tiers.yaml. Raises CatalogError for what
+    cannot be read, with file, row, key, what was found and what is valid.
+    """
+    path = repository_dir("catalogs") / FILE
+    if directory is not None and (directory / FILE).exists():
+        path = directory / FILE
+    with errors_as(CatalogError, path):
+        return {
+            str(name): _parse_tier(str(name), Section.from_document(row, f"{path}: {name}", KEYS))
+            for name, row in read_yaml(path).items()
+        }
+
+
+def _parse_tier(name: str, row: Section) -> KvTier:
+    return KvTier(
+        name,
+        cast(Kind, row.one_of("kind", get_args(Kind))),
+        row.positive("bandwidth", "bytes_per_s"),
+        row.at_least("with_node", "bytes"),
+        row.positive("most", "bytes"),
+        row.number("price_per_gb_month", least=0.0),
+        row.plain_text("source"),
+    )

@@ -1,0 +1,119 @@
+"""How much memory behind KV caches to buy: prices, sizes, break-even; against all sizes on small cases."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from plans import CATALOG
+from simulations import make_latency, make_pool
+
+from planner.documents.kv_tiers import KvTier, read_kv_tiers
+from planner.documents.task import PlanQuestion, parse_task
+from planner.errors import CatalogError, InputError
+from planner.studies import kv_tiers
+from planner.studies.kv_tiers import TierSizes, break_even_tokens, choose_tiers, tier_grid, with_tiers
+from planner.studies.what_if import Study
+from planner.traffic.trace import Trace
+
+TIERS = {
+    tier.name: tier
+    for tier in (
+        KvTier("cpu", "memory", 25e9, 8e9, 64e9, 30.0, "made up"),
+        KvTier("nvme", "disk", 3e9, 50e9, 50e9, 1.0, "made up"),
+        KvTier("store", "store", 25e9, 0.0, 1e12, 3.0, "made up"),
+    )
+}
+
+
+def documents(seed: int, requests: int = 200) -> Trace:
+    """Questions about documents of 2,048 tokens, more of them than the KV cache of an L40S holds."""
+    rng = np.random.default_rng(seed)
+    about, blocks = rng.integers(int(rng.choice([60, 120, 240])), size=requests), 8
+    return Trace(
+        name="documents",
+        arrival_s=np.cumsum(rng.exponential(1 / float(rng.choice([8.0, 16.0])), requests)),
+        input_tokens=np.full(requests, 256 * blocks + 60),
+        output_tokens=rng.integers(5, 40, requests),
+        prefix_offsets=blocks * np.arange(requests + 1),
+        prefix_ids=(1000 * about[:, None] + np.arange(blocks)).ravel(),
+        prefix_block_tokens=256,
+    )
+
+
+def question(**more: Any) -> PlanQuestion:
+    document: dict[str, Any] = {
+        "safety": "none",
+        "llm": "meta-llama/Llama-3.1-8B",
+        "slo": {"ttft": {"p90": "1 s"}},
+        "fleet": {"gpus": ["l40s-48g"], "max_num_batched_tokens": [2048]},
+        "policies": {"prefix_cache": True, "routing": ["cache-aware"]},
+    }
+    return parse_task(document | more, CATALOG)
+
+
+def test_what_comes_with_a_node_is_free() -> None:
+    """24 GB are 16 beyond the 8 of a node: 480 USD in 730 hours; a store is paid from its first byte."""
+    assert kv_tiers.gpu_usd_per_h(TierSizes(8e9), TIERS) == 0
+    assert kv_tiers.gpu_usd_per_h(TierSizes(24e9, 50e9), TIERS) == pytest.approx(480 / 730)
+    assert kv_tiers.store_usd_per_h(TierSizes(store_bytes=730e9), TIERS) == pytest.approx(3.0)
+
+
+def test_every_gpu_pays_for_its_memory() -> None:
+    """In the price that the search sees, of rented and of capped rows alike."""
+    asked = with_tiers(question(), TierSizes(24e9), TIERS)
+    before, after = (each.priced_gpus(CATALOG)[0].price_usd_per_h for each in (question(), asked))
+    assert after - before == pytest.approx(480 / 730)
+    assert asked.policies.kv_offload == kv_tiers.to_offload(TierSizes(24e9), TIERS)
+
+
+def test_a_prefix_is_loaded_from_where_that_is_sooner() -> None:
+    """A token takes a second per 1,024 to compute, in steps of 64; 10 us to load, or 3 ms."""
+    worker = make_pool(make_latency((1 / 1024, 1.0)), kv_tokens=10_000, budget=64).type
+    assert break_even_tokens(worker, 1e-5, 4096) == 16
+    assert break_even_tokens(worker, 3e-3, 4096) is None
+
+
+def test_the_catalog_is_read_and_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    assert {tier.kind for tier in read_kv_tiers().values()} == {"memory", "disk", "store"}
+    (tmp_path / "kv_tiers.yaml").write_text("cpu: {kind: tape}\n")
+    with pytest.raises(CatalogError, match="cpu: kind"):
+        read_kv_tiers(tmp_path)
+
+
+def test_a_question_without_caches_is_refused() -> None:
+    study = Study(documents(0), CATALOG)
+    with pytest.raises(InputError, match="tiers keep what leaves prefix caches"):
+        choose_tiers(study, question(policies={}), TIERS)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_choice_is_the_best_of_all_sizes_and_never_dearer_than_none(seed: int) -> None:
+    trace = documents(seed)
+    study = Study(trace, CATALOG, time_limit_s=600)
+    found = choose_tiers(study, question(), TIERS)
+    grid = tier_grid(TIERS, may_share=False)
+    everything = [
+        kv_tiers._answer(study, question(), TierSizes(memory, disk), TIERS, 60.0)
+        for memory, disk in itertools.product(grid.memory_bytes, grid.disk_bytes)
+    ]
+    assert found.best.usd_per_h <= found.without.usd_per_h
+    assert found.best.usd_per_h == pytest.approx(min(each.usd_per_h for each in everything))
+
+
+def test_sizes_are_searched_one_tier_at_a_time() -> None:
+    """Of a made-up cost with its least at 16 GB and the whole disk; equal costs go to the least memory."""
+    grid = tier_grid(TIERS, may_share=True)
+    asked = []
+
+    def answer(sizes: TierSizes) -> kv_tiers.TierAnswer:
+        asked.append(sizes)
+        cost = 10 + abs(sizes.memory_bytes - 16e9) / 1e9 + abs(sizes.disk_bytes - 50e9) / 1e10
+        return kv_tiers.TierAnswer(sizes, cost + sizes.store_bytes, 0.0)
+
+    assert kv_tiers.search_sizes(grid, answer).sizes == TierSizes(16e9, 50e9)
+    assert replace(asked[0]) == TierSizes()
