@@ -889,6 +889,22 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class CheaperMiss:
+    """What is known of fleets with one worker type per pool that cost more than `less_frac` less than the one
+    for production: each that was simulated misses the SLO as written, or in more than `may_miss` of so many
+    `scenarios`. They are so many `cheaper` ones with the workers that the work takes (None: without end), of
+    which `simulated` were; `is_exact` says that all were.
+    """
+
+    less_frac: float
+    scenarios: int
+    may_miss: int
+    cheaper: int | None
+    simulated: int
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ScenariosDrawn:
     """How scenarios differ: how traffic is drawn anew ("copies" laid over each other, a "part" of the trace,
     "blocks" of it of `block_s`, or a "description" drawn again), its growth, and whether all step times of
@@ -901,6 +917,7 @@ class ScenariosDrawn:
     have_spread: bool
     searched: int  # Scenarios that the search has seen.
     one_in: int = 1  # Scale of those simulations: they keep one request, and one worker, of so many.
+    cheaper: CheaperMiss | None = None  # None: nothing was looked at, as in a scale model.
 
 
 # -- under the routers of deployment targets ---------------------------------------------------------------

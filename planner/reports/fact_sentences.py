@@ -858,6 +858,19 @@ def _(fact: facts.NotSimulated) -> str:
 
 
 @sentence.register
+def _(fact: facts.CheaperMiss) -> str:
+    over = f"over {percent(fact.less_frac)} " if fact.less_frac else ""
+    less = f"of fleets with one worker type per pool that cost {over}less"
+    misses = f"misses the SLO as written or in more than {fact.may_miss} of {fact.scenarios} scenarios"
+    if fact.is_exact and not fact.cheaper:
+        return f"{less} none has the workers that the work takes"
+    if fact.is_exact:
+        return f"{less} every one {misses}, exactly: all {fact.cheaper:,} were simulated"
+    of = f"{fact.simulated:,}" if fact.cheaper is None else f"{fact.simulated:,} of {fact.cheaper:,}"
+    return f"{less} every one simulated, {of}, {misses}"
+
+
+@sentence.register
 def _(fact: facts.EndedByClock) -> str:
     return (
         "the time limit ended the search before its work was done, so another run may answer otherwise; "

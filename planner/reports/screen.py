@@ -28,7 +28,7 @@ from planner.documents.robustness_facts import MORE_FRAC, Around, AtWorkers, Hea
 from planner.domain import OWNED, Limit, market_of
 from planner.fleet import Fleet, Pool
 from planner.reports.answer_sentences import workers_text
-from planner.reports.fact_sentences import decided_text, percent, router_text
+from planner.reports.fact_sentences import decided_text, percent, router_text, sentence
 from planner.reports.words import HOURS_PER_MONTH, TERMS, amount, counted, describe, level0_line, listed, usd
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.fleet_oracle import POOL_NAMES
@@ -465,6 +465,8 @@ def why(plan: Plan) -> list[str]:
             "" if paper.value is None else f", {amount(paper.value, certificate.unit)} {certificate.unit},"
         )
         text += [f"the cheapest fleet on paper{price} keeps it in {kept}", *_not_measured(plan)]
+    if certificate.futures is not None and certificate.futures.cheaper is not None:
+        text.append(sentence(certificate.futures.cheaper))
     return [*text, f"on paper, of fleets with one worker type per pool {level0_line(certificate)}"]
 
 

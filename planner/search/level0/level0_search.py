@@ -138,7 +138,8 @@ def search_level0(
         if walks and search.is_exhausted and not enough():
             spent, simulations = effort_spent() - before[0], problem.oracle.simulations - before[1]
             usual = spent / max(simulations, 1)
-            _walk_cheaper(problem, search, over.mixed, pairs, holds, usual, prove=prove)
+            most_effort = math.inf if prove else WALK_EFFORT
+            _walk_cheaper(problem, search, over.mixed, pairs, holds, usual, most_effort=most_effort)
     except StoppedError:
         search.is_exhausted = False
     note_cheaper(over.mixed, pairs, problem.oracle.verdicts, search)
@@ -190,6 +191,31 @@ def _search_pairs(
         return is_alike is is_one and may_hand_over((prefill.type, decode.type))
 
     search_two_pools(over.prefill, over.decode, ask, search, side_by_side, enough, allowed)
+
+
+def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: float) -> Search:
+    """Simulate every fleet of level 0 that costs less than `value`, where that takes no more than so much
+    effort. `level0` is the search of a question that all fleets which hold here keep too.
+
+    The `best` of the result holds; with `is_exact` every cheaper one than that, or than `value`, fails.
+    """
+    search = Search(problem.limits, value=value, assumed=level0.search.assumed & {pruning_rules.LINK})
+    of_role = {
+        role: [level0.bounded[option.name] for option in level0.options if option.role == role]
+        for role in ("mixed", "prefill", "decode")
+    }
+    pairs = [
+        pair
+        for pair in itertools.product(of_role["prefill"], of_role["decode"])
+        if may_hand_over(item.option.type for item in pair)
+    ]
+    holds = _timed(problem, search, problem.oracle.holds)
+    try:
+        _walk_cheaper(problem, search, of_role["mixed"], pairs, holds, LEAST_EFFORT, most_effort=most_effort)
+    except StoppedError:
+        search.is_exact = False
+    note_cheaper(of_role["mixed"], pairs, problem.oracle.verdicts, search)
+    return search
 
 
 def designs_of(problem: Problem, level0: Level0) -> list[Design]:
@@ -256,10 +282,10 @@ def _walk_cheaper(
     holds: Holds,
     usual_effort: float,
     *,
-    prove: bool,
+    most_effort: float,
 ) -> None:
-    """Simulate every cheaper fleet, where they are few enough or `prove` is asked for. `usual_effort` is what
-    a simulation of the search has cost.
+    """Simulate every cheaper fleet, where that takes at most so much effort. `usual_effort` is what a
+    simulation of the search has cost.
     """
     before = effort_spent()
     # those far too small end sooner than what a search looks at
@@ -267,10 +293,10 @@ def _walk_cheaper(
 
     def may_go_on(done: int, left: int) -> bool:
         """By what the fleets so far have cost, the first of them being a sample of all."""
-        if prove or problem.out_of_time():
-            return not problem.out_of_time()
+        if problem.out_of_time():
+            return False
         effort = effort_spent() - before
-        return effort + left * (max(effort / done, LEAST_EFFORT) if done else guess) <= WALK_EFFORT
+        return effort + left * (max(effort / done, LEAST_EFFORT) if done else guess) <= most_effort
 
     problem.progress(Stage("every cheaper fleet, one by one", "walk"))
     walk(mixed, pairs, holds, problem.oracle.verdicts, search, side_by_side, may_go_on)

@@ -146,6 +146,7 @@ class Oracle:
     times are so many standard deviations of their spread above the medians, those of prefills and of decodes.
     `of_pairs` are the policies of fleets with prefill and decode workers, where they differ.
     Fleets that are worth less than `refuted_below` are not asked about: another search has refuted them.
+    Those worth less than `doubted_below` are asked about what is written first, where most of them fail.
     `spot` holds the terms of spot workers by the GPU's name, `verdicts` what was said of fleets, by the
     names of their options. Simulations run where the workers are (simulation_queries.py). With `future` they
     are asked of that, and `trace` is what is written. With `downscale` all traffic is one request in so many,
@@ -165,6 +166,7 @@ class Oracle:
     scenarios: tuple[Scenario, ...] = ()  # the hardest first
     may_miss: int = 0
     refuted_below: float = -math.inf
+    doubted_below: float = -math.inf
     step_time_sigmas: tuple[float, float] | None = None
     of_pairs: Policies | None = None
     pinning: Pinning | None = None  # places prefixes, where policies route by what is pinned
@@ -197,7 +199,8 @@ class Oracle:
 
     def as_written(self, **changes: Any) -> Oracle:
         """The same question without draws and futures: of what is written, or of `changes` in its place."""
-        return replace(self, draws=(), scenarios=(), may_miss=0, refuted_below=-math.inf, **changes)
+        own = {"refuted_below": -math.inf, "doubted_below": -math.inf} | changes
+        return replace(self, draws=(), scenarios=(), may_miss=0, **own)
 
     def in_scenario(self, future: Scenario) -> Oracle:
         """The same question of one scenario in place of what is written."""
@@ -264,6 +267,7 @@ class Oracle:
         return (
             not (math.isfinite(self.refuted_below) and objective(counts) < self.refuted_below)
             and not any(oracle._is_known_to_fail(counts) for oracle in written)
+            and (objective(counts) >= self.doubted_below or all(each._survives(counts) for each in written))
             and self._keeps_enough(counts)
             and all(oracle._survives(counts) for oracle in written)
         )

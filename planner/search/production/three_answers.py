@@ -23,6 +23,7 @@ import numpy as np
 from planner.documents.facts import (
     Answered,
     AnswerName,
+    CheaperMiss,
     IdleMisses,
     KeptIn,
     NoneTogether,
@@ -64,6 +65,7 @@ from planner.search.problem.bill import bill_fleet, bought_pools
 from planner.search.problem.options import OBJECTIVE_UNITS, hardware
 from planner.search.problem.plan_problem import Problem, with_effort_limit
 from planner.search.problem.stages import Stage
+from planner.search.production.cheaper_fleets import LIKE_PRICE_FRAC, walk_cheaper_fleets
 from planner.search.production.cheapest_kept import (
     HARDEST_SCENARIOS,
     LEAST_SEARCH_REQUESTS,
@@ -104,8 +106,6 @@ LOSS_SEARCH_REQUESTS = LEAST_SEARCH_REQUESTS / 2
 SEARCH_AGAIN_FRAC = 0.15
 # At most this many tests are run. After each failed test its scenarios join the search, and the fleet grows.
 MOST_TESTS = 4
-# Fleets whose prices differ by at most this share count as equally expensive.
-LIKE_PRICE_FRAC = 0.01
 # A near-feasible fleet misses at most 2 scenarios more than it may; at most 4 such fleets are tested.
 NEAR_MISSES, MOST_NEAR_FEASIBLE = 2, 4
 # At most this many fleets are checked for being near feasible.
@@ -236,7 +236,7 @@ def is_test_passed(kept_in: KeptIn, safety: Safety) -> bool:
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetTrial:
     """A fleet for production with the result of its test, the problem in the scenarios of its last search,
-    and the scale model that was searched where the problem is large.
+    the scale model that was searched where the problem is large, and what is known of cheaper fleets.
     """
 
     best: Counts
@@ -244,6 +244,7 @@ class FleetTrial:
     problem: Problem
     test: ScenarioTest
     model: Problem | None = None
+    cheaper: CheaperMiss | None = None
 
     @property
     def searched_problem(self) -> Problem:
@@ -342,6 +343,19 @@ def _find_production_fleet(
         if is_searched:
             least = find_cheaper_kept(scenario_problem, paper, least, start, refuted=objective(best))
         first += kept_in.futures
+    return None if trial is None else _with_cheaper_fleets(trial, paper)
+
+
+def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
+    """The trial with what is known of cheaper fleets; that of a cheaper one that was found and passes."""
+    if trial.model is not None and trial.model.oracle.downscale > 1:
+        return trial
+    found, cheaper = walk_cheaper_fleets(trial.searched_problem, paper, trial.best)
+    if found is None:
+        return replace(trial, cheaper=cheaper)
+    kept_in = trial.test.decide(found)
+    if is_test_passed(kept_in, trial.test.safety):
+        return replace(trial, best=found, kept_in=kept_in, cheaper=cheaper)
     return trial
 
 
@@ -425,7 +439,7 @@ def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Pro
     )
     assert problem.task.safety is not None
     is_tested = is_test_passed(kept_in, problem.task.safety)
-    scenarios = _scenarios_fact(problem, best, trial.searched_problem.oracle)
+    scenarios = replace(_scenarios_fact(problem, best, trial.searched_problem.oracle), cheaper=trial.cheaper)
     return Production(best, answers, scenarios, is_tested, trial, lossy)
 
 

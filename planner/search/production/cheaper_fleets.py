@@ -1,0 +1,52 @@
+"""What becomes of fleets that are cheaper than one for production: level 0 of its problem, walked to the end.
+
+    min  cost(n)                                          over fleets n with one worker type per pool
+    s.t. n keeps the SLO on what is written               (as on paper)
+         n keeps it in at least S - m of S scenarios      (kept_in)
+
+The S scenarios are drawn once, for all fleets. A fleet is refuted by what is written, or by m + 1 scenarios
+that it misses; the hardest are asked first, and each simulation ends once more requests are late than a
+percentile lets go. So a cheaper fleet mostly costs one or m + 1 short simulations, and where all of them cost
+little they are simulated one by one, as those on paper are (planner/search/level0/walk.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from planner.documents.facts import CheaperMiss
+from planner.search.level0.level0_search import walk_below
+from planner.search.mixed.best_fleet import FleetSearch
+from planner.search.oracle.fleet_counts import Counts, objective
+from planner.search.problem.plan_problem import Problem
+from planner.search.production.cheapest_kept import refuted_below
+
+# Simulating all cheaper fleets may take this much, in requests: 7 CPU seconds, in which `code own` of
+# benchmarks/plans.py walks 1,748 fleets.
+MOST_EFFORT = 6_000_000
+# Fleets whose prices differ by at most this share count as equally expensive.
+LIKE_PRICE_FRAC = 0.01
+
+
+def walk_cheaper_fleets(
+    scenario_problem: Problem, paper: FleetSearch, best: Counts
+) -> tuple[Counts | None, CheaperMiss]:
+    """The cheapest fleet that keeps enough scenarios and costs more than LIKE_PRICE_FRAC less than `best`,
+    None where there is none, and what is known of all such fleets, or of those cheaper than the one found.
+    """
+    level0, value = paper.level0, objective(best) * (1 - LIKE_PRICE_FRAC)
+    problem = scenario_problem
+    if level0.search.is_exact:
+        problem = refuted_below(problem, level0.search.value)
+    problem = replace(problem, oracle=replace(problem.oracle, doubted_below=level0.search.value))
+    problem.oracle.verdicts.update(scenario_problem.oracle.verdicts)
+    search = walk_below(problem, level0, value, most_effort=MOST_EFFORT)
+    oracle = problem.oracle
+    return search.best, CheaperMiss(
+        LIKE_PRICE_FRAC if search.best is None else 0.0,
+        len(oracle.scenarios),
+        oracle.may_miss,
+        search.cheaper,
+        search.cheaper_simulated,
+        search.is_exact,
+    )
