@@ -3,6 +3,7 @@
     python benchmarks/brute_force.py [--count 2000] [--first 0] [--kind bursts] [--processes 2] [--save DIR]
     python benchmarks/brute_force.py --only 50 --save DIR
     python benchmarks/brute_force.py --rates [--count 1000] [--requests 1000 6000]
+    python benchmarks/brute_force.py --kept [--count 500]
 
 tests/support/random_questions.py draws the questions, by seed; tests/support/against_all_fleets.py says what
 is wrong with an answer. Exits 1 if anything is, and prints the seeds; --save writes those questions, each
@@ -10,8 +11,9 @@ into a folder, for
 
     plan --slo slo.yaml --trace trace.jsonl --catalog catalog -o out
 
-With --rates nothing is planned: tests/support/assumptions.py counts how often what a search of level 0 may
-assume is false on such traffic.
+With --kept production is held against every fleet of level 0 in the same scenarios, on smaller questions
+(tests/support/kept_fleets.py). With --rates nothing is planned: tests/support/assumptions.py counts how often
+what a search of level 0 may assume is false on such traffic.
 """
 
 import argparse
@@ -30,6 +32,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 import assumptions
 from against_all_fleets import MOST, Report, check
 from assumptions import Tally
+from kept_fleets import KeptReport, check_kept
 from random_questions import KINDS, REQUESTS, files, question
 
 from planner.errors import InfeasibleError
@@ -50,12 +53,15 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--save", type=Path, help="folder for the questions answered wrongly")
     parser.add_argument("--rates", action="store_true", help="count what assumptions fail, plan nothing")
+    parser.add_argument("--kept", action="store_true", help="production in the same scenarios")
     arguments = parser.parse_args()
     seeds = range(arguments.first, arguments.first + arguments.count)
     if arguments.only is not None:
         seeds = range(arguments.only, arguments.only + 1)
     asked = {"kind": arguments.kind, "requests": tuple(arguments.requests)}
     start_s = time.perf_counter()
+    if arguments.kept:
+        sys.exit(print_kept(each(check_kept, seeds, arguments.processes)))
     if arguments.rates:
         print_rates(each(partial(rates_of, **asked), seeds, arguments.processes))
     else:
@@ -68,6 +74,22 @@ def main() -> None:
     for report in wrong if arguments.save else []:
         save(arguments.save / str(report.seed), report, **asked)
     sys.exit(1 if wrong else 0)
+
+
+def print_kept(reports: list[KeptReport | None]) -> int:
+    """The figures; 1 where what was called exact is beaten."""
+    rows = [report for report in reports if report is not None]
+    wrong = [report.seed for report in rows if report.is_wrong]
+    others = [report.dearer_frac for report in rows if not report.is_exact and np.isfinite(report.value)]
+    lost = sum(np.isinf(report.value) and np.isfinite(report.true_value) for report in rows)
+    exact = sum(report.is_exact for report in rows)
+    print(f"{len(reports)} questions, {len(rows)} with a fleet on paper")
+    print(f"{exact} exact, of these {len(wrong)} beaten {wrong or ''}")
+    print(
+        f"{len(others)} not exact, dearer by {np.mean(others or [0]):.2%}, {max(others, default=0):.2%} at most"
+    )
+    print(f"{lost} without a fleet where there is one")
+    return 1 if wrong else 0
 
 
 def each(ask: Callable[[int], Answer], seeds: range, processes: int) -> list[Answer]:
