@@ -85,9 +85,8 @@ def print_kept(reports: list[KeptReport | None]) -> int:
     exact = sum(report.is_exact for report in rows)
     print(f"{len(reports)} questions, {len(rows)} with a fleet on paper")
     print(f"{exact} exact, of these {len(wrong)} beaten {wrong or ''}")
-    print(
-        f"{len(others)} not exact, dearer by {np.mean(others or [0]):.2%}, {max(others, default=0):.2%} at most"
-    )
+    mean, most = np.mean(others or [0]), max(others, default=0)
+    print(f"{len(others)} not exact, dearer by {mean:.2%} at the mean and {most:.2%} at most")
     print(f"{lost} without a fleet where there is one")
     return 1 if wrong else 0
 
