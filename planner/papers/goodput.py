@@ -27,7 +27,7 @@ import numpy as np
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.fleet import Fleet
-from planner.simulator.replay import Requests, Simulation, keeps, simulate
+from planner.simulator.replay import RequestRecords, Simulation, simulate, simulate_if_kept
 from planner.simulator.slo_verdict import judge, measured
 from planner.traffic.trace import Trace
 
@@ -102,7 +102,7 @@ class Steady:
     def _holds(self, fleet: Fleet, rate_rps: float, seed: int) -> bool:
         def kept(trace: Trace) -> Simulation | None:
             limits, patience_s = self.slo.limits, self.slo.patience_s
-            simulation = keeps(fleet, trace, limits, Requests(trace), patience_s=patience_s)
+            simulation = simulate_if_kept(fleet, trace, limits, RequestRecords(trace), patience_s=patience_s)
             if simulation is None or not judge(simulation, self.slo, values=False).holds:
                 return None
             return simulation

@@ -15,7 +15,7 @@ from functools import cache
 from planner.domain import Slo
 from planner.fleet import Fleet
 from planner.simulator import judge
-from planner.simulator.replay import Requests, keeps
+from planner.simulator.replay import RequestRecords, simulate_if_kept
 from planner.traffic.trace import Trace
 
 MOST_TIMES = 16  # The search ends at so many times the plan's workers.
@@ -42,11 +42,13 @@ def replan(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned | N
     """`before` and `after` are the plan's fleet with either fits; None without an SLO."""
     if not slo.limits:
         return None
-    requests, before, after = Requests(trace), _multiply_workers(before, 1), _multiply_workers(after, 1)
+    requests, before, after = RequestRecords(trace), _multiply_workers(before, 1), _multiply_workers(after, 1)
 
     @cache
     def holds(fleet: Fleet) -> bool:
-        simulation = keeps(fleet, trace, slo.limits, requests, slo.every_s, patience_s=slo.patience_s)
+        simulation = simulate_if_kept(
+            fleet, trace, slo.limits, requests, slo.every_s, patience_s=slo.patience_s
+        )
         return simulation is not None and judge(simulation, slo, values=False).holds
 
     return Replanned(

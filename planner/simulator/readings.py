@@ -1,4 +1,9 @@
-"""What the metrics of a fleet say at one moment, counted from the kernel's arrays."""
+"""The metrics of a fleet at one moment, counted from the kernel's arrays.
+
+Gauges are counted at that moment: prompts that wait, requests with a seat, KV blocks in use. All else counts
+what has happened since the reading before. For that the requests under way are looked at again at each
+reading, and marks (CAME, BEGAN, HANDED) say what of each was counted already.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +17,20 @@ from planner.simulator.slots import blocks_of_run
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-# counts and sums of a pool: gauges, then what an interval has seen
+# Columns of the counts of each pool: two gauges, then requests that arrived and finished, their prompt and
+# output tokens, and of how many values the sums of TTFT, TPOT, output tokens and KV shares are.
 WAITING, RUNNING, ARRIVED, FINISHED_HERE, INPUT, OUTPUT, TTFTS, TPOTS, OUTPUTS, KV_SHARES = range(10)
 TTFT_SUM, TPOT_SUM, KV_SUM = range(3)
 COUNTS, SUMS = 10, 3
-OPEN, SEEN = range(2)  # numbers: requests under way, and how many have arrived up to the last reading
-CAME, BEGAN, HANDED = 1, 2, 4  # marks of a request: what has been counted of it
+# Indices: how many requests are under way, and how many arrived up to the last reading.
+OPEN, SEEN = range(2)
+# Bits of a request's mark: its arrival at the first worker, its first token, its hand-off have been counted.
+CAME, BEGAN, HANDED = 1, 2, 4
 
 
 @kernel_jit
-def _gauges(records, pool_of, results, time_s):
-    """What the ready workers have at this moment: prompts that wait, seats, KV blocks."""
+def _count_gauges(records, pool_of, results, time_s):
+    """Add up what the ready workers have at `time_s`: prompts that wait, requests with a seat, KV blocks."""
     requests, workers, lanes, types = records[0], records[1], records[2], records[3]
     counts, sums = results
     for w in range(len(workers)):
@@ -30,6 +38,7 @@ def _gauges(records, pool_of, results, time_s):
         if worker.is_up != 1:
             continue
         p, kind = pool_of[w], types[worker.type]
+        # Requests with their last token hold a seat until the engine sees it, but are assigned no longer.
         leaving, r = 0, worker.head[LEAVING]
         while r != NONE:
             leaving += 1
@@ -45,7 +54,7 @@ def _gauges(records, pool_of, results, time_s):
 
 @kernel_jit
 def _see(request, mark, pools, results):
-    """Count what has happened to a request since it was last looked at: its mark from now on."""
+    """Count what has happened to a request since the reading before; returns its mark from now on."""
     pool_of, is_prefill = pools
     counts, sums = results
     w, v = request.prefill_worker, request.decode_worker
@@ -78,8 +87,8 @@ def _see(request, mark, pools, results):
 
 
 @kernel_jit
-def _in_heap(requests, root, scratch):
-    """How many requests are in a heap."""
+def _heap_size(requests, root, scratch):
+    """How many requests are in a heap; `scratch` is room for a stack of them."""
     number, depth = 0, 0
     if root != NONE:
         scratch[0], depth = root, 1
@@ -97,20 +106,24 @@ def _in_heap(requests, root, scratch):
 
 
 def _entry(sources):
+    """The function that Python calls, compiled for this state of the sources (`numba_compile.SOURCES`)."""
+
     @entry_jit
     def read(records, lists, pools, results, entered, time_s):
-        """Fill `results` = (counts, sums) by pool, and return how many requests are in limbo.
+        """Fill `results` = (counts (P, COUNTS), sums (P, SUMS)), and return how many requests are in limbo,
+        when `entered` requests have arrived.
 
-        `records` are (requests, workers, lanes, types, counters) of the state, `lists` what is remembered
-        from one reading to the next: (requests under way, marks, numbers, scratch), `pools` (pool of each
-        worker, 1 where a pool prefills alone).
+        `records` are (requests, workers, lanes, types, counters) of the state. `lists` are remembered from
+        one reading to the next: (requests under way, marks, numbers, scratch). `pools` are (the pool of each
+        worker, 1 for each prefill pool).
         """
         requests, counters = records[0], records[4]
         under_way, marks, numbers, scratch = lists
-        results[0][:] = 0 * sources  # closed over: part of the cache's key
+        # A value that the function closes over is part of the key of Numba's cache.
+        results[0][:] = 0 * sources
         results[1][:] = 0.0
-        _gauges(records, pools[0], results, time_s)
-        last, kept = numbers[OPEN], 0
+        _count_gauges(records, pools[0], results, time_s)
+        last, still_open = numbers[OPEN], 0
         for r in range(numbers[SEEN], entered):
             under_way[last] = r
             last += 1
@@ -118,10 +131,10 @@ def _entry(sources):
             r = under_way[i]
             marks[r] = _see(requests[r], marks[r], pools, results)
             if requests[r].status == UNFINISHED:
-                under_way[kept] = r
-                kept += 1
-        numbers[OPEN], numbers[SEEN] = kept, entered
-        return _in_heap(requests, counters[LIMBO], scratch) + _in_heap(requests, counters[HELD], scratch)
+                under_way[still_open] = r
+                still_open += 1
+        numbers[OPEN], numbers[SEEN] = still_open, entered
+        return _heap_size(requests, counters[LIMBO], scratch) + _heap_size(requests, counters[HELD], scratch)
 
     return read
 
@@ -133,7 +146,9 @@ class Counting:
     """Readings of one run: gauges at a moment, and what has happened since the reading before."""
 
     def __init__(self, state: State, pool_of: Ints, is_prefill: Ints) -> None:
-        """`pool_of` (W,) each of the kernel's workers, `is_prefill` (P,) 1 where a pool prefills alone."""
+        """`pool_of` (W,) is the pool of each of the kernel's workers, `is_prefill` (P,) is 1 for prefill
+        pools.
+        """
         n = len(state.requests)
         self._records = (state.requests, state.workers, state.lanes, state.types, state.counters)
         self._lists = (
@@ -147,6 +162,8 @@ class Counting:
         self.sums = np.zeros((len(is_prefill), SUMS))
 
     def count(self, entered: int, time_s: float) -> int:
-        """Fill `counts` and `sums` (P, ...), when so many requests have arrived; returns those in limbo."""
+        """Fill `counts` and `sums`; returns how many requests are in limbo. `entered` requests have
+        arrived.
+        """
         results = (self.counts, self.sums)
         return int(_read(self._records, self._lists, self._pools, results, entered, time_s))

@@ -1,4 +1,4 @@
-"""Run a fleet on a trace: fleet and trace in, arrays per request out."""
+"""Simulate a fleet on a trace: lay out the kernel's arrays, run it, and read what became of every request."""
 
 from __future__ import annotations
 
@@ -57,27 +57,27 @@ ROLES = {"mixed": layout.MIXED, "prefill": layout.PREFILL, "decode": layout.DECO
 COUNTED_WHILE_RUNNING = {"ttft": layout.TTFT, "tbt": layout.TBT, "tpot": layout.TPOT, "e2e": layout.E2E}
 """The metrics of which the kernel counts each value as it comes, so that a run may stop early."""
 STATUS = ("finished", "rejected", "unfinished")
-KV_DELAY_STEPS = {False: 1, True: 3}  # asynchronous: a step is sent to the workers as the one before begins
-REMEMBERED_TOKENS = 20_000  # of a step: longer tables of step times are made for every simulation
-REMEMBERED_TYPES = 1024
-FRESH_REQUESTS = 2048  # that are made at a time: they fit into a processor's cache
+# Steps until a worker knows of KV that has arrived, by whether its engine schedules asynchronously: such an
+# engine sends a step to the workers as the one before begins.
+KV_DELAY_STEPS = {False: 1, True: 3}
+REMEMBERED_TOKENS = 20_000  # Tables of step times up to so many tokens are remembered between simulations,
+REMEMBERED_TYPES = 1024  # those of so many worker types.
+FRESH_REQUESTS = 2048  # Records are written in blocks of so many, which fit into a processor's cache.
 EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
 
-Place = tuple[tuple[tuple[float, ...], ...], tuple[int, int], bytes, tuple[float, ...]]
-"""Of a worker type among those that a router finds alike, as one that prefills and as one that decodes: what
-it has in common for both comes after jsq's weights. The smallest comes first.
-"""
+Rank = tuple[tuple[tuple[float, ...], ...], tuple[int, int], bytes, tuple[float, ...]]
+"""A key by which worker types are sorted that have equal scores: a router takes the smallest (`_rank`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Simulation:
-    """What happened to every request, (n,) in the trace's order; NaN where it never happened.
+    """What happened to every request, (n,) in the trace's order; NaN for what never happened.
 
-    `window_s` is the part of the run that counts (warm-up cut); `violations` and `counted` belong to the
-    watched `limits` (0 where the kernel counts no such metric), `counted_in` and `violations_in` to each
-    window of `edges_s`, if there are any.
-    `complete` is False when the run stopped because a limit could no longer hold. `nominal_s` are arrivals if
-    answers took no time.
+    `window_s` is the part of the run that counts, without the warm-up. `counted` and `violations` are how
+    many values of each of the `limits` were counted and lie above it (0 for a metric that the kernel does not
+    count), `counted_in` and `violations_in` the same in each window between `edges_s`, if there are any.
+    `complete` is False if the run was stopped because a limit could no longer hold. `nominal_s` are the
+    arrivals in sessions if answers took no time.
     """
 
     arrival_s: Floats
@@ -91,49 +91,49 @@ class Simulation:
     prefill_worker: Ints
     decode_worker: Ints
     preemptions: Ints
-    status: Ints  # index into STATUS
+    status: Ints  # An index into STATUS.
     worker_names: tuple[str, ...]
     worker_busy_s: Floats  # (W,)
     worker_steps: Ints  # (W,)
-    worker_tokens: Floats  # (W,) tokens through the dense layers
+    worker_tokens: Floats  # (W,) Tokens through the dense layers.
     window_s: tuple[float, float]
     end_s: float
     limits: tuple[Limit, ...]
     violations: Ints  # (L,)
     counted: Ints  # (L,)
     complete: bool
-    runs: npt.NDArray[np.void]  # (R,) layout.RUN, empty if not recorded
-    cached_tokens: Ints | None = None  # found in a prefix cache at first admission; None: there were none
-    tenant: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # index into tenants
-    tenants: tuple[str, ...] = ()  # empty where the trace names none
+    runs: npt.NDArray[np.void]  # (R,) layout.RUN, empty if not recorded.
+    cached_tokens: Ints | None = None  # Found in a prefix cache at first admission; None without caches.
+    tenant: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # An index into `tenants`.
+    tenants: tuple[str, ...] = ()  # Empty if the trace names none.
     tenant_weights: Floats = field(default_factory=lambda: np.zeros(0))
-    nominal_end_s: float = np.inf  # where requests wait for others: the last arrival if answers took no time
-    token_weights: tuple[float, float] = (1.0, 1.0)  # service per prompt token, per token of output
+    nominal_end_s: float = np.inf  # The last of `nominal_s`; infinite without sessions.
+    token_weights: tuple[float, float] = (1.0, 1.0)  # Service that a prompt token, an output token counts as.
     parts: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, dtype=layout.PART))
-    reloaded_tokens: Ints | None = None  # ... in CPU memory behind it; None: there was none
+    reloaded_tokens: Ints | None = None  # Loaded from CPU memory at first admission; None without it.
     disk_tokens: Ints | None = None  # Of those, the ones that came from the disk behind CPU memory.
-    reload_s: Floats = field(default_factory=lambda: np.zeros(0))  # (n,) waited for those
-    image_tokens: Ints | None = None  # of input_tokens, those that an encoder made; None: nobody said
+    reload_s: Floats = field(default_factory=lambda: np.zeros(0))  # (n,) Seconds waited for that load.
+    image_tokens: Ints | None = None  # Input tokens that an encoder makes of images; None if not recorded.
     nominal_s: Floats = field(default_factory=lambda: np.zeros(0))  # (n,)
     edges_s: Floats = field(default_factory=lambda: np.zeros(0))  # (V + 1,)
     counted_in: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # (L, V)
     violations_in: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # (L, V)
-    # of a long trace (streaming_requests.py) that was recorded: all gaps, counted, and (S, 2) the parts of
-    # the run that `runs` are of
+    # If a long trace (streaming_requests.py) was recorded: a histogram of all gaps, and start and end (S, 2)
+    # of the parts of the simulation of which `runs` are kept.
     gaps: GapCounts | None = None
     sampled_s: Floats = field(default_factory=lambda: np.zeros((0, 2)))
     tasks: Tasks | None = None  # of the trace; None where no request waits for another
 
     @property
     def token_hit_frac(self) -> float | None:
-        """Share of the input tokens that prefix caches spared; None without caches."""
+        """The share of input tokens that were cached and not computed; None without prefix caches."""
         if self.cached_tokens is None:
             return None
         return float(self.cached_tokens.sum() / self.input_tokens.sum())
 
     @property
     def token_reload_frac(self) -> float | None:
-        """Share of the input tokens that came from CPU memory; None where none is kept there."""
+        """The share of input tokens that came from CPU memory; None without such memory."""
         if self.reloaded_tokens is None:
             return None
         return float(self.reloaded_tokens.sum() / self.input_tokens.sum())
@@ -147,9 +147,9 @@ class Simulation:
 
 
 def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]) -> int:
-    """How many violations of `limit` still pass, or an upper bound of that for gaps between tokens."""
+    """How many violations `limit` allows on this trace; for gaps between tokens an upper bound of that."""
     inside = (trace.arrival_s >= window_s[0]) & (trace.arrival_s <= window_s[1])
-    inside[trace.after[:, 0]] = True  # or later
+    inside[trace.after[:, 0]] = True  # Requests that wait for others may arrive later, so all may count.
     if limit.row.is_of_gaps:
         values = int((trace.output_tokens - 1).sum())
     else:
@@ -179,11 +179,11 @@ def simulate(
     """Simulate `trace` on `fleet` to the last token.
 
     `limits` are counted while running; with `stop_early` the run ends once one of them cannot hold any more.
-    `record` keeps every run of engine steps (for gap percentiles and load over time), of a long trace some of
-    them and all gaps, counted; `record_parts` also which prompts a step computes and who is preempted.
-    `closed_loop` > 0 ignores the arrival times and keeps that many requests in flight. Limits are counted in
-    windows of `every_s` too, of a long trace alone: what is recorded of others says the same. Raises
-    InputError for policies it does not know.
+    `record` keeps every run of engine steps, for gap percentiles and load over time; of a long trace it keeps
+    some of them and a histogram of all gaps. `record_parts` also keeps which prompts a step computes and
+    which requests are preempted. `closed_loop` > 0 ignores the arrival times and keeps that many requests in
+    flight. On long traces limits are also counted in windows of `every_s`; on others the records tell as
+    much. Raises InputError for unknown policies, and for a trace that this fleet cannot serve.
     """
     check_traffic(fleet, trace)
     if trace.after.size and (closed_loop or engine_of(fleet) != STEPWISE):
@@ -193,11 +193,11 @@ def simulate(
             f"nor with batching {' or '.join(others)}; drop one of the two"
         )
     if is_long(fleet, trace) and not closed_loop and not record_parts:
-        return _passed(fleet, trace, limits, every_s, record=record, stop_early=stop_early)[0]
+        return _simulate_streamed(fleet, trace, limits, every_s, record=record, stop_early=stop_early)[0]
     n = len(trace.arrival_s)
     window_s = (0.0, np.inf) if closed_loop else measured_window(trace)
     record = record or record_parts
-    runs = 8 * n + 1024 if record else 0
+    runs = 8 * n + 1024 if record else 0  # Most traces need no more; else the kernel says how many.
     parts = runs if record_parts else 0
     while True:
         state = _state(
@@ -218,8 +218,8 @@ def simulate(
 
 
 def is_long(fleet: Fleet, trace: Trace, least: int | None = None) -> bool:
-    """Whether requests pass through the kernel's memory (streaming_requests.py): of traces with more than
-    `least` requests all those whose records depend on no other request's.
+    """Whether requests are streamed through the kernel's memory (streaming_requests.py): on traces with more
+    than `least` requests, if none of them depends on another's record.
     """
     policies = fleet.policies
     return (
@@ -242,17 +242,17 @@ def simulate_until(
     record: bool = False,
     every_s: float | None = None,
 ) -> Simulation:
-    """`simulate`, which raises passing.OutOfTime soon after `deadline`, on time.monotonic's clock, where
-    requests may pass through the kernel; gaps are counted then, as in long traces.
+    """`simulate`, which raises streaming_requests.OutOfTime soon after `deadline`, on time.monotonic's clock,
+    if requests can be streamed. It records a histogram of gaps then, as of long traces.
     """
     if is_long(fleet, trace, streaming_requests.CHUNK_REQUESTS):
-        return _passed(
+        return _simulate_streamed(
             fleet, trace, limits, every_s, record=record, stop_early=stop_early, deadline=deadline
         )[0]
     return simulate(fleet, trace, limits=limits, stop_early=stop_early, record=record)
 
 
-def _passed(
+def _simulate_streamed(
     fleet: Fleet,
     trace: Trace,
     limits: Sequence[Limit],
@@ -265,7 +265,7 @@ def _passed(
     predicted_tokens: Ints | None = None,
     deadline: float = np.inf,
 ) -> tuple[Simulation, State]:
-    """The simulation of a long trace, and the kernel's arrays, but for its requests, at the end of it."""
+    """The simulation of a long trace, and the kernel's arrays at its end, without the requests."""
     per_request = streaming_requests.RUNS_PER_REQUEST
 
     def lay_out(first: int, records: npt.NDArray[np.void]) -> None:
@@ -281,31 +281,34 @@ def _passed(
         return columns_of(records, trace.output_tokens[rows])
 
     while True:
-        through = streaming_requests.Passing(
+        streamed = streaming_requests.StreamedRequests(
             trace.arrival_s, lay_out, read, streaming_requests.CHUNK_REQUESTS
         )
         runs = per_request * streaming_requests.CHUNK_REQUESTS if record else 0
         window_s = measured_window(trace)
-        state = _state(fleet, trace, through.requests, limits=limits, window_s=window_s, runs=runs)
+        state = _state(fleet, trace, streamed.requests, limits=limits, window_s=window_s, runs=runs)
         if every_s is not None:
-            state = _in_windows(state, limits, trace, every_s)
-        state = state._replace(disturbances=through.disturbances())
-        _be_patient(state, trace, patience_s)
+            state = _count_in_windows(state, limits, trace, every_s)
+        state = state._replace(disturbances=streamed.disturbances())
+        _stop_at_backlog(state, trace, patience_s)
         state.counters[layout.PREFILLED] = is_prefilled
         try:
-            through.run(state, lambda each: kernel.simulate_events(for_kernel(each), 0, stop_early), deadline)
+            streamed.run(
+                state, lambda paused: kernel.simulate_events(for_kernel(paused), 0, stop_early), deadline
+            )
         except streaming_requests.MoreRuns:
             per_request *= 4
             continue
         _check_done(state)
-        rows = np.concatenate([state.runs[:0], *through.sampled])
-        state.counters[layout.RUNS] = len(rows)
-        told = through.columns(state)
+        sampled_runs = np.concatenate([state.runs[:0], *streamed.sampled])
+        state.counters[layout.RUNS] = len(sampled_runs)
+        columns = streamed.columns(state)
         for column in (trace.arrival_s, trace.input_tokens, trace.output_tokens):
             release_memory(column)
-        state = state._replace(runs=rows, requests=through.requests[:0])
-        found = results(state, fleet, trace, tuple(limits), told)
-        return replace(found, gaps=through.gaps, sampled_s=np.array(through.sampled_s).reshape(-1, 2)), state
+        state = state._replace(runs=sampled_runs, requests=streamed.requests[:0])
+        simulation = results(state, fleet, trace, tuple(limits), columns)
+        sampled_s = np.array(streamed.sampled_s).reshape(-1, 2)
+        return replace(simulation, gaps=streamed.gaps, sampled_s=sampled_s), state
 
 
 def elastic_state(
@@ -317,18 +320,18 @@ def elastic_state(
     every_s: float | None = None,
     runs: int = 0,
 ) -> State:
-    """The kernel's arrays at time zero, of pools with room for as many workers as they have, `sizes` (P,) of
-    which are up, and room to record so many runs of steps. With `every_s` limits are counted in windows of
-    that length too. Raises InputError for what cannot be simulated.
+    """The kernel's arrays at time zero, if `sizes` (P,) workers of each pool are up and the others off, with
+    room to record `runs` runs of steps. With `every_s` limits are counted in windows of that length too.
+    Raises InputError for what cannot be simulated.
     """
     check_traffic(fleet, trace)
     requests, window_s = _fresh_requests(trace), measured_window(trace)
     state = _state(fleet, trace, requests, limits=limits, window_s=window_s, runs=runs, sizes=sizes)
-    return state if every_s is None else _in_windows(state, limits, trace, every_s)
+    return state if every_s is None else _count_in_windows(state, limits, trace, every_s)
 
 
 def check_traffic(fleet: Fleet, trace: Trace) -> None:
-    """Raise InputError for policies that nobody knows, and for a trace that these workers cannot serve."""
+    """Raise InputError for unknown policies, and for a trace that these workers cannot serve."""
     check(fleet)
     check_images(fleet.llm, trace)
     check_adapters(fleet.lora, trace, prefix_cache=fleet.policies.prefix_cache)
@@ -340,32 +343,36 @@ def check_traffic(fleet: Fleet, trace: Trace) -> None:
 
 
 def check_images(llm: Llm, trace: Trace) -> None:
-    """Raise InputError for tokens of images where the LLM has nothing that makes them."""
+    """Raise InputError for tokens of images if the LLM has no encoder that makes them."""
     if trace.image_tokens is None or llm.encoder_parameters or not trace.image_tokens.any():
         return
-    asked = int((trace.image_tokens > 0).sum())
+    count = int((trace.image_tokens > 0).sum())
     raise InputError(
-        f"{trace.name}: image_tokens: {asked} requests have tokens of images, and {llm.name} has no encoder "
+        f"{trace.name}: image_tokens: {count} requests have tokens of images, and {llm.name} has no encoder "
         "that makes them; choose an LLM with one, or add these tokens to input_tokens and drop the column"
     )
 
 
-class Requests:
-    """The kernel's requests of one trace, laid out once for many simulations, from any thread.
+class RequestRecords:
+    """The kernel's records of a trace's requests, which many simulations use one after the other, from any
+    thread.
 
-    A simulation that is refuted early has touched few of them, and only those are made fresh again, for the
-    next one. Nothing is laid out before the first; unless they are `kept`, every one lays out its own.
+    A simulation that fails early has changed few of them, and only those are written anew for the next one.
+    The first simulation writes them all; unless they are `reused`, each one does.
     """
 
-    def __init__(self, trace: Trace, predicted_tokens: Ints | None = None, *, kept: bool = True):
-        """`predicted_tokens` (n,): outputs as the schedulers believe them to be, where not as they are."""
-        self._trace, self.predicted_tokens, self._kept = trace, predicted_tokens, kept
-        self._spare: list[tuple[npt.NDArray[np.void], int]] = []  # and how many of them were touched
+    def __init__(self, trace: Trace, predicted_tokens: Ints | None = None, *, reused: bool = True):
+        """`predicted_tokens` (n,) are the output lengths that schedulers predict, by default the true
+        ones.
+        """
+        self._trace, self.predicted_tokens, self._reused = trace, predicted_tokens, reused
+        # Arrays that no simulation uses now, and how many of their first records were changed.
+        self._spare: list[tuple[npt.NDArray[np.void], int]] = []
         self._lock, self._last = threading.Lock(), threading.local()
-        self.runs = self.entered = 0  # simulations, and the requests that they got to see
+        self.runs = self.entered = 0  # How many simulations there were, and requests that entered them.
 
     def take(self) -> npt.NDArray[np.void]:
-        """(n,) layout.REQUEST, as before the first event."""
+        """All records (n,), layout.REQUEST, as they are before the first event."""
         try:
             requests, touched = self._spare.pop()
         except IndexError:
@@ -379,44 +386,44 @@ class Requests:
         return requests
 
     def give_back(self, requests: npt.NDArray[np.void], touched: int) -> None:
-        """Nobody looks any more at what `take` gave, of which only the first `touched` may have changed."""
-        if self._kept:
+        """A simulation does not need what `take` gave any more; only the first `touched` may have changed."""
+        if self._reused:
             self._spare.append((requests, touched))
         self.count(touched)
 
     def count(self, entered: int) -> None:
-        """One more simulation has seen so many requests."""
+        """Count one more simulation, which so many requests entered."""
         self._last.entered = entered
         with self._lock:
             self.runs, self.entered = self.runs + 1, self.entered + entered
 
-    def seen(self) -> int:
-        """How many requests the latest simulation of this thread has seen."""
+    def latest_entered(self) -> int:
+        """How many requests entered the latest simulation of this thread."""
         return int(self._last.entered)
 
 
-def keeps(
+def simulate_if_kept(
     fleet: Fleet,
     trace: Trace,
     limits: Sequence[Limit],
-    requests: Requests,
+    requests: RequestRecords,
     every_s: float | None = None,
     *,
     patience_s: float = np.inf,
     is_prefilled: bool = False,
 ) -> Simulation | None:
-    """Simulate only as far as it takes to see a limit broken, over the whole or, with `every_s`, in one of
-    the windows of that length, or too many of the last requests wait longer than `patience_s`
-    (`Slo.patience_s`): None if so, else the whole simulation. `is_prefilled`: every prompt arrives computed,
-    on the first of the fleet's workers.
+    """The whole simulation, or None as soon as it shows that the SLO is missed: a limit is broken over the
+    whole or, with `every_s`, in a window of that length, or too many of the last requests wait longer than
+    `patience_s` (`Slo.patience_s`).
 
-    A limit that holds in every window holds over the whole, so that either may end it; what became of the
-    windows, and all that the backlog test asks, `judge` says. `requests` are those of `trace`, laid out once
-    for many fleets.
+    A simulation that is returned may still miss a window or the backlog test: `slo_verdict.judge` decides. A
+    limit that holds in every window holds over the whole, so breaking it over the whole may end the run too.
+    `requests` are the records of `trace`, used for many fleets. If `is_prefilled`, every prompt arrives
+    computed, on the first of the fleet's workers.
     """
     if is_long(fleet, trace):
         predicted = requests.predicted_tokens
-        told, state = _passed(
+        simulation, state = _simulate_streamed(
             fleet,
             trace,
             limits,
@@ -427,52 +434,58 @@ def keeps(
             predicted_tokens=predicted,
         )
         requests.count(int(state.counters[layout.ENTERED]))
-        return told if _kept(state, len(trace), limits) else None
+        return simulation if _holds_over_the_whole(state, len(trace), limits) else None
     state = _state(fleet, trace, requests.take(), limits=limits, window_s=measured_window(trace))
     if every_s is not None:
-        state = _in_windows(state, limits, trace, every_s)
-    _be_patient(state, trace, patience_s)
+        state = _count_in_windows(state, limits, trace, every_s)
+    _stop_at_backlog(state, trace, patience_s)
     state.counters[layout.PREFILLED] = is_prefilled
     _run(state, fleet, 0, True)
     n = len(trace)
-    found = results(state, fleet, trace, tuple(limits)) if _kept(state, n, limits) else None
+    is_kept = _holds_over_the_whole(state, n, limits)
+    kept_simulation = results(state, fleet, trace, tuple(limits)) if is_kept else None
+    # Only requests that have entered were changed, if they enter by arrival and no predictions were written.
     by_arrival = engine_of(fleet) == STEPWISE and not trace.after.size
-    # else all have been given predictions
-    as_given = fleet.policies.prediction_accuracy_frac is None and not fleet.policies.prediction_buckets
-    touched = int(state.counters[layout.ENTERED]) if by_arrival and as_given else n
+    has_no_predictions = (
+        fleet.policies.prediction_accuracy_frac is None and not fleet.policies.prediction_buckets
+    )
+    touched = int(state.counters[layout.ENTERED]) if by_arrival and has_no_predictions else n
     requests.give_back(state.requests, touched)
-    return found
+    return kept_simulation
 
 
-def _kept(state: State, n: int, limits: Sequence[Limit]) -> bool:
+def _holds_over_the_whole(state: State, n: int, limits: Sequence[Limit]) -> bool:
     """Whether all of n requests are done, and no limit is broken over the whole."""
     return state.counters[layout.DONE] == n and not any(
-        watched["violations"] > allowed_above(limit.percentile_frac, int(watched["counted"]))
-        for watched, limit in zip(state.limits, limits, strict=True)
+        counted["violations"] > allowed_above(limit.percentile_frac, int(counted["counted"]))
+        for counted, limit in zip(state.limits, limits, strict=True)
     )
 
 
-def _be_patient(state: State, trace: Trace, patience_s: float) -> None:
-    """Have the kernel stop where the backlog test (`judge`) can no longer be passed.
+def _stop_at_backlog(state: State, trace: Trace, patience_s: float) -> None:
+    """Have the kernel stop once the backlog test (`slo_verdict.judge`) cannot be passed any more.
 
-    Of the last requests that have more than one token, whoever does not decode two patiences after the last
-    arrival has waited longer than one: before the first token, or since.
+    It is passed if at least half of the requests of the last tenth wait at most `patience_s`, for the first
+    token and in every gap. A request of more than one token that does not decode two patiences after the last
+    arrival has waited longer than one of them, before its first token or after it.
     """
     if trace.after.size:
         return
     first = int(np.searchsorted(trace.arrival_s, last_tenth_s(*state.window.tolist())))
-    many = int((trace.output_tokens[first:] > 1).sum())
+    requests_with_gaps = int((trace.output_tokens[first:] > 1).sum())
     state.policy[layout.LAST_S] = trace.arrival_s[first]
-    state.policy[layout.LATEST_S] = (float(trace.arrival_s[-1]) + 2 * patience_s) * (1 + 1e-9)
-    state.counters[layout.IN_DOUBT] = many - (len(trace) - first) // 2
+    latest_s = float(trace.arrival_s[-1]) + 2 * patience_s
+    state.policy[layout.LATEST_S] = latest_s * (1 + 1e-9)  # Rounding must not fail a fleet that just passes.
+    state.counters[layout.IN_DOUBT] = requests_with_gaps - (len(trace) - first) // 2
 
 
 def engine_of(fleet: Fleet) -> str:
-    """Which of the simulator's engines runs it: one of planner.policies."""
+    """The engine of the simulator that runs this fleet: STEPWISE, OF_SPLITWISE or OF_DISTSERVE."""
     return BATCHING[fleet.policies.batching].engine
 
 
 def _run(state: State, fleet: Fleet, closed_loop: int, stop_early: bool) -> None:
+    """Run the fleet's engine to its end."""
     engine, policies = engine_of(fleet), fleet.policies
     if engine == OF_SPLITWISE:
         splitwise.simulate(
@@ -490,12 +503,12 @@ def _run(state: State, fleet: Fleet, closed_loop: int, stop_early: bool) -> None
 
 
 class LostRequests(Exception):
-    """Requests are left of which nothing will ever come, though no worker has failed: a mistake of ours."""
+    """Requests will never be done, though no worker has failed: a mistake of the simulator."""
 
 
 def _check_done(state: State) -> None:
-    """Raise LostRequests if nothing is left to happen and not all requests are done. Where workers go down
-    requests may wait for ever, and a step that is no number never ends (`results` says so).
+    """Raise LostRequests if no event is due and not all requests are done. If workers go down requests may
+    wait for ever, and a step whose time is NaN never ends; `results` has an error for that.
     """
     counters, n = state.counters, len(state.requests)
     if counters[layout.DONE] == n or counters[layout.PENDING] > 0 or counters[layout.FREED] != layout.NONE:
@@ -519,21 +532,25 @@ def _fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
 
 
 def _make_fresh(requests: npt.NDArray[np.void], trace: Trace, first: int = 0) -> None:
-    """The requests of a trace from `first` on, as many as there is room for."""
+    """Write `requests` (m,) as the records of the trace's requests from index `first` on before they
+    arrive.
+    """
     fresh = _FRESH.view(np.int64)
-    for at in range(0, len(requests), FRESH_REQUESTS):
-        some = requests[at : at + FRESH_REQUESTS]
-        rows = slice(first + at, first + at + len(some))
-        some.view(np.int64).reshape(len(some), len(fresh))[:] = fresh  # not field by field
-        some["arrival_s"] = trace.arrival_s[rows]
-        some["input_tokens"] = some["length_tokens"] = trace.input_tokens[rows]
+    for offset in range(0, len(requests), FRESH_REQUESTS):
+        block = requests[offset : offset + FRESH_REQUESTS]
+        rows = slice(first + offset, first + offset + len(block))
+        block.view(np.int64).reshape(len(block), len(fresh))[:] = fresh  # Quicker than field by field.
+        block["arrival_s"] = trace.arrival_s[rows]
+        block["input_tokens"] = block["length_tokens"] = trace.input_tokens[rows]
         output_tokens = trace.output_tokens[rows]
         for name in ("output_tokens", "predicted_tokens", "predicted_later_tokens"):
-            some[name] = output_tokens
+            block[name] = output_tokens
 
 
-def _of_fresh() -> npt.NDArray[np.void]:
-    """What is the same of all requests, (1,) layout.REQUEST."""
+def _common_fields() -> npt.NDArray[np.void]:
+    """A record (1,), layout.REQUEST, with the fields that are the same for all requests before they
+    arrive.
+    """
     fresh = np.zeros(1, dtype=layout.REQUEST)
     fresh["scheduled_s"] = -1.0
     fresh["first_token_s"] = fresh["finish_s"] = np.nan
@@ -542,11 +559,11 @@ def _of_fresh() -> npt.NDArray[np.void]:
     return fresh
 
 
-_FRESH = _of_fresh()
+_FRESH = _common_fields()
 
 
 def fresh_state(fleet: Fleet, trace: Trace) -> State:
-    """The kernel's arrays before anything has happened. Raises InputError for policies it does not know."""
+    """The kernel's arrays before anything has happened. Raises InputError for unknown policies."""
     check(fleet)
     return _state(fleet, trace, _fresh_requests(trace), window_s=measured_window(trace))
 
@@ -563,8 +580,8 @@ def _state(
     closed_loop: int = 0,
     sizes: Sequence[int] | None = None,
 ) -> State:
-    """The engines' arrays at time zero, around `requests`, with room to record so many runs of steps, and
-    parts of them. Of the running pools `sizes` workers are up; None: all.
+    """The engines' arrays at time zero, with `requests` (n,) as the records of the trace and room to record
+    so many runs of steps and parts of steps. `sizes` (P,) workers of each running pool are up; None: all.
     """
     pools = fleet.running_pools
     policies, n = fleet.policies, len(requests)
@@ -578,7 +595,7 @@ def _state(
         expected = outputs.expected_tokens(requests["input_tokens"], np.zeros(n)).astype(np.int64)
         requests["predicted_tokens"] = requests["predicted_later_tokens"] = expected
 
-    types, tables, places_in_line = _types(pools, fleet, trace)
+    types, tables, pool_ranks = _types(pools, fleet, trace)
     kinds = np.repeat(np.arange(len(pools)), [pool.count * pool.type.dp for pool in pools])
     dp_ranks = _dp_ranks(pools)
     workers, lanes = _workers(pools, types, kinds)
@@ -586,8 +603,10 @@ def _state(
         nth = np.concatenate([np.arange(pool.count * pool.type.dp) // pool.type.dp for pool in pools])
         workers["is_up"] = nth < np.asarray(sizes)[kinds]
     count, seats = len(workers), int(types["seats"].max())
-    order = _in_line(pools, places_in_line, kinds)
-    entities = len(lanes) + (2 if engine_of(fleet) == STEPWISE else n + 1)  # the last: the outside world
+    order = _routing_order(pools, pool_ranks, kinds)
+    # What has events: the lanes, and two more of the stepwise engine or the hand-offs of others; the last
+    # entity is the outside world, which brings the disturbances.
+    entities = len(lanes) + (2 if engine_of(fleet) == STEPWISE else n + 1)
     worker_types = [pool.type for pool in pools]
     offload = make_offload(fleet, trace, kinds, worker_types) if trace.has_prefixes else None
     state = State(
@@ -605,7 +624,7 @@ def _state(
         lowest=np.full((2, -(-count // layout.GROUP)), -np.inf),
         link=worker_places.make_links(fleet),
         disturbances=_disturbances(fleet, np.arange(count) if dp_ranks is None else dp_ranks["first"]),
-        limits=_watched(limits, trace, window_s),
+        limits=_counted_limits(limits, trace, window_s),
         policy=_policy_numbers(fleet),
         window=np.array(window_s),
         runs=np.zeros(runs, dtype=layout.RUN),
@@ -633,27 +652,30 @@ def _state(
 
 
 def _await_disturbance(state: State, *, outside: int) -> None:
-    """Put the outside world into the heap of events, due at the first disturbance, after all else then."""
+    """Put the outside world into the heap of events, due at the first disturbance, after all others of
+    that time.
+    """
     state.sequence[outside] = np.iinfo(np.int64).max
     state.due_s[outside] = state.disturbances[0]["time_s"]
     state.heap[0], state.heap_index[outside], state.counters[layout.PENDING] = outside, 0, 1
 
 
-def _in_line(pools: Sequence[Pool], places: Sequence[Place], kinds: Ints) -> npt.NDArray[np.int64]:
-    """The kernel's workers (W,), `kinds` (W,) of the pools, as routers look at them: by `_place`. Only
-    workers of one kind go by where they stand in the fleet, so no name and no order of pools matters.
+def _routing_order(pools: Sequence[Pool], pool_ranks: Sequence[Rank], kinds: Ints) -> npt.NDArray[np.int64]:
+    """The kernel's workers (W,), of pools `kinds` (W,), in the order in which routers take those of equal
+    score: by `_rank` of their types. Only workers of one type keep their order in the fleet, so neither names
+    nor the order of pools matter.
     """
     decodes = [pool.role == "decode" for pool in pools]
-    ranks = [(is_back, place[0][is_back], *place[1:]) for is_back, place in zip(decodes, places, strict=True)]
-    in_line = sorted(range(len(pools)), key=ranks.__getitem__)
-    place = np.empty(len(pools), np.int64)
-    place[in_line] = np.arange(len(pools))
-    return np.argsort(place[kinds], kind="stable")
+    keys = [(is_back, rank[0][is_back], *rank[1:]) for is_back, rank in zip(decodes, pool_ranks, strict=True)]
+    position = np.empty(len(pools), np.int64)
+    position[sorted(range(len(pools)), key=keys.__getitem__)] = np.arange(len(pools))
+    return np.argsort(position[kinds], kind="stable")
 
 
-def _place(worker_type: WorkerType, row: npt.NDArray[np.void], tables: Sequence[Floats]) -> Place:
-    """Sorts worker types where a router finds workers alike and takes the first of them: the less a request
-    adds to jsq's seconds the earlier, then the more room, then whatever tells them apart.
+def _rank(worker_type: WorkerType, row: npt.NDArray[np.void], tables: Sequence[Floats]) -> Rank:
+    """The key of a worker type among those of equal score: first by the seconds that a request adds in
+    routing jsq, as a prefill and as a decode worker, then the more room the earlier, then by any difference
+    at all.
     """
     added_s = tuple(TIES_BY.weights(worker_type, decodes) for decodes in (False, True))
     room = -int(row["kv_blocks"][0]), -int(row["seats"][0])
@@ -663,16 +685,18 @@ def _place(worker_type: WorkerType, row: npt.NDArray[np.void], tables: Sequence[
 def _sequence(
     workers: npt.NDArray[np.void], lanes: npt.NDArray[np.void], order: npt.NDArray[np.int64], entities: int
 ) -> npt.NDArray[np.int64]:
-    """Who of those due at one moment comes first: lanes by their workers' order, then the others by index."""
+    """The order (entities,) of events of one moment: lanes by their workers' order, then the others by
+    index.
+    """
     sequence = np.arange(entities)
-    place = np.empty(len(workers), np.int64)
-    place[order] = np.arange(len(workers))
-    sequence[np.argsort(place[lanes["worker"]], kind="stable")] = np.arange(len(lanes))
+    position = np.empty(len(workers), np.int64)
+    position[order] = np.arange(len(workers))
+    sequence[np.argsort(position[lanes["worker"]], kind="stable")] = np.arange(len(lanes))
     return sequence
 
 
 def _list_pools(state: State) -> None:
-    """Who takes arrivals, and who hand-offs, of the workers that are up."""
+    """List the workers that are up and take arrivals, and those that take hand-offs (`routing.set_pools`)."""
     workers, dp_ranks = state.workers, state.dp_ranks
     for pool, is_decode in ((layout.FRONT, False), (layout.BACK, True)):
         is_member = (workers["role"] == layout.DECODE) == is_decode
@@ -686,40 +710,40 @@ def _list_pools(state: State) -> None:
 
 def _types(
     pools: Sequence[Pool], fleet: Fleet, trace: Trace
-) -> tuple[npt.NDArray[np.void], Floats, list[Place]]:
-    """A layout.TYPE for each pool, the tables of their step times, one after the other, and their places."""
+) -> tuple[npt.NDArray[np.void], Floats, list[Rank]]:
+    """A layout.TYPE for each pool, the tables of their step times as one array, and their ranks."""
     types = np.empty(len(pools), dtype=layout.TYPE)
     tables: list[Floats] = []
-    places_in_line: list[Place] = []
-    policies, longest_tokens, at = fleet.policies, int(trace.input_tokens.max()), 0
+    pool_ranks: list[Rank] = []
+    policies, longest_tokens, offset = fleet.policies, int(trace.input_tokens.max()), 0
     for i, pool in enumerate(pools):
         worker_type = pool.type
         most_tokens = _most_tokens(worker_type, policies.batching, trace)
         most_tokens += worker_type.max_num_seqs * worker_type.step_tokens
         is_small = most_tokens <= REMEMBERED_TOKENS and isinstance(worker_type.form, Hashable)
         make = _remembered_type if is_small else _type
-        types[i : i + 1], own, place = make(
+        types[i : i + 1], type_tables, rank = make(
             worker_type, policies, fleet.llm.name, longest_tokens, most_tokens
         )
-        for j, table in enumerate(own):
-            types[i]["table_at"][j] = at
-            at += len(table)
+        for j, table in enumerate(type_tables):
+            types[i]["table_at"][j] = offset
+            offset += len(table)
             tables.append(table)
-        places_in_line.append(place)
-    return types, np.concatenate(tables), places_in_line
+        pool_ranks.append(rank)
+    return types, np.concatenate(tables), pool_ranks
 
 
 def _type(
     worker_type: WorkerType, policies: Policies, llm: str, longest_tokens: int, most_tokens: int
-) -> tuple[npt.NDArray[np.void], tuple[Floats, ...], Place]:
-    """A layout.TYPE, shape (1,), but for where its tables are, these, and its place in line."""
+) -> tuple[npt.NDArray[np.void], tuple[Floats, ...], Rank]:
+    """A layout.TYPE (1,) without the offsets of its tables, the tables of its step times, and its rank."""
     row = np.zeros(1, dtype=layout.TYPE)
     _fill_type(row, worker_type, policies, llm, longest_tokens)
     form = worker_type.step_times.compile_for_kernel(most_tokens, worker_type.max_num_seqs)
     row["form"] = form.code
     row["numbers"][0, : len(form.numbers)] = form.numbers
     row["table_width"][0, : len(form.widths)] = form.widths
-    return row, form.tables, _place(worker_type, row, form.tables)
+    return row, form.tables, _rank(worker_type, row, form.tables)
 
 
 _remembered_type = lru_cache(maxsize=REMEMBERED_TYPES)(_type)
@@ -728,7 +752,7 @@ _remembered_type = lru_cache(maxsize=REMEMBERED_TYPES)(_type)
 def _caches(
     fleet: Fleet, trace: Trace, kinds: Ints, worker_types: list[WorkerType], offload: Offload | None
 ) -> cache_layout.Caches | None:
-    """None where no prefixes are kept."""
+    """The state of prefix caches; None without them."""
     if not fleet.policies.prefix_cache or not trace.has_prefixes:
         return None
     in_memory = 0 if offload is None else int(offload.memories["nodes"].sum())
@@ -754,7 +778,7 @@ def _workers(
 
 
 def _dp_ranks(pools: Sequence[Pool]) -> npt.NDArray[np.void] | None:
-    """Which of the kernel's workers are ranks of one worker; None if none are."""
+    """Which of the kernel's workers (W,) are ranks of one worker; None if all workers have one rank."""
     if all(pool.type.dp == 1 for pool in pools):
         return None
     counts = np.repeat([pool.type.dp for pool in pools], [pool.count for pool in pools])
@@ -765,7 +789,9 @@ def _dp_ranks(pools: Sequence[Pool]) -> npt.NDArray[np.void] | None:
 
 
 def _disturbances(fleet: Fleet, first_ranks: Ints) -> npt.NDArray[np.void]:
-    """`first_ranks`: of each of the kernel's workers the first rank beside it."""
+    """The disturbances in order of time; one of a worker names its first rank. `first_ranks` (W,) is that of
+    each of the kernel's workers.
+    """
     firsts = np.unique(first_ranks) if fleet.disturbances else first_ranks
     workers = len(firsts)
     rows = np.zeros(len(fleet.disturbances), dtype=layout.DISTURBANCE)
@@ -777,21 +803,24 @@ def _disturbances(fleet: Fleet, first_ranks: Ints) -> npt.NDArray[np.void]:
 
 
 def judged_windows_s(trace: Trace, every_s: float) -> Floats:
-    """Edges (V + 1,) of the windows of `slo_windows_s`."""
+    """Edges (V + 1,) of the windows of this length in which an SLO is judged (`slo_windows_s`)."""
     return slo_windows_s(trace.arrival_s, (measured_window(trace)[0], float(trace.arrival_s[-1])), every_s)
 
 
-def _in_windows(state: State, limits: Sequence[Limit], trace: Trace, every_s: float) -> State:
+def _count_in_windows(state: State, limits: Sequence[Limit], trace: Trace, every_s: float) -> State:
     """The same arrays, with the limits counted in each window of that length too."""
     edges_s = judged_windows_s(trace, every_s)
-    return state._replace(edges_s=edges_s, in_windows=_watched_in(limits, trace, state, edges_s))
+    return state._replace(edges_s=edges_s, in_windows=_limits_in_windows(limits, trace, state, edges_s))
 
 
-def _watched_in(limits: Sequence[Limit], trace: Trace, state: State, edges_s: Floats) -> npt.NDArray[np.void]:
-    """The limits (L, V) that are counted in each window, with no more violations allowed than over the whole.
+def _limits_in_windows(
+    limits: Sequence[Limit], trace: Trace, state: State, edges_s: Floats
+) -> npt.NDArray[np.void]:
+    """The limits (L, V) as counted in each window, with an upper bound of the violations that are allowed
+    there.
 
-    Of gaps that end in a window there are at most those of the requests that arrive before its end. What
-    waits for others may arrive in any window.
+    A window has at most the gaps of the requests that arrive before its end. Requests of sessions may arrive
+    in any window, so each window is allowed as many as the whole.
     """
     rows = np.zeros((len(limits), len(edges_s) - 1), dtype=layout.LIMIT)
     if not limits:
@@ -800,32 +829,35 @@ def _watched_in(limits: Sequence[Limit], trace: Trace, state: State, edges_s: Fl
     if trace.after.size:
         return rows
     inside = trace.arrival_s >= edges_s[0]
-    of = window_numbers(trace.arrival_s, edges_s)
+    window_of = window_numbers(trace.arrival_s, edges_s)
     for row, limit in zip(rows, limits, strict=True):
         if limit.row.is_of_gaps:
-            values = np.cumsum(np.bincount(of, trace.output_tokens - 1, len(row)))
+            values = np.cumsum(np.bincount(window_of, trace.output_tokens - 1, len(row)))
         else:
-            seen = inside & _has_value(limit, trace)
-            values = np.bincount(of[seen], minlength=len(row))
-        allowed = [allowed_above(limit.percentile_frac, int(each)) for each in values]
+            is_counted = inside & _has_value(limit, trace)
+            values = np.bincount(window_of[is_counted], minlength=len(row))
+        allowed = [allowed_above(limit.percentile_frac, int(count)) for count in values]
         row["allowed"] = np.minimum(row["allowed"], allowed)
     return rows
 
 
-def _watched(limits: Sequence[Limit], trace: Trace, window_s: tuple[float, float]) -> npt.NDArray[np.void]:
-    """The limits that are counted while running."""
+def _counted_limits(
+    limits: Sequence[Limit], trace: Trace, window_s: tuple[float, float]
+) -> npt.NDArray[np.void]:
+    """The limits (L,) as the kernel counts them over the whole."""
     rows = np.zeros(len(limits), dtype=layout.LIMIT)
     for k, limit in enumerate(limits):
         row = rows[k : k + 1]
         row["metric"] = COUNTED_WHILE_RUNNING.get(limit.metric, layout.NONE)
         row["limit_s"], row["seen_s"] = limit.limit_s, -np.inf
         row["allowed"] = allowed_violations(limit, trace, window_s)
-        row["seen"] = len(trace) if limit.percentile_frac == 0 else 0  # nobody has to keep it
+        # At percentile 0 no request has to keep the limit, so all count as seen from the start.
+        row["seen"] = len(trace) if limit.percentile_frac == 0 else 0
     return rows
 
 
 def _counters(policies: Policies, released: int) -> Ints:
-    """The counters, when so many requests may arrive."""
+    """The kernel's counters at time zero; `released` requests may arrive before others are done."""
     counters = np.zeros(layout.COUNTERS, dtype=np.int64)
     counters[layout.RELEASED] = released
     counters[[layout.LIMBO, layout.LOST, layout.FREED, layout.HELD]] = layout.NONE
@@ -836,6 +868,7 @@ def _counters(policies: Policies, released: int) -> Ints:
 
 
 def _policy_numbers(fleet: Fleet) -> Floats:
+    """The parameters of policies that the kernel reads, and what it notes of them as it runs."""
     numbers, policies = np.zeros(layout.POLICY), fleet.policies
     numbers[layout.GAMMA], numbers[layout.THETA] = policies.context_weight, policies.headroom_frac
     numbers[layout.TTFT_S], numbers[layout.TBT_S] = policies.ttft_s, policies.tbt_s
@@ -854,7 +887,9 @@ def _policy_numbers(fleet: Fleet) -> Floats:
 
 
 def _after(trace: Trace) -> npt.NDArray[np.void]:
-    """Who waits for how many, and where the children of each begin; empty where nobody waits."""
+    """How many requests each one waits for, how long it thinks, and where its children begin in
+    `State.children`; empty without sessions.
+    """
     if not trace.after.size:
         return np.zeros(0, dtype=layout.AFTER)
     n = len(trace)
@@ -866,8 +901,9 @@ def _after(trace: Trace) -> npt.NDArray[np.void]:
 
 
 def _most_tokens(worker_type: WorkerType, batching: str, trace: Trace) -> int:
-    """Prefill tokens of the largest step: without chunks a prompt is computed whole, recomputed ones too.
-    At least the token budget: best-fit routing looks up what that many take.
+    """Prefill tokens of the largest step. Without chunks a prompt is computed as a whole, and after a
+    preemption with its output so far. It is at least the token budget, whose step time best-fit routing looks
+    up.
     """
     if BATCHING[batching].is_chunked:
         return worker_type.max_num_batched_tokens
@@ -881,7 +917,7 @@ def _most_tokens(worker_type: WorkerType, batching: str, trace: Trace) -> int:
 def _fill_type(
     row: npt.NDArray[np.void], worker_type: WorkerType, policies: Policies, llm: str, longest_tokens: int
 ) -> None:
-    """One record of layout.TYPE, shape (1,), but for the step times."""
+    """Fill a layout.TYPE (1,), without the step times."""
     batching = BATCHING[policies.batching]
     blocks = worker_type.kv_tokens // KV_BLOCK_TOKENS
     reserves = batching.is_reserving and policies.reserve_tokens > 0
@@ -920,7 +956,7 @@ def _fill_type(
         row[name] = value
     if (engine := worker_type.engine) is not None:
         row["overlaps"], row["token_s"] = engine.async_scheduling, 1 / engine.tokens_per_s
-        if worker_type.pp == 1:  # else a pipeline has several in flight
+        if worker_type.pp == 1:  # A pipeline has several steps in flight anyway.
             row["is_async"] = engine.async_scheduling
             row["kv_delay_steps"] = KV_DELAY_STEPS[engine.async_scheduling]
         row["host_s"][0], row["rest_s"][0] = (part.per_step_s(worker_type.tp) for part in worker_type.host)
@@ -933,23 +969,26 @@ def _fill_type(
 
 
 def _predict(requests: npt.NDArray[np.void], accuracy_frac: float, seed: int) -> None:
-    """Fill in what schedulers believe of the outputs: the lower end of a bucket, right so often (TetriInfer),
-    and, once a request has outlived that, the mean of the outputs that do (Aladdin).
+    """Fill in the output lengths that schedulers predict: the lower end of a bucket, which is the right one
+    for the share `accuracy_frac` of requests (TetriInfer). For a request that is longer than predicted it is
+    then the mean of all outputs that are longer than that prediction (Aladdin).
     """
     outputs = requests["output_tokens"]
     buckets = synthetic_buckets(outputs, accuracy_frac, np.random.default_rng(seed))
     requests["predicted_tokens"] = bucket_range(buckets)[0]
     ordered = np.sort(outputs)
     above = np.searchsorted(ordered, requests["predicted_tokens"], side="right")
-    rest = len(ordered) - above
-    sums = np.concatenate((np.cumsum(ordered[::-1])[::-1], [0]))
-    requests["predicted_later_tokens"] = np.where(rest > 0, sums[above] // np.maximum(rest, 1), outputs)
+    longer = len(ordered) - above
+    sums = np.concatenate((np.cumsum(ordered[::-1])[::-1], [0]))  # sums[i] is that of ordered[i:].
+    requests["predicted_later_tokens"] = np.where(longer > 0, sums[above] // np.maximum(longer, 1), outputs)
 
 
 def columns_of(requests: npt.NDArray[np.void], output_tokens: Ints) -> dict[str, npt.NDArray[Any]]:
-    """What the kernel's records say of these requests, (n,) each; `last_finish_s` (1,) is NaN for none."""
+    """The results in the records of these requests, (n,) each; `last_finish_s` (1,) is NaN if none
+    finished.
+    """
     arrival_s, scheduled_s, first_token_s, finish_s, gap_max_s = (
-        requests[name].copy()  # one pass over the records for each
+        requests[name].copy()  # Each column is read once, as the records are far apart in memory.
         for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "gap_max_s")
     )
     status = requests["status"].copy()
@@ -975,36 +1014,38 @@ def results(
     fleet: Fleet,
     trace: Trace,
     limits: tuple[Limit, ...],
-    told: dict[str, npt.NDArray[Any]] | None = None,
+    columns: dict[str, npt.NDArray[Any]] | None = None,
 ) -> Simulation:
-    """What the kernel's arrays say of every request after a run; `told` where they were read as it went."""
+    """The results of a run in the kernel's arrays; `columns` are those of the requests if they were read
+    already.
+    """
     is_due = state.due_s[: len(state.lanes)] < np.inf
-    if state.dp_ranks is not None:  # events are of the first rank
+    if state.dp_ranks is not None:  # Only the first rank of a worker has events.
         is_due |= state.dp_ranks["first"][state.lanes["worker"]] != state.lanes["worker"]
     if ((state.lanes["run_steps"] > 0) & ~is_due).any():
         raise InputError("a step is larger than the tables of its step times; give larger tables")
     workers, runs, output = state.workers, state.runs[: state.counters[layout.RUNS]], trace.output_tokens
-    if told is None:
-        told = columns_of(state.requests, output)
-    arrival_s, status, front, back = (told[name] for name in ("arrival_s", "status", "front", "back"))
+    if columns is None:
+        columns = columns_of(state.requests, output)
+    arrival_s, status, front, back = (columns[name] for name in ("arrival_s", "status", "front", "back"))
     if state.dp_ranks is not None:
-        workers, worker_of = _of_ranks(state)
+        workers, worker_of = _merge_ranks(state)
         front, back, runs = worker_of[front], worker_of[back], runs.copy()
         runs["worker"] = worker_of[runs["worker"]]
-    finish_s = float(told["last_finish_s"][0])
+    finish_s = float(columns["last_finish_s"][0])
     end_s = float(arrival_s[-1] if np.isnan(finish_s) else finish_s)
     return Simulation(
         arrival_s=arrival_s,
         input_tokens=trace.input_tokens,
         output_tokens=output,
-        queue_s=told["queue_s"],
-        ttft_s=told["ttft_s"],
-        tpot_s=told["tpot_s"],
-        tbt_max_s=told["tbt_max_s"],
-        e2e_s=told["e2e_s"],
+        queue_s=columns["queue_s"],
+        ttft_s=columns["ttft_s"],
+        tpot_s=columns["tpot_s"],
+        tbt_max_s=columns["tbt_max_s"],
+        e2e_s=columns["e2e_s"],
         prefill_worker=front,
         decode_worker=np.where(back >= 0, back, front),
-        preemptions=told["preemptions"],
+        preemptions=columns["preemptions"],
         status=status,
         worker_names=fleet.worker_names,
         worker_busy_s=workers["busy_s"],
@@ -1038,9 +1079,9 @@ def results(
     )
 
 
-def _of_ranks(state: State) -> tuple[npt.NDArray[np.void], Ints]:
-    """Of each worker the record of its first rank, with the tokens of all, (W,); and of each rank its worker,
-    then NONE, of NONE. Ranks are busy in the same steps.
+def _merge_ranks(state: State) -> tuple[npt.NDArray[np.void], Ints]:
+    """Records (W,) of workers: that of the first rank, as all are busy in the same steps, with the tokens of
+    all. And the worker of each rank; its last value is NONE, so that the rank NONE (-1) has the worker NONE.
     """
     assert state.dp_ranks is not None
     firsts, worker_of = np.unique(state.dp_ranks["first"], return_inverse=True)

@@ -315,7 +315,8 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
     """Hold a simulation, run with `limits=slo.limits`, against the SLO.
 
     Without `values` the percentiles are left out (NaN), which is quicker; the verdict is the same. With
-    `every` and limits on tbt it needs a simulation with `record=True`, or one that `replay.keeps` gave.
+    `every` and limits on tbt it needs a simulation with `record=True`, or one that `replay.simulate_if_kept`
+    gave.
     """
     if simulation.limits != slo.limits:
         raise ValueError("judge() needs a simulation that watched the limits of the same SLO")

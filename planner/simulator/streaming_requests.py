@@ -1,13 +1,13 @@
-"""Long traces: the kernel's record of a request exists while the request does, not for the whole run.
+"""Simulate long traces in little memory: the kernel's record of a request exists only while it is under way.
 
-A record has 27 fields, as many as a request needs on its way through a fleet, and what is left of it in the
-end is a quarter of that. So the records of a long trace are memory that is reserved and not yet used; the
-kernel pauses every CHUNK requests, those that come next are laid out, and of a chunk that is done the results
-are read and its memory is given back. The kernel itself knows nothing of this: it sees one array of all
-requests, as always, and a pause changes nothing, so results are equal to the last bit.
+A record has 27 fields; the results that are kept of a request take a quarter of that. The records of all
+requests are one array of reserved memory, which takes none before it is written to. The kernel pauses every
+CHUNK_REQUESTS requests. At a pause the records of the next ones are written, the results of chunks that are
+done are read, and their memory is given back. The kernel sees one array of all requests, as always, and a
+pause changes nothing, so results are equal to the last bit.
 
-What is recorded of the steps (layout.RUN) is read at each pause too. Gaps between tokens are counted
-(`GapCounts`); of the rest SAMPLES parts of the run are kept, evenly spread over it.
+Recorded runs of steps (layout.RUN) are read at each pause too. Their gaps between tokens are counted
+(`GapCounts`); the runs themselves are kept only in SAMPLES parts of the simulation, evenly spread over it.
 """
 
 from __future__ import annotations
@@ -29,27 +29,32 @@ from planner.simulator.layout import State
 Floats = npt.NDArray[np.float64]
 Columns = dict[str, npt.NDArray[Any]]
 
-LONG_REQUESTS = 2_000_000  # traces with more pass through; the records of these are 430 MB
+LONG_REQUESTS = 2_000_000  # Longer traces are streamed; the records of this many requests take 430 MB.
 CHUNK_REQUESTS = 1 << 17
-RUNS_PER_REQUEST = 64  # room to record; only what is used takes memory
-SAMPLES, SAMPLE_RUNS = 8, 100_000
-MOST_WORKERS = 2**15 - 1
-_SMALL: dict[str, Any] = {"front": np.int16, "back": np.int16, "preemptions": np.int32, "status": np.int8}
-"""Columns of numbers below eight bytes."""
+RUNS_PER_REQUEST = 64  # Room to record runs of steps; only what is used takes memory.
+SAMPLES, SAMPLE_RUNS = 8, 100_000  # Parts of the simulation whose runs are kept, and how many runs of each.
+MOST_WORKERS = 2**15 - 1  # The numbers of workers are kept in two bytes.
+_SMALL_TYPES: dict[str, Any] = {
+    "front": np.int16,
+    "back": np.int16,
+    "preemptions": np.int32,
+    "status": np.int8,
+}
+"""Columns of results whose numbers need fewer than eight bytes."""
 
 
-def reserved(n: int, dtype: np.dtype[np.void]) -> tuple[npt.NDArray[np.void], mmap.mmap]:
-    """An array (n,) that takes no memory before it is written to, and what it lies in."""
+def reserve_array(n: int, dtype: np.dtype[np.void]) -> tuple[npt.NDArray[np.void], mmap.mmap]:
+    """An array (n,) that takes no memory before it is written to, and the mapped memory under it."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    held = mmap.mmap(-1, max(n * dtype.itemsize, 1), flags=flags)
-    return np.frombuffer(held, dtype=dtype, count=n), held
+    memory = mmap.mmap(-1, max(n * dtype.itemsize, 1), flags=flags)
+    return np.frombuffer(memory, dtype=dtype, count=n), memory
 
 
-class Passing:
-    """The requests of a trace on their way through the kernel.
+class StreamedRequests:
+    """The requests of a long trace on their way through the kernel.
 
-    `lay_out(first, records)` makes the records of the requests from `first` on fresh, `read` (`replay`'s
-    columns_of) says what became of some.
+    `lay_out(first, records)` writes the records of the requests from index `first` on as they are before they
+    arrive. `read(records, rows)` (`replay.columns_of`) gives the columns of results of the requests `rows`.
     """
 
     def __init__(
@@ -61,86 +66,93 @@ class Passing:
     ) -> None:
         self.arrival_s, self._lay_out, self._read, self._chunk = arrival_s, lay_out, read, chunk
         self._n = len(arrival_s)
-        self.requests, self._held = reserved(self._n, layout.REQUEST)
-        self._filled = 0
-        self._open = list(range(0, self._n, chunk))  # chunks not read yet, by their first request
+        self.requests, self._memory = reserve_array(self._n, layout.REQUEST)
+        self._laid_out = 0  # How many requests have a record.
+        self._unread = list(range(0, self._n, chunk))  # The first requests of chunks that were not read yet.
         self._columns: Columns = {"arrival_s": arrival_s}
         self._last_finish_s = np.nan
-        # right after a chunk has begun, so that nothing else happens at that moment
+        # A pause is just after the first arrival of a chunk, so that nothing else happens at that moment.
         self.pauses_s = np.nextafter(np.unique(arrival_s[chunk::chunk]), np.inf)
         self.sampled: list[npt.NDArray[np.void]] = []
         self.sampled_s: list[tuple[float, float]] = []
         self.gaps: GapCounts | None = None
 
     def disturbances(self) -> npt.NDArray[np.void]:
-        """The pauses, as the kernel takes them."""
+        """The pauses as records that the kernel reads."""
         rows = np.zeros(len(self.pauses_s), layout.DISTURBANCE)
         rows["time_s"], rows["kind"] = self.pauses_s, layout.PAUSE
         return rows
 
     def run(self, state: State, advance: Callable[[State], None], deadline: float = math.inf) -> None:
-        """Let the kernel run, from pause to pause, until it ends; raises OutOfTime at the first pause after
-        `deadline`, on time.monotonic's clock.
+        """Let the kernel (`advance`) run from pause to pause until it ends. Raises OutOfTime at the first
+        pause after `deadline`, on time.monotonic's clock, and MoreRuns if it recorded more runs than there
+        was room for.
         """
         if len(state.runs):
             self.gaps = GapCounts(float(state.window[0]), float(state.window[1]))
         while True:
             pause = int(state.counters[layout.NEXT_DISTURBANCE])
-            self._fill(self.pauses_s[pause] if pause < len(self.pauses_s) else np.inf)
+            self._lay_out_until(self.pauses_s[pause] if pause < len(self.pauses_s) else np.inf)
             advance(state)
-            self._take_runs(state, pause)
+            self._read_runs(state, pause)
             if state.counters[layout.NEXT_DISTURBANCE] == pause:
                 return
             if time.monotonic() > deadline:
                 raise OutOfTime
-            self._empty(state)
+            self._read_done(state)
 
     def columns(self, state: State) -> Columns:
-        """What became of all requests, (n,) each."""
-        self._empty(state, to_the_end=True)
+        """The results of all requests, (n,) each, at the end of the run."""
+        self._read_done(state, at_the_end=True)
         return self._columns | {"last_finish_s": np.array([self._last_finish_s])}
 
-    def _fill(self, until_s: float) -> None:
-        """Lay out who arrives until then, and the one after."""
+    def _lay_out_until(self, until_s: float) -> None:
+        """Write the records of all that arrive until then, and of the next one, whose arrival the kernel
+        looks up.
+        """
         end = min(int(np.searchsorted(self.arrival_s, until_s, "right")) + 1, self._n)
-        if end > self._filled:
-            self._lay_out(self._filled, self.requests[self._filled : end])
-            self._filled = end
+        if end > self._laid_out:
+            self._lay_out(self._laid_out, self.requests[self._laid_out : end])
+            self._laid_out = end
 
-    def _empty(self, state: State, *, to_the_end: bool = False) -> None:
-        """Read the chunks that are done, and give their memory back."""
-        leaving = {r // self._chunk for r in _leaving(state)}
-        left = []
-        for first in self._open:
+    def _read_done(self, state: State, *, at_the_end: bool = False) -> None:
+        """Read the chunks of which all requests are done, or all chunks, and give their memory back."""
+        leaving = {r // self._chunk for r in _leaving_requests(state)}
+        unread = []
+        for first in self._unread:
             end = min(first + self._chunk, self._n)
             rows = slice(first, end)
-            if not to_the_end:
-                if end >= self._filled:
-                    left.append(first)
-                    continue
-                is_done = (self.requests["status"][rows] != layout.UNFINISHED).all()
-                if not is_done or first // self._chunk in leaving:
-                    left.append(first)
-                    continue
-            self._keep(rows)
-        self._open = left
+            is_done = at_the_end or (
+                end < self._laid_out
+                and (self.requests["status"][rows] != layout.UNFINISHED).all()
+                and first // self._chunk not in leaving
+            )
+            if is_done:
+                self._read_chunk(rows)
+            else:
+                unread.append(first)
+        self._unread = unread
 
-    def _keep(self, rows: slice) -> None:
-        told = self._read(self.requests[rows], rows)
-        told.pop("arrival_s")
-        self._last_finish_s = np.fmax(self._last_finish_s, told.pop("last_finish_s")[0])
-        for name, column in told.items():
+    def _read_chunk(self, rows: slice) -> None:
+        """Copy the results of these requests, and give back all memory pages that are theirs alone."""
+        columns = self._read(self.requests[rows], rows)
+        columns.pop("arrival_s")
+        self._last_finish_s = np.fmax(self._last_finish_s, columns.pop("last_finish_s")[0])
+        for name, column in columns.items():
             if name not in self._columns:
-                self._columns[name] = np.empty(self._n, _SMALL.get(name, column.dtype))
+                self._columns[name] = np.empty(self._n, _SMALL_TYPES.get(name, column.dtype))
             self._columns[name][rows] = column
         size = layout.REQUEST.itemsize
-        first, end = -(-rows.start * size // mmap.PAGESIZE), rows.stop * size // mmap.PAGESIZE
-        if end > first:
-            self._held.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, (end - first) * mmap.PAGESIZE)
+        first_page, end_page = -(-rows.start * size // mmap.PAGESIZE), rows.stop * size // mmap.PAGESIZE
+        if end_page > first_page:
+            start, length = first_page * mmap.PAGESIZE, (end_page - first_page) * mmap.PAGESIZE
+            self._memory.madvise(mmap.MADV_DONTNEED, start, length)
         release_memory(self.arrival_s)
 
-    def _take_runs(self, state: State, pause: int) -> None:
-        """Count the gaps of the steps that were recorded since the last pause, and keep some of them."""
+    def _read_runs(self, state: State, pause: int) -> None:
+        """Count the gaps of the runs that were recorded since the last pause, and keep the runs if this pause
+        ends one of the sampled parts.
+        """
         if self.gaps is None:
             return
         recorded = int(state.counters[layout.RUNS])
@@ -160,18 +172,20 @@ class Passing:
 
 
 class OutOfTime(Exception):
-    """A long simulation was not done in time."""
+    """The deadline of a streamed simulation came before its end."""
 
 
 class MoreRuns(Exception):
-    """More steps between two pauses than there was room to record."""
+    """More runs of steps between two pauses than there was room to record."""
 
 
-def _leaving(state: State) -> list[int]:
-    """Who has the last token, which the engine has not seen yet: it is done, and its record is not."""
-    found = []
+def _leaving_requests(state: State) -> list[int]:
+    """Requests that are done but whose engine has not seen their last token yet, so it still needs the
+    record.
+    """
+    leaving = []
     for r in state.workers["head"][:, layout.LEAVING].tolist():
         while r != layout.NONE:
-            found.append(r)
+            leaving.append(r)
             r = int(state.requests["next"][r])
-    return found
+    return leaving

@@ -1,10 +1,10 @@
 """How much of its GPUs a simulated pool uses: time, FLOP, bandwidth, KV cache, and how large its batches are.
 
 These are the replica and hardware metrics of Vidur (Agrawal et al. 2024, arXiv:2405.05465, section 5), over
-the measured window. FLOP are 2 per active parameter and token of a step, without attention's own, and bytes
-are weights and KV cache, as the power model has them (`planner.models.power.step_utilisations`); both are
-over the peak of all GPUs for the whole window, idle time included. KV in use and batches are means while
-steps run, by time and by step.
+the measured window. FLOP are 2 per active parameter and token of a step, without those of attention; bytes
+are weights and KV cache, as in the power model (`planner.models.power.step_utilisations`). Both are shares of
+the peak of all GPUs over the whole window, idle time included. KV in use is a mean over the time of steps,
+batches over their number.
 """
 
 from __future__ import annotations
@@ -26,43 +26,47 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PoolUse:
-    """Of one pool. NaN where no step ran in the window."""
+    """How a pool used its GPUs. KV cache and batches are NaN if no step ran in the window."""
 
     pool: str
     workers: int
-    busy_frac: float  # of the window, a mean of the workers; of a pipeline a stage
-    mfu_frac: float  # model FLOP utilisation
+    busy_frac: float  # Share of the window in which steps ran, the mean of workers or of pipeline stages.
+    mfu_frac: float  # Model FLOP utilisation.
     bandwidth_frac: float
     kv_mean_frac: float
     kv_most_frac: float
-    decodes_mean: float  # in a step
+    decodes_mean: float  # Decodes in a step: mean, 99th percentile, largest number.
     decodes_p99: float
     decodes_most: int
-    tokens_mean: float  # in a step, of prompts and decodes
+    tokens_mean: float  # Tokens in a step, of prompts and decodes.
 
 
 def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
-    """Of every running pool, in the fleet's order; nothing unless the simulation has `record=True`."""
+    """How each running pool used its GPUs, in the fleet's order; nothing unless the simulation was
+    recorded.
+    """
     if not len(simulation.runs):
         return ()
     runs, inside_s, (start_s, end_s) = measured_runs(simulation)
-    window_s, first, found = end_s - start_s, 0, []
+    window_s, first, uses = end_s - start_s, 0, []
     for pool in fleet.running_pools:
-        kind, workers = pool.type, (first, first + pool.count)
-        first += pool.count
-        own = (runs["worker"] >= workers[0]) & (runs["worker"] < workers[1]) & (inside_s > 0)
-        part, seconds = runs[own], inside_s[own]
-        if not len(part):
+        worker_type, end = pool.type, first + pool.count
+        is_of_pool = (runs["worker"] >= first) & (runs["worker"] < end) & (inside_s > 0)
+        first = end
+        pool_runs, seconds = runs[is_of_pool], inside_s[is_of_pool]
+        if not len(pool_runs):
             nan = float("nan")
-            found.append(PoolUse(pool.name, pool.count, 0.0, 0.0, 0.0, nan, nan, nan, nan, 0, nan))
+            uses.append(PoolUse(pool.name, pool.count, 0.0, 0.0, 0.0, nan, nan, nan, nan, 0, nan))
             continue
-        whole_runs_s = run_seconds(part)
-        step_s, tokens, kv_tokens = run_load(kind, part, whole_runs_s)
-        compute, bandwidth = step_utilisations(fleet.llm, kind.gpu, kind.gpus, step_s, tokens, kv_tokens)
-        whole_s = window_s * pool.count * kind.dp  # ranks have runs of their own
-        kv_frac = part["blocks"] * float(KV_BLOCK_TOKENS) / kind.kv_tokens
-        steps = part["steps"] * seconds / whole_runs_s
-        found.append(
+        whole_runs_s = run_seconds(pool_runs)
+        step_s, tokens, kv_tokens = run_load(worker_type, pool_runs, whole_runs_s)
+        gpu, gpus = worker_type.gpu, worker_type.gpus
+        compute, bandwidth = step_utilisations(fleet.llm, gpu, gpus, step_s, tokens, kv_tokens)
+        whole_s = window_s * pool.count * worker_type.dp  # Each rank has runs of its own.
+        kv_frac = pool_runs["blocks"] * float(KV_BLOCK_TOKENS) / worker_type.kv_tokens
+        # A run that crosses an edge of the window counts with the share of its steps inside.
+        steps = pool_runs["steps"] * seconds / whole_runs_s
+        uses.append(
             PoolUse(
                 pool=pool.name,
                 workers=pool.count,
@@ -71,18 +75,19 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
                 bandwidth_frac=float((bandwidth * seconds).sum() / whole_s),
                 kv_mean_frac=float(np.average(kv_frac, weights=seconds)),
                 kv_most_frac=float(kv_frac.max()),
-                decodes_mean=float(np.average(part["decodes"], weights=steps)),
-                decodes_p99=_percentile(part["decodes"], steps, 0.99),
-                decodes_most=int(part["decodes"].max()),
-                tokens_mean=float(np.average(tokens, weights=steps)) / kind.dp,
+                decodes_mean=float(np.average(pool_runs["decodes"], weights=steps)),
+                decodes_p99=_percentile(pool_runs["decodes"], steps, 0.99),
+                decodes_most=int(pool_runs["decodes"].max()),
+                tokens_mean=float(np.average(tokens, weights=steps)) / worker_type.dp,
             )
         )
-    return tuple(found)
+    return tuple(uses)
 
 
 def _percentile(values: npt.NDArray[np.int64], weights: Floats, percentile_frac: float) -> float:
     """Smallest value with at least this share of the weight at or below it."""
     order = np.argsort(values, kind="stable")
     cumulated = np.cumsum(weights[order])
-    at = np.searchsorted(cumulated, percentile_frac * cumulated[-1] * (1 - 1e-12))
-    return float(values[order[min(at, len(order) - 1)]])
+    # The sum may be rounded up, and then the share that is asked for would lie above what was cumulated.
+    index = np.searchsorted(cumulated, percentile_frac * cumulated[-1] * (1 - 1e-12))
+    return float(values[order[min(index, len(order) - 1)]])

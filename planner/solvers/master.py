@@ -7,11 +7,11 @@ Data   r_k    requests of class k in the trace                                  
        m_kj   least KV tokens x seconds it holds there                                   [token s]
        b_k    bytes of its prompt's KV blocks                                            [bytes]
        c_j    objective of one worker of j (USD/h, W or GPUs)
-       M_j    KV tokens of a worker      H  seconds in which that must be done               [s]
+       M_j    KV tokens of a worker      H  seconds in which all work must be done           [s]
        B      bytes/s of the link        g  share of requests that the SLO lets go (required_work.py)
-       a_yj   use of limit y (GPUs of a kind, power, cost) by one worker; A_y what there is
+       a_yj   use of limit y (GPUs of a kind, power, cost) by one worker; A_y the amount of y
        G_k    GPUs of a node of kind k that is sold whole (solvers/whole_nodes.py), g_j GPUs of a worker
-       e_k    what one of its GPUs costs that holds no worker
+       e_k    price of one of its GPUs that no worker uses
        s_j    share of the whole traffic one worker is expected to carry (from level 0)
        n^q    fleets known to fail
 Vars   n_j integer >= 0 workers;   y_k integer >= 0 nodes;   i_k >= 0 GPUs of these without a worker
@@ -61,9 +61,9 @@ from planner.solvers.required_work import ObligedWork
 from planner.solvers.whole_nodes import PricedNode, idle_usd_per_h, node_of
 from planner.traffic.workload import TraceLengths, Workload
 
-SOLVER_S = 60.0  # for one program, several times what any took on an idle machine
-PROMISE_GAP_FRAC = 0.01  # a fleet this close to the most promising one is as good to try
-BATCH_SIZES = 64  # between one and all seats, among which the best is looked for
+SOLVER_S = 60.0  # The time limit of one program, several times what any took on an idle machine.
+PROMISE_GAP_FRAC = 0.01  # A fleet whose share is this close to the most promising one's is as good to try.
+BATCH_SIZES = 64  # The best batch size is looked for among so many between one and all seats.
 Floats = npt.NDArray[np.float64]
 
 
@@ -74,7 +74,8 @@ class Option:
     role: Role
     type: WorkerType
     objective: float
-    node: PricedNode | None = None  # that its GPUs are paid with, where the objective is what is paid
+    # The node, sold whole, of which its GPUs are a part, if money is the objective.
+    node: PricedNode | None = None
 
     @property
     def name(self) -> str:
@@ -82,19 +83,19 @@ class Option:
 
 
 def paid_usd_per_h(workers: Iterable[tuple[WorkerType, int]]) -> float:
-    """What workers cost on as few nodes as have so many GPUs."""
-    some = [(worker, count) for worker, count in workers if count]
-    by_gpu = sum(worker.price_usd_per_h * count for worker, count in some)
-    return by_gpu + idle_usd_per_h((node_of(worker.gpu), worker.gpus * count) for worker, count in some)
+    """The price of these workers and of the idle GPUs on the fewest nodes that hold them."""
+    present = [(worker, count) for worker, count in workers if count]
+    by_gpu = sum(worker.price_usd_per_h * count for worker, count in present)
+    return by_gpu + idle_usd_per_h((node_of(worker.gpu), worker.gpus * count) for worker, count in present)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetLimits:
-    """What there is: GPUs by name (None: unlimited), Watts, dollars per hour, GPUs in all.
+    """What a fleet may use: GPUs by name (None: unlimited), Watts, dollars per hour, GPUs in all.
 
-    The stock of "h100-80g" counts those too that are owned or on the spot market, that of "h100-80g@owned"
-    the owned ones alone. Dollars are what is paid, by whole nodes where these are sold; with `by_gpu` what
-    GPUs in use cost.
+    The stock of "h100-80g" includes those that are owned or on the spot market, that of "h100-80g@owned" only
+    the owned ones. Dollars are those that are paid, for whole nodes where these are sold; with `by_gpu` those
+    of the GPUs in use.
     """
 
     stock: Mapping[str, int | None]
@@ -127,7 +128,7 @@ class FleetLimits:
         )
 
     def use(self, limit: FleetLimit, worker: WorkerType) -> float:
-        """a_yj: what one worker takes of a limit; of money, what its own GPUs cost."""
+        """a_yj: how much of a limit one worker takes; of money the price of its own GPUs."""
         if limit.of == "power":
             return worker.power_w
         if limit.of == "cost":
@@ -139,18 +140,20 @@ class FleetLimits:
     def most_workers(self, worker: WorkerType) -> float:
         """Largest number of workers of one type within every limit (may be infinite)."""
         uses = [(amount, self.use(limit, worker)) for limit, amount in self.rows()]
-        most = min((np.floor(amount / use + 1e-9) for amount, use in uses if use > 0), default=np.inf)
-        if math.isfinite(most) and self.pays_nodes and node_of(worker.gpu) is not None:
-            return float(largest_that_fits(int(most), lambda n: self.first_exceeded([(worker, n)]) is None))
-        return float(most)
+        largest = min((np.floor(amount / use + 1e-9) for amount, use in uses if use > 0), default=np.inf)
+        if math.isfinite(largest) and self.pays_nodes and node_of(worker.gpu) is not None:
+            return float(
+                largest_that_fits(int(largest), lambda n: self.first_exceeded([(worker, n)]) is None)
+            )
+        return float(largest)
 
     @property
     def pays_nodes(self) -> bool:
-        """Whether money is limited, and whole nodes are paid."""
+        """Whether money is limited and counts idle GPUs of whole nodes too."""
         return self.cost_usd_per_h is not None and not self.by_gpu
 
     def used(self, limit: FleetLimit, counts: Sequence[tuple[WorkerType, int]]) -> float:
-        """What all of these take of a limit."""
+        """How much of a limit these workers take together."""
         if limit.of == "cost" and not self.by_gpu:
             return paid_usd_per_h(counts)
         return sum(self.use(limit, worker) * count for worker, count in counts)
@@ -164,7 +167,7 @@ class FleetLimits:
 
 
 def largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest of 0 ... `most` that fits; what fits with more fits with less, and 0 does."""
+    """The largest of 0, ..., `most` that fits, by bisection: 0 fits, and all counts below one that fits."""
     low, high = 0, most + 1
     middle = most
     while high - low > 1:
@@ -177,7 +180,7 @@ def largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def largest_of_each(least: int, most: Floats, fits: Callable[[Floats], npt.NDArray[np.bool_]]) -> Floats:
-    """The largest counts (P,) from `least` to `most` that fit, `least` - 1 where none does."""
+    """The largest counts (P,) from `least` to `most` that fit, by bisection; `least` - 1 where none fits."""
     if not np.isfinite(most).all():
         return most
     low, high = np.full(len(most), least - 1.0), np.maximum(most, least - 1.0) + 1
@@ -196,9 +199,9 @@ def cheapest_token_s(latency: StepLatency, most_tokens: int) -> float:
 
 
 def step_time_lines(worker: WorkerType, most_tokens: int) -> list[tuple[float, float]]:
-    """(alpha, beta) with alpha + beta N <= f(N) + h for whole steps of up to `most_tokens`; alpha >= 0.
-
-    The edges of f's lower hull, its floor, and the steepest line through the origin.
+    """Lines (alpha, beta), alpha >= 0, with alpha + beta N <= f(N) + h for all steps of N up to `most_tokens`
+    tokens: the edges of the lower convex hull of f, its least value, and the steepest line through the
+    origin.
     """
     latency = worker.latency
     tokens = np.unique([1.0, *(t for t in latency.knots_tokens if 1 < t < most_tokens), most_tokens])
@@ -208,32 +211,33 @@ def step_time_lines(worker: WorkerType, most_tokens: int) -> list[tuple[float, f
             corners.pop()
         corners.append((x, y))
     alpha_beta = [(0.0, cheapest_token_s(latency, most_tokens)), (corners[0][1], 0.0)]
-    for one, other in itertools.pairwise(corners):
-        beta = _slope(one, other)
-        if (alpha := one[1] - beta * one[0]) > 0:
+    for left, right in itertools.pairwise(corners):
+        beta = _slope(left, right)
+        if (alpha := left[1] - beta * left[0]) > 0:
             alpha_beta.append((alpha, beta))
     return alpha_beta
 
 
-def _slope(one: tuple[float, float], other: tuple[float, float]) -> float:
-    return (other[1] - one[1]) / (other[0] - one[0])
+def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
+    return (right[1] - left[1]) / (right[0] - left[0])
 
 
 def decoded_from(latency: StepLatency, token_s: float) -> float:
-    """The context from which on a token is never dearer to decode than to recompute all before it.
+    """The context (tokens) from which on decoding a token is never dearer than recomputing all before it.
 
-    Who is preempted recomputes its whole context c, at `token_s` per token, and has the next token of that:
-    token_s c + a c (c + 1) / 2 + e, in place of token_s + b + d c. In steps so small that tokens are free
-    (token_s = 0) that is cheaper as long as c is short, about 2 d / a tokens.
+    A preempted request recomputes its whole context c, at `token_s` per token, and gets its next token with
+    that: token_s c + a c (c + 1) / 2 + e seconds instead of token_s + b + d c. In steps so small that tokens
+    are free (token_s = 0) recomputing is cheaper as long as c is below about 2 d / a.
     """
-    two_a, linear = latency.a_s / 2, token_s + latency.a_s / 2 - latency.d_s
-    rest = latency.e_s - latency.b_s - token_s
-    if two_a == 0:
+    # The difference of the two is the polynomial quadratic c^2 + linear c + constant.
+    quadratic, linear = latency.a_s / 2, token_s + latency.a_s / 2 - latency.d_s
+    constant = latency.e_s - latency.b_s - token_s
+    if quadratic == 0:
         if linear > 0:
-            return max(-rest / linear, 0.0)
-        return 0.0 if linear == 0 and rest >= 0 else np.inf
-    inside = linear * linear - 4 * two_a * rest
-    return 0.0 if inside <= 0 else max((np.sqrt(inside) - linear) / (2 * two_a), 0.0)
+            return max(-constant / linear, 0.0)
+        return 0.0 if linear == 0 and constant >= 0 else np.inf
+    discriminant = linear * linear - 4 * quadratic * constant
+    return 0.0 if discriminant <= 0 else max((np.sqrt(discriminant) - linear) / (2 * quadratic), 0.0)
 
 
 def attention_s(
@@ -241,33 +245,35 @@ def attention_s(
 ) -> Floats:
     """Least seconds of b D + d K that these decodes cost, where each may be preempted and recompute instead.
 
-    With prefix caches (`is_cached`) who was preempted finds its prompt again and recomputes what it has
-    generated: then only tokens count by which that is dearer.
+    With prefix caches (`is_cached`) a preempted request finds its prompt cached and recomputes what it has
+    generated. Then only those of its tokens count whose recomputing would be dearer than decoding them.
     """
-    first: Floats = np.ones_like(gaps)
-    if is_cached:  # of the g-th gap g tokens at least, at half of their pairs
+    first: Floats = np.ones_like(gaps)  # The number of the first gap that counts.
+    if is_cached:  # Recomputing at the g-th gap takes at least g tokens and half of their pairs.
         least = 2 * latency.d_s / latency.a_s if latency.a_s > 0 else np.inf if latency.d_s > 0 else 0.0
-        spare_s = latency.b_s - latency.e_s
-        if spare_s > 0:
-            least = max(least, 1 + spare_s / token_s if token_s > 0 else np.inf)
+        spared_s = latency.b_s - latency.e_s
+        if spared_s > 0:
+            least = max(least, 1 + spared_s / token_s if token_s > 0 else np.inf)
         first = np.full_like(gaps, max(np.ceil(least), 1.0))
     else:
         first = np.where(input_tokens + 1 >= decoded_from(latency, token_s), first, np.inf)
-    many = np.maximum(gaps - first + 1, 0.0)
-    context = input_tokens + (np.minimum(first, gaps) + gaps) / 2  # the mean one of those that count
-    return np.asarray(many * (latency.b_s + latency.d_s * context))
+    counted_gaps = np.maximum(gaps - first + 1, 0.0)
+    mean_context = input_tokens + (np.minimum(first, gaps) + gaps) / 2
+    return np.asarray(counted_gaps * (latency.b_s + latency.d_s * mean_context))
 
 
 def fits_kv_cache(
     option: Option, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike
 ) -> npt.NDArray[np.bool_]:
-    """Whether a worker's KV cache takes such requests to their end: else every router passes it over."""
+    """Whether a worker's KV cache holds such requests to their end; no router sends it others."""
     tokens = np.asarray(input_tokens, float) + np.asarray(output_tokens, float)
     return np.asarray(np.ceil(tokens / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS <= option.type.kv_tokens)
 
 
 def most_step_tokens(option: Option) -> int:
-    """Of a step of all ranks: the budget, in a decode worker what its sequences have."""
+    """The tokens of the largest step of all ranks: the token budget, or on a decode worker those of its
+    seats.
+    """
     worker = option.type.as_one
     return (
         worker.max_num_seqs * worker.step_tokens if option.role == "decode" else worker.max_num_batched_tokens
@@ -284,31 +290,30 @@ def least_seconds(
 ) -> Floats:
     """u: least seconds of work that requests of these lengths bring to one worker of `option`.
 
-    A step of N tokens costs at least N min f/N; pairs, sequences, KV tokens and prefills cost what they cost.
-    In a mixed worker both phases share the token budget, in a decode worker a step has at most max_num_seqs,
-    and the drafts of these.
-    A pipeline of pp stages has up to pp steps under way. `cached_tokens` of the prompts hit a prefix cache;
-    `is_cached`: so may the prompts of who was preempted.
+    A step of N tokens costs at least N min f(N)/N; the terms of pairs, sequences, KV tokens and prefills are
+    added as they are. On a mixed worker both phases share the token budget; on a decode worker a step has at
+    most max_num_seqs tokens and their drafts. A pipeline of pp stages has up to pp steps under way.
+    `cached_tokens` of the prompts hit a prefix cache; with `is_cached` prompts of preempted requests may do
+    so too.
     """
     worker = option.type.as_one
     latency = least_token_times(worker.latency, worker.speculation)
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
     c = np.asarray(cached_tokens, float)
-    most = most_step_tokens(option)
-    token_s = cheapest_token_s(latency, most)
+    token_s = cheapest_token_s(latency, most_step_tokens(option))
     prefill_s = token_s * (n - c) + latency.a_s * (n * (n + 1) - c * (c + 1)) / 2 + latency.e_s
     if option.role == "prefill":
         return np.asarray(prefill_s / worker.pp)
-    keeps = is_cached and option.role == "mixed"
-    decode_s = gaps * token_s + attention_s(latency, token_s, n, gaps, is_cached=keeps)
+    finds_prompt = is_cached and option.role == "mixed"  # Decode workers keep no prefixes.
+    decode_s = gaps * token_s + attention_s(latency, token_s, n, gaps, is_cached=finds_prompt)
     return np.asarray((decode_s if option.role == "decode" else prefill_s + decode_s) / worker.pp)
 
 
 def least_prefill_s(worker: WorkerType, tokens: Floats) -> Floats:
-    """Least seconds in which a step after the other computes so many tokens of a prompt, however cut."""
-    most, latency = worker.max_num_batched_tokens, worker.latency
+    """Least seconds of consecutive steps that compute so many tokens of a prompt, in chunks of any size."""
+    budget, latency = worker.max_num_batched_tokens, worker.latency
     by_line = [
-        alpha * np.ceil(tokens / most) + beta * tokens for alpha, beta in step_time_lines(worker, most)
+        alpha * np.ceil(tokens / budget) + beta * tokens for alpha, beta in step_time_lines(worker, budget)
     ]
     return np.asarray(np.max(by_line, axis=0) + latency.e_s + latency.a_s * tokens * (tokens + 1) / 2)
 
@@ -323,9 +328,9 @@ def least_token_seconds(
 ) -> Floats:
     """m: least KV tokens x seconds that requests of these lengths hold on a worker of `option`.
 
-    `shared_tokens` of the prompts may be another's, in a cache that counts them once; not on decode workers.
-    A gap lasts as long as a step with one decode at least, or as one that recomputes what was preempted; with
-    drafts so many tokens share a step, all of which it holds.
+    `shared_tokens` of the prompts may be in a prefix cache for other requests too, so they are not counted,
+    but on decode workers, which have none. A gap lasts at least as long as a step with one decode, or as one
+    that recomputes a preempted request. With drafts several tokens share the time of a step.
     """
     latency = least_token_times(option.type.latency, option.type.speculation)
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
@@ -339,24 +344,26 @@ def least_token_seconds(
     return np.asarray((own + gaps / 2) * gaps * step_s / option.type.step_tokens)
 
 
-@lru_cache(maxsize=2048)  # searches of one question ask for the same
+@lru_cache(maxsize=2048)  # The searches of one question need the same numbers many times.
 def least_workers(option: Option, lengths: TraceLengths, obliged: ObligedWork) -> int:
     """Fewest workers of one option alone under any policy: the work the SLO obliges, in the time it gives."""
     return max(int(np.ceil(busy_workers(option, lengths, obliged) - 1e-9)), 1)
 
 
 def busy_workers(option: Option, lengths: TraceLengths, obliged: ObligedWork) -> float:
-    """How many workers of one option alone that work keeps busy, parts of a worker included.
+    """How many workers of one option alone the obliged work keeps busy, with fractions of a worker.
 
-    The requests that may be late are the most expensive ones, in each row by themselves.
+    The requests that may be late are taken to be the dearest ones, for prefill, time and memory separately.
     """
     n, output = lengths.input_tokens, lengths.output_tokens
 
-    def least_sum(each: Floats, share: float) -> float:
-        order = np.argsort(each, kind="stable")
+    def least_sum(costs: Floats, share: float) -> float:
+        """The sum of the costs (U,) of the cheapest `share` of the requests."""
+        order = np.argsort(costs, kind="stable")
         requests = lengths.requests[order]
         served = np.ceil(share * requests.sum() - 1e-9)
-        return float((each[order] * np.clip(served - (np.cumsum(requests) - requests), 0, requests)).sum())
+        cheaper_requests = np.cumsum(requests) - requests
+        return float((costs[order] * np.clip(served - cheaper_requests, 0, requests)).sum())
 
     workers = 0.0
     if obliged.prefill_frac > 0:
@@ -373,53 +380,55 @@ def busy_workers(option: Option, lengths: TraceLengths, obliged: ObligedWork) ->
 
 
 def full_workers(option: Option, lengths: TraceLengths, seconds: float) -> float:
-    """How many decode workers make all tokens in so many seconds if every seat is taken for which there is
-    room in the KV cache. A guess, no bound: all contexts are the mean one.
+    """How many decode workers generate all tokens in so many seconds if as many seats are taken as the KV
+    cache has room for. A guess, not a bound: all contexts are taken to be the mean one.
     """
     tokens, context = _decoded(lengths)
     return tokens / seconds / _tokens_per_s(option, context, _seats(option, context)) if tokens else 0.0
 
 
 def fewest_decode_workers(option: Option, lengths: TraceLengths, seconds: float) -> float:
-    """With how few decode workers a pool could have begun with all of these requests after so many seconds:
-    each makes tokens as fast as at its best batch size, and has every seat taken by a request that is still
-    to make all of its tokens. Of the pool as a whole, whose workers a router may not load alike.
+    """The fewest decode workers that could have admitted all of these requests after so many seconds: each
+    has generated tokens as fast as at its best batch size, and all its seats are taken by requests without
+    any token yet. A guess for a pool that is loaded evenly.
     """
     tokens, context = _decoded(lengths)
     if not tokens:
         return 0.0
     seats = max(_seats(option, context), 1.0)
-    fastest = max(_tokens_per_s(option, context, each) for each in np.geomspace(1.0, seats, BATCH_SIZES))
+    fastest = max(_tokens_per_s(option, context, batch) for batch in np.geomspace(1.0, seats, BATCH_SIZES))
     gaps = lengths.output_tokens - 1
-    left = float((lengths.requests * gaps * gaps).sum()) / tokens  # longer ones sit longer
-    return tokens / (fastest * seconds + seats * left)
+    # The mean output of a request in a seat, where long outputs are found in proportion to their length.
+    seated_tokens = float((lengths.requests * gaps * gaps).sum()) / tokens
+    return tokens / (fastest * seconds + seats * seated_tokens)
 
 
 def _decoded(lengths: TraceLengths) -> tuple[float, float]:
-    """How many tokens decode workers make, and the mean context of one."""
+    """How many tokens decode workers generate, and their mean context."""
     n, gaps = lengths.input_tokens, lengths.output_tokens - 1
     tokens = float((lengths.requests * gaps).sum())
     return tokens, float((lengths.requests * gaps * (n + gaps / 2)).sum()) / max(tokens, 1.0)
 
 
 def _seats(option: Option, context: float) -> float:
-    """For how many requests of so many tokens a worker has room."""
+    """How many requests with `context` KV tokens each a worker has room for."""
     return min(float(option.type.as_one.max_num_seqs), option.type.dp * option.type.kv_tokens / context)
 
 
 def _tokens_per_s(option: Option, context: float, seats: float) -> float:
-    """Tokens that a worker makes with so many requests in its batches."""
+    """Tokens that a worker generates per second if so many requests run on it."""
     worker = option.type.as_one
-    each = max(seats / worker.pp, 1.0)  # of one step of a pipeline, which has so many under way
+    # A pipeline has pp steps under way, each with its share of the requests.
+    batch = max(seats / worker.pp, 1.0)
     latency = worker.latency
-    step_s = float(latency.step_s(each)) + each * (latency.b_s + latency.d_s * context)
-    return each * worker.pp / step_s
+    step_s = float(latency.step_s(batch)) + batch * (latency.b_s + latency.d_s * context)
+    return batch * worker.pp / step_s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrafficLoad:
-    """What the traffic asks of any fleet: its requests by class, how much of them must be done by when, and
-    the bytes that a pair of pools moves. `is_cached`: where prefix caches may be counted on.
+    """What the traffic demands of any fleet: its requests by class, how much of their work must be done by
+    when, and the bytes that a hand-off moves. `is_cached` says that workers have prefix caches.
     """
 
     workload: Workload
@@ -441,17 +450,18 @@ def bound(
 ) -> float | None:
     """Least objective that any fleet of these options needs under any policy; None if none is within limits.
 
-    `at_least` is a bound from elsewhere (solvers/demand.py), which whole workers may exceed. Where the SLO
-    obliges nothing beyond prefill, decode work does not count. If the solver runs out of time (each run has
-    `time_limit_s`, all have until `deadline` on time.monotonic's clock), what it has proved by then, else the
-    value of the relaxation without integers, else `at_least`: each is a bound.
+    `at_least` is a bound from elsewhere (solvers/demand.py), which is rounded up to whole workers. If the SLO
+    obliges nothing beyond prefill, decode work does not count. Each run of the solver has `time_limit_s`, all
+    have until `deadline` on time.monotonic's clock. If time runs out it returns what was proved by then, or
+    the value of the relaxation without integers, or `at_least`: each is a bound.
     """
 
     def left_s() -> float:
         return min(time_limit_s, deadline - time.monotonic())
 
     reached = at_least
-    if at_least > 0 and left_s() > 0:  # alone: it is quick without x, and the rest is slow with it
+    if at_least > 0 and left_s() > 0:
+        # The row `demand` is solved by itself: without x that takes little time.
         problem, n, idle_cost = _counts("demand", options, limits, cuts, is_integer=True)
         cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
         problem += cost + idle_cost, "objective"
@@ -470,7 +480,7 @@ def bound(
         outcome = run_highs(problem, time_limit_s=max(left_s(), 0.0))
         if outcome.status == "infeasible":
             return None
-        if outcome.bound is not None:  # what is proved: at an optimum a hair less than its value
+        if outcome.bound is not None:  # The proved bound, at an optimum a rounding below its value.
             return max(outcome.bound, reached)
     return reached
 
@@ -478,15 +488,14 @@ def bound(
 def shadow_prices(
     options: Sequence[Option], load: TrafficLoad, limits: FleetLimits, *, time_limit_s: float = SOLVER_S
 ) -> dict[FleetLimit, float]:
-    """By how much one GPU, Watt or USD/h more of a limit lowers the relaxed bound: the duals of limit_y.
-
-    Of `bound` without integers and without `demand`. Empty where there is no limit, or no fleet within them.
+    """How much the bound falls with one GPU, Watt or USD/h more of each limit: the duals of limit_y in
+    `bound` without integers and without `demand`. Empty if there are no limits, or no fleet within them.
     """
     if not limits.rows():
         return {}
     problem, n, _ = _counts("shadow", options, limits, (), is_integer=False)
     for n_j in n:
-        n_j.upBound = None  # it follows from the limits, and would take their price
+        n_j.upBound = None  # The upper bound follows from the limits, and their duals would go to it.
     problem += pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True)), "objective"
     _carry(problem, n, options, load)
     if run_highs(problem, time_limit_s=time_limit_s).status != "optimal":
@@ -504,10 +513,9 @@ def find_promising_fleet(
     cuts: Sequence[Sequence[int]],
     time_limit_s: float = SOLVER_S,
 ) -> tuple[tuple[int, ...], float] | None:
-    """The fleet under the value `below` (None: any) expected to carry most, and that share.
-
-    None if all fleets are excluded.
-    If the solver finds no fleet in time, an empty one of share 0: nothing is known then.
+    """The fleet below the value `below` (None: of any) that is expected to carry the largest share of the
+    traffic, and that share. None if limits and cuts exclude all fleets; an empty fleet with share 0 if time
+    runs out.
     """
     problem, n, idle_cost = _counts("promising", options, limits, cuts, is_integer=True)
     pair = problem.add_variable("pair", 0)
@@ -539,8 +547,8 @@ def _counts(
     *,
     is_integer: bool,
 ) -> tuple[pulp.LpProblem, list[pulp.LpVariable], pulp.LpAffineExpression]:
-    """The variables n_j with nodes_k, limit_y, cut_q, more_j and order_j; and what idle GPUs add to the
-    objective.
+    """The variables n_j with the rows nodes_k, limit_y, cut_q, more_j and order_j, and the idle GPUs' part of
+    the objective.
     """
     problem = pulp.LpProblem(name)
     most = [limits.most_workers(option.type) for option in options]
@@ -589,7 +597,9 @@ def _idle_cost(
     options: Sequence[Option],
     paid_with: Sequence[PricedNode | None],
 ) -> pulp.LpAffineExpression:
-    """The variables y_k and i_k with nodes_k; what idle GPUs cost, at the lowest price of their kind."""
+    """The variables y_k and i_k with the rows nodes_k; returns what idle GPUs cost, at the least price of
+    a kind.
+    """
     kinds: dict[str, list[int]] = {}
     for j, node in enumerate(paid_with):
         if node is not None:
@@ -640,13 +650,13 @@ def _carry(
         problem += handed == 0, f"handed_{k}"
     problem += pulp.lpSum(d) <= given_up_frac * int(workload.requests.sum()), "given_up"
     for j in columns:
-        # divided by the horizon, so that the coefficients are workers, not seconds
+        # Rows are divided by the horizon, so that the coefficients are workers, not seconds.
         work = pulp.lpSum(u[j, k] / horizon_s * x[k][j] for k in classes)
         problem += work <= n[j], f"capacity_{j}"
-        kept = pulp.lpSum(
+        kv_in_use = pulp.lpSum(
             m[j, k] / horizon_s / (options[j].type.dp * options[j].type.kv_tokens) * x[k][j] for k in classes
         )
-        problem += kept <= n[j], f"memory_{j}"
+        problem += kv_in_use <= n[j], f"memory_{j}"
     if of_role["prefill"]:
         moved = pulp.lpSum(
             b[k] / load.link_bytes_per_s / horizon_s * x[k][j] for k in classes for j in of_role["prefill"]

@@ -1,11 +1,11 @@
-"""Cheapest sequence of pool sizes over a day, as far as is known which sequences fail.
+"""Cheapest sequence of pool sizes over a day that is not ruled out by the sequences that failed so far.
 
-Sets   t  step, from edge e_t to e_(t+1)         c  pool          u  failure that is explained
+Sets   t  step of the day, from edge e_t to e_(t+1)     c  pool     u  failure, explained by a cut
        q  cell of time: between two neighbours of all edges e_t and all e_t - s_c
 Data   l_q  length of a cell [h]                 s_c  start-up of a worker [s]
        p_c  price of a worker [USD/h]            g_c  its GPUs,  S_k  stock of GPUs of kind k
        low_tc, most_c  sizes allowed             G_k  GPUs of a node sold whole,  i_k  an idle GPU [USD/h]
-       C_u  set of (t, c), with sizes n^u_tc that were seen to fail together
+       C_u  set of (t, c), with sizes n^u_tc that failed together in a simulation
        h    what is billed by: seconds, or started units (hours)
 Vars   x_tc  integer: workers ready in step t    y_qc  workers paid in cell q: asked for, or ready
        m_qk  nodes of kind k                     z_abc workers ready from step a on and paid for b units
@@ -18,13 +18,13 @@ Vars   x_tc  integer: workers ready in step t    y_qc  workers paid in cell q: a
         lives_tc    sum of z_abc over (a, b) that are paid through step t >= x_tc
         cut_u       x_tc >= n^u_tc + 1 for at least one (t, c) of C_u    (more than a sequence that fails)
 
-A worker is asked for s_c before it is to be ready, and paid from then on: y is x dilated by the start-up. One
-that is to be ready sooner than s_c after the beginning is there from the beginning. A gap of no more than a
-start-up is no gap (`ready_workers_at_no_cost`): whoever would be given up is kept. Requests that a worker
-still has when it is given up are paid beyond this, so what the model calls cost is a lower bound of the bill.
+A worker is asked for s_c before it is to be ready, and paid from then on, so y is x extended by the start-up.
+A worker that must be ready sooner than s_c after the beginning is there from the beginning. A worker that
+would be given up for no longer than a start-up is kept (`ready_workers_at_no_cost`). While it ends its last
+requests a worker is paid beyond this, so the model's cost is a lower bound of the bill.
 
-HiGHS solves it (a day of 144 steps by seconds takes 0.05 s; CP-SAT took as long or did not end). That a cut
-holds for all smaller sizes is the one assumption: more workers never hurt.
+HiGHS solves it: a day of 144 steps by seconds takes 0.05 s, and CP-SAT took as long or did not end. The one
+assumption is that more workers never hurt, so that a cut rules out all smaller sizes too.
 """
 
 from __future__ import annotations
@@ -45,16 +45,18 @@ from planner.solvers.whole_nodes import PricedNode
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Cut = tuple[tuple[int, int, int], ...]
-"""(step, pool, size) each: some of them must be larger than that."""
+"""(step, pool, size) each: in one of them at least the size must be larger than this."""
 
-TOLERANCE = 1e-6  # to which the solver keeps rows
-LONG_UNIT_S = 60.0  # units billed from which on their rounding up is modelled
-SAME_S = 1e-6
+TOLERANCE = 1e-6  # The solver keeps rows to within this share.
+LONG_UNIT_S = 60.0  # Bills are rounded up to started units; for units up to this the model ignores that.
+SAME_S = 1e-6  # Times nearer to each other than this are equal but for rounding.
 
 
 @dataclass(frozen=True, slots=True)
 class PoolTerms:
-    """What is known of a pool: s_c, least and most, p_c, g_c, and what its GPUs are bought and counted as."""
+    """A pool: its start-up s_c, least and most workers, price p_c and GPUs g_c of a worker, the name of the
+    GPU, and the node if nodes are sold whole.
+    """
 
     start_s: float
     least: int
@@ -76,8 +78,8 @@ class PoolTerms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayTerms:
-    """`edges_s` (T + 1,) of the steps, from 0 on; `unit_s` that is billed as soon as it is begun (0: no
-    rounding); `stock` of GPUs by name, that of "h100-80g" counts "h100-80g@spot" too.
+    """A day: `edges_s` (T + 1,) of its steps, from 0 on; `unit_s`, which is billed as soon as it is begun (0:
+    no rounding); the `stock` of GPUs by name, where that of "h100-80g" includes "h100-80g@spot".
     """
 
     edges_s: Floats
@@ -116,14 +118,14 @@ class DayTerms:
         return np.tile([pool.least for pool in self.pools], (self.shape[0], 1)).astype(np.int64)
 
     def cells_s(self) -> Floats:
-        """Where cells begin (Q,), and where the last one ends."""
+        """The edges (Q + 1,) of the cells of time."""
         moments = [self.edges_s, *(self.edges_s[1:-1] - pool.start_s for pool in self.pools)]
         distinct_s = np.unique(np.concatenate(moments))
         distinct_s = distinct_s[distinct_s >= 0]
         return distinct_s[np.concatenate(([True], np.diff(distinct_s) > SAME_S))]
 
     def paying_steps(self, c: int) -> list[range]:
-        """Of each cell the steps whose workers of pool c are paid in it."""
+        """For each of the Q cells, the steps whose workers of pool c are paid in it, ready or starting."""
         begins = self.cells_s()[:-1]
         first = np.searchsorted(self.edges_s[1:], begins + SAME_S, "right")
         last = np.searchsorted(self.edges_s[:-1], begins + self.pools[c].start_s + SAME_S, "right")
@@ -134,20 +136,20 @@ class DayTerms:
         return [c for c, pool in enumerate(self.pools) if gpu in (pool.gpu, row_of(pool.gpu))]
 
     def pools_by_node_kind(self) -> dict[str, tuple[PricedNode, list[int]]]:
-        """The nodes sold whole, each kind at its dearest, with the pools on it."""
+        """The kinds of nodes that are sold whole, each at its highest price, with the pools on them."""
         pools_by_node: dict[str, tuple[PricedNode, list[int]]] = {}
         for c, pool in enumerate(self.pools):
             if (node := pool.node) is not None:
-                dearest, own = pools_by_node.get(node.kind, (node, []))
-                dearest = max(dearest, node, key=lambda each: each.gpu_usd_per_h)
-                pools_by_node[node.kind] = dearest, [*own, c]
+                dearest, pools = pools_by_node.get(node.kind, (node, []))
+                dearest = max(dearest, node, key=lambda priced: priced.gpu_usd_per_h)
+                pools_by_node[node.kind] = dearest, [*pools, c]
         return pools_by_node
 
     def prices(self) -> Floats:
-        """p_c, of nodes of several prices at the highest."""
+        """p_c (C,). If nodes of one kind have several prices, the highest."""
         prices = np.array([pool.usd_per_h for pool in self.pools], float)
-        for dearest, own in self.pools_by_node_kind().values():
-            for c in own:
+        for dearest, pools in self.pools_by_node_kind().values():
+            for c in pools:
                 node = self.pools[c].node
                 assert node is not None
                 prices[c] += self.pools[c].gpus * (dearest.gpu_usd_per_h - node.gpu_usd_per_h)
@@ -156,8 +158,8 @@ class DayTerms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sizes:
-    """`workers` (T, C) at a cost of `usd`; None where there are none. No sequence that keeps the cuts costs
-    less than `bound_usd`: infinity where none keeps them.
+    """The workers (T, C) found, or None, and their cost. No sequence that keeps the cuts costs less than
+    `bound_usd`, which is infinite if none keeps them.
     """
 
     workers: Ints | None
@@ -176,7 +178,9 @@ def count_paid_workers(day: DayTerms, workers: Ints) -> Ints:
 
 
 def ready_workers_at_no_cost(day: DayTerms, workers: Ints) -> Ints:
-    """Who is ready in each step (T, C) if no worker is given up that would have to be asked for by then."""
+    """The workers (T, C) ready in each step if none is given up that would be asked for again within a
+    start-up.
+    """
     paid, begins, ready_workers = count_paid_workers(day, workers), day.cells_s()[:-1], np.empty_like(workers)
     for c, pool in enumerate(day.pools):
         for t, edge_s in enumerate(day.edges_s[:-1].tolist()):
@@ -186,20 +190,22 @@ def ready_workers_at_no_cost(day: DayTerms, workers: Ints) -> Ints:
 
 
 def cost_usd(day: DayTerms, workers: Ints) -> float:
-    """What the model says that these sizes (T, C) cost by the second, a lower bound of what is billed."""
+    """The model's cost of these sizes (T, C), billed by the second: a lower bound of the bill."""
     paid, hours = count_paid_workers(day, workers), np.diff(day.cells_s()) / 3600
     gpus = paid * np.array([pool.gpus for pool in day.pools])
     total = float(hours @ paid @ day.prices())
-    for node, own in day.pools_by_node_kind().values():
-        total += float(hours @ (-gpus[:, own].sum(axis=1) % node.gpus)) * node.idle_usd_per_h
+    for node, pools in day.pools_by_node_kind().values():
+        idle_gpus = -gpus[:, pools].sum(axis=1) % node.gpus
+        total += float(hours @ idle_gpus) * node.idle_usd_per_h
     return total
 
 
 def fill_paid_units(day: DayTerms, workers: Ints, drain_s: float = 0.0) -> Ints:
-    """No fewer workers (T, C), so that whole units cost least where who came last goes first.
+    """At least these workers (T, C), and more where a worker that stays costs no more than one that goes and
+    comes again, since it is billed in whole units.
 
-    The n-th worker of a pool then lives while n are asked for. Of each n by itself, valleys are filled where
-    one life costs no more than two; a worker is paid until `drain_s` after it is given up.
+    The worker that came last goes first, so the n-th worker of a pool lives while n are wanted, and each n is
+    decided by itself. A worker is paid until `drain_s` after it is given up.
     """
     filled_workers = np.zeros_like(workers)
     for c in range(len(day.pools)):
@@ -210,7 +216,7 @@ def fill_paid_units(day: DayTerms, workers: Ints, drain_s: float = 0.0) -> Ints:
 
 
 def units_usd(day: DayTerms, workers: Ints) -> float:
-    """What whole units cost at least with no fewer workers (T, C), where who came last goes first."""
+    """What at least these workers (T, C) cost in whole units, if the worker that came last goes first."""
     total, prices = 0.0, day.prices()
     for c in range(len(day.pools)):
         for n in range(1, int(workers[:, c].max()) + 1):
@@ -222,15 +228,17 @@ def units_usd(day: DayTerms, workers: Ints) -> float:
 def _lives_of(
     day: DayTerms, c: int, needed: npt.NDArray[np.bool_], drain_s: float
 ) -> list[tuple[range, int]]:
-    """The lives of a worker of pool c, needed in these steps (T,), that take the fewest units: the steps of
-    each, and its units. Raises InputError where nothing is billed by units.
+    """The lives of a worker of pool c, which is needed in these steps (T,), that take the fewest units in
+    all: the steps of each, and its units. Raises InputError if nothing is billed by units.
     """
     if not day.unit_s > 0:
         raise InputError("unit_s is 0: nothing is billed by units")
     padded, edges_s = np.concatenate(([False], needed, [False])), day.edges_s
     begins = np.flatnonzero(padded[1:] & ~padded[:-1]).tolist()
     ends = np.flatnonzero(padded[:-1] & ~padded[1:]).tolist()
-    total, before = [0] + [0] * len(begins), [(0, 0)] * (len(begins) + 1)
+    # total[k] is the fewest units for the first k stretches that are needed, and choice[k] the first stretch
+    # and the units of the last life in them.
+    total, choice = [0] + [0] * len(begins), [(0, 0)] * (len(begins) + 1)
     for last, end in enumerate(ends):
         options = []
         for first, begin in enumerate(begins[: last + 1]):
@@ -239,52 +247,55 @@ def _lives_of(
             units = math.ceil((gone_s - order_s) / day.unit_s - SAME_S)
             options.append((total[first] + units, first, units))
         total[last + 1], first, units = min(options)
-        before[last + 1] = first, units
-    worker_lives, at = [], len(begins)
-    while at:
-        first, units = before[at]
-        worker_lives.append((range(begins[first], ends[at - 1]), units))
-        at = first
+        choice[last + 1] = first, units
+    worker_lives, covered = [], len(begins)
+    while covered:
+        first, units = choice[covered]
+        worker_lives.append((range(begins[first], ends[covered - 1]), units))
+        covered = first
     return worker_lives
 
 
 def is_within_stock(day: DayTerms, workers: Ints) -> bool:
-    """Whether there are GPUs enough for these workers (T, C), those that start among them."""
+    """Whether the stock has GPUs for these workers (T, C), those that start included."""
     paid = count_paid_workers(day, workers)
     for gpu, count in day.stock.items():
-        own = day.pools_on_gpu(gpu)
-        if (paid[:, own] @ np.array([day.pools[c].gpus for c in own], np.int64) > count).any():
+        pools = day.pools_on_gpu(gpu)
+        if (paid[:, pools] @ np.array([day.pools[c].gpus for c in pools], np.int64) > count).any():
             return False
     return True
 
 
 def lives_within_stock(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> bool:
-    """Whether there are GPUs enough for workers, each of a pool and there from one moment to another."""
+    """Whether the stock has GPUs for workers, given as (pool, from, to) [s]."""
     lives = list(lives)
     for gpu, count in day.stock.items():
         gpus = {c: day.pools[c].gpus for c in day.pools_on_gpu(gpu)}
-        own = [(gpus[c], since_s, until_s) for c, since_s, until_s in lives if c in gpus]
-        changes = [each for n, since_s, until_s in own for each in ((since_s, n), (until_s, -n))]
-        in_use = np.cumsum([change for _, change in sorted(changes)])  # at one moment who goes is first
+        on_gpu = [(gpus[c], since_s, until_s) for c, since_s, until_s in lives if c in gpus]
+        changes = [change for n, since_s, until_s in on_gpu for change in ((since_s, n), (until_s, -n))]
+        # Sorted so that at one moment a worker that goes, whose change is negative, comes before one that
+        # starts.
+        in_use = np.cumsum([change for _, change in sorted(changes)])
         if len(in_use) and in_use.max() > count:
             return False
     return True
 
 
 def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> float:
-    """What workers cost, each of a pool and paid from one moment to another: whole units, and what is idle on
-    nodes that are sold whole, by the second.
+    """The bill of workers, given as (pool, from, to) [s]: whole units, and for idle GPUs on nodes that are
+    sold whole the seconds.
     """
     lives, prices, total = list(lives), day.prices(), 0.0
     for c, since_s, until_s in lives:
         paid_s = until_s - since_s
         if day.unit_s > 0:
+            # Not a unit more for a rounding error.
             paid_s = math.ceil(paid_s / day.unit_s - 1e-9) * day.unit_s
         total += prices[c] * paid_s / 3600
-    for node, own in day.pools_by_node_kind().values():
+    for node, pools in day.pools_by_node_kind().values():
         changes: dict[float, int] = {}
         for c, since_s, until_s in lives:
-            if c in own:
+            if c in pools:
                 changes[since_s] = changes.get(since_s, 0) + day.pools[c].gpus
                 changes[until_s] = changes.get(until_s, 0) - day.pools[c].gpus
         times_s = sorted(changes)
@@ -295,9 +306,9 @@ def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> floa
 
 
 def solve(
-    day: DayTerms, cuts: Sequence[Cut] = (), seen: Sequence[Ints] = (), *, time_limit_s: float = 30.0
+    day: DayTerms, cuts: Sequence[Cut] = (), known: Sequence[Ints] = (), *, time_limit_s: float = 30.0
 ) -> Sizes:
-    """The cheapest sequence that keeps the cuts and is none of `seen`."""
+    """The cheapest sequence that keeps the cuts and is none of the `known` ones (T, C)."""
     low, most = least_sizes(day, cuts), day.most
     if not all(cuts) or (low > most).any():
         return Sizes(None, math.inf, math.inf, is_optimal=True)
@@ -312,10 +323,10 @@ def solve(
             rows.cost[int(variable)] += float(hours[q] * prices[c])
     for cut in cuts:
         if len(cut) > 1 and not any(size < low[t, c] for t, c, size in cut):
-            rows.some([rows.larger(t, c, size) for t, c, size in cut if size < most[t, c]])
-    for workers in seen:
+            rows.any_of([rows.larger(t, c, size) for t, c, size in cut if size < most[t, c]])
+    for workers in known:
         if ((workers >= low) & (workers <= most)).all():
-            rows.other_than(workers)
+            rows.differ_from(workers)
     point = minimise(rows.program(), time_limit_s=time_limit_s)
     if point.status == "infeasible":
         return Sizes(None, math.inf, math.inf, is_optimal=True)
@@ -328,7 +339,7 @@ def solve(
 
 
 def least_sizes(day: DayTerms, cuts: Sequence[Cut]) -> Ints:
-    """(T, C), with what cuts of a single step ask for."""
+    """The smallest sizes (T, C), raised by the cuts of a single (step, pool)."""
     low = day.least
     for cut in cuts:
         if len(cut) == 1:
@@ -338,7 +349,7 @@ def least_sizes(day: DayTerms, cuts: Sequence[Cut]) -> Ints:
 
 
 class _Rows:
-    """The program, built row by row; `x` (T, C) are the columns of the sizes, from `low` on."""
+    """The integer program, built row by row. `x` (T, C) are the columns of the sizes, at least `low`."""
 
     def __init__(self, day: DayTerms, low: Ints):
         self.day, self.low, self.most = day, low, day.most
@@ -353,30 +364,30 @@ class _Rows:
             self.x[t, c] = self.variable(float(day.pools[c].most), low=float(low[t, c]))
 
     def variable(self, high: float, *, low: float = 0.0, cost: float = 0.0) -> int:
-        """A column, an integer."""
+        """Add an integer variable from `low` to `high`; returns its column."""
         self._low.append(low)
         self._high.append(high)
         self.cost.append(cost)
         return len(self.cost) - 1
 
     def at_least(self, terms: Mapping[int, float], least: float) -> None:
-        """A row."""
+        """Add a row: the sum of these coefficients by column is `least` or more."""
         self._rows.append(dict(terms))
         self._least.append(least)
 
-    def some(self, literals: Sequence[int]) -> None:
-        """One of them is true."""
+    def any_of(self, literals: Sequence[int]) -> None:
+        """At least one of these columns, which are 0 or 1, must be 1."""
         self.at_least(dict.fromkeys(literals, 1.0), 1.0)
 
-    def other_than(self, workers: Ints) -> None:
-        """Some size is larger, or smaller."""
+    def differ_from(self, workers: Ints) -> None:
+        """At least one size must be larger or smaller than in `workers` (T, C)."""
         sizes = [(t, c, int(workers[t, c])) for t, c in np.ndindex(*self.day.shape)]
         larger = [self.larger(t, c, size) for t, c, size in sizes if size < self.most[t, c]]
         smaller = [self.smaller(t, c, size) for t, c, size in sizes if size > self.low[t, c]]
-        self.some([*larger, *smaller])
+        self.any_of([*larger, *smaller])
 
     def larger(self, t: int, c: int, size: int) -> int:
-        """A column that may be 1 only where x_tc > size."""
+        """A column that may be 1 only if x_tc > size."""
         if (t, c, size, True) not in self._sides:
             literal = self._sides[t, c, size, True] = self.variable(1.0)
             low = float(self.low[t, c])
@@ -384,7 +395,7 @@ class _Rows:
         return self._sides[t, c, size, True]
 
     def smaller(self, t: int, c: int, size: int) -> int:
-        """A column that may be 1 only where x_tc < size."""
+        """A column that may be 1 only if x_tc < size."""
         if (t, c, size, False) not in self._sides:
             literal = self._sides[t, c, size, False] = self.variable(1.0)
             most = float(self.most[t, c])
@@ -392,55 +403,56 @@ class _Rows:
         return self._sides[t, c, size, False]
 
     def program(self) -> Program:
+        """The program with all rows so far."""
         lengths = [len(row) for row in self._rows]
         values = np.array([value for row in self._rows for value in row.values()], float)
         columns = np.array([column for row in self._rows for column in row], np.int64)
         where = np.repeat(np.arange(len(lengths)), lengths), columns
         matrix = csc_matrix((values, where), shape=(len(lengths), len(self.cost)))
-        least, low, high = (np.array(each, float) for each in (self._least, self._low, self._high))
+        least, low, high = (np.array(bounds, float) for bounds in (self._least, self._low, self._high))
         return Program(np.array(self.cost), matrix, least, low, high, np.ones(len(low), bool))
 
 
 def _paid(rows: _Rows) -> Ints:
-    """asked_qct and stock_qk; the columns of y (Q, C)."""
+    """Add asked_qct and stock_qk; returns the columns of y (Q, C)."""
     day = rows.day
     paid = np.zeros((len(day.cells_s()) - 1, len(day.pools)), np.int64)
     for c, pool in enumerate(day.pools):
         for q, steps in enumerate(day.paying_steps(c)):
-            if len(steps) == 1:
+            if len(steps) == 1:  # y_qc is x_tc of the only step that is paid in the cell.
                 paid[q, c] = rows.x[steps.start, c]
                 continue
             paid[q, c] = rows.variable(float(pool.most), low=float(pool.least))
             for t in steps:
                 rows.at_least({int(paid[q, c]): 1.0, int(rows.x[t, c]): -1.0}, 0.0)
     for gpu, count in day.stock.items():
-        own = day.pools_on_gpu(gpu)
-        if sum(day.pools[c].gpus * day.pools[c].most for c in own) > count:
+        pools = day.pools_on_gpu(gpu)
+        if sum(day.pools[c].gpus * day.pools[c].most for c in pools) > count:
             for row in paid:
-                rows.at_least({int(row[c]): -float(day.pools[c].gpus) for c in own}, -float(count))
+                rows.at_least({int(row[c]): -float(day.pools[c].gpus) for c in pools}, -float(count))
     return paid
 
 
 def _nodes(rows: _Rows, paid: Ints) -> None:
-    """node_qk, and what the idle GPUs of nodes cost."""
+    """Add node_qk, and to the objective what the idle GPUs of nodes cost."""
     hours = np.diff(rows.day.cells_s()) / 3600
-    for node, own in rows.day.pools_by_node_kind().values():
-        gpus = {c: float(rows.day.pools[c].gpus) for c in own}
-        most = -(-sum(each * rows.day.pools[c].most for c, each in gpus.items()) // node.gpus)
+    for node, pools in rows.day.pools_by_node_kind().values():
+        gpus = {c: float(rows.day.pools[c].gpus) for c in pools}
+        most_nodes = -(-sum(count * rows.day.pools[c].most for c, count in gpus.items()) // node.gpus)
         for q, row in enumerate(paid):
             idle_usd = float(hours[q] * node.idle_usd_per_h)
-            terms = {int(row[c]): -each for c, each in gpus.items()}
+            terms = {int(row[c]): -count for c, count in gpus.items()}
             for column, weight in terms.items():
                 rows.cost[column] += weight * idle_usd
-            count = rows.variable(most, cost=node.gpus * idle_usd)
-            rows.at_least(terms | {count: float(node.gpus)}, 0.0)
+            nodes = rows.variable(most_nodes, cost=node.gpus * idle_usd)
+            rows.at_least(terms | {nodes: float(node.gpus)}, 0.0)
 
 
 def _lives(rows: _Rows) -> None:
-    """lives_tc, and what they cost."""
+    """Add lives_tc, and to the objective what the lives cost."""
     day, prices = rows.day, rows.day.prices()
     for c, pool in enumerate(day.pools):
-        covers: list[dict[int, float]] = [{int(each): -1.0} for each in rows.x[:, c]]
+        covers: list[dict[int, float]] = [{int(column): -1.0} for column in rows.x[:, c]]
         for _, units, steps in possible_worker_lives(day, pool.start_s):
             usd = float(units * day.unit_s / 3600 * prices[c])
             z = rows.variable(float(pool.most), cost=usd)
@@ -451,14 +463,13 @@ def _lives(rows: _Rows) -> None:
 
 
 def possible_worker_lives(day: DayTerms, start_s: float) -> list[tuple[int, int, range]]:
-    """(a, b, the steps that are paid through) of workers ready from step a on and paid for b units.
-
-    Of those that are paid through the same steps only the shortest.
+    """(a, b, the steps that are paid through) of the lives z_abc: ready from step a on and paid for b units.
+    Of those that are paid through the same steps only the shortest is listed.
     """
     possible_lives, edges_s = [], day.edges_s
     for a, edge_s in enumerate(edges_s[:-1].tolist()):
         if 0 < a and edge_s < start_s - SAME_S:
-            continue  # only who is there from the beginning is ready by then
+            continue  # A worker that is ready by then is there from the beginning (a = 0).
         order_s = max(edge_s - start_s, 0.0) if a else 0.0
         last = a
         for units in range(1, math.ceil((edges_s[-1] - order_s) / day.unit_s - SAME_S) + 1):

@@ -1,22 +1,24 @@
-"""Prices for requests: what a replica is best filled with, the bound that follows, and the search by both.
+"""Which prefixes to cache on which replica: a bound and a search, both by prices for requests.
 
-At prices mu_u per request of class u one replica is worth at most
+A replica caches a set x of nodes of the prefix tree (prefix_demand.py). At prices mu_u per request of class u
+one replica is worth at most
 
   T(mu) = max_x  sum_u b_u max(0, mu_u - c_u(x)) + s(x)
 
-where c_u(x) is the work of a request that hits what of its path is in x, s(x) the session work that the
-memory left saves, and b_u what one replica can serve of u: a_u, and no more than it has time for. Whether a
-node is in x moves c_u by the node's own seconds for all classes below it, once its parent is there; so every
-node has a gain of its own, and T is a knapsack over a tree, solved by dynamic programming
-(`Prices.best_replica`).
+where c_u(x) is the work [s] of a request of u if the nodes of its path that are in x are cached, s(x) the
+work of sessions that the remaining memory saves, and b_u the requests/s of u that one replica can serve: a_u,
+all of them, or as many as it has time for. A cached node spares its own seconds to every class below it if
+its parent is cached. So every node has a gain of its own, and T is a knapsack over a tree, solved by dynamic
+programming (`PrefixPrices.best_replica`).
 
-Bound: whoever serves all traffic on R replicas with largest load L has  L >= sum_u mu_u a_u / R - T(mu)  for
-every mu, by Lagrange's relaxation of served_u. With b_u from a guess at L, a bound above the guess refutes
-it; the guess is bisected, mu climbs by subgradients (`Prices.bound`).
+Bound: if R replicas serve all traffic with largest load L, then  L >= sum_u mu_u a_u / R - T(mu)  for every
+mu, by Lagrange's relaxation of the rows served_u. b_u follows from a guess at L, and a bound above the guess
+refutes it. The guess is found by bisection, and mu by subgradient steps (`PrefixPrices.load_bound`).
 
-Search: the routing LP of a placement has prices pi_r of replicas. With the others' cheapest offers
-mu_u = min_r' pi_r' c_ur' / pi_r a replica is filled anew; what gains most at these prices is routed, until
-nothing gains; then up to three replicas are emptied, filled one by one, and so on (`Prices.search`).
+Search: the dual values of a placement's routing LP are prices pi_r of replicas. A replica is filled anew at
+the cheapest offers of the others, mu_u = min_r' pi_r' c_ur' / pi_r. The fillings that gain most at these
+prices are routed, until none gains. Then up to three replicas are emptied and filled one by one, and so on
+(`PrefixPrices.search`).
 """
 
 from __future__ import annotations
@@ -31,21 +33,25 @@ from planner.errors import PlannerError
 from planner.files.code_cache import cached_jit
 from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, Ints, PrefixDemand, SessionReuse
 
-CELLS = 2000  # that memory is cut into
-CLIMB_STEPS, BISECTIONS = 300, 8  # of the bound
-SMOOTHING, PATIENCE, SHORTER, SHORTEST = 0.3, 20, 0.7, 0.003  # of a climb
-EVENED = (0.0, 0.5)  # how far the prices of replicas are pulled to their mean before one is filled anew
-LEAST_PRICE = 0.05  # of a replica, as a share of the mean
-MOST_ROUTED = 2  # of the fillings that look best
-GAIN_FRAC = 1e-4
-WORSE_FRAC = 0.003  # that a placement may be and still be searched on from
+CELLS = 2000  # The knapsack counts memory in so many cells.
+BISECTIONS = 8
+# Of a climb to the best mu: its most steps, the weight of the newest slope in their mean, and after how many
+# steps without progress they are shortened, by which factor, and down to which length.
+CLIMB_STEPS, SMOOTHING, PATIENCE, SHORTER, SHORTEST = 300, 0.3, 20, 0.7, 0.003
+EVENED = (0.0, 0.5)  # Before a replica is filled anew, prices are pulled to their mean by these shares.
+LEAST_PRICE = 0.05  # The least price of a replica, as a share of the mean.
+MOST_ROUTED = 2  # So many of the most promising fillings are routed.
+GAIN_FRAC = 1e-4  # A largest load that falls by less is no gain.
+WORSE_FRAC = 0.003  # The search goes on from a placement whose largest load is worse by less than this.
 MOST_EMPTIED = 3
-NOISE = 0.5  # of the logarithm of rates while replicas are filled again
+NOISE = 0.5  # Standard deviation of the logarithm of rates, drawn at random while replicas are filled again.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routed:
-    """A placement x (V, R) with its best routing: y (V, R), the loads (R,), and the replicas' prices (R,)."""
+    """A placement x (V, R) with its best routing: rates y (V, R) by class and replica, the loads (R,) in
+    seconds of work per second, and the replicas' prices (R,), whose sum is 1.
+    """
 
     placed: Bools
     rates_rps: Floats
@@ -59,21 +65,24 @@ class Routed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixPrices:
-    """An instance of the placement problem, laid out for the above."""
+    """An instance of the placement problem with V nodes and R replicas. Class u is the requests whose prefix
+    ends at node u. There are P pairs of a class and a node of its path.
+    """
 
     demand: PrefixDemand
     replicas: int
     memory_tokens: int
     sessions: SessionReuse
-    order: Ints = field(init=False)  # (V,) nodes, each followed by its subtree
-    size: Ints = field(init=False)  # (V,) of the subtree
-    on_path: tuple[Ints, Ints] = field(init=False)  # (class, node) for all nodes of its path
-    hit_s: Floats = field(init=False)  # of each of those: c if the path is cached down to the node
+    order: Ints = field(init=False)  # (V,) All nodes, each followed by its subtree.
+    size: Ints = field(init=False)  # (V,) Nodes in each one's subtree, itself included.
+    on_path: tuple[Ints, Ints] = field(init=False)  # (P,) the class and (P,) the node of all pairs.
+    hit_s: Floats = field(init=False)  # (P,) c of the class if its path is cached down to this node.
 
     def __post_init__(self) -> None:
         demand = self.demand
         size = demand.subtree_sum(np.ones(len(demand))).astype(np.int64)
-        below: list[list[int]] = [[] for _ in range(len(demand) + 1)]  # the last: roots
+        # The parent of a root is -1, so the last list has the roots.
+        below: list[list[int]] = [[] for _ in range(len(demand) + 1)]
         for v, parent in enumerate(demand.parent.tolist()):
             below[parent].append(v)
         order: list[int] = []
@@ -93,19 +102,21 @@ class PrefixPrices:
             object.__setattr__(self, name, value)
 
     def cost_s(self, placed: Bools) -> Floats:
-        """c: work of one request of each class where these nodes are cached; (V,)."""
+        """c (V,): the work of one request of each class if the nodes `placed` (V,) are cached."""
         classes, nodes = self.on_path
         saved_s = self.demand.prefill_s[nodes] * placed[nodes]
         return self.demand.work_s - np.bincount(classes, weights=saved_s, minlength=len(self.demand))
 
     def session_s(self, placed: Bools) -> Floats:
-        """What the memory left saves for sessions on each replica of x (V, R), or on one of x (V,)."""
-        left_tokens = self.memory_tokens - self.demand.tokens @ placed
-        return self.sessions.at(self.replicas * left_tokens) / self.replicas
+        """s: the work of sessions that the remaining memory saves on each replica of x (V, R), or on one
+        (V,).
+        """
+        remaining_tokens = self.memory_tokens - self.demand.tokens @ placed
+        return self.sessions.at(self.replicas * remaining_tokens) / self.replicas
 
     def best_replica(self, most_rps: Floats, price_s: Floats, *, fits: bool = True) -> tuple[float, Bools]:
-        """T and the x (V,) that has it. Tokens are counted in cells: rounded up so that x `fits`, else down,
-        so that nothing is worth more.
+        """T(mu) and the x (V,) that attains it, for b `most_rps` (V,) and mu `price_s` (V,). Tokens are
+        counted in cells of memory: rounded up so that x `fits`, or rounded down so that T is a bound.
         """
         demand, (classes, nodes) = self.demand, self.on_path
         without_s = self.hit_s + demand.prefill_s[nodes]
@@ -116,16 +127,18 @@ class PrefixPrices:
         cells = self.memory_tokens // cell
         need = -(-demand.tokens // cell) if fits else demand.tokens // cell
         spare = self.memory_tokens - cell * cells
-        last = self.sessions.at(self.replicas * (cell * np.arange(cells + 1) + spare)) / self.replicas
-        worth, placed = _knapsack(self.order, self.size, need, gain, last)
+        session_s = self.sessions.at(self.replicas * (cell * np.arange(cells + 1) + spare)) / self.replicas
+        worth, placed = _knapsack(self.order, self.size, need, gain, session_s)
         uncached = float(most_rps @ np.maximum(price_s - demand.work_s, 0.0))
         return uncached + worth, placed
 
     def load_bound(self, low: float, high: float) -> float:
-        """The largest guess at L between the two that was refuted; `low` if none was."""
+        """A lower bound of the largest load: the largest guess between `low` and `high` that was refuted,
+        or `low`.
+        """
         demand = self.demand
-        within = demand.path_sum(demand.tokens) <= self.memory_tokens
-        cached_s = demand.work_s - demand.path_sum(demand.prefill_s * within)
+        fits = demand.path_sum(demand.tokens) <= self.memory_tokens
+        cached_s = demand.work_s - demand.path_sum(demand.prefill_s * fits)
         spared_s = float(self.sessions.saved_s[-1]) / self.replicas
         start = cached_s
         for _ in range(BISECTIONS):
@@ -135,15 +148,18 @@ class PrefixPrices:
             most_rps = np.divide(
                 guess + spared_s, cached_s, out=np.full(len(demand), np.inf), where=cached_s > 0
             )
-            reached, price_s = self._climb(start, np.minimum(demand.rate_rps, most_rps), guess)
-            if reached > guess * (1 + SAME_FRAC):
+            bound, price_s = self._climb(start, np.minimum(demand.rate_rps, most_rps), guess)
+            if bound > guess * (1 + SAME_FRAC):
                 low, start = guess, price_s
             else:
                 high = guess
         return low
 
     def _climb(self, price_s: Floats, most_rps: Floats, beyond: float) -> tuple[float, Floats]:
-        """Raise sum_u mu_u a_u / R - T(mu) until it is `beyond` or climbs no more; the value and its mu."""
+        """Raise sum_u mu_u a_u / R - T(mu) from mu `price_s` until it is above `beyond` or rises no more;
+        returns the value and its mu. Steps are Polyak's for a target just above `beyond`, along a mean of the
+        last slopes.
+        """
         rate_rps, replicas = self.demand.rate_rps, self.replicas
         used = rate_rps > 0
         scale = np.divide(1.0, rate_rps, out=np.zeros(len(used)), where=used)
@@ -169,8 +185,10 @@ class PrefixPrices:
         return best, best_s
 
     def best_routing(self, placed: Bools) -> Routed:
-        """The best routing of a placement, by the LP that is left: min L; of equal ones the least work."""
-        from scipy.optimize import linprog  # here: a third of a second, for every command
+        """The routing of a placement with the least largest load L, and of equal ones with the least
+        work: an LP.
+        """
+        from scipy.optimize import linprog  # Importing it takes 0.3 s, which most commands need not spend.
         from scipy.sparse import csr_array
 
         demand, replicas = self.demand, placed.shape[1]
@@ -180,29 +198,30 @@ class PrefixPrices:
         rates_rps = np.zeros(placed.shape)
         if not len(used):
             return Routed(placed, rates_rps, -session_s, np.full(replicas, 1 / replicas))
-        cells = len(used) * replicas
-        cell, replica = np.arange(cells), np.tile(np.arange(replicas), len(used))
-        each_s = cost_s[used].ravel()
+        # The columns are the rates of each class on each replica, by class, and L as the last one.
+        rates = len(used) * replicas
+        rate, replica = np.arange(rates), np.tile(np.arange(replicas), len(used))
+        rate_cost_s = cost_s[used].ravel()
         loads = csr_array(
             (
-                np.concatenate((each_s, -np.ones(replicas))),
+                np.concatenate((rate_cost_s, -np.ones(replicas))),
                 (
                     np.concatenate((replica, np.arange(replicas))),
-                    np.concatenate((cell, np.full(replicas, cells))),
+                    np.concatenate((rate, np.full(replicas, rates))),
                 ),
             ),
-            shape=(replicas, cells + 1),
+            shape=(replicas, rates + 1),
         )
         served = csr_array(
-            (np.ones(cells), (np.repeat(np.arange(len(used)), replicas), cell)), shape=(len(used), cells + 1)
+            (np.ones(rates), (np.repeat(np.arange(len(used)), replicas), rate)), shape=(len(used), rates + 1)
         )
         answer = linprog(
-            np.append(SAME_FRAC / replicas * each_s, 1.0),
+            np.append(SAME_FRAC / replicas * rate_cost_s, 1.0),
             A_ub=loads,
             b_ub=session_s,
             A_eq=served,
             b_eq=demand.rate_rps[used],
-            bounds=[(0, None)] * cells + [(None, None)],
+            bounds=[(0, None)] * rates + [(None, None)],
             method="highs",
         )
         if not answer.success:
@@ -213,7 +232,9 @@ class PrefixPrices:
         return Routed(placed, rates_rps, load, price / price.sum())
 
     def fill_replicas(self, placed: Bools, empty: Sequence[int], most_rps: Floats) -> Bools:
-        """x with the replicas of `empty` filled in turn, each for what the others do not spare."""
+        """x (V, R) with the replicas `empty` filled one after the other, each for the work that no other
+        spares.
+        """
         placed = placed.copy()
         placed[:, empty] = False
         cost_s = np.stack([self.cost_s(placed[:, r]) for r in range(self.replicas)], axis=1)
@@ -225,7 +246,7 @@ class PrefixPrices:
         return placed
 
     def descend(self, placed: Bools, enough: float, budget: RoutingBudget) -> Routed:
-        """A placement from which no replica filled anew at the prices of its routing gains."""
+        """Fill single replicas anew as long as that gains, at most until the largest load is `enough`."""
         routing = self.best_routing(placed)
         budget.spent += 1
         while routing.largest_load > enough and not budget.is_spent():
@@ -240,12 +261,14 @@ class PrefixPrices:
         return routing
 
     def _promising(self, routing: Routed) -> list[Bools]:
-        """Placements with one replica filled anew; at the prices known they gain, the best first."""
+        """Placements with one replica filled anew that may gain, the most promising first. Each set of
+        replica prices bounds a placement's largest load from below; one whose bound is no gain is left out.
+        """
         demand, replicas = self.demand, self.replicas
         cost_s = np.stack([self.cost_s(routing.placed[:, r]) for r in range(replicas)], axis=1)
         session_s = self.session_s(routing.placed)
         even = np.full(replicas, 1 / replicas)
-        seen = (routing.price, even, (routing.price + even) / 2)
+        bounding_prices = (routing.price, even, (routing.price + even) / 2)
         candidates: list[tuple[float, int, Bools]] = []
         for r in range(replicas):
             others = np.arange(replicas) != r
@@ -259,11 +282,13 @@ class PrefixPrices:
                     continue
                 cost, session = cost_s.copy(), session_s.copy()
                 cost[:, r], session[r] = self.cost_s(column), self.session_s(column)
-                at_least = max(float(demand.rate_rps @ (pi * cost).min(axis=1) - pi @ session) for pi in seen)
+                at_least = max(
+                    float(demand.rate_rps @ (pi * cost).min(axis=1) - pi @ session) for pi in bounding_prices
+                )
                 if at_least < routing.largest_load * (1 - GAIN_FRAC):
                     candidates.append((at_least, r, column))
         placements = []
-        for _, r, column in sorted(candidates, key=lambda one: one[:2])[:MOST_ROUTED]:
+        for _, r, column in sorted(candidates, key=lambda candidate: candidate[:2])[:MOST_ROUTED]:
             placements.append(routing.placed.copy())
             placements[-1][:, r] = column
         return placements
@@ -271,25 +296,29 @@ class PrefixPrices:
     def search(
         self, routing: Routed, enough: float, budget: RoutingBudget, rng: np.random.Generator
     ) -> Routed:
-        """Placements around `routing`, until one has a largest load of `enough` or the budget is spent."""
-        best = here = routing
+        """Empty and refill replicas at random, from `routing` on, until the largest load is `enough` or the
+        budget is spent; returns the best placement.
+        """
+        best = current = routing
         while best.largest_load > enough and not budget.is_spent():
             count = int(rng.integers(1, min(MOST_EMPTIED, self.replicas) + 1))
             empty = rng.permutation(self.replicas)[:count].tolist()
             most_rps = self.demand.rate_rps * rng.lognormal(0.0, NOISE, len(self.demand))
-            other = self.descend(self.fill_replicas(here.placed, empty, most_rps), enough, budget)
-            if other.largest_load < here.largest_load * (1 + WORSE_FRAC):
-                here = other
-            best = min(best, here, key=lambda one: one.largest_load)
+            other = self.descend(self.fill_replicas(current.placed, empty, most_rps), enough, budget)
+            if other.largest_load < current.largest_load * (1 + WORSE_FRAC):
+                current = other
+            best = min(best, current, key=lambda routed: routed.largest_load)
         return best
 
 
 @dataclass(slots=True)
 class RoutingBudget:
-    """Routings that a search may try, which no clock decides, and a time limit all the same."""
+    """How many routings a search may compute, so that its result does not depend on the clock, and a time
+    limit for the case that they take too long.
+    """
 
     routings: int
-    ends_s: float  # on time.monotonic's clock
+    ends_s: float  # On time.monotonic's clock.
     spent: int = 0
 
     def is_spent(self) -> bool:
@@ -298,9 +327,10 @@ class RoutingBudget:
 
 @cached_jit(nogil=True)
 def _knapsack(order: Ints, size: Ints, need: Ints, gain: Floats, last: Floats) -> tuple[float, Bools]:
-    """Nodes of most gain that fit, none without its parent; `last` (cells + 1,) is what free cells are worth.
+    """The nodes that gain most and fit, none without its parent. `last` (cells + 1,) is what free cells are
+    worth.
 
-    best[i, m] is the most that order[i:] can gain with m cells left.
+    best[i, m] is the most that order[i:] can gain with m cells free.
     """
     nodes, cells = len(order), len(last) - 1
     best = np.empty((nodes + 1, cells + 1))

@@ -28,7 +28,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.importers.prometheus_range import SampledHistogram
 from planner.importers.vllm_metrics import Live
-from planner.simulator.replay import Requests, keeps, simulate
+from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.slo_verdict import judge
 from planner.solvers.drift import Alarm, find_alarms
 from planner.studies.replanning import Replan, replan
@@ -399,8 +399,13 @@ def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> fl
     def holds(factor: float) -> bool:
         faster_trace = sped_up(trace, factor)
         slo = written.slo
-        simulation = keeps(
-            fleet, faster_trace, slo.limits, Requests(faster_trace), slo.every_s, patience_s=slo.patience_s
+        simulation = simulate_if_kept(
+            fleet,
+            faster_trace,
+            slo.limits,
+            RequestRecords(faster_trace),
+            slo.every_s,
+            patience_s=slo.patience_s,
         )
         return simulation is not None and judge(simulation, slo, values=False).holds
 

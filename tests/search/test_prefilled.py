@@ -9,7 +9,7 @@ from planner.domain import Limit
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.search.level0.level0_search import FEW_FRAC
 from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
-from planner.simulator.replay import Requests, keeps
+from planner.simulator.replay import RequestRecords, simulate_if_kept
 from planner.solvers.master import Option, fewest_decode_workers
 from planner.traffic.trace import Trace
 from planner.traffic.workload import distinct_lengths
@@ -36,7 +36,7 @@ def test_prompts_that_arrive_computed_are_decoded_as_behind_an_instant_engine(
     said: set[bool] = set()
     for seed in range(3):
         trace = a_trace(np.random.default_rng(seed), 600)
-        requests = Requests(trace)
+        requests = RequestRecords(trace)
         for count in (1, 2, 3, 5, 8, 14):
             back = WorkerType(GPU, 1, LATENCY, kv_tokens, 1000, 8, pp=pp)
             instant = WorkerType(GPU, 1, INSTANT, 10**12, 8192, 256)
@@ -44,7 +44,9 @@ def test_prompts_that_arrive_computed_are_decoded_as_behind_an_instant_engine(
             fleet = Fleet(LLM, pools, Policies(routing="jsq", decode_routing=routing), NO_LINK)
 
             direct, behind = (
-                keeps(fleet, trace, (PATIENT,), requests, patience_s=2.0, is_prefilled=is_prefilled)
+                simulate_if_kept(
+                    fleet, trace, (PATIENT,), requests, patience_s=2.0, is_prefilled=is_prefilled
+                )
                 for is_prefilled in (True, False)
             )
             assert (direct is None) == (behind is None)
@@ -65,14 +67,17 @@ def test_no_pool_keeps_up_with_far_fewer_workers_than_make_the_tokens(
 ) -> None:
     """What large questions take for granted (shortcuts.SEATS)."""
     trace = a_trace(np.random.default_rng(seed), 2_000)
-    requests, lengths = Requests(trace), distinct_lengths(trace)
+    requests, lengths = RequestRecords(trace), distinct_lengths(trace)
     worker = WorkerType(GPU, 1, LATENCY, kv_tokens, 1000, seats, pp=pp)
     instant = WorkerType(GPU, 1, INSTANT, 10**12, 8192, 256)
 
     def keeps_up(count: int) -> bool:
         pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", worker, count))
         fleet = Fleet(LLM, pools, Policies(routing="jsq"), NO_LINK)
-        return keeps(fleet, trace, (PATIENT,), requests, patience_s=2.0, is_prefilled=True) is not None
+        return (
+            simulate_if_kept(fleet, trace, (PATIENT,), requests, patience_s=2.0, is_prefilled=True)
+            is not None
+        )
 
     seconds = 0.95 * trace.duration_s + PATIENT.limit_s
     fewest = 0.95 * fewest_decode_workers(Option("decode", worker, 1.0), lengths, seconds)

@@ -100,15 +100,15 @@ def test_nothing_is_simulated_twice(tmp_path: Path, at_once: None, monkeypatch: 
     """Ended after twenty, the run that goes on simulates the others alone, and counts them all."""
     task, trace = question(fleet={"gpus": ["h100-80g"]}, safety={"kept_in": 0.9}), traffic(requests=200)
     runs: list[int] = []
-    keeps = replay.keeps
+    simulate_if_kept = replay.simulate_if_kept
 
     def counted(*args: object, **kwargs: object) -> object:
         runs.append(1)
         if 0 < stop <= len(runs):  # those beside it too
             raise Ended
-        return keeps(*args, **kwargs)  # type: ignore[arg-type]
+        return simulate_if_kept(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("planner.search.oracle.simulation_queries.keeps", counted)
+    monkeypatch.setattr("planner.search.oracle.simulation_queries.simulate_if_kept", counted)
     stop = 0
     whole = plan(task, trace, CATALOG)
     needed = len(runs)

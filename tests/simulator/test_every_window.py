@@ -12,7 +12,7 @@ from simulations import one_bad_hour, random_case
 from simulator_reference import Reference
 
 from planner.domain import Limit, Slo, allowed_above
-from planner.simulator.replay import Requests, keeps, simulate
+from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.slo_verdict import in_windows, judge, percentile_s, windows_s
 from planner.traffic import trace as traces
 from planner.traffic.trace import Trace, measured_window
@@ -94,7 +94,7 @@ def test_each_window_is_counted_as_if_it_were_cut_out(seed: int, monkeypatch: py
     fleet, trace, limits, _ = random_case(seed, dyadic=False)
     every_s = max(float(trace.arrival_s[-1]) / 6, 1e-3)
     endless = tuple(replace(limit, percentile_frac=0.0) for limit in limits)  # nothing stops early
-    counted = keeps(fleet, trace, endless, Requests(trace), every_s)
+    counted = simulate_if_kept(fleet, trace, endless, RequestRecords(trace), every_s)
     assert counted is not None
     recorded = simulate(fleet, trace, limits=limits, record=True)
     slow = Reference(fleet, trace).run()
@@ -131,7 +131,7 @@ def test_stopping_early_in_a_window_never_changes_the_verdict(monkeypatch: pytes
         attainment_frac = float(rng.choice([0.1, 0.9]))
         slo = Slo(limits, attainment_frac, max(float(trace.arrival_s[-1]) / 5, 1e-3))
         whole = simulate(fleet, trace, limits=limits, record=True)
-        found = keeps(fleet, trace, limits, Requests(trace), slo.every_s)
+        found = simulate_if_kept(fleet, trace, limits, RequestRecords(trace), slo.every_s)
         holds = judge(whole, slo).holds
         assert holds == (found is not None and judge(found, slo, values=False).holds)
         over_all = judge(whole, replace(slo, every_s=None)).holds

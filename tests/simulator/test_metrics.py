@@ -12,7 +12,7 @@ from simulator_reference import Reference
 
 from planner.domain import Limit, Metric, Slo, allowed_above
 from planner.fleet import Fleet
-from planner.simulator.replay import Requests, keeps, simulate
+from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.slo_verdict import gaps_s, judge, measured, percentile_s, request_values_s, value_s
 from planner.traffic.trace import Trace, measured_window
 
@@ -107,8 +107,8 @@ def test_who_has_waited_beyond_a_limit_counts_while_waiting(metric: Metric) -> N
     first token would come at 526 s.
     """
     fleet, trace = saturated()
-    requests = Requests(trace)
-    assert keeps(fleet, trace, (Limit(metric, 0.5, 2.0),), requests) is None
+    requests = RequestRecords(trace)
+    assert simulate_if_kept(fleet, trace, (Limit(metric, 0.5, 2.0),), requests) is None
     assert requests.entered == 529
 
 
@@ -228,7 +228,7 @@ def test_stopping_at_the_backlog_test_never_changes_the_verdict() -> None:
         patience_s = float(np.random.default_rng(seed).choice([0.01, 0.1, 0.5])) * (
             float(trace.arrival_s[-1]) + 0.1
         )
-        found = keeps(fleet, trace, (), Requests(trace), patience_s=patience_s)
+        found = simulate_if_kept(fleet, trace, (), RequestRecords(trace), patience_s=patience_s)
         limits = (Limit("ttft", 0.0, patience_s),)
         is_steady = judge(simulate(fleet, trace, limits=limits), Slo(limits)).is_steady
         assert not is_steady or (found is not None and found.e2e_s.tobytes() == whole.e2e_s.tobytes())

@@ -17,7 +17,7 @@ from planner.policies import BATCHING, QUEUE, ROUTING, STEPWISE
 from planner.simulator import streaming_requests
 from planner.simulator.energy import expected_power
 from planner.simulator.gap_counts import GapCounts
-from planner.simulator.replay import Requests, Simulation, is_long, keeps, simulate
+from planner.simulator.replay import RequestRecords, Simulation, is_long, simulate, simulate_if_kept
 from planner.simulator.slo_verdict import gap_percentile_s, gap_runs, gaps_s, judge
 from planner.simulator.utilisation import pool_uses
 from planner.traffic.trace import Trace
@@ -33,13 +33,13 @@ OF_THE_FLEET = ("worker_busy_s", "worker_steps", "worker_tokens", "violations", 
 @pytest.fixture
 def in_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every trace counts as long, and what is given back is overwritten, so that nobody reads it later."""
-    keep = streaming_requests.Passing._keep
+    keep = streaming_requests.StreamedRequests._read_chunk
 
-    def keep_and_spoil(self: streaming_requests.Passing, rows: slice) -> None:
+    def keep_and_spoil(self: streaming_requests.StreamedRequests, rows: slice) -> None:
         keep(self, rows)
         self.requests[rows].view(np.uint8)[:] = 0x7F
 
-    monkeypatch.setattr(streaming_requests.Passing, "_keep", keep_and_spoil)
+    monkeypatch.setattr(streaming_requests.StreamedRequests, "_read_chunk", keep_and_spoil)
     monkeypatch.setattr(streaming_requests, "CHUNK_REQUESTS", CHUNK)
     monkeypatch.setattr(streaming_requests, "LONG_REQUESTS", 0)
     yield
@@ -121,10 +121,10 @@ def test_a_simulation_that_may_end_early_says_the_same(
     trace, verdicts = busy_trace(300), []
     for limit_s in (0.02, 0.05, 0.2, 2.0):
         limits = (Limit("ttft", 0.9, limit_s), Limit("tbt", 0.9, limit_s))
-        found = keeps(FLEET, trace, limits, Requests(trace), 1.0)
+        found = simulate_if_kept(FLEET, trace, limits, RequestRecords(trace), 1.0)
         with monkeypatch.context() as patch:
             patch.setattr(streaming_requests, "LONG_REQUESTS", 10**9)
-            expected = keeps(FLEET, trace, limits, Requests(trace), 1.0)
+            expected = simulate_if_kept(FLEET, trace, limits, RequestRecords(trace), 1.0)
         assert (found is None) == (expected is None)
         if found is not None and expected is not None:
             assert_equal(found, expected)

@@ -17,7 +17,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Role
 from planner.models.latency import StepLatency
 from planner.simulator.layout import GROUP
-from planner.simulator.replay import Requests, Simulation, keeps, simulate
+from planner.simulator.replay import RequestRecords, Simulation, simulate, simulate_if_kept
 from planner.simulator.slo_verdict import judge
 from planner.traffic.trace import Trace
 
@@ -82,19 +82,19 @@ def test_requests_that_served_one_fleet_are_fresh_for_the_next(policies: Policie
         child = np.arange(30, 60)
         trace = replace(trace, after=np.column_stack((child, child - 30)), think_s=np.full(60, 0.5))
     kv_tokens = 16 * (100 if policies.batching == "splitwise" else 12)  # it rejects what would block it
-    requests = Requests(trace)
+    requests = RequestRecords(trace)
     kept = []
     for count, limit_s in ((1, 0.1), (4, 1e9), (1, 2.0)):
         fleet = Fleet(LLM, (make_pool(make_latency((0.5, 1.0)), count=count, kv_tokens=kv_tokens),), policies)
         limits = (Limit("ttft", 0.9, limit_s),)
-        found = keeps(fleet, trace, limits, requests)
+        found = simulate_if_kept(fleet, trace, limits, requests)
         whole = simulate(fleet, trace, limits=limits)
         kept.append(found is not None)
         assert kept[-1] == (whole.violations[0] <= allowed_above(0.9, int(whole.counted[0])))
         if found is not None:
             assert found.e2e_s.tobytes() == whole.e2e_s.tobytes()
         lent = requests.take()
-        assert lent.tobytes() == Requests(trace).take().tobytes()
+        assert lent.tobytes() == RequestRecords(trace).take().tobytes()
         requests.give_back(lent, 0)
     assert kept[:2] == [False, True]
 

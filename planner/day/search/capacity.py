@@ -16,7 +16,7 @@ import numpy as np
 from planner.day.controllers.deployment import CapacityTable, EngineProfile
 from planner.domain import Slo
 from planner.fleet import Fleet, WorkerType
-from planner.simulator.replay import Requests, keeps
+from planner.simulator.replay import RequestRecords, simulate_if_kept
 from planner.simulator.slo_verdict import judge
 from planner.traffic.scaling import rescale, select_window
 from planner.traffic.trace import Trace
@@ -92,12 +92,12 @@ def least_that_keep(
     fleet: Fleet, trace: Trace, slo: Slo, least: Sequence[int], most: Sequence[int]
 ) -> tuple[int, ...] | None:
     """The cheapest sizes of a fleet's pools with which this traffic keeps the SLO over the whole of it."""
-    promise, requests = replace(slo, every_s=None), Requests(trace)
+    promise, requests = replace(slo, every_s=None), RequestRecords(trace)
     prices = [pool.type.price_usd_per_h for pool in fleet.pools]
 
     def holds(sizes: Sequence[int]) -> bool:
         tried, patience_s = resized(fleet, sizes), promise.patience_s
-        run = keeps(tried, trace, promise.limits, requests, patience_s=patience_s)
+        run = simulate_if_kept(tried, trace, promise.limits, requests, patience_s=patience_s)
         return run is not None and judge(run, promise, values=False).holds
 
     return least_sizes(holds, prices, least, most)

@@ -19,7 +19,7 @@ from planner.domain import Slo
 from planner.fleet import Fleet
 from planner.parallel.executors import Crew, current_crew, current_slot
 from planner.search.oracle.scenarios import Scenario, Scenarios
-from planner.simulator.replay import Requests, keeps, simulate
+from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.slo_verdict import Verdict, judge
 from planner.traffic.trace import Trace
 
@@ -40,25 +40,25 @@ class SimulationQuery:
 
 
 class Replay:
-    """Requests, laid out once for many simulations, from any thread."""
+    """Simulations of one trace that share its records, from any thread."""
 
     def __init__(self, trace: Trace, *, kept: bool = True) -> None:
         self.trace, self._kept = trace, kept
-        self._requests = Requests(trace, kept=kept)
-        self._prompts: tuple[Trace, Requests] | None = None
+        self._requests = RequestRecords(trace, reused=kept)
+        self._prompts: tuple[Trace, RequestRecords] | None = None
 
-    def _of_prompts(self) -> tuple[Trace, Requests]:
+    def _of_prompts(self) -> tuple[Trace, RequestRecords]:
         """Queues are ordered as if they stayed."""
         if self._prompts is None:
             prompts = replace(self.trace, output_tokens=np.ones_like(self.trace.output_tokens))
-            self._prompts = prompts, Requests(prompts, self.trace.output_tokens, kept=self._kept)
+            self._prompts = prompts, RequestRecords(prompts, self.trace.output_tokens, reused=self._kept)
         return self._prompts
 
     def answer(self, query: SimulationQuery) -> tuple[bool, int]:
         """Whether the SLO is kept, and how many requests it took to see."""
         trace, requests = self._of_prompts() if query.is_prompts else (self.trace, self._requests)
         slo = query.slo
-        simulation = keeps(
+        simulation = simulate_if_kept(
             query.fleet,
             trace,
             slo.limits,
@@ -68,7 +68,7 @@ class Replay:
             is_prefilled=query.is_prefilled,
         )
         holds = simulation is not None and judge(simulation, slo, values=False).holds
-        return holds, requests.seen()
+        return holds, requests.latest_entered()
 
 
 def judge_whole(trace: Trace, query: SimulationQuery) -> Verdict:
