@@ -1,10 +1,14 @@
-"""What prefix caches add to the kernel's state, and how a fleet and a trace make it.
+"""What prefix caches add to the kernel's state, made from a fleet and a trace.
 
-A node is a block of NODE_TOKENS tokens after all blocks before it: two prompts share it if they agree up to
-its end. That is a multiple of the KV block, so a node is NODE_BLOCKS KV blocks. Every copy of a node that a
-worker keeps is an entry; entries of all workers lie in one array with one index, which knows the first copy
-of each. What a request has left behind besides nodes, its output above all, is an entry too. Routing e2
-counts how many recent requests share a node on a worker: its entries outlive eviction while one does.
+A node (of the prefix tree, not a machine) is a block of NODE_TOKENS tokens after all blocks before it: two
+prompts share it if they agree up to its end. Its size is a multiple of the KV block, NODE_BLOCKS KV blocks.
+Every copy of a node on a worker is an entry. The entries of all workers are in one array, with one hash index
+to the first copy of each node on each worker. What a request has left behind besides nodes, above all its
+output, is an entry too.
+
+Routing e2 (Preble) counts for each worker how many of the recent requests share a node. "e2's window" is
+those that were routed in the last WINDOW_S seconds. An entry stays while one of them shares it, even if it is
+evicted.
 """
 
 from __future__ import annotations
@@ -24,87 +28,86 @@ from planner.traffic.trace import Trace
 
 ENTRY = np.dtype(
     [
-        ("node", "i4"),  # -2 - r: blocks that request r alone has had
+        ("node", "i4"),  # -2 - r for blocks of request r alone.
         ("worker", "i4"),
-        ("refs", "i4"),  # running requests that use it; without any it is in the worker's list
-        ("blocks", "i4"),
-        ("twin", "i4"),  # the next copy of the node on this worker
+        ("refs", "i4"),  # Running requests that use it; with 0 it is in the worker's list of idle entries.
+        ("blocks", "i4"),  # KV blocks that it takes.
+        ("twin", "i4"),  # The next copy of the same node on this worker.
         ("is_cached", "i4"),
         ("is_on_disk", "i4"),  # Of a node in CPU memory: it has left that for the disk behind.
-        ("older", "i4"),  # in the list, by last use
-        ("newer", "i4"),  # ... or the next free entry
-        ("shares", "i4"),  # requests of e2's window that were routed to the worker and begin with it
+        ("older", "i4"),  # Its neighbours in the list of idle entries, by last use;
+        ("newer", "i4"),  # of a free entry `newer` is the next free one.
+        ("shares", "i4"),  # Requests of e2's window that went to this worker and whose prompt has the node.
     ]
 )
 PROMPT = np.dtype(
     [
-        ("start", "i8"),  # its nodes are path[start : start + depth]
+        ("start", "i8"),  # Its nodes are path[start : start + depth].
         ("depth", "i8"),
-        ("shared_nodes", "i8"),  # of its worker's cache that it uses, from the first on
-        ("shown_nodes", "i8"),  # of those, that the router has heard of
-        (
-            "own_blocks",
-            "i8",
-        ),  # that it has besides although they are of these nodes: the last one of a prompt
-        ("left", "i8"),  # entry of what else it has left behind, NONE: nothing that is still there
-        ("expected_tokens", "i8"),  # what the router believed to be cached, left out of the pending ones
-        ("hit_tokens", "i8"),  # found cached when it was first admitted, NONE before
+        ("shared_nodes", "i8"),  # How many nodes of its worker's cache it uses, from the first on.
+        ("shown_nodes", "i8"),  # How many of these the router knows of.
+        ("own_blocks", "i8"),  # KV blocks of these nodes that it has a copy of: the last one of a prompt.
+        ("left", "i8"),  # The entry of what else it has left behind; NONE if that is gone.
+        ("expected_tokens", "i8"),  # Tokens that the router took to be cached, so not counted as pending.
+        ("hit_tokens", "i8"),  # Tokens found cached when it was first admitted, NONE before.
         ("tenant", "i8"),
-        ("group", "i8"),  # preble: its priority when it was last looked at
-        ("place", "f8"),  # dlpm-turns: its number, smallest first
-        # e2's window: a list by time of routing
+        ("group", "i8"),  # Queue preble: its priority group when it was last looked at.
+        ("place", "f8"),  # Queue dlpm-turns: its turn, smallest first.
+        # Its entry in e2's window, a list by time of routing.
         ("next", "i8"),
-        ("worker", "i8"),  # NONE: not in it
+        ("worker", "i8"),  # NONE if it is not in the window.
         ("routed_s", "f8"),
         ("prefill_s", "f8"),
-        ("output_tokens", "i8"),  # NONE until it has finished
-        ("prefix", "i8"),  # last node of its key portion, NONE: it shares none
-        ("queue_s", "f8"),  # until it was first admitted, -1.0 before
-        ("is_late", "i8"),  # routed in the later half of the window
+        ("output_tokens", "i8"),  # NONE until it has finished.
+        # The last node of its key portion, as Preble calls what it shares; NONE if nothing.
+        ("prefix", "i8"),
+        ("queue_s", "f8"),  # Seconds until it was first admitted, -1.0 before.
+        ("is_late", "i8"),  # Whether it was routed in the later half of the window.
     ]
 )
 CACHE = np.dtype(
     [
-        ("oldest", "i8"),  # the list of entries without refs
+        ("oldest", "i8"),  # The list of idle entries, which no running request uses.
         ("newest", "i8"),
-        ("idle_blocks", "i8"),  # of theirs
-        ("known_nodes", "i8"),  # that it has, as far as the router knows
-        ("last_waiting", "i8"),  # of the prompts
-        ("served_tenant", "i8"),  # of the prompt admitted last, NONE before
-        ("turn", "f8"),  # dlpm-turns: the latest of which a prompt was admitted
-        # e2's window
-        ("routed", "i8"),  # requests
-        ("finished", "i8"),  # ... of which so many
-        ("output_tokens", "i8"),  # of those
-        ("prefill_s", "f8"),
-        ("decode_s", "f8"),  # as expected when the last request was routed
-        ("token_s", "f8"),  # to prefill one token
-        ("output_s", "f8"),  # to decode one
-        ("split_s", "f8"),  # scratch: of a subtree that is being split
+        ("idle_blocks", "i8"),  # The KV blocks of idle entries.
+        ("known_nodes", "i8"),  # How many nodes the worker has, as far as the router knows.
+        ("last_waiting", "i8"),  # The last of the prompts that wait.
+        ("served_tenant", "i8"),  # The tenant of the prompt admitted last, NONE before.
+        ("turn", "f8"),  # Queue dlpm-turns: the latest turn of which a prompt was admitted.
+        # Of the worker's requests in e2's window.
+        ("routed", "i8"),  # How many there are,
+        ("finished", "i8"),  # and how many of them have finished.
+        ("output_tokens", "i8"),  # The output tokens of those that have finished.
+        ("prefill_s", "f8"),  # Seconds of their prefills.
+        ("decode_s", "f8"),  # Seconds of their decodes, as expected when the last request was routed.
+        ("token_s", "f8"),  # Seconds to prefill a token,
+        ("output_s", "f8"),  # and to decode one.
+        ("split_s", "f8"),  # Scratch: the load of a subtree that is being split.
     ]
 )
 PREFIX = np.dtype(
     [
-        # waits of those who share it, routed in the first and the second half of e2's window: sum and number
+        # Sum and number of the waits of requests that share it, in the first and the second half of e2's
+        # window.
         ("wait_s", "f8", 2),
         ("wait_count", "i8", 2),
-        ("replicated_s", "f8"),  # -inf: never
-        ("home", "i8"),  # where its prompts go since what it follows was replicated, NONE: nowhere
-        ("load_s", "f8"),  # scratch: of a subtree that is being split
+        ("replicated_s", "f8"),  # When it was replicated last, -inf for never.
+        ("home", "i8"),  # The worker for its prompts since its parent was replicated, NONE if it was not.
+        ("load_s", "f8"),  # Scratch: the load of a subtree that is being split.
     ]
 )
-TENANT = np.dtype(  # vtc's counter, dlpm's deficit, dlpm-turns: what was sent and what came of outputs
-    [("waiting", "i8"), ("served", "f8"), ("credit", "f8"), ("sent", "f8")]
-)
-NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])
+# `served` is vtc's counter, `credit` dlpm's deficit, `sent` dlpm-turns' count of what was sent.
+TENANT = np.dtype([("waiting", "i8"), ("served", "f8"), ("credit", "f8"), ("sent", "f8")])
+NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])  # Of an eviction, to the router.
 
-# numbers: tokens and KV blocks of a node, first free entry, e2's window and where its later half begins,
-# notices under way, entries that may still be made of other blocks than nodes
+# Indices into `Caches.numbers`: tokens and KV blocks of a node; the first free entry; the first and the last
+# request of e2's window and the first of its later half; the first notice and how many are under way; how
+# many more entries may be made for blocks that are of no node.
 NODE_TOKENS, NODE_BLOCKS, FREE, FIRST_ROUTED, FIRST_LATE, LAST_ROUTED, FIRST_NOTICE, NOTICES, OTHERS = range(
     9
 )
 NUMBERS = 9
-# settings
+# Indices into `Caches.settings`, which are parameters of policies.
 (
     EXTEND_WEIGHT,
     OUTPUT_WEIGHT,
@@ -122,15 +125,17 @@ SETTINGS = 11
 
 
 class Caches(NamedTuple):
-    """W workers, n requests, N nodes, U tenants, P priority groups; K words of 64 workers."""
+    """W workers, n requests, N nodes, U tenants, P priority groups, L lanes; K words of 64 bits, one per
+    worker.
+    """
 
-    path: npt.NDArray[np.int32]  # (m,) nodes of all prompts
-    used: npt.NDArray[np.int32]  # (m,) entries of those that their requests use
+    path: npt.NDArray[np.int32]  # (m,) the nodes of all prompts, one prompt after the other
+    used: npt.NDArray[np.int32]  # (m,) the entries of those nodes that their requests use
     prompts: npt.NDArray[np.void]  # (n,) PROMPT
     entries: npt.NDArray[np.void]  # (C,) ENTRY
-    places: npt.NDArray[np.int32]  # (2^k,) open addressing: entry of (node, worker)
+    index: npt.NDArray[np.int32]  # (2^k,) hash index with open addressing: the entry of (node, worker)
     holders: npt.NDArray[np.uint64]  # (N, K) workers that have a node, as far as the router knows
-    pinned: npt.NDArray[np.uint64]  # (N, K) workers where a node is pinned; empty where none is
+    pinned: npt.NDArray[np.uint64]  # (N, K) workers where a node is pinned; empty if no node is
     alive: npt.NDArray[np.uint64]  # (K,) scratch
     match: npt.NDArray[np.int64]  # (W,) nodes of the request being routed that each worker has
     workers: npt.NDArray[np.void]  # (W,) CACHE, (2 W,) with CPU memory behind them
@@ -144,7 +149,7 @@ class Caches(NamedTuple):
     firsts: npt.NDArray[np.int64]  # (P,) scratch
     notices: npt.NDArray[np.void]  # (M,) NOTICE, a ring
     numbers: npt.NDArray[np.int64]  # (NUMBERS,)
-    settings: npt.NDArray[np.float64]  # see above
+    settings: npt.NDArray[np.float64]  # (SETTINGS,)
 
 
 NO_CACHES = Caches(
@@ -152,7 +157,7 @@ NO_CACHES = Caches(
     used=nothing("i4"),
     prompts=nothing(PROMPT),
     entries=nothing(ENTRY),
-    places=nothing("i4"),
+    index=nothing("i4"),
     holders=nothing("u8", 2),
     pinned=nothing("u8", 2),
     alive=nothing("u8"),
@@ -191,8 +196,9 @@ def make_caches(
     *,
     in_memory: int = 0,
 ) -> Caches:
-    """Empty caches of the workers, `kinds` (W,) of `worker_types`; the trace must have prefixes. With room
-    for so many nodes `in_memory`, CPU memory of the workers has lists of its own behind theirs.
+    """Empty caches of the workers, which are `kinds` (W,) of `worker_types`; the trace must have prefixes. If
+    the workers' CPU memory has room for nodes (`in_memory` in all), each has a second CACHE for it, W places
+    further on.
     """
     policies, workers = fleet.policies, len(kinds)
     block = trace.prefix_block_tokens
@@ -215,12 +221,13 @@ def make_caches(
     notices = room if policies.eviction_notice_s > 0 else 0
     others = int(sum(worker_types[kind].kv_tokens // KV_BLOCK_TOKENS for kind in kinds))
     others = min(len(trace), others)
-    room += others + min(in_memory, len(uses.node))  # every use brings one node to one worker
+    # A use of a node brings it to one worker's memory at most.
+    room += others + min(in_memory, len(uses.node))
     if ROUTING[policies.routing].has_window:
         room += _most_uses(trace, prompts["depth"], policies.share_window_s)
     entries = np.zeros(room, dtype=ENTRY)
     entries["newer"] = np.append(np.arange(1, room), NONE)[:room]
-    places = np.full(1 << max(2 * room, 1).bit_length(), NONE, dtype=np.int32)
+    index = np.full(1 << max(2 * room, 1).bit_length(), NONE, dtype=np.int32)  # At most half full, so quick.
 
     weights = tenant_weights(policies, trace)
     numbers = np.zeros(NUMBERS, dtype=np.int64)
@@ -236,7 +243,7 @@ def make_caches(
         used=np.zeros(len(uses.node), dtype=np.int32),
         prompts=prompts,
         entries=entries,
-        places=places,
+        index=index,
         holders=np.zeros((len(uses.parent), words), dtype=np.uint64),
         pinned=np.zeros((len(uses.parent) if ROUTING[policies.routing].pins else 0, words), dtype=np.uint64),
         alive=np.zeros(words, dtype=np.uint64),
@@ -257,6 +264,7 @@ def make_caches(
 
 
 def _prompts(trace: Trace, uses: Blocks) -> npt.NDArray[np.void]:
+    """The prompts (n,), none of which is routed; only blocks that the prompt fills are nodes of its path."""
     prompts = np.zeros(len(trace), dtype=PROMPT)
     prompts["start"] = uses.offsets[:-1]
     prompts["depth"] = np.minimum(np.diff(uses.offsets), trace.input_tokens // trace.prefix_block_tokens)
@@ -267,6 +275,7 @@ def _prompts(trace: Trace, uses: Blocks) -> npt.NDArray[np.void]:
 
 
 def _settings(policies: Policies, trace: Trace) -> npt.NDArray[np.float64]:
+    """The parameters of policies; a quantum that is not given is twice the mean service of a request."""
     work = policies.extend_weight * trace.input_tokens + policies.output_weight * trace.output_tokens
     quantum_tokens = 2.0 * float(work.mean())
     settings = np.zeros(SETTINGS)
@@ -294,7 +303,9 @@ def prefill_token_s(worker_type: WorkerType) -> float:
 
 
 def output_token_s(worker_type: WorkerType, context_tokens: float, batch: int = 0) -> float:
-    """Seconds of a worker that one output token takes in a batch of so many decodes; 0: of all its seats."""
+    """Seconds of a worker that one output token takes in a batch of so many decodes; 0 stands for all its
+    seats.
+    """
     seats, latency = batch or worker_type.max_num_seqs, worker_type.latency
     return float(latency.step_s(seats, decodes=seats, kv_tokens=seats * context_tokens)) / seats
 
@@ -307,7 +318,7 @@ def _most_uses(trace: Trace, depth: npt.NDArray[np.int64], window_s: float) -> i
 
 
 def with_entries(caches: Caches, more: int) -> Caches:
-    """With so many entries more that are free: what requests have left behind besides nodes."""
+    """The same caches with `more` free entries, for blocks that requests leave behind besides nodes."""
     first = len(caches.entries)
     entries = np.zeros(first + more, dtype=ENTRY)
     entries[:first] = caches.entries

@@ -1,17 +1,19 @@
-"""Prefix caches as vLLM keeps them: the nodes a worker has, who uses them, which of them go first.
+"""Prefix caches as vLLM keeps them: which nodes a worker has, which requests use them, which are evicted
+first.
 
-`used_blocks` of a worker counts the blocks of its running requests, one that several use once. What is cached
-but in use by nobody fills the rest, and leaves from the least recently used on as soon as those grow into it;
-so whoever asks for free blocks need not know of caches. A request lets go of its last block first and of its
-root last: a parent is never older than its children, and what is cached of a prompt is always its beginning.
+`used_blocks` of a worker counts the blocks of its running requests; a block that several use counts once.
+Idle entries, which no running request uses, fill the rest of the KV cache and are evicted, the least recently
+used first, as soon as running requests need the room. So code that looks for free blocks need not know of
+caches. A request gives up its last block first and its root last. So a parent was never used before its
+children, and what is cached of a prompt is always its beginning.
 
-A node is cached as soon as a step is formed that computes it: who is admitted into the same step finds it.
-Two requests that compute the same node at once both keep their copy; the older copy is found. A request's
-other full blocks, of its output above all, are cached as well: nobody finds them but itself, if it was
-preempted, and they take room until they have become the least recently used.
+A node is cached as soon as a step that computes it is formed, so requests admitted into the same step find
+it. Two requests that compute the same node in one step both keep their copy; the older one is found. A
+request's other full blocks, above all of its output, are cached too. Only the request itself can find them,
+after a preemption; else they take room until they are the least recently used.
 
-The router knows the nodes of all workers as bits. Some routers take a prompt for cached where they send it
-(`promise`), the others when it is computed. They hear of an eviction `NOTICE_S` later, cache-aware never.
+The router knows the nodes of all workers as bits. Some routers count a prompt as cached when they send it to
+a worker (`promise`), others when it is computed. They learn of an eviction NOTICE_S later, cache-aware never.
 """
 
 from __future__ import annotations
@@ -38,27 +40,29 @@ from planner.simulator.numba_compile import kernel_jit, small_jit, where_cached
 
 @small_jit
 def _home(state, w, node):
-    """Where entry (node, worker) would like to be in the index: two odd constants, the high bits."""
+    """The hash of (node, worker): where the search for it in the index begins. The constants are the odd ones
+    of Fibonacci hashing and of xxHash.
+    """
     mixed = np.uint64(node) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(w + 1) * np.uint64(0xC2B2AE3D27D4EB4F)
-    return np.int64(mixed >> np.uint64(32)) & (len(state.caches.places) - 1)
+    return np.int64(mixed >> np.uint64(32)) & (len(state.caches.index) - 1)
 
 
 @kernel_jit
 def find(state, w, node):
-    """The entry of a node on worker w, cached or not; NONE where there is none."""
-    places, entries = state.caches.places, state.caches.entries
-    place = _home(state, w, node)
-    while places[place] != NONE:
-        entry = entries[places[place]]
+    """The first entry of a node on worker w, cached or not; NONE if there is none."""
+    index, entries = state.caches.index, state.caches.entries
+    slot = _home(state, w, node)
+    while index[slot] != NONE:
+        entry = entries[index[slot]]
         if entry.node == node and entry.worker == w:
-            return np.int64(places[place])
-        place = (place + 1) & (len(places) - 1)
+            return np.int64(index[slot])
+        slot = (slot + 1) & (len(index) - 1)
     return NONE
 
 
 @kernel_jit
 def _new_entry(state, w, node, blocks):
-    """A free entry for so many blocks."""
+    """Take a free entry for so many blocks."""
     caches = state.caches
     e = caches.numbers[FREE]
     entry = caches.entries[e]
@@ -70,6 +74,7 @@ def _new_entry(state, w, node, blocks):
 
 @small_jit
 def _free_entry(state, e):
+    """Entry e is free from now on."""
     state.caches.entries[e].worker = NONE
     state.caches.numbers[OTHERS] += state.caches.entries[e].node < NONE
     state.caches.entries[e].newer = state.caches.numbers[FREE]
@@ -78,8 +83,8 @@ def _free_entry(state, e):
 
 @kernel_jit
 def add(state, w, node):
-    """A new entry, neither cached nor shared yet; where none is free e2 forgets its oldest request. The first
-    of its node goes into the index, another behind it.
+    """Make a new entry, neither cached nor shared yet. If none is free, requests leave e2's window until one
+    is. The first entry of a node on a worker goes into the index, others into the list behind it.
     """
     caches = state.caches
     while caches.numbers[FREE] == NONE:
@@ -91,45 +96,47 @@ def add(state, w, node):
             first = np.int64(caches.entries[first].twin)
         caches.entries[first].twin = e
         return e
-    place = _home(state, w, node)
-    while caches.places[place] != NONE:
-        place = (place + 1) & (len(caches.places) - 1)
-    caches.places[place] = e
+    slot = _home(state, w, node)
+    while caches.index[slot] != NONE:
+        slot = (slot + 1) & (len(caches.index) - 1)
+    caches.index[slot] = e
     return e
 
 
 @small_jit
-def _place(state, e):
+def _index_of(state, e):
     """Where entry e, the first of its node, is in the index."""
-    places, entries = state.caches.places, state.caches.entries
-    place = _home(state, entries[e].worker, entries[e].node)
-    while places[place] != e:
-        place = (place + 1) & (len(places) - 1)
-    return place
+    index, entries = state.caches.index, state.caches.entries
+    slot = _home(state, entries[e].worker, entries[e].node)
+    while index[slot] != e:
+        slot = (slot + 1) & (len(index) - 1)
+    return slot
 
 
 @kernel_jit
 def drop_entry(state, e):
-    """Take an entry out of the index: those behind it move up, so that no search ends too early."""
-    places, entries = state.caches.places, state.caches.entries
-    last = len(places) - 1
-    hole = _place(state, e)
-    place = hole
+    """Take an entry out of the index and free it. Entries behind it move up, so that no search ends at
+    the hole.
+    """
+    index, entries = state.caches.index, state.caches.entries
+    last = len(index) - 1
+    hole = _index_of(state, e)
+    slot = hole
     while True:
-        place = (place + 1) & last
-        if places[place] == NONE:
+        slot = (slot + 1) & last
+        if index[slot] == NONE:
             break
-        home = _home(state, entries[places[place]].worker, entries[places[place]].node)
-        if ((place - home) & last) >= ((place - hole) & last):
-            places[hole] = places[place]
-            hole = place
-    places[hole] = NONE
+        home = _home(state, entries[index[slot]].worker, entries[index[slot]].node)
+        if ((slot - home) & last) >= ((slot - hole) & last):
+            index[hole] = index[slot]
+            hole = slot
+    index[hole] = NONE
     _free_entry(state, e)
 
 
 @kernel_jit
 def rest_entry(state, w, e):
-    """Nobody uses entry e any more: the most recently used of its worker."""
+    """No running request uses entry e any more: it is idle, and the most recently used one of its worker."""
     cache, entries = state.caches.workers[w], state.caches.entries
     entries[e].older, entries[e].newer = cache.newest, NONE
     if cache.newest == NONE:
@@ -142,6 +149,7 @@ def rest_entry(state, w, e):
 
 @kernel_jit
 def unrest_entry(state, w, e):
+    """Entry e is not idle any more: take it out of the worker's list."""
     cache, entries = state.caches.workers[w], state.caches.entries
     older, newer = entries[e].older, entries[e].newer
     if older == NONE:
@@ -163,7 +171,9 @@ def node_at(state, r, i):
 
 @small_jit
 def cacheable(state, r):
-    """Nodes of request r that a cache may spare it: all but its last token."""
+    """How many nodes of request r a cache may spare it: those without its last token, which must be
+    computed.
+    """
     return min(
         state.caches.prompts[r].depth,
         (state.requests[r].length_tokens - 1) // state.caches.numbers[NODE_TOKENS],
@@ -172,7 +182,9 @@ def cacheable(state, r):
 
 @kernel_jit
 def cached_nodes(state, w, r):
-    """How many nodes of request r worker w has: they are the first ones."""
+    """How many nodes of request r worker w has cached. They are its first ones, so bisection finds their
+    number.
+    """
     caches = state.caches
     low, high = ZERO, cacheable(state, r)
     while low < high:
@@ -187,8 +199,9 @@ def cached_nodes(state, w, r):
 
 @kernel_jit
 def _end_node(state, w, r, nodes):
-    """The entry of the last node of request r, where all its tokens are of nodes, all cached, and the last
-    of these has more than one KV block: all but the last block of it can be spared. Else NONE.
+    """The entry of the last node of request r if its tokens fill whole nodes and all of these are cached. The
+    last node cannot be used as a whole, since one token must be computed; but if it has several KV blocks,
+    all but its last one can. NONE otherwise.
     """
     caches = state.caches
     tokens = caches.numbers[NODE_TOKENS]
@@ -201,7 +214,7 @@ def _end_node(state, w, r, nodes):
 
 @where_cached(lambda state, w, r: ZERO)
 def shared_blocks(state, w, r):
-    """KV blocks that request r needs on worker w and that others hold already."""
+    """KV blocks that request r needs on worker w and that running requests use already."""
     caches = state.caches
     nodes, blocks = cached_nodes(state, w, r), ZERO
     for i in range(nodes):
@@ -227,7 +240,9 @@ def _use(state, w, r, i, e):
 
 @kernel_jit
 def take_prefix(state, w, r, time_s):
-    """Request r is admitted and uses what is cached, which `used_blocks` counts from now on. Tokens hit."""
+    """Request r is admitted and uses what is cached, which `used_blocks` counts from now on. Returns the
+    tokens that were cached.
+    """
     caches = state.caches
     prompt, request = caches.prompts[r], state.requests[r]
     nodes = cached_nodes(state, w, r)
@@ -238,7 +253,8 @@ def take_prefix(state, w, r, time_s):
     if end != NONE:
         prompt.own_blocks = caches.entries[end].refs > 0
         _use(state, w, r, nodes, end)
-        state.workers[w].used_blocks -= 1 - prompt.own_blocks  # the last block is computed once more
+        # The last block is computed once more. If others use the cached one, the request needs its own.
+        state.workers[w].used_blocks -= 1 - prompt.own_blocks
         hit = request.length_tokens - BLOCK
     elif request.preemptions > 0 and nodes == prompt.depth and _has_left(state, w, r):
         hit += _take_left(state, w, r, (request.length_tokens - 1 - hit) // BLOCK) * BLOCK
@@ -251,18 +267,21 @@ def take_prefix(state, w, r, time_s):
 
 @small_jit
 def _has_left(state, w, r):
+    """Whether worker w still has blocks that request r left behind besides nodes."""
     e = state.caches.prompts[r].left
     return e != NONE and state.caches.entries[e].worker == w
 
 
 @kernel_jit
-def _take_left(state, w, r, most):
-    """Request r was preempted and is back: blocks, `most` at the most, that are still there of its own."""
+def _take_left(state, w, r, most_blocks):
+    """Request r was preempted and is back: it uses up to `most_blocks` of the blocks that it left behind.
+    Returns how many.
+    """
     caches = state.caches
     prompt = caches.prompts[r]
     e = prompt.left
     entry = caches.entries[e]
-    blocks = min(np.int64(entry.blocks), most)
+    blocks = min(np.int64(entry.blocks), most_blocks)
     unrest_entry(state, w, e)
     _free_entry(state, e)
     prompt.left = NONE
@@ -272,7 +291,7 @@ def _take_left(state, w, r, most):
 
 @where_cached(lambda state, w, r: None)
 def keep_prefix(state, w, r):
-    """A step is formed that computes more of request r: its full blocks can be used by others."""
+    """A step is formed that computes more of request r: others can use its full nodes from now on."""
     caches = state.caches
     prompt = caches.prompts[r]
     full = min(prompt.depth, state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
@@ -289,7 +308,7 @@ def keep_prefix(state, w, r):
 
 @where_cached(lambda state, w, r: None)
 def show_prefix(state, w, r):
-    """Another chunk of request r is computed: the router hears of its full blocks."""
+    """Another chunk of request r is computed: the router learns of its full nodes."""
     prompt = state.caches.prompts[r]
     for i in range(prompt.shown_nodes, prompt.shared_nodes):
         _show(state, w, node_at(state, r, i))
@@ -298,13 +317,13 @@ def show_prefix(state, w, r):
 
 @where_cached(lambda state, w, r, cached_tokens: None)
 def release_prefix(state, w, r, cached_tokens):
-    """Request r has left worker w and `used_blocks` has shrunk by its blocks, those of its nodes included:
-    what others use stays, and what is cached rests, of its first `cached_tokens`.
+    """Request r has left worker w, and `used_blocks` has shrunk by all its blocks. Nodes that others use are
+    counted again; the other nodes, and further blocks up to its first `cached_tokens`, become idle entries.
     """
     caches, worker = state.caches, state.workers[w]
-    prompt, each = caches.prompts[r], caches.numbers[NODE_BLOCKS]
-    blocks = cached_tokens // BLOCK - prompt.shared_nodes * each + prompt.own_blocks
-    if prompt.left != NONE:  # it could not come back to that
+    prompt, node_blocks = caches.prompts[r], caches.numbers[NODE_BLOCKS]
+    blocks = cached_tokens // BLOCK - prompt.shared_nodes * node_blocks + prompt.own_blocks
+    if prompt.left != NONE:  # What it left before is on another worker, or was too little to come back to.
         left_at = np.int64(caches.entries[prompt.left].worker)
         unrest_entry(state, left_at, prompt.left)
         _free_entry(state, prompt.left)
@@ -321,13 +340,15 @@ def release_prefix(state, w, r, cached_tokens):
         if caches.entries[e].refs == 0:
             rest_entry(state, w, e)
         else:
-            worker.used_blocks += each
+            worker.used_blocks += node_blocks
     prompt.shared_nodes, prompt.shown_nodes, prompt.own_blocks, prompt.expected_tokens = 0, 0, 0, 0
 
 
 @where_cached(lambda state, w, node: None)
 def pin(state, w, node):
-    """Worker w has a node from now on, and keeps it: somebody always uses it. The router knows."""
+    """Worker w has a node from now on and never evicts it, as if a request always used it. The router
+    knows.
+    """
     caches = state.caches
     e = find(state, w, node)
     if e == NONE:
@@ -351,15 +372,15 @@ def lose_prefix(state, r):
 
 @where_cached(lambda state, w, coming, time_s: None)
 def evict(state, w, coming, time_s):
-    """`used_blocks` has grown, and grows by `coming` in this step: blocks that nobody uses make room, the
-    least recently used first.
+    """`used_blocks` has grown, and grows by `coming` more in this step: evict idle entries, the least
+    recently used first, until both fit.
     """
     worker, cache = state.workers[w], state.caches.workers[w]
     room = state.types[worker.type].kv_blocks - worker.used_blocks - worker.late_blocks - coming
     while cache.idle_blocks > 0 and cache.idle_blocks > room:
         e = cache.oldest
         entry = state.caches.entries[e]
-        if entry.node < NONE and entry.blocks > cache.idle_blocks - room:
+        if entry.node < NONE and entry.blocks > cache.idle_blocks - room:  # Of such blocks some may stay.
             entry.blocks -= cache.idle_blocks - room
             cache.idle_blocks = max(room, ZERO)
             return
@@ -369,6 +390,7 @@ def evict(state, w, coming, time_s):
 
 @kernel_jit
 def _uncache(state, w, e, time_s):
+    """Entry e is evicted from worker w; the router learns of it as its policy says."""
     caches = state.caches
     entry = caches.entries[e]
     if entry.node < NONE:
@@ -379,7 +401,7 @@ def _uncache(state, w, e, time_s):
         return
     entry.is_cached, entry.refs = 0, 0
     node = np.int64(entry.node)
-    if _is_copied(state, w, e):
+    if _drop_copy(state, w, e):
         return
     if entry.shares == 0:
         drop_entry(state, e)
@@ -389,23 +411,23 @@ def _uncache(state, w, e, time_s):
         _hide(state, w, node)
         return
     if caches.numbers[NOTICES] == len(caches.notices):
-        hear(state, np.inf, caches.numbers[NOTICES] - 1)
-    at = (caches.numbers[FIRST_NOTICE] + caches.numbers[NOTICES]) % len(caches.notices)
-    notice = caches.notices[at]
+        hear(state, np.inf, caches.numbers[NOTICES] - 1)  # The ring is full: the first notice arrives early.
+    last = (caches.numbers[FIRST_NOTICE] + caches.numbers[NOTICES]) % len(caches.notices)
+    notice = caches.notices[last]
     notice.time_s, notice.worker, notice.node = time_s + caches.settings[NOTICE_S], w, node
     caches.numbers[NOTICES] += 1
 
 
 @kernel_jit
-def _is_copied(state, w, e):
-    """Whether there is another copy of entry e, which is free then."""
+def _drop_copy(state, w, e):
+    """Free entry e if its node has another entry on worker w, which takes its place; True if so."""
     caches = state.caches
     entry = caches.entries[e]
     first = find(state, w, entry.node)
     if first == e:
         if entry.twin == NONE:
             return False
-        caches.places[_place(state, e)] = entry.twin
+        caches.index[_index_of(state, e)] = entry.twin
         caches.entries[entry.twin].shares = entry.shares
     else:
         while caches.entries[first].twin != e:
@@ -417,7 +439,7 @@ def _is_copied(state, w, e):
 
 @kernel_jit
 def _show(state, w, node):
-    """The router believes worker w to have a node."""
+    """The router takes worker w to have a node."""
     holders, bit = state.caches.holders[node], np.uint64(1) << np.uint64(w % 64)
     state.caches.workers[w].known_nodes += (holders[w // 64] & bit) == 0
     holders[w // 64] |= bit
@@ -425,6 +447,7 @@ def _show(state, w, node):
 
 @kernel_jit
 def _hide(state, w, node):
+    """The router takes worker w not to have a node."""
     holders, bit = state.caches.holders[node], np.uint64(1) << np.uint64(w % 64)
     state.caches.workers[w].known_nodes -= (holders[w // 64] & bit) != 0
     holders[w // 64] &= ~bit
@@ -432,21 +455,23 @@ def _hide(state, w, node):
 
 @kernel_jit
 def promise(state, w, r):
-    """Request r goes to worker w, which will have its prompt."""
+    """Request r goes to worker w, which the router takes to have its prompt from now on."""
     for i in range(state.caches.prompts[r].depth):
         _show(state, w, node_at(state, r, i))
 
 
 @kernel_jit
-def hear(state, time_s, most_left):
-    """The router hears of evictions up to `time_s`, of all but `most_left`."""
+def hear(state, time_s, notices_to_leave):
+    """The router reads the notices of evictions up to `time_s`, oldest first, until `notices_to_leave`
+    remain.
+    """
     caches = state.caches
-    while caches.numbers[NOTICES] > most_left:
+    while caches.numbers[NOTICES] > notices_to_leave:
         notice = caches.notices[caches.numbers[FIRST_NOTICE]]
         if notice.time_s > time_s:
             return
         e = find(state, notice.worker, notice.node)
-        if e == NONE or caches.entries[e].is_cached == 0:  # else it came back
+        if e == NONE or caches.entries[e].is_cached == 0:  # It may have been cached again meanwhile.
             _hide(state, notice.worker, notice.node)
         caches.numbers[FIRST_NOTICE] = (caches.numbers[FIRST_NOTICE] + 1) % len(caches.notices)
         caches.numbers[NOTICES] -= 1
@@ -470,10 +495,10 @@ def empty_cache(state, w, time_s):
 
 @kernel_jit
 def remember_routed(state, w, r, time_s, prefill_s):
-    """Request r, to be prefilled in `prefill_s`, goes to worker w: e2's window has it for a while."""
+    """Request r, whose prefill takes `prefill_s`, goes to worker w: add it to e2's window."""
     caches = state.caches
     prompt, cache = caches.prompts[r], caches.workers[w]
-    if prompt.worker != NONE:  # routed once more after its worker went down
+    if prompt.worker != NONE:  # It is in the window already, and is routed again since its worker went down.
         return
     prompt.worker, prompt.routed_s, prompt.next = w, time_s, NONE
     prompt.prefill_s, prompt.output_tokens = prefill_s, NONE
@@ -487,7 +512,9 @@ def remember_routed(state, w, r, time_s, prefill_s):
     prompt.is_late, prompt.queue_s = 1, -1.0
     cache.routed += 1
     cache.prefill_s += prefill_s
-    prompt.prefix, shares, length = NONE, ZERO, ZERO  # of the run of nodes that as many requests share
+    # The key portion ends with the longest run of nodes so far that equally many requests share (`length`),
+    # if that is more than half of the path to its end.
+    prompt.prefix, shares, length = NONE, ZERO, ZERO
     for i in range(prompt.depth):
         node = node_at(state, r, i)
         e = find(state, w, node)
@@ -524,6 +551,9 @@ def _note_wait(state, r, time_s):
 
 @kernel_jit
 def _count_wait(state, r, half, sign):
+    """Add (sign 1) or take off (-1) the wait of request r in a half of the window (0: the first, 1: the
+    later).
+    """
     prompt = state.caches.prompts[r]
     if prompt.queue_s >= 0.0:
         prefix = state.caches.prefixes[prompt.prefix]
@@ -535,7 +565,9 @@ def _count_wait(state, r, half, sign):
 
 @kernel_jit
 def move_window(state, time_s):
-    """e2's window ends now: requests leave it, and its later half."""
+    """e2's window ends at `time_s` from now on: requests leave it, or move from its later to its first
+    half.
+    """
     caches, window_s = state.caches, state.caches.settings[WINDOW_S]
     first = caches.numbers[FIRST_ROUTED]
     while first != NONE and caches.prompts[first].routed_s < time_s - window_s:
@@ -552,7 +584,7 @@ def move_window(state, time_s):
 
 @kernel_jit
 def forget_routed(state):
-    """The oldest request leaves e2's window."""
+    """The oldest request leaves e2's window, with its share in entries and sums."""
     caches = state.caches
     r = caches.numbers[FIRST_ROUTED]
     prompt = caches.prompts[r]

@@ -604,8 +604,7 @@ def _state(
         workers["is_up"] = nth < np.asarray(sizes)[kinds]
     count, seats = len(workers), int(types["seats"].max())
     order = _routing_order(pools, pool_ranks, kinds)
-    # What has events: the lanes, and two more of the stepwise engine or the hand-offs of others; the last
-    # entity is the outside world, which brings the disturbances.
+    # The lanes have events, and last the outside world (disturbances); between them those of each engine.
     entities = len(lanes) + (2 if engine_of(fleet) == STEPWISE else n + 1)
     worker_types = [pool.type for pool in pools]
     offload = make_offload(fleet, trace, kinds, worker_types) if trace.has_prefixes else None
