@@ -133,7 +133,7 @@ class Caches(NamedTuple):
     used: npt.NDArray[np.int32]  # (m,) the entries of those nodes that their requests use
     prompts: npt.NDArray[np.void]  # (n,) PROMPT
     entries: npt.NDArray[np.void]  # (C,) ENTRY
-    index: npt.NDArray[np.int32]  # (2^k,) hash index with open addressing: the entry of (node, worker)
+    node_index: npt.NDArray[np.int32]  # (2^k,) hash index with open addressing: the entry of (node, worker)
     holders: npt.NDArray[np.uint64]  # (N, K) workers that have a node, as far as the router knows
     pinned: npt.NDArray[np.uint64]  # (N, K) workers where a node is pinned; empty if no node is
     alive: npt.NDArray[np.uint64]  # (K,) scratch
@@ -157,7 +157,7 @@ NO_CACHES = Caches(
     used=nothing("i4"),
     prompts=nothing(PROMPT),
     entries=nothing(ENTRY),
-    index=nothing("i4"),
+    node_index=nothing("i4"),
     holders=nothing("u8", 2),
     pinned=nothing("u8", 2),
     alive=nothing("u8"),
@@ -243,7 +243,7 @@ def make_caches(
         used=np.zeros(len(uses.node), dtype=np.int32),
         prompts=prompts,
         entries=entries,
-        index=index,
+        node_index=index,
         holders=np.zeros((len(uses.parent), words), dtype=np.uint64),
         pinned=np.zeros((len(uses.parent) if ROUTING[policies.routing].pins else 0, words), dtype=np.uint64),
         alive=np.zeros(words, dtype=np.uint64),

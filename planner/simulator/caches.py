@@ -44,13 +44,13 @@ def _home(state, w, node):
     of Fibonacci hashing and of xxHash.
     """
     mixed = np.uint64(node) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(w + 1) * np.uint64(0xC2B2AE3D27D4EB4F)
-    return np.int64(mixed >> np.uint64(32)) & (len(state.caches.index) - 1)
+    return np.int64(mixed >> np.uint64(32)) & (len(state.caches.node_index) - 1)
 
 
 @kernel_jit
 def find(state, w, node):
     """The first entry of a node on worker w, cached or not; NONE if there is none."""
-    index, entries = state.caches.index, state.caches.entries
+    index, entries = state.caches.node_index, state.caches.entries
     slot = _home(state, w, node)
     while index[slot] != NONE:
         entry = entries[index[slot]]
@@ -97,16 +97,16 @@ def add(state, w, node):
         caches.entries[first].twin = e
         return e
     slot = _home(state, w, node)
-    while caches.index[slot] != NONE:
-        slot = (slot + 1) & (len(caches.index) - 1)
-    caches.index[slot] = e
+    while caches.node_index[slot] != NONE:
+        slot = (slot + 1) & (len(caches.node_index) - 1)
+    caches.node_index[slot] = e
     return e
 
 
 @small_jit
 def _index_of(state, e):
     """Where entry e, the first of its node, is in the index."""
-    index, entries = state.caches.index, state.caches.entries
+    index, entries = state.caches.node_index, state.caches.entries
     slot = _home(state, entries[e].worker, entries[e].node)
     while index[slot] != e:
         slot = (slot + 1) & (len(index) - 1)
@@ -118,7 +118,7 @@ def drop_entry(state, e):
     """Take an entry out of the index and free it. Entries behind it move up, so that no search ends at
     the hole.
     """
-    index, entries = state.caches.index, state.caches.entries
+    index, entries = state.caches.node_index, state.caches.entries
     last = len(index) - 1
     hole = _index_of(state, e)
     slot = hole
@@ -427,7 +427,7 @@ def _drop_copy(state, w, e):
     if first == e:
         if entry.twin == NONE:
             return False
-        caches.index[_index_of(state, e)] = entry.twin
+        caches.node_index[_index_of(state, e)] = entry.twin
         caches.entries[entry.twin].shares = entry.shares
     else:
         while caches.entries[first].twin != e:
