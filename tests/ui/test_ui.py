@@ -39,7 +39,7 @@ from planner.documents.task import parse_task, read_task
 from planner.errors import InputError, PlannerError
 from planner.files.checked_files import package_text, repository_dir
 from planner.reports import drawing
-from planner.search.evidence import certify
+from planner.search.production import kept_policies
 from planner.simulator.replay import simulate
 from planner.slo_metrics import METRICS
 from planner.studies.watch_words import WHAT
@@ -1086,7 +1086,7 @@ def test_an_answer_on_paper_comes_first_where_production_is_asked_for(
     def tried(*_: Any) -> Any:
         raise InputError("production is asked for")
 
-    monkeypatch.setattr(certify, "production_or_paper", tried)
+    monkeypatch.setattr(kept_policies, "production_or_paper", tried)
     with pytest.raises(InputError, match="production is asked for"):
         worker._planned(request, told.append)
     (first,) = (message["first"] for message in told if "first" in message)
