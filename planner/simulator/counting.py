@@ -1,4 +1,8 @@
-"""Tokens counted: gaps between them, and limits held against them, without writing every gap down."""
+"""Count tokens and the gaps between them against the limits of an SLO, without storing every gap.
+
+A run is a series of steps with the same sequences: step j takes first_s + j growth_s, and gives each sequence
+a gap of that length. So whole runs are counted at once.
+"""
 
 from __future__ import annotations
 
@@ -50,20 +54,20 @@ def steps_reaching(start_s, first_s, growth_s, time_s):
 
 @small_jit
 def in_window(state, time_s):
+    """Whether a time is in the measured window."""
     return state.window[0] <= time_s <= state.window[1]
 
 
 @kernel_jit
 def count(state, metric, value_s, at_s):
-    """Hold one value, of the window in which `at_s` is, against the limits of its metric."""
+    """Count one value against the limits of its metric, in the window in which `at_s` lies."""
     for k in range(len(state.limits)):
         if state.limits[k].metric == metric:
             is_above = int(value_s > state.limits[k].limit_s)
             state.limits[k].counted += 1
             state.limits[k].violations += is_above
-            if (
-                at_s + state.limits[k].limit_s < state.limits[k].seen_s
-            ):  # one of the late ones, of its request
+            # `see_late` has counted this request as late already; now it counts as a violation.
+            if at_s + state.limits[k].limit_s < state.limits[k].seen_s:
                 state.limits[k].late -= 1
             if state.in_windows.shape[1] > 0:
                 count_within(state, k, window_at(state, at_s), 1, is_above)
@@ -84,7 +88,9 @@ def window_at(state, time_s):
 
 @kernel_jit
 def count_within(state, k, v, counted, violations):
-    """Add to limit k in window v."""
+    """Add values and violations to limit k in window v; the SLO is broken if they exceed what is allowed
+    there.
+    """
     watched = state.in_windows[k, v]
     watched.counted += counted
     watched.violations += violations
@@ -94,7 +100,7 @@ def count_within(state, k, v, counted, violations):
 
 @kernel_jit
 def count_run(state, start_s, first_s, growth_s, steps, sequences):
-    """Hold the gaps of a run, each met by `sequences` requests, against the limits on tbt."""
+    """Count the gaps of a run, each of which `sequences` requests have, against the limits on tbt."""
     begin, end = 0, steps
     if start_s + first_s < state.window[0]:
         begin = steps_reaching(start_s, first_s, growth_s, state.window[0]) - 1
@@ -109,7 +115,8 @@ def count_run(state, start_s, first_s, growth_s, steps, sequences):
             continue
         state.limits[k].counted += sequences * (end - begin)
         limit_s = state.limits[k].limit_s
-        above = end  # the first step above the limit
+        # The first step above the limit; the quotient may be rounded, so it is searched from below.
+        above = end
         if first_s + growth_s * (end - 1) > limit_s:
             above = begin
             if growth_s > 0.0:
@@ -141,8 +148,8 @@ def is_broken(state):
 
 @kernel_jit
 def see_late(state, time_s):
-    """Count who is late by now for a limit on ttft or e2e, wherever they are, and whether the backlog test
-    can still be passed. Nobody waits for others.
+    """Count the requests that are late by `time_s` for a limit on ttft or e2e, wherever they are, and see
+    whether the backlog test can still be passed. Only for traces without sessions.
     """
     if time_s > state.policy[LATEST_S]:
         state.policy[LATEST_S] = np.inf
@@ -165,8 +172,8 @@ def see_late(state, time_s):
 
 @kernel_jit
 def is_over(state, closed_loop, stop_early, time_s):
-    """What follows every event: a closed loop lets the next requests arrive in place of those that are done.
-    True where the run may stop early, since a limit is broken.
+    """Called after every event: in a closed loop, let the next requests arrive in place of those that are
+    done. True if the run may stop early, since a limit is broken.
     """
     if closed_loop > 0:
         released = state.counters[RELEASED]
@@ -179,7 +186,7 @@ def is_over(state, closed_loop, stop_early, time_s):
 
 @kernel_jit
 def record_steps(state, l, first_s, growth_s, steps, sequences):
-    """Write down a run of steps of lane l, which `sequences` requests saw as gaps between tokens."""
+    """Record a run of steps of lane l, which are gaps between tokens for `sequences` requests."""
     k = state.counters[RUNS]
     if k < len(state.runs):
         run, lane = state.runs[k], state.lanes[l]
@@ -196,8 +203,8 @@ def record_steps(state, l, first_s, growth_s, steps, sequences):
 
 @where_rare(lambda state, r, tokens, cached_tokens: None)
 def record_part(state, r, tokens, cached_tokens):
-    """Write down that the step recorded next computes so much of request r, or, where it is nothing, that r
-    was preempted.
+    """Record that the next recorded step computes `tokens` tokens of request r, or with 0 that r was
+    preempted.
     """
     k = state.counters[PARTS]
     if k < len(state.parts):
@@ -213,7 +220,7 @@ def record_part(state, r, tokens, cached_tokens):
 
 @kernel_jit
 def record_gap(state, w, start_s, gap_s, sequences):
-    """Write down a gap that is no step of an engine."""
+    """Record a gap that is not a step of an engine (`prefill_tokens` is NONE)."""
     k = state.counters[RUNS]
     if k < len(state.runs):
         run = state.runs[k]
@@ -224,7 +231,7 @@ def record_gap(state, w, start_s, gap_s, sequences):
 
 @kernel_jit
 def count_together(state, w, tokens, time_s):
-    """So many tokens left together with the one before them: gaps of nothing."""
+    """Count `tokens` tokens that came in the same step as the one before them: gaps of 0 s."""
     if in_window(state, time_s):
         for k in range(len(state.limits)):
             if state.limits[k].metric == TBT:
@@ -237,7 +244,7 @@ def count_together(state, w, tokens, time_s):
 
 @kernel_jit
 def end_batch(state, l, seconds, steps):
-    """What a worker's totals gain by the batch on lane l, but for the tokens of its decodes."""
+    """Add the batch on lane l to its worker's totals, without the tokens of its decodes."""
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     worker.busy_s += seconds
@@ -247,7 +254,7 @@ def end_batch(state, l, seconds, steps):
 
 @kernel_jit
 def first_token(state, r, time_s):
-    """The prompt of request r is computed."""
+    """The prompt of request r is computed, and its first token comes."""
     request = state.requests[r]
     request.first_token_s = request.last_token_s = time_s
     request.generated_tokens = 1
@@ -257,7 +264,7 @@ def first_token(state, r, time_s):
 
 @kernel_jit
 def single_gap(state, w, r, time_s):
-    """A gap that one request alone has seen: it was handed over, held up or preempted in between."""
+    """Count a gap that request r alone has, since it was handed over, left out of a step or preempted."""
     request = state.requests[r]
     gap_s = time_s - request.last_token_s
     request.gap_max_s = max(request.gap_max_s, gap_s)
@@ -268,17 +275,18 @@ def single_gap(state, w, r, time_s):
 
 @kernel_jit
 def note_gap(state, l, gap_s):
-    """The steps up to now had a longest gap of `gap_s`: push it on the lane's stack.
+    """The latest steps of lane l had a longest gap of `gap_s`: push it on the lane's stack.
 
-    The stack holds, from the bottom, ever shorter gaps with the step up to which each is the longest, so that
-    the longest gap since any step is found by bisection. When it is full, all goes to the requests.
+    The stack holds, from the bottom up, ever shorter gaps, each with the step up to which it is the longest.
+    So the longest gap since any step is found by bisection. When the stack is full, its gaps go to the
+    requests.
     """
     lane, gaps = state.lanes[l], state.gaps
     depth = lane.gap_depth
     while depth > 0 and gaps[l, depth - 1].gap_s <= gap_s:
         depth -= 1
     if depth == GAP_DEPTH:
-        for slot in range(lane.decodes - lane.late_decodes):  # the late ones have not seen it
+        for slot in range(lane.decodes - lane.late_decodes):  # The late ones joined after this gap.
             settle_gap(state, l, slot)
             request = state.requests[state.slots[l, slot].request]
             request.gap_max_s = max(request.gap_max_s, gap_s)
@@ -308,7 +316,7 @@ def settle_gap(state, l, slot):
 
 @entry_jit
 def gaps_at_most(runs, gap_s):
-    """How many gaps of these runs are <= gap_s, each counted for every sequence that saw it."""
+    """How many gaps of these runs are at most `gap_s`, each counted for every sequence."""
     total = 0
     for k in range(len(runs)):
         first, growth, steps = runs[k].first_s, runs[k].growth_s, runs[k].steps
@@ -325,7 +333,7 @@ def gaps_at_most(runs, gap_s):
 
 @entry_jit
 def next_gap_s(runs, gap_s):
-    """The smallest gap of these runs that is > gap_s."""
+    """The smallest gap of these runs above `gap_s`."""
     smallest = np.inf
     for k in range(len(runs)):
         first, growth, steps = runs[k].first_s, runs[k].growth_s, runs[k].steps

@@ -1,7 +1,8 @@
-"""Drafts that are accepted: every running decode makes a token in a step, and as many more as it drew.
+"""Speculative decoding: in a step every running decode gets one token, and those of its drafts that are
+accepted.
 
-What is drawn depends on the request and on how many tokens it has, not on where or when: so a request makes
-the same steps on every fleet, and runs can be repeated.
+How many are accepted is drawn by request and by the tokens that it has, not by worker or time. So a request
+has the same steps on every fleet, and simulations can be repeated.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from planner.simulator.slots import blocks_checked
 
 @kernel_jit
 def _unit(seed, r, tokens):
-    """A number in [0, 1) of its own for each request and count of tokens (splitmix64, Steele et al. 2014)."""
+    """A random number in [0, 1) that depends on seed, request and count of tokens alone (splitmix64, Steele
+    et al. 2014).
+    """
     x = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(r)
     for i in range(2):
         x = x + np.uint64(0x9E3779B97F4A7C15) + (np.uint64(tokens) if i == 1 else np.uint64(0))
@@ -29,11 +32,11 @@ def _unit(seed, r, tokens):
 
 @where_rare(lambda state, l, time_s: None)
 def accept(state, l, time_s):
-    """The decodes of lane l have made a token each: now those that were drafted and accepted leave too.
+    """The decodes of lane l have got one token each: add the drafted tokens that are accepted.
 
-    A decode that was handed over has no drafts in its first step, which vLLM fills up with blanks. The blocks
-    that the step took, of all tokens it checked, stay; an asynchronous engine takes those of the next step
-    before it knows what was accepted, as if all of it were.
+    A decode that was handed over has no drafts in its first step, which vLLM fills up with blanks. A decode
+    keeps the blocks of all tokens that the step checked. An asynchronous engine takes the blocks of the next
+    step before it knows how many drafts were accepted, as if all of them were.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]

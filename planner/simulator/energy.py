@@ -1,8 +1,10 @@
-"""What a simulated fleet draws: Watts of every worker, Joules per request, over the measured window.
+"""The power that a simulated fleet draws: Watts of every worker, Joules per request, over the measured
+window.
 
 Energy is the integral over the window, idle time included: every run of engine steps at the power of its load
-(`planner.models.power`), the rest at the idle power. A run keeps its mean load: steps, weights and KV tokens
-read. It holds no prompt of its own, so the KV tokens of a mixed step count those being prefilled too.
+(`planner.models.power`), the rest at the idle power. The load of a run is a mean over its steps. Runs do not
+tell prompts apart, so the KV tokens of a step with prefills and decodes include those that are being
+prefilled.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class ExpectedPower:
     """
 
     worker_w: Floats  # (W,) all GPUs of a worker together
-    worker_idle_w: Floats  # (W,) of which drawn while no step ran
+    worker_idle_w: Floats  # (W,) The part of it that is drawn while no step runs.
     provisioned_w: float
     window_s: tuple[float, float]
     requests: int
@@ -75,7 +77,8 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
         gpu_w[of_type] = run_w(fleet.llm, types[first], runs[of_type], seconds[of_type], power)
 
     count, window_s = len(types), end_s - start_s
-    gpus = np.array([worker.gpus / worker.dp for worker in types])  # of a rank: each has runs of its own
+    # GPUs of a rank, as each has its own runs.
+    gpus = np.array([worker.gpus / worker.dp for worker in types])
     busy_j = np.bincount(runs["worker"], weights=gpu_w * inside_s, minlength=count) * gpus
     busy_s = np.bincount(runs["worker"], weights=inside_s, minlength=count) / [worker.dp for worker in types]
     idle_w = np.array([worker.gpus * power.idle_w(worker.gpu) for worker in types])
@@ -94,16 +97,16 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
 
 
 def measured_runs(simulation: Simulation) -> tuple[npt.NDArray[np.void], Floats, tuple[float, float]]:
-    """Recorded runs of engine steps, the seconds of each inside the measured window, and the window.
+    """Recorded runs of engine steps (R,), the seconds (R,) of each inside the measured window, and the
+    window.
 
-    Of a long trace, of which parts were recorded, these stand for the whole: their seconds are so many times
-    as long.
+    Of a long trace only parts were recorded. Their seconds are scaled up to stand for the whole window.
     """
     start_s, end_s = simulation.window_s
     if not end_s > start_s:
-        end_s = max(simulation.end_s, start_s + 1e-9)  # one request, or all at once: until the last token
+        end_s = max(simulation.end_s, start_s + 1e-9)  # All requests came at once: up to the last token.
     is_step = (simulation.runs["prefill_tokens"] >= 0) & (simulation.runs["steps"] > 0)
-    runs = simulation.runs[is_step]  # the others are gaps of single requests, no engine time
+    runs = simulation.runs[is_step]  # The others are gaps of single requests, in which no engine works.
     starts_s, ends_s = runs["start_s"], runs["start_s"] + run_seconds(runs)
     if not len(simulation.sampled_s):
         return runs, np.clip(ends_s, start_s, end_s) - np.clip(starts_s, start_s, end_s), (start_s, end_s)
@@ -122,7 +125,7 @@ def run_load(
     kv_tokens = np.where(
         sequences > 0, runs["blocks"] * float(KV_BLOCK_TOKENS) + sequences * (steps - 1) / 2, 0.0
     )
-    # the other ranks have about as much
+    # The other ranks of the worker are taken to have as much.
     tokens = worker.dp * (runs["prefill_tokens"] + worker.step_tokens * sequences)
     return seconds / steps, tokens, worker.dp * kv_tokens
 

@@ -1,16 +1,17 @@
-"""Workers that change between the pools of prefill and decode workers, while requests run.
+"""Workers that change their role between prefill and decode while requests run.
 
-TetriInfer's instance flip (Hu et al. 2024, arXiv:2401.11181): idle workers join the pool that has work.
-A worker that has had nothing to do for so long takes the other role where all workers of that one are busy
-and its own keeps another worker. It is looked for as a request arrives, or is handed over. Where a flip takes
-time the worker is in no pool until then, and no other one flips; it counts as idle from its restart on.
+TetriInfer's instance flip (Hu et al. 2024, arXiv:2401.11181): at each arrival and hand-off, a worker that has
+been idle for `flip_after_s` takes the other role, if all workers of that role are busy and its own pool has
+another worker. If a flip takes time, the worker is in no pool until it has restarted, and no other one flips
+meanwhile. It counts as idle from its restart on.
 
-Splitwise's re-purposing (Patel et al. 2024, arXiv:2311.18677, section IV-A) for engines that have one role at
-a time, so that there is no mixed pool: a pool is short of workers where its paper has requests go to machines
-of the other one, as all of its own have more than PROMPT_QUEUE_TOKENS of prompts to compute, or no room for
-the KV of another request. One that has been short at every arrival and hand-off for `repurpose_after_s`,
-while the other was not, gets the worker of that with the fewest requests: it takes no more, and changes its
-role as it is idle. The next one follows after as long again.
+Splitwise's re-purposing (Patel et al. 2024, arXiv:2311.18677, section IV-A), here for engines with one role
+at a time, so without a mixed pool. A pool is short of workers if all of them have more than
+PROMPT_QUEUE_TOKENS of prompts to compute, or no room for the KV of another request; there the paper sends
+requests to machines of the other pool. A pool that was short at every arrival and hand-off for
+`repurpose_after_s`, while the other was not, gets the worker of the other pool with the fewest requests. That
+worker takes no more requests and changes its role when it is idle. The next one may follow after the same
+time again.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 from planner.simulator.routing import set_pools
 from planner.simulator.slots import load
 
-PROMPT_QUEUE_TOKENS = 8192.0  # Splitwise's own
+PROMPT_QUEUE_TOKENS = 8192.0  # The threshold of Splitwise's own simulator.
 
 
 @where_rare(lambda state, pool, time_s: None)
 def flip(state, pool, time_s):
-    """Let a worker join this pool, if one may; nothing for fleets that do not flip."""
+    """Let a worker of the other pool join this one, if the policy says so; nothing if workers keep their
+    roles.
+    """
     if state.policy[REPURPOSE_S] < np.inf:
         _repurpose(state, time_s)
         return
@@ -67,12 +70,13 @@ def flip(state, pool, time_s):
 
 @small_jit
 def _is_idle(worker):
+    """Whether a worker has no requests and no KV blocks."""
     return worker.running == 0 and worker.assigned == 0.0 and worker.used_blocks == 0
 
 
 @kernel_jit
 def _turn(state, w, time_s):
-    """Worker w has the other role from now on, or once it has restarted."""
+    """Worker w takes the other role, now or once it has restarted."""
     worker = state.workers[w]
     worker.role = PREFILL if worker.role == DECODE else DECODE
     worker.is_up, worker.idle_since_s = 1, time_s
@@ -84,7 +88,7 @@ def _turn(state, w, time_s):
 
 @kernel_jit
 def _repurpose(state, time_s):
-    """Let a worker drain for the pool that has long been short; one at a time."""
+    """Let a worker drain for a pool that has long been short of workers; one at a time."""
     for pool in (FRONT, BACK):
         if not (_one_drains(state, time_s) or _one_turns(state, time_s)):
             _look(state, pool, time_s)
@@ -92,7 +96,9 @@ def _repurpose(state, time_s):
 
 @kernel_jit
 def _look(state, pool, time_s):
-    """See whether a pool is short, and since when."""
+    """Note since when a pool is short of workers; after `repurpose_after_s` let one of the other pool
+    drain.
+    """
     other, since = BACK if pool == FRONT else FRONT, SHORT_SINCE_S + pool
     if not _is_short(state, pool) or _is_short(state, other):
         state.policy[since] = np.inf
@@ -117,10 +123,10 @@ def _look(state, pool, time_s):
 
 @kernel_jit
 def _one_drains(state, time_s):
-    """Whether a worker still drains; one that is idle gets its other role."""
+    """Whether a worker still drains; one that has become idle takes its other role."""
     for w in range(len(state.workers)):
         if state.workers[w].is_up == DRAINING:
-            # what leaves it at this very moment is still there
+            # A worker that became idle at this very moment still has events of that moment before it.
             if not _is_idle(state.workers[w]) or state.workers[w].idle_since_s >= time_s:
                 return True
             _turn(state, w, time_s)
@@ -129,7 +135,7 @@ def _one_drains(state, time_s):
 
 @kernel_jit
 def _is_short(state, pool):
-    """Whether no worker of a pool would have another request soon."""
+    """Whether a pool is short of workers: none of them could begin another request soon."""
     for i in range(state.counters[SIZE + pool]):
         worker = state.workers[state.pools[pool, i]]
         kind = state.types[worker.type]
@@ -143,7 +149,9 @@ def _is_short(state, pool):
 
 @kernel_jit
 def _one_turns(state, time_s):
-    """Whether a worker still restarts; one that is done is up. A router is told so."""
+    """Whether a worker still restarts; one that is done is up from now on. A live router learns of that from
+    the worker, so here it always counts as restarting.
+    """
     for w in range(len(state.workers)):
         worker = state.workers[w]
         if worker.is_up == TURNING:
@@ -156,6 +164,7 @@ def _one_turns(state, time_s):
 
 @kernel_jit
 def _is_busy(state, pool):
+    """Whether every worker of a pool has a request."""
     for i in range(state.counters[SIZE + pool]):
         if state.workers[state.pools[pool, i]].assigned == 0.0:
             return False

@@ -1,9 +1,10 @@
-"""The next step of the ranks of one worker: each forms its own, all take as long.
+"""The next step of the ranks of one worker: each rank forms its own batch, and all take the same time t.
 
     t = g(N) + max over ranks of what is the rank's own,   N the tokens of all ranks
 
-then the host of each rank beside it, and the slowest counts. An empty batch is one of one token. As long as
-decodes alone are in all batches, steps are repeated as a run; it ends where another rank becomes the slowest.
+where g is what the tokens of all ranks take together. To t each rank's host is added, and the slowest rank
+counts. An empty batch has one token. While all batches are of decodes alone, equal steps are simulated as one
+run; it ends when another rank becomes the slowest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from planner.simulator.step_times import UNBOUNDED, step_seconds, with_host
 
 @kernel_jit
 def _slower(first_s, growth_s, steps, other_first_s, other_growth_s):
-    """(first_s, growth_s, steps) of the slower of two runs, for as many steps as it is."""
+    """(first_s, growth_s, steps) of the slower of two runs, with `steps` cut to those in which it is the
+    slower.
+    """
     if other_first_s > first_s or (other_first_s == first_s and other_growth_s > growth_s):
         first_s, growth_s, other_first_s, other_growth_s = other_first_s, other_growth_s, first_s, growth_s
     if other_growth_s > growth_s and other_first_s > -np.inf:
@@ -30,7 +33,7 @@ def _slower(first_s, growth_s, steps, other_first_s, other_growth_s):
 
 @kernel_jit
 def start_ranks(state, w, time_s):
-    """Start what the ranks have to do whose first one is w."""
+    """Form and start the next step of all ranks of the worker whose first rank is w, if any has work."""
     end = w + state.dp_ranks[w].count
     kind, tables = state.types[state.workers[w].type], state.tables
     tokens, active = ZERO, ZERO
@@ -65,6 +68,7 @@ def start_ranks(state, w, time_s):
 
 @kernel_jit
 def _run_together(state, w, steps, first_s, growth_s, time_s):
+    """Start the same run on all ranks of the worker whose first rank is w."""
     slow = slowness(state, w)
     if slow != 1.0:
         first_s, growth_s = first_s * slow, growth_s * slow

@@ -1,9 +1,10 @@
-"""How long outputs are believed to be: predicted again once they are longer, and how wrong that was.
+"""Predicted output lengths: new predictions for outputs that are longer, and the errors of both.
 
-Aladdin (Nie et al. 2024, arXiv:2405.06856, section 4.3 and Algorithm 2): an output that outlives its
-prediction gets the mean of those that do, and its worker has a sequence of so many tokens more than was
-planned; where an output ends early its worker has a sequence less, and the tokens that do not come. These are
-the errors b^e and l^e of a heartbeat, which best-fit-rebalanced goes by (routing.py).
+Aladdin (Nie et al. 2024, arXiv:2405.06856, section 4.3 and Algorithm 2): an output that is longer than
+predicted is predicted to be the mean of all such outputs, and its worker has one sequence and that many
+tokens more than was planned. If an output ends early, its worker has one sequence less, and the missing
+tokens less. These sums are the errors b^e (sequences) and l^e (tokens) of a heartbeat, by which
+best-fit-rebalanced moves requests (routing.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from planner.simulator.numba_compile import kernel_jit, small_jit, where_predict
 
 @kernel_jit
 def _expected(table, input_tokens, generated):
-    """`OutputTable.expected`, in whole tokens."""
+    """`OutputTable.expected_tokens` in whole tokens: the mean output beyond `generated` tokens, of prompts of
+    about this length, or of any prompts if none of those was longer.
+    """
     first, last = ZERO, len(table.edges)
     while first < last:
         middle = (first + last) // 2
@@ -42,7 +45,7 @@ def _expected(table, input_tokens, generated):
 
 @where_predicted(lambda state, r: state.requests[r].output_tokens)
 def predicted_at_first(state, r):
-    """Of a request of which only the longest output that it may have is known."""
+    """The predicted output of a request at its arrival; `output_tokens` is the most that it may have."""
     request = state.requests[r]
     if len(state.outputs.outputs) == 0:
         return request.output_tokens
@@ -51,7 +54,9 @@ def predicted_at_first(state, r):
 
 @where_predicted(lambda state, r, generated: max(state.requests[r].predicted_later_tokens, generated + 1))
 def _predicted_again(state, r, generated):
-    """More than `generated`: the mean of outputs that outlive each prediction that was too short."""
+    """A prediction above `generated` tokens: the mean of longer outputs, taken again while it is too
+    short.
+    """
     request = state.requests[r]
     later = request.predicted_tokens
     while later <= generated:
@@ -61,7 +66,9 @@ def _predicted_again(state, r, generated):
 
 @kernel_jit
 def outlive(state, w, r, generated):
-    """Request r goes on, on worker w, after as many tokens as it was predicted to have, or more."""
+    """Request r on worker w is longer than predicted: it gets a new prediction, and the worker's errors
+    grow.
+    """
     worker, request = state.workers[w], state.requests[r]
     later = _predicted_again(state, r, generated)
     worker.future_tokens += state.policy[GAMMA] * (later - request.predicted_tokens)
@@ -72,14 +79,14 @@ def outlive(state, w, r, generated):
 
 @where_predicted(lambda state, w, r, generated: None)
 def outlive_if_longer(state, w, r, generated):
-    """The same, where outputs are predicted from others' and request r may have made fewer."""
+    """`outlive`, if request r has as many tokens as predicted, and predictions come from others' outputs."""
     if generated >= state.requests[r].predicted_tokens:
         outlive(state, w, r, generated)
 
 
 @small_jit
 def note_end(state, w, r, tokens):
-    """Request r is on worker w no longer, after so many tokens of output; none: it will come back."""
+    """Request r leaves worker w with `tokens` tokens of output; 0 says that it will come back."""
     worker, request = state.workers[w], state.requests[r]
     if 0 < tokens < request.predicted_tokens:
         worker.error_tokens += tokens - request.predicted_tokens
@@ -88,12 +95,13 @@ def note_end(state, w, r, tokens):
 
 @small_jit
 def forget_errors(worker):
+    """The worker's errors begin anew."""
     worker.error_tokens, worker.error_sequences = 0.0, 0.0
 
 
 @kernel_jit
 def beat(state, time_s):
-    """The first look at the errors in a heartbeat: they begin anew."""
+    """Called before errors are used: the first call in a heartbeat sets all of them to zero."""
     if time_s >= state.policy[NEXT_BEAT_S]:
         for worker in state.workers:
             forget_errors(worker)

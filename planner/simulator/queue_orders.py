@@ -1,17 +1,20 @@
-"""Whose prompt is next on a worker, where that depends on what is cached or on who asked.
+"""Which prompt is next on a worker, for queue policies that depend on the prefix cache or on tenants.
 
-lpm (SGLang): the prompt with most cached now; ties as they came.
-vtc (Sheng et al. 2024): the tenant served least by the worker; who comes back after a pause has no credit.
-dlpm (Cao et al. 2025): lpm among tenants with credit. When no tenant that waits has any, each gets a quantum.
-    Whoever comes back keeps his debt, but no credit.
+lpm (SGLang): the prompt with the longest cached prefix; of equal ones the first to arrive.
+vtc (Sheng et al. 2024): the tenant that the worker served least; one that comes back after a pause has no
+credit. dlpm (Cao et al. 2025): lpm among tenants with credit. When no tenant that waits has any, each gets a
+quantum. A
+    tenant that comes back keeps its debt, but no credit.
 dlpm-turns: dlpm for engines that take a number with each request (vLLM's priority). A tenant's turn is how
-    many quanta he was sent before, those included that he let pass; in a turn the longest match goes first,
-    as the router knew it. Outputs are charged when they are complete.
-preble (Srivatsa et al. 2024): P groups by the cached part of the prompt, from each of which, best first, one
-    prompt more than from the one below goes in a round.
+many
+    quanta of its work were sent before, those that it let pass included. In one turn the longest cached
+    prefix goes first, as the router knew it. Outputs are charged when they are complete.
+preble (Srivatsa et al. 2024): P groups by the cached share of the prompt. In a round each group, the best
+first,
+    may send one prompt more than the next lower one.
 
-Service is tokens computed of prompts (cached ones are free) and tokens of output, each with its weight, over
-the tenant's weight. Whoever was preempted goes before all others.
+Service is the computed tokens of prompts (cached ones are free) and the tokens of output, each with its
+weight, over the tenant's weight. Preempted requests go before all others.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from planner.simulator.layout import FRONT, NONE, ROUTING
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_cached
 from planner.simulator.queues import without_root
 
-TURN_TOKENS = 2.0**22  # more than any prompt has
+TURN_TOKENS = 2.0**22  # More tokens than any prompt has, so that the cached prefix orders within a turn.
 
 
 @small_jit
@@ -51,7 +54,7 @@ def give_number(state, w, r):
 
 @where_cached(lambda state, w, r: None)
 def begin_turn(state, w, r):
-    """Request r is admitted by worker w: nobody who comes later has an earlier turn."""
+    """Request r is admitted by worker w: no request that comes later gets an earlier turn."""
     if _goes_by_turns(state, w):
         cache = state.caches.workers[w]
         cache.turn = max(cache.turn, np.floor(state.caches.prompts[r].place / TURN_TOKENS))
@@ -59,7 +62,7 @@ def begin_turn(state, w, r):
 
 @where_cached(lambda state, w, r, is_first: None)
 def line_up(state, w, r, is_first):
-    """Request r waits on worker w in a list, as it came or before all others."""
+    """Request r waits on worker w, at the end of its list or (`is_first`) before all others."""
     worker, request = state.workers[w], state.requests[r]
     cache = state.caches.workers[w]
     _rejoin(state, w, r)
@@ -79,7 +82,10 @@ def line_up(state, w, r, is_first):
 
 @kernel_jit
 def _rejoin(state, w, r):
-    """The tenant of request r has one more that waits on worker w."""
+    """The tenant of request r has one more request that waits on worker w. If it had none, it loses its
+    credit, and counts as served no less than the tenant with the least service, so that pauses are not saved
+    up.
+    """
     tenants = state.caches.tenants
     u = state.caches.prompts[r].tenant
     tenant = tenants[w, u]
@@ -104,7 +110,7 @@ def _leave_heap(state, w, r):
 
 @where_cached(_leave_heap)
 def leave(state, w, r):
-    """Request r, which is next on worker w, waits no longer."""
+    """Take request r, which is next on worker w, out of the queue."""
     worker, request = state.workers[w], state.requests[r]
     cache, prompt = state.caches.workers[w], state.caches.prompts[r]
     order = state.types[worker.type].queue_order
@@ -127,7 +133,9 @@ def leave(state, w, r):
 
 @where_cached(lambda state, w: False)
 def is_asked_again(state, w):
-    """Whether after one more step of decodes alone somebody else may be next on worker w, and find a seat."""
+    """Whether the order of the queue of worker w may change with a step of decodes, and a seat is free for
+    the request that is then next.
+    """
     worker = state.workers[w]
     kind = state.types[worker.type]
     return kind.queue_order > SRPT and worker.waiting > 0 and worker.running < kind.seats
@@ -135,7 +143,7 @@ def is_asked_again(state, w):
 
 @where_cached(lambda state, w: state.workers[w].first_waiting)
 def next_waiting(state, w):
-    """The request of which worker w computes the prompt next; NONE where none waits."""
+    """The request whose prompt worker w computes next; NONE if no request may be next."""
     worker = state.workers[w]
     first, order = worker.first_waiting, state.types[worker.type].queue_order
     if first == NONE or order <= SRPT or state.requests[first].key < 0.0:
@@ -144,7 +152,7 @@ def next_waiting(state, w):
         return _next_by_group(state, w)
     if order == DLPM:
         _refill(state, w)
-    best, most, least = NONE, NONE, np.inf  # the number of dlpm-turns is least, too
+    best, most, least = NONE, NONE, np.inf  # `most` cached nodes, or the `least` service or turn.
     r = first
     while r != NONE:
         tenant = state.caches.tenants[w, state.caches.prompts[r].tenant]
@@ -164,7 +172,9 @@ def next_waiting(state, w):
 
 @kernel_jit
 def _refill(state, w):
-    """If no tenant that waits has credit, all get quanta, as many as the first needs to have some."""
+    """If no tenant that waits has credit, all get as many quanta as the first one needs to have credit
+    again.
+    """
     tenants, quantum = state.caches.tenants, state.caches.settings[QUANTUM_TOKENS]
     while True:
         quanta = np.inf
@@ -181,6 +191,7 @@ def _refill(state, w):
 
 @kernel_jit
 def _next_by_group(state, w):
+    """The next request by preble: the first one of the best group that may still send in this round."""
     caches = state.caches
     firsts, slots = caches.firsts, caches.group_turns
     groups = len(firsts)
@@ -216,7 +227,7 @@ def _charge(state, w, u, service):
 
 @kernel_jit
 def charge_prompt(state, w, r):
-    """Request r is admitted: what is not cached of its prompt will be computed."""
+    """Request r is admitted: charge its tenant for the tokens of its prompt that are not cached."""
     begin_turn(state, w, r)
     if _is_fair(state, w):
         missed = state.requests[r].length_tokens - state.requests[r].computed_tokens
@@ -225,14 +236,14 @@ def charge_prompt(state, w, r):
 
 @where_cached(lambda state, w, r: None)
 def charge_token(state, w, r):
-    """Request r has its first token, or the next one after it was preempted."""
+    """Request r has its first token, or the first one after a preemption: charge its tenant."""
     if _is_fair(state, w):
         _charge(state, w, state.caches.prompts[r].tenant, state.caches.settings[OUTPUT_WEIGHT])
 
 
 @where_cached(lambda state, l, steps: None)
 def charge_tokens(state, l, steps):
-    """Every running decode of lane l has made so many tokens in its run, which is over."""
+    """The run of lane l is over, with `steps` tokens for every decode: charge those not charged yet."""
     if _is_fair(state, state.lanes[l].worker):
         _charge_up_to(state, l, steps)
         state.caches.charged[l] = 0
@@ -240,7 +251,7 @@ def charge_tokens(state, l, steps):
 
 @where_cached(lambda state, w, time_s: None)
 def charge_running(state, w, time_s):
-    """Somebody comes to worker w in the middle of a run: what was made of it so far counts."""
+    """A request comes to worker w in the middle of a run: charge the tokens that were generated so far."""
     if not _is_fair(state, w):
         return
     worker = state.workers[w]
@@ -262,7 +273,7 @@ def _charge_up_to(state, l, steps):
 
 @where_cached(lambda state, r: None)
 def settle(state, r):
-    """Request r is finished: its output is charged, and what e2 takes for that of others."""
+    """Request r is finished: charge its output, and let routing e2 learn its length."""
     caches = state.caches
     note_output(state, r)
     w, u = state.requests[r].prefill_worker, caches.prompts[r].tenant

@@ -4,13 +4,12 @@ Each rank schedules for itself: a queue, a batch, KV blocks and seats of its own
 all of them at once, because experts need the tokens of all (joint_steps.py). A rank with nothing to do runs
 an empty batch as long as another one has work, and takes what comes meanwhile into the next step.
 
-Routers choose a worker; which of its ranks takes the request the worker itself decides: the one with the
-fewest requests in flight, and among equals the next in turn. It knows them as they are. Left out is what vLLM
-adds to that where a rank has prompts waiting and more than half of its KV in use, that earlier releases went
-by 4 * waiting + running, as ranks had told up to 100 ms before, and that after its last request a worker goes
-on with empty batches for up to 16 steps.
+Routers choose a worker, and the worker chooses the rank that takes the request: the one with the fewest
+requests in flight, and among equals the next in turn. Left out are: what vLLM adds to the score of a rank
+with waiting prompts and more than half of its KV in use; the score 4 * waiting + running of earlier releases,
+which was up to 100 ms old; and the up to 16 steps of empty batches that follow a worker's last request.
 
-Here a rank is a worker of the kernel's state. The first one's lane has the events of all.
+Each rank is a worker of the kernel's state. Events are those of the first rank's lane.
 """
 
 from __future__ import annotations
@@ -24,18 +23,19 @@ from planner.simulator.numba_compile import where_ranked
 
 @where_ranked(lambda state, w: state.workers[w].first_lane)
 def event_lane(state, w):
-    """The first lane whose events are those of worker w."""
+    """The lane that has the events of worker w: its own first one, or that of its first rank."""
     return state.workers[state.dp_ranks[w].first].first_lane
 
 
 @where_ranked(lambda state, w: True)
 def leads(state, w):
-    """Whether routers see worker w: of ranks the first."""
+    """Whether routers see worker w; of several ranks they see only the first."""
     return state.dp_ranks[w].first == w
 
 
 @where_ranked(lambda state, w: ONE)
 def rank_count(state, w):
+    """How many ranks the worker has that rank w belongs to."""
     return state.dp_ranks[w].count
 
 
@@ -67,7 +67,7 @@ def rank_for_new(state, w):
 
 @where_ranked(lambda state, w, steps: None)
 def shorten_ranks(state, w, steps):
-    """The run of worker w, and of the ranks beside it, has so many steps."""
+    """Set the steps of the run of rank w and of the worker's other ranks."""
     first = state.dp_ranks[w].first
     for v in range(first, first + state.dp_ranks[w].count):
         state.lanes[state.workers[v].first_lane].run_steps = steps

@@ -1,7 +1,8 @@
-"""Seconds of a step, in each form of step times the simulator knows.
+"""Seconds of a step, in each form of step times that the simulator knows. Symbols are those of
+`models.latency`.
 
 FIVE              t = f(N) + a A_p + b D + d K + e P, + m K if P > 0, with h in f    (planner.models.latency)
-                  of a data-parallel rank what is its own: ranks.py adds what all have together
+                  for a data-parallel rank only its own part: joint_steps.py adds what all ranks share
 SPLITWISE_LOOKUP  prompts p(tokens); decodes q(D) + b D + d K; both m p(tokens) + b D + d K
 VIDUR_TABLES      u(ceil(N / 8)) + v(C, sqrt(sum n^2)) (1 + o [P > 1])
                   + w(D, ceil(K / D / 64)) (1 + o' [D > 1])
@@ -9,8 +10,9 @@ DISTSERVE_FIT     a + b sum n + c sum n^2, or a' + b' K + c' D; the first stage 
 CORRECTED         g(step) exp(r(step)) + h  (planner.models.correction)
 SPECULATIVE       FIVE of all tokens that are checked, and a drafter's passes  (planner.models.speculation)
 
-C = sum over the chunks of ceil(cached / 64). A step beyond the tables never ends. What p counts besides the
-prompts' tokens is a setting of the form. `planner.models.foreign_forms` makes the tables, and the numbers k.
+C = sum over the chunks of ceil(cached / 64). A step that is larger than the tables takes infinitely long, and
+`replay.results` says so. Whether p counts decodes too is a setting of the form.
+`planner.models.foreign_forms` makes the tables and the numbers k, and says what each of these is.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ from planner.models.foreign_forms import CORRECTED, DISTSERVE_FIT, FIVE, SPECULA
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 
 UNBOUNDED = np.int64(2**62)
-LONGEST_FALL_FRAC = 0.001
+LONGEST_FALL_FRAC = 0.001  # Where step times fall, a run is cut so that they fall by no more than this share.
 
 
 @kernel_jit
 def engine_seconds(state, kind, lane, more_s):
-    """The same with the engine's host h beside the GPUs' seconds g: g + h, or max(g, h) + r where the host
-    works while they do, and no shorter than its API server takes for the step's tokens. In a pipeline it is
-    the first stage that waits for the host. `more_s` of the GPUs come on top.
+    """`step_seconds` with `more_s` seconds of the GPUs and the engine's host. With GPU seconds g and host
+    seconds h a step takes g + h, or max(g, h) + r if the host works beside the GPUs and r is the rest; and no
+    less than the API server takes for the step's tokens. In a pipeline the first stage waits for the host.
     """
     stage_s, extra_s, send_s, growth_s, steps = step_seconds(state, kind, lane)
     return with_host(kind, lane, stage_s, extra_s + more_s, send_s, growth_s, steps)
@@ -36,15 +38,15 @@ def engine_seconds(state, kind, lane, more_s):
 
 @small_jit
 def with_host(kind, lane, stage_s, extra_s, send_s, growth_s, steps):
-    """`step_seconds`, with the engine's host."""
+    """The result of `step_seconds` with the engine's host, as in `engine_seconds`."""
     sequences = lane.decodes * lane.is_decoding + lane.prefills
     host_s = kind.host_s[0] + kind.host_s[1] * sequences
-    least_s, added_s = kind.token_s * sequences, host_s  # of g + added_s
+    least_s, added_s = kind.token_s * sequences, host_s  # A step takes max(g + added_s, least_s).
     if kind.overlaps > 0:
         added_s = kind.rest_s[0] + kind.rest_s[1] * sequences
         least_s = max(least_s, host_s + added_s)
     short_s = least_s - (stage_s + extra_s + added_s)
-    if short_s > 0.0:  # until steps have grown as long
+    if short_s > 0.0:  # Steps all take least_s until g has grown beyond that.
         if growth_s > 0.0:
             steps = min(steps, int(short_s / growth_s) + 1)
         return stage_s, extra_s + added_s + short_s, send_s, 0.0, steps
@@ -75,7 +77,7 @@ def step_seconds(state, kind, lane):
 
 @where_rare(lambda state, kind, lane: (np.inf, 0.0, 0.0, 0.0, UNBOUNDED))
 def _other_seconds(state, kind, lane):
-    """... in another form than FIVE."""
+    """`step_seconds` in another form than FIVE."""
     k, at, width, tables = kind.numbers, kind.table_at, kind.table_width, state.tables
     decodes, kv_tokens = lane.decodes * lane.is_decoding, lane.kv_sum * lane.is_decoding
     prefill, pairs, squares, chunks = lane.prefill_tokens, lane.pairs, lane.squares, lane.prefills
@@ -98,7 +100,8 @@ def _other_seconds(state, kind, lane):
         t = k[i] + k[i + 1] * kv_tokens + k[i + 2] * decodes
         return t / kind.pp, extra, 0.0, k[i + 1] * decodes / kind.pp + k[11] * decodes, UNBOUNDED
     if kind.form == CORRECTED:
-        more = UNBOUNDED  # steps after this one whose context counts as much
+        # How many steps after this one have the same context, rounded up to the table's grid.
+        more = UNBOUNDED
         if width[3] > 1 and decodes > 0:
             context = int(kv_tokens) // decodes
             more = -context % width[3]
@@ -132,7 +135,9 @@ def _other_seconds(state, kind, lane):
 
 @kernel_jit
 def _speculative_s(tables, kind, lane, decodes, kv_tokens):
-    """Seconds of a step in which every decode checks its drafts, and of those that draft the next ones."""
+    """Seconds of a step in which every decode checks its drafts, and of the passes that draft the next
+    ones.
+    """
     k, f, drafts = kind.numbers, kind.table_at[0], kind.numbers[6]
     chunks, rows = lane.prefills, decodes + lane.prefills
     read = k[2] * (kv_tokens + drafts * decodes)
@@ -151,9 +156,9 @@ def _speculative_s(tables, kind, lane, decodes, kv_tokens):
 def _corrected_decodes_s(tables, kind, decodes, kv_tokens):
     """(first, growth, steps) of steps of decodes alone, until their mean context comes to the next knot.
 
-    The correction is linear in the context between knots, so t is nearly linear: it is exact at both ends.
-    Whoever counts steps relies on growth >= 0, so where t falls its mean stands for it, over 0.1 % of fall at
-    the most.
+    The correction is linear in the context between knots, so t is nearly linear, and exact at both ends. Runs
+    must not get shorter from step to step (growth >= 0). Where t falls, its mean stands for it, in a run so
+    short that t falls by at most LONGEST_FALL_FRAC.
     """
     k, at, knots = kind.numbers, kind.table_at, kind.table_width[1]
     floor_s = np.sqrt(k[0] * k[0] + (k[2] * decodes) ** 2) + k[4] * decodes
@@ -162,12 +167,12 @@ def _corrected_decodes_s(tables, kind, decodes, kv_tokens):
     left, right = tables[at[3] + i], tables[at[3] + i + 1]
     cell = at[2] + decodes * knots + i
     slope = (tables[cell + 1] - tables[cell]) / (right - left)
-    more = max(int(right - context), 0)  # steps after the first
+    more = max(int(right - context), 0)  # How many steps follow the first one before the knot.
     first = (floor_s + k[5] * kv_tokens) * (tables[cell] + slope * (context - left))
     last = (floor_s + k[5] * (kv_tokens + more * decodes)) * (tables[cell] + slope * (context + more - left))
     if last > first:
         return first + k[11], (last - first) / more, more + 1
-    fall = (first - last) / max(more, 1)  # per step
+    fall = (first - last) / max(more, 1)  # By how much a step is shorter than the one before.
     if fall * more > LONGEST_FALL_FRAC * first:
         more = int(LONGEST_FALL_FRAC * first / fall)
     return first - 0.5 * fall * more + k[11], 0.0, more + 1

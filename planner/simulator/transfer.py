@@ -1,4 +1,10 @@
-"""From prefill to decode: KV blocks cross the link once the decode worker has room for them."""
+"""Hand-offs from prefill to decode workers: KV blocks cross the link once the decode worker has room for
+them.
+
+Steps are simulated as runs of equal ones. When something comes to a worker, its run is cut after the step in
+progress. `cause` is the lane or the link whose event brought it, NONE for an arrival: of two events at one
+moment the lower index comes first.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +52,7 @@ def cut(state, w, time_s, cause):
 
 @kernel_jit
 def _cut_after_next(state, l, time_s):
-    """... of an asynchronous engine: what came at `time_s` is not in the step that was formed before."""
+    """Cut the run of lane l of an asynchronous engine one step later, as the next step is formed already."""
     lane = state.lanes[l]
     if lane.run_steps > 1:
         j = 1
@@ -57,6 +63,7 @@ def _cut_after_next(state, l, time_s):
 
 @kernel_jit
 def _cut_after(state, l, steps):
+    """End the run of lane l after so many steps, if it is longer."""
     lane = state.lanes[l]
     if steps < lane.run_steps:
         lane.run_steps = steps
@@ -66,15 +73,15 @@ def _cut_after(state, l, steps):
 
 @small_jit
 def known_s(time_s, cause):
-    """When an asynchronous engine knows what came at `time_s`: after a step that starts just then, unless it
-    is an arrival that nothing caused.
+    """When an asynchronous engine knows of what came at `time_s`: an arrival at once, all else only after a
+    step that starts at that moment.
     """
     return time_s if cause == NONE else np.nextafter(time_s, np.inf)
 
 
 @kernel_jit
 def wake(state, w, time_s, cause):
-    """Something came to worker w: it starts a step now where a lane is idle, else when the step ends."""
+    """Something came to worker w: start a step now if a lane is idle, or when the step in progress ends."""
     worker = state.workers[w]
     first, lanes = event_lane(state, w), state.types[worker.type].lanes
     for l in range(first, first + lanes):
@@ -89,8 +96,8 @@ def wake(state, w, time_s, cause):
 
 @kernel_jit
 def wake_for_kv(state, v, r, time_s, cause):
-    """The KV of request r is on worker v. An engine's worker looks for KV as it starts a step, and tells the
-    scheduler with that step's tokens; an idle one looks all the time.
+    """The KV of request r has arrived on worker v. vLLM looks for KV when a step starts, and its scheduler
+    learns of it with the tokens of that step; an idle worker looks all the time.
     """
     worker, request = state.workers[v], state.requests[r]
     delay, l = state.types[worker.type].kv_delay_steps, event_lane(state, v)
@@ -107,9 +114,8 @@ def wake_for_kv(state, v, r, time_s, cause):
 
 @kernel_jit
 def _has_room(state, w, r, time_s):
-    """Whether the decode worker w may reserve blocks for request r. Those its run will take are not free, nor
-    those that prompts in part still need, nor is what its batching keeps free, for prompts and for every
-    decode.
+    """Whether the decode worker w may reserve blocks for request r. Not free are the blocks that its run will
+    take, those that prompts computed in part still need, and those that its batching policy keeps free.
     """
     worker = state.workers[w]
     kind = state.types[worker.type]
@@ -132,9 +138,9 @@ def _has_room(state, w, r, time_s):
 
 @kernel_jit
 def _has_room_beside(state, w, r, steps):
-    """... of an asynchronous engine, `steps` steps of whose run are begun: the step after them is formed. So
-    everybody there has the blocks of all tokens that come with these steps, those who are handed over if they
-    find a seat; and who was preempted goes first.
+    """`_has_room` on an asynchronous engine that has begun `steps` steps of its run, and has formed the next
+    one. So its requests have the blocks of all tokens of these steps, as have earlier hand-offs that find a
+    seat. Preempted requests go first.
     """
     worker = state.workers[w]
     kind = state.types[worker.type]
@@ -177,7 +183,7 @@ def _next_blocks(state, w, r):
 
 @small_jit
 def is_full(state, w):
-    """Whether the first of the hand-offs to worker w waits for blocks that others have."""
+    """Whether the first hand-off to worker w waits for blocks that other requests have."""
     worker = state.workers[w]
     blocks = worker.used_blocks + worker.asked_blocks
     return worker.head[INBOUND] != NONE and blocks > state.types[worker.type].kv_blocks
@@ -196,8 +202,8 @@ def _cut_for(state, w, r, time_s, cause):
 
 @kernel_jit
 def receive_late(state, w, time_s):
-    """What asynchronous engines do as a step begins, or none: who left with the step before has given its
-    blocks back.
+    """Receive hand-offs when an asynchronous engine begins a step or finds none to begin: only then have
+    requests that ended in the step before given their blocks back.
     """
     if state.types[state.workers[w].type].is_async:
         for v in range(w, w + rank_count(state, w)):
@@ -206,8 +212,8 @@ def receive_late(state, w, time_s):
 
 @kernel_jit
 def receive(state, w, time_s, cause):
-    """Start the transfers for which the decode worker w has blocks, in order of hand-off; a long run is cut
-    short before giving up.
+    """Start the transfers for which the decode worker w has blocks, in order of hand-off. If blocks are
+    missing, its run is cut short first, since the blocks of its later steps are free then.
     """
     worker = state.workers[w]
     while worker.head[INBOUND] != NONE:
@@ -264,7 +270,7 @@ def _transfer(state, r, blocks, time_s):
 
 @kernel_jit
 def end_transfer(state, time_s):
-    """The transfer that ends first is complete: its request."""
+    """The transfer that ends first is complete; returns its request."""
     link = state.link[0]
     r = link.root
     link.root = without_root(state.requests, r)
