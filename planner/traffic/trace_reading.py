@@ -21,7 +21,7 @@ import pandas as pd
 
 from planner.errors import TraceError
 from planner.files.checked_files import open_text
-from planner.traffic import csv_tables
+from planner.traffic import agent_files, csv_tables
 from planner.traffic.formats import NESTED, TraceRows, accepted_columns, is_known_format
 from planner.traffic.logs.log_reading import ANY, LogOptions, LogSource, Read, read_logs
 from planner.traffic.texts import json_object
@@ -29,7 +29,11 @@ from planner.traffic.trace import Trace, spread_stamps
 from planner.traffic.trace_cache import read_once
 
 _BLOCK_BYTES = 16 * 2**20
-LONG_LINES = (b'{"resourceSpans"', b"[")  # how files begin whose lines may be long: whole documents
+LONG_LINES = (
+    b'{"resourceSpans"',
+    b"[",
+    *agent_files.LONG_LINES,
+)  # how files begin whose lines may be long: whole documents
 
 
 def read_trace(
@@ -53,6 +57,11 @@ def read_files(
     """The same, with what was read; several files are logs of one clock, and become one trace."""
     with ExitStack() as stack:
         sources = [_opened(path, stack) for path in paths]
+        kind = None
+        if len(sources) == 1 and not how.says_something and sources[0].first[:1] == b"{":
+            kind = agent_files.kind_of(sources[0].first, sources[0].sample_lines())
+        if kind is not None:
+            return Read(agent_files.read_agent_file(kind, sources[0].path, sources[0].lines()), kind, None)
         if len(sources) == 1 and not how.says_something and _has_format(sources[0]):
             source = sources[0]
             read = _read_jsonl if source.first[:1] == b"{" else _read_csv

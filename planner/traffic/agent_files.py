@@ -1,0 +1,293 @@
+"""Recorded sessions of agents as traces: AgentX (Weka captures) and agentic Mooncake.
+
+    weka        one JSON object for each conversation: `requests` of `t` [s], `in`, `out`, `hash_ids` in
+                blocks of `block_size`, `api_time` [s], `think_time` [s]; entries of `type: subagent` have
+                requests of their own (semianalysisai/cc-traces-weka-*, read by aiperf)
+    agentic     JSON lines by session: `session_id`, `input_length` of what a turn adds, `output_length`,
+    Mooncake    `hash_ids` of what it adds in blocks of 512, `delay` [ms] before it (aiperf synthesize
+                agentic-code)
+
+Who waits for whom is told by the clock where a file does not say it: a request waits for the last one of its
+agent that had ended, and for those of sub-agents sent out since; the first one of a sub-agent for the last
+one of whoever sent it out. What it waited beyond that is its pause. Requests that overlap their agent's last
+one are parallel to it. Conversations have clocks of their own: all begin at 0, so as many agents are at work
+as there are conversations (`deal_sessions` makes it fewer).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.errors import InputError, TraceError
+from planner.files.document_values import show_value
+from planner.traffic.sessions import session_numbers
+from planner.traffic.tasks import tasks_of
+from planner.traffic.trace import IntArray, Trace, no_edges, no_ids
+
+WEKA, MOONCAKE = "weka", "agentic-mooncake"
+MOONCAKE_BLOCK = 512
+LONG_LINES = (b'{"id"', b'{"requests"', b'{"models"')  # how conversations begin whose lines may be long
+_MOONCAKE_KEYS = {"session_id", "input_length", "output_length"}
+
+
+@dataclass(slots=True)
+class _Call:
+    """A request of a conversation: `thread` is its agent, "" the main one."""
+
+    thread: str
+    start_s: float
+    end_s: float
+    input_tokens: int
+    output_tokens: int
+    ids: list[int]
+    think_s: float | None = None
+    begins_task: bool = False
+    parents: list[int] = field(default_factory=list)
+    task: int = 0
+
+
+def kind_of(first: bytes, sample: Sequence[bytes]) -> str | None:
+    """WEKA or MOONCAKE, by the first line or, of the latter, by the first lines; None for any other file."""
+    head = _object_of(first)
+    requests = head.get("requests")
+    if isinstance(requests, list) and requests and isinstance(requests[0], dict):
+        return WEKA if {"t", "in", "out"} <= set(requests[0]) or "requests" in requests[0] else None
+    rows = [_object_of(line) for line in sample]
+    has_keys = _MOONCAKE_KEYS <= set(head)
+    return MOONCAKE if has_keys and any("delay" in row for row in rows) else None
+
+
+def _object_of(line: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def read_agent_file(kind: str, path: Path, lines: Iterable[tuple[int, bytes]]) -> Trace:
+    """The trace of a file of this kind. Raises TraceError naming file and line for what cannot be read."""
+    conversations = _weka(path, lines) if kind == WEKA else _mooncake(path, lines)
+    calls: list[_Call] = []
+    owners: list[int] = []
+    tasks, block = 0, MOONCAKE_BLOCK
+    for number, (own, own_block) in enumerate(conversations):
+        block = own_block
+        tasks = _link(own, first=len(calls), tasks=tasks)
+        calls += own
+        owners += [number] * len(own)
+    if not calls:
+        raise TraceError(f"{path}: holds no request with tokens")
+    return _trace(path, kind, calls, np.array(owners), block)
+
+
+def _weka(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
+    known: dict[tuple[object, int], int] = {}
+    sizes = set()
+    for number, line in lines:
+        if not line.strip():
+            continue
+        where, row = f"{path}, line {number}", _object_of(line)
+        if not isinstance(row.get("requests"), list):
+            raise TraceError(f"{where}: expected an object with a list of requests, found {show_value(row)}")
+        sizes.add(_number(row, "block_size", where, usual=64))
+        if len(sizes) > 1:
+            raise TraceError(f"{where}: block_size differs from line to line: {sorted(sizes)}")
+        scope = "all" if row.get("hash_id_scope") == "global" else number
+        calls = list(_weka_calls(row["requests"], "", 0.0, where))
+        for call in calls:
+            call.ids = [known.setdefault((scope, each), len(known)) for each in call.ids]
+        if calls:
+            yield calls, int(min(sizes))
+
+
+def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) -> Iterator[_Call]:
+    for i, row in enumerate(requests):
+        here = f"{where}: requests[{i}]"
+        if not isinstance(row, dict):
+            raise TraceError(f"{here}: expected an object, found {show_value(row)}")
+        start_s = _number(row, "t", here, usual=0.0)
+        if isinstance(row.get("requests"), list):
+            inner = row["requests"]
+            firsts = [each.get("t", 0.0) for each in inner if isinstance(each, dict)]
+            relative = bool(firsts) and min(firsts) < start_s  # Raw captures count from the marker.
+            name = f"{thread}/{row.get('agent_id', i)}"
+            yield from _weka_calls(inner, name, start_s if relative else 0.0, here)
+            continue
+        tokens_in, tokens_out = (int(_number(row, key, here)) for key in ("in", "out"))
+        if tokens_in < 1 or tokens_out < 1:
+            continue  # Requests that failed have no tokens.
+        start_s += since_s
+        ids = row.get("hash_ids") or []
+        if not isinstance(ids, list) or not all(isinstance(each, int) for each in ids):
+            raise TraceError(f"{here}: hash_ids: expected a list of whole numbers, found {show_value(ids)}")
+        kinds = row.get("input_types")
+        yield _Call(
+            thread,
+            start_s,
+            start_s + _number(row, "api_time", here, usual=0.0),
+            tokens_in,
+            tokens_out,
+            ids,
+            _number(row, "think_time", here) if "think_time" in row else None,
+            begins_task=not thread and isinstance(kinds, list) and "tool_result" not in kinds,
+        )
+
+
+def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
+    """Turns say what they add: prompts hold all before, and answers have blocks of their own."""
+    sessions: dict[str, list[_Call]] = {}
+    known: dict[object, int] = {}
+    for number, line in lines:
+        if not line.strip():
+            continue
+        where, row = f"{path}, line {number}", _object_of(line)
+        if not set(row) >= _MOONCAKE_KEYS:
+            raise TraceError(
+                f"{where}: expected {', '.join(sorted(_MOONCAKE_KEYS))}, found {show_value(row)}"
+            )
+        calls = sessions.setdefault(str(row["session_id"]), [])
+        added, said = (int(_number(row, key, where)) for key in ("input_length", "output_length"))
+        if added < 1 or said < 1:
+            continue
+        before = calls[-1] if calls else None
+        tokens = added + (before.input_tokens + before.output_tokens if before else 0)
+        ids = list(before.ids) if before else []
+        if before:
+            last = (before.input_tokens + before.output_tokens) // MOONCAKE_BLOCK
+            ids += [known.setdefault((id(calls), k), len(known)) for k in range(len(ids), last)]
+        ids += [known.setdefault(each, len(known)) for each in row.get("hash_ids") or []]
+        delay_s = _number(row, "delay", where, usual=0.0) / 1000
+        start_s = before.end_s + delay_s if before else _number(row, "timestamp", where, usual=0.0) / 1000
+        ids = ids[: -(-tokens // MOONCAKE_BLOCK)]
+        calls.append(_Call("", start_s, start_s, tokens, said, ids, delay_s if before else None))
+    for calls in sessions.values():
+        if calls:
+            yield calls, MOONCAKE_BLOCK
+
+
+def _number(row: Mapping[str, Any], key: str, where: str, *, usual: float | None = None) -> float:
+    value = row.get(key, usual)
+    if value is None and usual is not None:
+        value = usual
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e12:
+        raise TraceError(f"{where}: {key}: expected a number >= 0, found {show_value(value)}")
+    return float(value)
+
+
+def _link(calls: list[_Call], *, first: int, tasks: int) -> int:
+    """Say of each call of a conversation whom it waits for, as places in all calls, and which task it is of;
+    the next number of a task.
+    """
+    calls.sort(key=lambda call: call.start_s)
+    begun = False
+    for i, call in enumerate(calls):
+        ended = [k for k in range(i) if calls[k].end_s <= call.start_s]
+        own = [k for k in ended if calls[k].thread == call.thread]
+        parents = own[-1:]
+        if own:
+            since = calls[own[-1]].start_s
+            last_of = {
+                calls[k].thread: k
+                for k in ended
+                if calls[k].thread.rpartition("/")[0] == call.thread
+                and calls[k].thread != call.thread
+                and calls[k].start_s >= since
+            }
+            parents += last_of.values()
+        elif call.thread:
+            above = call.thread.rpartition("/")[0]
+            parents = [k for k in range(i) if calls[k].thread == above and calls[k].end_s <= call.start_s][
+                -1:
+            ]
+        if call.think_s is None:
+            ends_s = max((calls[k].end_s for k in parents), default=call.start_s)
+            call.think_s = max(call.start_s - ends_s, 0.0)
+        call.parents = [first + k for k in parents]
+        if call.begins_task and begun:
+            tasks += 1
+        begun = begun or not call.thread
+        call.task = tasks
+    return tasks + 1
+
+
+def _trace(path: Path, kind: str, calls: list[_Call], owners: IntArray, block: int) -> Trace:
+    at_s: list[float] = []
+    for call in calls:
+        waits_s = max((at_s[k] for k in call.parents), default=0.0)
+        at_s.append(waits_s + (call.think_s or 0.0) if call.parents else call.start_s)
+    arrival_s = np.array(at_s)
+    order = np.lexsort((np.arange(len(calls)), arrival_s))
+    place = np.empty(len(calls), np.int64)
+    place[order] = np.arange(len(calls))
+    edges = np.array(
+        [(place[i], place[k]) for i, call in enumerate(calls) for k in call.parents], np.int64
+    ).reshape(-1, 2)
+    prompts = [calls[i].ids[: -(-calls[i].input_tokens // block)] for i in order.tolist()]
+    offsets = np.concatenate(([0], np.cumsum([len(ids) for ids in prompts])))
+    sessions = int(owners.max()) + 1
+    return Trace(
+        name=path.name.removesuffix(".gz"),
+        arrival_s=arrival_s[order] - arrival_s[order[0]],
+        input_tokens=np.array([calls[i].input_tokens for i in order.tolist()]),
+        output_tokens=np.array([calls[i].output_tokens for i in order.tolist()]),
+        prefix_offsets=offsets,
+        prefix_ids=np.array([each for ids in prompts for each in ids], np.int64),
+        prefix_block_tokens=block if offsets[-1] else 0,
+        after=edges[np.lexsort((edges[:, 0], edges[:, 1]))],
+        think_s=np.array([call.think_s or 0.0 for call in calls])[order]
+        * np.array([bool(calls[i].parents) for i in order.tolist()]),
+        task=np.array([call.task for call in calls])[order],
+        notes=(
+            f"{sessions} sessions of agents ({kind}), {len(calls)} requests; waits told by who had ended",
+        ),
+    )
+
+
+def deal_sessions(trace: Trace, agents: int, *, seed: int = 0) -> Trace:
+    """The same sessions for so many agents, each with one after the other, in random order: the next one goes
+    to whoever has the fewest tokens of output behind it. Raises InputError for more agents than sessions.
+    """
+    session = session_numbers(trace)
+    count = int(session.max()) + 1
+    if not 1 <= agents <= count:
+        raise InputError(f"agents: expected 1 to {count}, as many as there are sessions, found {agents}")
+    rows = np.split(np.argsort(session, kind="stable"), np.cumsum(np.bincount(session))[:-1])
+    is_waited_for = np.zeros(len(trace), dtype=bool)
+    is_waited_for[trace.after[:, 1]] = True
+    parents: list[list[int]] = [[] for _ in range(len(trace))]
+    for child, parent in trace.after.tolist():
+        parents[child].append(parent)
+    load, last = np.zeros(agents), [list[int]() for _ in range(agents)]
+    at_s, sequence = np.zeros(len(trace)), np.zeros(len(trace), np.int64)
+    done = 0
+    for k in np.random.default_rng(seed).permutation(count).tolist():
+        agent, own = int(np.argmin(load)), rows[k].tolist()
+        free_s = max((at_s[i] for i in last[agent]), default=0.0)
+        for i in own:
+            if parents[i]:
+                at_s[i] = max(at_s[parent] for parent in parents[i]) + trace.think_s[i]
+            else:
+                at_s[i], parents[i] = free_s, list(last[agent])
+            sequence[i], done = done, done + 1
+        load[agent] += trace.output_tokens[own].sum()
+        last[agent] = [i for i in own if not is_waited_for[i]]
+    order = np.lexsort((sequence, at_s))
+    place = np.empty(len(trace), np.int64)
+    place[order] = np.arange(len(trace))
+    after = np.array([(place[i], place[k]) for i, own in enumerate(parents) for k in own], np.int64)
+    after = after.reshape(-1, 2)
+    tasks = tasks_of(trace)
+    dealt = replace(trace, after=no_edges()).select(order, arrival_s=at_s[order])
+    return replace(
+        dealt,
+        after=after[np.lexsort((after[:, 0], after[:, 1]))],
+        task=no_ids() if tasks is None else tasks.number[order],
+        notes=(*trace.notes, f"{count} sessions dealt to {agents} agents at once"),
+    )

@@ -1,0 +1,114 @@
+"""Recorded sessions of agents: AgentX (Weka) and agentic Mooncake, read as graphs of requests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.errors import InputError, TraceError
+from planner.traffic.agent_files import deal_sessions
+from planner.traffic.sessions import session_numbers
+from planner.traffic.tasks import tasks_of
+from planner.traffic.trace_reading import read_trace
+
+
+def call(t: float, tokens: int, ids: list[int], **more: Any) -> dict[str, Any]:
+    return {"t": t, "type": "n", "in": tokens, "out": 10, "hash_ids": ids, "api_time": 2.0, **more}
+
+
+CONVERSATION = {
+    "id": "one",
+    "block_size": 64,
+    "hash_id_scope": "local",
+    "requests": [
+        call(0.0, 128, [1, 2]),
+        {
+            "type": "subagent",
+            "t": 3.0,
+            "agent_id": "a",
+            "requests": [call(3.0, 64, [9]), call(6.0, 128, [9, 8])],
+        },
+        {"type": "subagent", "t": 3.0, "agent_id": "b", "requests": [call(3.5, 64, [7])]},
+        call(10.0, 256, [1, 2, 3, 4], think_time=1.5),
+        call(13.0, 300, [1, 2, 3, 4], input_types=["text"]),
+    ],
+}
+
+
+def written(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_turn_waits_for_the_sub_agents_that_it_sent_out(tmp_path: Path) -> None:
+    """Main at 0, a at 3 and 6, b at 3.5, main at 10 and 13; each takes 2 s. The last one begins a task."""
+    trace = read_trace(written(tmp_path / "weka.jsonl", CONVERSATION))
+    by_tokens = {int(tokens): i for i, tokens in enumerate(trace.input_tokens.tolist()) if tokens > 128}
+    join, last = by_tokens[256], by_tokens[300]
+    parents = trace.after[trace.after[:, 0] == join, 1]
+    assert len(parents) == 3 and trace.think_s[join] == 1.5
+    assert trace.think_s[last] == 1.0 and trace.after[trace.after[:, 0] == last, 1].tolist() == [join]
+    assert len(np.unique(session_numbers(trace))) == 1
+    tasks = tasks_of(trace)
+    assert tasks is not None and len(tasks.last) == 2
+    assert trace.prefix_block_tokens == 64 and len(trace.prefix_ids) == 14
+
+
+def test_ids_of_two_conversations_are_their_own(tmp_path: Path) -> None:
+    """Unless the file says that they are of one scope."""
+    for scope, count in (("local", 14), ("global", 7)):
+        one = CONVERSATION | {"hash_id_scope": scope}
+        trace = read_trace(written(tmp_path / "weka.jsonl", one, one))
+        assert len(np.unique(trace.prefix_ids)) == count
+        assert len(np.unique(session_numbers(trace))) == 2
+
+
+def test_agentic_mooncake_says_what_turns_add(tmp_path: Path) -> None:
+    """1,536 tokens, then 320 + 768 more: the second prompt begins with the first and has 2,624."""
+    rows = [
+        {
+            "session_id": "s",
+            "input_length": 1536,
+            "output_length": 320,
+            "hash_ids": [0, 1, 2],
+            "timestamp": 0.0,
+        },
+        {"session_id": "s", "input_length": 768, "output_length": 180, "hash_ids": [50, 51], "delay": 2450.0},
+    ]
+    trace = read_trace(written(tmp_path / "mooncake.jsonl", *rows))
+    assert trace.input_tokens.tolist() == [1536, 2624] and trace.think_s.tolist() == [0.0, 2.45]
+    first, second = np.split(trace.prefix_ids, trace.prefix_offsets[1:-1])
+    assert (second[: len(first)] == first).all() and len(second) == 5
+    assert trace.after.tolist() == [[1, 0]]
+
+
+def test_sessions_are_dealt_to_fewer_agents(tmp_path: Path) -> None:
+    """Six conversations to two agents: two chains, all requests and tasks are there."""
+    whole = read_trace(written(tmp_path / "weka.jsonl", *[CONVERSATION] * 6))
+    dealt = deal_sessions(whole, 2)
+    assert len(np.unique(session_numbers(dealt))) == 2 and len(dealt) == len(whole)
+    before, after = tasks_of(whole), tasks_of(dealt)
+    assert before is not None and after is not None and len(before.last) == len(after.last) == 12
+    assert sorted(dealt.input_tokens.tolist()) == sorted(whole.input_tokens.tolist())
+    with pytest.raises(InputError, match="expected 1 to 6, as many as there are sessions, found 7"):
+        deal_sessions(whole, 7)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (CONVERSATION | {"requests": [call(0.0, 64, [1]), 3]}, r"line 1: requests\[1\]: expected an object"),
+        (CONVERSATION | {"requests": [call(-1.0, 64, [1])]}, "t: expected a number >= 0"),
+        (CONVERSATION | {"requests": [call(0.0, 64, ["x"])]}, "hash_ids: expected a list of whole numbers"),  # type: ignore[list-item]
+        (CONVERSATION | {"requests": [call(0.0, 0, [])]}, "holds no request with tokens"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_line(
+    tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TraceError, match=message):
+        read_trace(written(tmp_path / "weka.jsonl", row))
