@@ -1,16 +1,15 @@
-"""Machine code that Numba has made, kept on disk between runs: a file per function and types of arguments.
+"""A cache on disk for machine code that Numba compiles: a file per function and types of arguments.
 
-Numba's own cache lets every run fail once a file of it is damaged, a disk is full or no folder can be
-written. It also tells copies of one tree apart and never deletes. Here each file begins with the digest of
-the rest, so a damaged one is made anew; what cannot be written is done without, and one line says so; files
-that another version of the source has left are deleted by the next one that is written.
+Numba's own cache makes every run fail once a file of it is damaged, the disk is full or its folder cannot be
+written. It also compiles anew for each copy of the same sources, and never deletes. Here each file begins
+with the digest of the rest, so a damaged one is compiled anew. If nothing can be written, one line says so
+and each run compiles. Files of earlier versions of a source are deleted when a new one is written.
 
 The name of a file holds what its code depends on: the source file of the function, what it closes over, the
-types, Numba and Python, the processor, and whether indices are checked. Files lie in the folder __pycache__
-beside the source, or, where that cannot be written, in the user's cache folder; NUMBA_CACHE_DIR is in place
-of both.
+types, Numba and Python, the processor, and whether indices are checked. Files are in the folder __pycache__
+beside the source or, if that cannot be written, in the user's cache folder. NUMBA_CACHE_DIR replaces both.
 
-Of processes that want the same code at once, one makes it and the others wait for its file.
+Of several processes that need the same code at once, one compiles it and the others wait for its file.
 """
 
 from __future__ import annotations
@@ -38,10 +37,11 @@ from planner.files.checked_files import user_cache
 
 LOG = logging.getLogger("fleetplan.code_cache")
 DIGEST_BYTES = 32
-PATIENCE_S = 120.0  # several times the longest compilation; after it a waiting process compiles too
+PATIENCE_S = 120.0  # Several times the longest compilation. After that a waiting process compiles too.
 LOOK_AGAIN_S = 0.05
-TURN = ".turn"  # suffix of the file that a process locks while it compiles
+TURN = ".turn"  # The suffix of the file that a process locks while it is its turn to compile.
 
+# These parts of Numba have no types.
 _config: Any = config
 _dumps: Any = serialize.dumps
 _rebuild: Any = compiler.CompileResult._rebuild
@@ -54,13 +54,13 @@ def keep_code(dispatcher: Any) -> Any:
 
 
 def cached_jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """`numba.njit` of these options, with machine code kept on disk."""
+    """`numba.njit` with these options, and with machine code kept on disk."""
     jit = numba.njit(**options)
     return lambda function: keep_code(jit(function))
 
 
 class CodeCache(_Cache):
-    """The code of one function. It has the methods that Numba asks of a cache."""
+    """The code of one function, with the methods that Numba calls on a cache."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         source = Path(inspect.getfile(function))
@@ -83,13 +83,13 @@ class CodeCache(_Cache):
         """Does nothing: Numba's `recompile` calls it, and the files are overwritten anyway."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The code for these types, or None where there is none or it is damaged: then Numba makes it."""
+        """The code for these types, or None if it is missing or damaged; then Numba compiles it."""
         target_context.refresh()
         path = self._code_path(sig, target_context.codegen())
         code = _read_code(path)
         if code is None:
             _take_turn(path)
-            code = _read_code(path)  # another process may have made it
+            code = _read_code(path)  # Another process may have written it meanwhile.
             if code is None:
                 return None
             _end_turn(path)
@@ -105,6 +105,7 @@ class CodeCache(_Cache):
             _end_turn(path)
 
     def _keep_code(self, path: Path, code: bytes) -> None:
+        """Write a file of code, and delete those of other versions of the source."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _write_whole(path, hashlib.sha256(code).digest() + code)
@@ -124,7 +125,7 @@ class CodeCache(_Cache):
 
 
 def _read_code(path: Path) -> bytes | None:
-    """The code of a file; None where there is none or it is damaged."""
+    """The code in a file; None if the file is missing or damaged."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -133,15 +134,16 @@ def _read_code(path: Path) -> bytes | None:
     return code if hashlib.sha256(code).digest() == digest else None
 
 
-_TURNS: dict[Path, int] = {}  # files that this process is making -> descriptor of their lock
+_TURNS: dict[Path, int] = {}  # The locks (file descriptors) of the files that this process compiles.
 
 
 def _take_turn(path: Path) -> None:
-    """Wait while another process makes this file; the lock of a process that dies is released.
+    """Wait while another process compiles this file, then lock it. The lock of a process that dies is
+    released.
 
-    Without locks, or without permission to write, nobody waits.
+    If the file system has no locks, or the folder cannot be written, no process waits.
     """
-    if path in _TURNS:  # an earlier compilation of this process failed
+    if path in _TURNS:  # This process has the lock already, from a compilation that failed.
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +154,7 @@ def _take_turn(path: Path) -> None:
     try:
         while not _try_lock(lock) and time.monotonic() < until_s:
             time.sleep(LOOK_AGAIN_S)
-    except BaseException:  # an interrupt
+    except BaseException:  # An interrupt must not leave the file open.
         os.close(lock)
         raise
     _TURNS[path] = lock
@@ -170,6 +172,7 @@ def _try_lock(lock: int) -> bool:
 
 
 def _end_turn(path: Path) -> None:
+    """Release the lock, so that the processes that wait go on."""
     if (lock := _TURNS.pop(path, None)) is not None:
         with contextlib.suppress(OSError):
             path.with_suffix(TURN).unlink()
@@ -177,7 +180,7 @@ def _end_turn(path: Path) -> None:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Write the file whole or not at all, whichever other process writes it too."""
+    """Write the file as a whole or not at all, even if another process writes it at the same time."""
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
     try:
         with open(handle, "wb") as file:

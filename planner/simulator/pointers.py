@@ -1,7 +1,7 @@
 """A NamedTuple of arrays, handed from one compiled function to the next as one pointer.
 
-Numba takes such a tuple apart into some seven numbers per array for every call. Left where it is and read
-field by field, the kernels compile in two thirds of the time and run up to half as fast again.
+For every call Numba takes such a tuple apart into about seven numbers per array. With a pointer, from which
+fields are read one by one, the kernels compile in two thirds of the time and run up to 1.5 times as fast.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class Handle(types.Type):
 
 
 def _named(handle, dmm):
-    """The tuple's LLVM type, under a name: written out, it is most of the text that LLVM reads."""
+    """The tuple's LLVM type, under a name. Written out at each use, it would be most of the text that
+    LLVM reads.
+    """
     named = ir.global_context.get_identified_type(handle.name)
     if named.is_opaque:
         named.set_body(*dmm[handle.fields].get_data_type().elements)
@@ -33,12 +35,16 @@ def _named(handle, dmm):
 
 @register_model(Handle)
 class _HandleModel(models.PrimitiveModel):
+    """A handle is a pointer in LLVM."""
+
     def __init__(self, dmm, fe_type):
         super().__init__(dmm, fe_type, _named(fe_type, dmm).as_pointer())
 
 
 @infer_getattr
 class _HandleAttribute(AttributeTemplate):
+    """A field of a handle has the type of that field of the tuple."""
+
     key = Handle
 
     def generic_resolve(self, handle, name):
@@ -47,19 +53,22 @@ class _HandleAttribute(AttributeTemplate):
 
 @lower_getattr_generic(Handle)
 def _read(context, builder, handle, pointer, name):
+    """Read the field `name` of the tuple behind the pointer."""
     i = handle.fields.fields.index(name)
     model, place = (
         context.data_model_manager[handle.fields.types[i]],
         cgutils.gep_inbounds(builder, pointer, 0, i),
     )
-    if model.get_data_type() == model.get_value_type():  # as of arrays, in one instruction in place of twenty
+    if model.get_data_type() == model.get_value_type():  # Arrays are read in one instruction, not in twenty.
         return builder.load(place)
     return model.load_from_data_pointer(builder, place)
 
 
 @intrinsic
 def pointer_to(typing_context, fields):
-    """A handle of the tuple `fields`, good as long as the function that asks for it runs."""
+    """A handle of the tuple `fields`. It is valid while the function that calls this runs, whose stack
+    has it.
+    """
 
     def codegen(context, builder, signature, arguments):
         model = context.data_model_manager[fields]

@@ -1,4 +1,6 @@
-"""Sizes that are known beforehand: at given times so many workers are ready."""
+"""A controller for pool sizes that are known beforehand: how many workers must be ready from which time
+on.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +14,28 @@ from planner.simulator.elastic import MetricsReading
 
 
 class Timetable:
-    """From `times_s[i]` on, `sizes[i]` (P,) workers are ready; before the first time those of time zero stay.
+    """From `times_s[i]` on, `sizes[i]` (P,) workers are ready. Before the first time the sizes at time zero
+    hold.
 
     With target(v) the sizes of the timetable, it asks at time u for
 
         max of target(v) over u <= v <= u + start_s      (of each pool by itself)
 
-    so that workers are asked for start_s before they must be ready, and given up at once when they are not
-    needed any more. A valley shorter than a start is filled: who is given up in it would have to be asked for
-    before that, and be paid longer than who stays. What should be ready within start_s of time zero is asked
-    for at time zero, and comes late.
+    so that workers are asked for a start-up time `start_s` before they must be ready, and given up as soon as
+    they are not needed. A worker that is not needed for less than a start-up is kept: its successor would
+    have to be asked for before it is given up. Workers that must be ready within a start-up of time zero are
+    asked for at time zero, and come late.
     """
 
-    every_s = math.inf  # it names its times
-    lag_s = 0.0
+    every_s = math.inf  # Decisions are at the times that `next_s` names.
+    lag_s = 0.0  # Readings do not matter.
 
     def __init__(
         self, times_s: Sequence[float], sizes: Sequence[Sequence[int]], start_s: Sequence[float]
     ) -> None:
-        """`times_s` (T,) rise, `sizes` (T, P), `start_s` (P,) as in the pools. Raises InputError else."""
+        """`times_s` (T,) in rising order, `sizes` (T, P) and the start-up times `start_s` (P,) of the pools.
+        Raises InputError otherwise.
+        """
         if not len(times_s) or len(times_s) != len(sizes):
             raise InputError(
                 f"timetable: {len(times_s)} times and {len(sizes)} sizes, must be as many of both"
@@ -41,24 +46,28 @@ class Timetable:
             raise InputError(f"timetable: every row of sizes must be of {len(start_s)} pools, as start_s is")
         self.times_s = [float(time_s) for time_s in times_s]
         self.targets = [tuple(int(size) for size in row) for row in sizes]
-        self.start_s = [float(each) for each in start_s]
+        self.start_s = [float(lead_s) for lead_s in start_s]
         request_times_s = {time_s - lead_s for time_s in self.times_s for lead_s in (0.0, *self.start_s)}
         self._changes_s = sorted(time_s for time_s in request_times_s if time_s > 0)
         self._at_first: tuple[int, ...] = ()
 
     def start(self, sizes: Sequence[int]) -> None:
+        """Begin a run with these sizes."""
         self._at_first = tuple(sizes)
 
     def next_s(self, time_s: float) -> float:
-        """The next time at which it may ask for something else."""
+        """The next time at which the sizes may change; infinite after the last."""
         i = bisect_right(self._changes_s, time_s)
         return self._changes_s[i] if i < len(self._changes_s) else math.inf
 
     def sizes(self, reading: MetricsReading) -> Sequence[int]:
+        """The sizes at the time of the reading."""
         return self.sizes_at(reading.time_s)
 
     def sizes_at(self, time_s: float) -> tuple[int, ...]:
-        """What it asks for at a time; what is due within rounding of a start from now is asked for."""
+        """The sizes (P,) it asks for at a time. Rounding must not put off what is due just one start-up
+        later.
+        """
         targets = (self._at_first, *self.targets)
         wanted = []
         for p, lead_s in enumerate(self.start_s):

@@ -1,8 +1,8 @@
-"""On which replicas every stable prefix lives, so that the most loaded replica has the least to do.
+"""On which replicas every stable prefix is cached, so that the load of the most loaded replica is least.
 
 Prefixes form a tree: a node is cached only where its parent is. Replicas are alike. Memory that no prefix
-takes serves reuse within sessions, whose savings are a concave curve of it (a session stays on one replica;
-sessions are spread evenly).
+takes serves reuse within sessions, whose savings are a concave curve of the memory (a session stays on one
+replica; sessions are spread evenly).
 
 Sets   v  node of the prefix tree, p(v) its parent, sub(v) its subtree, path(v) from the root down to v
        u  class of requests: those whose stable prefix ends at node u           r  replica, 1 ... R
@@ -26,10 +26,10 @@ Vars   x_vr in {0, 1}  v lives on r;   y_ur >= 0  rate of u sent to r;   h_vr >=
 
 Loads are seconds of work per second: a replica keeps up below 1, and its queues stay short well below.
 
-`hot_bound` is the linear relaxation in closed form: a node spread evenly over the replicas costs its tokens
-once, so the R M tokens are filled by seconds saved per token, hottest first. Where memory is scarce it is far
-too low. The better bound and the placements come from prices for requests: planner/solvers/prefix_prices.py.
-A small problem then goes to a solver as a whole, warm-started.
+`hot_bound` is the linear relaxation in closed form: a node that is spread evenly over the replicas takes its
+tokens once, so the R M tokens are filled by the seconds that a token saves, the most first. If memory is
+scarce this bound is far too low. The better bound and the placements come from prices for requests
+(planner/solvers/prefix_prices.py). A small problem then goes to a solver as a whole, from that placement on.
 
 After Preble (Srivatsa et al. 2024, arXiv:2407.00023), which places online what is planned here.
 """
@@ -50,15 +50,16 @@ from planner.solvers.prefix_prices import PrefixPrices, Routed, RoutingBudget
 
 Cells = dict[tuple[int, int], pulp.LpVariable]
 
-WHOLE_CELLS = 300  # nodes x replicas up to which the MIP is solved as a whole
-ROUTINGS = 1400  # that the search may try
+WHOLE_CELLS = 300  # Up to so many nodes x replicas the whole program goes to the solver.
+ROUTINGS = 1400  # The search computes so many routings at most.
+OPTIMAL_FRAC = 10 * SAME_FRAC  # A load so close to its bound is optimal but for the solver's tolerance.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replication:
-    """Where prefixes live and where requests go; `load` (R,) is what that costs.
+    """Where prefixes are cached and where requests go, and the replicas' loads [s of work per s].
 
-    No placement has a largest load below `bound`; `is_optimal` says that this one is the best there is.
+    No placement has a largest load below `bound`; `is_optimal` says that none is better than this one.
     """
 
     placed: Bools  # x (V, R)
@@ -70,7 +71,7 @@ class Replication:
 
     @property
     def replicas(self) -> Ints:
-        """Copies of every node, (V,)."""
+        """On how many replicas each node (V,) is cached."""
         copies: Ints = self.placed.sum(axis=1)
         return copies
 
@@ -88,7 +89,7 @@ class Replication:
 
 
 def hot_bound(demand: PrefixDemand, replicas: int, memory_tokens: int, sessions: SessionReuse) -> float:
-    """No placement has a largest load below this: the linear relaxation in closed form, see the module."""
+    """A lower bound of the largest load: the linear relaxation in closed form, see the module."""
     saved_s = demand.subtree_sum(demand.rate_rps) * demand.prefill_s
     tokens = np.concatenate((demand.tokens, np.diff(sessions.cache_tokens)))
     saved_s = np.concatenate((saved_s, np.diff(sessions.saved_s)))
@@ -113,8 +114,8 @@ def replicate_prefixes(
 ) -> Replication:
     """Place prefixes on `replicas` workers with `memory_tokens` for prefixes each; see the module.
 
-    Stops at `gap_frac` above the bound or after so many routings. The answer depends on the clock only where
-    the time limit comes first, or a small problem is not solved in what it leaves.
+    Stops at `gap_frac` above the bound or after `routings`. The answer depends on the clock only if the time
+    limit comes first, or leaves too little time for the solver.
     """
     if replicas < 1 or memory_tokens < 0:
         raise InputError(f"prefixes: {replicas} replicas of {memory_tokens} tokens, need >= 1 and >= 0")
@@ -138,29 +139,36 @@ def replicate_prefixes(
         (memory_tokens - demand.tokens @ best.placed).astype(float),
         best.load,
         min(bound, best.largest_load),
-        best.largest_load <= bound * (1 + 10 * SAME_FRAC),
+        best.largest_load <= bound * (1 + OPTIMAL_FRAC),
     )
 
 
 def replicate_quickly(
     demand: PrefixDemand, replicas: int, memory_tokens: int, *, sessions: SessionReuse, routings: int
 ) -> Replication:
-    """A placement without a search: replicas filled in turn, then anew while that gains, so many routings at
-    most. It depends on nothing but the demand; its bound is `hot_bound`.
+    """A placement without a search: replicas are filled in turn, then anew while that gains, with at most
+    `routings` routings. No clock and no random number plays a part. Its bound is `hot_bound`.
     """
     prices = PrefixPrices(demand, replicas, memory_tokens, sessions)
     low = hot_bound(demand, replicas, memory_tokens, sessions)
     start = prices.fill_replicas(np.zeros((len(demand), replicas), bool), range(replicas), demand.rate_rps)
     best = prices.descend(start, low, RoutingBudget(routings, math.inf))
-    left = (memory_tokens - demand.tokens @ best.placed).astype(float)
+    session_tokens = (memory_tokens - demand.tokens @ best.placed).astype(float)
     bound = min(low, best.largest_load)
     return Replication(
-        best.placed, best.rates_rps, left, best.load, bound, best.largest_load <= bound * (1 + 10 * SAME_FRAC)
+        best.placed,
+        best.rates_rps,
+        session_tokens,
+        best.load,
+        bound,
+        best.largest_load <= bound * (1 + OPTIMAL_FRAC),
     )
 
 
 def _whole(prices: PrefixPrices, best: Routed, *, time_limit_s: float) -> tuple[Routed, float]:
-    """The module's MIP from a placement on: the better of its answer and that, and a bound on L."""
+    """Solve the module's program from the placement `best` on; returns the better of both, and a bound on
+    L.
+    """
     demand, replicas, sessions = prices.demand, range(prices.replicas), prices.sessions
     problem = pulp.LpProblem("prefixes", pulp.LpMinimize)
     largest = problem.add_variable("L")
@@ -204,4 +212,4 @@ def _whole(prices: PrefixPrices, best: Routed, *, time_limit_s: float) -> tuple[
     for (v, r), x_vr in x.items():
         placed[v, r] = (x_vr.value() or 0.0) > 0.5
     bound = 0.0 if outcome.bound is None or math.isinf(outcome.bound) else outcome.bound
-    return min(best, prices.best_routing(placed), key=lambda one: one.largest_load), bound
+    return min(best, prices.best_routing(placed), key=lambda routed: routed.largest_load), bound

@@ -1,7 +1,7 @@
-"""What whole nodes cost: of nodes that are sold whole, GPUs that hold no worker are paid too.
+"""The price of nodes that are sold whole, whose idle GPUs are paid too.
 
-A fleet takes as few nodes of each kind as have so many GPUs as its workers. What GPUs in use cost by
-themselves is a lower bound of what is paid, and more GPUs never cost less.
+A fleet pays the fewest nodes of each kind that have the GPUs of its workers. The price of the GPUs in use
+alone is a lower bound of that, and more GPUs never cost less.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Number = TypeVar("Number", float, Floats)
 
 @dataclass(frozen=True, slots=True)
 class PricedNode:
-    """A node of `gpus` GPUs at a price per GPU; `idle_electricity_usd_per_h` is that of a GPU without a
-    worker, where electricity is paid beside prices. What has one `kind` may share a node.
+    """A node of `gpus` GPUs at a price per GPU. `idle_electricity_usd_per_h` is for a GPU without a worker,
+    if electricity is paid beside the price. Workers whose nodes have the same `kind` may share a node.
     """
 
     kind: str
@@ -34,15 +34,14 @@ class PricedNode:
 
     @property
     def idle_usd_per_h(self) -> float:
-        """What a GPU costs that holds no worker."""
+        """What a GPU without a worker costs."""
         return self.gpu_usd_per_h + self.idle_electricity_usd_per_h
 
 
 @lru_cache(maxsize=4096)
 def node_of(gpu: Gpu) -> PricedNode | None:
-    """The node that a GPU is rented with; None for one that is owned or sold by itself.
-
-    A power cap is no other machine, another market is.
+    """The node that a GPU is rented with; None for a GPU that is owned or sold singly. GPUs with different
+    power caps may be on one node, those of different markets may not.
     """
     if not gpu.is_sold_whole or market_of(gpu.name) == OWNED:
         return None
@@ -53,20 +52,19 @@ def node_of(gpu: Gpu) -> PricedNode | None:
 
 
 def idle_usd_per_h(pools: Iterable[tuple[PricedNode | None, Number]]) -> Number | float:
-    """What is paid beside the prices of these GPUs in use, as so many of each node.
-
-    Of several prices within one kind of node, the highest is paid for all of it.
+    """What is paid in addition to the prices of the GPUs in use, given as (node, GPUs in use). If GPUs on
+    nodes of one kind have several prices, the highest is paid for all of them.
     """
     used: dict[str, list[tuple[PricedNode, Number]]] = {}
     for node, gpus in pools:
         if node is not None:
             used.setdefault(node.kind, []).append((node, gpus))
     total: Number | float = 0.0
-    for alike in used.values():
-        dearest = max((node for node, _ in alike), key=lambda node: node.gpu_usd_per_h)
-        gpus = sum((n for _, n in alike[1:]), start=alike[0][1])
+    for of_kind in used.values():
+        dearest = max((node for node, _ in of_kind), key=lambda node: node.gpu_usd_per_h)
+        gpus = sum((n for _, n in of_kind[1:]), start=of_kind[0][1])
         total = total + (-gpus % dearest.gpus) * dearest.idle_usd_per_h
-        for node, n in alike:
+        for node, n in of_kind:
             if node.gpu_usd_per_h < dearest.gpu_usd_per_h:
                 total = total + n * (dearest.gpu_usd_per_h - node.gpu_usd_per_h)
     return total

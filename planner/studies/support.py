@@ -1,4 +1,6 @@
-"""What is known of an LLM on a GPU: memory, step times and what they rest on; row by row, and in a word."""
+"""How well the catalog knows an LLM on a GPU: a row for each way to split it, and a badge that sums them
+up.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,13 @@ STEP_TIMES = {
     "given": "written down by somebody who did not say how they were found",
     "roofline": "computed from figures of the GPU; nothing of this LLM was measured there",
 }
-"""What the kinds of `StepLatency.kind` rest on."""
+"""What step times of each `StepLatency.kind` rest on; "off" explains the row's `error_frac`."""
 KINDS = {
     "Step times measured on": ("kernels", "steps"),
     "carried over from another GPU": ("derived", "given"),
     "computed from the GPU's figures": ("roofline",),
 }
+USUAL_BATCHED_TOKENS = 8192  # The usual max_num_batched_tokens of vLLM.
 Colour = Literal["green", "orange", "red"]
 
 
@@ -41,7 +44,7 @@ def support_rows(known: Catalog, llm: Llm, gpu: Gpu) -> Iterator[dict[str, Any]]
 
 
 def support_badge(rows: Iterable[dict[str, Any]]) -> tuple[str, Colour, str]:
-    """How well step times are known, its colour, and why; of each GPU the first of its rows counts."""
+    """How well step times are known, the badge's colour, and why. The first row of each GPU counts."""
     first: dict[str, str] = {}
     for row in rows:
         first.setdefault(row["gpu"], row["step_times"])
@@ -59,16 +62,16 @@ def support_badge(rows: Iterable[dict[str, Any]]) -> tuple[str, Colour, str]:
 
 
 def _splits(known: Catalog, llm: Llm, gpu: Gpu, tp: int) -> Iterator[Split]:
-    """The splits of an LLM over GPUs that get a row of their own."""
+    """The splits (TP, whether experts are split, data-parallel ranks, all-to-all kernels) that get a row."""
     yield from ((tp, ep, 1, "") for ep in known.expert_splits(llm, gpu, tp))
     yield from ((tp, True, dp, "") for dp in known.rank_counts(llm, gpu, tp) or ())
     yield from ((tp, True, dp, kind) for dp, kind in known.rank_counts_on_nodes(llm, gpu, tp))
 
 
 def _row(known: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] | None:
-    """The row of one worker; None where the weights leave no room for a KV block."""
+    """The row of one worker; None if the weights leave no room for a KV block."""
     tp, ep, dp, all2all = split
-    budget_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else 8192
+    budget_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else USUAL_BATCHED_TOKENS
     use = worker_memory(llm, gpu, tp, dp=dp, max_num_batched_tokens=budget_tokens)
     if use.kv_tokens == 0:
         return None
