@@ -93,6 +93,7 @@ from planner.simulator.numba_compile import (
 )
 from planner.simulator.offload import (
     forget_memory,
+    is_loading_kv,
     leave_memory,
     may_be_passed,
     pop_loading,
@@ -462,8 +463,8 @@ def arrived(state, r, time_s):
     _note_idle(state, w, time_s)
     append(state.requests, state.workers[v], READY, r)
     wake_for_kv(state, v, r, time_s, link)
-    if state.workers[w].first_waiting != NONE:
-        wake(state, w, time_s, link)
+    if state.workers[w].first_waiting != NONE or is_loading_kv(state, w):
+        wake(state, w, time_s, link)  # Whoever waits, or has been loaded, may find room now.
 
 
 @kernel_jit

@@ -10,7 +10,7 @@ from offload_reference import AsyncOffloadReference, LateAsyncOffloadReference, 
 from simulations import LLM, make_latency, make_pool, prefix_trace, random_prompts
 
 from planner.errors import InputError
-from planner.fleet import Disturbance, Fleet, Policies
+from planner.fleet import Disturbance, Fleet, Network, Policies
 from planner.models.engine import Engine, HostTime
 from planner.models.kv_offload import KvOffload
 from planner.simulator import Simulation, simulate
@@ -172,6 +172,19 @@ def test_kernel_and_plain_simulator_agree(engine: str) -> None:
         totals += (*counted, found.preemptions.sum())
         compared += 1
     assert compared > 20 and totals[:-1].min() > 10 and (totals[-1] > 25 or engine == "async"), totals
+
+
+@pytest.mark.parametrize("seed", [*range(4), 36, 70])
+def test_a_loaded_prompt_takes_the_room_that_a_hand_off_gives_back(seed: int) -> None:
+    """Prefill workers hold blocks until they have crossed a slow link. Of seeds 36 and 70 a prompt whose load
+    had ended waited for them on a worker that had nothing else to do, and was never taken up.
+    """
+    fleet, trace = random_case(seed, engine=ENGINES["async"])
+    pool = fleet.pools[0]
+    prefill = replace(pool, name="pre", role="prefill")
+    decode = replace(pool, name="dec", role="decode", count=1)
+    found = simulate(replace(fleet, pools=(prefill, decode), network=Network(2e4, 0.0)), trace)
+    assert (found.status == 0).all()
 
 
 # ------------------------------------------------------------------------------------------------- by hand
