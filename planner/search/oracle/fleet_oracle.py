@@ -57,8 +57,8 @@ NO_LINK = Network(bandwidth_bytes_per_s=1e30)
 
 LEAST_EFFORT = 1_000  # what beginning a simulation costs, in requests
 
-# What a request costs in the kernels of some fleets, beside that of an ordinary one: over whole plans, compiled
-# (2026-11-24), prefix caches 2 to 4 times as much, mixed workers of several ranks 7 times, drafts 8 times.
+# What a request costs in the kernels of some fleets, beside that of an ordinary one. Over whole plans with
+# compiled kernels (2026-11-24) it was 2 to 4 times with prefix caches, 7 with several ranks, 8 with drafts.
 CACHED_EFFORT, RANKS_EFFORT, DRAFTS_EFFORT = 3, 7, 8
 
 POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
