@@ -41,8 +41,8 @@ FIRST_STRIDE = 2.0
 KEPT_STEP_FRAC = 0.02
 # In production the first rate is this share of the most traffic on paper.
 FIRST_RATE_FRAC = 0.8
-# The fleet on paper is tried at rates that fall by half each, down to a sixteenth of the first rate: step times
-# that nobody has measured may be three times as long in the scenarios that decide.
+# The fleet on paper is tried at rates that fall by half each, down to a sixteenth of the first rate: in the
+# scenarios that decide, step times that nobody has measured may be three times as long.
 KNOWN_STEP_FRAC, KNOWN_LEAST_FRAC = 0.5, 1 / 16
 # After a failed test the traffic is lowered by this share.
 LESS_RATE_FRAC = 0.03
