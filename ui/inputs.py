@@ -366,7 +366,7 @@ def slo(session: Session, place: str = "ask") -> Form:
     if is_relative:
         st.info("This preset states slowdowns, not seconds; they are worked out for the LLM when planning.")
     unit = st.segmented_control("Limits in", ("ms", "s"), key=f"{place}_unit", default="ms", required=True)
-    for metric in METRICS:
+    for metric in question.INPUT_METRICS:
         name, share = st.columns([3, 2], vertical_alignment="bottom")
         with name:
             chosen[f"{metric}_ms"] = _limit(metric, unit, place, own_limits, is_relative=is_relative)

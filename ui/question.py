@@ -21,11 +21,13 @@ from planner.errors import CatalogError, InputError
 from planner.files.checked_files import is_path
 from planner.files.document_values import read_share
 from planner.fleet import Policies
+from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
 from planner.units import percentile_name, quantity, shortest_digits, show_s
 from ui.store import SAMPLES
 
 Form = dict[str, Any]
+INPUT_METRICS = {key: row for key, row in METRICS.items() if not row.is_of_agents}  # Others: in the text.
 Fields = Mapping[str, Any]
 
 OWN_LIMITS = "own limits"
@@ -112,10 +114,10 @@ def sample_form(catalog: Catalog) -> Form:
         "bandwidth": 50.0,
         "host_overhead": 0.0,
         "seed": 0,
-        "time_limit": 120,
+        "time_limit": int(USUAL_LIMIT_S),
         "more": {},
     }
-    for metric in METRICS:
+    for metric in INPUT_METRICS:
         form[f"{metric}_percentile"] = "p90" if metric == "ttft" else "p99"
         form[f"{metric}_ms"] = {"ttft": 2000.0, "tbt": 200.0}.get(metric)
     return form | {"gpus": gpu_rows({}, catalog, use=stock)}
@@ -185,7 +187,7 @@ def slo_summary(form: Mapping[str, Any]) -> str:
     """The limits of the inputs in a line."""
     limits = [
         f"{row.abbreviation} {form[f'{metric}_percentile']} ≤ {show_s(form[f'{metric}_ms'] / 1e3)}"
-        for metric, row in METRICS.items()
+        for metric, row in INPUT_METRICS.items()
         if form[f"{metric}_ms"] is not None
     ]
     if form["attainment"] is not None:
@@ -379,7 +381,7 @@ def command(form: Mapping[str, Any], catalog_folder: Path | None = None) -> str:
     words += ["--trace", form["trace"].partition("/")[2]] if form["source"] != DESCRIBED else []
     words += ["-o", "out/"]
     words += ["--seed", str(form["seed"])] if form["seed"] else []
-    words += ["--time-limit", str(form["time_limit"])] if form["time_limit"] != 120 else []
+    words += ["--time-limit", str(form["time_limit"])] if form["time_limit"] != USUAL_LIMIT_S else []
     words += ["--catalog", str(catalog_folder)] if catalog_folder else []
     return shlex.join(words)
 
@@ -420,11 +422,11 @@ def _beyond(document: Mapping[str, Any], shown: Mapping[str, Any]) -> dict[str, 
 
 def _of_slo(slo: Slo) -> tuple[Form, dict[str, Any]]:
     """Limits as inputs, the first of every metric; and the others, and `every`, as slo.yaml has them."""
-    form: Form = {f"{metric}_ms": None for metric in METRICS}
+    form: Form = {f"{metric}_ms": None for metric in INPUT_METRICS}
     more: dict[str, Any] = {} if slo.every_s is None else {"every": f"{shortest_digits(slo.every_s)} s"}
     for limit in slo.limits:
         name, ms = percentile_name(limit.percentile_frac), _in_unit(limit.limit_s, 1e3)
-        if form[f"{limit.metric}_ms"] is None:
+        if limit.metric in INPUT_METRICS and form[f"{limit.metric}_ms"] is None:
             form |= {f"{limit.metric}_ms": ms, f"{limit.metric}_percentile": name}
         else:
             more.setdefault(limit.metric, {})[name] = _with_unit(ms, "ms")
@@ -439,7 +441,7 @@ def _is_preset(preset: SloPreset, form: Mapping[str, Any]) -> bool:
 def _slo(form: Mapping[str, Any]) -> dict[str, Any]:
     lines: dict[str, Any] = {
         metric: {form[f"{metric}_percentile"]: _with_unit(form[f"{metric}_ms"], "ms")}
-        for metric in METRICS
+        for metric in INPUT_METRICS
         if form[f"{metric}_ms"] is not None
     }
     if form["attainment"] is not None:

@@ -128,11 +128,15 @@ class SimulationAnswer(TypedDict):
     tbt_s: TimeSpread | None
     tpot_s: TimeSpread | None
     e2e_s: TimeSpread | None
+    turn_s: NotRequired[TimeSpread | None]
+    task_s: NotRequired[TimeSpread | None]
+    task_served_s: NotRequired[TimeSpread | None]
     requests_per_s: float
     input_tokens_per_s: float
     output_tokens_per_s: float
     token_hit_frac: float
     token_reload_frac: float
+    token_disk_frac: NotRequired[float]
     reload_s: float
     tenants: Tenants | None
     tenant_costs: NotRequired[list[dict[str, Any]]]

@@ -120,6 +120,7 @@ PLAN_KEYS = (
     "throughput",
     "placement",
     "prefixes",
+    "agents",
     "deploy",
     "routers",
 )

@@ -39,9 +39,9 @@ from planner.documents.task import parse_task, read_task
 from planner.errors import InputError, PlannerError
 from planner.files.checked_files import package_text, repository_dir
 from planner.reports import drawing
+from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.search.production import kept_policies
 from planner.simulator.replay import simulate
-from planner.slo_metrics import METRICS
 from planner.studies.watch_words import WHAT
 from planner.traffic.trace_reading import read_trace
 from ui import days, draw, jobs, market, question, session, together, worker
@@ -415,7 +415,7 @@ def test_a_process_that_answered_does_the_next_job_and_ends_with_the_app(
 def sample_request(**changed: Any) -> dict[str, Any]:
     asked = question.sample_form(CATALOG) | changed
     path = EXAMPLES / "traces" / "azure-conversation-sample.csv"
-    return request_of(path) | {"question": question.document(asked, CATALOG), "time_limit_s": 120.0}
+    return request_of(path) | {"question": question.document(asked, CATALOG), "time_limit_s": USUAL_LIMIT_S}
 
 
 @pytest.mark.slow
@@ -559,7 +559,12 @@ def test_inputs_survive_a_visit_to_another_page() -> None:
 def test_a_preset_fills_the_limits_and_an_edit_makes_them_ones_own() -> None:
     at = opened(owner="c" * 32)
     at.selectbox(key="ask_preset").select("distserve-chatbot-opt-13b").run()
-    assert [at.number_input(key=f"ask_{metric}_ms").value for metric in METRICS] == [200.0, None, 100.0, None]
+    assert [at.number_input(key=f"ask_{metric}_ms").value for metric in question.INPUT_METRICS] == [
+        200.0,
+        None,
+        100.0,
+        None,
+    ]
     at.number_input(key="ask_ttft_ms").set_value(300.0).run()
     assert at.selectbox(key="ask_preset").value == question.OWN_LIMITS
 

@@ -86,7 +86,7 @@ def _changed(session: Session, saved: SavedPlan, document: Document) -> tuple[Fo
         offered.pop("rate", None)
     offered |= {
         f"{metric}_ms": f"{METRICS[metric].abbreviation} limit [ms]"
-        for metric in METRICS
+        for metric in question.INPUT_METRICS
         if form[f"{metric}_ms"] is not None
     }
     for row in form["gpus"]:
@@ -185,7 +185,7 @@ def _curve(session: Session, saved: SavedPlan) -> None:
     st.header("What each limit costs")
     offered: dict[str, str] = {
         metric: f"{METRICS[metric].abbreviation} limit"
-        for metric in METRICS
+        for metric in question.INPUT_METRICS
         if saved.form[f"{metric}_ms"] is not None
     }
     offered |= {"rate": "rate", "power": "power limit", "cost": "cost limit"}

@@ -5,7 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any, get_args
 
-from planner.documents import kv_offload_settings, lora_settings, several_llms_question, speculative, task
+from planner.documents import (
+    agents_traffic,
+    kv_offload_settings,
+    lora_settings,
+    several_llms_question,
+    speculative,
+    task,
+)
 from planner.documents.catalog import SOLD_AS, Catalog
 from planner.documents.commitments import KEYS as COMMITTED
 from planner.documents.electricity import Paid
@@ -44,6 +51,7 @@ from planner.models.lora import MODULES
 from planner.models.speculation import METHODS, MOST_DRAFTS
 from planner.policies import BY_FIELD, ROUTERS_OF, STEPWISE
 from planner.slo_metrics import METRICS
+from planner.traffic.agents import MOST_AGENTS
 from planner.traffic.scaling import Scaling
 from planner.traffic.trace import MAX_TOKENS
 
@@ -208,8 +216,32 @@ def traffic_section(catalog: Catalog) -> Schema:
             "Tokens at the beginning that prompts share.",
         ),
         "tenants": said(whole(), "How many tenants the clients belong to."),
+        "agents": said(any_of(whole(most=MOST_AGENTS), agents()), "How many agents work at once."),
     }
     return section(schemas, task.TRAFFIC_KEYS)
+
+
+def agents() -> Schema:
+    """How many agents work at once, and what they are like; a task fills in what is left out."""
+    pause = any_of(
+        quantity("s", positive=False),
+        section({"mean": quantity("s", positive=False), "cv": number(least=0)}, required=("mean",)),
+    )
+    sub_agents = {"per_task": number(least=0), "at_once": whole(most=1000), "turns": number(least=1)}
+    repository = {"tokens": number(least=0), "count": whole(most=100_000), "skew": number(least=0)}
+    schemas: dict[str, Schema] = {
+        "count": whole(most=MOST_AGENTS),
+        "turns": said(number(least=1), "Of a task, geometric."),
+        "tasks": said(number(least=1), "Of a session, which keeps its context."),
+        "tool": said(pause, "Before each turn but the first of a task."),
+        "idle": said(pause, "Before each task."),
+        "system": said(number(least=0, most=MAX_TOKENS), "Tokens that all prompts begin with."),
+        "repository": section(repository),
+        "start": said(lengths(), "A session's own tokens before its first turn."),
+        "sub_agents": section(sub_agents, required=("per_task",)),
+        "most_tokens": whole(most=MAX_TOKENS),
+    }
+    return section(schemas, agents_traffic.KEYS, required=("count",))
 
 
 def rate_curves() -> tuple[Schema, ...]:
@@ -345,9 +377,15 @@ def policy_settings() -> dict[str, Schema]:
 
 
 def kv_offload_section() -> Schema:
-    schemas = {"size": quantity("bytes"), "bandwidth": quantity("bytes_per_s"), "shared": FLAG}
-    of_gpu = section(schemas, kv_offload_settings.KEYS, required=("size", "bandwidth"))
-    return any_of({"const": kv_offload_settings.NONE}, of_gpu)
+    memory: dict[str, Schema] = {"size": quantity("bytes"), "bandwidth": quantity("bytes_per_s")}
+    of_gpu = section(memory | {"shared": FLAG}, ("size", "bandwidth", "shared"), required=tuple(memory))
+    with_disk = memory | {
+        "size": quantity("bytes", positive=False),
+        "shared": FLAG,
+        "disk": section(memory, required=tuple(memory)),
+    }
+    of_both = section(with_disk, kv_offload_settings.KEYS, required=(*memory, "disk"))
+    return any_of({"const": kv_offload_settings.NONE}, of_gpu, of_both)
 
 
 def engine_section() -> Schema:

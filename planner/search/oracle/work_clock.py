@@ -75,8 +75,10 @@ def wall_deadline_s(deadline: float, share: float = 1.0) -> float:
     at once where the deadline on the search's clock has passed.
     """
     net, now = _net.get(), time.monotonic()
-    if net is None or now_s() >= deadline:
-        return math.inf if net is None else now
+    if now_s() >= deadline:
+        return now
+    if net is None:
+        return math.inf
     return now + share * max(net.ends_s - now, 0.0)
 
 
