@@ -314,7 +314,12 @@ def _statistic(values: Mapping[str, Array], gaps: Array, key: tuple[str, str], r
 
 def _kv_tokens(engine: MeasuredEngine, budget: int, seats: int) -> int:
     kv_tokens = kv_cache_tokens(
-        engine.llm, engine.gpu, engine.tp, max_num_batched_tokens=budget, max_num_seqs=seats
+        engine.llm,
+        engine.gpu,
+        engine.tp,
+        max_num_batched_tokens=budget,
+        max_num_seqs=seats,
+        version=models.vllm_version_of(engine.version),
     )
     if kv_tokens == 0:
         raise InputError(f"{engine.llm.name} does not fit {engine.tp} x {engine.gpu.name}; is --tp right?")

@@ -80,6 +80,7 @@ from planner.fleet import (
     WorkerType,
 )
 from planner.models.all2all import RANKS, Ranks, all2all_of, nodes_of_ranks
+from planner.models.engine import vllm_version_of
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.lora import Lora, LoraSlots, lora_slots
@@ -222,7 +223,10 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
         if budget_tokens is None and decided.batching == "distserve" and row.get("role") == "prefill":
             budget_tokens = _saturating_tokens(row, llm, catalog, path.parent)
         budget_tokens = budget_tokens or MAX_NUM_BATCHED_TOKENS
-        pool = _parse_pool(row, number, llm, catalog, paid, budget_tokens, path.parent, own, lora, network)
+        version = vllm_version_of(engine)
+        pool = _parse_pool(
+            row, number, llm, catalog, paid, budget_tokens, path.parent, own, lora, network, version
+        )
         pool = replace(pool, type=replace(pool.type, engine=engine_with_drafts(engine, own)))
         if any(pool.name == other.name for other in pools):
             raise InputError(
@@ -356,6 +360,7 @@ def _parse_pool(
     speculation: Speculation | None,
     lora: Lora | None,
     network: Network,
+    version: str,
 ) -> Pool:
     default = row.get("role", "mixed")
     name = row.text("name", f"{default}-{number}")
@@ -383,7 +388,7 @@ def _parse_pool(
     beside = find_drafter(speculation, llm, catalog) if "kv_tokens" not in row else Drafter()
     sampled = seats if speculation is None else SAMPLED_ROWS * seats
     slots = None if lora is None else lora_slots(lora, llm, gpu, tp, ep=ep)
-    kv_tokens = _kv_tokens(row, llm, gpu, (tp, pp, dp), tokens, sampled, beside, slots)
+    kv_tokens = _kv_tokens(row, llm, gpu, (tp, pp, dp), tokens, sampled, beside, slots, version)
     ranks = Ranks(all2all_of(tp * dp, int(gpu.gpus_per_node), tokens), network.bandwidth_bytes_per_s)
     try:
         latency, form = _step_times(
@@ -490,6 +495,7 @@ def _kv_tokens(
     seats: int,
     beside: Drafter,
     slots: LoraSlots | None,
+    version: str,
 ) -> int:
     """Of the worker, or of each of its ranks; `degrees` are TP, PP and ranks."""
     tp, pp, dp = degrees
@@ -499,7 +505,9 @@ def _kv_tokens(
                 f"{row.path_of('kv_tokens')}: must hold one block of 16 tokens, found {kv_tokens}"
             )
         return kv_tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
-    use = worker_memory(llm, gpu, tp, pp, max_num_batched_tokens=tokens, max_num_seqs=seats, dp=dp)
+    use = worker_memory(
+        llm, gpu, tp, pp, max_num_batched_tokens=tokens, max_num_seqs=seats, dp=dp, version=version
+    )
     use = beside.add_to_memory(use, llm, tp)
     use = use if slots is None else slots.add_to_memory(use)
     if use.kv_tokens == 0:

@@ -84,3 +84,8 @@ class Engine:
         """The name for reports, for instance "vLLM 0.15.1, asynchronous scheduling"."""
         kind = "asynchronous" if self.async_scheduling else "synchronous"
         return f"{NAMES.get(self.name, self.name)} {self.version}, {kind} scheduling"
+
+
+def vllm_version_of(engine: Engine | None) -> str:
+    """The version of vLLM whose memory a worker with this engine has: the deployed one of all but vLLM."""
+    return engine.version if engine is not None and engine.name == "vllm" else DEPLOYED_VERSION

@@ -19,6 +19,14 @@ blocks:
 
 LLMs whose layers are alike, or latent with an index among them, need no such blocks: constant = window_ratio
 = 0.
+
+Compressed attention (DeepSeek-V4) has pages of 256 tokens of all layers; the windows, and the tokens that
+wait for compression, fill pages of that size of their own with 64, 4 and 8 tokens each. So every token of a
+prefill takes a hundred times the bytes while its step is under way that it takes for good
+(vllm-project/vllm#54703 has the groups of V4-Flash: pages of 1,002,240 bytes, 2 + 1 + 1 groups beside).
+
+What vLLM logs as "GPU KV cache size" is derived: the requests of `max_model_len` tokens that fit, each with a
+whole step's tokens in its windows, times that length (`logged_kv_tokens`).
 """
 
 from __future__ import annotations
@@ -35,8 +43,10 @@ from planner.models.llm import CompressedAttention, GroupedAttention, LatentAtte
 FEW_MORE = 1.5
 # Beside states the pages of latent attention are a multiple of this many tokens.
 LATENT_PAGE_TOKENS = 128
-# vLLM lays the vectors of compressed attention out in pages of this many tokens.
-PAGE_TOKENS = 64
+# Tokens in a page of compressed attention: for good, in a window, and waiting for compression by 4 or by 128.
+COMPRESSED_PAGE_TOKENS = 256
+WINDOW_PAGE_TOKENS = 64
+WAITING_PAGE_TOKENS = {4: 4, 128: 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +72,23 @@ BESIDE_NOTHING = KvBeside()
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """Bytes of a KV block on one GPU, and what a sequence takes beside the blocks of its tokens."""
+    """Bytes of a KV block on one GPU, and what a sequence takes beside the blocks of its tokens.
+
+    `step_blocks_per_token` are blocks that each token of the step under way takes in windows and among the
+    tokens that wait for compression, until the step ends.
+    """
 
     block_bytes: float
     beside: KvBeside = BESIDE_NOTHING
+    step_blocks_per_token: float = 0.0
+
+    def request_blocks(self, tokens: int, step_tokens: int) -> float:
+        """The blocks that vLLM counts for a request of this length: with `step_tokens` in its windows."""
+        own = -(-tokens // KV_BLOCK_TOKENS)
+        beside = self.beside
+        window = min(own, beside.window_blocks + -(-step_tokens // KV_BLOCK_TOKENS))
+        in_step = self.step_blocks_per_token * min(step_tokens, tokens)
+        return own + beside.constant_blocks + beside.window_ratio * window + in_step
 
 
 def kv_layout(llm: Llm, tp: int) -> KvLayout:
@@ -126,18 +149,29 @@ def _compressed_layout(llm: Llm) -> KvLayout:
     """The layout with compressed attention: every GPU keeps all of the cache, because one vector serves all
     heads.
 
-    A sequence keeps its window and its tokens that are not compressed yet, both of constant size. A window
-    takes one page more than it holds.
+    A sequence keeps the pages of its window and of its tokens that are not compressed yet, and one more of
+    each kind.
     """
     block_bytes = KV_BLOCK_TOKENS * llm.kv_bytes_per_token
-    beside_bytes = sum(
-        group.count * (group.attention.sequence_bytes + PAGE_TOKENS * group.attention.vector_bytes)
-        for group in llm.layer_groups
-        if isinstance(group.attention, CompressedAttention)
-    )
     if not block_bytes:
         raise CatalogError(f"LLM {llm.name}: no layer keeps keys and values; such LLMs are not modelled")
-    return KvLayout(block_bytes, KvBeside(math.ceil(beside_bytes / block_bytes)))
+    page_bytes = block_bytes * COMPRESSED_PAGE_TOKENS / KV_BLOCK_TOKENS
+    kinds: Counter[tuple[int, int]] = Counter()  # the bytes of a page by its tokens and those it must keep
+    for group in llm.layer_groups:
+        if isinstance(attention := group.attention, CompressedAttention):
+            window = (WINDOW_PAGE_TOKENS, attention.window_tokens)
+            kinds[window] += round(group.count * WINDOW_PAGE_TOKENS * attention.vector_bytes)
+            if attention.ratio:
+                in_page = WAITING_PAGE_TOKENS[attention.ratio]
+                waiting = (in_page, attention.overlap_factor * attention.ratio)
+                kinds[waiting] += round(group.count * in_page * attention.waiting_bytes)
+    constant_pages, pages_per_token = 0, 0.0
+    for (in_page, kept), kind_bytes in kinds.items():
+        groups = math.ceil(kind_bytes / page_bytes)
+        constant_pages += groups * (math.ceil((kept - 1) / in_page) + 1)
+        pages_per_token += groups / in_page
+    blocks = COMPRESSED_PAGE_TOKENS // KV_BLOCK_TOKENS
+    return KvLayout(block_bytes, KvBeside(constant_pages * blocks), pages_per_token * blocks)
 
 
 def _cache_kind(attention: GroupedAttention | LatentAttention) -> GroupedAttention | LatentAttention:

@@ -127,6 +127,12 @@ class LatentAttention:
         output = self.heads * self.value_dim * hidden * (2 if self.gates_output else 1)
         return float(queries + latent + expanded + output + index)
 
+    def whole_parameters(self, hidden: int) -> float:
+        """Those that every GPU of a TP group holds whole: down to the latent vectors, and the index."""
+        index = self.index_heads * self.index_dim * (self.q_rank or hidden)
+        index += hidden * (self.index_dim + self.index_heads) if self.index_heads else 0
+        return float(hidden * (self.q_rank + self.kv_rank + self.rope_dim) + index)
+
     @property
     def kv_values(self) -> int:
         return self.kv_rank + self.rope_dim
@@ -176,6 +182,12 @@ class CompressedAttention:
         index = self.index_heads * (self.index_dim * self.q_rank + hidden)
         return float(queries + hidden * self.head_dim + output + compressors + index)
 
+    def whole_parameters(self, hidden: int) -> float:
+        """Those that every GPU of a TP group holds whole: down to the latent vectors, compressors, index."""
+        compressors = 2 * hidden * self.overlap_factor * (self.head_dim + self.index_dim) if self.ratio else 0
+        index = self.index_heads * (self.index_dim * self.q_rank + hidden)
+        return float(hidden * (self.q_rank + self.head_dim) + compressors + index)
+
     @property
     def overlap_factor(self) -> int:
         """2 with an index, where a vector also covers the tokens before its own; else 1."""
@@ -200,10 +212,9 @@ class CompressedAttention:
         return (self.vector_bytes + self.index_bytes) / self.ratio if self.ratio else 0.0
 
     @property
-    def sequence_bytes(self) -> float:
-        """Bytes a sequence keeps beside: its window, and uncompressed tokens in 32 bits."""
-        waiting = self.overlap_factor**2 * self.ratio * 2 * (self.head_dim + self.index_dim) * 4.0
-        return self.window_tokens * self.vector_bytes + waiting
+    def waiting_bytes(self) -> float:
+        """Bytes of a token that waits for compression: key and score in 32 bits, twice where vectors overlap."""
+        return self.overlap_factor * 2 * (self.head_dim + self.index_dim) * 4.0
 
     @property
     def kv_shares(self) -> int:

@@ -18,7 +18,9 @@ makes room for their experts' values as if all were its own; of ranks on several
 `planner/models/all2all.py` says. In the sampler, on the last stage: the residual stream, and
 for each row and word of the vocabulary its logit in 16 and in 32 bit, its probability and a random number.
 
-Reserve: what vLLM calls non-torch memory (CUDA context, NCCL), the CUDA graphs, and fragmentation.
+Reserve: what CUDA does not show of the card, what vLLM calls non-torch memory (cuBLAS, and between GPUs NCCL
+and the workspaces of all-reduces), the CUDA graphs that vLLM 0.21 and later keep free, and for attention with
+an index a workspace that grows with `max_model_len`. benchmarks/kv_capacity.yaml has the logs they come from.
 """
 
 from __future__ import annotations
@@ -31,28 +33,48 @@ import numpy as np
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
 from planner.models.all2all import activation_bytes, all2all_of
+from planner.models.engine import DEPLOYED_VERSION
 from planner.models.kv_layout import kv_layout
 from planner.models.latency import Array
-from planner.models.llm import FeedForward, Llm
+from planner.models.llm import CompressedAttention, FeedForward, LatentAttention, LayerGroup, Llm
 
-# RUNTIME_BYTES covers the CUDA context, CUDA graphs, cuBLAS workspaces and fragmentation of one GPU, and
-# NCCL_BYTES the NCCL buffers by the size of a TP group. Both are AIConfigurator 0.12.0's, in
-# systems/{a100,h100,h200}_sxm.yaml (other_mem, nccl_mem).
-RUNTIME_BYTES = 3.5 * 2**30
-# Bytes per row and word in vLLM 0.32's sampler; releases of 2025 sorted the logits and took 32.
+# nvidia-smi reports this much more of a card than CUDA, of which vLLM takes its share: 81559 MiB and
+# 79.19 GiB on H100, 284208 MiB and 277.0 GiB on GB300.
+HIDDEN_BYTES = 0.5 * 2**30
+# Non-torch memory of one GPU, and what a group of GPUs adds: over NVLink 5 buffers of NCCL and FlashInfer's
+# all-reduces. Medians of what benchmarks/kv_capacity.yaml leaves after all else.
+NON_TORCH_BYTES = 0.4 * 2**30
+# Releases before 0.14 had more: 1.8 GiB, and twice that in a group of GPUs.
+FIRST_WITH_LITTLE = (0, 14)
+OLD_NON_TORCH_BYTES = 1.8 * 2**30
+GROUP_BYTES = {"NVLink 5": 3.0 * 2**30}
+OTHER_GROUP_BYTES = 0.5 * 2**30
+# A layer's share of the captured CUDA graphs, by what the layer is.
+GRAPH_BYTES = {"dense": 15e6, "experts": 29e6, "latent": 46e6, "compressed": 72e6}
+# The first release that keeps the graphs free before it sizes the cache, and that samples without sorting.
+FIRST_WITH_GRAPHS = (0, 21)
+# Bytes per row and word in the sampler; releases before that one sort the logits.
 SAMPLER_BYTES = 2.0 + 4.0 + 4.0 + 4.0
-NCCL_BYTES = {1: 0.0, 2: 342 * 2.0**20, 4: 392 * 2.0**20, 8: 392 * 2.0**20}
+SORTING_SAMPLER_BYTES = 32.0
+# DeepSeek-V4's hyper-connections carry this many residual streams (`hc_mult`).
+STREAMS = 4
+# vLLM's index gathers keys of 132 bytes in a workspace of 40 times the longest request.
+INDEX_WORKSPACE_BYTES = 40 * 132.0
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The bytes of one GPU of a worker by use. `kv_bytes` is negative if the other uses exceed the budget."""
+    """The bytes of one GPU of a worker by use. `kv_bytes` is negative if the other uses exceed the budget.
+
+    `step_bytes` of the KV cache hold the step under way, where its tokens take more than they leave behind.
+    """
 
     budget_bytes: float
     weight_bytes: float
     activation_bytes: float
     reserve_bytes: float
     kv_bytes_per_token: float
+    step_bytes: float = 0.0
 
     @property
     def kv_bytes(self) -> float:
@@ -61,7 +83,8 @@ class Memory:
     @property
     def kv_tokens(self) -> int:
         """The KV tokens of the worker in whole blocks; every GPU holds its heads of all of them."""
-        blocks = math.floor(self.kv_bytes / self.kv_bytes_per_token / KV_BLOCK_TOKENS)
+        lasting_bytes = self.kv_bytes - self.step_bytes
+        blocks = math.floor(lasting_bytes / self.kv_bytes_per_token / KV_BLOCK_TOKENS)
         return max(blocks, 0) * KV_BLOCK_TOKENS
 
 
@@ -75,8 +98,13 @@ def worker_memory(
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
     dp: int = 1,
+    max_model_len: int | None = None,
+    version: str = DEPLOYED_VERSION,
 ) -> Memory:
-    """The breakdown for the fullest GPU of a worker; the keywords are vLLM's settings of these names."""
+    """The breakdown for the fullest GPU of a worker; the keywords are vLLM's settings of these names.
+
+    `version` is vLLM's; `max_model_len` is the LLM's context unless told otherwise.
+    """
     stages = stage_memory(
         llm,
         gpu,
@@ -86,6 +114,8 @@ def worker_memory(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         dp=dp,
+        max_model_len=max_model_len,
+        version=version,
     )
     return min(stages, key=lambda stage: stage.kv_bytes / stage.kv_bytes_per_token)
 
@@ -100,6 +130,8 @@ def stage_memory(
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
     dp: int = 1,
+    max_model_len: int | None = None,
+    version: str = DEPLOYED_VERSION,
 ) -> tuple[Memory, ...]:
     """The breakdown for one GPU of each pipeline stage, first to last."""
     if tp < 1 or llm.heads % tp:
@@ -109,7 +141,9 @@ def stage_memory(
     if not 0 < gpu_memory_utilization <= 1:
         raise InputError(f"gpu_memory_utilization is {gpu_memory_utilization}, must be in (0, 1]")
     head = llm.vocab * llm.hidden
-    block_bytes = kv_layout(llm, tp).block_bytes
+    layout = kv_layout(llm, tp)
+    release = tuple(int(part) for part in version.split(".")[:2])
+    has_graphs = release >= FIRST_WITH_GRAPHS
     if dp < 1 or (dp > 1 and not llm.is_mixture):
         raise InputError(
             f"LLM {llm.name}: data parallelism is {dp}, must be 1 without routed experts: its ranks would "
@@ -118,16 +152,22 @@ def stage_memory(
     width = (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / (tp if dp == 1 else 1)
     if llm.experts > 1:
         width += llm.experts_per_token * llm.hidden
-    layers_peak = max_num_batched_tokens * (2 * llm.hidden + dp * width) * 2.0
+    stream = 2 * llm.hidden * (STREAMS if _has(llm, CompressedAttention) else 1)
+    layers_peak = max_num_batched_tokens * (stream + dp * width) * 2.0
     if dp > 1 and (kind := all2all_of(tp * dp, int(gpu.gpus_per_node), max_num_batched_tokens)):
-        layers_peak = max_num_batched_tokens * 2 * llm.hidden * 2.0
+        layers_peak = max_num_batched_tokens * stream * 2.0
         layers_peak += activation_bytes(llm, kind, max_num_batched_tokens, tp)
     experts_bytes = sum(
         n * llm.bytes_per_weight(weights) for part, weights, n, _ in llm.parts() if part == "experts"
     )
+    whole_bytes = _whole_bytes(llm)
     rank_bytes = llm.layers_bytes - experts_bytes * (1 - 1 / dp)
     rows = min(max_num_seqs, max_num_batched_tokens)
-    sampler_peak = max_num_batched_tokens * llm.hidden * 2.0 + rows * llm.vocab * SAMPLER_BYTES
+    sampler_peak = max_num_batched_tokens * llm.hidden * 2.0 + rows * llm.vocab * (
+        SAMPLER_BYTES if has_graphs else SORTING_SAMPLER_BYTES
+    )
+    reserve_bytes = _reserve_bytes(gpu, tp * dp, gpu_memory_utilization, release)
+    reserve_bytes += _index_bytes(llm, max_model_len or llm.context_tokens)
     stages = []
     for stage, layers in enumerate(stage_layers(llm, pp)):
         is_first, is_last = stage == 0, stage == pp - 1
@@ -137,13 +177,65 @@ def stage_memory(
         stages.append(
             Memory(
                 budget_bytes=gpu.memory_bytes * gpu_memory_utilization,
-                weight_bytes=weight_bytes / tp + is_first * llm.encoder_bytes,
+                weight_bytes=weight_bytes / tp
+                + whole_bytes * layers / llm.layers * (1 - 1 / tp)
+                + is_first * llm.encoder_bytes,
                 activation_bytes=max(layers_peak, sampler_peak) if is_last else layers_peak,
-                reserve_bytes=RUNTIME_BYTES + NCCL_BYTES.get(tp * dp, NCCL_BYTES[8]),
-                kv_bytes_per_token=block_bytes * layers / llm.layers / KV_BLOCK_TOKENS,
+                reserve_bytes=reserve_bytes + has_graphs * _graph_bytes(llm) * layers / llm.layers,
+                kv_bytes_per_token=layout.block_bytes * layers / llm.layers / KV_BLOCK_TOKENS,
+                step_bytes=max_num_batched_tokens
+                * layout.step_blocks_per_token
+                * layout.block_bytes
+                * layers
+                / llm.layers,
             )
         )
     return tuple(stages)
+
+
+def _whole_bytes(llm: Llm) -> float:
+    """Of the weights of all layers that tensor parallelism copies to every GPU."""
+    return sum(
+        group.count
+        * group.attention.whole_parameters(llm.hidden)
+        * llm.bytes_per_weight(group.attention.weights)
+        for group in llm.layer_groups
+        if isinstance(group.attention, LatentAttention | CompressedAttention)
+    )
+
+
+def _reserve_bytes(gpu: Gpu, gpus: int, utilization: float, version: tuple[int, ...]) -> float:
+    """What CUDA hides of the card, non-torch memory, and the buffers of a group of GPUs."""
+    if version < FIRST_WITH_LITTLE:
+        return HIDDEN_BYTES * utilization + OLD_NON_TORCH_BYTES * (2 if gpus > 1 else 1)
+    group_bytes = GROUP_BYTES.get(gpu.link, OTHER_GROUP_BYTES) if gpus > 1 else 0.0
+    return HIDDEN_BYTES * utilization + NON_TORCH_BYTES + group_bytes
+
+
+def _has(llm: Llm, kind: type[CompressedAttention]) -> bool:
+    return any(isinstance(group.attention, kind) for group in llm.layer_groups)
+
+
+def _graph_bytes(llm: Llm) -> float:
+    """Of the CUDA graphs of all layers, captured at vLLM's usual batch sizes."""
+
+    def kind(group: LayerGroup) -> str:
+        if isinstance(group.attention, CompressedAttention):
+            return "compressed"
+        if isinstance(group.attention, LatentAttention):
+            return "latent"
+        return "experts" if group.feed_forward is not None and group.feed_forward.experts > 1 else "dense"
+
+    return sum(group.count * GRAPH_BYTES[kind(group)] for group in llm.layer_groups)
+
+
+def _index_bytes(llm: Llm, max_model_len: int) -> float:
+    """Of the workspace in which latent attention with an index gathers its keys."""
+    has_index = any(
+        isinstance(group.attention, LatentAttention | CompressedAttention) and group.attention.index_heads
+        for group in llm.layer_groups
+    )
+    return has_index * INDEX_WORKSPACE_BYTES * max_model_len
 
 
 def stage_layers(llm: Llm, pp: int) -> tuple[int, ...]:
@@ -164,6 +256,8 @@ def kv_cache_tokens(
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
     dp: int = 1,
+    max_model_len: int | None = None,
+    version: str = DEPLOYED_VERSION,
 ) -> int:
     """The KV tokens of one worker, or of each of its ranks, in whole blocks; 0 if its weights do not fit."""
     return worker_memory(
@@ -175,7 +269,18 @@ def kv_cache_tokens(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         dp=dp,
+        max_model_len=max_model_len,
+        version=version,
     ).kv_tokens
+
+
+def logged_kv_tokens(use: Memory, llm: Llm, tp: int, max_model_len: int, max_num_batched_tokens: int) -> int:
+    """The tokens that vLLM logs as the size of its KV cache: as many requests of `max_model_len` as fit, each
+    with a whole step's tokens in its windows, times their length (vLLM's `_report_kv_cache_config`).
+    """
+    blocks = kv_layout(llm, tp).request_blocks(max_model_len, max_num_batched_tokens)
+    request_bytes = blocks * KV_BLOCK_TOKENS * use.kv_bytes_per_token
+    return math.floor(max(use.kv_bytes, 0.0) / request_bytes * max_model_len)
 
 
 def fits_memory(llm: Llm, gpu: Gpu, tp: int, *, least_kv_tokens: int = KV_BLOCK_TOKENS, dp: int = 1) -> bool:

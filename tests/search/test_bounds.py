@@ -114,12 +114,12 @@ def test_gaps_are_out_of_reach_only_where_some_must_be_counted() -> None:
 
 
 def test_the_bound_knows_fleets_that_turn_the_longest_request_away() -> None:
-    """An L4 holds 11,104 tokens: alone it rejects the one request of 20,020 and keeps every line else, which
+    """An L4 holds 29,152 tokens: alone it rejects the one request of 40,020 and keeps every line else, which
     is no kept SLO. The bound, which knows lines alone, stays below it; plans need two.
     """
     llm, n = "meta-llama/Llama-3.1-8B", 300
     inputs = np.full(n, 100)
-    inputs[150] = 20_000
+    inputs[150] = 40_000
     trace = Trace("t", np.arange(0.0, 3.0 * n, 3.0), inputs, np.full(n, 20))
     task = question({"ttft": {"p90": "2 s"}, "tbt": {"p90": "500 ms"}}, ["l4-24g"], llm=llm)
     small = Fleet(CATALOG.llm(llm), (a_pool("mixed", "mixed", "l4-24g", 1, llm=llm, budget=512),))

@@ -29,8 +29,8 @@ TRACES = Path(__file__).parents[3] / "shared/data/traces"
 
 @pytest.fixture(scope="module")
 def worker() -> WorkerType:
-    kv_tokens = kv_cache_tokens(LLM, GPU, 1)
-    return WorkerType(GPU, 1, CATALOG.step_latency(LLM, GPU, 1), kv_tokens, 2048, 256).with_llm(LLM)
+    """Room for eleven of the prefixes, one of which the prompts under way need."""
+    return WorkerType(GPU, 1, CATALOG.step_latency(LLM, GPU, 1), 174_080, 2048, 256).with_llm(LLM)
 
 
 @pytest.fixture(scope="module")

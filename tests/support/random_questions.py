@@ -23,7 +23,7 @@ from planner.domain import Gpu, Limit, Metric
 from planner.fleet import Fleet, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
-from planner.models.memory import NCCL_BYTES, RUNTIME_BYTES
+from planner.models.memory import worker_memory
 from planner.policies import PLANNED_QUEUES, PLANNED_ROUTINGS, PLANNED_WITH_CACHES
 from planner.search.oracle.fleet_counts import Counts, may_hand_over
 from planner.search.problem.bill import paid_whole_usd_per_h
@@ -61,6 +61,7 @@ KINDS = (
 )
 REQUESTS = (20, 400)
 PERCENTILES = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999)
+HUGE_GPU = Gpu("huge", 1e13, 2e12, 3e14, "nvlink", 3e11, 400, 8, 1.0, "huge", "huge")
 LLM = Llm("drawn-llm", 8, 256, 8, 8, 512, 512, 1024, 200_000)
 SHIPPED_LLM = "llama-3.1-8b"
 
@@ -220,8 +221,8 @@ def _drawn_catalog(rng: np.random.Generator, *, small: bool) -> Catalog:
     for i in range(4):
         name = f"gpu{i}"
         kv_tokens = _log_uniform(rng, 1_000, 60_000) if small else _log_uniform(rng, 5_000, 60_000)
-        activation_bytes = 4096 * (2 * LLM.hidden + 3 * LLM.ffn) * 2 + 256 * LLM.vocab * 14
-        used = RUNTIME_BYTES + NCCL_BYTES[8] + LLM.weight_bytes + activation_bytes
+        use = worker_memory(LLM, HUGE_GPU, 8, max_num_batched_tokens=4096)
+        used = use.activation_bytes + use.reserve_bytes + LLM.weight_bytes
         decode, prefill = _log_uniform(rng, 0.5, 2.0), _log_uniform(rng, 0.5, 2.0)  # times as fast
         price_usd_per_h = (
             2 * (decode * prefill) ** float(rng.uniform(0.3, 0.6)) * float(rng.uniform(0.8, 1.25))

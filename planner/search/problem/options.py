@@ -27,7 +27,7 @@ from planner.models.all2all import (
     all2all_of,
     nodes_of_ranks,
 )
-from planner.models.engine import Engine
+from planner.models.engine import Engine, vllm_version_of
 from planner.models.kv_offload import is_common
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
@@ -280,7 +280,16 @@ def _of_degree(
     types = []
     for budget, most_seqs, drafts in degree.settings(engines):
         rows = most_seqs if drafts is None else SAMPLED_ROWS * most_seqs
-        use = worker_memory(llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=rows, dp=degree.dp)
+        use = worker_memory(
+            llm,
+            gpu,
+            tp,
+            pp,
+            max_num_batched_tokens=budget,
+            max_num_seqs=rows,
+            dp=degree.dp,
+            version=vllm_version_of(engines.engine),
+        )
         use = drafters[drafts].add_to_memory(use, llm, tp)
         kv_tokens = (use if slots is None else slots.add_to_memory(use)).kv_tokens
         if kv_tokens == 0:

@@ -1,0 +1,91 @@
+"""The KV cache that the planner predicts against what vLLM logged when it started.
+
+    python benchmarks/kv_capacity.py
+
+benchmarks/kv_capacity.yaml has the logs and their sources. Ends with exit code 1 where a prediction is more
+than 8 % off, so that it can stand in a build.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner.documents.catalog import read_catalog
+from planner.domain import Gpu
+from planner.models.llm import Llm
+from planner.models.memory import logged_kv_tokens, worker_memory
+from planner.models.speculation import Drafter, drafter_of
+
+LOGS = Path(__file__).with_suffix(".yaml")
+BOUND_FRAC = 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedCache:
+    """One logged KV cache, and the settings of vLLM that it was logged with."""
+
+    llm: Llm
+    gpu: Gpu
+    tp: int
+    dp: int
+    tokens: int
+    settings: Mapping[str, Any]
+    drafter: Drafter
+
+    @property
+    def predicted_tokens(self) -> int:
+        use = worker_memory(self.llm, self.gpu, self.tp, dp=self.dp, **self.settings)
+        use = self.drafter.add_to_memory(use, self.llm, self.tp)
+        length_tokens = self.settings["max_model_len"] or self.llm.context_tokens
+        return logged_kv_tokens(
+            use, self.llm, self.tp, length_tokens, self.settings["max_num_batched_tokens"]
+        )
+
+    @property
+    def error_frac(self) -> float:
+        return self.predicted_tokens / self.tokens - 1
+
+
+def read_logs(path: Path = LOGS) -> Iterator[LoggedCache]:
+    catalog = read_catalog()
+    for group in yaml.safe_load(path.read_text()).values():
+        for own in group["rows"]:
+            row = {**group, **own}
+            gpu = catalog.gpu(row["gpu"])
+            if "memory_gib" in row:
+                gpu = replace(gpu, memory_bytes=row["memory_gib"] * 2**30)
+            llm = catalog.llm(row["llm"])
+            if row.get("kv_bits") == 8:
+                llm = replace(llm, kv_dtype_bytes=1.0)
+            settings = {
+                "gpu_memory_utilization": row["util"],
+                "max_num_batched_tokens": row["batched"],
+                "max_num_seqs": row["seqs"],
+                "max_model_len": row.get("length"),
+                "version": row["version"],
+            }
+            drafter = drafter_of(row["draft"], llm) if "draft" in row else Drafter()
+            yield LoggedCache(llm, gpu, row["tp"], row.get("dp", 1), row["tokens"], settings, drafter)
+
+
+def main() -> int:
+    print("| LLM | GPU | TP | ranks | logged tokens | predicted | error |\n|---|---|---|---|---|---|---|")
+    worst_frac = 0.0
+    for log in read_logs():
+        worst_frac = max(worst_frac, abs(log.error_frac))
+        print(
+            f"| {log.llm.name} | {log.gpu.name} | {log.tp} | {log.dp} | {log.tokens:,} "
+            f"| {log.predicted_tokens:,} | {100 * log.error_frac:+.1f} % |"
+        )
+    print(f"\nlargest error {100 * worst_frac:.1f} %, bound {100 * BOUND_FRAC:.0f} %")
+    return int(worst_frac > BOUND_FRAC)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
