@@ -19,7 +19,7 @@ import yaml
 from planner.documents.catalog import read_catalog
 from planner.domain import Gpu
 from planner.models.llm import Llm
-from planner.models.memory import logged_kv_tokens, worker_memory
+from planner.models.memory import Served, logged_kv_tokens, worker_memory
 from planner.models.speculation import Drafter, drafter_of
 
 LOGS = Path(__file__).with_suffix(".yaml")
@@ -42,7 +42,7 @@ class LoggedCache:
     def predicted_tokens(self) -> int:
         use = worker_memory(self.llm, self.gpu, self.tp, dp=self.dp, **self.settings)
         use = self.drafter.add_to_memory(use, self.llm, self.tp)
-        length_tokens = self.settings["max_model_len"] or self.llm.context_tokens
+        length_tokens = self.settings["served"].max_model_len or self.llm.context_tokens
         return logged_kv_tokens(
             use, self.llm, self.tp, length_tokens, self.settings["max_num_batched_tokens"]
         )
@@ -67,8 +67,7 @@ def read_logs(path: Path = LOGS) -> Iterator[LoggedCache]:
                 "gpu_memory_utilization": row["util"],
                 "max_num_batched_tokens": row["batched"],
                 "max_num_seqs": row["seqs"],
-                "max_model_len": row.get("length"),
-                "version": row["version"],
+                "served": Served(row["version"], row.get("length")),
             }
             drafter = drafter_of(row["draft"], llm) if "draft" in row else Drafter()
             yield LoggedCache(llm, gpu, row["tp"], row.get("dp", 1), row["tokens"], settings, drafter)

@@ -29,7 +29,7 @@ from planner.importers.benchmark_runs import MeasuredRun
 from planner.models import engine as models
 from planner.models.latency import Array, StepLatency
 from planner.models.llm import Llm
-from planner.models.memory import kv_cache_tokens
+from planner.models.memory import Served, kv_cache_tokens
 from planner.models.step_tables import StepTable
 from planner.parallel import executors
 from planner.simulator import simulate
@@ -319,7 +319,7 @@ def _kv_tokens(engine: MeasuredEngine, budget: int, seats: int) -> int:
         engine.tp,
         max_num_batched_tokens=budget,
         max_num_seqs=seats,
-        version=models.vllm_version_of(engine.version),
+        served=Served(models.vllm_version_of(engine.version)),
     )
     if kv_tokens == 0:
         raise InputError(f"{engine.llm.name} does not fit {engine.tp} x {engine.gpu.name}; is --tp right?")

@@ -84,7 +84,7 @@ from planner.models.engine import vllm_version_of
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.lora import Lora, LoraSlots, lora_slots
-from planner.models.memory import worker_memory
+from planner.models.memory import Served, worker_memory
 from planner.models.parallelism import add_pipeline
 from planner.models.saturation import saturating_tokens
 from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
@@ -506,7 +506,7 @@ def _kv_tokens(
             )
         return kv_tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
     use = worker_memory(
-        llm, gpu, tp, pp, max_num_batched_tokens=tokens, max_num_seqs=seats, dp=dp, version=version
+        llm, gpu, tp, pp, max_num_batched_tokens=tokens, max_num_seqs=seats, dp=dp, served=Served(version)
     )
     use = beside.add_to_memory(use, llm, tp)
     use = use if slots is None else slots.add_to_memory(use)

@@ -63,6 +63,21 @@ INDEX_WORKSPACE_BYTES = 40 * 132.0
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """The version of vLLM, and the longest request that it serves (None: the LLM's context)."""
+
+    version: str = DEPLOYED_VERSION
+    max_model_len: int | None = None
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        return tuple(int(part) for part in self.version.split(".")[:2])
+
+
+SERVED_TODAY = Served()
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """The bytes of one GPU of a worker by use. `kv_bytes` is negative if the other uses exceed the budget.
 
@@ -98,12 +113,11 @@ def worker_memory(
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
     dp: int = 1,
-    max_model_len: int | None = None,
-    version: str = DEPLOYED_VERSION,
+    served: Served = SERVED_TODAY,
 ) -> Memory:
     """The breakdown for the fullest GPU of a worker; the keywords are vLLM's settings of these names.
 
-    `version` is vLLM's; `max_model_len` is the LLM's context unless told otherwise.
+    `served` says what else of vLLM changes the memory.
     """
     stages = stage_memory(
         llm,
@@ -114,8 +128,7 @@ def worker_memory(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         dp=dp,
-        max_model_len=max_model_len,
-        version=version,
+        served=served,
     )
     return min(stages, key=lambda stage: stage.kv_bytes / stage.kv_bytes_per_token)
 
@@ -130,8 +143,7 @@ def stage_memory(
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
     dp: int = 1,
-    max_model_len: int | None = None,
-    version: str = DEPLOYED_VERSION,
+    served: Served = SERVED_TODAY,
 ) -> tuple[Memory, ...]:
     """The breakdown for one GPU of each pipeline stage, first to last."""
     if tp < 1 or llm.heads % tp:
@@ -142,7 +154,7 @@ def stage_memory(
         raise InputError(f"gpu_memory_utilization is {gpu_memory_utilization}, must be in (0, 1]")
     head = llm.vocab * llm.hidden
     layout = kv_layout(llm, tp)
-    release = tuple(int(part) for part in version.split(".")[:2])
+    release = served.release
     has_graphs = release >= FIRST_WITH_GRAPHS
     if dp < 1 or (dp > 1 and not llm.is_mixture):
         raise InputError(
@@ -167,7 +179,7 @@ def stage_memory(
         SAMPLER_BYTES if has_graphs else SORTING_SAMPLER_BYTES
     )
     reserve_bytes = _reserve_bytes(gpu, tp * dp, gpu_memory_utilization, release)
-    reserve_bytes += _index_bytes(llm, max_model_len or llm.context_tokens)
+    reserve_bytes += _index_bytes(llm, served.max_model_len or llm.context_tokens)
     stages = []
     for stage, layers in enumerate(stage_layers(llm, pp)):
         is_first, is_last = stage == 0, stage == pp - 1
@@ -256,8 +268,7 @@ def kv_cache_tokens(
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
     dp: int = 1,
-    max_model_len: int | None = None,
-    version: str = DEPLOYED_VERSION,
+    served: Served = SERVED_TODAY,
 ) -> int:
     """The KV tokens of one worker, or of each of its ranks, in whole blocks; 0 if its weights do not fit."""
     return worker_memory(
@@ -269,8 +280,7 @@ def kv_cache_tokens(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         dp=dp,
-        max_model_len=max_model_len,
-        version=version,
+        served=served,
     ).kv_tokens
 
 

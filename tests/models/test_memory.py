@@ -16,6 +16,7 @@ from planner.models.memory import (
     HIDDEN_BYTES,
     NON_TORCH_BYTES,
     OTHER_GROUP_BYTES,
+    Served,
     active_weight_bytes,
     fits_memory,
     kv_cache_tokens,
@@ -93,7 +94,7 @@ def test_kv_tokens_agree_with_what_vllm_logs(log: LoggedCache) -> None:
 def test_graphs_are_kept_free_since_they_are_measured() -> None:
     """Releases before 0.21 captured graphs in what gpu_memory_utilization leaves; and they sorted logits."""
     before, since = (
-        worker_memory(LLAMA_8B, card(80 * GIB), 1, version=version)
+        worker_memory(LLAMA_8B, card(80 * GIB), 1, served=Served(version))
         for version in ("0.20.1", f"0.{FIRST_WITH_GRAPHS[1]}.0")
     )
     assert since.reserve_bytes - before.reserve_bytes == pytest.approx(32 * GRAPH_BYTES["dense"])
@@ -104,7 +105,7 @@ def test_an_index_needs_a_workspace_of_the_longest_request() -> None:
     """40 keys of 132 bytes for each token of max_model_len: 5.3 GB at a million, a tenth at 100,000."""
     llm = read_catalog().llm("deepseek-ai/DeepSeek-V4-Pro")
     long, short = (
-        worker_memory(llm, card(277 * GIB), 4, max_model_len=length).reserve_bytes
+        worker_memory(llm, card(277 * GIB), 4, served=Served(max_model_len=length)).reserve_bytes
         for length in (1_000_000, 100_000)
     )
     assert long - short == pytest.approx(900_000 * 40 * 132)
@@ -128,7 +129,7 @@ def test_the_breakdown_agrees_with_what_vllm_logs(
     """On 80 GB cards at utilisation 0.9: Llama-3-8B from vllm-project/vllm#10511 (2024-12-13; weights 14.96,
     non-torch 1.79, activations 1.26, KV 53.29 of 71.29 GiB; on two GPUs non-torch 3.58), Llama-2-7B from
     kubernetes-sigs/gateway-api-inference-extension#550 (2025-03-21; 7191 blocks). Within 3 %."""
-    found = worker_memory(llm, card(visible_gib * GIB + HIDDEN_BYTES), tp, version="0.6.4")
+    found = worker_memory(llm, card(visible_gib * GIB + HIDDEN_BYTES), tp, served=Served("0.6.4"))
     assert found.weight_bytes / GIB == pytest.approx(weight_gib, abs=0.01)
     assert found.kv_bytes / GIB == pytest.approx(kv_gib, rel=0.03)
 
@@ -193,7 +194,7 @@ def test_a_thousand_rows_to_sample_take_gigabytes() -> None:
         experts_per_token=8,
         kv_dtype_bytes=2.0,
     )
-    found = worker_memory(qwen, card(79.65 * GIB), 4, max_num_seqs=1024, version="0.9.2")
+    found = worker_memory(qwen, card(79.65 * GIB), 4, max_num_seqs=1024, served=Served("0.9.2"))
     assert found.kv_bytes / GIB == pytest.approx(8.11, rel=0.03)
 
 

@@ -32,7 +32,7 @@ from planner.models.kv_offload import is_common
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.lora import Lora, lora_slots
-from planner.models.memory import worker_memory
+from planner.models.memory import Served, worker_memory
 from planner.models.parallelism import add_pipeline
 from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation, SpeculativeSteps, least_token_times
 from planner.models.spread import INTERVAL_SIGMAS
@@ -288,7 +288,7 @@ def _of_degree(
             max_num_batched_tokens=budget,
             max_num_seqs=rows,
             dp=degree.dp,
-            version=vllm_version_of(engines.engine),
+            served=Served(vllm_version_of(engines.engine)),
         )
         use = drafters[drafts].add_to_memory(use, llm, tp)
         kv_tokens = (use if slots is None else slots.add_to_memory(use)).kv_tokens
