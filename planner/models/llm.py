@@ -213,7 +213,7 @@ class CompressedAttention:
 
     @property
     def waiting_bytes(self) -> float:
-        """Bytes of a token that waits for compression: key and score in 32 bits, twice where these overlap."""
+        """Bytes of a token that waits for compression: key and score in 32 bits, twice if these overlap."""
         return self.overlap_factor * 2 * (self.head_dim + self.index_dim) * 4.0
 
     @property
