@@ -240,7 +240,9 @@ def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
 def windows_chart(
     series: Mapping[str, Sequence[float] | Floats], window_s: float, title: str, *, are_counts: bool = False
 ) -> Any:
-    """One step line per name: a value for every window of time, all from 0. `are_counts`: whole."""
+    """A step line per name with a value for every window of time, from time 0. `are_counts`: values are whole
+    numbers.
+    """
     import altair as alt
 
     names = list(series)
@@ -262,7 +264,7 @@ def windows_chart(
 def stacked_chart(
     series: Mapping[str, Sequence[float] | Floats], window_s: float, title: str, among: Sequence[str] = ()
 ) -> Any:
-    """One area per name upon the ones before it: a whole number for every window of time, all from time 0.
+    """An area per name upon the ones before it, with a whole number for every window of time, from time 0.
 
     `among` are the names that share the colours, where several charts are to give each the same.
     """

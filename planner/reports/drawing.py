@@ -93,7 +93,7 @@ def chart_svg(chart: Any) -> str:
 
 
 def svg_of(spec: dict[str, Any]) -> str:
-    """The same of what `chart_spec` gave."""
+    """The SVG of a chart in the form that `chart_spec` returned."""
     import vl_convert
 
     _check_drawing()
@@ -102,8 +102,8 @@ def svg_of(spec: dict[str, Any]) -> str:
 
 @cache
 def _check_drawing() -> None:
-    """The engine that draws ends the process where memory or open files are short: where they are limited a
-    copy of this process draws first. Raises MemoryError where it does not survive that.
+    """Let a copy of this process draw first where memory or open files are limited, because the drawing
+    engine ends the process if it lacks them. Raises MemoryError if the copy does not survive.
     """
     import vl_convert
 
@@ -142,7 +142,7 @@ def live_spec(chart: Any) -> dict[str, Any]:
 
 
 def enlivened(spec: dict[str, Any]) -> dict[str, Any]:
-    """The same of what `chart_spec` gave, which is changed."""
+    """The same chart, changed in place, with tooltips, zoom and a legend that hides lines."""
     parts = spec.pop("layer", None) or [{key: spec.pop(key) for key in ("mark", "encoding")}]
     has_lines = any(_is_data_line(part) for part in parts)
     axes = {channel: parts[0]["encoding"][channel].get("axis") or {} for channel in ("x", "y")}
@@ -212,7 +212,7 @@ def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, 
 
 
 def _tooltip(encoding: dict[str, Any], axes: dict[str, Any]) -> dict[str, str]:
-    """What the axes say of a point, with their units; the name of its line is the heading."""
+    """A tooltip with both axes' values and units; the name of the line is its heading."""
     # With `nearest`, Vega's datum is the cell around the point, and the row is `datum.datum`.
     text, datum = [], "(datum.datum || datum)"
     if "field" in encoding.get("color", {}):

@@ -50,7 +50,7 @@ def rounded_all(*columns: Floats) -> list[list[Any]]:
 
 
 def legend(names: Sequence[str], symbol: str = "stroke") -> Any:
-    """As many columns as a chart on a phone has room for; none for one name."""
+    """A legend with as many columns as a chart on a phone has room for; none for a single name."""
     import altair as alt
 
     if len(names) < 2:

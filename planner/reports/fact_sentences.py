@@ -139,13 +139,13 @@ def prices_text(prices: Iterable[facts.Price]) -> str:
 
 
 def alternative_note(alternative: Alternative, value: float) -> str:
-    """What is said of an alternative to a plan of this value."""
+    """A note on an alternative to a plan of this value."""
     difference = [costs_more(alternative.objective, value)] if alternative.fleet is not None else []
     return "; ".join([*difference, *sentences(alternative.notes)])
 
 
 def queue_text(patient_frac: float, patience_s: float) -> str:
-    """What the backlog test found (`Verdict`), in the same words wherever it is told."""
+    """The result of the backlog test (`Verdict`), in the same words wherever it is shown."""
     values = (
         f"of the requests that arrived in the last tenth of the run {percent(patient_frac)} waited no longer "
         f"than {show_s(patience_s)}, {percent(STEADY_FRAC)} must"
@@ -156,18 +156,18 @@ def queue_text(patient_frac: float, patience_s: float) -> str:
 
 
 def drawn_text(repeats: Repeats) -> str:
-    """What was drawn anew, for instance "other draws of this traffic"."""
+    """The kinds of other draws, for instance "other draws of this traffic"."""
     losses = ", with all workers and after the losses it must survive (the figures are with all workers)"
     return _DRAWN.get(repeats.what, repeats.what) + (losses if repeats.after_losses else "")
 
 
 def times_text(low: float, high: float) -> str:
-    """Between which factors step times lie: 'x0.76-1.43'."""
+    """The factors between which step times lie: 'x0.76-1.43'."""
     return f"x{low:.2f}-{high:.2f}"
 
 
 def percent(share: float) -> str:
-    """0.9 -> '90 %', 0.9987 -> '99.87 %'; never rounds up to 100 %."""
+    """A share as a percentage: 0.9 -> '90 %', 0.9987 -> '99.87 %'; it never rounds up to 100 %."""
     if share == share and share < 1 and f"{share * 100:.4g}" == "100":
         return "> 99.99 %"
     return f"{share * 100:.4g} %"
@@ -319,7 +319,7 @@ def _(fact: facts.AskedAgain) -> str:
 
 
 def moved_text(planned: float, value: float | None, unit: str) -> str:
-    """What a change moves: "+2.99 USD/h (+12.5 %)"."""
+    """The move of a value by a change: "+2.99 USD/h (+12.5 %)"."""
     if value is None:
         return "no fleet"
     more = value - planned
@@ -733,7 +733,7 @@ def _(fact: facts.WorstHour) -> str:
 
 
 def _holding_text(fact: facts.WorstHour) -> str:
-    """What it costs to hold every hour with more of the plan's workers; empty where that is not known."""
+    """The price of keeping more of the plan's workers in every hour; empty if it is not known."""
     paid, planned = fact.holding_usd_per_h, fact.planned_usd_per_h
     if paid is None or planned is None:
         return ""

@@ -160,8 +160,8 @@ def _traffic_name(plan: Plan) -> str:
 
 
 def bill_document(paid: Bill) -> Document:
-    """What is paid per hour: `usd_per_h` with whole nodes, `by_gpu_usd_per_h` for the GPUs in use alone. Both
-    have `electricity_usd_per_h` in them, that of provisioned power.
+    """The price per hour: `usd_per_h` of whole nodes, `by_gpu_usd_per_h` of the GPUs in use alone. Both
+    include `electricity_usd_per_h` for the provisioned power.
     """
     return {
         "usd_per_h": paid.usd_per_h,
@@ -192,7 +192,7 @@ def _throughput(plan: Plan) -> Document:
 
 
 def _totals(plan: Plan) -> Document:
-    """What a fleet is and costs as a whole, as plan.yaml and `--json` begin."""
+    """The fleet's totals, with which plan.yaml and `--json` begin."""
     return {
         "status": plan.status,
         "llm": plan.fleet.llm.name,
@@ -212,7 +212,7 @@ def _prefixes(plan: Plan) -> Document:
 
 
 def _routers(plan: Plan) -> Document:
-    """What routes at each target, and the SLO under it; `plan manifests` writes these lines again."""
+    """The router of each target, and the SLO under it; `plan manifests` writes these lines again."""
     keys = ("target", "router", "simulated", "slo")
     rows = [
         {**dict(zip(keys, row, strict=True)), "kept": under.keeps}
@@ -263,7 +263,7 @@ def _images(fleet: Fleet) -> list[str]:
 
 
 def _engine(fleet: Fleet) -> Document:
-    """What is deployed; with the constants it is planned with, where it is."""
+    """The engine that is deployed, with the constants it is planned with, if any."""
     known: Document = {} if fleet.engine is None else engine_document(fleet.engine)
     if undeployable(fleet):
         return known or {"name": "vllm"}
@@ -271,7 +271,7 @@ def _engine(fleet: Fleet) -> Document:
 
 
 def certificate_json(plan: Plan, *, command: str = "") -> str:
-    """What was simulated and proved, over what, with which assumptions."""
+    """certificate.json: what was simulated and proved, over which fleets, under which assumptions."""
     trace, simulation = plan.trace, plan.simulation
     document = {
         "status": plan.status,
@@ -309,7 +309,7 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
 
 
 def to_json(plan: Plan) -> Document:
-    """What `plan --json` prints: one object of plain values."""
+    """The output of `plan --json`: one object of plain values."""
     fleet = plan.fleet
     document: Document = plain(
         {
@@ -332,7 +332,7 @@ def to_json(plan: Plan) -> Document:
 
 
 def use_rows(uses: Sequence[PoolUse]) -> list[Document]:
-    """Of each pool how much of its GPUs is used, and its batches; null where no step ran."""
+    """The used share of each pool's GPUs, and its batches; null if no step ran."""
     return [plain(dataclasses.asdict(use)) for use in uses]
 
 
@@ -345,7 +345,7 @@ def _with_value(
 
 
 def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -> Document:
-    """What `plan simulate --json` prints.
+    """The output of `plan simulate --json`.
 
     Percentiles are over the requests of the measured window; one that never got its first (or last) token
     counts as infinite there, which is null, and is left out of the mean. `tbt_s` needs `record=True`.
@@ -405,7 +405,7 @@ def _gap_spread(simulation: Simulation) -> dict[str, float] | None:
 
 
 def _tenants(simulation: Simulation) -> Document:
-    """What each tenant got, and how equal that is."""
+    """The service of each tenant, and how equal it is."""
     service = tenant_service(simulation)
     inside = measured(simulation)
     return {
@@ -478,7 +478,7 @@ def _csv_field(text: str) -> str:
 
 
 def _facts(plan: Plan) -> Document:
-    """What is said in sentences, as values."""
+    """The facts behind all sentences, as values."""
     proof = plan.certificate
     return facts_document(
         binding=proof.binding,
@@ -539,7 +539,7 @@ def _attainment(plan: Plan) -> Document:
 
 
 def verdict_document(verdict: Verdict) -> Document:
-    """What a simulation says of an SLO; seconds are NaN where nothing was recorded."""
+    """The verdict on a simulation; seconds are NaN if gaps were not recorded."""
     return {
         "holds": verdict.holds,
         "lines": _slo_lines(verdict),

@@ -31,7 +31,7 @@ def placed_rows(values: PrefixPlan) -> list[Document]:
 
 
 def plan_document(values: PrefixPlan, prompts: Iterable[WarmUp]) -> Document:
-    """What is planned: prefixes with their copies, hits expected, loads, tokens to prefill at the start."""
+    """The planned prefixes with their copies, expected hits, loads, and tokens to prefill at the start."""
     replication = values.replication
     tokens: dict[str, int] = {}
     for prompt in sorted(prompts, key=lambda one: one.worker):
@@ -55,7 +55,7 @@ def plan_document(values: PrefixPlan, prompts: Iterable[WarmUp]) -> Document:
 
 
 def pool_document(values: PoolPrefixes) -> Document:
-    """The same with what the simulation came to."""
+    """The document of a pool's plan, with the simulated hits beside the expected ones."""
     return plan_document(values.plan, values.warm_up) | simulated(values)
 
 

@@ -67,7 +67,7 @@ def tokens_text(worker: WorkerType) -> str:
 
 
 def split_text(worker: WorkerType) -> str:
-    """How a worker of several GPUs is split, where that is not by TP alone."""
+    """How a worker's GPUs share the LLM, if not by tensor parallelism alone."""
     ranks = f", DP {worker.dp}" if worker.dp > 1 else ""
     return ranks + (", EP" if worker.ep else "")
 
@@ -165,7 +165,7 @@ def _worst_text(verdict: Verdict, worst: InWindow) -> str:
 
 
 def _margin(value_s: float, limit_s: float) -> str:
-    """How far below the limit, as a share of it."""
+    """The distance below the limit, as a share of it."""
     left = 1 - value_s / limit_s
     return f"{100 * abs(left):.0f}\u00a0% {'below' if left >= 0 else 'over'}" if np.isfinite(left) else "–"
 
@@ -199,7 +199,7 @@ def percentile_rows(plan: Plan) -> Rows:
 
 
 def cost_rows(plan: Plan) -> Rows:
-    """What the fleet costs and draws, and how we know."""
+    """The fleet's cost and power, each with its source."""
     paid, power = plan.bill, plan.power
     price = paid.usd_per_h
     how = "the GPUs' prices, all of them all the time"
@@ -245,7 +245,7 @@ def cost_rows(plan: Plan) -> Rows:
 
 
 def _electricity_rows(paid: Bill) -> list[tuple[str, ...]]:
-    """What of the price is electricity; nothing where it is not counted."""
+    """The part of the price that is electricity; nothing if it is not counted."""
     if not paid.electricity_usd_per_h:
         return []
     how = "of the price; at provisioned power"
@@ -259,7 +259,7 @@ def _kw(watts: float) -> str:
 
 
 def usage_rows(plan: Plan) -> Rows:
-    """How busy each pool is; batches and KV cache where the simulation kept a record of its steps."""
+    """How busy each pool is, with batches and KV cache if the simulation recorded its steps."""
     simulation, power = plan.simulation, plan.power
     span_s = simulation.end_s - float(simulation.arrival_s[0])
     head = (
@@ -369,7 +369,7 @@ def _over_runs(value: Interval) -> str:
 
 
 def prefix_rows(plan: Plan) -> Rows:
-    """What prompts share, per pool that prefills: hits planned, simulated, and of an endless cache."""
+    """Shared prefixes per pool that prefills: hits as planned, as simulated, and with an endless cache."""
     head = (
         "Pool",
         "Prefixes kept",
@@ -447,7 +447,7 @@ def neighbour_rows(plan: Plan) -> Rows:
 
 
 def source_rows(plan: Plan) -> Rows:
-    """How every kind of figure was obtained: given, catalog, measured, fitted, simulated or solved."""
+    """The source of every kind of figure: given, catalog, measured, fitted, simulated or solved."""
     trace, certificate = plan.trace, plan.certificate
     start_s, end_s = plan.simulation.window_s
     traffic = (

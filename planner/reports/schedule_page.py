@@ -58,7 +58,7 @@ def render(answer: ScheduleAnswer) -> dict[str, str]:
 
 
 def to_json(answer: ScheduleAnswer) -> dict[str, Any]:
-    """What `plan schedule --json` prints; "optimal" to the gap asked for."""
+    """The output of `plan schedule --json`; its status "optimal" means within the requested gap."""
     market, values = answer.market, answer.found
     gpus = [offer.gpu for offer in market.offers]
     return {
@@ -191,7 +191,7 @@ def figures(answer: ScheduleAnswer) -> list[Figure]:
 
 
 def _coloured(workers: Sequence[str]) -> tuple[str, ...]:
-    """Names in an order of colours in which spot workers have that of spot GPUs, the third."""
+    """Names ordered so that spot workers get the third colour, which spot GPUs have elsewhere."""
     firm = [name for name in workers if not name.endswith(SPOT_SUFFIX)]
     spot = [name for name in workers if name.endswith(SPOT_SUFFIX)]
     rows = zip_longest(firm[::2], firm[1::2], spot, fillvalue="")
@@ -209,7 +209,7 @@ def proof_line(answer: ScheduleAnswer) -> str:
 
 
 def compared_lines(answer: ScheduleAnswer) -> list[str]:
-    """What the others cost, and what the schedule saves against them."""
+    """The costs of other schedules, and what this one saves against them."""
     lines, cost = [], answer.found.cost_usd_per_h
     for name, other in answer.others.items():
         if other is None:
@@ -221,7 +221,9 @@ def compared_lines(answer: ScheduleAnswer) -> list[str]:
 
 
 def simulated_lines(answer: ScheduleAnswer) -> list[str]:
-    """What the simulated hours say: windows kept, what the repair added, what is paid; or why not."""
+    """The simulated hours: windows kept, workers that the repair added, the price; or why none were
+    simulated.
+    """
     values, rate = answer.simulated, answer.found.cost_usd_per_h
     if values is None:
         return [f"Not simulated: {answer.not_simulated}. Ramps, bursts, starts and drains are not seen."]

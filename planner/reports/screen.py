@@ -42,8 +42,8 @@ Basis = Literal["measured", "given", "listed", "estimated", "unchecked"]
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One of the three answers, or one LLM of several; texts are empty where nothing is known. `is_plan`: it
-    is written down.
+    """One of the three answers, or one LLM of several. A text is empty if nothing is known. `is_plan`: this
+    is the answer that is deployed.
     """
 
     name: str
@@ -83,9 +83,8 @@ ANOTHER_TARGET = "--target NAME plans for one, --target each for all"
 
 
 def targets_text(plan: Plan, remedy: str = ANOTHER_TARGET) -> str:
-    """Where the plan is kept when it is deployed, as the routers there do not route as it was simulated: "For
-    llm-d and kserve; NOT kept on vllm and lws: --target NAME plans for one."; nothing where no router has a
-    choice.
+    """The deployment targets that keep the SLO under their own routers: "For llm-d and kserve; NOT kept on
+    vllm and lws: --target NAME plans for one."; empty if no router has a choice.
     """
     rows = plan.certificate.routers
     if not rows or not plan.fleet.leaves_choice:
@@ -111,7 +110,7 @@ def for_targets_text(values: ForTargets) -> str:
 
 
 def not_for_production(plan: Plan) -> str:
-    """What comes before a fleet on paper where production was asked for and none was found."""
+    """The warning before a fleet on paper, if production was requested and no fleet for it was found."""
     is_on_paper = any(
         isinstance(text, TooFewKept | IdleMisses | NoneTogether)
         or (isinstance(text, NotCertified) and text.is_on_paper)
@@ -138,12 +137,12 @@ def _how_sure(plan: Plan) -> str:
 
 
 def planned_answer(plan: Plan) -> Answered | None:
-    """The answer that is written down; None where the plan is on paper alone."""
+    """The answer that is deployed; None if the plan is on paper alone."""
     return plan.certificate.find_answer("production")
 
 
 def headroom_of(plan: Plan) -> Headroom | None:
-    """How far the plan's fleet holds, by its answer or by what was simulated around it."""
+    """How far the plan's fleet holds, from its answer or from the simulations around it."""
     answer = planned_answer(plan)
     if answer is not None and answer.headroom is not None:
         return answer.headroom
@@ -165,7 +164,7 @@ def holds_text(room: Headroom) -> str:
 
 
 def more_text(frac: float) -> str:
-    """To how much more something holds: '+12 %', '+0.8 %', '+100 % or more'."""
+    """An increase in words: '+12 %', '+0.8 %', '+100 % or more'."""
     if frac >= HEADROOM_MOST_FRAC:
         return f"+{100 * HEADROOM_MOST_FRAC:.0f} % or more"
     if frac < HEADROOM_STEP_FRAC:
@@ -197,7 +196,7 @@ NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "Wit
 
 
 def cards(plan: Plan) -> list[Card]:
-    """On paper, in production, with a loss; the plan alone where it was planned on paper."""
+    """A card each on paper, in production, and with a loss; the plan alone if it was planned on paper."""
     if not plan.certificate.answers:
         room = headroom_of(plan)
         card = paper_card(plan.fleet, plan.bill)
@@ -206,7 +205,7 @@ def cards(plan: Plan) -> list[Card]:
 
 
 def paper_card(fleet: Fleet, paid: Bill) -> Card:
-    """Of a fleet on the traffic as it is written."""
+    """The card of a fleet that keeps the SLO on the traffic as it is written."""
     return Card(
         NAMES["on-paper"],
         f"{usd(paid.usd_per_h)}/h",
@@ -266,7 +265,7 @@ def against_text(paid: float | None, planned: float) -> str:
 
 
 def limit_text(limit: Limit) -> str:
-    """As a reader knows it: "TTFT p90"."""
+    """A limit in a reader's words: "TTFT p90"."""
     return f"{limit.row.abbreviation} {percentile_name(limit.percentile_frac)}"
 
 
@@ -285,7 +284,9 @@ def _one_lost(lost: Lost) -> str:
 
 
 def glance(plan: Plan) -> list[Glance]:
-    """What one asks first: cost per month, what breaks it, what more traffic costs, what is measured."""
+    """The figures that a buyer asks for first: cost per month, what breaks first, more traffic, measured
+    inputs.
+    """
     paid, tokens, idles = plan.bill.usd_per_h, plan.usd_per_million_tokens, plan.bill.idle_gpus
     per_million = f"{tokens:.3g} USD per million tokens, prompts and answers"
     if (agents := plan.agent_figures) is not None:
@@ -304,7 +305,7 @@ def glance(plan: Plan) -> list[Glance]:
 
 
 def _routers(plan: Plan) -> list[Glance]:
-    """Where the plan is kept, by router."""
+    """How many targets keep the SLO, grouped by their routers."""
     rows = plan.certificate.routers
     if not rows or not plan.fleet.leaves_choice:
         return []
@@ -318,7 +319,7 @@ def _routers(plan: Plan) -> list[Glance]:
 
 
 def _committed(plan: Plan) -> list[Glance]:
-    """What the same fleet costs by each commitment that is offered, and from which use on it pays."""
+    """The fleet's price under each commitment, and from which share of use on it is cheaper."""
     offered = [each for each in plan.certificate.commitments if each.term != "on-demand"]
     if not offered:
         return []
@@ -342,7 +343,7 @@ STATUS_WORDS = {
 
 
 def holds_of(plan: Plan) -> list[HeadroomFact]:
-    """To how much more of each strain the plan holds, as far as it is known."""
+    """The headroom of the plan for each strain, as far as it is known."""
     room, values = headroom_of(plan), plan.certificate.around
     if values is not None and values.holds:
         return list(values.holds)
@@ -352,7 +353,7 @@ def holds_of(plan: Plan) -> list[HeadroomFact]:
 
 
 def breaks_first(plan: Plan) -> Glance:
-    """The loss that the plan does not stand, else what it holds with the least more of."""
+    """The loss that the plan does not stand; else the strain of which it stands the smallest increase."""
     values, headroom = plan.certificate.around, holds_of(plan)
     if not headroom:
         return Glance("Breaks first", "not simulated", "plan again to know, with a longer --time-limit")
@@ -372,7 +373,9 @@ def breaks_first(plan: Plan) -> Glance:
 
 
 def _more_traffic(plan: Plan) -> Glance:
-    """Whether this fleet carries it, asked as a plan for it would ask; else the command that prices it."""
+    """Whether this fleet carries MORE_FRAC more traffic, tested as a plan for it would be; else the command
+    that prices a fleet which does.
+    """
     values = plan.certificate.around
     more = None if values is None else values.more_traffic
     if more is None:
@@ -391,7 +394,7 @@ MORE_TRAFFIC = f"{100 * MORE_FRAC:.0f} % more traffic"
 
 
 def _priced_by(plan: Plan) -> str:
-    """The command that plans for it: nothing less says what it costs."""
+    """The command that prices a fleet for MORE_FRAC more traffic; only such a plan knows its cost."""
     if (futures := plan.certificate.futures) is None:
         return "a plan at that traffic: rate says what it costs"
     growth_frac = (1 + futures.growth_frac) * (1 + MORE_FRAC) - 1
@@ -399,7 +402,7 @@ def _priced_by(plan: Plan) -> str:
 
 
 def basis(plan: Plan) -> dict[str, Basis]:
-    """What the figures rest on, and how each was obtained."""
+    """The basis of each input: measured, given, listed, estimated or unchecked."""
     values: dict[str, Basis] = {"traffic": "given" if plan.trace.drawn_from is not None else "measured"}
     kinds: dict[Basis, list[str]] = {}
     for pool in plan.fleet.running_pools:
@@ -416,7 +419,8 @@ def basis(plan: Plan) -> dict[str, Basis]:
 
 
 def _basis_of_steps(pool: Pool) -> Basis:
-    """Of a pool's step times: a roofline rests on no measurement of such kernels."""
+    """The basis of a pool's step times; a roofline counts as unchecked, because no such kernel was measured.
+    """
     of_kind: dict[str, Basis] = {"steps": "measured", "roofline": "unchecked"}
     return of_kind.get(pool.type.latency.kind, "estimated")
 
@@ -471,7 +475,7 @@ def why(plan: Plan) -> list[str]:
 
 
 def _not_measured(plan: Plan) -> list[str]:
-    """How far off the step times are that scenarios draw, where nobody measured them on this fleet's GPUs."""
+    """How far off the scenarios' step times are, if nobody measured them on this fleet's GPUs."""
     text = []
     for spread in dict.fromkeys(pool.type.latency.spread for pool in plan.fleet.running_pools):
         if spread is not None and not spread.is_own:
@@ -504,8 +508,8 @@ def _counts(at: AtWorkers) -> str:
 
 
 def document(plan: Plan) -> dict[str, Any]:
-    """The first screen as plain values, for whoever draws it: its texts, and the figures of its charts but
-    those of the simulation.
+    """The first screen as plain values: its texts, and the figures of its charts without those of the
+    simulation.
     """
     values, paid = plan.certificate.around, plan.bill
     room = headroom_of(plan)
@@ -553,7 +557,7 @@ def _at_workers(at: AtWorkers) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Breaks:
-    """Something that a plan stands up to a share more, and what happens beyond."""
+    """A strain, loss or price: the share of it that the plan stands, and what happens beyond."""
 
     label: str
     frac: float

@@ -27,7 +27,7 @@ NAMES = ("attainment", "demand", "kv", "waiting", "breaks")
 
 
 def figures(plan: Plan) -> list[Figure]:
-    """In the order in which they are read; what was not simulated is missing."""
+    """The charts in reading order; those of what was not simulated are left out."""
     values = [attainment(plan), demand(plan), kv_use(plan), waiting(plan), breaks(plan)]
     return [*(figure for figure in values if figure is not None), *latencies(plan)]
 
@@ -255,7 +255,7 @@ def breaks_chart(values: Sequence[screen.Breaks]) -> Any:
 
 
 def _price_text(each: screen.Breaks) -> str:
-    """How far a price may move; of the others, `said` says how far they may."""
+    """How far a price may move; other rows say it in `said`."""
     return f"{100 * each.frac:+.0f} %, " if each.kind == "price" else ""
 
 

@@ -62,7 +62,7 @@ def outdated(plan: SharedPlan) -> list[str]:
 
 
 def summary(plan: SharedPlan) -> Document:
-    """What plan.yaml holds, and what `plan --json` prints."""
+    """The content of plan.yaml, which `plan --json` prints."""
     document: Document = {
         "status": plan.status,
         "llms": {
@@ -105,9 +105,7 @@ def summary(plan: SharedPlan) -> Document:
 
 
 def _kept_in(plan: Plan) -> Document | None:
-    """How the LLM's fleet did in scenarios of its own, which no search has seen; None where none were
-    asked.
-    """
+    """In how many test scenarios the LLM's fleet keeps its SLO; None if none were requested."""
     made = plan.certificate.find_answer("production")
     return None if made is None or made.kept_in is None else dataclasses.asdict(made.kept_in)
 
@@ -187,7 +185,7 @@ def _certificate(plan: SharedPlan) -> Document:
 
 
 def proof_lines(plan: SharedPlan) -> list[str]:
-    """What was found and what bounds it, in sentences."""
+    """Sentences on the fleet that was found and its bound."""
     value, least, bound = (
         amount(each, plan.unit) for each in (plan.value_on_paper, plan.level0_bound, plan.bound)
     )

@@ -23,7 +23,7 @@ class SimulatedOutcome:
     uses: tuple[PoolUse, ...]
 
     def summary(self) -> output.Document:
-        """What `plan simulate --json` prints: plain values, null for what never happened."""
+        """The output of `plan simulate --json`: plain values, null for what never happened."""
         power = output.power_document(self.power)
         values = output.simulation_summary(self.simulation, self.verdict)
         return values | {"power": power, "pools": output.use_rows(self.uses)}

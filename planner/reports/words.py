@@ -57,7 +57,8 @@ def commitment_rows(plan: Plan) -> Rows:
 
 
 def bill_lines(paid: Bill) -> list[str]:
-    """What is owned, and what whole nodes cost beyond the GPUs in use; nothing where both are as usual."""
+    """Lines on owned GPUs, and on the price of whole nodes beyond the GPUs in use; none if neither applies.
+    """
     lines = [f"{paid.owned_gpus} GPUs owned, {paid.rented_gpus} rented"] if paid.owned_gpus else []
     if paid.idle_gpus:
         nodes = listed([f"{counted(each.count, 'whole node')} of {each.gpu}" for each in paid.nodes])
@@ -98,7 +99,9 @@ def command_line(
     time_limit_s: float,
     flags: Sequence[str] = (),
 ) -> str:
-    """What makes the same plan where these files are at hand; their folders are nobody's business."""
+    """The command that makes the same plan from these files. Their folders are left out, because they may be
+    private.
+    """
     line = ["plan", *(["--slo", slo.name] if slo else []), *(["--trace", trace.name] if trace else [])]
     line += ["-o", "out/"]
     line += ["--seed", str(seed), "--time-limit", f"{time_limit_s:g}", *flags]
@@ -128,7 +131,7 @@ NOT_EXHAUSTED = "NOT exhausted"
 
 
 def level0_proof(*, is_exact: bool, is_exhausted: bool) -> str:
-    """How sure the best fleet with one worker type per pool is.
+    """How far it is proved that this is the best fleet with one worker type per pool.
 
     "exact" only where every cheaper one was simulated or is ruled out by a valid bound; a search that came to
     its end but left fleets out by assumption has found the best it knows.
@@ -139,7 +142,7 @@ def level0_proof(*, is_exact: bool, is_exhausted: bool) -> str:
 
 
 def policies_line(fleet: Fleet) -> str:
-    """How the fleet batches and routes, and what its power caps mean."""
+    """The policies of the fleet, and what its power caps mean."""
     policies, network = fleet.policies, fleet.network
     batching, routing = BATCHING[policies.batching], ROUTING[policies.routing]
     text = (
@@ -250,7 +253,7 @@ def _up_to(rate_rps: float, refuted_rps: float | None, none: str) -> str:
 
 
 def proof_lines(plan: Plan) -> list[str]:
-    """What was found, what was proved over what, and by how many simulations."""
+    """The plan's value, what was proved over which fleets, and by how many simulations."""
     certificate = plan.certificate
     unit = certificate.unit
     value, bound = (amount(v, unit) for v in (certificate.value, certificate.bound))
@@ -281,7 +284,7 @@ def proof_lines(plan: Plan) -> list[str]:
 
 
 def unpriced_text(alternative: Alternative, unit: str) -> str:
-    """What is said of a kind of fleet that has no price: a bound is none. Empty where it has one."""
+    """The note on a kind of fleet that has a bound but no price; empty if it has a price."""
     if alternative.is_priced:
         return ""
     is_bounded = alternative.at_least and math.isfinite(alternative.objective)

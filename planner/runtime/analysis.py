@@ -73,7 +73,7 @@ class Wanted:
         return self.fleet.policies.prefix_cache
 
     def identity(self) -> dict[str, Any]:
-        """What two runs must share for one to go on where the other ended."""
+        """The values that two runs must share, so that one may go on where the other ended."""
         digest = hashlib.sha256(json.dumps(fleet_document(self.fleet), sort_keys=True).encode())
         trace = self.trace
         columns = [trace.arrival_s, trace.input_tokens, trace.output_tokens, trace.after, trace.think_s]
@@ -123,7 +123,7 @@ class Validation:
 
     @property
     def machine(self) -> Mapping[str, str]:
-        """Where the last part was measured, which need not be where it is compared; empty if not noted."""
+        """The machine of the last part, which may differ from the one that compares; empty if not noted."""
         noted_machine: Mapping[str, str] = self.records[-1].get("machine", {}) if self.records else {}
         return noted_machine
 
@@ -134,7 +134,7 @@ class Validation:
 
     @property
     def slo_holds(self) -> bool:
-        """Of what was measured; a request that failed kept no limit."""
+        """Whether the measured run keeps the SLO; a request that failed keeps no limit."""
         return self.comparison.measured_verdict.holds
 
 
@@ -189,8 +189,9 @@ def analyse_run(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation
 
 
 def as_deployed(wanted: Wanted, logs: Mapping[str, EngineLog]) -> Wanted:
-    """With the engine that ran, as its step logs say, where the plan counts on another version or scheduling;
-    its constants stay the plan's."""
+    """The fleet with the version and scheduling that its step logs show; constants of the engine stay the
+    plan's.
+    """
     ran = next((log.engine for log in logs.values() if log.engine), None)
     planned = wanted.fleet.engine
     if ran is None or planned is None:
@@ -209,7 +210,7 @@ def as_deployed(wanted: Wanted, logs: Mapping[str, EngineLog]) -> Wanted:
 
 
 def _for_catalog(measured: list[Steps], fleet: Fleet, date: str | None) -> dict[str, FittedSteps]:
-    """One fit for each GPU and TP, by the steps of all pools on them."""
+    """One fit for each GPU and TP, from the steps of all pools on them."""
     source = "plan validate: the plan's fit, calibrated"
     fits = {}
     for (gpu, tp), latency in fits_by_machine(measured, fleet).items():

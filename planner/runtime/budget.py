@@ -28,7 +28,7 @@ class SendingBudget:
         self.usd += sum(row["given_back_usd"] for row in self.journal.rows("given_back_usd"))
 
     def usd_of(self, input_tokens: int, output_tokens: int) -> float:
-        """What so many tokens cost; 0 where no price is known."""
+        """The price of so many tokens [USD]; 0 if no price is known."""
         per_input, per_output = self.endpoint.usd_per_million or (0.0, 0.0)
         return (per_input * input_tokens + per_output * output_tokens) / 1e6
 

@@ -67,7 +67,7 @@ class Dialect:
         return _random_words(self.words_for(tokens), (seed, number))
 
     def prompt_of(self, trace: Trace, request: int, seed: int, *, shares_prefixes: bool) -> list[int] | str:
-        """That of a request of the trace; blocks that prompts share are equal in all of them."""
+        """The prompt of a request of the trace. With shared prefixes, equal blocks give equal prompts."""
         tokens = int(trace.input_tokens[request])
         if not shares_prefixes:
             return self.prompt(tokens, request, seed)

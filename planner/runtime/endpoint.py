@@ -40,7 +40,7 @@ class EndpointError(PlannerError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What to measure, and how far one may go.
+    """The endpoint to measure, and the limits on what may be sent.
 
     `url` ends before /completions. `usd_per_million` are the prices of a million prompt and output tokens;
     `max_usd` and `max_requests` limit all that is sent, probes and warm-up included. `prometheus` are
@@ -118,7 +118,7 @@ def open_session(timeout_s: float, headers: dict[str, str] | None = None) -> aio
 
 
 def checked_url(url: str, option: str) -> str:
-    """Without a slash at the end, and with /v1 where there is no path at all after --url."""
+    """The URL of --url without a slash at the end; /v1 is added if it has no path."""
     try:
         parts = urlsplit(url)
         is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -137,13 +137,13 @@ def checked_url(url: str, option: str) -> str:
 
 
 def _shown_url(url: str) -> str:
-    """Of an address that was refused: what may be a password is left out."""
+    """A refused address for an error message, without what may be a password."""
     return repr(url.rpartition("@")[2].partition("?")[0][:SHOWN])
 
 
 @dataclass(slots=True)
 class EndpointAnswer:
-    """What came back. `code` is 0 where no HTTP status came; `trouble` is empty where all went well.
+    """The answer to one request. `code` is 0 if no HTTP status came; `trouble` is empty if all went well.
 
     `token_s` are the arrivals of tokens by `now_s`, `input_tokens` and `output_tokens` what the server says
     it counted, 0 where it does not. `is_exact` says that each arrival is that of a token, not of a chunk.

@@ -64,7 +64,9 @@ class EngineClock:
         self.before = [await self._scrape(url, lambda _: None) for url in self.urls]
 
     async def end(self, progress: Callable[[str], None]) -> dict[str, Any] | None:
-        """For the journal: samples less those before, summed over engines, or what went wrong."""
+        """Samples of the traffic for the journal: those at the end less those before, summed over engines, or
+        the error.
+        """
         if not self.urls:
             return None
         total: Samples = {}
@@ -175,7 +177,7 @@ class EngineTimes:
 
 
 def engine_times(records: Iterable[Mapping[str, Any] | None]) -> EngineTimes | None:
-    """Of all parts of a run together; None where no engine was asked, or one of them could not be."""
+    """The engines' times over all parts of a run; None if no engine was read, or one of them failed."""
     total: Samples = {}
     for record in records:
         for name, le, value in (record or {}).get("samples", ()):

@@ -44,7 +44,8 @@ class EngineLog:
         return bool(self.steps.own_end_s.notna().all())
 
     def on_its_own_clock(self, start_s: float) -> tuple[EngineLog, float]:
-        """The same on a clock that stands still while the machine is busy with others, and `start_s` on it.
+        """This log on a clock that stands still while other processes hold the engine's core, and `start_s`
+        on it.
 
         It runs with the wall while the engine has no work, else while the engine's thread does not wait for a
         core.

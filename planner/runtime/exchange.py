@@ -61,7 +61,7 @@ class ClientGoneError(Exception):
 def read_request(
     request: web.Request, raw: bytes, fleet: Fleet, live: LiveFleet, longest_tokens: int
 ) -> RoutedRequest:
-    """What `raw`, the body of `request`, asks of `fleet`; refuses what no engine could be asked."""
+    """Read `raw`, the body of `request`. Raises the HTTP error of a request that no engine could be sent."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError):
@@ -95,8 +95,9 @@ def read_request(
 
 
 async def read_body(request: web.Request, most_bytes: int) -> bytes:
-    """The body, unpacked here and not while it comes: by then the key is known to be right. It is refused at
-    the first byte beyond `most_bytes`, packed or not."""
+    """Read the body and unpack it. It is refused at the first byte beyond `most_bytes`, packed or not.
+    Unpacking waits until here, because by now the API key is known to be right.
+    """
     if (request.content_length or 0) > most_bytes:
         raise refusal(413, "")
     packing = request.headers.get("Content-Encoding", "identity").strip().lower()
@@ -124,7 +125,7 @@ async def read_body(request: web.Request, most_bytes: int) -> bytes:
 
 
 def _input_tokens(prompt: object) -> int:
-    """Exact for token ids, a guess for words."""
+    """Tokens of a prompt: exact for token ids, a guess for text."""
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
         return len(prompt)
     if words := words_of(prompt):
@@ -133,7 +134,7 @@ def _input_tokens(prompt: object) -> int:
 
 
 def _tenant(request: web.Request, body: dict[str, Any]) -> str:
-    """Who asks: what a gateway says in a header, else OpenAI's field `user`; '' where nobody says."""
+    """The tenant of a request: a gateway's header, else OpenAI's field `user`, else an empty name."""
     tenant = request.headers.get(TENANT_HEADER) or body.get("user")
     if tenant is None:
         return ""
@@ -143,8 +144,9 @@ def _tenant(request: web.Request, body: dict[str, Any]) -> str:
 
 
 class Reply:
-    """What goes back to the client; `response` is None until it has begun. `tokens` have come so far, by the
-    events of the stream or the count in a whole answer."""
+    """The answer to one client. `response` is None until it has begun. `tokens` is the number that have come
+    so far, by the events of a stream or by the count in a whole answer.
+    """
 
     def __init__(self, request: web.Request, routed_request: RoutedRequest, start_s: float) -> None:
         self.request, self.routed_request, self.start_s = request, routed_request, start_s
@@ -179,7 +181,7 @@ class Reply:
         self.writes_since_s = 0.0
 
     def abort(self) -> None:
-        """The client does not read: its connection is ended."""
+        """End the connection of a client that does not read."""
         if self.request.transport is not None:
             self.request.transport.abort()
 
@@ -195,7 +197,7 @@ class Reply:
         await self.finish()
 
     async def pass_on(self, upstream: aiohttp.ClientResponse, worker: str, most_bytes: int) -> None:
-        """A whole answer that is no stream, or what is wrong with the request, with its status."""
+        """Pass on a whole answer that is no stream, or an error that tells what is wrong with the request."""
         is_answer = upstream.status == 200
         body = await read_limited(upstream, worker, most_bytes if is_answer else REFUSAL_BYTES)
         if is_answer:
@@ -211,7 +213,7 @@ class Reply:
 
 @contextmanager
 def _client() -> Iterator[None]:
-    """Errors of the client's connection, which aiohttp names like those of a worker's."""
+    """Turn connection errors of the client into ClientGoneError; aiohttp raises the same ones for workers."""
     try:
         yield
     except ConnectionError:
@@ -219,7 +221,7 @@ def _client() -> Iterator[None]:
 
 
 def refusal(status: int, message: str, *, retry_after_s: int | None = None) -> web.HTTPException:
-    """An HTTP error in the shape OpenAI's clients know."""
+    """An HTTP error in the shape that OpenAI's clients know."""
     kinds: dict[int, type[web.HTTPException]] = {
         400: web.HTTPBadRequest,
         401: web.HTTPUnauthorized,

@@ -123,11 +123,11 @@ class JournalFile:
         return [row for row in self._rows() if key in row]
 
     def records(self) -> list[dict[str, Any]]:
-        """What was noted at the end of each part: events, engines, load of the machine."""
+        """The records that each part wrote at its end: events, engines, load of the machine."""
         return [row["record"] for row in self.rows("record")]
 
     def machine(self) -> dict[str, str]:
-        """Where the last part was measured; empty if nothing was."""
+        """The machine that measured the last part; empty if none has."""
         return next((row["machine"] for row in reversed(self._rows()) if "machine" in row), {})
 
     def write(self, row: dict[str, Any]) -> None:

@@ -64,14 +64,16 @@ _NAME = re.compile(r"p(\d+)r(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """What counts as agreement: relative errors of percentiles, and of attainment in points."""
+    """The largest errors that count as agreement: relative for percentiles, in points for attainment."""
 
     p50_frac: float = 0.05
     p90_frac: float = 0.09
     attainment_frac: float = 0.02
 
     def tolerance_of(self, percentile_frac: float) -> float | None:
-        """None for percentiles that are shown and not judged: their own scatter is larger."""
+        """The tolerance of a percentile; None for P99, which is shown but not judged, because it scatters
+        more than that.
+        """
         return {0.5: self.p50_frac, 0.9: self.p90_frac}.get(percentile_frac)
 
 
@@ -92,14 +94,14 @@ class Run:
     session: Ints
 
     def values_s(self, metric: Metric, chosen: npt.NDArray[np.bool_]) -> tuple[Floats, Floats | None]:
-        """Of the chosen requests (all gaps for tbt), with weights."""
+        """Values of a metric over the chosen requests (for tbt over all gaps), and their weights."""
         if METRICS[metric].is_of_gaps:
             return self.gap_s, self.gap_weight
         values_s = METRICS[metric].values_s(self.requests)[chosen]
         return values_s[np.isfinite(values_s)], None
 
     def sessions_s(self, chosen: npt.NDArray[np.bool_]) -> dict[str, Floats]:
-        """By name of the metric, the times of each session all of whose requests are chosen."""
+        """The times of each session all of whose requests are chosen, by the name of the metric."""
         whole = chosen & (self.session >= 0) & ~np.isin(self.session, self.session[~chosen])
         arrival_s, e2e_s = self.requests.arrival_s[whole], self.requests.e2e_s[whole]
         return dict(
@@ -119,14 +121,18 @@ class PercentileRow:
 
     @property
     def error_frac(self) -> float:
-        """Infinite where nothing was measured that takes time but something predicted; NaN without values."""
+        """Predicted over measured, less one. Infinite if a measured 0 was predicted above 0; NaN without
+        values.
+        """
         if self.measured_s == 0:
             return math.inf if self.predicted_s > 0 else 0.0
         return self.predicted_s / self.measured_s - 1
 
     @property
     def is_judged(self) -> bool:
-        """Not where there is nothing to compare, as with gaps of one-token answers."""
+        """Whether the row counts for agreement; not if there are no values, as with gaps of one-token
+        answers.
+        """
         return self.tolerance_frac is not None and not math.isnan(self.error_frac)
 
     @property
@@ -171,7 +177,9 @@ class MeasuredComparison:
 
     @property
     def agrees(self) -> bool:
-        """Within the tolerances; never where nothing could be compared."""
+        """Whether all judged rows and the attainment lie within the tolerances; False if nothing could be
+        compared.
+        """
         return (
             bool(self.judged_rows) and all(row.holds for row in self.judged_rows) and self.attainment_agrees
         )
@@ -186,7 +194,7 @@ class MeasuredComparison:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
-    """A whole run as it was: parts, what the client saw, what the engines logged.
+    """A whole measured run: its parts, the client's view of each request, and the engines' logs.
 
     `trace` is what was to be sent; `logs` are keyed by worker, empty where engines keep none.
     """
@@ -197,7 +205,9 @@ class Measurement:
     logs: Mapping[str, EngineLog]
 
     def served(self) -> dict[tuple[int, int], dict[str, EngineRequest]]:
-        """(part, request) -> worker -> what its engine logged since that part began."""
+        """What the engines logged since each part began: (part, request) -> worker -> its log of that
+        request.
+        """
         starts = {part.part: part.start_s for part in self.journal.parts}
         by_request: dict[tuple[int, int], dict[str, EngineRequest]] = {}
         for worker, log in self.logs.items():
@@ -223,7 +233,9 @@ class Measurement:
 def compare_with_simulation(
     run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
 ) -> MeasuredComparison:
-    """Simulate what was sent on `fleet` (the run's own, or one with corrected fits) and compare."""
+    """Simulate the requests that were sent on `fleet` (the run's own, or one with corrected fits) and
+    compare.
+    """
     parts = [compare_part(run, part, fleet, slo) for part in run.journal.parts if outcomes_of_part(run, part)]
     if not parts:
         raise InputError("no request has ended: nothing was measured")
@@ -231,7 +243,9 @@ def compare_with_simulation(
 
 
 def compare_parts(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolerances) -> MeasuredComparison:
-    """(predicted, measured) parts, one after the other, as one comparison; the SLO over the whole alone."""
+    """One comparison of all (predicted, measured) parts, laid one after the other; the SLO is judged over the
+    whole.
+    """
     predicted, observed = (_join_parts([part[side] for part in parts]) for side in (0, 1))
     chosen = measured(observed.requests)
     chosen &= (observed.requests.status == 0) & (predicted.requests.status == 0)
@@ -266,7 +280,7 @@ def compare_parts(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolera
 
 
 def outcomes_of_part(run: Measurement, part: ReplayPart) -> list[Sent]:
-    """What became of the requests of `part`, as far as they have ended in it."""
+    """The outcomes of the requests that ended in this part."""
     return [
         run.journal.sent[request]
         for request in part.requests
@@ -301,7 +315,7 @@ def compare_part(run: Measurement, part: ReplayPart, fleet: Fleet, slo: Slo) -> 
 def _simulated_trace(
     run: Measurement, part: ReplayPart, served: Mapping[tuple[int, int], Mapping[str, EngineRequest]]
 ) -> tuple[Trace, list[int]]:
-    """What the simulation of a part is asked, and the numbers of those requests in the run's trace.
+    """The trace of a part to simulate, and the number that each of its requests has in the run's trace.
 
     A request arrives when it was measured to; one that waits for others of the part not before its own time,
     and when they have been answered in the simulation.
@@ -330,7 +344,7 @@ def _simulated_trace(
 
 
 def _complete_sessions(trace: Trace, requests: Sequence[int]) -> Ints:
-    """As `Run.session`, of these requests."""
+    """The session of each of these requests, in the form of `Run.session`."""
     session = session_numbers(trace)
     size, present = (np.bincount(of, minlength=len(trace)) for of in (session, session[list(requests)]))
     mine = session[list(requests)]
@@ -340,7 +354,7 @@ def _complete_sessions(trace: Trace, requests: Sequence[int]) -> Ints:
 def _request_times_s(
     sent: Sent, logged: Mapping[str, EngineRequest], part: ReplayPart
 ) -> tuple[float, float, Floats]:
-    """(start, scheduled, tokens) of a request in seconds since the part began; NaN for what no log says."""
+    """(Start, scheduled, tokens) of a request, in seconds since its part began; NaN if no log knows them."""
     engines = [logged[worker] for worker in sent.workers if worker in logged]
     if not engines:
         return sent.sent_s, math.nan, np.array(sent.token_s)
@@ -357,7 +371,7 @@ def _observed_simulation(
     slo: Slo,
     window_s: tuple[float, float],
 ) -> tuple[Simulation, Floats]:
-    """What became of requests, in the simulator's form; the gaps between tokens that ended in the window."""
+    """The measured requests in the simulator's form, and the gaps between tokens that ended in the window."""
     n = len(ended)
     values: dict[str, Any] = {
         name: np.full(n, np.nan) for name in ("queue_s", "ttft_s", "tpot_s", "tbt_max_s", "e2e_s")
@@ -422,17 +436,17 @@ def _observed_simulation(
 
 
 def _steps_of(log: EngineLog, part: ReplayPart) -> pd.DataFrame:
-    """Steps after the part began: not those of the warm-up before it."""
+    """The steps since the part began, so without those of its warm-up."""
     return log.steps[log.steps.start_s >= part.start_s]
 
 
 def _per_request_columns(simulation: Simulation) -> tuple[str, ...]:
-    """Names of what it holds per request."""
+    """Names of the simulation's arrays with one value per request."""
     return PER_REQUEST if simulation.cached_tokens is None else (*PER_REQUEST, "cached_tokens")
 
 
 def _join_parts(runs: Sequence[Run]) -> Run:
-    """Parts one after the other."""
+    """Join the parts of a run, each beginning at the last arrival of the one before."""
     if len(runs) == 1:
         return runs[0]
     shift_s, arrivals = 0.0, []
@@ -486,8 +500,9 @@ def times_s(session: Ints, arrival_s: Floats, end_s: Floats) -> tuple[Floats, Fl
 
 
 def outside_s(run: Measurement) -> Floats:
-    """Per finished request: from the client's send to the engine's receipt, and from the first token on the
-    engine's host to the client [s]."""
+    """The time each finished request spent outside the engines [s]: from the client's send to the engine's
+    receipt, and from the first token on the engine's host to the client.
+    """
     if not run.is_timed_by_engines:
         return np.zeros(0)
     served = run.served()

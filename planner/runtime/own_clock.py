@@ -47,8 +47,8 @@ _FRONT = "(instant)"  # The pool of a prefill that takes no time; no pool on eng
 def undisturbed(
     run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
 ) -> MeasuredComparison | None:
-    """Each engine against a simulation of itself; None where engines keep no clock of their own, or where the
-    fits count what others took of the machine.
+    """Compare each engine with a simulation of itself. None if engines have no clock of their own, or if the
+    fits already include the time that other processes took.
 
     Limits of the SLO are judged where every engine gives all metrics, that is without pairs.
     """
@@ -77,7 +77,7 @@ def stolen_frac(log: EngineLog, start_s: float) -> float:
 def _alone(
     run: Measurement, fleet: Fleet, pool: Pool, name: str, part: ReplayPart
 ) -> tuple[Measurement, ReplayPart, Fleet] | None:
-    """One engine with the requests it had in `part`, as a run of its own; None if it had none."""
+    """One engine with its requests of `part`, as a run of its own; None if it had none."""
     sent = {
         sent.request: sent
         for sent in outcomes_of_part(run, part)

@@ -171,7 +171,9 @@ class Probing:
         )
 
     async def _with_word_lengths(self, model: str, dialect: Dialect) -> Dialect:
-        """With the tokens of a word and those that are added, by two prompts; as it was if nobody counts."""
+        """The dialect with tokens per word, and tokens added to each prompt, measured with two prompts;
+        unchanged if the server counts no tokens.
+        """
         counts = []
         for words in WORD_COUNTS:
             text = dialect.prompt(words, self.sent, seed=PROBE_SEED)
@@ -210,7 +212,7 @@ class Probing:
 
 
 def refusal_message(endpoint: Endpoint, answer: EndpointAnswer) -> str:
-    """What went wrong with a request, and what to change."""
+    """A message that tells how a request failed and what to change."""
     text = answer.trouble if answer.trouble.startswith("HTTP ") or not answer.code else ""
     text = text or (f"HTTP {answer.code}: {answer.trouble}" if answer.code != 200 else answer.trouble)
     if answer.code in (401, 403):

@@ -224,7 +224,9 @@ def rate_of(trace: Trace, requests: list[int]) -> float:
 
 
 def warm_up_times(rate_rps: float, requests: int) -> list[float]:
-    """One request in the first second, twice as many in each further one, up to `rate_rps`."""
+    """Times of warm-up requests: one in the first second, then twice as many in each second, up to
+    `rate_rps`.
+    """
     times, at_s = [], 0.0
     for _ in range(requests):
         times.append(at_s)

@@ -33,7 +33,9 @@ class Replanned:
 
     @property
     def is_exact(self) -> bool:
-        """With several pools no pool can do with fewer workers, but other mixes may be cheaper."""
+        """Whether no fleet of these workers is cheaper. With several pools only each pool alone was made
+        smaller, so other mixes may be cheaper.
+        """
         smallest = self.fewest_after or self.fewest_before
         return smallest is not None and len(smallest.running_pools) == 1
 

@@ -14,7 +14,7 @@ TTFT_EDGES_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 3
 
 
 class WorkerStatus(Protocol):
-    """What is told of a worker: why it is not started for a while, and how often it was."""
+    """The router's counts of one worker: why it is not started for a while, and how often it was started."""
 
     name: str
     is_up: bool
@@ -23,7 +23,7 @@ class WorkerStatus(Protocol):
 
 
 class Counted(Protocol):
-    """What is told of a router."""
+    """The router's counts, as its metrics show them."""
 
     live: LiveFleet
     door: Door

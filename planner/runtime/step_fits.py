@@ -71,7 +71,7 @@ class FitCorrection:
 
 
 def correct_fits(measured_steps: Iterable[Steps], fleet: Fleet) -> list[FitCorrection]:
-    """One per pool with enough steps."""
+    """A corrected fit for each pool with at least LEAST_STEPS steps."""
     types = {pool.name: pool.type for pool in fleet.running_pools}
     pool_corrections = []
     for one in measured_steps:
@@ -149,7 +149,7 @@ def _with_fits(fleet: Fleet, fits: Mapping[str, StepLatency]) -> Fleet:
 
 
 def _predicted_s(kind: WorkerType, table: StepTable) -> Floats:
-    """What the simulator takes steps to last, where that is a formula; else what the fit beside it says."""
+    """Predicted step times: the simulator's if they are a formula, else those of the fit beside it."""
     g_s = np.asarray(kind.latency.step_s(*table.X.T))
     if isinstance(kind.form, CorrectedFormula):
         g_s = kind.form.step_s(table.X)

@@ -51,7 +51,7 @@ class _Request:
 
 
 class StepLog:
-    """Writes the lines. Engines call it; see `hook_vllm` and planner/runtime/fake_engine.py."""
+    """Writes the lines of one engine, which calls it; see `hook_vllm` and planner/runtime/fake_engine.py."""
 
     def __init__(self, path: Path, most_bytes: int = 0) -> None:
         self.path, self.most_bytes = path, most_bytes
@@ -140,7 +140,7 @@ class StepLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write what there is; what cannot be written is lost, and the next line begins anew."""
+        """Write the lines that wait. Those that cannot be written are lost."""
         try:
             if self.file is None:
                 self.file = self.path.open("ab", buffering=0)
@@ -156,7 +156,7 @@ class StepLog:
             self.lines[:] = b"\n"
 
     def close(self) -> None:
-        """Write what is left; done at the process's end too."""
+        """Write the remaining lines and close the file; also called when the process ends."""
         atexit.unregister(self.close)
         self.flush()
         if self.file is not None:
@@ -187,8 +187,9 @@ def hook_vllm(path: Path, *, with_cpu: bool, most_bytes: int = 0) -> None:
 
 
 def _let_pollers_wait() -> None:
-    """Give the engine's core to its own thread first: NIXL's threads poll without a pause on the same one,
-    and took half of it. They are no threads of Python."""
+    """Give the engine's core to its own thread first. NIXL's threads, which Python does not know, poll on the
+    same core without a pause and took half of it.
+    """
     ours = {thread.native_id for thread in threading.enumerate()}
     for task in Path("/proc/self/task").glob("*"):  # The directory exists on Linux alone.
         if int(task.name) not in ours:
@@ -197,7 +198,9 @@ def _let_pollers_wait() -> None:
 
 
 def _own_clock() -> Callable[[], float]:
-    """Seconds that the thread which asks has not waited for a core, as Linux counts; else its CPU seconds."""
+    """A clock of the calling thread: seconds in which it did not wait for a core, as Linux counts them; on
+    other systems its CPU seconds.
+    """
     file = Path("/proc/thread-self/schedstat")
     descriptors: dict[int, int] = {}
 
@@ -211,8 +214,8 @@ def _own_clock() -> Callable[[], float]:
 
 
 def hook_core(core: Any, log: StepLog, *, with_cpu: bool) -> None:
-    """Have one engine core write to `log`. A request is queued when the core's process has received it: its
-    scheduler is not told before the step in flight has ended, and that wait is part of a request's time.
+    """Have one engine core write to `log`. A request counts as queued when the core's process receives it.
+    Its scheduler learns of it only after the step under way, and that wait is part of the request's time.
     """
     scheduler, receive = core.scheduler, core.preprocess_add_request
     add, schedule, update = scheduler.add_request, scheduler.schedule, scheduler.update_from_output

@@ -34,14 +34,14 @@ class Suspect(Protocol):
 
 @dataclass(slots=True)
 class WorkerRecord:
-    """Of one worker."""
+    """The failures of one worker, and until when it is passed over."""
 
     failures: int = 0  # How many in a row.
     rests_until_s: float = 0.0
 
 
 class Trust:
-    """Of `workers` workers, by their numbers; times are of the router's clock."""
+    """The records of all workers, by their numbers. Times are those of the router's clock."""
 
     def __init__(self, workers: int) -> None:
         self.records = [WorkerRecord() for _ in range(workers)]
@@ -65,7 +65,9 @@ class Trust:
             record.failures, record.rests_until_s = 0, 0.0
 
     def note_failure(self, w: int, now_s: float, *, is_refusal: bool) -> float:
-        """It did not; how long it is passed over from now on [s], 0 where it is not or was already."""
+        """The worker failed a request. Returns how long it is passed over from now on [s]; 0 if it is not, or
+        was already.
+        """
         record = self.records[w]
         self.failed[w] += 1
         self.refused[w] += is_refusal
@@ -80,14 +82,14 @@ class Trust:
         return rest_s
 
     def with_suspects(self, now_s: float) -> set[int]:
-        """Workers that have a suspect on trial."""
+        """Workers that have a suspect on trial, to which no other suspect goes."""
         return {w for w, (_, since_s) in self.trials.items() if now_s < since_s + TRIAL_S}
 
     def begin_trial(self, w: int, suspect: Suspect, now_s: float) -> None:
         self.trials[w] = suspect, now_s
 
     def end_trial(self, w: int, suspect: Suspect) -> None:
-        """Its trial on the worker is over: the next one's may begin."""
+        """The suspect's trial on the worker is over, so another one may begin."""
         if w in self.trials and self.trials[w][0] is suspect:
             del self.trials[w]
 

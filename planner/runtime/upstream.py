@@ -19,11 +19,13 @@ class WorkerError(Exception):
 
 
 class WorkerDiedError(WorkerError):
-    """It went down, or its connection broke, while it had the request."""
+    """The worker went down, or its connection broke, while it had the request."""
 
 
 class WorkerRefusedError(WorkerError):
-    """It takes no such request, whatever it asks for: by its status it wants another key, path or moment."""
+    """The worker refuses such requests whatever they contain: its status asks for another key, path or
+    moment.
+    """
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -68,7 +70,7 @@ class StreamCheck:
         return lines
 
     def end(self) -> bytes:
-        """What came after the last newline; raises WorkerError where the stream has not come to its end."""
+        """The bytes after the last newline. Raises WorkerError if the stream ended too early."""
         last, self.rest = bytes(self.rest), bytearray()
         self._read(last)
         if not self.is_whole:

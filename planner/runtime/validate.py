@@ -69,7 +69,8 @@ class InterruptedRunError(PlannerError):
 
 
 def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
-    """One worker of each pool, and the requests that the simulator sends to these; what that leaves out.
+    """A fleet with one worker of each pool, the requests that the simulator sends to these, and a sentence on
+    what that leaves out.
 
     A prefill and a decode worker share the requests of whichever serves fewer: the other one carries less
     than in the plan. Where requests wait for others whole sessions are chosen: those of which these workers
@@ -109,7 +110,9 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
 
 
 def _whole_sessions(trace: Trace, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Sessions with as many tokens as the chosen requests: those first of which most is chosen."""
+    """Whole sessions with about as many tokens as the chosen requests, first those with the largest chosen
+    share.
+    """
     session, tokens = session_numbers(trace), trace.input_tokens + trace.output_tokens
     size = np.bincount(session, tokens)
     wanted = np.bincount(session, tokens * chosen)
@@ -183,7 +186,7 @@ async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
 async def _measure(
     wanted: Wanted, out: Path, journal: JournalFile, missing: list[int], progress: Callable[[str], None]
 ) -> None:
-    """Start everything, send the missing requests, write down how it went."""
+    """Start the engines, send the missing requests, and write a record of the part to the journal."""
     from profiling.machine import describe
 
     commands, devices = engine_commands(wanted, out)
@@ -235,7 +238,9 @@ async def _measure(
 
 
 def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
-    """How to start an engine, and how many GPUs there are for them (None: they need none)."""
+    """The commands that start engines, and the number of GPUs for them (None: they need none). Raises
+    InputError for a fleet that our engines do not run as the plan simulates it.
+    """
     from profiling.vllm_install import INSTALL, is_cpu_build, is_installed
 
     for pool in wanted.fleet.running_pools:
@@ -283,7 +288,9 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
 
 
 async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, workers: int) -> None:
-    """Requests of the trace's median length, all at once so that the policy spreads them."""
+    """Send requests of the trace's median length, all at once, so that the policy spreads them over the
+    workers.
+    """
     trace = wanted.trace
     tokens = int(np.median(trace.input_tokens))
     body = {"model": wanted.fleet.llm.name, "max_tokens": 8, "ignore_eos": True, "temperature": 0}
@@ -298,7 +305,9 @@ async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, work
 
 
 def _pinned_prompts(wanted: Wanted) -> tuple[WarmPrompt, ...]:
-    """What workers keep from the start on, in the token ids that the replay has for the trace's blocks."""
+    """The prompts that workers keep from the start on, in the token ids that the replay uses for the trace's
+    blocks.
+    """
     if not wanted.shares_prefixes:
         return ()
     return tuple(
@@ -309,7 +318,7 @@ def _pinned_prompts(wanted: Wanted) -> tuple[WarmPrompt, ...]:
 
 
 async def scrape(client: aiohttp.ClientSession, group: LiveWorkers) -> dict[str, dict[str, float]]:
-    """Counters of each engine that answers."""
+    """The counters of each engine that answers, by worker."""
     return {worker.place.name: await _metrics(client, worker) for worker in group.workers if worker.is_up}
 
 
@@ -337,7 +346,7 @@ async def _metrics(client: aiohttp.ClientSession, worker: LiveWorker) -> dict[st
 def traffic_counters(
     before: Mapping[str, Mapping[str, float]], after: Mapping[str, Mapping[str, float]]
 ) -> list[dict[str, Any]]:
-    """Counters of the traffic alone; sizes and gauges as they are at the end."""
+    """The increase of counters during the traffic. Sizes and gauges have their values at the end."""
     as_is = ("kv_tokens", "kv_cache_usage_perc")
     return [
         {"worker": worker}
@@ -359,7 +368,7 @@ async def serve(
     say: Callable[[str], None],
     warm_up: Sequence[WarmPrompt] = (),
 ) -> None:
-    """The plan's engines behind its router, until it has drained or is cancelled."""
+    """Run the plan's engines behind its router until the router has drained, or this is cancelled."""
     commands, devices = engine_commands(wanted, out)
     spots = place_workers(wanted.fleet, out / "engines", devices, log_bytes=LOG_BYTES)
     say(f"starting {len(spots)} engines; their logs are in {out / 'engines'}")

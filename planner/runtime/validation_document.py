@@ -108,7 +108,9 @@ def validation_document(validation: Validation) -> dict[str, Any]:
 
 
 def endpoint_document(validation: Validation) -> dict[str, Any] | None:
-    """What was measured in place of our engines, how it was asked, and what its engines counted meanwhile."""
+    """The endpoint that was measured in place of our engines, how it was reached, and the counts of its
+    engines.
+    """
     if validation.lengths is None:
         return None
     about: dict[str, Any] = next(
@@ -201,7 +203,7 @@ def verdict_text(validation: Validation) -> str:
 
 
 def reader_notes(validation: Validation) -> list[str]:
-    """What a reader must know before the figures."""
+    """Notes that belong before the figures."""
     sentences = list(validation.wanted.notes)
     known = (part.get("spare_cores") for part in validation.records)
     spare = [cores for cores in known if cores is not None]
@@ -244,7 +246,7 @@ def _percent(frac: float) -> str:
 
 
 def _replanned_sentence(again: Replanned, fleet: Fleet) -> str:
-    """What the plan would be with the corrected fits."""
+    """A sentence on the fleet that the corrected fits would need."""
     still = "keeps" if again.kept_after else "MISSES"
     by_own = "as by its own"
     if again.kept_before != again.kept_after:
@@ -266,7 +268,7 @@ def _worst_error_frac(comparison: MeasuredComparison) -> float:
 
 
 def stolen_frac_by_engine(validation: Validation) -> dict[str, float]:
-    """Of each engine with a clock of its own: the share of its steps' time that others took."""
+    """The share of its steps' time that other processes took, of each engine with a clock of its own."""
     run = validation.measurement
     return {
         name: stolen_frac(log, run.journal.parts[0].start_s)
