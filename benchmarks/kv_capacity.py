@@ -64,10 +64,9 @@ def read_logs(path: Path = LOGS) -> Iterator[LoggedCache]:
             if row.get("kv_bits") == 8:
                 llm = replace(llm, kv_dtype_bytes=1.0)
             settings = {
-                "gpu_memory_utilization": row["util"],
                 "max_num_batched_tokens": row["batched"],
                 "max_num_seqs": row["seqs"],
-                "served": Served(row["version"], row.get("length")),
+                "served": Served(row["version"], row.get("length"), row["util"]),
             }
             drafter = drafter_of(row["draft"], llm) if "draft" in row else Drafter()
             yield LoggedCache(llm, gpu, row["tp"], row.get("dp", 1), row["tokens"], settings, drafter)

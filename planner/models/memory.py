@@ -64,10 +64,13 @@ INDEX_WORKSPACE_BYTES = 40 * 132.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The version of vLLM, and the longest request that it serves (None: the LLM's context)."""
+    """What else of vLLM changes the memory: its version, the longest request that it serves (None: the LLM's
+    context), and the share of the GPU that it may use.
+    """
 
     version: str = DEPLOYED_VERSION
     max_model_len: int | None = None
+    gpu_memory_utilization: float = 0.9
 
     @property
     def release(self) -> tuple[int, ...]:
@@ -109,22 +112,17 @@ def worker_memory(
     tp: int,
     pp: int = 1,
     *,
-    gpu_memory_utilization: float = 0.9,
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
     dp: int = 1,
     served: Served = SERVED_TODAY,
 ) -> Memory:
-    """The breakdown for the fullest GPU of a worker; the keywords are vLLM's settings of these names.
-
-    `served` says what else of vLLM changes the memory.
-    """
+    """The breakdown for the fullest GPU of a worker; the keywords are vLLM's settings of these names."""
     stages = stage_memory(
         llm,
         gpu,
         tp,
         pp,
-        gpu_memory_utilization=gpu_memory_utilization,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         dp=dp,
@@ -139,7 +137,6 @@ def stage_memory(
     tp: int,
     pp: int,
     *,
-    gpu_memory_utilization: float = 0.9,
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
     dp: int = 1,
@@ -150,8 +147,9 @@ def stage_memory(
         raise InputError(f"LLM {llm.name}: tensor parallelism is {tp}, must divide its {llm.heads} heads")
     if not 1 <= pp <= llm.layers:
         raise InputError(f"LLM {llm.name}: pipeline parallelism is {pp}, must be 1 to {llm.layers} (layers)")
-    if not 0 < gpu_memory_utilization <= 1:
-        raise InputError(f"gpu_memory_utilization is {gpu_memory_utilization}, must be in (0, 1]")
+    utilization = served.gpu_memory_utilization
+    if not 0 < utilization <= 1:
+        raise InputError(f"gpu_memory_utilization is {utilization}, must be in (0, 1]")
     head = llm.vocab * llm.hidden
     layout = kv_layout(llm, tp)
     release = served.release
@@ -178,7 +176,7 @@ def stage_memory(
     sampler_peak = max_num_batched_tokens * llm.hidden * 2.0 + rows * llm.vocab * (
         SAMPLER_BYTES if has_graphs else SORTING_SAMPLER_BYTES
     )
-    reserve_bytes = _reserve_bytes(gpu, tp * dp, gpu_memory_utilization, release)
+    reserve_bytes = _reserve_bytes(gpu, tp * dp, utilization, release)
     reserve_bytes += _index_bytes(llm, served.max_model_len or llm.context_tokens)
     stages = []
     for stage, layers in enumerate(stage_layers(llm, pp)):
@@ -188,7 +186,7 @@ def stage_memory(
         weight_bytes = layers / llm.layers * rank_bytes + head * copies_bytes
         stages.append(
             Memory(
-                budget_bytes=gpu.memory_bytes * gpu_memory_utilization,
+                budget_bytes=gpu.memory_bytes * utilization,
                 weight_bytes=weight_bytes / tp
                 + whole_bytes * layers / llm.layers * (1 - 1 / tp)
                 + is_first * llm.encoder_bytes,
@@ -264,7 +262,6 @@ def kv_cache_tokens(
     tp: int,
     pp: int = 1,
     *,
-    gpu_memory_utilization: float = 0.9,
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
     dp: int = 1,
@@ -276,7 +273,6 @@ def kv_cache_tokens(
         gpu,
         tp,
         pp,
-        gpu_memory_utilization=gpu_memory_utilization,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         dp=dp,

@@ -419,7 +419,7 @@ def basis(plan: Plan) -> dict[str, Basis]:
 
 
 def _basis_of_steps(pool: Pool) -> Basis:
-    """The basis of a pool's step times; a roofline counts as unchecked, because no such kernel was measured."""
+    """The basis of a pool's step times; a roofline is unchecked, because no such kernel was measured."""
     of_kind: dict[str, Basis] = {"steps": "measured", "roofline": "unchecked"}
     return of_kind.get(pool.type.latency.kind, "estimated")
 

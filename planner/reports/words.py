@@ -57,7 +57,7 @@ def commitment_rows(plan: Plan) -> Rows:
 
 
 def bill_lines(paid: Bill) -> list[str]:
-    """Lines on owned GPUs, and on the price of whole nodes beyond the GPUs in use; none if neither applies."""
+    """Lines on owned GPUs, and on whole nodes paid beyond the GPUs in use; none if neither applies."""
     lines = [f"{paid.owned_gpus} GPUs owned, {paid.rented_gpus} rented"] if paid.owned_gpus else []
     if paid.idle_gpus:
         nodes = listed([f"{counted(each.count, 'whole node')} of {each.gpu}" for each in paid.nodes])

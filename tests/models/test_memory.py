@@ -29,6 +29,7 @@ GIB = 2**30
 SMALL = Llm(
     "small", layers=2, hidden=64, heads=8, kv_heads=2, head_dim=8, ffn=128, vocab=1000, context_tokens=512
 )
+HALF = Served(gpu_memory_utilization=0.5)
 LLAMA_70B = Llm("70B", 80, 8192, 64, 8, 128, 28672, 128256, 131072)
 LLAMA_8B = Llm("8B", 32, 4096, 32, 8, 128, 14336, 128256, 131072)
 QWEN_32B = Llm("32B", 64, 5120, 64, 8, 128, 25600, 151936, 40960)
@@ -43,9 +44,7 @@ def test_breakdown_by_hand() -> None:
     128000 embeddings: 197632 parameters of 2 bytes, halved. Activations of 100 tokens: 2*64 + 3*128/2 = 320
     wide, 2 bytes, 64,000; less than the sampler's, 64 wide and 10*1000 logits of 14. A token's KV: 2 * 2
     layers * 2 heads * 8 * 2 bytes = 128, halved."""
-    m = worker_memory(
-        SMALL, card(10 * GIB), 2, gpu_memory_utilization=0.5, max_num_batched_tokens=100, max_num_seqs=10
-    )
+    m = worker_memory(SMALL, card(10 * GIB), 2, served=HALF, max_num_batched_tokens=100, max_num_seqs=10)
     assert m.budget_bytes == 5 * GIB
     assert m.weight_bytes == 197632
     assert m.activation_bytes == 100 * 64 * 2 + 140_000
@@ -256,4 +255,4 @@ def test_tp_must_divide_the_heads(tp: int) -> None:
 
 def test_utilisation_is_a_share() -> None:
     with pytest.raises(InputError, match=r"must be in \(0, 1\]"):
-        worker_memory(SMALL, card(10 * GIB), 1, gpu_memory_utilization=90)
+        worker_memory(SMALL, card(10 * GIB), 1, served=Served(gpu_memory_utilization=90))
