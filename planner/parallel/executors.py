@@ -427,13 +427,38 @@ def _deaf_to_interrupts() -> Iterator[None]:
         tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        yield
+        with _interrupts_held_back():
+            yield
     finally:
         if known is None:
             del os.environ["PYTHONWARNINGS"]
         else:
             os.environ["PYTHONWARNINGS"] = known
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Interrupts that come in the block are raised when it ends.
+
+    A blocked signal may still reach another thread of this process; Python then raises in the main thread:
+    between the start of a worker and its entry in the pool, which would not end that worker any more.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda signal_number, _: came.append(signal_number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 # -- Ray
