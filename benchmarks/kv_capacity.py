@@ -8,6 +8,7 @@ than 8 % off, so that it can stand in a build.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -73,6 +74,7 @@ def read_logs(path: Path = LOGS) -> Iterator[LoggedCache]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     print("| LLM | GPU | TP | ranks | logged tokens | predicted | error |\n|---|---|---|---|---|---|---|")
     worst_frac = 0.0
     for log in read_logs():

@@ -137,7 +137,7 @@ def test_pairs_cost_the_same_one_by_one_and_together(seed: int) -> None:
 
 def test_full_nodes_of_cheap_gpus_beat_a_dear_node_that_is_half_empty() -> None:
     """12 H100 are cheapest by the GPU, 35.88 USD/h, and take two nodes, 47.84; one of each GPU is 39.04."""
-    asked = traffic(1, rate_rps=18.0, requests=300)
+    asked = traffic(1, rate_rps=24.0, requests=300)
     fleet = {"gpus": ["a100-80g", "h100-80g"], "max_num_batched_tokens": 2048}
     singly = {"sold_as": {"a100-80g": "gpu", "h100-80g": "gpu"}}
     by_node, by_one = (plan(question(fleet=fleet | how), asked, CATALOG) for how in ({}, singly))
@@ -150,7 +150,7 @@ def test_full_nodes_of_cheap_gpus_beat_a_dear_node_that_is_half_empty() -> None:
 def test_a_budget_is_of_what_is_paid() -> None:
     """12 H100 take two nodes: money for 12 is too little, and what 16 cost is asked for."""
     fleet = {"gpus": {"h100-80g": 64}, "max_num_batched_tokens": 2048}
-    asked = traffic(1, rate_rps=20.0, requests=300)
+    asked = traffic(1, rate_rps=24.0, requests=300)
     free = plan(question(fleet=fleet), asked, CATALOG)
     assert free.fleet.gpus == 12 and free.bill.usd_per_h == pytest.approx(16 * H100)
     with pytest.raises(InfeasibleError) as error:

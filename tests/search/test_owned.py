@@ -58,7 +58,7 @@ def test_where_all_is_owned_the_fewest_run_and_cost_nothing() -> None:
 def test_old_gpus_that_are_owned_take_their_share_beside_new_ones_that_are_rented() -> None:
     """The A100 workers alone are far too few; beside them fewer H100 are rented than without."""
     fleet = {"gpus": {"h100-80g": 64}, "owned": {"a100-80g": 24}}
-    asked = traffic(rate_rps=40.0, requests=300)
+    asked = traffic(rate_rps=38.0, requests=300)
     problem = build_problem(question(fleet=fleet), asked, CATALOG)
     found, rented = search(problem), search(build_problem(question(fleet={"gpus": H100}), asked, CATALOG))
     gpus = {o.type.gpu.name: o.type.gpus * n for o, n in found.best}
