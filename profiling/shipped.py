@@ -52,6 +52,7 @@ SILICON_LLMS = (
     "mistralai/Mixtral-8x7B-v0.1",
     "Qwen/Qwen3-30B-A3B",
     "Qwen/Qwen3-235B-A22B",
+    "Qwen/Qwen3-235B-A22B-FP8",
     "meta-llama/Llama-3.1-8B-FP8",
     "meta-llama/Llama-3.1-70B-FP8",
     "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8",
@@ -109,11 +110,10 @@ SILICON_LLMS = (
     "zai-org/GLM-5",
     "zai-org/GLM-5-FP8",
 )
-# Left out, because measured engines are far from their kernels: Qwen3-235B-A22B-FP8 (vLLM 0.11 and 0.12 take
-# 1.2 to 2 times as long on H100, H200 and B200; later versions were not measured), and LLMs without grouped
-# heads, such as Llama-2-7B (the tables' attention of decodes is 1.2 times as long as measured; the roofline's
-# is right), Llama-4 (vLLM 0.11 takes 1.5 times as long on H100, 1.0 times the roofline), and gpt-oss on B200
-# (its tables are 1.4 times as long as vLLM 0.11 takes, the roofline 1.2 times).
+# Left out, because measured engines are far from their kernels: LLMs without grouped heads, such as
+# Llama-2-7B (the tables' attention of decodes is 1.2 times as long as measured; the roofline's is right),
+# Llama-4 (vLLM 0.11 takes 1.5 times as long on H100, 1.0 times the roofline), and gpt-oss on B200 (its tables
+# are 1.4 times as long as vLLM 0.11 takes, the roofline 1.2 times).
 LEFT_OUT = {("openai/gpt-oss-20b", "b200-180g"), ("openai/gpt-oss-120b", "b200-180g")}
 KEPT_LLMS, KEPT_GPUS = SILICON_LLMS[:4], ("a100-80g", "h100-80g", "h200-141g")  # As of 2026-11-20.
 COMMAND = "python -m profiling.shipped -o catalogs/latency --splitwise perf_model.csv"

@@ -80,11 +80,12 @@ from planner.fleet import (
     WorkerType,
 )
 from planner.models.all2all import RANKS, Ranks, all2all_of, nodes_of_ranks
-from planner.models.engine import vllm_version_of
+from planner.models.engine import Engine, vllm_version_of
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.lora import Lora, LoraSlots, lora_slots
 from planner.models.memory import Served, worker_memory
+from planner.models.older_kernels import on_version
 from planner.models.parallelism import add_pipeline
 from planner.models.saturation import saturating_tokens
 from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
@@ -223,9 +224,8 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
         if budget_tokens is None and decided.batching == "distserve" and row.get("role") == "prefill":
             budget_tokens = _saturating_tokens(row, llm, catalog, path.parent)
         budget_tokens = budget_tokens or MAX_NUM_BATCHED_TOKENS
-        version = vllm_version_of(engine)
         pool = _parse_pool(
-            row, number, llm, catalog, paid, budget_tokens, path.parent, own, lora, network, version
+            row, number, llm, catalog, paid, budget_tokens, path.parent, own, lora, network, engine
         )
         pool = replace(pool, type=replace(pool.type, engine=engine_with_drafts(engine, own)))
         if any(pool.name == other.name for other in pools):
@@ -360,7 +360,7 @@ def _parse_pool(
     speculation: Speculation | None,
     lora: Lora | None,
     network: Network,
-    version: str,
+    engine: Engine | None,
 ) -> Pool:
     default = row.get("role", "mixed")
     name = row.text("name", f"{default}-{number}")
@@ -388,6 +388,7 @@ def _parse_pool(
     beside = find_drafter(speculation, llm, catalog) if "kv_tokens" not in row else Drafter()
     sampled = seats if speculation is None else SAMPLED_ROWS * seats
     slots = None if lora is None else lora_slots(lora, llm, gpu, tp, ep=ep)
+    version = vllm_version_of(engine)
     kv_tokens = _kv_tokens(row, llm, gpu, (tp, pp, dp), tokens, sampled, beside, slots, version)
     ranks = Ranks(all2all_of(tp * dp, int(gpu.gpus_per_node), tokens), network.bandwidth_bytes_per_s)
     try:
@@ -395,7 +396,7 @@ def _parse_pool(
             row.get("latency"), llm, gpu, (tp, ep, dp, ranks.all2all), catalog, directory, ranks
         )
         if "latency" not in row:
-            latency = add_pipeline(latency, llm, gpu, tp, pp)
+            latency = add_pipeline(on_version(latency, llm, engine), llm, gpu, tp, pp)
     except InputError as error:
         raise InputError(f"{row.path_of('latency')}: {error}") from None
     count = row.whole_number("count", 1, most=MOST)

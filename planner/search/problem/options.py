@@ -33,6 +33,7 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.lora import Lora, lora_slots
 from planner.models.memory import Served, worker_memory
+from planner.models.older_kernels import on_version
 from planner.models.parallelism import add_pipeline
 from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation, SpeculativeSteps, least_token_times
 from planner.models.spread import INTERVAL_SIGMAS
@@ -256,6 +257,7 @@ class Degree:
         link_bytes_per_s = engines.node_bytes_per_s or MEASURED_LINK_BYTES_PER_S
         ranks = Ranks(self.all2all, link_bytes_per_s)
         fit = catalog.step_latency(llm, self.gpu, self.tp, ep=self.ep, dp=self.dp, ranks=ranks)
+        fit = on_version(fit, llm, engines.engine)
         latency = add_pipeline(fit, llm, self.gpu, self.tp, self.pp, link_bytes_per_s=between)
         latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
         if engines.at_spread:
