@@ -279,7 +279,7 @@ def count_blocks(llm: Llm) -> int:
     )
 
 
-def _spec(llm: Llm, system: str, tp: int, split: Mapping[str, int], folder: Path) -> Operation:
+def _spec(llm: Llm, system: str, tp: int, split: Mapping[str, Any], folder: Path) -> Operation:
     """AIConfigurator's operations of prompts and of decodes, and where their times are."""
     try:
         from aiconfigurator_core.sdk import engine, perf_database
