@@ -28,6 +28,7 @@ TENANT_HEADER = "X-Tenant"
 TENANT_CHARACTERS = 256
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's default for a request that names no limit.
+MOST_OUTPUT_TOKENS = 10**9  # JSON may hold integers that are too long to be written in a message.
 # Unpacked at a time; it takes about a millisecond, after which other requests have their turn.
 INFLATED_BYTES = 2**20
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib then tells the two formats apart by their first bytes.
@@ -76,8 +77,8 @@ def read_request(
     inputs = _input_tokens(prompt)
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     outputs = DEFAULT_OUTPUT_TOKENS if limit is None else limit
-    if isinstance(outputs, bool) or not isinstance(outputs, int) or outputs < 1:
-        raise refusal(400, "max_tokens must be a whole number of at least 1")
+    if type(outputs) is not int or not 1 <= outputs <= MOST_OUTPUT_TOKENS:
+        raise refusal(400, f"max_tokens must be a whole number from 1 to {MOST_OUTPUT_TOKENS}")
     if not live.fits(inputs + outputs):
         raise refusal(400, f"{inputs + outputs} tokens of prompt and output fit into no worker's KV cache")
     given = request.headers.get("X-Request-Id", "")
@@ -235,6 +236,8 @@ def refusal(status: int, message: str, *, retry_after_s: int | None = None) -> w
     }
     text = json.dumps({"error": {"message": message, "type": "refused", "code": status}})
     headers = {"Retry-After": str(retry_after_s)} if retry_after_s else {}
+    if status == 405:
+        return web.HTTPMethodNotAllowed("", (), text=text, content_type="application/json")
     if status == 413:
         return web.HTTPRequestEntityTooLarge(
             max_size=0, actual_size=0, text=text, content_type="application/json"

@@ -285,7 +285,10 @@ class LiveRouter:
             if refused.status == 413:
                 refused = refusal(413, f"the body is larger than {self.settings.max_body_bytes} bytes")
             elif refused.content_type != "application/json":
+                allowed = refused.headers.get("Allow")
                 refused = refusal(refused.status, refused.reason)
+                if allowed:
+                    refused.headers["Allow"] = allowed
             self.outcomes[f"refused_{refused.status}"] += 1
             LOG.warning("%s refused: %s", request.method, refused.status)
             raise refused from None

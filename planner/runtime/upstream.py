@@ -145,4 +145,4 @@ def _counted(document: dict[str, Any]) -> int:
     """Tokens of output so far, where the worker counts them."""
     usage = document.get("usage")
     count = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return count if isinstance(count, int) else 0
+    return count if type(count) is int and count > 0 else 0  # A bool is an int too.

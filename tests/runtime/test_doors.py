@@ -109,6 +109,24 @@ def test_a_length_beyond_the_limit_is_refused_before_a_byte_of_it_came() -> None
     asyncio.run(run())
 
 
+def test_numbers_beyond_measure_and_other_methods_are_refused_in_the_shape_of_an_answer() -> None:
+    """Python reads an integer of 4,300 digits from JSON, and writes none of 4,301."""
+
+    async def run() -> None:
+        async with engines(["mixed"]) as backends, routed(backends) as (router, url):
+            longest = json.dumps(a_body()).replace('"max_tokens": 5', f'"max_tokens": {"9" * 4300}')
+            for body in (longest.encode(), a_body(outputs=10**9 + 1), a_body(outputs=True)):
+                status, answer, _ = await post(url, body)
+                assert (status, answer["error"]["code"]) == (400, 400)
+                assert "max_tokens must be a whole number from 1" in answer["error"]["message"]
+            async with aiohttp.ClientSession() as client, client.put(f"{url}/v1/completions") as refused:
+                assert (refused.status, (await refused.json())["error"]["code"]) == (405, 405)
+                assert refused.headers["Allow"] == "POST"
+            assert is_idle(router) and router.outcomes == {"refused_400": 3, "refused_405": 1}
+
+    asyncio.run(run())
+
+
 @asynccontextmanager
 async def beside_a_good_one(
     handler: Callable[[web.Request], Any],
@@ -310,6 +328,23 @@ def test_a_stream_with_its_end_is_answered_to_the_byte(parts: Parts) -> None:
         async with a_server(says(parts)) as odd, routed([odd]) as (router, url):
             _, text, _ = await post(url, a_body(stream=True))
             assert text == b"".join(parts).decode() and router.outcomes == {"answered": 1}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("count", [True, -5, 2.0, "3", None])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_count_of_tokens_that_is_none_is_not_believed(count: Any, is_stream: bool) -> None:
+    """`true` is an int in Python: the count was handed to compiled code as it came, which refused it, and the
+    request held its worker for good."""
+    answer = {"choices": [{"index": 0, "text": "a", "finish_reason": "length"}]}
+    whole = json.dumps(answer | {"usage": {"completion_tokens": count}}).encode()
+    handler = says([b"data: " + whole + b"\n\n", DONE]) if is_stream else says([whole], "application/json")
+
+    async def run() -> None:
+        async with a_server(handler) as odd, routed([odd]) as (router, url):
+            assert (await post(url, a_body(stream=is_stream)))[0] == 200
+            assert router.outcomes == {"answered": 1} and is_idle(router)
 
     asyncio.run(run())
 
