@@ -25,32 +25,42 @@ settings.load_profile("shared")
 WITH_SERVERS = ("browser", "profiling", "runtime", "ui", "with_vllm")
 
 # A worker takes a file at a time: the longest come first, so that all workers end at once. The order is that
-# of CPU seconds and waits (2026-11-23); the first three ask for three kernels, which a fresh clone compiles.
+# of CPU seconds, children's too (2026-11-24); the first three need three kernels, which a fresh clone
+# compiles.
 LONGEST = (
     "ui/test_ui.py",
     "simulator/test_prefix_kernel.py",
     "search/test_losses.py",
     "commands/test_cli.py",
+    "search/test_planning.py",
+    "simulator/test_policies.py",
+    "api/test_face.py",
+    "studies/test_whatif.py",
     "runtime/test_validate.py",
-    "profiling/test_profiling.py",
     "runtime/test_runtime_chaos.py",
     "parallel/test_executors.py",
-    "search/test_planning.py",
-    "search/test_asked_elsewhere.py",
-    "runtime/test_soak.py",
-    "studies/test_whatif.py",
-    "simulator/test_policies.py",
-    "search/test_sharing.py",
-    "api/test_face.py",
-    "search/test_owned.py",
-    "documents/test_planfile.py",
-    "commands/test_bad_input.py",
-    "manifests/test_manifests_schemas.py",
+    "profiling/test_profiling.py",
     "search/test_brute_force.py",
-    "search/test_shared_production.py",
-    "studies/test_per_gpu.py",
+    "commands/test_mcp.py",
+    "search/test_production.py",
+    "search/test_asked_elsewhere.py",
+    "search/test_sharing.py",
+    "api/test_studies_api.py",
+    "runtime/test_soak.py",
+    "documents/test_planfile.py",
+    "search/test_policy_race.py",
+    "search/test_metamorphic.py",
+    "commands/test_bad_input.py",
     "commands/test_mutations.py",
     "commands/test_search_command.py",
+    "search/test_random_questions.py",
+    "search/test_owned.py",
+    "commands/test_described_command.py",
+    "search/test_repeats.py",
+    "runtime/test_runtime_routing.py",
+    "search/test_shared_production.py",
+    "studies/test_per_gpu.py",
+    "documents/test_schemas.py",
 )
 
 

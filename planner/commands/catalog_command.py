@@ -1,4 +1,7 @@
-"""`plan catalog`: what is known, and what can be made known. A word that is no command here is a table."""
+"""`plan catalog`: print what the planner knows of GPUs, LLMs and prices, or add to it.
+
+A first word that is no command of this module names a table: `plan catalog gpus`.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +65,7 @@ def fit_kernels(
     known = read_catalog(catalog)
     check_output_directory(out)
     served, gpus = known.llm(llm), _gpus(known, gpu)
+    # A name of the catalog wins over a file of that name; AIConfigurator reads the folder of a config.json.
     given = Path(llm) if llm.lower() not in known.llm_aliases and is_path(llm) else None
     folder = given.parent if given is not None and given.is_file() else given
     command = f"plan catalog fit {served.name if folder is None else llm}"
@@ -76,6 +80,7 @@ def fit_kernels(
             if fitted.document is not None:
                 documents[f"latency/{file_name(served, each)}"] = fitted.document
     if not documents:
+        # A lack of memory is the least telling reason: it is named only where there is no other.
         raise InputError(min(left_out, key=lambda why: why.endswith("does not fit into memory")))
     write_files(out, {name: to_yaml(document) for name, document in documents.items()})
     rows = [
@@ -128,6 +133,7 @@ def show_support(
     """What is known of an LLM on each GPU and TP: memory, step times and what they rest on, their spread."""
     known = read_catalog(catalog)
     served = known.llm(llm)
+    # Of a GPU with several power caps, the row without a cap stands for all of them.
     gpus = [known.gpu(name) for name in gpu] if gpu else [g for g in known.gpus.values() if g.name == g.base]
     rows = [row for each in gpus for row in support.support_rows(known, served, each)]
     if not rows:
@@ -176,7 +182,7 @@ def _in_words(llm: Llm) -> dict[str, str]:
 
 
 def _legend(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]:
-    """What the columns of `support` mean, of those that are there, and which GPUs are not."""
+    """What the columns that are shown mean, and which GPUs are missing because they are too small."""
     lines = ["tp: GPUs of a worker; EP: each has whole experts, else a slice of all. USD/h: of the worker."]
     lines.append("KV tokens: of all sequences of a worker together.")
     if any(row["dp"] > 1 for row in rows):
@@ -202,6 +208,7 @@ def _legend(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]:
             "unchecked: no kernels of such GPUs were measured; plans take them only where slo.yaml names "
             "them, or says fleet: {unchecked: true}."
         )
+    # Spreads are two-sided: between them lie WITHIN_FRAC of all measurements, half of the rest above.
     lines.append(
         f"at most: prefills / decodes take this many times as long in {100 * (1 + WITHIN_FRAC) / 2:.0f} % of "
         "what was measured; robust: {spread: true} plans for it."
@@ -244,7 +251,7 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gpus(known: Catalog, names: list[str] | None) -> list[Gpu]:
-    """Those asked for, or all of which AIConfigurator has kernels."""
+    """The GPUs of these names; without names every GPU that AIConfigurator has kernel tables of."""
     from planner.importers.silicon import SYSTEMS
 
     if names:
@@ -294,10 +301,10 @@ def import_prices(
         return
     say_first(notes)
     print_rows([{"gpu": gpu} | offer for gpu, each in document.items() for offer in each], f"prices of {who}")
-    firm = {
+    on_demand = {
         gpu: o.usd_per_h for gpu, each in prices_read.offers.items() for o in each if o.term == "on-demand"
     }
-    prices = ", ".join(f"{gpu}: {usd_per_h:.6g} usd/h" for gpu, usd_per_h in firm.items())
+    prices = ", ".join(f"{gpu}: {usd_per_h:.6g} usd/h" for gpu, usd_per_h in on_demand.items())
     console = stdout_console(soft_wrap=True)
     console.print(f"for slo.yaml:  fleet: {{prices: {{{prices}}}}}", markup=False)
     if out is not None:

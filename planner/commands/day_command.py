@@ -165,7 +165,7 @@ def run_controller(
     from planner.files.checked_files import write_file
     from planner.reports.output import requests_csv
 
-    if controller is None:
+    if controller is None:  # `plan simulate` comes here for --start too, which says nothing by itself.
         raise InputError("--start: is for --autoscale; name a controller too, or drop it")
     if slo is None:
         raise InputError(
@@ -181,6 +181,7 @@ def run_controller(
         if not isinstance(day_result, DayResult):
             raise InputError(f"{slo}: llms: --autoscale takes one LLM; ask `plan day` for all of them")
         if out is not None:
+            # The fleet that stands all day comes first, the controller last.
             write_file(out, requests_csv(day_result.answer.rows[-1].run.simulation))
     if as_json:
         print_json(day_result.to_dict(), requests.warnings)
@@ -190,6 +191,7 @@ def run_controller(
 
 
 def print_answer(answer: DayAnswer) -> None:
+    """Print the day of one LLM: what is recommended, what is proved, and a row per controller."""
     from planner.day import day_page
 
     console = stdout_console(soft_wrap=True)
@@ -206,6 +208,7 @@ def print_answer(answer: DayAnswer) -> None:
 
 
 def print_joint_answer(answer: JointAnswer) -> None:
+    """Print the day of several LLMs that share one stock, with the settings of each."""
     from planner.day import day_page, several_llms_day_page
 
     console = stdout_console(soft_wrap=True)

@@ -16,8 +16,9 @@ from planner.errors import InputError, PlannerError
 from planner.policies import CACHE_AWARE
 from planner.slo_metrics import METRICS
 
-USUAL_GPUS = "h100-80g"  # GPU of a question made of options alone; one type is answered in seconds.
-ANY = "any"
+# The GPU of a question without --gpus: one type is answered in seconds.
+USUAL_GPUS = "h100-80g"
+ANY = "any"  # All GPUs of the catalog.
 _LIMIT = re.compile(
     rf"\s*({'|'.join(METRICS)})[ ._-]?(p\d{{1,2}}(?:\.\d+)?)\s*(?:[:=<]=?)?\s*(\S.*?)\s*", re.IGNORECASE
 )
@@ -25,7 +26,10 @@ _LIMIT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked by options: text, or None where an option was not given. `limits` are by option."""
+    """The question's options as text, or None where one was not given.
+
+    `limits` has the name of an option, such as "ttft-p95", and its text.
+    """
 
     llm: str | None
     rate: str | None
@@ -39,7 +43,7 @@ class Options:
     agents: str | None = None
 
     def given(self) -> dict[str, str]:
-        """Those that were given, by their names on the command line."""
+        """The options that were given, under their names on the command line."""
         given_options = {
             "llm": self.llm,
             "rate": self.rate,
@@ -92,16 +96,17 @@ class Options:
         }
         document: dict[str, Any] = {"llm": self.llm, "slo": slo, "traffic": traffic}
         if (gpus := USUAL_GPUS if self.gpus is None else self.gpus).strip().lower() != ANY:
-            document["fleet"] = {"gpus": names(gpus)}
+            document["fleet"] = {"gpus": split_names(gpus)}
         if self.agents is not None:
+            # Agents send their whole history with every turn, so their engines cache prefixes.
             document["policies"] = {"prefix_cache": True, "routing": [CACHE_AWARE]}
         if self.safety is not None:
-            document["safety"] = safety(self.safety)
+            document["safety"] = parse_safety(self.safety)
         return document
 
 
 def parse_plain(text: str) -> Any:
-    """A number, or keys and values such as '{p50: 900, p95: 5000}', as YAML has them."""
+    """Parse a number, or keys and values such as '{p50: 900, p95: 5000}', as YAML does."""
     from planner.files.checked_files import yaml_value
 
     return yaml_value(text)
@@ -112,12 +117,12 @@ def space_unit(text: str) -> str:
     return re.sub(r"^(\d*\.?\d+)([A-Za-z]+)$", r"\1 \2", text.strip())
 
 
-def names(text: str) -> list[str]:
+def split_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def safety(text: str) -> Any:
-    """'none', or the share of scenarios."""
+def parse_safety(text: str) -> Any:
+    """Parse 'none', or the share of scenarios in which the SLO must be kept."""
     return "none" if text.strip().lower() == "none" else {"kept_in": parse_plain(text)}
 
 
@@ -144,7 +149,10 @@ def init(
     document: dict[str, Any] = {}
 
     def ask(question: str, usual: str, read: Callable[[str], dict[str, Any]]) -> None:
-        """Until the answer can be read, and the whole question with it; of a pipe, once."""
+        """Ask again until the whole question so far can be read with the answer. A pipe is asked once.
+
+        The limit stands in for an SLO that was not given yet; the answer to `SLO` replaces it.
+        """
         while True:
             answer = _answer(question, usual)
             try:
@@ -170,7 +178,7 @@ def init(
     ask(
         "safety: the share of scenarios in which the SLO is kept, or none",
         "0.9",
-        lambda text: {"safety": safety(text)},
+        lambda text: {"safety": parse_safety(text)},
     )
     command = f"plan --slo {out.name} -o out/"
     write_file(out, f"# {command}\n{to_yaml(document)}")
@@ -212,4 +220,4 @@ def _slo(text: str) -> dict[str, Any]:
 
 
 def _gpus(text: str) -> dict[str, Any]:
-    return {} if text.strip().lower() == ANY else {"fleet": {"gpus": names(text)}}
+    return {} if text.strip().lower() == ANY else {"fleet": {"gpus": split_names(text)}}

@@ -40,9 +40,10 @@ KEYS = (
 )
 ROW_KEYS = ("engine", "from", "to", "checked", "async_scheduling", "host", "rest", "front_end", "error")
 HOST_KEYS = ("step", "sequence", "log2_tp")
-# A larger value is taken for a slip of the pen.
+# Seconds above which a value is refused, because it was probably meant in milliseconds.
 MOST_S = {"step": 1.0, "sequence": 0.01, "log2_tp": 1.0, "front_end": 10.0}
 FIRST_ASYNC = "0.10"  # The first version with --async-scheduling.
+MINORS = 10_000  # More than any minor version number, so that versions can be compared as one integer.
 AMBIGUOUS = (0.1, 0.2, 0.3)  # Without quotes the version 0.10 is read as the number 0.1.
 _VERSION = re.compile(r"\d{1,4}(\.\d{1,4}){1,3}")
 
@@ -66,7 +67,7 @@ class EngineRow:
     def version_distance(self, version: str) -> int:
         """How far the version is from these, patch releases aside: 0 if it is one of them."""
         wanted, first, last = (
-            major * 10_000 + minor for major, minor, *_ in map(number_of, (version, self.first, self.last))
+            major * MINORS + minor for major, minor, *_ in map(number_of, (version, self.first, self.last))
         )
         return max(first - wanted, wanted - last, 0)
 
@@ -76,11 +77,11 @@ def number_of(version: str) -> Version:
 
 
 def parse_row(row: Section) -> EngineRow:
-    """A row of catalogs/engines.yaml, but for where it comes from."""
+    """Read a row of catalogs/engines.yaml."""
     first, last = (_parse_version(row.get_required(key), row.path_of(key)) for key in ("from", "to"))
     if number_of(last) < number_of(first):
         raise InputError(f"{row.path_of('to')}: is {last}, must not be before {first}")
-    row.plain_text("error")
+    row.plain_text("error")  # How far the constants are off is for people; here it only has to be text.
     return EngineRow(
         _parse_name(row.get_required("engine"), row.path_of("engine")),
         first,
@@ -95,9 +96,10 @@ def parse_row(row: Section) -> EngineRow:
 
 
 def default_engine(rows: Iterable[EngineRow]) -> Engine | None:
-    """What our manifests deploy, None where the catalog has no row of it.
+    """The engine that our manifests deploy; None where the catalog has no row of vLLM.
 
-    Nobody asked for its version, so it is no warning that no row is of it.
+    Where no row is of the deployed version, the nearest row is used without a warning, because the user did
+    not choose that version.
     """
     if not (known := [row for row in rows if row.engine == "vllm"]):
         return None
@@ -157,8 +159,11 @@ def engine_document(engine: Engine) -> dict[str, Any]:
 def engine_of_fleet(
     document: Mapping[str, Any], rows: Iterable[EngineRow], where: str, *, batching: str
 ) -> Engine | None:
-    """Of a fleet.yaml or plan.yaml. Where none is named it is the one our manifests deploy, if the fleet
-    batches as that does. Any plan says what it deploys, but only with constants what it was planned with.
+    """The engine of a fleet.yaml or plan.yaml.
+
+    A fleet.yaml that names none has the one that our manifests deploy, if it batches as that engine does. A
+    plan.yaml always names the engine that it deploys; only if the constants stand there too was it planned
+    with that engine, else with step times as they are (None).
     """
     asked = document.get("engine")
     if "status" in document and not (isinstance(asked, Mapping) and "host" in asked):

@@ -32,10 +32,11 @@ COLUMNS = (
     "silicon_ttft_ms",
     "silicon_tpot_ms",
 )
-ROUNDS = 10  # Requests per seat: benchmarks of this kind send that many.
+ROUNDS = 10  # Requests that each seat of a closed loop sends; the file does not say, and this is usual.
 
 
 def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | MeasuredRuns:
+    """Kernel times of steps where no file is given, else runs of a silicon_sample.csv that fit `facts`."""
     if not paths:
         llm, gpu, tp = foreign_fields.read_setup(facts, catalog, "aiconfigurator")
         if catalog.llm(llm).heads % tp:
@@ -49,6 +50,8 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | M
     system = SYSTEMS.get(gpu)
     table = read_csv(path, COLUMNS)
     whole = {name: as_floats(table[name]) for name in ("tp_size", "pp_size")}
+    # Aggregated runs of vLLM on `tp` GPUs; runs with pipeline stages (`pp_size`) are left out, fits are of
+    # one stage.
     rows = table[
         (table.backend == "vllm")
         & (table["mode"] == "agg")
@@ -89,6 +92,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | M
 
 
 def _llm(name: str, catalog: Catalog) -> str | None:
+    """The catalog's name of this LLM, None where it has no such LLM."""
     try:
         return catalog.llm(name).name
     except (CatalogError, OSError):

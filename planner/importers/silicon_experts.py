@@ -1,4 +1,7 @@
-"""Milliseconds of experts out of AIConfigurator's tables; `planner/importers/silicon.py` says why."""
+"""Milliseconds of the experts of an LLM, from AIConfigurator's kernel tables.
+
+`planner/importers/silicon.py` asks for them, and explains what the tables hold.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,17 @@ from planner.models.llm import Llm, cuts_blocks
 from planner.models.roofline import experts_layers
 
 Milliseconds = Callable[[int], float]  # Milliseconds of N tokens.
-ONE_ROUTING = ("a100_sxm",)  # Its tables hold the draws of power laws alone.
+# Systems whose tables were measured with one routing alone: experts drawn by a power law, not evenly.
+ONE_ROUTING = ("a100_sxm",)
+# Steps of more tokens are taken for prompts: engines decode at most some hundred sequences at once.
 MOST_DECODES = 512
 
 
 def expert_split(width: int, weights: str, tp: int, *, whole: bool | None = None) -> dict[str, int]:
-    """How `tp` GPUs share experts: whole ones each (vLLM's --enable-expert-parallel), or a slice of every
-    one. Unsaid: slices, but where they would cut through blocks of fp8.
+    """How `tp` GPUs share experts: each has whole ones (vLLM's --enable-expert-parallel), or a slice of every
+    one.
+
+    By default each has slices, unless they would cut through the blocks that fp8 weights are scaled by.
     """
     if whole is None:
         whole = cuts_blocks(weights, width, tp)
@@ -28,7 +35,7 @@ def expert_split(width: int, weights: str, tp: int, *, whole: bool | None = None
 
 
 def operation_ms(engine: Any, operation: dict[str, Any], system: str) -> Milliseconds:
-    """Of one kind of experts, described as AIConfigurator does."""
+    """Milliseconds of one kind of experts, which `operation` describes in AIConfigurator's words."""
     kind = operation["Moe"]
     draws = kind["workload_distribution"]
     even_ms, drawn_ms = (
@@ -41,8 +48,10 @@ def operation_ms(engine: Any, operation: dict[str, Any], system: str) -> Millise
 
 
 def dispatch_ms(engine: Any, llm: Llm, gpus: int) -> Milliseconds:
-    """Of all layers' experts that `gpus` GPUs share: every GPU gets the tokens of all of them and gives its
-    part of the sums back, as vLLM's all-gathers and reduce-scatters do. N tokens of all GPUs together.
+    """Milliseconds of the communication around the experts of all layers, which `gpus` GPUs share.
+
+    Every GPU gets the tokens of all the others and gives its part of the sums back, as vLLM's all-gathers and
+    reduce-scatters do. The argument of what is returned is the tokens of all GPUs together.
     """
     layers = experts_layers(llm)
     operations = [
@@ -90,10 +99,13 @@ def _read_ms(engine: Any, operation: str, tokens: int) -> float:
 
 
 def experts_ms(share: float, even_ms: Milliseconds, drawn_ms: Milliseconds, tokens: int) -> float:
-    """Of all experts, of which a token visits `share`. Tokens of many sequences choose evenly: they read
-    those that they touch and compute as many tokens on all of them, out of a table in which no two tokens
-    share an expert before all are taken. More tokens than MOST_DECODES are of prompts, which prefer some: the
-    table of a power law.
+    """Milliseconds of all experts, of which each token visits the share `share`.
+
+    Tokens of many sequences choose experts evenly. The time to read weights is that of the experts that they
+    touch: it is looked up at the number of tokens that touch as many in the table's even routing, in which no
+    two tokens share an expert before all are taken. The time to compute what more tokens bring is added.
+    Steps of more than MOST_DECODES tokens hold prompts, which prefer some experts: they take at least the
+    power law's time.
     """
     touched = (1 - (1 - share) ** tokens) / share
     low = max(int(touched), 1)

@@ -13,8 +13,9 @@ Behind it may be a disk of the same node: KV blocks go there when they leave CPU
 the disk's link and the GPU's, of which the slower decides.
 
 A shared store (Mooncake's, on machines of its own) serves all workers. Its tokens are its bytes over those of
-a KV token on all GPUs of a worker. Its one link carries the loads of all workers one after the other, T x the
-bytes of a GPU each. Workers of several TP degrees share blocks where `is_common` says so.
+a KV token on all GPUs of a worker. Its one link carries the loads of all workers one after the other: each as
+many bytes as one GPU needs, times the TP degree. Workers of several TP degrees share blocks where `is_common`
+says so.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ class SendingBudget:
     def charge(self, input_tokens: int, output_tokens: int, *, share_frac: float = 1.0) -> float | None:
         """Charge a request of at most so many tokens and return its price [USD].
 
-        Returns None, and charges nothing, if it would use more than `share_frac` of the budget.
+        Returns None, and charges nothing, if all charges together would exceed `share_frac` of the budget.
+        Prompts that only warm caches get a share below 1, so that enough is left for what is measured.
         """
         usd, limits = self.usd_of(input_tokens, output_tokens), self.endpoint
         if limits.max_requests is not None and self.requests + 1 > limits.max_requests * share_frac:
@@ -48,7 +49,10 @@ class SendingBudget:
         return usd
 
     def settle(self, charged_usd: float, answer: EndpointAnswer) -> None:
-        """Correct the charge to the tokens that the answer had, if it says how many."""
+        """Correct the charge to the tokens that the answer had, if it says how many.
+
+        The journal calls the correction `given_back_usd`: it is negative where the answer cost less.
+        """
         if not (answer.is_good and answer.input_tokens and answer.output_tokens):
             return
         correction_usd = self.usd_of(answer.input_tokens, answer.output_tokens) - charged_usd

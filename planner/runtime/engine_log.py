@@ -14,7 +14,10 @@ import pandas as pd
 
 from planner.models.step_tables import COLUMNS
 
+# What every step has: its times, and COLUMNS without their last, `t_s`, which is computed from the times.
 STEP_COLUMNS = ("start_s", "end_s", *COLUMNS[:-1])
+# Where the engine's own thread computes (on a CPU): the seconds that this thread had a core, as the step
+# began and as it ended; its CPU seconds so far; `waited` is 1 if the engine had no work before the step.
 OWN_COLUMNS = ("own_start_s", "own_end_s", "used_s", "waited")
 
 
@@ -45,21 +48,23 @@ class EngineLog:
 
     def on_its_own_clock(self, start_s: float) -> tuple[EngineLog, float]:
         """This log on a clock that stands still while other processes hold the engine's core, and `start_s`
-        on it.
+        on that clock, which is 0.
 
-        It runs with the wall while the engine has no work, else while the engine's thread does not wait for a
-        core.
+        The clock runs as the wall clock does while the engine has no work, else while its thread has a core.
+        The steps from `start_s` on are its fixed points; between two of them it runs evenly.
         """
         steps = self.steps[self.steps.start_s >= start_s]
         wall_s = np.column_stack([steps.start_s, steps.end_s]).ravel()
         between_s = steps.own_start_s - steps.own_end_s.shift(fill_value=np.nan)
         idle_s = steps.start_s - steps.end_s.shift(fill_value=start_s)
+        # A restarted engine's CPU seconds begin again at 0, which makes a gap negative: it is taken as idle.
         before_s = np.where((steps.waited == 1) | between_s.isna() | (between_s < 0), idle_s, between_s)
         own_s = np.cumsum(np.column_stack([before_s, steps.own_end_s - steps.own_start_s]).ravel())
         wall_s, own_s = np.r_[start_s, wall_s], np.r_[0.0, own_s]
 
         def own(at_s: npt.ArrayLike) -> npt.NDArray[np.float64]:
             at = np.asarray(at_s, dtype=float)
+            # Before `start_s`, where interp gives 0, the clock runs as the wall clock does.
             return np.asarray(np.interp(at, wall_s, own_s) + np.minimum(at - start_s, 0.0))
 
         requests = {

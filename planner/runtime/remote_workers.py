@@ -23,12 +23,13 @@ from planner.runtime.router import LiveRouter, RouterSettings
 from planner.runtime.service import serve_until_drained
 
 LOG = logging.getLogger("fleetplan.workers")
+# A worker is down after three failures in a row, not after one slow answer of a busy engine.
 HEALTH_EVERY_S, HEALTH_TIMEOUT_S, HEALTH_FAILURES = 2.0, 5.0, 3
 
 
 @dataclass
 class Remote:
-    """A worker as the router sees it: its answers bear no name of ours."""
+    """A worker as the router sees it. `identity` is empty, because its answers do not name who gave them."""
 
     name: str
     url: str
@@ -39,11 +40,12 @@ class Remote:
     can_turn = False  # Whoever starts a remote worker chose its role.
 
     def turn(self, role: Role) -> None:
+        """The router calls this only where `can_turn` is true."""
         raise NotImplementedError
 
     async def watch(self, every_s: float) -> None:
-        """Up while it answers /health, down once it did not so many times in a row."""
-        failures = HEALTH_FAILURES
+        """Ask for /health for ever: up after one answer, down after HEALTH_FAILURES without one in a row."""
+        failures = HEALTH_FAILURES  # A worker that was never asked is not up.
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)) as client:
             while True:
                 failures = 0 if await self._is_healthy(client) else failures + 1
@@ -61,7 +63,7 @@ class Remote:
 
 
 def parse_workers(given: Sequence[str]) -> dict[str, list[str]]:
-    """`POOL=URL,URL...` -> addresses per pool, in order."""
+    """Parse each `POOL=URL,URL...` into the addresses of that pool, in their order."""
     addresses: dict[str, list[str]] = {}
     for text in given:
         pool, equals, urls = text.rpartition("=")
@@ -72,7 +74,9 @@ def parse_workers(given: Sequence[str]) -> dict[str, list[str]]:
 
 
 def make_remote_workers(fleet: Fleet, addresses: Mapping[str, Sequence[str]]) -> list[Remote]:
-    """The fleet's workers in its order; an address for each, and none twice."""
+    """One worker per address, in the fleet's order. Raises InputError unless each worker has an address of
+    its own.
+    """
     pools = {pool.name: pool.count for pool in fleet.running_pools}
     if unknown := set(addresses) - set(pools):
         raise InputError(f"--workers: no pool {min(unknown)[:80]!r} in the plan; it has {', '.join(pools)}")
@@ -83,6 +87,7 @@ def make_remote_workers(fleet: Fleet, addresses: Mapping[str, Sequence[str]]) ->
     for url in every:
         try:
             parts = urlsplit(url)
+            # `port` is None where the address has none, and raises ValueError above 65,535; 0 is refused.
             is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
         except ValueError:
             is_whole = False
@@ -97,7 +102,7 @@ def make_remote_workers(fleet: Fleet, addresses: Mapping[str, Sequence[str]]) ->
 
 @asynccontextmanager
 async def watch_health(workers: Sequence[Remote], every_s: float = HEALTH_EVERY_S) -> AsyncIterator[None]:
-    """Their health is asked for until the block ends."""
+    """Ask for the health of all workers until the block ends."""
     tasks = [asyncio.ensure_future(worker.watch(every_s)) for worker in workers]
     try:
         yield

@@ -16,16 +16,23 @@ from planner.traffic.lengths import LengthHistogram
 from planner.traffic.sessions import session_numbers, waits_for_others
 from planner.traffic.trace import IntArray, Trace
 
-INTERVALS = 48
+INTERVALS = 48  # Half an hour each over a day.
+# Lengths that an interval may have: whole parts of an hour or a day.
 INTERVALS_S = (60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 21600.0, 43200.0, 86400.0)
-INTERVAL_REQUESTS = 50  # of an interval at least, on average
+INTERVAL_REQUESTS = 50  # On average at least: the rate of fewer is off by more than 1 / sqrt(50) = 14 %.
+# Windows over which counts are compared, from one step of an engine to the time that it takes to start a
+# worker.
 WINDOWS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 1200.0)
+# Quantiles between which a histogram has its first bins, closer together at both ends.
 FRACS = np.array((0, 0.01, 0.025, *np.arange(1, 20) / 20, 0.975, 0.99, 0.995, 0.999, 1))
-BIN_FRAC, MOST_BINS = 5e-4, 100  # of all tokens, by which a bin may be wrong; bins of a histogram
-PARTS = 8  # of each length in the joint table
-PART_REQUESTS = 10  # of a cell of it, on average
-LEAST_REQUESTS = 100
-MOST_LENGTHS_FRAC = 0.9
+BIN_FRAC = 5e-4  # A bin may be wrong by this share of all tokens of the trace.
+MOST_BINS = 100  # A histogram has no more bins, however wrong they are.
+PARTS = 8  # The joint table has as many rows for input lengths, and as many columns for output lengths.
+PART_REQUESTS = 10  # A cell of the joint table has as many requests on average, or there are fewer cells.
+LEAST_REQUESTS = 100  # Of fewer requests nothing can be said about bursts.
+MOST_LENGTHS_FRAC = 0.9  # Else all requests of a client would be alike.
+MOST_SKEW = 6.0  # With that exponent of Zipf's law the first of all clients has 98 % of the requests.
+MOST_PREFIXES = 100_000  # A description names no more texts than this.
 
 
 def described_of(trace: Trace) -> Description:
@@ -35,6 +42,7 @@ def described_of(trace: Trace) -> Description:
             f"{trace.name}: {len(trace)} requests in {trace.duration_s:g} s are too few to describe; "
             f"expected at least {LEAST_REQUESTS}, over time"
         )
+    # Longer by a millionth, so that the last request lies inside after rounding to six digits.
     duration_s = float(f"{trace.duration_s * (1 + 1e-6):.6g}")
     curve_rps, every_s = _curve(trace, duration_s)
     session = session_numbers(trace) if trace.after.size else None
@@ -56,7 +64,7 @@ def described_of(trace: Trace) -> Description:
             _drift(trace, added, every_s, curve_rps),
             _drift(trace, trace.output_tokens, every_s, curve_rps),
         ),
-        gap_cv=1.0,
+        gap_cv=1.0,  # Bursts are in the Fano factors; the gaps between them add none.
         fano=fano,
         clients=_clients(trace, added, every_s),
         sessions=turns,
@@ -67,7 +75,11 @@ def described_of(trace: Trace) -> Description:
 
 
 def _curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], float]:
-    """Requests/s by interval; of the last one what its part of the trace says."""
+    """Requests/s of each interval, and how long an interval is.
+
+    The last interval may lie in the trace in part: its rate is that of the part. A trace of less than two
+    intervals has one rate for all of it; the length of the interval then says nothing.
+    """
     least_s = max(duration_s / INTERVALS, INTERVAL_REQUESTS / trace.rate_rps)
     every_s = next((each for each in INTERVALS_S if each >= least_s), duration_s)
     since_s = trace.arrival_s - trace.arrival_s[0]
@@ -83,12 +95,17 @@ def _curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], float]:
 
 
 def _fano(trace: Trace, every_s: float, duration_s: float) -> tuple[tuple[float, float], ...]:
-    """Variance around the rate of the interval / mean of counts; at least 1, that of a Poisson process."""
+    """Fano factor of each window length: the variance of counts around the rate of their interval, over their
+    mean.
+
+    It is at least 1, which is that of a Poisson process.
+    """
     since_s = trace.arrival_s - trace.arrival_s[0]
     rate_rps = len(trace) / duration_s
     longest_s = min(every_s, duration_s) / 3
     fano_factors = []
     for window_s in WINDOWS_S:
+        # Windows of less than half a request hardly ever have two; of fewer than three there is no variance.
         if window_s * rate_rps < 0.5 or window_s > longest_s:
             continue
         within = max(round(min(every_s, duration_s) / window_s), 1)  # windows of an interval
@@ -101,7 +118,11 @@ def _fano(trace: Trace, every_s: float, duration_s: float) -> tuple[tuple[float,
 
 
 def _histogram(tokens: IntArray) -> LengthHistogram:
-    """Edges at quantiles; bins whose tokens are not those of lengths spread evenly are cut at their mean."""
+    """A histogram with edges at quantiles.
+
+    Lengths are drawn evenly within a bin, so the bin with the worst total of tokens is cut at its mean length
+    until no bin is wrong by more than BIN_FRAC of all tokens.
+    """
     ordered = np.sort(tokens)
     before = np.concatenate(([0], np.cumsum(ordered)))
     edges = np.unique(np.quantile(tokens, FRACS, method="higher"))
@@ -118,7 +139,9 @@ def _histogram(tokens: IntArray) -> LengthHistogram:
 
 
 def _table(inputs: IntArray, outputs: IntArray) -> tuple[tuple[float, ...], ...]:
-    """Requests by parts of input (rows) and output; empty where they are too few."""
+    """Requests by parts of equal size of input lengths (rows) and output lengths; empty where there are too
+    few.
+    """
     parts = min(PARTS, int(np.sqrt(len(inputs) / PART_REQUESTS)))
     if parts < 2:
         return ()
@@ -132,7 +155,10 @@ def _table(inputs: IntArray, outputs: IntArray) -> tuple[tuple[float, ...], ...]
 
 
 def _drift(trace: Trace, tokens: IntArray, every_s: float, curve_rps: tuple[float, ...]) -> tuple[float, ...]:
-    """Mean normal score of the lengths of each interval; none where the rate is no curve."""
+    """How long the requests of each interval are: the mean of the normal scores of their lengths' ranks.
+
+    It is empty where the traffic has one rate for all of it.
+    """
     from scipy.special import ndtri
 
     if len(curve_rps) < 2:
@@ -147,6 +173,12 @@ def _drift(trace: Trace, tokens: IntArray, every_s: float, curve_rps: tuple[floa
 
 
 def _clients(trace: Trace, added: IntArray, every_s: float) -> Clients:
+    """How many clients there are, how unequal, and how much of the variance of lengths is between them.
+
+    Two requests of one window are of the same client with a probability of `together` where all clients send
+    evenly, and `moves` times that excess where their rates vary as `described.draw` lets them. The share of
+    the variance is what makes the drawn correlation of lengths in a window that of the trace, `alike`.
+    """
     usual = Clients()
     count, skew = usual.count, usual.skew
     if len(trace.tenants) > 1:
@@ -163,9 +195,9 @@ def _clients(trace: Trace, added: IntArray, every_s: float) -> Clients:
 
 
 def _skew(together: float, count: int) -> float:
-    """Of the shares of so many clients, whose squares have this sum."""
-    low, high = 0.0, 6.0
-    for _ in range(40):
+    """The exponent at which the shares of so many clients have squares of this sum, by bisection."""
+    low, high = 0.0, MOST_SKEW
+    for _ in range(40):  # Until the interval is 6 / 2^40, far below the three digits that are written.
         middle = (low + high) / 2
         low, high = (
             (middle, high)
@@ -176,7 +208,9 @@ def _skew(together: float, count: int) -> float:
 
 
 def _rank_correlation(trace: Trace, tokens: IntArray, window_s: float, every_s: float) -> float:
-    """Correlation of the ranks of two lengths in one window, around the mean of their interval."""
+    """Correlation of the ranks of the lengths of two requests in one window, around the mean of their
+    interval.
+    """
     rank = np.argsort(np.argsort(tokens, kind="stable"), kind="stable") / len(tokens) - 0.5
     interval = ((trace.arrival_s - trace.arrival_s[0]) / every_s).astype(np.int64)
     rank -= (np.bincount(interval, weights=rank) / np.maximum(np.bincount(interval), 1))[interval]
@@ -191,7 +225,7 @@ def _rank_correlation(trace: Trace, tokens: IntArray, window_s: float, every_s: 
 
 
 def _turns(trace: Trace, session: IntArray) -> tuple[Sessions, IntArray]:
-    """The means of its sessions, and what each request adds to what was said before."""
+    """The means of the trace's sessions, and the tokens that each request adds to its conversation."""
     waits = waits_for_others(trace)
     conversation_tokens = trace.input_tokens + trace.output_tokens
     before = np.zeros(len(trace), np.int64)
@@ -204,7 +238,12 @@ def _turns(trace: Trace, session: IntArray) -> tuple[Sessions, IntArray]:
 
 
 def _shared_texts(trace: Trace) -> Prefixes | None:
-    """As many texts as first blocks that several prompts have; what such a prompt shares on average."""
+    """Prefixes of a trace with block ids: as many texts as there are first blocks, and how skewed their use
+    is.
+
+    Their length is that of the blocks that a prompt has from earlier prompts, on average over prompts that
+    share their first block and have any. None where no first block comes twice.
+    """
     offsets, ids = trace.prefix_offsets, trace.prefix_ids
     has_blocks = np.diff(offsets) > 0
     first = ids[offsets[:-1][has_blocks]]
@@ -214,7 +253,7 @@ def _shared_texts(trace: Trace) -> Prefixes | None:
         return None
     owner = np.repeat(np.arange(len(trace)), np.diff(offsets))
     _, first_at, of = np.unique(ids, return_index=True, return_inverse=True)
-    is_old = owner[first_at][of] != owner
+    is_old = owner[first_at][of] != owner  # Another prompt had the block first.
     old = np.bincount(owner, weights=is_old, minlength=len(trace))[has_blocks]
     again = old[(requests[which] > 1) & (old > 0)]
     if not again.size:
@@ -223,4 +262,4 @@ def _shared_texts(trace: Trace) -> Prefixes | None:
     shares = requests / requests.sum()
     skew = _skew(float((shares**2).sum()), count)
     tokens = int(again.mean() * trace.prefix_block_tokens)
-    return Prefixes(max(tokens, 1), min(count, 100_000), skew)
+    return Prefixes(max(tokens, 1), min(count, MOST_PREFIXES), skew)

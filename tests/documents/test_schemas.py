@@ -40,7 +40,7 @@ ELSEWHERE = re.compile(r"found 8, and 16 are owned|threshold: must be a whole nu
 
 WITH_DOCUMENTS = (
     *("slo", "fleetfile", "safety", "speculative_documents", "lora_documents", "kv_offload_documents"),
-    *("owned_stock", "engine_rows", "paid", "planfile"),
+    *("owned_stock", "engine_rows", "paid"),
 )
 
 
@@ -117,14 +117,15 @@ def test_a_wrong_shape_is_refused(document: dict[str, Any], kind: str) -> None:
     assert faults(kind, document)
 
 
-def test_schemas_and_readers_agree_on_all_documents_of_tests(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), pytest.param(("planfile",), marks=pytest.mark.slow)])
+def test_schemas_and_readers_agree_on_all_documents_of_tests(more: tuple[str, ...], tmp_path: Path) -> None:
     """Whatever those tests parse: no schema refuses what its reader takes, and each refuses what has a
     wrong key, type, unit or word.
     """
     written = tmp_path / "documents.jsonl"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "document_recorder", "-p", "no:cacheprovider"]
-        + [str(Path(__file__).with_name(f"test_{name}.py")) for name in WITH_DOCUMENTS],
+        + [str(Path(__file__).with_name(f"test_{name}.py")) for name in (*WITH_DOCUMENTS, *more)],
         cwd=ROOT,
         env=os.environ | {"DOCUMENTS_OF_TESTS": str(written)},
         capture_output=True,
@@ -139,7 +140,7 @@ def test_schemas_and_readers_agree_on_all_documents_of_tests(tmp_path: Path) -> 
         if message is not None and SHAPE.search(message) and not ELSEWHERE.search(message):
             assert found, (document, message)
             refused.append(message)
-    assert len(lines) > 300 and len(refused) > 90
+    assert len(lines) > 200 and len(refused) > 50, (len(lines), len(refused))
 
 
 def test_answers_have_their_schemas() -> None:

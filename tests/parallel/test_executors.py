@@ -308,7 +308,7 @@ def test_a_missing_package_is_named(name: str, module: str, monkeypatch: pytest.
         run_items(refuse, [1], shared=1, executor=Executor(name, "127.0.0.1:1"))
 
 
-@pytest.mark.parametrize("name", ["processes", "ray", "dask"])
+@pytest.mark.parametrize("name", ["processes", "ray", pytest.param("dask", marks=pytest.mark.slow)])
 def test_workers_that_go_on_dying_end_in_one_error(
     name: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ def test_a_limit_on_tasks_is_judged_over_tasks() -> None:
     assert found.to_dict()["simulation"]["task_s"]["p90"] == pytest.approx(nearest)
 
 
+@pytest.mark.slow
 def test_a_task_that_no_idle_worker_ends_in_time_is_out_of_reach() -> None:
     with pytest.raises(InfeasibleError, match=r"latency: task p90 <= 1\.00 s is below"):
         fleetplan.plan({"task": {"p90": "1 s"}}, **QUESTION)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from metamorphic_pairs import RELATIONS, FleetAnswer, answer, broken
 from random_questions import Question, question
+from shares import some
 from simulations import random_case
 
 from planner.policies import PLANNED_ROUTINGS
@@ -52,7 +53,7 @@ def asked_first(seed: int) -> tuple[Question, FleetAnswer]:
     return drawn, answer(drawn)
 
 
-@pytest.mark.parametrize("seed", NOT_EXACT)
+@pytest.mark.parametrize("seed", some(sorted(NOT_EXACT, reverse=True), 1))
 def test_a_budget_just_above_the_answer_changes_nothing(seed: int) -> None:
     """Not only is the fleet found again: the same fleets are simulated on the way to it."""
     drawn, first = asked_first(seed)

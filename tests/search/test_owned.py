@@ -112,6 +112,7 @@ def test_production_takes_owned_gpus_that_idle_before_it_rents() -> None:
     assert found.bill.usd_per_h == production.usd_per_h == production.paid_usd_per_h == 0
 
 
+@pytest.mark.slow
 def test_no_answer_takes_more_than_is_owned() -> None:
     """34 workers of A100 would do, and 16 A100 are owned: the smallest fleet of a row is asked for without
     looking at the stock, and must not come back as an answer.

@@ -6,6 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
+from shares import some
 
 from benchmarks.generated_traffic import lognormal, synthesise
 from planner.documents import facts
@@ -46,7 +47,7 @@ def planned(trace: Trace, policies: dict[str, object], **changes: object) -> Pla
     return plan(parse_task(document | changes, CATALOG), trace, CATALOG)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", some(range(3), 1))
 def test_a_race_finds_what_searches_of_each_choice_find(seed: int) -> None:
     """Every queue with every routing, each planned by itself: the cheapest of them is what `any` finds."""
     trace = bursts(seed)

@@ -89,6 +89,7 @@ def test_a_plan_is_simulated_on_the_draws_that_follow() -> None:
     )
 
 
+@pytest.mark.slow
 def test_draws_on_which_a_loss_is_not_survived_say_so() -> None:
     """The figures are of the whole fleet, so alone they would not explain a miss."""
     found = plan(replace(question(traffic=SUPERPOSED), spare_workers=1), traffic(), CATALOG)

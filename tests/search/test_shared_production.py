@@ -138,6 +138,7 @@ def test_each_keeps_its_slo_in_enough_futures_and_all_answers_are_within_the_sto
     assert any("gives way" in line for line in sentences(found.in_production))
 
 
+@pytest.mark.slow
 def test_a_loss_that_the_stock_does_not_allow_names_the_llm() -> None:
     total = next(total for total in scarce().answers if total.name == "with-a-loss")
     assert total.value is None and total.lacks
@@ -173,6 +174,7 @@ def why_on_paper(found: SharedPlan) -> NoneTogether:
     return reasons[0]
 
 
+@pytest.mark.slow
 def test_too_little_for_one_in_production_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_fleets, "ANY_MOST", 4)  # mixes that are tried where nothing is known to hold
     stock, grown = {"a100-80g": 12, "h100-80g": 4}, {"kept_in": 0.95, "growth": "300 %"}

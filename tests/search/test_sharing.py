@@ -270,6 +270,7 @@ def test_what_a_limit_costs_is_what_planning_with_more_of_it_saves() -> None:
     assert less is None or less == pytest.approx(found.level0)  # None: something cheaper was found before it
 
 
+@pytest.mark.slow
 def test_too_little_for_all_names_the_least_more_of_each_limit() -> None:
     """4 A100 and 4 H100 serve each LLM alone. The least more of either GPU is enough, one less is not."""
     stock = {"a100-80g": 4, "h100-80g": 4}
@@ -294,6 +295,7 @@ def test_out_of_time_is_no_plan_or_one_with_its_bound() -> None:
         plan_together(question({"gpus": {"a100-80g": 16, "h100-80g": 4}}), CATALOG, time_limit_s=0.0)
 
 
+@pytest.mark.slow
 def test_stopped_between_proposals_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first proposal some fleets are known; the optimum lies between them and the bound."""
     monkeypatch.setattr(posing, "worker_types", options.worker_types)

@@ -5,7 +5,8 @@
                                                                 another from there on                [s]
 
 The paper's constants have a FLOP or byte count in front (4 t h^2 + 2 t h m, 3 h t_2 / block, ...), which are
-fixed for one LLM and fall into a, b, c. sum l_i^2 is taken as 2 A_p - sum n_i, the same where nothing is
+fixed for one LLM and fall into a, b, c. With n_i new tokens of prompt i and A_p = sum n_i (n_i + 1) / 2, the
+pairs of tokens that attend (`prefill_pairs` of a step table), sum l_i^2 is 2 A_p - sum n_i where nothing is
 cached. The released fit lets coefficients be negative (one is); here they are >= 0. Where the two decode sets
 meet the time may jump: that is the paper's form, and `planner.models.family_choice` reports it.
 """
@@ -47,6 +48,7 @@ class DistServeForm(TwoPhases):
         enough = [len(np.unique(X[side], axis=0)) >= _LEAST_ROWS for side in sides]
         if not all(enough):
             sides = [sides[k] if enough[k] else np.full(len(X), True) for k in (0, 1)]
+            # Where neither side has enough, both are all rows by now.
             sides = [sides[0], sides[0]] if enough[0] else [sides[1], sides[1]]
         self.decode_ = np.array([fit_nonnegative(_decode_columns(X[side]), y[side]) for side in sides])
 
