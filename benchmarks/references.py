@@ -15,7 +15,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,6 @@ def random_pair(seed: int) -> tuple[Fleet, Trace]:
         )
     bandwidth = float(10 ** rng.uniform(2, 6))
     fleet = random_policies(Fleet(LLM, tuple(pools), Policies(), Network(bandwidth, 0.01)), rng)
-    fleet = replace(fleet, policies=replace(fleet.policies, long_prefill_token_threshold=0))
     fleet = with_engines(fleet, seed, async_scheduling=seed % 4 > 0, front_end_s=float(rng.uniform(0, 0.1)))
     n = int(rng.integers(2, 9))
     gaps_s = rng.choice([0.0, 0.05, 1.0, 20.0], n)

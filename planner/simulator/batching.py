@@ -347,7 +347,7 @@ def _vllm_step(state, l, time_s):
     while worker.head[RESTING] != NONE:
         join(state, l, pop(state.requests, worker, RESTING))
     longest = UNBOUNDED
-    present = worker.running + worker.waiting + loading_count(state, lane.worker)
+    present = worker.running + worker.late_seats + worker.waiting + loading_count(state, lane.worker)
     if kind.long_prefill_tokens > 0 and present > 1:
         longest = kind.long_prefill_tokens
         _rest_decodes(state, l, longest)

@@ -183,6 +183,17 @@ def decode_pair(engine: Engine, kv_tokens: int) -> Fleet:
     return with_engine(Fleet(LLM, pools, network=Network(1e30, 0.0, "serialised")), engine)
 
 
+@pytest.mark.parametrize(("engine", "second_s"), [(SYNC, 2.0), (ASYNC, 3.0)])
+def test_a_prompt_under_way_counts_where_chunks_are_limited(engine: Engine, second_s: float) -> None:
+    """Prompts of 8 and 40 tokens, chunks of 8 unless one is alone. An asynchronous engine forms the second
+    step while the first prompt's only chunk runs: 8, 8, 24 tokens of the second one. A synchronous one forms
+    it when the first prompt has left: 8, 32.
+    """
+    fleet = decode_pair(engine, 16 * 1000)
+    fleet = replace(fleet, policies=replace(fleet.policies, long_prefill_token_threshold=8))
+    assert simulate(fleet, make_trace([0, 0], [8, 40], [2, 2])).ttft_s.tolist() == [1.0, second_s]
+
+
 def test_an_idle_decode_worker_takes_the_hand_off_that_waited() -> None:
     """One block of KV on the decode worker. Prompts end together at 1 s; the first decodes from 1 to 3 s, the
     second, which had no room, from 3 to 5 s. Before, nobody looked again: it was never finished.

@@ -83,9 +83,6 @@ def random_engine_case(seed: int) -> tuple[AnyCase, type[Reference]]:
         # where an answer is the cause of an arrival, a step may end just as that has crossed the front end
         front_end_s = 0.0 if closed_loop else float(rng.uniform(0.001, 0.3))
         fleet = with_engines(fleet, seed, async_scheduling=is_async, front_end_s=front_end_s)
-    if is_async and any(pool.role == "prefill" for pool in fleet.pools):
-        # else a prompt may be preempted in the step after its last chunk: is its KV handed over then?
-        fleet = replace(fleet, policies=replace(fleet.policies, long_prefill_token_threshold=0))
     if rng.integers(3) == 0:
         fleet = beside(fleet, seed)
     return (fleet, trace, limits, closed_loop), AsyncReference if is_async else Reference
