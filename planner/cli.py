@@ -202,6 +202,13 @@ def _say(error: PlannerError) -> int:
     return error.exit_code
 
 
+GPUS_HELP = (
+    "GPUs to choose from: h100,l40s, or h100:16 for sixteen; any: all. Default: those sold singly, measured "
+    "with this LLM."
+)
+OBJECTIVE_HELP = "cost, power, gpus; throughput: how much do --gpus h100:16 carry?"
+
+
 def _option(name: str, help: str) -> Any:
     """An option that says a part of the question, in place of slo.yaml."""
     return typer.Option(name, help=help, rich_help_panel="The question, where there is no slo.yaml")
@@ -253,9 +260,8 @@ def plan(
     task: Annotated[str | None, _option("--task", "What requests are like: plan catalog tasks.")] = None,
     agents: Annotated[str | None, _option("--agents", "Agents at work at once; no --rate.")] = None,
     duration: Annotated[str | None, _option("--duration", "How much traffic is drawn, such as 1h.")] = None,
-    gpus: Annotated[
-        str | None, _option("--gpus", "GPUs to choose from: h100-80g,a100-80g; any: all. Default: h100-80g.")
-    ] = None,
+    gpus: Annotated[str | None, _option("--gpus", GPUS_HELP)] = None,
+    objective: Annotated[str | None, _option("--objective", OBJECTIVE_HELP)] = None,
     safety: Annotated[str | None, _option("--safety", "Share of scenarios that are kept, or none.")] = None,
     ttft_p90: Annotated[str | None, _limit("--ttft-p90")] = None,
     ttft_p95: Annotated[str | None, _limit("--ttft-p95")] = None,
@@ -284,7 +290,7 @@ def plan(
     if context.invoked_subcommand is not None:
         return
     limits = {name.replace("_", "-"): to for name, to in context.params.items() if name[:-4] in METRICS}
-    options = Options(llm, rate, input_, output, task, duration, gpus, safety, limits, agents)
+    options = Options(llm, rate, input_, output, task, duration, gpus, safety, limits, agents, objective)
     if slo is None and trace is None and out is None and not options.given():
         typer.echo(context.get_help())
         return
@@ -305,7 +311,7 @@ def _plan(wish: PlanOptions, options: Options) -> None:
                 f"--{next(iter(given))}: is in place of slo.yaml; say it in {slo}, or drop --slo"
             )
         flags = tuple(part for name, value in given.items() for part in (f"--{name}", value))
-        question_document = options.document(has_trace=wish.trace is not None)
+        question_document = options.document(has_trace=wish.trace is not None, catalog=wish.catalog)
         plan_one(replace(wish, question_options=question_document, flags=flags))
         return
     is_shared = slo is not None and wish.out is not None and has_several_llms(slo)

@@ -66,7 +66,7 @@ def fit_kernels(
     check_output_directory(out)
     served, gpus = known.llm(llm), _gpus(known, gpu)
     # A name of the catalog wins over a file of that name; AIConfigurator reads the folder of a config.json.
-    given = Path(llm) if llm.lower() not in known.llm_aliases and is_path(llm) else None
+    given = Path(llm) if not known.has_llm(llm) and is_path(llm) else None
     folder = given.parent if given is not None and given.is_file() else given
     command = f"plan catalog fit {served.name if folder is None else llm}"
     documents: dict[str, dict[str, Any]] = {}

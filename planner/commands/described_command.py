@@ -16,8 +16,8 @@ from planner.errors import InputError, PlannerError
 from planner.policies import CACHE_AWARE
 from planner.slo_metrics import METRICS
 
-# The GPU of a question without --gpus: one type is answered in seconds.
-USUAL_GPUS = "h100-80g"
+ROOM_FRAC = 0.8  # Of a node's GPU memory for weights, at most: KV caches and activations need the rest.
+DRAWN_RPS = 5  # Of traffic that is drawn to be scaled to the rate which is sought.
 ANY = "any"  # All GPUs of the catalog.
 _LIMIT = re.compile(
     rf"\s*({'|'.join(METRICS)})[ ._-]?(p\d{{1,2}}(?:\.\d+)?)\s*(?:[:=<]=?)?\s*(\S.*?)\s*", re.IGNORECASE
@@ -41,6 +41,7 @@ class Options:
     safety: str | None
     limits: Mapping[str, str | None]
     agents: str | None = None
+    objective: str | None = None
 
     def given(self) -> dict[str, str]:
         """The options that were given, under their names on the command line."""
@@ -54,12 +55,13 @@ class Options:
             "gpus": self.gpus,
             "safety": self.safety,
             "agents": self.agents,
+            "objective": self.objective,
             **self.limits,
         }
         return {name: value for name, value in given_options.items() if value is not None}
 
-    def document(self, *, has_trace: bool) -> dict[str, Any]:
-        """The same as slo.yaml. Raises InputError for what is missing."""
+    def document(self, *, has_trace: bool, catalog: Path | None = None) -> dict[str, Any]:
+        """The same as slo.yaml, with names of `catalog`. Raises InputError for what is missing."""
         if self.llm is None:
             raise InputError("--llm: is missing; name an LLM (plan catalog llms), or give --slo FILE")
         limits = {name: value for name, value in self.limits.items() if value is not None}
@@ -84,19 +86,24 @@ class Options:
             raise InputError(
                 f"--{next(iter(described))}: describes traffic that --trace holds; drop one of the two"
             )
-        if not has_trace and self.rate is None and self.agents is None:
+        is_rate_sought = self.objective == "throughput"
+        if not has_trace and self.rate is None and self.agents is None and not is_rate_sought:
             raise InputError(
                 "--rate: is missing; say how many requests/s, or --agents (how many work at once), or give "
                 "--trace FILE"
             )
         traffic = {} if self.rate is None else {"rate": parse_plain(self.rate)}
+        if is_rate_sought and not has_trace and self.rate is None and self.agents is None:
+            traffic = {"rate": DRAWN_RPS}
         traffic |= {
             key: space_unit(value) if key == "duration" else parse_plain(value)
             for key, value in described.items()
         }
         document: dict[str, Any] = {"llm": self.llm, "slo": slo, "traffic": traffic}
-        if (gpus := USUAL_GPUS if self.gpus is None else self.gpus).strip().lower() != ANY:
-            document["fleet"] = {"gpus": split_names(gpus)}
+        if self.objective is not None:
+            document["objective"] = self.objective
+        if gpus := find_usual_gpus(self.llm, catalog) if self.gpus is None else parse_stock(self.gpus):
+            document["fleet"] = {"gpus": gpus}
         if self.agents is not None:
             # Agents send their whole history with every turn, so their engines cache prefixes.
             document["policies"] = {"prefix_cache": True, "routing": [CACHE_AWARE]}
@@ -117,8 +124,32 @@ def space_unit(text: str) -> str:
     return re.sub(r"^(\d*\.?\d+)([A-Za-z]+)$", r"\1 \2", text.strip())
 
 
-def split_names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+def parse_stock(text: str) -> list[str] | dict[str, int]:
+    """'h100,l40s' are two GPUs without a limit, 'h100:16' are sixteen of one; 'any' is nothing named."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if len(names) == 1 and names[0].lower() == ANY:
+        return []
+    counts: dict[str, int] = {}
+    for name in names:
+        gpu, colon, count = name.rpartition(":")
+        if colon and count.strip().isdecimal():
+            counts[gpu.strip()] = int(count)
+    if counts and len(counts) != len(names):
+        raise InputError(f"--gpus {text!r}: give a number for every GPU, such as h100:16,l40s:8, or for none")
+    return counts or names
+
+
+def find_usual_gpus(llm: str, catalog: Path | None) -> list[str]:
+    """The GPUs of a question that names none: those sold singly on which this LLM's kernels were measured.
+    Empty, which is any GPU, where none of them has room for its weights.
+    """
+    from planner.api.inputs import read_catalog
+
+    known = read_catalog(catalog)
+    served = known.llm(llm)
+    gpus = [gpu for gpu in known.gpus.values() if not gpu.is_sold_whole and known.has_fit(served, gpu)]
+    have_room = any(served.weight_bytes < ROOM_FRAC * gpu.memory_bytes * gpu.gpus_per_node for gpu in gpus)
+    return [gpu.name for gpu in gpus] if have_room else []
 
 
 def parse_safety(text: str) -> Any:
@@ -220,4 +251,4 @@ def _slo(text: str) -> dict[str, Any]:
 
 
 def _gpus(text: str) -> dict[str, Any]:
-    return {} if text.strip().lower() == ANY else {"fleet": {"gpus": split_names(text)}}
+    return {"fleet": {"gpus": gpus}} if (gpus := parse_stock(text)) else {}

@@ -166,15 +166,23 @@ def _plan_one(wish: PlanOptions) -> None:
         if wish.verbose or wish.explain:
             _print_details(planned.plan, explain=wish.explain)
         if wish.question_options is not None and "--gpus" not in wish.flags:
-            console = stdout_console(soft_wrap=True)
-            console.print(
-                "planned on h100-80g alone, as no GPUs were named: --gpus any tries all", markup=False
-            )
+            stdout_console(soft_wrap=True).print(_usual_gpus_words(wish.question_options), markup=False)
         if wish.out is not None:
             _print_written(wish.out, written)
         print_next(wish.out, verbose=wish.verbose)
     if planned.status in UNFINISHED:
         raise typer.Exit(4)
+
+
+def _usual_gpus_words(question: Mapping[str, Any]) -> str:
+    """Which GPUs were compared where the command line names none."""
+    gpus = question.get("fleet", {}).get("gpus")
+    if not gpus:
+        return "compared all GPUs, as none was named: --gpus h100,l40s compares those alone"
+    return (
+        f"compared {', '.join(gpus)}, as no GPUs were named: they are sold singly and measured with this "
+        "LLM; --gpus any compares all, whole nodes too"
+    )
 
 
 def report_s(requests: int) -> float:

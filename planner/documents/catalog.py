@@ -25,7 +25,7 @@ from planner.documents.acceptance import parse_row as parse_acceptance_row
 from planner.documents.engine_file import ROW_KEYS as ENGINE_KEYS
 from planner.documents.engine_file import EngineRow, parse_row
 from planner.documents.fits import Split, read_fits, read_header
-from planner.documents.llm_config import llm_from_config
+from planner.documents.llm_config import fetch_config, llm_from_config, may_be_on_hub
 from planner.documents.llm_row import of_groups, read_groups
 from planner.documents.offers import ProviderOffer, merge_offers, parse_offers
 from planner.documents.slo import SloPreset, parse_slo, parse_slowdowns
@@ -103,8 +103,8 @@ WORDING = Wording(whole="expected a whole number > 0")
 
 @dataclass(frozen=True)
 class Provenance:
-    """The source of a row; for a GPU also that of its price, which ages faster, and the offers of
-    providers."""
+    """The source of a row and its other names; for a GPU also the source of its price, which ages faster, and
+    the offers of providers."""
 
     source: str
     date: str
@@ -112,6 +112,7 @@ class Provenance:
     price_date: str = ""
     is_price_remembered: bool = False  # The price was remembered, not read from a price list.
     offers: tuple[ProviderOffer, ...] = ()
+    aliases: tuple[str, ...] = ()  # Other names of the row, as they are spelled.
 
 
 @dataclass(frozen=True)
@@ -150,15 +151,56 @@ class Catalog:
 
     def llm(self, name: str) -> Llm:
         """An LLM by name or alias, or from a Hugging Face config.json (or the folder that holds it)."""
-        if row_name := self.llm_aliases.get(name.lower()):
-            return self.llms[row_name]
+        if self.has_llm(name):
+            return self.llms[self._llm_names[name.lower()][0]]
         if is_path(name):
             return llm_from_config(Path(name))
         if name.endswith(".json") or name.startswith(("/", "./", "../", "~")):
             raise CatalogError(f"LLM {name!r}: no such file or folder; expected a Hugging Face config.json")
-        raise _unknown_name(
-            "LLM", name, self.llms, self.llm_aliases, "llms.yaml", "; or give a path to its config.json"
-        )
+        if (fetched := fetch_config(name)) is not None:
+            return replace(llm_from_config(fetched), name=name)
+        advice = "; or give a path to its config.json"
+        if may_be_on_hub(name):
+            advice += (
+                ", or a name that huggingface.co knows, where there is a network and "
+                "pip install 'fleetplan[hub]'"
+            )
+        raise _unknown_name("LLM", name, self.llms, self.llm_aliases, "llms.yaml", advice)
+
+    def served_llm(self, name: str) -> Llm:
+        """`llm` under the name of the checkpoint that engines load: a row stands for several of one shape.
+
+        "llama-3.1-8b-instruct" is the row meta-llama/Llama-3.1-8B, served as
+        meta-llama/Llama-3.1-8B-Instruct.
+        """
+        if self.has_llm(name):
+            row_name, checkpoint = self._llm_names[name.lower()]
+            return replace(self.llms[row_name], name=checkpoint)
+        return self.llm(name)
+
+    def has_llm(self, name: str) -> bool:
+        """Whether this is a name or an alias of a row, or the last part of one, in any case."""
+        return name.lower() in self._llm_names
+
+    @cached_property
+    def _llm_names(self) -> dict[str, tuple[str, str]]:
+        """Names in lower case -> the row, and the checkpoint that is meant. The last part of a name stands
+        for it where it means one row alone.
+        """
+        spelled = [
+            (row, name)
+            for row in self.llms
+            for name in (row, *(self.provenance[row].aliases if row in self.provenance else ()))
+        ]
+        names = {alias: (row, row) for alias, row in self.llm_aliases.items()}
+        names |= {name.lower(): (row, name) for row, name in spelled if "/" in name}
+        by_last_part: dict[str, list[tuple[str, str]]] = {}
+        for row, name in spelled:
+            by_last_part.setdefault(name.rpartition("/")[2].lower(), []).append((row, name))
+        for last_part, meant in by_last_part.items():
+            if len({row for row, _ in meant}) == 1:
+                names.setdefault(last_part, meant[0])
+        return names
 
     def step_latency(
         self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False, dp: int = 1, ranks: Ranks = RANKS
@@ -444,6 +486,7 @@ def _parse_provenance(row: Section, document: Document) -> Provenance:
         is_price_remembered=Section.from_document(priced, row.where).one_of("price_is", PRICE_IS, "listed")
         == "remembered",
         offers=parse_offers(priced["prices"], row.path_of("prices")) if priced.get("prices") else (),
+        aliases=tuple(_parse_aliases(row)),
     )
 
 

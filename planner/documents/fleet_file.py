@@ -340,11 +340,11 @@ def _find_llm(document: Document, path: Path, catalog: Catalog) -> Llm:
         raise InputError(f"{path}: llm: expected a name of catalogs/llms.yaml or a path, found {name!r}")
     beside = path.parent / name
     try:
-        is_beside = name.lower() not in catalog.llm_aliases and not Path(name).exists() and beside.exists()
+        is_beside = not catalog.has_llm(name) and not Path(name).exists() and beside.exists()
     except OSError:  # No file can have such a name.
         is_beside = False
     try:
-        return catalog.llm(str(beside) if is_beside else name)
+        return catalog.served_llm(str(beside) if is_beside else name)
     except InputError as error:
         raise InputError(f"{path}: llm: {error}") from None
 

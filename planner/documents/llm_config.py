@@ -5,6 +5,8 @@ llm = llm_from_config(Path("checkpoints/mine"))      # the folder, or the file i
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from planner.errors import CatalogError
 from planner.files.document_values import Section, errors_as
 from planner.models.llm import WEIGHT_BYTES, FeedForward, GroupedAttention, LayerGroup, Llm
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _TIED = (  # LLMs whose config.json leaves the key out.
     "opt",
     "bloom",
@@ -44,6 +47,30 @@ def llm_from_config(path: Path) -> Llm:
     file = path / "config.json" if path.is_dir() else path
     with errors_as(CatalogError):
         return _parse_config(file, read_config(file))
+
+
+def may_be_on_hub(name: str) -> bool:
+    """Whether this could be the name of a repository of huggingface.co, ORGANISATION/NAME."""
+    return _HUB_NAME.fullmatch(name) is not None
+
+
+def fetch_config(name: str) -> Path | None:
+    """config.json of a checkpoint on huggingface.co, kept in that package's own cache; None where the package
+    huggingface_hub is not installed, there is no network, or no such checkpoint may be read.
+    """
+    if not may_be_on_hub(name):
+        return None
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError:
+        return None
+    try:
+        file = Path(hf_hub_download(name, "config.json"))
+    except (OSError, ValueError):  # What the package raises of networks, names and access is one of them.
+        return None
+    with contextlib.suppress(OSError, ValueError):  # Most checkpoints have none.
+        hf_hub_download(name, "hf_quant_config.json")
+    return file
 
 
 def _parse_config(file: Path, config: dict[str, Any]) -> Llm:

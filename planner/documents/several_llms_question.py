@@ -250,7 +250,7 @@ def _rows_of(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, is_own
                 return name
     if entry.model is None:
         for name in trace.llms:
-            if catalog.llm_aliases.get(name.lower()) == entry.task.llm:
+            if catalog.has_llm(name) and catalog.llm(name) == catalog.llm(entry.task.llm):
                 return name
     raise TraceError(
         f"{where}: {trace.name} has no row for {wanted[0]!r}: its column `model` holds "

@@ -315,7 +315,7 @@ def read_document(path: Path, catalog: Catalog) -> dict[str, Any]:
 def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> dict[str, Any]:
     """The same with the whole path of `llm` where that is a config.json in `folder`, that of slo.yaml."""
     llm = document.get("llm")
-    if isinstance(llm, str) and llm and llm.lower() not in catalog.llm_aliases:
+    if isinstance(llm, str) and llm and not catalog.has_llm(llm):
         beside = folder / llm
         if not is_path(llm) and is_path(str(beside)):
             return {**document, "llm": str(beside)}
@@ -338,7 +338,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     if window is not None and not isinstance(window, str):
         raise refused_value(traffic.path_of("window"), "expected text such as 'busiest 10 min'", window)
     try:
-        llm = catalog.llm(document["llm"])
+        llm = catalog.served_llm(document["llm"])
         owned, sold_whole = parse_owned(fleet, catalog), parse_sold_as(fleet, catalog)
         stock, left_out = _parse_stock(fleet, owned, llm, catalog)
         prices, reserved, spot = _parse_prices(fleet.subsection("prices"), catalog)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -133,6 +134,35 @@ def _opening_place(path: Path, number: int, line: bytes, columns: Sequence[str])
     _, column = _scan_line(line, False)
     name = show_value(columns[column]) if column < len(columns) else str(column + 1)
     return f"{path}, line {number}: the quote that opens in column {name}"
+
+
+def other_delimiter(header: bytes) -> bytes:
+    """The sign that separates the names of a header without commas, semicolon or tab; empty where none does,
+    or a line is JSON or quoted.
+    """
+    if header[:1] in (b"{", b"[") or b"," in header or b'"' in header:
+        return b""
+    return next((sign for sign in (b";", b"\t") if sign in header.strip(sign)), b"")
+
+
+def with_commas(text: bytes, delimiter: bytes) -> bytes:
+    """Rows that `delimiter` separates as a CSV with commas; a comma in a number is its decimal point."""
+    return text.translate(bytes.maketrans(b"," + delimiter, b".,"))
+
+
+class CommaSeparated(io.RawIOBase):
+    """A stream of rows that `delimiter` separates, read as if commas did."""
+
+    def __init__(self, stream: io.BufferedReader, delimiter: bytes) -> None:
+        self._stream, self._delimiter = stream, delimiter
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        text = with_commas(self._stream.read(len(buffer)), self._delimiter)
+        buffer[: len(text)] = text
+        return len(text)
 
 
 def refuse_other_delimiter(names: Sequence[object], where: object) -> None:

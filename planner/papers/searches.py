@@ -306,7 +306,7 @@ def _of_design(
 ) -> tuple[dict[str, Any], Fleet] | None:
     """The best counts of machines of this design, and their fleet; None where no counts hold."""
     task = question.task
-    llm, network = question.catalog.llm(task.llm), _own_links(task.network)
+    llm, network = question.catalog.served_llm(task.llm), _own_links(task.network)
     costs = [weight(type_, task.objective) for type_ in (design.prompt, design.token) if type_]
     cheapest_counts = splitwise_search.find_cheapest_splits(
         lambda p, t: slowdowns.keeps(design.fleet(llm, network, p, t), question.rate_rps),

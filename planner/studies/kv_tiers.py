@@ -141,7 +141,7 @@ def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) 
         raise InputError("policies: prefix_cache: tiers keep what leaves prefix caches; write true")
     if task.objective != "cost":
         raise InputError(f"objective: {task.objective}: tiers are weighed by cost; write cost")
-    llm = study.catalog.llm(task.llm)
+    llm = study.catalog.served_llm(task.llm)
     grid = tier_grid(tiers, may_share=is_common(llm, (1, 2)))
     seconds = study.left_s / max(grid.most_answers, 1)
     known: dict[TierSizes, TierAnswer] = {}

@@ -12,6 +12,7 @@ the fleet itself holds.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -191,13 +192,35 @@ class Study:
         return min(paid_at_least(problem, checked_bound(lower_bound(problem), value)), answer.value)
 
 
+_FACTOR = re.compile(r"\s*[x*×]\s*(\d+(?:\.\d+)?)\s*")
+_TIMES = re.compile(r"^\s*(\S+?)\s*[x*×]\s*(\d+(?:\.\d+)?)\s*$")
+
+
+def _multiplied(document: Mapping[str, Any], path: str, factor: float) -> float:
+    """The number at `path`, times `factor`."""
+    value: Any = document
+    for key in keys_of(path):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        found = "is not there" if value is None else f"is {value!r}"
+        of_trace = "; its traffic has the trace's own rate, which `plan trace FILE` prints" * (
+            path.strip() == "traffic.rate" and value is None
+        )
+        raise InputError(f"x{factor:g} multiplies a number, but {path.strip()} {found}{of_trace}")
+    return value * factor
+
+
 def change_question(document: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """slo.yaml with one key set, "slo.ttft.p90=1 s"; without a value, "limits.cost=", it is taken out."""
-    path, equals, written = text.partition("=")
+    """slo.yaml with one key set, "slo.ttft.p90=1 s"; without a value, "limits.cost=", it is taken out.
+
+    "traffic.rate=x2", or "traffic.rate x 2", multiplies the number that is there.
+    """
+    path, equals, written = (_TIMES.sub(r"\1=x\2", text) if "=" not in text else text).partition("=")
     if not equals or not all(keys_of(path)):
         raise InputError(f"--change {text!r}: expected KEY=VALUE such as 'slo.ttft.p90=1 s'")
     try:
-        value = yaml_value(written)
+        factor = _FACTOR.fullmatch(written)
+        value = yaml_value(written) if factor is None else _multiplied(document, path, float(factor[1]))
     except InputError as error:
         raise InputError(f"--change {text!r}: {error}") from None
     return with_value(document, path, value, where=f"--change {text!r}")

@@ -21,6 +21,7 @@ import pandas as pd
 
 from planner.errors import TraceError
 from planner.files.checked_files import open_text
+from planner.files.csv_lines import CommaSeparated, other_delimiter, with_commas
 from planner.traffic import agent_files, csv_tables
 from planner.traffic.formats import NESTED, TraceRows, accepted_columns, is_known_format
 from planner.traffic.logs.log_reading import ANY, LogOptions, LogSource, Read, read_logs
@@ -80,7 +81,11 @@ def _opened(path: Path, stack: ExitStack) -> LogSource:
     if path.suffix in (".parquet", ".pq") and path.is_file():
         return LogSource(path)
     stream = stack.enter_context(open_text(path, long_lines=LONG_LINES))
-    return LogSource(path, stream, *_first_line(path, stream))
+    first, at = _first_line(path, stream)
+    if delimiter := other_delimiter(first):
+        first = with_commas(first, delimiter)
+        stream = io.BufferedReader(CommaSeparated(stream, delimiter))
+    return LogSource(path, stream, first, at)
 
 
 def _has_format(source: LogSource) -> bool:

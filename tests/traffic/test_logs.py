@@ -325,8 +325,8 @@ def test_what_vllm_wrote_is_read() -> None:
             "line 3, column created_at: expected a time in s since 1970",
         ),
         (
-            "arrival,prompt_tokens,completion_tokens\n0.5,5,3\n1.5,5,3\n",
-            "counts from 0.5, in s, ms, us or ns; say which",
+            "arrival,prompt_tokens,completion_tokens\n5,5,3\n15,5,3\n",
+            "counts from 5, in s, ms, us or ns; say which",
         ),
         (
             "finished_at,prompt_tokens,completion_tokens\n1767607200,5,3\n",

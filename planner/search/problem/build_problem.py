@@ -64,7 +64,7 @@ def build_problem(
     `request` is what `TrafficRequest.of` gave for an earlier one, where the traffic is the same. Raises
     InputError, and InfeasibleError for what no number of workers could cure.
     """
-    llm = catalog.llm(task.llm)
+    llm = catalog.served_llm(task.llm)
     check_images(llm, trace)
     check_adapters(task.lora, trace, prefix_cache=task.prefix_cache)
     conditions, request = conditions or Conditions(), request or TrafficRequest.of(trace, task, seed=seed)

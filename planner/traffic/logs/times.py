@@ -124,6 +124,8 @@ class LogClock:
                 self.unit = unit
                 return
         self.since_zero = True
+        if named is None and (values != np.floor(values)).any():
+            named = "s"  # Programs count smaller units in whole numbers.
         if named is None:
             raise UnsureError(
                 f"{where}: column {self.name} counts from {values[0]:g}, in s, ms, us or ns; say which, for "

@@ -1,0 +1,35 @@
+"""Options in place of slo.yaml: which GPUs are compared, how many there are; changes that multiply."""
+
+import pytest
+
+from planner.commands.described_command import find_usual_gpus, parse_stock
+from planner.errors import InputError
+from planner.studies.what_if import change_question
+
+
+def test_gpus_without_names_are_sold_singly_and_measured() -> None:
+    """L40S and RTX PRO 6000 alone are both; DeepSeek-V3's 673 GB have no room on eight of either."""
+    assert find_usual_gpus("llama-3.1-8b", None) == ["l40s-48g", "rtx-pro-6000"]
+    assert find_usual_gpus("deepseek-ai/DeepSeek-V3", None) == []
+
+
+def test_gpus_have_counts_or_not() -> None:
+    assert parse_stock("h100:16, l40s:8") == {"h100": 16, "l40s": 8}
+    assert parse_stock("h100,h100-80g@350W") == ["h100", "h100-80g@350W"]
+    assert parse_stock(" Any ") == []
+    with pytest.raises(InputError, match="for every GPU"):
+        parse_stock("h100:16,l40s")
+
+
+@pytest.mark.parametrize("change", ["traffic.rate=x2", "traffic.rate x 2", "traffic.rate = * 2"])
+def test_a_change_may_multiply(change: str) -> None:
+    assert change_question({"traffic": {"rate": 3}}, change) == {"traffic": {"rate": 6.0}}
+
+
+def test_a_factor_needs_a_number() -> None:
+    with pytest.raises(
+        InputError, match=r"multiplies a number, but traffic.rate is not there; its traffic has"
+    ):
+        change_question({}, "traffic.rate x 2")
+    with pytest.raises(InputError, match="but llm is 'a'"):
+        change_question({"llm": "a"}, "llm=x2")
