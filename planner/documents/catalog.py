@@ -340,7 +340,10 @@ class Catalog:
         """The row of this name, then all rows of the same shape and weight format. Image encoders and layers
         for speculative decoding are no part of a step and do not count.
         """
-        return [llm.name, *(name for name in self._by_shape.get(_step_shape(llm), ()) if name != llm.name)]
+        alike = self._by_shape.get(_step_shape(llm), ())
+        row_name, _ = self._llm_names.get(llm.name.lower(), (llm.name, ""))
+        own = row_name if row_name in alike else llm.name
+        return [own, *(name for name in alike if name != own)]
 
     @cached_property
     def _by_shape(self) -> dict[Llm, list[str]]:
