@@ -7,13 +7,17 @@ from planner.day.day_study import STATIC, DayAnswer, Ran
 from planner.errors import InputError
 
 _OF_ONE = ("manifests/*/*.*", "manifests/*/*/*.*", "manifests/README.md")
-# An earlier winner, or oracle, left these.
+# Files that an earlier run into the same folder may have left; they are removed.
 OUTDATED = (*_OF_ONE, *(f"{name}/{path}" for name in autoscaling.PAIRS for path in _OF_ONE))
 
 
 def controller_manifests(answer: DayAnswer, row: Ran | None = None) -> dict[str, str]:
-    """manifests/TARGET/... for this row, or the winner; manifests/README.md says which targets have none."""
+    """The files manifests/TARGET/... of this row's controller, or of the winner's.
+
+    manifests/README.md says which targets have none, and why.
+    """
     winner, fleet = row or answer.winner, answer.question.fleet
+    # Only the optimum, a fixed sequence of sizes, has neither, and no controller runs it.
     assert winner.chosen is not None and winner.deployment is not None
     trace = answer.question.trace
     longest_tokens = int((trace.input_tokens + trace.output_tokens).max())

@@ -25,8 +25,8 @@ from planner.files.checked_files import user_cache
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
-MOST_KEPT = 8
-LEFT_S = 3600.0  # before what was written aside is taken for left over by a killed run
+MOST_KEPT = 8  # The columns of a trace of 50 million requests take about one GB.
+LEFT_S = 3600.0  # What was written aside longer ago was left by a run that was killed.
 ABOUT = "about.json"
 
 
@@ -49,7 +49,7 @@ def read_kept_columns(name: str) -> tuple[dict[str, npt.NDArray[Any]], dict[str,
             if str(mapped.dtype) != dtype or list(mapped.shape) != shape:
                 return None
             columns[column] = np.asarray(mapped)
-        os.utime(place / name)  # what is used is kept
+        os.utime(place / name)  # The date of last use, by which the oldest are removed.
         return columns, about["about"]
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -69,7 +69,7 @@ def keep_columns(name: str, columns: Columns, about: Mapping[str, Any]) -> bool:
         shapes = {column: (str(values.dtype), list(values.shape)) for column, values in columns.items()}
         text = json.dumps({"columns": shapes, "about": about})
         (aside / ABOUT).write_text(text, encoding="utf-8")
-        if (place / name).exists():  # damaged
+        if (place / name).exists():  # It could not be read, or nobody would write it again.
             shutil.rmtree(place / name, ignore_errors=True)
         aside.rename(place / name)
         return True

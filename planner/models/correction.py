@@ -36,7 +36,7 @@ PREFILL_CORNER, DECODE_CORNER = 3.0, 2.0
 # The simulator interpolates the mean context between this many knots per doubling, up to 2^21 tokens.
 KNOTS_PER_DOUBLING, DOUBLINGS = 8, 21
 _SCALES = np.array([1.0, *[np.sqrt(3.0)] * 6]) / LENGTHS
-_CHUNK = 20_000
+_CHUNK = 20_000  # Steps that are predicted at once: a matrix of steps x measured steps must fit into memory.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +79,8 @@ class CorrectedFormula:
 
     def shortest_s(self, most_tokens: int, most_decodes: int, most_kv_tokens: int) -> tuple[float, str]:
         """The shortest measured step in seconds, minus infinity where the weights are so large that some step
-        overflows, and the field that decides it.
+        overflows, and the field that decides it. The arguments are those of every form of step
+        times; this one does not need them.
         """
         with np.errstate(over="ignore"):
             seconds = self.step_s(self.measured_steps)
@@ -110,6 +111,7 @@ class CorrectedFormula:
         anchors, weights = step_coordinates(self.measured_steps), np.array(self.weights)
         eights = 8.0 * np.arange(1, (most_tokens + 7) // 8 + 1)
         apart = np.abs(np.log2(eights)[:, None] - anchors[None, :, 0])
+        # A step of no tokens, row 0, has no correction of its own.
         own = np.concatenate([[0.0], OWN_SHARE * np.exp(-apart / OWN_LENGTH) @ weights])
 
         knots = 2.0 ** (np.arange(DOUBLINGS * KNOTS_PER_DOUBLING + 1) / KNOTS_PER_DOUBLING)

@@ -38,7 +38,7 @@ from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, errors_b
 from planner.models.step_tables import StepTable
 
 SCORED_REGIMES = ("prefill", "decode_small", "decode_large", "mixed")
-# Scores that differ by at most this much count as equal.
+# Scores that differ by at most 0.05 percentage points count as equal.
 TIE_FRAC = 0.0005
 # A prediction that falls by less than this share, as work grows, is rounding.
 FALL_FRAC = 0.001
@@ -239,6 +239,7 @@ def grow_work(X: Array, growing: str, growth: float) -> Array:
         kv_tokens = kv_tokens * more / np.maximum(decodes, 1.0)
         tokens, decodes = new + more, more
     elif growing == "prompt":
+        # Of a chunk of n new tokens behind c cached ones, pairs are n (c + (n + 1) / 2); solved for c here.
         cached = np.where(new > 0, pairs / np.maximum(new, 1.0) - (new / chunks + 1) / 2, 0.0)
         more = np.ceil(new * growth)
         pairs = more * (cached + (more / chunks + 1) / 2)

@@ -20,7 +20,7 @@ from planner.traffic.trace import Trace
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-BUCKET_TOKENS = 200
+BUCKET_TOKENS = 200  # TetriInfer's choice of w.
 FEATURES = ("input_tokens", "day_s", "tenant", "first_block", "seen_tokens")
 DAY_S = 86400.0
 
@@ -30,8 +30,8 @@ class OutputTable(NamedTuple):
     generated] is read from this table (Aladdin, arXiv:2405.06856, 2.3 and 4.3). All values are tokens.
 
     Bucket g has prompts up to `edges[g]` and outputs[start[g] : start[g + 1]], shortest first; the last
-    bucket has those of any prompt. `sums[k]` is the sum of `outputs[k]` and of the outputs after it in its
-    bucket.
+    bucket has those of any prompt. The table is of n requests and G buckets of prompt lengths. `sums[k]` is
+    the sum of `outputs[k]` and of the outputs after it in its bucket.
     """
 
     edges: Floats  # (G - 1,)
@@ -58,6 +58,7 @@ class OutputTable(NamedTuple):
         return expected
 
 
+# No request has ended yet.
 NO_OUTPUTS = OutputTable(np.zeros(0), np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
 
 

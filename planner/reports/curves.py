@@ -21,8 +21,9 @@ from planner.units import percentile_name
 
 Floats = npt.NDArray[np.float64]
 
-POINTS = 240
-BINS = 120
+POINTS = 240  # A chart is some hundred pixels wide.
+BINS = 120  # Times at which the load of a fleet is shown.
+TAIL_DECADES = 4  # Half of the points lie in the tail, down to the largest value in 10,000.
 MAX_GAPS = 2_000_000  # With more gaps the curve is made of every k-th run of engine steps.
 PERCENTILES = (0.5, 0.9, 0.99)
 MOST_SORTED = 1_000_000  # With more values the mean is summed in another order, without sorting.
@@ -57,6 +58,11 @@ def sampled_gaps_s(simulation: Simulation) -> tuple[Floats, Floats, int]:
 
 
 def _thinned_curve(values: Floats, weights: Floats | None, every: int, at_s: Sequence[float]) -> Curve:
+    """The cumulative distribution at about POINTS points.
+
+    Half of them have evenly spaced shares; for the others the share above is evenly spaced in its logarithm,
+    so that a chart of the tail has points too. The values next below `at_s` are among them.
+    """
     order = np.argsort(values)
     values = values[order]
     count: Floats = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
@@ -65,7 +71,7 @@ def _thinned_curve(values: Floats, weights: Floats | None, every: int, at_s: Seq
     last_of_equal = np.flatnonzero(np.append(values[1:] > values[:-1], True))
     last_of_equal = last_of_equal[np.isfinite(values[last_of_equal])] if len(values) else last_of_equal[:0]
     values, share = values[last_of_equal], share[last_of_equal]
-    tail = 1 - np.logspace(0, -4, POINTS // 2 - 8)  # Evenly spaced in the logarithm of the share above.
+    tail = 1 - np.logspace(0, -TAIL_DECADES, POINTS // 2 - 8)
     wanted_shares = np.unique(np.concatenate((np.linspace(0, 1, POINTS // 2 - 1), tail)))
     points = np.append(
         np.minimum(np.searchsorted(share, wanted_shares), len(share) - 1),
@@ -174,6 +180,7 @@ def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats) -
 
 
 def load_edges_s(simulation: Simulation) -> Floats:
+    """Edges of BINS equally long intervals, from the first arrival to the end; never of no length."""
     start_s = float(simulation.arrival_s[0])
     end_s = max(simulation.end_s, start_s + 1e-3)
     return np.linspace(start_s, end_s, BINS + 1)

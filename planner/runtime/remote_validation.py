@@ -33,10 +33,14 @@ from planner.traffic.trace import Trace
 # After one of these no other request can do better.
 FATAL_CODES = (301, 302, 303, 307, 308, 401, 402, 403, 404)
 RECENT = 50  # The share of failures is taken over so many requests.
-LEAST_FAILED = 5
-IN_A_ROW = 10
+LEAST_FAILED = 5  # Fewer failures do not end a run, unless none is allowed (--max-failed 0).
+IN_A_ROW = 10  # After as many failures one after the other the endpoint is taken for down.
+# How an endpoint says that it does not take the request: too long, malformed, too many at once, overloaded.
+REFUSAL_CODES = (400, 413, 422, 429, 503)
+# A router that deals requests out in turns reaches each worker with these. They cost time and money, so they
+# are limited.
 WARM_UPS_PER_WORKER, MOST_WARM_UPS = 4, 256
-WARM_UP_OUTPUT_TOKENS = 8
+WARM_UP_OUTPUT_TOKENS = 8  # A prompt is what warms an engine; some tokens show that it decodes too.
 WARM_UP_FRAC = 0.1  # Share of the budget for warm-up and probes.
 TEXT_MARGIN_FRAC = 0.5  # A prompt of text may be longer by this share than its tokens were measured.
 
@@ -54,7 +58,7 @@ class Failures:
     last: EndpointAnswer = field(default_factory=EndpointAnswer)
 
     def note_answer(self, answer: EndpointAnswer) -> None:
-        """Raises EndpointError where no more should be sent."""
+        """Count an answer. Raises EndpointError if no more requests should be sent."""
         endpoint = self.endpoint
         if answer.code in FATAL_CODES:
             raise EndpointError(f"{endpoint.url}: {refusal_message(endpoint, answer)}")
@@ -69,7 +73,7 @@ class Failures:
             self._raise_error()
 
     def have_ended(self) -> None:
-        """Likewise where no more will come, and most have failed."""
+        """Say that no more answers will come. Raises EndpointError if most of the recent requests failed."""
         if 2 * sum(self.recent) > len(self.recent):
             self._raise_error()
 
@@ -77,6 +81,7 @@ class Failures:
         endpoint, answer, failed = self.endpoint, self.last, sum(self.recent)
         if endpoint.max_failed_frac >= 1:
             return
+        # Where most failures are refusals for too many requests (HTTP 429), the error says what helps there.
         limited = sum(code == 429 for code in self.codes)
         if 2 * limited > failed:
             wait = f" (Retry-After: {answer.retry_after})" if answer.retry_after else ""
@@ -117,6 +122,7 @@ class ToEndpoint:
         return dialect.body(self.probed.model, prompt, int(trace.output_tokens[request]), user)
 
     def may_send(self, request: int) -> bool:
+        """Charge the request to the budget with the most that it can cost; False if the budget is spent."""
         trace, dialect = self.wanted.trace, self.probed.dialect
         inputs = max(float(trace.input_tokens[request]), dialect.added_tokens + dialect.tokens_per_word)
         if not dialect.by_ids:
@@ -146,10 +152,13 @@ class ToEndpoint:
         self.budget.settle(self.charged_usd.pop(request), answer)
         if answer.input_tokens:
             longer = answer.input_tokens / float(trace.input_tokens[request])
-            self.longer_frac = max(self.longer_frac, longer if self.probed.dialect.by_ids else longer / 1.5)
+            self.longer_frac = max(
+                self.longer_frac, longer if self.probed.dialect.by_ids else longer / (1 + TEXT_MARGIN_FRAC)
+            )
         self.inexact += answer.is_good and not answer.is_exact
         if answer.code in FATAL_CODES:
-            # It is no outcome yet: after a correction the request may be sent again.
+            # This raises at once, so no outcome is written and the request can be sent again once the address
+            # or the key is corrected. Other errors wait until the outcome is in the journal (`ended`).
             self.failures.note_answer(answer)
         try:
             self.failures.note_answer(answer)
@@ -157,7 +166,7 @@ class ToEndpoint:
             self.trouble[request] = error
         status: Status = "finished"
         if not answer.is_good:
-            status = "rejected" if answer.code in (400, 413, 422, 429, 503) else "failed"
+            status = "rejected" if answer.code in REFUSAL_CODES else "failed"
         due = round(due_s, 6)
         tokens = answer.token_s
         return Sent(
@@ -176,7 +185,7 @@ async def measure_endpoint(
     from profiling.machine import describe
 
     endpoint = wanted.endpoint
-    assert endpoint is not None
+    assert endpoint is not None  # The caller takes this way only with --url.
     budget = SendingBudget(endpoint, journal)
     part = len(journal.read().parts)
     longest = int(np.max(wanted.trace.input_tokens + wanted.trace.output_tokens))
@@ -217,7 +226,7 @@ async def measure_endpoint(
 
 
 def rate_of(trace: Trace, requests: list[int]) -> float:
-    """Mean rate [requests/s]; of one request 1."""
+    """Mean rate of these requests [requests/s]; 1 where they all come at once."""
     arrival_s = trace.arrival_s[requests]
     span_s = float(arrival_s[-1] - arrival_s[0])
     return len(requests) / span_s if span_s > 0 else 1.0
@@ -242,8 +251,10 @@ async def warm_up(
     failures: Failures,
     progress: Callable[[str], None],
 ) -> int:
-    """Requests of the trace's median length before the traffic; how many there were. They take at most
-    WARM_UP_FRAC of the budget."""
+    """Send requests of the trace's median length before the traffic, and return how many.
+
+    They take at most WARM_UP_FRAC of the budget: some for each worker, and as many as two seconds of traffic.
+    """
     endpoint, dialect = budget.endpoint, probed.dialect
     tokens = int(np.median(wanted.trace.input_tokens))
     wished = max(WARM_UPS_PER_WORKER * wanted.fleet.workers, math.ceil(2 * failures.sent_rps))

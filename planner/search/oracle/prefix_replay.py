@@ -1,9 +1,10 @@
-"""What hits in a fleet of pinned prefixes, before any simulation: the trace once, in its order of arrival.
+"""Estimates which prompts hit in a fleet of pinned prefixes, without a simulation.
 
-A worker is a queue of prompts in seconds and an LRU cache of whole blocks beside what is pinned; a request
-goes where routing `pinned-prefix` sends it: of the workers that have the longest pinned part of its prompt to
-the one that needs the least seconds for what waits there and for what it does not have. Steps are not formed,
-nothing is preempted, and a block is found as soon as its prompt was sent.
+The trace is gone through once, in its order of arrival. A worker is a queue of prompts in seconds and an LRU
+cache of whole blocks beside what is pinned; a request goes where routing `pinned-prefix` sends it: of the
+workers that have the longest pinned part of its prompt to the one that needs the least seconds for what waits
+there and for what it does not have. Steps are not formed, nothing is preempted, and a block is found as soon
+as its prompt was sent.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ from planner.solvers.master import Option, cheapest_token_s, least_seconds
 from planner.traffic.prefixes import block_uses
 from planner.traffic.trace import Trace
 
-REQUESTS = 50_000  # of a trace, at most
-BUSY_FRAC = 0.9  # of a worker's time that decodes may take from prompts
+REQUESTS = 50_000  # A longer trace is cut after these, as each placing of prefixes is replayed.
+BUSY_FRAC = 0.9  # Decodes take at most this share of a worker's time, so that prompts never stand still.
 
 
 @dataclass(slots=True)
 class _Queue:
-    """One worker: its cache, and what waits there; `slower` is how much longer prompts take for decodes."""
+    """One worker: its cache, and what waits there.
+
+    Prompts take `slower` times as long as alone, because decodes run beside them. A decode makes a token
+    every `token_gap_s`. The cache has room for `blocks`, pinned ones among them.
+    """
 
     token_s: float
     pair_s: float
@@ -38,10 +43,12 @@ class _Queue:
     pinned: set[int] = field(default_factory=set)
     cached: OrderedDict[int, None] = field(default_factory=OrderedDict)
     free_s: float = 0.0
-    ends_s: list[float] = field(default_factory=list)  # of the requests it has
+    ends_s: list[float] = field(default_factory=list)  # When each request that was sent here ends, a heap.
 
     def waits_s(self, time_s: float) -> float:
-        """As the router counts it: prompts, and a token for each request."""
+        """How long a new prompt waits here, as routing `pinned-prefix` counts: for the prompts before it, and
+        a token's time for each request that has not ended.
+        """
         while self.ends_s and self.ends_s[0] <= time_s:
             heapq.heappop(self.ends_s)
         return max(self.free_s - time_s, 0.0) + self.token_s * len(self.ends_s)
@@ -54,6 +61,7 @@ class _Queue:
         return len(path)
 
     def take(self, path: Sequence[int], hit: int, tokens: int, outputs: int, time_s: float) -> None:
+        """Queue a prompt of `tokens`, of which the first `hit` are here, and keep its blocks in the cache."""
         missed = tokens - hit
         seconds = self.token_s * missed + self.pair_s * missed * (hit + (missed + 1) / 2)
         self.free_s = max(self.free_s, time_s) + self.slower * seconds
@@ -69,8 +77,10 @@ class _Queue:
 def replayed_hits(
     trace: Trace, pools: Sequence[Pool], rooms: Sequence[Room], pinned: Sequence[PinnedPrefix]
 ) -> list[float]:
-    """Of each pool the share of the input tokens sent there that hit; of decode pools, and where nothing was
-    sent, 0. `rooms` are those of the pools' workers, `pinned` counts workers in the order of the pools.
+    """For each pool the share of the input tokens sent there that hit; 0 for decode pools, and for those to
+    which nothing was sent.
+
+    `rooms[p]` is the room of a worker of pool p. `pinned` numbers the workers in the order of the pools.
     """
     part = trace.select(np.arange(REQUESTS)) if len(trace) > REQUESTS else trace
     uses = block_uses(part)
@@ -104,10 +114,11 @@ def replayed_hits(
 
 
 def _queue(trace: Trace, pool: Pool, room: Room, workers: int) -> _Queue:
-    """An idle worker of a pool, of `workers` that share the trace."""
+    """An idle worker of this pool. `workers` is how many workers of all pools share the prompts."""
     kind = pool.type
     share, gap_s = 0.0, 0.0
     if pool.role == "mixed":
+        # The share of time for decodes is what whole requests take beyond their prompts, over all workers.
         whole, prompts = (
             float(least_seconds(Option(role, kind, 0.0), trace.input_tokens, trace.output_tokens).sum())
             for role in ("mixed", "prefill")
@@ -144,7 +155,7 @@ def _pin(
 def _beginnings(
     pinned: Sequence[PinnedPrefix], ids: Sequence[int], offsets: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Where the trace has each pinned prefix for the first time."""
+    """The first and last index (exclusive) at which `ids` has each pinned prefix for the first time."""
     wanted = {prefix.block_ids for prefix in pinned}
     lengths = sorted({len(each) for each in wanted})
     beginnings = []
@@ -159,6 +170,7 @@ def _beginnings(
 
 
 def _depth(pinned: set[int], path: Sequence[int]) -> int:
+    """How many of the first blocks of a prompt are pinned here."""
     for i, block in enumerate(path):
         if block not in pinned:
             return i
