@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -119,12 +120,30 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Selector:
+    """The requests of one class: those with one of the names in every field that has any, and with a prompt
+    of `least_tokens` to `most_tokens` tokens.
+    """
+
+    name: str
+    tenants: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    llms: tuple[str, ...] = ()
+    least_tokens: int = 0
+    most_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Limit:
-    """One line of an SLO: this percentile of this metric stays at or below `limit_s`."""
+    """One line of an SLO: this percentile of this metric stays at or below `limit_s`.
+
+    It is of all requests, or of those that `selector` takes.
+    """
 
     metric: Metric
     percentile_frac: float
     limit_s: float
+    selector: Selector | None = None
 
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
@@ -137,8 +156,9 @@ class Limit:
 
     @property
     def name(self) -> str:
-        """For instance 'ttft p90'."""
-        return f"{self.metric} {percentile_name(self.percentile_frac)}"
+        """For instance 'ttft p90', of a class 'chat ttft p90'."""
+        of_class = "" if self.selector is None else f"{self.selector.name} "
+        return f"{of_class}{self.metric} {percentile_name(self.percentile_frac)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +175,43 @@ class Slo:
     every_s: float | None = None
 
     @property
-    def patience_s(self) -> float:
-        """How long the last requests may wait in the backlog test: the largest limit on TTFT."""
-        return max(
-            (limit.limit_s for limit in self.limits if limit.metric == "ttft"), default=BACKLOG_LIMIT_S
-        )
+    def selectors(self) -> tuple[Selector, ...]:
+        """The classes of its lines, each once, in their order."""
+        return selectors_of(self.limits)
+
+    def patience_s(self, span_s: float) -> float:
+        """How long requests of the most patient class may wait in the backlog test of `span_s` seconds."""
+        kinds = (*self.selectors, None) if any(each.selector is None for each in self.limits) else None
+        return max(self.patience_of(each, span_s) for each in kinds or self.selectors or (None,))
+
+    def patience_of(self, selector: Selector | None, span_s: float) -> float:
+        """How long requests of a class may wait in the backlog test, or with None those of a fleet without
+        classes: the largest limit on TTFT.
+
+        Work with a deadline may wait as long as that, but never longer than a tenth of the span that is
+        judged: traffic goes on, so what has not been served by its end would never be.
+        """
+        own = [limit for limit in self.limits if limit.selector == selector]
+        ttft_s = [limit.limit_s for limit in own if limit.metric == "ttft"]
+        whole_s = [limit.limit_s for limit in own if limit.metric == "e2e"]
+        if ttft_s or selector is None or not whole_s:
+            return max(ttft_s, default=BACKLOG_LIMIT_S)
+        return min(max(whole_s), max(span_s / 10, BACKLOG_LIMIT_S))
+
+    def due_s(self, selector: Selector) -> float:
+        """How long after its arrival a request of this class must have been served, for the queue `edf`: its
+        tightest limit on TTFT, else on E2E.
+        """
+        own = [limit for limit in self.limits if limit.selector == selector]
+        for metric in ("ttft", "e2e"):
+            if limits_s := [limit.limit_s for limit in own if limit.metric == metric]:
+                return min(limits_s)
+        return BACKLOG_LIMIT_S
+
+
+def selectors_of(limits: Iterable[Limit]) -> tuple[Selector, ...]:
+    """The classes of these lines, each once, in their order."""
+    return tuple(dict.fromkeys(limit.selector for limit in limits if limit.selector is not None))
 
 
 def allowed_above(percentile_frac: float, values: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
-from planner.domain import KV_BLOCK_TOKENS, Gpu
+from planner.domain import KV_BLOCK_TOKENS, Gpu, Selector
 from planner.errors import InputError
 from planner.models.all2all import HIGH_THROUGHPUT, MOST_LOW_LATENCY_TOKENS, All2All, all2all_of
 from planner.models.engine import Engine, HostTime
@@ -234,7 +234,9 @@ class Policies:
 
     `queue` orders the waiting prompts: none is overtaken by one that arrives more than `queue_window_s` later
     (ageing), and with `queue_batch` > 0 prompts overtake each other only within scheduling batches of that
-    size (TetriInfer). `admission` lets a sequence join the decodes by its predicted KV cache. heavy-light
+    size (TetriInfer). With `queue` "edf" a request goes by its arrival plus the seconds that `due` has for
+    its class, or for the most patient class if it is of none. `admission` lets a sequence join the decodes by
+    its predicted KV cache. heavy-light
     treats outputs of more than `heavy_tokens` as heavy, and reads the workers' loads at most once per
     `load_period_s`. Predicted output lengths are right to a bucket of 200 tokens for
     `prediction_accuracy_frac` of the requests; None: lengths are known. With `prediction_buckets` > 0 a
@@ -271,6 +273,7 @@ class Policies:
     queue: str = "fcfs"
     queue_window_s: float = math.inf
     queue_batch: int = 0
+    due: tuple[tuple[Selector, float], ...] = ()
     admission: str = "greedy"
     prediction_accuracy_frac: float | None = None
     predictor_slowdown_frac: float = 0.0

@@ -19,8 +19,8 @@ from planner.fleet import Policies, WorkerType
 
 # Compiled code identifies policies by these numbers.
 VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITWISE = range(8)
-# The queues from LPM on look at caches or tenants.
-FCFS, SJF, LJF, SRPT, LPM, VTC, DLPM, PREBLE, TURNS = range(9)
+# The queues up to EDF are heaps by a key of each request, those from LPM on look at caches or tenants.
+FCFS, SJF, LJF, SRPT, EDF, LPM, VTC, DLPM, PREBLE, TURNS = range(10)
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
 SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)
 HEAVY_LIGHT, REBALANCED, SAME_PLACE, DEFERRED = range(7, 11)
@@ -199,7 +199,13 @@ class Queue(Policy):
     engines: tuple[str, ...] = ALONE
     rank: Callable[[int, int, int], int] | None = None
     by_turns: bool = False
+    by_deadline: bool = False  # its order is of classes, each with a time until a request is due
     at: Mapping[str, RouterDifference] = field(default_factory=dict)
+
+    @property
+    def has_rank(self) -> bool:
+        """Whether the request alone says what vLLM's priority it has, whoever sends it."""
+        return self.rank is not None or self.by_deadline
 
     @property
     def may_overtake(self) -> bool:
@@ -363,6 +369,14 @@ TABLE: tuple[Policy, ...] = (
         words="shortest prompt and output first",
         is_planned=True,
         rank=lambda prompt, output, longest: prompt + output,
+        at=_PRIORITY,
+    ),
+    Queue(
+        name="edf",
+        code=EDF,
+        words="the request that is due first: its arrival plus the limit of its class",
+        is_planned=True,
+        by_deadline=True,
         at=_PRIORITY,
     ),
     Queue(name="lpm", code=LPM, words="longest cached prefix first", needs_caches=True),
@@ -698,7 +712,9 @@ BY_FIELD: Mapping[str, Mapping[str, Policy]] = MappingProxyType(
 
 def by_tenant(policies: Policies) -> bool:
     """Whether the router must know the tenant of each request."""
-    return ROUTING[policies.routing].by_tenant or QUEUE[policies.queue].by_turns
+    row = QUEUE[policies.queue]
+    is_due_by_tenant = row.by_deadline and any(selector.tenants for selector, _ in policies.due)
+    return ROUTING[policies.routing].by_tenant or row.by_turns or is_due_by_tenant
 
 
 # A plan may choose these; routings that need prefix caches only if hits may be counted on.

@@ -30,7 +30,7 @@ def _tighter_above(limit: Limit, slo: Slo) -> Limit | None:
         (
             other
             for other in slo.limits
-            if other.metric == limit.metric
+            if (other.metric, other.selector) == (limit.metric, limit.selector)
             and other.percentile_frac > limit.percentile_frac
             and other.limit_s < limit.limit_s
         ),

@@ -28,7 +28,7 @@ from planner.documents.policy_settings import (
     POLICY_SHARES,
     parse_settings,
 )
-from planner.domain import Slo
+from planner.domain import Selector, Slo
 from planner.errors import InputError
 from planner.files.document_values import Section, check_one_of, read_share
 from planner.fleet import Policies
@@ -152,7 +152,8 @@ class PolicyChoices:
         changes: dict[str, Any] = {axis: value}
         if axis == "queue":
             row = QUEUE[value]
-            is_bounded = row.may_overtake and not row.needs_caches
+            is_bounded = row.may_overtake and not row.needs_caches and not row.by_deadline
+            changes["due"] = due_of(slo) if row.by_deadline else ()
             changes["queue_window_s"] = self.longest_wait_s if is_bounded else math.inf
         elif axis == "routing" and ROUTING[value].by_formula:
             changes |= _limits_of(slo, policies)
@@ -162,6 +163,29 @@ class PolicyChoices:
             after_s = self.settings.repurpose_after_s if is_said else REPURPOSE_AFTER_S
             changes["repurpose_after_s"] = after_s if needs else math.inf
         return replace(policies, **changes)
+
+
+def due_of(slo: Slo) -> tuple[tuple[Selector, float], ...]:
+    """The classes of the SLO, each with how long after its arrival a request is due."""
+    return tuple((selector, slo.due_s(selector)) for selector in slo.selectors)
+
+
+def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_queue: bool) -> PolicyChoices:
+    """The choices for an SLO with classes: without a named queue `edf` is searched and the usual one raced.
+    Raises InputError for `edf` without classes.
+    """
+    if slo.selectors:
+        if names_queue or not is_deployed(QUEUE["edf"], target):
+            return choices
+        raced = (*(PolicyChange("queue", name) for name in choices.queues if name != "edf"), *choices.raced)
+        return replace(choices, axes={**choices.axes, "queue": ("edf",)}, raced=raced)
+    if any(QUEUE[name].by_deadline for name in choices.queues):
+        raise InputError(
+            "policies: queue: edf goes by the limits of classes, and slo has none; add slo: {classes: ...}, "
+            "or take fcfs or sjf"
+        )
+    raced = tuple(each for each in choices.raced if each.axis != "queue" or not QUEUE[each.value].by_deadline)
+    return replace(choices, raced=raced)
 
 
 def _limits_of(slo: Slo, policies: Policies) -> dict[str, float]:

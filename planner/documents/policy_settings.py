@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from planner.documents.kv_offload_settings import kv_offload_document, parse_kv_offload
+from planner.documents.slo import parse_selector, selector_document
+from planner.domain import Selector
 from planner.errors import InputError
 from planner.files.document_values import Section
 from planner.fleet import Policies
-from planner.policies import BY_FIELD
+from planner.policies import BY_FIELD, QUEUE
 from planner.units import show_exactly
 
 MOST_STEP_TOKENS, MOST = 2**20, 10**9  # Bounded by the simulator's memory.
@@ -65,6 +68,7 @@ POLICY_KEYS = (
     "kv_offload",
     "tenant_weights",
     "vidur_restarts",
+    "due",
 )
 
 
@@ -77,7 +81,22 @@ def parse_policies(section: Section) -> tuple[Policies, int | None]:
     for name in ("vidur_restarts", "prefix_cache"):
         chosen[name] = section.flag(name, False)
     chosen["kv_offload"] = parse_kv_offload(section)
+    chosen["due"] = tuple(_parse_due(section))
+    if QUEUE[chosen.get("queue", "fcfs")].by_deadline and not chosen["due"]:
+        raise InputError(
+            f"{section.path_of('queue')}: edf goes by the times of classes; add due: "
+            "{chat: {match: {tenant: chat}, within: 0.5 s}}"
+        )
     return Policies(**chosen), section.whole_number("max_num_batched_tokens", None, most=MOST_STEP_TOKENS)
+
+
+def _parse_due(section: Section) -> Iterator[tuple[Selector, float]]:
+    """`due: {chat: {match: {tenant: chat}, within: 0.5 s}}`, for the queue `edf`."""
+    due = section.subsection("due")
+    for name in due.values:
+        of_class = due.subsection(name, ("match", "within"))
+        where = of_class.path_of("match")
+        yield parse_selector(str(name), of_class.get("match"), where), of_class.positive("within", "s")
 
 
 def parse_settings(section: Section) -> dict[str, Any]:
@@ -119,6 +138,11 @@ def policies_document(policies: Policies) -> dict[str, Any]:
         document["vidur_restarts"] = True
     if policies.tenant_weights:
         document["tenant_weights"] = dict(policies.tenant_weights)
+    if policies.due:
+        document["due"] = {
+            selector.name: {"match": selector_document(selector), "within": show_exactly(due_s, "s")}
+            for selector, due_s in policies.due
+        }
     if policies.kv_offload is not None:
         document["kv_offload"] = kv_offload_document(policies.kv_offload)
     return document | {"pools": policies.pools, "prefix_cache": policies.prefix_cache}

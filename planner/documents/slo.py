@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.domain import Limit, Metric, Slo
+from planner.domain import Limit, Metric, Selector, Slo, selectors_of
 from planner.errors import InputError
 from planner.files.document_values import (
     Section,
@@ -20,6 +20,12 @@ from planner.files.document_values import (
 from planner.slo_metrics import METRICS
 from planner.units import percentile_name, shortest_digits
 
+ALSO, CLASS_ALSO = ("attainment", "every", "classes"), ("match", "deadline")
+OF_REQUESTS = ("ttft", "tbt", "tpot", "e2e")  # The metrics that lines of a class may have.
+MATCH_KEYS = ("tenant", "adapter", "model", "input_tokens")
+DEADLINE_FRAC = 0.99  # Of the requests of a class with a deadline so many must be done by then.
+MOST_CLASSES = 32  # Every step of an engine is counted for each class with a limit on gaps.
+_CLASS_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 
 
@@ -54,17 +60,14 @@ class SloPreset:
 
 
 def parse_slo(document: Any, *, where: str) -> Slo:
-    """The `slo:` mapping: {ttft: {p90: 2 s}} or {ttft_p90: 2 s}, attainment, and every."""
+    """The `slo:` mapping: {ttft: {p90: 2 s}} or {ttft_p90: 2 s}, attainment, every, and classes."""
     lines = check_mapping(document, where)
     attainment = lines.get("attainment")
     if attainment is not None and not (is_number(attainment) and 0 < attainment <= 1):
         raise refused_value(f"{where}: attainment", "expected a share in (0, 1] such as 0.9", attainment)
-    limits = tuple(
-        Limit(metric, percentile_frac, read_positive(value, "s", f"{where}: {metric} {name}"))
-        for metric, percentile_frac, name, value in _percentile_lines(
-            lines, where, also=("attainment", "every")
-        )
-    )
+    of_classes = parse_classes(lines["classes"], f"{where}: classes") if "classes" in lines else ()
+    own = [key for key in lines if key not in ALSO]
+    limits = tuple(_limits(lines, where) if own or not of_classes else ()) + of_classes
     every = lines.get("every")
     return Slo(
         limits,
@@ -73,11 +76,112 @@ def parse_slo(document: Any, *, where: str) -> Slo:
     )
 
 
+def _limits(lines: Mapping[str, Any], where: str, selector: Selector | None = None) -> Iterator[Limit]:
+    also = ALSO if selector is None else CLASS_ALSO
+    for metric, percentile_frac, name, value in _percentile_lines(lines, where, also=also):
+        limit_s = read_positive(value, "s", f"{where}: {metric} {name}")
+        yield Limit(metric, percentile_frac, limit_s, selector)
+
+
+def parse_classes(document: Any, where: str) -> tuple[Limit, ...]:
+    """The lines of all classes: {chat: {match: {tenant: chat}, ttft: {p90: 0.5 s}}, batch: {match: ...,
+    deadline: 1 h}}.
+    """
+    limits: list[Limit] = []
+    for name, given in check_mapping(document, where).items():
+        place = f"{where}: {name}"
+        if not _CLASS_NAME.fullmatch(str(name)):
+            raise refused_value(where, "expected a name of letters, digits, - and _ for a class", name)
+        lines = check_mapping(given, place)
+        if "match" not in lines:
+            raise InputError(
+                f"{place}: match is missing; say which requests are {name}, as {{tenant: {name}}}"
+            )
+        selector = parse_selector(str(name), lines["match"], f"{place}: match")
+        if stray := [key for key in lines if _split_key(str(key))[0] in METRICS and not _is_of_requests(key)]:
+            raise InputError(
+                f"{place}: {stray[0]}: is of tasks, and a class is of requests; expected "
+                f"{', '.join(OF_REQUESTS)} or deadline"
+            )
+        if any(key not in CLASS_ALSO for key in lines) or "deadline" not in lines:
+            limits += _limits(lines, place, selector)
+        if "deadline" in lines:
+            if any(limit.metric == "e2e" and limit.selector == selector for limit in limits):
+                raise InputError(f"{place}: deadline: is a limit on e2e, which is given too; keep one")
+            limits += _deadlines(lines["deadline"], f"{place}: deadline", selector)
+    if not limits:
+        raise InputError(f"{where}: no class found, expected such as chat: {{match: {{tenant: chat}}, ...}}")
+    if len(set(selectors_of(limits))) > MOST_CLASSES:
+        raise InputError(
+            f"{where}: found {len(selectors_of(limits))} classes, must be at most {MOST_CLASSES}"
+        )
+    return tuple(limits)
+
+
+def _is_of_requests(key: object) -> bool:
+    return _split_key(str(key))[0] in OF_REQUESTS
+
+
+def _deadlines(value: Any, where: str, selector: Selector) -> Iterator[Limit]:
+    """Lines on E2E: a time by which DEADLINE_FRAC of the requests are done, or {p95: 1 h}."""
+    if isinstance(value, Mapping):
+        for _, percentile_frac, name, limit in _percentile_lines({"e2e": value}, where):
+            yield Limit("e2e", percentile_frac, read_positive(limit, "s", f"{where}: {name}"), selector)
+    else:
+        yield Limit("e2e", DEADLINE_FRAC, read_positive(value, "s", where), selector)
+
+
+def parse_selector(name: str, document: Any, where: str) -> Selector:
+    """Which requests are of a class: {tenant: chat}, {adapter: [a, b]}, {input_tokens: {to: 2000}}."""
+    match = Section.from_document(check_mapping(document, where), where, MATCH_KEYS)
+    if not any(key in match for key in MATCH_KEYS):
+        raise InputError(f"{where}: is empty; expected one of {', '.join(MATCH_KEYS)}")
+    tokens = match.subsection("input_tokens", ("from", "to"))
+    least = tokens.whole_number("from", 0, least=0) if "from" in tokens else 0
+    most = tokens.whole_number("to", None, least=0) if "to" in tokens else None
+    if "input_tokens" in match and not ("from" in tokens or "to" in tokens):
+        raise InputError(f"{match.path_of('input_tokens')}: expected from, to or both, such as {{to: 2000}}")
+    if most is not None and most < least:
+        raise InputError(f"{match.path_of('input_tokens')}: to is {most}, must be at least from, {least}")
+    tenants, adapters, llms = (_names(match, key) for key in ("tenant", "adapter", "model"))
+    return Selector(name, tenants, adapters, llms, least, most)
+
+
+def _names(match: Section, key: str) -> tuple[str, ...]:
+    """One name, or a list of them."""
+    if key not in match:
+        return ()
+    value = match.get(key)
+    names = value if isinstance(value, list) else [value]
+    if not names or not all(isinstance(name, str | int) and not isinstance(name, bool) for name in names):
+        raise refused_value(match.path_of(key), "expected a name or a list of names", value)
+    return tuple(str(name) for name in names)
+
+
+def selector_document(selector: Selector) -> dict[str, Any]:
+    """`match` as slo.yaml writes it."""
+    document: dict[str, Any] = {}
+    named = (("tenant", selector.tenants), ("adapter", selector.adapters), ("model", selector.llms))
+    for key, names in named:
+        if names:
+            document[key] = names[0] if len(names) == 1 else list(names)
+    tokens = {"from": selector.least_tokens} if selector.least_tokens else {}
+    if selector.most_tokens is not None:
+        tokens["to"] = selector.most_tokens
+    if tokens:
+        document["input_tokens"] = tokens
+    return document or {"input_tokens": {"from": 0}}
+
+
 def slo_document(slo: Slo) -> dict[str, Any]:
     """The SLO as slo.yaml writes it."""
     document: dict[str, Any] = {}
     for limit in slo.limits:
-        lines = document.setdefault(limit.metric, {})
+        place = document
+        if (selector := limit.selector) is not None:
+            classes = document.setdefault("classes", {})
+            place = classes.setdefault(selector.name, {"match": selector_document(selector)})
+        lines = place.setdefault(limit.metric, {})
         lines[percentile_name(limit.percentile_frac)] = f"{shortest_digits(limit.limit_s)} s"
     if slo.attainment_frac is not None:
         document["attainment"] = slo.attainment_frac

@@ -46,7 +46,7 @@ from planner.documents.network import PLAN_KEYS as NETWORK_KEYS
 from planner.documents.network import parse_network
 from planner.documents.offers import ProviderOffer, Term, offer_of
 from planner.documents.policy_choices import KEYS as POLICY_KEYS
-from planner.documents.policy_choices import PolicyChange, PolicyChoices, parse_policy_choices
+from planner.documents.policy_choices import PolicyChange, PolicyChoices, parse_policy_choices, with_classes
 from planner.documents.safety import Safety, parse_safety
 from planner.documents.slo import SloPreset, Slowdowns, parse_slo
 from planner.documents.speculative import check_scheduling, parse_speculative, speculative_of_engine
@@ -347,11 +347,13 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     except CatalogError as error:
         raise CatalogError(with_place(error, where)) from None
     kv_offload = _parse_simulated_kv_offload(question, fleet, policies, llm)
+    slo = preset.slo if preset else parse_slo(document["slo"], where=question.path_of("slo"))
     choices = parse_policy_choices(policies, target, kv_offload)
+    choices = with_classes(choices, slo, target, names_queue="queue" in policies)
     spare_workers, spare_nodes = _parse_spare(document.get("spare"), question.path_of("spare"))
     task = PlanQuestion(
         llm=llm.name,
-        slo=preset.slo if preset else parse_slo(document["slo"], where=question.path_of("slo")),
+        slo=slo,
         stock=_offered_stock(stock, owned, not_offered),
         owned=owned,
         sold_whole=sold_whole,

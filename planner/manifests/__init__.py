@@ -372,11 +372,12 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
     )
     if untold := _inexpressible_policies(fleet.policies):
         lines.append(f"- The plan was simulated with {', '.join(untold)}; vLLM is not told of it.")
-    if QUEUE[fleet.policies.queue].rank is not None:
+    if QUEUE[fleet.policies.queue].has_rank:
         lines.append(
             f"- Prompts wait in the order {fleet.policies.queue}: the engines run with --scheduling-policy "
             "priority, and whoever sends a request must give its `priority` (smallest first; for sjf the "
-            "prompt's tokens). `plan serve` does; the routers of these manifests do not."
+            "prompt's tokens, for edf its arrival plus the time of its class in ms). `plan serve` does; the "
+            "routers of these manifests do not."
         )
     if QUEUE[fleet.policies.queue].by_turns:
         lines.append(

@@ -29,7 +29,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.simulator.replay import RequestRecords, Simulation, simulate, simulate_if_kept
 from planner.simulator.slo_verdict import judge, measured
-from planner.traffic.trace import Trace
+from planner.traffic.trace import Trace, judged_span_s
 
 TOLERANCE_FRAC = 0.02
 LOWEST_RPS, HIGHEST_RPS = 1e-4, 1e6
@@ -101,7 +101,7 @@ class Steady:
 
     def _holds(self, fleet: Fleet, rate_rps: float, seed: int) -> bool:
         def kept(trace: Trace) -> Simulation | None:
-            limits, patience_s = self.slo.limits, self.slo.patience_s
+            limits, patience_s = self.slo.limits, self.slo.patience_s(judged_span_s(trace))
             simulation = simulate_if_kept(fleet, trace, limits, RequestRecords(trace), patience_s=patience_s)
             if simulation is None or not judge(simulation, self.slo, values=False).holds:
                 return None

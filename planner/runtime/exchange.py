@@ -83,11 +83,14 @@ def read_request(
         raise refusal(400, f"{inputs + outputs} tokens of prompt and output fit into no worker's KV cache")
     given = request.headers.get("X-Request-Id", "")
     name = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-    if QUEUE[fleet.policies.queue].rank is not None:
-        body["priority"] = priority_number(fleet.policies, inputs, outputs, time.monotonic(), longest_tokens)
+    tenant = _tenant(request, body) if live.is_by_tenant else ""
+    if QUEUE[fleet.policies.queue].has_rank:
+        now_s, model = time.monotonic(), str(body.get("model", ""))
+        body["priority"] = priority_number(
+            fleet.policies, inputs, outputs, now_s, longest_tokens, tenant=tenant, model=model
+        )
         raw = json.dumps(body).encode()
     blocks = blocks_of(prompt) if live.keeps_prefixes else ()
-    tenant = _tenant(request, body) if live.is_by_tenant else ""
     choices = body.get("n")
     choices = choices if isinstance(choices, int) and choices > 1 else 1
     # A chat without a limit may fill the engine's context.

@@ -456,16 +456,35 @@ def _lengthened(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
 
 
 def priority_number(
-    policies: Policies, inputs: int, outputs: int, arrival_s: float, longest_tokens: int
+    policies: Policies,
+    inputs: int,
+    outputs: int,
+    arrival_s: float,
+    longest_tokens: int,
+    *,
+    tenant: str = "",
+    model: str = "",
 ) -> int:
     """A request's priority for a vLLM that schedules by it; the smallest comes first.
 
     The order is the simulator's (slots.enqueue), whose longest prompt is here the longest request that the
     engines take: only such a request may be overtaken for all of `queue_window_s`.
     """
+    if QUEUE[policies.queue].by_deadline:
+        return round(1000 * (arrival_s + _due_s(policies, inputs, tenant, model)))
     rank = QUEUE[policies.queue].rank
     assert rank is not None, "first come, first served: nobody asks"
     tokens = rank(inputs, outputs, longest_tokens)
     if policies.queue_window_s == math.inf:
         return tokens
     return round(1000 * (arrival_s + policies.queue_window_s * tokens / longest_tokens))
+
+
+def _due_s(policies: Policies, inputs: int, tenant: str, model: str) -> float:
+    """How long after its arrival a request is due: as its class, or the most patient one if it is of none."""
+    for selector, due_s in policies.due:
+        is_named = not selector.tenants or tenant in selector.tenants
+        is_named &= not (selector.adapters or selector.llms) or model in (*selector.adapters, *selector.llms)
+        if is_named and selector.least_tokens <= inputs <= (selector.most_tokens or inputs):
+            return due_s
+    return max(due_s for _, due_s in policies.due)

@@ -383,6 +383,7 @@ def _observed_simulation(
     status = np.array([STATUS_OF[sent.status] for sent in ended])
     arrival_s = like.arrival_s.copy()  # Requests that were not answered are taken to arrive as predicted.
     all_gaps: list[Floats] = []
+    gap_of: list[int] = []  # the request of each part of `all_gaps`
     violations = np.zeros(len(slo.limits), dtype=np.int64)
     counted = np.zeros(len(slo.limits), dtype=np.int64)
     for k, sent in enumerate(ended):
@@ -401,12 +402,14 @@ def _observed_simulation(
         preemptions[k] = sum(engine.preemptions for engine in logged.values())
         first = logged.get(sent.workers[0]) if sent.workers else None
         cached[k] = 0 if first is None else first.cached_tokens
+        gap_of.append(k)
         all_gaps.append(gaps[(token_s[1:] >= window_s[0]) & (token_s[1:] <= window_s[1])])
     gap_s = np.concatenate(all_gaps) if all_gaps else np.zeros(0)
     end_s = max(sent.end_s for sent in ended)
     for j, limit in enumerate(slo.limits):
         if limit.row.is_of_gaps:
-            counted[j], violations[j] = len(gap_s), int((gap_s > limit.limit_s).sum())
+            is_own = np.repeat(like.of_limit(limit)[gap_of], [len(part) for part in all_gaps])
+            counted[j], violations[j] = int(is_own.sum()), int((gap_s[is_own] > limit.limit_s).sum())
     logs = [run.logs.get(name) for name in like.worker_names]
     steps = [None if log is None else _steps_of(log, part) for log in logs]
     return (

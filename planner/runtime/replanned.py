@@ -16,7 +16,7 @@ from planner.domain import Slo
 from planner.fleet import Fleet
 from planner.simulator import judge
 from planner.simulator.replay import RequestRecords, simulate_if_kept
-from planner.traffic.trace import Trace
+from planner.traffic.trace import Trace, judged_span_s
 
 MOST_TIMES = 16  # The search ends at so many times the plan's workers.
 
@@ -49,7 +49,7 @@ def replan(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned | N
     @cache
     def holds(fleet: Fleet) -> bool:
         simulation = simulate_if_kept(
-            fleet, trace, slo.limits, requests, slo.every_s, patience_s=slo.patience_s
+            fleet, trace, slo.limits, requests, slo.every_s, patience_s=slo.patience_s(judged_span_s(trace))
         )
         return simulation is not None and judge(simulation, slo, values=False).holds
 

@@ -24,7 +24,7 @@ from planner.simulator.layout import (
     TTFT,
     UNFINISHED,
 )
-from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit, where_rare
+from planner.simulator.numba_compile import entry_jit, kernel_jit, small_jit, where_classed, where_rare
 
 
 @small_jit
@@ -58,11 +58,33 @@ def in_window(state, time_s):
     return state.window[0] <= time_s <= state.window[1]
 
 
+@where_classed(lambda state, k, r: True)
+def _is_of(state, k, r):
+    """Whether limit k is of request r."""
+    of_class = state.limits[k].of_class
+    return of_class == NONE or of_class == state.classes[r].of_class
+
+
+@where_classed(lambda state, k, l, sequences: sequences)
+def _sequences_of(state, k, l, sequences):
+    """How many of the first `sequences` decodes of lane l limit k is of."""
+    of_class = state.limits[k].of_class
+    return sequences if of_class == NONE else _decodes_of_class(state, l, sequences, of_class)
+
+
 @kernel_jit
-def count(state, metric, value_s, at_s):
-    """Count one value against the limits of its metric, in the window in which `at_s` lies."""
+def _decodes_of_class(state, l, sequences, of_class):
+    count = 0
+    for slot in range(sequences):
+        count += state.classes[state.slots[l, slot].request].of_class == of_class
+    return count
+
+
+@kernel_jit
+def count(state, metric, value_s, at_s, r):
+    """Count a value of request r against the limits of its metric, in the window in which `at_s` lies."""
     for k in range(len(state.limits)):
-        if state.limits[k].metric == metric:
+        if state.limits[k].metric == metric and _is_of(state, k, r):
             is_above = int(value_s > state.limits[k].limit_s)
             state.limits[k].counted += 1
             state.limits[k].violations += is_above
@@ -99,8 +121,10 @@ def count_within(state, k, v, counted, violations):
 
 
 @kernel_jit
-def count_run(state, start_s, first_s, growth_s, steps, sequences):
-    """Count the gaps of a run, each of which `sequences` requests have, against the limits on tbt."""
+def count_run(state, l, start_s, first_s, growth_s, steps, sequences):
+    """Count the gaps of a run, each of which the first `sequences` decodes of lane l have, against the limits
+    on tbt.
+    """
     begin, end = 0, steps
     if start_s + first_s < state.window[0]:
         begin = steps_reaching(start_s, first_s, growth_s, state.window[0]) - 1
@@ -113,7 +137,8 @@ def count_run(state, start_s, first_s, growth_s, steps, sequences):
     for k in range(len(state.limits)):
         if state.limits[k].metric != TBT:
             continue
-        state.limits[k].counted += sequences * (end - begin)
+        counted = _sequences_of(state, k, l, sequences)
+        state.limits[k].counted += counted * (end - begin)
         limit_s = state.limits[k].limit_s
         # The first step above the limit; the quotient may be rounded, so it is searched from below.
         above = end
@@ -123,15 +148,15 @@ def count_run(state, start_s, first_s, growth_s, steps, sequences):
                 above = max(int((limit_s - first_s) / growth_s) - 1, begin)
             while first_s + growth_s * above <= limit_s:
                 above += 1
-            state.limits[k].violations += sequences * (end - above)
+            state.limits[k].violations += counted * (end - above)
         since = begin
         while state.in_windows.shape[1] > 0 and since < end:
             v, until = window_at(state, start_s + run_s(first_s, growth_s, since + 1)), end
             if v + 1 < state.in_windows.shape[1]:
                 until = min(steps_reaching(start_s, first_s, growth_s, state.edges_s[v + 1]) - 1, end)
             until = max(until, since + 1)
-            late = sequences * max(until - max(above, since), 0)
-            count_within(state, k, v, sequences * (until - since), late)
+            late = counted * max(until - max(above, since), 0)
+            count_within(state, k, v, counted * (until - since), late)
             since = until
 
 
@@ -164,7 +189,7 @@ def see_late(state, time_s):
             is_done = requests[r].status != UNFINISHED
             if watched.metric == TTFT and not np.isnan(requests[r].first_token_s):
                 is_done = True
-            if not is_done and in_window(state, requests[r].arrival_s):
+            if not is_done and in_window(state, requests[r].arrival_s) and _is_of(state, k, r):
                 watched.late += 1
             r += 1
         watched.seen, watched.seen_s = r, time_s
@@ -193,6 +218,7 @@ def record_steps(state, l, first_s, growth_s, steps, sequences):
         run.worker, run.start_s, run.first_s, run.growth_s = lane.worker, lane.run_start_s, first_s, growth_s
         run.steps, run.sequences, run.decodes = steps, sequences, lane.decodes * lane.is_decoding
         run.prefill_tokens, run.blocks = lane.prefill_tokens, state.workers[lane.worker].used_blocks
+        run.of_class = NONE
     if len(state.parts) > 0:
         for i in range(state.lanes[l].prefills):
             chunk = state.chunks[l, i]
@@ -226,15 +252,67 @@ def record_gap(state, w, start_s, gap_s, sequences):
         run = state.runs[k]
         run.worker, run.start_s, run.first_s, run.growth_s = w, start_s, gap_s, 0.0
         run.steps, run.sequences, run.decodes, run.prefill_tokens, run.blocks = 1, sequences, 0, NONE, 0
+        run.of_class = NONE
     state.counters[RUNS] = k + 1
+
+
+@where_classed(lambda state, l, start_s, first_s, growth_s, steps, sequences: None)
+def record_classes(state, l, start_s, first_s, growth_s, steps, sequences):
+    """Record the gaps of the first `sequences` decodes of lane l once more, by class."""
+    for k in range(len(state.limits)):
+        of_class, is_new = state.limits[k].of_class, state.limits[k].metric == TBT
+        for other in range(k):
+            is_new = is_new and (
+                state.limits[other].metric != TBT or state.limits[other].of_class != of_class
+            )
+        if is_new and of_class != NONE:
+            count = _decodes_of_class(state, l, sequences, of_class)
+            _record_class(state, state.lanes[l].worker, of_class, start_s, first_s, growth_s, steps, count)
+
+
+@kernel_jit
+def _record_class(state, w, of_class, start_s, first_s, growth_s, steps, sequences):
+    k = state.counters[RUNS]
+    if sequences == 0:
+        return
+    if k < len(state.runs):
+        run = state.runs[k]
+        run.worker, run.start_s, run.first_s, run.growth_s = w, start_s, first_s, growth_s
+        run.steps, run.sequences, run.decodes, run.prefill_tokens, run.blocks = steps, sequences, 0, NONE, 0
+        run.of_class = of_class
+    state.counters[RUNS] = k + 1
+
+
+@where_classed(lambda state, w, r, start_s, gap_s, gaps: None)
+def record_class_gaps(state, w, r, start_s, gap_s, gaps):
+    """Record `gaps` gaps of request r once more, by class."""
+    if len(state.runs) > 0 and state.classes[r].of_class != NONE:
+        _record_class(state, w, state.classes[r].of_class, start_s, gap_s, 0.0, ONE, gaps)
+
+
+@where_classed(lambda state, w, r, tokens, time_s: None)
+def count_together_of_class(state, w, r, tokens, time_s):
+    """Count `tokens` gaps of 0 s of request r against the limits of its class."""
+    of_class = state.classes[r].of_class
+    if of_class == NONE or tokens == 0:
+        return
+    if in_window(state, time_s):
+        for k in range(len(state.limits)):
+            if state.limits[k].metric == TBT and state.limits[k].of_class == of_class:
+                state.limits[k].counted += tokens
+                if state.in_windows.shape[1] > 0:
+                    count_within(state, k, window_at(state, time_s), tokens, 0)
+    record_class_gaps(state, w, r, time_s, 0.0, tokens)
 
 
 @kernel_jit
 def count_together(state, w, tokens, time_s):
-    """Count `tokens` tokens that came in the same step as the one before them: gaps of 0 s."""
+    """Count `tokens` tokens that came in the same step as the one before them against the limits of all
+    requests: gaps of 0 s.
+    """
     if in_window(state, time_s):
         for k in range(len(state.limits)):
-            if state.limits[k].metric == TBT:
+            if state.limits[k].metric == TBT and state.limits[k].of_class == NONE:
                 state.limits[k].counted += tokens
                 if state.in_windows.shape[1] > 0:
                     count_within(state, k, window_at(state, time_s), tokens, 0)
@@ -259,7 +337,7 @@ def first_token(state, r, time_s):
     request.first_token_s = request.last_token_s = time_s
     request.generated_tokens = 1
     if in_window(state, request.arrival_s):
-        count(state, TTFT, time_s - request.arrival_s, request.arrival_s)
+        count(state, TTFT, time_s - request.arrival_s, request.arrival_s, r)
 
 
 @kernel_jit
@@ -269,8 +347,9 @@ def single_gap(state, w, r, time_s):
     gap_s = time_s - request.last_token_s
     request.gap_max_s = max(request.gap_max_s, gap_s)
     if in_window(state, time_s):
-        count(state, TBT, gap_s, time_s)
+        count(state, TBT, gap_s, time_s, r)
     record_gap(state, w, request.last_token_s, gap_s, ONE)
+    record_class_gaps(state, w, r, request.last_token_s, gap_s, ONE)
 
 
 @kernel_jit

@@ -185,7 +185,7 @@ def _end(state, l, time_s):
 @kernel_jit
 def _count_gap(state, w, since_s, time_s, sequences):
     if sequences > 0:
-        count_run(state, since_s, time_s - since_s, 0.0, ONE, sequences)
+        count_run(state, ZERO, since_s, time_s - since_s, 0.0, ONE, sequences)
         record_gap(state, w, since_s, time_s - since_s, sequences)
 
 

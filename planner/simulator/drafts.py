@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.simulator.counting import count_together
+from planner.simulator.counting import count_together, count_together_of_class
 from planner.simulator.layout import BLOCK, DECODE, ZERO
 from planner.simulator.numba_compile import kernel_jit, where_rare
 from planner.simulator.queue_orders import charge_token
@@ -61,6 +61,7 @@ def accept(state, l, time_s):
             entry.finish_step -= more
             lane.kv_sum += more
             together += more
+            count_together_of_class(state, lane.worker, r, more, time_s)
             for _ in range(more):
                 charge_token(state, lane.worker, r)
         lane.next_finish_step = min(lane.next_finish_step, entry.finish_step)

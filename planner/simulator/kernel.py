@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.policies import FCFS, LIGHTLLM, SRPT, VLLM_V1
+from planner.policies import EDF, FCFS, LIGHTLLM, VLLM_V1
 from planner.simulator.adapters import forget_adapters, passes_over
 from planner.simulator.batching import start_step
 from planner.simulator.caches import empty_cache, evict, lose_prefix, show_prefix
@@ -38,6 +38,7 @@ from planner.simulator.counting import (
     first_token,
     is_over,
     note_gap,
+    record_classes,
     record_gap,
     record_steps,
     run_s,
@@ -197,7 +198,7 @@ def _send(state, r, w, time_s, cause):
     else:
         enqueue(state, w, r)
     # else the one before it could not be admitted either
-    overtakes = kind.queue_order > (FCFS if kind.is_async else SRPT)
+    overtakes = kind.queue_order > (FCFS if kind.is_async else EDF)
     overtakes = overtakes or passes_over(state) or may_be_passed(state)
     if is_first or worker.first_waiting == r or overtakes:
         wake(state, w, time_s, cause)
@@ -289,6 +290,9 @@ def decoded(state, l, steps, time_s):
         record_steps(state, l, step_s, growth_s, steps, sequences)
         if sequences == 0 and normal > 0:
             record_gap(state, w, lane.last_token_s, gap_s, normal)
+            record_classes(state, l, lane.last_token_s, gap_s, 0.0, ONE, normal)
+        if sequences > 0:
+            record_classes(state, l, lane.run_start_s, step_s, growth_s, steps, sequences)
     if kind.lanes == 1 and kind.reserved_blocks == 0:
         worker.used_blocks += blocks_for(lane, steps)
         evict(state, w, ZERO, time_s)
@@ -303,10 +307,10 @@ def decoded(state, l, steps, time_s):
         state.slots[l, slot].settled_step = lane.decode_step
     if normal > 0:
         if is_gap:
-            count_run(state, lane.run_start_s, first_s, growth_s, steps, normal)
+            count_run(state, l, lane.run_start_s, first_s, growth_s, steps, normal)
             note_gap(state, l, first_s + growth_s * (steps - 1))
         else:
-            count_run(state, lane.last_token_s, gap_s, 0.0, ONE, normal)
+            count_run(state, l, lane.last_token_s, gap_s, 0.0, ONE, normal)
             note_gap(state, l, gap_s)
     lane.late_decodes = 0
     lane.last_token_s = time_s

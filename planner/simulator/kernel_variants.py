@@ -27,6 +27,7 @@ from planner.simulator.layout import (
     OPTIONAL,
     PAUSE,
     REPURPOSE_S,
+    REQUEST_CLASS,
     ROUTING,
     State,
     nothing,
@@ -35,7 +36,11 @@ from planner.simulator.offload_layout import NO_OFFLOAD
 
 _ROUTINGS = (SCORE, ROUND_ROBIN, TWO_BY_REQUESTS, LOWEST_BY_LOT)
 _NOTHING = dict(
-    zip(OPTIONAL, (NO_CACHES, nothing(DP_RANK), NO_ADAPTERS, NO_OUTPUTS, NO_OFFLOAD), strict=True)
+    zip(
+        OPTIONAL,
+        (NO_CACHES, nothing(DP_RANK), NO_ADAPTERS, NO_OUTPUTS, NO_OFFLOAD, nothing(REQUEST_CLASS)),
+        strict=True,
+    )
 )
 
 

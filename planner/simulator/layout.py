@@ -218,6 +218,7 @@ LIMIT = np.dtype(
     [
         ("metric", "i8"),
         ("limit_s", "f8"),
+        ("of_class", "i8"),  # that it is of, NONE: of all requests
         ("allowed", "i8"),  # violations that still pass
         ("violations", "i8"),
         ("counted", "i8"),
@@ -226,6 +227,12 @@ LIMIT = np.dtype(
         ("late", "i8"),
         ("seen_s", "f8"),
         ("seen", "i8"),
+    ]
+)
+REQUEST_CLASS = np.dtype(  # of a request, where limits or the queue are of classes
+    [
+        ("of_class", "i8"),  # among those of the limits, NONE: of none
+        ("due_s", "f8"),  # how long after its arrival, for the queue `edf`
     ]
 )
 RUN = np.dtype(
@@ -239,6 +246,7 @@ RUN = np.dtype(
         ("decodes", "i8"),  # in each of these steps
         ("prefill_tokens", "i8"),  # NONE: gaps, not steps of an engine
         ("blocks", "i8"),  # KV blocks in use
+        ("of_class", "i8"),  # NONE: of all requests; else gaps of this class, which are also among those
     ]
 )
 
@@ -319,7 +327,7 @@ TASK = np.dtype(  # what a request is in splitwise.py besides
 )
 
 
-OPTIONAL = ("caches", "dp_ranks", "adapters", "outputs", "offload")  # fields of State
+OPTIONAL = ("caches", "dp_ranks", "adapters", "outputs", "offload", "classes")  # fields of State
 
 
 def nothing(kind: npt.DTypeLike, dimensions: int = 1) -> npt.NDArray[Any]:
@@ -377,6 +385,7 @@ class State(NamedTuple):
     adapters: Any = None  # adapter_layout.Adapters where workers serve LoRA
     outputs: Any = None  # OutputTable (planner.models.output_length) that predictions are read from
     offload: Any = None  # offload_layout.Offload where CPU memory keeps KV blocks
+    classes: Any = None  # (n,) REQUEST_CLASS where limits or the queue are of classes of requests
     # (OPTIONAL,) which of those that are not None are there; None for an ordinary fleet (kernel_variants.py)
     has: Any = np.ones(len(OPTIONAL), np.bool_)
 

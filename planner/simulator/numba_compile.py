@@ -69,6 +69,11 @@ def where_offloaded(otherwise: Callable[..., Any]) -> Callable[[Callable[..., An
     return _where("offload", otherwise)
 
 
+def where_classed(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
+    """The same where limits or the queue are of classes of requests (`State.classes`)."""
+    return _where("classes", otherwise)
+
+
 def where_rare(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
     """A function for all but ordinary fleets (kernel_variants.py): these never come where it is called, and
     `otherwise` only has to give what no event follows from.

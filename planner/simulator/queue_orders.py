@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.policies import D2LPM, DLPM, LPM, PREBLE, SRPT, TURNS, VTC
+from planner.policies import D2LPM, DLPM, EDF, LPM, PREBLE, TURNS, VTC
 from planner.simulator.cache_layout import EXTEND_WEIGHT, NODE_TOKENS, OUTPUT_WEIGHT, QUANTUM_TOKENS
 from planner.simulator.caches import cached_nodes, note_output
 from planner.simulator.counting import steps_reaching
@@ -114,7 +114,7 @@ def leave(state, w, r):
     worker, request = state.workers[w], state.requests[r]
     cache, prompt = state.caches.workers[w], state.caches.prompts[r]
     order = state.types[worker.type].queue_order
-    if order <= SRPT:
+    if order <= EDF:
         worker.first_waiting = without_root(state.requests, r)
         return
     if request.left == NONE:
@@ -138,7 +138,7 @@ def is_asked_again(state, w):
     """
     worker = state.workers[w]
     kind = state.types[worker.type]
-    return kind.queue_order > SRPT and worker.waiting > 0 and worker.running < kind.seats
+    return kind.queue_order > EDF and worker.waiting > 0 and worker.running < kind.seats
 
 
 @where_cached(lambda state, w: state.workers[w].first_waiting)
@@ -146,7 +146,7 @@ def next_waiting(state, w):
     """The request whose prompt worker w computes next; NONE if no request may be next."""
     worker = state.workers[w]
     first, order = worker.first_waiting, state.types[worker.type].queue_order
-    if first == NONE or order <= SRPT or state.requests[first].key < 0.0:
+    if first == NONE or order <= EDF or state.requests[first].key < 0.0:
         return first
     if order == PREBLE:
         return _next_by_group(state, w)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import KV_BLOCK_TOKENS, Limit, allowed_above
+from planner.domain import KV_BLOCK_TOKENS, Limit, Selector, allowed_above, selectors_of
 from planner.errors import InputError
 from planner.files.column_files import release_memory
 from planner.fleet import Fleet, Policies, Pool, WorkerType
@@ -47,6 +47,7 @@ from planner.simulator.layout import State
 from planner.simulator.offload_layout import Offload, make_offload
 from planner.simulator.pins import pin_prefixes
 from planner.simulator.policy_checks import check
+from planner.traffic.classes import class_numbers, select_requests
 from planner.traffic.tasks import Tasks, tasks_of
 from planner.traffic.trace import Trace, last_tenth_s, measured_window, slo_windows_s, window_numbers
 
@@ -123,6 +124,18 @@ class Simulation:
     gaps: GapCounts | None = None
     sampled_s: Floats = field(default_factory=lambda: np.zeros((0, 2)))
     tasks: Tasks | None = None  # of the trace; None where no request waits for another
+    # (n,) an index into the selectors of `limits`, NONE for none; empty where no limit is of a class.
+    of_class: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def class_of(self, selector: Selector | None) -> int:
+        """The number in `of_class` of the requests of a limit, layout.NONE for all requests."""
+        return int(layout.NONE) if selector is None else selectors_of(self.limits).index(selector)
+
+    def of_limit(self, limit: Limit) -> npt.NDArray[np.bool_]:
+        """(n,): the requests that a limit is of."""
+        if limit.selector is None:
+            return np.ones(len(self.arrival_s), dtype=bool)
+        return np.asarray(self.of_class == self.class_of(limit.selector))
 
     @property
     def token_hit_frac(self) -> float | None:
@@ -151,14 +164,20 @@ def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]
     inside = (trace.arrival_s >= window_s[0]) & (trace.arrival_s <= window_s[1])
     inside[trace.after[:, 0]] = True  # Requests that wait for others may arrive later, so all may count.
     if limit.row.is_of_gaps:
-        values = int((trace.output_tokens - 1).sum())
+        gaps = trace.output_tokens - 1
+        if limit.selector is not None:
+            gaps = gaps[select_requests(limit.selector, trace)]
+        values = int(gaps.sum())
     else:
         values = int((inside & _has_value(limit, trace)).sum())
     return allowed_above(limit.percentile_frac, values)
 
 
 def _has_value(limit: Limit, trace: Trace) -> npt.NDArray[np.bool_]:
-    """(n,): which requests have a value of the limit's metric."""
+    """(n,): which requests the limit is of, and have a value of its metric."""
+    if limit.selector is not None:
+        has_value = _has_value(replace(limit, selector=None), trace)
+        return np.asarray(has_value & select_requests(limit.selector, trace))
     if limit.row.is_of_tasks:
         tasks = tasks_of(trace)
         return np.zeros(len(trace), dtype=bool) if tasks is None else tasks.is_last
@@ -192,7 +211,7 @@ def simulate(
             f"{trace.name}: requests wait for others (column after), which goes neither with a closed loop "
             f"nor with batching {' or '.join(others)}; drop one of the two"
         )
-    if is_long(fleet, trace) and not closed_loop and not record_parts:
+    if is_long(fleet, trace, limits) and not closed_loop and not record_parts:
         return _simulate_streamed(fleet, trace, limits, every_s, record=record, stop_early=stop_early)[0]
     n = len(trace.arrival_s)
     window_s = (0.0, np.inf) if closed_loop else measured_window(trace)
@@ -217,16 +236,17 @@ def simulate(
         runs, parts = max(runs, needed), max(parts, needed_parts)
 
 
-def is_long(fleet: Fleet, trace: Trace, least: int | None = None) -> bool:
+def is_long(fleet: Fleet, trace: Trace, limits: Sequence[Limit] = (), least: int | None = None) -> bool:
     """Whether requests are streamed through the kernel's memory (streaming_requests.py): on traces with more
-    than `least` requests, if none of them depends on another's record.
+    than `least` requests, if none of them depends on another's record or is of a class.
     """
     policies = fleet.policies
     return (
-        len(trace) > (streaming_requests.LONG_REQUESTS if least is None else least)
+        not selectors_of(limits)
+        and len(trace) > (streaming_requests.LONG_REQUESTS if least is None else least)
         and engine_of(fleet) == STEPWISE
         and not (trace.after.size or trace.has_prefixes or fleet.disturbances)
-        and not (fleet.lora or policies.prefix_cache or policies.prediction_buckets)
+        and not (fleet.lora or policies.prefix_cache or policies.prediction_buckets or policies.due)
         and policies.prediction_accuracy_frac is None
         and sum(pool.count * pool.type.dp for pool in fleet.pools) <= streaming_requests.MOST_WORKERS
     )
@@ -245,7 +265,7 @@ def simulate_until(
     """`simulate`, which raises streaming_requests.OutOfTime soon after `deadline`, on time.monotonic's clock,
     if requests can be streamed. It records a histogram of gaps then, as of long traces.
     """
-    if is_long(fleet, trace, streaming_requests.CHUNK_REQUESTS):
+    if is_long(fleet, trace, limits, streaming_requests.CHUNK_REQUESTS):
         return _simulate_streamed(
             fleet, trace, limits, every_s, record=record, stop_early=stop_early, deadline=deadline
         )[0]
@@ -421,7 +441,7 @@ def simulate_if_kept(
     `requests` are the records of `trace`, used for many fleets. If `is_prefilled`, every prompt arrives
     computed, on the first of the fleet's workers.
     """
-    if is_long(fleet, trace):
+    if is_long(fleet, trace, limits):
         predicted = requests.predicted_tokens
         simulation, state = _simulate_streamed(
             fleet,
@@ -641,6 +661,7 @@ def _state(
         adapters=make_adapters(fleet, trace, kinds, worker_types),
         outputs=outputs,
         offload=offload,
+        classes=_request_classes(limits, policies, trace, engine_of(fleet)),
     )
     state = worker_places.with_link_numbers(state, fleet)
     _list_pools(state)
@@ -648,6 +669,27 @@ def _state(
     if len(state.disturbances):
         _await_disturbance(state, outside=entities - 1)
     return state
+
+
+def _request_classes(
+    limits: Sequence[Limit], policies: Policies, trace: Trace, engine: str
+) -> npt.NDArray[np.void] | None:
+    """The classes of the requests (n,), layout.REQUEST_CLASS; None where nobody asks."""
+    selectors, by_deadline = selectors_of(limits), QUEUE[policies.queue].by_deadline
+    if not selectors and not by_deadline:
+        return None
+    if engine != STEPWISE:
+        raise InputError(
+            f"slo: classes: are not simulated with batching {policies.batching!r}; take vllm-v1, or "
+            "drop classes"
+        )
+    rows = np.zeros(len(trace), dtype=layout.REQUEST_CLASS)
+    rows["of_class"] = class_numbers(selectors, trace)
+    if by_deadline:
+        due_s = np.array([due_s for _, due_s in policies.due])
+        of_due = class_numbers([selector for selector, _ in policies.due], trace)
+        rows["due_s"] = np.where(of_due >= 0, due_s[of_due], due_s.max())
+    return rows
 
 
 def _await_disturbance(state: State, *, outside: int) -> None:
@@ -831,7 +873,10 @@ def _limits_in_windows(
     window_of = window_numbers(trace.arrival_s, edges_s)
     for row, limit in zip(rows, limits, strict=True):
         if limit.row.is_of_gaps:
-            values = np.cumsum(np.bincount(window_of, trace.output_tokens - 1, len(row)))
+            gaps = trace.output_tokens - 1
+            if limit.selector is not None:
+                gaps = gaps * select_requests(limit.selector, trace)
+            values = np.cumsum(np.bincount(window_of, gaps, len(row)))
         else:
             is_counted = inside & _has_value(limit, trace)
             values = np.bincount(window_of[is_counted], minlength=len(row))
@@ -844,9 +889,10 @@ def _counted_limits(
     limits: Sequence[Limit], trace: Trace, window_s: tuple[float, float]
 ) -> npt.NDArray[np.void]:
     """The limits (L,) as the kernel counts them over the whole."""
-    rows = np.zeros(len(limits), dtype=layout.LIMIT)
+    rows, selectors = np.zeros(len(limits), dtype=layout.LIMIT), selectors_of(limits)
     for k, limit in enumerate(limits):
         row = rows[k : k + 1]
+        row["of_class"] = layout.NONE if limit.selector is None else selectors.index(limit.selector)
         row["metric"] = COUNTED_WHILE_RUNNING.get(limit.metric, layout.NONE)
         row["limit_s"], row["seen_s"] = limit.limit_s, -np.inf
         row["allowed"] = allowed_violations(limit, trace, window_s)
@@ -1075,6 +1121,9 @@ def results(
         counted_in=state.in_windows["counted"],
         violations_in=state.in_windows["violations"],
         tasks=tasks_of(trace),
+        of_class=class_numbers(selectors, trace)
+        if (selectors := selectors_of(limits))
+        else layout.nothing("i8"),
     )
 
 

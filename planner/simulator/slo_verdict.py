@@ -18,7 +18,7 @@ import numpy.typing as npt
 from planner.domain import BACKLOG_LIMIT_S, STEADY_FRAC, Limit, Metric, Slo, allowed_above, nearest_rank
 from planner.files.column_files import release_memory
 from planner.simulator import counting
-from planner.simulator.layout import FINISHED, REJECTED, run_seconds
+from planner.simulator.layout import FINISHED, NONE, REJECTED, run_seconds
 from planner.simulator.replay import Simulation
 from planner.slo_metrics import METRICS
 from planner.traffic.trace import last_tenth_s, slo_windows_s, window_numbers
@@ -77,7 +77,8 @@ class Verdict:
     `is_steady` is the backlog test: of the requests that arrived in the last tenth of the window at least
     half (`patient_frac`) waited no longer than `patience_s`, neither for their first token nor between two
     tokens. `patience_s` is the loosest TTFT limit, 60 s where the SLO has none. A fleet whose queue grows,
-    before prefill or before decode, fails the test whatever its percentiles are. With sessions the window of
+    before prefill or before decode, fails the test whatever its percentiles are. Each class of requests is
+    tested by itself, with a patience of its own (`Slo.patience_of`). With sessions the window of
     this test ends with the last nominal arrival (what would arrive if answers took no time), because after it
     no session begins and any queue gets shorter.
 
@@ -148,49 +149,58 @@ def _values_s(simulation: Simulation, metric: Metric) -> Floats:
     return METRICS[metric].values_s(simulation)
 
 
-def request_values_s(simulation: Simulation, metric: Metric) -> Floats:
-    """The measured requests' values of a metric; infinite where a request never got that far."""
+def request_values_s(simulation: Simulation, metric: Metric, limit: Limit | None = None) -> Floats:
+    """The measured requests' values of a metric; infinite where a request never got that far. With `limit`
+    those of its class.
+    """
     values_s = _values_s(simulation, metric)
-    mask = _measured_with_value(simulation, metric)
+    mask = _measured_with_value(simulation, metric, limit)
     seen_s = chosen(values_s, mask)
     # A view is copied, because its array belongs to the simulation.
     return np.nan_to_num(seen_s, copy=seen_s.base is not None, nan=np.inf)
 
 
-def _measured_with_value(simulation: Simulation, metric: Metric) -> npt.NDArray[np.bool_]:
-    """(n,): the measured requests that have a value of the metric."""
+def _measured_with_value(
+    simulation: Simulation, metric: Metric, limit: Limit | None = None
+) -> npt.NDArray[np.bool_]:
+    """(n,): the measured requests that have a value of the metric, with `limit` those of its class."""
     mask = measured(simulation)
+    if limit is not None and limit.selector is not None:
+        mask &= simulation.of_limit(limit)
     if (with_value := METRICS[metric].has_value(simulation)) is not None:
         mask &= with_value
         release_memory(simulation.output_tokens)
     return mask
 
 
-def gap_runs(simulation: Simulation, window_s: tuple[float, float] | None = None) -> npt.NDArray[np.void]:
-    """The recorded runs that gave tokens, cut to the steps that ended inside the window, by default the
-    measured one.
+def gap_runs(
+    simulation: Simulation, window_s: tuple[float, float] | None = None, of_class: int = int(NONE)
+) -> npt.NDArray[np.void]:
+    """The recorded runs that gave tokens, to a class if one is given, cut to the steps that ended inside the
+    window, by default the measured one.
 
     Needs a simulation with `record=True`.
     """
-    runs, first_end_s, last_end_s = _with_gaps(simulation)
+    runs, first_end_s, last_end_s = _with_gaps(simulation, of_class)
     start_s, end_s = window_s or simulation.window_s
     inside = (first_end_s >= start_s) & (last_end_s <= end_s)
     crossing = ~inside & (last_end_s >= start_s) & (first_end_s <= end_s)
     return np.concatenate([runs[inside], _cut_to_window(runs[crossing], start_s, end_s)])
 
 
-def _with_gaps(simulation: Simulation) -> tuple[npt.NDArray[np.void], Floats, Floats]:
-    """The recorded runs that gave tokens, and when their first and their last step ended."""
+def _with_gaps(simulation: Simulation, of_class: int) -> tuple[npt.NDArray[np.void], Floats, Floats]:
+    """The recorded runs that gave tokens to a class, and when their first and their last step ended."""
     runs = simulation.runs[(simulation.runs["sequences"] > 0) & (simulation.runs["steps"] > 0)]
+    runs = runs[runs["of_class"] == of_class]
     # The sum is that of the kernel to the last bit, so that the last token does not fall out of the window.
     last_end_s = runs["start_s"] + run_seconds(runs)
     return runs, runs["start_s"] + runs["first_s"], last_end_s
 
 
-def _gap_runs_in(simulation: Simulation, edges_s: Floats) -> list[npt.NDArray[np.void]]:
+def _gap_runs_in(simulation: Simulation, edges_s: Floats, of_class: int) -> list[npt.NDArray[np.void]]:
     """`gap_runs` of each window between these edges, in one pass over the runs."""
     bounds = _bounds_s(simulation, edges_s)
-    runs, first_end_s, last_end_s = _with_gaps(simulation)
+    runs, first_end_s, last_end_s = _with_gaps(simulation, of_class)
     starts_s, ends_s = np.array(bounds).T
     # The windows that a run meets go from `first` to `last`. Both may lie outside of all windows, so they are
     # clamped before they are used as indices.
@@ -260,15 +270,20 @@ def gaps_s(simulation: Simulation) -> tuple[Floats, Floats]:
     return runs["first_s"][run] + runs["growth_s"][run] * j, runs["sequences"][run].astype(float)
 
 
-def value_s(simulation: Simulation, metric: Metric, percentile_frac: float) -> float:
-    """A percentile of a metric over the measured requests, or over the gaps between tokens."""
+def value_s(
+    simulation: Simulation, metric: Metric, percentile_frac: float, limit: Limit | None = None
+) -> float:
+    """A percentile of a metric over the measured requests, or over the gaps between tokens; with `limit` over
+    those of its class.
+    """
     if METRICS[metric].is_of_gaps:
         if simulation.gaps is not None:
             return simulation.gaps.percentile_s(percentile_frac)
         if len(simulation.runs) == 0:
             return float("nan")
-        return gap_percentile_s(gap_runs(simulation), percentile_frac)
-    return _own_percentile_s(request_values_s(simulation, metric), percentile_frac)
+        of_class = simulation.class_of(None if limit is None else limit.selector)
+        return gap_percentile_s(gap_runs(simulation, of_class=of_class), percentile_frac)
+    return _own_percentile_s(request_values_s(simulation, metric, limit), percentile_frac)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -325,12 +340,12 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
     for k, limit in enumerate(slo.limits):
         counted, violations = int(simulation.counted[k]), int(simulation.violations[k])
         if not limit.row.is_of_gaps:  # Requests that never got that far violate it too.
-            seen_s = request_values_s(simulation, limit.metric)
+            seen_s = request_values_s(simulation, limit.metric, limit)
             counted, violations = len(seen_s), int((seen_s > limit.limit_s).sum())
         # A simulation that was stopped early, since its SLO was lost, is not complete.
         holds = violations <= allowed_above(limit.percentile_frac, counted) and simulation.complete
         kept = 1.0 - violations / counted if counted else 1.0
-        value = value_s(simulation, limit.metric, limit.percentile_frac) if values else float("nan")
+        value = value_s(simulation, limit.metric, limit.percentile_frac, limit) if values else float("nan")
         if slo.every_s is None:
             lines.append(Line(limit, value, kept, holds))
             continue
@@ -366,14 +381,14 @@ def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow
     limit, many = simulation.limits[k], len(edges_s) - 1
     has_gap_runs = simulation.gaps is None and (len(simulation.runs) or not simulation.counted[k])
     if not limit.row.is_of_gaps:
-        is_late = request_values_s(simulation, limit.metric) > limit.limit_s
-        window_of = window_numbers(_arrivals_s(simulation, limit.metric), edges_s)
+        is_late = request_values_s(simulation, limit.metric, limit) > limit.limit_s
+        window_of = window_numbers(_arrivals_s(simulation, limit.metric, limit), edges_s)
         counted = np.bincount(window_of, minlength=many)
         violations = np.bincount(window_of[is_late], minlength=many)
     elif np.array_equal(edges_s, simulation.edges_s):
         counted, violations = simulation.counted_in[k], simulation.violations_in[k]
     elif has_gap_runs:
-        of_windows = _gap_runs_in(simulation, edges_s)
+        of_windows = _gap_runs_in(simulation, edges_s, simulation.class_of(limit.selector))
         counted = np.array([int((runs["steps"] * runs["sequences"]).sum()) for runs in of_windows])
         violations = counted - [counting.gaps_at_most(runs, limit.limit_s) for runs in of_windows]
     else:
@@ -406,8 +421,8 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
     """
     limit, windows = simulation.limits[k], in_windows(simulation, k, edges_s)
     if not limit.row.is_of_gaps:
-        seen_s = request_values_s(simulation, limit.metric)
-        window_of = window_numbers(_arrivals_s(simulation, limit.metric), edges_s)
+        seen_s = request_values_s(simulation, limit.metric, limit)
+        window_of = window_numbers(_arrivals_s(simulation, limit.metric, limit), edges_s)
         ordered_s, ends = (
             seen_s[np.argsort(window_of, kind="stable")],
             np.cumsum(np.bincount(window_of, minlength=len(windows))),
@@ -416,7 +431,8 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
         values_s = [percentile_s(part_s, limit.percentile_frac) for part_s in parts_s]
     elif len(simulation.runs) and simulation.gaps is None:
         values_s = [
-            gap_percentile_s(runs, limit.percentile_frac) for runs in _gap_runs_in(simulation, edges_s)
+            gap_percentile_s(runs, limit.percentile_frac)
+            for runs in _gap_runs_in(simulation, edges_s, simulation.class_of(limit.selector))
         ]
     else:
         return min(windows, key=lambda each: (each.holds, each.kept_frac))
@@ -424,9 +440,9 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
     return replace(windows[v], value_s=values_s[v])
 
 
-def _arrivals_s(simulation: Simulation, metric: Metric) -> Floats:
+def _arrivals_s(simulation: Simulation, metric: Metric, limit: Limit) -> Floats:
     """The arrival times of the requests whose values `request_values_s` gives."""
-    return simulation.arrival_s[_measured_with_value(simulation, metric)]
+    return simulation.arrival_s[_measured_with_value(simulation, metric, limit)]
 
 
 def _bounds_s(simulation: Simulation, edges_s: Floats) -> list[tuple[float, float]]:
@@ -463,16 +479,31 @@ def keeps_all(simulation: Simulation, slo: Slo) -> npt.NDArray[np.bool_]:
     """Which of all requests (n,) are served and keep all limits at once (tbt: in their longest gap)."""
     kept = simulation.status == FINISHED
     for limit in slo.limits:
-        kept &= ~(_values_s(simulation, limit.metric) > limit.limit_s)
+        is_late = _values_s(simulation, limit.metric) > limit.limit_s
+        kept &= ~(is_late if limit.selector is None else is_late & simulation.of_limit(limit))
     return np.asarray(kept)
 
 
 def _last_tenth(simulation: Simulation, slo: Slo) -> tuple[float, float]:
-    """(share, patience_s): of the requests that arrived last, the share that waited at most `patience_s`."""
+    """(share, patience_s): of the requests that arrived last, the share that waited at most `patience_s`; of
+    several classes those of the one with the smallest share.
+    """
     start, end = simulation.window_s[0], min(simulation.window_s[1], simulation.nominal_end_s)
     last = (simulation.arrival_s >= last_tenth_s(start, end)) & (simulation.arrival_s <= end)
+    if not slo.selectors:
+        return _patient(simulation, last, slo.patience_of(None, end - start))
+    of_classes = [
+        _patient(simulation, last & (simulation.of_class == number), slo.patience_of(selector, end - start))
+        for number, selector in enumerate(slo.selectors)
+    ]
+    if (rest := last & (simulation.of_class < 0)).any():
+        of_classes.append(_patient(simulation, rest, slo.patience_of(None, end - start)))
+    return min(of_classes)
+
+
+def _patient(simulation: Simulation, last: npt.NDArray[np.bool_], patience_s: float) -> tuple[float, float]:
     waited_s = np.fmax(
         simulation.ttft_s[last], simulation.tbt_max_s[last]
     )  # fmax ignores the NaN of answers of one token.
     waited_s[simulation.status[last] != FINISHED] = np.inf
-    return float((waited_s <= slo.patience_s).mean()) if last.any() else 1.0, slo.patience_s
+    return float((waited_s <= patience_s).mean()) if last.any() else 1.0, patience_s

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.policies import FCFS, LJF, RESERVE_STATIC, SJF, SRPT, VLLM_V1
+from planner.policies import EDF, FCFS, LJF, RESERVE_STATIC, SJF, VLLM_V1
 from planner.simulator.adapters import count_waiting
 from planner.simulator.caches import release_prefix
 from planner.simulator.counting import count, in_window, record_part, settle_gap, steps_reaching
@@ -37,7 +37,7 @@ from planner.simulator.layout import (
     UNFINISHED,
     ZERO,
 )
-from planner.simulator.numba_compile import kernel_jit, small_jit, where_ranked, where_rare
+from planner.simulator.numba_compile import kernel_jit, small_jit, where_classed, where_ranked, where_rare
 from planner.simulator.offload import leave_memory
 from planner.simulator.predictions import forget_errors, note_end
 from planner.simulator.queue_orders import line_up, settle
@@ -158,10 +158,10 @@ def finish(state, w, r, time_s):
     if len(state.after) > 0:
         _free_children(state, r, time_s)
     if in_window(state, request.arrival_s):
-        count(state, E2E, time_s - request.arrival_s, request.arrival_s)
+        count(state, E2E, time_s - request.arrival_s, request.arrival_s, r)
         if request.output_tokens > 1:
             tpot_s = (time_s - request.first_token_s) / (request.output_tokens - 1)
-            count(state, TPOT, tpot_s, request.arrival_s)
+            count(state, TPOT, tpot_s, request.arrival_s, r)
 
 
 @kernel_jit
@@ -204,10 +204,10 @@ def _reject_one(state, r):
     state.counters[DONE] += 1
     if in_window(state, request.arrival_s):
         if np.isnan(request.first_token_s):
-            count(state, TTFT, np.inf, request.arrival_s)
+            count(state, TTFT, np.inf, request.arrival_s, r)
         if request.output_tokens > 1:
-            count(state, TPOT, np.inf, request.arrival_s)
-        count(state, E2E, np.inf, request.arrival_s)
+            count(state, TPOT, np.inf, request.arrival_s, r)
+        count(state, E2E, np.inf, request.arrival_s, r)
 
 
 @small_jit
@@ -272,6 +272,11 @@ def depart_late(state, w):
         depart(state, w, pop(state.requests, worker, LEAVING))
 
 
+@where_classed(lambda state, r: 0.0)
+def _due_s(state, r):
+    return state.classes[r].due_s
+
+
 @kernel_jit
 def enqueue(state, w, r):
     """Request r waits for its prefill on worker w, in the order of the queue policy."""
@@ -279,12 +284,14 @@ def enqueue(state, w, r):
     kind = state.types[worker.type]
     worker.waiting += 1
     count_waiting(state, w, r, 1)
-    if kind.queue_order > SRPT:
+    if kind.queue_order > EDF:
         line_up(state, w, r, False)
         return
     tokens = float(request.length_tokens)
     if kind.queue_order == FCFS:
         key = request.arrival_s
+    elif kind.queue_order == EDF:
+        key = request.arrival_s + _due_s(state, r)
     else:
         if kind.queue_order == LJF:
             tokens = LONGEST - tokens
@@ -311,7 +318,7 @@ def enqueue_first(state, w, r):
     worker.preemptions += 1
     worker.waiting += 1
     count_waiting(state, w, r, 1)
-    if state.types[worker.type].queue_order > SRPT:
+    if state.types[worker.type].queue_order > EDF:
         line_up(state, w, r, True)
         return
     worker.first_waiting = put(

@@ -28,13 +28,14 @@ leaves them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.domain import STEADY_FRAC, Slo, allowed_above
 from planner.slo_metrics import Work
+from planner.traffic.classes import select_requests
 from planner.traffic.sessions import arrivals_s, session_numbers, waits_for_others
 from planner.traffic.trace import Trace, measured_window
 
@@ -131,7 +132,40 @@ def find_deadlines(slo: Slo, trace: Trace) -> Deadlines:
 
 
 def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
-    """The table above; with `guess_pace` as `usual_work` guesses."""
+    """The table above; with `guess_pace` as `usual_work` guesses.
+
+    Lines of a class oblige so many of its requests. Of all requests at least the sum over the classes is
+    obliged then, by the loosest of their deadlines; which ones is left open, so that what follows is a bound.
+    """
+    of_all = tuple(limit for limit in slo.limits if limit.selector is None)
+    deadlines = _deadlines_of(replace(slo, limits=of_all), trace, guess_pace=guess_pace)
+    if not slo.selectors:
+        return deadlines
+    is_measured = deadlines.arrives(trace)
+    every, measured = [deadlines], max(int(is_measured.sum()), 1)
+    prefills = wholes = 0
+    for selector in slo.selectors:
+        own = tuple(replace(limit, selector=None) for limit in slo.limits if limit.selector == selector)
+        of_class = _deadlines_of(Slo(own), trace, guess_pace=guess_pace)
+        requests = int((is_measured & select_requests(selector, trace)).sum())
+        prefills += requests - allowed_above(of_class.prefill_frac, requests)
+        wholes += requests - allowed_above(of_class.whole_frac, requests)
+        every.append(of_class)
+    if trace.after.size:  # Late requests take others with them, of whatever class these are.
+        prefills = wholes = 0
+    return Deadlines(
+        window_s=deadlines.window_s,
+        prefill_frac=max(deadlines.prefill_frac, prefills / measured),
+        prefill_s=max(each.prefill_s for each in every),
+        whole_frac=max(deadlines.whole_frac, wholes / measured),
+        gap_s=max(each.gap_s for each in every),
+        e2e_s=max(each.e2e_s for each in every),
+        is_paced=False,
+    )
+
+
+def _deadlines_of(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
+    """The table above for lines that are of all requests."""
 
     def share(work: Work) -> float:
         return max((limit.percentile_frac for limit in slo.limits if limit.row.obliges == work), default=0.0)
@@ -168,12 +202,13 @@ def steady_work(slo: Slo, trace: Trace) -> Deadlines | None:
     if trace.after.size:
         return None
     start_s, end_s = measured_window(trace)
+    patience_s = slo.patience_s(end_s - start_s)
     return Deadlines(
         window_s=(end_s - (end_s - start_s) / 10, end_s),
         prefill_frac=STEADY_FRAC,
-        prefill_s=slo.patience_s,
+        prefill_s=patience_s,
         whole_frac=STEADY_FRAC,
-        gap_s=slo.patience_s,
+        gap_s=patience_s,
         e2e_s=0.0,
         is_paced=True,
     )
@@ -193,6 +228,7 @@ def _in_all(deadlines: Deadlines, slo: Slo, trace: Trace) -> ObligedWork:
     """The deadlines of single requests as shares of the trace that are done by the last deadline."""
     prefill, whole = (find_bound_requests(deadlines, trace, whole=whole) for whole in (False, True))
     ttft_s = max((limit.limit_s for limit in slo.limits if limit.row.obliges == "prefill"), default=0.0)
+    ttft_s = max(ttft_s, deadlines.prefill_s) if slo.selectors else ttft_s
     decoding_s = deadlines.gap_s * float(trace.output_tokens.max())
 
     def span_s(bound_requests: BoundRequests) -> float:

@@ -34,7 +34,7 @@ from planner.solvers.drift import Alarm, find_alarms
 from planner.studies.replanning import Replan, replan
 from planner.studies.what_if import Study
 from planner.traffic.scaling import rescale, sped_up
-from planner.traffic.trace import Trace
+from planner.traffic.trace import Trace, judged_span_s
 
 Floats = npt.NDArray[np.float64]
 
@@ -405,7 +405,7 @@ def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> fl
             slo.limits,
             RequestRecords(faster_trace),
             slo.every_s,
-            patience_s=slo.patience_s,
+            patience_s=slo.patience_s(judged_span_s(trace)),
         )
         return simulation is not None and judge(simulation, slo, values=False).holds
 

@@ -224,6 +224,11 @@ def measured_window(trace: Trace) -> tuple[float, float]:
     return first + min((last - first) / 20, 120.0), np.inf if trace.after.size else last
 
 
+def judged_span_s(trace: Trace) -> float:
+    """How long the measured window is, up to the last arrival: in sessions if answers took no time."""
+    return float(trace.arrival_s[-1]) - measured_window(trace)[0]
+
+
 def last_tenth_s(start_s: float, end_s: float) -> float:
     """When the last tenth of a window begins, whose requests the backlog test looks at."""
     return end_s - (end_s - start_s) / 10

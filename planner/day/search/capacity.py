@@ -19,7 +19,7 @@ from planner.fleet import Fleet, WorkerType
 from planner.simulator.replay import RequestRecords, simulate_if_kept
 from planner.simulator.slo_verdict import judge
 from planner.traffic.scaling import rescale, select_window
-from planner.traffic.trace import Trace
+from planner.traffic.trace import Trace, judged_span_s
 from planner.units import show_s
 
 SAMPLE = "busiest 10 min"
@@ -96,7 +96,7 @@ def least_that_keep(
     prices = [pool.type.price_usd_per_h for pool in fleet.pools]
 
     def holds(sizes: Sequence[int]) -> bool:
-        tried, patience_s = resized(fleet, sizes), promise.patience_s
+        tried, patience_s = resized(fleet, sizes), promise.patience_s(judged_span_s(trace))
         run = simulate_if_kept(tried, trace, promise.limits, requests, patience_s=patience_s)
         return run is not None and judge(run, promise, values=False).holds
 

@@ -33,7 +33,7 @@ from planner.search.problem.plan_problem import Problem, SearchProgress
 from planner.search.problem.stages import Stage
 from planner.solvers.master import Option, fewest_decode_workers, full_workers, least_workers
 from planner.solvers.required_work import ObligedWork, usual_work
-from planner.traffic.trace import no_edges
+from planner.traffic.trace import judged_span_s, no_edges
 from planner.traffic.workload import TraceLengths, coarser_lengths
 
 WALK_EFFORT = 4_000_000  # simulated requests that it may cost to simulate every cheaper fleet of level 0
@@ -336,5 +336,5 @@ def keeping_up(
     It looks at the last tenth, the middle of which may wait two patiences.
     """
     share = 1 - LAST_FRAC / 2
-    seconds = share * problem.trace.duration_s + 2 * problem.slo.patience_s
+    seconds = share * problem.trace.duration_s + 2 * problem.slo.patience_s(judged_span_s(problem.trace))
     return share * workers(option, coarser_lengths(problem.lengths), seconds)

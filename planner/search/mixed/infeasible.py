@@ -75,6 +75,9 @@ def _floors(problem: Problem) -> list[tuple[Limit, float, str]]:
     """
     floors: list[tuple[Limit, float, str]] = []
     for limit in problem.slo.limits:
+        if limit.selector is not None:  # Lengths of all requests say nothing of those of a class.
+            floors.append((limit, 0.0, problem.types[0].name))
+            continue
         of_types = [(floor_s(limit, worker, problem.lengths), worker.name) for worker in problem.types]
         floors.append((limit, *min(of_types)))
     return [each for each in floors if each[1] > each[0].limit_s] or floors

@@ -131,8 +131,8 @@ def is_looser(slo: Slo, other: Slo) -> bool:
     """
     if slo.every_s is not None and slo.every_s != other.every_s:
         return False
-    limits = {(limit.metric, limit.percentile_frac): limit.limit_s for limit in slo.limits}
-    others = {(limit.metric, limit.percentile_frac): limit.limit_s for limit in other.limits}
+    limits = {replace(limit, limit_s=0.0): limit.limit_s for limit in slo.limits}
+    others = {replace(limit, limit_s=0.0): limit.limit_s for limit in other.limits}
     if limits.keys() != others.keys() or (slo.attainment_frac or 0.0) > (other.attainment_frac or 0.0):
         return False
     return all(limit_s >= others[key] for key, limit_s in limits.items())
@@ -474,6 +474,8 @@ class Oracle:
         )
 
     def _prefill_alone(self, option: Option, count: int) -> bool:
+        if self.slo.selectors:
+            return True  # What may wait for whom is up to the classes, so nothing is ruled out.
         limits = tuple(limit for limit in self.slo.limits if limit.metric == "ttft")
         slo = Slo(limits, every_s=self.slo.every_s)
 
@@ -487,6 +489,8 @@ class Oracle:
         return count > 0 and self._answer(key, fleet, slo, is_prompts=True)
 
     def _decode_alone(self, option: Option, count: int) -> bool:
+        if self.slo.selectors:
+            return True  # As above.
         # a prompt that keeps TTFT comes so much later, so the backlog test may see that much less of a wait
         slo = Slo(
             tuple(

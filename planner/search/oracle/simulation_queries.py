@@ -21,7 +21,7 @@ from planner.parallel.executors import Crew, current_crew, current_slot
 from planner.search.oracle.scenarios import Scenario, Scenarios
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.slo_verdict import Verdict, judge
-from planner.traffic.trace import Trace
+from planner.traffic.trace import Trace, judged_span_s
 
 KEPT_REQUESTS = 20_000  # of a scenario: of more, of which there are dozens, nothing is kept beside the trace
 KEPT_REPLAYS = 16  # that a worker has laid out at a time
@@ -64,7 +64,7 @@ class Replay:
             slo.limits,
             requests,
             slo.every_s,
-            patience_s=slo.patience_s,
+            patience_s=slo.patience_s(judged_span_s(trace)),
             is_prefilled=query.is_prefilled,
         )
         holds = simulation is not None and judge(simulation, slo, values=False).holds

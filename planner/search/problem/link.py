@@ -43,7 +43,7 @@ def falls_behind(problem: Problem) -> LinkTooSlow | None:
     prefills is an assumption: shortcuts.LINK.
     """
     trace, network, tested = problem.trace, problem.task.network, steady_work(problem.slo, problem.trace)
-    limits = [limit for limit in problem.slo.limits if limit.metric == "ttft"]
+    limits = [each for each in problem.slo.limits if each.metric == "ttft" and each.selector is None]
     if not network.is_shared or network.topology is not None or tested is None or not limits:
         return None
     if (trace.output_tokens[tested.arrives(trace)] > 1).mean() <= 0.5:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from planner.documents.catalog import Catalog
 from planner.documents.facts import Reason
 from planner.documents.speculative import engine_with_drafts, find_drafter
 from planner.documents.task import TOKEN_BUDGETS, PlanQuestion
-from planner.domain import OWNED, Gpu, Limit, Slo
+from planner.domain import OWNED, Gpu, Limit, Selector, Slo
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, Role, WorkerType
 from planner.models.all2all import (
@@ -42,6 +42,7 @@ from planner.simulator.slo_verdict import percentile_s
 from planner.solvers.master import Floats, Option, attention_s
 from planner.solvers.required_work import find_deadlines, steady_work
 from planner.solvers.whole_nodes import node_of
+from planner.traffic.classes import select_requests
 from planner.traffic.sessions import waits_for_others
 from planner.traffic.tasks import BoolArray, Tasks, tasks_of
 from planner.traffic.trace import IntArray, Trace
@@ -497,6 +498,7 @@ class Judged:
     perhaps_decoded: int
     has_gaps: bool
     of_tasks: JudgedTasks | None = None
+    of_classes: Mapping[Selector, Judged] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -514,14 +516,24 @@ class JudgedTasks:
 
 def judged(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Judged:
     """The judged requests of a trace; `shared_tokens` (n,) of each prompt are in other prompts too."""
+    of_classes = {each: _judged_of(slo, trace, shared_tokens, each) for each in slo.selectors}
+    return replace(_judged_of(slo, trace, shared_tokens, None), of_classes=of_classes)
+
+
+def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector: Selector | None) -> Judged:
+    """Those of one class, None for all; no gap of a class is known to be counted."""
     measured = find_deadlines(slo, trace)
     is_measured, end_s = measured.arrives(trace), measured.window_s[1]
     decoded, perhaps = trace.output_tokens > 1, waits_for_others(trace) & ~is_measured
+    if selector is not None:
+        of_class = select_requests(selector, trace)
+        is_measured, perhaps = is_measured & of_class, perhaps & of_class
     has_gaps = bool((is_measured & decoded).any())
     if tested := steady_work(slo, trace):  # The backlog test: half of the last tenth.
         last = tested.arrives(trace)
         in_time = trace.arrival_s + tested.prefill_s + tested.gap_s <= end_s
         has_gaps = int((last & decoded & in_time).sum()) > int(last.sum()) // 2
+    has_gaps = has_gaps and selector is None
     columns = [trace.input_tokens[is_measured], trace.output_tokens[is_measured]]
     if shared_tokens is None:
         codes, requests = np.unique((columns[0] << 32) + columns[1], return_counts=True)
@@ -572,6 +584,7 @@ def _least_of_tasks(limit: Limit, types: Sequence[WorkerType], of: Judged) -> fl
 
 def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
     """The limit's judged percentile [s] if every request had each phase on its fastest idle worker."""
+    of = of.of_classes[limit.selector] if limit.selector is not None else of
 
     def percentile(values_s: Floats, requests: Floats, others: int) -> float:
         values_s, requests = np.append(values_s, 0.0), np.append(requests, float(others))

@@ -1,0 +1,89 @@
+"""Classes of requests: which requests of a trace each class of an SLO takes.
+
+A class is a `Selector`. Requests are numbered by the class that takes them, -1 for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import Selector, Slo
+from planner.errors import InputError
+from planner.files.document_values import show_value
+from planner.traffic.trace import IntArray, Trace
+
+
+def select_requests(selector: Selector, trace: Trace) -> npt.NDArray[np.bool_]:
+    """(n,): the requests of a trace that are of this class."""
+    tokens = trace.input_tokens
+    mask = np.asarray(tokens >= selector.least_tokens)
+    if selector.most_tokens is not None:
+        mask &= tokens <= selector.most_tokens
+    for wanted, names, column in (
+        (selector.tenants, trace.tenants, trace.tenant),
+        (selector.adapters, trace.adapters, trace.adapter),
+        (selector.llms, trace.llms, trace.llm),
+    ):
+        if wanted:
+            numbers = [number for number, name in enumerate(names) if name in wanted]
+            mask &= np.isin(column, numbers)
+    return mask
+
+
+def class_numbers(selectors: Sequence[Selector], trace: Trace) -> IntArray:
+    """(n,): which of the classes each request is of, -1 for none."""
+    numbers = np.full(len(trace), -1, dtype=np.int64)
+    for number, selector in enumerate(selectors):
+        numbers[select_requests(selector, trace)] = number
+    return numbers
+
+
+def check_classes(slo: Slo, trace: Trace) -> None:
+    """Raise InputError for a class without a request, for requests of two classes, and for requests that no
+    line is of.
+    """
+    if not (selectors := slo.selectors):
+        return
+    taken = np.full(len(trace), -1, dtype=np.int64)
+    for number, selector in enumerate(selectors):
+        mask = select_requests(selector, trace)
+        where = f"slo: classes: {selector.name}"
+        if not mask.any():
+            raise InputError(
+                f"{where}: matches none of the {len(trace):,} requests of {trace.name}{_has(selector, trace)}"
+            )
+        if (both := mask & (taken >= 0)).any():
+            other = selectors[int(taken[both][0])].name
+            raise InputError(
+                f"{where}: {int(both.sum()):,} requests of {trace.name} are of class {other} too; a "
+                "request is of one class, so narrow one of the two matches"
+            )
+        taken[mask] = number
+    if all(limit.selector is not None for limit in slo.limits) and (missed := taken < 0).any():
+        raise InputError(
+            f"slo: classes: {int(missed.sum()):,} of the {len(trace):,} requests of {trace.name} are of no "
+            f"class{_example(trace, int(np.argmax(missed)))}; add a class for them, or beside classes a line "
+            "for all requests such as ttft: {p90: 10 s}"
+        )
+
+
+def _has(selector: Selector, trace: Trace) -> str:
+    """What there is to match, where a class asked for a name."""
+    for wanted, names, what in (
+        (selector.tenants, trace.tenants, "tenants"),
+        (selector.adapters, trace.adapters, "adapters"),
+        (selector.llms, trace.llms, "models"),
+    ):
+        if wanted and not set(wanted) & set(names):
+            known = ", ".join(show_value(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
+            return f", whose {what} are {known}" if names else f", which names no {what}"
+    tokens = trace.input_tokens
+    return f", whose prompts have {int(tokens.min()):,} to {int(tokens.max()):,} tokens; widen its match"
+
+
+def _example(trace: Trace, index: int) -> str:
+    tenant = f", of tenant {show_value(trace.tenants[int(trace.tenant[index])])}" if trace.tenants else ""
+    return f" (the first: {int(trace.input_tokens[index]):,} tokens{tenant})"
