@@ -25,7 +25,7 @@ OF_REQUESTS = ("ttft", "tbt", "tpot", "e2e")  # The metrics that lines of a clas
 MATCH_KEYS = ("tenant", "adapter", "model", "input_tokens")
 DEADLINE_FRAC = 0.99  # Of the requests of a class with a deadline so many must be done by then.
 MOST_CLASSES = 32  # Every step of an engine is counted for each class with a limit on gaps.
-_CLASS_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+CLASS_NAME = r"^[A-Za-z0-9_-]{1,40}$"
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 
 
@@ -90,7 +90,7 @@ def parse_classes(document: Any, where: str) -> tuple[Limit, ...]:
     limits: list[Limit] = []
     for name, given in check_mapping(document, where).items():
         place = f"{where}: {name}"
-        if not _CLASS_NAME.fullmatch(str(name)):
+        if not re.fullmatch(CLASS_NAME, str(name)):
             raise refused_value(where, "expected a name of letters, digits, - and _ for a class", name)
         lines = check_mapping(given, place)
         if "match" not in lines:

@@ -123,7 +123,8 @@ def pool_text(role: str, count: int, gpus: int, gpu: str) -> str:
 
 
 def limit_text(limit: Limit) -> str:
-    return f"{percent(limit.percentile_frac)} {limit.row.sentence} {show_s(limit.limit_s)}"
+    of_class = "" if limit.selector is None else f"of class {limit.selector.name} "
+    return f"{of_class}{percent(limit.percentile_frac)} {limit.row.sentence} {show_s(limit.limit_s)}"
 
 
 NOT_EXHAUSTED = "NOT exhausted"

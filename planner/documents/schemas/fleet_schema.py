@@ -20,6 +20,7 @@ from planner.documents.schemas.slo_schema import (
     engine_section,
     kv_offload_section,
     lora_section,
+    match_section,
     network_section,
     policy_settings,
     slo_section,
@@ -143,6 +144,12 @@ def policies_schema() -> Schema:
         "prefix_cache": FLAG,
         "kv_offload": kv_offload_section(),
         "vidur_restarts": FLAG,
+        "due": said(
+            by_name(
+                section({"match": match_section(), "within": quantity("s")}, required=("match", "within"))
+            ),
+            "Of the queue edf: how long after its arrival a request of each class is due.",
+        ),
     }
     return section(schemas, POLICY_KEYS)
 

@@ -44,6 +44,7 @@ from planner.documents.schemas.values import (
     suggested,
     whole,
 )
+from planner.documents.slo import CLASS_NAME, MATCH_KEYS, OF_REQUESTS
 from planner.files.document_values import MOST
 from planner.fleet import MAX_PP
 from planner.models.engine import NAMES as ENGINES
@@ -148,9 +149,27 @@ def slo_section() -> Schema:
         "attainment": said(number(above=0, most=1), "Share of requests that keep all their limits at once."),
         "every": said(SECONDS, "The SLO must hold in every window of this length."),
     }
-    limits = section(beside, such={f"^({'|'.join(METRICS)})_{PERCENTILE}$": SECONDS})
+    of_class = {key: metrics[key] for key in OF_REQUESTS} | {
+        "match": match_section(),
+        "deadline": said(
+            any_of(SECONDS, lines), "When requests that may wait must be complete; p99 of them."
+        ),
+    }
+    such = {f"^({'|'.join(OF_REQUESTS)})_{PERCENTILE}$": SECONDS}
+    classes = by_name(section(of_class, such=such, required=("match",)) | {"minProperties": 2})
+    classes |= {"propertyNames": {"pattern": CLASS_NAME}, "minProperties": 1}
+    of_classes = {"classes": said(classes, "Lines of classes of requests, each with what is of it.")}
+    limits = section(beside | of_classes, such={f"^({'|'.join(METRICS)})_{PERCENTILE}$": SECONDS})
     no_limit = {"propertyNames": {"enum": list(beside)}}
     return limits | {"properties": metrics | limits["properties"], "not": no_limit}
+
+
+def match_section() -> Schema:
+    """Which requests are of a class."""
+    named = one_or_list(any_of(TEXT, {"type": "integer"}))
+    tokens = section({"from": whole(0), "to": whole(0)}) | {"minProperties": 1}
+    keys = dict.fromkeys(MATCH_KEYS, named) | {"input_tokens": tokens}
+    return said(section(keys, MATCH_KEYS) | {"minProperties": 1}, "Which requests are of this class.")
 
 
 def traffic_section(catalog: Catalog) -> Schema:
