@@ -622,8 +622,7 @@ def _state(
     if sizes is not None:
         nth = np.concatenate([np.arange(pool.count * pool.type.dp) // pool.type.dp for pool in pools])
         workers["is_up"] = nth < np.asarray(sizes)[kinds]
-    count, seats = len(workers), int(types["seats"].max())
-    order = _routing_order(pools, pool_ranks, kinds)
+    count, order = len(workers), _routing_order(pools, pool_ranks, kinds)
     # The lanes have events, and last the outside world (disturbances); between them those of each engine.
     entities = len(lanes) + (2 if engine_of(fleet) == STEPWISE else n + 1)
     worker_types = [pool.type for pool in pools]
@@ -633,9 +632,9 @@ def _state(
         tables=tables,
         workers=workers,
         lanes=lanes,
-        slots=np.zeros((len(lanes), seats), dtype=layout.SLOT),
+        slots=np.zeros((len(lanes), types["seats"].max()), dtype=layout.SLOT),
         gaps=np.zeros((len(lanes), layout.GAP_DEPTH), dtype=layout.GAP),
-        chunks=np.zeros((len(lanes), seats), dtype=layout.CHUNK),
+        chunks=np.zeros((len(lanes), types["seats"].max()), dtype=layout.CHUNK),
         requests=requests,
         pools=np.zeros((2, count), dtype=np.int64),
         order=order,
