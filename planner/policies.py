@@ -696,6 +696,7 @@ def _rows_by_name(of: type[AnyPolicy]) -> Mapping[str, AnyPolicy]:
 
 BATCHING, QUEUE, ADMISSION = _rows_by_name(Batching), _rows_by_name(Queue), _rows_by_name(Admission)
 ROUTING, POOLS = _rows_by_name(Routing), _rows_by_name(Pools)
+QUEUE_OF_CLASSES = next(row for row in QUEUE.values() if row.by_deadline)
 TIES_BY = ROUTING["jsq"]  # Routers list the workers that a request keeps busy for the shortest time first.
 # The fields of `Policies` that name a row of the table.
 BY_FIELD: Mapping[str, Mapping[str, Policy]] = MappingProxyType(

@@ -153,9 +153,7 @@ def test_an_order_of_prompts_that_vllm_lacks_is_not_called_priority(queue: str) 
     found = manifests.render(replace(mixed(), policies=policies), 5000, "vllm")
     told = find_router_difference(QUEUE[queue], VLLM)
     settings = found.files["vllm/mixed.config.yaml"]
-    assert ("scheduling-policy: priority" in settings) == (
-        QUEUE[queue].rank is not None or QUEUE[queue].by_turns
-    )
+    assert ("scheduling-policy: priority" in settings) == (QUEUE[queue].has_rank or QUEUE[queue].by_turns)
     assert ("scheduling-policy" in settings) == (told.name != "fcfs")
     assert any(f"vLLM lacks {queue}: fcfs is in its place" in note for note in found.notes["vllm"]) == (
         told.is_lacking

@@ -38,6 +38,7 @@ from planner.policies import (
     MIXED_POOL,
     POOLS,
     QUEUE,
+    QUEUE_OF_CLASSES,
     REPURPOSE,
     ROUTING,
     STEPWISE,
@@ -175,10 +176,11 @@ def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_
     Raises InputError for `edf` without classes.
     """
     if slo.selectors:
-        if names_queue or not is_deployed(QUEUE["edf"], target):
+        if names_queue or not is_deployed(QUEUE_OF_CLASSES, target):
             return choices
-        raced = (*(PolicyChange("queue", name) for name in choices.queues if name != "edf"), *choices.raced)
-        return replace(choices, axes={**choices.axes, "queue": ("edf",)}, raced=raced)
+        raced = [PolicyChange("queue", name) for name in choices.queues if not QUEUE[name].by_deadline]
+        axes = {**choices.axes, "queue": (QUEUE_OF_CLASSES.name,)}
+        return replace(choices, axes=axes, raced=(*raced, *choices.raced))
     if any(QUEUE[name].by_deadline for name in choices.queues):
         raise InputError(
             "policies: queue: edf goes by the limits of classes, and slo has none; add slo: {classes: ...}, "

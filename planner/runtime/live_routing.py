@@ -487,4 +487,4 @@ def _due_s(policies: Policies, inputs: int, tenant: str, model: str) -> float:
         is_named &= not (selector.adapters or selector.llms) or model in (*selector.adapters, *selector.llms)
         if is_named and selector.least_tokens <= inputs <= (selector.most_tokens or inputs):
             return due_s
-    return max(due_s for _, due_s in policies.due)
+    return max((due_s for _, due_s in policies.due), default=0.0)

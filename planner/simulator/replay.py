@@ -684,7 +684,7 @@ def _request_classes(
         )
     rows = np.zeros(len(trace), dtype=layout.REQUEST_CLASS)
     rows["of_class"] = class_numbers(selectors, trace)
-    if by_deadline:
+    if by_deadline and policies.due:
         due_s = np.array([due_s for _, due_s in policies.due])
         of_due = class_numbers([selector for selector, _ in policies.due], trace)
         rows["due_s"] = np.where(of_due >= 0, due_s[of_due], due_s.max())

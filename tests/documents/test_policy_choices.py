@@ -12,7 +12,7 @@ from planner.documents.policy_choices import REPURPOSE_AFTER_S, PolicyChange, na
 from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import InputError
 from planner.fleet import Policies
-from planner.policies import BY_FIELD, QUEUE, ROUTING, STEPWISE, Policy, go_together, is_deployed
+from planner.policies import BY_FIELD, QUEUE, ROUTING, STEPWISE, Policy, Queue, go_together, is_deployed
 
 CATALOG = read_catalog()
 
@@ -32,6 +32,8 @@ def rows() -> list[tuple[str, Policy]]:
 @pytest.mark.parametrize(("axis", "row"), rows(), ids=lambda each: getattr(each, "name", each))
 def test_every_row_that_engines_step_by_step_have_can_be_named(axis: str, row: Policy) -> None:
     """Those that look at caches with caches; decode workers keep none."""
+    if isinstance(row, Queue) and row.by_deadline:
+        return  # It needs classes: test_classes_of_requests.py.
     section: dict[str, Any] = {axis: row.name, "prefix_cache": row.needs_caches}
     if axis == "decode_routing" and row.needs_caches:
         with pytest.raises(InputError, match="decode workers keep none"):
