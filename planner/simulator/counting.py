@@ -218,7 +218,7 @@ def record_steps(state, l, first_s, growth_s, steps, sequences):
         run.worker, run.start_s, run.first_s, run.growth_s = lane.worker, lane.run_start_s, first_s, growth_s
         run.steps, run.sequences, run.decodes = steps, sequences, lane.decodes * lane.is_decoding
         run.prefill_tokens, run.blocks = lane.prefill_tokens, state.workers[lane.worker].used_blocks
-        run.of_class = NONE
+        run.of_class = 0
     if len(state.parts) > 0:
         for i in range(state.lanes[l].prefills):
             chunk = state.chunks[l, i]
@@ -252,7 +252,7 @@ def record_gap(state, w, start_s, gap_s, sequences):
         run = state.runs[k]
         run.worker, run.start_s, run.first_s, run.growth_s = w, start_s, gap_s, 0.0
         run.steps, run.sequences, run.decodes, run.prefill_tokens, run.blocks = 1, sequences, 0, NONE, 0
-        run.of_class = NONE
+        run.of_class = 0
     state.counters[RUNS] = k + 1
 
 
@@ -279,7 +279,7 @@ def _record_class(state, w, of_class, start_s, first_s, growth_s, steps, sequenc
         run = state.runs[k]
         run.worker, run.start_s, run.first_s, run.growth_s = w, start_s, first_s, growth_s
         run.steps, run.sequences, run.decodes, run.prefill_tokens, run.blocks = steps, sequences, 0, NONE, 0
-        run.of_class = of_class
+        run.of_class = of_class + 1
     state.counters[RUNS] = k + 1
 
 

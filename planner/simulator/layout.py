@@ -246,7 +246,7 @@ RUN = np.dtype(
         ("decodes", "i8"),  # in each of these steps
         ("prefill_tokens", "i8"),  # NONE: gaps, not steps of an engine
         ("blocks", "i8"),  # KV blocks in use
-        ("of_class", "i8"),  # NONE: of all requests; else gaps of this class, which are also among those
+        ("of_class", "i8"),  # 0: of all requests; else 1 more than a class, whose gaps these are once more
     ]
 )
 

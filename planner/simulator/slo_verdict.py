@@ -191,7 +191,7 @@ def gap_runs(
 def _with_gaps(simulation: Simulation, of_class: int) -> tuple[npt.NDArray[np.void], Floats, Floats]:
     """The recorded runs that gave tokens to a class, and when their first and their last step ended."""
     runs = simulation.runs[(simulation.runs["sequences"] > 0) & (simulation.runs["steps"] > 0)]
-    runs = runs[runs["of_class"] == of_class]
+    runs = runs[runs["of_class"] == of_class + 1]  # 0: of all requests
     # The sum is that of the kernel to the last bit, so that the last token does not fall out of the window.
     last_end_s = runs["start_s"] + run_seconds(runs)
     return runs, runs["start_s"] + runs["first_s"], last_end_s

@@ -176,7 +176,7 @@ def test_impossible_shares_are_refused(change: dict[str, object]) -> None:
 
 
 def hand_made(runs: Sequence[tuple[float, ...]], window_s: tuple[float, float] = (0.0, 100.0)) -> Simulation:
-    table = np.array(runs, dtype=layout.RUN)
+    table = np.array([(*run, 0) for run in runs], dtype=layout.RUN)
     simulation: Simulation = replace(
         a_plan(mixed(count=2), requests=4).simulation, runs=table, window_s=window_s
     )
