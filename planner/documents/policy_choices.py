@@ -178,9 +178,9 @@ def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_
     if slo.selectors:
         if names_queue or not is_deployed(QUEUE_OF_CLASSES, target):
             return choices
-        raced = [PolicyChange("queue", name) for name in choices.queues if not QUEUE[name].by_deadline]
+        usual = [PolicyChange("queue", name) for name in choices.queues if not QUEUE[name].by_deadline]
         axes = {**choices.axes, "queue": (QUEUE_OF_CLASSES.name,)}
-        return replace(choices, axes=axes, raced=(*raced, *choices.raced))
+        return replace(choices, axes=axes, raced=(*usual, *choices.raced))
     if any(QUEUE[name].by_deadline for name in choices.queues):
         raise InputError(
             "policies: queue: edf goes by the limits of classes, and slo has none; add slo: {classes: ...}, "
