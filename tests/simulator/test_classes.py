@@ -77,7 +77,7 @@ def test_requests_that_are_due_first_go_first() -> None:
         due = ((CHAT, 1.5), (BATCH, batch_s)) if queue == "edf" else ()
         policies = replace(fleet.policies, queue=queue, due=due)
         simulation = simulate(replace(fleet, policies=policies), trace, limits=limits)
-        return np.argsort(simulation.ttft_s + simulation.arrival_s).tolist()
+        return [int(r) for r in np.argsort(simulation.ttft_s + simulation.arrival_s)]
 
     assert order("fcfs", 100.0) == [0, 1, 2, 3]
     assert order("edf", 100.0) == [0, 2, 3, 1]
