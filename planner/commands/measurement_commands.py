@@ -28,7 +28,9 @@ from planner.errors import InputError
 
 FactLlm = Annotated[str | None, typer.Option("--llm", help="The LLM, where the file does not say it.")]
 FactGpu = Annotated[str | None, typer.Option("--gpu", help="The GPU, where the file does not say it.")]
-FactTp = Annotated[int | None, typer.Option("--tp", min=1, help="Tensor parallelism, likewise.")]
+FactTp = Annotated[
+    int | None, typer.Option("--tp", min=1, help="Tensor parallelism, where the file does not say it.")
+]
 
 
 def import_measurements(
@@ -67,7 +69,7 @@ def import_measurements(
         gpu,
         tp,
         concurrency,
-        rate or None,
+        rate or None,  # A rate of 0 says nothing about the load.
         requests,
         input_tokens,
         output_tokens,

@@ -1,7 +1,7 @@
 """How the plan fares around its own point: fewer and more workers, more traffic, what breaks it.
 
 The search finds them (search/evidence/robustness.py), certificate.json holds them as `around`, and the
-report draws them.
+report draws them. Fields called `futures` count scenarios; certificate.json has always named them so.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ class PriceTurns:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """`futures` is the number of scenarios of a plan's test, of which `may_miss` may be missed; 0 scenarios
+    """All that is known of the plan's surroundings.
+
+    `futures` is the number of scenarios of a plan's test, of which `may_miss` may be missed; 0 scenarios
     stand for the traffic as written. `more_traffic` is None if not simulated. `left_out` names what time did
     not suffice for.
     """

@@ -7,7 +7,8 @@ So a layer's kernels take
 
     t = o + B (w(c + n) - w(c))     B prompts of n new tokens after c cached ones
     o                               the decode of one token: weights are read once
-    w(L) = (T(B, L) - o) / B        a prompt of L tokens, where B L comes to MOST_TOKENS, launches to nothing
+    w(L) = (T(B, L) - o) / B        a prompt of L tokens, of which as many were measured together
+                                    as make about MOST_TOKENS: so long a step hides its launches
 
 w is a line between LENGTHS: prompts after cached tokens were measured after 128 at the most, but a prompt is
 its first part and the rest after it. Past the longest prompt, MOST_TOKENS, w goes on as the parabola through
@@ -28,7 +29,7 @@ from planner.models.llm import LatentAttention, Llm
 MOST_TOKENS = 32768  # Most tokens of a step, and of the longest prompt that was measured.
 LENGTHS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384, 32768)
 DOUBLED = (8192, 16384, 32768)
-NOISE_FRAC = 0.1
+NOISE_FRAC = 0.1  # A token of a longer prompt may take this much less before two kernels are suspected.
 
 
 def is_sparse(llm: Llm) -> bool:
@@ -50,9 +51,11 @@ def shares_index(llm: Llm) -> bool:
 
 
 class SparsePrompts:
-    """Milliseconds of prompts. `measured_ms`: of so many prompts of so many tokens, with nothing cached, as
-    AIConfigurator has them; `once_ms`: of the decode of one token. Raises ValueError where the former are
-    of several kernels.
+    """Milliseconds of prompts in a layer of sparse attention.
+
+    `measured_ms(prompts, tokens)` is AIConfigurator's time of so many prompts of so many tokens with nothing
+    cached, `once_ms` that of the decode of one token. Raises ValueError if the measured times are those of
+    several kernels.
     """
 
     def __init__(self, measured_ms: Callable[[int, int], float], once_ms: float) -> None:
@@ -68,15 +71,15 @@ class SparsePrompts:
                 )
             token_ms = whole_ms[-1] / length
         self._lengths, self._whole_ms = np.array([0, *LENGTHS], dtype=float), np.array(whole_ms)
-        last = [whole_ms[LENGTHS.index(length) + 1] for length in DOUBLED]
-        self._beyond = np.polyfit(DOUBLED, last, 2)
+        doubled_ms = [whole_ms[LENGTHS.index(length) + 1] for length in DOUBLED]
+        self._beyond = np.polyfit(DOUBLED, doubled_ms, 2)
 
     def step_ms(self, prompts: int, new: int, cached: int) -> float:
-        """Of prompts that have `new` tokens after `cached` ones each."""
+        """Milliseconds of prompts that have `new` tokens after `cached` ones each."""
         return self._once_ms + prompts * (self._prompt_ms(cached + new) - self._prompt_ms(cached))
 
     def _prompt_ms(self, length: int) -> float:
-        """Of a prompt of so many tokens beside others."""
+        """w(length): milliseconds of a whole prompt, without what a step takes once."""
         if length > MOST_TOKENS:
             return float(np.polyval(self._beyond, length))
         return float(np.interp(length, self._lengths, self._whole_ms))

@@ -17,12 +17,14 @@ from planner.manifests.kubernetes import Document
 from planner.policies import GATEWAY, KSERVE, ROUTING, find_router_difference
 
 KSERVE_VERSION = "0.21.0"
-LLM_D_VERSION = "v0.9.0"  # the image in the presets of KSERVE_VERSION
+LLM_D_VERSION = "v0.9.0"  # The presets of KSERVE_VERSION have this image.
 ENGINE = (
     f"vLLM 0.26.0 of llm-d {LLM_D_VERSION}, KServe {KSERVE_VERSION} with LLMInferenceService v1alpha2 and "
     "llm-d's endpoint picker 0.10.0"
 )
-_KSERVE_TELLS = ("served-model-name", "tensor-parallel-size")
+PROBE_S = 10  # Seconds between two looks whether an engine has started.
+# KServe's presets pass these flags themselves, so they are not among ours.
+_FLAGS_OF_PRESETS = ("served-model-name", "tensor-parallel-size")
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
@@ -80,6 +82,7 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
 
 
 def _is_left_to_gateway(fleet: Fleet, *, is_pair: bool) -> bool:
+    """Whether the gateway alone routes as the plan does: only a router of pairs must know the pools."""
     return not is_pair and find_router_difference(ROUTING[fleet.policies.routing], KSERVE).name == GATEWAY
 
 
@@ -99,7 +102,7 @@ def _image(gpu: Gpu) -> str:
 def _workload(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
     engine_settings = engine_command.settings(pool, fleet, max_model_len)
     args = engine_command.to_args(
-        {key: value for key, value in engine_settings.items() if key not in _KSERVE_TELLS}
+        {key: value for key, value in engine_settings.items() if key not in _FLAGS_OF_PRESETS}
     )
     main = {
         "name": "main",
@@ -109,7 +112,7 @@ def _workload(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
             {"name": "VLLM_ADDITIONAL_ARGS", "value": shlex.join(args)},
         ],
         "resources": kubernetes.resources(pool),
-        "startupProbe": {"periodSeconds": 10, "failureThreshold": engine_command.START_S // 10},
+        "startupProbe": {"periodSeconds": PROBE_S, "failureThreshold": engine_command.START_S // PROBE_S},
     }
     return {
         "replicas": pool.count,

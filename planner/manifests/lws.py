@@ -1,8 +1,8 @@
 """LeaderWorkerSet: workers that span nodes (by PP or data-parallel ranks), one group of pods per worker.
 
-Pod 0 of a group answers HTTP, for the ranks of all; the others run vLLM with --headless and meet it at
-LWS_LEADER_ADDRESS. Of ranks vLLM takes the first one of a node from --node-rank. LWS sets that address and
-LWS_WORKER_INDEX in every container, and Kubernetes puts them into the arguments. The router and the other
+Pod 0 of a group answers HTTP for all ranks; the other pods run vLLM with --headless and meet pod 0 at
+LWS_LEADER_ADDRESS. vLLM computes from --node-rank which data-parallel ranks a node has. LWS sets that address
+and LWS_WORKER_INDEX in every container, and Kubernetes puts them into the arguments. The router and the other
 objects are those of plain Kubernetes; pods that run --headless have no role, so it does not see them.
 """
 
