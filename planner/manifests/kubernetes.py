@@ -29,6 +29,11 @@ ENGINE = f"vLLM {engine_command.VLLM_VERSION}"
 SHM_GIB = 16
 STORE_SPARE_GIB = 8  # of the owner of a store, beside its blocks
 STORE_PROTOCOL = "tcp"  # rdma needs devices that are not asked for here
+# What a worker asks of its node beside GPUs, for a process per GPU and one in front of them.
+CPUS_PER_GPU, MEMORY_PER_GPU_GIB = 2, 8
+LOCKED: Document = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+NO_SYSCALLS_BEYOND_USUAL: Document = {"seccompProfile": {"type": "RuntimeDefault"}}
+ROUTER_USER, ROUTER_HOME = 10001, "/tmp"  # pip installs below its home: the rest of its disk is read-only
 SHM_MOUNT: Document = {"name": "shm", "mountPath": "/dev/shm"}
 
 _LABEL_NAME = re.compile(
@@ -141,6 +146,19 @@ def asking_memory(fleet: Fleet, pool: Pool, main: Document) -> Document:
     return {**main, "resources": {**main_resources, "requests": requests}}
 
 
+def _asking_of_node(fleet: Fleet, pool: Pool, main: Document) -> Document:
+    """The container of a worker, which asks for CPUs and memory too and may do nothing beyond its work."""
+    gpus = pool.type.gpus // engine_command.nodes_of(pool.type)
+    memory_gib = SHM_GIB + _offload_gib(fleet, pool) + MEMORY_PER_GPU_GIB * gpus
+    requests = {"cpu": str(1 + CPUS_PER_GPU * gpus), "memory": f"{memory_gib}Gi"}
+    main_resources = main["resources"]
+    return {
+        **main,
+        "resources": {**main_resources, "requests": {**main_resources["requests"], **requests}},
+        "securityContext": LOCKED,
+    }
+
+
 def resources(pool: Pool) -> Document:
     """The GPUs of one pod: a worker's share of one node."""
     gpus = {resource_of(pool.type.gpu): str(pool.type.gpus // engine_command.nodes_of(pool.type))}
@@ -204,7 +222,9 @@ def pod(fleet: Fleet, pool: Pool, labels: Document, main: Document) -> Document:
         "spec": {
             **placement(fleet, pool),
             "terminationGracePeriodSeconds": 120,
-            "containers": [asking_memory(fleet, pool, main)],
+            "automountServiceAccountToken": False,
+            "securityContext": NO_SYSCALLS_BEYOND_USUAL,
+            "containers": [_asking_of_node(fleet, pool, main)],
             "volumes": [shared_memory(fleet, pool)],
         },
     }
@@ -358,9 +378,15 @@ def _router(fleet: Fleet, app: str, router: str, roles: tuple[Role, ...]) -> lis
         "name": "router",
         "image": engine_command.ROUTER_IMAGE,
         "command": engine_command.router_command(args),
-        "env": [{"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}],
+        "env": [
+            {"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
+            {"name": "HOME", "value": ROUTER_HOME},
+            {"name": "PATH", "value": f"{ROUTER_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin"},
+        ],
         "ports": [{"name": "http", "containerPort": HTTP_PORT}],
         "resources": {"requests": {"cpu": "2", "memory": "2Gi"}, "limits": {"memory": "4Gi"}},
+        "securityContext": {**LOCKED, "readOnlyRootFilesystem": True},
+        "volumeMounts": [{"name": "home", "mountPath": ROUTER_HOME}],
         "startupProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 5, "failureThreshold": 60},
         "readinessProbe": {"httpGet": {"path": "/readiness", "port": "http"}, "periodSeconds": 5},
         "livenessProbe": {"httpGet": {"path": "/liveness", "port": "http"}, "periodSeconds": 10},
@@ -375,7 +401,16 @@ def _router(fleet: Fleet, app: str, router: str, roles: tuple[Role, ...]) -> lis
                 "selector": {"matchLabels": {APP: app, PART: name}},
                 "template": {
                     "metadata": {"labels": labels},
-                    "spec": {"serviceAccountName": f"{app}-router", "containers": [container]},
+                    "spec": {
+                        "serviceAccountName": f"{app}-router",
+                        "securityContext": {
+                            **NO_SYSCALLS_BEYOND_USUAL,
+                            "runAsNonRoot": True,
+                            "runAsUser": ROUTER_USER,
+                        },
+                        "containers": [container],
+                        "volumes": [{"name": "home", "emptyDir": {}}],
+                    },
                 },
             },
         },

@@ -51,7 +51,8 @@ def test_pods_have_so_much_shared_memory_more() -> None:
     gib = 16 + 64 * pool.type.tp
     for target in ("kubernetes", "lws", "llm-d"):
         text = "\n".join(manifests.render(fleet, 5000, target).files.values())
-        assert f"sizeLimit: {gib}Gi" in text and f"memory: {gib}Gi" in text, target
+        asked_gib = gib if target == "llm-d" else gib + 8 * pool.type.tp
+        assert f"sizeLimit: {gib}Gi" in text and f"memory: {asked_gib}Gi" in text, target
         plain = "\n".join(manifests.render(mixed(), 5000, target).files.values())
         assert "sizeLimit: 16Gi" in plain and f"memory: {gib}Gi" not in plain
 
