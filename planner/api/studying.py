@@ -43,7 +43,6 @@ from planner.traffic.trace import spread_stamps
 from planner.units import quantity
 
 QuestionLike = TaskDocument | Section | str | Path
-MOST_HORIZON_USD = 1e9  # of a start or a stop; more is a slip of the pen
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
