@@ -718,8 +718,9 @@ def by_tenant(policies: Policies) -> bool:
     return ROUTING[policies.routing].by_tenant or row.by_turns or is_due_by_tenant
 
 
-# A plan may choose these; routings that need prefix caches only if hits may be counted on.
-PLANNED_QUEUES = tuple(row.name for row in QUEUE.values() if row.is_planned)
+# A plan may choose these, whatever its SLO (the queue of classes needs some);
+# routings that need prefix caches only if hits may be counted on.
+PLANNED_QUEUES = tuple(row.name for row in QUEUE.values() if row.is_planned and not row.by_deadline)
 PLANNED_ROUTINGS = tuple(row.name for row in ROUTING.values() if row.is_planned and not row.needs_caches)
 PLANNED_WITH_CACHES = tuple(row.name for row in ROUTING.values() if row.is_planned and row.needs_caches)
 
