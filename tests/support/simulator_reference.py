@@ -328,7 +328,7 @@ class Reference:
     def rank(self, worker: Worker, request: Request) -> None:
         """Its place: the smallest batch goes first, and in it the smallest key."""
         policies = self.fleet.policies
-        if policies.queue == "fcfs":
+        if policies.queue in ("fcfs", "edf"):  # Here no class is due sooner than another.
             request.queue_key = request.arrival_s
             return
         tokens = {"sjf": request.input, "ljf": -request.input, "srpt": request.input + request.output}
