@@ -83,7 +83,7 @@ def simulate(
     """
     from planner.api.inputs import read_catalog, read_fleet
     from planner.api.simulating import simulate
-    from planner.documents.doubtful import of_slo
+    from planner.documents.doubtful import of_slo_and_traffic
     from planner.files.checked_files import check_output_file
     from planner.parallel.executors import Executor
     from planner.reports.fact_sentences import sentences
@@ -118,7 +118,7 @@ def simulate(
         run = partial(simulate, engines, read, slo, traffic=traffic, catalog=known, closed_loop=closed_loop)
         result = run(seed=seed) if seeds == 1 else run(seed=range(seed, seed + seeds), executor=where)
         answer = result.to_dict()
-        say_first(() if result.slo is None else of_slo(result.slo))
+        say_first(() if result.slo is None else of_slo_and_traffic(result.slo, read))
         if out is not None:
             result.save(out)
     if json_output:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+import numpy.typing as npt
+
 from planner.documents.catalog import Catalog
 from planner.domain import Limit, Slo
+from planner.traffic.classes import select_requests
+from planner.traffic.trace import Trace
 from planner.units import show_s
 
 
@@ -22,6 +27,45 @@ def of_slo(slo: Slo) -> Iterator[str]:
                 f"slo: {limit.name} <= {show_s(limit.limit_s)} says nothing beside {tighter.name} <= "
                 f"{show_s(tighter.limit_s)}, which is tighter and of more requests: are the two exchanged?"
             )
+
+
+def of_slo_and_traffic(slo: Slo, trace: Trace) -> tuple[str, ...]:
+    """What is doubtful in an SLO, by itself and of this traffic."""
+    return (*of_slo(slo), *of_percentiles(slo, trace))
+
+
+def of_percentiles(slo: Slo, trace: Trace) -> Iterator[str]:
+    """Lines of which the traffic has too few values for the percentile: a single late one misses them."""
+    for limit in slo.limits:
+        selected = None if limit.selector is None else select_requests(limit.selector, trace)
+        values = _values_of(limit, trace, selected)
+        if values is not None and _lets_none_be_late(limit.percentile_frac, values):
+            yield _too_few(limit.name, limit.percentile_frac, values, limit.row.counted)
+    if (frac := slo.attainment_frac) is not None and _lets_none_be_late(frac, len(trace)):
+        yield _too_few("attainment", frac, len(trace), "requests")
+
+
+def _values_of(limit: Limit, trace: Trace, selected: npt.NDArray[np.bool_] | None) -> int | None:
+    """How many values of a metric the traffic has, None where only a simulation tells."""
+    if limit.row.is_of_tasks:
+        return None
+    outputs = trace.output_tokens if selected is None else trace.output_tokens[selected]
+    if limit.row.is_of_gaps:
+        return int((outputs - 1).sum())
+    return int((outputs > 1).sum()) if limit.row.is_of_decodes else len(outputs)
+
+
+def _lets_none_be_late(percentile_frac: float, values: int) -> bool:
+    """Of 1.0 that is what it says."""
+    return percentile_frac < 1 and values * (1 - percentile_frac) < 1 - 1e-9
+
+
+def _too_few(line: str, percentile_frac: float, values: int, counted: str) -> str:
+    needed = round(1 / (1 - percentile_frac))
+    return (
+        f"slo: {line} of {values:,} {counted} is the slowest of them: one late one misses it, and the next "
+        f"{values:,} may have another; it takes {needed:,} {counted} to tell"
+    )
 
 
 def _tighter_above(limit: Limit, slo: Slo) -> Limit | None:

@@ -10,9 +10,11 @@ from planner.units import show_s
 FEWEST_JUDGED, FEWEST_GAPS = 20, 5  # requests of which a long gap, and a very long one, can be judged
 LONG_GAP_S, VERY_LONG_GAP_S = 3600.0, 60.0
 VERY_LONG = 10.0  # times all other gaps together: of 5 random arrivals one in 300 has such a gap
-SLOW_WHOLE_RPS, SLOW_RPS = 1.0, 0.05  # slower, whole numbers or any, a clock of seconds may count ms
+SLOW_WHOLE_RPS, SLOW_RPS = 1.0, 0.05  # slower, whole numbers or any, a clock may count a finer unit
 FAST_RPS = 1000.0  # faster, a clock of milliseconds may count seconds
 FEWEST_OF_CLOCK = 5
+UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6)}
+UNITS |= {"ns": ("nanoseconds", 1e9)}
 
 
 def of_gaps(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
@@ -47,17 +49,28 @@ def of_unit(
     rate_rps = len(arrival_s) / span_s
     stamps = arrival_s * per_s
     is_whole = bool((stamps == np.floor(stamps)).all())
+    is_ms = per_s == UNITS["ms"][1]
     if per_s == 1.0 and rate_rps < (SLOW_WHOLE_RPS if is_whole else SLOW_RPS):
-        taken, other, factor = "seconds", "ms", 1e3
-    elif per_s == 1e3 and (rate_rps > FAST_RPS or not (np.abs(stamps - np.rint(stamps)) < 1e-6).all()):
-        taken, other, factor = "milliseconds", "s", 1e-3
+        taken, others = "seconds", ("ms", "us", "ns")
+    elif is_ms and (rate_rps > FAST_RPS or not (np.abs(stamps - np.rint(stamps)) < 1e-6).all()):
+        taken, others = "milliseconds", ("s",)
+    elif is_ms and rate_rps < SLOW_RPS:
+        taken, others = "milliseconds", ("us", "ns")
     else:
         return ()
-    meant = {"ms": "milliseconds", "s": "seconds"}[other]
+    rates_rps = {unit: rate_rps * UNITS[unit][1] / per_s for unit in others}
+    likely = [unit for unit in others if SLOW_RPS <= rates_rps[unit] <= FAST_RPS] or [others[0]]
+    meant = ", ".join(
+        f"if {'it counts ' if unit == likely[0] else ''}{UNITS[unit][0]} these are "
+        f"{rates_rps[unit]:.3g} requests/s"
+        for unit in likely
+    )
+    or_another = "".join(f" (or {clock}:{unit})" for unit in likely[1:])
     return (
         f"{name}: column {clock} is read as {taken}: {len(arrival_s)} requests in {show_s(span_s)}, "
-        f"{rate_rps:.3g} requests/s; if it counts {meant} these are {rate_rps * factor:.3g} requests/s: say "
-        f"--map arrival={clock}:{other},input={lengths[0]},output={lengths[1]}, or traffic: map in slo.yaml",
+        f"{rate_rps:.3g} requests/s; {meant}: say --map "
+        f"arrival={clock}:{likely[0]},input={lengths[0]},output={lengths[1]}{or_another}, or traffic: map in "
+        "slo.yaml",
     )
 
 

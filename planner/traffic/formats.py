@@ -15,6 +15,7 @@ import pandas as pd
 from planner.errors import TraceError
 from planner.files.document_values import show_value
 from planner.traffic import doubts
+from planner.traffic.logs.log_columns_map import names_length
 from planner.traffic.sessions import with_nominal_arrivals
 from planner.traffic.texts import BLOCK_TOKENS, cut_texts, text_lengths
 from planner.traffic.trace import (
@@ -167,10 +168,19 @@ class TraceRows:
                 f"{where}: column {self.after} names requests by their request_id, which is missing"
             )
         self.lists = [name for name in (self.hash_ids, self.after) if name is not None]
+        taken = {self.clock, *self.counts, self.images}
+        self.rivals = {
+            name: read
+            for name in self.known.values()
+            if name not in taken
+            for role, read in zip(("input", "output"), self.counts, strict=True)
+            if names_length(name, role)
+        }
         optional = (
             *(self.tenant, self.llm, self.adapter, self.block, self.images),
             *(self.request_id, self.think),
             *self.lists,
+            *self.rivals,
         )
         self.needed = [self.clock, *self.counts, *(name for name in optional if name is not None)]
         rows = sum(map(len, self.ticks))
@@ -210,6 +220,7 @@ class TraceRows:
         if not len(line):
             return
         inputs, outputs = (self._tokens(line, name, columns[name]) for name in self.counts)
+        self._compare_rivals(dict(zip(self.counts, (inputs, outputs), strict=True)), columns)
         images = np.zeros(len(line), np.int64)
         if self.images is not None:
             given = columns[self.images]
@@ -256,6 +267,19 @@ class TraceRows:
                 f"{self.path}, {self.counted} {line[-1]}: {self._requests} requests with {self._block_ids} "
                 f"block ids so far; at most {MAX_REQUESTS} and {MAX_IDS} are read, which must lie in memory; "
                 "take fewer days of it"
+            )
+
+    def _compare_rivals(self, counts: dict[str, IntArray], columns: dict[str, pd.Series[Any]]) -> None:
+        """Doubt a column by its first block that holds other lengths than the one that is read."""
+        for name, read in tuple(self.rivals.items()):
+            lengths = _numbers(columns[name])
+            given = lengths >= 0
+            if not given.any() or np.array_equal(lengths[given], counts[read][given]):
+                continue
+            del self.rivals[name]
+            self.doubts.append(
+                f"{self.path.name}: column {name} differs from {read}, which is read for its name; if "
+                f"{name} is meant, say plan trace --map, or traffic: map in slo.yaml"
             )
 
     def _lists(

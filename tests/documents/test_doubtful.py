@@ -6,11 +6,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from plans import CATALOG
+from simulations import make_trace
 
 from planner.documents.catalog import UNCHECKED_BY_DEFAULT, read_catalog
+from planner.documents.doubtful import of_percentiles
 from planner.documents.llm_config import llm_from_config
 from planner.documents.task import parse_task
 from planner.domain import Limit
@@ -48,6 +51,27 @@ def test_a_plain_question_is_not_doubted() -> None:
 def test_what_may_be_meant_otherwise_is_said(said: dict[str, Any], meant: str) -> None:
     (found,) = doubts(**said)
     assert re.search(meant, found), found
+
+
+@pytest.mark.parametrize(
+    ("slo", "doubted"),
+    [
+        ({"ttft": {"p99.9": "2 s"}}, "ttft p99.9 of 199 requests is the slowest of them.* takes 1,000 "),
+        ({"tbt": {"p99.999": "1 s"}}, "tbt p99.999 of 1,791 gaps is the slowest of them.* 100,000 gaps"),
+        ({"ttft": {"p90": "2 s"}, "attainment": 0.999}, "attainment of 199 requests .* takes 1,000 "),
+        ({"ttft": {"p99": "2 s"}, "tbt": {"p99.9": "1 s"}, "tpot": {"p99": "1 s"}}, ""),
+        (
+            {"classes": {"short": {"match": {"input_tokens": {"to": 4}}, "ttft": {"p90": "2 s"}}}},
+            "short ttft p90 of 4 ",
+        ),
+    ],
+)
+def test_a_percentile_that_the_traffic_cannot_tell_is_doubted(slo: Any, doubted: str) -> None:
+    """199 requests of 10 tokens have 1,791 gaps; one in 200 may be late of 200 requests or more."""
+    tokens = np.arange(1, 200)
+    traffic = make_trace(tokens / 1.0, tokens, np.full(199, 10))
+    of_it = tuple(of_percentiles(parse_task(QUESTION | {"slo": slo}, CATALOG).slo, traffic))
+    assert [bool(re.search(doubted, each)) for each in of_it] == ([True] if doubted else []), of_it
 
 
 def test_a_percentile_that_lets_most_be_late_is_refused() -> None:

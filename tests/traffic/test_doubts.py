@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from planner.errors import InputError
+from planner.traffic.frames import trace_of
 from planner.traffic.prefixes import alike_tokens_frac
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
@@ -34,6 +36,39 @@ def test_milliseconds_from_zero_are_not_seconds_in_silence(tmp_path: Path) -> No
     """Two requests a second, counted in ms: read as seconds these are 0.002 requests/s."""
     (said,) = read(tmp_path, table([round(1000 * at) for at in TIMES])).warnings
     assert "read as seconds" in said and "0.00209 requests/s" in said and "arrival=timestamp:ms" in said
+
+
+def test_microseconds_from_zero_are_offered_as_such(tmp_path: Path) -> None:
+    """Two requests a second: as milliseconds they would be 0.002. At 100 a second it may be either."""
+    (said,) = read(tmp_path, table([round(1e6 * at) for at in TIMES])).warnings
+    assert "if it counts microseconds these are 2.09 requests/s" in said and "timestamp:us" in said
+    assert "milliseconds" not in said
+    (said,) = read(tmp_path, table([round(1e4 * i) for i in range(24)])).warnings
+    assert "counts milliseconds these are 0.104 requests/s, if microseconds these are 104 requests" in said
+    rows = [{"timestamp": round(1e6 * at), "input_length": 200, "output_length": 3} for at in TIMES]
+    (said,) = read(tmp_path, "".join(json.dumps(row) + "\n" for row in rows), "t.jsonl").warnings
+    assert "read as milliseconds" in said and "if it counts microseconds these are 2.09 requests/s" in said
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "frame"])
+def test_a_second_column_of_prompt_tokens_is_not_passed_over(tmp_path: Path, kind: str) -> None:
+    """What differs is said, wherever it begins; what says the same, or counts something else, is not."""
+    rows = [
+        {"timestamp": at, "input_tokens": 200, "output_tokens": 3, "prompt_tokens": 200, "total_tokens": 203}
+        for at in TIMES
+    ]
+
+    def warnings_of() -> tuple[str, ...]:
+        frame = pd.DataFrame(rows)
+        if kind == "frame":
+            return trace_of(frame).warnings
+        text = frame.to_csv(index=False) if kind == "csv" else frame.to_json(orient="records", lines=True)
+        return read(tmp_path, text, f"t.{kind}").warnings
+
+    assert warnings_of() == ()
+    rows[-1]["prompt_tokens"] = 900
+    (said,) = warnings_of()
+    assert "column prompt_tokens differs from input_tokens, which is read for its name" in said
 
 
 def test_a_plain_clock_is_not_doubted(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from planner.documents.catalog import Catalog
 from planner.documents.certificate import Alternative, Certificate, Status, Throughput
+from planner.documents.doubtful import of_percentiles
 from planner.documents.facts import Binding, Finding, Neighbour, OfTraffic, Refuted, Warned, WorstHour
 from planner.documents.task import PlanQuestion
 from planner.domain import FleetLimit
@@ -304,7 +305,7 @@ def certify_plan(
         prices=findings.list_prices(problem.task, catalog, problem.gpus),
         warnings=(
             *not_certified_warnings(problem, production),
-            *map(OfTraffic, (*trace.warnings, *problem.task.doubts)),
+            *map(OfTraffic, _doubts(problem, trace)),
             *(() if production is None else findings.one_trace_warnings(problem)),
             *(
                 findings.price_holding_hours(
@@ -441,6 +442,11 @@ def _simulate_further(
         repeats=repeats,
         simulations=0 if on_every_draw is problem else on_every_draw.oracle.simulations,
     )
+
+
+def _doubts(problem: Problem, trace: Trace) -> tuple[str, ...]:
+    """What is doubtful in the trace as it was read, in the question, and in the two together."""
+    return (*trace.warnings, *problem.task.doubts, *of_percentiles(problem.slo, problem.trace))
 
 
 def _certificate_of(

@@ -223,22 +223,27 @@ def _unsure_message(
 
 def _lengths(sample: pd.DataFrame, role: str) -> list[str]:
     """Columns of whole numbers whose names say tokens of the prompt, or of the answer."""
-    own, other = (_PROMPT, _ANSWER) if role == "input" else (_ANSWER, _PROMPT)
     length_columns = []
     for name in sample.columns:
-        words = [word for word in words_of(name) if word not in ("gen", "ai", "usage", "metadata", "http")]
-        meaning_words = set(words) - {"x", "num", "n", "count", "of"}
-        in_out = {"in"} if role == "input" else {"out"}
-        is_own = meaning_words & own or (meaning_words & in_out and meaning_words & _LENGTH)
-        if not is_own or not meaning_words & _LENGTH or meaning_words & _NOT_LENGTH:
-            continue
-        if meaning_words & other and not _comes_last(words, own, other):
+        if not names_length(name, role):
             continue
         values = as_numbers(sample[name])
         present = ~is_missing(sample[name])
         if present.any() and np.mean(values[present] == np.floor(values[present])) >= 0.9:
             length_columns.append(name)
     return length_columns
+
+
+def names_length(name: str, role: str) -> bool:
+    """Whether a column's name says tokens of the prompt (role input), or of the answer (output)."""
+    own, other = (_PROMPT, _ANSWER) if role == "input" else (_ANSWER, _PROMPT)
+    words = [word for word in words_of(name) if word not in ("gen", "ai", "usage", "metadata", "http")]
+    meaning_words = set(words) - {"x", "num", "n", "count", "of"}
+    in_out = {"in"} if role == "input" else {"out"}
+    is_own = meaning_words & own or (meaning_words & in_out and meaning_words & _LENGTH)
+    if not is_own or not meaning_words & _LENGTH or meaning_words & _NOT_LENGTH:
+        return False
+    return not meaning_words & other or _comes_last(words, own, other)
 
 
 def _comes_last(words: list[str], own: set[str], other: set[str]) -> bool:
