@@ -50,6 +50,7 @@ def of_unit(
     stamps = arrival_s * per_s
     is_whole = bool((stamps == np.floor(stamps)).all())
     is_ms = per_s == UNITS["ms"][1]
+    others: tuple[str, ...]
     if per_s == 1.0 and rate_rps < (SLOW_WHOLE_RPS if is_whole else SLOW_RPS):
         taken, others = "seconds", ("ms", "us", "ns")
     elif is_ms and (rate_rps > FAST_RPS or not (np.abs(stamps - np.rint(stamps)) < 1e-6).all()):
