@@ -191,8 +191,8 @@ def run_controller(
 
 
 def print_answer(answer: DayAnswer) -> None:
-    """Print the day of one LLM: what is recommended, what is proved, and a row per controller."""
-    from planner.day import day_page
+    """Print the day of one LLM: what is recommended and proved, and what each controller costs and why."""
+    from planner.day import day_causes, day_page
 
     console = stdout_console(soft_wrap=True)
     console.print(day_page.recommendation(answer), style="bold", markup=False)
@@ -200,6 +200,8 @@ def print_answer(answer: DayAnswer) -> None:
         console.print(line, markup=False)
     head, rows = day_page.day_table(answer)
     print_rows([dict(zip(head, row, strict=True)) for row in rows], "controllers")
+    if by_cause := day_causes.cause_columns(answer):
+        print_rows(by_cause, "USD above the optimum by cause, and windows missed by cause")
     if answer.fleets:
         fleets = [dict(zip(day_page.FLEETS_HEAD, row, strict=True)) for row in day_page.fleet_rows(answer)]
         print_rows(fleets, "fleets that could stand")

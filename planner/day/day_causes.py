@@ -188,3 +188,20 @@ def cause_rows(answer: DayAnswer, rows: Sequence[Ran]) -> list[tuple[str, ...]]:
             (row.name, *(f"{each:+,.2f}" for each in numbers), *(str(len(each)) for each in counts))
         )
     return table_rows
+
+
+OURS = "fleetplan"
+
+
+def cause_columns(answer: DayAnswer) -> list[dict[str, str]]:
+    """A row for each cause with the winner, ours and the fleet that stands, for a terminal; causes without
+    anything are left out.
+    """
+    shown = dict.fromkeys((answer.winner.name, OURS, answer.static.name))
+    rows = [row for name in shown for row in answer.rows if row.name == name]
+    by_controller = cause_rows(answer, rows)
+    return [
+        dict(zip(("cause", *(row.name for row in rows)), (cause, *cells), strict=True))
+        for cause, *cells in list(zip(HEAD, *by_controller, strict=True))[1:]
+        if any(cell not in ("0", "+0.00", "-0.00") for cell in cells)
+    ]

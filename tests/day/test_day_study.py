@@ -262,6 +262,24 @@ def test_causes_add_up_to_what_a_day_costs_above_the_optimum(answer: DayAnswer) 
         assert causes.without_usd <= 0 <= min(causes.kept_usd, causes.unneeded_usd)
 
 
+def test_causes_in_a_terminal_are_those_of_the_page(answer: DayAnswer) -> None:
+    """The winner, ours and the fleet that stands, each once, with the cells that the page has."""
+    columns = day_causes.cause_columns(answer)
+    names = list(columns[0])[1:]
+    assert (
+        set(names) == {answer.winner.name, "static", "fleetplan"}
+        and columns[0]["cause"] == day_causes.HEAD[1]
+    )
+    by_name = {
+        row[0]: dict(zip(day_causes.HEAD, row, strict=True))
+        for row in day_causes.cause_rows(answer, answer.rows)
+    }
+    for row in columns:
+        assert all(row[name] == by_name[name][row["cause"]] for name in names)
+    none = replace(answer, optimum=None, no_optimum="it was not asked for")
+    assert day_causes.cause_columns(none) == []
+
+
 def test_causes_by_hand() -> None:
     """Two workers for 2 h at 3600 USD/h each; the optimum has the second for 1000 s.
 
