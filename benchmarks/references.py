@@ -1,11 +1,14 @@
 """The simulator against plain simulators that share no code with it, on random fleets, by seed.
 
-    python benchmarks/references.py --cases 1000 --fleets 20000
+    python benchmarks/references.py --cases 1000 --fleets 20000 --tiers 100
 
 --cases: every number of as many random cases (tests/support/engine_cases.py: engines, orders of prompts,
 routings, mixed or prefill and decode, tight KV caches) equals the plain simulator's to 1e-9.
 --fleets: of as many random prefill and decode fleets every request ends, and what holds at the end of every
-simulation (tests/support/conservation.py) holds. Exit code 1 where something differs.
+simulation (tests/support/conservation.py) holds.
+--tiers: hits on the GPU, in CPU memory or a shared store and on a disk of as many random cases
+(tests/support/offload_cases.py), and percentiles of TTFT and of tasks, against the plain simulator's.
+Exit code 1 where something differs.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
 from conservation import check_conservation
 from engine_cases import compare_engine_case, random_policies, with_engines
+from offload_cases import compare_tiers
 from simulations import LLM, make_latency, make_pool, make_trace
 
 from planner.fleet import Fleet, Network, Policies, Role
@@ -80,12 +84,35 @@ def check_all(title: str, seeds: range, check: Callable[[int], None]) -> int:
     return failures
 
 
+def check_tiers(seeds: range) -> int:
+    """How many cases differ by more than 2 points in the hits of a tier, or at all in a percentile."""
+    began_s, failures, compared, tasks = time.process_time(), 0, 0, 0
+    points, hits, worst = np.zeros(3), np.zeros(3), 0.0
+    for seed in seeds:
+        found = compare_tiers(seed)
+        if found is None:
+            continue
+        compared, tasks = compared + 1, tasks + found.tasks
+        points = np.maximum(points, found.points)
+        hits += found.hit_frac
+        worst = max(worst, found.percentile_frac)
+        failures += max(found.points) > 2.0 or found.percentile_frac > 1e-9
+    shares = ", ".join(f"{100 * hit / max(compared, 1):.0f}" for hit in hits)
+    print(
+        f"tiers: {failures} of {compared} wrong; GPU, memory and disk have {shares} % of the "
+        f"prompts in the mean and differ by {', '.join(f'{each:.3f}' for each in points)} points at most; "
+        f"percentiles of TTFT and of {tasks} tasks by {worst:.1e}; {time.process_time() - began_s:.1f} CPU s"
+    )
+    return failures
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", type=int, default=1000, help="against the plain simulators (1000)")
     parser.add_argument("--fleets", type=int, default=20_000, help="of prefill and decode workers (20000)")
+    parser.add_argument("--tiers", type=int, default=120, help="of KV tiers (120)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (0)")
     asked = parser.parse_args()
     results = replay.results
@@ -97,6 +124,7 @@ def main() -> int:
     vars(replay)["results"] = checked_results
     failures = check_all("case", range(asked.first, asked.first + asked.cases), compare_engine_case)
     failures += check_all("fleet", range(asked.first, asked.first + asked.fleets), end_of_pair)
+    failures += check_tiers(range(asked.first, asked.first + asked.tiers))
     return int(failures > 0)
 
 

@@ -6,94 +6,32 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from offload_cases import (
+    ENGINES,
+    PER_TOKEN,
+    TOKEN_S,
+    check_same,
+    compare_tiers,
+    fleet_with,
+    memory_of,
+    random_case,
+    with_disk,
+)
 from offload_reference import AsyncOffloadReference, LateAsyncOffloadReference, OffloadReference
-from simulations import LLM, make_latency, make_pool, prefix_trace, random_prompts
+from simulations import LLM, make_pool, prefix_trace
 
 from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Network, Policies
-from planner.models.engine import Engine, HostTime
+from planner.models.engine import Engine
 from planner.models.kv_offload import KvOffload
 from planner.simulator import Simulation, simulate
-from planner.traffic.trace import Trace
-
-TOKEN_S = 1 / 1024  # a step takes as many as it has tokens
-KV_BYTES = 16.0  # of a token
-PER_TOKEN = make_latency((TOKEN_S, 1.0))
 
 
-def memory_of(tokens: float, token_s: float = TOKEN_S / 8, *, is_shared: bool = False) -> KvOffload:
-    return KvOffload(tokens * KV_BYTES, KV_BYTES / token_s if token_s else np.inf, is_shared)
-
-
-def fleet_with(
-    offload: KvOffload | None,
-    count: int = 1,
-    *,
-    kv_tokens: int = 96,
-    seats: int = 8,
-    budget: int = 64,
-    engine: Engine | None = None,
-    **policies: object,
-) -> Fleet:
-    pool = make_pool(PER_TOKEN, count=count, kv_tokens=kv_tokens, seats=seats, budget=budget)
-    pool = replace(pool, type=replace(pool.type, engine=engine))
-    return Fleet(
-        LLM,
-        (pool,),
-        Policies(**{"prefix_cache": True, "routing": "round-robin", "kv_offload": offload, **policies}),  # type: ignore[arg-type]
-    )
-
-
-def random_case(seed: int, *, engine: Engine | None, is_shared: bool = False) -> tuple[Fleet, Trace]:
-    """Trees of blocks, little memory on the GPU, more or less of the CPU's; one request in three waits for
-    another. Nothing is a multiple of anything, so that events do not coincide.
-    """
-    rng = np.random.default_rng([seed, 5])
-    n, block = 60, int(rng.choice([16, 32]))
-    blocks, tokens = random_prompts(rng, n, block)
-    trace = prefix_trace(
-        np.sort(rng.uniform(0, float(rng.choice([0.3, 4.0])), n)).tolist(),
-        blocks,
-        tokens=tokens,
-        outputs=rng.integers(1, 40, n).tolist(),
-        block=block,
-    )
-    if rng.integers(2):
-        children = 1 + np.flatnonzero(rng.integers(3, size=n - 1) == 0)
-        edges = np.array([(child, int(rng.integers(child))) for child in children.tolist()])
-        think_s = rng.uniform(0, 0.06, n)
-        trace = replace(trace, after=edges[np.argsort(edges[:, 1], kind="stable")], think_s=think_s)
-    size = float(rng.choice([40, 100, 300, 1000, 30_000])) * (1 + rng.uniform())
-    return fleet_with(
-        memory_of(size, float(rng.choice([1e-6, 1e-4, 1e-3])) * (1 + rng.uniform()), is_shared=is_shared),
-        int(rng.integers(1, 4)) + is_shared,
-        kv_tokens=16 * int(rng.integers(20, 60)),
-        seats=int(rng.choice([2, 8, 32])),
-        budget=int(rng.choice([32, 64, 256])),
-        routing=str(rng.choice(["round-robin", "least-outstanding"])),
-        long_prefill_token_threshold=int(rng.choice([0, 0, 24])),
-        engine=engine,
-    ), trace
-
-
-ENGINES = {
-    "none": None,
-    "sync": Engine("vllm", "0.11.1", async_scheduling=False, host=HostTime(0.0013)),
-    "async": Engine("vllm", "0.15.1", async_scheduling=True, host=HostTime(0.0013)),
-}
-
-
-def same(found: Simulation, plain: OffloadReference, said: str) -> None:
-    """Hits on the GPU and in CPU memory, waits for it, all times, preemptions."""
-    assert found.cached_tokens is not None and found.reloaded_tokens is not None
-    assert (found.status == 0).all() and all(each.status == "finished" for each in plain.requests)
-    assert found.cached_tokens.tolist() == plain.first_hit, said
-    assert found.reloaded_tokens.tolist() == plain.loaded_tokens, said
-    np.testing.assert_allclose(found.reload_s, plain.waited_s, rtol=1e-9, atol=1e-12, err_msg=said)
-    for name in ("ttft_s", "e2e_s", "arrival_s"):
-        values = [getattr(request, name) for request in plain.requests]
-        np.testing.assert_allclose(getattr(found, name), values, rtol=1e-9, err_msg=said)
-    assert found.preemptions.tolist() == [request.preemptions for request in plain.requests], said
+def test_percentiles_of_ttft_and_tasks_are_those_of_plain_simulators() -> None:
+    """27 of the random cases of benchmarks/references.py, of all three engines and all kinds of memory."""
+    rows = [row for seed in range(27) if (row := compare_tiers(seed)) is not None]
+    assert max(row.percentile_frac for row in rows) < 1e-9 and max(max(row.points) for row in rows) < 1e-9
+    assert len(rows) > 20 and sum(row.tasks for row in rows) > 200
 
 
 @pytest.mark.slow
@@ -109,7 +47,7 @@ def test_kernel_and_plain_simulator_agree_on_a_shared_store(engine: str) -> None
         if engine == "async" and found.preemptions.any():
             continue
         plain = (LateAsyncOffloadReference if engine == "async" else OffloadReference)(fleet, trace).run()
-        same(found, plain, f"seed {seed}")
+        check_same(found, plain, f"seed {seed}")
         apart, _ = random_case(seed, engine=ENGINES[engine])
         apart = replace(fleet, policies=replace(fleet.policies, kv_offload=apart.policies.kv_offload))
         alone += sum(reloaded(simulate(apart, trace)))
@@ -117,21 +55,6 @@ def test_kernel_and_plain_simulator_agree_on_a_shared_store(engine: str) -> None
         counted += plain.loads, plain.refused, plain.left_memory
         compared += 1
     assert together > alone and compared > 20 and counted.min() > 20, (alone, together, compared, counted)
-
-
-def with_disk(fleet: Fleet, seed: int) -> Fleet:
-    """Half of the memory, or none of it, and a disk behind it that is slower or quicker than the link."""
-    rng = np.random.default_rng([seed, 6])
-    offload = fleet.policies.kv_offload
-    assert offload is not None
-    in_memory = float(rng.choice([0.0, 0.1, 0.5])) * offload.size_bytes
-    disk = replace(
-        offload,
-        size_bytes=in_memory,
-        disk_bytes=offload.size_bytes * float(rng.uniform(0.5, 2.0)),
-        disk_bandwidth_bytes_per_s=offload.bandwidth_bytes_per_s * float(rng.choice([0.03, 0.3, 3.1])),
-    )
-    return replace(fleet, policies=replace(fleet.policies, kv_offload=disk))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -145,7 +68,7 @@ def test_kernel_and_plain_simulator_agree_on_a_disk(engine: str) -> None:
         if engine == "async" and found.preemptions.any():
             continue
         plain = (AsyncOffloadReference if engine == "async" else OffloadReference)(fleet, trace).run()
-        same(found, plain, f"seed {seed}")
+        check_same(found, plain, f"seed {seed}")
         assert found.disk_tokens is not None and found.disk_tokens.tolist() == plain.disk_tokens, seed
         from_disk += sum(plain.disk_tokens)
         from_memory += sum(map(int, found.reloaded_tokens)) - sum(plain.disk_tokens)  # type: ignore[arg-type]
@@ -166,7 +89,7 @@ def test_kernel_and_plain_simulator_agree(engine: str) -> None:
         if engine == "async" and found.preemptions.any():
             continue
         plain = (AsyncOffloadReference if engine == "async" else OffloadReference)(fleet, trace).run()
-        same(found, plain, f"seed {seed}")
+        check_same(found, plain, f"seed {seed}")
         hits = sum(plain.first_hit)
         counted = (plain.loads, plain.passed_over, plain.refused, plain.left_memory, hits)
         totals += (*counted, found.preemptions.sum())
