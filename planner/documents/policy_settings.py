@@ -82,12 +82,13 @@ def parse_policies(section: Section) -> tuple[Policies, int | None]:
         chosen[name] = section.flag(name, False)
     chosen["kv_offload"] = parse_kv_offload(section)
     chosen["due"] = tuple(_parse_due(section))
-    if QUEUE[chosen.get("queue", "fcfs")].by_deadline and not chosen["due"]:
+    policies = Policies(**chosen)
+    if QUEUE[policies.queue].by_deadline and not policies.due:
         raise InputError(
             f"{section.path_of('queue')}: edf goes by the times of classes; add due: "
             "{chat: {match: {tenant: chat}, within: 0.5 s}}"
         )
-    return Policies(**chosen), section.whole_number("max_num_batched_tokens", None, most=MOST_STEP_TOKENS)
+    return policies, section.whole_number("max_num_batched_tokens", None, most=MOST_STEP_TOKENS)
 
 
 def _parse_due(section: Section) -> Iterator[tuple[Selector, float]]:

@@ -153,7 +153,7 @@ def test_an_overloaded_stage_is_named_and_left_out(tmp_path: Path, engines: Engi
     [
         ("nobody/has-it", "h100-80g", "nobody/has-it: neither in the catalog nor in benchmarks/configs"),
         (LLM, "abacus", "gpu: GPU 'abacus' is not in catalogs/gpus.yaml"),
-        ("deepseek-ai/DeepSeek-V3.1", "h100-80g", "deepseek-ai/DeepSeek-V3 does not fit 1 x h100-80g"),
+        ("deepseek-ai/DeepSeek-V3.1", "h100-80g", "deepseek-ai/DeepSeek-V3.1 does not fit 1 x h100-80g"),
     ],
 )
 def test_what_the_planner_refuses_is_named(

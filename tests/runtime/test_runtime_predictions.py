@@ -196,7 +196,7 @@ def test_no_move_leaves_errors_smaller_than_algorithm_2() -> None:
     def distance_s(corrections: list[PredictionError]) -> float:
         return sum(abs(TOKEN_S * each.tokens + SEQUENCE_S * each.sequences) for each in corrections)
 
-    for k in range(250):
+    for k in range(700):
         now_s = 1e-6 * k  # no decode has used up anything: constraint d lets every prompt in
         if rng.random() < 0.45 or not on:
             inputs = int(rng.integers(20, 900))
