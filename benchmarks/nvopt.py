@@ -148,7 +148,7 @@ def planned(
 
 def kept_share(fleet: Any, trace: Trace) -> float:
     """Share of requests that keep both limits at once in one simulation."""
-    verdict = simulate(fleet, trace, {"slo": SLO}).to_dict()
+    verdict = simulate(fleet, trace, SLO).to_dict()
     return float(verdict["slo"]["attainment_frac"])
 
 
