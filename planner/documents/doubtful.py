@@ -10,7 +10,7 @@ import numpy.typing as npt
 from planner.documents.catalog import Catalog
 from planner.domain import Limit, Slo
 from planner.traffic.classes import select_requests
-from planner.traffic.trace import Trace
+from planner.traffic.trace import Trace, several_llms
 from planner.units import show_s
 
 
@@ -31,7 +31,16 @@ def of_slo(slo: Slo) -> Iterator[str]:
 
 def of_slo_and_traffic(slo: Slo, trace: Trace) -> tuple[str, ...]:
     """What is doubtful in an SLO, by itself and of this traffic."""
-    return (*of_slo(slo), *of_percentiles(slo, trace))
+    return (*of_slo(slo), *of_percentiles(slo, trace), *of_names(slo, trace))
+
+
+def of_names(slo: Slo, trace: Trace) -> Iterator[str]:
+    """Requests to several LLMs that are to be served by one, unless the SLO has classes of them."""
+    if len(trace.llms) > 1 and not any(selector.llms for selector in slo.selectors):
+        yield (
+            f"{trace.name}: {several_llms(trace.llm, trace.llms)}; to plan each for its own, write llms: in "
+            "slo.yaml"
+        )
 
 
 def of_percentiles(slo: Slo, trace: Trace) -> Iterator[str]:
