@@ -102,12 +102,14 @@ def shortest_digits(value: float) -> str:
 
 
 def show_s(seconds: float) -> str:
-    """Write a duration for people: 0.0123 -> '12.3 ms', 1.5 -> '1.50 s', 300 -> '5.0 min'."""
+    """Write a duration for people: 0.0123 -> '12.3 ms', 1.5 -> '1.50 s', 300 -> '5.0 min', 8 h as '8.0 h'."""
     if seconds != seconds:
         return "-"
     if seconds < 1.0:
         return f"{seconds * 1e3:.4g} ms"
-    return f"{seconds:.2f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+    if seconds < 120:
+        return f"{seconds:.2f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 10_800 else f"{seconds / 3600:.1f} h"
 
 
 def show_clock(seconds: float) -> str:

@@ -23,7 +23,7 @@ from planner.commands.command_output import (
     stopped_after,
 )
 from planner.commands.first_screen import print_first_screen, print_next, print_shared_screen
-from planner.errors import InputError, PlannerError
+from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.search.problem.stages import Stage
 
 if TYPE_CHECKING:
@@ -141,6 +141,14 @@ def _plan_one(wish: PlanOptions) -> None:
                 planned = answer_question(
                     question, study, explain=wish.explain, prove=wish.prove, watch=best.see
                 )
+        except InfeasibleError as error:
+            usual = {} if wish.question_options is None else wish.question_options.get("fleet", {})
+            if usual.get("gpus") and "--gpus" not in wish.flags:
+                error.args = (
+                    f"{error}. Only {', '.join(usual['gpus'])} were compared, as no GPUs were named: --gpus "
+                    "any compares all, whole nodes too",
+                )
+            raise
         except BaseException as error:
             if (want := missing_resource(error)) is None:
                 raise

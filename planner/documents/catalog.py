@@ -84,6 +84,7 @@ PRICE_IS = ("listed", "remembered")
 UNCHECKED_BY_DEFAULT = (
     "its row says neither unchecked: false nor why nobody can tell how far its step times are from the truth"
 )
+MOST_NAMED = 12  # rows of a table that an error names where no name is near; our GPUs and LLMs are more.
 CAP_KEYS = ("cap_of", "prefill_slowdown", "decode_slowdown")
 LLM_COUNTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 LLM_OPTIONAL = (
@@ -664,5 +665,9 @@ def _parse_preset(name: str, row: Section, document: Document) -> SloPreset:
 def _unknown_name(
     what: str, name: str, rows: Mapping[str, object], aliases: Mapping[str, str], file: str, advice: str = ""
 ) -> CatalogError:
-    hints = list(dict.fromkeys(aliases[hit] for hit in nearest_names(name, aliases, 5)))[:3] or list(rows)
-    return CatalogError(f"{what} {name!r} is not in catalogs/{file}; nearest: {', '.join(hints)}{advice}")
+    hints = list(dict.fromkeys(aliases[hit] for hit in nearest_names(name, aliases, 5)))[:3]
+    if not hints and len(rows) <= MOST_NAMED:
+        hints = list(rows)
+    table = file.removesuffix(".yaml")
+    near = f"nearest: {', '.join(hints)}" if hints else f"`plan catalog {table}` lists all {len(rows)}"
+    return CatalogError(f"{what} {name!r} is not in catalogs/{file}; {near}{advice}")

@@ -294,6 +294,7 @@ def glance(plan: Plan) -> list[Glance]:
         per_million += f"; {of_fleet}{agents.usd_per_task:.3g} USD per task"
     idle = f"; {counted(idles, 'GPU')} of whole nodes paid and idle" if idles else ""
     return [
+        *_why_this_many(plan),
         Glance("Cost per month", month_text(paid), per_million + idle),
         *_committed(plan),
         breaks_first(plan),
@@ -302,6 +303,32 @@ def glance(plan: Plan) -> list[Glance]:
         *_routers(plan),
         Glance("Status", plan.status, STATUS_WORDS[plan.status]),
     ]
+
+
+def _why_this_many(plan: Plan) -> list[Glance]:
+    """What the traffic as written takes, what is added for scenarios, and what certainty would save at most.
+
+    No fleet for production costs less than the one on paper, however well its step times are known.
+    """
+    paper, planned = plan.certificate.find_answer("on-paper"), planned_answer(plan)
+    if paper is None or planned is None or not paper.workers:
+        return []
+    needed, bought = (sum(pool.gpus for pool in each.workers) for each in (paper, planned))
+    if bought <= needed:
+        return []
+    value = (
+        f"{counted(needed, 'GPU')} for the traffic as written, {bought - needed} more for other traffic of "
+        "this kind and step times that may be longer"
+    )
+    paid, own = paper.paid_usd_per_h, planned.paid_usd_per_h
+    if paid is None or own is None or own - paid < 0.005:
+        return [Glance("Why this many", value, "")]
+    is_own = all(
+        pool.type.latency.spread is None or pool.type.latency.spread.is_own
+        for pool in plan.fleet.running_pools
+    )
+    remedy = "" if is_own else " (`plan profile` on your GPUs measures the steps)"
+    return [Glance("Why this many", value, f"certainty saves up to {usd(own - paid)}/h{remedy}")]
 
 
 def _routers(plan: Plan) -> list[Glance]:

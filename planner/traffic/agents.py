@@ -251,7 +251,8 @@ def draw_agents(
     if agents.system_tokens + agents.repository_tokens >= agents.most_tokens:
         raise InputError(
             f"agents: the system prompt and the repository take {agents.system_tokens} + "
-            f"{agents.repository_tokens} tokens, and most_tokens is {agents.most_tokens}; raise it"
+            f"{agents.repository_tokens} tokens, and most_tokens is {agents.most_tokens}; raise it, "
+            "or name an LLM with a longer context"
         )
     drawn, sessions, tasks, firsts = _Drawn(), 0, 0, []
     spread_s = lengths[1].mean_tokens * NOMINAL_TOKEN_S + agents.tool.mean_s

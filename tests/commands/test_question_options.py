@@ -2,7 +2,9 @@
 
 import pytest
 
-from planner.commands.described_command import find_usual_gpus, parse_stock
+from planner.commands.described_command import Options, find_usual_gpus, parse_stock
+from planner.documents.catalog import read_catalog
+from planner.documents.task import parse_task
 from planner.errors import InputError
 from planner.studies.what_if import change_question
 
@@ -33,3 +35,13 @@ def test_a_factor_needs_a_number() -> None:
         change_question({}, "traffic.rate x 2")
     with pytest.raises(InputError, match="but llm is 'a'"):
         change_question({"llm": "a"}, "llm=x2")
+
+
+def test_agents_ask_a_question_that_can_be_read() -> None:
+    """The routing was written as its number: every `plan --agents` ended in an error."""
+    options = Options(
+        llm="Qwen/Qwen3-30B-A3B-Instruct-2507", rate=None, input=None, output=None, task="coding-agent",
+        duration=None, gpus="h100", safety=None, limits={"ttft-p95": "5s"}, agents="20",
+    )  # fmt: skip
+    question = parse_task(options.document(has_trace=False), read_catalog())
+    assert [choice.routing for choice in question.policy_choices()] == ["jsq", "cache-aware"]

@@ -51,5 +51,5 @@ def test_a_name_of_the_hub_is_fetched_where_the_package_is(
 
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(hf_hub_download=download))
     assert (CATALOG.served_llm("me/tiny").name, CATALOG.llm("me/tiny").hidden) == ("me/tiny", 64)
-    with pytest.raises(CatalogError, match=r"nearest: .*config.json.*fleetplan\[hub\]"):
+    with pytest.raises(CatalogError, match=r"lists all .*config.json.*fleetplan\[hub\]"):
         CATALOG.llm("me/none")

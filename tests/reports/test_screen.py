@@ -55,6 +55,14 @@ def test_cards_hold_the_answers_against_the_plan() -> None:
     assert lossy.kept == "kept in 9 of 10 scenarios after losing any one worker"
 
 
+def test_what_certainty_saves_at_most_is_the_difference_to_paper() -> None:
+    """On paper 16 GPUs at 47.84 USD/h; the plan has 8 + 12 at 71.76."""
+    (why,) = [each for each in screen.glance(answered()) if each.name == "Why this many"]
+    assert why.value.startswith("16 GPUs for the traffic as written, 4 more for ")
+    assert why.note.startswith("certainty saves up to 23.92 USD/h")
+    assert "Why this many" not in {each.name for each in screen.glance(a_plan())}
+
+
 def test_a_plan_on_paper_has_one_card_and_no_word_of_futures() -> None:
     (card,) = screen.cards(a_plan())
     assert (card.name, card.is_plan) == ("On paper", True)
