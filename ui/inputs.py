@@ -558,7 +558,7 @@ def slo_text_input(document: Callable[[], Form], apply: Callable[[Form], None]) 
     with st.expander("slo.yaml: the question as text"):
         st.caption(
             "The inputs above as a file for the command line. Edit it, or paste yours, and apply: the inputs "
-            "follow, and what none of them shows is asked too. docs/file-formats.md has all keys."
+            "follow, and what none of them shows is asked too. docs/tables/keys.md has all keys."
         )
         try:
             written = to_yaml(document())

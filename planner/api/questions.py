@@ -21,7 +21,7 @@ UNNAMED = Path("slo.yaml")  # Errors name a question without a file like this.
 
 
 class TaskKeys(TypedDict, total=False):
-    """The keys of slo.yaml but `slo`; docs/file-formats.md says what each may hold."""
+    """The keys of slo.yaml but `slo`; docs/tables/keys.md says what each may hold."""
 
     llm: str
     llms: Mapping[str, Mapping[str, Any]] | list[Mapping[str, Any]]
