@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -11,7 +12,7 @@ from typing import Literal
 from planner.domain import KV_BLOCK_TOKENS, Gpu, Selector
 from planner.errors import InputError
 from planner.models.all2all import HIGH_THROUGHPUT, MOST_LOW_LATENCY_TOKENS, All2All, all2all_of
-from planner.models.engine import Engine, HostTime
+from planner.models.engine import Engine, HostTime, vllm_version_of
 from planner.models.foreign_forms import StepForm
 from planner.models.kv_layout import BESIDE_NOTHING, KvBeside, kv_layout
 from planner.models.kv_offload import KvOffload
@@ -21,6 +22,8 @@ from planner.models.lora import Lora, LoraSlots
 from planner.models.speculation import Speculation, SpeculativeSteps
 
 Role = Literal["mixed", "prefill", "decode"]
+# Since this version vLLM gives out blocks first that no prompt can find (vllm-project/vllm#43447).
+FINDABLE_KEPT = (0, 23)
 MAX_PP = 16  # pipeline stages of a worker
 MAX_NUM_SEQS = 256  # default of --max-num-seqs: sequences in one step of an engine
 
@@ -65,6 +68,18 @@ class WorkerType:
     def with_llm(self, llm: Llm) -> WorkerType:
         """The same worker type with an LLM, whose windows and states occupy part of the KV cache."""
         return replace(self, kv_beside=kv_layout(llm, self.tp).beside)
+
+    @property
+    def recycled_blocks_per_token(self) -> float:
+        """KV blocks of windows after which a token that is computed sends those of others out of the cache,
+        and the token's own block; 0 where no window decides what is found.
+        """
+        beside = self.kv_beside
+        if not beside.passing_blocks:
+            return 0.0
+        version = tuple(map(int, re.findall(r"\d+", vllm_version_of(self.engine))[:2]))
+        own = 1 / KV_BLOCK_TOKENS
+        return own + (beside.passing_blocks if version < FINDABLE_KEPT else beside.findable_blocks)
 
     def _check_ranks(self) -> None:
         """Refuse data-parallel ranks with settings for which they are not simulated."""

@@ -25,6 +25,12 @@ wait for compression, fill pages of that size of their own with 64, 4 and 8 toke
 prefill takes a hundred times the bytes while its step is under way that it takes for good
 (vllm-project/vllm#54703 has the groups of V4-Flash: pages of 1,002,240 bytes, 2 + 1 + 1 groups beside).
 
+A prefix is found only while the pages of the window at its end are there, which go back to the pool when the
+window has moved on. vLLM before 0.23 gave such pages out again in the order in which they came back, those
+that nobody can find among them; since then it first gives out those
+(vllm-project/vllm#43447). So a prefix is lost when the worker has computed so many tokens that their pages
+fill what running requests leave of the pool (planner/simulator/caches.py).
+
 What vLLM logs as "GPU KV cache size" is derived: the requests of `max_model_len` tokens that fit, each with a
 whole step's tokens in its windows, times that length (`logged_kv_tokens`).
 """
@@ -51,11 +57,18 @@ WAITING_PAGE_TOKENS = {4: 4, 128: 8}
 
 @dataclass(frozen=True, slots=True)
 class KvBeside:
-    """KV blocks that a sequence takes beside those of its tokens."""
+    """KV blocks that a sequence takes beside those of its tokens.
+
+    Windows and tokens that wait for compression give their blocks back soon, but each token that is computed
+    has taken `passing_blocks` for them by then, of which `findable_blocks` are at the end of a page and can
+    be found again.
+    """
 
     constant_blocks: int = 0
     window_ratio: float = 0.0
     window_blocks: int = 0
+    passing_blocks: float = 0.0
+    findable_blocks: float = 0.0
 
     @property
     def is_any(self) -> bool:
@@ -165,13 +178,20 @@ def _compressed_layout(llm: Llm) -> KvLayout:
                 in_page = WAITING_PAGE_TOKENS[attention.ratio]
                 waiting = (in_page, attention.overlap_factor * attention.ratio)
                 kinds[waiting] += round(group.count * in_page * attention.waiting_bytes)
-    constant_pages, pages_per_token = 0, 0.0
+    constant_pages, pages_per_token, found_pages = 0, 0.0, 0
     for (in_page, kept), kind_bytes in kinds.items():
         groups = math.ceil(kind_bytes / page_bytes)
         constant_pages += groups * (math.ceil((kept - 1) / in_page) + 1)
         pages_per_token += groups / in_page
+        found_pages += groups * math.ceil(kept / in_page)
     blocks = COMPRESSED_PAGE_TOKENS // KV_BLOCK_TOKENS
-    return KvLayout(block_bytes, KvBeside(constant_pages * blocks), pages_per_token * blocks)
+    passing_blocks = pages_per_token * blocks
+    beside = KvBeside(
+        constant_blocks=constant_pages * blocks,
+        passing_blocks=passing_blocks,
+        findable_blocks=found_pages * blocks / COMPRESSED_PAGE_TOKENS,
+    )
+    return KvLayout(block_bytes, beside, passing_blocks)
 
 
 def _cache_kind(attention: GroupedAttention | LatentAttention) -> GroupedAttention | LatentAttention:

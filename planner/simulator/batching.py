@@ -48,7 +48,7 @@ from planner.simulator.adapters import (
     put_back_ready,
 )
 from planner.simulator.cache_layout import NODE_BLOCKS
-from planner.simulator.caches import cached_nodes, evict, keep_prefix, shared_blocks, take_prefix
+from planner.simulator.caches import cached_nodes, evict, keep_prefix, recycle, shared_blocks, take_prefix
 from planner.simulator.counting import run_s
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import (
@@ -236,6 +236,7 @@ def _take(state, l, r, n, step_blocks, time_s):
     if state.types[worker.type].batching == VLLM_V1:
         worker.used_blocks += blocks_of(c + n) - blocks_of(c)
     evict(state, lane.worker, step_blocks, time_s)
+    recycle(state, lane.worker, n)
     keep_prefix(state, lane.worker, r)
     chunk = state.chunks[l, lane.prefills]
     chunk.request, chunk.tokens, chunk.is_last = r, n, request.computed_tokens == request.length_tokens

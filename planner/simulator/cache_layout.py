@@ -35,6 +35,7 @@ ENTRY = np.dtype(
         ("twin", "i4"),  # The next copy of the same node on this worker.
         ("is_cached", "i4"),
         ("is_on_disk", "i4"),  # Of a node in CPU memory: it has left that for the disk behind.
+        ("window_at", "f4"),  # What its worker had recycled when the window at its end was there last.
         ("older", "i4"),  # Its neighbours in the list of idle entries, by last use;
         ("newer", "i4"),  # of a free entry `newer` is the next free one.
         ("shares", "i4"),  # Requests of e2's window that went to this worker and whose prompt has the node.
@@ -70,6 +71,7 @@ CACHE = np.dtype(
         ("oldest", "i8"),  # The list of idle entries, which no running request uses.
         ("newest", "i8"),
         ("idle_blocks", "i8"),  # The KV blocks of idle entries.
+        ("recycled_blocks", "f8"),  # The KV blocks that windows have taken since the start.
         ("known_nodes", "i8"),  # How many nodes the worker has, as far as the router knows.
         ("last_waiting", "i8"),  # The last of the prompts that wait.
         ("served_tenant", "i8"),  # The tenant of the prompt admitted last, NONE before.

@@ -12,6 +12,10 @@ it. Two requests that compute the same node in one step both keep their copy; th
 request's other full blocks, above all of its output, are cached too. Only the request itself can find them,
 after a preemption; else they take room until they are the least recently used.
 
+Where layers have windows (`recycled_blocks` of the worker's type), a prefix is found only up to a node whose
+window is there yet. Windows go back to the pool when they have moved on, and blocks are given out again in
+the order in which they came back.
+
 The router knows the nodes of all workers as bits. Some routers count a prompt as cached when they send it to
 a worker (`promise`), others when it is computed. They learn of an eviction NOTICE_S later, cache-aware never.
 """
@@ -194,7 +198,36 @@ def cached_nodes(state, w, r):
             low = middle
         else:
             high = middle - 1
+    while low > 0 and not _has_window(state, w, r, low - 1):
+        low -= 1
     return low
+
+
+@small_jit
+def _has_window(state, w, r, i):
+    """Whether the window at the end of the i-th node of request r, which is cached, is there yet: fewer
+    blocks were taken since than are free.
+    """
+    worker, cache = state.workers[w], state.caches.workers[w]
+    kind = state.types[worker.type]
+    if kind.recycled_blocks == 0.0:
+        return True
+    e = find(state, w, node_at(state, r, i))
+    taken = cache.recycled_blocks - state.caches.entries[e].window_at
+    return taken <= kind.kv_blocks - worker.used_blocks
+
+
+@where_cached(lambda state, w, tokens: None)
+def recycle(state, w, tokens):
+    """So many tokens are computed: their windows take blocks that were given back longest ago."""
+    state.caches.workers[w].recycled_blocks += tokens * state.types[state.workers[w].type].recycled_blocks
+
+
+@small_jit
+def _note_window(state, w, node):
+    """The window at the end of a node is in use."""
+    caches = state.caches
+    caches.entries[find(state, w, node)].window_at = np.float32(caches.workers[w].recycled_blocks)
 
 
 @kernel_jit
@@ -248,6 +281,8 @@ def take_prefix(state, w, r, time_s):
     nodes = cached_nodes(state, w, r)
     for i in range(nodes):
         _use(state, w, r, i, find(state, w, node_at(state, r, i)))
+    if nodes > 0:
+        _note_window(state, w, node_at(state, r, nodes - 1))
     hit = nodes * caches.numbers[NODE_TOKENS]
     end = _end_node(state, w, r, nodes)
     if end != NONE:
@@ -302,6 +337,7 @@ def keep_prefix(state, w, r):
             e = add(state, w, node)
         entry = caches.entries[e]
         entry.is_cached, entry.refs = 1, 1
+        _note_window(state, w, node)
         caches.used[prompt.start + i] = e
         prompt.shared_nodes = i + 1
 

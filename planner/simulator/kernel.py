@@ -31,7 +31,7 @@ import numpy as np
 from planner.policies import EDF, FCFS, LIGHTLLM, VLLM_V1
 from planner.simulator.adapters import forget_adapters, passes_over
 from planner.simulator.batching import start_step
-from planner.simulator.caches import empty_cache, evict, lose_prefix, show_prefix
+from planner.simulator.caches import empty_cache, evict, lose_prefix, recycle, show_prefix
 from planner.simulator.counting import (
     count_run,
     end_batch,
@@ -297,6 +297,7 @@ def decoded(state, l, steps, time_s):
         worker.used_blocks += blocks_for(lane, steps)
         evict(state, w, ZERO, time_s)
     charge_tokens(state, l, steps)
+    recycle(state, w, steps * lane.decodes)
     if kind.batching == LIGHTLLM:
         worker.tried_steps = (worker.tried_steps + steps - 1) % kind.patience_steps + 1
     worker.dense_tokens += steps * lane.decodes * lane.width

@@ -63,6 +63,7 @@ TYPE = np.dtype(
         ("constant_blocks", "i8"),
         ("window_ratio", "f8"),
         ("window_blocks", "i8"),
+        ("recycled_blocks", "f8"),  # that the windows of each computed token take and give back
         ("patience_steps", "i8"),  # lightllm: decode steps until new prompts are tried again
         ("vidur_restarts", "i8"),  # 1: a prompt preempted in part is taken for a whole one, as Vidur does
         ("pp", "i8"),

@@ -989,6 +989,7 @@ def _fill_type(
         ("constant_blocks", worker_type.kv_beside.constant_blocks),
         ("window_ratio", worker_type.kv_beside.window_ratio),
         ("window_blocks", worker_type.kv_beside.window_blocks),
+        ("recycled_blocks", worker_type.recycled_blocks_per_token),
         ("watermark_blocks", watermark),
         ("decode_batch_tokens", policies.decode_batch_tokens or worker_type.kv_tokens),
         ("reserved_blocks", 1 if batching.engine == OF_SPLITWISE else reserved),

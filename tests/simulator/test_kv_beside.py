@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from simulations import beside, compare, make_latency, make_trace, mixed, random_case
+from simulations import LLM, beside, compare, make_latency, make_trace, mixed, prefix_trace, random_case
 
 from planner.errors import InputError
-from planner.fleet import Policies
+from planner.fleet import Fleet, Policies
+from planner.models.engine import Engine
 from planner.models.kv_layout import KvBeside
 from planner.simulator.replay import simulate
 
@@ -46,3 +47,23 @@ def test_batching_that_counts_tokens_alone_refuses() -> None:
     fleet = replace(fleet, policies=Policies(batching="distserve"))
     with pytest.raises(InputError, match="windows or states; choose vllm-v1"):
         simulate(fleet, make_trace([0], [4], [1]))
+
+
+def test_windows_of_others_send_a_prefix_out_of_the_cache() -> None:
+    """Prompts of 48 tokens in a cache of 64 blocks, which has room for all three. A token that is computed
+    takes a block, its window's 15/16 with its own 1/16: after B alone 48 of 64 were taken since A was there,
+    after B and C 96.
+    """
+    pool = mixed(make_latency(), kv_tokens=1024).pools[0]
+    windows = KvBeside(passing_blocks=2.0, findable_blocks=15 / 16)
+    a, b, c = [1, 2, 3], [4, 5, 6], [7, 8, 9]
+    hits = []
+    for own, version in ((windows, "0.33.0"), (windows, "0.22.1"), (KvBeside(), "0.33.0")):
+        engine = Engine("vllm", version, async_scheduling=False)
+        kind = replace(pool.type, kv_beside=own, engine=engine)
+        fleet = Fleet(LLM, (replace(pool, type=kind),), Policies(prefix_cache=True, routing="round-robin"))
+        for prompts in ([a, b, a], [a, b, c, a]):
+            found = simulate(fleet, prefix_trace([10.0 * i for i in range(len(prompts))], prompts))
+            assert found.cached_tokens is not None
+            hits.append(int(found.cached_tokens[-1]))
+    assert hits == [32, 0, 0, 0, 32, 32]
