@@ -1,11 +1,16 @@
-"""Five days under controllers: what each costs above the optimum by cause, and what none can go below.
+"""Days under controllers: what each costs above the optimum by cause, and what none can go below.
 
     python benchmarks/five_days.py TRACES [--train "70 %"] [--days large,mid,small,azure,bursty] [--queue sjf]
+        [--seed 1] [--controllers fleetplan]
 
 TRACES holds servegen/ (a day of m-large and three curves of two weeks) and the Azure conversation trace. Of a
 curve its second day is drawn as benchmarks/day.py draws it, to ten requests/s in the mean; Azure's hour comes
 twelve times, a daily curve over it; "bursty" is m-large's mean rate with gaps of a coefficient of variation
 of 5.
+
+Small days ("chat-1" to "chat-3", "pair") are drawn from the same curves to 1.5 or 3 requests/s for
+Llama-3.1-8B on 1 to 10 A100; --seed draws others of the same kind, to judge by. "pair" has prefill and decode
+workers.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +47,23 @@ AZURE_HOURS = 12
 STEPS_OF_DAY = 144
 
 
-def curve_day(traces: Path, name: str) -> Trace:
-    """The second day of a curve of rates, lengths from the same time of m-large's day."""
+PAIR = {
+    **SMALL,
+    "workers": [
+        {"name": role, "role": role, "gpu": "a100-80g", "tp": 1, "count": 3} for role in ("prefill", "decode")
+    ],
+}
+
+
+def curve_day(traces: Path, name: str, *, day: int = 1, mean_rps: float = MEAN_RPS, seed: int = 0) -> Trace:
+    """A day of a curve of rates, from 0 on, lengths from the same time of m-large's day."""
     seen, rates = (
         read_trace(traces / "servegen/m-large-day9-1in20.csv.gz"),
         traces / f"servegen/m-{name}-rates.csv",
     )
-    table = np.genfromtxt(rates, delimiter=",", names=True)[STEPS_OF_DAY : 2 * STEPS_OF_DAY]
-    one_in = float(table["requests_per_s"].mean()) / MEAN_RPS
-    return drawn(seen, rates, first=STEPS_OF_DAY, steps=STEPS_OF_DAY, one_in=one_in)
+    table = np.genfromtxt(rates, delimiter=",", names=True)[day * STEPS_OF_DAY : (day + 1) * STEPS_OF_DAY]
+    one_in = float(table["requests_per_s"].mean()) / mean_rps
+    return drawn(seen, rates, first=day * STEPS_OF_DAY, steps=STEPS_OF_DAY, one_in=one_in, seed=seed)
 
 
 def azure_day(traces: Path) -> Trace:
@@ -73,6 +87,22 @@ def bursty_day(traces: Path) -> Trace:
     return Trace("bursty", arrival_s, seen.input_tokens, seen.output_tokens)
 
 
+FIVE = ("large", "mid", "small", "azure", "bursty")
+# A curve, its day, requests/s in the mean.
+SMALL_DAYS = {
+    "chat-1": ("small", 1, 3.0),
+    "chat-2": ("large", 3, 3.0),
+    "chat-3": ("large", 4, 1.5),
+    "pair": ("mid", 4, 3.0),
+}
+
+
+def small_day(traces: Path, name: str, seed: int) -> Trace:
+    """One of SMALL_DAYS, drawn anew for each seed."""
+    curve, number, mean_rps = SMALL_DAYS[name]
+    return curve_day(traces, curve, day=number, mean_rps=mean_rps, seed=seed)
+
+
 DAYS: dict[str, tuple[Callable[[Path], Trace], Any, Any]] = {
     "large": (lambda traces: read_trace(traces / "servegen/m-large-day9-1in20.csv.gz"), SLO, LARGE),
     "mid": (lambda traces: curve_day(traces, "mid"), SLO, LARGE),
@@ -86,13 +116,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("traces", type=Path)
     parser.add_argument("--train")
-    parser.add_argument("--days", default=",".join(DAYS))
+    parser.add_argument("--days", default=",".join(FIVE))
     parser.add_argument("--queue", default="fcfs", help="one order of the queue, or several: fcfs,sjf")
+    parser.add_argument("--seed", type=int, default=0, help="of small days")
+    parser.add_argument("--controllers", help="names, with commas; all if left out")
     options = parser.parse_args()
     for name in options.days.split(","):
-        read, slo, fleet = DAYS[name]
+        read, slo, fleet = (
+            (partial(small_day, name=name, seed=options.seed), SMALL_SLO, PAIR if name == "pair" else SMALL)
+            if name in SMALL_DAYS
+            else DAYS[name]
+        )
         began = time.process_time()
-        terms = {} if options.train is None else {"train": options.train}
+        given = {"train": options.train, "controllers": options.controllers}
+        terms = {name: value for name, value in given.items() if value is not None}
         first, *others = options.queue.split(",")
         question = {**slo, "policies": {"queue": [first, *others]}}
         stands = {**fleet, "policies": {"queue": first}}
