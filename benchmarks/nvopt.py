@@ -1,7 +1,7 @@
 """NVIDIA's study of DeepSeek-V3 on H200 over one day, asked of `plan`: fewest GPUs, a bound, their winners.
 
     python benchmarks/nvopt.py [--data FOLDER] [--copies 661] [--only static cache autoscaled candidates]
-                               [--paper-only] [-o docs/evidence/nvopt.md]
+                               [--paper-only] [--time-limit S]
 
 The question is that of ai-dynamo/aisimulate, examples/sweeper/nvopt-ragpulse (contract 278be99, results
 d45d107): TTFT <= 1 s and a mean time per output token <= 50 ms, here kept by at least 99 % of requests at
