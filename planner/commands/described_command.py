@@ -13,6 +13,7 @@ import typer
 
 from planner.commands.command_output import CatalogOption, out_file
 from planner.errors import InputError, PlannerError
+from planner.policies import CACHE_AWARE, ROUTING
 from planner.slo_metrics import METRICS
 
 ROOM_FRAC = 0.8  # Of a node's GPU memory for weights, at most: KV caches and activations need the rest.
@@ -105,7 +106,8 @@ class Options:
             document["fleet"] = {"gpus": gpus}
         if self.agents is not None:
             # Agents send their whole history with every turn, so their engines cache prefixes.
-            document["policies"] = {"prefix_cache": True, "routing": ["cache-aware"]}
+            names = [row.name for row in ROUTING.values() if row.code == CACHE_AWARE]
+            document["policies"] = {"prefix_cache": True, "routing": names}
         if self.safety is not None:
             document["safety"] = parse_safety(self.safety)
         return document

@@ -142,12 +142,7 @@ def _plan_one(wish: PlanOptions) -> None:
                     question, study, explain=wish.explain, prove=wish.prove, watch=best.see
                 )
         except InfeasibleError as error:
-            usual = {} if wish.question_options is None else wish.question_options.get("fleet", {})
-            if usual.get("gpus") and "--gpus" not in wish.flags:
-                error.args = (
-                    f"{error}. Only {', '.join(usual['gpus'])} were compared, as no GPUs were named: --gpus "
-                    "any compares all, whole nodes too",
-                )
+            error.args = (f"{error}{_not_compared(wish)}",)
             raise
         except BaseException as error:
             if (want := missing_resource(error)) is None:
@@ -180,6 +175,17 @@ def _plan_one(wish: PlanOptions) -> None:
         print_next(wish.out, verbose=wish.verbose)
     if planned.status in UNFINISHED:
         raise typer.Exit(4)
+
+
+def _not_compared(wish: PlanOptions) -> str:
+    """What an infeasible question adds where the command line names no GPUs and few were compared for it."""
+    usual = {} if wish.question_options is None else wish.question_options.get("fleet", {})
+    if not usual.get("gpus") or "--gpus" in wish.flags:
+        return ""
+    return (
+        f". Only {', '.join(usual['gpus'])} were compared, as no GPUs were named: --gpus any compares all, "
+        "whole nodes too"
+    )
 
 
 def _usual_gpus_words(question: Mapping[str, Any]) -> str:
