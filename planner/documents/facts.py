@@ -776,7 +776,7 @@ class EncoderUntimed:
     gpu: str
 
 
-Caution = Literal["spot-nodes", "copies-share-prefixes", "prompts-are-text"]
+Caution = Literal["spot-nodes", "copies-share-prefixes", "prompts-are-text", "requests-bring-priority"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,6 +254,7 @@ _EXPRESSIBLE_POLICIES = (
     "seed",
     "queue",
     "queue_window_s",
+    "due",
     "prefix_cache",
     "kv_offload",
 )  # or said below

@@ -108,6 +108,11 @@ _CAUTIONS: dict[facts.Caution, str] = {
         "the LLM has an encoder for images or sound, and the trace has no column image_tokens: all prompts "
         "are taken as text of input_tokens"
     ),
+    "requests-bring-priority": (
+        "the order of the queue goes by the `priority` that each request brings with it: clients or `plan "
+        "serve` must give it, no router of a manifest does; without it prompts are served as they arrive, "
+        "for which this plan was not made (policies: {queue: fcfs} plans for that)"
+    ),
 }
 _REMARKS: dict[facts.Remark, str] = {
     "not-searched": "none of one worker type per pool was found; mixes of several were not searched for it",

@@ -33,6 +33,7 @@ from typer.testing import CliRunner
 
 from planner import manifests
 from planner.cli import app
+from planner.domain import Selector
 from planner.errors import InputError
 from planner.files.checked_files import write_files
 from planner.fleet import Fleet, Policies, Pool
@@ -377,6 +378,9 @@ def test_a_policy_that_no_engine_is_told_of_is_named() -> None:
     readme = rendered(replace(mixed(), policies=Policies("another", routing="round-robin")))["README.md"]
     assert "simulated with batching another; vLLM is not told of it" in readme
     assert "vLLM is not told" not in rendered(mixed())["README.md"]
+    due = ((Selector("chat", tenants=("chat",)), 0.5),)
+    readme = rendered(replace(mixed(), policies=Policies(queue="edf", due=due)))["README.md"]
+    assert "Selector(" not in readme and "must give its `priority`" in readme
 
 
 def test_a_power_cap_is_said_and_kept_apart_but_never_set() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from plans import CATALOG
+from simulations import make_trace
 
 from benchmarks.generated_traffic import lognormal, synthesise
 from planner.documents.task import PlanQuestion, parse_task
@@ -17,7 +18,7 @@ from planner.models.latency import StepLatency
 from planner.models.memory import kv_cache_tokens
 from planner.reports.fact_sentences import sentences
 from planner.search.evidence.certify import certify_plan, plan
-from planner.search.evidence.findings import few_keep_all_warnings
+from planner.search.evidence.findings import few_keep_all_warnings, list_warnings
 from planner.search.mixed.bounds import checked_bound, lower_bound
 from planner.search.mixed.policy_search import search_policies
 from planner.search.problem.bill import bill_fleet
@@ -85,6 +86,18 @@ def test_one_stall_in_a_request_of_800_gaps_breaks_no_percentile_of_gaps() -> No
     assert warning.startswith(f"only {100 * verdict.attainment_frac:.1f} % of the requests keep all limits")
     assert "min between two tokens" in warning
     assert not few_keep_all_warnings(task.slo, replace(verdict, attainment_frac=0.46), simulate(fleet, trace))
+
+
+@pytest.mark.parametrize(("queue", "is_said"), [("fcfs", False), ("sjf", True)])
+def test_a_queue_that_goes_by_priority_says_who_must_give_it(queue: str, is_said: bool) -> None:
+    """Behind every router but our own, requests without a priority are served as they arrive."""
+    trace = make_trace(np.arange(60.0), np.full(60, 90), np.full(60, 3))
+    task = question({"ttft": {"p90": "2 s"}}, ["h100-80g"])
+    pool = a_pool("mixed", "mixed", "h100-80g", 4)
+    fleet = Fleet(CATALOG.llm(LLM), (pool,), Policies(queue=queue))
+    simulation = simulate(fleet, trace, limits=task.slo.limits, record=True)
+    said = sentences(list_warnings(fleet, simulation, task.slo, verdict_of(fleet, trace, task.slo)))
+    assert any("`priority` that each request brings with it" in each for each in said) == is_said
 
 
 def test_prompts_of_the_warm_up_make_no_limit_out_of_reach() -> None:

@@ -32,6 +32,7 @@ from planner.domain import OWNED, SPOT, FleetLimit, Gpu, Slo, market_of, row_of
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Disturbance, Fleet, Policies
 from planner.models.spread import INTERVAL_SIGMAS, StepTimeSpread
+from planner.policies import QUEUE
 from planner.search.evidence.robustness import least_in_proportion
 from planner.search.level0.owned_gpus import objective_paid
 from planner.search.mixed.best_fleet import FleetSearch, best_of
@@ -557,6 +558,8 @@ def list_warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdi
         warned.append(facts.NearestEngine(engine.title, engine.basis))
     if engine is not None and not engine.is_checked:
         warned.append(facts.UncheckedEngine(engine.title))
+    if QUEUE[fleet.policies.queue].has_rank:
+        warned.append(facts.Cautioned("requests-bring-priority"))
     return tuple(dict.fromkeys(warned))
 
 
