@@ -122,8 +122,7 @@ def _plan_one(wish: PlanOptions) -> None:
             question = question.replace({"fleet.per_gpu": wish.per_gpu})
         if wish.target is not None:
             question = question.replace({"deploy": {"target": wish.target}})
-        described = question.task().described
-        how = reading_of(question.document, question.path)
+        described, how = question.task().described, reading_of(question.document, question.path)
         with stopped_after(wish.time_limit_s, lambda: ": the traffic is not read yet"):
             requests = requests_of(
                 wish.trace, described, seed=wish.seed, drop_invalid=wish.drop_invalid, how=how
@@ -133,8 +132,8 @@ def _plan_one(wish: PlanOptions) -> None:
         decided = _decided(wish, question, requests)
         study = Study(requests, known, wish.seed, wish.time_limit_s, progress, Answers(decided=decided))
         searched = searched_requests(question.task(), requests, work_limit_s(wish.time_limit_s))
-        study.taken_s = progress.taken_s()
-        study.taken_s += 0.0 if wish.out is None else report_s(searched) * progress.slowness()
+        writing_s = 0.0 if wish.out is None else report_s(searched) * progress.slowness()
+        study.taken_s = progress.taken_s() + writing_s
         best = BestSoFar(wish.out)
         try:
             with last_words(best.save):
