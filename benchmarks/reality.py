@@ -7,9 +7,9 @@ docs/evidence/accuracy.md is its table.
 Replays every run found in DIR, and the measured points of aiconfigurator-core where that is installed, with
 what a user gets who writes the deployment down in a fleet.yaml: step times of the catalog, the version of the
 engine that ran (and how it scheduled where that is not the version's default), no constant of the run's own.
-`--engine none` takes the step times alone. Prints the errors per source, LLM and GPU, what others
-reach on such data, and what was left out and why. Exit code 1 where a bound is missed, 2 where there is
-nothing to replay.
+`--engine none` takes the step times alone. Prints which share of the runs is left out, the errors per source,
+LLM and GPU, what others reach on such data, and what was left out and why. Saturated runs count like others.
+Exit code 1 where a bound is missed, 2 where there is nothing to replay.
 
 Reads these (the README beside the data says how they were measured):
 
@@ -17,6 +17,8 @@ Reads these (the README beside the data says how they were measured):
     *ml_energy*.jsonl, *output_lengths*.json   closed loop, one line per run; histograms of outputs
     *.requests.jsonl, *.meta.json              every request of a run, by the engine's own clock;
                                                RUN--tpN--*.csv.gz: kernel profiles for `plan import`
+    *inferencex*.jsonl                         closed loop, one line per run, medians and 99th percentiles
+    *llmd*.jsonl, *.runs.json                  counted as left out: routers, prefill/decode and sessions
     systems/silicon_sample.csv of the wheel    closed loop, means of TTFT and TPOT
 """
 
@@ -105,6 +107,9 @@ ROUNDS = 4  # requests per seat of a closed loop, of which the first and the las
 PROMPTS_HELD = "its prompts were not all computed: that takes more than 60 % of the GPUs' peak FLOP/s"
 KV_UNSTATED = "its steps read more than the GPUs' memory can: KV in another format than by default"
 MOST_FLOPS_FRAC = 0.6  # of the peak over all the time; no other campaign asks for more than 49 %
+SAME_AGAIN = "the same measurement is in the file already"
+# InferenceX's nightlies of vLLM of February 2026 lie between 0.15 and 0.16; its file names no GPU.
+INFERENCEX_ENGINE, INFERENCEX_GPU = "vLLM 0.16.0", "h200-141g"
 CLIENT_ROUNDS = 10  # requests per client where a load generator reports on all of them
 
 
@@ -156,6 +161,11 @@ class LeftOut:
     run: Run
     why: str
 
+    @property
+    def is_replayed_once(self) -> bool:
+        """Whether nothing is lost: the same measurement is replayed from another line."""
+        return self.why == SAME_AGAIN
+
 
 Found = Iterator[Row | LeftOut]
 
@@ -203,6 +213,8 @@ class Engines:
             for file in (place / f"{stem}.json", place / f"{stem}_config.json"):
                 if file.exists():
                     return str(file)
+        if name.lower() in self.catalog.llm_aliases:
+            return name
         raise InputError(f"{name}: neither in the catalog nor in {CONFIGS.parent.name}/{CONFIGS.name}")
 
     def basis(self, fleet: Fleet) -> str:
@@ -563,7 +575,7 @@ def _points(path: Path, engines: Engines) -> Found:
         measurement = tuple(value for key, value in point.items() if key not in ("id", "silicon_data_source"))
         try:
             if measurement in seen:
-                raise InputError("the same measurement is in the file already")
+                raise InputError(SAME_AGAIN)
             seen.add(measurement)
             if point["mode"] != "agg":
                 raise InputError("disaggregated: its pools and their link are not in the file")
@@ -637,6 +649,72 @@ def client_means(
     outputs = np.round(output_tokens * rng.uniform(shortest, 1, n)).astype(np.int64)
     simulation = simulate(fleet, Trace("closed loop", np.zeros(n), inputs, outputs), closed_loop=clients)
     return statistic(simulation.ttft_s, "mean"), statistic(simulation.tpot_s, "mean")
+
+
+# --- InferenceX's files: closed loop, medians and 99th percentiles
+
+
+def inferencex(path: Path, engines: Engines) -> Found:
+    """Median and 99th percentile of TTFT, time per token and E2E, and tokens per second.
+
+    The clients of a file send prompts of one length. A run is saturated where a request waits longer for its
+    first token than for all others, which is known of the measurement alone.
+    """
+    for line in path.read_text().splitlines():
+        point = json.loads(line)
+        match = re.search(r"_tp(\d+)_", point["file"])
+        clients, n = int(point["max_concurrency"]), int(point["num_prompts"])
+        inputs, outputs = (round(point[f"total_{key}_tokens"] / n) for key in ("input", "output"))
+        run = Run(
+            "inferencex",
+            f"{point['model_id']}, {path.stem}",
+            f"{inputs} in, {outputs} out, {clients} clients",
+            point["model_id"],
+            INFERENCEX_GPU,
+            int(match[1]) if match else 1,
+            INFERENCEX_ENGINE,
+            "saturated" if point["median_ttft"] > point["median_e2el"] / 2 else "",
+        )
+        try:
+            fleet = engines.fleet(run, {}, weights="fp8" if "FP8" in point["model_id"] else "")
+        except PlannerError as error:
+            yield refused(run, error)
+            continue
+        trace = Trace(run.campaign, np.zeros(n), np.full(n, inputs), np.full(n, outputs))
+        simulation = simulate(fleet, trace, closed_loop=clients)
+        for quantity, key, values in (
+            ("ttft", "ttft", simulation.ttft_s),
+            ("tpot", "tpot", simulation.tpot_s),
+            ("e2e", "e2el", simulation.e2e_s),
+        ):
+            for name, prefix in (("p50", "median"), ("p99", "p99")):
+                measured = float(point[f"{prefix}_{key}"])
+                yield Row(run, engines.basis(fleet), quantity, name, statistic(values, name), measured)
+        tokens_per_s = n * outputs / float((simulation.arrival_s + simulation.e2e_s).max())
+        measured = float(point["output_throughput"])
+        yield Row(run, engines.basis(fleet), "throughput", "mean", tokens_per_s, measured)
+
+
+def unread(folder: Path) -> Iterator[LeftOut]:
+    """Runs of known files that are not replayed here, so that their share is counted."""
+    for path in sorted(folder.rglob("*llmd*.jsonl")):
+        for line in path.read_text().splitlines():
+            point = json.loads(line)
+            gpu, llm = GPUS.get(point["gpu"], point["gpu"]), point["llm"]
+            run = Run("llm-d", point["run"], f"{point.get('rate')}/s", llm, gpu, 0, point.get("engine", ""))
+            yield LeftOut(run, "several workers behind a router, or prefill and decode apart")
+    for path in sorted(folder.rglob("*.runs.json")):
+        for each in json.loads(path.read_text()):
+            run = Run(
+                "sessions",
+                path.stem,
+                each["run"],
+                each["llm"].split()[0],
+                each["gpu"],
+                0,
+                each.get("engine", ""),
+            )
+            yield LeftOut(run, "sessions whose turns wait for one another: benchmarks/agents_reality.py")
 
 
 # --- what it must reach, what others reach
@@ -749,12 +827,26 @@ INSIDE = {  # statistics that count
 }
 
 
+MEDIANS = {"ttft": ("ttft", "p50"), "tpot": ("tpot", "p50"), "e2e": ("e2e", "p50")}
+
+
+def counted(rows: Sequence[Row], quantity: str) -> list[Row]:
+    """One figure per run, of all but host-bound runs, as far as their spread is known."""
+    return [
+        row
+        for row in rows
+        if row.bounds is not None
+        and row.run.regime != "host-bound"
+        and (row.quantity, row.statistic)
+        in ({MEDIANS[quantity]} if row.run.source == "inferencex" else INSIDE[quantity])
+    ]
+
+
 def inside(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Which share of what was measured lies between what the ends of the spread predict."""
     answers = []
-    for quantity, counted in INSIDE.items():
-        found = [row for row in rows if (row.quantity, row.statistic) in counted and row.bounds is not None]
-        found = [row for row in found if not row.run.regime]
+    for quantity in INSIDE:
+        found = counted(rows, quantity)
         share = sum(row.is_inside for row in found) / len(found) if found else None
         answers.append(
             {
@@ -797,7 +889,28 @@ def judged(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> list[dict[str, A
 # --- the page
 
 
+def share_left_out(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> dict[str, int]:
+    """How many runs there are, how many are not replayed, and of which nothing is lost by that."""
+    runs = {row.run for row in rows}
+    return {
+        "runs": len(runs) + len(left_out),
+        "replayed": len(runs),
+        "left_out": len(left_out),
+        "same_again": sum(each.is_replayed_once for each in left_out),
+        "host_bound": sum(run.regime == "host-bound" for run in runs),
+        "saturated": sum(run.regime == "saturated" for run in runs),
+    }
+
+
 def print_page(rows: Sequence[Row], left_out: Sequence[LeftOut], bounds: Sequence[Document]) -> None:
+    shares = share_left_out(rows, left_out)
+    replayed, again = shares["replayed"], shares["same_again"]
+    measured, lost = shares["runs"] - again, shares["left_out"] - again
+    print(
+        f"Left out: {lost} of {measured} runs ({100 * lost / max(measured, 1):.0f} %), and {again} lines "
+        f"that repeat one. Of the {replayed} replayed {shares['saturated']} are saturated and "
+        f"{shares['host_bound']} host-bound; all count but where a line says otherwise.\n"
+    )
     print("Bounds: mean over runs of the error's size (bias: size of the mean error).\n")
     print("| truth | over | quantity | runs | error | bound | |")
     print("|---|---|---|---|---|---|---|")
@@ -836,8 +949,8 @@ def print_page(rows: Sequence[Row], left_out: Sequence[LeftOut], bounds: Sequenc
     for peer in PEERS:
         if peer[0] in sources:
             print(f"| {' | '.join(peer)} |")
-    replayed = {source: len({row.run for row in rows if row.run.source == source}) for source in SOURCES}
-    print("\nReplayed: " + ", ".join(f"{source} {n} runs" for source, n in replayed.items()) + ".")
+    of_source = {source: len({row.run for row in rows if row.run.source == source}) for source in SOURCES}
+    print("\nReplayed: " + ", ".join(f"{source} {n} runs" for source, n in of_source.items()) + ".")
     print("\nLeft out.\n\n| truth | LLM | GPU | runs | why |\n|---|---|---|---|---|")
     counted = Counter((each.run.source, each.run.llm, each.run.gpu, each.why) for each in left_out)
     for (source, llm, gpu, why), n in sorted(counted.items()):
@@ -850,13 +963,13 @@ def print_inside(rows: Sequence[Row]) -> None:
     print("| truth | LLM | GPU | step times | measured | TTFT | TPOT or ITL |\n|---|---|---|---|---|---|---|")
     groups: dict[tuple[str, str, str, str], list[Row]] = {}
     for row in rows:
-        if not row.run.regime and row.bounds is not None:
+        if row.run.regime != "host-bound" and row.bounds is not None:
             key = (row.run.source, row.run.llm.split("/")[-1], row.run.gpu, row.basis)
             groups.setdefault(key, []).append(row)
     for key, group in sorted(groups.items()):
         cells, most = [], 0
         for quantity in ("ttft", "tpot"):
-            of_it = [row for row in group if (row.quantity, row.statistic) in INSIDE[quantity]]
+            of_it = counted(group, quantity)
             most = max(most, len(of_it))
             cells.append(_inside_cell(of_it))
         print(f"| {' | '.join(key)} | {most} | {' | '.join(cells)} |")
@@ -890,7 +1003,7 @@ def _cell(rows: Sequence[Row], quantity: str) -> str:
     return f"{' / '.join(shown)} ({100 * np.mean(measured[0]):+.0f})"
 
 
-SOURCES = ("inference-perf", "ml-energy", "llmservingsim", "silicon-sample")
+SOURCES = ("inference-perf", "ml-energy", "llmservingsim", "inferencex", "silicon-sample")
 
 
 def found(folder: Path, engines: Engines, only: str | None = None) -> Found:
@@ -906,6 +1019,11 @@ def found(folder: Path, engines: Engines, only: str | None = None) -> Found:
             yield from ml_energy(path, lengths, engines)
     if only in (None, "llmservingsim"):
         yield from request_logs(folder, engines)
+    if only in (None, "inferencex"):
+        for path in sorted(folder.rglob("*inferencex*.jsonl")):
+            yield from inferencex(path, engines)
+    if only is None:
+        yield from unread(folder)
     if only in (None, "silicon-sample") and (wheel := _wheel()) is not None:
         yield from silicon_sample(wheel / "systems" / "silicon_sample.csv", engines)
 
@@ -953,6 +1071,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.json:
         document = {
             "rows": [row.document() for row in rows],
+            "share_left_out": share_left_out(rows, left_out),
             "left_out": [asdict(each.run) | {"why": each.why} for each in left_out],
             "bounds": bounds,
             "inside": inside(rows),

@@ -346,7 +346,64 @@ def test_only_every_so_many_th_point_of_a_campaign_may_be_asked_for(tmp_path: Pa
     assert cases == ["1", "3", "other 1"]
 
 
+# --- InferenceX's files
+
+
+def inferencex(folder: Path, **changed: Any) -> Path:
+    """Four clients that send eight prompts of 100 tokens for 11: 20 ms to the first, 10 to each other."""
+    figures = {f"{p}_{key}": 0.01 for p in ("median", "p99") for key in ("ttft", "tpot")}
+    point = {
+        "file": "a_tp1_conc4.json",
+        "model_id": LLM,
+        "max_concurrency": 4,
+        "num_prompts": 8,
+        "total_input_tokens": 800,
+        "total_output_tokens": 88,
+        "output_throughput": 88 / 0.24,
+        **figures,
+        "median_e2el": 0.12,
+        "p99_e2el": 0.24,
+        **changed,
+    }
+    path = folder / "inferencex_a.jsonl"
+    path.write_text(json.dumps(point) + "\n")
+    return path
+
+
+def test_a_file_of_inferencex_is_a_closed_loop(
+    tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four requests at once, twice: 88 tokens in 240 ms."""
+    monkeypatch.setattr(reality, "INFERENCEX_GPU", "h100-80g")
+    rows = rows_of(reality.inferencex(inferencex(tmp_path), engines))
+    assert rows["e2e", "p50"].error_frac == pytest.approx(0)
+    assert rows["e2e", "p99"].error_frac == pytest.approx(-0.5)
+    assert rows["throughput", "mean"].error_frac == pytest.approx(0)
+    assert {row.run.regime for row in rows.values()} == {""}
+    waiting = inferencex(tmp_path, median_ttft=0.1)
+    assert {row.run.regime for row in rows_of(reality.inferencex(waiting, engines)).values()} == {"saturated"}
+
+
 # --- bounds and the page
+
+
+def test_the_share_left_out_comes_first_and_repeats_are_no_loss(
+    tmp_path: Path, engines: Engines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One point is replayed, its copy is not, and one has weights that nobody has: one of two is lost."""
+    path = silicon(tmp_path, {"id": "1"}, {"id": "2"}, {"id": "3", "gemm_quant_mode": "fp6"})
+    found = list(reality.silicon_sample(path, engines))
+    rows = [each for each in found if isinstance(each, Row)]
+    reality.print_page(rows, [each for each in found if isinstance(each, LeftOut)], [])
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("Left out: 1 of 2 runs (50 %), and 1 lines that repeat one. Of the 1 replayed")
+
+
+def test_routers_and_sessions_are_counted_as_left_out(tmp_path: Path) -> None:
+    point = {"run": "ladder", "llm": LLM, "gpu": "H100", "engine": "vllm", "rate": 3}
+    (tmp_path / "llmd_a.jsonl").write_text(json.dumps(point) + "\n")
+    (tmp_path / "b.runs.json").write_text(json.dumps([point]))
+    assert [each.run.source for each in reality.unread(tmp_path)] == ["llm-d", "sessions"]
 
 
 def test_shares_inside_shorter_and_longer_than_the_spread_are_told(
