@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import yaml
+from sample_plan import COLOURING, SLO, TRACE, sample_plan
 from shares import some
 
 from fleetplan import __main__
@@ -28,14 +29,11 @@ from planner import __version__, cli
 from planner.errors import InputError
 from planner.search.evidence import certify
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-SLO, TRACE = EXAMPLES / "slo.yaml", EXAMPLES / "traces" / "azure-conversation-sample.csv"
 SMALL_SLO = "llm: llama-3.1-8b\nslo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}}\nfleet: {gpus: {h100-80g: 4}}\n"
 SMALL_TRACE = "timestamp,input_tokens,output_tokens\n" + "".join(
     f"{i / 2},{200 + 10 * (i % 7)},{20 + i % 5}\n" for i in range(60)
 )
 WRITTEN = {"plan.yaml", "certificate.json", "requests.csv", "report.html", "manifests"}
-COLOURING = ("COLUMNS", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS")  # CI asks for colours in a pipe
 Run = Callable[..., "Outcome"]
 
 
@@ -109,9 +107,9 @@ class Planned:
 @pytest.fixture(scope="session")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
     """The main job, said as a table."""
-    out = tmp_path_factory.mktemp("planned") / "out"
-    said = script("plan", "--slo", SLO, "--trace", TRACE, "-o", out, PYTHONHASHSEED="1")
-    return Planned(out, said)
+    made = sample_plan(tmp_path_factory)
+    code, out, err = ((made / name).read_text() for name in ("code", "stdout", "stderr"))
+    return Planned(made / "plan" / "out", Outcome(int(code), out, without_progress(err)))
 
 
 @pytest.fixture(scope="session")

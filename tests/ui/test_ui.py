@@ -960,16 +960,16 @@ def test_a_plan_of_two_kinds_of_gpu_begins_a_schedule_as_it_is(folder: Path) -> 
 
 OWN_DAY = """
 llm: meta-llama/Llama-3.1-70B
-slo: {ttft: {p90: 600 ms}, tbt: {p99: 150 ms}, every: 100 s}
+slo: {ttft: {p90: 600 ms}, tbt: {p99: 150 ms}, every: 60 s}
 fleet: {gpus: {a100-80g: 32}, sold_as: {a100-80g: gpu}}
 day: {controllers: {hpa: {metric: kv, target: 60 %}, keda: {}}, start: 20 s, billing: second, train: 40 %}
 """
 
 
 def a_day() -> bytes:
-    """Nine minutes: calm at first, then a request a second."""
-    rows = [(4.0 * k, 500 + 37 * k % 1500) for k in range(60)]
-    rows += [(240.0 + k, 500 + 53 * k % 2500) for k in range(300)]
+    """Four minutes: calm at first, then a request a second."""
+    rows = [(4.0 * k, 500 + 37 * k % 1500) for k in range(25)]
+    rows += [(100.0 + k, 500 + 53 * k % 2500) for k in range(140)]
     told = "".join(f"{at_s},{size},{20 + size % 90}\n" for at_s, size in rows)
     return f"timestamp,input_tokens,output_tokens\n{told}".encode()
 
