@@ -40,7 +40,7 @@ def sample_plan(factory: pytest.TempPathFactory) -> Path:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=300,
+                timeout=600,  # a busy machine is slow, not wrong
                 env=environment | {"PYTHONHASHSEED": "1"},
             )
             (folder / "stdout").write_text(done.stdout)
