@@ -71,6 +71,7 @@ from planner.simulator.replay import Simulation, simulate
 from planner.simulator.slo_verdict import judge
 from planner.slo_metrics import METRICS
 from planner.studies import fleet_comparison, pareto_frontier, pareto_page, prefix_study, sliders, what_if
+from planner.studies.sharing import compare_separate_fleets
 from planner.studies.what_if import Study
 from planner.traffic.described import Description
 from planner.traffic.scaling import RateRequest
@@ -221,7 +222,8 @@ def _curves(simulation: Simulation) -> Document:
 def _planned(request: Request, tell: Tell) -> Plan:
     study = _study(request, tell)
     task = parse_task(request["question"], study.catalog)
-    return beside_each_gpu(study, task, watch=_watch_search(tell), on_paper=_send_first_answer(tell))
+    found = beside_each_gpu(study, task, watch=_watch_search(tell), on_paper=_send_first_answer(tell))
+    return compare_separate_fleets(found, study, task)
 
 
 def _numbers(standing: SearchProgress) -> Document:

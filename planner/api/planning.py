@@ -38,6 +38,7 @@ from planner.search.several.several_llms import plan_together
 from planner.studies import what_if
 from planner.studies.per_gpu import MOST_DEFAULT_GPU_TYPES, add_each_gpu, gpu_types
 from planner.studies.routers import plan_each_target, simulate_routers, simulate_routers_of_each
+from planner.studies.sharing import compare_separate_fleets
 from planner.studies.what_if import Study
 from planner.traffic.trace import Trace
 
@@ -110,6 +111,7 @@ def answer_question(
         answer = _by_parts(task, study, explain=explain, prove=prove, watch=watch)
     else:
         answer = beside_each_gpu(study, task, prove=prove, watch=watch)
+        answer = compare_separate_fleets(answer, study, task)
         answer = explain_plan(answer, study, task) if explain else answer
     if task.prices_targets:
 

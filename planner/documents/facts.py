@@ -261,6 +261,24 @@ class PolicyGains:
 
 
 @dataclass(frozen=True, slots=True)
+class SharingSaves:
+    """What one fleet for all classes of the SLO saves against a fleet for each, whose values are `alone`."""
+
+    value: float
+    saves: float
+    alone: tuple[tuple[str, float], ...]
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotShared:
+    """Fleets of each class were not compared: that of this class was not found, or because of `why`."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class PoliciesRaced:
     """Policies that were raced and save nothing near the best fleet; `rivals` save something there, less than
     those that were taken; `unasked` are refused beside it, or there was no effort left for them.
@@ -1197,6 +1215,8 @@ Binding = (
     | CachesSave
     | PolicyGains
     | PoliciesRaced
+    | SharingSaves
+    | NotShared
     | PinnedReplicas
     | WorkerMore
     | Repeats

@@ -120,6 +120,12 @@ class PolicyChoices:
                     choices.append(_as_deployed(policies, target))
         return tuple(dict.fromkeys(choices))
 
+    def without_classes(self) -> PolicyChoices:
+        """The same for requests of no class: the usual queue in place of that of classes."""
+        queues = [name for name in self.queues if not QUEUE[name].by_deadline] or [_USUAL.queue]
+        raced = [each for each in self.raced if each.axis != "queue" or not QUEUE[each.value].by_deadline]
+        return replace(self, axes={**self.axes, "queue": tuple(queues)}, raced=tuple(raced))
+
     def _needs_caches(self) -> bool:
         """Whether one axis has nothing but rows that need caches."""
         return any(

@@ -420,6 +420,28 @@ def _(fact: facts.PolicyGains) -> str:
 
 
 @sentence.register
+def _(fact: facts.SharingSaves) -> str:
+    alone = sum(value for _, value in fact.alone)
+    each = ", ".join(f"{name} {value:.4g}" for name, value in fact.alone)
+    told = f"separate fleets for {len(fact.alone)} classes: {alone:.4g} {fact.unit} ({each})"
+    if abs(fact.saves) <= 1e-6 * alone:
+        return f"{told}; one fleet for all costs the same"
+    if fact.saves < 0:
+        return f"{told}, {-fact.saves:.4g} {fact.unit} less than one fleet for all ({fact.value:.4g})"
+    return (
+        f"one fleet for all classes saves {fact.saves:.4g} {fact.unit} ({100 * fact.saves / alone:.0f} %): "
+        f"{fact.value:.4g} instead of {alone:.4g} ({each})"
+    )
+
+
+@sentence.register
+def _(fact: facts.NotShared) -> str:
+    if fact.name:
+        return f"what sharing saves is not known: no fleet for {fact.name} alone was found"
+    return f"separate fleets {fact.why} are not planned, so what sharing saves is not known"
+
+
+@sentence.register
 def _(fact: facts.PoliciesRaced) -> str:
     parts = []
     if fact.nothing:

@@ -22,6 +22,8 @@ from planner.documents.facts import (
     KeptIn,
     NoneTogether,
     NotCertified,
+    NotShared,
+    SharingSaves,
     TooFewKept,
 )
 from planner.documents.robustness_facts import MORE_FRAC, Around, AtWorkers, HeadroomFact, Lost
@@ -497,6 +499,7 @@ def why(plan: Plan) -> list[str]:
         text += [f"the cheapest fleet on paper{price} keeps it in {kept}", *_not_measured(plan)]
     if certificate.futures is not None and certificate.futures.cheaper is not None:
         text.append(sentence(certificate.futures.cheaper))
+    text += [sentence(each) for each in certificate.binding if isinstance(each, SharingSaves | NotShared)]
     return [*text, f"on paper, of fleets with one worker type per pool {level0_line(certificate)}"]
 
 

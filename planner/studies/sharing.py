@@ -1,0 +1,87 @@
+"""What one fleet for all classes of an SLO saves against a fleet for each class, found by planning both.
+
+A class by itself has its own requests of the plan's traffic, and of the SLO its own lines and those of all
+requests. Requests of no class, which only lines of all requests are of, have a fleet of their own too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from planner.documents.facts import NotShared, SharingSaves
+from planner.documents.task import PlanQuestion
+from planner.domain import Slo
+from planner.errors import InfeasibleError, InputError, OutOfTimeError
+from planner.search.evidence.plan import Plan
+from planner.search.oracle.fleet_oracle import Answers
+from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.studies.what_if import Study
+from planner.traffic.classes import class_numbers
+from planner.traffic.trace import Trace
+
+# More classes than these, such as a hundred tenants, are not planned each by itself.
+MOST_SEPARATE = 6
+REST = "other requests"
+
+
+def compare_separate_fleets(plan: Plan, study: Study, task: PlanQuestion) -> Plan:
+    """The plan with what sharing saves among what binds, or with what is in the way of knowing it.
+
+    Each class has an equal part of the work that a plan may take, so equal questions get equal answers.
+    """
+    parts = list(_separate(task, plan.trace))
+    if len(parts) < 2 or task.objective == "throughput":
+        return plan
+    fact: SharingSaves | NotShared
+    if len(parts) > MOST_SEPARATE:
+        fact = NotShared("", f"of more than {MOST_SEPARATE} classes")
+    elif (
+        task.described is not None
+    ):  # the scenarios of a class alone would be drawn otherwise than the plan's
+        fact = NotShared("", "of described traffic")
+    else:
+        fact = _compare(plan, study, parts)
+    certificate = plan.certificate
+    return replace(plan, certificate=replace(certificate, binding=(*certificate.binding, fact)))
+
+
+def _compare(
+    plan: Plan, study: Study, parts: list[tuple[str, PlanQuestion, Trace]]
+) -> SharingSaves | NotShared:
+    values = []
+    for name, task, trace in parts:
+        study.progress(f"a fleet for {name} alone")
+        alone = replace(
+            study,
+            trace=trace,
+            work_s=study.work_limit_s / len(parts),
+            answers=Answers(decided=study.answers.decided),
+            _requests_by_task={},
+        )
+        try:
+            values.append((name, alone.ask(task).value))
+        except (InfeasibleError, OutOfTimeError, InputError):
+            return NotShared(name, "")
+    separate = sum(value for _, value in values)
+    return SharingSaves(
+        plan.value, separate - plan.value, tuple(values), OBJECTIVE_UNITS[parts[0][1].objective]
+    )
+
+
+def _separate(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, PlanQuestion, Trace]]:
+    """Each class with the question of it alone, and its requests."""
+    selectors = task.slo.selectors
+    numbers = class_numbers(selectors, trace)
+    for number, selector in ((-1, None), *enumerate(selectors)):
+        of_class = np.flatnonzero(numbers == number)
+        limits = tuple(limit for limit in task.slo.limits if limit.selector in (None, selector))
+        if not of_class.size or not limits:
+            continue
+        slo = Slo(limits, task.slo.attainment_frac, task.slo.every_s)
+        alone = replace(task, slo=slo, rate_rps=None, described=None, window=None, prices_targets=False)
+        if not slo.selectors:
+            alone = replace(alone, policies=alone.policies.without_classes())
+        yield (REST if selector is None else selector.name), alone, trace.select(of_class)

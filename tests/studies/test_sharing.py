@@ -1,0 +1,76 @@
+"""What one fleet for all classes saves against separate fleets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from simulations import make_trace
+
+import fleetplan
+from planner.api.results import PlanResult
+from planner.documents import facts
+from planner.reports.fact_sentences import sentence
+from planner.reports.screen import why
+from planner.search.evidence.plan import Plan
+from planner.traffic.trace import Trace
+
+CHAT = {"match": {"tenant": "chat"}, "ttft": {"p90": "500 ms"}, "tbt": {"p99": "200 ms"}}
+CODE = {"match": {"tenant": "code"}, "deadline": "60 s"}
+
+
+def chat_and_code(chat_rps: float, code_rps: float, *, span_s: float = 120.0) -> Trace:
+    """Prompts of 1,000 tokens with answers of 200, and prompts of 2,000 with 30, at random times."""
+    rng, arrivals, tenants = np.random.default_rng(3), [], []
+    for tenant, rate_rps in enumerate((chat_rps, code_rps)):
+        at_s = rng.uniform(0, span_s, round(rate_rps * span_s))
+        arrivals.append(at_s)
+        tenants.append(np.full(len(at_s), tenant))
+    arrival_s, of_tenant = np.concatenate(arrivals), np.concatenate(tenants)
+    order = np.argsort(arrival_s)
+    arrival_s, of_tenant = arrival_s[order] - arrival_s.min(), of_tenant[order]
+    trace = make_trace(arrival_s, np.where(of_tenant, 2000, 1000), np.where(of_tenant, 30, 200))
+    return replace(trace, tenant=of_tenant, tenants=("chat", "code"))
+
+
+def planned(trace: Trace, slo: dict[str, Any]) -> Plan:
+    question = {"llm": "llama-3.1-8b", "slo": slo, "fleet": {"gpus": {"l40s-48g": 16}}, "safety": "none"}
+    answer = fleetplan.plan(question, trace)
+    assert isinstance(answer, PlanResult)
+    return answer.plan
+
+
+def test_what_sharing_saves_is_a_difference_of_plans() -> None:
+    """Each class alone is planned by hand as well: the values are those that the report names."""
+    trace = chat_and_code(2.0, 1.0)
+    shared = planned(trace, {"classes": {"chat": CHAT, "code": CODE}})
+    (fact,) = [each for each in shared.certificate.binding if isinstance(each, facts.SharingSaves)]
+    alone = {
+        name: planned(trace.select(np.flatnonzero(trace.tenant == k)), {"classes": {name: lines}}).value
+        for k, (name, lines) in enumerate({"chat": CHAT, "code": CODE}.items())
+    }
+    assert dict(fact.alone) == pytest.approx(alone)
+    assert fact.value == shared.value and fact.saves == pytest.approx(sum(alone.values()) - shared.value)
+    assert sentence(fact) in why(shared)
+
+
+def test_one_class_is_not_compared_and_the_rest_is_planned_with_lines_of_all() -> None:
+    trace = chat_and_code(2.0, 1.0)
+    one = planned(trace.select(np.flatnonzero(trace.tenant == 0)), {"classes": {"chat": CHAT}})
+    assert not any(isinstance(each, facts.SharingSaves | facts.NotShared) for each in one.certificate.binding)
+    both = planned(trace, {"e2e": {"p99": "60 s"}, "classes": {"chat": CHAT}})
+    (fact,) = [each for each in both.certificate.binding if isinstance(each, facts.SharingSaves)]
+    assert [name for name, _ in fact.alone] == ["other requests", "chat"]
+
+
+def test_sentences_say_more_or_less() -> None:
+    alone = (("chat", 1.72), ("code", 0.86))
+    saves = facts.SharingSaves(1.72, 0.86, alone, "USD/h")
+    assert sentence(saves) == (
+        "one fleet for all classes saves 0.86 USD/h (33 %): 1.72 instead of 2.58 (chat 1.72, code 0.86)"
+    )
+    assert "costs the same" in sentence(replace(saves, value=2.58, saves=0.0))
+    assert "less than one fleet" in sentence(replace(saves, value=3.44, saves=-0.86))
+    assert "no fleet for chat alone" in sentence(facts.NotShared("chat", ""))
