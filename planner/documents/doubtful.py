@@ -48,14 +48,14 @@ def of_percentiles(slo: Slo, trace: Trace) -> Iterator[str]:
     for limit in slo.limits:
         selected = None if limit.selector is None else select_requests(limit.selector, trace)
         values = _values_of(limit, trace, selected)
-        if values is not None and _lets_none_be_late(limit.percentile_frac, values):
+        if values and _lets_none_be_late(limit.percentile_frac, values):
             yield _too_few(limit.name, limit.percentile_frac, values, limit.row.counted)
     if (frac := slo.attainment_frac) is not None and _lets_none_be_late(frac, len(trace)):
         yield _too_few("attainment", frac, len(trace), "requests")
 
 
 def _values_of(limit: Limit, trace: Trace, selected: npt.NDArray[np.bool_] | None) -> int | None:
-    """How many values of a metric the traffic has, None where only a simulation tells."""
+    """How many values of a metric the traffic has, None where only a simulation tells; 0 are never late."""
     if limit.row.is_of_tasks:
         return None
     outputs = trace.output_tokens if selected is None else trace.output_tokens[selected]
