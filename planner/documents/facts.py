@@ -261,12 +261,20 @@ class PolicyGains:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassAlone:
+    """The value of a fleet for one class of requests."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class SharingSaves:
     """What one fleet for all classes of the SLO saves against a fleet for each, whose values are `alone`."""
 
     value: float
     saves: float
-    alone: tuple[tuple[str, float], ...]
+    alone: tuple[ClassAlone, ...]
     unit: str
 
 

@@ -421,8 +421,8 @@ def _(fact: facts.PolicyGains) -> str:
 
 @sentence.register
 def _(fact: facts.SharingSaves) -> str:
-    alone = sum(value for _, value in fact.alone)
-    each = ", ".join(f"{name} {value:.4g}" for name, value in fact.alone)
+    alone = sum(each.value for each in fact.alone)
+    each = ", ".join(f"{of_class.name} {of_class.value:.4g}" for of_class in fact.alone)
     told = f"separate fleets for {len(fact.alone)} classes: {alone:.4g} {fact.unit} ({each})"
     if abs(fact.saves) <= 1e-6 * alone:
         return f"{told}; one fleet for all costs the same"

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.documents.facts import NotShared, SharingSaves
+from planner.documents.facts import ClassAlone, NotShared, SharingSaves
 from planner.documents.task import PlanQuestion
 from planner.domain import Slo
 from planner.errors import InfeasibleError, InputError, OutOfTimeError
@@ -51,7 +51,7 @@ def compare_separate_fleets(plan: Plan, study: Study, task: PlanQuestion) -> Pla
 def _compare(
     plan: Plan, study: Study, parts: list[tuple[str, PlanQuestion, Trace]]
 ) -> SharingSaves | NotShared:
-    values = []
+    fleets: list[ClassAlone] = []
     for name, task, trace in parts:
         study.progress(f"a fleet for {name} alone")
         alone = replace(
@@ -62,12 +62,12 @@ def _compare(
             _requests_by_task={},
         )
         try:
-            values.append((name, alone.ask(task).value))
+            fleets.append(ClassAlone(name, alone.ask(task).value))
         except (InfeasibleError, OutOfTimeError, InputError):
             return NotShared(name, "")
-    separate = sum(value for _, value in values)
+    separate = sum(fleet.value for fleet in fleets)
     return SharingSaves(
-        plan.value, separate - plan.value, tuple(values), OBJECTIVE_UNITS[parts[0][1].objective]
+        plan.value, separate - plan.value, tuple(fleets), OBJECTIVE_UNITS[parts[0][1].objective]
     )
 
 

@@ -51,7 +51,7 @@ def test_what_sharing_saves_is_a_difference_of_plans() -> None:
         name: planned(trace.select(np.flatnonzero(trace.tenant == k)), {"classes": {name: lines}}).value
         for k, (name, lines) in enumerate({"chat": CHAT, "code": CODE}.items())
     }
-    assert dict(fact.alone) == pytest.approx(alone)
+    assert {each.name: each.value for each in fact.alone} == pytest.approx(alone)
     assert fact.value == shared.value and fact.saves == pytest.approx(sum(alone.values()) - shared.value)
     assert sentence(fact) in why(shared)
 
@@ -62,11 +62,11 @@ def test_one_class_is_not_compared_and_the_rest_is_planned_with_lines_of_all() -
     assert not any(isinstance(each, facts.SharingSaves | facts.NotShared) for each in one.certificate.binding)
     both = planned(trace, {"e2e": {"p99": "60 s"}, "classes": {"chat": CHAT}})
     (fact,) = [each for each in both.certificate.binding if isinstance(each, facts.SharingSaves)]
-    assert [name for name, _ in fact.alone] == ["other requests", "chat"]
+    assert [each.name for each in fact.alone] == ["other requests", "chat"]
 
 
 def test_sentences_say_more_or_less() -> None:
-    alone = (("chat", 1.72), ("code", 0.86))
+    alone = (facts.ClassAlone("chat", 1.72), facts.ClassAlone("code", 0.86))
     saves = facts.SharingSaves(1.72, 0.86, alone, "USD/h")
     assert sentence(saves) == (
         "one fleet for all classes saves 0.86 USD/h (33 %): 1.72 instead of 2.58 (chat 1.72, code 0.86)"
