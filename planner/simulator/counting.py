@@ -246,14 +246,8 @@ def record_part(state, r, tokens, cached_tokens):
 
 @kernel_jit
 def record_gap(state, w, start_s, gap_s, sequences):
-    """Record a gap that is not a step of an engine (`prefill_tokens` is NONE)."""
-    k = state.counters[RUNS]
-    if k < len(state.runs):
-        run = state.runs[k]
-        run.worker, run.start_s, run.first_s, run.growth_s = w, start_s, gap_s, 0.0
-        run.steps, run.sequences, run.decodes, run.prefill_tokens, run.blocks = 1, sequences, 0, NONE, 0
-        run.of_class = 0
-    state.counters[RUNS] = k + 1
+    """Record a gap that is not a step of an engine."""
+    _record_gaps(state, w, NONE, start_s, gap_s, 0.0, ONE, sequences)
 
 
 @where_classed(lambda state, l, start_s, first_s, growth_s, steps, sequences: None)
@@ -267,14 +261,16 @@ def record_classes(state, l, start_s, first_s, growth_s, steps, sequences):
             )
         if is_new and of_class != NONE:
             count = _decodes_of_class(state, l, sequences, of_class)
-            _record_class(state, state.lanes[l].worker, of_class, start_s, first_s, growth_s, steps, count)
+            if count > 0:
+                _record_gaps(state, state.lanes[l].worker, of_class, start_s, first_s, growth_s, steps, count)
 
 
 @kernel_jit
-def _record_class(state, w, of_class, start_s, first_s, growth_s, steps, sequences):
+def _record_gaps(state, w, of_class, start_s, first_s, growth_s, steps, sequences):
+    """Record gaps of a class, NONE for all requests, that are no steps of an engine (`prefill_tokens` is
+    NONE).
+    """
     k = state.counters[RUNS]
-    if sequences == 0:
-        return
     if k < len(state.runs):
         run = state.runs[k]
         run.worker, run.start_s, run.first_s, run.growth_s = w, start_s, first_s, growth_s
@@ -287,7 +283,18 @@ def _record_class(state, w, of_class, start_s, first_s, growth_s, steps, sequenc
 def record_class_gaps(state, w, r, start_s, gap_s, gaps):
     """Record `gaps` gaps of request r once more, by class."""
     if len(state.runs) > 0 and state.classes[r].of_class != NONE:
-        _record_class(state, w, state.classes[r].of_class, start_s, gap_s, 0.0, ONE, gaps)
+        _record_gaps(state, w, state.classes[r].of_class, start_s, gap_s, 0.0, ONE, gaps)
+
+
+@kernel_jit
+def _count_together(state, of_class, tokens, time_s):
+    """Count `tokens` gaps of 0 s against the limits of a class, NONE for those of all requests."""
+    if in_window(state, time_s):
+        for k in range(len(state.limits)):
+            if state.limits[k].metric == TBT and state.limits[k].of_class == of_class:
+                state.limits[k].counted += tokens
+                if state.in_windows.shape[1] > 0:
+                    count_within(state, k, window_at(state, time_s), tokens, 0)
 
 
 @where_classed(lambda state, w, r, tokens, time_s: None)
@@ -296,12 +303,7 @@ def count_together_of_class(state, w, r, tokens, time_s):
     of_class = state.classes[r].of_class
     if of_class == NONE or tokens == 0:
         return
-    if in_window(state, time_s):
-        for k in range(len(state.limits)):
-            if state.limits[k].metric == TBT and state.limits[k].of_class == of_class:
-                state.limits[k].counted += tokens
-                if state.in_windows.shape[1] > 0:
-                    count_within(state, k, window_at(state, time_s), tokens, 0)
+    _count_together(state, of_class, tokens, time_s)
     record_class_gaps(state, w, r, time_s, 0.0, tokens)
 
 
@@ -310,12 +312,7 @@ def count_together(state, w, tokens, time_s):
     """Count `tokens` tokens that came in the same step as the one before them against the limits of all
     requests: gaps of 0 s.
     """
-    if in_window(state, time_s):
-        for k in range(len(state.limits)):
-            if state.limits[k].metric == TBT and state.limits[k].of_class == NONE:
-                state.limits[k].counted += tokens
-                if state.in_windows.shape[1] > 0:
-                    count_within(state, k, window_at(state, time_s), tokens, 0)
+    _count_together(state, NONE, tokens, time_s)
     if len(state.runs) > 0:
         record_gap(state, w, time_s, 0.0, tokens)
 

@@ -38,9 +38,8 @@ def compare_separate_fleets(plan: Plan, study: Study, task: PlanQuestion) -> Pla
     fact: SharingSaves | NotShared
     if len(parts) > MOST_SEPARATE:
         fact = NotShared("", f"of more than {MOST_SEPARATE} classes")
-    elif (
-        task.described is not None
-    ):  # the scenarios of a class alone would be drawn otherwise than the plan's
+    elif task.described is not None:
+        # The scenarios of a class alone would be drawn otherwise than the plan's.
         fact = NotShared("", "of described traffic")
     else:
         fact = _compare(plan, study, parts)
