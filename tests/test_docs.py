@@ -101,6 +101,15 @@ def test_links_lead_somewhere(document: Path) -> None:
     links = re.findall(r"\]\(([^)]+)\)", document.read_text())
     relative = [link.split("#")[0] for link in links if "://" not in link]
     assert [link for link in relative if link and not (document.parent / link).exists()] == []
+    parted = [link.partition("#") for link in links if "://" not in link and "#" in link]
+    pages = {page: (document.parent / page if page else document).read_text() for page, _, _ in parted}
+    assert [f"{page}#{part}" for page, _, part in parted if part not in parts_of(pages[page])] == []
+
+
+def parts_of(text: str) -> set[str]:
+    """The anchors of a page's headings: small letters, digits, hyphens."""
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
