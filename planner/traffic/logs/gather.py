@@ -24,6 +24,7 @@ from planner.traffic.formats import (
     clock_quantum_s,
 )
 from planner.traffic.logs.log_columns_map import Columns, has_failed, other_kind, span_unit
+from planner.traffic.logs.span_waits import SERIAL
 from planner.traffic.logs.times import LogClock, UnsureError, as_numbers, is_missing, shown_value, spans_ns
 from planner.traffic.trace import MAX_REQUESTS, MAX_TOKENS, IntArray, Trace, join_arrays, no_ids, several_llms
 
@@ -40,7 +41,8 @@ _SECRET = ("api_key", "apikey", "authorization", "token", "key")
 class Gatherer:
     """Takes blocks of rows of one or several files, and makes one trace of them.
 
-    `salt` hashes tenants where it is there. An error says at which `counted` it is: line, row.
+    `salt` hashes tenants where it is there. An error says at which `counted` it is: line, row. Where blocks
+    have a column SERIAL, `serials` says after `trace` which row each request was.
     """
 
     columns: Columns
@@ -51,6 +53,7 @@ class Gatherer:
     notes: list[str] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
     clock: LogClock = field(init=False)
+    serials: IntArray = field(default_factory=no_ids)
     _at_ns: list[IntArray] = field(default_factory=list)
     _requests: int = 0
     _tokens: tuple[list[IntArray], list[IntArray]] = field(default_factory=lambda: ([], []))
@@ -59,6 +62,7 @@ class Gatherer:
     _ids: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     _lost_ids: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     _nameless: int = 0
+    _serials: list[IntArray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         role = "arrival" if self.columns.arrival else "end"
@@ -98,6 +102,8 @@ class Gatherer:
             )
         self._tokens[0].append(inputs[keep])
         self._tokens[1].append(outputs[keep])
+        if SERIAL in table:
+            self._serials.append(table[SERIAL][keep].to_numpy(dtype=np.int64))
         for role in self._codes:
             self._name(role, table[every[role]][keep])
 
@@ -194,6 +200,8 @@ class Gatherer:
         order = np.argsort(at_ns, kind="stable")
         if self._ids:
             order = self._once(order)
+        if self._serials:
+            self.serials = join_arrays(self._serials)[order]
         at_ns = at_ns[order]
         arrival_s = (at_ns - at_ns[0]) / 1e9
         if arrival_s[-1] > MAX_SPAN_S:

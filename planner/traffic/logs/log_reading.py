@@ -18,6 +18,7 @@ from planner.traffic import csv_tables
 from planner.traffic.logs import access, known, log_tables, otlp, vllm_log
 from planner.traffic.logs.gather import Gatherer
 from planner.traffic.logs.log_columns_map import Columns, guess_columns, words_of
+from planner.traffic.logs.span_waits import SERIAL, SpanTree
 from planner.traffic.logs.times import zone_of
 from planner.traffic.texts import json_object
 from planner.traffic.trace import Trace
@@ -127,8 +128,9 @@ def read_logs(sources: list[LogSource], how: LogOptions = ANY, *, drop_invalid: 
     """
     gatherer: Gatherer | None = None
     log: _Log | None = None
+    tree = SpanTree()
     for source in sources:
-        log = _parquet(source.path, how) if source.stream is None else _opened(source, how)
+        log = _parquet(source.path, how) if source.stream is None else _opened(source, how, tree)
         if gatherer is None:
             gatherer = Gatherer(log.columns, how.zone, how.salt, drop_invalid)
         elif gatherer.columns != log.columns:
@@ -149,9 +151,10 @@ def read_logs(sources: list[LogSource], how: LogOptions = ANY, *, drop_invalid: 
     if log.is_guess:
         gatherer.notes.insert(0, _taken_as(log.columns, gatherer))
     name = sources[0].path.name + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
-    return Read(
-        gatherer.trace(name), log.name, log.columns if log.name in (COLUMN_MAP, "access-log") else None
-    )
+    trace = gatherer.trace(name)
+    if len(gatherer.serials):
+        trace = tree.with_waits(trace, gatherer.serials)
+    return Read(trace, log.name, log.columns if log.name in (COLUMN_MAP, "access-log") else None)
 
 
 def _taken_as(columns: Columns, gatherer: Gatherer) -> str:
@@ -168,13 +171,13 @@ def _taken_as(columns: Columns, gatherer: Gatherer) -> str:
     )
 
 
-def _opened(source: LogSource, how: LogOptions) -> _Log:
-    """The log with its columns. Told by content, unless `how` says the format."""
+def _opened(source: LogSource, how: LogOptions, tree: SpanTree) -> _Log:
+    """The log with its columns. Told by content, unless `how` says the format. Spans are put into `tree`."""
     text = source.first
     if how.format in (None, "otlp", *NAMES[3:-1], COLUMN_MAP) and text[:1] in (b"{", b"["):
         if how.format is None and vllm_log.is_log([text]):
             return _vllm(source)
-        return _json(source, how)
+        return _json(source, how, tree)
     sample = source.sample_lines()
     if how.format == "vllm" or (how.format is None and how.columns is None and vllm_log.is_log(sample)):
         return _vllm(source)
@@ -352,14 +355,15 @@ def _check_there(columns: Columns, names: Collection[str], where: str) -> None:
             )
 
 
-def _json(source: LogSource, how: LogOptions) -> _Log:
+def _json(source: LogSource, how: LogOptions, tree: SpanTree) -> _Log:
     """Objects a line, in a list, or within one document."""
     rows, sample, counted = _objects(source)
     if any(otlp.MARK in row for row in sample[:1]) or how.format == "otlp":
         if not any(otlp.MARK in row for row in sample):
             raise TraceError(f"{source.path}: holds no {otlp.MARK}; expected spans in OTLP's JSON")
-        spans = otlp.span_rows(rows, source.path)
-        return _Log("otlp", otlp.COLUMNS, log_tables.object_blocks(spans, set(otlp.COLUMNS.given().values())))
+        spans = otlp.span_rows(rows, source.path, tree)
+        wanted = {*otlp.COLUMNS.given().values(), SERIAL}
+        return _Log("otlp", otlp.COLUMNS, log_tables.object_blocks(spans, wanted))
     names = list(dict.fromkeys(name for row in sample for name in (*row, *log_tables.flatten_row(row))))
     table = _table(names, how)
     where = f"{source.path}, {counted} {source.at if counted == 'line' else 1}"

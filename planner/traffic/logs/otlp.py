@@ -2,7 +2,8 @@
 
 Attributes are those of the conventions (`gen_ai.usage.input_tokens`; open-telemetry/semantic-conventions,
 1.27 on) and their older names, which vLLM emits (`gen_ai.usage.prompt_tokens`, span `llm_request`; vLLM 0.32,
-vllm/tracing/utils.py). Attributes that hold messages are not looked at.
+vllm/tracing/utils.py). Attributes that hold messages are not looked at. Spans of agents and tools are no
+requests, but tell who waits for whom (span_waits.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from planner.errors import TraceError
 from planner.files.document_values import show_value
 from planner.traffic.logs.log_columns_map import Columns
+from planner.traffic.logs.span_waits import SERIAL, SpanTree
 
 MARK = "resourceSpans"
 COLUMNS = Columns(
@@ -36,15 +38,17 @@ _LIKELY: Mapping[str, tuple[str, ...]] = {
     "model": ("gen_ai.response.model", "gen_ai.request.model"),
     "operation": ("gen_ai.operation.name", "llm.request.type"),
 }
+_CONVERSATION = ("gen_ai.conversation.id", "session.id")  # whose traces are turns of one session
 _OF_MODELS = ("gen_ai.", "llm.")
 _SCALARS = ("intValue", "doubleValue", "stringValue", "boolValue")
+_END = "endTimeUnixNano"
 _PARENTS = {"invoke_agent", "create_agent", "execute_tool", "invoke_workflow"}
 
 
 def span_rows(
-    documents: Iterable[tuple[int, Mapping[str, Any]]], path: Path
+    documents: Iterable[tuple[int, Mapping[str, Any]]], path: Path, tree: SpanTree
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """A row for each span of a model. Spans of anything else are passed over.
+    """A row for each span of a model. Spans of anything else are passed over; `tree` gets all of them.
 
     Where a span and one within it both tell tokens (a gateway's and the engine's), they are one request: the
     inner one counts, which carries none of the outer's waits.
@@ -57,8 +61,13 @@ def span_rows(
             span_id, parent = str(span.get("spanId") or ""), str(span.get("parentSpanId") or "")
             if span_id and parent:
                 above[span_id] = parent
-            row = _row(span, where)
+            trace, times = str(span.get("traceId") or ""), (span.get("startTimeUnixNano"), span.get(_END))
+            given = _attributes(span, where)
+            conversation = next((given[key] for key in _CONVERSATION if given.get(key)), "")
+            tree.add(span_id, parent, trace, str(conversation), *times)
+            row = _row(span, given)
             if row is not None:
+                row[SERIAL] = tree.add_call(span_id, trace, *times)
                 span_list.append((number, span_id, row))
     outer: set[str] = set()
     for _, span_id, row in span_list:
@@ -100,13 +109,18 @@ def _list(document: Mapping[str, Any], key: str, where: str) -> list[Any]:
     return items
 
 
-def _row(span: Mapping[str, Any], where: str) -> dict[str, Any] | None:
-    """The columns of a span of a model; None for any other."""
+def _attributes(span: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Those with one plain value."""
     given = {}
     for pair in _list(span, "attributes", where):
         value = pair.get("value")
         if isinstance(value, dict) and isinstance(pair.get("key"), str):
             given[pair["key"]] = next((value[kind] for kind in _SCALARS if kind in value), None)
+    return given
+
+
+def _row(span: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The columns of a span of a model; None for any other."""
     if not any(key.startswith(_OF_MODELS) for key in given):
         return None
     row_columns = {
