@@ -1,4 +1,4 @@
-"""Recorded sessions of agents as traces: AgentX (Weka captures) and agentic Mooncake.
+"""Sessions of agents as traces: AgentX (Weka captures), agentic Mooncake and aiperf's conversations.
 
     weka        one JSON object for each conversation: `requests` of `t` [s], `in`, `out`, `hash_ids` in
                 blocks of `block_size`, `api_time` [s], `think_time` [s]; entries of `type: subagent` have
@@ -6,6 +6,9 @@
     agentic     JSON lines by session: `session_id`, `input_length` of what a turn adds, `output_length`,
     Mooncake    `hash_ids` of what it adds in blocks of 512, `delay` [ms] before it (aiperf synthesize
                 agentic-code)
+    aiperf's    one JSON object for each conversation: `session_id` and `turns` of `text` or `texts`,
+    multi_turn  `output_length`, and `timestamp` or `delay` [ms] after the answer before; a first turn of role
+                system, with text alone, begins every prompt. Prompts hold all turns before and their answers
 
 Who waits for whom is told by the clock where a file does not say it: a request waits for the last one of its
 agent that had ended, and for those of sub-agents sent out since; the first one of a sub-agent for the last
@@ -19,6 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +34,16 @@ from planner.traffic.sessions import session_numbers
 from planner.traffic.tasks import tasks_of
 from planner.traffic.trace import IntArray, Trace, no_edges, no_ids
 
-WEKA, MOONCAKE = "weka", "agentic-mooncake"
+WEKA, MOONCAKE, TURNS = "weka", "agentic-mooncake", "aiperf-multi-turn"
 MOONCAKE_BLOCK = 512
-LONG_LINES = (b'{"id"', b'{"requests"', b'{"models"')  # how conversations begin whose lines may be long
+TURNS_BLOCK = 16
+BYTES_PER_TOKEN = 4  # of UTF-8 text: what tokenizers make of English, within a quarter; a file has no tokens
+# How conversations begin whose lines may be long:
+LONG_LINES = (b'{"id"', b'{"requests"', b'{"models"', b'{"session_id"', b'{"turns"')
 _MOONCAKE_KEYS = {"session_id", "input_length", "output_length"}
+_TEXTS, _MEDIA = ("text", "texts"), ("image", "images", "audio", "audios", "video", "videos")
+_TURN_CONTENT = {*_TEXTS, *_MEDIA}
+_TURN_TIMES = ("timestamp", "delay", "output_length", "extra")
 
 
 @dataclass(slots=True)
@@ -47,14 +57,18 @@ class _Call:
     output_tokens: int
     ids: list[int]
     think_s: float | None = None
+    not_before_s: float = 0.0
     begins_task: bool = False
     parents: list[int] = field(default_factory=list)
     task: int = 0
 
 
 def kind_of(first: bytes, sample: Sequence[bytes]) -> str | None:
-    """WEKA or MOONCAKE, by the first line or, of the latter, by the first lines; None for any other file."""
+    """WEKA, TURNS or MOONCAKE, by the first line or, of the latter, by the first lines; None for others."""
     head = _object_of(first)
+    turns = head.get("turns")
+    if isinstance(turns, list) and turns and isinstance(turns[0], dict) and _TURN_CONTENT & set(turns[0]):
+        return TURNS
     requests = head.get("requests")
     if isinstance(requests, list) and requests and isinstance(requests[0], dict):
         return WEKA if {"t", "in", "out"} <= set(requests[0]) or "requests" in requests[0] else None
@@ -73,7 +87,8 @@ def _object_of(line: bytes) -> Mapping[str, Any]:
 
 def read_agent_file(kind: str, path: Path, lines: Iterable[tuple[int, bytes]]) -> Trace:
     """The trace of a file of this kind. Raises TraceError naming file and line for what cannot be read."""
-    conversations = _weka(path, lines) if kind == WEKA else _mooncake(path, lines)
+    read = {WEKA: _weka, MOONCAKE: _mooncake, TURNS: _turns}[kind]
+    conversations = read(path, lines)
     calls: list[_Call] = []
     owners: list[int] = []
     tasks, block = 0, MOONCAKE_BLOCK
@@ -172,6 +187,84 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[
             yield calls, MOONCAKE_BLOCK
 
 
+def _turns(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
+    """Lines of one session follow each other. Blocks of prompts are the same where all text up to them is."""
+    sessions: dict[object, list[_Call]] = {}
+    known: dict[tuple[object, bytes], int] = {}
+    texts: dict[object, bytes] = {}
+    for number, line in lines:
+        if not line.strip():
+            continue
+        where, row = f"{path}, line {number}", _object_of(line)
+        turns = row.get("turns")
+        if not isinstance(turns, list) or not turns:
+            raise TraceError(f"{where}: expected an object with a list of turns, found {show_value(row)}")
+        session = row.get("session_id") or ("line", number)
+        if isinstance(session, list | dict):
+            raise TraceError(f"{where}: session_id: expected a text, found {show_value(session)}")
+        calls = sessions.setdefault(session, [])
+        for i, turn in enumerate(turns):
+            here = f"{where}: turns[{i}]"
+            text = _turn_text(turn, here)
+            is_system = turn.get("role") == "system" and not any(turn.get(key) for key in _TURN_TIMES)
+            if is_system and session not in texts and (len(turns) > 1 or calls):
+                texts[session] = text
+                continue
+            if turn.get("output_length") is None:
+                raise TraceError(
+                    f"{here}: no output_length, so nobody knows how long the answer is; write it in each turn"
+                )
+            said = max(int(_number(turn, "output_length", here)), 1)
+            texts[session] = texts.get(session, b"") + text
+            calls.append(_turn_call(turn, here, calls, texts[session], said, known))
+            # An answer is not known: it is told apart by its session and place.
+            answer = blake2b(f"{session} {len(calls)}".encode(), digest_size=2 * BYTES_PER_TOKEN).digest()
+            texts[session] += (answer * said)[: said * BYTES_PER_TOKEN]
+    for calls in sessions.values():
+        if calls:
+            yield calls, TURNS_BLOCK
+
+
+def _turn_call(
+    turn: Mapping[str, Any],
+    where: str,
+    before: Sequence[_Call],
+    prompt: bytes,
+    output_tokens: int,
+    known: dict[tuple[object, bytes], int],
+) -> _Call:
+    """The request of a turn, with the blocks of its prompt: those of the prompt before, and new ones."""
+    block_bytes = TURNS_BLOCK * BYTES_PER_TOKEN
+    ids = list(before[-1].ids) if before else []
+    for start in range(len(ids) * block_bytes, len(prompt) - block_bytes + 1, block_bytes):
+        key = (ids[-1] if ids else None, prompt[start : start + block_bytes])
+        ids.append(known.setdefault(key, len(known)))
+    at_s = _number(turn, "timestamp", where, usual=0.0) / 1000
+    delay_s = _number(turn, "delay", where, usual=0.0) / 1000
+    start_s = max(at_s, before[-1].end_s + delay_s) if before else max(at_s, delay_s)
+    tokens = max(-(-len(prompt) // BYTES_PER_TOKEN), 1)
+    think_s = delay_s if before else None
+    return _Call("", start_s, start_s, tokens, output_tokens, ids, think_s, not_before_s=at_s)
+
+
+def _turn_text(turn: object, where: str) -> bytes:
+    """All text of a turn. Raises TraceError where it has images or sound, whose tokens nobody says."""
+    if not isinstance(turn, dict):
+        raise TraceError(f"{where}: expected an object, found {show_value(turn)}")
+    if media := [key for key in _MEDIA if turn.get(key)]:
+        raise TraceError(
+            f"{where}: {media[0]}: how many tokens it has is not told; give a trace with lengths"
+        )
+    parts = turn.get("texts") or [turn.get("text")]
+    contents: list[object] = []
+    for part in parts if isinstance(parts, list) else [parts]:
+        inner = part.get("contents") if isinstance(part, dict) else [part]
+        contents += inner if isinstance(inner, list) else [inner]
+    if not all(isinstance(each, str) for each in contents):
+        raise TraceError(f"{where}: expected text, found {show_value(turn)}")
+    return "\n".join(map(str, contents)).encode()
+
+
 def _number(row: Mapping[str, Any], key: str, where: str, *, usual: float | None = None) -> float:
     value = row.get(key, usual)
     if value is None and usual is not None:
@@ -221,7 +314,8 @@ def _trace(path: Path, kind: str, calls: list[_Call], owners: IntArray, block: i
     at_s: list[float] = []
     for call in calls:
         waits_s = max((at_s[k] for k in call.parents), default=0.0)
-        at_s.append(waits_s + (call.think_s or 0.0) if call.parents else call.start_s)
+        ready_s = waits_s + (call.think_s or 0.0) if call.parents else call.start_s
+        at_s.append(max(ready_s, call.not_before_s))
     arrival_s = np.array(at_s)
     order = np.lexsort((np.arange(len(calls)), arrival_s))
     place = np.empty(len(calls), np.int64)
@@ -245,8 +339,15 @@ def _trace(path: Path, kind: str, calls: list[_Call], owners: IntArray, block: i
         * np.array([bool(calls[i].parents) for i in order.tolist()]),
         task=np.array([call.task for call in calls])[order],
         notes=(
-            f"{sessions} sessions of agents ({kind}), {len(calls)} requests; waits told by who had ended",
+            f"{sessions} sessions of agents ({kind}), {len(calls)} requests; waits told by "
+            + ("who had ended" if kind == WEKA else "their order"),
         ),
+        warnings=(
+            f"{path.name}: prompts are texts, whose tokens are estimated, one for {BYTES_PER_TOKEN} bytes; "
+            "answers are as long as output_length, the most that they may be",
+        )
+        if kind == TURNS
+        else (),
     )
 
 

@@ -86,6 +86,62 @@ def test_agentic_mooncake_says_what_turns_add(tmp_path: Path) -> None:
     assert trace.after.tolist() == [[1, 0]]
 
 
+def turn(text: str, said: int = 32, **more: Any) -> dict[str, Any]:
+    return {"text": text, "output_length": said, **more}
+
+
+def test_conversations_of_aiperf(tmp_path: Path) -> None:
+    """A system prompt of 64 tokens, questions of 16, answers of 32: a prompt holds all before it."""
+    system, ask = {"role": "system", "text": "s" * 256}, "q" * 64
+    rows = [
+        {"session_id": "a", "turns": [system, turn(ask), turn(ask, delay=1500), turn(ask, 7, delay=0)]},
+        {"session_id": "b", "turns": [system, {"texts": [ask[:31], ask[:32]], "output_length": 5}]},
+        {"session_id": "b", "turns": [turn("z" * 61, timestamp=4000)]},
+    ]
+    trace = read_trace(written(tmp_path / "turns.jsonl", *rows))
+    session = session_numbers(trace)
+    assert trace.input_tokens[session == session[0]].tolist() == [80, 128, 176]
+    assert trace.input_tokens[session != session[0]].tolist() == [80, 101]
+    assert sorted(trace.output_tokens.tolist()) == [5, 7, 32, 32, 32]
+    assert trace.arrival_s.tolist() == [0.0, 0.0, 1.5, 1.5, 4.0] and sorted(trace.think_s) == [
+        0,
+        0,
+        0,
+        0,
+        1.5,
+    ]
+    prompts = np.split(trace.prefix_ids, trace.prefix_offsets[1:-1])
+    first, second, third = (prompts[i] for i in np.flatnonzero(session == session[0]))
+    assert len(third) == 11 and (third[:8] == second).all() and (second[:5] == first).all()
+    other = prompts[int(np.flatnonzero(session != session[0])[0])]
+    assert (other[:4] == first[:4]).all() and other[4] != first[
+        4
+    ]  # the system prompt is one, questions differ
+    assert trace.prefix_block_tokens == 16 and "estimated" in trace.warnings[0]
+
+
+def test_answers_of_two_conversations_are_not_shared(tmp_path: Path) -> None:
+    """Both ask the same; what is answered lies between."""
+    rows = [{"turns": [turn("q" * 64), turn("q" * 64)]}] * 2
+    trace = read_trace(written(tmp_path / "turns.jsonl", *rows))
+    prompts = np.split(trace.prefix_ids, trace.prefix_offsets[1:-1])
+    assert [len(set(prompts[i]) & set(prompts[j])) for i, j in ((0, 1), (2, 3), (0, 2))] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"text": "how?"}, r"line 1: turns\[1\]: no output_length"),
+        ({"image": "a.png", "output_length": 3}, "image: how many tokens it has is not told"),
+        ({"text": 3, "output_length": 3}, "expected text"),
+        (turn("how?", delay=-1), "delay: expected a number >= 0"),
+    ],
+)
+def test_turns_that_cannot_be_read(tmp_path: Path, bad: dict[str, Any], message: str) -> None:
+    with pytest.raises(TraceError, match=message):
+        read_trace(written(tmp_path / "turns.jsonl", {"turns": [turn("what?"), bad]}))
+
+
 def test_sessions_are_dealt_to_fewer_agents(tmp_path: Path) -> None:
     """Six conversations to two agents: two chains, all requests and tasks are there."""
     whole = read_trace(written(tmp_path / "weka.jsonl", *[CONVERSATION] * 6))
