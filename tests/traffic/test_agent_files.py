@@ -93,7 +93,7 @@ def turn(text: str, said: int = 32, **more: Any) -> dict[str, Any]:
 def test_conversations_of_aiperf(tmp_path: Path) -> None:
     """A system prompt of 64 tokens, questions of 16, answers of 32: a prompt holds all before it."""
     system, ask = {"role": "system", "text": "s" * 256}, "q" * 64
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"session_id": "a", "turns": [system, turn(ask), turn(ask, delay=1500), turn(ask, 7, delay=0)]},
         {"session_id": "b", "turns": [system, {"texts": [ask[:31], ask[:32]], "output_length": 5}]},
         {"session_id": "b", "turns": [turn("z" * 61, timestamp=4000)]},
