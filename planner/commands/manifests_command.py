@@ -21,6 +21,9 @@ def write_manifests(
     ] = "all",
     catalog: CatalogOption = None,
     json_output: JsonOption = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Tell only what was not written, and warnings.")
+    ] = False,
 ) -> None:
     """Write the deployments of a plan: for one target, or for all that can express it.
 
@@ -56,6 +59,8 @@ def write_manifests(
         console.print(f"not written: {why}", markup=False)
     for warning in rendered.warnings.values():
         console.print(f"WARNING: {warning}", markup=False)
+    if quiet:
+        return
     for note in dict.fromkeys(note for note_list in rendered.notes.values() for note in note_list):
         console.print(f"note: {note}", markup=False)
     console.print(f"written to {out}: {', '.join(rendered.files)}", markup=False)

@@ -65,6 +65,7 @@ OUTDATED: dict[str, tuple[str, ...]] = {
     **{name: (f"{name}.yaml",) for name in TARGETS},
     "vllm": ("vllm/*.config.yaml", "vllm/*.sh", "vllm/kv-store.json"),
     "compose": ("compose/*.yaml", "compose/nodes.env"),
+    "kubernetes": ("kubernetes.yaml", "kustomization.yaml", "components/*/*.yaml"),
     "llm-d": ("llm-d/*.values.yaml", "llm-d/endpoint-picker.yaml"),  # the latter once was a file of its own
     "production-stack": ("production-stack.values.yaml",),
 }

@@ -53,9 +53,12 @@ def _sentence(router: str, planned_router: str, answered: RouterDifference) -> l
 
 
 def with_notes(files: Mapping[str, str], note_lines: Iterable[str]) -> dict[str, str]:
-    """A target's files, with the notes as comments in those of its router; in all, where it has no own."""
+    """A target's files, with the notes as comments in those of its router; where it has no own, in all but
+    what is optional.
+    """
     lines = "".join(f"# {note}\n" for note in note_lines)
-    routers = [path for path in files if "router" in Path(path).name] or list(files)
+    main = [path for path in files if not path.startswith("components/")]
+    routers = [path for path in files if "router" in Path(path).name] or main
     return {
         path: _below_first_comment(text, lines) if path in routers else text for path, text in files.items()
     }

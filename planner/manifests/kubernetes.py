@@ -14,7 +14,7 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool, Role
-from planner.manifests import engine_command, kv_store
+from planner.manifests import engine_command, kustomize, kv_store
 from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT
 
 Document = dict[str, Any]
@@ -43,8 +43,9 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    """kubernetes.yaml: everything to apply, in one file."""
-    return {"kubernetes.yaml": in_one_file("kubernetes.yaml", fleet, documents(fleet, max_model_len))}
+    """kubernetes.yaml: everything to apply, in one file; and what Kustomize can add to it."""
+    text = in_one_file("kubernetes.yaml", fleet, documents(fleet, max_model_len))
+    return {"kubernetes.yaml": text, **kustomize.files(fleet, APP, ROLE)}
 
 
 def steps(fleet: Fleet) -> list[str]:
@@ -55,6 +56,11 @@ def steps(fleet: Fleet) -> list[str]:
         f"    kubectl port-forward service/{engine_command.llm_label(fleet)}-router {HTTP_PORT}",
         "",
         "Needs the GPU operator (device plugin and feature discovery, which labels the nodes).",
+        "",
+        "For production: the weights on one volume in place of a download by each worker, and network "
+        "policies. An overlay takes what you want of `components`, and `kubectl apply -k prod` applies it:",
+        "",
+        *kustomize.overlay(fleet),
     ]
 
 

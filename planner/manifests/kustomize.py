@@ -1,0 +1,223 @@
+"""A Kustomize base for kubernetes.yaml, and components that a cluster takes or leaves.
+
+No component is applied with `kubectl apply -f kubernetes.yaml` or `-k .`: an overlay beside the folder names
+those that it wants (`overlay`). Sources: kubectl.docs.kubernetes.io/references/kustomize (components of
+v1alpha1), networking.k8s.io/v1, batch/v1; huggingface_hub's environment variables.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from planner.errors import InputError
+from planner.files.checked_files import to_yaml
+from planner.fleet import Fleet
+from planner.manifests import engine_command
+from planner.models.memory import worker_memory
+
+Document = dict[str, Any]
+BASE = "kustomization.yaml"
+CACHE, POLICIES = "components/model-cache", "components/network-policy"
+MODELS = "/models"
+# Files beside the weights, and layers that no plan counts (drafts of more tokens in the checkpoint).
+CACHE_FACTOR, CACHE_SPARE_GIB = 1.2, 10
+CACHE_USER = 10001
+METRICS_NAMESPACE = "monitoring"  # where Prometheus usually runs; the component says that it is to be changed
+
+# Weights as safetensors where there are any: a folder may hold them in two or three formats.
+DOWNLOAD = """\
+import pathlib, sys
+from huggingface_hub import list_repo_files, snapshot_download
+mark, *names = sys.argv[1:]
+for name in names:
+    other = ["original/*", "metal/*", "*.pth", "*.gguf", "*.onnx"]
+    if any(path.endswith(".safetensors") for path in list_repo_files(name)):
+        other += ["*.bin", "*.pt", "*.h5", "*.msgpack"]
+    snapshot_download(name, ignore_patterns=other)
+pathlib.Path(mark).touch()
+"""
+
+
+def files(fleet: Fleet, app_label: str, role_label: str) -> dict[str, str]:
+    """The base and its components, by path. An LLM that is a path has no download, so no cache."""
+    app = engine_command.llm_label(fleet)
+    base = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["kubernetes.yaml"],
+    }
+    written = {BASE: "# kubectl apply -k .   the same as -f kubernetes.yaml\n" + to_yaml(base)}
+    if names := _downloaded(fleet):
+        written |= _cache(fleet, app, app_label, role_label, names)
+    return written | _network(app, app_label, role_label)
+
+
+def overlay(fleet: Fleet) -> list[str]:
+    """Lines of an overlay that takes every component, for a README."""
+    components = [*([CACHE] if _downloaded(fleet) else []), POLICIES]
+    return [
+        "    # prod/kustomization.yaml, beside this folder (here `manifests`)",
+        "    resources: [../manifests]",
+        f"    components: [{', '.join(f'../manifests/{name}' for name in components)}]",
+    ]
+
+
+def _downloaded(fleet: Fleet) -> list[str]:
+    """The checkpoints that workers would each download: the LLM's, and a drafter's."""
+    try:
+        names = [engine_command.hub_name(fleet, "kustomize")]
+    except InputError:
+        return []
+    drafters = [pool.type.speculation for pool in fleet.running_pools]
+    return list(dict.fromkeys([*names, *(each.model for each in drafters if each and each.model)]))
+
+
+def _claim_gib(fleet: Fleet) -> int:
+    """GiB of the volume: the LLM's weights, and room for what lies beside them."""
+    pool = fleet.running_pools[0]
+    weight_bytes = worker_memory(fleet.llm, pool.type.gpu, 1).weight_bytes
+    return math.ceil(CACHE_FACTOR * weight_bytes / 2**30) + CACHE_SPARE_GIB
+
+
+def _cache(fleet: Fleet, app: str, app_label: str, role_label: str, names: list[str]) -> dict[str, str]:
+    volume, mark = f"{app}-models", f"{MODELS}/.{app}-complete"
+    labels = {app_label: app, role_label: "model-cache"}
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": volume, "labels": labels},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": f"{_claim_gib(fleet)}Gi"}},
+        },
+    }
+    component = {
+        **_component("cache.yaml"),
+        "patches": [
+            {
+                "target": {
+                    "kind": "Deployment",
+                    "labelSelector": f"{app_label}={app},{role_label} in (mixed,prefill,decode)",
+                },
+                "path": "workers.yaml",
+            }
+        ],
+    }
+    about = (
+        "# The weights on one volume: a job downloads them once, workers wait for it and read them.\n"
+        "# Needs a storage class that many nodes can mount at once (ReadWriteMany): add storageClassName\n"
+        "# where it is not the cluster's default.\n"
+    )
+    job = _download_job(fleet, volume, mark, labels, names)
+    return {
+        f"{CACHE}/kustomization.yaml": about + to_yaml(component),
+        f"{CACHE}/cache.yaml": to_yaml(claim) + "---\n" + to_yaml(job),
+        f"{CACHE}/workers.yaml": to_yaml(_on_workers(fleet, volume, mark)),
+    }
+
+
+def _on_workers(fleet: Fleet, volume: str, mark: str) -> Document:
+    """What is merged into each worker's Deployment: it waits for the mark, and reads the volume offline."""
+    mount = {"name": "models", "mountPath": MODELS, "readOnly": True}
+    waiting = {
+        "name": "wait-for-models",
+        "image": engine_command.image(fleet.running_pools[0].type),
+        "command": ["sh", "-c", f"until [ -e {mark} ]; do sleep 5; done"],
+        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [mount],
+    }
+    environment = [{"name": "HF_HUB_CACHE", "value": MODELS}, {"name": "HF_HUB_OFFLINE", "value": "1"}]
+    claim = {"claimName": volume, "readOnly": True}
+    spec = {
+        "initContainers": [waiting],
+        "containers": [{"name": "vllm", "env": environment, "volumeMounts": [mount]}],
+        "volumes": [{"name": "models", "persistentVolumeClaim": claim}],
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "workers"},
+        "spec": {"template": {"spec": spec}},
+    }
+
+
+def _download_job(fleet: Fleet, volume: str, mark: str, labels: Document, names: list[str]) -> Document:
+    token = {"name": "hf-token-secret", "key": "HF_TOKEN", "optional": True}
+    container = {
+        "name": "download",
+        "image": engine_command.image(fleet.running_pools[0].type),
+        "command": ["python3", "-c", DOWNLOAD, mark, *names],
+        "env": [
+            {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": token}},
+            {"name": "HF_HOME", "value": "/tmp/huggingface"},
+            {"name": "HF_HUB_CACHE", "value": MODELS},
+        ],
+        "resources": {"requests": {"cpu": "2", "memory": "4Gi"}, "limits": {"memory": "16Gi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
+        "volumeMounts": [{"name": "models", "mountPath": MODELS}, {"name": "tmp", "mountPath": "/tmp"}],
+    }
+    pod = {
+        "restartPolicy": "OnFailure",
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": CACHE_USER,
+            "fsGroup": CACHE_USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": [
+            {"name": "models", "persistentVolumeClaim": {"claimName": volume}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": f"{volume}-download", "labels": labels},
+        "spec": {"backoffLimit": 10, "template": {"metadata": {"labels": labels}, "spec": pod}},
+    }
+
+
+def _network(app: str, app_label: str, role_label: str) -> dict[str, str]:
+    """Workers hear their own kind, the router and Prometheus; the router hears its namespace, on its port."""
+    own = {"podSelector": {"matchLabels": {app_label: app}}}
+    http = [{"protocol": "TCP", "port": engine_command.HTTP_PORT}]
+    metrics = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": METRICS_NAMESPACE}}}
+    not_router = {"key": role_label, "operator": "NotIn", "values": ["router"]}
+    workers = {"matchLabels": {app_label: app}, "matchExpressions": [not_router]}
+    router = {"matchLabels": {app_label: app, role_label: "router"}}
+    policies = [
+        _policy(f"{app}-workers", workers, [{"from": [own]}, {"from": [metrics], "ports": http}]),
+        _policy(f"{app}-router", router, [{"from": [{"podSelector": {}}, metrics], "ports": http}]),
+    ]
+    about = (
+        "# Workers take connections of this LLM's pods, and of Prometheus in the namespace "
+        f"{METRICS_NAMESPACE}; routers those of\n"
+        "# their namespace. Add the namespace of your gateway to the router's. Needs a network plugin that "
+        "enforces policies.\n"
+    )
+    return {
+        f"{POLICIES}/kustomization.yaml": about + to_yaml(_component("policies.yaml")),
+        f"{POLICIES}/policies.yaml": "---\n".join(map(to_yaml, policies)),
+    }
+
+
+def _policy(name: str, pods: Document, ingress: list[Document]) -> Document:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": name},
+        "spec": {"podSelector": pods, "policyTypes": ["Ingress"], "ingress": ingress},
+    }
+
+
+def _component(resource: str) -> Document:
+    return {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component", "resources": [resource]}

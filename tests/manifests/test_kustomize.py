@@ -1,0 +1,119 @@
+"""The Kustomize base and its components: built by kubectl where it is installed, run as far as a test can."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from plans import LLM, mixed, pairs
+from typer.testing import CliRunner
+
+from planner import manifests
+from planner.cli import app
+from planner.files.checked_files import write_files
+from planner.fleet import Fleet
+from planner.manifests import kubernetes, kustomize
+
+Document = dict[str, Any]
+
+
+def built(fleet: Fleet, folder: Path) -> list[Document]:
+    """What the README's overlay makes of a fleet's files."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    write_files(folder / "manifests", manifests.render(fleet, 5000, "kubernetes").files)
+    (folder / "prod").mkdir()
+    (folder / "prod" / "kustomization.yaml").write_text(
+        "\n".join(line.strip() for line in kustomize.overlay(fleet))
+    )
+    done = subprocess.run(
+        ["kubectl", "kustomize", folder / "prod"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.parametrize("fleet", [mixed(), pairs()], ids=["mixed", "pairs"])
+def test_an_overlay_with_every_component_is_valid(fleet: Fleet, tmp_path: Path) -> None:
+    """Every worker waits for the weights and reads them; routers and Services stay as they were."""
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    objects = built(fleet, tmp_path)
+    for each in objects:
+        kubernetes_validate.validate(each, "1.31", strict=True)
+    plain = kubernetes.documents(fleet, 5000)
+    added = sorted(each["kind"] for each in objects)
+    for each in plain:
+        added.remove(each["kind"])
+    assert added == ["Job", "NetworkPolicy", "NetworkPolicy", "PersistentVolumeClaim"]
+    deployments = [each["spec"]["template"] for each in objects if each["kind"] == "Deployment"]
+    for template in deployments:
+        is_worker = template["metadata"]["labels"][kubernetes.ROLE] != "router"
+        assert ("initContainers" in template["spec"]) == is_worker
+        main = template["spec"]["containers"][0]
+        offline = {"name": "HF_HUB_OFFLINE", "value": "1"} in main["env"]
+        mounted = any(mount["name"] == "models" and mount["readOnly"] for mount in main["volumeMounts"])
+        assert not is_worker or kubernetes.SHM_MOUNT in main["volumeMounts"]
+        assert (offline, mounted) == (is_worker, is_worker)
+    assert len(deployments) == len(fleet.running_pools) + 1
+
+
+def test_nothing_is_added_without_an_overlay() -> None:
+    files = manifests.render(mixed(), 5000, "kubernetes").files
+    assert yaml.safe_load(files["kustomization.yaml"])["resources"] == ["kubernetes.yaml"]
+    kinds = [each["kind"] for each in yaml.safe_load_all(files["kubernetes.yaml"])]
+    assert not {"NetworkPolicy", "PersistentVolumeClaim", "Job"} & set(kinds)
+
+
+def test_an_llm_of_a_path_has_no_download() -> None:
+    fleet = mixed()
+    files = manifests.render(replace(fleet, llm=replace(LLM, name="/models/ours")), 5000, "kubernetes").files
+    assert not any(path.startswith(kustomize.CACHE) for path in files)
+    assert any(path.startswith(kustomize.POLICIES) for path in files)
+
+
+def test_the_volume_holds_the_weights() -> None:
+    """70.6 billion parameters of 2 bytes are 131 GiB; a fifth more, and 10 GiB."""
+    (path,) = [path for path in kustomize.files(mixed(), "app", "role") if path.endswith("cache.yaml")]
+    claim, _ = yaml.safe_load_all(kustomize.files(mixed(), "app", "role")[path])
+    asked_gib = int(claim["spec"]["resources"]["requests"]["storage"].removesuffix("Gi"))
+    assert 160 <= asked_gib <= 175
+
+
+@pytest.mark.parametrize(
+    ("listed", "left_out"), [(["a.safetensors", "b.bin"], True), (["b.bin"], False)], ids=["both", "bin"]
+)
+def test_the_job_downloads_one_format_and_leaves_its_mark(
+    listed: list[str], left_out: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "huggingface_hub.py").write_text(
+        f"def list_repo_files(name): return {listed!r}\n"
+        "def snapshot_download(name, ignore_patterns): print(name, '*.bin' in ignore_patterns)\n"
+    )
+    mark = tmp_path / "done"
+    done = subprocess.run(
+        [sys.executable, "-c", kustomize.DOWNLOAD, str(mark), "one/llm", "its/drafter"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [f"one/llm {left_out}", f"its/drafter {left_out}"]
+    assert mark.exists()
+
+
+def test_quiet_tells_only_what_is_missing(tmp_path: Path) -> None:
+    fleet = tmp_path / "fleet.yaml"
+    fleet.write_text("llm: meta-llama/Llama-3.1-8B\nworkers: [{gpu: h100-80g}]\nmax_model_len: 4096\n")
+    asked = ["manifests", str(fleet), "--target", "kubernetes", "-o", str(tmp_path / "out")]
+    loud = CliRunner().invoke(app, asked)
+    quiet = CliRunner().invoke(app, [*asked, "-q"])
+    assert loud.exit_code == quiet.exit_code == 0
+    assert "written to" in loud.output and quiet.output == ""
