@@ -3,6 +3,7 @@
     python benchmarks/brute_force.py [--count 2000] [--first 0] [--kind bursts] [--processes 2] [--save DIR]
     python benchmarks/brute_force.py --only 50 --save DIR
     python benchmarks/brute_force.py --rates [--count 1000] [--requests 1000 6000]
+    python benchmarks/brute_force.py --kind classes --count 39 --requests 20 100 --fleets 600 --samples 30
     python benchmarks/brute_force.py --kept [--count 500]
 
 tests/support/random_questions.py draws the questions, by seed; tests/support/against_all_fleets.py says what
@@ -33,7 +34,7 @@ import assumptions
 from against_all_fleets import MOST, Report, check
 from assumptions import Tally
 from kept_fleets import KeptReport, check_kept
-from random_questions import KINDS, REQUESTS, files, question
+from random_questions import CLASSES, KINDS, REQUESTS, files, question
 
 from planner.errors import InfeasibleError
 
@@ -48,8 +49,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2000, help="how many questions")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--only", type=int, help="this seed alone")
-    parser.add_argument("--kind", choices=tuple(dict.fromkeys(KINDS)), help="questions of this kind alone")
+    parser.add_argument(
+        "--kind", choices=(*dict.fromkeys(KINDS), CLASSES), help="questions of this kind alone"
+    )
     parser.add_argument("--requests", type=int, nargs=2, default=REQUESTS, metavar=("FROM", "TO"))
+    parser.add_argument(
+        "--fleets", type=int, default=20_000, help="of level 0, at most so many of a question"
+    )
+    parser.add_argument("--samples", type=int, default=400, help="fleets of several types")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--save", type=Path, help="folder for the questions answered wrongly")
     parser.add_argument("--rates", action="store_true", help="count what assumptions fail, plan nothing")
@@ -65,7 +72,8 @@ def main() -> None:
     if arguments.rates:
         print_rates(each(partial(rates_of, **asked), seeds, arguments.processes))
     else:
-        reports = list(each(partial(report_of, **asked), seeds, arguments.processes))
+        effort = {"most_fleets": arguments.fleets, "samples": arguments.samples}
+        reports = list(each(partial(report_of, effort=effort, **asked), seeds, arguments.processes))
         print_reports(reports)
     print(f"\nseeds {seeds.start} to {seeds.stop - 1}, {time.perf_counter() - start_s:.0f} s")
     if arguments.rates:
@@ -98,8 +106,8 @@ def each(ask: Callable[[int], Answer], seeds: range, processes: int) -> list[Ans
         return list(pool.map(ask, seeds, chunksize=4))
 
 
-def report_of(seed: int, *, kind: str | None, requests: tuple[int, int]) -> Report:
-    return check(question(seed, kind, requests))
+def report_of(seed: int, *, kind: str | None, requests: tuple[int, int], effort: dict[str, int]) -> Report:
+    return check(question(seed, kind, requests), **effort)
 
 
 def save(folder: Path, report: Report, *, kind: str | None, requests: tuple[int, int]) -> None:
@@ -128,7 +136,7 @@ def print_reports(reports: list[Report]) -> None:
         "simulated",
     )
     print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
-    for kind in (*dict.fromkeys(KINDS), "all"):
+    for kind in (*dict.fromkeys(KINDS), CLASSES, "all"):
         rows = [report for report in reports if kind in ("all", report.kind)]
         if not rows:
             continue

@@ -208,6 +208,11 @@ class Queue(Policy):
         return self.rank is not None or self.by_deadline
 
     @property
+    def is_by_priority(self) -> bool:
+        """Whether engines take prompts by the number that each request brings or the router gives it."""
+        return self.has_rank or self.by_turns
+
+    @property
     def may_overtake(self) -> bool:
         """Whether a prompt may go before one that arrived earlier."""
         return self.code != FCFS

@@ -83,7 +83,7 @@ def read_request(
         raise refusal(400, f"{inputs + outputs} tokens of prompt and output fit into no worker's KV cache")
     given = request.headers.get("X-Request-Id", "")
     name = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-    tenant = _tenant(request, body) if live.is_by_tenant else ""
+    tenant = _tenant(request, body) if live.reads_tenants else ""
     if QUEUE[fleet.policies.queue].has_rank:
         now_s, model = time.monotonic(), str(body.get("model", ""))
         body["priority"] = priority_number(

@@ -2,10 +2,11 @@
 
     python -m planner.runtime.fake_engine --port 8001 '{"latency": {...}, "max_num_seqs": 256, ...}'
 
-It batches as vLLM v1 does (decodes first, then prompts in order of arrival, in chunks, while seats and KV
-last; no preemption: a request reserves its prompt and output) and writes the same step log. With a prefix
-cache it computes nothing of a prompt that it has computed before and still holds. With it the router, the
-replay and the comparison are tested, and a plan rehearsed, on a machine without GPU or vLLM.
+It batches as vLLM v1 does (decodes first, then prompts in order of arrival or of their `priority`, in chunks,
+while seats and KV last; no preemption: a request reserves its prompt and output) and writes the same step
+log. With a prefix cache it computes nothing of a prompt that it has computed before and still holds. With
+it the router, the replay and the comparison are tested, and a plan rehearsed, on a machine without GPU or
+vLLM.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import logging
 import os
 import signal
 import time
+from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -46,6 +48,7 @@ class _Request:
     output_tokens: int
     is_transferred: bool  # Its KV comes from a prefill worker, so one token is left to compute.
     names: list[int] = field(default_factory=list)  # Names of its prompt's blocks that are cached.
+    priority: int = 0
     computed: int = 0
     generated: int = 0
     came_s: float = field(default_factory=time.monotonic)
@@ -62,7 +65,8 @@ class FakeEngine:
     """The step loop. Its clock is the wall's, but a step that the machine is late for is caught up.
 
     With `prefix_cache` prompts are kept as long as they fit beside what requests reserve, a block in use once
-    more, and leave least recently used first, each from its end.
+    more, and leave least recently used first, each from its end. With `by_priority` the prompt with the
+    smallest `priority` is next, of equal ones that which came first.
     """
 
     def __init__(
@@ -74,8 +78,10 @@ class FakeEngine:
         max_num_batched_tokens: int,
         log: StepLog | None,
         prefix_cache: bool = False,
+        by_priority: bool = False,
     ) -> None:
         self.latency, self.log, self.prefix_cache = latency, log, prefix_cache
+        self.by_priority = by_priority
         self.cached: OrderedDict[int, None] = OrderedDict()
         self.queried_tokens = self.hit_tokens = 0
         self.seats, self.budget = max_num_seqs, max_num_batched_tokens
@@ -91,7 +97,10 @@ class FakeEngine:
     def add(self, request: _Request) -> None:
         if self.log:
             self.log.queued(request.name, request.prompt_tokens, time.monotonic())
-        self.waiting.append(request)
+        if self.by_priority:
+            insort(self.waiting, request, key=lambda each: each.priority)
+        else:
+            self.waiting.append(request)
         self.came.set()
 
     def drop(self, request: _Request) -> None:
@@ -292,6 +301,7 @@ class Server:
         words = prompt if isinstance(prompt, list) and not is_chat else words_of(prompt).split()
         output_tokens = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_OUTPUT_TOKENS
         request = _Request(name, len(words) + CHAT_TOKENS * is_chat, output_tokens, is_here)
+        request.priority = int(body.get("priority", 0))
         if self.engine.prefix_cache:
             request.names = blocks_of(prompt)
         if request.blocks > self.engine.blocks:
@@ -354,6 +364,7 @@ async def serve(settings: dict[str, Any], port: int) -> None:
         max_num_batched_tokens=settings["max_num_batched_tokens"],
         log=StepLog(Path(path), int(os.environ.get(STEP_LOG_BYTES, "0"))) if path else None,
         prefix_cache=settings["prefix_cache"],
+        by_priority=settings.get("by_priority", False),
     )
     runner = web.AppRunner(Server(engine).app, access_log=None, handler_cancellation=True)
     await runner.setup()

@@ -84,7 +84,8 @@ class LiveFleet:
         self.keeps_prefixes = self.state.caches is not None
         self.has_window = ROUTING[self.policies.routing].has_window
         self.holds_back = ROUTING[self.policies.routing].holds_back
-        self.is_by_tenant = by_tenant(self.policies)
+        # Whether tenants have accounts here, and whether engines or router go by their names at all.
+        self.is_by_tenant, self.reads_tenants = by_tenant(self.policies), by_tenant(fleet.policies)
         self.tenants = {name: u for u, (name, _) in enumerate(self.policies.tenant_weights)}
         self.lengths, self.requests, self.sums = lengths, 0, (0.0, 0.0, 0.0)
         if lengths is not None:

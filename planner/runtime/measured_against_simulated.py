@@ -445,7 +445,8 @@ def _steps_of(log: EngineLog, part: ReplayPart) -> pd.DataFrame:
 
 def _per_request_columns(simulation: Simulation) -> tuple[str, ...]:
     """Names of the simulation's arrays with one value per request."""
-    return PER_REQUEST if simulation.cached_tokens is None else (*PER_REQUEST, "cached_tokens")
+    has_hits, has_classes = simulation.cached_tokens is not None, simulation.of_class.size > 0
+    return (*PER_REQUEST, *(["cached_tokens"] if has_hits else ()), *(["of_class"] if has_classes else ()))
 
 
 def _join_parts(runs: Sequence[Run]) -> Run:

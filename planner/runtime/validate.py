@@ -28,6 +28,7 @@ from planner.documents.warm_up import WarmPrompt
 from planner.errors import InputError, PlannerError
 from planner.files import checked_files
 from planner.fleet import Fleet, Policies
+from planner.policies import QUEUE
 from planner.reports.output import pictures
 from planner.runtime import remote_validation
 from planner.runtime.analysis import Validation, Wanted, analyse_run
@@ -266,7 +267,9 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
         if isinstance(value, str | bool) and value != (own := getattr(ours, name)):
             raise InputError(f"policies.{name} is {value!r}: our engines do {own!r}; plan with that")
     if wanted.engine == "rehearsal":
-        return rehearsal_commands(prefix_cache=policies.prefix_cache), None
+        return rehearsal_commands(
+            prefix_cache=policies.prefix_cache, by_priority=QUEUE[policies.queue].is_by_priority
+        ), None
     if not is_installed():
         raise InputError(f"validation needs vLLM: {INSTALL}; or rehearse without it: --engine rehearsal")
     model = wanted.fleet.llm.name

@@ -477,9 +477,9 @@ def _on_cpu(
     }
 
 
-def rehearsal_commands(*, prefix_cache: bool = False) -> Commands:
+def rehearsal_commands(*, prefix_cache: bool = False, by_priority: bool = False) -> Commands:
     """Commands for fake engines (planner/runtime/fake_engine.py), whose steps take as long as each pool's fit
-    predicts.
+    predicts. `by_priority` is what `--scheduling-policy priority` is to vLLM.
     """
 
     def command(place: WorkerPlace, port: int) -> Command:
@@ -490,6 +490,7 @@ def rehearsal_commands(*, prefix_cache: bool = False) -> Commands:
             "max_num_batched_tokens": kind.max_num_batched_tokens,
             "latency": asdict(kind.latency),
             "prefix_cache": prefix_cache and place.pool.role != "decode",
+            "by_priority": by_priority,
         }
         argv = [
             sys.executable,

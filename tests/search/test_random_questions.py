@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from against_all_fleets import check, relaxed
 from assumptions import NAMES, measure
-from random_questions import KINDS, Question, drafting_engine, files, question
+from random_questions import CLASSES, KINDS, Question, drafting_engine, files, question
 
 from planner.documents.catalog import read_catalog
 from planner.documents.task import read_task
@@ -112,6 +112,14 @@ def test_no_fleet_contradicts_the_answer_where_engines_draft(seed: int) -> None:
     _refuse_a_wrong_answer(asked)
 
 
+@pytest.mark.parametrize("seed", (17, 20, 24, 36))
+def test_no_fleet_contradicts_the_answer_of_classes_of_requests(seed: int) -> None:
+    """Two or three classes with lines of their own; queues edf, fcfs and sjf, named or left to the plan."""
+    asked = question(seed, CLASSES, (20, 100))
+    assert len(asked.task.slo.selectors) in (2, 3)
+    _refuse_a_wrong_answer(asked)
+
+
 def _refuse_a_wrong_answer(asked: Question) -> None:
     report = check(asked, most_fleets=1000, samples=40)
     assert not report.wrong
@@ -124,12 +132,10 @@ def test_a_seed_gives_the_same_question_again() -> None:
     assert question(3, "bursts").kind == "bursts"
 
 
-@pytest.mark.parametrize(
-    "seed", [KINDS.index(kind) for kind in ("hand-off", "prefix", "sessions", "shipped")]
-)
-def test_a_question_written_to_files_is_the_same(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ("hand-off", "prefix", "sessions", "shipped", CLASSES))
+def test_a_question_written_to_files_is_the_same(kind: str, tmp_path: Path) -> None:
     """Trace, limits and worker types: what whoever runs `plan` on the files is asked."""
-    asked = question(seed)
+    asked = question(KINDS.index(kind) if kind in KINDS else 2, kind)
     for name, text in files(asked).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -2,6 +2,7 @@
 
 The limits of the SLO are taken from what a fleet drawn at random does with the trace, times a factor near 1:
 so they lie where fleets begin to hold. The same seed gives the same question; `KINDS` says what it is about.
+Questions of `CLASSES` of requests are asked for by name.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import yaml
 
 from planner.documents.catalog import Catalog, Provenance, read_catalog
 from planner.documents.fits import Split
-from planner.documents.slo import parse_slo
+from planner.documents.slo import parse_selector, parse_slo
 from planner.documents.task import PlanQuestion, parse_task
 from planner.domain import Gpu, Limit, Metric
 from planner.fleet import Fleet, Pool, Role, WorkerType
@@ -59,9 +60,19 @@ KINDS = (
     "sessions",
     "shipped",
 )
+CLASSES = "classes"  # Asked by name: a kind more in KINDS would give every seed another question.
 REQUESTS = (20, 400)
 PERCENTILES = (0.5, 0.8, 0.9, 0.95, 0.99, 0.999)
 HUGE_GPU = Gpu("huge", 1e13, 2e12, 3e14, "nvlink", 3e11, 400, 8, 1.0, "huge", "huge")
+# None: left to the plan, which searches edf and races fcfs.
+QUEUES_OF_CLASSES: tuple[tuple[str, ...], ...] = (
+    (),
+    (),
+    ("fcfs", "edf"),
+    ("edf",),
+    ("sjf", "edf"),
+    ("fcfs",),
+)
 LLM = Llm("drawn-llm", 8, 256, 8, 8, 512, 512, 1024, 200_000)
 SHIPPED_LLM = "llama-3.1-8b"
 
@@ -108,6 +119,10 @@ def question(
     }
     if rng.random() < 0.3:
         fleet["network"]["transfer"] = "serialised"
+    if kind == CLASSES:  # Few types of workers, so that all fleets are simulated in seconds.
+        gpus = gpus[:2]
+        fleet |= {"gpus": {gpu: None for gpu in gpus}, "max_num_seqs": fleet["max_num_seqs"][-1:]}
+        fleet["max_num_batched_tokens"] = fleet["max_num_batched_tokens"][-2:]
     policies = _policies(rng, kind)
     document: dict[str, Any] = {
         "llm": SHIPPED_LLM if kind == "shipped" else LLM.name,
@@ -120,7 +135,13 @@ def question(
         document["policies"] = policies
     counts = _drawn_fleet(rng, kind, types_of(document, catalog, longest_tokens=1))
     trace = _trace(rng, kind, counts, requests)
-    document["slo"] = _slo(rng, kind, *_reached(rng, kind, document, catalog, trace, counts))
+    if kind == CLASSES:
+        trace = _with_tenants(rng, trace)
+        document["slo"] = {"classes": _classes(rng, document, catalog, trace, counts)}
+        if queues := QUEUES_OF_CLASSES[int(rng.integers(len(QUEUES_OF_CLASSES)))]:
+            document["policies"] = policies | {"queue": list(queues)}
+    else:
+        document["slo"] = _slo(rng, kind, *_reached(rng, kind, document, catalog, trace, counts))
     _bound(rng, kind, document, counts)
     return Question(seed, kind, document, catalog, trace, counts)
 
@@ -290,7 +311,7 @@ def _one_or_two(rng: np.random.Generator, names: tuple[str, ...]) -> list[str]:
 
 def _policies(rng: np.random.Generator, kind: str) -> dict[str, Any]:
     policies: dict[str, Any] = {}
-    if kind == "order" or rng.random() < 0.25:
+    if kind != CLASSES and (kind == "order" or rng.random() < 0.25):
         policies["queue"] = _one_or_two(rng, PLANNED_QUEUES)
         if policies["queue"] != ["fcfs"] and rng.random() < 0.4:
             policies["longest_wait"] = f"{_log_uniform(rng, 0.5, 30):.3g} s"
@@ -418,6 +439,69 @@ def _with_sessions(rng: np.random.Generator, trace: Trace) -> Trace:
             think_s[i] = arrival_s[i] - arrival_s[parent]
     after = np.array(sorted(edges, key=lambda edge: (edge[1], edge[0])), np.int64).reshape(-1, 2)
     return replace(trace, after=after, think_s=think_s)
+
+
+def _with_tenants(rng: np.random.Generator, trace: Trace) -> Trace:
+    """2 or 3 tenants whose requests differ: each has its own part of the requests and its own lengths."""
+    names = ("chat", "code", "batch")[: int(rng.integers(2, 4))]
+    shares = rng.dirichlet(np.full(len(names), 2.0))
+    tenant = rng.choice(len(names), len(trace), p=shares)
+    tenant[rng.choice(len(trace), len(names), replace=False)] = np.arange(len(names))
+    by = np.exp(rng.uniform(-1.0, 1.0, (2, len(names))))
+    columns = [
+        np.clip(np.round(tokens * factor[tenant]), 1, tokens.max()).astype(np.int64)
+        for tokens, factor in zip((trace.input_tokens, trace.output_tokens), by, strict=True)
+    ]
+    return replace(
+        trace,
+        input_tokens=columns[0],
+        output_tokens=columns[1],
+        tenant=tenant.astype(np.int64),
+        tenants=names,
+    )
+
+
+def _classes(
+    rng: np.random.Generator, document: Mapping[str, Any], catalog: Catalog, trace: Trace, counts: Counts
+) -> dict[str, Any]:
+    """`classes:`, one of each tenant, or one of short prompts and one of long.
+
+    Lines lie near what the drawn fleet does first come, first served: those of the class in a hurry about
+    there or below, others up to 4 times above.
+    """
+    median = int(np.median(trace.input_tokens))
+    matches: dict[str, Any] = {name: {"tenant": name} for name in trace.tenants}
+    if len(trace.tenants) == 2 and trace.input_tokens.min() <= median < trace.input_tokens.max():
+        if rng.random() < 0.3:
+            matches = {
+                "short": {"input_tokens": {"to": median}},
+                "long": {"input_tokens": {"from": median + 1}},
+            }
+    metrics: tuple[tuple[Metric, ...], ...] = (("ttft", "tbt"), ("ttft",), ("ttft", "tpot"), ("e2e",))
+    lines = []
+    for name, match in matches.items():
+        selector = parse_selector(name, match, "match")
+        for metric in metrics[int(rng.choice(4, p=[0.4, 0.25, 0.1, 0.25]))]:
+            percentile = float(rng.choice(PERCENTILES[:5])) if metric != "ttft" or rng.random() < 0.3 else 0.9
+            lines.append(Limit(metric, percentile, 1e9, selector))
+    task = parse_task(document, catalog)
+    pools = tuple(
+        Pool(f"{option.role}-{i}", option.role, option.type, count)
+        for i, (option, count) in enumerate(counts)
+    )
+    fleet = Fleet(catalog.llm(task.llm), pools, task.policy_choices()[-1], task.network)
+    simulation = simulate(fleet, trace, limits=tuple(lines), record=True)
+    hurried = int(rng.integers(len(matches)))
+    classes: dict[str, Any] = {name: {"match": match} for name, match in matches.items()}
+    for line in lines:
+        assert line.selector is not None
+        value = value_s(simulation, line.metric, line.percentile_frac, line)
+        value = value if math.isfinite(value) and value > 0 else 1.0
+        first = list(matches)[hurried] == line.selector.name
+        value *= float(rng.uniform(0.5, 1.1) if first and line.metric != "tbt" else rng.uniform(0.95, 4.0))
+        key = "deadline" if line.metric == "e2e" else line.metric
+        classes[line.selector.name][key] = {f"p{100 * line.percentile_frac:.6g}": f"{value:.6g} s"}
+    return classes
 
 
 def _reached(
