@@ -38,12 +38,16 @@ test-weekly: $(VENV)/installed-dev  ## what `make test` and CI leave out: slow t
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 	$(MAKE) test-bounds BOUNDS=
 	$(BIN)/python benchmarks/mutate.py --each $(MUTATIONS) --reading
+	$(MAKE) test-browser WHICH=slow
 
 check: $(VENV)/installed-dev  ## what CI runs: format, lint, types, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+
+# which of the tests in a browser and on vLLM: "not slow", "slow", or "slow or not slow"
+WHICH ?= not slow
 
 # neither is a part of the product, so they live apart; what they look at is what `make test` installs
 AUDIT_VENV := .venv-audit
@@ -69,7 +73,6 @@ NIXL_PIN := nixl==1.5.1
 
 # One process per file: once Numba is loaded, vLLM's CPU engine fails while it looks through all modules. Files that
 # time steps have the machine to themselves; the others mostly wait for engines to start, and run two at a time.
-WHICH ?= not slow
 IN_VLLM = $(VLLM_VENV)/bin/python -m pytest -W ignore -p no:cacheprovider -v --durations=5 -m "$(WHICH)"
 TIMED := $(foreach of,profile served validate,tests/with_vllm/test_$(of)_vllm.py) tests/profiling/test_profiling.py
 # `make test-vllm WHICH="slow or not slow"` takes twice as long: more manifests and prefixes, ranks, nodes, sessions,
@@ -94,7 +97,7 @@ test-wheel: $(VENV)/installed  ## what `pip install fleetplan-*.whl` gives, in a
 # Chromium is the system's (apt install chromium); without npm the pages are not checked by axe
 AXE_PIN := axe-core@4.14.1
 AXE := $(VENV)/package/axe.min.js
-IN_BROWSER = FLEETPLAN_BROWSER=1 FLEETPLAN_AXE="$$(ls $(abspath $(AXE)) 2>/dev/null)" $(BIN)/python -m pytest -v
+IN_BROWSER = FLEETPLAN_BROWSER=1 FLEETPLAN_AXE="$$(ls $(abspath $(AXE)) 2>/dev/null)" $(BIN)/python -m pytest -v -m "$(WHICH)"
 test-browser: $(VENV)/installed-browser  ## the app and the report in a real Chromium, some minutes
 	$(IN_BROWSER) -n 2 --dist worksteal tests/browser
 

@@ -38,7 +38,7 @@ from planner.fleet import Fleet
 from planner.reports.fact_sentences import sentence
 from planner.studies import pareto_frontier, pareto_page, replanning
 from planner.studies import what_if as moves
-from planner.studies.what_if import Moved, Study, WhatIfAnswer
+from planner.studies.what_if import Moved, Study, StudyAnswer
 from planner.traffic.trace import spread_stamps
 from planner.units import quantity
 
@@ -49,7 +49,7 @@ QuestionLike = TaskDocument | Section | str | Path
 class WhatIfResult(Result):
     """The best fleet before and after a change, and whether that of before still holds."""
 
-    before: WhatIfAnswer
+    before: StudyAnswer
     moved: Moved
     bounds: tuple[float, ...]
 
@@ -90,7 +90,7 @@ class WhatIfResult(Result):
 class SensitivityResult(Result):
     """Whether a plan holds if step times or traffic are off, and what each limit costs."""
 
-    before: WhatIfAnswer
+    before: StudyAnswer
     moves: tuple[Moved, ...]
     headroom: Headroom
 
@@ -343,14 +343,14 @@ def _label(changes: Mapping[str, Any]) -> str:
     return ", ".join(f"{path}={'' if value is None else value}" for path, value in changes.items())
 
 
-def _figures(answer: WhatIfAnswer | None) -> dict[str, Any]:
+def _figures(answer: StudyAnswer | None) -> dict[str, Any]:
     if answer is None:
         return {"fleet": None, "gpus": None, "cost_usd_per_h": None}
     document = moves.document(answer)
     return {key: document[key] for key in ("fleet", "gpus", "cost_usd_per_h")}
 
 
-def _answers_frame(answers: Mapping[str, WhatIfAnswer | None]) -> pd.DataFrame:
+def _answers_frame(answers: Mapping[str, StudyAnswer | None]) -> pd.DataFrame:
     rows = []
     for name, answer in answers.items():
         lines = [] if answer is None else answer.verdict.lines

@@ -28,7 +28,7 @@ from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.units import show_s
 
 if TYPE_CHECKING:
-    from planner.studies.what_if import Moved, Study, WhatIfAnswer
+    from planner.studies.what_if import Moved, Study, StudyAnswer
 
 SloArgument = Annotated[Path, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
 TraceArgument = Annotated[
@@ -116,7 +116,7 @@ def sensitivity(
         )
 
 
-def robustness(before: WhatIfAnswer, moves: list[Moved], by_frac: float) -> str:
+def robustness(before: StudyAnswer, moves: list[Moved], by_frac: float) -> str:
     """Is the plan robust, and what would a robust one cost?"""
     from planner.studies.what_if import difference
 
@@ -153,7 +153,7 @@ def study_of(
     return Study(requests, known, seed=seed, time_limit_s=time_limit_s, progress=progress)
 
 
-def print_moves(before: WhatIfAnswer, moves: list[Moved]) -> None:
+def print_moves(before: StudyAnswer, moves: list[Moved]) -> None:
     """One row per changed question."""
     from planner.studies.what_if import difference, document
 
@@ -171,7 +171,7 @@ def print_moves(before: WhatIfAnswer, moves: list[Moved]) -> None:
     print_rows(table, f"the plan: {document(before)['fleet']}, {amount_text(before)}{answers_text}")
 
 
-def _made(robust_document: dict[str, Any] | None, before: WhatIfAnswer) -> dict[str, str]:
+def _made(robust_document: dict[str, Any] | None, before: StudyAnswer) -> dict[str, str]:
     """What the best is on paper, and in how many scenarios it is kept; nothing without safety."""
     if not before.answers:
         return {}
@@ -184,13 +184,13 @@ def _made(robust_document: dict[str, Any] | None, before: WhatIfAnswer) -> dict[
     return cells
 
 
-def amount_text(answer: WhatIfAnswer) -> str:
+def amount_text(answer: StudyAnswer) -> str:
     from planner.search.problem.options import OBJECTIVE_UNITS
 
     return f"{answer.value:.6g} {OBJECTIVE_UNITS[answer.problem.task.objective]}"
 
 
-def moved_rows(before: WhatIfAnswer, moved: Moved, bounds: list[float]) -> list[dict[str, str]]:
+def moved_rows(before: StudyAnswer, moved: Moved, bounds: list[float]) -> list[dict[str, str]]:
     """What of the plan moves: one row per figure, before and after."""
     from planner.studies.what_if import document
 

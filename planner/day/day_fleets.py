@@ -22,7 +22,7 @@ from planner.policies import QUEUE
 from planner.reports.words import describe
 from planner.search.evidence.alternatives import find_alternatives
 from planner.studies.per_gpu import gpu_types
-from planner.studies.what_if import Study, WhatIfAnswer
+from planner.studies.what_if import Study, StudyAnswer
 
 MOST_FLEETS = 4
 QUEUE_AXIS = "queue"
@@ -30,7 +30,7 @@ THE_PLAN = "the plan"
 
 
 def worth_standing(
-    study: Study, task: PlanQuestion, answer: WhatIfAnswer, deadline: float
+    study: Study, task: PlanQuestion, answer: StudyAnswer, deadline: float
 ) -> dict[str, Fleet]:
     """The plan and its alternatives by label, each fleet once; the deadline may cut the list short."""
     fleets = {THE_PLAN: answer.fleet}

@@ -11,7 +11,7 @@ import gzip
 import json
 import textwrap
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from typing import Any
 
@@ -94,6 +94,11 @@ def chart_svg(chart: Any) -> str:
 
 def svg_of(spec: dict[str, Any]) -> str:
     """The SVG of a chart in the form that `chart_spec` returned."""
+    return _svg_of_text(json.dumps(spec))
+
+
+@lru_cache(maxsize=64)  # of eight reports: a page of the app draws its plan again at every visit
+def _svg_of_text(spec: str) -> str:
     import vl_convert
 
     _check_drawing()

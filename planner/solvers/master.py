@@ -57,7 +57,7 @@ from planner.fleet import Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.speculation import least_token_times
 from planner.solvers.backend import run_highs, whole_value
-from planner.solvers.required_work import ObligedWork
+from planner.solvers.required_work import SloWork
 from planner.solvers.whole_nodes import PricedNode, idle_usd_per_h, node_of
 from planner.traffic.workload import TraceLengths, Workload
 
@@ -345,12 +345,12 @@ def least_token_seconds(
 
 
 @lru_cache(maxsize=2048)  # The searches of one question need the same numbers many times.
-def least_workers(option: Option, lengths: TraceLengths, obliged: ObligedWork) -> int:
+def least_workers(option: Option, lengths: TraceLengths, obliged: SloWork) -> int:
     """Fewest workers of one option alone under any policy: the work the SLO obliges, in the time it gives."""
     return max(int(np.ceil(busy_workers(option, lengths, obliged) - 1e-9)), 1)
 
 
-def busy_workers(option: Option, lengths: TraceLengths, obliged: ObligedWork) -> float:
+def busy_workers(option: Option, lengths: TraceLengths, obliged: SloWork) -> float:
     """How many workers of one option alone the obliged work keeps busy, with fractions of a worker.
 
     The requests that may be late are taken to be the dearest ones, for prefill, time and memory separately.
@@ -432,7 +432,7 @@ class TrafficLoad:
     """
 
     workload: Workload
-    obliged: ObligedWork
+    obliged: SloWork
     kv_bytes_per_token: float
     link_bytes_per_s: float
     is_cached: bool = False

@@ -41,7 +41,7 @@ from planner.traffic.trace import Trace, measured_window
 
 
 @dataclass(frozen=True, slots=True)
-class ObligedWork:
+class SloWork:
     """At least `prefill_frac` of all requests must be prefilled within `prefill_s` seconds from the first
     arrival, and the whole work of `whole_frac` of them must be done within `whole_s`.
     """
@@ -214,17 +214,17 @@ def steady_work(slo: Slo, trace: Trace) -> Deadlines | None:
     )
 
 
-def slo_work(slo: Slo, trace: Trace) -> ObligedWork:
+def slo_work(slo: Slo, trace: Trace) -> SloWork:
     """The work that the SLO obliges every fleet to do on this trace, but for the backlog test."""
     return _in_all(_compute_deadlines(slo, trace, guess_pace=False), slo, trace)
 
 
-def usual_work(slo: Slo, trace: Trace) -> ObligedWork:
+def usual_work(slo: Slo, trace: Trace) -> SloWork:
     """A guess at the work of a fleet that keeps the SLO: requests that keep TTFT keep the pace of TBT too."""
     return _in_all(_compute_deadlines(slo, trace, guess_pace=True), slo, trace)
 
 
-def _in_all(deadlines: Deadlines, slo: Slo, trace: Trace) -> ObligedWork:
+def _in_all(deadlines: Deadlines, slo: Slo, trace: Trace) -> SloWork:
     """The deadlines of single requests as shares of the trace that are done by the last deadline."""
     prefill, whole = (find_bound_requests(deadlines, trace, whole=whole) for whole in (False, True))
     ttft_s = max((limit.limit_s for limit in slo.limits if limit.row.obliges == "prefill"), default=0.0)
@@ -234,7 +234,7 @@ def _in_all(deadlines: Deadlines, slo: Slo, trace: Trace) -> ObligedWork:
     def span_s(bound_requests: BoundRequests) -> float:
         return float(bound_requests.latest_s.max(initial=trace.arrival_s[-1]) - trace.arrival_s[0])
 
-    return ObligedWork(
+    return SloWork(
         prefill_frac=prefill.kept / len(trace),
         prefill_s=span_s(prefill) + deadlines.prefill_s,
         whole_frac=whole.kept / len(trace),

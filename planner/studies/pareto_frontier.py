@@ -30,7 +30,7 @@ from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.plan_problem import on_all_draws
 from planner.search.production.cheapest_kept import with_search_scenarios
 from planner.slo_metrics import METRICS
-from planner.studies.what_if import Study, WhatIfAnswer, answer_document, is_kept, workers_in_question
+from planner.studies.what_if import Study, StudyAnswer, answer_document, is_kept, workers_in_question
 from planner.units import finite_or_none
 
 UNITS = {"power": "W", "cost": "USD/h", "rate": "requests/s"}
@@ -99,7 +99,7 @@ def find_frontier(
     at, tightest = (low, high) if walk.is_rising else (high, low)
     loosest = at
     steps: list[FrontierStep] = []
-    answer: WhatIfAnswer | None = None
+    answer: StudyAnswer | None = None
     ended = f"{points} plans were made; allow more --points to see tighter limits"
     for number in range(points):
         study.progress(f"plan {number + 1}: {walk.name} {at:.6g} {walk.unit}")
@@ -154,7 +154,7 @@ class _Walk:
     low: float
     high: float
     task: Callable[[float], PlanQuestion]
-    corner: Callable[[WhatIfAnswer, float, float], tuple[float, float]]
+    corner: Callable[[StudyAnswer, float, float], tuple[float, float]]
     is_rising: bool = False
 
 
@@ -195,7 +195,7 @@ def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
         moved = (*task.slo.limits[:k], replace(limit, limit_s=limit_s), *task.slo.limits[k + 1 :])
         return replace(task, slo=replace(task.slo, limits=moved))
 
-    def corner(answer: WhatIfAnswer, at_s: float, tightest_s: float) -> tuple[float, float]:
+    def corner(answer: StudyAnswer, at_s: float, tightest_s: float) -> tuple[float, float]:
         simulated_s = answer.verdict.lines[k].decides[0] * (1 + 1e-9)
         if math.isnan(simulated_s):  # Traffic without a single gap between tokens keeps any limit on gaps.
             return tightest_s, tightest_s * (1 - NEXT_FRAC)
@@ -217,7 +217,7 @@ def _amount_walk(task: PlanQuestion, name: str, key: str, of: Callable[[Fleet], 
         limit: dict[str, Any] = {key: amount if math.isfinite(amount) else None}
         return replace(task, **limit)
 
-    def corner(answer: WhatIfAnswer, _: float, __: float) -> tuple[float, float]:
+    def corner(answer: StudyAnswer, _: float, __: float) -> tuple[float, float]:
         return of(answer.fleet), of(answer.fleet) * (1 - NEXT_FRAC)
 
     return _Walk(name, UNITS[name], getattr(task, key), 1e-9, math.inf, at, corner)
@@ -231,7 +231,7 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
     def at(rate_rps: float) -> PlanQuestion:
         return replace(task, rate_rps=rate_rps)
 
-    def corner(answer: WhatIfAnswer, at_rps: float, most_rps: float) -> tuple[float, float]:
+    def corner(answer: StudyAnswer, at_rps: float, most_rps: float) -> tuple[float, float]:
         def carries(rate_rps: float) -> bool:
             problem = study.pose(at(rate_rps))
             fleet = workers_in_question(problem, answer.fleet)

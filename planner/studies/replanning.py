@@ -48,7 +48,7 @@ from planner.search.production.three_answers import ScenarioTest
 from planner.simulator.slo_verdict import Verdict
 from planner.solvers.master import Option
 from planner.solvers.whole_nodes import idle_usd_per_h, node_of
-from planner.studies.what_if import Study, WhatIfAnswer, answer_document
+from planner.studies.what_if import Study, StudyAnswer, answer_document
 from planner.traffic.kinds import BY_CHANCE, OTHER_FRAC
 from planner.traffic.trace import Trace
 from planner.units import finite_or_none
@@ -112,7 +112,7 @@ class Replan:
     is_exhausted: bool
     assumed: int
     simulations: int
-    scratch: WhatIfAnswer
+    scratch: StudyAnswer
     terms: ReplanTerms
 
     @property
@@ -216,7 +216,7 @@ class _Change:
 
 
 def _build_change(
-    scratch: WhatIfAnswer, running: Sequence[tuple[Option, int]], gone: int, terms: ReplanTerms
+    scratch: StudyAnswer, running: Sequence[tuple[Option, int]], gone: int, terms: ReplanTerms
 ) -> _Change:
     universe, limits = _candidate_options(running, scratch), scratch.problem.limits
     rows, counted = limits.rows(), {option.name: k for option, k in running}
@@ -238,7 +238,7 @@ def _build_change(
     )
 
 
-def _cheaper_ways(study: Study, change: _Change, scratch: WhatIfAnswer, best: Ints) -> tuple[Ints, int, bool]:
+def _cheaper_ways(study: Study, change: _Change, scratch: StudyAnswer, best: Ints) -> tuple[Ints, int, bool]:
     """Cheaper ways than `best`, those that carry most first: the best found, how many were left out as
     smaller than one that fails, and whether none is left.
     """
@@ -292,7 +292,7 @@ def _running_options(problem: Problem, current: Fleet) -> tuple[list[tuple[Optio
     return list(owned_first(problem, tuple(known))), gone
 
 
-def _candidate_options(running: Sequence[tuple[Option, int]], scratch: WhatIfAnswer) -> list[Option]:
+def _candidate_options(running: Sequence[tuple[Option, int]], scratch: StudyAnswer) -> list[Option]:
     """The options for the new fleet: the running ones first, then those of the best fleets from scratch."""
     level0 = scratch.search_result.level0
     options = [option for option, _ in running]
@@ -304,7 +304,7 @@ def _candidate_options(running: Sequence[tuple[Option, int]], scratch: WhatIfAns
     return list(unique.values())
 
 
-def _share_per_worker(option: Option, scratch: WhatIfAnswer) -> float:
+def _share_per_worker(option: Option, scratch: StudyAnswer) -> float:
     """The expected share of the traffic that one worker of an option carries."""
     level0 = scratch.search_result.level0
     if option.name in level0.bounded:

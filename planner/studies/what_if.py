@@ -62,7 +62,7 @@ BY_FRAC = 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WhatIfAnswer:
+class StudyAnswer:
     """The best fleet for one question, simulated to the end. With safety it has `answers`, as a plan."""
 
     problem: Problem
@@ -159,7 +159,7 @@ class Study:
             )
         )
 
-    def ask(self, task: PlanQuestion, start: Sequence[Fleet] = ()) -> WhatIfAnswer:
+    def ask(self, task: PlanQuestion, start: Sequence[Fleet] = ()) -> StudyAnswer:
         """The best fleet, for production where safety is asked for: that of a plan, as the same functions
         decide, also between fleets at one bill. Those of `start` are tried first.
 
@@ -168,7 +168,7 @@ class Study:
         with time_limit(self.time_limit_s):
             return self._ask(task, start)
 
-    def _ask(self, task: PlanQuestion, start: Sequence[Fleet]) -> WhatIfAnswer:
+    def _ask(self, task: PlanQuestion, start: Sequence[Fleet]) -> StudyAnswer:
         problem, search_result = best_of(search_policies(self.pose(task), start))
         answers: tuple[Answered, ...] = ()
         if task.safety is not None:
@@ -182,11 +182,11 @@ class Study:
             search_result = replace(search_result, best=whole.best, value=objective(whole.best))
         fleet = problem.oracle.fleet(search_result.best)
         simulation, verdict = problem.oracle.verdict(fleet, record=True)
-        return WhatIfAnswer(
+        return StudyAnswer(
             problem, search_result, fleet, verdict, served_s(problem.trace, simulation), answers
         )
 
-    def bound(self, answer: WhatIfAnswer) -> float:
+    def bound(self, answer: StudyAnswer) -> float:
         """What any fleet costs at least, under any policy."""
         problem, value = answer.problem, objective(answer.search_result.best)
         return min(paid_at_least(problem, checked_bound(lower_bound(problem), value)), answer.value)
@@ -238,12 +238,12 @@ class Moved:
     label: str
     task: PlanQuestion
     kept: bool | None
-    answer: WhatIfAnswer | None
+    answer: StudyAnswer | None
     why: str = ""
     under: str = ""
 
 
-def ask_again(study: Study, before: WhatIfAnswer, task: PlanQuestion, label: str) -> Moved:
+def ask_again(study: Study, before: StudyAnswer, task: PlanQuestion, label: str) -> Moved:
     """Answer the changed question, starting the search from the fleet of the question before."""
     study.progress(label)
     try:
@@ -306,7 +306,7 @@ def _kind(policies: Policies) -> tuple[object, ...]:
     return policies.prefix_cache, policies.routing, policies.queue, policies.queue_window_s
 
 
-def sensitivity(study: Study, before: WhatIfAnswer, *, by_frac: float = BY_FRAC) -> list[Moved]:
+def sensitivity(study: Study, before: StudyAnswer, *, by_frac: float = BY_FRAC) -> list[Moved]:
     """The questions around one, in order: what may be wrong, then what could be otherwise."""
     changes = (
         *uncertain_changes(before, by_frac),
@@ -316,7 +316,7 @@ def sensitivity(study: Study, before: WhatIfAnswer, *, by_frac: float = BY_FRAC)
     return [ask_again(study, before, task, label) for label, task in changes]
 
 
-def headroom(study: Study, before: WhatIfAnswer) -> Headroom:
+def headroom(study: Study, before: StudyAnswer) -> Headroom:
     """How far the fleet holds, as the plan says it (planner/search/oracle/headroom.py)."""
     study.progress("how far the plan holds")
     return find_headroom(before.problem.oracle, before.search_result.best).headroom
@@ -351,7 +351,7 @@ def explain_limits(
     )
 
 
-def uncertain_changes(before: WhatIfAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
+def uncertain_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
     """Step times and traffic that are wrong by a share; and steps and traffic wrong to the bad side, the
     traffic by anything up to that share.
     """
@@ -368,7 +368,7 @@ def uncertain_changes(before: WhatIfAnswer, by_frac: float) -> Iterator[tuple[st
 
 
 def _wrong_by(
-    before: WhatIfAnswer, steps_frac: float, traffic_frac: float, *, up_to: bool = False
+    before: StudyAnswer, steps_frac: float, traffic_frac: float, *, up_to: bool = False
 ) -> PlanQuestion:
     """The question where steps and traffic are wrong by shares; the traffic by all shares `up_to` it."""
     task, robust = before.problem.task, before.problem.task.robust
@@ -381,7 +381,7 @@ def _wrong_by(
     return replace(task, robust=changed)
 
 
-def price_changes(before: WhatIfAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
+def price_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
     """One GPU at a time dearer and cheaper; all at once would change no choice."""
     task = before.problem.task
     firm = {gpu.base: gpu.price_usd_per_h for gpu in before.problem.gpus if gpu.name == gpu.base}
@@ -393,7 +393,7 @@ def price_changes(before: WhatIfAnswer, by_frac: float) -> Iterator[tuple[str, P
             yield f"{name} {100 * by_frac:g} % {label}", replace(task, prices_usd_per_h=changed)
 
 
-def limit_changes(before: WhatIfAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
+def limit_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
     """Each limit of the SLO tighter and looser (gaps by 10 ms, others by a share), GPUs for one more of the
     smallest worker of each kind, more power, more money."""
     task, slo = before.problem.task, before.problem.slo
@@ -427,7 +427,7 @@ def _step_s(limit: Limit, by_frac: float) -> float:
     return min(0.010, 2 * share_s) if limit.row.is_pace else share_s
 
 
-def document(answer: WhatIfAnswer) -> dict[str, Any]:
+def document(answer: StudyAnswer) -> dict[str, Any]:
     """An answer as plain values, for --json."""
     fleet, tokens = answer.fleet, answer.problem.trace
     millions = float(tokens.input_tokens.sum() + tokens.output_tokens.sum()) / 1e6
@@ -479,7 +479,7 @@ def answer_document(answer: Answered) -> dict[str, Any]:
     }
 
 
-def moved_document(moved: Moved, before: WhatIfAnswer) -> dict[str, Any]:
+def moved_document(moved: Moved, before: StudyAnswer) -> dict[str, Any]:
     """A changed question as plain values, for --json."""
     return {
         "change": moved.label,
@@ -491,7 +491,7 @@ def moved_document(moved: Moved, before: WhatIfAnswer) -> dict[str, Any]:
     }
 
 
-def difference(moved: Moved, before: WhatIfAnswer) -> str:
+def difference(moved: Moved, before: StudyAnswer) -> str:
     """What a change moves, in words: "+2.99 USD/h (+12.5 %)"."""
     value = None if moved.answer is None else moved.answer.value
     return moved_text(before.value, value, OBJECTIVE_UNITS[before.problem.task.objective])

@@ -58,18 +58,33 @@ def choices(batching: str) -> Iterator[Policies]:
         yield Policies(batching=batching, decode_routing=routing, **named)
 
 
-def every_second(batching: str, part: int) -> list[tuple[int, Policies]]:
-    """Half of those combinations, with their numbers: `part` is 0 or 1. By lot: no row is left out."""
+def parts(batching: str) -> int:
+    """Of how many parts these combinations are: `make test` takes the first, `make test-weekly` the rest."""
+    return 4 if BATCHING[batching].engine == STEPWISE else 1
+
+
+def part_of_choices(batching: str, part: int) -> list[tuple[int, Policies]]:
+    """One of those parts, by lot, each combination with its number."""
     found = list(enumerate(choices(batching)))
-    return [found[i] for i in np.random.default_rng(5).permutation(len(found))[part::2]]
+    return [found[i] for i in np.random.default_rng(1).permutation(len(found))[part :: parts(batching)]]
+
+
+def in_parts(cases: list[tuple[str, str]]) -> list[Any]:
+    return [
+        case
+        for batching, shape in cases
+        for case in some([(batching, shape, part) for part in range(parts(batching))], 1)
+    ]
 
 
 def test_every_row_of_the_table_is_simulated() -> None:
-    """Here, or, where it looks at caches or tenants, in tests/simulator/test_prefix_kernel.py."""
+    """Here, in the first part, or, where it looks at caches or tenants, in
+    tests/simulator/test_prefix_kernel.py.
+    """
     found = {
         (name, getattr(policies, name))
         for batching in BATCHING
-        for policies in choices(batching)
+        for _, policies in part_of_choices(batching, 0)
         for name in BY_FIELD
     }
     rows = {
@@ -273,10 +288,10 @@ def check_no_engine_idles_with_work(fleet: Fleet, result: Simulation) -> None:
         assert busy_s == pytest.approx(total_s, rel=1e-9, abs=1e-9), w
 
 
-@pytest.mark.parametrize(("batching", "shape"), CASES)
-def test_nothing_is_lost_under_any_policy(batching: str, shape: str) -> None:
+@pytest.mark.parametrize(("batching", "shape", "part"), in_parts(CASES))
+def test_nothing_is_lost_under_any_policy(batching: str, shape: str, part: int) -> None:
     """Every queue x admission x routing x pools, on random fleets and traces."""
-    for i, policies in enumerate(choices(batching)):
+    for i, policies in part_of_choices(batching, part):
         rng = np.random.default_rng([i, list(BATCHING).index(batching), list(SHAPES).index(shape)])
         fleet, trace = random_fleet(rng, policies, shape), random_trace(rng)
         result = simulate(fleet, trace, record=True)
@@ -284,11 +299,10 @@ def test_nothing_is_lost_under_any_policy(batching: str, shape: str) -> None:
         check_engines(fleet, trace, result)
 
 
-@pytest.mark.parametrize("part", some(range(2), 1))
-@pytest.mark.parametrize(("batching", "shape"), STEPWISE_CASES)
+@pytest.mark.parametrize(("batching", "shape", "part"), in_parts(STEPWISE_CASES))
 def test_nothing_is_lost_under_failures(batching: str, shape: str, part: int) -> None:
     """The same where workers die, most of them to return, or slow down, and the link does."""
-    for i, policies in every_second(batching, part):
+    for i, policies in part_of_choices(batching, part):
         rng = np.random.default_rng([i, list(BATCHING).index(batching), list(SHAPES).index(shape), 7])
         fleet, trace = random_fleet(rng, policies, shape), random_trace(rng)
         fleet = replace(fleet, disturbances=random_disturbances(rng, fleet, float(trace.arrival_s[-1])))
@@ -297,12 +311,11 @@ def test_nothing_is_lost_under_failures(batching: str, shape: str, part: int) ->
         check_engines(fleet, trace, result)
 
 
-@pytest.mark.parametrize("part", some(range(2), 1))
-@pytest.mark.parametrize(("batching", "shape"), CASES)
+@pytest.mark.parametrize(("batching", "shape", "part"), in_parts(CASES))
 def test_no_engine_idles_with_work(batching: str, shape: str, part: int) -> None:
     """Every queue x admission x routing x pools, one stage, room enough where KV waits to be fetched. What a
     router holds back is with nobody: there who came first may wait for the one worker it fits on."""
-    for i, policies in every_second(batching, part):
+    for i, policies in part_of_choices(batching, part):
         if ROUTING[policies.routing].holds_back:
             continue
         rng = np.random.default_rng([i, list(BATCHING).index(batching), list(SHAPES).index(shape), 9])
@@ -328,12 +341,11 @@ def step_by_step(fleet: Fleet, result: Simulation) -> Fleet:
     return replace(fleet, disturbances=tuple(sorted(both, key=lambda event: event.time_s)))
 
 
-@pytest.mark.parametrize("part", some(range(2), 1))
-@pytest.mark.parametrize(("batching", "shape"), STEPWISE_CASES)
+@pytest.mark.parametrize(("batching", "shape", "part"), in_parts(STEPWISE_CASES))
 def test_runs_of_steps_equal_steps_one_at_a_time(batching: str, shape: str, part: int) -> None:
     """Closed form against step by step: same workers and preemptions, times to 1e-9, with failures too."""
     taken_at_once = 0
-    for i, policies in every_second(batching, part):
+    for i, policies in part_of_choices(batching, part):
         rng = np.random.default_rng([i, list(BATCHING).index(batching), list(SHAPES).index(shape), 11])
         fleet, trace = random_fleet(rng, policies, shape), random_trace(rng)
         if rng.random() < 0.5:

@@ -30,7 +30,7 @@ from planner.solvers.master import (
     least_workers,
     shadow_prices,
 )
-from planner.solvers.required_work import ObligedWork
+from planner.solvers.required_work import SloWork
 from planner.traffic.workload import TraceLengths, Workload
 
 
@@ -94,9 +94,9 @@ def test_least_work_is_never_above_what_the_steps_take(seed: int) -> None:
 def test_least_workers_by_hand() -> None:
     """1,000 prompts of 1000 tokens are 100 s of prefill: 10 workers for 10 s, 9 if a tenth may wait."""
     lengths = TraceLengths(np.array([1000.0]), np.array([1.0]), np.array([1000]))
-    assert least_workers(option("prefill", 1.0), lengths, ObligedWork(1.0, 10.0, 0.0, 10.0)) == 10
-    assert least_workers(option("prefill", 1.0), lengths, ObligedWork(0.9, 10.0, 0.0, 10.0)) == 9
-    assert least_workers(option("mixed", 1.0), lengths, ObligedWork(0.5, 10.0, 0.8, 10.0)) == 8
+    assert least_workers(option("prefill", 1.0), lengths, SloWork(1.0, 10.0, 0.0, 10.0)) == 10
+    assert least_workers(option("prefill", 1.0), lengths, SloWork(0.9, 10.0, 0.0, 10.0)) == 9
+    assert least_workers(option("mixed", 1.0), lengths, SloWork(0.5, 10.0, 0.8, 10.0)) == 8
 
 
 def test_bound_by_hand() -> None:
@@ -111,7 +111,7 @@ def test_bound_by_hand() -> None:
 
     def value(stock: dict[str, int | None]) -> float | None:
         return bound(
-            [slow, quick], TrafficLoad(work, ObligedWork(1.0, 10.0, 1.0, 10.0), 1e5, 1e12), FleetLimits(stock)
+            [slow, quick], TrafficLoad(work, SloWork(1.0, 10.0, 1.0, 10.0), 1e5, 1e12), FleetLimits(stock)
         )
 
     assert value({"g": None, "q": None}) == pytest.approx(7.5)
@@ -127,7 +127,7 @@ def test_shadow_prices_by_hand() -> None:
     def prices(limits: FleetLimits, *others: Option) -> dict[str, float]:
         found = shadow_prices(
             [option("mixed", 1.0), *others],
-            TrafficLoad(one_class(100, 1000, 1), ObligedWork(1.0, 1.0, 1.0, 1.0), 1.0, 1e12),
+            TrafficLoad(one_class(100, 1000, 1), SloWork(1.0, 1.0, 1.0, 1.0), 1.0, 1e12),
             limits,
         )
         return {limit.name: price for limit, price in found.items()}
@@ -148,7 +148,7 @@ def test_bound_knows_the_link() -> None:
     def value(link_bytes_per_s: float) -> float | None:
         return bound(
             options,
-            TrafficLoad(work, ObligedWork(1.0, 10.0, 1.0, 10.0), 1e5, link_bytes_per_s),
+            TrafficLoad(work, SloWork(1.0, 10.0, 1.0, 10.0), 1e5, link_bytes_per_s),
             FleetLimits({"g": None}),
         )
 

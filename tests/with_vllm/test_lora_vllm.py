@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from shares import some
 from tiny_configs import PLAIN
 
 from planner.documents.catalog import read_catalog
@@ -58,7 +59,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", some(CONFIGS, 1))
 def test_slots_have_as_many_bytes_as_vllms(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PLAIN | CONFIGS[name]))
     (tmp_path / "boot.py").write_text(PROGRAM)

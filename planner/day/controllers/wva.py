@@ -66,14 +66,14 @@ class WvaSettings(WvaRules):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLoad:
+class ReplicaLoad:
     """A worker's share of its KV cache in use, and the prompts that wait at it."""
 
     kv_frac: float
     waiting: float
 
 
-def scaling_direction(settings: WvaSettings, workers: Sequence[WorkerLoad]) -> int:
+def scaling_direction(settings: WvaSettings, workers: Sequence[ReplicaLoad]) -> int:
     """+1, 0 or -1 worker for a model with these workers."""
     if not workers:
         return 0
@@ -154,7 +154,7 @@ class Wva(Actuated):
         loads = []
         for i in pools:
             ready = int(reading.ready[i])
-            loads += [WorkerLoad(float(reading.kv_frac[i]), int(reading.waiting[i]) / max(ready, 1))] * ready
+            loads += [ReplicaLoad(float(reading.kv_frac[i]), int(reading.waiting[i]) / max(ready, 1))] * ready
         change = scaling_direction(self.settings, loads)
         limits = self.deployment.pools
         if change > 0 and (room := [i for i in pools if wanted[i] < limits[i].most]):

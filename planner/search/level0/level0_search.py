@@ -32,7 +32,7 @@ from planner.search.problem.options import (
 from planner.search.problem.plan_problem import Problem, SearchProgress
 from planner.search.problem.stages import Stage
 from planner.solvers.master import Option, fewest_decode_workers, full_workers, least_workers
-from planner.solvers.required_work import ObligedWork, usual_work
+from planner.solvers.required_work import SloWork, usual_work
 from planner.traffic.trace import judged_span_s, no_edges
 from planner.traffic.workload import TraceLengths, coarser_lengths
 
@@ -304,7 +304,7 @@ def _walk_cheaper(
         raise StoppedError  # what was begun depends on the clock
 
 
-def _bounded(problem: Problem, option: Option, guess: ObligedWork) -> Bounded:
+def _bounded(problem: Problem, option: Option, guess: SloWork) -> Bounded:
     """With the least count that the SLO obliges, and a likely one from what it takes by that guess."""
     oracle, lengths = problem.oracle, coarser_lengths(problem.lengths)
     least = oracle.workers_needed(option, least_workers(option, lengths, problem.obliged))

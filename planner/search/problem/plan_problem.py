@@ -21,7 +21,7 @@ from planner.search.oracle.work_clock import EFFORT_S, is_over
 from planner.search.problem.options import OBJECTIVE_UNITS, Left
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.solvers.master import FleetLimits
-from planner.solvers.required_work import ObligedWork
+from planner.solvers.required_work import SloWork
 from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, distinct_lengths
 
@@ -94,7 +94,7 @@ class Problem:
     left: tuple[Left, ...]
     limits: FleetLimits
     oracle: Oracle
-    obliged: ObligedWork  # under any policy: what bounds and level 0 start from
+    obliged: SloWork  # under any policy: what bounds and level 0 start from
     deadline: float
     progress: Progress
     watch: Watch

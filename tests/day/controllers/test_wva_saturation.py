@@ -7,7 +7,7 @@ from readings import deployment, reading
 
 from planner.day.controllers.deployment import MIXED, Deployment
 from planner.day.controllers.table import parse_controller
-from planner.day.controllers.wva import WorkerLoad, WvaSettings, scaling_direction
+from planner.day.controllers.wva import ReplicaLoad, WvaSettings, scaling_direction
 from planner.errors import InputError
 from planner.simulator.elastic import ElasticPool
 
@@ -28,7 +28,7 @@ DIRECTIONS = {
 @pytest.mark.parametrize("case", DIRECTIONS)
 def test_direction(case: str) -> None:
     workers, change = DIRECTIONS[case]
-    assert scaling_direction(WvaSettings(), [WorkerLoad(*each) for each in workers]) == change
+    assert scaling_direction(WvaSettings(), [ReplicaLoad(*each) for each in workers]) == change
 
 
 def variants(*prices: float, most: int = 9) -> Deployment:
