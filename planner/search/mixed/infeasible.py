@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from planner.documents.task import Objective
 from planner.domain import COST, OWNED, FleetLimit, Limit, row_of
 from planner.errors import Change, InfeasibleError, ways_text
+from planner.fleet import WorkerType
 from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.mixed.mixed_fleets import MixedFleets, search_mixed_fleets
-from planner.search.oracle.fleet_counts import Counts, workers_of
+from planner.search.oracle.fleet_counts import Counts, is_within, workers_of
 from planner.search.oracle.work_clock import now_s, what_ended
 from planner.search.problem.build_problem import OutOfReachError
-from planner.search.problem.options import floor_s
+from planner.search.problem.options import floor_s, mixed_options, split
 from planner.search.problem.plan_problem import Problem, on_all_draws, with_policies
 from planner.search.problem.reasons import also_left_out, reason_text
 from planner.solvers.master import FleetLimits
@@ -24,6 +25,10 @@ from planner.units import show_s
 RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # times what a limit cannot be below, tried in turn
 
 RELAX_S = 20.0  # for so long at most
+
+MOST_PROBED = 4  # worker types whose largest fleet says what is attained
+MOST_WORKERS = 256  # of them; more stand idle in all questions whose simulation is short
+LIFTED_S = 1e7  # no limit, yet a number that a verdict can be compared with
 
 
 def with_relaxation(build: Callable[[], Problem]) -> Problem:
@@ -43,7 +48,7 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
     also = (
         f" (also out of reach: {', '.join(other.name for other, _, _ in floors[1:])})" if floors[1:] else ""
     )
-    relaxed_s = _relaxed_s(problem, floors)
+    relaxed_s = _attained_s(problem, floors) or _relaxed_s(problem, floors)
     enough = " and ".join(f"{other} to {show_s(limit_s)}" for other, limit_s in relaxed_s.items())
     least = show_s(max(best_s, limit.limit_s))
     help_ = (
@@ -83,6 +88,67 @@ def _floors(problem: Problem) -> list[tuple[Limit, float, str]]:
     return [each for each in floors if each[1] > each[0].limit_s] or floors
 
 
+def _probed(types: Sequence[WorkerType], floors: Sequence[tuple[Limit, float, str]]) -> list[WorkerType]:
+    """The fastest worker type of each limit, and the same one of fewer GPUs, of which there are more."""
+    names = dict.fromkeys(name for _, _, name in floors)
+    fastest = [worker for name in names for worker in types if worker.name == name]
+    first = fastest[0]
+    alike = [
+        worker
+        for worker in types
+        if (worker.gpu, worker.max_num_batched_tokens) == (first.gpu, first.max_num_batched_tokens)
+    ]
+    others = {split(worker): worker for worker in sorted(alike, key=lambda worker: worker.gpus)}
+    by_size = sorted(others.values(), key=lambda worker: -worker.gpus)
+    return list(dict.fromkeys((*fastest, *by_size)))[:MOST_PROBED]
+
+
+def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> dict[str, float]:
+    """Limits [s] by name that the largest fleet of one of a few fast worker types attains, the other limits
+    kept: the least of those asked, empty where none does. What is named was simulated as a limit, and held.
+
+    A ladder of limits asks many fleets at each step: 10,000 turns of 24 agents had no answer after 70 CPU
+    seconds.
+    """
+    found: list[dict[str, float]] = []
+    problem.progress("out of reach; looking for what is not")
+    for option in mixed_options(_probed(problem.types, floors), problem.task.objective):
+        fleet = ((option, int(min(problem.limits.most_workers(option.type), MOST_WORKERS))),)
+        if fleet[0][1] < 1 or not is_within(problem.limits, fleet):
+            continue
+        lifted = _with_limits(problem, {limit.name: LIFTED_S for limit, _, _ in floors})
+        for policies in problem.task.policy_choices():
+            query = with_policies(lifted, policies)
+            simulated = query.oracle.fleet(fleet)
+            _, verdict = query.oracle.verdict(
+                simulated, record=any(limit.row.is_of_gaps for limit, _, _ in floors)
+            )
+            attained_s = {line.limit.name: line.decides[0] for line in verdict.lines}
+            if not verdict.holds:
+                continue
+            relaxed_s = {
+                limit.name: _rounded_up(max(attained_s[limit.name], best_s, limit.limit_s))
+                for limit, best_s, _ in floors
+                if math.isfinite(attained_s[limit.name])
+            }
+            wider = with_policies(_with_limits(problem, relaxed_s), policies)
+            if len(relaxed_s) == len(floors) and wider.oracle.holds([fleet])[0]:
+                found.append(relaxed_s)
+    return min(found, key=lambda each: sum(map(math.log, each.values())), default={})
+
+
+def _with_limits(problem: Problem, limits_s: Mapping[str, float]) -> Problem:
+    """The question with other limits [s], by name, of all draws of the traffic at once."""
+    slo = replace(
+        problem.slo,
+        limits=tuple(
+            replace(limit, limit_s=limits_s.get(limit.name, limit.limit_s)) for limit in problem.slo.limits
+        ),
+    )
+    oracle = replace(problem.oracle, slo=slo)
+    return on_all_draws(replace(problem, slo=slo, oracle=oracle, obliged=slo_work(slo, problem.trace)))
+
+
 def _relaxed_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> dict[str, float]:
     """Limits [s] by name at which some fleet holds, each as far above its floor; empty if none was found."""
     deadline = min(problem.deadline, now_s() + RELAX_S)
@@ -90,19 +156,7 @@ def _relaxed_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> 
         relaxed_s = {
             limit.name: _rounded_up(more * max(best_s, limit.limit_s)) for limit, best_s, _ in floors
         }
-        slo = replace(
-            problem.slo,
-            limits=tuple(
-                replace(limit, limit_s=relaxed_s.get(limit.name, limit.limit_s))
-                for limit in problem.slo.limits
-            ),
-        )
-        problem.progress("out of reach; looking for what is not")
-        oracle = replace(problem.oracle, slo=slo)
-        wider = replace(
-            problem, slo=slo, oracle=oracle, obliged=slo_work(slo, problem.trace), deadline=deadline
-        )
-        wider = on_all_draws(wider)
+        wider = replace(_with_limits(problem, relaxed_s), deadline=deadline)
         query = [with_policies(wider, policies) for policies in problem.task.policy_choices()]
         if any(search_level0(each, any_will_do=True).search.best is not None for each in query):
             return relaxed_s
