@@ -262,6 +262,7 @@ def print_rows(rows: list[dict[str, Any]], title: str) -> None:
 
 
 def print_mapping(document: dict[str, Any], title: str) -> None:
+    """A row for each key; what lies in a value stands in its row, shortened."""
     table = Table(title=title or None, show_header=False, title_justify="left")
     for key, value in document.items():
         if isinstance(value, dict):

@@ -97,7 +97,7 @@ def _computed(path: Path, table: pd.DataFrame, facts: Facts, catalog: Catalog) -
     operators = {}
     if set(PARTS) <= set(table.columns):
         operators = {name: read_number_column(table, part, path) / 1e3 for part, name in PARTS.items()}
-    return _table(steps, operators, llm, gpu, tp, f"Vidur, steps of {path.name}")
+    return _step_table(steps, operators, llm, gpu, tp, f"Vidur, steps of {path.name}")
 
 
 def _profiled(tables: Sequence[tuple[Path, pd.DataFrame]], facts: Facts, catalog: Catalog) -> StepTable:
@@ -161,7 +161,7 @@ def _profiled(tables: Sequence[tuple[Path, pd.DataFrame]], facts: Facts, catalog
     note = f"{left} attention row(s) beyond {most:g} tokens or without a time are left out" if left else ""
     steps = np.vstack([prefills[is_prefill], decodes[is_decode]])
     kept = {name: np.concatenate([each[is_prefill], each[is_decode]]) for name, each in operators.items()}
-    return _table(steps, kept, llm, gpu, tp, f"Vidur profiles {names}", note)
+    return _step_table(steps, kept, llm, gpu, tp, f"Vidur profiles {names}", note)
 
 
 def _find(tables: Sequence[tuple[Path, pd.DataFrame]], column: str, what: str) -> tuple[Path, pd.DataFrame]:
@@ -219,9 +219,10 @@ def _curve(x: Array, y: Array) -> tuple[Array, Array]:
     return np.asarray(at.index, dtype=np.float64), np.asarray(at, dtype=np.float64)
 
 
-def _table(
+def _step_table(
     steps: Array, operators: Mapping[str, Array], llm: str, gpu: str, tp: int, source: str, note: str = ""
 ) -> StepTable:
+    """The steps of one LLM, GPU and TP with the seconds of each operator; Vidur measures no host time."""
     about = {
         "llm": llm,
         "gpu": gpu,

@@ -370,7 +370,9 @@ def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
 
 
 def _cache_settings(fleet: Fleet, policy: str) -> list[str]:
-    """Of the cache-aware rule: the plan's where it was simulated with that rule, else the router's own."""
+    """Flags of vllm-router's cache-aware rule: the plan's settings where it was simulated with that rule;
+    none where another policy is told, so the router's own defaults count.
+    """
     policies = fleet.policies
     if (
         not has_cache_rule(policies)

@@ -181,7 +181,9 @@ def split_slo(slo: Slo) -> tuple[Slo, Slo]:
 
 
 def measured_by(rule: GoodputRule) -> Measure:
-    """Goodput by a rule; a fleet that does not carry what it has to beat is not measured."""
+    """Goodput by a rule; a fleet that does not carry what it has to beat is not measured, and counts as 0.
+    With nothing to beat the search for its rate begins at half a request/s for each GPU.
+    """
 
     def measure(fleet: Fleet, to_beat_rps: float) -> float:
         if to_beat_rps and not rule.carries(fleet, to_beat_rps):

@@ -132,7 +132,7 @@ def find_deadlines(slo: Slo, trace: Trace) -> Deadlines:
 
 
 def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
-    """The table above; with `guess_pace` as `usual_work` guesses.
+    """The table of this module's docstring; with `guess_pace` a limit on gaps counts too, as in `usual_work`.
 
     Lines of a class oblige so many of its requests. Of all requests at least the sum over the classes is
     obliged then, by the loosest of their deadlines; which ones is left open, so that what follows is a bound.
@@ -165,7 +165,7 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
 
 
 def _deadlines_of(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
-    """The table above for lines that are of all requests."""
+    """That table, for lines that are of all requests."""
 
     def share(work: Work) -> float:
         return max((limit.percentile_frac for limit in slo.limits if limit.row.obliges == work), default=0.0)

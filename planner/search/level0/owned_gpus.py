@@ -155,7 +155,7 @@ def owned_candidates(problem: Problem, level0: Level0) -> list[Counts]:
     if problem.task.objective != "cost":
         return []
     fleets: list[Counts] = []
-    filled: Counts = ()
+    filled: Counts = ()  # workers on all owned GPUs of every type so far
     for row, count in problem.task.owned.items():
         if problem.out_of_time() or (smallest := _smallest(problem, row)) is None:
             continue
