@@ -16,7 +16,7 @@ from planner.commands.command_output import stdout_console
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from planner.reports.screen import Card
+    from planner.reports.screen import Card, Glance
     from planner.search.evidence.plan import Plan
     from planner.search.several.several_llms import SharedPlan
 
@@ -33,7 +33,7 @@ def print_first_screen(plan: Plan) -> None:
     why = screen.why(plan)
     rows = [
         ("SLO", words.slo_sentence(plan)),
-        *((each.name, f"{each.value}: {each.note}") for each in screen.glance(plan)),
+        *_figures(screen.glance(plan)),
         *([("Why not cheaper", "; ".join(why))] if why else []),
         *(
             ("GPUs", sentence(each))
@@ -50,14 +50,16 @@ def print_shared_screen(plan: SharedPlan) -> None:
     from planner.reports.fact_sentences import sentences
     from planner.reports.several_llms_report import binding_lines
 
-    rows = [
-        (each.name, f"{each.value}: {each.note}" if each.note else each.value)
-        for each in shared_screen.glance(plan)
-    ]
+    rows = _figures(shared_screen.glance(plan))
     gives_way = [*sentences(plan.in_production), *binding_lines(plan)]
     rows += [("Who gives way" if k == 0 else "", line) for k, line in enumerate(gives_way)]
     groups = [shared_screen.cards(plan), shared_screen.llm_cards(plan)]
     _print(shared_screen.verdict(plan), groups, rows, sentences(plan.warnings))
+
+
+def _figures(at_a_glance: Sequence[Glance]) -> list[tuple[str, str]]:
+    """Label and text of each figure; a figure without a note does not end in a colon."""
+    return [(each.name, f"{each.value}: {each.note}" if each.note else each.value) for each in at_a_glance]
 
 
 def _print(
@@ -77,11 +79,11 @@ def _print(
                 card.kept,
                 card.holds,
             ]
-            warning = "; ".join(part for part in parts if part)
-            _row(console, card.name, warning, columns, style="bold green" if card.is_plan else "")
+            text = "; ".join(part for part in parts if part)
+            _row(console, card.name, text, columns, style="bold green" if card.is_plan else "")
     console.print()
-    for label, warning in rows:
-        _row(console, label, warning, columns)
+    for label, text in rows:
+        _row(console, label, text, columns)
     for warning in warnings:
         _row(console, "Warning", warning, columns, style="yellow")
 

@@ -324,7 +324,7 @@ def _why_this_many(plan: Plan) -> list[Glance]:
     )
     paid, own = paper.paid_usd_per_h, planned.paid_usd_per_h
     if paid is None or own is None or own - paid < 0.005:
-        return [Glance("Why this many", value, "")]
+        return [Glance("Why this many", value, "on the bill both are the same")]
     is_own = all(
         pool.type.latency.spread is None or pool.type.latency.spread.is_own
         for pool in plan.fleet.running_pools

@@ -63,6 +63,16 @@ def test_what_certainty_saves_at_most_is_the_difference_to_paper() -> None:
     assert "Why this many" not in {each.name for each in screen.glance(a_plan())}
 
 
+def test_where_both_cost_the_same_the_line_does_not_end_in_a_colon() -> None:
+    """Sixteen GPUs of two nodes on paper, and all of three such nodes for the same bill."""
+    plan = answered()
+    paper, production, loss = plan.certificate.answers
+    answers = (paper, replace(production, paid_usd_per_h=paper.paid_usd_per_h), loss)
+    plan = replace(plan, certificate=replace(plan.certificate, answers=answers))
+    notes = {each.name: each.note for each in screen.glance(plan)}
+    assert notes["Why this many"] == "on the bill both are the same"
+
+
 def test_a_plan_on_paper_has_one_card_and_no_word_of_futures() -> None:
     (card,) = screen.cards(a_plan())
     assert (card.name, card.is_plan) == ("On paper", True)
