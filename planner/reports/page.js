@@ -46,6 +46,12 @@
     last.after(text);
   }
 
+  // On a phone what comes after the answer begins folded; all of it is printed.
+  const later = document.querySelectorAll("details.later");
+  const fold = (isOpen) => later.forEach((part) => (part.open = isOpen));
+  if (matchMedia("(max-width: 600px)").matches) fold(false);
+  addEventListener("beforeprint", () => fold(true));
+
   const seen = new IntersectionObserver(
     (entries) => {
       for (const entry of entries) {

@@ -36,6 +36,12 @@ def section(title: str, body: str) -> str:
     return f"<section><h2>{escape(title)}</h2>\n{body}</section>"
 
 
+def later_section(title: str, body: str) -> str:
+    """A section that a reader may fold, and that is folded at first on a phone."""
+    heading = f"<summary><h2>{escape(title)}</h2></summary>"
+    return f"<section><details class=later open>{heading}\n{body}</details></section>"
+
+
 def headline(cells: Sequence[tuple[str, str, str]]) -> str:
     """The figures one asks for first: name, value, note."""
     return (

@@ -7,7 +7,7 @@ from html import escape
 
 from planner.reports import answer_sentences, figures, rows, screen, screen_page, words
 from planner.reports.fact_sentences import percent, sentence, sentences
-from planner.reports.page import bullets, chart, charts, page, section, table
+from planner.reports.page import bullets, chart, charts, later_section, page, section, table
 from planner.reports.words import counted
 from planner.search.evidence.plan import Plan
 
@@ -24,12 +24,12 @@ def render_report(plan: Plan, *, command: str = "") -> str:
             "</header>",
             *([section("Mind", bullets(_warning_sentences(plan)))] if plan.warnings else []),
             section("Why not cheaper", _why_not_cheaper(plan)),
-            section("Deployment", _fleet_section(plan)),
-            *([section("What prompts share", _prefixes_section(plan))] if plan.prefixes else []),
-            section("What it costs and draws", _costs_section(plan)),
-            section("Sources and assumptions", _sources_section(plan)),
-            section("Do it again", _commands_section(command)),
-            section("Appendix: how it runs, and the proof", _appendix_section(plan)),
+            later_section("Deployment", _fleet_section(plan)),
+            *([later_section("What prompts share", _prefixes_section(plan))] if plan.prefixes else []),
+            later_section("What it costs and draws", _costs_section(plan)),
+            later_section("Sources and assumptions", _sources_section(plan)),
+            later_section("Do it again", _commands_section(command)),
+            later_section("Appendix: how it runs, and the proof", _appendix_section(plan)),
         ]
     )
     return page(

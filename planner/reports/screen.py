@@ -318,19 +318,20 @@ def _why_this_many(plan: Plan) -> list[Glance]:
     needed, bought = (sum(pool.gpus for pool in each.workers) for each in (paper, planned))
     if bought <= needed:
         return []
-    value = (
-        f"{counted(needed, 'GPU')} for the traffic as written, {bought - needed} more for other traffic of "
-        "this kind and step times that may be longer"
+    value = f"{needed} + {bought - needed} GPUs"
+    parts = (
+        f"{needed} for the traffic as written, {bought - needed} more for other traffic of this kind and "
+        "step times that may be longer"
     )
     paid, own = paper.paid_usd_per_h, planned.paid_usd_per_h
     if paid is None or own is None or own - paid < 0.005:
-        return [Glance("Why this many", value, "on the bill both are the same")]
+        return [Glance("Why this many", value, f"{parts}; on the bill both are the same")]
     is_own = all(
         pool.type.latency.spread is None or pool.type.latency.spread.is_own
         for pool in plan.fleet.running_pools
     )
     remedy = "" if is_own else " (`plan profile` on your GPUs measures the steps)"
-    return [Glance("Why this many", value, f"certainty saves up to {usd(own - paid)}/h{remedy}")]
+    return [Glance("Why this many", value, f"{parts}; certainty saves up to {usd(own - paid)}/h{remedy}")]
 
 
 def _routers(plan: Plan) -> list[Glance]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -58,8 +59,9 @@ def test_cards_hold_the_answers_against_the_plan() -> None:
 def test_what_certainty_saves_at_most_is_the_difference_to_paper() -> None:
     """On paper 16 GPUs at 47.84 USD/h; the plan has 8 + 12 at 71.76."""
     (why,) = [each for each in screen.glance(answered()) if each.name == "Why this many"]
-    assert why.value.startswith("16 GPUs for the traffic as written, 4 more for ")
-    assert why.note.startswith("certainty saves up to 23.92 USD/h")
+    assert why.value == "16 + 4 GPUs"
+    assert why.note.startswith("16 for the traffic as written, 4 more for ")
+    assert "; certainty saves up to 23.92 USD/h" in why.note
     assert "Why this many" not in {each.name for each in screen.glance(a_plan())}
 
 
@@ -70,7 +72,15 @@ def test_where_both_cost_the_same_the_line_does_not_end_in_a_colon() -> None:
     answers = (paper, replace(production, paid_usd_per_h=paper.paid_usd_per_h), loss)
     plan = replace(plan, certificate=replace(plan.certificate, answers=answers))
     notes = {each.name: each.note for each in screen.glance(plan)}
-    assert notes["Why this many"] == "on the bill both are the same"
+    assert notes["Why this many"].endswith("; on the bill both are the same")
+
+
+def test_what_comes_after_the_answer_can_be_folded() -> None:
+    """A phone showed 20,000 pixels of it: the page's script folds these parts there, and opens them to print."""
+    page = report.render_report(answered())
+    folding = re.findall("<details class=later open><summary><h2>(.*?)</h2>", page)
+    assert folding[:2] == ["Deployment", "What it costs and draws"] and len(folding) == 5
+    assert 'querySelectorAll("details.later")' in page
 
 
 def test_a_plan_on_paper_has_one_card_and_no_word_of_futures() -> None:
