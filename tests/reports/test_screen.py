@@ -76,7 +76,7 @@ def test_where_both_cost_the_same_the_line_does_not_end_in_a_colon() -> None:
 
 
 def test_what_comes_after_the_answer_can_be_folded() -> None:
-    """A phone showed 20,000 pixels of it: the page's script folds these parts there, and opens them to print."""
+    """A phone showed 20,000 pixels of it: there the script folds these parts, and opens them to print."""
     page = report.render_report(answered())
     folding = re.findall("<details class=later open><summary><h2>(.*?)</h2>", page)
     assert folding[:2] == ["Deployment", "What it costs and draws"] and len(folding) == 5
