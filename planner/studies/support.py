@@ -53,7 +53,7 @@ def support_badge(rows: Iterable[dict[str, Any]]) -> tuple[str, Colour, str]:
     parts = [f"{words}: {', '.join(on)}" for words, on in gpus.items() if on]
     why = ". ".join(f"{part[0].upper()}{part[1:]}" for part in parts)
     if measured:
-        return f"measured on {len(measured)} GPU types", "green", f"{why}."
+        return f"kernels measured on {len(measured)} GPU types", "green", f"{why}."
     if carried:
         return f"estimated on {len(carried)} GPU types", "orange", f"{why}."
     if computed:

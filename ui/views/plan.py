@@ -84,7 +84,7 @@ def _state(session: Session, shown: tuple[SavedPlan, Document] | None, changes: 
     if job is not None and job.state == "running":
         return "Planning."
     if shown is None:
-        return "Nothing planned yet: these are the inputs of a sample, as far as you did not change them."
+        return "Nothing planned yet. These inputs are a sample: change what you like."
     return "**Inputs changed**: press Plan for their answer." if changes else "The answer is of these inputs."
 
 
@@ -102,7 +102,10 @@ def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes:
         return
     if shown is None:
         if job is None:
-            st.info("None yet: press Plan.")
+            st.info(
+                "None yet: press Plan. It finds the cheapest GPUs that serve this traffic within your "
+                "limits: within seconds on paper, then for production."
+            )
         return
     saved, document = shown
     is_stale = bool(changes) or (job is not None and job.state != "done")
@@ -235,7 +238,7 @@ def _shown(summary: Document) -> None:
     message += f", {summary['rate_rps']:.3g} requests/s" if summary["rate_rps"] else ""
     planned = summary.get("planned_rps")
     if planned and summary["rate_rps"] and abs(planned / summary["rate_rps"] - 1) > 0.01:
-        message += f"; planned for at {planned:.3g} requests/s"
+        message += f"; planned for {planned:.3g} requests/s"
     st.write(f"**{draw.escaped(summary['name'])}**: {message}")
     draw.pictures(summary["charts"])
     lengths = [
