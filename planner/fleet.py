@@ -24,6 +24,9 @@ from planner.models.speculation import Speculation, SpeculativeSteps
 Role = Literal["mixed", "prefill", "decode"]
 # Since this version vLLM gives out blocks first that no prompt can find (vllm-project/vllm#43447).
 FINDABLE_KEPT = (0, 23)
+# Since this version vLLM keeps windows and states only where a prompt ends and where prompts were seen to
+# part: --prefix-cache-retention-interval is 0 where it was none (vllm-project/vllm#52216, after 0.26).
+ENDS_KEPT = (0, 27)
 MAX_PP = 16  # pipeline stages of a worker
 MAX_NUM_SEQS = 256  # default of --max-num-seqs: sequences in one step of an engine
 
@@ -75,11 +78,23 @@ class WorkerType:
         and the token's own block; 0 where no window decides what is found.
         """
         beside = self.kv_beside
+        version = self._vllm
+        own = 1 / KV_BLOCK_TOKENS
+        if beside.window_ratio and version < ENDS_KEPT:
+            return own * (1 + beside.window_ratio)  # Every block of a window can be found, and is kept.
         if not beside.passing_blocks:
             return 0.0
-        version = tuple(map(int, re.findall(r"\d+", vllm_version_of(self.engine))[:2]))
-        own = 1 / KV_BLOCK_TOKENS
         return own + (beside.passing_blocks if version < FINDABLE_KEPT else beside.findable_blocks)
+
+    @property
+    def keeps_ends_alone(self) -> bool:
+        """Whether its engine keeps windows or states for prefix caches only where prompts end or part."""
+        return (self.kv_beside.is_any or self.kv_beside.passing_blocks > 0) and self._vllm >= ENDS_KEPT
+
+    @property
+    def _vllm(self) -> tuple[int, ...]:
+        """The first two numbers of vLLM's version."""
+        return tuple(map(int, re.findall(r"\d+", vllm_version_of(self.engine))[:2]))
 
     def _check_ranks(self) -> None:
         """Refuse data-parallel ranks with settings for which they are not simulated."""

@@ -802,7 +802,14 @@ class EncoderUntimed:
     gpu: str
 
 
-Caution = Literal["spot-nodes", "copies-share-prefixes", "prompts-are-text", "requests-bring-priority"]
+Caution = Literal[
+    "spot-nodes",
+    "copies-share-prefixes",
+    "prompts-are-text",
+    "requests-bring-priority",
+    "only-ends-kept",
+    "compressed-ends-kept",
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,13 @@ A prefix is found only while the pages of the window at its end are there, which
 window has moved on. vLLM before 0.23 gave such pages out again in the order in which they came back, those
 that nobody can find among them; since then it first gives out those
 (vllm-project/vllm#43447). So a prefix is lost when the worker has computed so many tokens that their pages
-fill what running requests leave of the pool (planner/simulator/caches.py).
+fill what running requests leave of the pool (planner/simulator/caches.py). Windows beside layers that
+attend to all tokens (gpt-oss, Gemma) do the same until 0.26: a token takes window_ratio / 16 blocks for them.
+
+Since 0.27 vLLM keeps windows and states only where a prompt ends and where prompts were seen to part
+(--prefix-cache-retention-interval 0, vllm-project/vllm#52216). So a shared beginning is found from its third
+request on, where the plan counts it from the second; and few blocks go to windows, where of compressed
+attention the plan counts those at the end of each page. A plan with prefix caches for such an LLM says so.
 
 What vLLM logs as "GPU KV cache size" is derived: the requests of `max_model_len` tokens that fit, each with a
 whole step's tokens in its windows, times that length (`logged_kv_tokens`).

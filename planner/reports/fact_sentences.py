@@ -108,6 +108,16 @@ _CAUTIONS: dict[facts.Caution, str] = {
         "the LLM has an encoder for images or sound, and the trace has no column image_tokens: all prompts "
         "are taken as text of input_tokens"
     ),
+    "only-ends-kept": (
+        "vLLM keeps this LLM's windows or states for the prefix cache only where a prompt ends and where "
+        "prompts were seen to part: a shared beginning is found from its third request on. The plan counts "
+        "it from the second"
+    ),
+    "compressed-ends-kept": (
+        "vLLM since 0.27 keeps this LLM's windows for the prefix cache only where a prompt ends and where "
+        "prompts were seen to part. The plan counts windows at the end of each page of 256 tokens, as before "
+        "0.27, so it finds less of long prompts than the engine will"
+    ),
     "requests-bring-priority": (
         "the order of the queue goes by the `priority` that each request brings with it: clients or `plan "
         "serve` must give it, no router of a manifest does; without it prompts are served as they arrive, "

@@ -7,11 +7,15 @@ from dataclasses import replace
 import pytest
 from simulations import LLM, beside, compare, make_latency, make_trace, mixed, prefix_trace, random_case
 
+from planner.domain import Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies
 from planner.models.engine import Engine
 from planner.models.kv_layout import KvBeside
+from planner.reports.fact_sentences import sentences
+from planner.search.evidence.findings import list_warnings
 from planner.simulator.replay import simulate
+from planner.simulator.slo_verdict import judge
 
 
 @pytest.mark.parametrize("dyadic", [False, True])
@@ -67,3 +71,36 @@ def test_windows_of_others_send_a_prefix_out_of_the_cache() -> None:
             assert found.cached_tokens is not None
             hits.append(int(found.cached_tokens[-1]))
     assert hits == [32, 0, 0, 0, 32, 32]
+
+
+def test_windows_are_kept_at_each_block_until_0_26() -> None:
+    """Gemma-like windows, 2 blocks for one of all tokens: a token takes 3/16 of a block, and none is lost to
+    them where only the ends of prompts keep theirs.
+    """
+    pool = mixed(make_latency(), kv_tokens=1024).pools[0]
+    taken = []
+    for version in ("0.26.1", "0.27.0"):
+        engine = Engine("vllm", version, async_scheduling=False)
+        kind = replace(pool.type, kv_beside=KvBeside(window_ratio=2.0, window_blocks=2), engine=engine)
+        taken.append((kind.recycled_blocks_per_token, kind.keeps_ends_alone))
+    assert taken == [(3 / 16, False), (0.0, True)]
+    assert not replace(pool.type, engine=engine).keeps_ends_alone
+
+
+@pytest.mark.parametrize(
+    ("own", "caution"),
+    [
+        (KvBeside(window_ratio=2.0, window_blocks=2), "from its third request on"),
+        (KvBeside(constant_blocks=1, passing_blocks=2.0, findable_blocks=0.5), "each page of 256 tokens"),
+        (KvBeside(), ""),
+    ],
+)
+def test_what_the_plan_counts_otherwise_than_the_engine_is_a_warning(own: KvBeside, caution: str) -> None:
+    pool = mixed(make_latency(), kv_tokens=1024).pools[0]
+    policies = Policies(prefix_cache=True, routing="round-robin")
+    fleet = Fleet(LLM, (replace(pool, type=replace(pool.type, kv_beside=own)),), policies)
+    slo = Slo((Limit("ttft", 0.9, 5.0),))
+    trace = prefix_trace([0.0, 10.0, 20.0], [[1], [1], [2]])
+    simulation = simulate(fleet, trace, limits=slo.limits, record=True)
+    said = sentences(list_warnings(fleet, simulation, slo, judge(simulation, slo)))
+    assert [caution in each for each in said if "prefix cache" in each] == ([True] if caution else [])
