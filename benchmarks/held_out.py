@@ -5,8 +5,7 @@
     python benchmarks/held_out.py small [--only SEED ...] [--count 200]
     all: [--traces DIR]
 
-scenarios   Plans with the defaults (safety: {kept_in: 0.9}), without a time limit, so that no clock decides.
-In
+scenarios Plans with the defaults (safety: {kept_in: 0.9}), without a time limit, so that no clock decides. In
           how many scenarios (planner/search/oracle/scenarios.py, of a kind of their own) the fleets on paper
           and in production keep the SLO; with --loss also the fleet with a loss, after it. --hindsight looks
           for the cheapest fleet of one worker type per pool that keeps 90 % of these very scenarios, and 88
@@ -183,13 +182,13 @@ def row(cells: Sequence[object]) -> None:
 
 
 def kept_in(
-    problem: Problem, futures: Scenarios, numbers: Sequence[int], fleets: Sequence[Counts]
+    problem: Problem, scenarios: Scenarios, numbers: Sequence[int], fleets: Sequence[Counts]
 ) -> list[list[bool]]:
     """Whether each of these fleets keeps the SLO in each of these scenarios."""
     kept = [[False] * len(numbers) for _ in fleets]
 
     def look(at: int) -> None:
-        oracle = problem.oracle.in_scenario(futures[numbers[at]])
+        oracle = problem.oracle.in_scenario(scenarios[numbers[at]])
         for i, counts in enumerate(fleets):
             kept[i][at] = oracle.holds([counts])[0]
 
@@ -200,12 +199,12 @@ def kept_in(
 
 
 def with_hindsight(
-    problem: Problem, found: FleetSearch, production: Counts, futures: Scenarios, count: int
+    problem: Problem, found: FleetSearch, production: Counts, scenarios: Scenarios, count: int
 ) -> Iterator[str]:
     """The cheapest fleet found that keeps the SLO in KEPT_IN of these scenarios, and where production keeps
     more than MOST_KEPT also that of FEWER; in how many it does, and in as many others.
     """
-    ordered = with_scenarios(problem, [futures[number] for number in range(count)], count)
+    ordered = with_scenarios(problem, [scenarios[number] for number in range(count)], count)
     is_too_good = count - ordered.oracle.missed_count(production, count) > MOST_KEPT * count
     for share in (KEPT_IN, FEWER) if is_too_good else (KEPT_IN,):
         may_miss = int((1 - share) * count + 1e-9)
@@ -219,14 +218,14 @@ def with_hindsight(
             yield f"{100 * share:.0f} %: none"
             continue
         kept = count - ordered.oracle.missed_count(best, count)
-        others = kept_in(problem, futures, range(count, 2 * count), [best])[0]
+        others = kept_in(problem, scenarios, range(count, 2 * count), [best])[0]
         yield (
             f"{100 * share:.0f} %: {shown(best)}, {objective(best):.2f}, {share_text(kept, count)}, of "
             f"{count} others {share_text(sum(others), count)}"
         )
 
 
-def futures(plans: dict[str, Asked], arguments: argparse.Namespace) -> None:
+def of_scenarios(plans: dict[str, Asked], arguments: argparse.Namespace) -> None:
     catalog, count = read_catalog(), arguments.count
     table(
         (
@@ -422,10 +421,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("futures", "halves", "small"))
+    parser.add_argument("what", choices=("scenarios", "halves", "small"))
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these plans, or seeds of small questions")
     parser.add_argument("--traces", type=Path, default=DEFAULT_TRACES, metavar="DIR")
-    parser.add_argument("--count", type=int, default=200, help="how many futures")
+    parser.add_argument("--count", type=int, default=200, help="how many scenarios")
     parser.add_argument("--hindsight", action="store_true", help="also look for cheaper fleets")
     parser.add_argument("--loss", action="store_true", help="also simulate the fleet with a loss, after it")
     arguments = parser.parse_args()
@@ -436,7 +435,7 @@ def main() -> None:
     if unknown:
         raise SystemExit(f"--only: no plan {unknown[0]!r}; there are {'; '.join(PLANS)}")
     plans = {name: PLANS[name] for name in arguments.only or PLANS}
-    {"futures": futures, "halves": halves}[arguments.what](plans, arguments)
+    {"scenarios": of_scenarios, "halves": halves}[arguments.what](plans, arguments)
 
 
 if __name__ == "__main__":
