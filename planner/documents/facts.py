@@ -722,6 +722,16 @@ class GuessedSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class RooflineWon:
+    """A fleet on `gpus`, whose step times are a roofline, is the cheapest, though kernels of this LLM were
+    measured on `measured`, which the question allows too.
+    """
+
+    gpus: tuple[str, ...]
+    measured: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NearestEngine:
     """A version of an engine without constants of its own, so those of `basis` are used."""
 
@@ -1331,6 +1341,7 @@ Warned = (
     | ShortTrace
     | OneTraceRedrawn
     | GuessedSteps
+    | RooflineWon
     | NearestEngine
     | UncheckedEngine
     | OldPrices

@@ -830,6 +830,14 @@ def _(fact: facts.GuessedSteps) -> str:
 
 
 @sentence.register
+def _(fact: facts.RooflineWon) -> str:
+    return (
+        f"{', '.join(fact.gpus)} won by a roofline, the step times of a data sheet, over GPUs where kernels "
+        f"of this LLM were measured: fleet: {{gpus: [{', '.join(fact.measured)}]}} says what those cost"
+    )
+
+
+@sentence.register
 def _(fact: facts.NearestEngine) -> str:
     return f"engine {fact.engine}: {fact.basis}"
 

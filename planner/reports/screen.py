@@ -23,6 +23,7 @@ from planner.documents.facts import (
     NoneTogether,
     NotCertified,
     NotShared,
+    RooflineWon,
     SharingSaves,
     TooFewKept,
 )
@@ -78,7 +79,15 @@ def verdict(plan: Plan) -> str:
         targets_text(plan),
         _how_sure(plan),
     ]
-    return " ".join(part for part in (*text, basis_text(plan.fleet)) if part)
+    return " ".join(part for part in (*text, basis_text(plan.fleet), won_text(plan)) if part)
+
+
+def won_text(plan: Plan) -> str:
+    """That a roofline won over GPUs whose kernels were measured; empty where it did not."""
+    won = next((each for each in plan.warnings if isinstance(each, RooflineWon)), None)
+    if won is None:
+        return ""
+    return f"This roofline won over {listed(won.measured)}, where kernels of this LLM were measured."
 
 
 ANOTHER_TARGET = "--target NAME plans for one, --target each for all"
@@ -469,7 +478,7 @@ def basis_text(fleet: Fleet) -> str:
 BASIS_WORDS: dict[Basis, str] = {
     "measured": "measured",
     "estimated": "estimated, not measured here",
-    "unchecked": "unchecked: a roofline, no kernel of such GPUs was measured",
+    "unchecked": "unchecked: a roofline, no kernel of this LLM was measured on such GPUs",
 }
 
 

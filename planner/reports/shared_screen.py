@@ -59,7 +59,10 @@ def _how_sure(plan: SharedPlan) -> str | None:
 
 
 def _basis_text(plan: SharedPlan) -> str:
-    texts_by_llm = {name: screen.basis_text(llm_plan.fleet) for name, llm_plan in plan.plans.items()}
+    texts_by_llm = {
+        name: " ".join(filter(None, (screen.basis_text(llm_plan.fleet), screen.won_text(llm_plan))))
+        for name, llm_plan in plan.plans.items()
+    }
     if len(set(texts_by_llm.values())) == 1:
         return next(iter(texts_by_llm.values()))
     return " ".join(

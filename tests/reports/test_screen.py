@@ -11,7 +11,15 @@ import pytest
 from plans import a_plan, a_simulation, a_trace, an_around, mixed, pairs
 
 from planner.documents.certificate import certificate_document, read_certificate
-from planner.documents.facts import Answered, Commitment, Headroom, KeptIn, ScenariosDrawn, Workers
+from planner.documents.facts import (
+    Answered,
+    Commitment,
+    Headroom,
+    KeptIn,
+    RooflineWon,
+    ScenariosDrawn,
+    Workers,
+)
 from planner.documents.robustness_facts import Made, MoreTraffic
 from planner.models.spread import Factor, StepTimeSpread
 from planner.reports import curves, drawing, report, screen, screen_charts
@@ -167,6 +175,15 @@ def test_what_rests_on_a_roofline_is_called_unchecked() -> None:
     assert screen.basis(plan)["step times"] == "unchecked"
     (measured,) = [each for each in screen.glance(plan) if each.name == "Measured"]
     assert "unchecked: step times" in measured.note
+    assert "won over" not in screen.verdict(plan)
+
+
+def test_the_first_screen_says_when_a_roofline_won_over_a_measured_gpu() -> None:
+    plan = answered()
+    won = RooflineWon(("b200-180g",), ("h100-80g", "h200-141g"))
+    assert screen.verdict(replace(plan, warnings=(*plan.warnings, won))).endswith(
+        "This roofline won over h100-80g and h200-141g, where kernels of this LLM were measured."
+    )
 
 
 def test_an_answer_that_is_the_plan_is_said_to_be() -> None:

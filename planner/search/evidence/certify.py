@@ -316,11 +316,8 @@ def certify_plan(
                 for each in findings.list_warnings(fleet, simulation, problem.slo, verdict)
             ),
             *findings.image_warnings(fleet, problem.trace),
-            *(
-                findings.uncounted_prefix_warnings(fleet.policies, trace)
-                if not problem.task.prefix_cache
-                else ()
-            ),
+            *(() if problem.task.prefix_cache else findings.uncounted_prefix_warnings(fleet.policies, trace)),
+            *findings.roofline_warnings(problem, fleet),
             *beyond.warnings,
         ),
         throughput=throughput,

@@ -566,6 +566,17 @@ def list_warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdi
     return tuple(dict.fromkeys(warned))
 
 
+def roofline_warnings(problem: Problem, fleet: Fleet) -> tuple[Warned, ...]:
+    """A warning where a pool's step times are a roofline, and other workers of the question were measured."""
+    guessed = [
+        row_of(pool.type.gpu.name) for pool in fleet.running_pools if pool.type.latency.kind == "roofline"
+    ]
+    measured = [row_of(worker.gpu.name) for worker in problem.types if worker.latency.is_measured]
+    if not guessed or not measured:
+        return ()
+    return (facts.RooflineWon(tuple(dict.fromkeys(guessed)), tuple(dict.fromkeys(measured))),)
+
+
 def one_trace_warnings(problem: Problem) -> tuple[Warned, ...]:
     """A warning where scenarios are redrawn from a trace that says little of other traffic."""
     if problem.searched is None or problem.task.described is not None:
