@@ -82,6 +82,8 @@ WEIGHTS = {  # as the sources call them: formats of most weights
 }
 CHECKPOINTS = {  # where the source names the LLM and not what was loaded
     ("meta-llama/Llama-3.1-70B", "fp8"): "nvidia/Llama-3.1-70B-Instruct-FP8",
+    # InferenceX loads the next version, which has the same shape.
+    ("meta-llama/Llama-3.1-70B", "nvfp4"): "nvidia/Llama-3.3-70B-Instruct-FP4",
     ("Qwen/Qwen3-32B", "fp8"): "Qwen/Qwen3-32B-FP8",
     ("MiniMaxAI/MiniMax-M2.5", "nvfp4"): "nvidia/MiniMax-M2.5-NVFP4",
     ("moonshotai/Kimi-K2.5", "nvfp4"): "nvidia/Kimi-K2.5-NVFP4",

@@ -30,7 +30,7 @@ from planner.documents.llm_row import of_groups, read_groups
 from planner.documents.offers import ProviderOffer, merge_offers, parse_offers
 from planner.documents.slo import SloPreset, parse_slo, parse_slowdowns
 from planner.documents.spreads import ROW_KEYS as SPREAD_KEYS
-from planner.documents.spreads import SpreadRow, spread_of
+from planner.documents.spreads import SpreadRow, at_medians, spread_of
 from planner.documents.spreads import parse_row as parse_spread_row
 from planner.documents.traffic_description import TASK_KEYS, TaskRow, parse_task_row
 from planner.domain import OWNED, AllReduce, Gpu, Slo, market_of, row_of
@@ -221,12 +221,12 @@ class Catalog:
         if nodes > 1 and ranks.link_bytes_per_s < MEASURED_LINK_BYTES_PER_S:
             names = []
         if own := self._fit_of(names, gpu.name, split):
-            return self.with_spread(own, llm)
+            return at_medians(own, llm, row_of(gpu.name), self.spreads.values())
         base = self.gpus.get(gpu.base, gpu)
         latency = self._fit_of(names, base.name, split)
         if latency is None:
             latency = self._calculate_latency(llm, base, split, names, ranks)
-        latency = self.with_spread(latency, llm)
+        latency = at_medians(latency, llm, row_of(base.name), self.spreads.values())
         if base.name == gpu.name:
             return latency
         return latency.with_power_cap(gpu.prefill_slowdown, gpu.decode_slowdown)
@@ -333,9 +333,9 @@ class Catalog:
             if self.provenance[name].is_price_remembered and not self.has_fit(llm, gpu)
         )
 
-    def with_spread(self, latency: StepLatency, llm: Llm) -> StepLatency:
-        """The same step times with the spread of their kind and LLM, if one is known."""
-        return replace(latency, spread=spread_of(latency, llm, self.spreads.values()))
+    def with_spread(self, latency: StepLatency, llm: Llm, gpu: Gpu) -> StepLatency:
+        """Step times that a user gives, with the spread of their kind, LLM and GPU, if one is known."""
+        return replace(latency, spread=spread_of(latency, llm, row_of(gpu.name), self.spreads.values()))
 
     def _same_shape(self, llm: Llm) -> list[str]:
         """The row of this name, then all rows of the same shape and weight format. Image encoders and layers

@@ -535,7 +535,7 @@ def _step_times(
         return catalog.step_latency(llm, gpu, tp, ep=ep, dp=dp, ranks=ranks), form
     if isinstance(value, Mapping):
         fit = Section.from_document(value, "fit", FIT_KEYS, wording=FIT_WORDING)
-        return catalog.with_spread(parse_latency(fit, basis="fit fit"), llm), parse_simulated(fit)
+        return catalog.with_spread(parse_latency(fit, basis="fit fit"), llm, gpu), parse_simulated(fit)
     if not isinstance(value, str):
         raise InputError(f"expected a file such as fit.yaml, found {value!r}")
     path = directory / value
@@ -549,7 +549,7 @@ def _step_times(
     on = catalog.gpu(fitted).name if isinstance(fitted, str) else gpu.name
     if on not in (gpu.name, gpu.base):
         raise InputError(f"{path} is a fit on {fitted}, this worker has {gpu.name}")
-    latency = catalog.with_spread(parse_latency(fit, basis=f"fit {path}"), llm)
+    latency = catalog.with_spread(parse_latency(fit, basis=f"fit {path}"), llm, gpu)
     simulated = parse_simulated(fit)
     if on == gpu.name:
         return latency, simulated

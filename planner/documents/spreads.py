@@ -4,6 +4,7 @@ kernels, 16 bit:
   kind: kernels             # planner.models.latency.Kind
   weights: [bf16]           # of the LLMs it is of; default: all
   experts: false            # likewise
+  gpus: [h100-80g]          # on which; default: all. The first row that fits counts.
   prefill: {median: 1.02, log_sd: 0.08}
   decode: {median: 1.00, log_sd: 0.05}
   source: ...
@@ -12,7 +13,7 @@ kernels, 16 bit:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
 from planner.errors import InputError
@@ -21,35 +22,39 @@ from planner.models.latency import Kind, StepLatency
 from planner.models.llm import WEIGHTS, Llm
 from planner.models.spread import Factor, StepTimeSpread
 
-ROW_KEYS = ("kind", "weights", "experts", "prefill", "decode", "left_out")
+ROW_KEYS = ("kind", "weights", "experts", "gpus", "prefill", "decode", "left_out")
 FACTOR_KEYS = ("median", "log_sd")
 SPREAD_KEYS = ("prefill", "decode", "source", "own")
 
 
 @dataclass(frozen=True, slots=True)
 class SpreadRow:
-    """The spread of one kind of step times, of LLMs with these weights, with experts or without."""
+    """The spread of one kind of step times, of LLMs with these weights, with experts or without, on `gpus`
+    (rows of gpus.yaml; empty: on all).
+    """
 
     kind: Kind
     weights: tuple[str, ...]
     experts: bool | None
     spread: StepTimeSpread
+    gpus: tuple[str, ...] = ()
 
-    def is_of(self, latency: StepLatency, llm: Llm) -> bool:
+    def is_of(self, latency: StepLatency, llm: Llm, gpu: str) -> bool:
         return (
             self.kind == latency.kind
+            and (not self.gpus or gpu in self.gpus)
             and llm.weights in self.weights
             and self.experts in (None, llm.experts > 1)
         )
 
 
-def spread_of(latency: StepLatency, llm: Llm, rows: Iterable[SpreadRow]) -> StepTimeSpread | None:
-    """The spread of the fit itself, else of its calibration, else of its kind; None if unknown."""
+def spread_of(latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow]) -> StepTimeSpread | None:
+    """The spread of the fit itself, else of its calibration, else of its kind and GPU; None if unknown."""
     if latency.spread is not None:
         return latency.spread
     if latency.uncertainty_frac is not None:
         return StepTimeSpread.calibrated(latency.uncertainty_frac)
-    return next((row.spread for row in rows if row.is_of(latency, llm)), None)
+    return next((row.spread for row in rows if row.is_of(latency, llm, gpu)), None)
 
 
 def parse_row(row: Section) -> SpreadRow:
@@ -61,7 +66,38 @@ def parse_row(row: Section) -> SpreadRow:
         tuple(check_one_of(each, WEIGHTS, row.path_of("weights")) for each in weights),
         row.flag("experts") if "experts" in row else None,
         StepTimeSpread(_parse_factor(row, "prefill"), _parse_factor(row, "decode"), row.plain_text("source")),
+        _parse_gpus(row),
     )
+
+
+def at_medians(latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow]) -> StepLatency:
+    """The same step times moved to the medians of their row, and what spread is left around these.
+
+    A prediction is a median: what measured runs took longer in the middle is in it. Step times with a spread
+    or a calibration of their own are left as they are.
+    """
+    known = spread_of(latency, llm, gpu, rows)
+    moved = replace(latency, spread=known)
+    if known is None or latency.spread is not None or latency.uncertainty_frac is not None:
+        return moved
+    prefill, decode = known.prefill.median, known.decode.median
+    if prefill == decode == 1.0:
+        return moved
+    factors = [
+        f"{name} x{factor:g}" for name, factor in (("prefills", prefill), ("decodes", decode)) if factor != 1
+    ]
+    left = replace(
+        known, prefill=replace(known.prefill, median=1.0), decode=replace(known.decode, median=1.0)
+    )
+    basis = f"{latency.basis}; {' and '.join(factors)}, the median of runs that others measured"
+    return replace(latency.scale_steps(prefill, decode), spread=left, basis=basis)
+
+
+def _parse_gpus(row: Section) -> tuple[str, ...]:
+    gpus = row.get("gpus", [])
+    if not isinstance(gpus, list) or not all(isinstance(each, str) and each for each in gpus):
+        raise refused_value(row.path_of("gpus"), "expected a list of GPUs", gpus)
+    return tuple(gpus)
 
 
 def parse_spread(section: Section) -> StepTimeSpread:

@@ -40,6 +40,9 @@ Kind = Literal["kernels", "steps", "derived", "roofline", "given"]
 these carried over to another GPU by rooflines; the roofline alone; or numbers given without their origin.
 """
 
+# Steps of decodes alone have at most about so many tokens: one per sequence, or a few that drafts made.
+DECODE_STEP_TOKENS = 512.0
+
 # Ends the basis of measured times that include what other programs took of the host's cores.
 ON_WALL = "; by steps as long as they took on the wall"
 
@@ -214,27 +217,57 @@ class StepLatency:
         )
 
     def at_spread(self, z_prefill: float, z_decode: float) -> StepLatency:
-        """The same engine this many standard deviations of its spread above the medians."""
+        """The same engine this many standard deviations of its spread above the medians.
+
+        Steps of up to DECODE_STEP_TOKENS are those of decodes, so all of their f(N) moves with the factor of
+        decodes: the weights and experts that they read do. What more tokens add moves with that of prefills.
+        """
         if self.spread is None:
             return self
-        return self.scale_times(
+        return self.scale_steps(
             self.spread.prefill.at_sigmas(z_prefill), self.spread.decode.at_sigmas(z_decode)
         )
+
+    def scale_steps(self, prefill: float, decode: float) -> StepLatency:
+        """The same engine, decodes `decode` times as long, and what prefills add `prefill` times."""
+        if prefill == decode == 1.0:
+            return self
+        return self._with_knot(DECODE_STEP_TOKENS).scale_times(
+            prefill, decode, up_to_tokens=DECODE_STEP_TOKENS
+        )
+
+    def _with_knot(self, tokens: float) -> StepLatency:
+        """The same times with a knot at so many tokens."""
+        if tokens in self.knots_tokens[:-1] or tokens <= self.knots_tokens[0]:
+            return self
+        beyond = (2 * tokens,) if tokens >= self.knots_tokens[-1] else ()
+        knots = tuple(sorted({*self.knots_tokens, tokens, *beyond}))
+        at = np.array(knots)
+        own = _interpolate_knots(at, self.knots_tokens, self.f_s)
+        joint = self.joint_at(at) if self.joint_s else np.array([])
+        return replace(self, knots_tokens=knots, f_s=tuple(own.tolist()), joint_s=tuple(joint.tolist()))
 
     def with_power_cap(self, prefill: float, decode: float) -> StepLatency:
         """The same engine on a power-capped GPU (Splitwise section III-G)."""
         basis = f"{self.basis}; slowed x{prefill:g} prefill, x{decode:g} decode for the power cap"
         return replace(self.scale_times(prefill, decode), basis=basis)
 
-    def scale_times(self, prefill: float, decode: float) -> StepLatency:
+    def scale_times(self, prefill: float, decode: float, *, up_to_tokens: float = 0.0) -> StepLatency:
         """The same engine with compute and memory slowed apart.
 
         Work that grows with the tokens of a step is compute-bound and takes `prefill` times as long; the
-        floor of a step and the KV reads are bandwidth-bound and take `decode` times as long.
+        floor of a step, its time at `up_to_tokens` or at the first knot if that is later, and the KV reads
+        are bandwidth-bound and take `decode` times as long.
         """
+        floor = max(sum(knot <= up_to_tokens for knot in self.knots_tokens) - 1, 0)
 
         def times(values_s: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(values_s[0] * decode + (value - values_s[0]) * prefill for value in values_s)
+            if not values_s:
+                return ()
+            floor_s = values_s[floor]
+            return tuple(
+                min(value, floor_s) * decode + max(value - floor_s, 0.0) * prefill for value in values_s
+            )
 
         f_s, joint_s = times(self.f_s), times(self.joint_s)
         # Rounding in a file may let either part fall slightly, and the factors would enlarge these falls.

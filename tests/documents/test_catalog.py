@@ -598,6 +598,8 @@ def test_fits_given_twice_or_without_a_header_are_refused(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("part", some(range(6), 1))
 def test_every_shipped_fit_can_be_read(catalog: Catalog, part: int) -> None:
+    """As it stands in its file, where no median of measured runs is added."""
+    catalog = replace(catalog, spreads={})
     for path in catalog.fit_files[part::6]:
         llm, gpu = read_header(path)
         for (tp, ep, dp, kind), fit in read_fits(path).items():
