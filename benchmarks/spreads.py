@@ -289,7 +289,8 @@ def shares(
     for each in figures:
         if (known := spread(each)) is not None:
             low, high = ends(known, np.array([each.of_prefills]), np.array([each.of_decodes]))
-            for name in (f"{each.source} | {each.gpu} | {each.metric}", f"all | | {each.metric}"):
+            for place in (f"{each.source} | {each.gpu}", "all | "):
+                name = f"{each.kind} | {place} | {each.metric}"
                 of[name].append((each.log_ratio, float(low[0]), float(high[0])))
     answers: dict[str, tuple[float, ...]] = {}
     for name, found_here in of.items():
@@ -335,8 +336,10 @@ def shipped_spreads(catalog: Catalog) -> Callable[[Figure], StepTimeSpread | Non
 def print_shares(figures: Sequence[Figure], catalog: Catalog) -> None:
     shipped = shares(figures, shipped_spreads(catalog))
     ours = shares(figures, left_out_spreads(figures))
-    print("\n| truth | GPU | metric | figures | shipped: inside, longer, width, score | left out: the same |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "\n| step times | truth | GPU | metric | figures | shipped: inside, longer, width, score | left out |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for name in sorted(ours):
         cells = (
             f"{100 * each[1]:.0f} %, {100 * each[2]:.0f} %, x{each[3]:.2f}, {each[4]:.2f}" if each else "-"
