@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from autoscalers import CASES, FLEETS, objects, own_files, written
+from kubernetes_schemas import kubernetes_schemas
 
 DATA = Path(__file__).parents[1] / "data"
 SCHEMAS: dict[str, Any] = yaml.safe_load((DATA / "autoscaling_schemas.yaml").read_text())
@@ -37,7 +38,7 @@ def follows(document: Document, schema: str) -> None:
 
 
 def is_a_pod(spec: Document) -> None:
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    kubernetes_validate = kubernetes_schemas()
     whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
     kubernetes_validate.validate(whole, "1.35", strict=True)
 
@@ -47,7 +48,7 @@ def test_every_object_beside_the_targets_own_follows_its_schema(
     fleet: str, controller: str, target: str
 ) -> None:
     """The first of each kind in a file; built-in kinds by Kubernetes 1.31 or 1.35."""
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    kubernetes_validate = kubernetes_schemas()
     files = written(fleet, controller, target)
     own = own_files(fleet, target)
     found = objects({path: text for path, text in files.items() if path not in own})

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes_schemas import kubernetes_schemas
 from manifest_commands import EXAMPLES, composed, documents, each_fleet, each_on_nodes, rendered, workers_of
 from plans import LLM, mixed, pairs
 from shares import some
@@ -29,7 +30,7 @@ Document = dict[str, Any]
 
 def validate(document: Document, schema: Document, version: str = "1.31") -> None:
     """Our closed schema outside, Kubernetes' own for the pods inside."""
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    kubernetes_validate = kubernetes_schemas()
     jsonschema = pytest.importorskip("jsonschema")
     checker = jsonschema.FormatChecker(formats=())
 
@@ -52,7 +53,7 @@ def validate(document: Document, schema: Document, version: str = "1.31") -> Non
 @pytest.mark.parametrize("version", some(["1.35", "1.31"], 1))
 def test_kubernetes_accepts_every_object(fleet: Fleet, version: str) -> None:
     """Built-in kinds by the API's schema; custom kinds by ours outside and the API's for their pods."""
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    kubernetes_validate = kubernetes_schemas()
     seen = set()
     for path, text in rendered(fleet).items():
         skipped = path.startswith(("production", "ray")) or path.endswith(
@@ -101,7 +102,7 @@ def test_the_schemas_see_a_wrong_key() -> None:
     values = yaml.safe_load(rendered(mixed())["production-stack.values.yaml"])
     schema = SCHEMAS["LeaderWorkerSet"]
     validate(group, schema)
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    kubernetes_validate = kubernetes_schemas()
     inner = json.loads(json.dumps(group))
     inner["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"][0]["imagee"] = "x"
     with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):

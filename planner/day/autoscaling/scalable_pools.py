@@ -29,7 +29,7 @@ from planner.day.autoscaling.scale_targets import (
 from planner.day.autoscaling.variants import kserve_scaling
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
-from planner.manifests import dynamo, engine_command
+from planner.manifests import dynamo, engine_command, kustomize
 
 GRACE_S = 30  # between the end of draining and the kill
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -95,13 +95,21 @@ def scale_pools(
     row = SCALABLE[target]
     scaling = Scaling(fleet, scale_targets, autoscaler, engine_command.served_model_len(fleet, max_model_len))
     if not row.file_of_pool:
-        return {path: _edit_yaml(text, row.change, scaling) for path, text in files.items()}
+        return {
+            path: text if _is_kustomize(path) else _edit_yaml(text, row.change, scaling)
+            for path, text in files.items()
+        }
     scaled = dict(files)
     for scale_target in scale_targets:
         path = row.file_of_pool.format(label=scale_target.label)
         own = replace(scaling, scale_targets=(scale_target,))
         scaled[path] = _edit_yaml(files[path], row.change, own)
     return scaled
+
+
+def _is_kustomize(path: str) -> bool:
+    """A base, or a component of it: it names and patches the target's objects and has no sizes."""
+    return path == kustomize.BASE or path.startswith("components/")
 
 
 def _edit_yaml(text: str, change: Change, scaling: Scaling) -> str:
