@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from planner.day import day_causes
-from planner.day.day_study import STATIC, DayAnswer, Ran, workers_over_time
+from planner.day.day_study import STATIC, DayAnswer, Optimum, Ran, workers_over_time
 from planner.day.search.capacity import slo_text
 from planner.day.search.causal_bound import BLOCKS_S
 from planner.domain import row_of
@@ -71,7 +71,19 @@ def proof_lines(answer: DayAnswer) -> list[str]:
         f"No controller that keeps every window costs less than {usd(optimum.proved_usd)}: proved, "
         "whenever it "
         "acts.",
+        *_any_moment_lines(optimum),
         *_causal_lines(answer),
+    ]
+
+
+def _any_moment_lines(optimum: Optimum) -> list[str]:
+    """The bound for controllers that act at any moment, where it says more than what is proved."""
+    bound_usd = optimum.any_moment_usd
+    if bound_usd is None or bound_usd <= optimum.proved_usd:
+        return []
+    return [
+        f"If more workers never hurt, that bound is {usd(bound_usd)}, "
+        f"{100 * bound_usd / optimum.usd:.0f} % of what the optimum costs."
     ]
 
 
@@ -214,6 +226,7 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
             "status": optimum.status,
             "bound_if_more_never_hurt_usd": optimum.bound_usd,
             "proved_usd": optimum.proved_usd,
+            "bound_at_any_moment_if_more_never_hurt_usd": optimum.any_moment_usd,
             "causal_bound": None
             if optimum.causal is None
             else {

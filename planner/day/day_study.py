@@ -26,6 +26,7 @@ import numpy.typing as npt
 from planner.day.controllers.deployment import DAY_S, CapacityTable, Deployment, History
 from planner.day.controllers.oscillation import Oscillation, find_oscillations
 from planner.day.controllers.table import CONTROLLERS, Chosen, parse_controller, settings_variants
+from planner.day.search.any_moment_bound import TIME_LIMIT_S, any_moment_bound
 from planner.day.search.capacity import capacity_table, engine_profile
 from planner.day.search.causal_bound import CausalBound, causal_bound
 from planner.day.search.day_optimum import cheapest_day
@@ -141,6 +142,7 @@ class Optimum:
     sizes of a controller. No sequence on the grid costs less than `bound_usd`, and no controller, at any
     time of action, less than `proved_usd`. `status` says whether a cheaper sequence may exist. `causal` says
     what a controller without a look ahead pays at least; it is None for pools that have too many sizes.
+    `any_moment_usd` is `proved_usd` if more workers never hurt; it is None where it was not computed.
     """
 
     ran: Ran
@@ -150,6 +152,7 @@ class Optimum:
     proved_usd: float
     status: str
     causal: CausalBound | None = None
+    any_moment_usd: float | None = None
 
     @property
     def usd(self) -> float:
@@ -320,7 +323,7 @@ def best_sizes(
     Raises InfeasibleError where a window fails with the most workers all day.
     """
     fleet, trace, slo, pools = question.fleet, question.trace, question.slo, question.pools
-    terms = terms_of(question)
+    deadline, terms = time.monotonic() + time_limit_s, terms_of(question)
     runs = DayRuns(fleet, trace, slo, pools, terms)
     cheapest = cheapest_day(runs, time_limit_s=max(time_limit_s, LEAST_OPTIMUM_S), progress=progress)
     best, status = summarize_run(question, OPTIMUM, cheapest.best.run, {}), cheapest.status
@@ -330,8 +333,23 @@ def best_sizes(
         best = replace(cheaper, name=OPTIMUM, parameters={}, settings_count=1)
         status = f"what {cheaper.name} did, which changes sizes at other moments than the grid's"
         bound_usd = min(bound_usd, best.usd)
-    causal = causal_bound(runs)
-    return Optimum(best, terms.edges_s, cheapest.best.workers, bound_usd, cheapest.proved_usd, status, causal)
+    any_moment_usd = any_moment_bound(
+        runs,
+        cheapest.cuts,
+        most_usd=best.usd,
+        time_limit_s=min(max(deadline - time.monotonic(), 0.0), TIME_LIMIT_S),
+        progress=progress,
+    )
+    return Optimum(
+        best,
+        terms.edges_s,
+        cheapest.best.workers,
+        bound_usd,
+        cheapest.proved_usd,
+        status,
+        causal_bound(runs),
+        any_moment_usd,
+    )
 
 
 def terms_of(question: DayQuestion) -> DayTerms:

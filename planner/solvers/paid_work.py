@@ -54,13 +54,15 @@ ROUNDING = 1e-9  # Sums of floats may be too large by this share; bounds are low
 @dataclass(frozen=True, slots=True, eq=False)
 class LeastPaid:
     """No run of the day that serves all requests costs less than `usd`, and no run that keeps the SLO less
-    than `of_slo_usd`. `in_stretch_usd` (V,) is f_v of the stretches between `edges_s`.
+    than `of_slo_usd`. `in_stretch_usd` (V,) is f_v of the stretches between `edges_s`, and `from_stretch_usd`
+    F_v, the least that is paid from there on.
     """
 
     usd: float
     of_slo_usd: float
     edges_s: Floats
     in_stretch_usd: Floats
+    from_stretch_usd: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +113,14 @@ def least_paid(
     floors_usd[warm_up:] = np.maximum(
         floors_usd[warm_up:], least_workers.prefill_usd_per_h * occupied_s / 3600
     )
-    total_usd = 0.0
+    total_usd, from_usd = 0.0, np.zeros(len(floors_usd))
     for v in reversed(range(len(floors_usd))):
         work_usd = whole_usd[np.searchsorted(arrival_s, starts_s[v]) :] if v else whole_usd
         total_usd = max(total_usd + float(floors_usd[v]), float(work_usd.sum()))
+        from_usd[v] = total_usd
     of_slo_usd = max(of_slo_usd, float(floors_usd.sum()))
     below = 1 - ROUNDING
-    return LeastPaid(total_usd * below, of_slo_usd * below, starts_s, floors_usd * below)
+    return LeastPaid(total_usd * below, of_slo_usd * below, starts_s, floors_usd * below, from_usd * below)
 
 
 def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floats:

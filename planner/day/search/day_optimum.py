@@ -98,7 +98,7 @@ class DayOptimum:
     bound_usd: float
     proved: LeastPaid
     is_exact: bool
-    cuts: int
+    cuts: tuple[Cut, ...]
     seconds: float
 
     @property
@@ -200,7 +200,7 @@ def _optimum_of(search: _DaySearch, began_s: float, *, is_exact: bool) -> DayOpt
     proved, best = search.runs.least_paid(), search.best
     assert best is not None
     bound_usd = best.usd if is_exact else min(max(search.bound_usd, proved.usd), best.usd)
-    return DayOptimum(best, bound_usd, proved, is_exact, len(search.cuts), time.monotonic() - began_s)
+    return DayOptimum(best, bound_usd, proved, is_exact, tuple(search.cuts), time.monotonic() - began_s)
 
 
 def _next_sequence(search: _DaySearch, gap_frac: float) -> Ints | None:
@@ -307,9 +307,9 @@ def _first_of_each_run(runs: DaySimulations, missed: Sequence[int]) -> list[int]
     return [window for window in missed if runs.is_first(window) or window - 1 not in missed]
 
 
-def _explain_miss(search: _DaySearch, workers: Ints, window: int) -> Cut:
-    """The cut of a window that is missed with these workers."""
-    runs, terms = search.runs, search.terms
+def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: float) -> Cut:
+    """The cut of a window that is missed with these workers; sizes are raised until the deadline."""
+    terms = runs.terms
     own, later = runs.own_steps(window), runs.later_steps(window)
     first = next(
         (
@@ -334,7 +334,7 @@ def _explain_miss(search: _DaySearch, workers: Ints, window: int) -> Cut:
             raised[t, c] = more
             return runs.misses_window(raised, window, first)
 
-        if search.out_of_time():
+        if time.monotonic() > deadline:
             break
         if size < most and not still_fails(most):
             raised[t, c] = least_that_holds(still_fails, size + 1, most, size + 1) - 1
@@ -354,7 +354,7 @@ def _cut_of(terms: DayTerms, workers: Ints, steps: range) -> Cut:
 def _add_cuts(search: _DaySearch, workers: Ints, day: DayRun) -> list[tuple[int, Cut]]:
     """Add the cuts of the windows that are missed with these workers, and return them by window."""
     cuts = [
-        (window, _explain_miss(search, workers, window))
+        (window, explain_miss(search.runs, workers, window, search.deadline))
         for window in _first_of_each_run(search.runs, day.missed)
     ]
     cuts = [(window, cut) for window, cut in cuts if cut]

@@ -76,7 +76,7 @@ class JointRuns:
         """The sum over the LLMs, because each LLM's work is done by its own workers."""
         each_llm = [runs.least_paid() for runs in self.each]
         total_usd, of_slo_usd = sum(one.usd for one in each_llm), sum(one.of_slo_usd for one in each_llm)
-        return LeastPaid(total_usd, of_slo_usd, np.zeros(1), np.zeros(0))
+        return LeastPaid(total_usd, of_slo_usd, np.zeros(1), np.zeros(0), np.zeros(0))
 
     def simulate_day(self, workers: Ints) -> DayRun:
         parts = [
