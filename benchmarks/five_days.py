@@ -135,7 +135,7 @@ def main() -> None:
         stands = {**fleet, "policies": {"queue": first}}
         result = day(question, read(options.traces), standing=stands, terms=terms, time_limit_s=300.0)
         assert isinstance(result, DayResult)
-        print(f"{name}: {result.headline()}", *result.sentences()[:3], sep="\n")
+        print(f"{name}: {result.headline()}", *result.sentences()[:4], sep="\n")
         for each in result.answer.fleets:
             print(each.fleet, each.controller, each.usd, each.missed, each.optimum_usd, sep=" | ")
         print(*day_causes.HEAD, "Missed", "USD", sep=" | ")

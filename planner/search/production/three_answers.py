@@ -304,6 +304,9 @@ def _find_production_fleet(
     assert safety is not None and problem.tested is not None and model.tested is not None
     scenarios = scenario_problem.oracle.scenarios
     stage = f"production: the cheapest fleet that keeps the SLO in most of {len(scenarios)} scenarios"
+    # Of so long a trace the test takes longer than anything else, and may not end in time.
+    if (requests := LEAST_TEST_SCENARIOS * len(problem.trace)) > TEST_REQUESTS:
+        stage += f"; its test then simulates up to {requests:,} requests"
     problem.progress(Stage(stage, "production"))
     scenario_problem, least = find_cheapest_kept(scenario_problem, paper, start)
     is_searched = True
