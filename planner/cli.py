@@ -43,6 +43,7 @@ from planner.commands.command_output import (
 from planner.commands.compare_command import compare
 from planner.commands.day_command import day
 from planner.commands.described_command import Options, init
+from planner.commands.lengths_command import tell_lengths
 from planner.commands.manifests_command import write_manifests
 from planner.commands.mcp_command import serve_mcp
 from planner.commands.pareto_command import pareto
@@ -139,6 +140,7 @@ for _name, _command in (
     ("day", day),
     ("trace", describe_trace),
     ("prefixes", plan_prefixes),
+    ("lengths", tell_lengths),
     ("import", measurement_commands.import_measurements),
     ("fit", measurement_commands.fit),
     ("calibrate", measurement_commands.calibrate),

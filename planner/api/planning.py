@@ -34,11 +34,11 @@ from planner.search.problem.plan_problem import (
     ignore_paper_answer,
     ignore_progress,
 )
-from planner.search.several.several_llms import plan_together
+from planner.search.several.several_llms import SharedPlan, plan_together
 from planner.studies import what_if
 from planner.studies.per_gpu import MOST_DEFAULT_GPU_TYPES, add_each_gpu, gpu_types
 from planner.studies.routers import plan_each_target, simulate_routers, simulate_routers_of_each
-from planner.studies.sharing import compare_separate_fleets
+from planner.studies.sharing import compare_separate_fleets, say_not_compared
 from planner.studies.what_if import Study
 from planner.traffic.trace import Trace
 
@@ -76,7 +76,7 @@ def plan(
         shared = plan_together(
             slo, read_catalog(catalog), seed=seed, time_limit_s=time_limit_s, progress=tell, around=True
         )
-        return SharedPlanResult(simulate_routers_of_each(shared, slo))
+        return SharedPlanResult(_without_sharing(simulate_routers_of_each(shared, slo), slo))
     question = read_task(slo, catalog, **keys)
     command = _command(question, trace, catalog, seed, time_limit_s, flags(explain=explain, prove=prove))
     if question.has_several_llms:
@@ -87,13 +87,24 @@ def plan(
         shared = plan_together(
             questions, question.catalog, seed=seed, time_limit_s=time_limit_s, progress=tell, around=True
         )
-        return SharedPlanResult(simulate_routers_of_each(shared, questions), question, command)
+        shared = _without_sharing(simulate_routers_of_each(shared, questions), questions)
+        return SharedPlanResult(shared, question, command)
     if isinstance(trace, Mapping):
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
     how = reading_of(question.document, question.path)
     requests = requests_of(trace, question.task().described, seed=seed, how=how)
     study = Study(requests, question.catalog, seed, time_limit_s, tell)
     return replace(answer_question(question, study, explain=explain, prove=prove), command=command)
+
+
+def _without_sharing(shared: SharedPlan, question: SeveralLlmsQuestion) -> SharedPlan:
+    """The plans of several LLMs, each with a line on what sharing its classes saves, which is not known."""
+    why = "of one LLM among several"
+    plans = {
+        part.name: say_not_compared(shared.plans[part.name], part.task, part.trace, why)
+        for part in question.parts
+    }
+    return replace(shared, plans=plans)
 
 
 def answer_question(
@@ -135,9 +146,11 @@ def _by_parts(task: PlanQuestion, study: Study, *, explain: bool, prove: bool, w
         return explain_plan(found, of_part, task) if explain else found
 
     with time_limit(study.left_s):
-        return plan_by_parts(
+        answer = plan_by_parts(
             task, study.trace, planned_for, seconds=study.work_limit_s, progress=study.progress
         )
+    # Each class has a busiest part of its own, so fleets for the plan's part say nothing of the whole.
+    return say_not_compared(answer, task, study.trace, "of traffic that is planned by its busiest part")
 
 
 def plan_question(

@@ -121,9 +121,15 @@ class PolicyChoices:
         return tuple(dict.fromkeys(choices))
 
     def without_classes(self) -> PolicyChoices:
-        """The same for requests of no class: the usual queue in place of that of classes."""
-        queues = [name for name in self.queues if not QUEUE[name].by_deadline] or [_USUAL.queue]
-        raced = [each for each in self.raced if each.axis != "queue" or not QUEUE[each.value].by_deadline]
+        """The same for requests of one class or of none, which that of classes takes as they come: the usual
+        queue in its place.
+        """
+        queues = dict.fromkeys(_USUAL.queue if QUEUE[name].by_deadline else name for name in self.queues)
+        raced = [
+            each
+            for each in self.raced
+            if each.axis != "queue" or not (each.value in queues or QUEUE[each.value].by_deadline)
+        ]
         return replace(self, axes={**self.axes, "queue": tuple(queues)}, raced=tuple(raced))
 
     def _needs_caches(self) -> bool:

@@ -132,3 +132,31 @@ def later_accuracy(
         fitted=first,
         later=len(truth),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class MeanAccuracy:
+    """How far the mean output is off, of later requests at their arrival [tokens]: the mean absolute error
+    and the bias (predicted less true) of the mean of prompts of such a length, and of the mean of all.
+    """
+
+    error_tokens: float
+    bias_tokens: float
+    plain_error_tokens: float
+    plain_bias_tokens: float
+
+
+def later_mean_error(trace: Trace, *, input_buckets: int, fitted_frac: float = 0.7) -> MeanAccuracy:
+    """The errors on later requests of means over the first `fitted_frac` of them, in as many ranges of prompt
+    lengths as `input_buckets`.
+    """
+    first = round(fitted_frac * len(trace))
+    if not 0 < first < len(trace):
+        raise InputError(f"{trace.name}: {len(trace)} requests are too few to hold some out")
+    X = np.column_stack([trace.input_tokens, np.zeros(len(trace))]).astype(float)
+    y = trace.output_tokens.astype(float)
+    model = ConditionalMean(input_buckets=input_buckets, beyond="extrapolate").fit(X[:first], y[:first])
+    off, plain = model.predict(X[first:]) - y[first:], y[:first].mean() - y[first:]
+    return MeanAccuracy(
+        float(np.abs(off).mean()), float(off.mean()), float(np.abs(plain).mean()), float(plain.mean())
+    )

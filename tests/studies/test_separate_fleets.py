@@ -10,8 +10,11 @@ import pytest
 from simulations import make_trace
 
 import fleetplan
-from planner.api.results import PlanResult
+from planner.api import planning
+from planner.api.results import PlanResult, SharedPlanResult
 from planner.documents import facts
+from planner.documents.catalog import read_catalog
+from planner.documents.task import parse_task
 from planner.reports.fact_sentences import sentence
 from planner.reports.screen import why
 from planner.search.evidence.plan import Plan
@@ -74,3 +77,37 @@ def test_sentences_say_more_or_less() -> None:
     assert "costs the same" in sentence(replace(saves, value=2.58, saves=0.0))
     assert "less than one fleet" in sentence(replace(saves, value=3.44, saves=-0.86))
     assert "no fleet for chat alone" in sentence(facts.NotShared("chat", ""))
+
+
+def test_one_class_is_asked_first_come_first_served() -> None:
+    """Where all are due equally soon after they arrive, edf takes them as they come."""
+    slo = {"classes": {"chat": CHAT, "code": CODE}}
+    question = {"llm": "llama-3.1-8b", "slo": slo}
+    usual = parse_task(question, read_catalog()).policies.without_classes()
+    assert usual.queues == ("fcfs",) and not any(each.axis == "queue" for each in usual.raced)
+    named = parse_task(question | {"policies": {"queue": ["sjf", "edf"]}}, read_catalog())
+    assert named.policies.without_classes().queues == ("sjf", "fcfs")
+
+
+def test_traffic_planned_by_its_busiest_part_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "is_too_long", lambda *_: True)
+    plan = planned(chat_and_code(2.0, 1.0), {"classes": {"chat": CHAT, "code": CODE}})
+    (fact,) = [each for each in plan.certificate.binding if isinstance(each, facts.NotShared)]
+    assert sentence(fact) in why(plan) and "planned by its busiest part are not planned" in sentence(fact)
+
+
+def test_classes_of_several_llms_are_not_compared() -> None:
+    trace = chat_and_code(2.0, 1.0, span_s=60.0)
+    llm = "llama-3.1-8b"
+    llms = {
+        "a": {"llm": llm, "slo": {"classes": {"chat": CHAT, "code": CODE}}},
+        "b": {"llm": llm, "slo": {"e2e": {"p99": "60 s"}}},
+    }
+    question = {"llms": llms, "fleet": {"gpus": {"l40s-48g": 16}}, "safety": "none"}
+    shared = fleetplan.plan(question, {name: trace for name in llms})
+    assert isinstance(shared, SharedPlanResult)
+    found = [
+        [each for each in plan.certificate.binding if isinstance(each, facts.NotShared)]
+        for plan in shared.shared.plans.values()
+    ]
+    assert [len(each) for each in found] == [1, 0] and "one LLM among several" in sentence(found[0][0])

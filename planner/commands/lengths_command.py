@@ -1,0 +1,111 @@
+"""`plan lengths`: how well the lengths of answers are told before they are made, from a log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.commands.command_output import (
+    DropOption,
+    JsonOption,
+    Progress,
+    SeedOption,
+    print_json,
+    print_rows,
+    say_first,
+)
+from planner.errors import InputError
+
+if TYPE_CHECKING:
+    from planner.models.output_length_fit import LengthAccuracy, MeanAccuracy
+
+LEAST_REQUESTS = 100  # With fewer the held-out shares scatter by ten points and more.
+
+
+def tell_lengths(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", readable=False, help="A trace, or logs that `plan trace` reads."),
+    ],
+    seed: SeedOption = 0,
+    drop_invalid: DropOption = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Fit predictors of output lengths to a log's first 70 %, and say how right they are on the rest.
+
+    They see lengths of prompts, times, tenants and prefixes, no words. What to write into slo.yaml, so that a
+    plan counts on predictions this good (policies: prediction), is printed too.
+    """
+    from planner.documents.policy_choices import MEAN_BUCKETS
+    from planner.models.output_length_fit import later_accuracy, later_mean_error
+    from planner.traffic.logs.log_reading import LogOptions
+    from planner.traffic.trace_reading import read_files
+
+    with Progress() as progress:
+        trace = read_files(files, seed=seed, drop_invalid=drop_invalid, how=LogOptions()).trace
+        if len(trace) < LEAST_REQUESTS:
+            raise InputError(
+                f"{trace.name}: found {len(trace)} requests, expected {LEAST_REQUESTS} or more: "
+                "the last 30 % are held out"
+            )
+        progress(f"fitting to {len(trace):,} requests")
+        buckets, mean = later_accuracy(trace), later_mean_error(trace, input_buckets=MEAN_BUCKETS)
+    say_first(trace.warnings)
+    document = lengths_document(buckets, mean)
+    if json_output:
+        print_json(document, trace.warnings)
+        return
+    print_rows(
+        [{"predictor": row["predictor"], **_cells(row)} for row in document["predictors"]],
+        f"Output lengths of {buckets.later:,} later requests, by fits to {buckets.fitted:,} earlier ones",
+    )
+    (prediction,) = document["slo"]["policies"].values()
+    typer.echo(f"{document['note']}. In slo.yaml, what schedulers believe of output lengths:")
+    typer.echo(f"policies: {{prediction: [{', '.join(prediction)}]}}")
+
+
+def lengths_document(buckets: LengthAccuracy, mean: MeanAccuracy) -> dict[str, Any]:
+    """The predictors with their errors on later requests, and what slo.yaml says to plan with each."""
+    from planner.models.output_length import BUCKET_TOKENS
+
+    is_better = buckets.accuracy_frac > buckets.majority_frac
+    share = max(buckets.accuracy_frac, buckets.majority_frac)
+    means = (("mean of prompts of such a length", mean.error_tokens, mean.bias_tokens),)
+    means += (("mean of all", mean.plain_error_tokens, mean.plain_bias_tokens),)
+    return {
+        "fitted_requests": buckets.fitted,
+        "later_requests": buckets.later,
+        "bucket_tokens": BUCKET_TOKENS,
+        "predictors": [
+            {
+                "predictor": "trees on what the log says",
+                "right_frac": buckets.accuracy_frac,
+                "within_one_frac": buckets.within_one_frac,
+            },
+            {"predictor": "always the commonest bucket", "right_frac": buckets.majority_frac},
+            *(
+                {"predictor": name, "mean_error_tokens": error, "bias_tokens": bias}
+                for name, error, bias in means
+            ),
+        ],
+        "slo": {"policies": {"prediction": ["mean", f"{100 * share:.0f} %"]}},
+        "note": "the trees tell more than always naming the commonest bucket"
+        if is_better
+        else "the trees tell no more than always naming the commonest bucket",
+    }
+
+
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+    from planner.models.output_length import BUCKET_TOKENS
+
+    def cell(key: str, text: str) -> str:
+        return text.format(row[key]) if key in row else ""
+
+    return {
+        f"right bucket of {BUCKET_TOKENS} tokens": cell("right_frac", "{:.1%}"),
+        "within one": cell("within_one_frac", "{:.1%}"),
+        "off by, mean": cell("mean_error_tokens", "{:,.0f} tokens"),
+        "too long by, mean": cell("bias_tokens", "{:+,.0f} tokens"),
+    }
