@@ -43,6 +43,7 @@ from planner.studies import seeds as many_seeds
 from planner.studies import tenants
 from planner.studies.fleet_standing import scenarios_for
 from planner.studies.seeds import SeedRun
+from planner.traffic.classes import check_classes
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 from planner.units import show_s
@@ -282,6 +283,7 @@ def simulate(
     limits, rate_request = limits_and_rate(slo, known, traffic=traffic, command="simulate")
     first = seed if isinstance(seed, int) else (*seed, 0)[0]
     read, rate_request = requests_meant(trace, rate_request, is_given=traffic is not None, seed=first)
+    check_classes(limits or Slo(()), read)
     if isinstance(seed, int):
         if executor is not None:
             raise InputError("executor: one seed is simulated here; ask for several, such as seed=range(8)")
@@ -323,6 +325,7 @@ def compare(
     ]
     limits, rate_request = limits_and_rate(slo, known, traffic=traffic, command="compare")
     read, rate_request = requests_meant(trace, rate_request, is_given=traffic is not None, seed=seed)
+    check_classes(limits or Slo(()), read)
     requests = rate_request.of(spread_stamps(read, seed=seed), seed=seed)
     where = _choose_executor(executor, "serial")
     scenarios = None if limits is None else _scenarios(slo, known, rate_request, read, seed)
@@ -394,6 +397,7 @@ def goodput(
     read, rate_request = requests_meant(
         trace, rate_request, is_given=not (is_poisson or traffic is None), seed=0
     )
+    check_classes(limits or Slo(()), read)
     rates = fleet_goodput(
         engines,
         read,

@@ -31,6 +31,7 @@ from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, read_yaml
 from planner.files.document_values import show_value
 from planner.manifests.engine_command import undeployable
+from planner.traffic.classes import check_classes
 from planner.traffic.trace import spread_stamps
 
 if TYPE_CHECKING:
@@ -144,6 +145,8 @@ def validate(
         else read_trace(trace, how=rate_request.reading)
     )
     requests = rate_request.of(spread_stamps(read, seed=seed), seed=seed)
+    promised = limits or own_slo(file)
+    check_classes(promised, requests)
     longest = read_max_model_len(file) or int(np.max(requests.input_tokens + requests.output_tokens))
     whole = None
     notes: tuple[str, ...] = ()
@@ -160,7 +163,7 @@ def validate(
         how,
         fleet=fleet,
         trace=requests,
-        slo=limits or own_slo(file),
+        slo=promised,
         max_model_len=longest,
         seed=seed,
         notes=notes,

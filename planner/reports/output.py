@@ -98,7 +98,7 @@ def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, st
         "requests.csv": requests_csv(plan.simulation),
         **({"report.html": render_report(plan, command=command)} if pages else {}),
         **({"warm-up.json": warm_up_json(prompts)} if prompts else {}),
-        **({"traffic.jsonl": to_jsonl(plan.trace)} if _traffic_name(plan) == "traffic.jsonl" else {}),
+        **({"traffic.jsonl": _traffic(plan)} if _traffic_name(plan) == "traffic.jsonl" else {}),
         **{f"manifests/{path}": text for path, text in deployments.items()},
     }
 
@@ -153,10 +153,15 @@ def plan_yaml(plan: Plan) -> str:
 
 def _traffic_name(plan: Plan) -> str:
     """The file that can be replayed: requests.csv says neither who waits for whom, nor what prompts share,
-    nor whose adapter is asked for.
+    nor whose adapter is asked for, nor which tenant or LLM a class matches.
     """
     is_more = plan.trace.after.size or plan.fleet.policies.prefix_cache or plan.trace.adapters
+    is_more = is_more or any(each.tenants or each.llms for each in plan.slo.selectors)
     return "traffic.jsonl" if is_more else "requests.csv"
+
+
+def _traffic(plan: Plan) -> str:
+    return to_jsonl(plan.trace, with_llm=any(each.llms for each in plan.slo.selectors))
 
 
 def bill_document(paid: Bill) -> Document:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ from simulations import make_trace
 import fleetplan
 from planner.api import planning
 from planner.api.results import PlanResult, SharedPlanResult
+from planner.api.validating import traffic_beside_plan
 from planner.documents import facts
 from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
+from planner.errors import InputError
 from planner.reports.fact_sentences import sentence
 from planner.reports.screen import why
 from planner.search.evidence.plan import Plan
@@ -111,3 +114,25 @@ def test_classes_of_several_llms_are_not_compared() -> None:
         for plan in shared.shared.plans.values()
     ]
     assert [len(each) for each in found] == [1, 0] and "one LLM among several" in sentence(found[0][0])
+
+
+def test_a_plan_of_classes_is_written_with_their_tenants(tmp_path: Path) -> None:
+    """So it is read again with its figures, and validated on requests of its classes. On traffic without them
+    no class is called kept: one line refuses.
+    """
+    slo = {"classes": {"chat": CHAT, "code": CODE}}
+    question = {"llm": "llama-3.1-8b", "slo": slo, "fleet": {"gpus": {"l40s-48g": 16}}, "safety": "none"}
+    made = fleetplan.plan(question, chat_and_code(2.0, 1.0))
+    made.save(tmp_path)
+    again = fleetplan.read_plan(tmp_path)
+    assert isinstance(made, PlanResult) and again.plan.trace.tenants == ("chat", "code")
+    assert [line.kept_frac for line in again.plan.verdict.lines] == [
+        line.kept_frac for line in made.plan.verdict.lines
+    ]
+    assert again.plan.fleet.policies == made.plan.fleet.policies
+    assert traffic_beside_plan(tmp_path / "plan.yaml").name == "traffic.jsonl"
+    refused = "chat: matches none of the 360 requests .*names no tenant"
+    with pytest.raises(InputError, match=refused):
+        fleetplan.simulate(tmp_path, tmp_path / "requests.csv", slo)
+    with pytest.raises(InputError, match=refused):
+        fleetplan.validate(tmp_path, tmp_path / "out", tmp_path / "requests.csv", engine="rehearsal")
