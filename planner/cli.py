@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from planner import __version__
@@ -117,7 +118,21 @@ class CommandLine(typer.Typer):
         return self.commands(*args, **kwargs)
 
 
+class FilesOrCommands(TyperGroup):
+    """The commands; where a file stands in the place of one, the error names the option it belongs to."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands:
+            option = OPTION_OF_SUFFIX.get(Path(args[0]).suffix.lower())
+            if option is not None:
+                ctx.fail(f"{args[0]!r} is no command; did you mean: plan {option} {args[0]}")
+        return super().resolve_command(ctx, args)
+
+
+OPTION_OF_SUFFIX = {".yaml": "--slo", ".yml": "--slo", ".csv": "--trace", ".jsonl": "--trace"}
+
 app = CommandLine(
+    cls=FilesOrCommands,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -134,3 +134,8 @@ def percentile_name(percentile_frac: float) -> str:
 def finite_or_none(value: float) -> float | None:
     """The value, None where it is not finite, as JSON has it."""
     return value if math.isfinite(value) else None
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with what is counted, one or several: "1 worker", "1,024 workers"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

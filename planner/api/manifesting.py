@@ -17,6 +17,7 @@ from planner.files.checked_files import check_output_directory, write_files
 from planner.fleet import Fleet
 from planner.reports.rows import router_rows
 from planner.reports.words import describe
+from planner.units import counted
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -33,7 +34,7 @@ class ManifestsResult(Result):
         return dict(self.rendered.files)
 
     def headline(self) -> str:
-        return f"{len(self.files)} files for {describe(self.fleet)}"
+        return f"{counted(len(self.files), 'file')} for {describe(self.fleet)}"
 
     def sentences(self) -> list[str]:
         notes = dict.fromkeys(note for listed in self.rendered.notes.values() for note in listed)

@@ -183,7 +183,9 @@ def plan_question(
         traffic_request=None if looks_for_rate else study.traffic_request(task),
         prove=prove,
     )
-    certified_plan = simulate_routers(certified_plan, task.deploy, deadline)
+    certified_plan = simulate_routers(
+        certified_plan, task.deploy, deadline, bring_priority=not task.policies.is_queue_assumed
+    )
     today = datetime.date.today()
     prices = old_price_warnings(certified_plan.prices, today)
     return replace(

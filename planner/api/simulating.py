@@ -46,7 +46,7 @@ from planner.studies.seeds import SeedRun
 from planner.traffic.classes import check_classes
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
-from planner.units import show_s
+from planner.units import counted, show_s
 
 Fleets: TypeAlias = "Mapping[str, FleetLike] | Iterable[FleetLike | tuple[str, FleetLike]]"
 
@@ -75,7 +75,7 @@ class SimulationResult(Result):
     def headline(self) -> str:
         verdict = {True: "keeps the SLO", False: "MISSES the SLO", None: "no SLO given"}[self.holds]
         return (
-            f"{words.describe(self.fleet)}: {verdict} on {len(self.requests)} requests of "
+            f"{words.describe(self.fleet)}: {verdict} on {counted(len(self.requests), 'request')} of "
             f"{self.requests.name}"
         )
 
@@ -211,7 +211,8 @@ class GoodputResult(Result):
 
     def headline(self) -> str:
         return (
-            f"{words.describe(self.fleet)}: {self.rate_rps:.4g} requests/s on {self.fleet.gpus} GPUs, "
+            f"{words.describe(self.fleet)}: {self.rate_rps:.4g} requests/s on "
+            f"{counted(self.fleet.gpus, 'GPU')}, "
             f"{self.rate_rps / self.fleet.gpus:.3g} per GPU; fails at {self.fails_rps:.4g}"
         )
 

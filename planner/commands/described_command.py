@@ -130,6 +130,10 @@ def parse_stock(text: str) -> list[str] | dict[str, int]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if len(names) == 1 and names[0].lower() == ANY:
         return []
+    if any(name.partition(":")[0].strip().lower() == ANY for name in names):
+        from planner.documents.task import ANY_ALONE
+
+        raise InputError(f"--gpus {text!r}: {ANY_ALONE}, such as --gpus h100:4")
     counts: dict[str, int] = {}
     for name in names:
         gpu, colon, count = name.rpartition(":")

@@ -25,6 +25,7 @@ from planner.commands.command_output import (
 from planner.commands.first_screen import print_first_screen, print_next, print_shared_screen
 from planner.errors import InfeasibleError, InputError, PlannerError
 from planner.search.problem.stages import Stage
+from planner.units import counted
 
 if TYPE_CHECKING:
     from planner.api.questions import TaskDocument
@@ -128,7 +129,7 @@ def _plan_one(wish: PlanOptions) -> None:
                 wish.trace, described, seed=wish.seed, drop_invalid=wish.drop_invalid, how=how
             )
         say_first((*requests.warnings, *question.task().doubts))
-        progress(f"{len(requests)} requests of {requests.name}")
+        progress(f"{counted(len(requests), 'request')} of {requests.name}")
         decided = _decided(wish, question, requests)
         study = Study(requests, known, wish.seed, wish.time_limit_s, progress, Answers(decided=decided))
         searched = searched_requests(question.task(), requests, work_limit_s(wish.time_limit_s))
@@ -348,7 +349,7 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
     console.print(
         f"on paper, level 0 (one worker type per pool): {level0}; any mix: "
         f"{certificate.value:.6g}; policy-free bound: {certificate.bound:.6g} "
-        f"(gap {100 * certificate.gap_frac:.1f} %); {certificate.simulations} simulations",
+        f"(gap {100 * certificate.gap_frac:.1f} %); {counted(certificate.simulations, 'simulation')}",
         markup=False,
     )
     if not certificate.level0_exact:

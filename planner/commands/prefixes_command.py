@@ -22,6 +22,7 @@ from planner.commands.command_output import (
     stdout_console,
 )
 from planner.errors import InputError
+from planner.units import counted
 
 if TYPE_CHECKING:
     from planner.search.oracle.prefix_placing import PoolPrefixes
@@ -213,8 +214,9 @@ def _print_plan(placed: PlacedPrefixes) -> None:
             "in any way "
             f"(gap {100 * replication.gap_frac:.1f} %)",
             "workers for the same load": f"{needed} instead of {pool.count}, "
-            f"{(pool.count - needed) * pool.type.gpus} GPUs fewer",
-            "warm-up": f"{len(prompts)} prompts of {sum(one.tokens for one in prompts):,} tokens in all",
+            f"{counted((pool.count - needed) * pool.type.gpus, 'GPU')} fewer",
+            "warm-up": f"{counted(len(prompts), 'prompt')} of {sum(one.tokens for one in prompts):,} tokens "
+            "in all",
         },
         ESTIMATE,
     )

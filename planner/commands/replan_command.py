@@ -26,7 +26,7 @@ from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgum
 from planner.domain import OWNED
 from planner.errors import InputError
 from planner.search.oracle.stopping import USUAL_LIMIT_S
-from planner.units import quantity, show_s
+from planner.units import counted, quantity, show_s
 
 MOST_USD = 1e9
 
@@ -139,11 +139,14 @@ def _print(document: dict[str, Any], planned_on: str) -> None:
     elif document["is_exhausted"]:
         assumed = document["left_out_by_a_larger_one"]
         proof = (
-            f"found by search ({assumed} fleets left out because a larger one fails, which is an assumption)"
+            f"found by search ({counted(assumed, 'fleet')} left out because a larger one fails, which is an "
+            "assumption)"
         )
     else:
         proof = "NOT exhausted"
-    console.print(f"{proof} over all counts of {over}; {document['simulations']} simulations", markup=False)
+    console.print(
+        f"{proof} over all counts of {over}; {counted(document['simulations'], 'simulation')}", markup=False
+    )
 
 
 def answer_rows(answers: list[dict[str, Any]]) -> list[dict[str, str]]:

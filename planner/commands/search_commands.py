@@ -28,7 +28,7 @@ from planner.commands.command_output import (
 )
 from planner.commands.what_if_command import SloArgument, TraceArgument
 from planner.errors import InputError
-from planner.units import show_s
+from planner.units import counted, show_s
 
 if TYPE_CHECKING:
     from planner.api.simulating import GoodputResult
@@ -89,7 +89,7 @@ def find_goodput(
         engines = read_fleet(fleet, known)
         traffic = traffic_option(None, scale, window)
         requests = read_requests(trace, slo, known, drop_invalid=drop_invalid)
-        progress(f"searching the goodput of {engines.workers} workers")
+        progress(f"searching the goodput of {counted(engines.workers, 'worker')}")
 
         def watch(rate_rps: float, holds: bool | None) -> None:
             if holds is None:
@@ -117,7 +117,7 @@ def _print_goodput(result: GoodputResult) -> None:
     document = result.to_dict()
     print_mapping(
         {
-            "goodput": f"{document['rate_rps']:.4g} requests/s on {document['gpus']} GPUs, "
+            "goodput": f"{document['rate_rps']:.4g} requests/s on {counted(document['gpus'], 'GPU')}, "
             f"{document['gpu_rate_rps']:.3g} per GPU",
             "fails at": f"{result.fails_rps:.4g} requests/s",
             "cost": f"{document['usd_per_1000_requests']:.3g} USD per 1000 requests",

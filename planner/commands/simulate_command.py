@@ -37,6 +37,7 @@ from planner.domain import Slo
 from planner.errors import InputError
 from planner.files.document_values import show_value
 from planner.slo_metrics import latency_columns
+from planner.units import counted
 
 MOST_TENANTS = 20  # Tenants in the table; --json has all.
 AutoscaleOption = Annotated[
@@ -113,8 +114,8 @@ def simulate(
             say_first([f"engine {engines.engine.title}: {engines.engine.basis}"])
         facts = (*image_warnings(engines, read), *uncounted_prefix_warnings(engines.policies, read))
         say_first(sentences(facts))
-        many = "" if seeds == 1 else f"{seeds} seeds of "
-        progress(f"simulating {many}{len(read)} requests on {engines.workers} workers")
+        many, workers = "" if seeds == 1 else f"{seeds} seeds of ", counted(engines.workers, "worker")
+        progress(f"simulating {many}{counted(len(read), 'request')} on {workers}")
         run = partial(simulate, engines, read, slo, traffic=traffic, catalog=known, closed_loop=closed_loop)
         result = run(seed=seed) if seeds == 1 else run(seed=range(seed, seed + seeds), executor=where)
         answer = result.to_dict()
@@ -124,10 +125,10 @@ def simulate(
     if json_output:
         print_json(answer, read.warnings)
     elif seeds == 1:
-        title = f"{answer['requests']} requests on {engines.workers} workers"
+        title = f"{counted(answer['requests'], 'request')} on {workers}"
         _print_simulation(answer, result.slo, title, rejected_text(result.outcome.simulation, engines))
     else:
-        _print_seeds(answer, result.slo, f"seeds {seed} to {seed + seeds - 1} on {engines.workers} workers")
+        _print_seeds(answer, result.slo, f"seeds {seed} to {seed + seeds - 1} on {workers}")
 
 
 def _use_cells(pool: dict[str, Any]) -> dict[str, str]:

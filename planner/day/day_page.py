@@ -23,9 +23,9 @@ from planner.reports import charts
 from planner.reports.drawing import Figure
 from planner.reports.page import bullets, headline, page, section, table
 from planner.reports.page import charts as drawn
-from planner.reports.words import Rows, counted, describe, usd
+from planner.reports.words import Rows, describe, usd
 from planner.solvers.whole_nodes import node_of
-from planner.units import show_clock, show_s, show_span
+from planner.units import counted, show_clock, show_s, show_span
 
 NAMES = ("day.html", "day.csv", "windows.csv", "events.csv", "day.json")
 HEAD = (

@@ -13,7 +13,8 @@ from planner.reports import charts
 from planner.reports.drawing import Figure
 from planner.reports.page import bullets, headline, page, section, table
 from planner.reports.page import charts as drawn
-from planner.reports.words import Rows, counted, usd
+from planner.reports.words import Rows, usd
+from planner.units import counted
 
 
 def render_days(answer: JointAnswer) -> dict[str, str]:

@@ -703,13 +703,15 @@ class ShortTrace:
 @dataclass(frozen=True, slots=True)
 class OneTraceRedrawn:
     """All scenarios are redrawn from one trace that is short, or whose quarters differ: their prompts and
-    outputs are this share of requests apart, 0 where they are alike.
+    outputs are this share of requests apart, 0 where they are alike. Each scenario has `growth_frac` more
+    traffic.
     """
 
     duration_s: float
     is_short: bool
     prompts_frac: float
     outputs_frac: float
+    growth_frac: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

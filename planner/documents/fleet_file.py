@@ -125,6 +125,8 @@ PLAN_KEYS = (
     "agents",
     "deploy",
     "routers",
+    "for_targets",
+    "production",
 )
 WORKER_KEYS = (
     "name",

@@ -89,6 +89,8 @@ class PolicyChoices:
     longest_wait_s: float = math.inf
     prefix_cache: bool = False
     kv_offload: KvOffload | None = None
+    # The question names no queue: nobody says that requests bring the priority which an order goes by.
+    is_queue_assumed: bool = False
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -184,15 +186,16 @@ def due_of(slo: Slo) -> tuple[tuple[Selector, float], ...]:
 
 
 def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_queue: bool) -> PolicyChoices:
-    """The choices for an SLO with classes: without a named queue `edf` is searched and the usual one raced.
+    """The choices for an SLO with classes: without a named queue `edf` is searched and the usual one raced;
+    but for a deployment target, whose requests bring no priority unless the question names such a queue.
     Raises InputError for `edf` without classes.
     """
     if slo.selectors:
-        if names_queue or not is_deployed(QUEUE_OF_CLASSES, target):
+        if names_queue or target is not None:
             return choices
         usual = [PolicyChange("queue", name) for name in choices.queues if not QUEUE[name].by_deadline]
         axes = {**choices.axes, "queue": (QUEUE_OF_CLASSES.name,)}
-        return replace(choices, axes=axes, raced=(*usual, *choices.raced))
+        return replace(choices, axes=axes, raced=(*usual, *choices.raced), is_queue_assumed=True)
     if any(QUEUE[name].by_deadline for name in choices.queues):
         raise InputError(
             "policies: queue: edf goes by the limits of classes, and slo has none; add slo: {classes: ...}, "

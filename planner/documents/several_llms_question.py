@@ -34,6 +34,7 @@ from planner.files.checked_files import read_yaml
 from planner.files.document_values import check_text, refuse_unknown
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
+from planner.units import counted
 
 SHARED = ("fleet", "objective", "limits", "deploy", "day")
 
@@ -273,4 +274,6 @@ def _note_left_over(
         return ()
     rows = sum(int((trace.llm == trace.llms.index(name)).sum()) for name in left)
     named = ", ".join(repr(name) for name in left[:5])
-    return (f"{rows} requests of {trace.name} to {named} are not planned: no entry of llms takes them",)
+    are = "is" if rows == 1 else "are"
+    requests = counted(rows, "request")
+    return (f"{requests} of {trace.name} to {named} {are} not planned: no entry of llms takes them",)

@@ -330,7 +330,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     traffic = question.subsection("traffic", TRAFFIC_KEYS)
     parse_reading(traffic)
     described = parse_description(traffic, catalog.tasks)
-    fleet = question.subsection("fleet", FLEET_KEYS)
+    fleet = _without_any(question.subsection("fleet", FLEET_KEYS))
     limits = question.subsection("limits", LIMIT_KEYS)
     policies = question.subsection("policies", POLICY_KEYS)
     target, prices_targets = _parse_target(question)
@@ -531,6 +531,27 @@ def _find_preset(name: object, catalog: Catalog, where: str) -> SloPreset:
             f"{where}: preset: {name!r} is not in catalogs/slos.yaml; nearest: {', '.join(hints)}"
         )
     return catalog.slos[name]
+
+
+ANY = "any"  # `gpus: any` is every GPU of the catalog, as where none is named.
+
+
+def _without_any(fleet: Section) -> Section:
+    """The section without `gpus: any`. Raises InputError where any has a number or stands beside others."""
+    gpus = fleet.get("gpus")
+    names = [gpus] if isinstance(gpus, str) else list(gpus) if isinstance(gpus, list | Mapping) else []
+    if not any(is_any(name) for name in names):
+        return fleet
+    if len(names) > 1 or isinstance(gpus, Mapping):
+        raise InputError(f"{fleet.path_of('gpus')}: {ANY_ALONE}, or limits: {{gpus: 4}} for four in all")
+    return replace(fleet, values={key: value for key, value in fleet.values.items() if key != "gpus"})
+
+
+def is_any(name: object) -> bool:
+    return isinstance(name, str) and name.strip().lower() == ANY
+
+
+ANY_ALONE = "any stands alone, without a number: it is every GPU of the catalog; name those with a number"
 
 
 def _parse_stock(

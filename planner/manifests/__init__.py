@@ -309,7 +309,7 @@ def _adapter_notes(lora: Lora) -> str:
         "each adapter's files"
         if isinstance(lora.adapters, tuple)
         else (
-            f"the files of your {lora.adapter_count} adapters, one NAME=PATH each in place of "
+            f"the files of your adapters, {lora.adapter_count} in all, one NAME=PATH each in place of "
             f"{engine_command.ANY_ADAPTER}"
         )
     )

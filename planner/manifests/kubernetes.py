@@ -16,6 +16,7 @@ from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool, Role
 from planner.manifests import engine_command, kustomize, kv_store
 from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT
+from planner.units import counted
 
 Document = dict[str, Any]
 APP, PART, ROLE = "app.kubernetes.io/name", "app.kubernetes.io/component", "fleetplan/role"
@@ -71,7 +72,8 @@ def routing(fleet: Fleet) -> str:
 
 def in_one_file(name: str, fleet: Fleet, documents: list[Document]) -> str:
     """YAML to be applied with kubectl."""
-    about = f"# {engine_command.one_line(fleet.llm.name)} on {fleet.gpus} GPUs.   kubectl apply -f {name}\n"
+    llm, gpus = engine_command.one_line(fleet.llm.name), counted(fleet.gpus, "GPU")
+    about = f"# {llm} on {gpus}.   kubectl apply -f {name}\n"
     return about + "---\n".join(map(to_yaml, documents))
 
 

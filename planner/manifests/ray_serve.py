@@ -14,6 +14,7 @@ from planner.fleet import Fleet, Pool
 from planner.manifests import engine_command, kubernetes
 from planner.manifests.kubernetes import Document
 from planner.policies import RAY_SERVE, ROUTING, Routing, find_router_difference
+from planner.units import counted
 
 RAY_VERSION = "2.60.0"
 ENGINE = f"Ray {RAY_VERSION} with vLLM 0.29.0"
@@ -40,9 +41,8 @@ _ACCELERATORS = {
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """ray-serve.yaml: for `serve deploy`."""
-    about = (
-        f"# {engine_command.one_line(fleet.llm.name)} on {fleet.gpus} GPUs.   serve deploy ray-serve.yaml\n"
-    )
+    llm, gpus = engine_command.one_line(fleet.llm.name), counted(fleet.gpus, "GPU")
+    about = f"# {llm} on {gpus}.   serve deploy ray-serve.yaml\n"
     return {"ray-serve.yaml": about + to_yaml(document(fleet, max_model_len))}
 
 

@@ -12,7 +12,7 @@ from planner.domain import STEADY_FRAC, FleetLimit
 from planner.policies import QUEUE, ROUTING, router_name
 from planner.search.problem.reasons import left_out_text, reason_text
 from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
-from planner.units import show_clock, show_s, show_span
+from planner.units import counted, show_clock, show_s, show_span
 
 LEVEL0 = "with one worker type per pool"
 
@@ -121,7 +121,7 @@ _CAUTIONS: dict[facts.Caution, str] = {
     "requests-bring-priority": (
         "the order of the queue goes by the `priority` that each request brings with it: clients or `plan "
         "serve` must give it, no router of a manifest does; without it prompts are served as they arrive, "
-        "for which this plan was not made (policies: {queue: fcfs} plans for that)"
+        "which policies: {queue: fcfs} or a deployment target (--target NAME) plans for"
     ),
 }
 _REMARKS: dict[facts.Remark, str] = {
@@ -419,7 +419,8 @@ def _(fact: facts.CachesSave) -> str:
     now = f"with prefix caching and {fact.routing} routing {fact.value:.4g} {fact.unit}"
     if fact.value_without is None:
         return f"{now}; without, no fleet within the limits keeps the SLO"
-    return f"{now} instead of {fact.value_without:.4g}, {fact.gpus} GPUs instead of {fact.gpus_without}"
+    gpus = f"{counted(fact.gpus, 'GPU')} instead of {fact.gpus_without}"
+    return f"{now} instead of {fact.value_without:.4g}, {gpus}"
 
 
 @sentence.register
@@ -467,11 +468,11 @@ def _(fact: facts.PoliciesRaced) -> str:
 def _(fact: facts.PinnedReplicas) -> str:
     pinned = (
         f"{100 * fact.pinned_hit_frac:.1f} % of the input tokens are in them and {100 * fact.hit_frac:.1f} % "
-        f"hit in all, {fact.value:.4g} {fact.unit}, {fact.gpus} GPUs"
+        f"hit in all, {fact.value:.4g} {fact.unit}, {counted(fact.gpus, 'GPU')}"
     )
     lru = (
         f"LRU caches with {fact.routing} routing hit {100 * fact.hit_frac_lru:.1f} %, "
-        f"{fact.value_lru:.4g} {fact.unit}, {fact.gpus_lru} GPUs"
+        f"{fact.value_lru:.4g} {fact.unit}, {counted(fact.gpus_lru, 'GPU')}"
     )
     verdict = "pinned prefixes pay" if fact.is_chosen else "pinned prefixes do not pay"
     return f"{verdict}: {pinned}; {lru}"
@@ -818,9 +819,14 @@ def _(fact: facts.OneTraceRedrawn) -> str:
     ]
     if apart:
         why.append(f"changes in kind between its quarters ({' and '.join(apart)})")
+    more = (
+        f"; beyond the {percent(fact.growth_frac)} growth that is planned for, plan on more of them"
+        if fact.growth_frac
+        else "; plan on more of them, or leave room with safety: {growth: 20 %}"
+    )
     return (
         f"scenarios are redrawn from this trace alone, which {' and '.join(why)}: they say nothing of other "
-        "hours and days; plan on more of them, or leave room with safety: {growth: 20 %}"
+        f"hours and days{more}"
     )
 
 

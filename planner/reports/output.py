@@ -37,7 +37,7 @@ from planner.reports.fact_sentences import alternative_note, prices_text, senten
 from planner.reports.prefix_values import pool_document, warm_up_json
 from planner.reports.report import render_report as render_report
 from planner.reports.rows import router_rows
-from planner.reports.screen import targets_text
+from planner.reports.screen import growth_frac_of, planned_answer, targets_text
 from planner.search.evidence.plan import Plan
 from planner.search.problem.bill import Bill
 from planner.simulator.energy import ExpectedPower
@@ -47,6 +47,7 @@ from planner.simulator.utilisation import PoolUse
 from planner.slo_metrics import METRICS, SloMetric
 from planner.solvers.placement import NodePlacement
 from planner.traffic.json_lines import to_jsonl
+from planner.units import counted
 
 Document = dict[str, Any]
 
@@ -113,7 +114,8 @@ def plan_yaml(plan: Plan) -> str:
     fleet, trace = plan.fleet, plan.trace
     targets = targets_text(plan)
     header = (
-        f"# {plan.status}: {fleet.workers} workers, {fleet.gpus} GPUs, {plan.bill.usd_per_h:.2f} USD/h.\n"
+        f"# {plan.status}: {counted(fleet.workers, 'worker')}, {counted(fleet.gpus, 'GPU')}, "
+        f"{plan.bill.usd_per_h:.2f} USD/h.\n"
         + (f"# {targets}\n" if targets else "")
         + f"# Check it:  plan simulate --fleet plan.yaml --trace {_traffic_name(plan)} --window whole "
         "--slo SLO.YAML\n"
@@ -127,6 +129,7 @@ def plan_yaml(plan: Plan) -> str:
             "on_paper": plan.certificate.value,
             "bound": plan.certificate.bound,
         },
+        **_production(plan),
         "slo": slo_document(plan.slo),
         "simulated": _slo_lines(plan.verdict),
         **_attainment(plan),
@@ -183,6 +186,18 @@ def bill_document(paid: Bill) -> Document:
 def _per_million(plan: Plan) -> Document:
     """USD per million tokens of the plan's traffic: prompts and answers, and answers alone."""
     return {"tokens": plan.usd_per_million_tokens, "output_tokens": plan.usd_per_million_output_tokens}
+
+
+def _production(plan: Plan) -> Document:
+    """In how many scenarios the fleet keeps the SLO, each with so much more traffic than is written; nothing
+    for a plan on paper.
+    """
+    answer = planned_answer(plan)
+    if answer is None or answer.kept_in is None:
+        return {}
+    kept_in = answer.kept_in
+    growth_frac = growth_frac_of(plan)
+    return {"production": {"kept": kept_in.kept, "scenarios": kept_in.futures, "growth_frac": growth_frac}}
 
 
 def _agents_document(plan: Plan) -> Document:

@@ -8,8 +8,8 @@ from html import escape
 from planner.reports import answer_sentences, figures, rows, screen, screen_page, words
 from planner.reports.fact_sentences import percent, sentence, sentences
 from planner.reports.page import bullets, chart, charts, later_section, page, section, table
-from planner.reports.words import counted
 from planner.search.evidence.plan import Plan
+from planner.units import counted
 
 LONGEST_OPEN_LIST = 8  # A longer list is folded.
 CHECK = "plan simulate --fleet plan.yaml --trace requests.csv --window whole"

@@ -27,7 +27,6 @@ from planner.reports.words import (
     HOURS_PER_YEAR,
     Rows,
     amount,
-    counted,
     describe,
     limit_text,
     seconds_text,
@@ -42,7 +41,7 @@ from planner.simulator.slo_verdict import InWindow, Verdict, measured
 from planner.simulator.utilisation import PoolUse, pool_uses
 from planner.slo_metrics import METRICS
 from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
-from planner.units import percentile_name, show_clock, show_s
+from planner.units import counted, percentile_name, show_clock, show_s
 
 
 def router_rows(plan: Plan) -> Rows:
@@ -208,7 +207,7 @@ def cost_rows(plan: Plan) -> Rows:
         how = f"whole nodes all the time, with {idle} that no worker uses"
     if paid.owned_gpus:
         nothing = "electricity alone" if paid.electricity_usd_per_h else "nothing here"
-        how += f"; {paid.owned_gpus} GPUs are owned and cost {nothing}, {paid.rented_gpus} are rented"
+        how += f"; {counted(paid.owned_gpus, 'GPU')} owned, for {nothing}, {paid.rented_gpus} rented"
     tokens, output_tokens = plan.usd_per_million_tokens, plan.usd_per_million_output_tokens
     over = "price" + (", idle GPUs among it," if paid.idle_gpus else "") + " over the tokens of this traffic"
     if plan.trace.after.size:

@@ -32,12 +32,12 @@ from planner.domain import OWNED, Limit, market_of
 from planner.fleet import Fleet, Pool
 from planner.reports.answer_sentences import workers_text
 from planner.reports.fact_sentences import decided_text, percent, router_text, sentence
-from planner.reports.words import HOURS_PER_MONTH, TERMS, amount, counted, describe, level0_line, listed, usd
+from planner.reports.words import HOURS_PER_MONTH, TERMS, amount, describe, level0_line, listed, usd
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.fleet_oracle import POOL_NAMES
 from planner.search.problem.bill import Bill
 from planner.solvers.whole_nodes import node_of
-from planner.units import percentile_name
+from planner.units import counted, percentile_name
 
 STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
 Basis = Literal["measured", "given", "listed", "estimated", "unchecked"]
@@ -142,9 +142,21 @@ def _how_sure(plan: Plan) -> str:
     room, kept = headroom_of(plan), None if answer is None else answer.kept_in
     parts = [] if room is None else [f"as written it holds to {room_text(room)}"]
     if kept is not None and kept.futures:
-        parts.append(f"kept in {kept.kept} of {kept.futures} scenarios")
+        parts.append(f"kept in {kept.kept} of {kept.futures} scenarios{grown_text(plan)}")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def growth_frac_of(plan: Plan) -> float:
+    """How much more traffic than is written every scenario of the plan has: `safety: growth`."""
+    futures = plan.certificate.futures
+    return 0.0 if futures is None else futures.growth_frac
+
+
+def grown_text(plan: Plan) -> str:
+    """What follows "scenarios": " with 300 % more traffic", empty where no growth was asked for."""
+    growth_frac = growth_frac_of(plan)
+    return f" with {percent(growth_frac)} more traffic" if growth_frac else ""
 
 
 def planned_answer(plan: Plan) -> Answered | None:
@@ -235,7 +247,7 @@ def _card(plan: Plan, answer: Answered) -> Card:
     if answer.value is None:
         return Card(name, "none", "", "", "no fleet within the limits was found", "", "", "", is_plan=is_plan)
     paid = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
-    kept = "" if answer.kept_in is None else _kept_text(answer.kept_in)
+    kept = "" if answer.kept_in is None else _kept_text(answer.kept_in, grown_text(plan))
     limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))
     return Card(
         name,
@@ -250,11 +262,11 @@ def _card(plan: Plan, answer: Answered) -> Card:
     )
 
 
-def _kept_text(kept_in: KeptIn) -> str:
+def _kept_text(kept_in: KeptIn, grown: str) -> str:
     if not kept_in.futures:
         return "no time was left to test it on scenarios"
     after = " after losing any one worker" if kept_in.after_loss else ""
-    return f"kept in {kept_in.kept} of {kept_in.futures} scenarios{after}"
+    return f"kept in {kept_in.kept} of {kept_in.futures} scenarios{grown}{after}"
 
 
 def _difference(plan: Plan, answer: Answered, paid: float | None) -> str:
@@ -276,8 +288,9 @@ def against_text(paid: float | None, planned: float) -> str:
 
 
 def limit_text(limit: Limit) -> str:
-    """A limit in a reader's words: "TTFT p90"."""
-    return f"{limit.row.abbreviation} {percentile_name(limit.percentile_frac)}"
+    """A limit in a reader's words: "TTFT p90", of a class "TTFT p90 of chat"."""
+    of_class = "" if limit.selector is None else f" of {limit.selector.name}"
+    return f"{limit.row.abbreviation} {percentile_name(limit.percentile_frac)}{of_class}"
 
 
 def _named(limits: Sequence[Limit]) -> str:
@@ -397,17 +410,20 @@ def breaks_first(plan: Plan) -> Glance:
     if not headroom:
         return Glance("Breaks first", "not simulated", "plan again to know, with a longer --time-limit")
     first = min(headroom, key=lambda each: each.frac)
+    stands_all = first.frac >= HEADROOM_MOST_FRAC
     limit = f"{_named(first.missed)} is missed" if first.missed else "the SLO is missed"
     strained = f"{more_text(first.frac)} {STRAINS[first.strain]}"
+    twice = f"{listed([f'twice the {STRAINS[each.strain]}' for each in headroom])}, the most simulated"
     losses = () if values is None else values.losses
     lost = next((each for each in losses if not each.holds), None)
     if lost is not None:
         missed = f"{_named(lost.missed)} is missed" if lost.missed else "the SLO is missed"
         value = f"{_one_lost(lost)} lost"
-        return Glance(
-            "Breaks first", value, f"as written, then {missed}; with all workers at {strained}: {limit}"
-        )
+        whole = f"it holds to {twice}" if stands_all else f"at {strained}: {limit}"
+        return Glance("Breaks first", value, f"as written, then {missed}; with all workers {whole}")
     spare = "; any one worker may be lost" if losses else ""
+    if stands_all:
+        return Glance("Breaks first", "nothing simulated", f"as written it holds to {twice}{spare}")
     return Glance("Breaks first", strained, f"as written, beyond that {limit}{spare}")
 
 
@@ -415,28 +431,37 @@ def _more_traffic(plan: Plan) -> Glance:
     """Whether this fleet carries MORE_FRAC more traffic, tested as a plan for it would be; else the command
     that prices a fleet which does.
     """
-    values = plan.certificate.around
+    values, name = plan.certificate.around, more_traffic_name(growth_frac_of(plan))
     more = None if values is None else values.more_traffic
     if more is None:
-        return Glance(MORE_TRAFFIC, "not simulated", _priced_by(plan))
+        return Glance(name, "not simulated", _priced_by(plan))
     kept = f"kept in {more.kept} of {more.futures} scenarios with so much more" if more.futures else ""
     if more.is_carried:
         # Bursts of denser traffic fall elsewhere, so a smaller fleet may carry it: no claim on the cost.
         if not kept:
-            return Glance(MORE_TRAFFIC, "carried", "by this fleet, on the traffic as it is written")
-        return Glance(MORE_TRAFFIC, "no extra cost", f"this fleet is {kept}")
+            return Glance(name, "carried", "by this fleet, on the traffic as it is written")
+        return Glance(name, "no extra cost", f"this fleet is {kept}")
     why = f"this one is {kept}, too few" if kept else "as written this one holds to less"
-    return Glance(MORE_TRAFFIC, "takes another fleet", f"{why}; {_priced_by(plan)}")
+    return Glance(name, "takes another fleet", f"{why}; {_priced_by(plan)}")
 
 
-MORE_TRAFFIC = f"{100 * MORE_FRAC:.0f} % more traffic"
+def more_traffic_name(growth_frac: float) -> str:
+    """What the row of more traffic is called: MORE_FRAC more than the scenarios have, against what is
+    written. With 300 % growth "380 % more traffic", as `safety: growth` would say it.
+    """
+    return f"{percent(more_than_written_frac(growth_frac))} more traffic"
+
+
+def more_than_written_frac(growth_frac: float) -> float:
+    """MORE_FRAC more traffic than scenarios with this growth have, as a share of what is written."""
+    return (1 + growth_frac) * (1 + MORE_FRAC) - 1
 
 
 def _priced_by(plan: Plan) -> str:
     """The command that prices a fleet for MORE_FRAC more traffic; only such a plan knows its cost."""
-    if (futures := plan.certificate.futures) is None:
+    if plan.certificate.futures is None:
         return "a plan at that traffic: rate says what it costs"
-    growth_frac = (1 + futures.growth_frac) * (1 + MORE_FRAC) - 1
+    growth_frac = more_than_written_frac(growth_frac_of(plan))
     return f"`plan what-if --change 'safety.growth={100 * growth_frac:.6g} %'` says what it costs"
 
 
@@ -495,14 +520,14 @@ def _measured(plan: Plan) -> Glance:
 def why(plan: Plan) -> list[str]:
     """Why nothing cheaper is planned, in a few sentences."""
     certificate, values = plan.certificate, plan.certificate.around
-    text = []
+    text, grown = [], grown_text(plan)
     fewer = None if values is None else _fewer(plan, values)
     if values is not None and fewer is not None:
-        of = f"in {fewer.kept} of {values.futures} scenarios" if values.futures else "no more"
+        of = f"in {fewer.kept} of {values.futures} scenarios{grown}" if values.futures else "no more"
         text.append(f"with {counted(fewer.workers, 'worker')} ({_counts(fewer)}) the SLO is kept {of}")
     paper = certificate.find_answer("on-paper")
     if paper is not None and paper.kept_in is not None and paper.workers != _workers(plan):
-        kept = f"{paper.kept_in.kept} of {paper.kept_in.futures} scenarios"
+        kept = f"{paper.kept_in.kept} of {paper.kept_in.futures} scenarios{grown}"
         price = (
             "" if paper.value is None else f", {amount(paper.value, certificate.unit)} {certificate.unit},"
         )
@@ -567,7 +592,11 @@ def document(plan: Plan) -> dict[str, Any]:
         "workers": [] if values is None else [_at_workers(each) for each in values.at_workers],
         "more_traffic": None
         if values is None or values.more_traffic is None
-        else {"more_frac": MORE_FRAC, **asdict(values.more_traffic)},
+        else {
+            "more_frac": round(more_than_written_frac(growth_frac_of(plan)), 12),
+            **asdict(values.more_traffic),
+        },
+        "growth_frac": growth_frac_of(plan),
         "futures": 0 if values is None else values.futures,
         "may_miss": 0 if values is None else values.may_miss,
         "breaks": [asdict(each) for each in breaks(plan)],

@@ -18,7 +18,6 @@ from planner.reports.words import (
     Rows,
     amount,
     bill_lines,
-    counted,
     describe,
     listed,
     slo_sentence,
@@ -26,6 +25,7 @@ from planner.reports.words import (
 )
 from planner.search.evidence.plan import Plan
 from planner.search.several.several_llms import SharedPlan
+from planner.units import counted
 
 NAMES = ("plan.yaml", "certificate.json", "report.html")
 OF_EACH_SLO = (

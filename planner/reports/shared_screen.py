@@ -12,13 +12,14 @@ from planner.reports import charts, screen, screen_charts
 from planner.reports.answer_sentences import kept_text
 from planner.reports.drawing import Figure
 from planner.reports.page import chart
-from planner.reports.screen import MORE_TRAFFIC, STATUS_WORDS, Breaks, Card, Glance
+from planner.reports.screen import STATUS_WORDS, Breaks, Card, Glance, growth_frac_of, more_traffic_name
 from planner.reports.screen_page import cards as cards_html
 from planner.reports.screen_page import glance as glance_html
 from planner.reports.screen_page import strip
-from planner.reports.words import amount, counted, describe, listed, usd
+from planner.reports.words import amount, describe, listed, usd
 from planner.search.evidence.plan import Plan
 from planner.search.several.several_llms import AnswerTotal, SharedPlan
+from planner.units import counted
 
 ROUNDING_FRAC = 1e-9  # Values that differ by less are equal.
 
@@ -52,7 +53,7 @@ def _how_sure(plan: SharedPlan) -> str | None:
     for name, llm_plan in plan.plans.items():
         answer = screen.planned_answer(llm_plan)
         if answer is not None and answer.kept_in is not None:
-            kept_texts.append(f"{name} {kept_text(answer.kept_in)}")
+            kept_texts.append(f"{name} {kept_text(answer.kept_in)}{screen.grown_text(llm_plan)}")
     if kept_texts:
         clauses.append(f"{'kept' if clauses else 'Kept'} in: {', '.join(kept_texts)}")
     return f"{'; '.join(clauses)}." if clauses else None
@@ -102,17 +103,18 @@ def _more_traffic(plan: SharedPlan) -> Glance:
         llm: None if llm_plan.certificate.around is None else llm_plan.certificate.around.more_traffic
         for llm, llm_plan in plan.plans.items()
     }
+    growths = {growth_frac_of(llm_plan) for llm_plan in plan.plans.values()}
+    # LLMs of unlike growth have no figure in common: each one's scenarios are raised by the same share.
+    row = more_traffic_name(growths.pop() if len(growths) == 1 else 0.0)
     whose = "each" if len(more_traffic_by_llm) > 1 else "it"
     by_plan = f"a plan with so much more safety: growth of {whose} says what it costs"
     if unknown := [llm for llm, each in more_traffic_by_llm.items() if each is None]:
-        return Glance(MORE_TRAFFIC, "not simulated", f"of {listed(unknown)}; {by_plan}")
+        return Glance(row, "not simulated", f"of {listed(unknown)}; {by_plan}")
     if too_small := [
         llm for llm, each in more_traffic_by_llm.items() if each is not None and not each.is_carried
     ]:
-        return Glance(
-            MORE_TRAFFIC, "takes other fleets", f"those of {listed(too_small)} are too small; {by_plan}"
-        )
-    return Glance(MORE_TRAFFIC, "no extra cost", "these fleets carry it")
+        return Glance(row, "takes other fleets", f"those of {listed(too_small)} are too small; {by_plan}")
+    return Glance(row, "no extra cost", "these fleets carry it")
 
 
 def _measured_inputs(plan: SharedPlan) -> Glance:
@@ -144,7 +146,7 @@ def _card(plan: SharedPlan, total: AnswerTotal, planned_usd_per_h: float) -> Car
         return Card(name, "none", "", "", why, "", "", "", is_plan=is_plan)
     answers = {llm: llm_plan.certificate.find_answer(total.name) for llm, llm_plan in plan.plans.items()}
     kept_texts = [
-        f"{llm} {kept_text(each.kept_in)}"
+        f"{llm} {kept_text(each.kept_in)}{screen.grown_text(plan.plans[llm])}"
         for llm, each in answers.items()
         if each and each.kept_in is not None
     ]
@@ -174,7 +176,9 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
         )
         answer, room = screen.planned_answer(llm_plan), screen.headroom_of(llm_plan)
         kept_text_of_llm = (
-            "" if answer is None or answer.kept_in is None else f"kept in {kept_text(answer.kept_in)}"
+            ""
+            if answer is None or answer.kept_in is None
+            else f"kept in {kept_text(answer.kept_in)}{screen.grown_text(llm_plan)}"
         )
         if not llm_plan.verdict.holds:
             kept_text_of_llm = "its SLO is missed in the simulation"

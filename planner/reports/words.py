@@ -19,7 +19,7 @@ from planner.search.problem.bill import Bill
 from planner.simulator.layout import REJECTED
 from planner.simulator.replay import Simulation
 from planner.simulator.slo_verdict import Line
-from planner.units import show_s, show_span
+from planner.units import counted, show_s, show_span
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: its head and its lines."""
@@ -58,7 +58,7 @@ def commitment_rows(plan: Plan) -> Rows:
 
 def bill_lines(paid: Bill) -> list[str]:
     """Lines on owned GPUs, and on whole nodes paid beyond the GPUs in use; none if neither applies."""
-    lines = [f"{paid.owned_gpus} GPUs owned, {paid.rented_gpus} rented"] if paid.owned_gpus else []
+    lines = [f"{counted(paid.owned_gpus, 'GPU')} owned, {paid.rented_gpus} rented"] if paid.owned_gpus else []
     if paid.idle_gpus:
         nodes = listed([f"{counted(each.count, 'whole node')} of {each.gpu}" for each in paid.nodes])
         idle = f"{counted(paid.idle_gpus, 'GPU')} of them " + ("idles" if paid.idle_gpus == 1 else "idle")
@@ -294,10 +294,6 @@ def unpriced_text(alternative: Alternative, unit: str) -> str:
 
 def listed(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def usd(dollars: float) -> str:

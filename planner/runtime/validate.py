@@ -52,6 +52,7 @@ from planner.runtime.workers import (
 from planner.simulator import simulate
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
+from planner.units import counted
 
 WARM_UPS = 4  # Requests per worker before the traffic.
 _METRIC = re.compile(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
@@ -104,9 +105,8 @@ def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
     if not chosen.any():
         raise InputError("the slice would serve no request; give a longer trace")
     one = Fleet(fleet.llm, tuple(replace(pool, count=1) for pool in pools), fleet.policies, fleet.network)
-    what = (
-        f"slice: {one.workers} of {fleet.workers} workers, {int(chosen.sum())} of {len(trace)} requests{note}"
-    )
+    workers = counted(fleet.workers, "worker")
+    what = f"slice: {one.workers} of {workers}, {int(chosen.sum())} of {len(trace)} requests{note}"
     return one, trace.select(chosen), what
 
 

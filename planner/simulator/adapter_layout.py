@@ -14,6 +14,7 @@ from planner.fleet import Fleet, WorkerType
 from planner.models.lora import Lora
 from planner.simulator.layout import NONE, nothing
 from planner.traffic.trace import IntArray, Trace
+from planner.units import counted
 
 COSTS = ("kernels_s", "read_s", "experts_s", "visited_frac", "token_s", "load_s", "disk_s")
 SETTING = np.dtype(  # A record for each worker type; `models.lora.LoraCost` says what the costs are.
@@ -72,8 +73,9 @@ def check_adapters(lora: Lora | None, trace: Trace, *, prefix_cache: bool = Fals
     if lora is None:
         if trace.adapters:
             raise InputError(
-                f"{trace.name}: column adapter names {len(trace.adapters)} adapters, and no lora is asked "
-                "for; add lora: {max_loras: ..., max_rank: ..., adapters: ...}, or drop the column"
+                f"{trace.name}: column adapter names {counted(len(trace.adapters), 'adapter')}, and no "
+                "lora is asked for; add lora: {max_loras: ..., max_rank: ..., adapters: ...}, or drop the "
+                "column"
             )
         return
     if not trace.adapters:

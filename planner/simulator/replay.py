@@ -50,6 +50,7 @@ from planner.simulator.policy_checks import check
 from planner.traffic.classes import class_numbers, select_requests
 from planner.traffic.tasks import Tasks, tasks_of
 from planner.traffic.trace import Trace, last_tenth_s, measured_window, slo_windows_s, window_numbers
+from planner.units import counted
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -368,7 +369,8 @@ def check_images(llm: Llm, trace: Trace) -> None:
         return
     count = int((trace.image_tokens > 0).sum())
     raise InputError(
-        f"{trace.name}: image_tokens: {count} requests have tokens of images, and {llm.name} has no encoder "
+        f"{trace.name}: image_tokens: {counted(count, 'request')} with tokens of images, and {llm.name} has "
+        "no encoder "
         "that makes them; choose an LLM with one, or add these tokens to input_tokens and drop the column"
     )
 

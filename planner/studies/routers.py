@@ -27,7 +27,7 @@ from planner.documents.facts import (
 from planner.documents.several_llms_question import SeveralLlmsQuestion
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Policies
-from planner.policies import ONE_KIND, ONLY_PAIRS, ROUTERS_OF, ROUTING, Deployed, find_deployed_routing
+from planner.policies import ONE_KIND, ONLY_PAIRS, QUEUE, ROUTERS_OF, ROUTING, Deployed, find_deployed_routing
 from planner.search.evidence.findings import limit_fact, outcome_of
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.work_clock import is_over
@@ -37,12 +37,15 @@ from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import Verdict, judge
 
 
-def simulate_routers(plan: Plan, target: str | None = None, deadline: float = math.inf) -> Plan:
+def simulate_routers(
+    plan: Plan, target: str | None = None, deadline: float = math.inf, *, bring_priority: bool = True
+) -> Plan:
     """The plan with what its fleet does under each router, and a warning of the routers that do not keep the
     SLO: on the traffic as it is written, and in the scenarios in which the plan passed its test.
 
     With `target` only that target is simulated, and a warning says where it cannot run the plan. Simulations
-    that would begin after `deadline`, on the search's clock, are left out, and a warning says so.
+    that would begin after `deadline`, on the search's clock, are left out, and a warning says so. Unless
+    requests `bring_priority`, targets serve them as they arrive, whatever order `plan serve` would give them.
     """
     refused = manifests.find_refused_targets(plan.fleet, plan.max_model_len)
     warnings: list[Warned] = []
@@ -60,6 +63,8 @@ def simulate_routers(plan: Plan, target: str | None = None, deadline: float = ma
             warnings.append(ServicesApart(name, services))
     for name in names:
         routed = find_deployed_routing(plan.fleet.policies, name, is_pair=plan.fleet.is_disaggregated)
+        if not bring_priority:
+            routed = without_priority(routed)
         key = _effective_policies(plan.fleet, routed.policies)
         if key not in known:
             known[key] = _judge_policies(plan, routed.policies, deadline)
@@ -79,10 +84,25 @@ def simulate_routers(plan: Plan, target: str | None = None, deadline: float = ma
     )
 
 
+def without_priority(routed: Deployed) -> Deployed:
+    """The same where no request brings the priority that the order of prompts goes by: vLLM then serves them
+    as they arrive.
+    """
+    if not QUEUE[routed.policies.queue].has_rank:
+        return routed
+    usual = Policies()
+    policies = replace(routed.policies, queue=usual.queue, due=usual.due, queue_window_s=usual.queue_window_s)
+    differs = f"prompts go {usual.queue}, as no request brings a priority for {routed.policies.queue}"
+    return replace(routed, policies=policies, differs=(*routed.differs, differs))
+
+
 def simulate_routers_of_each(shared: SharedPlan, question: SeveralLlmsQuestion) -> SharedPlan:
     """The plans of several LLMs, each with what its fleet does under the routers."""
     plans = {
-        part.name: simulate_routers(shared.plans[part.name], part.task.deploy) for part in question.parts
+        part.name: simulate_routers(
+            shared.plans[part.name], part.task.deploy, bring_priority=not part.task.policies.is_queue_assumed
+        )
+        for part in question.parts
     }
     new = [
         OfLlm(name, warning)

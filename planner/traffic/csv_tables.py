@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -96,6 +97,58 @@ def _exponents(
                 f"{path.name}, line {line}, column {name}: {show_value(written)} is read as "
                 f"{float(written.strip(chr(34))):.15g}; most of the column is written without an exponent"
             ]
+    return []
+
+
+def check_lengths(
+    path: Path,
+    names: Sequence[str],
+    lengths: Collection[str],
+    rows: Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]],
+    doubts: list[str],
+) -> Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]]:
+    """The same rows. `lengths` are columns of whole numbers, in which 5.000 may be five or five thousand: the
+    first goes to `doubts`. Raises TraceError where it stands beside a number without a point.
+    """
+    has_told = False
+    for block, table in rows:
+        in_place = [(name, table[name], names.index(name)) for name in lengths if name in table]
+        if not has_told and (told := _thousands(path, block, in_place)):
+            doubts += told
+            has_told = True
+        yield block, table
+
+
+_SOME_THOUSANDS = re.compile(rb"\d\.\d{3}(?!\d)")
+_THOUSANDS = re.compile(r"\s*\"?[1-9]\d{0,2}\.000\"?\s*")
+
+
+def _thousands(
+    path: Path, block: csv_lines.Block, lengths: Sequence[tuple[str, pd.Series[Any], int]]
+) -> list[str]:
+    """The first number of a column of whole numbers that may have a point between its thousands."""
+    likely = [(name, at) for name, column, at in lengths if column.dtype.kind not in "iub"]
+    if not likely or not _SOME_THOUSANDS.search(block.text):
+        return []
+    rows = list(csv.reader(block.text.decode(errors="replace").splitlines()))
+    for name, at in likely:
+        cells = [cells[at].strip() if len(cells) > at else "" for cells in rows]
+        with_point = [k for k, cell in enumerate(cells) if _THOUSANDS.fullmatch(cell)]
+        if not with_point:
+            continue
+        first = with_point[0]
+        line, written = block.starts[min(first, len(block.starts) - 1)], cells[first]
+        place = f"line {line}, column {name}: {show_value(written)}"
+        whole = [cell for cell in cells if cell.isdecimal()]
+        if whole:
+            raise TraceError(
+                f"{path}, {place} stands beside {show_value(whole[0])}: is the point a thousands separator? "
+                f"Write {written.replace('.', '')}, or {written.partition('.')[0]}"
+            )
+        return [
+            f"{path.name}, {place} is read as {float(written):.15g}, with a decimal point; if it separates "
+            f"thousands write {written.replace('.', '')}"
+        ]
     return []
 
 

@@ -31,6 +31,7 @@ from planner.traffic.trace import (
     several_llms,
 )
 from planner.traffic.zones import says_zone
+from planner.units import counted
 
 MAX_SPAN_S = 100 * 365.25 * 86400.0
 OUT_OF_ORDER_FRAC = 0.01  # fewer late rows than this are sorted, more are an error
@@ -347,7 +348,7 @@ class TraceRows:
         """Of the share of requests that are left out; blank lines are none."""
         kept = sum(map(len, self.ticks))
         left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
-        reasons = ", ".join(f"{rows} rows with {reason}" for reason, rows in left_out.items())
+        reasons = ", ".join(f"{counted(rows, 'row')} with {reason}" for reason, rows in left_out.items())
         if not kept:
             raise TraceError(f"{self.path}: no request is left; found {reasons or 'no row below the header'}")
         dropped = sum(rows for reason, rows in left_out.items() if reason != BLANK)
@@ -418,7 +419,8 @@ class TraceRows:
         after = self._after(everything)
         if waits := len(np.unique(after[:, 0])):
             notes.append(
-                f"{waits} requests wait for others, so when they arrive depends on the fleet; rates and "
+                f"{counted(waits, 'request')} {'waits' if waits == 1 else 'wait'} for others, so when they "
+                "arrive depends on the fleet; rates and "
                 "windows are of arrivals as if answers took no time"
             )
         gathered = replace(
@@ -564,7 +566,7 @@ class TraceRows:
         fit = -(-inputs // block_tokens)
         if over := int((blocks > fit).sum()):
             notes.append(
-                f"{over} requests had more hash ids than blocks of {block_tokens} tokens: "
+                f"{counted(over, 'request')} had more hash ids than blocks of {block_tokens} tokens: "
                 "the ids beyond the input were left out"
             )
             within = np.arange(len(ids)) - np.repeat(np.cumsum(blocks) - blocks, blocks)

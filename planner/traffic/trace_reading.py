@@ -126,11 +126,13 @@ def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, *, 
             f"{path}, line {at}: is no CSV header ({error}); expected {accepted_columns()}"
         ) from None
     rows = TraceRows(path, names, f"{path}, line {at}", drop_invalid=drop_invalid)
-    figures = (rows.clock, *rows.counts)
+    lengths = rows.counts
+    figures = (rows.clock, *lengths)
     as_text = [name for name in rows.needed if name not in rows.counts]  # float() keeps every digit of a time
-    for block, table in csv_tables.columns(
+    blocks = csv_tables.columns(
         path, stream, at, names, rows.needed, figures, as_text=as_text, doubts=rows.doubts
-    ):
+    )
+    for block, table in csv_tables.check_lengths(path, names, lengths, blocks, rows.doubts):
         here = block.starts
         blank = np.logical_and.reduce([column.isna().to_numpy() for column in table.values()])
         if blank.any():  # but not where another column holds something: that row lacks what we need

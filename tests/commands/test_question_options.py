@@ -1,7 +1,9 @@
 """Options in place of slo.yaml: which GPUs are compared, how many there are; changes that multiply."""
 
 import pytest
+from typer.testing import CliRunner
 
+from planner.cli import app
 from planner.commands.described_command import Options, find_usual_gpus, parse_stock
 from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
@@ -13,6 +15,20 @@ def test_gpus_without_names_are_sold_singly_and_measured() -> None:
     """L40S and RTX PRO 6000 alone are both; DeepSeek-V3's 673 GB have no room on eight of either."""
     assert find_usual_gpus("llama-3.1-8b", None) == ["l40s-48g", "rtx-pro-6000"]
     assert find_usual_gpus("deepseek-ai/DeepSeek-V3", None) == []
+
+
+@pytest.mark.parametrize("text", ["any:4", "any,h100", "h100:2,any:2"])
+def test_any_gpu_takes_no_number(text: str) -> None:
+    with pytest.raises(InputError, match="any stands alone, without a number") as error:
+        parse_stock(text)
+    assert len(str(error.value)) < 200
+
+
+def test_a_file_in_place_of_a_command_is_said_to_be_one() -> None:
+    for name, option in (("slo.yaml", "--slo"), ("trace.csv", "--trace")):
+        result = CliRunner().invoke(app, [name])
+        assert result.exit_code == 2
+        assert f"did you mean: plan {option} {name}" in " ".join(result.output.replace("│", " ").split())
 
 
 def test_gpus_have_counts_or_not() -> None:

@@ -34,6 +34,19 @@ def doubts(*, slo: Any = None, **fleet: Any) -> tuple[str, ...]:
     return parse_task(document, CATALOG).doubts
 
 
+@pytest.mark.parametrize("gpus", ["any", "ANY", ["any"]])
+def test_any_gpu_is_every_gpu_as_on_the_command_line(gpus: Any) -> None:
+    task = parse_task(QUESTION | {"fleet": {"gpus": gpus}}, CATALOG)
+    assert task == parse_task(QUESTION | {"fleet": {}}, CATALOG) and task.considers_all
+
+
+@pytest.mark.parametrize("gpus", [{"any": 4}, ["any", "h100-80g"], {"h100-80g": 2, "Any": None}])
+def test_any_gpu_has_no_number_and_stands_alone(gpus: Any) -> None:
+    with pytest.raises(InputError, match=r"fleet: gpus: any stands alone, without a number.*limits") as error:
+        parse_task(QUESTION | {"fleet": {"gpus": gpus}}, CATALOG)
+    assert len(str(error.value)) < 250
+
+
 def test_a_plain_question_is_not_doubted() -> None:
     assert doubts() == doubts(owned={"h100-80g": 2}, prices={"h100-80g": 2.5}) == ()
 

@@ -8,23 +8,28 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from plans import a_plan, a_simulation, a_trace, an_around, mixed, pairs
+import yaml
+from plans import LIMITS, a_plan, a_simulation, a_trace, an_around, mixed, pairs
 
 from planner.documents.certificate import certificate_document, read_certificate
 from planner.documents.facts import (
     Answered,
     Commitment,
+    ForTargets,
     Headroom,
     KeptIn,
+    OneTraceRedrawn,
     RooflineWon,
     ScenariosDrawn,
     Workers,
 )
-from planner.documents.robustness_facts import Made, MoreTraffic
+from planner.documents.fleet_file import FLEET_KEYS, PLAN_KEYS
+from planner.documents.robustness_facts import Around, HeadroomFact, Lost, Made, MoreTraffic
+from planner.domain import Selector
 from planner.models.spread import Factor, StepTimeSpread
 from planner.reports import curves, drawing, report, screen, screen_charts
 from planner.reports.fact_sentences import sentence
-from planner.reports.output import certificate_json, plain
+from planner.reports.output import certificate_json, plain, plan_yaml
 from planner.search.evidence.plan import Plan
 
 
@@ -134,13 +139,60 @@ def test_a_buyer_reads_the_answers_at_a_glance() -> None:
 def test_more_traffic_has_a_price_only_where_this_fleet_carries_it(
     more: MoreTraffic | None, growth_frac: float, value: str, note: str
 ) -> None:
-    """A fifth more than 10 % more is 1.1 x 1.2 = 32 % more."""
+    """A fifth more than 10 % more is 1.1 x 1.2 = 32 % more, and the row is called so."""
     plan = answered()
     futures = ScenariosDrawn("blocks", 20.0, growth_frac, True, 32)
     around = replace(an_around(), more_traffic=more)
     plan = replace(plan, certificate=replace(plan.certificate, around=around, futures=futures))
-    (found,) = [each for each in screen.glance(plan) if each.name == "20 % more traffic"]
+    name = "32 % more traffic" if growth_frac else "20 % more traffic"
+    (found,) = [each for each in screen.glance(plan) if each.name == name]
     assert (found.value, found.note) == (value, note)
+
+
+def test_the_growth_that_was_asked_for_is_named_wherever_scenarios_are() -> None:
+    """Verdict, cards, row of more traffic, plan.yaml and the warning of a short trace say 300 % alike."""
+    plan = answered()
+    futures = ScenariosDrawn("blocks", 20.0, 3.0, True, 32)
+    plan = replace(plan, certificate=replace(plan.certificate, futures=futures))
+    assert re.search(r"kept in \d+ of \d+ scenarios with 300 % more traffic\.", screen.verdict(plan))
+    assert all(" scenarios with 300 % more traffic" in card.kept for card in screen.cards(plan) if card.kept)
+    assert "380 % more traffic" in {each.name for each in screen.glance(plan)}
+    assert screen.document(plan)["more_traffic"]["more_frac"] == 3.8
+    assert yaml.safe_load(plan_yaml(plan))["production"]["growth_frac"] == 3.0
+    assert "300 %" not in screen.verdict(answered())
+    warning = sentence(OneTraceRedrawn(34.0, True, 0.0, 0.0, 3.0))
+    assert "beyond the 300 % growth that is planned for" in warning and "20 %" not in warning
+
+
+def test_a_fleet_that_stands_all_that_is_simulated_is_not_said_to_break_there() -> None:
+    plan = answered()
+    holds = tuple(HeadroomFact(strain, 1.0, ()) for strain in ("traffic", "steps"))
+    around = replace(an_around(), holds=holds, losses=())
+    (first,) = [each for each in screen.glance(with_around(plan, around)) if each.name == "Breaks first"]
+    twice = "it holds to twice the traffic and twice the step time, the most simulated"
+    assert (first.value, first.note) == ("nothing simulated", f"as written {twice}")
+    lost = replace(around, losses=(Lost("dec", 1, False, ()),))
+    (first,) = [each for each in screen.glance(with_around(plan, lost)) if each.name == "Breaks first"]
+    assert first.note == f"as written, then the SLO is missed; with all workers {twice}"
+
+
+def test_what_breaks_first_names_its_class() -> None:
+    plan, of_chat = answered(), replace(LIMITS[0], selector=Selector("chat", tenants=("chat",)))
+    around = replace(an_around(), holds=(HeadroomFact("traffic", 0.12, (of_chat,)),), losses=())
+    (first,) = [each for each in screen.glance(with_around(plan, around)) if each.name == "Breaks first"]
+    assert first.note == "as written, beyond that TTFT p90 of chat is missed"
+
+
+def test_a_plan_for_each_target_can_be_read_again() -> None:
+    plan = answered()
+    for_targets = (ForTargets(("lws",), "certified", (), 95.68),)
+    plan = replace(plan, certificate=replace(plan.certificate, for_targets=for_targets))
+    keys = set(yaml.safe_load(plan_yaml(plan)))
+    assert "for_targets" in keys and keys <= {*FLEET_KEYS, *PLAN_KEYS}
+
+
+def with_around(plan: Plan, around: Around) -> Plan:
+    return replace(plan, certificate=replace(plan.certificate, around=around))
 
 
 def test_commitments_stand_beside_on_demand() -> None:

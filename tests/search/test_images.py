@@ -55,7 +55,7 @@ def test_images_cost_what_as_much_text_costs() -> None:
 
 @pytest.mark.parametrize("ask", ["simulate", "plan"])
 def test_an_llm_without_encoder_refuses_images(ask: str) -> None:
-    with pytest.raises(InputError, match=r"image_tokens: 1 requests .* has no encoder"):
+    with pytest.raises(InputError, match=r"image_tokens: 1 request with .* has no encoder"):
         if ask == "simulate":
             simulate(fleet(BLIND), trace([0, 300]))
         else:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from plans import CATALOG, a_plan, mixed, pairs
@@ -19,6 +20,8 @@ from planner.api.questions import TaskDocument
 from planner.api.results import PlanResult
 from planner.cli import app
 from planner.documents.facts import NotDeployable, RoutersMiss
+from planner.documents.policy_choices import due_of
+from planner.documents.slo import parse_slo
 from planner.documents.task import parse_task
 from planner.domain import Limit, Slo
 from planner.errors import InputError
@@ -305,3 +308,32 @@ def test_a_target_of_the_command_line_is_that_of_deploy(tmp_path: Path) -> None:
     assert "--target kserve" in (tmp_path / "out/certificate.json").read_text()
     refused = run("kserv")
     assert refused.exit_code != 0 and "did you mean 'kserve'?" in str(refused.exception)
+
+
+def test_targets_whose_requests_bring_no_priority_serve_them_as_they_arrive() -> None:
+    """Long prompts of a patient class come first, short ones of a hasty class behind them, on one worker: by
+    deadlines these are in time, as they arrive they are not.
+    """
+    classes = {
+        "hasty": {"match": {"tenant": "hasty"}, "ttft": {"p90": "2 s"}},
+        "patient": {"match": {"tenant": "patient"}, "ttft": {"p90": "60 s"}},
+    }
+    slo = parse_slo({"classes": classes}, where="slo")
+    count = 40
+    trace = replace(
+        traffic(requests=2 * count, rate_rps=1.0),
+        arrival_s=np.concatenate([np.linspace(0.0, 0.1, count), np.linspace(0.2, 0.3, count)]),
+        input_tokens=np.repeat([4000, 50], count),
+        output_tokens=np.full(2 * count, 20),
+        tenant=np.repeat([0, 1], count),
+        tenants=("patient", "hasty"),
+    )
+    fleet = mixed(count=1)
+    fleet = replace(fleet, policies=replace(fleet.policies, queue="edf", due=due_of(slo)))
+    simulation = simulate(fleet, trace, limits=slo.limits, record=True)
+    plan = replace(a_plan(fleet), slo=slo, trace=trace, simulation=simulation, verdict=judge(simulation, slo))
+    assert plan.verdict.holds
+    assert all(each.keeps for each in simulate_routers(plan).certificate.routers)
+    rows = simulate_routers(plan, bring_priority=False).certificate.routers
+    assert rows and not any(each.keeps for each in rows)
+    assert all("no request brings a priority for edf" in " ".join(each.differs) for each in rows)

@@ -156,3 +156,23 @@ def test_semicolons_and_tabs_separate_as_commas_do(tmp_path: Path) -> None:
         assert (trace.input_tokens.tolist(), trace.output_tokens.tolist()) == ([100, 200], [10, 20])
     with pytest.raises(InputError, match="separated by bars"):
         read(tmp_path, "ts|prompt_tokens|completion_tokens\n0.5|100|10\n")
+
+
+SEMICOLONS = "timestamp;input_tokens;output_tokens\n"
+
+
+@pytest.mark.parametrize("written", ["5.000", "5,000", "1.000"])
+def test_a_point_between_thousands_is_not_read_as_a_decimal_point(tmp_path: Path, written: str) -> None:
+    with pytest.raises(InputError, match=r"line 3, column input_tokens: '\d.000' stands beside '900'"):
+        read(tmp_path, SEMICOLONS + f"0,5;900;10\n1,75;{written};20\n")
+    table = "time_sent;prompt_tokens;completion_tokens\n"
+    with pytest.raises(InputError, match=r"thousands separator\? Write \d000, or \d"):
+        read(tmp_path, table + f"0.5;900;10\n1.75;{written};20\n")
+
+
+def test_where_every_length_ends_in_three_noughts_it_is_told_how_it_is_read(tmp_path: Path) -> None:
+    trace = read(tmp_path, SEMICOLONS + "0.500;2.000;10\n1.750;3.000;20\n")
+    (told,) = trace.warnings
+    assert trace.input_tokens.tolist() == [2, 3]
+    assert "'2.000' is read as 2, with a decimal point; if it separates thousands write 2000" in told
+    assert read(tmp_path, SEMICOLONS + "0.500;2.0;10\n1.750;3.0;20\n").warnings == ()

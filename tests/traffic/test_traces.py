@@ -151,7 +151,7 @@ def test_hash_ids_beyond_the_input_are_left_out_with_a_note(read: Read) -> None:
         '{"timestamp": 9, "input_length": 513, "output_length": 5, "hash_ids": [1, 4]}\n'
     )
     assert prefixes(trace) == [[1, 2], [1, 4]]
-    assert trace.notes[0].startswith("1 requests had more hash ids than blocks of 512 tokens")
+    assert trace.notes[0].startswith("1 request had more hash ids than blocks of 512 tokens")
 
 
 def test_hashes_longer_than_64_bits_become_small_numbers(read: Read) -> None:
@@ -432,7 +432,7 @@ GENERIC = "arrival_s,input_tokens,output_tokens\n"
         ("", "is empty"),
         ("\n \n", "is empty"),
         (GENERIC, "no request is left; found no row below the header"),
-        (GENERIC + "0,5,0\n1,0,7\n", f"is left; found 1 rows with {NO_INPUT}, 1 rows with no output"),
+        (GENERIC + "0,5,0\n1,0,7\n", f"is left; found 1 row with {NO_INPUT}, 1 row with no output"),
         (GENERIC + "0,1,1\n1,-3,1\n", "line 3, column input_tokens: expected a whole number .* found -3"),
         (GENERIC + "0,1,1\n\n1,1,2.5\n", "line 4, column output_tokens: .* found 2.5"),
         (GENERIC + "0,1,many\n", "line 2, column output_tokens: .* found 'many'"),

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 import streamlit as st
 
 from planner.errors import PlannerError
-from planner.units import show_s
+from planner.units import counted, show_s
 from ui import draw, inputs, live, question
 from ui.jobs import Job, result_key
 from ui.question import Form
@@ -252,7 +252,9 @@ def _shown(summary: Document) -> None:
         spared = 100 * summary["prefixes"]["token_hit_frac"]
         st.write(f"Prompts share prefixes: an endless cache would spare {spared:.1f} % of the prompt tokens.")
     draw.tenants(summary["tenant_rows"])
-    dropped = [f"{count:,} rows left out: {reason}" for reason, count in summary["dropped"].items() if count]
+    dropped = [
+        f"{counted(count, 'row')} left out: {reason}" for reason, count in summary["dropped"].items() if count
+    ]
     draw.bullets([*(dropped or ["No row was left out"]), *summary["notes"]])
 
 

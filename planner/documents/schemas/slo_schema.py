@@ -309,8 +309,9 @@ def fleet_section(catalog: Catalog) -> Schema:
             any_of(
                 by_name(any_of(stock, {"const": "unlimited"}), gpus),
                 {"type": "array", "items": suggested(gpus)},
+                {"const": task.ANY},
             ),
-            "GPUs that may be used, with the stock of each; default: all with measured step times.",
+            "GPUs that may be used, with the stock of each; any, the default: all with measured step times.",
         ),
         "owned": said(by_name(whole(0, MOST_OWNED), gpus), "How many of them are already there."),
         "sold_as": said(by_name(one_of(SOLD_AS), gpus), "Whether whole nodes are sold, or single GPUs."),

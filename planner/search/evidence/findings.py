@@ -581,11 +581,12 @@ def one_trace_warnings(problem: Problem) -> tuple[Warned, ...]:
     """A warning where scenarios are redrawn from a trace that says little of other traffic."""
     if problem.searched is None or problem.task.described is not None:
         return ()
+    growth_frac = 0.0 if problem.task.safety is None else problem.task.safety.growth_frac
     trace = problem.searched.trace
     is_short, (prompts_frac, outputs_frac) = trace.duration_s < HOUR_S, quarters_apart(trace)
     if not (is_short or prompts_frac or outputs_frac):
         return ()
-    return (facts.OneTraceRedrawn(trace.duration_s, is_short, prompts_frac, outputs_frac),)
+    return (facts.OneTraceRedrawn(trace.duration_s, is_short, prompts_frac, outputs_frac, growth_frac),)
 
 
 def image_warnings(fleet: Fleet, trace: Trace) -> tuple[Warned, ...]:

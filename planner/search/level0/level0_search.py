@@ -35,6 +35,7 @@ from planner.solvers.master import Option, fewest_decode_workers, full_workers, 
 from planner.solvers.required_work import SloWork, usual_work
 from planner.traffic.trace import judged_span_s, no_edges
 from planner.traffic.workload import TraceLengths, coarser_lengths
+from planner.units import counted
 
 WALK_EFFORT = 4_000_000  # simulated requests that it may cost to simulate every cheaper fleet of level 0
 
@@ -128,7 +129,7 @@ def search_level0(
     best_mixed = best_one_gpu = (search.best, search.value)
     try:
         _offer_known(problem, start, over.options, holds, search)
-        problem.progress(Stage(f"fleets of one worker type: {len(over.mixed)} types", "level 0"))
+        problem.progress(Stage(f"fleets of one worker type: {counted(len(over.mixed), 'type')}", "level 0"))
         _search_mixed(over.mixed, holds, search, side_by_side, enough)
         best_mixed = best_one_gpu = (search.best, search.value)
         if pairs:

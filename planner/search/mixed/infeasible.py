@@ -196,6 +196,8 @@ def infeasible(problem: Problem, level0: Level0, beyond: MixedFleets) -> Infeasi
         if is_proved
         else "every fleet was simulated"
         if beyond.is_exact
+        else "the only fleet that was simulated misses it"
+        if problem.oracle.simulations == 1
         else f"all {problem.oracle.simulations} fleets that were simulated miss it, of one worker type per "
         "pool and of several"
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import singledispatch
 
 from planner.documents import facts
+from planner.units import counted
 
 
 @singledispatch
@@ -50,12 +51,13 @@ def _(because: facts.RequestTooLong) -> str:
 
 @reason_text.register
 def _(because: facts.WorkersMissing) -> str:
-    return f"needs at least {because.least} workers (work alone), {because.available:g} are available"
+    least = f"needs at least {counted(because.least, 'worker')} (work alone)"
+    return f"{least}, {because.available:g} {'is' if because.available == 1 else 'are'} available"
 
 
 @reason_text.register
 def _(because: facts.WorkTooDear) -> str:
-    least = f"needs at least {because.least} workers (work alone)"
+    least = f"needs at least {counted(because.least, 'worker')} (work alone)"
     return f"{least}: {because.least_value:.4g} or more, best is {because.best_value:.4g}"
 
 
@@ -66,19 +68,20 @@ def _(because: facts.WorkersFail) -> str:
         "not-available": "more are not available",
         "too-dear": "one more costs as much as the best fleet",
     }
-    return f"{because.workers} workers fail in simulation, {more[because.more]}"
+    return f"{_workers_do(because.workers, 'fail')} in simulation, {more[because.more]}"
 
 
 @reason_text.register
 def _(because: facts.AloneFails) -> str:
     if because.role == "prefill":
-        return f"{because.workers} workers miss TTFT even with unlimited decode"
-    return f"{because.workers} workers fall behind even with instant prefill"
+        return f"{_workers_do(because.workers, 'miss', 'misses')} TTFT even with unlimited decode"
+    return f"{_workers_do(because.workers, 'fall')} behind even with instant prefill"
 
 
 @reason_text.register
 def _(because: facts.SeatsTooFew) -> str:
-    return f"{because.workers} workers cannot make the tokens in time, by step times and seats; not simulated"
+    workers = counted(because.workers, "worker")
+    return f"{workers} cannot make the tokens in time, by step times and seats; not simulated"
 
 
 @reason_text.register
@@ -121,3 +124,8 @@ def left_out_text(gpus: Sequence[str]) -> str:
 def also_left_out(gpus: Sequence[str]) -> str:
     """What ends a message where GPUs were left out that might cure it; nothing where none were."""
     return f". {left_out_text(gpus)}" if gpus else ""
+
+
+def _workers_do(workers: int, verb: str, of_one: str = "") -> str:
+    """For instance "1 worker fails" and "2 workers fail"; `of_one` where the verb takes more than an s."""
+    return f"{counted(workers, 'worker')} {(of_one or f'{verb}s') if workers == 1 else verb}"

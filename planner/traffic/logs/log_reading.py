@@ -247,7 +247,8 @@ def _csv(source: LogSource, how: LogOptions) -> _Log:
         columns = table.columns(names)
         assert columns is not None
         wanted = _read_columns(columns, table, names)
-        blocks = _csv_blocks(source, names, wanted, [columns.arrival], doubts)
+        lengths = [name for name in (columns.input, columns.output) if name in wanted]
+        blocks = _csv_blocks(source, names, wanted, [columns.arrival], lengths, doubts)
         if table.prepare is not None:
             blocks = _prepared(blocks, columns, table)
         return _Log(table.name, columns, blocks, doubts=doubts)
@@ -259,18 +260,25 @@ def _csv(source: LogSource, how: LogOptions) -> _Log:
     _check_there(columns, names, where)
     given = columns.given()
     figures = [given[role] for role in ("arrival", "end", "input", "output") if role in given]
-    blocks = _csv_blocks(source, names, set(given.values()), figures, doubts)
+    lengths = [given[role] for role in ("input", "output") if role in given]
+    blocks = _csv_blocks(source, names, set(given.values()), figures, lengths, doubts)
     say = _not_read(names)
     return _Log(COLUMN_MAP, columns, blocks, is_guess=how.columns is None, say=say, doubts=doubts)
 
 
 def _csv_blocks(
-    source: LogSource, names: list[str], wanted: Collection[str], figures: Collection[str], doubts: list[str]
+    source: LogSource,
+    names: list[str],
+    wanted: Collection[str],
+    figures: Collection[str],
+    lengths: Collection[str],
+    doubts: list[str],
 ) -> Iterator[log_tables.Block]:
     column_blocks = csv_tables.columns(
         source.path, source.stream, source.at, names, wanted, figures, doubts=doubts
     )
-    return ((block.starts, columns) for block, columns in column_blocks)
+    checked_blocks = csv_tables.check_lengths(source.path, names, lengths, column_blocks, doubts)
+    return ((block.starts, columns) for block, columns in checked_blocks)
 
 
 def _read_columns(columns: Columns, table: known.Known, names: Collection[str]) -> set[str]:
