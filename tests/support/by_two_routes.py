@@ -183,7 +183,8 @@ def more_traffic(asked: TwoRoutes) -> list[str]:
     carried, on paper, a plan at that rate by a faster clock costs no more.
     """
     made = asked.plan(around=True)
-    (shown,) = [each for each in screen.glance(made) if each.name == screen.MORE_TRAFFIC]
+    name = screen.more_traffic_name(screen.growth_frac_of(made))
+    (shown,) = [each for each in screen.glance(made) if each.name == name]
     paid_usd_per_h = made.bill.usd_per_h
     if shown.value == "carried":
         more = asked.plan(f"traffic={{rate: {1.2 * made.trace.rate_rps!r}, scale: compress}}")
