@@ -72,8 +72,10 @@ def lengths_document(buckets: LengthAccuracy, mean: MeanAccuracy) -> dict[str, A
 
     is_better = buckets.accuracy_frac > buckets.majority_frac
     share = max(buckets.accuracy_frac, buckets.majority_frac)
-    means = (("mean of prompts of such a length", mean.error_tokens, mean.bias_tokens),)
-    means += (("mean of all", mean.plain_error_tokens, mean.plain_bias_tokens),)
+    means = (
+        ("mean of prompts of such a length", mean.error_tokens, mean.bias_tokens),
+        ("mean of all", mean.plain_error_tokens, mean.plain_bias_tokens),
+    )
     return {
         "fitted_requests": buckets.fitted,
         "later_requests": buckets.later,
