@@ -44,7 +44,10 @@ def test_adapters_without_names_leave_them_to_the_reader() -> None:
     for each in commands(found.files).values():
         assert all(command.value("--lora-modules") == "ADAPTER=/adapters/ADAPTER" for command in each)
         assert all("--lora-target-modules" not in command.args for command in each)
-    assert "files of your adapters, 50 in all, one NAME=PATH each in place of ADAPTER" in found.files["README.md"]
+    assert (
+        "files of your adapters, 50 in all, one NAME=PATH each in place of ADAPTER"
+        in found.files["README.md"]
+    )
 
 
 def test_names_that_no_command_line_carries_are_refused() -> None:
