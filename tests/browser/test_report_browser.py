@@ -51,6 +51,8 @@ def opened(tmp_path: Path) -> Iterator[Open]:
             tab.on("request", lambda asked: seen.extend({asked.url} - {file.as_uri()}))
             tab.goto(file.as_uri())
             if more.get("java_script_enabled", True):
+                for folded in tab.query_selector_all("details.later:not([open]) > summary"):
+                    folded.click()  # a phone shows the first screen alone, until one asks for more
                 for figure in tab.query_selector_all("figure"):
                     figure.scroll_into_view_if_needed()
                 tab.locator(".live svg.marks").nth(CHARTS - 1).wait_for()
@@ -127,6 +129,14 @@ def test_the_first_screen_answers_without_scrolling_browser(opened: Open) -> Non
     for what in (".verdict", ".figures", ".cards .chosen"):
         box = tab.query_selector(what).bounding_box()
         assert box["y"] + box["height"] <= 900, what
+
+
+@pytest.mark.parametrize(("width", "open_parts"), [(1280, True), (390, False)])
+def test_a_phone_folds_what_comes_later_browser(opened: Open, width: int, open_parts: bool) -> None:
+    tab = opened(width)
+    tab.reload()
+    parts = tab.query_selector_all("details.later")
+    assert parts and {part.evaluate("part => part.open") for part in parts} == {open_parts}
 
 
 def test_it_prints_on_a_few_pages_browser(opened: Open, tmp_path: Path) -> None:
