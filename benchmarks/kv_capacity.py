@@ -9,6 +9,7 @@ than 8 % off, so that it can stand in a build.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,13 +19,23 @@ from typing import Any
 import yaml
 
 from planner.documents.catalog import read_catalog
-from planner.domain import Gpu
+from planner.domain import KV_BLOCK_TOKENS, Gpu
+from planner.models.kv_layout import kv_layout
 from planner.models.llm import Llm
-from planner.models.memory import Served, logged_kv_tokens, worker_memory
+from planner.models.memory import Memory, Served, worker_memory
 from planner.models.speculation import Drafter, drafter_of
 
 LOGS = Path(__file__).with_suffix(".yaml")
 BOUND_FRAC = 0.08
+
+
+def logged_kv_tokens(use: Memory, llm: Llm, tp: int, max_model_len: int, max_num_batched_tokens: int) -> int:
+    """The tokens that vLLM logs as the size of its KV cache: as many requests of `max_model_len` as fit, each
+    with a whole step's tokens in its windows, times their length (vLLM's `_report_kv_cache_config`).
+    """
+    blocks = kv_layout(llm, tp).request_blocks(max_model_len, max_num_batched_tokens)
+    request_bytes = blocks * KV_BLOCK_TOKENS * use.kv_bytes_per_token
+    return math.floor(max(use.kv_bytes, 0.0) / request_bytes * max_model_len)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import argparse
 import sys
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 
@@ -42,9 +42,9 @@ from planner.models.foreign_forms import interpolate_linearly
 from planner.papers.splitwise_search import (
     Alone,
     MachineDesign,
+    Provisioning,
     find_cheapest_splits,
     keeps_slowdowns,
-    most_throughput,
     splits_within,
 )
 from planner.traffic.trace import Trace
@@ -74,6 +74,28 @@ NETWORK = Network(200 * 2**30, transfer="serialised", is_shared=False)
 MOST = 160  # machines of a pool
 MOST_RPS = 400.0
 STEP = 5  # of prompt machines in the paper's splits
+
+
+def most_throughput(
+    splits: Sequence[tuple[int, int]], rates_rps: Sequence[float], holds: Callable[[int, int, float], bool]
+) -> Provisioning:
+    """The highest of the ascending rates that any split carries, and all splits that carry it."""
+    best, simulations = -1, 0
+    counts: list[tuple[int, int]] = []
+    for p, t in splits:
+        climbed = False
+        while best + 1 < len(rates_rps):
+            simulations += 1
+            if not holds(p, t, rates_rps[best + 1]):
+                break
+            best, climbed = best + 1, True
+        if climbed:
+            counts = [(p, t)]
+        elif best >= 0:
+            simulations += 1
+            if holds(p, t, rates_rps[best]):
+                counts.append((p, t))
+    return Provisioning(rates_rps[best] if best >= 0 else 0.0, tuple(reversed(counts)), simulations)
 
 
 @cache

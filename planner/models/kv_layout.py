@@ -38,7 +38,7 @@ request on, where the plan counts it from the second; and few blocks go to windo
 attention the plan counts those at the end of each page. A plan with prefix caches for such an LLM says so.
 
 What vLLM logs as "GPU KV cache size" is derived: the requests of `max_model_len` tokens that fit, each with a
-whole step's tokens in its windows, times that length (`logged_kv_tokens`).
+whole step's tokens in its windows, times that length (benchmarks/kv_capacity.py).
 """
 
 from __future__ import annotations

@@ -280,15 +280,6 @@ def kv_cache_tokens(
     ).kv_tokens
 
 
-def logged_kv_tokens(use: Memory, llm: Llm, tp: int, max_model_len: int, max_num_batched_tokens: int) -> int:
-    """The tokens that vLLM logs as the size of its KV cache: as many requests of `max_model_len` as fit, each
-    with a whole step's tokens in its windows, times their length (vLLM's `_report_kv_cache_config`).
-    """
-    blocks = kv_layout(llm, tp).request_blocks(max_model_len, max_num_batched_tokens)
-    request_bytes = blocks * KV_BLOCK_TOKENS * use.kv_bytes_per_token
-    return math.floor(max(use.kv_bytes, 0.0) / request_bytes * max_model_len)
-
-
 def fits_memory(llm: Llm, gpu: Gpu, tp: int, *, least_kv_tokens: int = KV_BLOCK_TOKENS, dp: int = 1) -> bool:
     """Whether a worker holds the weights and at least this many KV tokens, with vLLM's usual settings."""
     return kv_cache_tokens(llm, gpu, tp, dp=dp) >= least_kv_tokens

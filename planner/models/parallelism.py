@@ -1,4 +1,4 @@
-"""What tensor and pipeline parallelism add to a step, and what a pipeline gains.
+"""What tensor and pipeline parallelism add to a step.
 
 TP: two all-reduces per layer, after attention and after the feed-forward block, of N x hidden in 16 bit.
 
@@ -8,10 +8,8 @@ TP: two all-reduces per layer, after attention and after the feed-forward block,
 
 PP: layers in PP stages, N tokens x (hidden + residual) in 16 bit from each stage to the next. As in vLLM each
 GPU of a TP group sends 1 / TP of them and the next group gathers the rest over its own links. A micro-batch
-takes the sum of all stages and PP - 1 hand-overs; with m of them in flight the last stage has idled PP - 1
-turns for m turns of work:
-
-    bubbles = (PP - 1) / m of the work;      throughput = m / (m + PP - 1) of PP stages at work
+takes the sum of all stages and PP - 1 hand-overs. The simulator has up to PP micro-batches in flight, so a
+pipeline idles there where too few wait.
 
 Ranks on several nodes: `planner/models/all2all.py`.
 """
@@ -27,7 +25,6 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.models.latency import Array, StepLatency
 from planner.models.llm import GroupedAttention, Llm
-from planner.models.memory import stage_layers
 
 Algorithm = Literal["ring", "one-shot", "fastest"]
 ACTIVATION_BYTES = 2.0
@@ -120,32 +117,14 @@ def send_recv_s(
     return np.asarray(latency_s + sent_s + gathered_s)
 
 
-def bubble_frac(pp: int, micro_batches: int) -> float:
-    """Idle time of a stage per second of its work, (PP - 1) / m."""
-    if pp < 1 or micro_batches < 1:
-        raise InputError(f"a pipeline of {pp} stages and {micro_batches} micro-batches: both must be >= 1")
-    return (pp - 1) / micro_batches
-
-
-def throughput_factor(llm: Llm, pp: int, micro_batches: int) -> float:
-    """Micro-batches that a pipeline completes in the time that one of them takes through all of its stages.
-
-    The factor is PP for even stages that never idle; bubbles and a stage of ceil(layers / PP) layers lower
-    it. The micro-batches are those of one burst, which fills the pipeline and drains it. vLLM with waiting
-    work keeps the pipeline full, as with many micro-batches.
-    """
-    balance = llm.layers / (pp * max(stage_layers(llm, pp)))
-    return pp * balance / (1 + bubble_frac(pp, micro_batches))
-
-
 def add_pipeline(
     latency: StepLatency, llm: Llm, gpu: Gpu, tp: int, pp: int, *, link_bytes_per_s: float | None = None
 ) -> StepLatency:
     """Seconds of ONE micro-batch through all stages, from the fit of the same `tp` without a pipeline.
 
     The layers do the same work on as many GPUs per stage, so the sum over the stages is the step of PP = 1,
-    plus PP - 1 hand-overs. These are affine in N, so f stays piecewise linear. Up to PP steps overlap: steps
-    per second are `throughput_factor` times the inverse of this time.
+    plus PP - 1 hand-overs. These are affine in N, so f stays piecewise linear. Up to PP steps overlap
+    in the simulator.
     """
     if not 1 <= pp <= llm.layers:
         raise InputError(f"LLM {llm.name}: pipeline parallelism is {pp}, must be 1 to {llm.layers} (layers)")

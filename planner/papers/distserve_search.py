@@ -17,9 +17,9 @@ Data   |c|    GPUs of an instance of type c
                       min n |p| + m |d|   s.t.  n x p + m x d keep the SLO at R, the KV moved over the network
                   level 0 of the planner with GPUs for an objective; exact among the types and counts.
 
-DistServe's program has one search of pairs, low_affinity with its own rule (goodput.FirstRequests); it knows
-no n, no m but one of each, and moves KV in no time. Algorithm 1 multiplies the goodput of one instance up and
-rounds; `holds` simulates what comes out of it.
+DistServe's program has one search of pairs, low_affinity with its own rule (benchmarks/distserve_search.py).
+It knows no n and no m but one of each, and moves KV in no time. Algorithm 1 multiplies the goodput of one
+instance up and rounds; `holds` simulates what comes out of it.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ What "holds" means decides the answer, so it is a rule with a name:
     Steady          every seed's run keeps every limit, its warm-up cut, and does not pile up a backlog
                     (metrics.judge); a run shorter than so many mean residences is made longer first, because
                     an empty fleet keeps any SLO until its first requests have aged.
-    FirstRequests   DistServe's search (arXiv:2401.09670, its simulator): one seed, the first N requests of an
-                    empty fleet, every percentile by itself. At N = 300 it overstates up to nine times.
+
+The rules of DistServe and Vidur are in benchmarks/distserve_search.py and benchmarks/vidur_search.py.
 
 Runs at different rates serve the same requests on a faster clock, so that the verdict moves with the rate
 only. A run that fails stops as soon as a limit can no longer hold.
@@ -126,34 +126,6 @@ class Steady:
         return simulation
 
 
-@dataclass(frozen=True, slots=True)
-class FirstRequests:
-    """DistServe's rule: see above. Percentiles between two requests are interpolated, limits strict; no
-    request may be rejected.
-    """
-
-    slo: Slo
-    traffic: Traffic
-    requests: int = 300
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if any(limit.row.is_of_gaps for limit in self.slo.limits) or self.slo.attainment_frac is not None:
-            raise InputError(
-                "the rule of the first requests judges no gaps (tbt) and no attainment; use the steady one"
-            )
-
-    def run(self, fleet: Fleet, rate_rps: float) -> Simulation:
-        return simulate(fleet, self.traffic(rate_rps, self.requests, self.seed), record=True)
-
-    def carries(self, fleet: Fleet, rate_rps: float) -> bool:
-        simulation = simulate(fleet, self.traffic(rate_rps, self.requests, self.seed))
-        return bool((simulation.status == 0).all()) and all(
-            np.nanquantile(limit.row.values_s(simulation), limit.percentile_frac) < limit.limit_s
-            for limit in self.slo.limits
-        )
-
-
 def find_goodput(
     rule: GoodputRule,
     fleet: Fleet,
@@ -191,18 +163,3 @@ def bisect_highest(
         rate = math.sqrt(low * high) if low > 0 and high < math.inf else (2 * low if low > 0 else high / 2)
         if not lowest_rps <= rate <= HIGHEST_RPS:
             return Goodput(low, high, rates)
-
-
-def highest_on_grid(carries: Callable[[float], bool], most_rps: float, until_rps: float) -> Goodput:
-    """Bisection of [0, most] until its ends are no more than `until_rps` apart, as DistServe's search does
-    it; `most_rps` itself is taken to fail.
-    """
-    low, high, rates = 0.0, most_rps, 0
-    while high - low > until_rps:
-        rates += 1
-        rate = (low + high) / 2
-        if carries(rate):
-            low = rate
-        else:
-            high = rate
-    return Goodput(low, high, rates)

@@ -7,12 +7,12 @@ Vars   p, t   machines of each pool; r  requests/s
        holds(p, t, r)   every one of the nine percentiles is below its factor in a simulation of r
 
   cheapest          iso-throughput:  min c_p p + c_t t   s.t.  holds(p, t, r)
-  most_throughput   iso-power or iso-cost:  max r   s.t.  holds(p, t, r),  c_p p + c_t t <= C
+  highest rate      iso-power or iso-cost:  max r   s.t.  holds(p, t, r),  c_p p + c_t t <= C
 
 The paper simulates a grid. `holds` is monotone in p and t but for the noise of routing, so
 `find_cheapest_splits` walks the staircase of the cells that hold: for each t the least p, by bisection, and
-only where it would cost no more than the best known. `most_throughput` asks each split first whether it
-carries more than the best known.
+only where it would cost no more than the best known. benchmarks/splitwise_provisioning.py has the search for
+the highest rate.
 
 TBT is the paper's program's: (E2E - TTFT) over all output tokens, the first included.
 """
@@ -61,7 +61,8 @@ class MachineDesign:
 class Provisioning:
     """The best value, and all (prompt, token) counts that reach it, most prompt machines first.
 
-    `value` is a cost from `find_cheapest_splits`, a rate [requests/s] from `most_throughput`.
+    `value` is a cost from `find_cheapest_splits`, in benchmarks/splitwise_provisioning.py also a rate
+    [requests/s].
     """
 
     value: float
@@ -173,25 +174,3 @@ def even_splits(budget: float, costs: Sequence[float], *, most: int) -> list[tup
     every = splits_within(budget, costs[0], costs[1])
     chosen = np.unique(np.linspace(0, len(every) - 1, most).round().astype(int)) if every else ()
     return [every[i] for i in chosen]
-
-
-def most_throughput(
-    splits: Sequence[tuple[int, int]], rates_rps: Sequence[float], holds: Callable[[int, int, float], bool]
-) -> Provisioning:
-    """The highest of the ascending rates that any split carries, and all splits that carry it."""
-    best, simulations = -1, 0
-    counts: list[tuple[int, int]] = []
-    for p, t in splits:
-        climbed = False
-        while best + 1 < len(rates_rps):
-            simulations += 1
-            if not holds(p, t, rates_rps[best + 1]):
-                break
-            best, climbed = best + 1, True
-        if climbed:
-            counts = [(p, t)]
-        elif best >= 0:
-            simulations += 1
-            if holds(p, t, rates_rps[best]):
-                counts.append((p, t))
-    return Provisioning(rates_rps[best] if best >= 0 else 0.0, tuple(reversed(counts)), simulations)

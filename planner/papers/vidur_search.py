@@ -8,10 +8,8 @@ Data   G   GPUs of the deployment;  n_c = floor(G / GPUs of one replica) replica
   max   3600 g_c / c_c       requests per dollar                                             (best)
   and   the configurations that no other beats both in requests per dollar and in a latency  (frontier)
 
-Two rules are of interest. `SchedulingDelay` is Vidur's: the P99 of the time until a request is first
-scheduled stays below 5 s over a fixed number of requests; on a short run that accepts overload, because a
-queue takes time to grow that long. The SLO is held against that one run afterwards. `goodput.Steady` has the
-SLO inside.
+`goodput.Steady` has the SLO inside. Vidur's own rule (benchmarks/vidur_search.py) bounds the time until a
+request is first scheduled, and its SLO is compared with that one run afterwards.
 """
 
 from __future__ import annotations
@@ -20,8 +18,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from planner.documents.catalog import Catalog
 from planner.domain import Gpu, Metric
 from planner.errors import InputError
@@ -29,32 +25,12 @@ from planner.fleet import MAX_PP, Fleet, Policies, Pool, WorkerType
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallelism import add_pipeline
-from planner.papers.goodput import GoodputRule, Traffic, find_goodput
-from planner.simulator.replay import Simulation, simulate
+from planner.papers.goodput import GoodputRule, find_goodput
 from planner.simulator.slo_verdict import value_s
 from planner.traffic.trace import Trace
 
 BATCHINGS = ("vllm-v1", "sarathi", "vllm-v0")
 LEAST_SHARE = 0.1  # The bisection begins at this share of the bound by work.
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulingDelay:
-    """Vidur's rule: see above."""
-
-    traffic: Traffic
-    requests: int = 1000
-    delay_s: float = 5.0
-    percentile_frac: float = 0.99
-    seed: int = 0
-
-    def run(self, fleet: Fleet, rate_rps: float) -> Simulation:
-        return simulate(fleet, self.traffic(rate_rps, self.requests, self.seed), record=True)
-
-    def carries(self, fleet: Fleet, rate_rps: float) -> bool:
-        simulation = simulate(fleet, self.traffic(rate_rps, self.requests, self.seed))
-        all_served = bool((simulation.status == 0).all())
-        return all_served and bool(np.quantile(simulation.queue_s, self.percentile_frac) <= self.delay_s)
 
 
 @dataclass(frozen=True, slots=True)

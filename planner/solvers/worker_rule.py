@@ -2,7 +2,7 @@
 
 The rule is fitted on (arrival rate, workers that sufficed) above a rate R, below which too few requests
 arrive in a heartbeat to stand for the traffic's lengths (eq. 7 of arXiv:2405.06856). The paper asks for
-change-point detection without saying which: `change_points` is Page's two-sided CUSUM (Biometrika 1954) in
+change-point detection without saying which: `SeriesLevel` is Page's two-sided CUSUM (Biometrika 1954) in
 its self-starting form (Hawkins, The Statistician 1987), a few lines that work heartbeat by heartbeat.
 """
 
@@ -57,31 +57,6 @@ def fit_worker_rule(
     if covers:  # ceil(line) >= count once the line is above count - 1
         offset = max(float(offset), float((count[used] - 1 - slope * rate[used]).max()) + 1e-6)
     return WorkerRule(slope, float(offset), least_rps)
-
-
-def change_points(
-    values: npt.ArrayLike,
-    *,
-    learn: int = 20,
-    drift_sigma: float = DRIFT_SIGMA,
-    threshold_sigma: float = THRESHOLD_SIGMA,
-) -> list[tuple[int, int]]:
-    """Where the level of a series shifts: (index where the shift began, index where it was noticed).
-
-    Every value is held against the mean and spread of all before it since the last shift, from the `learn`-th
-    on.
-    """
-    series = np.asarray(values, float)
-    if learn < 2 or not np.isfinite(series).all():
-        raise InputError("change points: needs finite values, and at least 2 of them to learn a level from")
-    spans: list[tuple[int, int]] = []
-    level = SeriesLevel(learn, drift_sigma, threshold_sigma)
-    for i, value in enumerate(series.tolist()):
-        if (ago := level.add(value)) is not None:
-            spans.append((i - ago, i))
-            level = SeriesLevel(learn, drift_sigma, threshold_sigma)
-            level.add(value)  # from here on it is surely the new level
-    return spans
 
 
 class SeriesLevel:

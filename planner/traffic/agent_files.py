@@ -14,25 +14,23 @@ Who waits for whom is told by the clock where a file does not say it: a request 
 agent that had ended, and for those of sub-agents sent out since; the first one of a sub-agent for the last
 one of whoever sent it out. What it waited beyond that is its pause. Requests that overlap their agent's last
 one are parallel to it. Conversations have clocks of their own: all begin at 0, so as many agents are at work
-as there are conversations (`deal_sessions` makes it fewer).
+as there are conversations.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from planner.errors import InputError, TraceError
+from planner.errors import TraceError
 from planner.files.document_values import show_value
-from planner.traffic.sessions import session_numbers
-from planner.traffic.tasks import tasks_of
-from planner.traffic.trace import IntArray, Trace, no_edges, no_ids
+from planner.traffic.trace import IntArray, Trace
 
 WEKA, MOONCAKE, TURNS = "weka", "agentic-mooncake", "aiperf-multi-turn"
 MOONCAKE_BLOCK = 512
@@ -348,47 +346,4 @@ def _trace(path: Path, kind: str, calls: list[_Call], owners: IntArray, block: i
         )
         if kind == TURNS
         else (),
-    )
-
-
-def deal_sessions(trace: Trace, agents: int, *, seed: int = 0) -> Trace:
-    """The same sessions for so many agents, each with one after the other, in random order: the next one goes
-    to whoever has the fewest tokens of output behind it. Raises InputError for more agents than sessions.
-    """
-    session = session_numbers(trace)
-    count = int(session.max()) + 1
-    if not 1 <= agents <= count:
-        raise InputError(f"agents: expected 1 to {count}, as many as there are sessions, found {agents}")
-    rows = np.split(np.argsort(session, kind="stable"), np.cumsum(np.bincount(session))[:-1])
-    is_waited_for = np.zeros(len(trace), dtype=bool)
-    is_waited_for[trace.after[:, 1]] = True
-    parents: list[list[int]] = [[] for _ in range(len(trace))]
-    for child, parent in trace.after.tolist():
-        parents[child].append(parent)
-    load, last = np.zeros(agents), [list[int]() for _ in range(agents)]
-    at_s, sequence = np.zeros(len(trace)), np.zeros(len(trace), np.int64)
-    done = 0
-    for k in np.random.default_rng(seed).permutation(count).tolist():
-        agent, own = int(np.argmin(load)), rows[k].tolist()
-        free_s = max((at_s[i] for i in last[agent]), default=0.0)
-        for i in own:
-            if parents[i]:
-                at_s[i] = max(at_s[parent] for parent in parents[i]) + trace.think_s[i]
-            else:
-                at_s[i], parents[i] = free_s, list(last[agent])
-            sequence[i], done = done, done + 1
-        load[agent] += trace.output_tokens[own].sum()
-        last[agent] = [i for i in own if not is_waited_for[i]]
-    order = np.lexsort((sequence, at_s))
-    place = np.empty(len(trace), np.int64)
-    place[order] = np.arange(len(trace))
-    after = np.array([(place[i], place[k]) for i, own in enumerate(parents) for k in own], np.int64)
-    after = after.reshape(-1, 2)
-    tasks = tasks_of(trace)
-    dealt = replace(trace, after=no_edges()).select(order, arrival_s=at_s[order])
-    return replace(
-        dealt,
-        after=after[np.lexsort((after[:, 0], after[:, 1]))],
-        task=no_ids() if tasks is None else tasks.number[order],
-        notes=(*trace.notes, f"{count} sessions dealt to {agents} agents at once"),
     )

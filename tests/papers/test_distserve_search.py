@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import distserve_search as benchmark
+from benchmarks.distserve_search import FirstRequests, highest_on_grid
 from planner.documents.catalog import read_catalog
 from planner.domain import Gpu, Limit, Slo
 from planner.errors import InputError
@@ -18,7 +19,7 @@ from planner.fleet import Fleet, Network, Policies, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.papers import distserve_search
-from planner.papers.goodput import FirstRequests, find_goodput, highest_on_grid, poisson_traffic
+from planner.papers.goodput import find_goodput, poisson_traffic
 from planner.simulator.replay import Simulation
 from planner.traffic.trace import Trace
 

@@ -7,20 +7,13 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks.distserve_search import FirstRequests, highest_on_grid
 from planner.domain import Gpu, Limit, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
-from planner.papers.goodput import (
-    FirstRequests,
-    Steady,
-    bisect_highest,
-    count_residences,
-    find_goodput,
-    highest_on_grid,
-    poisson_traffic,
-)
+from planner.papers.goodput import Steady, bisect_highest, count_residences, find_goodput, poisson_traffic
 from planner.traffic.trace import Trace
 
 GPU = Gpu("paper", 1e3, 100.0, 1000.0, "wire", 10.0, 1.0, 8, 1.0, "paper", "paper")

@@ -13,6 +13,7 @@ from shares import some
 
 from benchmarks import splitwise_provisioning as benchmark
 from benchmarks.peers.compare import BARE_GPU, NO_STEPS, bare_llm
+from benchmarks.splitwise_provisioning import most_throughput
 from planner.documents.catalog import read_catalog
 from planner.documents.slo import Slowdown
 from planner.errors import InputError
@@ -25,7 +26,6 @@ from planner.papers.splitwise_search import (
     even_splits,
     find_cheapest_splits,
     keeps_slowdowns,
-    most_throughput,
     slowdowns,
     splits_within,
 )

@@ -10,6 +10,7 @@ import pytest
 from shares import some
 
 from benchmarks import vidur_search as benchmark
+from benchmarks.vidur_search import SchedulingDelay
 from planner.documents.catalog import read_catalog
 from planner.domain import Gpu, Limit, Slo
 from planner.errors import InputError
@@ -18,7 +19,6 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.papers.goodput import Steady, find_goodput, poisson_traffic
 from planner.papers.vidur_search import (
-    SchedulingDelay,
     SearchedConfiguration,
     Space,
     configurations,

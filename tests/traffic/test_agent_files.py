@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.errors import InputError, TraceError
-from planner.traffic.agent_files import deal_sessions
+from planner.errors import TraceError
 from planner.traffic.sessions import session_numbers
 from planner.traffic.tasks import tasks_of
 from planner.traffic.trace_reading import read_trace
@@ -140,18 +139,6 @@ def test_answers_of_two_conversations_are_not_shared(tmp_path: Path) -> None:
 def test_turns_that_cannot_be_read(tmp_path: Path, bad: dict[str, Any], message: str) -> None:
     with pytest.raises(TraceError, match=message):
         read_trace(written(tmp_path / "turns.jsonl", {"turns": [turn("what?"), bad]}))
-
-
-def test_sessions_are_dealt_to_fewer_agents(tmp_path: Path) -> None:
-    """Six conversations to two agents: two chains, all requests and tasks are there."""
-    whole = read_trace(written(tmp_path / "weka.jsonl", *[CONVERSATION] * 6))
-    dealt = deal_sessions(whole, 2)
-    assert len(np.unique(session_numbers(dealt))) == 2 and len(dealt) == len(whole)
-    before, after = tasks_of(whole), tasks_of(dealt)
-    assert before is not None and after is not None and len(before.last) == len(after.last) == 12
-    assert sorted(dealt.input_tokens.tolist()) == sorted(whole.input_tokens.tolist())
-    with pytest.raises(InputError, match="expected 1 to 6, as many as there are sessions, found 7"):
-        deal_sessions(whole, 7)
 
 
 @pytest.mark.parametrize(
