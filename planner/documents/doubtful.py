@@ -13,9 +13,11 @@ from planner.traffic.classes import select_requests
 from planner.traffic.trace import Trace, several_llms
 from planner.units import show_s
 
+ROUNDING = 1e-9  # p90 of 10 values allows one, which floats make 0.9999999999999998.
+
 
 def of_slo(slo: Slo) -> Iterator[str]:
-    """Limits that say nothing, or more than is usually meant."""
+    """Limits that say nothing beside another, or ask for more than is usually meant."""
     for limit in slo.limits:
         if limit.percentile_frac >= 1:
             yield (
@@ -31,11 +33,11 @@ def of_slo(slo: Slo) -> Iterator[str]:
 
 def of_slo_and_traffic(slo: Slo, trace: Trace) -> tuple[str, ...]:
     """What is doubtful in an SLO, by itself and of this traffic."""
-    return (*of_slo(slo), *of_percentiles(slo, trace), *of_names(slo, trace))
+    return (*of_slo(slo), *of_percentiles(slo, trace), *of_llms(slo, trace))
 
 
-def of_names(slo: Slo, trace: Trace) -> Iterator[str]:
-    """Requests to several LLMs that are to be served by one, unless the SLO has classes of them."""
+def of_llms(slo: Slo, trace: Trace) -> Iterator[str]:
+    """A trace with requests to several LLMs, all planned for one; nothing if the SLO has classes by LLM."""
     if len(trace.llms) > 1 and not any(selector.llms for selector in slo.selectors):
         yield (
             f"{trace.name}: {several_llms(trace.llm, trace.llms)}; to plan each for its own, write llms: in "
@@ -55,7 +57,7 @@ def of_percentiles(slo: Slo, trace: Trace) -> Iterator[str]:
 
 
 def _values_of(limit: Limit, trace: Trace, selected: npt.NDArray[np.bool_] | None) -> int | None:
-    """How many values of a metric the traffic has, None where only a simulation tells; 0 are never late."""
+    """How many values of the limit's metric the traffic has; None if only a simulation can count them."""
     if limit.row.is_of_tasks:
         return None
     outputs = trace.output_tokens if selected is None else trace.output_tokens[selected]
@@ -65,12 +67,13 @@ def _values_of(limit: Limit, trace: Trace, selected: npt.NDArray[np.bool_] | Non
 
 
 def _lets_none_be_late(percentile_frac: float, values: int) -> bool:
-    """Of 1.0 that is what it says."""
-    return percentile_frac < 1 and values * (1 - percentile_frac) < 1 - 1e-9
+    """Whether one late value misses the line, although a percentile below 100 % seems to allow some."""
+    late_values_allowed = values * (1 - percentile_frac)
+    return percentile_frac < 1 and late_values_allowed < 1 - ROUNDING
 
 
 def _too_few(line: str, percentile_frac: float, values: int, counted: str) -> str:
-    needed = round(1 / (1 - percentile_frac))
+    needed = round(1 / (1 - percentile_frac))  # With so many values the percentile allows one to be late.
     return (
         f"slo: {line} of {values:,} {counted} is the slowest of them: one late one misses it, and the next "
         f"{values:,} may have another; it takes {needed:,} {counted} to tell"
@@ -105,8 +108,9 @@ def of_fleet(
                 f"fleet: prices: {name} costs 0 USD/h, so any number of them is free; what you own belongs "
                 "under fleet: owned"
             )
-        uses = {other for other in (named or {}) if name in (other, catalog.gpus[other].base)}
-        if named is not None and not uses and name not in owned:
+        # The price of a GPU also counts for its power-capped rows (h100-80g@350W), whose base it is.
+        is_used = any(name in (other, catalog.gpus[other].base) for other in named or ())
+        if named is not None and not is_used and name not in owned:
             yield f"fleet: prices: {name} is not among gpus ({', '.join(named)}): its price changes nothing"
     for name, count in owned.items():
         if named is not None and name not in named:
@@ -115,10 +119,10 @@ def of_fleet(
                 "be used, and none is rented beside them"
             )
     for name, stock in (named or {}).items():
-        node = int(catalog.gpus[name].gpus_per_node)
+        node_gpus = int(catalog.gpus[name].gpus_per_node)
         rented = (stock or 0) - owned.get(name, 0)
-        if sold_whole.get(name) and rented > 0 and rented % node:
+        if sold_whole.get(name) and rented > 0 and rented % node_gpus:
             yield (
-                f"fleet: gpus: {stock} {name} are no whole number of nodes of {node}, and sold_as says node: "
-                f"{-(-rented // node) * node} are paid for those {rented}"
+                f"fleet: gpus: {stock} {name} are no whole number of nodes of {node_gpus}, and sold_as says "
+                f"node: {-(-rented // node_gpus) * node_gpus} are paid for those {rented}"
             )

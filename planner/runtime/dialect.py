@@ -17,6 +17,7 @@ from planner.runtime.live_replay import trace_prompt, unique_prompt
 from planner.traffic.trace import Trace
 
 COMPLETIONS, CHAT = "/completions", "/chat/completions"
+# Frequent short nouns, so that the tokens of a prompt grow evenly with its words.
 WORDS = (
     "time year people way day man thing woman life child world school state family student group country "
     "problem hand part place case week company system program question work number night point home water "
@@ -27,8 +28,12 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """`fixes_length`: vLLM's parameters that make an answer as long as was asked, and count its tokens with
-    each chunk; `has_usage`: the last chunk counts them; `limit`: what the longest answer is called."""
+    """One way to ask an endpoint.
+
+    `by_ids`: prompts are token ids, not text. `fixes_length`: with vLLM's parameters that make an answer as
+    long as was asked, and count its tokens with each chunk. `has_usage`: the last chunk of a stream counts
+    tokens. `limit`: the parameter that bounds the answer's length. `is_greedy`: with temperature 0.
+    """
 
     path: str = COMPLETIONS
     by_ids: bool = True
@@ -39,12 +44,13 @@ class Dialect:
     tokens_per_word: float = 1.0
     added_tokens: float = 0.0
 
-    def body(self, model: str, put: list[int] | str, output_tokens: int, user: str = "") -> bytes:
+    def body(self, model: str, prompt: list[int] | str, output_tokens: int, user: str = "") -> bytes:
+        """The JSON of one streaming request."""
         document: dict[str, Any] = {"model": model, "stream": True, self.limit: output_tokens}
         if self.path == CHAT:
-            document["messages"] = [{"role": "user", "content": put}]
+            document["messages"] = [{"role": "user", "content": prompt}]
         else:
-            document["prompt"] = put
+            document["prompt"] = prompt
         if self.is_greedy:
             document["temperature"] = 0
         if self.has_usage:
@@ -57,11 +63,11 @@ class Dialect:
         return json.dumps(document).encode()
 
     def words_for(self, tokens: float) -> int:
-        """How many words come to so many tokens, what the endpoint adds among them."""
+        """How many words make a prompt of so many tokens, including the tokens that the endpoint adds."""
         return max(1, round((tokens - self.added_tokens) / self.tokens_per_word))
 
     def prompt(self, tokens: int, number: int, seed: int) -> list[int] | str:
-        """A prompt of so many tokens that shares its beginning with no other number's."""
+        """A prompt of so many tokens. Prompts with different numbers share no beginning."""
         if self.by_ids:
             return unique_prompt(max(1, round(tokens - self.added_tokens)), number, seed)
         return _random_words(self.words_for(tokens), (seed, number))
@@ -73,17 +79,21 @@ class Dialect:
             return self.prompt(tokens, request, seed)
         if self.by_ids:
             ids = trace_prompt(trace, request, seed)
-            return ids[: max(1, round(tokens - self.added_tokens))]
+            return ids[
+                : max(1, round(tokens - self.added_tokens))
+            ]  # The endpoint puts its own tokens before.
         first, last = trace.prefix_offsets[request : request + 2]
-        words, block = self.words_for(tokens), max(1, round(trace.prefix_block_tokens / self.tokens_per_word))
-        shared = [
-            _random_words(block, (seed, name % 2**64, block))
-            for name in trace.prefix_ids[first:last].tolist()
+        word_count = self.words_for(tokens)
+        block_words = max(1, round(trace.prefix_block_tokens / self.tokens_per_word))
+        # The words of a block depend on its id alone. A seed must not be negative, an id may be.
+        blocks = [
+            _random_words(block_words, (seed, block_id % 2**64, block_words))
+            for block_id in trace.prefix_ids[first:last].tolist()
         ]
-        text = " ".join(" ".join(shared).split(" ")[:words]) if shared else ""
-        if (left := words - len(text.split())) > 0:
-            text = f"{text} {_random_words(left, (seed, request))}".strip()
-        return text
+        words = " ".join(blocks).split()[:word_count]
+        if (missing := word_count - len(words)) > 0:
+            words.append(_random_words(missing, (seed, request)))
+        return " ".join(words)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -101,19 +111,19 @@ def _random_words(words: int, seed: tuple[int, ...]) -> str:
     return " ".join(WORDS[k] for k in np.random.default_rng(seed).integers(len(WORDS), size=words).tolist())
 
 
-PLAIN = Dialect(fixes_length=False)
+WITHOUT_VLLM_PARAMETERS = Dialect(fixes_length=False)
 # The dialect that tells most about token counts comes first.
 COMPLETION_DIALECTS = (
     Dialect(),
     Dialect(by_ids=False),
-    PLAIN,
-    replace(PLAIN, by_ids=False),
-    replace(PLAIN, by_ids=False, has_usage=False),
+    WITHOUT_VLLM_PARAMETERS,
+    replace(WITHOUT_VLLM_PARAMETERS, by_ids=False),
+    replace(WITHOUT_VLLM_PARAMETERS, by_ids=False, has_usage=False),
 )
-CHATTING = Dialect(CHAT, by_ids=False)
+VLLM_CHAT = Dialect(CHAT, by_ids=False)
 CHAT_DIALECTS = (
-    CHATTING,
-    replace(CHATTING, fixes_length=False),
-    replace(CHATTING, fixes_length=False, limit="max_completion_tokens", is_greedy=False),
-    replace(CHATTING, fixes_length=False, has_usage=False),
+    VLLM_CHAT,
+    replace(VLLM_CHAT, fixes_length=False),
+    replace(VLLM_CHAT, fixes_length=False, limit="max_completion_tokens", is_greedy=False),
+    replace(VLLM_CHAT, fixes_length=False, has_usage=False),
 )

@@ -28,22 +28,28 @@ from planner.runtime.endpoint import (
     redirect_message,
 )
 
-PROBE_TOKENS, PROBE_OUTPUT_TOKENS = 24, 16
+PROBE_TOKENS, PROBE_OUTPUT_TOKENS = 24, 16  # Lengths of the short request by which a dialect is tried.
 MOST_ADDED_TOKENS = 8  # Special tokens that a server may put before a prompt of token ids.
 WORD_COUNTS = (32, 256)  # Words of the two prompts by which tokens per word are measured.
-MOST_TOKENS_PER_WORD = 8.0
+# Tokens per short English word. A server outside these bounds does not count the tokens of the prompt it got.
+LEAST_TOKENS_PER_WORD, MOST_TOKENS_PER_WORD = 0.25, 8.0
+# A text is charged as so many tokens until the answer says how many it had (`SendingBudget.settle`).
+CHARGED_TOKENS_PER_WORD, CHARGED_TOKENS_BESIDE_WORDS = 4, 64
 PROBE_SEED = 2**31  # No prompt of the traffic begins like one of these.
-ROUND_TRIPS = 5
-LISTED = 8
+ROUND_TRIPS = 5  # The round trip is the median of so many.
+MOST_NAMES_SHOWN = 8  # An error message names so many of the endpoint's models.
 NOT_TAKEN = (400, 403, 404, 405, 415, 422, 500, 501)  # After these codes the request is sent in another form.
 NO_SUCH_PATH = (403, 404, 405, 501)  # After these the other path is tried; a missing model answers 404 too.
-MOST_BROKEN = 2  # Some servers answer 500 to a parameter they do not know.
+# A server may answer 500 to a parameter it does not know; after more answers of 500 than this it is broken.
+MOST_BROKEN = 2
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedEndpoint:
-    """The endpoint as it is asked. `round_trip_s` is a small answer's over a connection that stands, None
-    where the list of models is not given. `notes` are for the report."""
+    """The model and dialect by which the endpoint takes requests. `round_trip_s` is the time of a small
+    request over an open connection; None if the endpoint has no list of models to ask for. `notes` are for
+    the report.
+    """
 
     model: str
     dialect: Dialect
@@ -63,8 +69,11 @@ class Probing:
     async def probe_endpoint(
         self, planned: str, longest_tokens: int, progress: Callable[[str], None]
     ) -> ProbedEndpoint:
-        """`planned` is the plan's LLM, asked for where --model names none; `longest_tokens` those of the
-        longest request. Raises EndpointError for what cannot be measured."""
+        """Ask for models, then find the dialect and how tokens are counted.
+
+        `planned` is the plan's LLM, asked for if --model names none; `longest_tokens` is the length of the
+        longest request, prompt and answer. Raises EndpointError if the endpoint cannot be measured.
+        """
         progress(f"asking {self.endpoint.host} what it serves")
         model, round_trip_s = await self._model(planned, longest_tokens)
         notes = []
@@ -85,18 +94,20 @@ class Probing:
         return ProbedEndpoint(model, dialect, round_trip_s, tuple(notes))
 
     async def _model(self, planned: str, longest_tokens: int) -> tuple[str, float | None]:
+        """The model to ask for, and the round trip in seconds (see `ProbedEndpoint`)."""
         endpoint, named_model = self.endpoint, self.endpoint.model
         rows = await self._models()
-        if rows is None:  # An endpoint may have no such list; then the first request tells.
+        if rows is None:  # Without a list, the first request shows whether the model is served.
             return named_model or planned, None
         names = list(rows)
-        model = named_model or (planned if planned in names or len(names) != 1 else names[0])
+        only_name = names[0] if len(names) == 1 else None
+        model = named_model or (planned if planned in names else only_name or planned)
         if model not in names:
-            listed = ", ".join(nearest_names(model, names, LISTED) or names[:LISTED])
+            listed = ", ".join(nearest_names(model, names, MOST_NAMES_SHOWN) or names[:MOST_NAMES_SHOWN])
             what = f"--model {model!r}" if named_model else f"the plan's LLM {model!r}"
             raise EndpointError(
                 f"{endpoint.host} does not serve {what}; it has {endpoint.clean(listed) or 'none'}"
-                f"{' and others' if len(names) > LISTED else ''}: name one with --model"
+                f"{' and others' if len(names) > MOST_NAMES_SHOWN else ''}: name one with --model"
             )
         longest = rows[model].get("max_model_len")
         if isinstance(longest, int) and longest < longest_tokens:
@@ -142,21 +153,23 @@ class Probing:
             ) from None
 
     async def _dialect(self, model: str) -> tuple[Dialect, EndpointAnswer]:
-        """The first that the endpoint takes, and its answer."""
+        """The first dialect that the endpoint takes, and its answer to the request that tried it."""
         refusals: list[str] = []
         broken = 0
         for dialects in (COMPLETION_DIALECTS, CHAT_DIALECTS):
             for dialect in dialects:
                 prompt = dialect.prompt(PROBE_TOKENS, self.sent, seed=PROBE_SEED)
-                answer = await self._put(model, dialect, prompt, PROBE_OUTPUT_TOKENS)
-                added = answer.input_tokens - PROBE_TOKENS if answer.input_tokens else 0
-                if answer.is_good and dialect.by_ids and not 0 <= added <= MOST_ADDED_TOKENS:
+                answer = await self._send(model, dialect, prompt, PROBE_OUTPUT_TOKENS)
+                # Only of token ids is the prompt's own length known. A server that counts none has 0 here.
+                counts_ids = dialect.by_ids and bool(answer.input_tokens)
+                added_tokens = answer.input_tokens - PROBE_TOKENS if counts_ids else 0
+                if answer.is_good and not 0 <= added_tokens <= MOST_ADDED_TOKENS:
                     refusals.append(
                         f"it counts {answer.input_tokens} tokens for a prompt of {PROBE_TOKENS} ids"
                     )
                     continue
                 if answer.is_good:
-                    return replace(dialect, added_tokens=float(added if dialect.by_ids else 0)), answer
+                    return replace(dialect, added_tokens=float(added_tokens)), answer
                 trouble = refusal_message(self.endpoint, answer)
                 broken += answer.code == 500
                 if answer.code not in NOT_TAKEN or broken > MOST_BROKEN:
@@ -164,7 +177,8 @@ class Probing:
                 if trouble not in refusals:
                     refusals.append(trouble)
                 if answer.code in NO_SUCH_PATH:
-                    break
+                    break  # No other dialect of this path can do better.
+        # The latest refusal comes first: it answers the plainest request.
         raise EndpointError(
             f"{self.endpoint.host} takes neither completions nor chat completions for {model!r}: "
             f"{self.endpoint.clean('; '.join(reversed(refusals[-2:])))}"
@@ -177,37 +191,41 @@ class Probing:
         counts = []
         for words in WORD_COUNTS:
             text = dialect.prompt(words, self.sent, seed=PROBE_SEED)
-            answer = await self._put(model, dialect, text, 1)
+            answer = await self._send(model, dialect, text, 1)
             if not answer.is_good:
                 raise EndpointError(f"a prompt of {words} words: {refusal_message(self.endpoint, answer)}")
             if not answer.input_tokens:
                 return dialect
             counts.append(answer.input_tokens)
         slope = (counts[1] - counts[0]) / (WORD_COUNTS[1] - WORD_COUNTS[0])
-        if not 0.25 <= slope <= MOST_TOKENS_PER_WORD:
+        if not LEAST_TOKENS_PER_WORD <= slope <= MOST_TOKENS_PER_WORD:
             raise EndpointError(
                 f"{self.endpoint.host} counts {counts[0]} tokens for a prompt of {WORD_COUNTS[0]} words and "
                 f"{counts[1]} for one of {WORD_COUNTS[1]}: prompts of the trace's lengths cannot be made"
             )
         return replace(dialect, tokens_per_word=slope, added_tokens=counts[0] - slope * WORD_COUNTS[0])
 
-    async def _put(
-        self, model: str, dialect: Dialect, put_: list[int] | str, output_tokens: int
+    async def _send(
+        self, model: str, dialect: Dialect, prompt: list[int] | str, output_tokens: int
     ) -> EndpointAnswer:
-        inputs = len(put_) if isinstance(put_, list) else 4 * len(put_.split()) + 64
-        charged = self.budget.charge(inputs, output_tokens)
-        if charged is None:
+        """Charge and send one request. Raises EndpointError if the budget does not last for it."""
+        if isinstance(prompt, list):
+            input_tokens = len(prompt)
+        else:
+            input_tokens = CHARGED_TOKENS_PER_WORD * len(prompt.split()) + CHARGED_TOKENS_BESIDE_WORDS
+        charged_usd = self.budget.charge(input_tokens, output_tokens)
+        if charged_usd is None:
             raise EndpointError(
                 f"the budget does not last for the requests before the traffic ({self.budget.describe_use()} "
                 "used); raise --max-requests or --max-usd"
             )
         self.sent += 1
-        body = dialect.body(model, put_, output_tokens)
+        body = dialect.body(model, prompt, output_tokens)
         timeout_s = min(self.endpoint.timeout_s, PROBE_TIMEOUT_S)
         answer = await post_request(
             self.client, self.endpoint, dialect.path, body, output_tokens, timeout_s=timeout_s
         )
-        self.budget.settle(charged, answer)
+        self.budget.settle(charged_usd, answer)
         return answer
 
 

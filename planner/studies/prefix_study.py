@@ -11,20 +11,24 @@ from typing import Any
 import numpy as np
 
 from planner.fleet import Fleet
-from planner.reports import prefix_values as told
+from planner.reports import prefix_values
 from planner.search.oracle import prefix_placing
 from planner.search.oracle.prefix_placing import PoolPrefixes, PrefixPlan, WarmUp
 from planner.simulator.replay import simulate
 from planner.traffic.prefixes import PrefixSummary, summarise_prefixes
 from planner.traffic.trace import Trace
 
+LEAST_TIME_LEFT_S = 0.1  # The stages share at least this much when the time limit has passed.
 NAMES = ("prefixes.json", "hit-curve.csv", "warm-up.json")
+# What the hits and loads under `plan` in prefixes.json rest on.
 ESTIMATE = "estimated before any simulation"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedPrefixes:
-    """Prefixes on the workers of one pool, prompts that load them, and how few workers would do as much."""
+    """Prefixes on the workers of one pool, the prompts that load them, and how few workers would then carry
+    the same load. `simulated` has a row per pool; it is empty if the fleet has no prefix caches.
+    """
 
     plan: PrefixPlan
     prompts: list[WarmUp]
@@ -34,7 +38,7 @@ class PlacedPrefixes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixStudy:
-    """`placed` is None without a fleet."""
+    """What the prompts of `trace` share. `placed` says where a fleet should keep it; None without a fleet."""
 
     trace: Trace
     summary: PrefixSummary
@@ -50,31 +54,39 @@ def study_prefixes(
     time_limit_s: float = 120.0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> PrefixStudy:
-    """What prompts share, and where `fleet` should keep it: in its pool of that name, if several prefill.
+    """Find what the prompts share, and where `fleet` should keep these prefixes.
 
-    Raises InputError where the trace has no block ids, or the fleet no such pool.
+    `pool` names the pool that keeps them; it is needed only if several pools prefill. Raises InputError where
+    the trace has no block ids, or the fleet no such pool.
     """
-    chosen = prefix_placing.prefill_pool(fleet, pool) if fleet is not None else None
+    prefill_pool = prefix_placing.prefill_pool(fleet, pool) if fleet is not None else None
     progress(f"reading the prefixes of {len(requests)} requests")
     summary = summarise_prefixes(requests)
-    if fleet is None or chosen is None:
+    if fleet is None or prefill_pool is None:
         return PrefixStudy(requests, summary, None)
-    progress(f"placing prefixes on {chosen.count} workers")
+    progress(f"placing prefixes on {prefill_pool.count} workers")
     rng = np.random.default_rng(seed)
     until_s = time.monotonic() + time_limit_s
 
-    def share_s(of: int) -> float:
-        """Of the time that is left, for the next of so many stages."""
-        return max(until_s - time.monotonic(), 0.1) / of
+    def part_of_time_left_s(parts: int) -> float:
+        """One of so many equal parts of the time that is left; a stage that comes late still gets some."""
+        return max(until_s - time.monotonic(), LEAST_TIME_LEFT_S) / parts
 
-    placement = prefix_placing.plan_prefixes(requests, chosen, time_limit_s=share_s(2), rng=rng)
+    # The first stage may take half of the time, the second half of the rest, and the last one what is left.
+    placement = prefix_placing.plan_prefixes(
+        requests, prefill_pool, time_limit_s=part_of_time_left_s(2), rng=rng
+    )
     prompts = prefix_placing.warm_up(requests, placement)
-    needed = prefix_placing.workers_for_same_load(requests, placement, time_limit_s=share_s(2), rng=rng)
+    needed = prefix_placing.workers_for_same_load(
+        requests, placement, time_limit_s=part_of_time_left_s(2), rng=rng
+    )
     simulated: tuple[PoolPrefixes, ...] = ()
     if fleet.policies.prefix_cache:
         progress("simulating the fleet")
         run = simulate(fleet, requests)
-        simulated = prefix_placing.pool_prefixes(fleet, run, requests, time_limit_s=share_s(1), rng=rng)
+        simulated = prefix_placing.pool_prefixes(
+            fleet, run, requests, time_limit_s=part_of_time_left_s(1), rng=rng
+        )
     return PrefixStudy(requests, summary, PlacedPrefixes(placement, prompts, needed, simulated))
 
 
@@ -85,11 +97,13 @@ def prefix_document(study: PrefixStudy) -> dict[str, Any]:
         pool = placed.plan.pool
         answer["plan"] = {
             "basis": ESTIMATE,
-            **told.plan_document(placed.plan, placed.prompts),
+            **prefix_values.plan_document(placed.plan, placed.prompts),
             "workers_needed": placed.workers_needed,
             "gpus_saved": (pool.count - placed.workers_needed) * pool.type.gpus,
         }
-        answer["simulated"] = {each.plan.pool.name: told.simulated(each) for each in placed.simulated}
+        answer["simulated"] = {
+            each.plan.pool.name: prefix_values.simulated(each) for each in placed.simulated
+        }
     return answer
 
 
@@ -100,7 +114,7 @@ def render_prefixes(study: PrefixStudy) -> dict[str, str | bytes]:
         "hit-curve.csv": _curve_csv(study.summary),
     }
     if study.placed is not None:
-        files["warm-up.json"] = told.warm_up_json(study.placed.prompts)
+        files["warm-up.json"] = prefix_values.warm_up_json(study.placed.prompts)
     return files
 
 

@@ -14,7 +14,7 @@ from plans import CATALOG
 from simulations import make_trace
 
 from planner.documents.catalog import UNCHECKED_BY_DEFAULT, read_catalog
-from planner.documents.doubtful import of_names, of_percentiles
+from planner.documents.doubtful import of_llms, of_percentiles
 from planner.documents.llm_config import llm_from_config
 from planner.documents.task import parse_task
 from planner.domain import Limit
@@ -93,10 +93,10 @@ def test_requests_to_several_llms_are_not_one_in_silence() -> None:
     trace = replace(
         make_trace([0.0, 1.0, 2.0], [9, 9, 9], [3, 3, 3]), llm=np.array([0, 0, 1]), llms=("small", "large")
     )
-    (said,) = of_names(parse_task(QUESTION, CATALOG).slo, trace)
+    (said,) = of_llms(parse_task(QUESTION, CATALOG).slo, trace)
     assert "requests to 2 LLMs taken as one: 'small' 66.7%, 'large' 33.3%" in said
     each = {name: {"match": {"model": name}, "ttft": {"p90": "2 s"}} for name in trace.llms}
-    assert not [*of_names(parse_task(QUESTION | {"slo": {"classes": each}}, CATALOG).slo, trace)]
+    assert not [*of_llms(parse_task(QUESTION | {"slo": {"classes": each}}, CATALOG).slo, trace)]
 
 
 def test_a_percentile_that_lets_most_be_late_is_refused() -> None:

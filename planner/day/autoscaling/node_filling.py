@@ -34,7 +34,10 @@ class RentedNode:
 
 
 def nodes_of(autoscaler: Autoscaler, pools: int) -> tuple[RentedNode | None, ...]:
-    """One per pool; none at all where idle GPUs stay idle."""
+    """The node of each pool, None for a pool whose GPUs are sold singly.
+
+    Empty if idle GPUs stay idle: for other controllers, with `fill: false`, and if no pool has whole nodes.
+    """
     nodes_setting = autoscaler.parameters.get("nodes")
     if (
         autoscaler.controller != "fleetplan"
@@ -56,33 +59,38 @@ def nodes_of(autoscaler: Autoscaler, pools: int) -> tuple[RentedNode | None, ...
 def fill_nodes(
     places: Sequence[ScaleTarget], nodes: Sequence[RentedNode | None], app: str, names: tuple[str, str]
 ) -> list[tuple[ScaleTarget, str]]:
-    """Each pool with its workers, in an order in which they can be recorded: pools at the front take the idle
-    GPUs first.
+    """Each pool with the PromQL of its workers, grown by what fits on the idle GPUs of its nodes.
 
-    `names` are the records of sizes within least and most, and of what is returned; it reads both.
+    Record the pools in this order: a later one counts the GPUs that earlier ones took. Decode pools come
+    last, so pools that prefill take idle GPUs first. `names` are the records of a pool's size before and
+    after it is grown. The expressions read the first of all pools on the same kind of node, and the second of
+    those grown earlier.
     """
-    expr_by_place, workers = (
+    sizes_before, sizes_after = (
         {place.name: f"sum({of_pool(name, app, place)})" for place in places} for name in names
     )
     node_by_place = {place.name: node for place, node in zip(places, nodes, strict=True)}
-    done: set[str] = set()
+    grown: set[str] = set()
     filled_pools = []
     for place in sorted(places, key=lambda each: each.pool.role == "decode"):
-        own, expr = node_by_place[place.name], expr_by_place[place.name]
-        if own is not None:
-            on = [
+        rented, expr = node_by_place[place.name], sizes_before[place.name]
+        if rented is not None:
+            on_same_kind = [
                 (name, node)
                 for name, node in node_by_place.items()
-                if node is not None and node.kind == own.kind
+                if node is not None and node.kind == rented.kind
             ]
-            wanted = " + ".join(f"{node.worker_gpus} * {expr_by_place[name]}" for name, node in on)
-            taken = " - ".join(
-                f"{node.worker_gpus} * {(workers if name in done else expr_by_place)[name]}"
-                for name, node in on
+            wanted_gpus = " + ".join(
+                f"{node.worker_gpus} * {sizes_before[name]}" for name, node in on_same_kind
             )
-            idle = f"{own.gpus} * ceil(({wanted}) / {own.gpus}) - {taken}"
-            more = f"floor(({idle}) / {own.worker_gpus})"
-            expr = f"clamp_max({expr} + {more}, {place.scaled.most}) or {expr}"
-            done.add(place.name)
+            taken_gpus = " - ".join(
+                f"{node.worker_gpus} * {(sizes_after if name in grown else sizes_before)[name]}"
+                for name, node in on_same_kind
+            )
+            idle_gpus = f"{rented.gpus} * ceil(({wanted_gpus}) / {rented.gpus}) - {taken_gpus}"
+            more_workers = f"floor(({idle_gpus}) / {rented.worker_gpus})"
+            # PromQL's `or`: while the record of another pool is missing, the pool keeps its own size.
+            expr = f"clamp_max({expr} + {more_workers}, {place.scaled.most}) or {expr}"
+            grown.add(place.name)
         filled_pools.append((place, expr))
     return filled_pools

@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.documents.catalog import Catalog
 from planner.documents.certificate import Alternative, Certificate, Status, Throughput
-from planner.documents.doubtful import of_names, of_percentiles
+from planner.documents.doubtful import of_llms, of_percentiles
 from planner.documents.facts import Binding, Finding, Neighbour, OfTraffic, Refuted, Warned, WorstHour
 from planner.documents.task import PlanQuestion
 from planner.domain import FleetLimit
@@ -443,7 +443,7 @@ def _simulate_further(
 
 def _doubts(problem: Problem, trace: Trace) -> tuple[str, ...]:
     """What is doubtful in the trace as it was read, in the question, and in the two together."""
-    of_both = (*of_percentiles(problem.slo, problem.trace), *of_names(problem.slo, trace))
+    of_both = (*of_percentiles(problem.slo, problem.trace), *of_llms(problem.slo, trace))
     return (*trace.warnings, *problem.task.doubts, *of_both)
 
 
