@@ -225,14 +225,14 @@ def spread_for(like: Figure, figures: Sequence[Figure]) -> StepTimeSpread:
         (lambda each: (each.kind, each.place), lambda each: each.place),
         like,
     )
-    campaigns = {each.campaign for each in prefills}
     median = 1.0
-    if like.place == "Blackwell":
+    if like.place == "Blackwell":  # of the same step times: a roofline and sums of kernels err apart
+        alike = {(each.campaign, each.kind) for each in prefills}
         median = median_of(
             [
                 each
                 for each in figures
-                if each.campaign in campaigns and (each.is_of_prefills or each.is_of_decodes)
+                if (each.campaign, each.kind) in alike and (each.is_of_prefills or each.is_of_decodes)
             ]
         )
     known = replace(usual, decode=decode)
@@ -241,6 +241,11 @@ def spread_for(like: Figure, figures: Sequence[Figure]) -> StepTimeSpread:
 
 
 # --- rows, and how they fare
+
+
+def no_narrower(factor: Factor, than: Factor) -> Factor:
+    """The factor around its own median, at least as wide as another."""
+    return Factor(factor.median, max(factor.log_sd, than.log_sd))
 
 
 def rows_of(figures: Sequence[Figure]) -> dict[str, dict[str, object]]:
@@ -260,8 +265,8 @@ def rows_of(figures: Sequence[Figure]) -> dict[str, dict[str, object]]:
                 if kind == "roofline":  # no narrower than kernels, which know more of the GPU
                     measured = spread_for(replace(like, kind="kernels"), figures)
                     spread = StepTimeSpread(
-                        max(spread.prefill, measured.prefill, key=lambda factor: factor.log_sd),
-                        max(spread.decode, measured.decode, key=lambda factor: factor.log_sd),
+                        no_narrower(spread.prefill, measured.prefill),
+                        no_narrower(spread.decode, measured.decode),
                         "",
                     )
                 own = [each for each in figures if (each.kind, each.weights) == (kind, weights)]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.spreads import Figure, rows_of
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fleet_file import fleet_document, fleet_of
 from planner.documents.task import parse_task
@@ -204,3 +205,24 @@ def test_rooflines_have_no_narrower_spread_than_kernels(catalog: Catalog) -> Non
             of_kernels = catalog.spreads[name.replace("roofline", "kernels")].spread
             assert row.spread.prefill.log_sd >= of_kernels.prefill.log_sd
             assert row.spread.decode.log_sd >= of_kernels.decode.log_sd
+
+
+def test_medians_are_of_the_same_step_times() -> None:
+    """What a roofline lacks on Blackwell says nothing of sums of kernels, and a roofline keeps its own median where
+    kernels are as wide. Four campaigns each, around 1.2 and 1.6.
+    """
+    figures = [
+        Figure(
+            *("silicon-sample", "b200-180g", f"llm {campaign}", metric, kind, "4 bit", True, False),
+            math.log(median) * (metric == "ttft") + away,
+            *((1.0, 0.0) if metric == "ttft" else (0.0, 1.0)),
+        )
+        for kind, median in (("kernels", 1.2), ("roofline", 1.6))
+        for campaign in range(4)
+        for metric in ("ttft", "tpot")
+        for away in (-0.1, 0.0, 0.1)
+    ]
+    rows = rows_of(figures)
+    for kind, median in (("kernels", 1.2), ("roofline", 1.6)):
+        prefill = rows[f"{kind}, 4 bit, Blackwell"]["prefill"]
+        assert prefill == {"median": median, "log_sd": pytest.approx(0.15, abs=0.1)}
