@@ -208,8 +208,8 @@ def test_rooflines_have_no_narrower_spread_than_kernels(catalog: Catalog) -> Non
 
 
 def test_medians_are_of_the_same_step_times() -> None:
-    """What a roofline lacks on Blackwell says nothing of sums of kernels, and a roofline keeps its own median where
-    kernels are as wide. Four campaigns each, around 1.2 and 1.6.
+    """What a roofline lacks on Blackwell says nothing of sums of kernels, and a roofline keeps its own
+    median where kernels are as wide. Four campaigns each, around 1.2 and 1.6.
     """
     figures = [
         Figure(
