@@ -287,7 +287,7 @@ def value_s(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TenantService:
+class ServiceOfTenants:
     """Service of each tenant (U,) per second, while all were served: tokens of prompts and of output, each
     kind with its weight in the policies. Cached tokens count too, which fair queues leave out.
 
@@ -301,7 +301,7 @@ class TenantService:
     jain_index: float
 
 
-def tenant_service(simulation: Simulation) -> TenantService:
+def tenant_service(simulation: Simulation) -> ServiceOfTenants:
     """Needs a trace that names tenants."""
     tenant_of, users = simulation.tenant, range(len(simulation.tenants))
     first_token_s = simulation.arrival_s + simulation.ttft_s
@@ -317,7 +317,7 @@ def tenant_service(simulation: Simulation) -> TenantService:
         inside = (at_s >= start_s) & (at_s <= end_s)
         tokens += np.bincount(tenant_of[inside], weights=amount[inside], minlength=len(tokens))
     rate = tokens / (end_s - start_s) if end_s > start_s else np.full(len(tokens), np.nan)
-    return TenantService((start_s, end_s), rate, jain_index(rate / simulation.tenant_weights))
+    return ServiceOfTenants((start_s, end_s), rate, jain_index(rate / simulation.tenant_weights))
 
 
 def jain_index(values: Floats) -> float:

@@ -1,6 +1,6 @@
 """The safety of a given fleet: how many scenarios keep the SLO, its headroom, and the limits missed first.
 
-`plan` reports the same of its answers (search/production/three_answers.py); this module does so for a fleet
+`plan` reports the same of its answers (search/production/scenario_test.py); this module does so for a fleet
 that no search proposed. Fleets that are compared are simulated in the same scenarios.
 """
 
@@ -15,7 +15,7 @@ from planner.fleet import Fleet
 from planner.search.oracle.fleet_oracle import Ends, Oracle
 from planner.search.oracle.headroom import find_headroom
 from planner.search.oracle.scenarios import TESTED, Scenarios
-from planner.search.production.three_answers import ScenarioTest
+from planner.search.production.scenario_test import ScenarioTest
 from planner.traffic.trace import Trace
 
 MOST_REQUESTS = 300_000  # Scenarios of a longer trace would take minutes, so they are not simulated.

@@ -44,7 +44,7 @@ from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.options import option_of
 from planner.search.problem.plan_problem import Problem, on_all_draws
 from planner.search.production.cheapest_kept import with_search_scenarios
-from planner.search.production.three_answers import ScenarioTest
+from planner.search.production.scenario_test import ScenarioTest
 from planner.simulator.slo_verdict import Verdict
 from planner.solvers.master import Option
 from planner.solvers.whole_nodes import idle_usd_per_h, node_of

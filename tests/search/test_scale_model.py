@@ -19,7 +19,8 @@ from planner.search.oracle.fleet_counts import objective
 from planner.search.problem.plan_problem import Conditions, Problem
 from planner.search.production.cheapest_kept import with_search_scenarios
 from planner.search.production.scale_model import build_scale_model, restore_full_size
-from planner.search.production.three_answers import find_production_fleet, is_test_passed
+from planner.search.production.scenario_test import is_test_passed
+from planner.search.production.three_answers import find_production_fleet
 from planner.traffic.scaling import same_requests
 
 LARGE = {

@@ -12,8 +12,8 @@ from shares import some
 
 from planner.documents.facts import KeptIn
 from planner.documents.safety import Safety
-from planner.search.production import three_answers
-from planner.search.production.three_answers import LEAST_TEST_SCENARIOS, TEST_REQUESTS
+from planner.search.production import scenario_test
+from planner.search.production.scenario_test import LEAST_TEST_SCENARIOS, TEST_REQUESTS
 from planner.solvers.repeats import decision
 
 
@@ -50,7 +50,7 @@ def test_it_asks_what_one_by_one_would_and_says_the_same(seed: int) -> None:
     most = 60 if seed % 2 else LEAST_TEST_SCENARIOS
     oracle.trace = range(TEST_REQUESTS // most)
     futures: Any = range(1000)
-    said = three_answers.ScenarioTest(oracle, futures, Safety(kept_in_frac=0.9), 0, lambda: False).decide(())
+    said = scenario_test.ScenarioTest(oracle, futures, Safety(kept_in_frac=0.9), 0, lambda: False).decide(())
     held, number = one_by_one(kept, most)
     assert said == replace(said, kept=held, futures=number)
     assert sorted(oracle.asked) == list(range(number))
@@ -58,9 +58,9 @@ def test_it_asks_what_one_by_one_would_and_says_the_same(seed: int) -> None:
 
 def test_nothing_is_asked_once_the_time_is_over() -> None:
     oracle: Any = Outcomes([True] * 60)
-    oracle.trace = range(three_answers.AT_ONCE_REQUESTS)
+    oracle.trace = range(scenario_test.AT_ONCE_REQUESTS)
     futures: Any = range(60)
-    said = three_answers.ScenarioTest(
+    said = scenario_test.ScenarioTest(
         oracle, futures, Safety(kept_in_frac=0.9), 0, lambda: len(oracle.asked) > 5
     ).decide(())
     assert isinstance(said, KeptIn) and said.futures == len(oracle.asked) < 10 and said.decision == "open"

@@ -46,10 +46,10 @@ from planner.search.production.most_traffic import (
     find_most_traffic,
     task_at_rate,
 )
+from planner.search.production.scenario_test import is_test_passed
 from planner.search.production.three_answers import (
     MOST_TESTS,
     Production,
-    is_test_passed,
     not_certified_warnings,
     pick_known_fleet_and_test,
     with_answers,

@@ -13,7 +13,7 @@ from planner.domain import Slo
 from planner.fleet import Fleet
 from planner.search.oracle.prefix_placing import PoolPrefixes
 from planner.search.problem.bill import Bill, bill_fleet
-from planner.search.production.three_answers import FleetTrial
+from planner.search.production.scenario_test import FleetTrial
 from planner.simulator.energy import ExpectedPower, expected_power
 from planner.simulator.replay import Simulation
 from planner.simulator.slo_verdict import Verdict

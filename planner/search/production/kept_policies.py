@@ -19,11 +19,10 @@ from planner.search.oracle.fleet_counts import objective
 from planner.search.oracle.stopping import StoppedError
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, with_search_scenarios
+from planner.search.production.scenario_test import FleetTrial, is_test_passed
 from planner.search.production.three_answers import (
-    FleetTrial,
     Production,
     find_production_fleet,
-    is_test_passed,
     production_or_paper,
     with_answers,
 )

@@ -5,7 +5,7 @@ few fleets of a problem with hundreds of thousands of requests. Behind a balanci
 of workers behaves much like one of dozens with as much work for each worker. The smaller pool waits a little
 longer, because its load varies more. So a fleet that keeps the SLO in the model mostly keeps it at full size
 too, with a few workers to spare. Every fleet from the model is still tested at full size, in scenarios that
-no search has seen (three_answers.py).
+no search has seen (scenario_test.py).
 
 Where requests share prefixes or adapters, a sample of them finds less in the caches, so no model is built.
 """

@@ -5,8 +5,7 @@
     with a loss   the fleet does so after the loss of any one worker
 
 cheapest_kept.py searches for the production fleet in scenarios that it sees. The fleet is then tested in
-other scenarios until Wald's test (solvers/repeats.py) decides whether the share of scenarios that it keeps
-is more than TEST_BELOW_FRAC below the required share. Of fleets whose prices differ by at most
+other scenarios (scenario_test.py). Of fleets whose prices differ by at most
 LIKE_PRICE_FRAC the one with the most headroom is taken.
 """
 
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,7 +22,6 @@ import numpy as np
 from planner.documents.facts import (
     Answered,
     AnswerName,
-    CheaperMiss,
     IdleMisses,
     KeptIn,
     NoneTogether,
@@ -31,10 +29,8 @@ from planner.documents.facts import (
     ScenariosDrawn,
     TooFewKept,
 )
-from planner.documents.safety import Safety
 from planner.errors import InfeasibleError, MostKept
-from planner.fleet import Fleet, Policies
-from planner.policies import ROUTING
+from planner.fleet import Fleet
 from planner.search.level0.owned_gpus import (
     objective_paid,
     of_machines,
@@ -46,7 +42,6 @@ from planner.search.level0.owned_gpus import (
 )
 from planner.search.mixed.best_fleet import FleetSearch, search_again
 from planner.search.mixed.mixed_fleets import best_settings
-from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import (
     FEWER_FRAC,
     Counts,
@@ -59,7 +54,7 @@ from planner.search.oracle.fleet_counts import (
 )
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.headroom import find_headroom, holds_with
-from planner.search.oracle.scenarios import Scenarios, drawn_by
+from planner.search.oracle.scenarios import drawn_by
 from planner.search.oracle.stopping import StoppedError, in_time
 from planner.search.problem.bill import bill_fleet, bought_pools
 from planner.search.problem.options import OBJECTIVE_UNITS, hardware
@@ -80,24 +75,16 @@ from planner.search.production.cheapest_kept import (
 )
 from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
 from planner.search.production.scale_model import build_scale_model, restore_full_size
-from planner.solvers.repeats import decision
+from planner.search.production.scenario_test import (
+    LEAST_TEST_SCENARIOS,
+    TEST_REQUESTS,
+    FleetTrial,
+    ScenarioTest,
+    is_test_passed,
+)
 from planner.traffic.redraw import block_s
 from planner.traffic.scaling import SAME_FRAC
 
-# Wald's test decides between two shares of kept scenarios: the lower lies this far below the required share.
-TEST_BELOW_FRAC = 0.05
-# The upper share of the test lies this part of the way from the required share to 1.
-TEST_ABOVE_FRAC = 0.5
-# A test may simulate this many requests in all, in at least 28 and at most 200 scenarios.
-TEST_REQUESTS, LEAST_TEST_SCENARIOS, MOST_TEST_SCENARIOS = 6_000_000, 28, 200
-# A test simulates 4 to 32 scenarios before it looks at the clock again, by the length of the trace.
-LEAST_AT_ONCE, MOST_AT_ONCE = 4, 32
-# The scenarios of one such batch have about this many requests together.
-AT_ONCE_REQUESTS = 1_000_000
-# The fleets on paper and with a loss are simulated with about this many requests, in at least 10 scenarios.
-SIDE_REQUESTS, LEAST_SIDE_SCENARIOS = 200_000, 10
-# The fleets on paper and with a loss are simulated in at most this many scenarios.
-MOST_SIDE_SCENARIOS = 32
 # A fleet with a loss is searched for in this many scenarios more than it may miss.
 LOSS_SCENARIOS = 2 * HARDEST_SCENARIOS
 # Each search for a fleet with a loss may simulate this many requests.
@@ -140,137 +127,6 @@ class Production:
     trial: FleetTrial | None
     with_loss: Counts | None = None
     on_paper: WhyOnPaper | None = None
-
-
-@dataclass(slots=True, eq=False)
-class ScenarioTest:
-    """A test of fleets in scenarios that no search has seen, those with the number `first` and above."""
-
-    oracle: Oracle
-    scenarios: Scenarios
-    safety: Safety
-    first: int
-    out_of_time: Callable[[], bool]
-
-    @property
-    def side_scenarios(self) -> int:
-        """The number of scenarios in which the fleets on paper and with a loss are simulated."""
-        return int(
-            np.clip(SIDE_REQUESTS // len(self.oracle.trace), LEAST_SIDE_SCENARIOS, MOST_SIDE_SCENARIOS)
-        )
-
-    def decide(self, counts: Counts) -> KeptIn:
-        """Simulate the fleet in one scenario after the other until the test decides, cannot be passed any
-        more, or has used up its scenarios or the time.
-        """
-        most_scenarios = int(
-            np.clip(TEST_REQUESTS // len(self.oracle.trace), LEAST_TEST_SCENARIOS, MOST_TEST_SCENARIOS)
-        )
-        kept, number, kept_in = 0, 0, self._kept_in(0, 0)
-        may_pass = self._kept_in(most_scenarios, most_scenarios).decision == "holds"
-        at_once = int(np.clip(AT_ONCE_REQUESTS // len(self.oracle.trace), LEAST_AT_ONCE, MOST_AT_ONCE))
-
-        def is_over(kept: int, number: int) -> bool:
-            is_hopeless = (
-                may_pass and self._kept_in(kept + most_scenarios - number, most_scenarios).decision != "holds"
-            )
-            return number >= most_scenarios or self._kept_in(kept, number).decision != "open" or is_hopeless
-
-        while not is_over(kept, number) and not self.out_of_time():
-            # `sure_count` scenarios are needed whatever the first of them say, so all are simulated at once.
-            sure_count = 1
-            while (
-                sure_count < at_once
-                and not is_over(kept, number + sure_count)
-                and not is_over(kept + sure_count, number + sure_count)
-            ):
-                sure_count += 1
-            kept += sum(self._are_kept(self.oracle, counts, range(number, number + sure_count)))
-            number += sure_count
-            kept_in = self._kept_in(kept, number)
-        return kept_in
-
-    def with_policies(self, policies: Policies) -> ScenarioTest:
-        """The same test of fleets with these policies."""
-        pinning = self.oracle.pinning if ROUTING[policies.routing].pins else None
-        oracle = replace(self.oracle, policies=policies, of_pairs=None, pinning=pinning)
-        return replace(self, oracle=oracle)
-
-    def count_kept(
-        self, counts: Counts, number: int, *, after_loss: bool = False, enough: int | None = None
-    ) -> KeptIn:
-        """Count in how many of the first `number` scenarios the fleet keeps the SLO.
-
-        The count stops early where the time is over, and as soon as it is certain whether `enough` of all are
-        kept.
-        """
-        oracle = replace(self.oracle, spare_workers=1) if after_loss else self.oracle
-        kept = simulated = 0
-        while simulated < number and not (simulated and self.out_of_time()):
-            if enough is not None and not kept < enough <= kept + number - simulated:
-                break
-            at_once = LEAST_AT_ONCE if enough is None else min(LEAST_AT_ONCE, enough - kept)
-            some = range(simulated, min(simulated + at_once, number))
-            kept, simulated = kept + sum(self._are_kept(oracle, counts, some)), some.stop
-        return replace(self._kept_in(kept, simulated), after_loss=after_loss)
-
-    def _are_kept(self, oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[bool]:
-        """Whether the fleet keeps the SLO in each of these scenarios."""
-
-        def is_kept(number: int) -> bool:
-            return oracle.in_scenario(self.scenarios[self.first + number]).holds([counts])[0]
-
-        return run_each(is_kept, numbers)
-
-    def _kept_in(self, kept: int, number: int) -> KeptIn:
-        share = self.safety.kept_in_frac
-        few, most = share - TEST_BELOW_FRAC, share + TEST_ABOVE_FRAC * (1 - share)
-        return KeptIn(kept, number, few, most, decision(kept, number, few, most))
-
-
-def is_test_passed(kept_in: KeptIn, safety: Safety) -> bool:
-    """Whether the test decided for the fleet, and the share that it kept is the required one."""
-    return kept_in.decision == "holds" and kept_in.kept_frac >= safety.kept_in_frac - 1e-9
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FleetTrial:
-    """A fleet for production with the result of its test, the problem in the scenarios of its last search,
-    the scale model that was searched where the problem is large, and what is known of cheaper fleets.
-    """
-
-    best: Counts
-    kept_in: KeptIn
-    problem: Problem
-    test: ScenarioTest
-    model: Problem | None = None
-    cheaper: CheaperMiss | None = None
-
-    @property
-    def searched_problem(self) -> Problem:
-        return self.problem if self.model is None else self.model
-
-    def kept_with_policies(self, policies: Policies, fleet: Fleet) -> tuple[KeptIn, bool]:
-        """In how many scenarios the fleet is kept with these policies, and whether that is enough.
-
-        The fleet must pass the same test. Where it does worse in the test than the plan itself, it must also
-        keep the SLO in as many of the search's scenarios as a search with these policies requires. The
-        returned count is that of the first check that fails.
-        """
-        test, scenarios = self.test.with_policies(policies), self.searched_problem.searched
-        counts = test.oracle.counts(fleet)
-        kept_in = test.decide(counts)
-        if scenarios is None or not is_test_passed(kept_in, test.safety):
-            return kept_in, False
-        if kept_in.kept_frac >= self.kept_in.kept_frac:
-            return kept_in, True
-        search = ScenarioTest(
-            self.searched_problem.oracle.as_written(), scenarios, test.safety, 0, test.out_of_time
-        ).with_policies(policies)
-        enough = scenarios.count - most_missed(test.safety, scenarios.count)
-        in_seen_scenarios = search.count_kept(counts, scenarios.count, enough=enough)
-        is_kept = in_seen_scenarios.kept >= enough
-        return (kept_in if is_kept else in_seen_scenarios), is_kept
 
 
 def find_production_fleet(

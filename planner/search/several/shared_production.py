@@ -35,13 +35,11 @@ from planner.search.production.cheapest_kept import (
     with_scenarios,
     with_search_scenarios,
 )
+from planner.search.production.scenario_test import FleetTrial, ScenarioTest, is_test_passed
 from planner.search.production.three_answers import (
     MOST_TESTS,
-    FleetTrial,
     Production,
-    ScenarioTest,
     find_production_fleet,
-    is_test_passed,
     paper_in_scenarios,
     pick_fleet_and_test,
     with_answers,
