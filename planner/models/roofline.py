@@ -7,18 +7,21 @@ Per GPU of a TP group, with p = efficiency.overlap, summed over the layers:
            + two all-reduces of N tokens per layer          planner/models/parallelism.py
            + a fixed time per layer                         kernels start one after another
     a    = 4 heads head_dim layers FLOPs per query-key pair / FLOP rate of attention
-    d    = KV bytes of a token / bandwidth           d + m beside prefills: planner/models/parallelism.py
+    d    = KV bytes of a token / bandwidth
+    m    = what a KV token takes longer in a step that also has prefills: planner/models/parallelism.py
     b, e = the output projection of one row
 
-p = 1 adds reading and computing, p = infinity takes the longer one; kernels lie between. In a mixture of
-experts N tokens read E (1 - (1 - k/E)^N) of a layer's E experts, and compute in k of them each: a term of
-their own like the first, with shares of the peaks, a time per layer and activations of their own. That term
-is of all tokens of data-parallel ranks and on the GPUs of all of them; in place of the second all-reduce each
-GPU gathers the tokens of all and gives its sums back, as many bytes as in one all-reduce over all GPUs. On
-several nodes they go to their experts as `planner/models/all2all.py` says.
+p = 1 adds reading and computing, p = infinity takes the longer one; kernels lie between.
 
-fp8 weights are multiplied at the fp8 rate, nvfp4 at that of 4 bits, and in 16 bits where the GPU has none;
-int4 and mxfp4 are read as 4 bits and multiplied in 16 (vLLM's Marlin and Triton kernels).
+Routed experts are a second term like the first. N tokens read E (1 - (1 - k/E)^N) of a layer's E experts, and
+each token computes in k of them. The term has its own shares of the peaks, time per layer and activations.
+With data-parallel ranks it counts the tokens of all ranks, on the GPUs of all ranks. In place of the second
+all-reduce, each GPU then gathers the tokens of all ranks and gives its sums back: as many bytes as one
+all-reduce over all GPUs. Between nodes, tokens are sent to experts as `planner/models/all2all.py` says.
+
+fp8 weights are multiplied at the GPU's fp8 rate and nvfp4 weights at its 4-bit rate; a GPU without that rate
+multiplies them in 16 bits. int4 and mxfp4 weights are read as 4 bits and multiplied in 16 (vLLM's Marlin and
+Triton kernels).
 """
 
 from __future__ import annotations
@@ -79,9 +82,9 @@ class Efficiency:
     expert_activations: float = 0.0
 
 
-ROWS = ("bf16", "fp8", "w4a16", "nvfp4")
-IN_8_BITS = ("fp8", "fp8-block", "int8")
-IN_4_BITS = ("nvfp4",)
+ROWS = ("bf16", "fp8", "w4a16", "nvfp4")  # Of catalogs/roofline.yaml, by the format that is multiplied.
+MULTIPLIED_IN_8_BITS = ("fp8", "fp8-block", "int8")
+MULTIPLIED_IN_4_BITS = ("nvfp4",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,13 @@ class Calibration:
 
 def calibration_of(llm: Llm, gpu: Gpu) -> Calibration:
     """The calibration of the format in which this GPU multiplies this LLM's weights."""
-    rate, row = _flops_rate(llm.weights, gpu), "bf16"
+    flops_per_s = _flops_rate(llm.weights, gpu)
     if WEIGHT_BYTES[llm.weights] < 1:
-        row = "nvfp4" if rate == gpu.fp4_flops_per_s else "w4a16"
-    elif rate != gpu.dense_flops_per_s:
+        row = "nvfp4" if flops_per_s == gpu.fp4_flops_per_s else "w4a16"
+    elif flops_per_s != gpu.dense_flops_per_s:
         row = "fp8"
+    else:
+        row = "bf16"
     return _read_calibrations()[row]
 
 
@@ -110,17 +115,18 @@ def _read_calibrations() -> dict[str, Calibration]:
     path = repository_dir("catalogs") / "roofline.yaml"
     known = {field.name for field in fields(Efficiency)}
 
-    def row(values: Mapping[str, Any]) -> Calibration:
+    def calibration(values: Mapping[str, Any]) -> Calibration:
         efficiency = Efficiency(**{key: float(value) for key, value in values.items() if key in known})
         errors = values["errors"]
         prefill, decode = (
-            {of: float(each[phase]) for of, each in errors.items()} for phase in ("prefill", "decode")
+            {structure: float(error_fracs[phase]) for structure, error_fracs in errors.items()}
+            for phase in ("prefill", "decode")
         )
         return Calibration(efficiency, prefill, decode)
 
     document = read_yaml(path)
     try:
-        return {name: row(document[name]) for name in ROWS}
+        return {name: calibration(document[name]) for name in ROWS}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CatalogError(
             f"{path}: {error!r}; expected rows {', '.join(ROWS)} of numbers, with errors"
@@ -129,9 +135,9 @@ def _read_calibrations() -> dict[str, Calibration]:
 
 def _flops_rate(weights: str, gpu: Gpu) -> float:
     """FLOP/s at which a GPU multiplies weights of this format."""
-    if weights in IN_8_BITS:
+    if weights in MULTIPLIED_IN_8_BITS:
         return gpu.fp8_flops_per_s or gpu.dense_flops_per_s
-    if weights in IN_4_BITS:
+    if weights in MULTIPLIED_IN_4_BITS:
         return gpu.fp4_flops_per_s or gpu.dense_flops_per_s
     return gpu.dense_flops_per_s
 
@@ -159,12 +165,13 @@ def roofline(
     nodes = nodes_of_ranks(llm, gpu, tp, dp) if dp > 1 else 1
     basis = "roofline (no measurement)"
     if efficiency is None:
-        known, of = calibration_of(llm, gpu), "dense" if llm.experts == 1 else "mixture"
-        efficiency = known.efficiency
+        calibration = calibration_of(llm, gpu)
+        efficiency = calibration.efficiency
+        structure = "dense" if llm.experts == 1 else "mixture"
         # The calibration has no dense LLM in 4 bits with 16-bit arithmetic, so the mixtures' error stands in.
-        if of not in known.prefill_mape_frac:
-            of = "mixture"
-        prefill, decode = known.prefill_mape_frac[of], known.decode_mape_frac[of]
+        if structure not in calibration.prefill_mape_frac:
+            structure = "mixture"
+        prefill, decode = calibration.prefill_mape_frac[structure], calibration.decode_mape_frac[structure]
         basis += f"; like LLMs and GPUs: prefill {100 * prefill:.0f} %, decode {100 * decode:.0f} %"
     flops_per_s = tp * gpu.dense_flops_per_s * efficiency.gemm_frac
     bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.bandwidth_frac
@@ -172,13 +179,15 @@ def roofline(
 
     activations_s = _activation_bytes(llm, tp, tokens, efficiency) / bytes_per_s
 
-    def reduces_s(gpus: int) -> Array:
+    def all_reduces_s(gpus: int) -> Array:
         return tp_s(llm, gpu, gpus, tokens, link_frac=efficiency.link_frac, latency_s=efficiency.all_reduce_s)
 
-    experts_s, joint_s = _experts_s(llm, gpu, tp * dp, tokens, efficiency), np.zeros(0)
-    communication_s = reduces_s(tp)
+    experts_s = _experts_s(llm, gpu, tp * dp, tokens, efficiency)
+    joint_s = np.zeros(0)  # Without data-parallel ranks no part of a step is joint.
+    communication_s = all_reduces_s(tp)
     if dp > 1:
-        share = experts_layers(llm) / (2 * llm.layers)  # The share of all-reduces that follow experts.
+        # The share of all-reduces that follow experts: two per layer, one of them after its feed-forward.
+        experts_share = experts_layers(llm) / (2 * llm.layers)
         if nodes > 1:
             experts_s = _between_nodes_s(llm, tp * dp, nodes, tokens, experts_s, ranks)
             basis += (
@@ -186,19 +195,19 @@ def roofline(
             )
             basis += f"as on H100 to {100 * MAPE_FRAC[ranks.all2all]:.0f} %"
         else:
-            experts_s = experts_s + share * reduces_s(tp * dp)
-        joint_s = np.maximum.accumulate(experts_s)
-        experts_s, communication_s = joint_s, (1 - share) * communication_s
+            experts_s = experts_s + experts_share * all_reduces_s(tp * dp)
+        joint_s = np.maximum.accumulate(experts_s)  # More tokens never take less time.
+        experts_s, communication_s = joint_s, (1 - experts_share) * communication_s
     f_s = _dense_s(llm, gpu, tp, tokens, efficiency) + experts_s + activations_s + communication_s
     attention = _attention_times(llm, gpu, tp, efficiency)
-    row_s = 2 * llm.vocab * llm.hidden / flops_per_s
+    output_projection_s = 2 * llm.vocab * llm.hidden / flops_per_s
     return StepLatency(
         knots_tokens=KNOTS_TOKENS,
         f_s=tuple((f_s + attention.token_s * tokens).tolist()),
         a_s=attention.pair_s,
-        b_s=row_s + attention.sequence_s,
+        b_s=output_projection_s + attention.sequence_s,
         d_s=attention.kv_token_s,
-        e_s=row_s,
+        e_s=output_projection_s,
         h_s=0.0,
         basis=basis,
         kind="roofline",
@@ -213,8 +222,10 @@ def _between_nodes_s(llm: Llm, gpus: int, nodes: int, tokens: Array, experts_s: 
     if ranks.all2all == HIGH_THROUGHPUT:
         experts_s = np.maximum(experts_s, layers * EXPERT_LAUNCHES_S)
     own_tokens = np.ceil(tokens / gpus)
-    way_s = all2all_s(llm, ranks.all2all, nodes, own_tokens, link_bytes_per_s=ranks.link_bytes_per_s)
-    return np.asarray(experts_s + layers * way_s)
+    there_and_back_s = all2all_s(
+        llm, ranks.all2all, nodes, own_tokens, link_bytes_per_s=ranks.link_bytes_per_s
+    )
+    return np.asarray(experts_s + layers * there_and_back_s)
 
 
 def experts_layers(llm: Llm) -> int:
@@ -229,17 +240,18 @@ def experts_layers(llm: Llm) -> int:
 def _activation_bytes(llm: Llm, tp: int, tokens: Array, efficiency: Efficiency) -> Array:
     """Bytes of the activations of N tokens over all GPUs of a TP group.
 
-    Two norms read and write the stream and its residual, whole on every GPU; gate, up and product are split.
+    Two norms each read and write the stream and its residual (2 x 2 x 2 = 8 vectors of the hidden width),
+    whole on every GPU. Gate, up and their product (3 vectors of the block's width) are split over the GPUs.
     """
-    values = 0.0
+    values_per_token = 0.0
     for group in llm.layer_groups:
-        width = 8.0 * llm.hidden * tp
+        layer_values = 8.0 * llm.hidden * tp
         if (block := group.feed_forward) is not None:
-            width += 3 * (block.width * block.experts_per_token + block.shared_width)
+            layer_values += 3 * (block.width * block.experts_per_token + block.shared_width)
             if block.experts > 1:
-                width += efficiency.expert_activations * llm.hidden * block.experts_per_token * tp
-        values += group.count * width
-    return tokens * values * ACTIVATION_BYTES
+                layer_values += efficiency.expert_activations * llm.hidden * block.experts_per_token * tp
+        values_per_token += group.count * layer_values
+    return tokens * values_per_token * ACTIVATION_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +276,7 @@ def _attention_times(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _At
             case None:
                 continue
             case StateAttention() as attention:
-                sequence_bytes += 2 * group.count * attention.state_bytes
+                sequence_bytes += 2 * group.count * attention.state_bytes  # Read, then written back.
             case CompressedAttention() as attention:
                 kv_bytes += group.count * attention.token_bytes * tp
                 pair_flops += group.count * attention.flops_per_pair
@@ -274,6 +286,7 @@ def _attention_times(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _At
                     group.count * 4.0 * attention.heads * attention.head_dim * attention.window_tokens
                 )
             case GroupedAttention() | LatentAttention() as attention:
+                # GPUs beyond the KV cache's shares hold copies of it, and each reads its own.
                 layers_bytes = (
                     group.count * llm.kv_layer_bytes(attention) * max(1.0, tp / attention.kv_shares)
                 )
@@ -285,10 +298,10 @@ def _attention_times(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _At
                     token_flops += layers_flops * attention.window_tokens
                     sequence_bytes += layers_bytes * attention.window_tokens
     return _Attention(
-        pair_flops / flops_per_s,
-        kv_bytes / bytes_per_s,
-        sequence_bytes / bytes_per_s,
-        token_flops / flops_per_s,
+        pair_s=pair_flops / flops_per_s,
+        kv_token_s=kv_bytes / bytes_per_s,
+        sequence_s=sequence_bytes / bytes_per_s,
+        token_s=token_flops / flops_per_s,
     )
 
 

@@ -56,6 +56,7 @@ from planner.traffic.agents import MOST_AGENTS
 from planner.traffic.scaling import Scaling
 from planner.traffic.trace import MAX_TOKENS
 
+# p50 to p100, with decimals.
 PERCENTILE = r"p(100(\.0+)?|[5-9]\d(\.\d+)?)"
 SECONDS = quantity("s")
 
@@ -64,19 +65,20 @@ def slo_schema(catalog: Catalog) -> Schema:
     """slo.yaml of one LLM, or of several under `llms`."""
     parts = question_keys(catalog)
     keys: dict[str, Schema] = {key: {"$ref": f"#/$defs/{key}"} for key in parts}
-    own = {key: keys[key] for key in several_llms_question.OWN} | {
+    of_one_llm = {key: keys[key] for key in several_llms_question.OWN} | {
         "trace": said(TEXT, "The trace of this LLM, beside this file."),
         "model": said(TEXT, "The rows of the trace whose column `model` says this."),
     }
-    entry = section(own, required=("llm",)) | _one_slo()
+    entry = section(of_one_llm, required=("llm",)) | _one_slo()
     named = entry | {"properties": {"name": TEXT, **entry["properties"]}}
     llms = any_of(by_name(entry), {"type": "array", "items": named, "minItems": 1})
-    several = ("llms", *several_llms_question.SHARED, *several_llms_question.FOR_ALL)
+    keys_with_llms = ("llms", *several_llms_question.SHARED, *several_llms_question.FOR_ALL)
     document = section(keys | {"llms": said(llms, "Several LLMs on one stock, each with its SLO.")})
+    # `section` lets any key be null; none of these may be.
     document["properties"] |= {key: keys[key] for key in ("llm", "slo", "preset")}
     return document | {
         "if": {"required": ["llms"]},
-        "then": {"propertyNames": {"enum": list(several)}},
+        "then": {"propertyNames": {"enum": list(keys_with_llms)}},
         "else": {"required": ["llm"], **_one_slo()},
         "$defs": parts,
     }
@@ -145,7 +147,7 @@ def slo_section() -> Schema:
         key: said(lines, f"{row.name[0].upper()}{row.name[1:]}: limits by percentile, such as p90: 2 s.")
         for key, row in METRICS.items()
     }
-    beside = {
+    beside_metrics = {
         "attainment": said(number(above=0, most=1), "Share of requests that keep all their limits at once."),
         "every": said(SECONDS, "The SLO must hold in every window of this length."),
     }
@@ -155,12 +157,14 @@ def slo_section() -> Schema:
             any_of(SECONDS, lines), "When requests that may wait must be complete; p99 of them."
         ),
     }
-    such = {f"^({'|'.join(OF_REQUESTS)})_{PERCENTILE}$": SECONDS}
-    classes = by_name(section(of_class, such=such, required=("match",)) | {"minProperties": 2})
+    flat_keys = {f"^({'|'.join(OF_REQUESTS)})_{PERCENTILE}$": SECONDS}
+    # A class has `match` and at least one line; there is at least one class.
+    classes = by_name(section(of_class, such=flat_keys, required=("match",)) | {"minProperties": 2})
     classes |= {"propertyNames": {"pattern": CLASS_NAME}, "minProperties": 1}
     of_classes = {"classes": said(classes, "Lines of classes of requests, each with what is of it.")}
-    limits = section(beside | of_classes, such={f"^({'|'.join(METRICS)})_{PERCENTILE}$": SECONDS})
-    no_limit = {"propertyNames": {"enum": list(beside)}}
+    limits = section(beside_metrics | of_classes, such={f"^({'|'.join(METRICS)})_{PERCENTILE}$": SECONDS})
+    # An SLO of these keys alone has no limit, so it is refused.
+    no_limit = {"propertyNames": {"enum": list(beside_metrics)}}
     return limits | {"properties": metrics | limits["properties"], "not": no_limit}
 
 
@@ -274,6 +278,7 @@ def rate_curves() -> tuple[Schema, ...]:
 
 
 def lengths() -> Schema:
+    """Tokens of prompts or answers: a mean, a distribution, or a mean and percentiles."""
     tokens = number(least=1)
     return any_of(
         tokens,
@@ -397,15 +402,16 @@ def policy_settings() -> dict[str, Schema]:
 
 
 def kv_offload_section() -> Schema:
+    """CPU memory behind the prefix caches, alone or with a disk behind it. With a disk it may have size 0."""
     memory: dict[str, Schema] = {"size": quantity("bytes"), "bandwidth": quantity("bytes_per_s")}
-    of_gpu = section(memory | {"shared": FLAG}, ("size", "bandwidth", "shared"), required=tuple(memory))
+    memory_alone = section(memory | {"shared": FLAG}, ("size", "bandwidth", "shared"), required=tuple(memory))
     with_disk = memory | {
         "size": quantity("bytes", positive=False),
         "shared": FLAG,
         "disk": section(memory, required=tuple(memory)),
     }
-    of_both = section(with_disk, kv_offload_settings.KEYS, required=(*memory, "disk"))
-    return any_of({"const": kv_offload_settings.NONE}, of_gpu, of_both)
+    memory_and_disk = section(with_disk, kv_offload_settings.KEYS, required=(*memory, "disk"))
+    return any_of({"const": kv_offload_settings.NONE}, memory_alone, memory_and_disk)
 
 
 def engine_section() -> Schema:
@@ -459,7 +465,8 @@ def lora_section() -> Schema:
 
 
 def day_section() -> Schema:
-    settings: Any = import_module("planner.day.day_settings")  # which imports documents itself
+    # `planner.day` is a room above this one and imports it, so it is imported only when a schema is made.
+    settings: Any = import_module("planner.day.day_settings")
     table: Any = import_module("planner.day.controllers.table")
     controller = any_of({"type": "object"}, {"type": "null"})
     named = by_name(controller, table.CONTROLLERS)
