@@ -44,3 +44,17 @@ def with_value(document: Mapping[str, Any], path: str, value: Any, *, where: str
     else:
         section[keys[-1]] = value
     return changed
+
+
+def multiply_value(document: Mapping[str, Any], path: str, factor: float) -> float:
+    """The number at `path`, times `factor`. Raises InputError where no number is there."""
+    value: Any = document
+    for key in keys_of(path):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        found = "is not there" if value is None else f"is {value!r}"
+        of_trace = "; its traffic has the trace's own rate, which `plan trace FILE` prints" * (
+            path.strip() == "traffic.rate" and value is None
+        )
+        raise InputError(f"x{factor:g} multiplies a number, but {path.strip()} {found}{of_trace}")
+    return value * factor

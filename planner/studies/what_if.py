@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.documents.catalog import Catalog
-from planner.documents.dotted import keys_of, with_value
+from planner.documents.dotted import keys_of, multiply_value, with_value
 from planner.documents.facts import Answered, AskedAgain, Headroom, PromisedAt
 from planner.documents.policy_choices import name_policies
 from planner.documents.task import PlanQuestion, Robust
@@ -196,20 +196,6 @@ _FACTOR = re.compile(r"\s*[x*×]\s*(\d+(?:\.\d+)?)\s*")
 _TIMES = re.compile(r"^\s*(\S+?)\s*[x*×]\s*(\d+(?:\.\d+)?)\s*$")
 
 
-def _multiplied(document: Mapping[str, Any], path: str, factor: float) -> float:
-    """The number at `path`, times `factor`."""
-    value: Any = document
-    for key in keys_of(path):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        found = "is not there" if value is None else f"is {value!r}"
-        of_trace = "; its traffic has the trace's own rate, which `plan trace FILE` prints" * (
-            path.strip() == "traffic.rate" and value is None
-        )
-        raise InputError(f"x{factor:g} multiplies a number, but {path.strip()} {found}{of_trace}")
-    return value * factor
-
-
 def change_question(document: Mapping[str, Any], text: str) -> dict[str, Any]:
     """slo.yaml with one key set, "slo.ttft.p90=1 s"; without a value, "limits.cost=", it is taken out.
 
@@ -220,7 +206,7 @@ def change_question(document: Mapping[str, Any], text: str) -> dict[str, Any]:
         raise InputError(f"--change {text!r}: expected KEY=VALUE such as 'slo.ttft.p90=1 s'")
     try:
         factor = _FACTOR.fullmatch(written)
-        value = yaml_value(written) if factor is None else _multiplied(document, path, float(factor[1]))
+        value = yaml_value(written) if factor is None else multiply_value(document, path, float(factor[1]))
     except InputError as error:
         raise InputError(f"--change {text!r}: {error}") from None
     return with_value(document, path, value, where=f"--change {text!r}")
