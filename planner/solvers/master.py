@@ -11,6 +11,7 @@ Data   r_k    requests of class k in the trace                                  
        B      bytes/s of the link        g  share of requests that the SLO lets go (required_work.py)
        a_yj   use of limit y (GPUs of a kind, power, cost) by one worker; A_y the amount of y
        G_k    GPUs of a node of kind k that is sold whole (solvers/whole_nodes.py), g_j GPUs of a worker
+              (in G_k, e_k, y_k, i_k and nodes_k the index k is a kind of node, else a class of requests)
        e_k    price of one of its GPUs that no worker uses
        s_j    share of the whole traffic one worker is expected to carry (from level 0)
        n^q    fleets known to fail
@@ -35,8 +36,10 @@ Vars   n_j integer >= 0 workers;   y_k integer >= 0 nodes;   i_k >= 0 GPUs of th
         more_j        n_j >= sum_t (t - s) z_jt,   order_j  z_jt <= z_js     (s: the t before, 0 at first)
 
 `bound` holds for every policy, because u and m are under-estimates: step times at their cheapest rate per
-token, lengths at the smallest of the class. `find_promising_fleet` drops the x and is the search beyond
-level 0.
+token, lengths at the smallest of the class. `find_promising_fleet` has no x; the search beyond level 0
+(search/mixed/mixed_fleets.py) asks it for fleets to simulate.
+
+The letters of step times (f, a, b, d, e, h; N, D, K) are those of models/latency.py.
 """
 
 from __future__ import annotations
@@ -501,6 +504,7 @@ def shadow_prices(
     if run_highs(problem, time_limit_s=time_limit_s).status != "optimal":
         return {}
     duals = {row.name: row.pi or 0.0 for row in problem.constraints()}
+    # `or 0.0` turns -0.0 into 0.0.
     return {limit: max(-duals[f"limit_{y}"], 0.0) or 0.0 for y, (limit, _) in enumerate(limits.rows())}
 
 
@@ -623,6 +627,7 @@ def _carry(
     classes, columns = range(len(workload)), range(len(options))
     inputs, outputs = workload.min_input_tokens, workload.min_output_tokens
     horizon_s, served_frac = obliged.whole_s, obliged.whole_frac
+    # Where the SLO obliges nothing beyond prefill, every request ends with its first token.
     if served_frac == 0:
         outputs = np.ones_like(outputs)
         horizon_s, served_frac = obliged.prefill_s, obliged.prefill_frac

@@ -1,4 +1,7 @@
-"""What is asked of prefix caches: a prefix tree with its traffic, and what sessions save besides."""
+"""The inputs of prefix placement: a prefix tree with its traffic, and the work that sessions save.
+
+The letters beside fields are those of the program in prefix_replication.py.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-SAME_FRAC = 1e-6
+SAME_FRAC = 1e-6  # Values that differ by no more than this share are taken to be equal: rounding.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,10 +28,10 @@ class PrefixDemand:
     """
 
     parent: Ints
-    tokens: Ints  # l
-    prefill_s: Floats  # w
-    rate_rps: Floats  # a
-    work_s: Floats  # W
+    tokens: Ints  # l: KV tokens of the node alone
+    prefill_s: Floats  # w: seconds to prefill the node alone, at its place in the prompt
+    rate_rps: Floats  # a: requests per second that end at the node
+    work_s: Floats  # W: seconds of prefill and decode of one such request if nothing is cached
 
     def __post_init__(self) -> None:
         nodes = len(self.parent)
@@ -47,17 +50,17 @@ class PrefixDemand:
     def __len__(self) -> int:
         return len(self.parent)
 
-    def path_sum(self, each: Floats | Ints) -> Floats:
-        """Sum over the nodes from the root down to each node."""
-        total = np.array(each, dtype=float)
+    def path_sum(self, values: Floats | Ints) -> Floats:
+        """For every node the sum of `values` (V,) over the nodes from its root down to it."""
+        total = np.array(values, dtype=float)
         for v in range(len(self)):
             if self.parent[v] >= 0:
                 total[v] += total[self.parent[v]]
         return total
 
-    def subtree_sum(self, each: Floats | Ints) -> Floats:
-        """Sum over the subtree of each node; (V,) or (V, R)."""
-        total = np.array(each, dtype=float)
+    def subtree_sum(self, values: Floats | Ints) -> Floats:
+        """For every node the sum of `values`, (V,) or (V, R), over the node and all below it."""
+        total = np.array(values, dtype=float)
         for v in range(len(self) - 1, -1, -1):
             if self.parent[v] >= 0:
                 total[self.parent[v]] += total[v]
@@ -74,9 +77,10 @@ class PrefixDemand:
 
 @dataclass(frozen=True, slots=True)
 class SessionReuse:
-    """G: seconds of work per second that sessions save with so many tokens of cache over all replicas.
+    """The curve G: seconds of work per second that sessions save, by tokens of cache over all replicas.
 
-    Corners of a concave, piecewise linear curve from (0, 0); beyond the last it is flat.
+    `cache_tokens` and `saved_s` are the corners of a concave, piecewise linear curve from (0, 0). Beyond its
+    last corner the curve is flat.
     """
 
     cache_tokens: tuple[float, ...] = (0.0,)
@@ -87,6 +91,7 @@ class SessionReuse:
         if len(tokens) != len(saved) or not len(tokens) or tokens[0] or saved[0]:
             raise InputError("session reuse: expected corners (tokens, seconds saved) from (0, 0)")
         slopes = np.diff(saved) / np.diff(tokens)
+        # Slopes must not rise. The appended 0 is the flat piece beyond the last corner: none may be below it.
         if (
             not (np.diff(tokens) > 0).all()
             or (np.diff(slopes, append=0.0) > SAME_FRAC * max(slopes, default=0)).any()
@@ -95,12 +100,17 @@ class SessionReuse:
 
     @property
     def corners(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The two coordinates of all corners: tokens of cache, and seconds saved per second."""
         return self.cache_tokens, self.saved_s
 
     def pieces(self) -> list[tuple[float, float]]:
-        """(slope, seconds saved at 0 tokens) of every piece, the last one flat."""
+        """(slope, value at 0 tokens) of the line through every piece; the last piece is flat."""
         slopes = [*(np.diff(self.saved_s) / np.diff(self.cache_tokens)).tolist(), 0.0]
-        return [(k, y - k * x) for k, x, y in zip(slopes, self.cache_tokens, self.saved_s, strict=True)]
+        return [
+            (slope, saved_s - slope * tokens)
+            for slope, tokens, saved_s in zip(slopes, self.cache_tokens, self.saved_s, strict=True)
+        ]
 
     def at(self, tokens: Floats | Ints) -> Floats:
+        """Seconds of work per second that sessions save with these tokens of cache."""
         return np.asarray(np.interp(tokens, self.cache_tokens, self.saved_s))

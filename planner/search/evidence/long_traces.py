@@ -31,6 +31,7 @@ from planner.search.oracle.deterministic_parallel import charge_effort
 from planner.search.oracle.work_clock import is_over, now_s, wall_deadline_s
 from planner.search.problem.bill import bill_fleet, bought_pools
 from planner.search.problem.plan_problem import Progress
+from planner.simulator.layout import FINISHED
 from planner.simulator.replay import Simulation, simulate_until
 from planner.simulator.slo_verdict import judge
 from planner.simulator.streaming_requests import OutOfTime
@@ -38,7 +39,8 @@ from planner.traffic.scaling import find_busiest_window
 from planner.traffic.trace import Trace, window_numbers
 from planner.units import show_clock, show_s, show_span
 
-# Traces with more requests are planned by their busiest part.
+# Traces with more requests are planned by their busiest part. The limit of the same name in
+# streaming_requests.py is another one: longer traces are streamed through one simulation.
 LONG_REQUESTS = 2_000_000
 # For production the limit is this share, because every fleet is simulated in dozens of scenarios.
 IN_SCENARIOS_FRAC = 0.25
@@ -78,9 +80,11 @@ def is_too_long(task: PlanQuestion, trace: Trace, seconds: float = math.inf) -> 
     and the task takes its requests as they are.
     """
     most = LONG_REQUESTS * (1.0 if task.safety is None else IN_SCENARIOS_FRAC)
-    is_long_for = len(trace) * REQUEST_S * WHOLE_SIMULATIONS > seconds
+    takes_too_long = len(trace) * REQUEST_S * WHOLE_SIMULATIONS > seconds
+    # A part of more than half the trace would save little.
+    is_worth_a_part = len(trace) > 2 * part_requests(seconds)
     return (
-        (len(trace) > most or (is_long_for and len(trace) > 2 * part_requests(seconds)))
+        (len(trace) > most or (takes_too_long and is_worth_a_part))
         and task.described is None
         and task.rate_rps is None
         and (task.window or "whole") == "whole"
@@ -159,6 +163,7 @@ def _simulate_whole(
     if is_over(deadline):
         return None
     try:
+        # A new object is a question that nobody asked before, so its cost is always charged.
         charge_effort(object(), len(trace))
         return simulate_until(
             wall_deadline_s(deadline),
@@ -176,11 +181,11 @@ def _simulate_whole(
 def _worst_part_start_s(simulation: Simulation, limits: tuple[Limit, ...], length_s: float) -> float:
     """The start of the part in which the most requests miss a limit, TBT by their longest gap."""
     edges_s = np.arange(simulation.arrival_s[0], simulation.arrival_s[-1] + length_s, length_s)
-    late = simulation.status != 0
+    late = simulation.status != FINISHED
     for limit in limits:
         late |= limit.row.values_s(simulation) > limit.limit_s
-    of = window_numbers(simulation.arrival_s[late], edges_s)
-    return float(edges_s[int(np.bincount(of, minlength=1).argmax())])
+    part_numbers = window_numbers(simulation.arrival_s[late], edges_s)
+    return float(edges_s[int(np.bincount(part_numbers, minlength=1).argmax())])
 
 
 def _find_smaller_fleet(plan: Plan, trace: Trace, over_whole: OverTheWhole, deadline: float) -> OverTheWhole:

@@ -51,14 +51,16 @@ class Plan:
     on_paper: Fleet | None = None
     made: Made | None = None  # When the plan was made, and by which version.
     trial: FleetTrial | None = field(default=None, repr=False)
-    # `power` is computed once and stored here.
+    # `power` is computed once and stored here: a list, because a frozen dataclass cannot set a field later.
     _power: list[ExpectedPower | None] = field(default_factory=list, init=False, repr=False)
 
     @property
     def value(self) -> float:
         """The fleet's objective in its unit; the certificate's value is that of the fleet on paper."""
-        made = self.certificate.find_answer("production")
-        return self.certificate.value if made is None or made.value is None else made.value
+        production = self.certificate.find_answer("production")
+        if production is None or production.value is None:
+            return self.certificate.value
+        return production.value
 
     @property
     def power(self) -> ExpectedPower | None:
@@ -72,8 +74,8 @@ class Plan:
         """What is paid for the fleet: whole nodes where nodes are sold whole. Owned GPUs cost nothing, or
         their electricity where that is counted.
         """
-        is_counted = any(pool.type.gpu.energy_usd_per_kwh for pool in self.fleet.running_pools)
-        return bill_fleet(self.fleet, self.placement, self.power if is_counted else None)
+        pays_energy = any(pool.type.gpu.energy_usd_per_kwh for pool in self.fleet.running_pools)
+        return bill_fleet(self.fleet, self.placement, self.power if pays_energy else None)
 
     @property
     def usd_per_million_tokens(self) -> float:
@@ -84,7 +86,7 @@ class Plan:
 
     @property
     def usd_per_million_output_tokens(self) -> float:
-        """USD per million tokens of answers, of the same bill."""
+        """USD per million tokens of answers: the whole bill, divided by the answers' tokens alone."""
         return self._usd_per_million(self.trace.output_tokens.sum())
 
     @property
@@ -99,8 +101,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class AgentFigures:
-    """What a fleet does for agents: how many it has (None where nobody said), tasks it ends in an hour, and
-    USD for each task of the same bill.
+    """What a fleet does for agents: how many agents it serves (None where the traffic does not say), how many
+    tasks end per hour, and the fleet's bill per task in USD.
     """
 
     agents: int | None
@@ -109,8 +111,11 @@ class AgentFigures:
 
 
 def agent_figures(trace: Trace, simulation: Simulation, usd_per_h: float) -> AgentFigures | None:
-    """None for traffic without tasks. Of described agents each does its tasks from its first request to its
-    last answer, and their rates add up; of a trace the tasks are those of the time to the last token.
+    """Tasks per hour and USD per task at this bill; None for traffic without tasks.
+
+    A described agent has a rate of its own: its tasks over the time from its first request to its last
+    answer. The fleet's rate is the sum. Where the traffic names no agents, the rate is all tasks over the
+    time that the fleet serves the trace (`served_s`).
     """
     if simulation.tasks is None:
         return None
@@ -121,6 +126,7 @@ def agent_figures(trace: Trace, simulation: Simulation, usd_per_h: float) -> Age
     else:
         agent = session_numbers(trace)
         ends_s, begins_s = np.full(agents, -np.inf), np.full(agents, np.inf)
+        # A request without a last token (NaN) never ends, so its agent counts for a rate of 0.
         np.maximum.at(ends_s, agent, np.nan_to_num(simulation.arrival_s + simulation.e2e_s, nan=np.inf))
         np.minimum.at(begins_s, agent, simulation.arrival_s)
         tasks = np.bincount(agent[simulation.tasks.last], minlength=agents)

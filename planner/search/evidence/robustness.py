@@ -59,7 +59,7 @@ WORKERS_BESIDE = 2
 # From one number of workers to the next a fleet changes by this share, and by one worker at least.
 STEP_FRAC = 0.1
 # Fleets of more than this many times the planned workers, in proportion to traffic, are not simulated.
-SPARE_FRAC = 1.5
+MOST_TIMES = 1.5
 # Price rises of more than this share are not reported.
 PRICES_MOST_FRAC = 1.0
 
@@ -77,19 +77,21 @@ class _RobustnessSearch:
     best: Counts
     priced: tuple[tuple[str, Fleet], ...]
     left_out: list[Part] = field(default_factory=list)
-    oracles: list[Oracle] = field(default_factory=list)
-    may_miss: int = 0
-    spent: float = 0.0
+    oracles: list[Oracle] = field(default_factory=list)  # One per scenario; one alone without.
+    may_miss: int = 0  # Scenarios of these that the fleet may miss by `safety: kept_in`.
+    spent: float = 0.0  # Simulated requests, of those that `_budget_requests` allows.
     simulations: int = 0
 
     def run(self) -> Around:
         """Compute all parts that the time and the budget allow."""
         problem = self.problem
-        alone = problem.oracle.as_written()
+        as_written = problem.oracle.as_written()
         scenarios = self._scenario_count()
         # Drawing the scenarios takes time, so none are drawn where the time is over.
         tested = None if problem.out_of_time() else problem.tested
-        self.oracles = [alone] if tested is None else [alone.in_scenario(tested[i]) for i in range(scenarios)]
+        self.oracles = [as_written]
+        if tested is not None:
+            self.oracles = [as_written.in_scenario(tested[i]) for i in range(scenarios)]
         if problem.task.safety is not None:
             self.may_miss = int((1 - problem.task.safety.kept_in_frac) * scenarios + 1e-9)
         known = self._in_time("ends", self._find_headroom) or ()
@@ -114,8 +116,9 @@ class _RobustnessSearch:
         """The number of scenarios that leave enough budget for the other parts; 1 without `safety`."""
         if self.problem.tested is None:
             return 1
-        each = (2 * WORKERS_BESIDE + 1) * 2 * len(self.problem.trace)
-        return int(np.clip(self._budget_requests() // each, LEAST_SCENARIOS, MOST_SCENARIOS))
+        # Numbers of workers take about half of the budget, hence the 2.
+        per_scenario = (2 * WORKERS_BESIDE + 1) * 2 * len(self.problem.trace)
+        return int(np.clip(self._budget_requests() // per_scenario, LEAST_SCENARIOS, MOST_SCENARIOS))
 
     def _budget_requests(self) -> float:
         return BUDGET_REQUESTS + BUDGET_TIMES * len(self.problem.trace)
@@ -133,7 +136,8 @@ class _RobustnessSearch:
         try:
             return find()
         except StoppedError:
-            self.left_out += [] if part in self.left_out else [part]
+            if part not in self.left_out:
+                self.left_out.append(part)
             return None
 
     def _stop_in_time(self) -> None:
@@ -146,6 +150,7 @@ class _RobustnessSearch:
         self.spent += len(oracle.trace)
 
     def _find_at_workers(self) -> tuple[AtWorkers, ...]:
+        """What each number of workers near the planned one keeps; empty where the budget does not suffice."""
         planned = [count for _, count in self.best]
         if not self._may_go_on("workers", (2 * WORKERS_BESIDE + 1) * sum(len(o.trace) for o in self.oracles)):
             return ()
@@ -174,10 +179,10 @@ class _RobustnessSearch:
         that takes too many simulations.
         """
         problem, safety = self.problem, self.problem.task.safety
-        room = next((each for each in known if each.strain == "traffic"), None)
-        if room is None:
+        headroom = next((each for each in known if each.strain == "traffic"), None)
+        if headroom is None:
             return None
-        if room.frac < MORE_FRAC or not with_traffic(problem.oracle, MORE_FRAC).holds([self.best])[0]:
+        if headroom.frac < MORE_FRAC or not with_traffic(problem.oracle, MORE_FRAC).holds([self.best])[0]:
             return MoreTraffic(False)
         if safety is None or problem.searched is None or problem.tested is None:
             return MoreTraffic(True)
@@ -225,7 +230,9 @@ class _RobustnessSearch:
         return tuple(losses)
 
     def _find_longest_prompts(self) -> tuple[HeadroomFact, ...]:
+        """How much longer all prompts may be; empty where the budget does not suffice."""
         oracle = self.problem.oracle.as_written()
+        # The bisection takes about 8 simulations.
         if not self._may_go_on("prompts", 8 * len(oracle.trace)):
             return ()
 
@@ -250,10 +257,10 @@ def numbers_beside(planned: Sequence[int]) -> list[tuple[int, ...]]:
 
 def in_proportion(planned: Sequence[int], workers: int) -> tuple[int, ...]:
     """This many workers dealt out in the plan's proportion by largest remainders, at least one per pool."""
-    exact = np.array(planned) * (workers / sum(planned))
-    counts = np.maximum(np.floor(exact), 1).astype(int)
+    quotas = np.array(planned) * (workers / sum(planned))
+    counts = np.maximum(np.floor(quotas), 1).astype(int)
     while (left := workers - counts.sum()) != 0:
-        short = exact - counts
+        short = quotas - counts
         k = int(np.argmax(short)) if left > 0 else int(np.argmin(np.where(counts > 1, short, np.inf)))
         counts[k] += 1 if left > 0 else -1
     return tuple(counts.tolist())
@@ -262,7 +269,7 @@ def in_proportion(planned: Sequence[int], workers: int) -> tuple[int, ...]:
 def least_in_proportion(
     planned: Sequence[int], factor: float, holds: Callable[[tuple[int, ...]], bool]
 ) -> tuple[int, ...] | None:
-    """The fewest workers in the plan's proportion that hold, by bisection; None where SPARE_FRAC times the
+    """The fewest workers in the plan's proportion that hold, by bisection; None where MOST_TIMES the
     workers in proportion to traffic do not hold.
 
     `factor` is by how much traffic has grown.
@@ -271,7 +278,7 @@ def least_in_proportion(
     few, many = len(planned) - 1, max(round(total * factor), len(planned))
     if factor > 1:
         few = total - 1
-    most = max(int(np.ceil(SPARE_FRAC * total * max(factor, 1.0))), many)
+    most = max(int(np.ceil(MOST_TIMES * total * max(factor, 1.0))), many)
     while not holds(in_proportion(planned, many)):
         few = many
         if many == most:
@@ -291,7 +298,9 @@ def with_longer_prompts(trace: Trace, more_frac: float) -> Trace:
 def _at_workers_fact(
     counts: tuple[int, ...], verdicts: Sequence[Verdict | None], limits: Sequence[Limit], may_miss: int
 ) -> AtWorkers:
-    """For each limit the shares of requests that keep it: lowest, least required, median, highest."""
+    """For each limit the share of requests that keep it, over the scenarios: the lowest, the lowest after the
+    scenarios that may be missed, the median, and the highest.
+    """
     shares = []
     for k, limit in enumerate(limits):
         kept = np.sort([0.0 if verdict is None else verdict.lines[k].kept_frac for verdict in verdicts])
@@ -306,12 +315,14 @@ def find_price_turns(fleet: Fleet, others: Iterable[tuple[str, Fleet]]) -> tuple
     A bill is linear in the price of a GPU, so one doubled price gives the slope. Fleets that cost no more
     than the plan today, or that stay dearer up to twice the price, are left out.
     """
-    own, nearest = bill_fleet(fleet).usd_per_h, list[PriceTurns]()
+    own = bill_fleet(fleet).usd_per_h
+    nearest: list[PriceTurns] = []
     for gpu in dict.fromkeys(pool.type.gpu.base for pool in fleet.running_pools):
         slope = _doubled_bill_usd_per_h(fleet, gpu) - own
         turns = []
         for label, other in others:
             theirs = bill_fleet(other).usd_per_h
+            # How much faster the plan's bill rises with this price than the other fleet's.
             steeper = slope - (_doubled_bill_usd_per_h(other, gpu) - theirs)
             if steeper <= 1e-9 * own or theirs <= own * (1 + 1e-9):
                 continue

@@ -24,7 +24,7 @@ from planner.solvers.whole_nodes import PricedNode, node_of
 MOST_CANDIDATES = 4_000  # Fleets that are listed at most.
 TOGETHER = 2_000  # Combinations of options that are filled in one turn.
 MOST_COUNTS = 12  # Different counts of an option that are tried beside those of others.
-NONE = -1  # Role or draft of the option that stands for none.
+NONE = -1  # Role and draft of the filler option, of which fleets of fewer than k options have 0 workers.
 
 Ints = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.int32]
@@ -38,20 +38,25 @@ def filled(options: Sequence[Option], limits: FleetLimits, value: float, most_ty
     fleets: list[Vectors] = []
     count, table = 0, _Table(options, limits, value)
     possible = [j for j, option in enumerate(options) if objective([(option, 1)]) < value]
-    each = (
-        (*(len(options),) * (most_types - 1 - size), *others, at)
-        for many, at in enumerate(possible)
+    # Every set of up to `most_types` options once, as numbers of options, filler options in front. Sets are
+    # in the order of their last option, so those of the first options alone are listed first.
+    combinations = (
+        (*(len(options),) * (most_types - 1 - size), *others, last)
+        for before_last, last in enumerate(possible)
         for size in range(most_types)
-        for others in itertools.combinations(possible[:many], size)
+        for others in itertools.combinations(possible[:before_last], size)
     )
     while count <= MOST_CANDIDATES:
-        chosen = np.array([*itertools.islice(each, TOGETHER)], dtype=np.int64)
+        chosen = np.array([*itertools.islice(combinations, TOGETHER)], dtype=np.int64)
         if not len(chosen):
             break
-        of, chosen, counts = table.filled(chosen)
+        combination_of, chosen, counts = table.fill(chosen)
         # The combination that exceeds MOST_CANDIDATES is listed whole, and is the last one.
         left = MOST_CANDIDATES - count
-        end = len(of) if len(of) <= left else int(np.searchsorted(of, of[left], side="right"))
+        if len(combination_of) <= left:
+            end = len(combination_of)
+        else:
+            end = int(np.searchsorted(combination_of, combination_of[left], side="right"))
         vectors = np.zeros((end, len(options) + 1), np.int32)
         np.put_along_axis(vectors, chosen[:end], counts[:end].astype(np.int32), axis=1)
         fleets.append(vectors[:, :-1])
@@ -62,7 +67,7 @@ def filled(options: Sequence[Option], limits: FleetLimits, value: float, most_ty
 class _Table:
     """Role, objective and use of each limit of one worker of each option, as arrays (J + 1,).
 
-    The last entry stands for no option; fleets of fewer options have 0 workers of it.
+    The last entry is the filler option; fleets of fewer than k options have 0 workers of it.
     """
 
     def __init__(self, options: Sequence[Option], limits: FleetLimits, value: float) -> None:
@@ -78,11 +83,16 @@ class _Table:
             (amount * (1 + 1e-9), np.array([*(limits.use(row, option.type) for option in options), 0.0]))
             for row, amount in limits.rows()
         ]
+        # Nodes whose idle GPUs the objective counts, and nodes whose idle GPUs are billed.
         self.searched = _Nodes([*(option.node for option in options), None])
         self.paid = _Nodes([*(node_of(option.type.gpu) for option in options), None])
 
-    def filled(self, chosen: Ints) -> tuple[Ints, Ints, Floats]:
-        """Fleets of these combinations (C, k): the combination of each, its options and its counts (R, k)."""
+    def fill(self, chosen: Ints) -> tuple[Ints, Ints, Floats]:
+        """Fleets of these combinations (C, k): the combination of each (R,), its options and counts (R, k).
+
+        Options are filled from left to right. All but the last branch over several counts; the last one takes
+        as many workers as the price and the limits leave room for.
+        """
         none = len(self.objective) - 1
         ones = (chosen < none).astype(float)
         is_open = self._serve(chosen) & (self._objective(chosen, ones) < self.value)
@@ -114,9 +124,12 @@ class _Table:
         return self._on_whole_nodes(of, chosen, counts)
 
     def _most(self, option: Ints, spent: Floats, left: Sequence[Floats]) -> Floats:
-        """Most workers (R,) of an option within the value, of which `spent` is used, and the limits' rest."""
+        """Most workers (R,) of an option with which a fleet stays below the value, of which `spent` is used,
+        and within what is `left` of every limit.
+        """
         each = self.objective[option]
         with np.errstate(divide="ignore", invalid="ignore"):
+            # Strictly below the value: a count that would just reach it is one too many.
             most = np.ceil((self.value * (1 - 1e-9) - spent) / each) - 1
         most = np.where(each > 0, most, np.where(spent < self.value, math.inf, -1.0))
         for amount, (_, uses) in zip(left, self.rows, strict=True):
@@ -166,20 +179,22 @@ class _Table:
         return np.asarray(np.where(whole, total * (1 + FEWER_FRAC) + idle, total))
 
     def _serve(self, chosen: Ints) -> npt.NDArray[np.bool_]:
-        """Whether a combination can serve: prefill with decode pools, and their drafts are alike."""
+        """Whether a combination can serve: prefill and decode only together, and all of these draft alike
+        (`fleet_counts.may_hand_over`).
+        """
         prefill, decode = (get_args(Role).index(role) for role in ("prefill", "decode"))
         roles = self.roles[chosen]
-        is_prefill, hands = (roles == prefill).any(axis=1), (roles == prefill) | (roles == decode)
+        has_prefill, has_decode = (roles == prefill).any(axis=1), (roles == decode).any(axis=1)
+        hands_over = (roles == prefill) | (roles == decode)
         drafts = self.drafts[chosen]
-        most = np.where(hands, drafts, -1).max(axis=1)
-        least = np.where(hands, drafts, len(self.drafts)).min(axis=1)
-        return np.asarray(
-            (is_prefill == (roles == decode).any(axis=1)) & (~hands.any(axis=1) | (most == least))
-        )
+        # Drafts are alike where the largest number is the smallest; other pools count in neither.
+        most = np.where(hands_over, drafts, -1).max(axis=1)
+        least = np.where(hands_over, drafts, len(self.drafts)).min(axis=1)
+        return np.asarray((has_prefill == has_decode) & (~hands_over.any(axis=1) | (most == least)))
 
 
 class _Nodes:
-    """The nodes of options: `of` (J,) counts them, -1 where an option's GPUs are sold by themselves."""
+    """The nodes of options: `of` (J,) numbers each option's node, -1 where its GPUs are sold singly."""
 
     def __init__(self, nodes: Sequence[PricedNode | None]) -> None:
         known = [*dict.fromkeys(node for node in nodes if node is not None)]

@@ -1,4 +1,8 @@
-"""Beyond level 0: fleets of several worker types per pool, by the master with cuts and by local moves."""
+"""Beyond level 0: fleets of several worker types per pool.
+
+The master problem (solvers/master.py) proposes fleets; one that fails is cut off with all smaller fleets.
+The best fleet is then improved by exchanging workers.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +28,18 @@ from planner.solvers.required_work import usual_work
 from planner.traffic.trace import no_edges
 from planner.traffic.workload import coarser_lengths
 
-BEYOND_REQUESTS = 4_000_000  # simulated requests that the search beyond level 0 may cost
-
-BEYOND_MOST = 8  # fleets it may try at most
-
-MIX_EFFORT = 1_000_000  # ... or every cheaper fleet of any mix
-
-REFINE_EFFORT = 300_000  # ... or fleets of up to four options of any settings, and those around the best
-
-ANY_REQUESTS = 20_000_000  # ... and fleets of several types, where level 0 has none that holds,
-
-ANY_MOST = 100  # of which so many are tried at most,
-
-ANY_SHARE = 0.6  # and none that is expected to carry less of the traffic
-
-BEYOND_SHARE = 0.9  # expected share of the traffic below which a fleet is not tried
+# Where level 0 has a fleet, the master's proposals may cost about this many simulated requests, are at most
+# this many, and are tried only if they are expected to carry this share of the traffic.
+BEYOND_REQUESTS, BEYOND_MOST, BEYOND_SHARE = 4_000_000, 8, 0.9
+# The same where level 0 has no fleet that holds: any fleet is an answer then, so more is spent.
+ANY_REQUESTS, ANY_MOST, ANY_SHARE = 20_000_000, 100, 0.6
+# Every cheaper fleet of any mix is simulated where that takes no more than this effort.
+MIX_EFFORT = 1_000_000
+# Fleets of up to four options of any settings may take this effort, and as much those near the best fleet.
+REFINE_EFFORT = 300_000
+# Where level 0 learned no count that holds, an option is taken to need this many times the workers that its
+# work alone keeps busy.
+USUAL_RATIO = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class MixedFleets:
 
     `is_exact`: every fleet that is within the limits and cheaper was simulated. `is_exhausted`: every fleet
     of the options that took part is below one that failed. `is_hopeless`: what is left is expected to carry
-    far less than the traffic. None of them: time or effort was spent.
+    far less than the traffic. Where all three are False, the time or the effort was used up.
     """
 
     best: Counts | None
@@ -63,7 +64,7 @@ def search_mixed_fleets(
 ) -> MixedFleets:
     """Search fleets of any mix under level 0's value, or for any fleet where level 0 has none.
 
-    Those `known` that hold are what others must beat too.
+    A fleet of `known` that holds must be beaten too.
 
     First each GPU and TP degree takes part with the settings that did best: the master proposes the fleet
     expected to carry most for less than the incumbent; a fleet that fails is cut away with all that is below,
@@ -74,14 +75,13 @@ def search_mixed_fleets(
     oracle = problem.oracle
     best, value = cheapest_known(problem, level0, known)
     if best is None and any(math.isinf(problem.limits.most_workers(worker)) for worker in problem.types):
-        return MixedFleets(
-            None, math.inf, 0, False, False, False
-        )  # there may be any number, and none is enough
+        # Of some type any number of workers is allowed, and level 0 found no number that is enough.
+        return MixedFleets(None, math.inf, cuts=0, is_exact=False, is_exhausted=False, is_hopeless=False)
     capacities = _stock_bound_counts(problem, level0)
-    options = _of_one_drafter(best_settings(problem, level0, capacities), level0)
+    options = _that_draft_alike(best_settings(problem, level0, capacities), level0)
     shares = [expected_share(option, level0, capacities) for option in options]
     cuts: list[tuple[int, ...]] = []
-    standing = ""
+    shown = ""
     is_exhausted = is_hopeless = False
     tries, wasted = int(np.clip(BEYOND_REQUESTS / len(problem.trace), 4, BEYOND_MOST)), 0
     tries_for_any = int(np.clip(ANY_REQUESTS / len(problem.trace), 4, ANY_MOST))
@@ -89,8 +89,8 @@ def search_mixed_fleets(
         if wasted == (tries if best is not None else tries_for_any):
             break
         wasted += 1
-        if (now := f"fleets of several worker types; {problem.best_in_words(value)}") != standing:
-            problem.progress(standing := now)
+        if (now := f"fleets of several worker types; {problem.best_in_words(value)}") != shown:
+            problem.progress(shown := now)
         below = value * (1 - 1e-6) if math.isfinite(value) else None
         proposal = find_promising_fleet(options, shares, problem.limits, below=below, cuts=cuts)
         if proposal is None:
@@ -102,6 +102,7 @@ def search_mixed_fleets(
             break
         fleet = tuple(zip(options, counts, strict=True))
         if oracle.holds([fleet])[0]:
+            # The first fleet that holds changes the goal from any fleet to a cheaper one: tries begin anew.
             wasted = wasted if best is not None else 0
             smallest = owned_first(problem, without_spare_workers(fleet, oracle))
             if objective(smallest) < value:
@@ -125,7 +126,9 @@ def search_mixed_fleets(
 
 
 def cheapest_known(problem: Problem, level0: Level0, known: Sequence[Counts]) -> tuple[Counts | None, float]:
-    """The cheapest of level 0's fleet and these, what is owned taken first; None where none holds."""
+    """The cheapest fleet that holds and its value: that of level 0, on owned GPUs first, or one of `known`;
+    None where none holds.
+    """
     best, value = level0.search.best, level0.search.value
     for counts in (*([] if best is None else [owned_first(problem, best)]), *known):
         if (
@@ -147,8 +150,8 @@ def _refined(problem: Problem, level0: Level0, capacities: Mapping[str, int], be
     def may_go_on() -> bool:
         return not problem.out_of_time() and effort_spent() - before < REFINE_EFFORT
 
-    standing = f"fleets of up to four worker types; {problem.best_in_words(objective(best))}"
-    problem.progress(Stage(standing, "beyond"))
+    shown = f"fleets of up to four worker types; {problem.best_in_words(objective(best))}"
+    problem.progress(Stage(shown, "beyond"))
     best = improve_mixture(best, options, shares, problem.limits, oracle, may_go_on)
     before = effort_spent()
     return near(best, problem.limits, oracle, may_go_on)
@@ -159,8 +162,9 @@ def _fine_shares(
 ) -> dict[str, float]:
     """Shares of the traffic that one worker of each option is expected to carry, by its work.
 
-    What level 0 learned says how much more than that work is needed: half a worker less than the least count
-    that holds, of the same role where one is known.
+    Level 0 has shown how many times the workers that the work keeps busy are needed. A least count n that
+    holds says that between n - 1 and n workers are needed, so n - 1/2 is taken. The ratio is the median over
+    options of the same role, or over all where none of that role is known.
     """
     guess = usual_work(problem.slo, replace(problem.trace, after=no_edges()))
     lengths = coarser_lengths(problem.lengths)
@@ -170,18 +174,21 @@ def _fine_shares(
     for option in options:
         if option.name in known and busy[option.name] > 0:
             ratios.setdefault(option.role, []).append((known[option.name] - 0.5) / busy[option.name])
-    of_all = [ratio for each in ratios.values() for ratio in each]
+    ratios_of_all = [ratio for each in ratios.values() for ratio in each]
     shares = {}
     for option in options:
-        ratio = float(np.median(ratios.get(option.role, of_all) or [1.5]))
+        ratio = float(np.median(ratios.get(option.role, ratios_of_all) or [USUAL_RATIO]))
         failed = level0.search.beyond.get(option.name, 0)
+        # More than the largest count that failed; 0.05 keeps the share finite for an option without work.
         count = max(ratio * busy[option.name], failed + 0.1, 0.05)
         shares[option.name] = 1 / min(count, known.get(option.name, math.inf))
     return shares
 
 
 def _every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[Counts | None, bool]:
-    """Simulate every cheaper fleet of any mix, where they are few; the best, and whether all were."""
+    """Simulate every cheaper fleet of any mix, where they are few: the best fleet, and whether the walk over
+    them came to its end.
+    """
     oracle = problem.oracle
     budget = WALK_EFFORT if best is None else MIX_EFFORT
     value = math.inf if best is None else objective(best)
@@ -201,7 +208,7 @@ def _every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[C
 def _moved(
     problem: Problem, best: Counts, options: Sequence[Option], pools: Sequence[Option], tries: int
 ) -> Counts:
-    """Exchange one worker for a cheaper one of its role, the largest saving first, as long as that holds."""
+    """Exchange one worker for a cheaper one of its role, the largest saving first, while the fleet holds."""
     oracle = problem.oracle
     failed: set[frozenset[tuple[str, int]]] = set()
     while tries > 0 and not problem.out_of_time():
@@ -234,7 +241,7 @@ def _moved(
 
 
 def _swapped(counts: Counts, old: Option, new: Option) -> Counts:
-    """One worker of the one for one of the other."""
+    """The fleet with one worker of `new` in place of one of `old`."""
     swapped = dict(counts)
     swapped[old] -= 1
     swapped[new] = swapped.get(new, 0) + 1
@@ -242,10 +249,10 @@ def _swapped(counts: Counts, old: Option, new: Option) -> Counts:
 
 
 def _stock_bound_counts(problem: Problem, level0: Level0) -> dict[str, int]:
-    """Least counts that hold, by option, of mixed workers of which there are too few to serve all alone.
+    """The least counts with which mixed options would serve all traffic alone, where stock has too few.
 
-    They are simulated as if there were more: their share of a fleet of several types follows from that, and
-    which settings suit them.
+    They are simulated as if there were more. The counts say what share of the traffic one worker carries in a
+    fleet of several types, and which settings suit these workers.
     """
     search, limits = level0.search, problem.limits
     if not limits.rows():
@@ -256,14 +263,14 @@ def _stock_bound_counts(problem: Problem, level0: Level0) -> dict[str, int]:
         if any(o.name in search.smallest for o in alike) or not 1 <= most < math.inf:
             continue
         if largest_below(alike[0], search.value) <= most:
-            continue  # it is the price that leaves it out
+            continue  # Its price rules it out before its stock does.
         least = math.inf
         for option in sorted(alike, key=lambda o: _rank_late(problem, o)):
             if problem.out_of_time():
                 return bound_counts
-            item = replace(level0.bounded[option.name], most=math.inf)
-            failed = max(item.least - 1, search.beyond.get(option.name, 0))
-            n = least_that_holds(_holds_alone(problem.oracle, option), failed + 1, least - 1, item)
+            unlimited = replace(level0.bounded[option.name], most=math.inf)
+            failed = max(unlimited.least - 1, search.beyond.get(option.name, 0))
+            n = least_that_holds(_holds_alone(problem.oracle, option), failed + 1, least - 1, unlimited)
             if n is not None:
                 bound_counts[option.name], least = n, n
     return bound_counts
@@ -287,9 +294,9 @@ def best_settings(problem: Problem, level0: Level0, capacities: Mapping[str, int
     return [min(alike, key=rank) for alike in by_hardware(level0.options).values()]
 
 
-def _of_one_drafter(options: list[Option], level0: Level0) -> list[Option]:
-    """Without those that could hand over to none, or be handed over from none: the decode pool of the best
-    fleet says what is drafted, else the first one.
+def _that_draft_alike(options: list[Option], level0: Level0) -> list[Option]:
+    """The mixed options, and all others that draft as the decode pool of level 0's best fleet does, or as
+    the first decode option where it has none. KV cannot move between workers that draft differently.
     """
     best = [option for option, _ in level0.search.best or ()]
     decodes = [option for option in (*best, *options) if option.role == "decode"]
@@ -312,6 +319,6 @@ def expected_share(option: Option, level0: Level0, capacities: Mapping[str, int]
     if (known := search.smallest.get(option.name, capacities.get(option.name))) is not None:
         return 1.0 / known
     ratios = [search.smallest[name] / bounded[name].likely for name in search.smallest]
-    typical = float(np.median(ratios)) if ratios else 1.5
+    typical = float(np.median(ratios)) if ratios else USUAL_RATIO
     least = max(typical * bounded[option.name].likely, search.beyond.get(option.name, 0) + 0.5)
     return 1.0 / least

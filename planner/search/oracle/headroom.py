@@ -1,7 +1,7 @@
 """How far a fleet holds: the most traffic, and the longest steps, by bisection.
 
-More traffic is the same requests by a faster clock (`compress`), so bursts grow with it and nothing is drawn.
-That what holds with more also holds with less is assumed.
+More traffic is the same requests by a faster clock (`sped_up`): bursts grow with it, and nothing is drawn at
+random. Bisection assumes that a fleet that holds with more traffic or longer steps also holds with less.
 """
 
 from __future__ import annotations
@@ -20,52 +20,57 @@ from planner.traffic.scaling import sped_up
 def find_headroom(
     oracle: Oracle, counts: Counts, *, least_frac: float = 0.0, before_each: Callable[[], None] = lambda: None
 ) -> Ends:
-    """Of a fleet that holds: on what the oracle asks, without its draws and scenarios. With `least_frac` more
-    traffic, and longer steps, it is known to hold too. `before_each` simulation may raise what ends it.
+    """The headroom of a fleet that holds, on the oracle's traffic as written, without draws and scenarios.
+
+    The fleet is known to hold with `least_frac` more traffic, and with steps longer by that share.
+    `before_each` is called before every simulation and may raise an error to end the bisection.
     """
-    alone, known = oracle.as_written(), oracle.answers.ends
+    as_written, known = oracle.as_written(), oracle.answers.ends
     losses = (oracle.spare_workers, oracle.spare_nodes, frozenset(oracle.spot.items()))
     query = (*oracle.of_question(), oracle.slo, losses, counts)
     if query in known:
         return known[query]
     headroom: dict[str, tuple[float, tuple[Limit, ...]]] = {}
 
-    def look(what: str, at: Callable[[float], tuple[Oracle, Counts]]) -> None:
-        headroom[what] = most_that_holds(at, least_frac)
+    def bisect(strain: str, question: Callable[[float], tuple[Oracle, Counts]]) -> None:
+        headroom[strain] = most_that_holds(question, least_frac)
 
     def faster(frac: float) -> tuple[Oracle, Counts]:
         before_each()
-        return with_traffic(alone, frac), counts
+        return with_traffic(as_written, frac), counts
 
     def longer(frac: float) -> tuple[Oracle, Counts]:
         before_each()
-        return alone, _with_steps(counts, frac)
+        return as_written, _with_steps(counts, frac)
 
-    side_by_side([lambda: look("traffic", faster), lambda: look("steps", longer)])
+    side_by_side([lambda: bisect("traffic", faster), lambda: bisect("steps", longer)])
     (traffic, by_traffic), (steps, by_steps) = headroom["traffic"], headroom["steps"]
     known[query] = Ends(Headroom(steps, traffic), by_traffic, by_steps)
     return known[query]
 
 
 def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
-    """Whether a fleet holds with so much more traffic, and with steps that are so much longer."""
-    alone = oracle.as_written()
+    """Whether a fleet holds with this share more traffic, and also with steps longer by this share."""
+    as_written = oracle.as_written()
     return (
-        with_traffic(alone, more_frac).holds([counts])[0] and alone.holds([_with_steps(counts, more_frac)])[0]
+        with_traffic(as_written, more_frac).holds([counts])[0]
+        and as_written.holds([_with_steps(counts, more_frac)])[0]
     )
 
 
 def most_that_holds(
-    at: Callable[[float], tuple[Oracle, Counts]], least_frac: float = 0.0
+    question: Callable[[float], tuple[Oracle, Counts]], least_frac: float = 0.0
 ) -> tuple[float, tuple[Limit, ...]]:
-    """The largest share more, up to HEADROOM_MOST_FRAC, with which what is asked `at` it holds, and the
-    limits that are missed first beyond; with `least_frac` it is known to hold.
+    """The largest share, up to HEADROOM_MOST_FRAC, at which a fleet holds, and the limits that it misses just
+    beyond.
+
+    `question` gives the oracle and the fleet at a share. At `least_frac` the fleet is known to hold.
     """
 
     def holds(frac: float) -> bool:
         if frac <= least_frac:
             return True
-        oracle, counts = at(frac)
+        oracle, counts = question(frac)
         return oracle.holds([counts])[0]
 
     good, bad = 0.0, HEADROOM_MOST_FRAC
@@ -74,7 +79,7 @@ def most_that_holds(
     while bad - good > HEADROOM_STEP_FRAC:
         middle = (good + bad) / 2
         good, bad = (middle, bad) if holds(middle) else (good, middle)
-    oracle, counts = at(bad)
+    oracle, counts = question(bad)
     failing = oracle.failing_loss(counts)
     if failing is None:
         return good, ()
@@ -82,8 +87,9 @@ def most_that_holds(
 
 
 def with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
-    """The same question of the same requests by a faster clock; a slower one for less than 0. What was asked
-    at this speed before is known.
+    """The same oracle for the same requests by a faster clock; a slower one where `more_frac` is below 0.
+
+    Answers at this speed are shared with earlier calls.
     """
     faster, trace = oracle.answers.faster, oracle.queried_trace
     if (trace, more_frac) not in faster:

@@ -5,8 +5,8 @@
     with a loss   the fleet does so after the loss of any one worker
 
 cheapest_kept.py searches for the production fleet in scenarios that it sees. The fleet is then tested in
-other scenarios (scenario_test.py). Of fleets whose prices differ by at most
-LIKE_PRICE_FRAC the one with the most headroom is taken.
+other scenarios (scenario_test.py). Of fleets whose prices differ by at most LIKE_PRICE_FRAC
+(cheaper_fleets.py) the one with the most headroom is taken.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ def _find_production_fleet(
     """As `find_production_fleet`, searched on the scale model `model`, which may be the problem itself; None
     also where the scale model has no fleet.
     """
-    safety, scenario_problem, first = problem.task.safety, with_search_scenarios(model), 0
+    safety, scenario_problem = problem.task.safety, with_search_scenarios(model)
+    first = 0  # The first scenario of the next test: those of earlier tests have joined the search.
     scenario_problem = replace(
         scenario_problem, oracle=replace(scenario_problem.oracle, until=problem.deadline)
     )
@@ -160,7 +161,7 @@ def _find_production_fleet(
     assert safety is not None and problem.tested is not None and model.tested is not None
     scenarios = scenario_problem.oracle.scenarios
     stage = f"production: the cheapest fleet that keeps the SLO in most of {len(scenarios)} scenarios"
-    # Of so long a trace the test takes longer than anything else, and may not end in time.
+    # With so long a trace the test takes longer than anything else, and may not end in time.
     if (requests := LEAST_TEST_SCENARIOS * len(problem.trace)) > TEST_REQUESTS:
         stage += f"; its test then simulates up to {requests:,} requests"
     problem.progress(Stage(stage, "production"))
@@ -206,7 +207,9 @@ def _find_production_fleet(
 
 
 def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
-    """The trial with what is known of cheaper fleets; that of a cheaper one that was found and passes."""
+    """The trial with what is known of cheaper fleets. Where a cheaper fleet is found and passes the test, the
+    trial of that fleet.
+    """
     if trial.model is not None and trial.model.oracle.downscale > 1:
         return trial
     found, cheaper = walk_cheaper_fleets(trial.searched_problem, paper, trial.best)
@@ -283,23 +286,24 @@ def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Pro
     """The production fleet with the answers beside it. The fleet with a loss is searched for within the
     limits of the trial's problem.
     """
-    answer, lossy = None, None
+    answer, lossy_fleet = None, None
     if not problem.oracle.has_losses and not problem.out_of_time():
-        answer, lossy = _answer_with_a_loss(trial, paper)
-        trial = _prefer_lossy_fleet(trial, lossy)
-    best, kept_in, on_paper = trial.best, trial.kept_in, _kept_in_of_paper_fleet(problem, paper, trial)
-    how_far = (
+        answer, lossy_fleet = _answer_with_a_loss(trial, paper)
+        trial = _prefer_lossy_fleet(trial, lossy_fleet)
+    best, kept_in = trial.best, trial.kept_in
+    paper_kept_in = _kept_in_of_paper_fleet(problem, paper, trial)
+    answer_on_paper = (
         _answer_without_headroom if trial.searched_problem.oracle.downscale > 1 else _answer_with_headroom
     )
     answers = (
-        how_far(problem, "on-paper", paper.best, on_paper),
+        answer_on_paper(problem, "on-paper", paper.best, paper_kept_in),
         _answer_with_headroom(problem, "production", best, kept_in),
         *([] if answer is None else [answer]),
     )
     assert problem.task.safety is not None
     is_tested = is_test_passed(kept_in, problem.task.safety)
     scenarios = replace(_scenarios_fact(problem, best, trial.searched_problem.oracle), cheaper=trial.cheaper)
-    return Production(best, answers, scenarios, is_tested, trial, lossy)
+    return Production(best, answers, scenarios, is_tested, trial, lossy_fleet)
 
 
 def production_or_paper(problem: Problem, paper: FleetSearch) -> Production | None:
@@ -345,23 +349,24 @@ def _kept_in_of_paper_fleet(problem: Problem, paper: FleetSearch, trial: FleetTr
     )
 
 
-def _prefer_lossy_fleet(trial: FleetTrial, lossy: Counts | None) -> FleetTrial:
+def _prefer_lossy_fleet(trial: FleetTrial, lossy_fleet: Counts | None) -> FleetTrial:
     """The trial of the fleet with a loss, where that fleet costs no more than the production fleet and passes
     the test; else the given trial.
 
     A fleet with a loss that costs less is cut down to as few workers as pass the test. One that costs the
     same is kept whole: its workers stand on nodes that are paid for anyway.
     """
-    if lossy is None or objective(lossy) > objective(trial.best) * (1 + 2 * FEWER_FRAC):
+    # Objectives of fleets at one price may differ by FEWER_FRAC, which only breaks ties.
+    if lossy_fleet is None or objective(lossy_fleet) > objective(trial.best) * (1 + 2 * FEWER_FRAC):
         return trial
-    is_less = objective(lossy) < objective(trial.best) * (1 - 2 * FEWER_FRAC)
-    lossy_kept_in = trial.test.decide(lossy)
+    costs_less = objective(lossy_fleet) < objective(trial.best) * (1 - 2 * FEWER_FRAC)
+    lossy_kept_in = trial.test.decide(lossy_fleet)
     if not is_test_passed(lossy_kept_in, trial.test.safety):
         return trial
     best, kept_in = (
-        _with_fewest_workers(trial.searched_problem, trial.test, lossy, lossy_kept_in)
-        if is_less
-        else (lossy, lossy_kept_in)
+        _with_fewest_workers(trial.searched_problem, trial.test, lossy_fleet, lossy_kept_in)
+        if costs_less
+        else (lossy_fleet, lossy_kept_in)
     )
     return replace(trial, best=best, kept_in=kept_in)
 
@@ -412,6 +417,7 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
     """
     assert scenario_problem.task.safety is not None
     count = len(scenario_problem.oracle.scenarios)
+    # No fleet was found that misses `low` scenarios or fewer; `best` misses `high`.
     best, low = paper.best, scenario_problem.oracle.may_miss
     high = in_time(lambda: scenario_problem.oracle.missed_count(paper.best, count), count)
     while high - low > 1 and not scenario_problem.out_of_time():
@@ -456,8 +462,8 @@ def _answer_with_a_loss(production: FleetTrial, paper: FleetSearch) -> tuple[Ans
     more or fewer than production; a few workers of other types beside production. The scenarios that
     production finds hardest are given up first, so that one missed scenario refutes a fleet.
 
-    A scale model cannot tell one worker from none. So where one was searched, no other fleet with a loss is
-    looked for, and its headroom is not computed.
+    A scale model cannot tell one worker from none. So where a scale model was searched, only production with
+    one more worker of each machine is answered, without its headroom.
     """
     scenario_problem = production.searched_problem
     if scenario_problem.oracle.downscale > 1:
@@ -548,6 +554,7 @@ def _cheapest_neighbour(
         if lossy.oracle.holds([fleets[vector]])[0]:
             known = owned_first(lossy, without_needless_workers(fleets[vector], lossy))
         else:
+            # All smaller fleets fail too, so what is left has more of some machine.
             fleets = {each: fleets[each] for each in fleets if np.any(np.array(each) > vector)}
     return known
 
@@ -660,6 +667,7 @@ def _most_headroom(problem: Problem, paper: FleetSearch, best: Counts) -> Counts
         end = find_headroom(problem.oracle, counts, least_frac=beyond).headroom
         roomier.append(counts)
         room_frac = min(end.traffic_frac, end.steps_frac)
+    # Each has more headroom than the one before, so the last one that keeps enough scenarios has the most.
     return next((counts for counts in reversed(roomier) if problem.oracle.holds([counts])[0]), best)
 
 
