@@ -62,7 +62,8 @@ def import_measurements(
 
     paths = measured or []
     checked_files.check_output_file(out)
-    keep_inputs([out], *paths, *(file for path in paths if path.is_dir() for file in path.rglob("*.json*")))
+    files_in_folders = [file for path in paths if path.is_dir() for file in path.rglob("*.json*")]
+    keep_inputs([out], *paths, *files_in_folders)
     duration_s = None if duration is None else quantity(duration, "s", where="--duration")
     facts = importers.Facts(
         llm,
@@ -131,11 +132,11 @@ def fit(
             [
                 {
                     "steps": regime,
-                    "count": e.steps,
-                    "mean error": f"{100 * e.mape_frac:.2f} %",
-                    "9 in 10 below": f"{100 * e.p90_frac:.2f} %",
+                    "count": error.steps,
+                    "mean error": f"{100 * error.mape_frac:.2f} %",
+                    "9 in 10 below": f"{100 * error.p90_frac:.2f} %",
                 }
-                for regime, e in fitted.errors.items()
+                for regime, error in fitted.errors.items()
             ],
             f"{fitted.llm} on {fitted.tp} x {fitted.gpu}: held-out errors",
         )
@@ -192,7 +193,8 @@ def calibrate(
     else:
         summary = result.as_dict()
         errors = [
-            {"measured": name, "after": f"{100 * e:+.1f} %"} for name, e in summary.pop("errors").items()
+            {"measured": name, "after": f"{100 * error_frac:+.1f} %"}
+            for name, error_frac in summary.pop("errors").items()
         ]
         if errors:
             print_rows(errors, "prediction against measurement, corrected")
@@ -242,17 +244,18 @@ def profile_steps(
     command = " ".join(["plan", *sys.argv[1:]])
     known = read_catalog(catalog)
     with Progress() as progress:
-        how: dict[str, Any] = {
+        profile_options: dict[str, Any] = {
             "budget_s": budget,
             "seed": seed,
             "command": command,
             "progress": progress,
             "catalog": known,
         }
+        # What host and front end add is measured on vLLM's own server, so only where vLLM is installed.
         if steps_only or engine == "torch" or not is_installed():
-            profile_summary = {"file": str(out)} | summary(profile(config, out, subject, **how))
+            profile_summary = {"file": str(out)} | summary(profile(config, out, subject, **profile_options))
         else:
-            profiled = profile_engine(config, out, subject, engines=engines, **how)
+            profiled = profile_engine(config, out, subject, engines=engines, **profile_options)
             profile_summary = {"file": str(out)} | summary(profiled.steps) | profiled.as_dict()
     if json_output:
         print_json(profile_summary)

@@ -1,16 +1,16 @@
 """A day of traffic on a fleet whose pools change: what each controller costs above the optimum, and what it
 misses.
 
-A fleet that stands all day, a timetable and the controllers run on the same requests, beside the cheapest
-sequence of pool sizes that keeps the SLO in every window knowing them (planner/day/search/day_optimum.py).
-What a controller costs above that, and the windows that it misses, are its regret. With `train_frac`
-parameters are chosen on the first part of the traffic, and all are judged on the rest, which nobody has seen
-but the optimum.
+Simulated on the same requests: the static fleet, which stands all day, a timetable, and the controllers. The
+optimum is the cheapest sequence of pool sizes that keeps the SLO in every window; its search knows all
+requests in advance (planner/day/search/day_optimum.py). A controller's regret is what it costs above the
+optimum, and the windows that it misses. With `train_frac`, parameters are chosen on the first part of the
+traffic, and all days are judged on the rest, which only the optimum has seen.
 
-The best, of parameters and of controllers, costs least with what missed windows count: by default each as
-much as one costs under the fleet that stands all day, which keeps it. A controller that
-keeps every window for less than the optimum on its grid of times is itself a feasible sequence: it then
-becomes the optimum.
+The best parameters, and the best controller, have the lowest bill plus the cost of missed windows. By default
+a missed window costs what the static fleet, which keeps it, pays for a window. A controller that keeps every
+window for less than the optimum, which changes sizes only on a grid of times, is itself a feasible sequence:
+it then becomes the optimum.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 STATIC, CRON, OPTIMUM = "static", "cron", "optimum"
 ALL_AT_ONCE = "all limits at once"  # The label of `slo: attainment`.
-BUCKET_S = 300.0  # The history that controllers see counts arrivals in such buckets.
+BUCKET_S = 300.0  # The width of the buckets in which the history that controllers see counts arrivals.
 LEAST_OPTIMUM_S = 20.0  # The optimum gets at least this long, even when no time is left.
-MOST_VARIANTS = 40  # It bounds the settings that are simulated for one controller.
+MOST_VARIANTS = 40  # So many settings of one controller are simulated at most.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +117,7 @@ class Ran:
     gpu_hours: float
     windows: tuple[WindowVerdict, ...]
     hurt: tuple[Hurt, ...]
-    swings: tuple[Oscillation, ...] = ()
+    swings: tuple[Oscillation, ...] = ()  # The oscillations.
     chosen: Chosen | None = None  # It is None for a fixed sequence of sizes.
     deployment: Deployment | None = None
     settings_count: int = 1  # The number of settings simulated on the training part.
@@ -139,9 +139,9 @@ class Ran:
 @dataclass(frozen=True, slots=True, eq=False)
 class Optimum:
     """The cheapest known sequence that keeps every window: sizes (T, P) between `edges_s` (T + 1,), or the
-    sizes of a controller. No sequence on the grid costs less than `bound_usd`, and no controller, at any
-    time of action, less than `proved_usd`. `status` says whether a cheaper sequence may exist. `causal` says
-    what a controller without a look ahead pays at least; it is None for pools that have too many sizes.
+    sizes of a controller. No sequence on the grid costs less than `bound_usd`, and no controller, whenever it
+    changes sizes, less than `proved_usd`. `status` says whether a cheaper sequence may exist. `causal` says
+    what a controller that knows only the past pays at least; it is None for pools that have too many sizes.
     `any_moment_usd` is `proved_usd` if more workers never hurt; it is None where it was not computed.
     """
 
@@ -269,13 +269,13 @@ class Day:
     left_s: float
 
     def known(self, each: Chosen) -> Deployment:
-        """What a controller may know: a timetable the judged traffic itself, where nothing trains."""
-        is_known = each.row.name == CRON and self.train is None
-        return in_hindsight(self.deployment, self.question.trace) if is_known else self.deployment
+        """What a controller may know. Without training traffic, a timetable is made of the judged traffic."""
+        has_no_earlier_days = each.row.name == CRON and self.train is None
+        return in_hindsight(self.deployment, self.question.trace) if has_no_earlier_days else self.deployment
 
 
 def _rows(day: Day, chosen: Sequence[Chosen], progress: Progress) -> list[tuple[Ran | None, str]]:
-    """The day of each controller, run by the executor; None and the reason where one could not run."""
+    """The day of each controller, run by the executor; None and the reason for a day that could not run."""
     if executors.current_crew() is None:
         deadline, rows = time.monotonic() + day.left_s, []
         for each in chosen:
@@ -284,15 +284,17 @@ def _rows(day: Day, chosen: Sequence[Chosen], progress: Progress) -> list[tuple[
             rows.append(_row(left, each, progress))
         return rows
     progress(f"{', '.join(each.row.name for each in chosen)}: the day")
-    sent = executors.run_items(_without_local_objects, chosen, shared=day)
+    sent = executors.run_items(_row_to_send, chosen, shared=day)
     return [
         (row and replace(row, chosen=replace(each, **settings), deployment=day.known(each)), why_not)
         for each, (row, settings, why_not) in zip(chosen, sent, strict=True)
     ]
 
 
-def _without_local_objects(day: Day, each: Chosen) -> tuple[Ran | None, dict[str, Any], str]:
-    """A row reduced to what the caller lacks, with the chosen settings and the reason for a missing day."""
+def _row_to_send(day: Day, each: Chosen) -> tuple[Ran | None, dict[str, Any], str]:
+    """What a worker process sends back: the row without what the caller has already, the settings that were
+    chosen, and the reason if there is no row.
+    """
     row, why_not = _row(day, each, report_nothing)
     if row is None or row.chosen is None:
         return row, {}, why_not
@@ -301,16 +303,17 @@ def _without_local_objects(day: Day, each: Chosen) -> tuple[Ran | None, dict[str
 
 
 def _row(day: Day, each: Chosen, progress: Progress) -> tuple[Ran | None, str]:
+    """The day of one controller, tuned first if there is traffic to train on; else None and the reason."""
     try:
         tuned, settings_count = each, 1
         if day.train is not None:
-            of_part, deadline = replace(day.question, trace=day.train), time.monotonic() + day.left_s
+            training_question = replace(day.question, trace=day.train)
+            deadline = time.monotonic() + day.left_s
             tuned, settings_count = tune_controller(
-                of_part, each, day.deployment, day.missed_usd, deadline, progress
+                training_question, each, day.deployment, day.missed_usd, deadline, progress
             )
-        return replace(
-            simulate_controller(day.question, tuned, day.known(each)), settings_count=settings_count
-        ), ""
+        row = simulate_controller(day.question, tuned, day.known(each))
+        return replace(row, settings_count=settings_count), ""
     except InputError as error:
         return None, str(error)
 
@@ -375,8 +378,9 @@ def split_training(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace
 
 
 def missed_usd_of(question: DayQuestion, static: Ran) -> float:
-    standing_usd = static.usd / len(static.windows)
-    return standing_usd if question.missed_usd is None else question.missed_usd
+    """The cost of a missed window: as asked for, else what the static fleet pays for a window."""
+    static_window_usd = static.usd / len(static.windows)
+    return static_window_usd if question.missed_usd is None else question.missed_usd
 
 
 def score_day(row: Ran, missed_usd: float) -> tuple[float, int]:
@@ -438,9 +442,9 @@ def kept_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> tuple[
         by_name[ALL_AT_ONCE] = attained_in_windows(simulation, slo, edges_s)
     verdicts = []
     for v in range(len(edges_s) - 1):
-        each = {name: rows[v] for name, rows in by_name.items()}
-        short = min(each, key=lambda name: (each[name].holds, each[name].kept_frac))
-        holds, kept_frac = all(row.holds for row in each.values()), each[short].kept_frac
+        in_window = {name: rows[v] for name, rows in by_name.items()}
+        short = min(in_window, key=lambda name: (in_window[name].holds, in_window[name].kept_frac))
+        holds, kept_frac = all(row.holds for row in in_window.values()), in_window[short].kept_frac
         verdicts.append(WindowVerdict(float(edges_s[v]), float(edges_s[v + 1]), holds, short, kept_frac))
     return tuple(verdicts)
 
@@ -450,29 +454,29 @@ def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Flo
     paid, ready = np.zeros((pools, len(edges_s) - 1)), np.zeros((pools, len(edges_s) - 1))
     lengths_s = np.diff(edges_s)
     for span in run.spans:
-        for changes, from_s, to_s in (
+        for workers, from_s, to_s in (
             (paid, span.asked_s, span.gone_s),
             (ready, span.ready_s, min(span.given_up_s, span.gone_s)),
         ):
             inside_s = np.minimum(to_s, edges_s[1:]) - np.maximum(from_s, edges_s[:-1])
-            changes[span.pool] += np.clip(inside_s, 0.0, None) / lengths_s
+            workers[span.pool] += np.clip(inside_s, 0.0, None) / lengths_s
     return paid, ready
 
 
 def hurt_by_changes(run: ElasticRun, slo: Slo) -> tuple[Hurt, ...]:
     """The effect of every change of a pool's size by the controller, in order of time."""
     simulation, hurt = run.simulation, []
-    late = np.concatenate(([0], np.cumsum(~keeps_all(simulation, slo))))
+    late_before = np.concatenate(([0], np.cumsum(~keeps_all(simulation, slo))))
     for p in range(run.asked.shape[1]):
-        sizes, of_pool = run.asked[:, p], [span for span in run.spans if span.pool == p]
+        sizes, pool_spans = run.asked[:, p], [span for span in run.spans if span.pool == p]
         for d in np.flatnonzero(np.diff(sizes)) + 1:
             at_s = float(run.asked_s[d])
-            until_s = max((span.ready_s for span in of_pool if span.asked_s == at_s), default=at_s)
+            until_s = max((span.ready_s for span in pool_spans if span.asked_s == at_s), default=at_s)
             first, last = np.searchsorted(simulation.arrival_s, (at_s, until_s))
-            stopped = [span for span in of_pool if span.given_up_s == at_s and span.was_stopped]
+            stopped = [span for span in pool_spans if span.given_up_s == at_s and span.was_stopped]
             rerouted = sum(_count_rerouted(simulation, span.gone_s) for span in stopped)
             before, after = int(sizes[d - 1]), int(sizes[d])
-            hurt.append(Hurt(at_s, p, before, after, rerouted, int(late[last] - late[first])))
+            hurt.append(Hurt(at_s, p, before, after, rerouted, int(late_before[last] - late_before[first])))
     return tuple(sorted(hurt, key=lambda each: (each.time_s, each.pool)))
 
 
@@ -493,6 +497,7 @@ def _highest_rps(trace: Trace, every_s: float) -> float:
 
 
 def _history(trace: Trace) -> History:
+    """The arrival rates of the training part, in whole buckets that end with its last request."""
     buckets = max(int(trace.duration_s // BUCKET_S), 1)
     end_s = float(trace.arrival_s[-1])
     edges_s = end_s - BUCKET_S * np.arange(buckets, -1, -1)
@@ -536,8 +541,8 @@ def deployment_of(question: DayQuestion, seen: Trace, train: Trace | None) -> De
 
 
 def in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
-    """For a timetable where nothing trains: made of the very traffic that it is judged by, as if the days
-    before had been the same; hours that it does not reach had none.
+    """What a timetable knows where nothing trains: the judged traffic itself, as if the days before had been
+    the same. Hours of a day that this traffic does not reach count as hours without requests.
     """
     days = max(int(np.ceil(judged.arrival_s[-1] / DAY_S)), 1)
     edges_s = np.arange(0.0, days * DAY_S + BUCKET_S / 2, BUCKET_S)
@@ -546,6 +551,7 @@ def in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
 
 
 def warnings_of(train: Trace | None, rows: Sequence[Ran]) -> tuple[str, ...]:
+    """A warning if a controller was made of the traffic that judges it."""
     learns = any(row.name == CRON or "capacity" in CONTROLLERS[row.name].needs for row in rows)
     if train is not None or not learns:
         return ()

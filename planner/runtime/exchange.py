@@ -23,13 +23,14 @@ from planner.runtime.live_routing import LiveFleet, priority_number
 from planner.runtime.prompt_blocks import CHARACTERS_PER_TOKEN, blocks_of, words_of
 from planner.runtime.upstream import REFUSAL_BYTES, SPARE_TOKENS, read_answer, read_limited
 
-PATHS = ("/v1/completions", "/v1/chat/completions")
+COMPLETIONS_PATH = "/v1/completions"
+PATHS = (COMPLETIONS_PATH, "/v1/chat/completions")
 TENANT_HEADER = "X-Tenant"
 TENANT_CHARACTERS = 256
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's default for a request that names no limit.
 MOST_OUTPUT_TOKENS = 10**9  # JSON may hold integers that are too long to be written in a message.
-# Unpacked at a time; it takes about a millisecond, after which other requests have their turn.
+# A body is unpacked in pieces of so many bytes, about a millisecond each, and other requests run in between.
 INFLATED_BYTES = 2**20
 GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib then tells the two formats apart by their first bytes.
 
@@ -73,7 +74,7 @@ def read_request(
         raise refusal(404, "no such model here; GET /v1/models lists the one there is")
     if "kv_transfer_params" in body:
         raise refusal(400, "kv_transfer_params are the router's to set: they name hosts to fetch from")
-    prompt = body.get("prompt" if request.path == PATHS[0] else "messages")
+    prompt = body.get("prompt" if request.path == COMPLETIONS_PATH else "messages")
     inputs = _input_tokens(prompt)
     limit = body.get("max_completion_tokens", body.get("max_tokens"))
     outputs = DEFAULT_OUTPUT_TOKENS if limit is None else limit
@@ -81,8 +82,8 @@ def read_request(
         raise refusal(400, f"max_tokens must be a whole number from 1 to {MOST_OUTPUT_TOKENS}")
     if not live.fits(inputs + outputs):
         raise refusal(400, f"{inputs + outputs} tokens of prompt and output fit into no worker's KV cache")
-    given = request.headers.get("X-Request-Id", "")
-    name = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    client_id = request.headers.get("X-Request-Id", "")
+    request_id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
     tenant = _tenant(request, body) if live.reads_tenants else ""
     if QUEUE[fleet.policies.queue].has_rank:
         now_s, model = time.monotonic(), str(body.get("model", ""))
@@ -93,14 +94,26 @@ def read_request(
     blocks = blocks_of(prompt) if live.keeps_prefixes else ()
     choices = body.get("n")
     choices = choices if isinstance(choices, int) and choices > 1 else 1
-    # A chat without a limit may fill the engine's context.
-    most = choices * (longest_tokens if limit is None else outputs) + SPARE_TOKENS
-    return RoutedRequest(name, request.path, body, raw, inputs, outputs, most, choices, blocks, tenant)
+    # A chat without a limit may get an answer that fills the engine's context.
+    most_tokens = choices * (longest_tokens if limit is None else outputs) + SPARE_TOKENS
+    return RoutedRequest(
+        request_id,
+        request.path,
+        body,
+        raw,
+        input_tokens=inputs,
+        output_tokens=outputs,
+        most_tokens=most_tokens,
+        choices=choices,
+        blocks=blocks,
+        tenant=tenant,
+    )
 
 
 async def read_body(request: web.Request, most_bytes: int) -> bytes:
-    """Read the body and unpack it. It is refused at the first byte beyond `most_bytes`, packed or not.
-    Unpacking waits until here, because by now the API key is known to be right.
+    """Read the body and unpack it. It is refused at the first byte beyond `most_bytes`, packed or not; the
+    router says the limit in that error. Unpacking waits until here, because by now the API key is known to be
+    right.
     """
     if (request.content_length or 0) > most_bytes:
         raise refusal(413, "")
@@ -120,7 +133,7 @@ async def read_body(request: web.Request, most_bytes: int) -> bytes:
                 if inflater.unused_data:
                     raise refusal(400, f"the body goes on after its {packing} has ended")
                 if chunk := inflater.unconsumed_tail:
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)  # See INFLATED_BYTES.
     except zlib.error:
         raise refusal(400, f"the body is not {packing}") from None
     if not inflater.eof:
@@ -160,12 +173,12 @@ class Reply:
         self.tokens = 0
         self.is_broken = False  # Its worker reported an error in the stream.
         self.is_shared = self.is_suspect = False  # Both concern a worker's death, see trust.Suspect.
-        self.strikes = 0
-        self.sent_s = 0.0  # When it was sent to the worker that has it.
+        self.strikes = 0  # How many workers died of the request, see trust.py.
+        self.sent_s = 0.0  # When the request was sent to the worker that has it now.
         self.limit_s = 0.0  # Within this the worker must begin to answer.
         self.heard_s = 0.0  # When the worker last sent something of the stream.
         self.overdue = ""  # The limit that the worker let pass.
-        self.writes_since_s = 0.0  # Since when a write waits for the client; 0 while none does.
+        self.writes_since_s = 0.0  # When the write began that waits for the client; 0 if none waits.
 
     def _headers(self, worker: str) -> dict[str, str]:
         workers = f"{self.prefilled_by},{worker}" if self.prefilled_by else worker
@@ -206,6 +219,7 @@ class Reply:
         body = await read_limited(upstream, worker, most_bytes if is_answer else REFUSAL_BYTES)
         if is_answer:
             _, tokens = read_answer(body, worker, self.routed_request.most_tokens)
+            # A worker that counts no tokens may have made as many as were asked for.
             self.tokens = tokens or self.routed_request.output_tokens
         self.response = web.Response(
             body=body,
@@ -239,6 +253,7 @@ def refusal(status: int, message: str, *, retry_after_s: int | None = None) -> w
     }
     text = json.dumps({"error": {"message": message, "type": "refused", "code": status}})
     headers = {"Retry-After": str(retry_after_s)} if retry_after_s else {}
+    # aiohttp's errors for these two ask for arguments of their own.
     if status == 405:
         return web.HTTPMethodNotAllowed("", (), text=text, content_type="application/json")
     if status == 413:

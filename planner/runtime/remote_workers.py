@@ -1,7 +1,8 @@
 """Workers that somebody else keeps alive, by their addresses: our router before a deployment of manifests.
 
-The router asks each for its /health and sends to those that answer. It does not see a worker that dies and is
-back between two questions: that one is thought to cache what it cached before.
+The router asks each worker for its /health and sends requests to those that answer. It does not notice a
+worker that dies and is back before it is asked again: the router then believes that this worker still caches
+what it cached before.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ HEALTH_EVERY_S, HEALTH_TIMEOUT_S, HEALTH_FAILURES = 2.0, 5.0, 3
 
 @dataclass
 class Remote:
-    """A worker as the router sees it. `identity` is empty, because its answers do not name who gave them."""
+    """A worker as the router sees it (`router.Backend`). `identity` is empty, because the answers of a
+    remote worker do not say which process gave them. `starts` and `gave_up` keep their values, because nobody
+    here starts it.
+    """
 
     name: str
     url: str
@@ -83,19 +87,19 @@ def make_remote_workers(fleet: Fleet, addresses: Mapping[str, Sequence[str]]) ->
     for name, count in pools.items():
         if (given := len(addresses.get(name, ()))) != count:
             raise InputError(f"--workers: {name}: the plan has {count} workers, found {given} addresses")
-    every = [url for urls in addresses.values() for url in urls]
-    for url in every:
+    all_urls = [url for urls in addresses.values() for url in urls]
+    for url in all_urls:
         try:
             parts = urlsplit(url)
             # `port` is None where the address has none, and raises ValueError above 65,535; 0 is refused.
-            is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+            has_host = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
         except ValueError:
-            is_whole = False
-        if not is_whole or parts.path or parts.query or parts.fragment or parts.username is not None:
+            has_host = False
+        if not has_host or parts.path or parts.query or parts.fragment or parts.username is not None:
             raise InputError(
                 f"--workers: expected an address such as http://10.0.0.1:8001, found {url[:200]!r}"
             )
-        if every.count(url) > 1:
+        if all_urls.count(url) > 1:
             raise InputError(f"--workers: {url} is given twice")
     return [Remote(f"{name}-{number}", url) for name in pools for number, url in enumerate(addresses[name])]
 

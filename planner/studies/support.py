@@ -24,6 +24,7 @@ STEP_TIMES = {
     "roofline": "computed from figures of the GPU; nothing of this LLM was measured there",
 }
 """What step times of each `StepLatency.kind` rest on; "off" explains the row's `error_frac`."""
+# How the badge's sentences begin, best known first, and the kinds of step times that each tells of.
 KINDS = {
     "Step times measured on": ("kernels", "steps"),
     "carried over from another GPU": ("derived", "given"),
@@ -44,13 +45,15 @@ def support_rows(known: Catalog, llm: Llm, gpu: Gpu) -> Iterator[dict[str, Any]]
 
 
 def support_badge(rows: Iterable[dict[str, Any]]) -> tuple[str, Colour, str]:
-    """How well step times are known, the badge's colour, and why. The first row of each GPU counts."""
+    """How well step times are known, the badge's colour, and why. The first row of each GPU counts:
+    that of the smallest TP that holds the LLM.
+    """
     first: dict[str, str] = {}
     for row in rows:
         first.setdefault(row["gpu"], row["step_times"])
-    gpus = {words: [gpu for gpu, kind in first.items() if kind in kinds] for words, kinds in KINDS.items()}
-    measured, carried, computed = gpus.values()
-    parts = [f"{words}: {', '.join(on)}" for words, on in gpus.items() if on]
+    gpus_of = {how: [gpu for gpu, kind in first.items() if kind in kinds] for how, kinds in KINDS.items()}
+    measured, carried, computed = gpus_of.values()
+    parts = [f"{how}: {', '.join(gpus)}" for how, gpus in gpus_of.items() if gpus]
     why = ". ".join(f"{part[0].upper()}{part[1:]}" for part in parts)
     if measured:
         return f"kernels measured on {len(measured)} GPU types", "green", f"{why}."
@@ -71,6 +74,7 @@ def _splits(known: Catalog, llm: Llm, gpu: Gpu, tp: int) -> Iterator[Split]:
 def _row(known: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] | None:
     """The row of one worker; None if the weights leave no room for a KV block."""
     tp, ep, dp, all2all = split
+    # Low-latency kernels take no larger step, see planner/models/all2all.py.
     budget_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else USUAL_BATCHED_TOKENS
     use = worker_memory(llm, gpu, tp, dp=dp, max_num_batched_tokens=budget_tokens)
     if use.kv_tokens == 0:

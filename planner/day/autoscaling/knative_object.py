@@ -18,10 +18,14 @@ from planner.manifests import engine_command, kubernetes
 
 FILE = "kserve-knative.yaml"
 PREFIX = "autoscaling.knative.dev"
-TARGET, UTILIZATION, WINDOW_S, PANIC_WINDOW, PANIC_THRESHOLD = 100.0, 0.7, 60, 0.1, 2.0
+# Knative's defaults: requests in flight per worker and the share of them to aim at; the window of the mean;
+# the panic window as a share of it, and how many times the ready workers must be wanted for a panic.
+TARGET, UTILIZATION_FRAC, WINDOW_S, PANIC_WINDOW_FRAC, PANIC_THRESHOLD_FRAC = 100.0, 0.7, 60, 0.1, 2.0
+# The most by which one decision may multiply or divide the workers; the wait before the last one goes; the
+# time between decisions.
 UP_RATE, DOWN_RATE, GRACE_S, TICK_S = 1000.0, 2.0, 30.0, 2.0
-TIMEOUT_S = 600  # of Knative's own configuration, the most it lets a revision ask for
-FEATURES = ("nodeselector", "tolerations", "affinity")
+TIMEOUT_S = 600  # The longest request that Knative's default configuration lets a service ask for.
+FEATURES = ("nodeselector", "tolerations", "affinity")  # Parts of a pod that Knative refuses until enabled.
 
 
 def write_services(
@@ -67,17 +71,17 @@ def _service(place: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_model
         },
         "volumeMounts": [kubernetes.SHM_MOUNT],
     }
-    target = autoscaler.read_number("target", TARGET)
+    target_requests = autoscaler.read_number("target", TARGET)
     annotations = _annotations(autoscaler, scaled.size)
     predictor: Document = {
         "minReplicas": scaled.least,
         "maxReplicas": scaled.most,
         "scaleMetric": "concurrency",
     }
-    if target == int(target):
-        predictor["scaleTarget"] = int(target)
-    else:
-        annotations[f"{PREFIX}/target"] = f"{target:.12g}"
+    if target_requests == int(target_requests):
+        predictor["scaleTarget"] = int(target_requests)
+    else:  # KServe's field takes whole numbers alone, Knative's annotation any.
+        annotations[f"{PREFIX}/target"] = f"{target_requests:.12g}"
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
@@ -96,18 +100,19 @@ def _service(place: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_model
 
 
 def _annotations(autoscaler: Autoscaler, size: int) -> Document:
+    """Knative's settings of one service that starts with `size` workers. The bounds are those it checks."""
     window_s = autoscaler.read_seconds("window_s", WINDOW_S, least=6, most=3600)
-    panic_window = _percent(autoscaler, "panic_window_frac", PANIC_WINDOW, 1, 100)
+    panic_window_percent = _percent(autoscaler, "panic_window_frac", PANIC_WINDOW_FRAC, 1, 100)
     return {
         f"{PREFIX}/class": "kpa.autoscaling.knative.dev",
         f"{PREFIX}/metric": "concurrency",
         f"{PREFIX}/target-utilization-percentage": _percent(
-            autoscaler, "utilization_frac", UTILIZATION, 1, 100
+            autoscaler, "utilization_frac", UTILIZATION_FRAC, 1, 100
         ),
         f"{PREFIX}/window": f"{window_s}s",
-        f"{PREFIX}/panic-window-percentage": panic_window,
+        f"{PREFIX}/panic-window-percentage": panic_window_percent,
         f"{PREFIX}/panic-threshold-percentage": _percent(
-            autoscaler, "panic_threshold_frac", PANIC_THRESHOLD, 110, 1000
+            autoscaler, "panic_threshold_frac", PANIC_THRESHOLD_FRAC, 110, 1000
         ),
         f"{PREFIX}/scale-down-delay": f"{autoscaler.read_seconds('down_delay_s', 0, least=0, most=3600)}s",
         f"{PREFIX}/initial-scale": str(max(size, 1)),
@@ -116,6 +121,7 @@ def _annotations(autoscaler: Autoscaler, size: int) -> Document:
 
 
 def _percent(autoscaler: Autoscaler, name: str, default: float, least: float, most: float) -> str:
+    """The parameter, a share, in percent. Raises InputError outside `least` to `most` percent."""
     percent = 100 * autoscaler.read_number(name, default)
     if not least <= percent <= most or math.isnan(percent):
         raise InputError(
@@ -125,13 +131,16 @@ def _percent(autoscaler: Autoscaler, name: str, default: float, least: float, mo
 
 
 def _limits(autoscaler: Autoscaler) -> tuple[str, ...]:
-    set_parameters = {
+    """What the manifests cannot say, in sentences for the user."""
+    cluster_settings = {
         "max-scale-up-rate": (autoscaler.read_number("max_up_rate", UP_RATE), UP_RATE, ""),
         "max-scale-down-rate": (autoscaler.read_number("max_down_rate", DOWN_RATE), DOWN_RATE, ""),
         "scale-to-zero-grace-period": (autoscaler.read_number("grace_s", GRACE_S), GRACE_S, "s"),
     }
     changed = [
-        f"{key}: {value:g}{unit}" for key, (value, usual, unit) in set_parameters.items() if value != usual
+        f"{key}: {value:g}{unit}"
+        for key, (value, default, unit) in cluster_settings.items()
+        if value != default
     ]
     limit_lines = [
         "It stands in the place of kserve.yaml. Knative routes by its own rule, each service "
