@@ -37,21 +37,24 @@ def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
 
 @needs_tables
 def test_fits_are_made_and_found(plan: Plan) -> None:
+    """Experts in slices and whole ones, and on a node of 8 GPUs 2 and 4 ranks of TP 2 that share them."""
     code, out, err = plan(
         *("catalog", "fit", "qwen3-30b-a3b", "--gpu", "b200", "--tp", "2", "-o", "own", "--json")
     )
     assert code == 0, err
     rows = json.loads(out)["fits"]
-    assert [(row["gpu"], row["tp"], row["ep"]) for row in rows] == [
-        ("b200-180g", 2, False),
-        ("b200-180g", 2, True),
+    assert [(row["gpu"], row["tp"], row["ep"], row["dp"]) for row in rows] == [
+        ("b200-180g", 2, False, 1),
+        ("b200-180g", 2, True, 1),
+        ("b200-180g", 2, True, 2),
+        ("b200-180g", 2, True, 4),
     ]
     own = read_catalog(Path("own"))
     llm, gpu = own.llm("qwen3-30b-a3b"), own.gpu("b200")
-    for row in rows:
-        latency = own.step_latency(llm, gpu, 2, ep=row["ep"])
+    found = [own.step_latency(llm, gpu, 2, ep=row["ep"], dp=row["dp"]) for row in rows]
+    for row, latency in zip(rows, found, strict=True):
         assert latency.kind == "kernels" and latency.mape_frac == row["mape_frac"]
-    assert own.step_latency(llm, gpu, 2) != own.step_latency(llm, gpu, 2, ep=True)
+    assert len(set(found)) == len(rows)
 
 
 @needs_tables
