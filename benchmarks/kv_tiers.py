@@ -25,8 +25,8 @@ from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.kv_offload import KvOffload
 from planner.simulator.replay import simulate
-from planner.studies import kv_tiers
-from planner.studies.kv_tiers import TierSizes, choose_tiers, show_sizes, tier_grid
+from planner.studies import tier_study
+from planner.studies.tier_study import TierSizes, choose_tiers, show_sizes, tier_grid
 from planner.studies.what_if import Study
 from planner.traffic.described import draw_requests
 from planner.traffic.trace import Trace
@@ -104,7 +104,7 @@ def brute(cases: int) -> int:
             print(f"case {seed}: {error}")
             continue
         every = [
-            kv_tiers._answer(study, task, TierSizes(memory, disk), SMALL_TIERS, 60.0).usd_per_h
+            tier_study._answer(study, task, TierSizes(memory, disk), SMALL_TIERS, 60.0).usd_per_h
             for memory, disk in itertools.product(grid.memory_bytes, grid.disk_bytes)
         ]
         gap = found / min(every) - 1
@@ -206,7 +206,7 @@ def rule() -> None:
         (f"{RULE_FACTOR} times the rule", RULE_FACTOR * working_set / gpus),
         ("plan", found_study.best.sizes.memory_bytes),
     ):
-        row = kv_tiers._answer(study, task, TierSizes(size), tiers, 60.0)
+        row = tier_study._answer(study, task, TierSizes(size), tiers, 60.0)
         used = row.fleet.gpus if row.fleet else 0
         print(
             f"| {name}, {size / 1e9:.0f} GB | {row.usd_per_h:.2f} | {row.tiers_usd_per_h:.2f} | "

@@ -38,7 +38,7 @@ from planner.errors import InputError
 from planner.models.step_tables import StepShape
 from profiling.config import read_config, sharded, text_of
 from profiling.design import Limits
-from profiling.meter import Measurement, Ran, Repeats
+from profiling.meter import StepMeasurement, StepRepeats, TimedRun
 from profiling.modules import ATTENTION, REST, ModuleTimes
 from profiling.power import GpuPower
 from profiling.vllm_install import INSTALL, is_cpu_build, is_installed, mend_cpu_wheel
@@ -66,7 +66,7 @@ class Apart:
     operators: Sequence[str]
     runs: list[dict[str, float]] = field(default_factory=list)
 
-    def add(self, ran: Ran, seconds: dict[str, float], wanted: Sequence[tuple[int, int]]) -> None:
+    def add(self, ran: TimedRun, seconds: dict[str, float], wanted: Sequence[tuple[int, int]]) -> None:
         """Keep the run if it was the step; what lies in no module is the rest."""
         if list(ran.requests) == sorted(wanted):
             self.runs.append({**seconds, REST: max(ran.t_s - sum(seconds.values()), 0.0)})
@@ -157,9 +157,9 @@ class VllmEngine:
         if self._times is not None and ATTENTION in (names := self._names()):
             self.operators = (*names, REST)
 
-    def measure(self, step: StepShape, *, quick: bool = False) -> Measurement:
+    def measure(self, step: StepShape, *, quick: bool = False) -> StepMeasurement:
         """The median over repeats of the step; raises StepNotRunError if the engine never ran it as asked."""
-        repeats = Repeats(step, self._gpu, quick)
+        repeats = StepRepeats(step, self._gpu, quick)
         try:
             measure = self._measure_decodes if step.decodes else self._measure_prefills
             operators_s = measure(step, repeats, 0 if quick else OPERATOR_REPEATS)
@@ -167,7 +167,7 @@ class VllmEngine:
             self._clear()
         return replace(repeats.result(), operators_s=operators_s)
 
-    def run_after_prefix(self, step: StepShape, *, is_hit: bool) -> Ran:
+    def run_after_prefix(self, step: StepShape, *, is_hit: bool) -> TimedRun:
         """One prefill of `step` after a prefix has been computed: a real hit on it, or a prompt whose cached
         part is only said to be computed, as `measure` does. To compare the two.
         """
@@ -188,7 +188,7 @@ class VllmEngine:
         self._core.shutdown()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _measure_prefills(self, step: StepShape, repeats: Repeats, more: int) -> dict[str, float]:
+    def _measure_prefills(self, step: StepShape, repeats: StepRepeats, more: int) -> dict[str, float]:
         """Then so many runs with a clock around each module: the operators' seconds."""
         wanted = [(step.new, step.cached)] * step.prompts
         warm = False
@@ -209,7 +209,7 @@ class VllmEngine:
             self._clear()
         return apart.medians()
 
-    def _measure_decodes(self, step: StepShape, repeats: Repeats, more: int) -> dict[str, float]:
+    def _measure_decodes(self, step: StepShape, repeats: StepRepeats, more: int) -> dict[str, float]:
         """`context` grows by one with each run; the row says the mean of those that were kept."""
         more = more if self.operators else 0
         first = max(step.context - repeats.most // 2 - 2 - more, 1)
@@ -238,7 +238,7 @@ class VllmEngine:
                 repeats.add(self._step(), wanted, context=float(attended))
         return apart.medians()
 
-    def _timed_step(self) -> tuple[Ran, dict[str, float]]:
+    def _timed_step(self) -> tuple[TimedRun, dict[str, float]]:
         assert self._times is not None
         self._times.start()
         ran = self._step()
@@ -256,7 +256,7 @@ class VllmEngine:
         self._clear()
         return tuple(seconds)
 
-    def _step(self) -> Ran:
+    def _step(self) -> TimedRun:
         self._seen.clear()
         self._marks.clear()
         start_s = time.perf_counter()
@@ -268,7 +268,7 @@ class VllmEngine:
         computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         requests = sorted((n, computed[name]) for name, n in output.num_scheduled_tokens.items())
         model_s = self._marks.get("end", start_s + t_s) - self._marks.get("start", start_s)
-        return Ran(tuple(requests), t_s, model_s)
+        return TimedRun(tuple(requests), t_s, model_s)
 
     def _add(self, prompt: list[int], *, computed: int, outputs: int = 1) -> None:
         from vllm import SamplingParams

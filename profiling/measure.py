@@ -51,7 +51,7 @@ from profiling import design, machine
 from profiling.collectives import Collectives, all_reduces
 from profiling.config import read_config, text_of
 from profiling.engine import VllmEngine
-from profiling.meter import Measurement, Meter, StepNotRunError
+from profiling.meter import StepMeasurement, StepMeter, StepNotRunError
 from profiling.operators import TorchOperators
 from profiling.power import open_gpu
 from profiling.vllm_install import is_installed
@@ -186,7 +186,7 @@ def profile(
 
 def measure_into(
     out: Path,
-    meter: Meter,
+    meter: StepMeter,
     header: Mapping[str, str],
     budget: Budget,
     *,
@@ -243,7 +243,7 @@ def measure_into(
     return read_step_table(out)
 
 
-def _measure(meter: Meter, step: StepShape, quiet_s: float) -> tuple[Measurement, float]:
+def _measure(meter: StepMeter, step: StepShape, quiet_s: float) -> tuple[StepMeasurement, float]:
     """The step, again while the reference says that something disturbs; and the quickest reference so far."""
     best, spent_s = None, 0.0
     for _ in range(MOST_TRIES):
@@ -347,7 +347,7 @@ def _engine(engine: str) -> str:
     return ("vllm" if is_installed() else "torch") if engine == "auto" else engine
 
 
-def _meter(engine: str, config: Path, settings: Mapping[str, Any], enforce_eager: bool) -> Meter:
+def _meter(engine: str, config: Path, settings: Mapping[str, Any], enforce_eager: bool) -> StepMeter:
     if engine == "vllm":
         return VllmEngine(config, enforce_eager=enforce_eager, **settings)
     return TorchOperators(config, **settings)

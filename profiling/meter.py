@@ -22,7 +22,7 @@ class StepNotRunError(PlannerError):
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class TimedRun:
     """What one call of the step function ran. `model_s`: from the forward pass to tokens on the host."""
 
     # (Tokens scheduled, tokens computed before) of each request, sorted.
@@ -32,7 +32,7 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class StepMeasurement:
     """One step, timed: medians over `repeats`, `spread_frac` their interquartile range over the median.
 
     `context_tokens` is the mean of the repeats', `discarded` counts runs that were not the step.
@@ -83,20 +83,20 @@ class Measurement:
         return {operator_column(name): digits(t_s) for name, t_s in seconds.items()}
 
 
-class Meter(Protocol):
+class StepMeter(Protocol):
     """What times steps: a vLLM engine, or torch operators."""
 
     limits: Limits
     host_is: str
     operators: tuple[str, ...]  # Operators that it times alone too.
 
-    def measure(self, step: StepShape, *, quick: bool = False) -> Measurement: ...
+    def measure(self, step: StepShape, *, quick: bool = False) -> StepMeasurement: ...
 
     def close(self) -> None: ...
 
 
 @dataclass
-class Repeats:
+class StepRepeats:
     """The runs of one step: how many are enough, which were not the step, and their median.
 
     `quick` is for the reference: three to five runs. With a `gpu` there are more, for its power counters.
@@ -108,7 +108,7 @@ class Repeats:
     least: int = 3
     most: int = 9
     seconds: float = 10.0
-    runs: list[Ran] = field(default_factory=list)
+    runs: list[TimedRun] = field(default_factory=list)
     contexts: list[float] = field(default_factory=list)
     discarded: int = 0
 
@@ -130,7 +130,7 @@ class Repeats:
         timed_s = sum(run.t_s for run in self.runs)
         return self.spread_frac() > SETTLED_FRAC or (self.gpu is not None and timed_s < 1.2 * LEAST_WINDOW_S)
 
-    def add(self, ran: Ran, wanted: list[tuple[int, int]], context: float) -> None:
+    def add(self, ran: TimedRun, wanted: list[tuple[int, int]], context: float) -> None:
         """Keep the run if it was the step, request by request."""
         if list(ran.requests) == sorted(wanted):
             self.runs.append(ran)
@@ -143,10 +143,10 @@ class Repeats:
         low, middle, high = np.quantile(t_s, [0.25, 0.5, 0.75])
         return float((high - low) / middle)
 
-    def result(self) -> Measurement:
+    def result(self) -> StepMeasurement:
         if not self.runs:
             raise StepNotRunError(f"the engine did not run the step {self.step} in {self.discarded} tries")
-        return Measurement(
+        return StepMeasurement(
             step=self.step,
             t_s=float(np.median([run.t_s for run in self.runs])),
             host_s=float(np.median([run.t_s - run.model_s for run in self.runs])),

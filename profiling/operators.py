@@ -29,7 +29,7 @@ from planner.errors import InputError
 from planner.models.step_tables import StepShape
 from profiling.config import read_config, sharded
 from profiling.design import Limits
-from profiling.meter import Measurement, Ran, Repeats
+from profiling.meter import StepMeasurement, StepRepeats, TimedRun
 from profiling.power import GpuPower
 
 INSTALL = "pip install 'fleetplan[profile]'"
@@ -150,16 +150,16 @@ class TorchOperators:
         )
         self._make()
 
-    def measure(self, step: StepShape, *, quick: bool = False) -> Measurement:
+    def measure(self, step: StepShape, *, quick: bool = False) -> StepMeasurement:
         """The median over repeats of the operators of this step."""
-        repeats = Repeats(step, self._gpu, quick)
+        repeats = StepRepeats(step, self._gpu, quick)
         with self._torch.inference_mode():
             layers, rest = self._prepare(step)
             timed, timed_rest = self._timed(layers), self._timed(rest)
             with repeats.power:
                 while repeats.more():
                     t_s = timed() * self.shape.layers / self.layers_run + timed_rest()
-                    repeats.add(Ran((), t_s, t_s), [], context=float(step.context))
+                    repeats.add(TimedRun((), t_s, t_s), [], context=float(step.context))
             measurement = repeats.result()
             return measurement if quick else replace(measurement, operators_s=self._operators_s(layers, rest))
 

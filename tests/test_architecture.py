@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -72,6 +73,18 @@ def test_every_module_stands_in_a_room() -> None:
 def test_at_most_seven_modules_are_loose() -> None:
     loose = [path.name for path in (ROOT / "planner").glob("*.py") if path.name != "__init__.py"]
     assert len(loose) <= 7, loose
+
+
+def test_a_name_stands_for_one_thing() -> None:
+    """No two modules of planner/ share a name, and no two public classes of the installed code do."""
+    named: dict[str, list[str]] = defaultdict(list)
+    for module, path in SOURCES.items():
+        if module.startswith("planner.") and path.name != "__init__.py":
+            named[path.name].append(module)
+        for node in nodes(module):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                named[node.name].append(module)
+    assert {name: modules for name, modules in named.items() if len(modules) > 1} == {}
 
 
 def test_imports_go_down() -> None:

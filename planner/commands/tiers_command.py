@@ -21,7 +21,7 @@ from planner.commands.command_output import (
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
 
 if TYPE_CHECKING:
-    from planner.studies.kv_tiers import TierAnswer, TierStudy
+    from planner.studies.tier_study import TierAnswer, TierStudy
 
 
 def tiers(
@@ -43,13 +43,13 @@ def tiers(
     from planner.api.inputs import read_catalog
     from planner.api.questions import read_task
     from planner.documents.kv_tiers import read_kv_tiers
-    from planner.studies import kv_tiers
+    from planner.studies import tier_study
 
     with Progress() as progress, at_work(executor, address):
         known = read_catalog(catalog)
         study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
         task = read_task(slo, known).task()
-        found = kv_tiers.choose_tiers(study, task, read_kv_tiers(catalog))
+        found = tier_study.choose_tiers(study, task, read_kv_tiers(catalog))
     if json_output:
         print_json(tiers_document(found))
         return
@@ -71,14 +71,14 @@ def tiers(
         else f"{100 * saved:.1f} % less than without"
     )
     console.print(
-        f"Best: {kv_tiers.show_sizes(found.best.sizes)}, {found.best.usd_per_h:,.2f} USD/h, {against}",
+        f"Best: {tier_study.show_sizes(found.best.sizes)}, {found.best.usd_per_h:,.2f} USD/h, {against}",
         markup=False,
     )
 
 
 def _cells(row: TierAnswer, found: TierStudy) -> dict[str, Any]:
     from planner.reports.words import describe
-    from planner.studies.kv_tiers import show_sizes
+    from planner.studies.tier_study import show_sizes
 
     is_found = row.fleet is not None
     return {

@@ -26,7 +26,7 @@ from profiling.config import sharded
 from profiling.design import Limits
 from profiling.machine import catalog_name, describe
 from profiling.measure import Budget, measure_into, summary
-from profiling.meter import Measurement, Ran, Repeats, StepNotRunError
+from profiling.meter import StepMeasurement, StepNotRunError, StepRepeats, TimedRun
 from profiling.power import GpuPower, PowerSampler
 from profiling.vllm_install import is_installed
 
@@ -73,7 +73,7 @@ class FakeMeter:
     def clock(self) -> float:
         return self.now_s
 
-    def measure(self, step: StepShape, *, quick: bool = False) -> Measurement:
+    def measure(self, step: StepShape, *, quick: bool = False) -> StepMeasurement:
         assert self.limits.hold(step)
         self.calls += 1
         self.asked.append(step)
@@ -82,7 +82,7 @@ class FakeMeter:
         if self.disturbed(self.calls):
             t_s *= 10
         self.now_s += 0.01 + 4 * t_s
-        return Measurement(step, t_s, 0.001, 3, 0.01, 0.01 + 4 * t_s, context_tokens=float(step.context))
+        return StepMeasurement(step, t_s, 0.001, 3, 0.01, 0.01 + 4 * t_s, context_tokens=float(step.context))
 
     def close(self) -> None:
         pass
@@ -197,7 +197,7 @@ def test_every_row_is_on_disk_before_the_next_step(tmp_path: Path) -> None:
     """The tenth call (three references, then a row and a reference each) is interrupted: 3 rows stay."""
 
     class Interrupted(FakeMeter):
-        def measure(self, step: StepShape, *, quick: bool = False) -> Measurement:
+        def measure(self, step: StepShape, *, quick: bool = False) -> StepMeasurement:
             if self.calls == 9:
                 raise KeyboardInterrupt
             return super().measure(step, quick=quick)
@@ -266,7 +266,7 @@ def test_a_disturbed_step_is_measured_again(tmp_path: Path) -> None:
 
 def test_steps_the_engine_refuses_are_left_out(tmp_path: Path) -> None:
     class Picky(FakeMeter):
-        def measure(self, step: StepShape, *, quick: bool = False) -> Measurement:
+        def measure(self, step: StepShape, *, quick: bool = False) -> StepMeasurement:
             if step.cached:
                 raise StepNotRunError("no")
             return super().measure(step, quick=quick)
@@ -282,13 +282,13 @@ def test_a_run_that_was_not_the_step_is_thrown_away() -> None:
     """Wanted: 64 tokens after 128 and a decode at 200. A run of 63 tokens, or at 199, is another step."""
     step = StepShape(1, 64, 128, 1, 200)
     wanted = [(1, 199), (64, 128)]
-    repeats = Repeats(step)
-    repeats.add(Ran(((1, 199), (63, 128)), 9.0, 9.0), wanted, 200)
-    repeats.add(Ran(((1, 198), (64, 128)), 9.0, 9.0), wanted, 200)
-    repeats.add(Ran(((64, 128),), 9.0, 9.0), wanted, 200)
+    repeats = StepRepeats(step)
+    repeats.add(TimedRun(((1, 199), (63, 128)), 9.0, 9.0), wanted, 200)
+    repeats.add(TimedRun(((1, 198), (64, 128)), 9.0, 9.0), wanted, 200)
+    repeats.add(TimedRun(((64, 128),), 9.0, 9.0), wanted, 200)
     with pytest.raises(StepNotRunError):
         repeats.result()
-    repeats.add(Ran(((1, 199), (64, 128)), 0.5, 0.4), wanted, 200)
+    repeats.add(TimedRun(((1, 199), (64, 128)), 0.5, 0.4), wanted, 200)
     found = repeats.result()
     assert (found.t_s, found.repeats, found.discarded) == (0.5, 1, 3)
     assert found.host_s == pytest.approx(0.1)

@@ -15,8 +15,8 @@ from simulations import make_latency, make_pool
 from planner.documents.kv_tiers import KvTier, read_kv_tiers
 from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import CatalogError, InputError
-from planner.studies import kv_tiers
-from planner.studies.kv_tiers import TierSizes, break_even_tokens, choose_tiers, tier_grid, with_tiers
+from planner.studies import tier_study
+from planner.studies.tier_study import TierSizes, break_even_tokens, choose_tiers, tier_grid, with_tiers
 from planner.studies.what_if import Study
 from planner.traffic.trace import Trace
 
@@ -58,9 +58,9 @@ def question(**more: Any) -> PlanQuestion:
 
 def test_what_comes_with_a_node_is_free() -> None:
     """24 GB are 16 beyond the 8 of a node: 480 USD in 730 hours; a store is paid from its first byte."""
-    assert kv_tiers.gpu_usd_per_h(TierSizes(8e9), TIERS) == 0
-    assert kv_tiers.gpu_usd_per_h(TierSizes(24e9, 50e9), TIERS) == pytest.approx(480 / 730)
-    assert kv_tiers.store_usd_per_h(TierSizes(store_bytes=730e9), TIERS) == pytest.approx(3.0)
+    assert tier_study.gpu_usd_per_h(TierSizes(8e9), TIERS) == 0
+    assert tier_study.gpu_usd_per_h(TierSizes(24e9, 50e9), TIERS) == pytest.approx(480 / 730)
+    assert tier_study.store_usd_per_h(TierSizes(store_bytes=730e9), TIERS) == pytest.approx(3.0)
 
 
 def test_every_gpu_pays_for_its_memory() -> None:
@@ -68,7 +68,7 @@ def test_every_gpu_pays_for_its_memory() -> None:
     asked = with_tiers(question(), TierSizes(24e9), TIERS)
     before, after = (each.priced_gpus(CATALOG)[0].price_usd_per_h for each in (question(), asked))
     assert after - before == pytest.approx(480 / 730)
-    assert asked.policies.kv_offload == kv_tiers.to_offload(TierSizes(24e9), TIERS)
+    assert asked.policies.kv_offload == tier_study.to_offload(TierSizes(24e9), TIERS)
 
 
 def test_a_prefix_is_loaded_from_where_that_is_sooner() -> None:
@@ -98,7 +98,7 @@ def test_the_choice_is_the_best_of_all_sizes_and_never_dearer_than_none(seed: in
     found = choose_tiers(study, question(), TIERS)
     grid = tier_grid(TIERS, may_share=False)
     everything = [
-        kv_tiers._answer(study, question(), TierSizes(memory, disk), TIERS, 60.0)
+        tier_study._answer(study, question(), TierSizes(memory, disk), TIERS, 60.0)
         for memory, disk in itertools.product(grid.memory_bytes, grid.disk_bytes)
     ]
     assert found.best.usd_per_h <= found.without.usd_per_h
@@ -110,10 +110,10 @@ def test_sizes_are_searched_one_tier_at_a_time() -> None:
     grid = tier_grid(TIERS, may_share=True)
     asked = []
 
-    def answer(sizes: TierSizes) -> kv_tiers.TierAnswer:
+    def answer(sizes: TierSizes) -> tier_study.TierAnswer:
         asked.append(sizes)
         cost = 10 + abs(sizes.memory_bytes - 16e9) / 1e9 + abs(sizes.disk_bytes - 50e9) / 1e10
-        return kv_tiers.TierAnswer(sizes, cost + sizes.store_bytes, 0.0)
+        return tier_study.TierAnswer(sizes, cost + sizes.store_bytes, 0.0)
 
-    assert kv_tiers.search_sizes(grid, answer).sizes == TierSizes(16e9, 50e9)
+    assert tier_study.search_sizes(grid, answer).sizes == TierSizes(16e9, 50e9)
     assert replace(asked[0]) == TierSizes()
