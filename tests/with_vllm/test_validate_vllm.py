@@ -46,7 +46,8 @@ TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
 LARGER = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8, "head_dim": 64}
 BUDGET_S = 45
 LOAD = 0.65  # of the rate that the fleet sustains in simulation
-FIRST, REQUESTS = 150, 200
+SENDING_S = 60.0  # what a test sends requests for, at the rate that this machine sustains
+FEWEST, FIRST, REQUESTS, PAIRED = 20, 80, 120, 40
 ATTEMPTS = 3
 QUIET = 3.0  # load average: two engines, their servers, router and client
 OWN_CLOCK_FRAC = 0.25
@@ -118,6 +119,12 @@ def a_trace(requests: int, rate_rps: float, seed: int) -> Trace:
     rng = np.random.default_rng(seed)
     arrival_s = np.cumsum(rng.exponential(1 / rate_rps, requests))
     return Trace("made up", arrival_s, rng.integers(400, 1200, requests), rng.integers(16, 48, requests))
+
+
+def paced_trace(fleet: Fleet, most: int, seed: int) -> Trace:
+    """At LOAD of what the fleet sustains, and over in about SENDING_S however slow the machine is."""
+    rate_rps = LOAD * sustained_rps(fleet)
+    return a_trace(int(np.clip(SENDING_S * rate_rps, FEWEST, most)), rate_rps, seed)
 
 
 def sustained_rps(fleet: Fleet) -> float:
@@ -193,10 +200,10 @@ def near_on_own_clock(run: Callable[[Path], dict[str, Any]], folder: Path) -> tu
 def test_two_mixed_workers_serve_all_of_the_trace(
     llm: Path, engine: WorkerType, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
-    """Profile, predict, run, correct, predict, run. First 150 requests by the profile alone: where nobody
+    """Profile, predict, run, correct, predict, run. First up to 80 requests by the profile alone: where nobody
     else uses the machine, medians on the wall are within 25 %; where they are not, again from a new
     profile, since a machine that is shared is faster now and slower then. The steps of that run, as long as
-    they took on the wall, correct the fits; with these 200 other requests are predicted and sent, open loop
+    they took on the wall, correct the fits; with these up to 120 other requests are predicted and sent, open loop
     at 65 % of what the corrected fleet sustains. Each finishes with its length, the engines have counted
     every prompt and output token once, hold as many KV tokens as the plan says and keep none.
 
@@ -208,7 +215,7 @@ def test_two_mixed_workers_serve_all_of_the_trace(
         worker = profiled(llm, folder) if attempt else engine
         fleet = fleet_of(llm, worker, ("mixed", "mixed", 2))
         (folder / "fleet.yaml").write_text(to_yaml(fleet_document(fleet) | {"max_model_len": MAX_MODEL_LEN}))
-        first = a_trace(FIRST, LOAD * sustained_rps(fleet), seed=2)
+        first = paced_trace(fleet, FIRST, seed=2)
         told = validated(folder / "fleet.yaml", first, folder / "first", say)
         medians = {row["metric"]: row["error_frac"] for row in told["errors"] if row["percentile"] == "p50"}
         worst_frac = max(abs(medians[metric]) for metric in ("ttft", "tpot", "e2e"))
@@ -219,14 +226,14 @@ def test_two_mixed_workers_serve_all_of_the_trace(
         pytest.fail(f"medians up to {100 * worst_frac:.0f} % off, {ATTEMPTS} times")
     assert "synchronous" in " ".join(told["notes"])
     as_run = folder / "first" / "as-run.yaml"
-    trace = a_trace(REQUESTS, LOAD * sustained_rps(read_fleet(as_run, read_catalog())), seed=3)
+    trace = paced_trace(read_fleet(as_run, read_catalog()), REQUESTS, seed=3)
     told, out = near_on_own_clock(lambda out: validated(as_run, trace, out, say), tmp_path)
     engines = told["parts"][0]["engines"]
     assert sum(engine["prompt_tokens"] for engine in engines) == trace.input_tokens.sum()
     assert sum(engine["generation_tokens"] for engine in engines) == trace.output_tokens.sum()
     assert all(engine["kv_tokens"] == KV_TOKENS for engine in engines)
     assert all(engine["kv_cache_usage_perc"] == 0 for engine in engines)
-    assert told["steps"][0]["steps"] > REQUESTS
+    assert told["steps"][0]["steps"] > len(trace)
     table = (out / "requests.csv").read_text().splitlines()[1:]
     assert {row.split(",")[5] for row in table} == {"mixed-0", "mixed-1"}
     assert all(0 < float(row.split(",")[8]) <= float(row.split(",")[11]) for row in table)
@@ -313,7 +320,7 @@ def test_a_pair_is_predicted_each_engine_on_its_own_clock(
     corrected by the run's own steps, the medians of both engines are within 25 %."""
     fleet = fleet_of(llm, engine, ("prefill", "prefill", 1), ("decode", "decode", 1))
     (tmp_path / "fleet.yaml").write_text(to_yaml(fleet_document(fleet) | {"max_model_len": MAX_MODEL_LEN}))
-    trace = a_trace(60, LOAD * sustained_rps(fleet), seed=4)
+    trace = paced_trace(fleet, PAIRED, seed=4)
     told, _ = near_on_own_clock(lambda out: validated(tmp_path / "fleet.yaml", trace, out, say), tmp_path)
     prefill, decode = told["parts"][0]["engines"]
     assert decode["transferred_tokens"] == prefill["prompt_tokens"] == trace.input_tokens.sum()
