@@ -322,6 +322,7 @@ def test_a_log_is_read_as_the_question_says(tmp_path: Path) -> None:
         fleetplan.simulate(fleet, log, PROMISE)
 
 
+@pytest.mark.slow
 def test_compare_is_the_command(command: Callable[..., str], tmp_path: Path) -> None:
     small().save(tmp_path / "a")
     table().to_csv(tmp_path / "t.csv", index=False)
@@ -339,6 +340,7 @@ def test_compare_is_the_command(command: Callable[..., str], tmp_path: Path) -> 
     assert {"compare.html", "compare.csv", "compare.json"} == set(found.save(tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_goodput_is_the_command(command: Callable[..., str], tmp_path: Path) -> None:
     small().save(tmp_path)
     table().to_csv(tmp_path / "t.csv", index=False)

@@ -67,6 +67,7 @@ def test_what_if_of_what_nothing_keeps_has_no_fleet(slo: Path) -> None:
         fleetplan.what_if(slo)
 
 
+@pytest.mark.slow
 def test_sensitivity_is_the_command(slo: Path) -> None:
     found = fleetplan.sensitivity(slo, by="20 %")
     assert found.to_dict() == printed("sensitivity", "--slo", slo, "--by", "20 %")

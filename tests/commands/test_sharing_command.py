@@ -141,6 +141,7 @@ def test_misuse_ends_in_one_line(
     assert said in str(caught.value)
 
 
+@pytest.mark.slow
 def test_every_llm_gets_a_folder_that_commands_take(folder: Path, run: Run) -> None:
     """One H100 for two LLMs that each want one: one of them goes to the A100."""
     question = {

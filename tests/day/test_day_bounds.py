@@ -58,6 +58,7 @@ def test_no_controller_costs_less(seeds: range) -> None:
     assert kept > len(seeds) / 3  # or nothing is tested
 
 
+@pytest.mark.slow
 def test_no_kept_day_costs_less_than_the_bound_at_any_moment() -> None:
     """Neither a controller's day nor the cheapest sequence on a finer grid; and it says more on some days
     than what is proved, or it is worth nothing."""

@@ -66,6 +66,7 @@ def test_what_is_saved(found: DayResult, tmp_path: Path) -> None:
         assert there == kept
 
 
+@pytest.mark.slow
 def test_fleets_that_could_stand_are_compared() -> None:
     """Of two GPUs: each fleet's day is run, and that of the cheapest is told, which no other is below."""
     whole = SLO | {"fleet": {"gpus": {"l40s": 6, "a10g": 8}}}

@@ -176,6 +176,7 @@ def test_a_foreign_server_on_the_port_is_not_taken_for_the_engine(
     assert url not in events[0]
 
 
+@pytest.mark.slow
 def test_clients_that_leave_at_random_disturb_nobody(tmp_path: Path) -> None:
     """A hundred streams closed after a random time, while the trace runs: all of the trace is answered."""
     trace = random_trace(60, 40.0, seed=3)

@@ -172,6 +172,7 @@ def test_errors_of_predictions_are_aladdins() -> None:
     assert errors[0].tolist() == (0, 0)
 
 
+@pytest.mark.slow
 def test_no_move_leaves_errors_smaller_than_algorithm_2() -> None:
     """Requests come, grow, outlive their prediction and end early on six workers. Each new one goes where
     `packing.rebalance`, the exact model, leaves the errors of all workers as small, from where best fit had

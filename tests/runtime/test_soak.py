@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from benchmarks.soak import a_fleet, soak
 
 
+@pytest.mark.slow
 def test_a_small_soak_loses_nothing(tmp_path: Path) -> None:
     """Every request has one of the ends that it may have, as many as were sent; the router counts as many."""
     ended = asyncio.run(soak(150, a_fleet(2, "e2"), 8, 0.5, 1, tmp_path))

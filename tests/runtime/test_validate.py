@@ -583,6 +583,7 @@ def test_a_rehearsal_agrees_with_the_simulator_and_writes_it_all(
     assert refused.code == 1 and "belongs to another run" in refused.err
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_says_what_is_missing_and_goes_on(
     tmp_path: Path, run: Callable[..., Outcome]
 ) -> None:

@@ -135,6 +135,7 @@ def test_pairs_cost_the_same_one_by_one_and_together(seed: int) -> None:
     assert found == pytest.approx(one_by_one)
 
 
+@pytest.mark.slow
 def test_full_nodes_of_cheap_gpus_beat_a_dear_node_that_is_half_empty() -> None:
     """12 H100 are cheapest by the GPU, 35.88 USD/h, and take two nodes, 47.84; one of each GPU is 39.04."""
     asked = traffic(1, rate_rps=24.0, requests=300)

@@ -107,6 +107,7 @@ def test_what_a_model_finds_is_tested_at_full_size() -> None:
     assert objective(found.best) <= 1.15 * objective(alone.best)
 
 
+@pytest.mark.slow
 def test_a_plan_says_that_a_model_was_searched() -> None:
     found = plan(large(), traffic(), CATALOG)
     drawn = found.certificate.futures

@@ -303,6 +303,7 @@ def test_a_million_tokens_cost_what_the_run_takes_until_they_are_out() -> None:
     assert any("to the last token" in row[2] for row in cost_rows(found)[1])
 
 
+@pytest.mark.slow
 def test_caches_pay_where_a_prompt_holds_the_turns_before() -> None:
     """Prompts of 4000 to 16,000 tokens, of which all but the last 4000 were there a turn before."""
     trace = talk(starts=150, tokens=4000)

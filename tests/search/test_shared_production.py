@@ -70,6 +70,7 @@ def how(found: SharedPlan) -> ProductionShared:
     return fact
 
 
+@pytest.mark.slow
 def test_with_enough_for_all_each_has_the_fleet_for_production_it_would_have_alone() -> None:
     asked = question(["a100-80g", "h100-80g"])
     found = plan_together(asked, CATALOG, time_limit_s=LONG_S)

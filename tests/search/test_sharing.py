@@ -188,7 +188,7 @@ def kept(found: SharedPlan, asked: SeveralLlmsQuestion) -> None:
         assert limit is None or used <= limit * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("shared", some([{"limits": {"power": "12 kW"}}, {"limits": {"gpus": 24}}, {}], 2))
+@pytest.mark.parametrize("shared", some([{"limits": {"power": "12 kW"}}, {"limits": {"gpus": 24}}, {}], 1))
 def test_the_answer_keeps_every_constraint(shared: dict[str, Any]) -> None:
     asked = question({"gpus": {"a100-80g": 24, "h100-80g": 8}}, llms=3, **shared)
     found = plan_together(asked, CATALOG)
@@ -238,6 +238,7 @@ def test_the_one_that_loses_least_gives_way() -> None:
     assert found.value == pytest.approx(sum(found.alone.values()) + min(loses))
 
 
+@pytest.mark.slow
 def test_twice_the_prices_is_the_same_plan() -> None:
     stock = {"a100-80g": 16, "h100-80g": 4}
     prices = {name: f"{2 * CATALOG.gpu(name).price_usd_per_h} usd/h" for name in stock}
@@ -250,6 +251,7 @@ def test_twice_the_prices_is_the_same_plan() -> None:
     assert dear.value == pytest.approx(2 * cheap.value)
 
 
+@pytest.mark.slow
 def test_more_stock_never_costs_more() -> None:
     values = [
         together({"gpus": {"a100-80g": a100, "h100-80g": h100}}).level0_bound
@@ -258,6 +260,7 @@ def test_more_stock_never_costs_more() -> None:
     assert values == sorted(values, reverse=True) and values[-1] < values[0]
 
 
+@pytest.mark.slow
 def test_what_a_limit_costs_is_what_planning_with_more_of_it_saves() -> None:
     stock = {"a100-80g": 16, "h100-80g": 4}
     found = together({"gpus": stock})

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from plans import CATALOG
 from questions import DOCUMENT, traffic
+from shares import some
 
 import fleetplan
 from planner.parallel.executors import Executor, working_on
@@ -26,7 +27,7 @@ def planned(folder: Path, executor: str) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-@pytest.mark.parametrize("work_s", [0.15, 0.5])
+@pytest.mark.parametrize("work_s", some([0.15, 0.5], 1))
 def test_a_search_that_work_ends_is_the_same_though_simulations_take_any_time(
     work_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -226,6 +226,7 @@ def test_the_page_needs_nothing_but_itself_and_comes_out_the_same_twice() -> Non
     assert files == render_comparison(compare_fleets(variants, a_trace(), PROMISE))
 
 
+@pytest.mark.slow
 def test_processes_give_what_this_process_gives() -> None:
     variants = [Variant("one", small(1)), Variant("two", small(2))]
     expected = render_comparison(compare_fleets(variants, a_trace(), PROMISE))

@@ -88,6 +88,7 @@ def test_power_is_walked_down_to_where_nothing_holds(study: Study) -> None:
         study.ask(replace(question(), power_limit_w=found.steps[-1].corner * 0.999))
 
 
+@pytest.mark.slow
 def test_over_cost_the_objective_is_power(study: Study) -> None:
     found = find_frontier(study, question(), "cost", points=20)
     assert (found.objective, found.objective_unit) == ("power", "W")
@@ -108,6 +109,7 @@ def test_more_traffic_costs_more_and_each_fleet_carries_its_rate(study: Study) -
     assert at.value == pytest.approx(study.ask(replace(question(), rate_rps=9.0)).value)
 
 
+@pytest.mark.slow
 def test_with_safety_each_step_has_the_three_answers(study: Study) -> None:
     found = find_frontier(study, replace(question(), safety=Safety()), "ttft", first=1.9, last=2.0, points=1)
     (step,), (row,) = frontier_document(found)["steps"], frontier_table(found)

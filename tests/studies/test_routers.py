@@ -227,6 +227,7 @@ def test_a_router_that_keeps_what_is_written_and_misses_futures_does_not_keep_th
     assert rows["kserve"] is True and rows["kubernetes"] is False
 
 
+@pytest.mark.slow
 def test_the_price_of_each_target_is_that_of_a_plan_for_it() -> None:
     """What `deploy: {target: each}` says of one target is what a plan for it alone answers, to the digit; and
     a target that keeps the plan is answered with the plan's own price.

@@ -123,6 +123,7 @@ def test_seeds_given_twice_are_refused() -> None:
         over_seeds(SeedsQuestion(mixed(), bursts(), RateRequest()), (1, 1))
 
 
+@pytest.mark.slow
 def test_processes_and_a_cluster_give_what_this_process_gives() -> None:
     distributed = pytest.importorskip("distributed", reason="dask is not installed (extra `cluster`)")
     question = SeedsQuestion(mixed(count=1), bursts(), RateRequest(5.0), Slo((Limit("tbt", 0.99, 0.2),)))

@@ -993,6 +993,7 @@ def test_a_day_passes_through_the_inputs_without_loss(text: str) -> None:
     assert found == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("at_once")
 def test_the_command_shown_gives_the_same_day(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -121,9 +121,7 @@ def metric(url: str, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
 
 
-def test_a_hundred_requests_and_nothing_is_lost(
-    url: str, tmp_path: Path, say: Callable[[str], None]
-) -> None:
+def test_a_hundred_requests_and_nothing_is_lost(url: str, tmp_path: Path, say: Callable[[str], None]) -> None:
     before = metric(url, "generation_tokens_total"), metric(url, "prompt_tokens_total")
     wanted = a_wanted(url, REQUESTS, prometheus=(f"{url}/metrics",))
     told = validation_document(validate(wanted, tmp_path, tolerances=CPU_TOLERANCES))

@@ -200,11 +200,11 @@ def near_on_own_clock(run: Callable[[Path], dict[str, Any]], folder: Path) -> tu
 def test_two_mixed_workers_serve_all_of_the_trace(
     llm: Path, engine: WorkerType, tmp_path: Path, say: Callable[[str], None]
 ) -> None:
-    """Profile, predict, run, correct, predict, run. First up to 80 requests by the profile alone: where nobody
-    else uses the machine, medians on the wall are within 25 %; where they are not, again from a new
+    """Profile, predict, run, correct, predict, run. First up to 80 requests by the profile alone: where
+    nobody else uses the machine, medians on the wall are within 25 %; where they are not, again from a new
     profile, since a machine that is shared is faster now and slower then. The steps of that run, as long as
-    they took on the wall, correct the fits; with these up to 120 other requests are predicted and sent, open loop
-    at 65 % of what the corrected fleet sustains. Each finishes with its length, the engines have counted
+    they took on the wall, correct the fits; with these up to 120 other requests are predicted and sent, open
+    loop at 65 % of what the corrected fleet sustains. Each finishes with its length, the engines have counted
     every prompt and output token once, hold as many KV tokens as the plan says and keep none.
 
     Whatever else the machine does, medians are within 25 % on the engines' own clocks, with fits corrected
