@@ -111,7 +111,7 @@ def test_nothing_is_wider_than_the_page_browser(opened: Open, width: int) -> Non
         assert box["x"] >= 0 and box["x"] + box["width"] <= width
 
 
-@pytest.mark.parametrize(("width", "scheme"), some([(1440, "light"), (390, "dark"), (1024, "dark")], 2))
+@pytest.mark.parametrize(("width", "scheme"), some([(390, "dark"), (1440, "light"), (1024, "dark")], 1))
 def test_axe_finds_nothing_browser(opened: Open, width: int, scheme: str) -> None:
     """WCAG 2.1 A and AA; axe-core comes by FLEETPLAN_AXE."""
     if AXE is None:

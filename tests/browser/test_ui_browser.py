@@ -104,6 +104,7 @@ def test_browser_first_plan_in_three_clicks_to_a_manifest(browser: Any, address:
         looked_at(page, f"answer-{name}", "[role=tabpanel]")
 
 
+@pytest.mark.slow
 def test_browser_plan_pressed_while_the_page_is_drawn_keeps_the_inputs(browser: Any, address: str) -> None:
     """The run that was interrupted had set inputs that the browser did not have yet: they became empty."""
     for wait_ms in (0, 150, 400):
@@ -164,6 +165,7 @@ def test_browser_an_answer_of_earlier_inputs_is_marked_and_so_are_its_downloads(
     rate_is(page, "20")
 
 
+@pytest.mark.slow
 def test_browser_a_log_with_columns_of_its_own_is_read_by_a_map(
     browser: Any, address: str, tmp_path: Path
 ) -> None:
@@ -317,7 +319,7 @@ def test_browser_a_phone_shows_the_answer_within_one_screen(browser: Any, addres
     assert heading.bounding_box()["y"] < 900
 
 
-@pytest.mark.parametrize(("width", "scheme"), some([(DESK, "light"), (PHONE, "dark"), (1024, "light")], 2))
+@pytest.mark.parametrize(("width", "scheme"), some([(PHONE, "dark"), (DESK, "light"), (1024, "light")], 1))
 def test_browser_every_page_fits_and_has_no_finding(
     browser: Any, address: str, width: int, scheme: str
 ) -> None:
@@ -363,6 +365,7 @@ def test_browser_answers_of_the_other_pages_fit_and_have_no_finding(
     looked_at(page, f"{width}-{scheme}-day-answer")
 
 
+@pytest.mark.slow
 def test_browser_a_phone_shows_the_answer_for_several_llms_before_the_question(
     browser: Any, address: str
 ) -> None:
@@ -392,6 +395,7 @@ def chips_fit(page: Any) -> bool:
     return found <= width
 
 
+@pytest.mark.slow
 def test_browser_labels_of_charts_fit_beside_the_question(browser: Any, address: str) -> None:
     """At 1024 pixels, where charts in pairs cut them."""
     page = opened(browser, address, 1024)
