@@ -40,7 +40,8 @@ from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.papers import distserve_search
 from planner.papers.goodput import Goodput, Traffic, find_goodput, poisson_traffic
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 

@@ -33,6 +33,7 @@ from simulations import LLM, make_latency, make_pool, make_trace
 from planner.fleet import Fleet, Network, Policies, Role
 from planner.simulator import replay
 from planner.simulator.layout import State
+from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 
 
@@ -117,7 +118,7 @@ def main() -> int:
     asked = parser.parse_args()
     results = replay.results
 
-    def checked_results(state: State, fleet: Fleet, trace: Trace, *rest: Any) -> replay.Simulation:
+    def checked_results(state: State, fleet: Fleet, trace: Trace, *rest: Any) -> Simulation:
         check_conservation(state, fleet, len(trace))
         return results(state, fleet, trace, *rest)
 

@@ -39,7 +39,8 @@ from planner.papers.vidur_search import (
     pareto_configurations,
     search_configurations,
 )
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 from planner.units import show_s

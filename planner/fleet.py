@@ -27,7 +27,6 @@ FINDABLE_KEPT = (0, 23)
 # Since this version vLLM keeps windows and states only where a prompt ends and where prompts were seen to
 # part: --prefix-cache-retention-interval is 0 where it was none (vllm-project/vllm#52216, after 0.26).
 ENDS_KEPT = (0, 27)
-MAX_PP = 16  # pipeline stages of a worker
 MAX_NUM_SEQS = 256  # default of --max-num-seqs: sequences in one step of an engine
 
 

@@ -28,7 +28,8 @@ from planner.importers.silicon import silicon_table
 from planner.models.latency import Array
 from planner.models.llm import Llm
 from planner.models.memory import fits_memory
-from planner.models.roofline import Efficiency, calibration_of, roofline
+from planner.models.roofline import roofline
+from planner.models.roofline_calibration import Efficiency, calibration_of
 from planner.models.step_fit import equal_shares, errors_by_regime
 
 LLMS = (

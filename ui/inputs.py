@@ -12,7 +12,7 @@ from planner.documents.safety import LEAST_KEPT_FRAC, MOST_GROWTH_FRAC, MOST_KEP
 from planner.documents.task import Objective
 from planner.errors import PlannerError
 from planner.files.checked_files import read_yaml, to_yaml
-from planner.fleet import MAX_PP
+from planner.models.parallelism import MAX_PP
 from planner.policies import PLANNED_QUEUES, QUEUE
 from planner.slo_metrics import METRICS
 from planner.traffic.formats import PUBLISHED

@@ -67,7 +67,8 @@ from planner.search.evidence.plan import Plan
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.plan_problem import OnPaper, Problem, SearchProgress, Watch
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge
 from planner.slo_metrics import METRICS
 from planner.studies import fleet_comparison, pareto_frontier, pareto_page, prefix_study, sliders, what_if

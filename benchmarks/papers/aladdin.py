@@ -36,7 +36,8 @@ from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.papers.aladdin import WorkerSize, decode_times, worker_sizes_of
 from planner.runtime.live_routing import LiveFleet
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import value_s
 from planner.solvers.packing import PackedWorker, Request, best_fit, pack_requests
 from planner.traffic.trace import Trace

@@ -38,7 +38,8 @@ from benchmarks.papers.common import CATALOG, worker
 from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet, Policies, Pool
 from planner.runtime.live_routing import LiveFleet
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import tenant_service
 from planner.traffic.trace import Trace
 

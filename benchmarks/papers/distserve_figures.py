@@ -31,7 +31,8 @@ from planner.models.saturation import saturating_tokens
 from planner.papers import distserve_search as placement
 from planner.papers.goodput import Steady, find_goodput
 from planner.papers.goodput import poisson_traffic as of_lengths
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import measured
 from planner.traffic.trace import Trace
 

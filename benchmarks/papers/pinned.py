@@ -33,7 +33,8 @@ from planner.documents.facts import CachesSave, Finding, PinnedReplicas
 from planner.fleet import Fleet, Policies, Pool
 from planner.reports.fact_sentences import sentence
 from planner.search.oracle.pinning import Pinning
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import value_s
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace

@@ -36,7 +36,8 @@ from benchmarks.generated_traffic import SYSTEM_TOKENS, TABLE, merged, preble
 from benchmarks.papers.common import CATALOG, in_seconds, most, worker
 from planner.fleet import Fleet, Policies, Pool
 from planner.runtime.live_routing import LiveFleet
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 

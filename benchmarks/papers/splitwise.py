@@ -51,7 +51,8 @@ from planner.papers.splitwise_search import (
     keeps_slowdowns,
 )
 from planner.simulator.layout import run_seconds
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 
 LAYERS = {"bloom-176b": 70, "llama2-70b": 80}

@@ -34,7 +34,8 @@ import numpy.typing as npt
 
 from benchmarks.papers.common import CATALOG, Ints, log_normal, worker
 from planner.fleet import Fleet, Network, Policies, Pool
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 from profiling.prompt_words import PromptWords, best_accuracy, made_prompts
 

@@ -38,7 +38,7 @@ from planner.fleet import Fleet
 from planner.parallel import executors
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.simulator.elastic import ElasticFleet, ElasticPool, ElasticRun, simulate_together
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import attained_in_windows, in_windows, keeps_all
 from planner.solvers.pool_sizes import DayTerms, billed_usd
 from planner.solvers.whole_nodes import node_of

@@ -66,11 +66,12 @@ from planner.files.document_values import (
     refused_value,
     with_place,
 )
-from planner.fleet import MAX_NUM_SEQS, MAX_PP, Network, Policies
+from planner.fleet import MAX_NUM_SEQS, Network, Policies
 from planner.models.engine import Engine
 from planner.models.kv_offload import KvOffload, is_common
 from planner.models.llm import Llm
 from planner.models.lora import Lora
+from planner.models.parallelism import MAX_PP
 from planner.models.speculation import Speculation
 from planner.policies import ROUTERS_OF, find_deployed_routing
 from planner.traffic.described import Description, fit_context

@@ -25,7 +25,7 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.models.llm import GroupedAttention, Llm
 from planner.models.memory import Memory
-from planner.models.roofline import calibration_of
+from planner.models.roofline_calibration import calibration_of
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # The values that vLLM accepts as --max-lora-rank.
 MODULES = (

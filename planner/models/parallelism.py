@@ -31,6 +31,8 @@ ACTIVATION_BYTES = 2.0
 # The reached share of a link, and the seconds of the smallest call, are those of the roofline's calibration.
 LINK_FRAC = 0.64
 ALL_REDUCE_S = 8.1e-6
+# A worker has at most this many pipeline stages: the simulator's record of a worker has room for so many.
+MAX_PP = 16
 # Estimated: a hand-over between stages costs two launches and a wait on the host.
 SEND_RECV_S = 20e-6
 

@@ -26,16 +26,13 @@ Triton kernels).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cache
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.domain import Gpu
-from planner.errors import CatalogError, InputError
-from planner.files.checked_files import read_yaml, repository_dir
+from planner.errors import InputError
 from planner.models.all2all import (
     EXPERT_LAUNCHES_S,
     HIGH_THROUGHPUT,
@@ -46,109 +43,21 @@ from planner.models.all2all import (
     nodes_of_ranks,
 )
 from planner.models.latency import Array, StepLatency
-from planner.models.llm import (
-    WEIGHT_BYTES,
-    CompressedAttention,
-    GroupedAttention,
-    LatentAttention,
-    Llm,
-    StateAttention,
-)
+from planner.models.llm import CompressedAttention, GroupedAttention, LatentAttention, Llm, StateAttention
 from planner.models.memory import touched_experts
-from planner.models.parallelism import ACTIVATION_BYTES, ALL_REDUCE_S, LINK_FRAC, mixed_kv_s, tp_s
+from planner.models.parallelism import ACTIVATION_BYTES, mixed_kv_s, tp_s
+from planner.models.roofline_calibration import Efficiency, calibration_of, flops_rate
 
 KNOTS_TOKENS = tuple(float(2**i) for i in range(16))  # 1 ... 32768
 
 
-@dataclass(frozen=True, slots=True)
-class Efficiency:
-    """Shares of the catalog's peaks that kernels reach; one set per format of weights, for every GPU and LLM.
-
-    `layer_s` and `expert_layer_s` are the fixed times per layer. `expert_activations` is the number of
-    vectors of the hidden width that a token moves for each expert that it visits.
-    """
-
-    gemm_frac: float
-    attention_frac: float
-    bandwidth_frac: float
-    kv_bandwidth_frac: float
-    link_frac: float = LINK_FRAC
-    overlap: float = 1.0
-    layer_s: float = 0.0
-    all_reduce_s: float = ALL_REDUCE_S
-    expert_gemm_frac: float = 1.0
-    expert_bandwidth_frac: float = 1.0
-    expert_layer_s: float = 0.0
-    expert_activations: float = 0.0
-
-
-ROWS = ("bf16", "fp8", "w4a16", "nvfp4")  # Of catalogs/roofline.yaml, by the format that is multiplied.
-MULTIPLIED_IN_8_BITS = ("fp8", "fp8-block", "int8")
-MULTIPLIED_IN_4_BITS = ("nvfp4",)
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """A row of catalogs/roofline.yaml: the efficiencies nearest to kernel times, and the errors of prefills
-    and decodes on GPUs that took no part in the calibration, by "dense" and "mixture".
-    """
-
-    efficiency: Efficiency
-    prefill_mape_frac: Mapping[str, float]
-    decode_mape_frac: Mapping[str, float]
-
-
-def calibration_of(llm: Llm, gpu: Gpu) -> Calibration:
-    """The calibration of the format in which this GPU multiplies this LLM's weights."""
-    flops_per_s = _flops_rate(llm.weights, gpu)
-    if WEIGHT_BYTES[llm.weights] < 1:
-        row = "nvfp4" if flops_per_s == gpu.fp4_flops_per_s else "w4a16"
-    elif flops_per_s != gpu.dense_flops_per_s:
-        row = "fp8"
-    else:
-        row = "bf16"
-    return _read_calibrations()[row]
-
-
-@cache
-def _read_calibrations() -> dict[str, Calibration]:
-    path = repository_dir("catalogs") / "roofline.yaml"
-    known = {field.name for field in fields(Efficiency)}
-
-    def calibration(values: Mapping[str, Any]) -> Calibration:
-        efficiency = Efficiency(**{key: float(value) for key, value in values.items() if key in known})
-        errors = values["errors"]
-        prefill, decode = (
-            {structure: float(error_fracs[phase]) for structure, error_fracs in errors.items()}
-            for phase in ("prefill", "decode")
-        )
-        return Calibration(efficiency, prefill, decode)
-
-    document = read_yaml(path)
-    try:
-        return {name: calibration(document[name]) for name in ROWS}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CatalogError(
-            f"{path}: {error!r}; expected rows {', '.join(ROWS)} of numbers, with errors"
-        ) from None
-
-
-def _flops_rate(weights: str, gpu: Gpu) -> float:
-    """FLOP/s at which a GPU multiplies weights of this format."""
-    if weights in MULTIPLIED_IN_8_BITS:
-        return gpu.fp8_flops_per_s or gpu.dense_flops_per_s
-    if weights in MULTIPLIED_IN_4_BITS:
-        return gpu.fp4_flops_per_s or gpu.dense_flops_per_s
-    return gpu.dense_flops_per_s
-
-
 def _joint_rate(parts: Sequence[tuple[str, float]], gpu: Gpu) -> float:
     """The joint FLOP/s of parts in several formats, each with its number of parameters."""
-    rates = {_flops_rate(weights, gpu) for weights, _ in parts}
+    rates = {flops_rate(weights, gpu) for weights, _ in parts}
     if len(rates) == 1:
         return rates.pop()
     return sum(parameters for _, parameters in parts) / sum(
-        parameters / _flops_rate(weights, gpu) for weights, parameters in parts
+        parameters / flops_rate(weights, gpu) for weights, parameters in parts
     )
 
 

@@ -32,11 +32,11 @@ from functools import cache
 from planner.documents.catalog import Catalog
 from planner.domain import Gpu, Slo
 from planner.errors import InputError
-from planner.fleet import MAX_PP, Fleet, Network, Policies, Pool, Role, WorkerType
+from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.models.foreign_forms import DistServeSteps
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
-from planner.models.parallelism import add_pipeline
+from planner.models.parallelism import MAX_PP, add_pipeline
 from planner.papers.goodput import GoodputRule, Steady, Traffic, find_goodput
 from planner.search.level0.one_pool import Bounded, Search
 from planner.search.level0.two_pools import AskPairs, search_two_pools

@@ -19,7 +19,7 @@ from planner.papers.goodput import (
     poisson_traffic,
 )
 from planner.papers.vidur_search import most_rps
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import value_s
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps

@@ -27,7 +27,8 @@ import numpy as np
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.fleet import Fleet
-from planner.simulator.replay import RequestRecords, Simulation, simulate, simulate_if_kept
+from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge, measured
 from planner.traffic.trace import Trace, judged_span_s
 

@@ -31,7 +31,8 @@ from planner.domain import Metric
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.llm import Llm
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]

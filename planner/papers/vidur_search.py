@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from planner.documents.catalog import Catalog
 from planner.domain import Gpu, Metric
 from planner.errors import InputError
-from planner.fleet import MAX_PP, Fleet, Policies, Pool, WorkerType
+from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
-from planner.models.parallelism import add_pipeline
+from planner.models.parallelism import MAX_PP, add_pipeline
 from planner.papers.goodput import GoodputRule, find_goodput
 from planner.simulator.slo_verdict import value_s
 from planner.traffic.trace import Trace

@@ -29,7 +29,7 @@ from planner.reports.encoding import (
     time_axis,
     time_unit,
 )
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 from planner.slo_metrics import METRICS
 from planner.traffic.trace import Trace
 from planner.units import percentile_name, show_s

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from planner.domain import Metric, allowed_above, nearest_rank
 from planner.simulator.gap_counts import GapCounts
 from planner.simulator.layout import REJECTED, run_seconds
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import gaps_s, request_values_s
 from planner.slo_metrics import METRICS
 from planner.units import percentile_name

@@ -41,7 +41,7 @@ from planner.reports.screen import growth_frac_of, planned_answer, targets_text
 from planner.search.evidence.plan import Plan
 from planner.search.problem.bill import Bill
 from planner.simulator.energy import ExpectedPower
-from planner.simulator.replay import STATUS, Simulation
+from planner.simulator.simulation import STATUS, Simulation
 from planner.simulator.slo_verdict import InWindow, Verdict, chosen, gaps_s, measured, tenant_service
 from planner.simulator.utilisation import PoolUse
 from planner.slo_metrics import METRICS, SloMetric

@@ -18,7 +18,7 @@ from planner.reports.curves import cumulative_curve, kv_blocks_at, running_and_q
 from planner.reports.drawing import BLUE, GUIDE, INK, MUTED, PURPLE, VERMILLION, Figure
 from planner.reports.encoding import data, distinguish_lines, labels, rounded_all, table, time_axis, time_unit
 from planner.search.evidence.plan import Plan
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 from planner.slo_metrics import METRICS
 from planner.units import show_s
 

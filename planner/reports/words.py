@@ -17,7 +17,7 @@ from planner.reports.fact_sentences import percent, queue_text, sentences
 from planner.search.evidence.plan import Plan
 from planner.search.problem.bill import Bill
 from planner.simulator.layout import REJECTED
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import Line
 from planner.units import counted, show_s, show_span
 

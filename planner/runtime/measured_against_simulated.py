@@ -57,7 +57,7 @@ PER_REQUEST = (
     "status",
 )
 SESSION_METRICS = ("session", "session-served")  # See `times_s`.
-# The numbers of replay.STATUS.
+# The numbers of simulation.STATUS.
 STATUS_OF: Mapping[Status, int] = {"finished": 0, "rejected": 1, "failed": 2, "unsent": 1}
 _NAME = re.compile(r"p(\d+)r(\d+)")
 

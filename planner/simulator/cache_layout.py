@@ -21,7 +21,6 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, WorkerType
-from planner.policies import ROUTING
 from planner.simulator.layout import NONE, nothing
 from planner.traffic.prefixes import Blocks, block_uses
 from planner.traffic.trace import Trace
@@ -196,11 +195,15 @@ def make_caches(
     kinds: npt.NDArray[np.int64],
     worker_types: list[WorkerType],
     *,
+    has_window: bool,
+    is_pinned: bool,
     in_memory: int = 0,
 ) -> Caches:
-    """Empty caches of the workers, which are `kinds` (W,) of `worker_types`; the trace must have prefixes. If
-    the workers' CPU memory has room for nodes (`in_memory` in all), each has a second CACHE for it, W places
-    further on.
+    """Empty caches of the workers, which are `kinds` (W,) of `worker_types`; the trace must have prefixes.
+
+    `has_window` makes room for e2's window, `is_pinned` for the workers on which a plan pins each node. If
+    the workers' CPU memory has room for nodes (`in_memory` in all), each worker has a second CACHE for its
+    memory, W places after its first.
     """
     policies, workers = fleet.policies, len(kinds)
     block = trace.prefix_block_tokens
@@ -225,7 +228,7 @@ def make_caches(
     others = min(len(trace), others)
     # A use of a node brings it to one worker's memory at most.
     room += others + min(in_memory, len(uses.node))
-    if ROUTING[policies.routing].has_window:
+    if has_window:
         room += _most_uses(trace, prompts["depth"], policies.share_window_s)
     entries = np.zeros(room, dtype=ENTRY)
     entries["newer"] = np.append(np.arange(1, room), NONE)[:room]
@@ -238,7 +241,7 @@ def make_caches(
     numbers[FREE] = 0 if room else NONE
     numbers[OTHERS] = others
     words = -(-workers // 64)
-    prefixes = np.zeros(len(uses.parent) if ROUTING[policies.routing].has_window else 0, dtype=PREFIX)
+    prefixes = np.zeros(len(uses.parent) if has_window else 0, dtype=PREFIX)
     prefixes["replicated_s"], prefixes["home"] = -np.inf, NONE
     return Caches(
         path=uses.node,
@@ -247,7 +250,7 @@ def make_caches(
         entries=entries,
         node_index=index,
         holders=np.zeros((len(uses.parent), words), dtype=np.uint64),
-        pinned=np.zeros((len(uses.parent) if ROUTING[policies.routing].pins else 0, words), dtype=np.uint64),
+        pinned=np.zeros((len(uses.parent) if is_pinned else 0, words), dtype=np.uint64),
         alive=np.zeros(words, dtype=np.uint64),
         match=np.zeros(workers, dtype=np.int64),
         workers=caches,

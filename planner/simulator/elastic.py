@@ -24,7 +24,8 @@ from planner.policies import POOLS, STATIC, STEPWISE
 from planner.simulator import kernel, layout, readings
 from planner.simulator.kernel_variants import for_whole_kernel
 from planner.simulator.layout import State
-from planner.simulator.replay import Simulation, elastic_state, engine_of, results
+from planner.simulator.replay import elastic_state, engine_of, results
+from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]

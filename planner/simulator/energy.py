@@ -19,7 +19,7 @@ from planner.fleet import Fleet, WorkerType
 from planner.models.llm import Llm
 from planner.models.power import Power, shipped_power
 from planner.simulator.layout import run_seconds
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 
 Floats = npt.NDArray[np.float64]
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from planner.fleet import MAX_PP
+from planner.models.parallelism import MAX_PP
 from planner.models.speculation import MOST_DRAFTS
 
 MIXED, PREFILL, DECODE = np.int64(0), np.int64(1), np.int64(2)  # roles

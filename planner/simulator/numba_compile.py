@@ -35,7 +35,10 @@ small_jit = _jit(**_INNER, forceinline=True)  # a few lines, made part of their 
 entry_jit = cached_jit(nogil=True, _nrt=False, no_cfunc_wrapper=True, pipeline_class=WholeCompiler)
 
 _ROOM, _PLANNER = Path(__file__).parent, Path(__file__).parents[1]
-_BELOW = ("fleet.py", "policies.py", "models/foreign_forms.py", "models/speculation.py")
+_BELOW = (
+    *("fleet.py", "policies.py"),
+    *("models/foreign_forms.py", "models/parallelism.py", "models/speculation.py"),
+)
 _FILES = (*sorted(_ROOM.glob("*.py")), *(_PLANNER / name for name in _BELOW))
 SOURCES = int.from_bytes(hashlib.sha256(b"".join(path.read_bytes() for path in _FILES)).digest()[:7])
 

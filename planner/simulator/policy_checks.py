@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from planner.errors import InputError
-from planner.fleet import MAX_PP, Fleet, Policies
+from planner.fleet import Fleet, Policies
 from planner.models.kv_offload import is_common
+from planner.models.parallelism import MAX_PP
 from planner.policies import (
     BATCHING,
     BY_FIELD,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import KV_BLOCK_TOKENS, Limit, Selector, allowed_above, selectors_of
+from planner.domain import KV_BLOCK_TOKENS, Limit, allowed_above, selectors_of
 from planner.errors import InputError
 from planner.files.column_files import release_memory
 from planner.fleet import Fleet, Policies, Pool, WorkerType
@@ -41,24 +41,20 @@ from planner.simulator import (
     worker_places,
 )
 from planner.simulator.adapter_layout import check_adapters, make_adapters
-from planner.simulator.gap_counts import GapCounts
 from planner.simulator.kernel_variants import for_kernel
 from planner.simulator.layout import State
 from planner.simulator.offload_layout import Offload, make_offload
 from planner.simulator.pins import pin_prefixes
 from planner.simulator.policy_checks import check
+from planner.simulator.simulation import Floats, Ints, Simulation
 from planner.traffic.classes import class_numbers, select_requests
-from planner.traffic.tasks import Tasks, tasks_of
+from planner.traffic.tasks import tasks_of
 from planner.traffic.trace import Trace, last_tenth_s, measured_window, slo_windows_s, window_numbers
 from planner.units import counted
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 ROLES = {"mixed": layout.MIXED, "prefill": layout.PREFILL, "decode": layout.DECODE}
 COUNTED_WHILE_RUNNING = {"ttft": layout.TTFT, "tbt": layout.TBT, "tpot": layout.TPOT, "e2e": layout.E2E}
 """The metrics of which the kernel counts each value as it comes, so that a run may stop early."""
-STATUS = ("finished", "rejected", "unfinished")
 # Steps until a worker knows of KV that has arrived, by whether its engine schedules asynchronously: such an
 # engine sends a step to the workers as the one before begins.
 KV_DELAY_STEPS = {False: 1, True: 3}
@@ -69,95 +65,6 @@ EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": lay
 
 Rank = tuple[tuple[tuple[float, ...], ...], tuple[int, int], bytes, tuple[float, ...]]
 """A key by which worker types are sorted that have equal scores: a router takes the smallest (`_rank`)."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Simulation:
-    """What happened to every request, (n,) in the trace's order; NaN for what never happened.
-
-    `window_s` is the part of the run that counts, without the warm-up. `counted` and `violations` are how
-    many values of each of the `limits` were counted and lie above it (0 for a metric that the kernel does not
-    count), `counted_in` and `violations_in` the same in each window between `edges_s`, if there are any.
-    `complete` is False if the run was stopped because a limit could no longer hold. `nominal_s` are the
-    arrivals in sessions if answers took no time.
-    """
-
-    arrival_s: Floats
-    input_tokens: Ints
-    output_tokens: Ints
-    queue_s: Floats
-    ttft_s: Floats
-    tpot_s: Floats
-    tbt_max_s: Floats
-    e2e_s: Floats
-    prefill_worker: Ints
-    decode_worker: Ints
-    preemptions: Ints
-    status: Ints  # An index into STATUS.
-    worker_names: tuple[str, ...]
-    worker_busy_s: Floats  # (W,)
-    worker_steps: Ints  # (W,)
-    worker_tokens: Floats  # (W,) Tokens through the dense layers.
-    window_s: tuple[float, float]
-    end_s: float
-    limits: tuple[Limit, ...]
-    violations: Ints  # (L,)
-    counted: Ints  # (L,)
-    complete: bool
-    runs: npt.NDArray[np.void]  # (R,) layout.RUN, empty if not recorded.
-    cached_tokens: Ints | None = None  # Found in a prefix cache at first admission; None without caches.
-    tenant: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # An index into `tenants`.
-    tenants: tuple[str, ...] = ()  # Empty if the trace names none.
-    tenant_weights: Floats = field(default_factory=lambda: np.zeros(0))
-    nominal_end_s: float = np.inf  # The last of `nominal_s`; infinite without sessions.
-    token_weights: tuple[float, float] = (1.0, 1.0)  # Service that a prompt token, an output token counts as.
-    parts: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, dtype=layout.PART))
-    reloaded_tokens: Ints | None = None  # Loaded from CPU memory at first admission; None without it.
-    disk_tokens: Ints | None = None  # Of those, the ones that came from the disk behind CPU memory.
-    reload_s: Floats = field(default_factory=lambda: np.zeros(0))  # (n,) Seconds waited for that load.
-    image_tokens: Ints | None = None  # Input tokens that an encoder makes of images; None if not recorded.
-    nominal_s: Floats = field(default_factory=lambda: np.zeros(0))  # (n,)
-    edges_s: Floats = field(default_factory=lambda: np.zeros(0))  # (V + 1,)
-    counted_in: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # (L, V)
-    violations_in: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))  # (L, V)
-    # If a long trace (streaming_requests.py) was recorded: a histogram of all gaps, and start and end (S, 2)
-    # of the parts of the simulation of which `runs` are kept.
-    gaps: GapCounts | None = None
-    sampled_s: Floats = field(default_factory=lambda: np.zeros((0, 2)))
-    tasks: Tasks | None = None  # of the trace; None where no request waits for another
-    # (n,) an index into the selectors of `limits`, NONE for none; empty where no limit is of a class.
-    of_class: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def class_of(self, selector: Selector | None) -> int:
-        """The number in `of_class` of the requests of a limit, layout.NONE for all requests."""
-        return int(layout.NONE) if selector is None else selectors_of(self.limits).index(selector)
-
-    def of_limit(self, limit: Limit) -> npt.NDArray[np.bool_]:
-        """(n,): the requests that a limit is of."""
-        if limit.selector is None:
-            return np.ones(len(self.arrival_s), dtype=bool)
-        return np.asarray(self.of_class == self.class_of(limit.selector))
-
-    @property
-    def token_hit_frac(self) -> float | None:
-        """The share of input tokens that were cached and not computed; None without prefix caches."""
-        if self.cached_tokens is None:
-            return None
-        return float(self.cached_tokens.sum() / self.input_tokens.sum())
-
-    @property
-    def token_reload_frac(self) -> float | None:
-        """The share of input tokens that came from CPU memory; None without such memory."""
-        if self.reloaded_tokens is None:
-            return None
-        return float(self.reloaded_tokens.sum() / self.input_tokens.sum())
-
-    @property
-    def token_disk_frac(self) -> float | None:
-        """Share of the input tokens that came from a disk behind CPU memory; None without CPU memory."""
-        if self.disk_tokens is None:
-            return None
-        return float(self.disk_tokens.sum() / self.input_tokens.sum())
 
 
 def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]) -> int:
@@ -798,7 +705,10 @@ def _caches(
     if not fleet.policies.prefix_cache or not trace.has_prefixes:
         return None
     in_memory = 0 if offload is None else int(offload.memories["nodes"].sum())
-    return cache_layout.make_caches(fleet, trace, kinds, worker_types, in_memory=in_memory)
+    row = ROUTING[fleet.policies.routing]
+    return cache_layout.make_caches(
+        fleet, trace, kinds, worker_types, has_window=row.has_window, is_pinned=row.pins, in_memory=in_memory
+    )
 
 
 def _workers(

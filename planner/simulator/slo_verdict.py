@@ -19,7 +19,7 @@ from planner.domain import BACKLOG_LIMIT_S, STEADY_FRAC, Limit, Metric, Slo, all
 from planner.files.column_files import release_memory
 from planner.simulator import counting
 from planner.simulator.layout import FINISHED, NONE, REJECTED, run_seconds
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 from planner.slo_metrics import METRICS
 from planner.traffic.trace import last_tenth_s, slo_windows_s, window_numbers
 

@@ -19,7 +19,7 @@ from planner.fleet import Fleet
 from planner.models.power import step_utilisations
 from planner.simulator.energy import measured_runs, run_load
 from planner.simulator.layout import run_seconds
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 
 Floats = npt.NDArray[np.float64]
 

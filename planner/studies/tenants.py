@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from planner.fleet import Fleet, Pool
 from planner.search.problem.bill import bill_fleet
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 
 Floats = npt.NDArray[np.float64]
 

@@ -34,7 +34,8 @@ from planner.search.mixed.policy_search import search_policies
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import idle_prefill_s
 from planner.search.problem.plan_problem import Conditions
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.studies.what_if import Study
 
 SAME_COST = 1e-9  # Costs nearer to each other than this share are equal but for rounding.

@@ -17,7 +17,8 @@ from planner.fleet import Fleet, Pool, WorkerType
 from planner.models.correction import CorrectedFormula
 from planner.models.families.corrected import CorrectedSteps
 from planner.models.latency import Array, StepLatency
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 
 FIVE = StepLatency((1.0, 256.0, 4096.0), (0.01, 0.012, 0.1), 1e-9, 1e-6, 2e-8, 1e-4, 0.0, "five")

@@ -20,7 +20,8 @@ from planner.models.parallelism import (
     send_recv_s,
     tp_s,
 )
-from planner.models.roofline import calibration_of, roofline
+from planner.models.roofline import roofline
+from planner.models.roofline_calibration import calibration_of
 
 LLM = Llm("paper", layers=4, hidden=4, heads=4, kv_heads=2, head_dim=1, ffn=8, vocab=10, context_tokens=64)
 GPU = Gpu("paper", 1e3, 100.0, 1000.0, "wire", 10.0, 1.0, 8, 1.0, "paper", "paper")

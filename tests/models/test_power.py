@@ -29,7 +29,8 @@ from planner.models.llm import Llm
 from planner.models.power import Power, cap_gpu, cap_slowdowns, shipped_power, step_utilisations
 from planner.simulator import layout
 from planner.simulator.energy import ExpectedPower, expected_power
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 
 # 100 bytes/s, 1000 FLOPs/s, 200 W: small enough for a sheet of paper. A layer of 144 weights, a head of 40.
 LLM = Llm("paper", layers=1, hidden=4, heads=2, kv_heads=1, head_dim=2, ffn=8, vocab=10, context_tokens=64)

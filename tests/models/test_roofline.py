@@ -8,7 +8,8 @@ import pytest
 from planner.domain import Gpu
 from planner.errors import InputError
 from planner.models.llm import FeedForward, GroupedAttention, LayerGroup, Llm
-from planner.models.roofline import Efficiency, calibration_of, roofline, transfer_fit
+from planner.models.roofline import roofline, transfer_fit
+from planner.models.roofline_calibration import Efficiency, calibration_of
 
 # 100 bytes/s, 1000 FLOPs/s, 10 bytes/s between GPUs: small enough for a sheet of paper.
 LLM = Llm("paper", layers=1, hidden=4, heads=2, kv_heads=1, head_dim=2, ffn=8, vocab=10, context_tokens=64)

@@ -20,7 +20,7 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.papers import distserve_search
 from planner.papers.goodput import find_goodput, poisson_traffic
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 
 SHARED = Path(__file__).parents[3] / "shared"

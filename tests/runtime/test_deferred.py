@@ -15,7 +15,8 @@ from runtime_fakes import LATENCY, LLM, a_body, engines, fleet_of, is_idle, post
 from planner.fleet import Disturbance, Fleet, Policies, Pool
 from planner.models.latency import StepLatency
 from planner.runtime.live_routing import LiveFleet
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 
 STEP = StepLatency((1.0, 2.0), (0.1, 0.1), 0.0, 0.0, 0.0, 0.0, 0.0, "by hand")

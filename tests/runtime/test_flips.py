@@ -18,7 +18,8 @@ from planner.runtime.live_routing import LiveFleet
 from planner.runtime.remote_workers import Remote
 from planner.runtime.router import LiveRouter
 from planner.runtime.workers import Patience, place_workers, rehearsal_commands, run_engines
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 
 REPURPOSE = {"pools": "repurpose", "repurpose_after_s": 0.02}

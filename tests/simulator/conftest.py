@@ -9,6 +9,7 @@ from conservation import check_conservation
 from planner.fleet import Fleet
 from planner.simulator import elastic, replay
 from planner.simulator.layout import State
+from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 
 
@@ -16,7 +17,7 @@ from planner.traffic.trace import Trace
 def _nothing_is_left() -> Iterator[None]:
     results = replay.results
 
-    def checked_results(state: State, fleet: Fleet, trace: Trace, *rest: Any) -> replay.Simulation:
+    def checked_results(state: State, fleet: Fleet, trace: Trace, *rest: Any) -> Simulation:
         check_conservation(state, fleet, len(trace))
         return results(state, fleet, trace, *rest)
 

@@ -13,7 +13,8 @@ from simulations import GPU, LLM, make_latency, make_trace
 
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 
 POLICIES = ("sarathi", "vllm-v0", "orca", "faster-transformer", "lightllm")

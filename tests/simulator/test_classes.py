@@ -10,7 +10,8 @@ from simulations import make_latency, make_trace, mixed, random_case
 from simulator_reference import Reference
 
 from planner.domain import Limit, Selector, Slo, allowed_above
-from planner.simulator.replay import RequestRecords, Simulation, simulate, simulate_if_kept
+from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge
 from planner.traffic.trace import Trace
 

@@ -16,7 +16,7 @@ from planner.errors import InputError, TraceError
 from planner.fleet import Disturbance, Fleet, Policies
 from planner.reports.output import requests_csv
 from planner.simulator import simulate
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge
 from planner.traffic.scaling import select_window
 from planner.traffic.sessions import with_nominal_arrivals

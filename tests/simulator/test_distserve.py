@@ -23,7 +23,8 @@ from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.models.foreign_forms import DistServeSteps
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import gaps_s
 from planner.traffic.trace import Trace
 

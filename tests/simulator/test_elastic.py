@@ -33,7 +33,8 @@ from planner.simulator.elastic import (
     simulate_elastic,
     simulate_together,
 )
-from planner.simulator.replay import STATUS, Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import STATUS, Simulation
 from planner.traffic.trace import Trace
 
 

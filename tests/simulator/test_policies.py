@@ -20,7 +20,8 @@ from planner.documents.fleet_file import read_fleet
 from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.policies import ADMISSION, BATCHING, BY_FIELD, PLANNED_ROUTINGS, POOLS, QUEUE, ROUTING, STEPWISE
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 
 FORMULATIONS = Path(__file__).parents[2] / "docs" / "formulations.md"

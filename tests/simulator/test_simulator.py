@@ -17,7 +17,8 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Role
 from planner.models.latency import StepLatency
 from planner.simulator.layout import GROUP
-from planner.simulator.replay import RequestRecords, Simulation, simulate, simulate_if_kept
+from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge
 from planner.traffic.trace import Trace
 

@@ -22,7 +22,8 @@ from planner.domain import Limit
 from planner.errors import InputError
 from planner.fleet import Disturbance, Fleet, Network, Policies, Pool, WorkerType
 from planner.models.foreign_forms import SplitwiseLookup, interpolate_linearly
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import gaps_s
 from planner.traffic.trace import Trace
 

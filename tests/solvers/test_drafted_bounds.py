@@ -14,7 +14,8 @@ from planner.models.latency import StepLatency
 from planner.models.speculation import Speculation
 from planner.search.mixed.bounds import envelopes
 from planner.search.problem.options import judged, unreachable
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.solvers.demand import least_work, step_lines
 from planner.solvers.master import Option, least_seconds, least_token_seconds
 from planner.traffic.trace import Trace

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 
 TTFT_S = (
     0.001,

@@ -33,7 +33,7 @@ from planner.domain import Limit, Slo
 from planner.fleet import Fleet, Pool, Role, WorkerType
 from planner.search.evidence.plan import Plan
 from planner.simulator import layout
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge
 from planner.traffic.trace import Trace
 

@@ -23,7 +23,8 @@ from planner.models.engine import Engine, HostTime
 from planner.models.kv_offload import KvOffload
 from planner.models.lora import Lora, LoraCost, LoraSlots
 from planner.simulator import layout
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
 
 Case = dict[str, Any]

@@ -38,7 +38,7 @@ REACH_S = 10.0
 # The limits on TTFT and E2E lengthen a slice by at most this.
 MOST_REACH_S = 120.0
 
-# The value of a simulation's status for requests that were not finished, in replay.STATUS.
+# The value of a simulation's status for requests that were not finished, in simulation.STATUS.
 UNFINISHED = 2
 
 

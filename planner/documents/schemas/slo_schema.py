@@ -46,9 +46,9 @@ from planner.documents.schemas.values import (
 )
 from planner.documents.slo import CLASS_NAME, MATCH_KEYS, OF_REQUESTS
 from planner.files.document_values import MOST
-from planner.fleet import MAX_PP
 from planner.models.engine import NAMES as ENGINES
 from planner.models.lora import MODULES
+from planner.models.parallelism import MAX_PP
 from planner.models.speculation import METHODS, MOST_DRAFTS
 from planner.policies import BY_FIELD, ROUTERS_OF, STEPWISE
 from planner.slo_metrics import METRICS

@@ -28,7 +28,7 @@ from planner.domain import row_of
 from planner.fleet import Fleet
 from planner.search.evidence.findings import window_of
 from planner.search.problem.plan_problem import Problem
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 
 
 def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple[Assuming, ...]:

@@ -54,7 +54,7 @@ from planner.search.production.three_answers import (
     pick_known_fleet_and_test,
     with_answers,
 )
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 from planner.solvers.repeats import Repeats
 from planner.traffic.trace import Trace
 

@@ -45,7 +45,7 @@ from planner.search.problem.bill import bill_fleet, bought_pools
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws, with_policies
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import Line, Verdict, measured, windows_s, worst_window
 from planner.solvers.master import FleetLimits
 from planner.solvers.placement import NodePlacement, as_dealt, place_fleet

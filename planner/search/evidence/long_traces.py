@@ -32,7 +32,8 @@ from planner.search.oracle.work_clock import is_over, now_s, wall_deadline_s
 from planner.search.problem.bill import bill_fleet, bought_pools
 from planner.search.problem.plan_problem import Progress
 from planner.simulator.layout import FINISHED
-from planner.simulator.replay import Simulation, simulate_until
+from planner.simulator.replay import simulate_until
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge
 from planner.simulator.streaming_requests import OutOfTime
 from planner.traffic.scaling import find_busiest_window

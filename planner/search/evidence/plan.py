@@ -15,7 +15,7 @@ from planner.search.oracle.prefix_placing import PoolPrefixes
 from planner.search.problem.bill import Bill, bill_fleet
 from planner.search.production.scenario_test import FleetTrial
 from planner.simulator.energy import ExpectedPower, expected_power
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import Verdict
 from planner.solvers.placement import NodePlacement
 from planner.traffic.described import Description

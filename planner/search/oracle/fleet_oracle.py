@@ -31,7 +31,8 @@ from planner.search.oracle.scenarios import Scenario
 from planner.search.oracle.simulation_queries import KEPT_REQUESTS, Asker, SimulationQuery
 from planner.search.oracle.stopping import StoppedError
 from planner.search.oracle.work_clock import is_over
-from planner.simulator.replay import Simulation, simulate
+from planner.simulator.replay import simulate
+from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import Verdict, judge
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError, TraceError
 from planner.fleet import Fleet, Pool
-from planner.simulator.replay import Simulation
+from planner.simulator.simulation import Simulation
 from planner.solvers.master import Option, cheapest_token_s, least_seconds
 from planner.solvers.prefix_demand import PrefixDemand, SessionReuse
 from planner.solvers.prefix_replication import Replication, hot_bound, replicate_prefixes

@@ -1,0 +1,100 @@
+"""catalogs/roofline.yaml: which shares of a GPU's peaks kernels reach, and how far estimates were off.
+
+The file has a row for each format in which weights are multiplied. `planner/models/roofline.py` makes step
+times of a row, and `planner/models/lora.py` the time that adapters add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any
+
+from planner.domain import Gpu
+from planner.errors import CatalogError
+from planner.files.checked_files import read_yaml, repository_dir
+from planner.models.llm import WEIGHT_BYTES, Llm
+from planner.models.parallelism import ALL_REDUCE_S, LINK_FRAC
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Shares of the catalog's peaks that kernels reach; one set per format of weights, for every GPU and LLM.
+
+    `layer_s` and `expert_layer_s` are the fixed times per layer. `expert_activations` is the number of
+    vectors of the hidden width that a token moves for each expert that it visits.
+    """
+
+    gemm_frac: float
+    attention_frac: float
+    bandwidth_frac: float
+    kv_bandwidth_frac: float
+    link_frac: float = LINK_FRAC
+    overlap: float = 1.0
+    layer_s: float = 0.0
+    all_reduce_s: float = ALL_REDUCE_S
+    expert_gemm_frac: float = 1.0
+    expert_bandwidth_frac: float = 1.0
+    expert_layer_s: float = 0.0
+    expert_activations: float = 0.0
+
+
+ROWS = ("bf16", "fp8", "w4a16", "nvfp4")  # Of catalogs/roofline.yaml, by the format that is multiplied.
+MULTIPLIED_IN_8_BITS = ("fp8", "fp8-block", "int8")
+MULTIPLIED_IN_4_BITS = ("nvfp4",)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A row of catalogs/roofline.yaml: the efficiencies nearest to kernel times, and the errors of prefills
+    and decodes on GPUs that took no part in the calibration, by "dense" and "mixture".
+    """
+
+    efficiency: Efficiency
+    prefill_mape_frac: Mapping[str, float]
+    decode_mape_frac: Mapping[str, float]
+
+
+def calibration_of(llm: Llm, gpu: Gpu) -> Calibration:
+    """The calibration of the format in which this GPU multiplies this LLM's weights."""
+    flops_per_s = flops_rate(llm.weights, gpu)
+    if WEIGHT_BYTES[llm.weights] < 1:
+        row = "nvfp4" if flops_per_s == gpu.fp4_flops_per_s else "w4a16"
+    elif flops_per_s != gpu.dense_flops_per_s:
+        row = "fp8"
+    else:
+        row = "bf16"
+    return _read_calibrations()[row]
+
+
+@cache
+def _read_calibrations() -> dict[str, Calibration]:
+    path = repository_dir("catalogs") / "roofline.yaml"
+    known = {field.name for field in fields(Efficiency)}
+
+    def calibration(values: Mapping[str, Any]) -> Calibration:
+        efficiency = Efficiency(**{key: float(value) for key, value in values.items() if key in known})
+        errors = values["errors"]
+        prefill, decode = (
+            {structure: float(error_fracs[phase]) for structure, error_fracs in errors.items()}
+            for phase in ("prefill", "decode")
+        )
+        return Calibration(efficiency, prefill, decode)
+
+    document = read_yaml(path)
+    try:
+        return {name: calibration(document[name]) for name in ROWS}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CatalogError(
+            f"{path}: {error!r}; expected rows {', '.join(ROWS)} of numbers, with errors"
+        ) from None
+
+
+def flops_rate(weights: str, gpu: Gpu) -> float:
+    """FLOP/s at which a GPU multiplies weights of this format."""
+    if weights in MULTIPLIED_IN_8_BITS:
+        return gpu.fp8_flops_per_s or gpu.dense_flops_per_s
+    if weights in MULTIPLIED_IN_4_BITS:
+        return gpu.fp4_flops_per_s or gpu.dense_flops_per_s
+    return gpu.dense_flops_per_s
