@@ -28,25 +28,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.policies import EDF, FCFS, LIGHTLLM, VLLM_V1
+from planner.policies import EDF, FCFS, VLLM_V1
 from planner.simulator.adapters import forget_adapters, passes_over
 from planner.simulator.batching import start_step
-from planner.simulator.caches import empty_cache, evict, lose_prefix, recycle, show_prefix
+from planner.simulator.caches import empty_cache, lose_prefix, show_prefix
 from planner.simulator.counting import (
-    count_run,
     end_batch,
     first_token,
     is_over,
-    note_gap,
-    record_classes,
-    record_gap,
     record_steps,
     run_s,
     see_late,
     single_gap,
     steps_reaching,
 )
-from planner.simulator.drafts import accept
+from planner.simulator.decoding import decoded
 from planner.simulator.event_heap import is_alone, next_time_s, set_time
 from planner.simulator.flips import flip
 from planner.simulator.joint_steps import start_ranks
@@ -103,14 +99,13 @@ from planner.simulator.offload import (
 )
 from planner.simulator.pointers import pointer_to
 from planner.simulator.prefix_routing import expected_tokens, route
-from planner.simulator.queue_orders import charge_running, charge_token, charge_tokens, give_number, leave
+from planner.simulator.queue_orders import charge_running, charge_token, give_number, leave
 from planner.simulator.queues import append, meld, pop, put, without_root
 from planner.simulator.ranks import end_empty, rank_count, runs_empty
 from planner.simulator.routing import choose, fits, holds_back, set_pools
 from planner.simulator.slots import (
     assign,
     assign_none,
-    blocks_for,
     blocks_of,
     depart,
     enqueue,
@@ -271,52 +266,6 @@ def arrive(state, r, time_s, cause):
         state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
     else:
         reject(state, r)
-
-
-@kernel_jit
-def decoded(state, l, steps, time_s):
-    """The decodes of lane l have made `steps` tokens each, the last ones at `time_s`."""
-    lane = state.lanes[l]
-    w = lane.worker
-    worker = state.workers[w]
-    kind = state.types[worker.type]
-    first_s, growth_s = lane.run_first_s, lane.run_growth_s
-    normal = lane.decodes - lane.late_decodes
-    is_gap = lane.run_start_s == lane.last_token_s  # else the first gap is longer than the step
-    gap_s = time_s - lane.last_token_s
-    if len(state.runs) > 0:
-        step_s = first_s if kind.lanes == 1 else lane.stage_s
-        sequences = normal if is_gap and kind.lanes == 1 else ZERO
-        record_steps(state, l, step_s, growth_s, steps, sequences)
-        if sequences == 0 and normal > 0:
-            record_gap(state, w, lane.last_token_s, gap_s, normal)
-            record_classes(state, l, lane.last_token_s, gap_s, 0.0, ONE, normal)
-        if sequences > 0:
-            record_classes(state, l, lane.run_start_s, step_s, growth_s, steps, sequences)
-    if kind.lanes == 1 and kind.reserved_blocks == 0:
-        worker.used_blocks += blocks_for(lane, steps)
-        evict(state, w, ZERO, time_s)
-    charge_tokens(state, l, steps)
-    recycle(state, w, steps * lane.decodes)
-    if kind.batching == LIGHTLLM:
-        worker.tried_steps = (worker.tried_steps + steps - 1) % kind.patience_steps + 1
-    worker.dense_tokens += steps * lane.decodes * lane.width
-    lane.decode_step += steps
-    lane.kv_sum += float(steps) * lane.decodes
-    for slot in range(normal, lane.decodes):
-        single_gap(state, w, state.slots[l, slot].request, time_s)
-        state.slots[l, slot].settled_step = lane.decode_step
-    if normal > 0:
-        if is_gap:
-            count_run(state, l, lane.run_start_s, first_s, growth_s, steps, normal)
-            note_gap(state, l, first_s + growth_s * (steps - 1))
-        else:
-            count_run(state, l, lane.last_token_s, gap_s, 0.0, ONE, normal)
-            note_gap(state, l, gap_s)
-    lane.late_decodes = 0
-    lane.last_token_s = time_s
-    if lane.width > 1:
-        accept(state, l, time_s)
 
 
 def _next_slot_done(state, l, slot):

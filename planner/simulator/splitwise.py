@@ -41,8 +41,8 @@ from planner.simulator.counting import (
     single_gap,
     steps_reaching,
 )
+from planner.simulator.decoding import decoded
 from planner.simulator.event_heap import next_arrival, next_time_s, schedule, set_time
-from planner.simulator.kernel import decoded
 from planner.simulator.layout import (
     DONE,
     DOWN,
