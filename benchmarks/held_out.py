@@ -42,8 +42,8 @@ from planner.search.oracle.deterministic_parallel import side_by_side
 from planner.search.oracle.fleet_counts import Counts, may_hand_over, objective
 from planner.search.oracle.scenarios import Scenarios, drawn_by
 from planner.search.oracle.traffic_request import requested_traffic
-from planner.search.problem.plan_problem import Conditions, Problem
-from planner.search.production.cheapest_kept import find_cheaper_kept, grow_until_kept, with_scenarios
+from planner.search.problem.plan_problem import Conditions, Problem, with_scenarios
+from planner.search.production.cheapest_kept import find_cheaper_kept, grow_until_kept
 from planner.search.production.three_answers import Production, plan_production
 from planner.simulator.slo_verdict import in_windows, windows_s
 from planner.solvers.master import Option

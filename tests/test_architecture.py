@@ -20,6 +20,7 @@ SOURCES = {
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
 LONGEST_LINES = 80
+LONGEST_CHAIN = 35  # Of modules that import each other, so that one of them can be read without many others.
 MOST_PARAMETERS = 8
 COMPILED = "jit"  # in the decorators of functions that Numba compiles
 AT_THE_COMMAND_LINE = ("planner.cli", "planner.commands")  # a parameter there is an option
@@ -144,6 +145,27 @@ def test_no_two_modules_of_a_room_import_each_other() -> None:
     for module in SOURCES:
         visit(module, [])
     assert knots == []
+
+
+def test_chains_of_imports_are_short() -> None:
+    """Of imports at the top of modules, with both ends counted."""
+    loads = {
+        module: {
+            name if (name := f"{node.module}.{alias.name}") in SOURCES else node.module
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.ImportFrom) and node.module
+            for alias in node.names
+        }
+        & SOURCES.keys()
+        for module, path in SOURCES.items()
+    }
+
+    @cache
+    def longest(module: str) -> list[str]:
+        return [module, *max((longest(name) for name in loads[module]), key=len, default=[])]
+
+    chain = max((longest(module) for module in loads), key=len)
+    assert len(chain) <= LONGEST_CHAIN, chain
 
 
 def test_functions_are_short() -> None:

@@ -34,7 +34,8 @@ from planner.search.problem.plan_problem import (
     ignore_paper_answer,
     ignore_progress,
 )
-from planner.search.several.several_llms import SharedPlan, plan_together
+from planner.search.several.several_llms import plan_together
+from planner.search.several.shared_plan import SharedPlan
 from planner.studies import what_if
 from planner.studies.per_gpu import MOST_DEFAULT_GPU_TYPES, add_each_gpu, gpu_types
 from planner.studies.routers import plan_each_target, simulate_routers, simulate_routers_of_each

@@ -21,7 +21,7 @@ from planner.reports import figures, output, several_llms_report, words
 from planner.reports.fact_sentences import sentences
 from planner.reports.report import render_report as render_report
 from planner.search.evidence.plan import Plan
-from planner.search.several.several_llms import SharedPlan
+from planner.search.several.shared_plan import SharedPlan
 from planner.solvers.master import paid_usd_per_h
 
 COLUMNS, ROWS = 100, 8  # of a terminal, and of a table in it

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from planner.reports.screen import Card, Glance
     from planner.search.evidence.plan import Plan
-    from planner.search.several.several_llms import SharedPlan
+    from planner.search.several.shared_plan import SharedPlan
 
 LABEL, LINE = 20, 80  # Columns of a label, and of a line where the terminal does not say its width.
 MOST_COLUMNS = 110

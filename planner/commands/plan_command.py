@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from planner.search.evidence.plan import Plan
     from planner.search.oracle.resuming import Decided
     from planner.search.problem.plan_problem import SearchProgress
-    from planner.search.several.several_llms import SharedPlan
+    from planner.search.several.shared_plan import SharedPlan
     from planner.traffic.trace import Trace
 
 

@@ -23,6 +23,10 @@ class Safety:
     kept_in_frac: float = KEPT_IN_FRAC
     growth_frac: float = 0.0
 
+    def most_missed(self, count: int) -> int:
+        """The most of `count` scenarios in which a fleet may miss the SLO."""
+        return int((1 - self.kept_in_frac) * count + 1e-9)
+
 
 def parse_safety(value: Any, where: str = "safety") -> Safety | None:
     """Read `{kept_in: 0.9, growth: 10 %}`, or `none` (None): plan for the traffic and the step times as they

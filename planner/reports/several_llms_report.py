@@ -24,7 +24,7 @@ from planner.reports.words import (
     usd,
 )
 from planner.search.evidence.plan import Plan
-from planner.search.several.several_llms import SharedPlan
+from planner.search.several.shared_plan import SharedPlan
 from planner.units import counted
 
 NAMES = ("plan.yaml", "certificate.json", "report.html")

@@ -18,7 +18,7 @@ from planner.reports.screen_page import glance as glance_html
 from planner.reports.screen_page import strip
 from planner.reports.words import amount, describe, listed, usd
 from planner.search.evidence.plan import Plan
-from planner.search.several.several_llms import AnswerTotal, SharedPlan
+from planner.search.several.shared_plan import AnswerTotal, SharedPlan
 from planner.units import counted
 
 ROUNDING_FRAC = 1e-9  # Values that differ by less are equal.

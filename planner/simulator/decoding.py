@@ -1,7 +1,7 @@
 """The tokens of a run of decode steps: a lane, its worker and the counts of gaps once the run has ended.
 
 A lane is a batch of an engine, and a run is a number of its decode steps that the simulator takes at once
-(`planner/simulator/layout.py`). `kernel.py` and `splitwise.py` call `decoded` where a run ends or is cut short.
+(`planner/simulator/layout.py`). `kernel.py` and `splitwise.py` call `decoded` where a run ends or is cut.
 """
 
 from __future__ import annotations

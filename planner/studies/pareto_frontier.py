@@ -24,11 +24,10 @@ from planner.documents.task import PlanQuestion
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
 from planner.reports.words import describe
-from planner.search.level0.owned_gpus import objective_paid
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.options import OBJECTIVE_UNITS
-from planner.search.problem.plan_problem import on_all_draws
-from planner.search.production.cheapest_kept import with_search_scenarios
+from planner.search.problem.owned_first import objective_paid
+from planner.search.problem.plan_problem import on_all_draws, with_search_scenarios
 from planner.slo_metrics import METRICS
 from planner.studies.what_if import Study, StudyAnswer, answer_document, is_kept, workers_in_question
 from planner.units import finite_or_none

@@ -19,13 +19,13 @@ from planner.domain import OWNED, SPOT
 from planner.errors import InfeasibleError
 from planner.search.evidence.alternatives import ONE_GPU, mixed_label
 from planner.search.evidence.plan import Plan
-from planner.search.level0.owned_gpus import objective_paid
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.deterministic_parallel import AT_ONCE, run_each
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.work_clock import now_s
 from planner.search.problem.build_problem import build_problem
+from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Conditions, Problem
 from planner.search.problem.stages import Stage
 from planner.search.production.three_answers import plan_production

@@ -36,14 +36,13 @@ from planner.domain import OWNED, SPOT, market_of, row_of
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 from planner.reports.words import describe
-from planner.search.level0.owned_gpus import owned_first
 from planner.search.mixed.mixed_fleets import expected_share
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.options import option_of
-from planner.search.problem.plan_problem import Problem, on_all_draws
-from planner.search.production.cheapest_kept import with_search_scenarios
+from planner.search.problem.owned_first import owned_first
+from planner.search.problem.plan_problem import Problem, on_all_draws, with_search_scenarios
 from planner.search.production.scenario_test import ScenarioTest
 from planner.simulator.slo_verdict import Verdict
 from planner.solvers.master import Option

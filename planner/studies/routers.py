@@ -32,7 +32,7 @@ from planner.search.evidence.findings import limit_fact, outcome_of
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.work_clock import is_over
 from planner.search.problem.bill import bought_pools
-from planner.search.several.several_llms import SharedPlan
+from planner.search.several.shared_plan import SharedPlan
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import Verdict, judge
 

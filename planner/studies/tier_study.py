@@ -28,11 +28,11 @@ from planner.fleet import Fleet, WorkerType
 from planner.models.kv_offload import KvOffload, is_common
 from planner.models.llm import Llm
 from planner.search.evidence.plan import AgentFigures, agent_figures
-from planner.search.level0.owned_gpus import objective_paid
 from planner.search.mixed.best_fleet import best_of
 from planner.search.mixed.policy_search import search_policies
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import idle_prefill_s
+from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Conditions
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation

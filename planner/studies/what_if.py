@@ -29,7 +29,6 @@ from planner.fleet import Fleet, Policies
 from planner.reports.fact_sentences import moved_text
 from planner.reports.words import describe
 from planner.search.evidence.plan import served_s
-from planner.search.level0.owned_gpus import objective_paid, paid_at_least
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.bounds import checked_bound, lower_bound
 from planner.search.mixed.infeasible import with_relaxation
@@ -44,6 +43,7 @@ from planner.search.oracle.work_clock import now_s, time_limit, what_ended, work
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.search.problem.owned_first import objective_paid, paid_at_least
 from planner.search.problem.plan_problem import (
     Conditions,
     Problem,
@@ -51,8 +51,8 @@ from planner.search.problem.plan_problem import (
     on_all_draws,
     report_nothing,
     with_policies,
+    with_search_scenarios,
 )
-from planner.search.production.cheapest_kept import with_search_scenarios
 from planner.search.production.three_answers import find_production_fleet, with_answers
 from planner.simulator.slo_verdict import Verdict
 from planner.traffic.trace import Trace

@@ -13,7 +13,7 @@ from planner.domain import Limit
 from planner.reports import several_llms_report, shared_screen
 from planner.reports.page import page
 from planner.search.evidence.plan import Plan
-from planner.search.several.several_llms import AnswerTotal, SharedPlan
+from planner.search.several.shared_plan import AnswerTotal, SharedPlan
 
 TTFT = Limit("ttft", 0.9, 2.0)
 KEPT = KeptIn(27, 30, 0.85, 0.95, "holds")

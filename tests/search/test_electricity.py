@@ -16,10 +16,10 @@ from planner.reports.output import to_json
 from planner.reports.report import render_report
 from planner.search.evidence.certify import plan
 from planner.search.evidence.written_plan import read_plan
-from planner.search.level0.owned_gpus import objective_paid, owned_first, paid_at_least
 from planner.search.mixed.best_fleet import search
 from planner.search.mixed.bounds import lower_bound
 from planner.search.problem.build_problem import build_problem
+from planner.search.problem.owned_first import objective_paid, owned_first, paid_at_least
 from planner.solvers.master import Option
 
 H100 = {"h100-80g": 64}

@@ -16,8 +16,7 @@ from planner.reports.words import throughput_line
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
 from planner.search.problem.build_problem import build_problem
-from planner.search.problem.plan_problem import Conditions
-from planner.search.production.cheapest_kept import with_search_scenarios
+from planner.search.problem.plan_problem import Conditions, with_search_scenarios
 from planner.search.production.most_traffic import (
     KEPT_STEP_FRAC,
     RateClimb,

@@ -16,12 +16,12 @@ from questions import question, traffic
 from planner.errors import InfeasibleError
 from planner.search.evidence.certify import plan
 from planner.search.level0.level0_search import search_level0
-from planner.search.level0.owned_gpus import objective_paid
 from planner.search.mixed.best_fleet import search
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.fleet_counts import Counts, by_gpu, objective, objectives_of_pairs
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import decode_options, mixed_options, prefill_options
+from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Problem
 
 A100, H100 = (CATALOG.gpu(name).price_usd_per_h for name in ("a100-80g", "h100-80g"))

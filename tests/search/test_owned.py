@@ -15,10 +15,11 @@ from planner.reports.output import to_json
 from planner.reports.words import answer
 from planner.search.evidence.certify import plan, search_llm
 from planner.search.evidence.plan import Plan
-from planner.search.level0.owned_gpus import objective_paid, owned_beside, owned_first, paid_at_least
+from planner.search.level0.owned_gpus import owned_beside
 from planner.search.mixed.best_fleet import best_of, search
 from planner.search.mixed.bounds import lower_bound
 from planner.search.problem.build_problem import build_problem
+from planner.search.problem.owned_first import objective_paid, owned_first, paid_at_least
 from planner.search.problem.plan_problem import Conditions
 from planner.search.production.three_answers import find_production_fleet, with_answers
 from planner.solvers.master import Option

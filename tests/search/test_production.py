@@ -23,14 +23,8 @@ from planner.search.oracle.fleet_counts import Counts, names_of, objective
 from planner.search.oracle.headroom import find_headroom, holds_with
 from planner.search.oracle.scenarios import TESTED, Scenarios
 from planner.search.problem.bill import bill_fleet
-from planner.search.problem.plan_problem import Conditions, Problem
-from planner.search.production.cheapest_kept import (
-    add_workers,
-    find_cheaper_kept,
-    find_cheapest_kept,
-    with_scenarios,
-    with_search_scenarios,
-)
+from planner.search.problem.plan_problem import Conditions, Problem, with_scenarios, with_search_scenarios
+from planner.search.production.cheapest_kept import add_workers, find_cheaper_kept, find_cheapest_kept
 from planner.search.production.three_answers import _near_feasible, find_production_fleet, with_answers
 from planner.traffic.scaling import same_requests
 

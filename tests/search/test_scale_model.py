@@ -16,8 +16,7 @@ from planner.reports.answer_sentences import futures_lines
 from planner.search.evidence.certify import plan, search_llm
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.oracle.fleet_counts import objective
-from planner.search.problem.plan_problem import Conditions, Problem
-from planner.search.production.cheapest_kept import with_search_scenarios
+from planner.search.problem.plan_problem import Conditions, Problem, with_search_scenarios
 from planner.search.production.scale_model import build_scale_model, restore_full_size
 from planner.search.production.scenario_test import is_test_passed
 from planner.search.production.three_answers import find_production_fleet

@@ -19,9 +19,10 @@ from planner.search.evidence.certify import plan
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed import mixed_fleets
 from planner.search.problem.build_problem import build_problem
-from planner.search.production.cheapest_kept import with_search_scenarios
+from planner.search.problem.plan_problem import with_search_scenarios
 from planner.search.several import several_llms
-from planner.search.several.several_llms import SharedPlan, plan_together
+from planner.search.several.several_llms import plan_together
+from planner.search.several.shared_plan import SharedPlan
 from planner.solvers.master import FleetLimits
 
 SLOS: tuple[dict[str, Any], ...] = (

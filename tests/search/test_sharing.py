@@ -25,7 +25,8 @@ from planner.search.problem import build_problem as posing
 from planner.search.problem import draws, options
 from planner.search.problem.build_problem import build_problem
 from planner.search.several import shared_paper as sharing
-from planner.search.several.several_llms import SharedPlan, plan_together
+from planner.search.several.several_llms import plan_together
+from planner.search.several.shared_plan import SharedPlan
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import judge
 from planner.solvers.master import FleetLimits

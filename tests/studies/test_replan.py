@@ -24,7 +24,7 @@ from planner.documents.task import PlanQuestion
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.search.problem.bill import bill_fleet, paid_whole_usd_per_h
-from planner.search.production.cheapest_kept import with_search_scenarios
+from planner.search.problem.plan_problem import with_search_scenarios
 from planner.solvers.master import Option
 from planner.studies.replanning import Replan, change_document, compare_traffic, replan
 from planner.studies.what_if import Study

@@ -11,8 +11,9 @@ from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.oracle.fleet_counts import objective
 from planner.search.oracle.scenarios import SEARCHED, Scenarios
+from planner.search.problem.plan_problem import with_search_scenarios
 from planner.search.production.cheaper_fleets import walk_cheaper_fleets
-from planner.search.production.cheapest_kept import find_cheaper_kept, grow_until_kept, with_search_scenarios
+from planner.search.production.cheapest_kept import find_cheaper_kept, grow_until_kept
 
 SCENARIOS = 12  # of which a fleet may miss one
 

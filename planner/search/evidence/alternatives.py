@@ -11,10 +11,10 @@ from planner.documents.certificate import Alternative
 from planner.documents.facts import NoneUpTo, Note, Remarked
 from planner.search.level0.level0_search import Level0
 from planner.search.level0.one_pool import least_that_holds
-from planner.search.level0.owned_gpus import objective_paid, owned_first
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts, largest_below, objective
 from planner.search.problem.options import breaks_gaps
+from planner.search.problem.owned_first import objective_paid, owned_first
 from planner.search.problem.plan_problem import Problem, on_all_draws
 from planner.search.problem.stages import Stage
 from planner.solvers.master import Option

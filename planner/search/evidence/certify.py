@@ -23,7 +23,6 @@ from planner.search.evidence.assumptions import list_assumptions
 from planner.search.evidence.plan import Plan
 from planner.search.evidence.robustness import find_robustness, priced_alternatives
 from planner.search.level0 import pruning_rules
-from planner.search.level0.owned_gpus import objective_paid, paid_at_least
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.bounds import checked_bound, lower_bound, shadow_prices
 from planner.search.mixed.infeasible import with_relaxation
@@ -36,6 +35,7 @@ from planner.search.problem import draws
 from planner.search.problem.bill import commitments
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.search.problem.owned_first import objective_paid, paid_at_least
 from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws
 from planner.search.problem.stages import Stage, Urgent
 from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error

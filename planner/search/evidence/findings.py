@@ -34,7 +34,6 @@ from planner.fleet import Disturbance, Fleet, Policies
 from planner.models.spread import INTERVAL_SIGMAS, StepTimeSpread
 from planner.policies import QUEUE
 from planner.search.evidence.robustness import least_in_proportion
-from planner.search.level0.owned_gpus import objective_paid
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.fleet_counts import Counts, counts_of, objective, workers_of
@@ -44,6 +43,7 @@ from planner.search.oracle.work_clock import is_cut, is_over
 from planner.search.problem.bill import bill_fleet, bought_pools
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws, with_policies
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import Line, Verdict, measured, windows_s, worst_window

@@ -39,8 +39,7 @@ from planner.search.oracle.headroom import find_headroom, most_that_holds, with_
 from planner.search.oracle.pinning import Pinning
 from planner.search.oracle.stopping import StoppedError
 from planner.search.problem.bill import bill_fleet
-from planner.search.problem.plan_problem import Problem
-from planner.search.production.cheapest_kept import with_search_scenarios
+from planner.search.problem.plan_problem import Problem, with_search_scenarios
 from planner.search.production.scenario_test import LEAST_TEST_SCENARIOS, ScenarioTest, is_test_passed
 from planner.simulator.slo_verdict import Verdict
 from planner.traffic.trace import Trace

@@ -14,13 +14,14 @@ from planner.domain import Gpu, market_of
 from planner.fleet import Fleet
 from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.level0.one_pool import Search
-from planner.search.level0.owned_gpus import owned_candidates, owned_first
+from planner.search.level0.owned_gpus import owned_candidates
 from planner.search.mixed.infeasible import infeasible
 from planner.search.mixed.mixed_fleets import MixedFleets, cheapest_known, search_mixed_fleets
 from planner.search.oracle.fleet_counts import Counts, counts_of, objective
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.oracle.stopping import in_time
 from planner.search.oracle.work_clock import now_s
+from planner.search.problem.owned_first import owned_first
 from planner.search.problem.plan_problem import Problem, SearchProgress
 from planner.solvers.master import Option
 

@@ -14,13 +14,13 @@ import numpy as np
 
 from planner.search.level0.level0_search import WALK_EFFORT, Level0
 from planner.search.level0.one_pool import least_that_holds
-from planner.search.level0.owned_gpus import owned_first
 from planner.search.level0.walk import every_mix
 from planner.search.mixed.mixtures import improve_mixture, near
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts, in_order, largest_below, may_hand_over, objective
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Oracle, without_spare_workers
 from planner.search.problem.options import breaks_gaps, by_hardware
+from planner.search.problem.owned_first import owned_first
 from planner.search.problem.plan_problem import Problem, SearchProgress
 from planner.search.problem.stages import Stage
 from planner.solvers.master import Option, busy_workers, find_promising_fleet

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.documents.facts import SloInSeconds
@@ -16,7 +16,7 @@ from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts, is_within
 from planner.search.oracle.fleet_oracle import Answers, Oracle
 from planner.search.oracle.pinning import Pinning
-from planner.search.oracle.scenarios import Scenarios
+from planner.search.oracle.scenarios import Scenario, Scenarios
 from planner.search.oracle.work_clock import EFFORT_S, is_over
 from planner.search.problem.options import OBJECTIVE_UNITS, Left
 from planner.search.problem.prefix_hits import PrefixHits
@@ -154,3 +154,18 @@ def on_all_draws(problem: Problem) -> Problem:
     oracle = replace(problem.oracle, draws=problem.draws)
     oracle.verdicts.update({fleet: False for fleet, holds in problem.oracle.verdicts.items() if not holds})
     return replace(problem, oracle=oracle)
+
+
+def with_search_scenarios(problem: Problem) -> Problem:
+    """The same problem in the scenarios that a search sees; the problem itself without `safety`."""
+    if problem.task.safety is None or problem.searched is None:
+        return problem
+    count = problem.searched.count
+    scenarios = [problem.searched[i] for i in range(count)]
+    return with_scenarios(problem, scenarios, problem.task.safety.most_missed(count))
+
+
+def with_scenarios(problem: Problem, scenarios: Sequence[Scenario], may_miss: int) -> Problem:
+    """The same problem in these scenarios too, of which a fleet may miss `may_miss`."""
+    oracle = replace(problem.oracle, scenarios=tuple(scenarios), may_miss=may_miss)
+    return replace(problem, oracle=oracle, progress=report_nothing)

@@ -22,17 +22,16 @@ from functools import partial
 
 import numpy as np
 
-from planner.documents.safety import Safety
 from planner.fleet import Fleet
 from planner.search.level0.one_pool import WAVE
-from planner.search.level0.owned_gpus import owned_beside, owned_first, workers_by_machine
+from planner.search.level0.owned_gpus import owned_beside
 from planner.search.mixed.best_fleet import FleetSearch, search_again
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts, names_of, objective
 from planner.search.oracle.fleet_oracle import Oracle
-from planner.search.oracle.scenarios import Scenario
 from planner.search.oracle.stopping import in_time
-from planner.search.problem.plan_problem import Problem, report_nothing, with_effort_limit
+from planner.search.problem.owned_first import owned_first, workers_by_machine
+from planner.search.problem.plan_problem import Problem, with_effort_limit, with_scenarios
 from planner.solvers.master import Option
 
 # A machine grows to at most this many times its workers on paper; a fleet that misses then is taken to miss
@@ -46,26 +45,6 @@ SEARCH_FLEETS, MOST_SEARCH_REQUESTS = 20, 8_000_000
 LEAST_PRICE_STEP = 1e-9
 # A search begins with this many scenarios more than a fleet may miss.
 HARDEST_SCENARIOS = 4
-
-
-def most_missed(safety: Safety, count: int) -> int:
-    """The most of `count` scenarios that a fleet may miss."""
-    return int((1 - safety.kept_in_frac) * count + 1e-9)
-
-
-def with_search_scenarios(problem: Problem) -> Problem:
-    """The same problem in the scenarios that a search sees; the problem itself without `safety`."""
-    if problem.task.safety is None or problem.searched is None:
-        return problem
-    count = problem.searched.count
-    scenarios = [problem.searched[i] for i in range(count)]
-    return with_scenarios(problem, scenarios, most_missed(problem.task.safety, count))
-
-
-def with_scenarios(problem: Problem, scenarios: Sequence[Scenario], may_miss: int) -> Problem:
-    """The same problem in these scenarios too, of which a fleet may miss `may_miss`."""
-    oracle = replace(problem.oracle, scenarios=tuple(scenarios), may_miss=may_miss)
-    return replace(problem, oracle=oracle, progress=report_nothing)
 
 
 def refuted_below(problem: Problem, value: float) -> Problem:

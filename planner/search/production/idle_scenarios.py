@@ -16,7 +16,6 @@ from planner.fleet import slowed_by_spread
 from planner.search.problem.options import Judged, judged, unreachable
 from planner.search.problem.plan_problem import Problem
 from planner.search.problem.prefix_hits import PrefixHits
-from planner.search.production.cheapest_kept import most_missed
 from planner.traffic.trace import Trace
 from planner.units import show_s
 
@@ -35,7 +34,7 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
     if problem.task.safety is None or problem.searched is None:
         return None
     scenarios = [problem.searched[i] for i in range(problem.searched.count)]
-    allowed = most_missed(problem.task.safety, len(scenarios))
+    allowed = problem.task.safety.most_missed(len(scenarios))
     tight = replace(
         problem.slo,
         limits=tuple(replace(each, limit_s=each.limit_s * LIKELY_FRAC) for each in problem.slo.limits),

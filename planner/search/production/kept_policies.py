@@ -17,8 +17,8 @@ from planner.search.mixed.best_fleet import FleetSearch, best_of, search
 from planner.search.mixed.policy_search import RACE_EFFORT_FRAC, RacedPolicy, gains_of, label_of, race
 from planner.search.oracle.fleet_counts import objective
 from planner.search.oracle.stopping import StoppedError
-from planner.search.problem.plan_problem import Problem, with_policies
-from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, with_search_scenarios
+from planner.search.problem.plan_problem import Problem, with_policies, with_search_scenarios
+from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS
 from planner.search.production.scenario_test import FleetTrial, is_test_passed
 from planner.search.production.three_answers import (
     Production,

@@ -22,13 +22,15 @@ from planner.search.oracle.stopping import StoppedError
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.oracle.work_clock import is_over, what_ended
 from planner.search.problem.build_problem import build_problem
-from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws, with_policies
-from planner.search.production.cheapest_kept import (
-    LEAST_SEARCH_REQUESTS,
+from planner.search.problem.plan_problem import (
+    Conditions,
+    Problem,
+    on_all_draws,
+    with_policies,
     with_scenarios,
-    with_search_limit,
     with_search_scenarios,
 )
+from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, with_search_limit
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
 

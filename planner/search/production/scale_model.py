@@ -18,8 +18,7 @@ import numpy as np
 
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.scenarios import one_of
-from planner.search.problem.plan_problem import Problem
-from planner.search.production.cheapest_kept import with_scenarios
+from planner.search.problem.plan_problem import Problem, with_scenarios
 
 # A problem with at most this many requests is searched itself.
 FULL_REQUESTS = 200_000

@@ -20,7 +20,6 @@ from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.scenarios import Scenarios
 from planner.search.problem.plan_problem import Problem
-from planner.search.production.cheapest_kept import most_missed
 from planner.solvers.repeats import decision
 
 # Wald's test decides between two shares of kept scenarios: the lower lies this far below the required share.
@@ -164,7 +163,7 @@ class FleetTrial:
         search = ScenarioTest(
             self.searched_problem.oracle.as_written(), scenarios, test.safety, 0, test.out_of_time
         ).with_policies(policies)
-        enough = scenarios.count - most_missed(test.safety, scenarios.count)
+        enough = scenarios.count - test.safety.most_missed(scenarios.count)
         in_seen_scenarios = search.count_kept(counts, scenarios.count, enough=enough)
         is_kept = in_seen_scenarios.kept >= enough
         return (kept_in if is_kept else in_seen_scenarios), is_kept

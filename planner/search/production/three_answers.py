@@ -31,15 +31,7 @@ from planner.documents.facts import (
 )
 from planner.errors import InfeasibleError, MostKept
 from planner.fleet import Fleet
-from planner.search.level0.owned_gpus import (
-    objective_paid,
-    of_machines,
-    one_more,
-    owned_beside,
-    owned_first,
-    with_idle,
-    without_needless_workers,
-)
+from planner.search.level0.owned_gpus import owned_beside, with_idle, without_needless_workers
 from planner.search.mixed.best_fleet import FleetSearch, search_again
 from planner.search.mixed.mixed_fleets import best_settings
 from planner.search.oracle.fleet_counts import (
@@ -58,7 +50,13 @@ from planner.search.oracle.scenarios import drawn_by
 from planner.search.oracle.stopping import StoppedError, in_time
 from planner.search.problem.bill import bill_fleet, bought_pools
 from planner.search.problem.options import OBJECTIVE_UNITS, hardware
-from planner.search.problem.plan_problem import Problem, with_effort_limit
+from planner.search.problem.owned_first import objective_paid, of_machines, one_more, owned_first
+from planner.search.problem.plan_problem import (
+    Problem,
+    with_effort_limit,
+    with_scenarios,
+    with_search_scenarios,
+)
 from planner.search.problem.stages import Stage
 from planner.search.production.cheaper_fleets import LIKE_PRICE_FRAC, walk_cheaper_fleets
 from planner.search.production.cheapest_kept import (
@@ -68,10 +66,7 @@ from planner.search.production.cheapest_kept import (
     find_cheaper_kept,
     find_cheapest_kept,
     grow_until_kept,
-    most_missed,
-    with_scenarios,
     with_search_limit,
-    with_search_scenarios,
 )
 from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
 from planner.search.production.scale_model import build_scale_model, restore_full_size
@@ -194,7 +189,7 @@ def _find_production_fleet(
         if is_test_passed(kept_in, safety) or attempt + 1 == MOST_TESTS or problem.out_of_time():
             break
         scenarios = (*scenarios, *(model.tested[first + i] for i in range(kept_in.futures)))
-        scenario_problem = with_scenarios(model, scenarios, most_missed(safety, len(scenarios)))
+        scenario_problem = with_scenarios(model, scenarios, safety.most_missed(len(scenarios)))
         beside = owned_beside(scenario_problem, paper.level0, best)
         scenario_problem, least = in_time(
             partial(grow_until_kept, scenario_problem, best, beside), (scenario_problem, None)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from planner.search.level0.owned_gpus import objective_paid, owned_first
 from planner.search.mixed.best_fleet import search_again
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.problem.options import OBJECTIVE_UNITS
-from planner.search.problem.plan_problem import Problem
-from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, with_scenarios, with_search_limit
+from planner.search.problem.owned_first import objective_paid, owned_first
+from planner.search.problem.plan_problem import Problem, with_scenarios
+from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, with_search_limit
 from planner.search.several.joint_limits import problem_within, serve_in_turn
 from planner.solvers.master import FleetLimits
 

@@ -21,7 +21,6 @@ from planner.search.level0.cheapest import Cheapest, cheapest, shared_limits
 from planner.search.level0.designs import Design, learn_from
 from planner.search.level0.level0_search import WALK_EFFORT, designs_of, search_level0
 from planner.search.level0.one_pool import Search
-from planner.search.level0.owned_gpus import objective_paid
 from planner.search.level0.walk import cheaper_fleets, count_cheaper
 from planner.search.mixed.best_fleet import FleetSearch, best_of, search
 from planner.search.mixed.bounds import lower_bound
@@ -30,6 +29,7 @@ from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Answers, Oracle
 from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.options import OBJECTIVE_UNITS
+from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Conditions, Problem, Progress, on_all_draws
 from planner.search.several.joint_limits import (
     CHEAPER_FRAC,

@@ -22,19 +22,19 @@ from planner.documents.facts import KeptIn, NoneTogether, ProductionShared
 from planner.errors import Change, InfeasibleError, ways_text
 from planner.search.level0.cheapest import Cheapest, cheapest, shared_limits
 from planner.search.level0.level0_search import designs_of
-from planner.search.level0.owned_gpus import owned_first
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.oracle.deterministic_parallel import effort_spent, side_by_side
 from planner.search.oracle.fleet_counts import Counts, names_of, objective
 from planner.search.oracle.work_clock import EFFORT_S, is_over, now_s
-from planner.search.problem.plan_problem import Problem, Progress, report_nothing
-from planner.search.production.cheapest_kept import (
-    MOST_SEARCH_REQUESTS,
-    find_cheaper_kept,
-    most_missed,
+from planner.search.problem.owned_first import owned_first
+from planner.search.problem.plan_problem import (
+    Problem,
+    Progress,
+    report_nothing,
     with_scenarios,
     with_search_scenarios,
 )
+from planner.search.production.cheapest_kept import MOST_SEARCH_REQUESTS, find_cheaper_kept
 from planner.search.production.scenario_test import FleetTrial, ScenarioTest, is_test_passed
 from planner.search.production.three_answers import (
     MOST_TESTS,
@@ -106,7 +106,7 @@ class _LlmProduction:
         scenarios = [self.test.scenarios[self.test.first + i] for i in range(count)]
         scenarios += self.problem.oracle.scenarios
         self.problem = with_scenarios(
-            self.on_paper.problem, scenarios, most_missed(self.test.safety, len(scenarios))
+            self.on_paper.problem, scenarios, self.test.safety.most_missed(len(scenarios))
         )
         self.test.first += count
         self.alone_holds = False

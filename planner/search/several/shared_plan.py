@@ -1,0 +1,114 @@
+"""The answer for several LLMs on one stock: a plan for each, and what holds for all of them together.
+
+`planner/search/several/several_llms.py` makes it, and the reports read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from planner.documents.certificate import Status
+from planner.documents.facts import AnswerName, Assuming, Binding, Cautioned, OfLlm, OfTraffic
+from planner.domain import FleetLimit
+from planner.fleet import Fleet
+from planner.search.evidence.plan import Plan
+from planner.search.problem.bill import Bill, bill_fleet
+from planner.solvers.placement import NodePlacement
+
+
+@dataclass(frozen=True, slots=True)
+class LimitUse:
+    """A shared limit, and how much of it all fleets together use."""
+
+    limit: FleetLimit
+    amount: float
+    used: float
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTotal:
+    """One of the three answers for all LLMs: the sum of their fleets' objectives, and the bill on nodes that
+    they share. The values are None where some LLM has no such fleet within the limits; `lacks` names these
+    LLMs.
+    """
+
+    name: AnswerName
+    value: float | None
+    paid_usd_per_h: float | None
+    lacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedPlan:
+    """A plan for every LLM, within limits that they share.
+
+    `paper` is the objective of each LLM's fleet on paper, beside the others on paper; `alone` is the
+    objective of its final fleet if the LLM had all of the fleet for itself. `answers` are the three answers
+    for all LLMs, empty where not every LLM requires safety. `in_production` says how production was chosen,
+    and which LLM gives way to others; `binding`, levels and bounds are about the fleets on paper.
+
+    No fleets with one worker type per pool are worth less than `level0_bound`: by the search where it
+    `is_exhausted`, by simulation of all such fleets where it `is_exact`. `level0` is the best such value
+    found, None where it was not looked for because fleets of several types are worth less. No fleets at all
+    are worth less than `bound`.
+    """
+
+    plans: Mapping[str, Plan]
+    paper: Mapping[str, float]
+    alone: Mapping[str, float]
+    answers: tuple[AnswerTotal, ...]
+    objective: str
+    unit: str
+    level0: float | None
+    level0_bound: float
+    bound: float
+    is_exhausted: bool
+    is_exact: bool
+    limits: tuple[LimitUse, ...]
+    binding: tuple[Binding, ...]
+    in_production: tuple[Binding, ...]
+    assumptions: tuple[Assuming, ...]
+    warnings: tuple[Cautioned | OfTraffic | OfLlm, ...]
+    rounds: int
+    simulations: int
+    seed: int
+    placement: NodePlacement | None
+
+    @property
+    def value(self) -> float:
+        """The sum of the objectives of the fleets that are to be run."""
+        return sum(plan.value for plan in self.plans.values())
+
+    @property
+    def value_on_paper(self) -> float:
+        """The sum of the objectives of the fleets on paper."""
+        return sum(self.paper.values())
+
+    @property
+    def status(self) -> Status:
+        """The weakest status among the plans; "on paper" where no LLM requires safety."""
+        statuses = {plan.status for plan in self.plans.values()}
+        if "not for production" in statuses:
+            return "not for production"
+        if not self.is_exhausted or "best found" in statuses:
+            return "best found"
+        return statuses.pop() if len(statuses) == 1 else "not certified"
+
+    @property
+    def gap_frac(self) -> float:
+        return (self.value_on_paper - self.bound) / self.value_on_paper if self.value_on_paper else 0.0
+
+    @property
+    def bill(self) -> Bill:
+        """What is paid for all fleets, on the nodes that they share."""
+        return bill_fleet(self.workers, self.placement)
+
+    @property
+    def workers(self) -> Fleet:
+        """All workers as one fleet, for the bill; the LLM of that fleet has no meaning."""
+        return Fleet(self.fleets[0].llm, tuple(pool for fleet in self.fleets for pool in fleet.pools))
+
+    @property
+    def fleets(self) -> tuple[Fleet, ...]:
+        return tuple(plan.fleet for plan in self.plans.values())
