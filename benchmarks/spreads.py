@@ -69,6 +69,7 @@ class Figure:
     log_ratio: float
     of_prefills: float
     of_decodes: float
+    engine: str = ""
 
     @property
     def campaign(self) -> Campaign:
@@ -134,6 +135,7 @@ def replay(folder: Path, engines: Noting) -> Iterator[Figure]:
             row.run.regime == "saturated",
             math.log(row.measured / row.predicted),
             *moves,
+            row.run.engine,
         )
 
 
