@@ -122,11 +122,10 @@ def replay(folder: Path, engines: Noting) -> Iterator[Figure]:
         if (metric := metric_of(row)) is None:
             continue
         llm = engines.seen[row.run.source, row.run.campaign]
-        moves = [
-            max(math.log(each.predicted / row.predicted) / PROBE_LOG, 0.0)
+        of_prefills, of_decodes = (
+            max(math.log(each.predicted / row.predicted) / PROBE_LOG, 0.0) if isinstance(each, Row) else 0.0
             for each in others
-            if isinstance(each, Row)
-        ]
+        )
         yield Figure(
             *(row.run.source, row.run.gpu, row.run.llm, metric),
             "roofline" if row.basis == "roofline" else "kernels",
@@ -134,7 +133,8 @@ def replay(folder: Path, engines: Noting) -> Iterator[Figure]:
             llm.experts > 1,
             row.run.regime == "saturated",
             math.log(row.measured / row.predicted),
-            *moves,
+            of_prefills,
+            of_decodes,
             row.run.engine,
         )
 
