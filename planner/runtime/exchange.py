@@ -86,9 +86,9 @@ def read_request(
     request_id = client_id if REQUEST_ID.fullmatch(client_id) else uuid.uuid4().hex
     tenant = _tenant(request, body) if live.reads_tenants else ""
     if QUEUE[fleet.policies.queue].has_rank:
-        now_s, model = time.monotonic(), str(body.get("model", ""))
+        now_s, llm = time.monotonic(), fleet.llm.name  # A request that names no model is for this one.
         body["priority"] = priority_number(
-            fleet.policies, inputs, outputs, now_s, longest_tokens, tenant=tenant, model=model
+            fleet.policies, inputs, outputs, now_s, longest_tokens, tenant=tenant, llm=llm
         )
         raw = json.dumps(body).encode()
     blocks = blocks_of(prompt) if live.keeps_prefixes else ()

@@ -39,6 +39,7 @@ from planner.simulator.cache_layout import Caches
 from planner.simulator.layout import State
 from planner.simulator.pins import pin_nodes
 from planner.simulator.replay import ROLES, fresh_state
+from planner.traffic.classes import takes_request
 from planner.traffic.trace import Trace
 
 SEATS = 1024  # Initial size; the arrays grow.
@@ -464,15 +465,16 @@ def priority_number(
     longest_tokens: int,
     *,
     tenant: str = "",
-    model: str = "",
+    llm: str = "",
 ) -> int:
-    """A request's priority for a vLLM that schedules by it; the smallest comes first.
+    """A request's priority for a vLLM that schedules by it; the smallest comes first. `tenant` and `llm` are
+    the names by which classes of the SLO take it.
 
     The order is the simulator's (slots.enqueue), whose longest prompt is here the longest request that the
     engines take: only such a request may be overtaken for all of `queue_window_s`.
     """
     if QUEUE[policies.queue].by_deadline:
-        return round(1000 * (arrival_s + _due_s(policies, inputs, tenant, model)))
+        return round(1000 * (arrival_s + _due_s(policies, inputs, tenant, llm)))
     rank = QUEUE[policies.queue].rank
     assert rank is not None, "first come, first served: nobody asks"
     tokens = rank(inputs, outputs, longest_tokens)
@@ -481,11 +483,13 @@ def priority_number(
     return round(1000 * (arrival_s + policies.queue_window_s * tokens / longest_tokens))
 
 
-def _due_s(policies: Policies, inputs: int, tenant: str, model: str) -> float:
-    """How long after its arrival a request is due: as its class, or the most patient one if it is of none."""
+def _due_s(policies: Policies, inputs: int, tenant: str, llm: str) -> float:
+    """How many seconds after its arrival a request is due: those of its class, or of the most patient class
+    where it is of none.
+
+    No request names an adapter, because this router serves no fleets with LoRA.
+    """
     for selector, due_s in policies.due:
-        is_named = not selector.tenants or tenant in selector.tenants
-        is_named &= not (selector.adapters or selector.llms) or model in (*selector.adapters, *selector.llms)
-        if is_named and selector.least_tokens <= inputs <= (selector.most_tokens or inputs):
+        if takes_request(selector, inputs, tenant=tenant, llm=llm):
             return due_s
     return max((due_s for _, due_s in policies.due), default=0.0)

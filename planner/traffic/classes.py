@@ -5,7 +5,7 @@ A class is a `Selector`. Requests are numbered by the class that takes them, -1 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +18,48 @@ from planner.traffic.trace import IntArray, Trace
 
 def select_requests(selector: Selector, trace: Trace) -> npt.NDArray[np.bool_]:
     """(n,): the requests of a trace that are of this class."""
-    tokens = trace.input_tokens
-    mask = np.asarray(tokens >= selector.least_tokens)
+    columns = {
+        "tenant": (trace.tenants, trace.tenant),
+        "adapter": (trace.adapters, trace.adapter),
+        "llm": (trace.llms, trace.llm),
+    }
+
+    def is_one_of(column: str, wanted: Collection[str]) -> npt.NDArray[np.bool_]:
+        names, numbers = columns[column]
+        return np.isin(numbers, [number for number, name in enumerate(names) if name in wanted])
+
+    return _select(selector, trace.input_tokens, is_one_of)
+
+
+def takes_request(
+    selector: Selector, input_tokens: int, *, tenant: str = "", adapter: str = "", llm: str = ""
+) -> bool:
+    """Whether one request is of this class; an empty name is none."""
+    names = {"tenant": tenant, "adapter": adapter, "llm": llm}
+    return bool(_select(selector, input_tokens, lambda column, wanted: names[column] in wanted))
+
+
+def _select(
+    selector: Selector,
+    input_tokens: npt.ArrayLike,
+    is_one_of: Callable[[str, Collection[str]], npt.ArrayLike],
+) -> npt.NDArray[np.bool_]:
+    """Which requests with these prompts a class takes: those for which every key of its `match` holds.
+
+    `is_one_of(column, names)` says which requests have one of the names in this column. The trace of a plan
+    and the router of a running fleet both go by this function, so they agree on every request's class.
+    """
+    taken = np.greater_equal(input_tokens, selector.least_tokens)
     if selector.most_tokens is not None:
-        mask &= tokens <= selector.most_tokens
-    for wanted, names, column in (
-        (selector.tenants, trace.tenants, trace.tenant),
-        (selector.adapters, trace.adapters, trace.adapter),
-        (selector.llms, trace.llms, trace.llm),
+        taken = taken & np.less_equal(input_tokens, selector.most_tokens)
+    for column, wanted in (
+        ("tenant", selector.tenants),
+        ("adapter", selector.adapters),
+        ("llm", selector.llms),
     ):
         if wanted:
-            numbers = [number for number, name in enumerate(names) if name in wanted]
-            mask &= np.isin(column, numbers)
-    return mask
+            taken = taken & is_one_of(column, wanted)
+    return np.asarray(taken)
 
 
 def class_numbers(selectors: Sequence[Selector], trace: Trace) -> IntArray:

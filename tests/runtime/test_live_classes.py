@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from planner.policies import QUEUE
 from planner.runtime.exchange import TENANT_HEADER
 from planner.runtime.fake_engine import FakeEngine, _Request
 from planner.runtime.live_replay import Journal, ReplayPart, Sent
+from planner.runtime.live_routing import priority_number
 from planner.runtime.measured_against_simulated import Measurement, Tolerances, compare_with_simulation
+from planner.traffic.classes import select_requests, takes_request
 from planner.traffic.trace import Trace
 
 CHAT, BATCH = Selector("chat", tenants=("chat",)), Selector("batch", tenants=("batch",))
@@ -48,6 +51,44 @@ def test_engines_are_told_when_each_class_is_due() -> None:
     batch, chat, of_header, other = told
     assert batch - chat == pytest.approx(99_000, abs=5_000) and of_header == pytest.approx(chat, abs=5_000)
     assert other == pytest.approx(batch, abs=5_000)
+
+
+@pytest.mark.parametrize(
+    ("match", "taken"),
+    [
+        ({"tenants": ("chat",)}, [True, True, False, False]),
+        ({"tenants": ("chat",), "least_tokens": 20}, [False, True, False, False]),
+        ({"tenants": ("chat", "code"), "llms": ("small",)}, [True, False, True, False]),
+        ({"adapters": ("tuned",), "llms": ("small",)}, [False, False, True, False]),
+        ({"adapters": ("tuned",)}, [False, False, True, True]),
+        ({"most_tokens": 0}, [False, False, False, False]),
+    ],
+)
+def test_a_class_takes_the_same_requests_of_a_trace_and_from_a_client(
+    match: dict[str, Any], taken: list[bool]
+) -> None:
+    """All that a class names must match; `to: 0` is a limit too, which no prompt is within."""
+    selector, tokens = Selector("one", **match), [10, 20, 30, 40]
+    tenants, adapters, llms = ("chat", "code"), ("tuned",), ("small", "large")
+    tenant, adapter, llm = [0, 0, 1, 1], [-1, -1, 0, 0], [0, 1, 0, 1]
+    trace = replace(
+        Trace("t", np.arange(4.0), np.array(tokens), np.ones(4, np.int64)),
+        **{"tenant": np.array(tenant), "adapter": np.array(adapter), "llm": np.array(llm)},
+        **{"tenants": tenants, "adapters": adapters, "llms": llms},
+    )
+    assert select_requests(selector, trace).tolist() == taken
+    of_clients = [
+        takes_request(selector, tokens[i], tenant=tenants[u], adapter=(*adapters, "")[a], llm=llms[m])
+        for i, (u, a, m) in enumerate(zip(tenant, adapter, llm, strict=True))
+    ]
+    assert of_clients == taken
+    due = Policies(queue="edf", due=((selector, 1.0), (BATCH, 100.0)))
+    if not selector.adapters:  # The router serves no fleets with adapters.
+        of_router = [
+            priority_number(due, tokens[i], 1, 0.0, 50, tenant=tenants[u], llm=llms[m]) == 1_000
+            for i, (u, m) in enumerate(zip(tenant, llm, strict=True))
+        ]
+        assert of_router == taken
 
 
 @pytest.mark.parametrize(("by_priority", "order"), [(True, [2, 0, 1]), (False, [0, 1, 2])])
