@@ -71,10 +71,17 @@ def test_a_class_takes_the_same_requests_of_a_trace_and_from_a_client(
     selector, tokens = Selector("one", **match), [10, 20, 30, 40]
     tenants, adapters, llms = ("chat", "code"), ("tuned",), ("small", "large")
     tenant, adapter, llm = [0, 0, 1, 1], [-1, -1, 0, 0], [0, 1, 0, 1]
-    trace = replace(
-        Trace("t", np.arange(4.0), np.array(tokens), np.ones(4, np.int64)),
-        **{"tenant": np.array(tenant), "adapter": np.array(adapter), "llm": np.array(llm)},
-        **{"tenants": tenants, "adapters": adapters, "llms": llms},
+    trace = Trace(
+        "t",
+        np.arange(4.0),
+        np.array(tokens),
+        np.ones(4, np.int64),
+        tenants=tenants,
+        tenant=np.array(tenant),
+        adapters=adapters,
+        adapter=np.array(adapter),
+        llms=llms,
+        llm=np.array(llm),
     )
     assert select_requests(selector, trace).tolist() == taken
     of_clients = [
