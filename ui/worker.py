@@ -28,7 +28,7 @@ from altair.utils.schemapi import debug_mode
 
 from planner.api import simulating, watch_api
 from planner.api.inputs import requests_of
-from planner.api.planning import beside_each_gpu, plan
+from planner.api.planning import plan, plan_and_compare
 from planner.api.results import SharedPlanResult
 from planner.api.scheduling import not_simulated, schedule
 from planner.day import day_manifests, day_page
@@ -72,7 +72,6 @@ from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge
 from planner.slo_metrics import METRICS
 from planner.studies import fleet_comparison, pareto_frontier, pareto_page, prefix_study, sliders, what_if
-from planner.studies.sharing import compare_separate_fleets
 from planner.studies.what_if import Study
 from planner.traffic.described import Description
 from planner.traffic.scaling import RateRequest
@@ -223,8 +222,7 @@ def _curves(simulation: Simulation) -> Document:
 def _planned(request: Request, tell: Tell) -> Plan:
     study = _study(request, tell)
     task = parse_task(request["question"], study.catalog)
-    found = beside_each_gpu(study, task, watch=_watch_search(tell), on_paper=_send_first_answer(tell))
-    return compare_separate_fleets(found, study, task)
+    return plan_and_compare(study, task, watch=_watch_search(tell), on_paper=_send_first_answer(tell))
 
 
 def _numbers(standing: SearchProgress) -> Document:

@@ -122,8 +122,7 @@ def answer_question(
     if is_too_long(task, study.trace, study.work_limit_s):
         answer = _by_parts(task, study, explain=explain, prove=prove, watch=watch)
     else:
-        answer = beside_each_gpu(study, task, prove=prove, watch=watch)
-        answer = compare_separate_fleets(answer, study, task)
+        answer = plan_and_compare(study, task, prove=prove, watch=watch)
         answer = explain_plan(answer, study, task) if explain else answer
     if task.prices_targets:
 
@@ -218,6 +217,21 @@ def beside_each_gpu(
         return answer
     with time_limit(study.left_s):
         return add_each_gpu(study, task, answer, seconds=study.work_limit_s)
+
+
+def plan_and_compare(
+    study: Study,
+    task: PlanQuestion,
+    *,
+    prove: bool = False,
+    watch: Watch = ignore_progress,
+    on_paper: OnPaper = ignore_paper_answer,
+) -> Plan:
+    """The plan beside what else could be bought: the best fleet of each GPU type alone, and a fleet for each
+    class of the SLO.
+    """
+    plan = beside_each_gpu(study, task, prove=prove, watch=watch, on_paper=on_paper)
+    return compare_separate_fleets(plan, study, task)
 
 
 def explain_plan(plan: Plan, study: Study, task: PlanQuestion) -> Plan:

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 
 from planner.documents import catalog as catalogs
 from planner.documents.catalog import Catalog
-from planner.documents.dotted import keys_of, with_value
+from planner.documents.dotted import keys_of, spelled_keys, with_value
 from planner.documents.several_llms_question import parse_entries
 from planner.documents.task import PlanQuestion, parse_task, with_config
 from planner.errors import InputError
@@ -160,7 +160,7 @@ def _of_files(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _must_be_there(document: Mapping[str, Any], path: str, where: str) -> None:
     section: Any = document
-    for key in keys_of(path):
+    for key in spelled_keys(document, path):
         if not isinstance(section, Mapping) or key not in section:
             known = list(section) if isinstance(section, Mapping) else []
             hint = nearest_names(key, known, 1)

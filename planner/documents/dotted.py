@@ -11,11 +11,24 @@ from planner.errors import InputError
 from planner.slo_metrics import METRICS
 
 _DOT = re.compile(r"\.(?!\d)")  # A dot before a digit belongs to a number, as in p99.9.
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([^\W\d]\S*|%|/\S+)\s*")  # 200 ms, 10 %, 4/s
 
 
 def keys_of(path: str) -> list[str]:
     """The keys of a path, from the outermost on; an empty one where a name is missing."""
     return [key.strip() for key in _DOT.split(path.strip())]
+
+
+def spelled_keys(document: Mapping[str, Any], path: str) -> list[str]:
+    """The keys of a path as this document spells them: those of `slo.ttft.p90` are `slo` and `ttft_p90` in
+    one with `slo: {ttft_p90: 2 s}`.
+    """
+    keys = keys_of(path)
+    if len(keys) == 3 and keys[0] == "slo" and keys[1] in METRICS:
+        flat, lines = "_".join(keys[1:]), document.get("slo")
+        if isinstance(lines, Mapping) and flat in lines:
+            return ["slo", flat]
+    return keys
 
 
 def with_value(document: Mapping[str, Any], path: str, value: Any, *, where: str) -> dict[str, Any]:
@@ -24,12 +37,8 @@ def with_value(document: Mapping[str, Any], path: str, value: Any, *, where: str
     Sections that are not there begin to be. Raises InputError, opened by `where`, where the path leads
     through a value that has no keys.
     """
-    keys = keys_of(path)
+    keys = spelled_keys(document, path)
     changed = copy.deepcopy(dict(document))
-    if len(keys) == 3 and keys[0] == "slo" and keys[1] in METRICS:
-        flat = "_".join(keys[1:])  # `slo: {ttft_p90: 2 s}` means the same.
-        if flat in (changed.get("slo") or {}):
-            keys = ["slo", flat]
     section: dict[str, Any] = changed
     for depth, key in enumerate(keys[:-1]):
         inner = section.get(key)
@@ -46,15 +55,19 @@ def with_value(document: Mapping[str, Any], path: str, value: Any, *, where: str
     return changed
 
 
-def multiply_value(document: Mapping[str, Any], path: str, factor: float) -> float:
-    """The number at `path`, times `factor`. Raises InputError where no number is there."""
+def multiply_value(document: Mapping[str, Any], path: str, factor: float) -> float | str:
+    """The number at `path`, or a quantity such as "2 s", times `factor`. Raises InputError for other values,
+    and where there is none.
+    """
     value: Any = document
-    for key in keys_of(path):
+    for key in spelled_keys(document, path):
         value = value.get(key) if isinstance(value, Mapping) else None
+    if isinstance(value, str) and (found := _QUANTITY.fullmatch(value)):
+        return f"{float(found[1]) * factor:.10g} {found[2]}"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        found = "is not there" if value is None else f"is {value!r}"
+        where = "is not there" if value is None else f"is {value!r}"
         of_trace = "; its traffic has the trace's own rate, which `plan trace FILE` prints" * (
             path.strip() == "traffic.rate" and value is None
         )
-        raise InputError(f"x{factor:g} multiplies a number, but {path.strip()} {found}{of_trace}")
+        raise InputError(f"x{factor:g} multiplies a number, but {path.strip()} {where}{of_trace}")
     return value * factor

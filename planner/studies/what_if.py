@@ -199,7 +199,7 @@ _TIMES = re.compile(r"^\s*(\S+?)\s*[x*×]\s*(\d+(?:\.\d+)?)\s*$")
 def change_question(document: Mapping[str, Any], text: str) -> dict[str, Any]:
     """slo.yaml with one key set, "slo.ttft.p90=1 s"; without a value, "limits.cost=", it is taken out.
 
-    "traffic.rate=x2", or "traffic.rate x 2", multiplies the number that is there.
+    "traffic.rate=x2", or "traffic.rate x 2", multiplies the number or quantity that is there.
     """
     path, equals, written = (_TIMES.sub(r"\1=x\2", text) if "=" not in text else text).partition("=")
     if not equals or not all(keys_of(path)):

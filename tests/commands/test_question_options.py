@@ -1,5 +1,7 @@
 """Options in place of slo.yaml: which GPUs are compared, how many there are; changes that multiply."""
 
+from typing import Any
+
 import pytest
 from typer.testing import CliRunner
 
@@ -42,6 +44,21 @@ def test_gpus_have_counts_or_not() -> None:
 @pytest.mark.parametrize("change", ["traffic.rate=x2", "traffic.rate x 2", "traffic.rate = * 2"])
 def test_a_change_may_multiply(change: str) -> None:
     assert change_question({"traffic": {"rate": 3}}, change) == {"traffic": {"rate": 6.0}}
+
+
+@pytest.mark.parametrize(
+    ("slo", "change", "changed"),
+    [
+        ({"ttft": {"p90": "400 ms"}}, "slo.ttft.p90=x2", {"ttft": {"p90": "800 ms"}}),
+        ({"ttft_p90": "2 s"}, "slo.ttft.p90=x1.5", {"ttft_p90": "3 s"}),
+        ({"ttft_p90": "2 s"}, "slo.ttft.p90=1 s", {"ttft_p90": "1 s"}),
+        ({"ttft_p99.9": "0.2s"}, "slo.ttft.p99.9 x 10", {"ttft_p99.9": "2 s"}),
+        ({"ttft_p90": "2 s", "tbt_p99": "1 s"}, "slo.ttft.p90=", {"tbt_p99": "1 s"}),
+    ],
+)
+def test_a_limit_is_changed_as_it_is_written(slo: Any, change: str, changed: Any) -> None:
+    """Both ways to write a line of the SLO are read by the same path, with their units."""
+    assert change_question({"slo": slo}, change) == {"slo": changed}
 
 
 def test_a_factor_needs_a_number() -> None:
