@@ -39,8 +39,8 @@ from planner.reports.simulated_run import SimulatedOutcome, outcome
 from planner.search.oracle.scenarios import Scenarios
 from planner.slo_metrics import latency_columns
 from planner.studies import fleet_comparison as comparisons
+from planner.studies import routing_moments, tenants
 from planner.studies import seeds as many_seeds
-from planner.studies import tenants
 from planner.studies.fleet_standing import scenarios_for
 from planner.studies.seeds import SeedRun
 from planner.traffic.classes import check_classes
@@ -98,6 +98,10 @@ class SimulationResult(Result):
         return self.outcome.summary() | (
             {"tenant_costs": tenants.tenant_rows(costs)} if len(costs) > 1 else {}
         )
+
+    def explain_routing(self, moments: int = 20) -> tuple[routing_moments.RoutingMoment, ...]:
+        """The workers at so many moments of the run beside the best packing of the same requests."""
+        return routing_moments.explain_routing(self.fleet, self.outcome.simulation, self.slo, moments)
 
     def to_frame(self) -> pd.DataFrame:
         """Percentiles in seconds, one row per metric."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,6 +39,9 @@ from planner.files.document_values import show_value
 from planner.slo_metrics import latency_columns
 from planner.units import counted
 
+if TYPE_CHECKING:
+    from planner.api.simulating import SimulationResult
+
 MOST_TENANTS = 20  # Tenants in the table; --json has all.
 AutoscaleOption = Annotated[
     str | None,
@@ -46,6 +49,17 @@ AutoscaleOption = Annotated[
 ]
 StartOption = Annotated[
     str | None, typer.Option("--start", help="With --autoscale: until a worker is ready.")
+]
+
+ExplainOption = Annotated[
+    bool, typer.Option("--explain-routing", help="Hold the routing against the best packing of its requests.")
+]
+MomentsOption = Annotated[
+    int | None, typer.Option("--explain-moments", help="With --explain-routing: at so many moments (20).")
+]
+
+SeedsOption = Annotated[
+    int, typer.Option("--seeds", min=1, max=10_000, help="Simulate this many seeds, from --seed on.")
 ]
 
 
@@ -67,11 +81,11 @@ def simulate(
     seed: SeedOption = 0,
     autoscale: AutoscaleOption = None,
     start: StartOption = None,
-    seeds: Annotated[
-        int, typer.Option("--seeds", min=1, max=10_000, help="Simulate this many seeds, from --seed on.")
-    ] = 1,
+    seeds: SeedsOption = 1,
     executor: ExecutorOption = None,
     address: AddressOption = None,
+    explain_routing: ExplainOption = False,
+    explain_moments: MomentsOption = None,
     drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -94,14 +108,13 @@ def simulate(
     where = Executor(executor or "processes", address)
     if seeds == 1 and (executor or address):
         raise InputError("--executor: one seed is simulated here; ask for several with --seeds")
+    moments = _moments_to_explain(explain_routing, explain_moments, seeds, autoscale)
     if out is not None:
         check_output_file(out)
         keep_inputs([out], fleet, trace, slo)
     if autoscale is not None or start is not None:
-        checked_slo = None if seeds > 1 or closed_loop or rate or window else slo
-        run_controller(
-            fleet, trace, checked_slo, autoscale, start, catalog, seed, out, drop_invalid, json_output
-        )
+        limits = None if seeds > 1 or closed_loop or rate or window else slo
+        run_controller(fleet, trace, limits, autoscale, start, catalog, seed, out, drop_invalid, json_output)
         return
     with Progress() as progress:
         known = read_catalog(catalog)
@@ -118,7 +131,7 @@ def simulate(
         progress(f"simulating {many}{counted(len(read), 'request')} on {workers}")
         run = partial(simulate, engines, read, slo, traffic=traffic, catalog=known, closed_loop=closed_loop)
         result = run(seed=seed) if seeds == 1 else run(seed=range(seed, seed + seeds), executor=where)
-        answer = result.to_dict()
+        answer = result.to_dict() | (_routing(result, moments) if moments else {})
         say_first(() if result.slo is None else of_slo_and_traffic(result.slo, read))
         if out is not None:
             result.save(out)
@@ -129,6 +142,26 @@ def simulate(
         _print_simulation(answer, result.slo, title, rejected_text(result.outcome.simulation, engines))
     else:
         _print_seeds(answer, result.slo, f"seeds {seed} to {seed + seeds - 1} on {workers}")
+
+
+def _routing(result: SimulationResult, moments: int) -> dict[str, Any]:
+    from planner.studies.routing_moments import routing_document
+
+    return {"routing": routing_document(result.explain_routing(moments))}
+
+
+def _moments_to_explain(is_explained: bool, moments: int | None, seeds: int, autoscale: str | None) -> int:
+    """At how many moments the routing is explained; 0: it is not."""
+    from planner.studies.routing_moments import DEFAULT_MOMENTS, check_moments
+
+    if moments is not None and not is_explained:
+        raise InputError("--explain-moments: goes with --explain-routing, which is missing")
+    if is_explained and (seeds > 1 or autoscale is not None):
+        other = "--seeds" if seeds > 1 else "--autoscale"
+        raise InputError(f"--explain-routing: looks at one run of a fixed fleet; drop {other}")
+    if moments is not None:
+        check_moments(moments)
+    return 0 if not is_explained else moments or DEFAULT_MOMENTS
 
 
 def _use_cells(pool: dict[str, Any]) -> dict[str, str]:
@@ -184,6 +217,8 @@ def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, reje
             ],
             f"cost by tenant, of {len(costs)}",
         )
+    if routing := summary.get("routing"):
+        _print_routing(routing)
     if summary["slo"]:
         lines = slo_rows(summary["slo"], slo)
         print_rows(lines, "SLO: " + ("kept" if summary["slo"]["holds"] else "MISSED"))
@@ -192,6 +227,38 @@ def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, reje
             print_mapping(
                 {"steady": f"no: {queue_text(slo_summary['patient_frac'], slo_summary['patience_s'])}"}, ""
             )
+
+
+def _print_routing(routing: dict[str, Any]) -> None:
+    """The moments as a table, and a sentence per role."""
+
+    def share(key: str, row: dict[str, Any]) -> str:
+        return f"{100 * row[key]:.1f} %"
+
+    def fewest(row: dict[str, Any]) -> str:
+        if row["fewest"] is None:
+            return f"more than {row['workers']}" if row["fewest_bound"] > row["workers"] else "none found"
+        return f"{row['fewest']}" if row["is_fewest"] else f"{row['fewest_bound']} to {row['fewest']}"
+
+    def least(row: dict[str, Any]) -> str:
+        found = share("least_load_frac", row)
+        return found if row["is_least"] else f"{100 * row['least_load_bound_frac']:.1f} to {found}"
+
+    rows = [
+        {
+            "moment": seconds_cell(row["time_s"]),
+            "role": row["role"],
+            "requests": row["requests"],
+            "workers in use": f"{row['used']} of {row['workers']}",
+            "fewest": fewest(row),
+            "largest load": share("largest_load_frac", row),
+            "least": least(row),
+        }
+        for row in routing["moments"]
+    ]
+    print_rows(rows, "routing, beside the best packing of the same requests")
+    for sentence in routing["summary"]:
+        print_mapping({"routing": sentence}, "")
 
 
 def _plain(name: str) -> str:

@@ -110,6 +110,32 @@ class Tenants(TypedDict):
     each: list[TenantService]
 
 
+class RoutingAtMoment(TypedDict):
+    """A role's workers at a moment beside the best packing of the same requests; with `is_fewest` and
+    `is_least` proved, else bounds. `fewest` is null where no packing was found within the limits.
+    """
+
+    time_s: float
+    role: str
+    requests: int
+    workers: int
+    used: int
+    fewest: int | None
+    fewest_bound: int
+    largest_load_frac: float
+    least_load_frac: float
+    least_load_bound_frac: float
+    is_fewest: bool
+    is_least: bool
+
+
+class ExplainedRouting(TypedDict):
+    """With `--explain-routing`: moments of the run, and a sentence per role."""
+
+    moments: list[RoutingAtMoment]
+    summary: list[str]
+
+
 class SimulationAnswer(TypedDict):
     """`plan simulate --json`: a fleet on its traffic. Percentiles are over the measured window."""
 
@@ -144,6 +170,7 @@ class SimulationAnswer(TypedDict):
     workers: list[WorkerLoad]
     power: NotRequired[PowerUse | None]
     pools: NotRequired[list[PoolLoad]]
+    routing: NotRequired[ExplainedRouting]
 
 
 class GoodputAnswer(TypedDict):

@@ -1,0 +1,199 @@
+"""The best packings of the requests that workers hold at one moment: on fewest workers, and most evenly.
+
+Sets   i  worker      j  request      r  resource, such as KV blocks or seconds of a step
+Data   u_ijr   what request j takes of resource r of worker i, as a share of all that the worker has
+Vars   x_ij in {0, 1} request j is on worker i;   y_i in {0, 1} worker i is used;   z >= 0 the largest load
+
+  fewest   min  sum_i y_i                            evenest   min  z
+           s.t. sum_i x_ij = 1          (placed_j)             s.t. sum_i x_ij = 1         (placed_j)
+                sum_j u_ijr x_ij <= y_i (holds_ir)                  sum_j u_ijr x_ij <= z  (load_ir)
+
+This is vector packing, that of Aladdin (solvers/packing.py, arXiv:2405.06856) at one moment: what a request
+will still grow by is not in u. A packing by hand comes first (first fit and longest first, both decreasing),
+and CP-SAT runs where it does not reach the bound of the sums. CP-SAT may stop before it proves anything, so
+every answer comes with its bound.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.solvers.backend import cp_solver
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+WHOLE = 10**9  # a worker's capacity in the integers of CP-SAT
+TOLERANCE = 1e-7  # by which a load may exceed the capacity, as shares are rounded
+SAME = 1e-6  # loads that differ by less, as a share of them, are equal: a thousand shares are rounded
+MOST_PLACES = 30_000  # requests x workers; beyond them the packing by hand and its bound stand as they are
+LIMIT_S = 2.0  # of one run of CP-SAT, which counts its work (backend.CP_WORK_FRAC)
+
+
+@dataclass(frozen=True, slots=True)
+class BestPacking:
+    """`fewest` workers hold the requests in the packing found, None if none was found; no packing takes fewer
+    than `fewest_bound`, which is one more than there are if none exists. No packing's largest load is below
+    `least_bound`, and that of the packing found is `least`.
+    """
+
+    fewest: int | None
+    fewest_bound: int
+    least: float
+    least_bound: float
+
+    @property
+    def is_fewest(self) -> bool:
+        """Whether fewer workers are impossible."""
+        return self.fewest == self.fewest_bound
+
+    @property
+    def is_least(self) -> bool:
+        """Whether a lower largest load is impossible."""
+        return self.least <= self.least_bound * (1 + SAME)
+
+
+def largest_load(u: Floats, worker_of: Ints) -> float:
+    """The largest share in use of any resource of any worker; u (I, J, R), worker_of (J,)."""
+    return float(_loads(u, worker_of).max(initial=0.0))
+
+
+def pack_moment(u: Floats, worker_of: Ints, kind_of: Ints) -> BestPacking:
+    """Solve both models above. Shapes: u (I, J, R), worker_of (J,), the placement that there is and the first
+    that the search knows, kind_of (I,), which workers are alike.
+    """
+    workers, requests = u.shape[:2]
+    if not requests:
+        return BestPacking(0, 0, 0.0, 0.0)
+    alone = u.max(axis=2)  # (I, J) load of a worker that holds one request only
+    order = np.argsort(-alone.min(axis=0), kind="stable")
+    is_small = workers * requests <= MOST_PLACES
+    fewest, fewest_bound = _fewest(u, order, worker_of, kind_of, is_small)
+    least, least_bound = _evenest(u, order, worker_of, kind_of, is_small)
+    return BestPacking(fewest, fewest_bound, least, least_bound)
+
+
+def _loads(u: Floats, worker_of: Ints) -> Floats:
+    """(I, R)"""
+    loads = np.zeros((u.shape[0], u.shape[2]))
+    for j, i in enumerate(worker_of):
+        loads[i] += u[i, j]
+    return loads
+
+
+def _fewest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bool) -> tuple[int | None, int]:
+    workers = u.shape[0]
+    if u.max(axis=2).min(axis=0).max() > 1 + TOLERANCE:
+        return None, workers + 1
+    sums = u.min(axis=0).sum(axis=0)  # (R,)
+    bound = min(max(1, math.ceil(float(sums.max()) - TOLERANCE)), workers + 1)
+    packed = [_first_fit(u, order), worker_of if largest_load(u, worker_of) <= 1 + TOLERANCE else None]
+    known = min((each for each in packed if each is not None), key=_used, default=None)
+    if (known is not None and _used(known) <= bound) or bound > workers or not is_small:
+        return None if known is None else _used(known), bound
+
+    from ortools.sat.python import cp_model
+
+    model, x = _placed(u, known)
+    y = [model.new_bool_var(f"y_{i}") for i in range(workers)]
+    for i, r in np.ndindex(workers, u.shape[2]):
+        units = np.floor(u[i, :, r] * WHOLE).astype(np.int64).clip(max=2 * WHOLE).tolist()
+        load = cp_model.LinearExpr.weighted_sum(x[i], units)
+        model.add(load <= WHOLE * y[i]).with_name(f"holds_{i}_{r}")
+    for i, following in itertools.pairwise(range(workers)):  # those alike are opened in order
+        if kind_of[i] == kind_of[following]:
+            model.add_implication(y[following], y[i])
+    model.add(sum(y) >= bound)
+    model.minimize(sum(y))
+    solver = cp_solver(LIMIT_S)
+    status = solver.solve(model)
+    if status == cp_model.INFEASIBLE:
+        return None, workers + 1
+    if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        known = _assignment(solver, x)
+    bound = max(bound, math.ceil(solver.best_objective_bound - 1e-6))
+    return (None, bound) if known is None else (_used(known), min(bound, _used(known)))
+
+
+def _evenest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bool) -> tuple[float, float]:
+    workers, requests = u.shape[:2]
+    bound = max(float(u.min(axis=0).sum(axis=0).max()) / workers, float(u.max(axis=2).min(axis=0).max()))
+    known = min(worker_of, _longest_first(u, order), key=lambda each: largest_load(u, each))
+    least = largest_load(u, known)
+    if least <= bound * (1 + TOLERANCE) or not is_small:
+        return least, bound
+
+    from ortools.sat.python import cp_model
+
+    model, x = _placed(u, known)
+    scale = WHOLE / least  # The largest load known is the largest integer, whatever it is as a share.
+    z = model.new_int_var(math.floor(bound * scale), WHOLE + requests, "z")
+    for i, r in np.ndindex(workers, u.shape[2]):
+        units = np.floor(u[i, :, r] * scale).astype(np.int64).clip(max=2 * WHOLE).tolist()
+        model.add(cp_model.LinearExpr.weighted_sum(x[i], units) <= z).with_name(f"load_{i}_{r}")
+    # Workers alike: the one with the first request has the lowest number, the next new one the next, so that
+    # request j is on one of the first j + 1 of its kind.
+    for kind in np.unique(kind_of):
+        alike = np.flatnonzero(kind_of == kind)
+        for nth, i in enumerate(alike.tolist()):
+            for j in range(min(nth, requests)):
+                model.add(x[i][int(order[j])] == 0)
+    model.minimize(z)
+    solver = cp_solver(LIMIT_S)
+    if solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        known = min(known, _assignment(solver, x), key=lambda each: largest_load(u, each))
+    least = largest_load(u, known)
+    return least, min(max(bound, solver.best_objective_bound / scale), least)
+
+
+def _placed(u: Floats, known: Ints | None) -> tuple[cp_model.CpModel, list[list[cp_model.IntVar]]]:
+    """x with the constraints placed_j, and what is known as a hint."""
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    x = [[model.new_bool_var(f"x_{i}_{j}") for j in range(u.shape[1])] for i in range(u.shape[0])]
+    for j in range(u.shape[1]):
+        model.add_exactly_one(row[j] for row in x)
+    if known is not None:
+        for i, j in np.ndindex(u.shape[0], u.shape[1]):
+            model.add_hint(x[i][j], bool(known[j] == i))
+    return model, x
+
+
+def _assignment(solver: cp_model.CpSolver, x: list[list[cp_model.IntVar]]) -> Ints:
+    values = np.array([[solver.value(x_ij) for x_ij in row] for row in x])
+    return np.asarray(values.argmax(axis=0), np.int64)
+
+
+def _used(worker_of: Ints) -> int:
+    return len(np.unique(worker_of))
+
+
+def _first_fit(u: Floats, order: Ints) -> Ints | None:
+    """Each request, the largest first, onto the first worker that holds it; None if one finds no worker."""
+    loads, worker_of = np.zeros((u.shape[0], u.shape[2])), np.zeros(u.shape[1], np.int64)
+    for j in order:
+        fits = np.flatnonzero((loads + u[:, j] <= 1 + TOLERANCE).all(axis=1))
+        if not len(fits):
+            return None
+        worker_of[j] = fits[0]
+        loads[fits[0]] += u[fits[0], j]
+    return worker_of
+
+
+def _longest_first(u: Floats, order: Ints) -> Ints:
+    """Each request, the largest first, onto the worker whose load stays lowest."""
+    loads, worker_of = np.zeros((u.shape[0], u.shape[2])), np.zeros(u.shape[1], np.int64)
+    for j in order:
+        worker_of[j] = (loads + u[:, j]).max(axis=1).argmin()
+        loads[worker_of[j]] += u[worker_of[j], j]
+    return worker_of

@@ -1,0 +1,253 @@
+"""How far a routing is from the best packing of the requests that it placed, at moments of a simulated run.
+
+The moments are spread evenly over the arrivals. Per role all requests in service count, from when a worker
+first scheduled them until it is done with them; those that wait hold nothing. What one takes of a worker, as
+a share of what the worker has (solvers/moment_packing.py):
+
+  KV blocks   of its prompt and of its output so far; a prefix that prompts share counts for each
+  seats       one of max_num_seqs
+  decode      its part of a step, s_seq + d context, of the limit on TBT or TPOT less an idle step
+  prompt      seconds of its prompt tokens still to compute, of the limit on TTFT
+
+Decodes and prompts are Aladdin's constraints b and c (Nie et al. 2024, arXiv:2405.06856), and count where the
+SLO has such a limit: the tightest line that is of all requests. The best packing knows what the router
+could not: how long each output has become. It may move requests between moments, which no router can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import KV_BLOCK_TOKENS, Slo
+from planner.errors import InputError
+from planner.fleet import Fleet, Pool
+from planner.policies import POOLS, STATIC, TIES_BY
+from planner.simulator.layout import UNFINISHED
+from planner.simulator.simulation import Simulation
+from planner.solvers.moment_packing import BestPacking, largest_load, pack_moment
+from planner.units import counted, show_s
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+DEFAULT_MOMENTS, MOST_MOMENTS = 20, 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingMoment:
+    """What a role's workers held at one moment, and the best packing of the same requests. `largest` is the
+    largest share of anything in use on one worker; it may exceed 1, as routers do not look at limits.
+    """
+
+    time_s: float
+    role: str
+    requests: int
+    workers: int
+    used: int
+    largest: float
+    best: BestPacking
+
+
+def explain_routing(
+    fleet: Fleet, simulation: Simulation, slo: Slo | None, moments: int
+) -> tuple[RoutingMoment, ...]:
+    """The workers of each role at so many moments, moment by moment. Raises InputError where workers change
+    their role, and where a limit is below an idle step.
+    """
+    check_moments(moments)
+    if POOLS[fleet.policies.pools].code != STATIC:
+        raise InputError(
+            f"explain-routing: packs workers that keep their role, found pools: {fleet.policies.pools}; "
+            "take pools: static"
+        )
+    pool_of = np.repeat(np.arange(len(fleet.pools)), [pool.count for pool in fleet.pools])
+    roles = list(dict.fromkeys(pool.role for pool in fleet.running_pools))
+    members = {
+        role: np.flatnonzero([fleet.pools[number].role == role for number in pool_of]) for role in roles
+    }
+    costs = [_RequestCosts.of_pool(pool, slo) for pool in fleet.pools]
+    first_s = float(simulation.arrival_s.min())
+    last_s = float(simulation.arrival_s.max())
+    if last_s <= first_s:  # as in a closed loop
+        last_s = float(simulation.end_s)
+    explained = []
+    for nth in range(moments):
+        time_s = first_s + (nth + 0.5) / moments * (last_s - first_s)
+        for role in roles:
+            held = _held(simulation, role, members[role], time_s)
+            u = np.stack([costs[pool_of[w]].shares(held) for w in members[role]])
+            worker_of = np.searchsorted(members[role], held.worker)
+            explained.append(
+                RoutingMoment(
+                    time_s,
+                    role,
+                    len(worker_of),
+                    len(members[role]),
+                    len(np.unique(worker_of)),
+                    largest_load(u, worker_of),
+                    pack_moment(u, worker_of, pool_of[members[role]]),
+                )
+            )
+    return tuple(explained)
+
+
+def check_moments(moments: int) -> None:
+    if not 1 <= moments <= MOST_MOMENTS:
+        raise InputError(f"explain-moments: found {moments}, must be 1 to {MOST_MOMENTS}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """Requests (J,) in service: where, prompt tokens still to compute, and tokens of context."""
+
+    worker: Ints
+    left_tokens: Floats
+    context_tokens: Ints
+
+
+def _held(simulation: Simulation, role: str, members: Ints, time_s: float) -> _Held:
+    first_token_s = simulation.arrival_s + simulation.ttft_s
+    start_s, end_s = simulation.arrival_s + simulation.queue_s, simulation.arrival_s + simulation.e2e_s
+    worker = simulation.prefill_worker
+    if role == "prefill":
+        end_s = first_token_s
+    elif role == "decode":
+        start_s, worker = first_token_s, simulation.decode_worker
+    still_runs = np.isnan(end_s) & (simulation.status == UNFINISHED)
+    is_held = (start_s <= time_s) & ((end_s > time_s) | still_runs) & np.isin(worker, members)
+    held = np.flatnonzero(is_held)
+    begun_s, first_s = (simulation.arrival_s + simulation.queue_s)[held], first_token_s[held]
+    done = np.clip(np.nan_to_num((time_s - begun_s) / np.maximum(first_s - begun_s, 1e-12)), 0.0, 1.0)
+    prompt = simulation.input_tokens[held]
+    cached = 0 if simulation.cached_tokens is None else simulation.cached_tokens[held]
+    decoded = np.floor(np.nan_to_num((time_s - first_s) / simulation.tpot_s[held]))
+    output = np.where(time_s >= first_s, 1 + np.maximum(decoded, 0), 0).astype(np.int64)
+    context = prompt + np.minimum(output, simulation.output_tokens[held])
+    return _Held(worker[held], (prompt - cached) * (1.0 - done), context)
+
+
+@dataclass(frozen=True, slots=True)
+class _RequestCosts:
+    """What requests take of one worker; a limit is None where none applies."""
+
+    kv_blocks: float
+    seats: int
+    decode_s: float
+    token_s: float
+    context_token_s: float
+    step_limit_s: float | None
+    prompt_limit_s: float | None
+
+    @classmethod
+    def of_pool(cls, pool: Pool, slo: Slo | None) -> _RequestCosts:
+        kind = pool.type.as_one
+        token_s = TIES_BY.weights(kind, False)[0]
+        _, decode_s, context_token_s, _ = TIES_BY.weights(kind, True)
+        step_limit_s = _tightest_s(slo, ("tbt", "tpot")) if pool.role != "prefill" else None
+        prompt_limit_s = _tightest_s(slo, ("ttft",)) if pool.role != "decode" else None
+        if step_limit_s is not None:
+            idle_s = float(kind.latency.step_s(1, decodes=1)) - decode_s
+            if step_limit_s <= idle_s:
+                raise InputError(
+                    f"explain-routing: a step of {kind.name} takes {show_s(idle_s)} without requests, "
+                    f"more than the limit of {show_s(step_limit_s)} per token; relax it, or leave the SLO out"
+                )
+            step_limit_s -= idle_s
+        return cls(
+            kind.kv_tokens // KV_BLOCK_TOKENS,
+            kind.max_num_seqs,
+            decode_s,
+            token_s,
+            context_token_s,
+            step_limit_s,
+            prompt_limit_s,
+        )
+
+    def shares(self, held: _Held) -> Floats:
+        """(J, R)"""
+        rows = [
+            np.ceil(held.context_tokens / KV_BLOCK_TOKENS) / self.kv_blocks,
+            np.full(len(held.worker), 1 / self.seats),
+        ]
+        if self.step_limit_s is not None:
+            decodes = held.left_tokens <= 0
+            step_s = self.decode_s + self.context_token_s * held.context_tokens
+            rows.append(np.where(decodes, step_s / self.step_limit_s, 0.0))
+        if self.prompt_limit_s is not None:
+            rows.append(self.token_s * held.left_tokens / self.prompt_limit_s)
+        return np.stack(rows, axis=1)
+
+
+def _tightest_s(slo: Slo | None, metrics: Sequence[str]) -> float | None:
+    limits = () if slo is None else slo.limits
+    return min(
+        (each.limit_s for each in limits if each.metric in metrics and each.selector is None), default=None
+    )
+
+
+def routing_document(explained: Iterable[RoutingMoment]) -> dict[str, Any]:
+    """What `plan simulate --explain-routing --json` has under `routing`."""
+    return {
+        "moments": [
+            {
+                "time_s": each.time_s,
+                "role": each.role,
+                "requests": each.requests,
+                "workers": each.workers,
+                "used": each.used,
+                "fewest": each.best.fewest,
+                "fewest_bound": each.best.fewest_bound,
+                "largest_load_frac": each.largest,
+                "least_load_frac": each.best.least,
+                "least_load_bound_frac": each.best.least_bound,
+                "is_fewest": each.best.is_fewest,
+                "is_least": each.best.is_least,
+            }
+            for each in explained
+        ],
+        "summary": routing_sentences(tuple(explained)),
+    }
+
+
+def routing_sentences(explained: Sequence[RoutingMoment]) -> list[str]:
+    """One sentence per role, over the moments at which it had requests."""
+    return [
+        _role_sentence(role, [each for each in explained if each.role == role and each.requests])
+        for role in dict.fromkeys(each.role for each in explained)
+    ]
+
+
+def _role_sentence(role: str, moments: Sequence[RoutingMoment]) -> str:
+    if not moments:
+        return f"{role}: no request was in service at any of the moments."
+    at = counted(len(moments), "moment")
+    holds = [each for each in moments if each.best.fewest is not None]
+    fuller = [each.largest / each.best.least - 1 for each in moments]
+    worst = max(range(len(moments)), key=fuller.__getitem__)
+    open_ = sum(not (each.best.is_fewest and each.best.is_least) for each in moments)
+    parts = [
+        f"{role}: at {at} with requests {np.mean([each.used for each in moments]):.1f} of "
+        f"{moments[0].workers} workers were in use on average"
+    ]
+    if holds:
+        fewest = np.mean([float(each.best.fewest or 0) for each in holds])
+        parts.append(
+            f"{fewest:.1f} hold the same requests within the limits"
+            + ("" if len(holds) == len(moments) else f" at the {len(holds)} where any packing found does")
+        )
+    else:
+        parts.append("no packing found keeps the limits")
+    text = "; ".join(parts) + (
+        f". The fullest worker was {100 * np.mean(fuller):.0f} % fuller than in the most even packing found, "
+        f"{100 * fuller[worst]:.0f} % at most (at {show_s(moments[worst].time_s)})."
+    )
+    return (
+        text
+        if not open_
+        else f"{text} At {open_} of them the solver stopped early: read its figures as bounds."
+    )
