@@ -1,24 +1,31 @@
 """Which requests are in the next step of a lane, by batching policy.
 
 A lane (`layout.LANE`) runs one step at a time; a worker has one lane, or with pipeline parallelism one per
-stage. A chunk is the part of a prompt that one step computes.
+stage. A chunk is the part of a prompt that one step computes. The token budget of a step is
+max_num_batched_tokens.
 
-vllm-v1 (chunked prefill, as Sarathi proposed it): first the running requests in order of admission, decodes
-and prompts computed in part, then prompts that wait, in chunks of what is left of the token budget. A prompt
-is admitted if all of it fits, and takes the blocks of each chunk as that is computed. A request that finds no
-block preempts the one admitted last; in that step none is admitted. If chunks are limited
-(`long_prefill_tokens`), several prompts are under way, and a step may leave out decodes admitted after them.
-sarathi (Agrawal et al. 2024, as Vidur has it): every decode, then prompts. Other than in vllm-v1 a prompt
-takes the blocks for all of it when admitted, a block must be free for every decode, needed or not, prompts
-leave a watermark of blocks free, and a preempted request may come back at once. vllm-v0: whole prompts first,
-while their number times the longest of them keeps to the budget; the decodes wait. A prompt longer than the
-budget goes alone. If no prompt is admitted, the step is of decodes. orca (Yu et al. 2022): every decode and,
-in the same step, whole prompts. With reserved blocks a request takes them all at once, as in the paper;
-without, KV is paged (Orca+). faster-transformer: requests are batched once. One step computes all prompts,
-then all of them decode until the last one is done. lightllm: a step is of prompts or of decodes, and KV is
-counted in tokens. Prompts are tried when nothing runs, and after every few steps of decodes. A prompt enters
-while the prompts keep to the budget and the peak of KV, if all requests run to their predicted ends together,
-stays below the capacity.
+vllm-v1             Chunked prefill, as Sarathi proposed it. First come the running requests in order of
+                    admission: decodes, and prompts computed in part. Then come prompts that wait, in chunks
+                    of what is left of the token budget. A prompt is admitted where all of it would fit into
+                    the KV cache, but takes the blocks of each chunk when that chunk is computed. A request
+                    that finds no block preempts the one admitted last, and that step admits none. Where the
+                    length of chunks is limited (`long_prefill_tokens`), several prompts are under way, and a
+                    step may leave out decodes that were admitted after them.
+sarathi             Agrawal et al. 2024, as Vidur has it: every decode, then prompts. It differs from vllm-v1
+                    in four things. A prompt takes the blocks for all of it when it is admitted. A block must
+                    be free for every decode, whether this step needs it or not. Prompts leave a watermark of
+                    blocks free. A preempted request may come back at once.
+vllm-v0             Whole prompts first, while their number times the longest of them is within the budget;
+                    the decodes wait. A prompt longer than the budget goes alone. A step that admits no prompt
+                    is of decodes.
+orca                Yu et al. 2022: every decode and, in the same step, whole prompts. With reserved blocks a
+                    request takes all of its blocks at once, as in the paper; without, KV is paged (Orca+).
+faster-transformer  Requests are batched once: a step computes all prompts, then all of them decode until the
+                    last one is done.
+lightllm            A step is of prompts or of decodes, and KV is counted in tokens. Prompts are tried when
+                    nothing runs, and after every `patience_steps` steps of decodes. A prompt enters while the
+                    prompts are within the budget and the peak of KV, if all requests run to their predicted
+                    ends together, stays below the capacity.
 """
 
 from __future__ import annotations
@@ -135,7 +142,7 @@ def start_step(state, l, time_s):
 
 @kernel_jit
 def _form_step(state, l, time_s):
-    """Form the next step of lane l of what the engine knows; True if there is nothing to do."""
+    """Form the next step of lane l from the requests that its engine knows of; True if there is no work."""
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
@@ -193,7 +200,7 @@ def _other_step(state, l, time_s):
 
 @small_jit
 def is_known(state, worker, r):
-    """Whether request r had come to `worker` when its next step was formed."""
+    """Whether request r had reached `worker` before that worker formed the step after the current one."""
     return state.requests[r].known_s <= worker.formed_s
 
 
@@ -205,7 +212,9 @@ def _has_kv(state, worker, r):
 
 @small_jit
 def _is_next_fuller(state, worker):
-    """Whether the step after the next may admit a request for which the next one is too early."""
+    """Whether a request cannot be in the next step of `worker` but may be in the one after: the engine does
+    not know of it yet, or seats and blocks for it are given back too late.
+    """
     waits = worker.first_waiting != NONE or worker.head[READY] != NONE
     latest = worker.tail[READY] if passes_over(state) else worker.head[READY]
     is_early = worker.head[READY] != NONE and not _has_kv(state, worker, latest)
@@ -246,7 +255,9 @@ def _take(state, l, r, n, step_blocks, time_s):
 
 @kernel_jit
 def admits(state, l, r, step_blocks, time_s):
-    """Whether request r finds KV blocks beside the decodes, which take `step_blocks` in this step."""
+    """Whether worker and admission policy have KV blocks for request r, beside the `step_blocks` that decodes
+    take in this step.
+    """
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
@@ -270,8 +281,8 @@ def _use_prefix(state, w, r, time_s):
 
 @kernel_jit
 def admit(state, w, r, time_s):
-    """Give request r, the next whose prompt waits, its seat and its blocks. By vLLM v1 it takes only the
-    blocks that are cached, and others chunk by chunk.
+    """Give request r, the first in the queue, its seat and its blocks. With vllm-v1 it takes only the blocks
+    that are cached now, and the others chunk by chunk (`_take`).
     """
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
@@ -287,7 +298,7 @@ def admit(state, w, r, time_s):
 
 @kernel_jit
 def _leave_queue(state, w, r, time_s):
-    """Take request r, which is next, out of the queue; it uses what is cached of its prompt."""
+    """Take request r out of the queue of worker w; it uses what the worker has cached of its prompt."""
     worker, request = state.workers[w], state.requests[r]
     # Preempted requests are in no scheduling batch: their keys are below 0.
     if state.types[worker.type].queue_batch > 0 and request.key >= 0.0:
@@ -300,7 +311,9 @@ def _leave_queue(state, w, r, time_s):
 
 @kernel_jit
 def _take_seat(state, w, r, time_s):
-    """Request r runs on worker w from now on. vLLM v0 preempts by arrival, all others by admission."""
+    """Request r runs on worker w from now on. Its admission number says who is preempted first, the largest:
+    with vllm-v0 the last to arrive, with all other policies the last to be admitted.
+    """
     worker, request = state.workers[w], state.requests[r]
     worker.running += 1
     state.counters[ADMITTED] += 1
@@ -414,8 +427,8 @@ def _chunks(state, l, time_s, longest, is_closed):
 
 @where_offloaded(lambda state, l, r, nodes, step_blocks, time_s: False)
 def _load(state, l, r, nodes, step_blocks, time_s):
-    """Begin to load the next `nodes` prefix nodes of request r, which is next and would find room, from CPU
-    memory; it leaves the queue. False if prompts under way need the blocks for these.
+    """Begin to load the next `nodes` nodes of request r's prefix from CPU memory; r, which was the first in
+    the queue, leaves it. False, and nothing happens, where prompts under way need those blocks.
     """
     w = state.lanes[l].worker
     worker, caches = state.workers[w], state.caches
@@ -442,8 +455,8 @@ def _load(state, l, r, nodes, step_blocks, time_s):
 
 @where_offloaded(lambda state, l, longest, step_blocks, budget, time_s: budget)
 def _seat_loaded(state, l, longest, step_blocks, budget, time_s):
-    """Seat the requests whose load from CPU memory has ended, before all that wait. Returns what they leave
-    of the token budget; 0, so that none is seated after it, if one finds too few blocks.
+    """Seat the requests whose load from CPU memory has ended, before those of the queue. Returns what they
+    leave of the token budget: 0 where one of them finds too few blocks, so that none is seated after it.
     """
     w = state.lanes[l].worker
     worker, memory = state.workers[w], state.offload.memories[w]
@@ -474,8 +487,9 @@ def _seat_loaded(state, l, longest, step_blocks, budget, time_s):
 @kernel_jit
 def _seat_known(state, l, budget):
     """Sequences whose KV has arrived from a prefill worker join the decodes, before prompts. Returns what
-    they leave of the token budget. If one finds no block, none is seated after it (0); if no other request
-    runs, which could give blocks back, it is preempted instead and its prompt computed anew.
+    they leave of the token budget. Where one finds no block while others run, that is 0, so that none is
+    seated after it. Where nothing else runs that could give blocks back, the sequence is preempted, and its
+    prompt is computed anew.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
@@ -548,8 +562,8 @@ def _coming_blocks(state, l, longest):
 
 @kernel_jit
 def _taken_blocks(state, l, longest):
-    """KV blocks that running requests take in the next step, in order of admission, before one finds too
-    few.
+    """KV blocks that running requests take in the next step, in order of admission, up to the first that
+    finds too few.
     """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
@@ -619,8 +633,8 @@ def _preempt_latest(state, l):
 
 @kernel_jit
 def _secure_blocks(state, l):
-    """All policies but vLLM v1's: take each decode's block in order of admission. Where none is free, preempt
-    the request admitted last until one is. True if any was preempted.
+    """Every policy but vllm-v1: take a block for each decode that needs one, in order of admission. Where no
+    block is free, preempt the request admitted last until one is. True if any was preempted.
     """
     lane = state.lanes[l]
     w = lane.worker
@@ -659,8 +673,8 @@ def _secure_blocks(state, l):
 
 @kernel_jit
 def _secure_tokens(state, l):
-    """LightLLM, if outputs are longer than predicted: preempt the request admitted last while the next step
-    does not fit into the KV cache. True if any was preempted.
+    """lightllm: while the next step does not fit into the KV cache, because outputs are longer than
+    predicted, preempt the request admitted last. True if any was preempted.
     """
     lane = state.lanes[l]
     capacity = state.types[state.workers[lane.worker].type].kv_blocks * BLOCK
@@ -809,7 +823,9 @@ def slowness(state, w):
 
 @kernel_jit
 def _launch_alone(state, l, time_s, goes_on):
-    """Start the step that was formed on lane l, and if `goes_on` others like it after it."""
+    """Start the step that was formed on lane l. With `goes_on`, equal steps that follow it are simulated in
+    the same run.
+    """
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
@@ -842,8 +858,8 @@ def _launch_alone(state, l, time_s, goes_on):
 
 @where_ranked(_launch_alone)
 def _launch(state, l, time_s, goes_on):
-    """Start the step that was formed on lane l. The ranks of a worker start together (joint_steps.py), so a
-    rank only notes that its step is ready.
+    """Start the step that was formed on lane l. The data-parallel ranks of an engine start together
+    (joint_steps.py), so such a rank only notes that its step is ready.
     """
     w = state.lanes[l].worker
     if state.dp_ranks[w].count == 1:

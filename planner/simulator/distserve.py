@@ -1,17 +1,20 @@
-"""DistServe's instances (Zhong et al. 2024, arXiv:2401.09670): rings of ranks, as its simulator runs them.
+"""The engine of DistServe (Zhong et al. 2024, arXiv:2401.09670), as the simulator of its authors runs it.
 
-A worker is a ring of `pp` ranks. Each runs one batch at a time: the prefills that wait for it before the
-decodes. Rank 0 forms prefill batches, first come, first served, up to the token budget. A later rank takes
-over a prefill batch as it was formed, but decodes as they come, so that micro-batches which meet in its queue
-become one; their context, with the new tokens, keeps to a limit. A token leaves with the batch of the last
-rank; then its request queues at rank 0 for the next. What is longer than a limit runs alone.
+Ranks. A worker is a ring of `pp` ranks, the stages of its pipeline. In this module a lane
+(`planner/simulator/layout.py`) is one rank. A rank runs one batch at a time, and prefills that wait for it go
+before decodes. Rank 0 forms batches of prefills, first come, first served, up to the token budget. A later
+rank runs a batch of prefills as rank 0 formed it. It batches decodes as they come, so micro-batches that meet
+in its queue become one. The context of a batch of decodes, with the new tokens, stays within a limit. A
+request that is longer than a limit runs alone. A token is out when the last rank has run its batch; its
+request then queues at rank 0 for the next token.
 
-A prefill worker keeps a prompt's KV until the decode worker has pulled it, which it does once it has room for
-all of the request; workers of both roles reserve that at once. That program counts no memory and moves KV in
-no time: it is the case of an endless cache and link.
+Memory. A prefill worker keeps a prompt's KV until the decode worker has fetched it, and the decode worker
+fetches it once it has room for the whole request. Workers of both roles reserve the blocks of a request when
+they take it. The authors' simulator counts no memory and moves KV in no time: the same as an endless cache
+and link here.
 
-Routing "least-waiting" is that program's: by the requests that wait for or are in prefill at rank 0, and by
-the decodes that wait at rank 0, so that an instance busy with all it has looks idle.
+Routing. The policy "least-waiting" is the authors': it counts the requests that wait for prefill or are in it
+at rank 0, and the decodes that wait at rank 0. A worker whose decodes all run therefore looks idle.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from planner.simulator.slots import add_chunk, assign, blocks_of, clear_chunks, 
 from planner.simulator.step_times import step_seconds
 from planner.simulator.transfer import transfer_end_s
 
-PREFILLS, DECODES, RUNNING = np.int64(0), np.int64(1), np.int64(2)  # lists of a rank
+# The lists of a rank (layout.RANK): prefills that wait, decodes that wait, and the requests of its batch.
+PREFILLS, DECODES, RUNNING = np.int64(0), np.int64(1), np.int64(2)
 
 
 @small_jit
@@ -40,28 +44,30 @@ def _wake(state, l, time_s):
 
 @kernel_jit
 def _queue(state, l, which, r, time_s):
-    """Request r is at the end of a list of rank l, which is woken if it sleeps."""
+    """Put request r at the end of list `which` of rank l; a rank without an event begins its next batch."""
     append(state.requests, state.ranks[l], which, r)
     _wake(state, l, time_s)
 
 
 @small_jit
 def _begin(state, l, which):
-    """Move the first request of a list of rank l into the batch that it forms."""
+    """Move the first request of list `which` of rank l into the batch that this rank forms."""
     rank = state.ranks[l]
     append(state.requests, rank, RUNNING, pop(state.requests, rank, which))
 
 
 @kernel_jit
 def _count_waiting(state, w, requests):
-    """So many more wait at rank 0."""
+    """Add `requests`, which may be negative, to those that wait at rank 0 of worker w, for routing."""
     state.workers[w].waiting += requests
     load(state, w, 0.0, 0.0, 0.0)
 
 
 @small_jit
 def _blocks(state, w, r):
-    """KV blocks that request r takes on worker w."""
+    """The KV blocks that request r reserves on worker w: those of its prompt on a prefill worker, else those
+    of its output too.
+    """
     request = state.requests[r]
     return blocks_of(
         request.input_tokens + (0 if state.workers[w].role == PREFILL else request.output_tokens)
@@ -70,7 +76,9 @@ def _blocks(state, w, r):
 
 @kernel_jit
 def _form_prefills(state, l, time_s):
-    """The prefill batch of rank l; none where memory holds not even the first prompt."""
+    """Form the batch of prefills of rank l; it stays empty where the KV cache has no room for the first
+    prompt.
+    """
     rank, lane = state.ranks[l], state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
@@ -98,7 +106,7 @@ def _form_prefills(state, l, time_s):
 
 @kernel_jit
 def _form_decodes(state, l):
-    """The decode batch of rank l; its context counts the new tokens."""
+    """Form the batch of decodes of rank l, whose context (`kv_sum`) counts the new tokens too."""
     rank, lane = state.ranks[l], state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
@@ -142,7 +150,9 @@ def _start(state, l, time_s):
 
 @kernel_jit
 def _end(state, l, time_s):
-    """The batch of rank l goes on to the next rank, or its tokens leave."""
+    """End the batch of rank l: its requests go on to the next rank, and from the last rank their tokens are
+    out.
+    """
     rank, lane = state.ranks[l], state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
@@ -156,7 +166,8 @@ def _end(state, l, time_s):
             _count_waiting(state, w, -lane.prefills)
     else:
         worker.busy_s += stage_s
-    since_s, sequences = np.nan, ZERO  # requests with one gap in common
+    # Requests whose last tokens came at one time, `since_s`, have the same gap: they are counted together.
+    since_s, sequences = np.nan, ZERO
     r = rank.head[RUNNING]
     rank.head[RUNNING] = NONE
     while r != NONE:
@@ -191,7 +202,7 @@ def _count_gap(state, w, since_s, time_s, sequences):
 
 @kernel_jit
 def _go_on(state, w, r, time_s):
-    """Request r has a token more: it is done, goes to a decode worker, or round again."""
+    """Request r has one token more: it ends, is handed off to a decode worker, or queues for the next one."""
     request, worker = state.requests[r], state.workers[w]
     if request.generated_tokens == request.output_tokens:
         worker.used_blocks -= _blocks(state, w, r)
@@ -218,7 +229,9 @@ def _go_on(state, w, r, time_s):
 
 @kernel_jit
 def _use_room(state, w, time_s):
-    """Worker w has room, or more to put there: pull KV, or prefill."""
+    """Fetch the KV of requests that wait for worker w while it has room for them, and wake its first rank
+    where prompts wait. Called when blocks become free and when a request joins.
+    """
     worker = state.workers[w]
     while worker.head[INBOUND] != NONE:
         r = worker.head[INBOUND]
@@ -239,7 +252,7 @@ def _use_room(state, w, time_s):
 
 @kernel_jit
 def _arrived(state, r, time_s):
-    """The KV of r lies on its decode worker."""
+    """The KV of request r has reached its decode worker: the prefill worker frees its blocks."""
     w, v = state.requests[r].prefill_worker, state.requests[r].decode_worker
     source = state.workers[w]
     source.used_blocks -= _blocks(state, w, r)
@@ -267,7 +280,8 @@ def _entry(sources):
     @entry_jit
     def simulate_events(fields, closed_loop, stop_early):
         state = pointer_to(fields)
-        n = len(state.requests) if sources > 0 else 0  # closed over: `sources` is part of the cache's key
+        # That the function reads `sources` makes it part of the key of the stored code (numba_compile.py).
+        n = len(state.requests) if sources > 0 else 0
         ranks = len(state.lanes)
         while state.counters[DONE] < n:
             time_s, r = next_time_s(state), next_arrival(state)
@@ -298,7 +312,9 @@ simulate_events.__doc__ = (
 
 
 def simulate(state: State, *, closed_loop: int, stop_early: bool) -> None:
-    """Fill in `state`; `closed_loop` > 0 keeps that many requests in flight."""
+    """Simulate a fleet of this engine; `state` has the results then. `closed_loop` > 0 keeps that many
+    requests in flight in place of their arrival times, and `stop_early` ends once a limit can no longer hold.
+    """
     ranks = np.zeros(len(state.lanes), dtype=RANK)
     ranks["head"] = ranks["tail"] = NONE
     simulate_events(state._replace(ranks=ranks), closed_loop, stop_early)

@@ -1,8 +1,13 @@
-"""Who acts next: one heap of entities (a lane, a transfer, the outside world) by (due_s, sequence).
+"""Which entity acts next: a binary heap of entities, ordered by (due_s, sequence).
 
-`due_s`, `sequence` and `heap_index` of the state are by entity; `heap` lists those that are due, and the
-counter PENDING says how many. Where an engine orders what is due at one moment by who it is, the sequence is
-the entity's index and stays (`set_time`); where by what was caused first it is a running number (`schedule`).
+An entity is what an event belongs to: a lane (the batch of an engine, `planner/simulator/layout.py`), a
+transfer of KV, or what comes from outside. It has at most one event ahead, at `state.due_s[entity]`, infinite
+for none. The first `state.counters[PENDING]` places of `state.heap` list the entities that have an event, and
+`state.heap_index[entity]` is the place of an entity there, NONE without an event.
+
+Of events at one moment the one with the smaller `state.sequence[entity]` comes first. An engine that goes by
+who acts keeps the index of the entity there and calls `set_time`. An engine that goes by what was scheduled
+first calls `schedule`, which takes the next number.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ def _is_before(state, a, b):
 
 @kernel_jit
 def set_time(state, entity, time_s):
-    """The entity acts at `time_s`, in its sequence; np.inf: it has nothing to do."""
+    """The entity's next event is at `time_s`; np.inf for none. Its sequence stays."""
     heap, heap_index = state.heap, state.heap_index
     state.due_s[entity] = time_s
     i, pending = heap_index[entity], state.counters[PENDING]
@@ -32,7 +37,7 @@ def set_time(state, entity, time_s):
         pending -= 1
         state.counters[PENDING] = pending
         heap_index[entity] = NONE
-        entity = heap[pending]  # fills the gap
+        entity = heap[pending]  # The last of the heap takes the place that became free.
         if i == pending:
             return
     elif i == NONE:
@@ -60,7 +65,9 @@ def set_time(state, entity, time_s):
 
 @kernel_jit
 def schedule(state, entity, time_s):
-    """The entity acts at `time_s`, after all that is due by then already; np.inf: it has nothing to do."""
+    """The entity's next event is at `time_s`, after all events of that moment that were scheduled before;
+    np.inf for none.
+    """
     state.sequence[entity] = state.counters[SCHEDULED]
     state.counters[SCHEDULED] += 1
     set_time(state, entity, time_s)
@@ -68,13 +75,15 @@ def schedule(state, entity, time_s):
 
 @small_jit
 def next_time_s(state):
-    """When the first entity in the heap is due; infinite where none is."""
+    """The time of the first event in the heap; infinite where there is none."""
     return state.due_s[state.heap[0]] if state.counters[PENDING] > 0 else np.inf
 
 
 @small_jit
 def is_alone(state, time_s):
-    """Whether at `time_s`, when the first entity is due, no other one is."""
+    """Whether the first event, which is at `time_s`, is the only one at that time. The second one of the heap
+    is in place 1 or 2.
+    """
     pending = state.counters[PENDING]
     return (pending < 2 or state.due_s[state.heap[1]] > time_s) and (
         pending < 3 or state.due_s[state.heap[2]] > time_s
@@ -83,7 +92,9 @@ def is_alone(state, time_s):
 
 @kernel_jit
 def next_arrival(state):
-    """The request that arrives next if it is the next to happen, at the latest with others; else NONE."""
+    """The request whose arrival comes next, before all events of the heap or at the time of the first; NONE
+    where an event comes before. The request then counts as entered.
+    """
     r = state.counters[ENTERED]
     if r < state.counters[RELEASED] and state.requests[r].arrival_s <= next_time_s(state):
         state.counters[ENTERED] += 1

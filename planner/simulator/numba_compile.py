@@ -1,11 +1,14 @@
-"""Numba as the simulator uses it: what starts from Python is kept on disk (planner.files.code_cache), what it
-calls is part of it (linking.py).
+"""The decorators with which the simulator's functions are compiled by Numba.
 
-Nothing here allocates, so no array needs a reference counted: without `_nrt` three quarters of the time went
-into counters. Inner functions get no wrapper for Python.
+    entry_jit    A function that Python calls. Its machine code is stored on disk (planner.files.code_cache).
+    kernel_jit   A function that compiled code alone calls. It becomes part of the entry (linking.py).
+    small_jit    The same, copied into its callers.
+    where_...    A function that is compiled for some fleets alone, with another in its place for all others.
 
-What a function closes over is part of the key under which its code is kept. The engines have several files,
-with constants from below them, so an entry closes over `SOURCES`.
+No compiled function allocates memory, so no references to arrays need to be counted (`_nrt` is False): with
+the counters a simulation took four times as long. What an entry closes over is part of the key of its stored
+code. An engine has several files and constants of others, so every entry closes over `SOURCES`: after a
+change in any of these files it is compiled anew.
 """
 
 from __future__ import annotations
@@ -31,55 +34,59 @@ _INNER: Any = {
     "pipeline_class": PartCompiler,
 }
 kernel_jit = _jit(**_INNER)
-small_jit = _jit(**_INNER, forceinline=True)  # a few lines, made part of their callers
+small_jit = _jit(**_INNER, forceinline=True)
 entry_jit = cached_jit(nogil=True, _nrt=False, no_cfunc_wrapper=True, pipeline_class=WholeCompiler)
 
 _ROOM, _PLANNER = Path(__file__).parent, Path(__file__).parents[1]
+# The files outside planner/simulator/ from which compiled functions take constants.
 _BELOW = (
     *("fleet.py", "policies.py"),
     *("models/foreign_forms.py", "models/parallelism.py", "models/speculation.py"),
 )
 _FILES = (*sorted(_ROOM.glob("*.py")), *(_PLANNER / name for name in _BELOW))
+# A number of 56 bits that changes with any of these files.
 SOURCES = int.from_bytes(hashlib.sha256(b"".join(path.read_bytes() for path in _FILES)).digest()[:7])
 
 
 def where_cached(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """A function for fleets with prefix caches (`State.caches`) alone; for others it is `otherwise`. The
-    first argument of both is the state.
+    """Decorate a function that runs for fleets with prefix caches alone; for other fleets `otherwise` runs.
+    The first argument of both is the state (`layout.State`).
 
-    Where `caches` is None only `otherwise` is compiled, elsewhere both, and `State.has` says which is meant.
+    Where `State.caches` is None, only `otherwise` is compiled. Elsewhere both are, and `State.has` says when
+    the simulation runs which of the two is called.
     """
     return _where("caches", otherwise)
 
 
 def where_ranked(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """The same of fleets with data-parallel ranks (`State.dp_ranks`)."""
+    """As `where_cached`, for fleets with data-parallel ranks (`State.dp_ranks`)."""
     return _where("dp_ranks", otherwise)
 
 
 def where_lora(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """The same for fleets with LoRA (`State.adapters`)."""
+    """As `where_cached`, for fleets with LoRA (`State.adapters`)."""
     return _where("adapters", otherwise)
 
 
 def where_predicted(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """The same for fleets whose outputs are predicted from others' (`State.outputs`)."""
+    """As `where_cached`, for fleets that predict output lengths from earlier requests (`State.outputs`)."""
     return _where("outputs", otherwise)
 
 
 def where_offloaded(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """The same for fleets with CPU memory behind prefix caches (`State.offload`)."""
+    """As `where_cached`, for fleets with CPU memory behind their prefix caches (`State.offload`)."""
     return _where("offload", otherwise)
 
 
 def where_classed(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """The same where limits or the queue are of classes of requests (`State.classes`)."""
+    """As `where_cached`, where limits or the queue go by classes of requests (`State.classes`)."""
     return _where("classes", otherwise)
 
 
 def where_rare(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """A function for all but ordinary fleets (kernel_variants.py): these never come where it is called, and
-    `otherwise` only has to give what no event follows from.
+    """Decorate a function for all but ordinary fleets, which have a form of the kernel of their own
+    (kernel_variants.py). An ordinary fleet never needs it: `otherwise` returns a value of the same type with
+    which nothing happens.
     """
     return _where("has", otherwise)
 
@@ -105,7 +112,7 @@ def _where(field: str, otherwise: Callable[..., Any]) -> Callable[[Callable[...,
 
 
 def _either(at: int, function: Callable[..., Any], otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Both, of which `State.has[at]` says which is meant."""
+    """A compiled function that calls `function` where `State.has[at]` is true, else `otherwise`."""
     one, other = kernel_jit(function), kernel_jit(otherwise)
 
     def either(state: Any, *rest: Any) -> Any:

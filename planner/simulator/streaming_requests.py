@@ -1,13 +1,14 @@
-"""Simulate long traces in little memory: the kernel's record of a request exists only while it is under way.
+"""Simulate long traces in little memory: a request has its record in memory only while it is under way.
 
-A record has 27 fields; the results that are kept of a request take a quarter of that. The records of all
-requests are one array of reserved memory, which takes none before it is written to. The kernel pauses every
-CHUNK_REQUESTS requests. At a pause the records of the next ones are written, the results of chunks that are
-done are read, and their memory is given back. The kernel sees one array of all requests, as always, and a
-pause changes nothing, so results are equal to the last bit.
+A record (`layout.REQUEST`) has 27 fields, and the results of a request take a quarter of its bytes. The
+records of all requests are one array of reserved memory, of which the operating system hands out a page when
+something is written there. The kernel (`planner/simulator/kernel.py`) pauses every CHUNK_REQUESTS requests.
+At a pause the records of the next requests are written, the results of all finished chunks are read, and the
+memory of these chunks is given back. The kernel still sees one array of all requests, and a pause moves no
+event, so results are equal to the last bit.
 
-Recorded runs of steps (layout.RUN) are read at each pause too. Their gaps between tokens are counted
-(`GapCounts`); the runs themselves are kept only in SAMPLES parts of the simulation, evenly spread over it.
+Recorded runs of steps (`layout.RUN`) are read at each pause too. The gaps between their tokens are counted
+(`GapCounts`). The runs themselves are kept only in SAMPLES parts of the simulation, evenly spread over it.
 """
 
 from __future__ import annotations
@@ -29,11 +30,16 @@ from planner.simulator.layout import State
 Floats = npt.NDArray[np.float64]
 Columns = dict[str, npt.NDArray[Any]]
 
-LONG_REQUESTS = 2_000_000  # Longer traces are streamed; the records of this many requests take 430 MB.
+# Longer traces are streamed; the records of this many requests take 430 MB.
+LONG_REQUESTS = 2_000_000
+# Requests between two pauses. Their records take 28 MB, little beside the results of a long trace.
 CHUNK_REQUESTS = 1 << 17
-RUNS_PER_REQUEST = 64  # Room to record runs of steps; only what is used takes memory.
-SAMPLES, SAMPLE_RUNS = 8, 100_000  # Parts of the simulation whose runs are kept, and how many runs of each.
-MOST_WORKERS = 2**15 - 1  # The numbers of workers are kept in two bytes.
+# Room to record runs of steps, per request of a chunk. Only what is used takes memory.
+RUNS_PER_REQUEST = 64
+# The number of parts of the simulation whose runs are kept, and the most runs that are kept of each part.
+SAMPLES, SAMPLE_RUNS = 8, 100_000
+# The results have the number of a worker in two bytes.
+MOST_WORKERS = 2**15 - 1
 _SMALL_TYPES: dict[str, Any] = {
     "front": np.int16,
     "back": np.int16,
@@ -53,8 +59,9 @@ def reserve_array(n: int, dtype: np.dtype[np.void]) -> tuple[npt.NDArray[np.void
 class StreamedRequests:
     """The requests of a long trace on their way through the kernel.
 
-    `lay_out(first, records)` writes the records of the requests from index `first` on as they are before they
-    arrive. `read(records, rows)` (`replay.columns_of`) gives the columns of results of the requests `rows`.
+    `lay_out(first, records)` writes the records of the requests from index `first` on, in the state before
+    their arrival. `read(records, rows)` (`replay.columns_of`) returns the columns of results of the requests
+    `rows`. `arrival_s` (n,) rises, and `chunk` is the number of requests between two pauses.
     """
 
     def __init__(
@@ -68,7 +75,8 @@ class StreamedRequests:
         self._n = len(arrival_s)
         self.requests, self._memory = reserve_array(self._n, layout.REQUEST)
         self._laid_out = 0  # How many requests have a record.
-        self._unread = list(range(0, self._n, chunk))  # The first requests of chunks that were not read yet.
+        # The index of the first request of each chunk whose results were not read yet.
+        self._unread = list(range(0, self._n, chunk))
         self._columns: Columns = {"arrival_s": arrival_s}
         self._last_finish_s = np.nan
         # A pause is just after the first arrival of a chunk, so that nothing else happens at that moment.
@@ -78,15 +86,15 @@ class StreamedRequests:
         self.gaps: GapCounts | None = None
 
     def disturbances(self) -> npt.NDArray[np.void]:
-        """The pauses as records that the kernel reads."""
+        """The pauses, as records of the array in which the kernel also reads of failures."""
         rows = np.zeros(len(self.pauses_s), layout.DISTURBANCE)
         rows["time_s"], rows["kind"] = self.pauses_s, layout.PAUSE
         return rows
 
     def run(self, state: State, advance: Callable[[State], None], deadline: float = math.inf) -> None:
-        """Let the kernel (`advance`) run from pause to pause until it ends. Raises OutOfTime at the first
-        pause after `deadline`, on time.monotonic's clock, and MoreRuns if it recorded more runs than there
-        was room for.
+        """Run the kernel (`advance`) from pause to pause until the simulation ends. Raises OutOfTime at the
+        first pause after `deadline` [s on time.monotonic's clock], and MoreRuns where more runs were recorded
+        than `state.runs` has room for.
         """
         if len(state.runs):
             self.gaps = GapCounts(float(state.window[0]), float(state.window[1]))
@@ -95,7 +103,7 @@ class StreamedRequests:
             self._lay_out_until(self.pauses_s[pause] if pause < len(self.pauses_s) else np.inf)
             advance(state)
             self._read_runs(state, pause)
-            if state.counters[layout.NEXT_DISTURBANCE] == pause:
+            if state.counters[layout.NEXT_DISTURBANCE] == pause:  # It came to no further pause.
                 return
             if time.monotonic() > deadline:
                 raise OutOfTime
@@ -107,8 +115,8 @@ class StreamedRequests:
         return self._columns | {"last_finish_s": np.array([self._last_finish_s])}
 
     def _lay_out_until(self, until_s: float) -> None:
-        """Write the records of all that arrive until then, and of the next one, whose arrival the kernel
-        looks up.
+        """Write the records of all requests that arrive until `until_s`, and of the one after them, because
+        the kernel compares its arrival with other events.
         """
         end = min(int(np.searchsorted(self.arrival_s, until_s, "right")) + 1, self._n)
         if end > self._laid_out:
@@ -116,7 +124,9 @@ class StreamedRequests:
             self._laid_out = end
 
     def _read_done(self, state: State, *, at_the_end: bool = False) -> None:
-        """Read the chunks of which all requests are done, or all chunks, and give their memory back."""
+        """Read the results of every chunk whose requests are all done, or of all chunks `at_the_end`, and
+        give their memory back.
+        """
         leaving = {r // self._chunk for r in _leaving_requests(state)}
         unread = []
         for first in self._unread:
@@ -134,7 +144,7 @@ class StreamedRequests:
         self._unread = unread
 
     def _read_chunk(self, rows: slice) -> None:
-        """Copy the results of these requests, and give back all memory pages that are theirs alone."""
+        """Copy the results of these requests, and give back the memory pages that no other request is on."""
         columns = self._read(self.requests[rows], rows)
         columns.pop("arrival_s")
         self._last_finish_s = np.fmax(self._last_finish_s, columns.pop("last_finish_s")[0])
@@ -150,8 +160,8 @@ class StreamedRequests:
         release_memory(self.arrival_s)
 
     def _read_runs(self, state: State, pause: int) -> None:
-        """Count the gaps of the runs that were recorded since the last pause, and keep the runs if this pause
-        ends one of the sampled parts.
+        """Count the gaps of the runs that were recorded since the last pause, and keep the runs where this
+        pause ends one of the SAMPLES parts.
         """
         if self.gaps is None:
             return
@@ -172,16 +182,18 @@ class StreamedRequests:
 
 
 class OutOfTime(Exception):
-    """The deadline of a streamed simulation came before its end."""
+    """The deadline passed before a streamed simulation had ended."""
 
 
 class MoreRuns(Exception):
-    """More runs of steps between two pauses than there was room to record."""
+    """Between two pauses more runs of steps came than there was room to record: `replay` starts again with
+    more room.
+    """
 
 
 def _leaving_requests(state: State) -> list[int]:
-    """Requests that are done but whose engine has not seen their last token yet, so it still needs the
-    record.
+    """The indices of requests that are done, but whose engine has not seen their last token yet and so still
+    reads their records.
     """
     leaving = []
     for r in state.workers["head"][:, layout.LEAVING].tolist():
