@@ -1,7 +1,8 @@
 """The test of a fleet in scenarios that no search has seen.
 
 The fleet is simulated in one scenario after the other until Wald's test (solvers/repeats.py) decides whether
-the share of scenarios that it keeps is more than TEST_BELOW_FRAC below the required share.
+the share of scenarios that it keeps is more than TEST_BELOW_FRAC below the required share. A fleet that is
+picked out of several because it passes is tested twice (`decide_picked`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ TEST_BELOW_FRAC = 0.05
 TEST_ABOVE_FRAC = 0.5
 # A test may simulate this many requests in all, in at least 28 and at most 200 scenarios.
 TEST_REQUESTS, LEAST_TEST_SCENARIOS, MOST_TEST_SCENARIOS = 6_000_000, 28, 200
+# The second test of a picked fleet begins so many scenarios later: no first test of a plan gets that far.
+PICKED_LATER = 1_000
 # A test simulates 4 to 32 scenarios before it looks at the clock again, by the length of the trace.
 LEAST_AT_ONCE, MOST_AT_ONCE = 4, 32
 # The scenarios of one such batch have about this many requests together.
@@ -85,6 +88,20 @@ class ScenarioTest:
             number += sure_count
             kept_in = self._kept_in(kept, number)
         return kept_in
+
+    def decide_picked(self, counts: Counts) -> tuple[ScenarioTest, KeptIn]:
+        """The result for a fleet that is taken if it passes where other fleets were tested too, and the test
+        that gave it.
+
+        Of several fleets that are tested in the same scenarios one that keeps too few of all scenarios may
+        pass by luck, and the cheapest that passes is the likeliest to have had it (the winner's curse). So a
+        fleet that passes is tested once more in other scenarios, and that second result counts.
+        """
+        kept_in = self.decide(counts)
+        if not is_test_passed(kept_in, self.safety):
+            return self, kept_in
+        second = replace(self, first=self.first + PICKED_LATER)
+        return second, second.decide(counts)
 
     def with_policies(self, policies: Policies) -> ScenarioTest:
         """The same test of fleets with these policies."""

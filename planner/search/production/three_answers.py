@@ -179,10 +179,11 @@ def _find_production_fleet(
         for counts in (
             in_time(partial(_near_feasible, scenario_problem, paper, best), []) if may_cost_less else ()
         ):
-            if is_test_passed(cheaper_kept_in := test.decide(counts), safety):
-                best, kept_in = counts, cheaper_kept_in
+            cheaper_test, cheaper_kept_in = test.decide_picked(counts)
+            if is_test_passed(cheaper_kept_in, safety):
+                best, test, kept_in = counts, cheaper_test, cheaper_kept_in
                 break
-        best, kept_in = _with_fewest_workers(scenario_problem, test, best, kept_in)
+        best, test, kept_in = _with_fewest_workers(scenario_problem, test, best, kept_in)
         trial = FleetTrial(
             best, kept_in, restore_full_size(problem, scenario_problem), test, scenario_problem
         )
@@ -210,17 +211,17 @@ def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
     found, cheaper = walk_cheaper_fleets(trial.searched_problem, paper, trial.best)
     if found is None:
         return replace(trial, cheaper=cheaper)
-    kept_in = trial.test.decide(found)
-    if is_test_passed(kept_in, trial.test.safety):
-        return replace(trial, best=found, kept_in=kept_in, cheaper=cheaper)
+    test, kept_in = trial.test.decide_picked(found)
+    if is_test_passed(kept_in, test.safety):
+        return replace(trial, best=found, test=test, kept_in=kept_in, cheaper=cheaper)
     return trial
 
 
 def _with_fewest_workers(
     scenario_problem: Problem, test: ScenarioTest, best: Counts, kept_in: KeptIn
-) -> tuple[Counts, KeptIn]:
+) -> tuple[Counts, ScenarioTest, KeptIn]:
     """Remove workers, the most expensive first, while the fleet keeps the SLO in enough scenarios and passes
-    its test.
+    its test. Returns the fleet, its last test and the result of that.
 
     Growth doubles its step each time, so a fleet may have grown too far. In a scale model one worker stands
     for `downscale` workers, and as many are removed at once.
@@ -231,19 +232,20 @@ def _with_fewest_workers(
             fewer = add_workers(best, -step, [k])
             if best[k][1] <= step or not in_time(partial(scenario_problem.oracle.holds, [fewer]), [False])[0]:
                 continue
-            if is_test_passed(fewer_kept_in := test.decide(fewer), test.safety):
-                best, kept_in = fewer, fewer_kept_in
+            fewer_test, fewer_kept_in = test.decide_picked(fewer)
+            if is_test_passed(fewer_kept_in, test.safety):
+                best, test, kept_in = fewer, fewer_test, fewer_kept_in
                 break
         else:
             break
-    return best, kept_in
+    return best, test, kept_in
 
 
 def pick_fleet_and_test(
     scenario_problem: Problem, paper: FleetSearch, best: Counts, test: ScenarioTest
-) -> tuple[Counts, KeptIn]:
+) -> tuple[Counts, ScenarioTest, KeptIn]:
     """Of fleets at about the price of `best` the one with the most headroom, with as few workers as pass the
-    test, and the result of its test.
+    test, its last test and the result of that.
     """
     best = _most_headroom(scenario_problem, paper, best)
     return _with_fewest_workers(scenario_problem, test, best, test.decide(best))
@@ -264,7 +266,7 @@ def pick_known_fleet_and_test(problem: Problem, paper: FleetSearch, fleet: Fleet
     )
     test = ScenarioTest(problem.oracle, problem.tested, problem.task.safety, 0, problem.out_of_time)
     best = in_time(partial(_most_headroom, scenario_problem, paper, counts), counts)
-    best, kept_in = _with_fewest_workers(scenario_problem, test, best, test.decide(best))
+    best, test, kept_in = _with_fewest_workers(scenario_problem, test, best, test.decide(best))
     return FleetTrial(best, kept_in, scenario_problem, test)
 
 
@@ -355,15 +357,13 @@ def _prefer_lossy_fleet(trial: FleetTrial, lossy_fleet: Counts | None) -> FleetT
     if lossy_fleet is None or objective(lossy_fleet) > objective(trial.best) * (1 + 2 * FEWER_FRAC):
         return trial
     costs_less = objective(lossy_fleet) < objective(trial.best) * (1 - 2 * FEWER_FRAC)
-    lossy_kept_in = trial.test.decide(lossy_fleet)
-    if not is_test_passed(lossy_kept_in, trial.test.safety):
+    test, kept_in = trial.test.decide_picked(lossy_fleet)
+    if not is_test_passed(kept_in, test.safety):
         return trial
-    best, kept_in = (
-        _with_fewest_workers(trial.searched_problem, trial.test, lossy_fleet, lossy_kept_in)
-        if costs_less
-        else (lossy_fleet, lossy_kept_in)
-    )
-    return replace(trial, best=best, kept_in=kept_in)
+    best = lossy_fleet
+    if costs_less:
+        best, test, kept_in = _with_fewest_workers(trial.searched_problem, test, best, kept_in)
+    return replace(trial, best=best, test=test, kept_in=kept_in)
 
 
 def _near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) -> list[Counts]:

@@ -360,7 +360,9 @@ def _test_fleets(
             fleets[k] = _find_fleet_within(llm, problem, fleets[k]) or fleets[k]
         fleets[k] = owned_first(problem, fleets[k])
         if llm.test is not None:
-            fleets[k], llm.kept_in = pick_fleet_and_test(problem, llm.on_paper.alone, fleets[k], llm.test)
+            fleets[k], llm.test, llm.kept_in = pick_fleet_and_test(
+                problem, llm.on_paper.alone, fleets[k], llm.test
+            )
     return fleets
 
 
