@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _hear(act: Callable[..., object] | signal.Handlers) -> None:
-    """From now on this is what an interrupt does."""
+    """From now on, an interrupt (Ctrl-C, or a signal of HEARD) calls `act`."""
     for number in HEARD:
         signal.signal(number, act)
 

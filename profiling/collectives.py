@@ -44,7 +44,9 @@ class Collectives:
     seconds: Array
 
     def once_s(self, tokens: float) -> float:
-        """Between the sizes that were timed along straight lines; beyond the largest in proportion."""
+        """Seconds of one call, on straight lines between the sizes that were timed, and beyond the largest
+        size in proportion to it.
+        """
         beyond = max(tokens / float(self.tokens[-1]), 1.0)
         return float(np.interp(tokens, self.tokens, self.seconds)) * beyond
 

@@ -72,7 +72,9 @@ class Apart:
             self.runs.append({**seconds, REST: max(ran.t_s - sum(seconds.values()), 0.0)})
 
     def medians(self) -> dict[str, float]:
-        """Of each operator; 0 for one that the step does not have, NaN where the step was never run."""
+        """The median time of each operator [s]: 0 for one that the step does not have, NaN where the step was
+        never run.
+        """
         if not self.runs:
             return dict.fromkeys(self.operators, float("nan"))
         return {name: float(np.median([run.get(name, 0.0) for run in self.runs])) for name in self.operators}
@@ -250,7 +252,7 @@ class VllmEngine:
         return ModuleTimes(model) if hasattr(model, "named_modules") else None
 
     def _names(self) -> tuple[str, ...]:
-        """Of the modules that a step calls."""
+        """The names of the modules that a step calls."""
         self._add(self._prompt(REFERENCE_TOKENS), computed=0)
         _, seconds = self._timed_step()
         self._clear()

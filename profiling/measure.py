@@ -382,7 +382,7 @@ def _shape(llm: Llm) -> tuple[object, ...]:
 
 
 def _columns(operators: Sequence[str]) -> tuple[str, ...]:
-    """Of a table whose meter times these operators; with them the collective is one."""
+    """The columns of a table whose meter times these operators, with one for the collective."""
     more = (*operators, ALL_REDUCE) if operators else ()
     return (*COLUMNS, *MORE_COLUMNS, *map(operator_column, more))
 

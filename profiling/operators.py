@@ -83,7 +83,7 @@ class Shape:
 
 
 def shape_of(config: dict[str, Any], where: str) -> Shape:
-    """From a (sharded) config.json of a dense decoder; raises InputError for others."""
+    """The shape of a dense decoder, from its (sharded) config.json. Raises InputError for other LLMs."""
     text = config
     if "num_hidden_layers" not in config and isinstance(config.get("text_config"), dict):
         text = config["text_config"]

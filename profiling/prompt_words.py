@@ -141,7 +141,9 @@ def _made_words(rng: np.random.Generator, n: int) -> list[str]:
 
 
 def best_accuracy(bucket_tokens: int = BUCKET_TOKENS, buckets: int = 10) -> float:
-    """Of whoever knows the task of a made prompt, and says the likeliest bucket of its answers."""
+    """The accuracy of a predictor that knows the task of each made prompt, and names the likeliest bucket of
+    its answers: no predictor can do better.
+    """
     edges = np.append(bucket_tokens * np.arange(buckets, dtype=float), np.inf)
     shares = [np.diff(stats.lognorm.cdf(edges, spread, scale=median)) for _, median, spread in TASKS]
     return float(np.mean([share.max() for share in shares]))

@@ -134,7 +134,9 @@ def splitwise_file(path: Path, llm: Llm, gpu: Gpu, model: str, tps: tuple[int, .
 def derived_file(
     path: Path, llm: Llm, measured: Gpu, target: Gpu, model: str, tps: tuple[int, ...]
 ) -> dict[str, Any]:
-    """From the TP-8 fit of another GPU, by the ratio of the rooflines. There is nothing to hold out."""
+    """A fit that is derived from the TP-8 fit of another GPU by the ratio of the two rooflines. Nothing was
+    measured on the target, so there is nothing to hold out.
+    """
     hardware = HARDWARE[measured.name]
     latency, _ = fit_kernels(splitwise_table(path, model, hardware, 8), basis="", kind="steps")
     entries = []

@@ -232,6 +232,6 @@ def _file(store: Store, key: str, name: str) -> bytes:
 
 
 def _download(name: str, content: Callable[[], bytes], key: str) -> None:
-    """Of a file in a folder the button tells the folder too, as a reader hears it."""
+    """A button that downloads a file. Its label names the folder too, for those who hear the page."""
     file = name.replace("/", "-")
     st.download_button(f"Download {name}", content, file, key=f"{name}_{key}", on_click="ignore")

@@ -387,7 +387,7 @@ def command(form: Mapping[str, Any], catalog_folder: Path | None = None) -> str:
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any], where: str = "slo.yaml") -> dict[str, Any]:
-    """Both, section by section; raises InputError where they say two things of one key."""
+    """Two documents in one, section by section. Raises InputError where they differ in a key."""
     both = dict(first)
     for key, value in second.items():
         here = f"{where}: {key}"
@@ -495,7 +495,7 @@ def _stock(count: float | None) -> int | None:
 
 
 def _in_unit(value: float | None, factor: float) -> float | None:
-    """In another unit, without the digits that only the change of unit made."""
+    """The value in another unit, without digits that only the conversion made."""
     return None if value is None else float(f"{value * factor:.12g}")
 
 

@@ -137,7 +137,7 @@ def answer_question(
 
 
 def _by_parts(task: PlanQuestion, study: Study, *, explain: bool, prove: bool, watch: Watch) -> Plan:
-    """The same of a trace that is too long to be searched whole."""
+    """The plan for a trace that is too long to be searched whole: for the busiest part of it."""
 
     def planned_for(trace: Trace, work_s: float) -> Plan:
         answers = Answers(decided=study.answers.decided)

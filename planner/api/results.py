@@ -43,7 +43,7 @@ class Result(ABC):
 
     @abstractmethod
     def to_frame(self) -> pd.DataFrame:
-        """Its table, with units in the names of columns."""
+        """The table of the result, with units in the names of its columns."""
 
     def __repr__(self) -> str:
         table = self.to_frame().to_string(max_rows=ROWS, index=False, line_width=None, max_colwidth=24)

@@ -40,7 +40,7 @@ class ScheduleResult(Result):
 
     @property
     def cost_usd_per_h(self) -> float:
-        """On average over the windows."""
+        """The mean cost over all windows [USD/h]."""
         return self.answer.found.cost_usd_per_h
 
     @property
@@ -151,7 +151,7 @@ def not_simulated(answer: told.ScheduleAnswer, traces: Mapping[str, Trace]) -> s
 
 
 def _served(answer: told.ScheduleAnswer, llm: str, trace: Trace, catalog: CatalogLike) -> ScheduledLlm:
-    """Of an LLM what simulates it: its requests up to the end of the last window."""
+    """What simulates one LLM of a schedule: its fleet, and its requests up to the end of the last window."""
     known, market, demand = read_catalog(catalog), answer.market, answer.demand
     units = {}
     for c in told.used(answer):

@@ -360,7 +360,9 @@ def _choose_executor(executor: Executor | str | None, usual: str) -> Executor | 
 def _scenarios(
     slo: SloLike, known: Catalog, rate_request: RateRequest, read: Trace, seed: int
 ) -> Scenarios | None:
-    """Those of the question, with the traffic that is meant; None where limits alone are given."""
+    """The scenarios of the question, for the traffic that is simulated; None where the SLO was given as
+    limits alone.
+    """
     if slo is None or isinstance(slo, Slo) or (isinstance(slo, Mapping) and not is_question(slo)):
         return None
     task = read_task(slo, known).task()

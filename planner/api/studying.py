@@ -223,7 +223,7 @@ def what_if(
 
 
 def what_if_in(study: Study, question: TaskDocument, changed: TaskDocument, label: str) -> WhatIfResult:
-    """The same on traffic that is read."""
+    """What-if on the trace of a study, which was read before."""
     before = study.ask(question.task())
     moved = moves.ask_again(study, before, changed.task(), label)
     answers = [answer for answer in (before, moved.answer) if answer is not None]
@@ -256,7 +256,7 @@ def share_of(by: str | float, where: str) -> float:
 
 
 def sensitivity_in(study: Study, question: TaskDocument, by_frac: float) -> SensitivityResult:
-    """The same on traffic that is read."""
+    """Sensitivity on the trace of a study, which was read before."""
     before = study.ask(question.task())
     changed = tuple(moves.sensitivity(study, before, by_frac=by_frac))
     return SensitivityResult(before, changed, moves.headroom(study, before))
@@ -317,7 +317,9 @@ def replan_in(
     planned_on: Path | None,
     terms: tuple[float, float, float],
 ) -> ReplanResult:
-    """The same on traffic that is read; `terms` are the horizon in hours, USD of a start and of a stop."""
+    """Replanning on the trace of a study, which was read before. `terms` are the horizon in hours, and what a
+    start and a stop of a worker cost in USD.
+    """
     horizon_h, start_usd, stop_usd = terms
     task = question.task()
     answer = replanning.replan(

@@ -42,7 +42,7 @@ def read_instance(path: Path) -> Instance:
 
 
 def parse_instance(document: Mapping[str, Any], *, where: str = "instance") -> Instance:
-    """The same from a mapping."""
+    """Read an instance from a mapping; see `read_instance`. `where` opens every error message."""
     if "gpu_info" in document:
         document = _of_melange(document, where)
     file = Section.from_document(document, where, ("buckets", "types", "slice_factor"))

@@ -130,7 +130,7 @@ class RoutingAtMoment(TypedDict):
 
 
 class ExplainedRouting(TypedDict):
-    """With `--explain-routing`: moments of the run, and a sentence per role."""
+    """What `--explain-routing` adds to the document: moments of the run, and a sentence for each role."""
 
     moments: list[RoutingAtMoment]
     summary: list[str]

@@ -19,10 +19,12 @@ OWN = "slo.yaml"
 def parse_commitments(
     fleet: Section, gpus: Iterable[str], catalog: Catalog
 ) -> dict[str, dict[Term, ProviderOffer]]:
-    """By the row's name the offer of every term, on demand among them, of GPUs with a commitment.
+    """The offers for GPUs with a commitment: the offer of every term, on demand among them, by the name of
+    the GPU's row in the catalog.
 
-    A GPU with prices in slo.yaml has its own terms alone; one without those of the provider under `price_of`,
-    or of each commitment the cheapest offer of any below the row's price. Raises InputError.
+    A GPU with prices in slo.yaml has its own terms alone. Other GPUs have the terms of the provider under
+    `price_of`; without a provider there, the cheapest offer of each commitment among those below the row's
+    price. Raises InputError.
     """
     own = {
         catalog.gpu(str(written_name)).name: (written_name, given)
@@ -64,8 +66,9 @@ def _own_terms(prices: Section, written_name: str, given: object) -> dict[Term, 
 def _offered_terms(
     offers: Iterable[ProviderOffer], provider: str | None, listed_usd_per_h: float
 ) -> dict[Term, ProviderOffer]:
-    """Of one provider, or the cheapest of each commitment that costs less than the row's own price: nobody
-    commits to one provider for more than another asks by the hour.
+    """The terms that one provider offers. Without a `provider`, the cheapest offer of each commitment that
+    costs less than the row's own price: a commitment that costs more than another provider's hour is of no
+    use.
     """
     known = tuple(offers)
     if provider is not None:

@@ -167,7 +167,7 @@ def parse_latency(row: Section, *, basis: str | None = None) -> StepLatency:
 
 
 def _kind_of(basis: str) -> Kind:
-    """Of a fit that was written before fits said their kind."""
+    """The kind of a fit whose file was written before files named the kind, from the text of its basis."""
     if "host overhead not included" in basis:
         return "kernels"
     return KINDS.get(basis.split(" ")[0].rstrip(":"), "given")

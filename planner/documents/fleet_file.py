@@ -170,7 +170,9 @@ def read_fleet(path: Path, catalog: Catalog, *, policies: Document | None = None
 def parse_fleet(
     document: Document, path: Path, catalog: Catalog, *, policies: Document | None = None
 ) -> Fleet:
-    """The same of a mapping; `path` names it in errors, and files are looked for beside it."""
+    """Read a fleet from a mapping; see `read_fleet`. Errors name `path`, and files that the mapping names are
+    looked for in its folder.
+    """
     where = str(path)
     if isinstance(document.get("llms"), dict):
         folders = ", ".join(str(path.parent / str(name) / path.name) for name in list(document["llms"])[:5])
@@ -500,7 +502,9 @@ def _kv_tokens(
     slots: LoraSlots | None,
     version: str,
 ) -> int:
-    """Of the worker, or of each of its ranks; `degrees` are TP, PP and ranks."""
+    """The tokens in the KV cache of the worker, or of each of its data-parallel ranks. `degrees` are TP, PP
+    and ranks.
+    """
     tp, pp, dp = degrees
     if (kv_tokens := row.whole_number("kv_tokens", None, most=MOST)) is not None:
         if kv_tokens < KV_BLOCK_TOKENS:
@@ -526,8 +530,9 @@ def _kv_tokens(
 def _step_times(
     value: object, llm: Llm, gpu: Gpu, split: Split, catalog: Catalog, directory: Path, ranks: Ranks
 ) -> tuple[StepLatency, Form | None]:
-    """From the catalog (None), a file beside the fleet, or the mapping that a plan carries; and what the
-    simulator is to take instead.
+    """The step times of a worker, and the form that the simulator uses in place of them, if there is one.
+    `value` says where they are: in the catalog (None), in a file beside the fleet, or in the mapping that a
+    plan writes.
     """
     tp, ep, dp, all2all = split
     if value is None:

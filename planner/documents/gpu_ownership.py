@@ -33,7 +33,9 @@ def parse_owned(fleet: Section, catalog: Catalog) -> dict[str, int]:
 
 
 def parse_sold_as(fleet: Section, catalog: Catalog) -> dict[str, bool]:
-    """By the row's name whether whole nodes are sold, where slo.yaml says so; raises InputError."""
+    """Whether whole nodes are sold, by the name of the GPU's row, for the GPUs of which slo.yaml says so.
+    Raises InputError.
+    """
     section = fleet.subsection("sold_as")
     sold_whole: dict[str, bool] = {}
     for written_name, given in section.values.items():

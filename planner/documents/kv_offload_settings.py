@@ -26,8 +26,8 @@ KEYS = ("size", "bandwidth", "shared", "disk")
 
 
 def parse_kv_offload(policies: Section) -> KvOffload | None:
-    """Of a section `policies`: None where nothing, or "none", is said. Raises InputError with the key, what
-    was found and is valid.
+    """The KV memory behind the GPUs that a section `policies` describes; None where the section has no such
+    key, or "none". Raises InputError with the key, what was found and what is valid.
     """
     value = policies.get("kv_offload", None)
     if value is None or value == NONE:

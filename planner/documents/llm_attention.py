@@ -47,7 +47,9 @@ Kind = str | None  # Kind of attention: "full", "window", "linear", "state"; Non
 
 
 def first_count(shape: Section, *keys: str, default: int | None = None) -> int:
-    """Of the first of these names that the config has."""
+    """The number under the first of these keys that the config has, else `default`. Raises InputError where
+    it has none of them and there is no default.
+    """
     for key in keys:
         if key in shape:
             return shape.whole_number(key)
@@ -70,7 +72,9 @@ def layer_count(shape: Section) -> int:
 
 
 def block_pattern(shape: Section, layers: int) -> str | None:
-    """Of LLMs whose layers are attention or feed-forward alone (Nemotron-H): one letter of BLOCKS each."""
+    """The pattern of an LLM whose layers are each attention or feed-forward alone, such as Nemotron-H: a
+    letter of BLOCKS for each layer. None for all other LLMs.
+    """
     if isinstance(names := shape.get("layers_block_type"), list):
         if unknown := [name for name in names if name not in _BLOCK_NAMES]:
             raise refused_value(
@@ -172,7 +176,9 @@ Modules = list[tuple[tuple[str, ...], float]]  # The names of a matrix, and its 
 def in_formats(
     attention: Attention, modules: Modules, layer: int, formats: Formats, shape: Section
 ) -> Attention:
-    """With the format of its matrices; those in 16 bits beside quantised ones are counted apart."""
+    """The attention with the format of its matrices. Matrices in 16 bits beside quantised ones are counted
+    apart (`bf16_parameters`).
+    """
     parameters: Counter[str] = Counter()
     for names, each in modules:
         aliases = [f"layers.{layer}.{parent}.{name}" for parent in _MODULE_PARENTS for name in names]
@@ -255,7 +261,7 @@ def _head_shape(shape: Section, has_window: bool, hidden: int) -> tuple[int, int
 
 
 def _of_block(shape: Section, layer: int, hidden: int, formats: Formats) -> Attention | None:
-    """Of Llama-Nemotron: each layer has its own number of KV heads, or no attention."""
+    """The attention of a layer of Llama-Nemotron: layers differ in their KV heads, or have no attention."""
     block = block_config(shape, layer, "attention")
     for key in ("window_length", "replace_with_linear", "sparsify", "num_sink_tokens", "unshifted_sink"):
         if block.get(key):
@@ -440,6 +446,6 @@ def _mamba_state(shape: Section, hidden: int) -> tuple[StateAttention, Modules]:
 
 
 def _state_bytes(shape: Section, key: str, *, default: str) -> float:
-    """Of a value of the state, as vLLM takes it from the config (`--mamba-ssm-cache-dtype auto`)."""
+    """Bytes of one value of the state, as vLLM reads the config (`--mamba-ssm-cache-dtype auto`)."""
     dtype = shape.one_of(key, (*_IN_32_BITS, "bfloat16", "float16"), default)
     return 4.0 if dtype in _IN_32_BITS else 2.0

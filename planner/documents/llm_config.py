@@ -99,7 +99,9 @@ def _parse_config(file: Path, config: dict[str, Any]) -> Llm:
 
 
 def _language_half(config: dict[str, Any]) -> dict[str, Any]:
-    """Of an LLM with eyes: quantised and its embeddings tied as the whole where it does not say."""
+    """The language model's part of the config of an LLM that also reads images. Where this part has no keys
+    for quantisation or tied embeddings, those of the whole config hold.
+    """
     half = config.get("text_config")
     if not isinstance(half, dict) or "num_hidden_layers" in config:
         return config
@@ -144,8 +146,9 @@ def _fields_if_uniform(groups: tuple[LayerGroup, ...], formats: Formats) -> dict
 
 
 def _draft_parameters(shape: Section, groups: tuple[LayerGroup, ...], hidden: int) -> float:
-    """Of the layers that predict further tokens: each has the largest attention and block of the LLM's, and a
-    matrix that joins a token and what the LLM made of the one before.
+    """Parameters of the layers that predict further tokens. Each such layer has the largest attention and the
+    largest feed-forward block of the LLM, and a matrix that joins the embedding of a token with the LLM's
+    output for the token before.
     """
     layers = next((shape.whole_number(key) for key in _DRAFTS if shape.get(key)), 0)
     if not layers:

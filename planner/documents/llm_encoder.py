@@ -61,7 +61,9 @@ def _positions(shape: Section, hidden: int) -> int:
 
 
 def _projector(shape: Section, hidden: int, text_hidden: int) -> int:
-    """From the encoder's width to the LLM's: patches are merged and pass two matrices, or one."""
+    """Parameters of the matrices between the encoder's width and the LLM's: image patches are merged and pass
+    two matrices, or one.
+    """
     kind = str(shape.get("model_type", ""))
     if kind.startswith("gemma"):
         return hidden * text_hidden

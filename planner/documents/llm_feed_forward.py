@@ -128,7 +128,9 @@ def feed_forward_of(shape: Section, layer: int, formats: Formats) -> FeedForward
 
 
 def _of_block(shape: Section, layer: int, hidden: int, formats: Formats) -> FeedForward | None:
-    """Of Llama-Nemotron: each layer has its own width, 2/3 of so many times hidden, a multiple of 256."""
+    """The feed-forward block of a layer of Llama-Nemotron. Its width is 2/3 of a multiple of the hidden width
+    that the layer names, rounded up to a multiple of 256.
+    """
     block = block_config(shape, layer, "ffn")
     for key in ("replace_with_linear", "sparsify", "moe"):
         if block.get(key):
@@ -186,7 +188,7 @@ def _parse_experts(shape: Section, layer: int, formats: Formats) -> FeedForward:
 
 
 def _shared_width(shape: Section) -> int:
-    """Of all shared experts together."""
+    """The width of all shared experts together."""
     kind = str(shape.get("model_type", ""))
     if kind.startswith("gemma4"):
         return first_count(shape, *_FFN)  # The dense block that stands beside the experts.
@@ -208,7 +210,7 @@ def _shared_width(shape: Section) -> int:
 
 
 def _dense_format(shape: Section, layer: int, formats: Formats, below: tuple[str, ...] = ("",)) -> str:
-    """Of one block's matrices, which must be alike."""
+    """The format of the matrices of one dense block. Raises CatalogError where they differ."""
     formats_of_matrices = {
         formats.format_of(
             [
@@ -236,7 +238,7 @@ def _shared_format(shape: Section, layer: int, formats: Formats) -> str:
 
 
 def _experts_format(shape: Section, layer: int, formats: Formats) -> str:
-    """Of all matrices of all routed experts, which must be alike."""
+    """The format of the matrices of all routed experts of a layer. Raises CatalogError where they differ."""
     parents = tuple(f"{parent}.experts" for parent in _PARENTS)
     if str(shape.get("model_type", "")).startswith("gemma4"):
         parents = ("experts",)  # The experts stand beside the layer's `mlp`, not in it.

@@ -70,20 +70,24 @@ class Formats:
     patterns: tuple[tuple[re.Pattern[str], str], ...] = ()
 
     def format_of(self, aliases: Iterable[str], *, is_expert: bool = False) -> str:
-        """Of a module by the names it goes by, each from "layers." or "lm_head" on."""
+        """The format of a module. `aliases` are the names under which checkpoints have it, each from
+        "layers." or "lm_head" on.
+        """
         for alias in aliases:
             if format := self._format_by_rule(alias):
                 return format
         return self.experts if is_expert else self.default
 
     def format_if_named(self, module: str) -> str:
-        """Of a module that is quantised only where it is named, such as the output head."""
+        """The format of a module that is quantised only where a rule names it, such as the output head."""
         return self.names.get(module) or next(
             (format for name, format in self.names.items() if name.endswith(f".{module}")), "bf16"
         )
 
     def _format_by_rule(self, module: str) -> str | None:
-        """By the rules: of the module itself, of what it lies in, or of a part of its name."""
+        """The format by the rules of the checkpoint; None where no rule applies. A rule may name the module,
+        a module that it is part of, or a part of its name.
+        """
         if not self.names and not self.patterns:
             return None
         for prefix in _PREFIXES:
@@ -105,7 +109,7 @@ class Formats:
 
     @property
     def bytes_per(self) -> tuple[float, float]:
-        """Of a weight of the narrowest format, and of a key."""
+        """Bytes of a weight in the narrowest format, and bytes of a value in the KV cache."""
         formats = {self.default, self.experts, *self.names.values(), *(one for _, one in self.patterns)}
         return min(WEIGHT_BYTES[format] for format in formats), self.kv_dtype_bytes
 
@@ -234,7 +238,9 @@ def _not_modelled(section: Config, where: str, key: str) -> CatalogError:
 
 
 def _int4_format(section: Config, where: str) -> str:
-    """By the weights that share a scale; -1 is a whole row, None what AWQ and GPTQ do without being told."""
+    """The format of weights in 4 bits, by how many of them share a scale: -1 stands for a whole row, and None
+    for the default of AWQ and GPTQ.
+    """
     size = section.get("group_size", 128)
     if size is None or size == -1 or (isinstance(size, int) and size >= 128):
         return "int4"
@@ -244,7 +250,9 @@ def _int4_format(section: Config, where: str) -> str:
 
 
 def _config_groups(groups: object, where: str, kv_dtype_bytes: float, ignored: dict[str, str]) -> Formats:
-    """Of compressed-tensors and ModelOpt: each group has targets, kinds of modules or names of them."""
+    """The formats in `config_groups`, as compressed-tensors and ModelOpt write them: each group has targets,
+    which are kinds of modules or names of modules.
+    """
     if not isinstance(groups, dict):
         raise CatalogError(f"{where}: expected groups of targets and weights, found {show_value(groups)}")
     default, names = "bf16", dict(ignored)
@@ -283,7 +291,9 @@ def _of_group(weights: Config, where: str) -> str:
 
 
 def _quantised_layers(layers: object, where: str) -> dict[str, str]:
-    """Of ModelOpt: name of a module -> {quant_algo: ...}. The experts of a layer must be alike."""
+    """The format of each module in ModelOpt's `quantized_layers`, a mapping of a module's name to its
+    `quant_algo`. Raises CatalogError where experts of one layer differ.
+    """
     if not isinstance(layers, dict):
         raise CatalogError(f"{where}: expected a format for each name, found {show_value(layers)}")
     names: dict[str, str] = {}
@@ -349,8 +359,9 @@ def _parse_ignored(section: Config, where: str) -> list[str]:
 
 
 def _kv_bytes(section: Config, where: str) -> float:
-    """Of a key: as compressed-tensors write it (`kv_cache_scheme: {num_bits: 8, ...}`) or as ModelOpt does
-    (`kv_cache_quant_algo: FP8`, or the scheme); vLLM follows both, and keeps 16 bits without either.
+    """Bytes of one value in the KV cache. compressed-tensors writes `kv_cache_scheme: {num_bits: 8, ...}`,
+    and ModelOpt `kv_cache_quant_algo: FP8` or the scheme. vLLM follows both keys, and keeps 16 bits without
+    either.
     """
     scheme, algorithm = section.get("kv_cache_scheme"), section.get("kv_cache_quant_algo")
     if algorithm is not None and str(algorithm).upper() != "FP8":

@@ -40,7 +40,7 @@ _MAY_BE_0 = ("q_rank", "ratio", "shared_width", "index_heads", "index_dim", "ind
 
 
 def read_groups(row: Section) -> tuple[LayerGroup, ...]:
-    """Those of the row's key `groups`."""
+    """The layer groups under the row's key `groups`."""
     groups = []
     for number, written in enumerate(
         check_rows(row.get("groups"), row.path_of("groups"), "groups of layers", least=1)
@@ -77,7 +77,7 @@ def _parse_part(kind: type[Any], part: Section, beside: tuple[str, ...] = ()) ->
 
 
 def _parse_field(part: Section, field: Field[Any]) -> Any:
-    """By the field's type, which is written as text."""
+    """The value of one field, read by the type of the field, which dataclasses keep as text."""
     match str(field.type):
         case "bool":
             return part.flag(field.name)

@@ -21,7 +21,9 @@ KEYS = ("map", "timezone", "format")
 
 
 def parse_reading(section: Section) -> LogOptions | None:
-    """Of the section `traffic`; None where it says nothing, and the file tells all."""
+    """How a log is to be read, from the section `traffic`; None where the section says nothing of that,
+    because the file's columns say enough.
+    """
     if not any(key in section for key in KEYS):
         return None
     from planner.traffic.logs.log_columns_map import parse_columns  # That module loads pandas.
@@ -53,7 +55,9 @@ def reading_of(document: Mapping[str, Any], where: object = "slo.yaml") -> LogOp
 
 
 def read_reading(slo: Path | None) -> LogOptions | None:
-    """The same of a file; nothing of none, or of what can be read but once, such as a pipe."""
+    """How a log is to be read, from the section `traffic` of an slo.yaml. None without a file, and for a file
+    that can be read but once, such as a pipe.
+    """
     if slo is None or not os.path.isfile(slo):  # noqa: PTH113 - silent about any name
         return None
     return reading_of(read_yaml(slo), slo)

@@ -70,7 +70,7 @@ def read_demand(path: Path, *, window_s: float) -> Demand:
 
 
 def demand_of_table(table: pd.DataFrame, path: Path, *, window_s: float) -> Demand:
-    """The same of a table; `path` names it in errors."""
+    """Read the demand from a table in memory; see `read_demand`. Errors name `path`."""
     llms = tuple(str(name) for name in table.columns if name != "window")
     if not llms:
         raise InputError(f"{path}: has no column of rates; expected one per LLM beside `window`")
@@ -87,7 +87,7 @@ def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
 
 
 def parse_market(document: Mapping[str, Any], folder: Path = Path()) -> Market:
-    """The same from a mapping; files that it names lie in `folder`."""
+    """Read a market from a mapping; see `read_market`. Files that it names lie in `folder`."""
     file = Section.from_document(
         document, "schedule", ("gpus", "capacity", "spot", "limits", "slo"), wording=WORDING
     )

@@ -145,7 +145,9 @@ class PolicyChoices:
     def changed(
         self, policies: Policies, change: PolicyChange, slo: Slo, target: str | None
     ) -> Policies | None:
-        """These policies with another value of one axis; None where that does not go together."""
+        """These policies with another value of one axis. None where the result would be the same, or where
+        the row does not go together with the other policies.
+        """
         row = BY_FIELD[change.axis][change.value] if change.axis in BY_FIELD else None
         if row is not None and row.needs_caches and not policies.prefix_cache:
             if not self.prefix_cache:

@@ -99,7 +99,9 @@ def question_of(
     own: Mapping[str, Trace] | None = None,
     drop_invalid: bool = False,
 ) -> SeveralLlmsQuestion:
-    """The same of a mapping, as if `path` held it, and of traces that are read: `common`, or each entry's."""
+    """Read the question from a mapping, as if `path` held it. The traffic is `common`, a trace or its file,
+    or that of each entry in `own`. See `read_question`.
+    """
     entry_list, own = parse_entries(document, path, catalog), own or {}
     refuse_unknown(own, [entry.name for entry in entry_list], "trace")
     sources = {entry.name: own.get(entry.name, entry.trace) for entry in entry_list}
@@ -156,7 +158,7 @@ def _named_entries(given: Any, where: str) -> list[tuple[str, Mapping[str, Any]]
 
 
 def _own_name(row: Any) -> str:
-    """Of an entry of a list: its name, else the last part of its LLM's."""
+    """The name of an entry in the list of LLMs: its own, else the last part of its LLM's name."""
     if not isinstance(row, Mapping):
         return str(row)
     name = row.get("name", str(row.get("llm", "")).rstrip("/").rpartition("/")[2])

@@ -62,7 +62,9 @@ class StartupFacts:
         is_compiled: bool = False,
         node_s: float = 0.0,
     ) -> StartTime:
-        """Of a worker with weights from a row of storage; without an `image` the node has it."""
+        """How long a worker takes to start with weights from a row of storage, by phase. Without an `image`
+        the node has the container's image already.
+        """
         engine, other_gpu = self._find_engine(worker.gpu)
         time = start_time(
             llm,
@@ -79,7 +81,9 @@ class StartupFacts:
         return replace(time, estimated=(*time.estimated, f"{worker.gpu.name}: measured on {engine.gpu}"))
 
     def warm_start_time(self, llm: Llm, worker: WorkerType) -> StartTime:
-        """On a node that has run the same LLM: image, weights and what was compiled are there."""
+        """How long a worker takes to start on a node that has run the same LLM: the node has its image, its
+        weights and its compiled kernels.
+        """
         return self.start_time(llm, worker, WARM, is_compiled=True)
 
     def _find_engine(self, gpu: Gpu) -> tuple[EngineStart, bool]:

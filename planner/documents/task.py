@@ -790,8 +790,9 @@ def _parse_safety_or_default(question: Section) -> Safety | None:
 
 
 def _check_throughput(task: PlanQuestion, where: str) -> None:
-    """With objective throughput the search chooses the rate: it must not be given, and a limit must bound
-    it."""
+    """Check a question with objective throughput, whose search chooses the rate: it must not name a rate, and
+    one of its limits must bound the fleet. Raises InputError.
+    """
     if task.objective != "throughput":
         return
     if task.rate_rps is not None:

@@ -304,7 +304,7 @@ class Section:
         )
 
     def quantity(self, key: str, unit: str, default: Default | _Required = _REQUIRED) -> float | Default:
-        """Of any sign."""
+        """The quantity under `key` in the library's `unit`, of any sign. Raises InputError."""
         return self._read_value(key, lambda value, where: quantity(value, unit, where=where), default)
 
     def at_least(

@@ -44,7 +44,9 @@ def read_csv(path: Path, columns: Iterable[str] = ()) -> pd.DataFrame:
 
 
 def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataFrame:
-    """The same from its text; lines that begin with # are left out."""
+    """A CSV table from its text; lines that begin with # are left out. Errors begin with `where`, and
+    `columns` must be there.
+    """
     refuse_long_fields(text, where)
     try:
         table = pd.read_csv(io.StringIO(text), comment="#", low_memory=False)

@@ -92,7 +92,7 @@ class Profile:
         return (once_us + self.llm.layers * layer_us) / 1e6 + all_reduces_s
 
     def _attention_us(self, step: StepShape) -> float:
-        """Of one layer."""
+        """Time of the attention of one layer [us]."""
         prompts, new, cached, decodes, context = step
         if not prompts:
             return interpolate_time(self.attention, 0, 0, decodes, context)
@@ -104,7 +104,7 @@ class Profile:
         return launch_us + prompts * max(alone_us - launch_us, 0.0) + beside_us
 
     def _experts(self, tokens: int) -> float:
-        """Of a layer, that the tokens visit on one GPU."""
+        """The mean number of experts of a layer, of those on one GPU, that this many tokens visit."""
         missed_frac = (1 - self.llm.experts_per_token / self.llm.experts) ** tokens
         return self.llm.experts * (1 - missed_frac) / self.tp
 

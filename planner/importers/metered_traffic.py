@@ -73,7 +73,7 @@ class Described:
         return {"rate": {"curve": curve, "every": f"{_plain(self.every_s)} s"}, **self.lengths}
 
     def yaml(self, source: str) -> str:
-        """The same as text, with where it comes from and what to know of it."""
+        """The description as text for slo.yaml, with its source and the notes as comments."""
         comment_lines = [f"# Described by {source}: plan trace. Goes into slo.yaml, beside llm and slo."]
         comment_lines += [f"# {line}" for line in (*self.warnings, *self.notes)]
         curve = ", ".join(str(_plain(rate)) for rate in self.rate_rps)
@@ -120,7 +120,9 @@ def described_traffic(
 
 
 def _format(path: Path) -> str | None:
-    """By the beginning of a file; a pipe is never looked at, it can be read but once."""
+    """The format of a file, by its first bytes; None for one that is not known. A pipe is never opened for
+    this, because it can be read but once.
+    """
     if not os.path.isfile(path) or path.suffix in (".parquet", ".pq"):  # noqa: PTH113
         return None
     with open_input(path) as stream:
@@ -135,7 +137,9 @@ def _format(path: Path) -> str | None:
 
 
 def metrics_traffic(files: Sequence[Path], every_s: float) -> Described:
-    """Of a range of samples of vLLM's metrics; counters that fell began anew, gaps are filled and said."""
+    """Traffic described by samples of vLLM's metrics over a range of time. A counter that falls has begun
+    anew, as after a restart. Gaps between samples are filled, and a note names them.
+    """
     where = " and ".join(file.name for file in files[:3])
     parts = tuple(f"{name}_{part}" for name in LENGTHS.values() for part in ("bucket", "sum", "count"))
     wanted = {FINISHED, *parts, WAITING, *KV_USE, HITS[0], QUERIES[0]}
@@ -275,7 +279,9 @@ def _facts(series: Sequence[Any], edges_s: Floats, finished: Floats, warnings: l
 
 
 def usage_traffic(files: Sequence[Path]) -> Described:
-    """Of buckets with requests and tokens: a curve of rates, and mean lengths."""
+    """Traffic described by buckets of time with their counts of requests and tokens: a curve of rates, and
+    mean lengths.
+    """
     where = " and ".join(file.name for file in files[:3])
     rows = [row for file in files for row in _usage_rows(file)]
     table = np.array([[row[name] for name in _USAGE_COLUMNS] for row in rows], dtype=float).reshape(-1, 5)

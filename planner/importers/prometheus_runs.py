@@ -92,7 +92,7 @@ def _run(seen: Live, part: slice, names: str, rng: np.random.Generator) -> Measu
 def _lengths(
     histogram: SampledHistogram, part: slice, many: int, rng: np.random.Generator
 ) -> tuple[float, ...]:
-    """So many lengths as a histogram has them, in random order."""
+    """Draw `many` lengths from a histogram's counts in `part`, in random order."""
     counts = np.nan_to_num(histogram.counts[part]).sum(axis=0)
     both = np.isfinite(histogram.sums[part]) & np.isfinite(histogram.total[part])
     mean = float(histogram.sums[part][both].sum() / max(histogram.total[part][both].sum(), 1.0))
@@ -103,7 +103,9 @@ def _lengths(
 
 
 def bucket_quantiles(edges: Floats, counts: Floats, at_frac: Floats) -> Floats:
-    """Of values in buckets, even within each; those beyond the last finite edge lie on it."""
+    """The values at these shares of all, taking values as evenly spread within each bucket. Values beyond the
+    last finite edge count as that edge.
+    """
     low = np.append(0.0, edges[:-1])
     high = np.where(np.isinf(edges), low, edges)
     upto = np.cumsum(counts) / counts.sum()

@@ -308,7 +308,7 @@ class Kernels:
         return float(self._engine.evaluate_ops_json(operation, is_context=True, batch_size=1, s=tokens)[0][1])
 
     def joint_ms(self, tokens: int) -> float:
-        """Of experts that data-parallel ranks share, for the tokens of all."""
+        """Time of the experts that data-parallel ranks share [ms], for the tokens of all ranks."""
         assert self._dispatch_ms is not None
         if self._gpu.name in ROW_REDUCES:  # Gathered and reduced: as many bytes as in one all-reduce.
             return self._experts_ms(tokens) + 500 * float(
@@ -322,7 +322,7 @@ class Kernels:
 
 
 def _row(step: StepShape, t_ms: float) -> tuple[float, ...]:
-    """In the order of COLUMNS."""
+    """The row of a step-time table for this step, in the order of COLUMNS."""
     prompts, new, cached, decodes, context = step
     pairs = prompts * new * (cached + (new + 1) / 2)
     return prompts, prompts * new, prompts * cached, pairs, decodes, decodes * context, t_ms / 1e3

@@ -223,7 +223,7 @@ class ConfigKernels:
         return count_blocks(self._llm) - (experts_layers(self._llm) if self._dp > 1 else 0)
 
     def joint_ms(self, tokens: int) -> float:
-        """Of experts that data-parallel ranks share, for the tokens of all."""
+        """Time of the experts that data-parallel ranks share [ms], for the tokens of all ranks."""
         assert self._dispatch_ms is not None
         ms = sum(of_layers(tokens) for of_layers in self._experts_ms)
         if self._by_row:  # Gathered and reduced: as many bytes as in one all-reduce.
@@ -256,7 +256,9 @@ class ConfigKernels:
         return waited_ms if waited_ms > LAUNCHED_FRAC * min(sums_ms) else 0.0
 
     def _decodes_ms(self, which: list[int], decodes: int, context: int) -> float:
-        """Of some of the operations of `decodes` sequences, which attend to one token more than `context`."""
+        """Time of these operations for `decodes` sequences [ms], each of which attends to one token more than
+        `context`.
+        """
         if not which:
             return 0.0
         return _sum_ms(self._engine.evaluate_generation_ops(which, batch_size=decodes, s=context))
@@ -267,7 +269,7 @@ def _sum_ms(operations: Iterable[tuple[Any, ...]]) -> float:
 
 
 def experts_format(llm: Llm) -> str:
-    """Of the weights of the routed experts."""
+    """The format of the weights of the routed experts."""
     return next((weights for part, weights, *_ in llm.parts() if part == "experts"), llm.weights)
 
 
@@ -336,7 +338,9 @@ def _is_head(operation: Operation) -> bool:
 
 
 def _is_shared(operation: Operation) -> bool:
-    """Of experts that every token visits; Gemma's `shared_mlp` is a block before the experts."""
+    """Whether an operation is of experts that every token visits. Gemma's `shared_mlp` is not: it is a dense
+    block before the experts.
+    """
     return "shared_" in _name(operation) and "shared_mlp" not in _name(operation)
 
 
@@ -345,7 +349,7 @@ def _is_of_sequences(operation: Operation) -> bool:
 
 
 def _graphed(operation: Operation) -> Operation:
-    """With the times of the format that was measured in CUDA graphs."""
+    """The operation with the times of that format which was measured inside CUDA graphs."""
     kind = _kind(operation)
     fields = operation[kind]
     return (
@@ -356,7 +360,9 @@ def _graphed(operation: Operation) -> Operation:
 
 
 def _numbered(n: int, operation: Operation) -> Operation:
-    """With a name of its own: times of operations of one name come as their sum."""
+    """The operation with a name of its own, because AIConfigurator adds up the times of operations of one
+    name.
+    """
     kind = _kind(operation)
     return {kind: operation[kind] | {"name": f"{n} {_name(operation)}"}}
 
@@ -395,7 +401,7 @@ def as_measured(operation: Operation, llm: Llm) -> Operation:
 
 
 def _row_formats(llm: Llm, fields: Operation) -> Operation:
-    """Of the projections, where they are all in one."""
+    """The formats of the projections, where all of them have the same."""
     formats = {
         (group.attention.weights, group.attention.bf16_parameters)
         for group in llm.layer_groups
@@ -426,7 +432,7 @@ def _parts(operation: Operation, llm: Llm) -> list[Operation]:
 
 
 def all_reduces(llm: Llm, tp: int, count: float) -> Operation:
-    """So many of a step."""
+    """The operation that stands for `count` all-reduces of a step."""
     return {
         "CustomAllReduce": {
             "name": "all_reduce",

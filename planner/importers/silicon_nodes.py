@@ -46,7 +46,9 @@ def why_not_on_nodes(llm: Llm, gpu: Gpu, nodes: int) -> str:
 
 
 def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> Milliseconds:
-    """Of all layers' experts on so many GPUs, by the tokens of all, with the way there and back."""
+    """Time of the experts of all layers on this many GPUs [ms], by the number of tokens on all of them, with
+    sending tokens to the experts and back.
+    """
     nodes = gpus // int(gpu.gpus_per_node)
     if why := why_not_on_nodes(llm, gpu, nodes):
         raise InputError(f"{llm.name} on {nodes} nodes of {gpu.name}: {why}")
@@ -77,7 +79,7 @@ def ways_ms(system: str, nodes: int, kind: All2All) -> Mapping[int, float]:
 
 @cache
 def _experts_ms(system: str, gpus: int, is_low: bool, draws: str) -> Milliseconds:
-    """Of one layer, by the tokens of all GPUs."""
+    """Time of the experts of one layer [ms], by the number of tokens on all GPUs."""
     table = _table(system, EXPERTS, "_wideep_generation_moe_data" if is_low else "_wideep_context_moe_data")
     of_format = next(format_table for name, format_table in table.items() if str(name).endswith("fp8_block"))
     return _along(_latencies(of_format[draws][8][256][7168][2048][1][gpus]))
@@ -100,8 +102,9 @@ def _latencies(by_tokens: Mapping[Any, Any]) -> dict[int, float]:
 
 
 def _along(by_tokens: Mapping[int, float]) -> Milliseconds:
-    """Between the sizes that were measured a straight line, with more tokens never less; the last slope goes
-    on beyond, and fewer tokens than any take as long as the fewest.
+    """Time by the number of tokens, on straight lines between the measured sizes, and never less with more
+    tokens. The slope of the last two sizes goes on beyond them. Fewer tokens than the smallest size take as
+    long as it.
     """
     sizes = np.array(sorted(by_tokens), dtype=float)
     values = np.maximum.accumulate(np.array([by_tokens[int(size)] for size in sizes]))

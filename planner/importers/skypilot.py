@@ -76,9 +76,9 @@ class _Row:
 def read_prices(
     path: Path, catalog: Catalog, *, provider: str, date: str, region: str | None = None
 ) -> Listed:
-    """On demand and spot prices of one cloud, per GPU; `region` takes its rows alone.
+    """The prices of one cloud by the GPU, on demand and spot; with `region` those of that region alone.
 
-    Raises InputError for a file that is no such catalog, or holds no price of a GPU.
+    Raises InputError for a file that is no such catalog, or that has no price of a known GPU.
     """
     rows = _rows(path, region)
     rows_by_term: dict[tuple[str, Term], list[_Row]] = {}

@@ -79,7 +79,7 @@ def _decode_profile(policies: Policies) -> list[str]:
 
 
 def _prefill_tokens_per_s(pool: Pool) -> float:
-    """Of one worker, in steps that are full of one prompt."""
+    """Prompt tokens that one worker computes in a second, in steps that are full of one prompt."""
     tokens = pool.type.max_num_batched_tokens
     return tokens / float(pool.type.latency.step_s(tokens, pairs=tokens * (tokens + 1) / 2))
 

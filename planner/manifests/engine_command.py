@@ -142,7 +142,7 @@ def _both(handing_over: Setting, keeping: Setting) -> Setting:
 
 
 def version(fleet: Fleet) -> str:
-    """Of vLLM: the release the plan counts on, else ours."""
+    """The version of vLLM in the manifest: the one the plan counts on, else `engine.DEPLOYED_VERSION`."""
     return VLLM_VERSION if fleet.engine is None else _release(fleet.engine.version)
 
 

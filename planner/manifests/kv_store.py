@@ -25,7 +25,7 @@ HANDSHAKE = "P2PHANDSHAKE"  # no metadata server of its own
 
 
 def size_bytes(fleet: Fleet) -> int:
-    """Of the store; 0 where the fleet has none."""
+    """The size of the shared KV store; 0 where the fleet has none."""
     offload = fleet.policies.kv_offload
     return int(offload.size_bytes) if offload is not None and offload.is_shared else 0
 

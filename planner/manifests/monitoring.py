@@ -18,7 +18,7 @@ _LOW_HEADROOM_FRAC = 0.1
 
 
 def files(llm: str) -> dict[str, str]:
-    """Both files, by their names."""
+    """Both files, the alerts and the dashboard, by their names."""
     return {RULES_FILE: to_yaml(_rules(llm)), DASHBOARD_FILE: json.dumps(_dashboard(llm), indent=2) + "\n"}
 
 

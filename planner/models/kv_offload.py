@@ -63,7 +63,7 @@ class KvOffload:
         return self._tokens(llm, tp, self.size_bytes + self.disk_bytes)
 
     def memory_tokens(self, llm: Llm, tp: int) -> int:
-        """Those of them that are in CPU memory: the ones used last."""
+        """KV tokens that CPU memory holds, the ones used last; a disk behind it has all others."""
         return self._tokens(llm, tp, self.size_bytes)
 
     def _tokens(self, llm: Llm, tp: int, size_bytes: float) -> int:

@@ -128,7 +128,9 @@ class LatentAttention:
         return float(queries + latent + expanded + output + index)
 
     def whole_parameters(self, hidden: int) -> float:
-        """Those that every GPU of a TP group holds whole: down to the latent vectors, and the index."""
+        """Parameters that every GPU of a TP group holds whole: the matrices down to the latent vectors, and
+        the index.
+        """
         index = self.index_heads * self.index_dim * (self.q_rank or hidden)
         index += hidden * (self.index_dim + self.index_heads) if self.index_heads else 0
         return float(hidden * (self.q_rank + self.kv_rank + self.rope_dim) + index)
@@ -183,7 +185,9 @@ class CompressedAttention:
         return float(queries + hidden * self.head_dim + output + compressors + index)
 
     def whole_parameters(self, hidden: int) -> float:
-        """Those that every GPU of a TP group holds whole: down to the latent vectors, compressors, index."""
+        """Parameters that every GPU of a TP group holds whole: the matrices down to the latent vectors, the
+        compressors and the index.
+        """
         compressors = 2 * hidden * self.overlap_factor * (self.head_dim + self.index_dim) if self.ratio else 0
         index = self.index_heads * (self.index_dim * self.q_rank + hidden)
         return float(hidden * (self.q_rank + self.head_dim) + compressors + index)

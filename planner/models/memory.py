@@ -204,7 +204,7 @@ def stage_memory(
 
 
 def _whole_bytes(llm: Llm) -> float:
-    """Of the weights of all layers that tensor parallelism copies to every GPU."""
+    """Bytes of the weights of all layers that tensor parallelism copies to every GPU."""
     return sum(
         group.count
         * group.attention.whole_parameters(llm.hidden)
@@ -227,7 +227,7 @@ def _has(llm: Llm, kind: type[CompressedAttention]) -> bool:
 
 
 def _graph_bytes(llm: Llm) -> float:
-    """Of the CUDA graphs of all layers, captured at vLLM's usual batch sizes."""
+    """Bytes of the CUDA graphs of all layers, captured at vLLM's usual batch sizes."""
 
     def kind(group: LayerGroup) -> str:
         if isinstance(group.attention, CompressedAttention):
@@ -240,7 +240,7 @@ def _graph_bytes(llm: Llm) -> float:
 
 
 def _index_bytes(llm: Llm, max_model_len: int) -> float:
-    """Of the workspace in which latent attention with an index gathers its keys."""
+    """Bytes of the workspace in which latent attention with an index gathers its keys."""
     has_index = any(
         isinstance(group.attention, LatentAttention | CompressedAttention) and group.attention.index_heads
         for group in llm.layer_groups

@@ -91,7 +91,7 @@ class Measured:
 
     @property
     def type(self) -> WorkerType:
-        """Of the instance measured, of the decode instance in a pair."""
+        """The worker type of the instance that was measured; of a pair, that of its decode instance."""
         return self.fleet.pools[-1].type
 
 

@@ -81,7 +81,9 @@ def alone_on(machine: WorkerType, trace: Trace) -> Mapping[Metric, Floats]:
 
 
 def slowdowns(simulation: Simulation, alone_s: Mapping[Metric, Floats]) -> dict[Metric, Floats]:
-    """Of every request (n,), over its reference; NaN where it was never finished."""
+    """Each request's time over its time on an idle worker (n,), by metric; NaN for a request that never
+    finished.
+    """
     values: dict[Metric, Floats] = {
         "ttft": simulation.ttft_s,
         "tbt": (simulation.e2e_s - simulation.ttft_s) / simulation.output_tokens,

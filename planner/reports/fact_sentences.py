@@ -260,7 +260,7 @@ def decided_text(under: facts.UnderRouter) -> str:
 
 
 def _written_text(under: facts.UnderRouter) -> str:
-    """The same of the traffic as it is written."""
+    """How the fleet does behind this router with the traffic as it is written."""
     outcome, at = under.outcome, under.decides
     if not outcome.holds and not outcome.missed:
         return sentence(outcome)

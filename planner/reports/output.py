@@ -189,8 +189,8 @@ def _per_million(plan: Plan) -> Document:
 
 
 def _production(plan: Plan) -> Document:
-    """In how many scenarios the fleet keeps the SLO, each with so much more traffic than is written; nothing
-    for a plan on paper.
+    """The number of scenarios in which the fleet keeps the SLO, and how much more traffic than is written
+    each of them has. Empty for a plan on paper.
     """
     answer = planned_answer(plan)
     if answer is None or answer.kept_in is None:

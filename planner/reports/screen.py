@@ -83,7 +83,7 @@ def verdict(plan: Plan) -> str:
 
 
 def won_text(plan: Plan) -> str:
-    """That a roofline won over GPUs whose kernels were measured; empty where it did not."""
+    """Says that a roofline won over GPUs whose kernels were measured; empty where none did."""
     won = next((each for each in plan.warnings if isinstance(each, RooflineWon)), None)
     if won is None:
         return ""

@@ -105,7 +105,9 @@ def summary(plan: SharedPlan) -> Document:
 
 
 def _kept_in(plan: Plan) -> Document | None:
-    """In how many test scenarios the LLM's fleet keeps its SLO; None if none were requested."""
+    """The number of test scenarios in which the LLM's fleet keeps its SLO, of how many; None where the
+    question asks for none.
+    """
     made = plan.certificate.find_answer("production")
     return None if made is None or made.kept_in is None else dataclasses.asdict(made.kept_in)
 

@@ -23,8 +23,10 @@ MOST_TIMES = 16  # The search ends at so many times the plan's workers.
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """By the plan's own fits and by the corrected ones: does the plan's fleet keep the SLO in simulation, and
-    the fewest workers of its pools that do; None where MOST times as many do not."""
+    """The plan's fleet, simulated with the plan's own step times and with those corrected by a run: whether
+    it keeps the SLO, and the fewest workers of its pools that keep it. These are None where MOST_TIMES as
+    many do not.
+    """
 
     kept_before: bool
     kept_after: bool

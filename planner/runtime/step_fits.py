@@ -162,8 +162,9 @@ def _predicted_s(kind: WorkerType, table: StepTable) -> Floats:
 
 
 def _with_host(kind: WorkerType) -> StepLatency:
-    """Its fit with what the engine adds to every step, as a correction by an engine's steps starts from: all
-    of its host, or the rest that asynchronous scheduling does not hide."""
+    """The step times of a worker type with the host's part of every step, from which a correction by measured
+    steps starts: all of the host's time, or the rest that asynchronous scheduling does not hide.
+    """
     is_async = kind.engine is not None and kind.engine.async_scheduling
     step_s, sequence_s = kind.host[is_async].per_step_s(kind.tp)
     fit = kind.latency

@@ -253,7 +253,7 @@ def as_dealt(fleet: Fleet) -> NodePlacement:
 
 
 def least_nodes(pools: Sequence[Pool]) -> int:
-    """That no placement goes below: by GPUs of each kind."""
+    """A lower bound on the nodes of any placement: the GPUs of each kind, over the GPUs of a node."""
     gpus: dict[str, int] = {}
     for pool in pools:
         gpus[pool.type.gpu.base] = gpus.get(pool.type.gpu.base, 0) + pool.count * pool.type.gpus
@@ -286,7 +286,9 @@ def _check(pools: Sequence[Pool], domain_gpus: Mapping[str, int], spare_nodes: i
 
 
 def _slices(pools: Sequence[Pool], domain_gpus: Mapping[str, int], affinity: Affinity) -> list[_Slice]:
-    """On how many nodes each pool's workers lie: the fewest that hold one; with low affinity, every pair."""
+    """The parts of each pool that are placed on one node each: as few as can hold its workers, or with low
+    affinity one for every pair.
+    """
     pairs = [pool for pool in pools if pool.role != "mixed"] if affinity == "low" else []
     if len(kinds := sorted({pool.type.gpu.base for pool in pairs})) > 1:
         raise InfeasibleError(

@@ -54,11 +54,12 @@ class SloWork:
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """By when the requests that arrive in `window_s` must be done: the prefill `prefill_s` after its arrival,
-    the whole request after `whole_s`.
+    """Until when the requests that arrive in `window_s` must be done: prefilled `prefill_s` after the
+    arrival, and whole `whole_s` after it.
 
-    `prefill_frac` and `whole_frac` are the shares of these requests that must keep that. With `is_paced` each
-    token is due `gap_s` after the one before it; otherwise only the last token has a deadline.
+    `prefill_frac` and `whole_frac` are the shares of these requests that must be done in time. With
+    `is_paced` each token has a deadline, `gap_s` after the token before it; otherwise only the last token has
+    one.
     """
 
     window_s: tuple[float, float]
@@ -127,7 +128,7 @@ def find_bound_requests(deadlines: Deadlines, trace: Trace, *, whole: bool) -> B
 
 
 def find_deadlines(slo: Slo, trace: Trace) -> Deadlines:
-    """By when the SLO holds each request to be done, but for the backlog test (`steady_work`)."""
+    """The deadlines that the SLO sets each request, without those of the backlog test (`steady_work`)."""
     return _compute_deadlines(slo, trace, guess_pace=False)
 
 
@@ -165,7 +166,7 @@ def _compute_deadlines(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines
 
 
 def _deadlines_of(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
-    """That table, for lines that are of all requests."""
+    """The deadlines by those lines of the SLO that are of all requests."""
 
     def share(work: Work) -> float:
         return max((limit.percentile_frac for limit in slo.limits if limit.row.obliges == work), default=0.0)

@@ -109,11 +109,11 @@ class Market:
         return [(offer, capacity.on[offer.gpu]) for offer in self.offers if offer.gpu in capacity.on]
 
     def highest_usd_per_h(self, capacity: Capacity) -> float:
-        """Of a worker's GPUs, at their highest prices."""
+        """The price of a worker's GPUs, each at its highest price."""
         return sum(offer.highest_usd_per_h * gpus for offer, gpus in self.offers_of(capacity))
 
     def interruptions_per_h(self, capacity: Capacity) -> float:
-        """Of a spot worker, which ends with any part of it."""
+        """How often in an hour a spot worker is interrupted: it ends with the first of its GPUs that ends."""
         return sum(offer.interruptions_per_h for offer, _ in self.offers_of(capacity))
 
     def is_on_spot(self, capacity: Capacity) -> bool:

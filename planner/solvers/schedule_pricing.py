@@ -173,12 +173,14 @@ class Windows:
         return local[:, : self.kinds].T, x[-self.shared :]
 
     def true_prices(self) -> SchedulePrices:
-        """Those of all windows together: a reserved GPU is paid evenly."""
+        """The prices of all windows together: what a reserved GPU costs is spread evenly over them."""
         even = np.repeat(self.reserved_cost[:, None] / self.windows, self.windows, axis=1)
         return SchedulePrices(even, np.zeros((self.kinds, self.windows)))
 
     def prices(self, duals: Floats) -> SchedulePrices:
-        """From the duals of all windows' program. What they leave of a reserved GPU's cost is paid evenly."""
+        """Prices from the dual values of the program of all windows. What these leave of a reserved GPU's
+        cost is spread evenly over the windows.
+        """
         ends = np.cumsum([len(rows) for rows in self.rows])
         own = np.split(duals[: ends[-1]], ends[:-1])
         reserved = np.column_stack(

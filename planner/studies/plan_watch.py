@@ -176,9 +176,9 @@ class WatchedPlan:
 
 
 def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float | None) -> Reference:
-    """From windows of the plan's traffic: `amounts` (n,) were counted over `exposure` (n,).
-
-    `variance` is c^2; None for a rate, whose own is 1 / mean.
+    """The reference distribution of an amount, from windows of the plan's traffic: `amounts` (n,) were
+    counted over `exposure` (n,). `variance` is c^2, the squared coefficient of variation; None for a rate,
+    whose own is 1 / mean.
     """
     blocks = max(len(amounts) // LEVEL_WINDOWS, 1)
     width = len(amounts) // blocks

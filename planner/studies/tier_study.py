@@ -181,7 +181,7 @@ class TierGrid:
 
 
 def tier_grid(tiers: Mapping[str, KvTier], *, may_share: bool) -> TierGrid:
-    """Of each kind of tier that the catalog has."""
+    """The sizes that may be chosen of each kind of tier that the catalog has."""
     of_kind: dict[str, KvTier] = {tier.kind: tier for tier in tiers.values()}
 
     def sizes(kind: str, steps: Sequence[float]) -> tuple[float, ...]:

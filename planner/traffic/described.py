@@ -249,7 +249,7 @@ def draw_requests(description: Description, *, seed: int) -> Trace:
 
 
 def _draw_agents(description: Description, agents: Agents, seed: int) -> Trace:
-    """So many agents, with the growth: their number is rounded to a whole one."""
+    """Draw the requests of all agents. With growth their number is rounded to a whole one."""
     count = max(round(agents.count * description.growth), 1)
     at_work = replace(agents, count=count)
     lengths = description.input, description.output
@@ -463,7 +463,9 @@ def _variances_over_windows(
 def _turns(
     sessions: Sessions, start_s: FloatArray, client: IntArray, rng: np.random.Generator
 ) -> tuple[FloatArray, IntArray, IntArray, IntArray, FloatArray]:
-    """Of all turns, session by session: nominal arrival [s], client, session, number from 0, think [s]."""
+    """The turns of all sessions, one session after the other: nominal arrival [s], client, session, number of
+    the turn from 0, and think time before it [s].
+    """
     turns = rng.geometric(min(1 / sessions.turns, 1.0), len(start_s))
     session = np.repeat(np.arange(len(start_s)), turns)
     first = np.cumsum(turns) - turns

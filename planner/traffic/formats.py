@@ -323,7 +323,9 @@ class TraceRows:
         return ticks
 
     def _dates(self, line: IntArray, text: pd.Series[Any]) -> pd.Series[Any]:
-        """In UTC, NaT where one is none. Either all say their zone, or none does, which is then UTC."""
+        """The times in UTC, NaT where a value is no time. Either all of them name their zone, or none does
+        and UTC is taken.
+        """
         form: dict[str, Any] = {"format": "ISO8601", "cache": False}
         try:
             dates = pd.to_datetime(text, **form)
@@ -345,7 +347,7 @@ class TraceRows:
         raise TraceError(f"{where}: expected {expected}, found {bad_value}")
 
     def _warnings(self) -> tuple[str, ...]:
-        """Of the share of requests that are left out; blank lines are none."""
+        """A warning with the share of requests that are left out; blank lines are not counted."""
         kept = sum(map(len, self.ticks))
         left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         reasons = ", ".join(f"{counted(rows, 'row')} with {reason}" for reason, rows in left_out.items())
@@ -443,7 +445,9 @@ class TraceRows:
         return gathered
 
     def _doubts(self, arrival_s: FloatArray, per_s: float) -> tuple[str, ...]:
-        """Of the clock. A format that others publish has its unit, but for Mooncake's plain names."""
+        """Doubts about the unit of the clock. A published format names its unit, except Mooncake's with its
+        plain names of columns.
+        """
         messages = doubts.of_gaps(self.path.name, arrival_s)
         counts = self.origin is None and per_s == self.format.ticks_per_s
         if not messages and counts and self.format.name in ("generic", "Mooncake"):
@@ -492,7 +496,7 @@ class TraceRows:
         return codes.astype(np.int64), tuple(names.tolist())
 
     def _adapters(self) -> tuple[IntArray, tuple[str, ...]]:
-        """The same of adapters, -1 where none is named."""
+        """The adapter of each request, -1 where it names none, and the names of all adapters."""
         codes, names = self._named(self.adapter)
         if "" not in names:
             return codes, names

@@ -52,7 +52,7 @@ class Fixed:
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """By mean [tokens] and coefficient of variation."""
+    """A lognormal distribution, by its mean [tokens] and its coefficient of variation."""
 
     mean_tokens: float
     cv: float
@@ -198,7 +198,9 @@ def _tail(
 
 
 def _sigma(score: float, log: float, mean: float) -> float:
-    """Of the lognormal of this mean with one percentile: ln mean - ln q = sigma^2 / 2 - score * sigma."""
+    """The sigma of the lognormal with this mean and one percentile q: ln mean - ln q = sigma^2 / 2 - score *
+    sigma.
+    """
     inside = score**2 + 2 * (math.log(mean) - log)
     roots = [score - math.sqrt(inside), score + math.sqrt(inside)] if inside >= 0 else []
     if not (kept := [root for root in roots if 0 <= root <= STEEPEST]):
@@ -213,7 +215,7 @@ def _sigma(score: float, log: float, mean: float) -> float:
 
 
 def _solve_rising(value: Callable[[float], float], wanted: float, low: float, high: float) -> float:
-    """Between `low` and `high`, where a rising function has this value."""
+    """The point between `low` and `high` at which a rising function has the value `wanted`."""
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if value(middle) < wanted else (low, middle)

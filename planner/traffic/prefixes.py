@@ -95,9 +95,8 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reuse:
-    """Of every block use (m,): the request that used the block before, and how many others were used since.
-
-    Both are -1 at the first use of a block.
+    """For every use of a block (m,): the request that used the block before, and how many other blocks were
+    used in between. Both are -1 at the first use of a block.
     """
 
     previous: Int32Array
@@ -120,7 +119,7 @@ class HitCurve:
 
     @property
     def infinite_frac(self) -> float:
-        """With a cache that forgets nothing."""
+        """The share of hits with a cache that evicts nothing."""
         return float(self.hit_tokens[-1] / self.input_tokens)
 
     def concave(self) -> tuple[FloatArray, FloatArray]:
@@ -196,12 +195,16 @@ def stack_distances(offsets: IntArray, node: Int32Array, nodes: int) -> Reuse:
 
 
 def hit_curve(trace: Trace, tokens: npt.NDArray[Any], used: Reuse) -> HitCurve:
-    """Of one LRU cache that all requests share; `tokens` (m,) of every use, or what else a hit is worth."""
+    """Hits by cache size for one LRU cache that all requests share. `tokens` (m,) is what each use of a block
+    is worth: its tokens, or another weight.
+    """
     return HitCurve(trace.prefix_block_tokens, int(trace.input_tokens.sum()), _hit_tokens(tokens, used))
 
 
 def round_robin_curve(trace: Trace, replicas: int) -> HitCurve:
-    """Of `replicas` LRU caches of that size each, requests dealt to them in turn: blind to prefixes."""
+    """Hits by cache size for `replicas` LRU caches of that size each, with requests dealt to them in turn,
+    whatever their prefixes.
+    """
     if replicas < 1:
         raise InputError(f"replicas: expected at least 1, found {replicas}")
     parts = []

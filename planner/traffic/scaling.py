@@ -273,11 +273,11 @@ def _with_waits(
 def _may_be_busiest(
     trace: Trace, copies: Sequence[_Copy], length_s: float
 ) -> tuple[list[IntArray], list[FloatArray]]:
-    """Of these copies of a trace, those requests that the busiest window may hold.
+    """Of these copies of a trace, the requests that may be in the busiest window of `length_s`.
 
-    By tokens in bins: a window that begins in a bin holds at most those of the bins that it touches, at least
-    those of the bins inside it. A copy moves the bins of the trace by whole ones, which puts a request at
-    most one bin before its own; two more on either side, as times are rounded.
+    Tokens are counted in bins of time. A window that begins in a bin holds at most the tokens of all bins
+    that it touches, and at least those of the bins inside it. A copy moves the trace by whole bins, which
+    puts a request at most one bin before its own; two more on either side allow for rounded times.
     """
     whole = min(WINDOW_BINS, int(TRACE_BINS * length_s / trace.duration_s))
     bin_s, since_s = length_s / whole, trace.arrival_s - trace.arrival_s[0]
@@ -312,8 +312,8 @@ def _may_be_busiest(
 
 
 def _either_side(since_s: FloatArray, shift_s: float | None, period_s: float) -> list[tuple[slice, float]]:
-    """Of requests in order of time those that stay this side of the circle's seam, and those that pass it,
-    with by how much each move.
+    """Requests in order of time on a circle of `period_s`: those that stay before its seam and those that
+    pass it, with how many seconds each part moves.
     """
     if shift_s is None:
         return [(slice(0, len(since_s)), 0.0)]

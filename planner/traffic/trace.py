@@ -147,7 +147,7 @@ class Trace:
 
     @property
     def duration_s(self) -> float:
-        """From the first arrival to the last."""
+        """Seconds from the first arrival to the last."""
         return float(self.arrival_s[-1] - self.arrival_s[0])
 
     @property
@@ -256,7 +256,7 @@ def slo_windows_s(arrival_s: FloatArray, window_s: tuple[float, float], every_s:
 
 
 def window_numbers(times_s: FloatArray, edges_s: FloatArray) -> npt.NDArray[np.int64]:
-    """In which window each time lies: [edge, next edge), the last one with all that comes later."""
+    """The window in which each time lies, [edge, next edge); times after the last edge are in the last."""
     return np.clip(np.searchsorted(edges_s, times_s, "right") - 1, 0, len(edges_s) - 2)
 
 

@@ -51,7 +51,7 @@ def _name(path: Path, drop_invalid: bool) -> str:
 
 @cache
 def _reader() -> str:
-    """Of the code that a trace depends on."""
+    """A digest of the code that decides what a trace is read as."""
     files = (*sorted(Path(__file__).parent.glob("*.py")), Path(csv_lines.__file__))
     return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest()
 

@@ -21,7 +21,9 @@ PROMPT_PARTS = 3  # by prompt length, of requests with as much left to compute
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Of lengths [tokens], counts or times [s]; percentiles are interpolated linearly, as numpy does."""
+    """How lengths [tokens], counts or times [s] are distributed. Percentiles are interpolated linearly, as
+    NumPy does.
+    """
 
     mean: float
     p50: float
@@ -59,10 +61,11 @@ class PrefixSharing:
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """Of a trace in which requests wait for others: all that hangs together by waits is a session.
+    """The sessions of a trace in which requests wait for others: requests that are joined by waits are one
+    session.
 
-    `waiting` is how many requests wait, `think_s` the pause of each after what it waits for, `turns` the
-    requests of a session of more than one; `sessions` counts those alone.
+    `waiting` is how many requests wait, `think_s` the pause of each after the request that it waits for, and
+    `turns` the number of requests in each session of more than one. `sessions` counts only such sessions.
     """
 
     sessions: int

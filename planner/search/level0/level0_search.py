@@ -81,7 +81,9 @@ class _Ranges:
         bounded = {option.name: _bounded(problem, option, guess) for option in (*mixed, *prefill, *decode)}
 
         def promising_first(option: Option) -> tuple[float, int, int]:
-            """By the lower bound; token budgets that would break the tightest limit on gaps last."""
+            """The order in which options are searched: by their lower bound, and those last whose token
+            budget would break the tightest limit on gaps.
+            """
             worker = option.type
             likely = bounded[option.name].likely * option.objective
             slower = 1.5 if breaks_gaps(worker, problem.slo) else 1.0
@@ -248,7 +250,9 @@ def designs_of(problem: Problem, level0: Level0) -> list[Design]:
 def _offer_known(
     problem: Problem, start: Sequence[Fleet], options: Sequence[Option], holds: Holds, search: Search
 ) -> None:
-    """Those fleets of level 0 that still hold are what others must beat."""
+    """Give the search those fleets of `start` that are of level 0 and still hold: any other fleet must beat
+    them.
+    """
     for fleet in start:
         counts = counts_of(fleet, options)
         if (
@@ -293,7 +297,9 @@ def _walk_cheaper(
     guess = max(usual_effort / FAR_SOONER, LEAST_EFFORT)
 
     def may_go_on(done: int, left: int) -> bool:
-        """By what the fleets so far have cost, the first of them being a sample of all."""
+        """Whether the time suffices for the fleets left, judged by what those so far have taken; the first
+        fleets are a sample of all.
+        """
         if problem.out_of_time():
             return False
         effort = effort_spent() - before
@@ -306,7 +312,9 @@ def _walk_cheaper(
 
 
 def _bounded(problem: Problem, option: Option, guess: SloWork) -> Bounded:
-    """With the least count that the SLO obliges, and a likely one from what it takes by that guess."""
+    """The option with the least number of workers that the SLO obliges, and a likely number by the work that
+    `guess` expects of it.
+    """
     oracle, lengths = problem.oracle, coarser_lengths(problem.lengths)
     least = oracle.workers_needed(option, least_workers(option, lengths, problem.obliged))
     likely = least_workers(option, lengths, guess)

@@ -125,7 +125,7 @@ def best_of(answers: Sequence[tuple[Problem, FleetSearch]]) -> tuple[Problem, Fl
 
 
 def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
-    """Of equal offers take the GPUs without a power cap: they are never slower, and cost the same."""
+    """Among equally dear options take GPUs without a power cap, which are never slower."""
     search = level0.search
     assert search.best is not None
     named = {option.name: option for option in level0.options}

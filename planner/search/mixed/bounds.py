@@ -67,9 +67,8 @@ def checked_bound(lower: float | None, value: float) -> float:
 
 
 def shadow_prices(problem: Problem) -> dict[FleetLimit, float]:
-    """By how much a GPU, Watt or USD/h more of each limit lowers that bound, without bursts or integers.
-
-    Empty where there is no time left to find out.
+    """How much one more GPU, Watt or USD/h of each limit lowers the bound, without bursts and with fractions
+    of workers. Empty where there is no time left to compute it.
     """
     left_s = wall_deadline_s(problem.deadline) - time.monotonic()
     if left_s <= 0 or not problem.limits.rows():

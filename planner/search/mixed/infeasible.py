@@ -74,9 +74,8 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
 
 
 def _floors(problem: Problem) -> list[tuple[Limit, float, str]]:
-    """Of every limit what its percentile is at least if each request has an idle worker, and of which type.
-
-    Those that are above their limit, else all.
+    """For each limit, the least value that its percentile can have, with every request on an idle worker, and
+    the worker type that reaches it. Only limits below that value are returned, or all where there is none.
     """
     floors: list[tuple[Limit, float, str]] = []
     for limit in problem.slo.limits:

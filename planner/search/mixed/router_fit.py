@@ -31,7 +31,9 @@ def fitted(oracle: Oracle, counts: Counts) -> Policies:
 
 
 def _room(oracle: Oracle, policies: Policies, counts: Counts) -> float:
-    """Of the requests (gaps) that each limit may miss, the least share that it did not; below 0: too many."""
+    """How far the fleet is from missing a limit: of the requests (or gaps) that a limit may miss, the share
+    that it did not miss, least over all limits. Negative where one misses more than it may.
+    """
     _, verdict = oracle.verdict(replace(oracle.fleet(counts), policies=policies), record=False)
     if not verdict.is_steady:
         return -float("inf")

@@ -195,7 +195,7 @@ class Oracle:
 
     @property
     def queried_trace(self) -> Trace:
-        """That it is asked about: of a scenario its own, which is drawn for it."""
+        """The trace that queries are about; a scenario has its own, drawn when it is first needed."""
         return self.trace if self.scenario is None else self.scenario.trace
 
     def as_written(self, **changes: Any) -> Oracle:
@@ -274,7 +274,9 @@ class Oracle:
         )
 
     def _keeps_enough(self, counts: Counts) -> bool:
-        """In the scenarios, which are asked until it is decided."""
+        """Whether the fleet keeps the SLO in enough of the scenarios, which are simulated until that is
+        decided.
+        """
         missed, at, count = 0, 0, len(self._in_scenarios)
         while missed <= self.may_miss < missed + count - at:
             # so many are asked whatever they say
@@ -284,7 +286,7 @@ class Oracle:
         return missed <= self.may_miss
 
     def _missed_by(self, counts: Counts, oracles: Sequence[Oracle]) -> int:
-        """In how many of these scenarios a fleet misses the SLO."""
+        """The number of these scenarios in which a fleet misses the SLO."""
 
         def survives(oracle: Oracle) -> bool:
             self.stop_in_time()
@@ -297,7 +299,7 @@ class Oracle:
             raise StoppedError
 
     def missed_count(self, counts: Counts, most: int) -> int:
-        """In how many scenarios a fleet misses the SLO; more than `most` are not counted."""
+        """The number of scenarios in which a fleet misses the SLO, counted up to `most` + 1."""
         missed = at = 0
         while at < len(self._in_scenarios) and missed <= most:
             sure = self._in_scenarios[at : at + most + 1 - missed]
@@ -338,7 +340,7 @@ class Oracle:
         return [self._decode_alone(option, self._modelled(option, count)) for ((option, count),) in fleets]
 
     def _modelled(self, option: Option, count: int) -> int:
-        """With how many workers a pool is simulated of which some may be lost."""
+        """The number of workers with which a pool is simulated, where some of its workers may be lost."""
         return self.workers_left(option, count) // self.downscale
 
     def workers_left(self, option: Option, count: int) -> int:

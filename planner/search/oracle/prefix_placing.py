@@ -242,7 +242,7 @@ class Leaf:
 
 
 def leaves_of(trace: Trace, plan: PrefixPlan) -> list[list[Leaf]]:
-    """Of each replica the longest placed prefixes, hottest first."""
+    """The longest prefixes that are placed on each replica, the most used first."""
     demand, tree, placed = plan.traffic.demand, plan.traffic.tree, plan.replication.placed
     end_tokens = demand.path_sum(demand.tokens)
     hottest = np.argsort(-demand.subtree_sum(demand.rate_rps), kind="stable").tolist()
@@ -285,7 +285,7 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
     token_s = cheapest_token_s(pool.type.latency, pool.type.max_num_batched_tokens)
 
     def prefill_s(start: IntArray, tokens: npt.NDArray[np.integer[Any]]) -> FloatArray:
-        """Of tokens that come after `start` others of their prompt."""
+        """Seconds to prefill `tokens` tokens that come after `start` others of their prompt."""
         pairs = tokens * (start + (tokens + 1) / 2)
         return np.asarray(token_s * tokens + pool.type.latency.a_s * pairs)
 

@@ -100,7 +100,7 @@ class Decided:
 
 
 def question_digest(document: Mapping[str, Any], trace: Trace, seed: int, *question: object) -> str:
-    """Of a question, its traffic, and this version of the code."""
+    """A digest of a question, its traffic, and this version of the code."""
     text = json.dumps(document, sort_keys=True, default=str)
     return _digest(__version__, SOURCES, text, trace_digest(trace), seed, question)
 
@@ -116,7 +116,7 @@ def _is_cut(text: str) -> bool:
 
 
 def traffic_digest(traffic: Trace | Scenario) -> str:
-    """Of a trace, or of what a scenario is drawn from, so that it need not be drawn."""
+    """A digest of a trace, or of what a scenario is drawn from, so that it need not be drawn."""
     if isinstance(traffic, Trace):
         return trace_digest(traffic)
     futures = traffic.futures
@@ -126,7 +126,7 @@ def traffic_digest(traffic: Trace | Scenario) -> str:
 
 
 def trace_digest(trace: Trace) -> str:
-    """Of all that a simulation sees of a trace, made once for each."""
+    """A digest of all that a simulation reads of a trace, computed once for each trace."""
     if (known := _digests.get(trace)) is None:
         digest = hashlib.sha256(repr((trace.prefix_block_tokens, trace.tenants, trace.adapters)).encode())
         for column in (

@@ -21,9 +21,9 @@ from planner.traffic.workload import TraceLengths, Workload, to_classes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixHits:
-    """Of every block use (m,): its request, tokens and stack distance, -1 where nobody had it before.
-
-    `shared_tokens` (n,) of a prompt are also in another one, before it or after.
+    """For every use of a block (m,): its request, its tokens, and its stack distance, -1 for the first use of
+    the block. `shared_tokens` (n,) counts the tokens of each prompt that are in another prompt too, before it
+    or after.
     """
 
     trace: Trace

@@ -198,7 +198,7 @@ def _missed_scenarios(oracle: Oracle, counts: Counts) -> set[int]:
 
 
 def _kept_scenarios(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[int]:
-    """Those of these scenarios in which a fleet keeps the SLO."""
+    """The numbers of those scenarios, among `numbers`, in which a fleet keeps the SLO."""
 
     def is_kept(i: int) -> bool:
         oracle.stop_in_time()
@@ -208,7 +208,7 @@ def _kept_scenarios(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> l
 
 
 def _count_kept(oracle: Oracle, fleets: Sequence[Counts], numbers: Sequence[int]) -> list[int]:
-    """In how many of these scenarios each of the fleets keeps the SLO."""
+    """For each fleet, the number of these scenarios in which it keeps the SLO."""
     return run_each(lambda counts: len(_kept_scenarios(oracle, counts, numbers)), fleets)
 
 

@@ -244,8 +244,8 @@ def _with_fewest_workers(
 def pick_fleet_and_test(
     scenario_problem: Problem, paper: FleetSearch, best: Counts, test: ScenarioTest
 ) -> tuple[Counts, ScenarioTest, KeptIn]:
-    """Of fleets at about the price of `best` the one with the most headroom, with as few workers as pass the
-    test, its last test and the result of that.
+    """Among fleets at about the price of `best`, the one with the most headroom, reduced to as few workers as
+    pass the test, with the last test of it and the result of that test.
     """
     best = _most_headroom(scenario_problem, paper, best)
     return _with_fewest_workers(scenario_problem, test, best, test.decide(best))

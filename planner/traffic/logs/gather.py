@@ -179,7 +179,7 @@ class Gatherer:
         self._codes[role].append(place[codes])
 
     def _hashes(self, column: pd.Series[Any]) -> npt.NDArray[np.uint64]:
-        """Of request ids, 64 bits each; a row without one is a request of its own."""
+        """Hashes of request ids, 64 bits each; a row without an id counts as a request of its own."""
         missing = is_missing(column)
         hashed = pd.util.hash_array(column.astype(str).to_numpy(dtype=object), categorize=False)
         if missing.any():
@@ -244,7 +244,7 @@ class Gatherer:
         self._lost_ids.clear()
 
     def _once(self, order: IntArray) -> IntArray:
-        """Of the rows of one request the first; further ones are counted."""
+        """The first row of each request; further rows of a request are counted and left out."""
         ids = np.concatenate(self._ids)
         self._ids.clear()
         _, first = np.unique(ids[order], return_index=True)

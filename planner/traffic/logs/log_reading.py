@@ -316,7 +316,7 @@ def _table(names: Collection[str], how: LogOptions) -> known.Known | None:
 
 
 def read_frame(name: str, frame: pd.DataFrame, *, drop_invalid: bool = False) -> Trace:
-    """The same of a table in memory whose columns are those of a log; its rows are counted from 0."""
+    """Read a table in memory whose columns are those of a log. Messages count its rows from 0."""
     names = [str(column) for column in frame.columns]
     frame = frame.set_axis(names, axis=1).reset_index(drop=True)
     _refuse_sums(names, name)

@@ -88,7 +88,7 @@ def span_rows(
 
 
 def _sum(one: Any, other: Any) -> Any:
-    """Of two counts, which OTLP writes as texts; the first where they are none."""
+    """The sum of two counts, which OTLP writes as texts; the first alone where they are no numbers."""
     try:
         return int(one) + int(other)
     except (TypeError, ValueError):
@@ -110,7 +110,7 @@ def _list(document: Mapping[str, Any], key: str, where: str) -> list[Any]:
 
 
 def _attributes(span: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Those with one plain value."""
+    """The attributes of a span that have one plain value."""
     given = {}
     for pair in _list(span, "attributes", where):
         value = pair.get("value")

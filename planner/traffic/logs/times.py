@@ -256,7 +256,7 @@ class LogClock:
         )
 
     def in_words(self) -> str:
-        """In words, for the note on what was taken as what."""
+        """The unit and zone in words, for the note on how a log's times were read."""
         if self.unit in NS_PER:
             return f"{self.unit} from zero on" if self.since_zero else f"{self.unit} since 1970"
         if self.has_offsets:
