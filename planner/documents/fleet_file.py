@@ -400,7 +400,7 @@ def _parse_pool(
             row.get("latency"), llm, gpu, (tp, ep, dp, ranks.all2all), catalog, directory, ranks
         )
         if "latency" not in row:
-            latency = add_pipeline(on_version(latency, llm, engine), llm, gpu, tp, pp)
+            latency = add_pipeline(on_version(latency, llm, gpu, engine), llm, gpu, tp, pp)
     except InputError as error:
         raise InputError(f"{row.path_of('latency')}: {error}") from None
     count = row.whole_number("count", 1, most=MOST)

@@ -247,6 +247,17 @@ class StepLatency:
         joint = self.joint_at(at) if self.joint_s else np.array([])
         return replace(self, knots_tokens=knots, f_s=tuple(own.tolist()), joint_s=tuple(joint.tolist()))
 
+    def with_least(self, least_s: float, *, beyond_tokens: float) -> StepLatency:
+        """The same engine with f(N) at least `least_s` at every corner beyond `beyond_tokens`, the first of
+        which lies one token further.
+        """
+        step = self._with_knot(beyond_tokens)._with_knot(beyond_tokens + 1)
+        knots, joint_s = np.array(step.knots_tokens), step.joint_at(np.array(step.knots_tokens))
+        own_s = np.array(step.f_s) - joint_s
+        own_s = np.where(knots > beyond_tokens, np.maximum(own_s, least_s - joint_s), own_s)
+        f_s = np.maximum.accumulate(own_s) + joint_s
+        return replace(step, f_s=tuple(f_s.tolist()))
+
     def with_power_cap(self, prefill: float, decode: float) -> StepLatency:
         """The same engine on a power-capped GPU (Splitwise section III-G)."""
         basis = f"{self.basis}; slowed x{prefill:g} prefill, x{decode:g} decode for the power cap"

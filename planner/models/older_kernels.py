@@ -8,38 +8,73 @@ B200 alike: launches and quantisation that later versions fuse. So it is seconds
 Found between predictions and measured runs (docs/evidence/accuracy.md): 77 to 227 us a layer on 0.11 and
 0.12 (Qwen3-235B-A22B-FP8 in five places, DeepSeek-V3.1 in one), 37 to 59 on 0.16 and 0.17, 13 to 23 on 0.18
 (MiniMax-M2.5), and -19 to 10 on 0.19. The other formats of weights show nothing of the kind.
+
+Steps larger than the captured graphs launch their kernels one by one. On Blackwell before 0.19 that took
+longer than the kernels of short prompts do:
+
+    t >= k layers             in steps of more than 512 tokens, k by the version, all layers of the LLM
+
+k is 1.45 ms from 0.16 to 0.18: MiniMax-M2.5 alone says 1.6 and Kimi-K2.5 in nvfp4 alone 1.45, both of 0.17.
+Before it is 0.65 ms: Llama-3.1-70B on 0.10 alone says 0.8 to 1.0, and with more than 0.65 ML.ENERGY's ITLs
+on 0.11 would be too long. Chosen by whether TTFTs lie inside the spread: 92 to 98 %, before 43 to 82 %.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from planner.domain import Gpu
 from planner.models.engine import Engine
-from planner.models.latency import StepLatency
+from planner.models.latency import DECODE_STEP_TOKENS, StepLatency
 from planner.models.llm import Llm
 from planner.models.roofline import experts_layers
 
 BLOCK_FORMAT = "fp8-block"
 # The first version that no longer takes so long, and what versions before it take per layer.
 UNTIL_VERSION = (((0, 14), 150e-6), ((0, 18), 45e-6), ((0, 19), 15e-6))
+# Seconds per layer that steps beyond the captured graphs took there before a version.
+BLACKWELL = ("b200-180g", "b300-288g", "gb200-186g", "gb300-279g")
+LAUNCHES_UNTIL_VERSION = (((0, 16), 0.65e-3), ((0, 19), 1.45e-3))
 
 
 def longer_layer_s(llm: Llm, engine: Engine | None) -> float:
     """Seconds that a layer of experts takes longer on the version of this engine than in the tables."""
     formats = {weights for part, weights, *_ in llm.parts() if part == "experts"}
-    if engine is None or engine.name != "vllm" or BLOCK_FORMAT not in formats:
+    if BLOCK_FORMAT not in formats or (version := _vllm_version(engine)) is None:
         return 0.0
-    version = tuple(int(part) for part in engine.version.split("."))
     return next((layer_s for first, layer_s in UNTIL_VERSION if version < first), 0.0)
 
 
-def on_version(latency: StepLatency, llm: Llm, engine: Engine | None) -> StepLatency:
+def least_large_step_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
+    """Seconds that launches take in steps larger than the captured graphs on the version of this engine; 0
+    where nothing is known of them.
+    """
+    if gpu.base not in BLACKWELL or (version := _vllm_version(engine)) is None:
+        return 0.0
+    return llm.layers * next((least_s for first, least_s in LAUNCHES_UNTIL_VERSION if version < first), 0.0)
+
+
+def on_version(latency: StepLatency, llm: Llm, gpu: Gpu, engine: Engine | None) -> StepLatency:
     """Step times of kernels or of a roofline as the version of this engine takes them."""
-    layer_s = longer_layer_s(llm, engine)
-    if engine is None or layer_s == 0 or latency.kind not in ("kernels", "roofline"):
+    if engine is None or latency.kind not in ("kernels", "roofline"):
         return latency
-    added_s = layer_s * experts_layers(llm)
-    basis = (
-        f"{latency.basis}; {1e6 * layer_s:.0f} us longer per layer of experts, as on vLLM {engine.version}"
-    )
-    return replace(latency, f_s=tuple(f_s + added_s for f_s in latency.f_s), basis=basis)
+    if layer_s := longer_layer_s(llm, engine):
+        added_s = layer_s * experts_layers(llm)
+        basis = (
+            f"{latency.basis}; {1e6 * layer_s:.0f} us longer per layer of experts, "
+            f"as on vLLM {engine.version}"
+        )
+        latency = replace(latency, f_s=tuple(f_s + added_s for f_s in latency.f_s), basis=basis)
+    if least_s := least_large_step_s(llm, gpu, engine):
+        basis = (
+            f"{latency.basis}; at least {1e3 * least_s:.0f} ms in steps of more than "
+            f"{DECODE_STEP_TOKENS:.0f} tokens, as on vLLM {engine.version}"
+        )
+        latency = replace(latency.with_least(least_s, beyond_tokens=DECODE_STEP_TOKENS), basis=basis)
+    return latency
+
+
+def _vllm_version(engine: Engine | None) -> tuple[int, ...] | None:
+    if engine is None or engine.name != "vllm":
+        return None
+    return tuple(int(part) for part in engine.version.split("."))

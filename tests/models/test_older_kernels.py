@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet_file import fleet_of
 from planner.models.engine import Engine
-from planner.models.older_kernels import longer_layer_s, on_version
+from planner.models.older_kernels import least_large_step_s, longer_layer_s, on_version
 
 CATALOG = read_catalog()
+LLAMA = CATALOG.llm("llama-3.1-70b")
 MINIMAX = CATALOG.llm("MiniMaxAI/MiniMax-M2.5")
 
 
@@ -65,6 +67,51 @@ def test_a_step_of_a_fleet_on_an_old_version_takes_longer_by_its_layers() -> Non
     assert "45 us longer per layer of experts, as on vLLM 0.16.0" in old.basis
 
 
+@pytest.mark.parametrize(
+    ("gpu", "version", "least_s"),
+    [
+        ("b200-180g", "0.10.2", 0.052),
+        ("b200-180g", "0.15.1", 0.052),
+        ("gb300-279g", "0.18.1", 0.116),
+        ("b200-180g", "0.19.0", 0.0),
+        ("h200-141g", "0.10.2", 0.0),
+    ],
+)
+def test_launches_of_large_steps_take_time_on_blackwell_before_0_19(
+    gpu: str, version: str, least_s: float
+) -> None:
+    """80 layers of Llama-3.1-70B at 0.65 and 1.45 ms, whatever the number of GPUs."""
+    assert least_large_step_s(LLAMA, CATALOG.gpu(gpu), vllm(version)) == pytest.approx(least_s)
+
+
+def test_steps_beyond_the_captured_graphs_take_at_least_their_launches() -> None:
+    """513 and 1024 tokens on 4 B200 take 116 ms on 0.17; 512 and 16384 tokens what they take on 0.24. The
+    spread of prefills moves what launches add.
+    """
+    gpu = CATALOG.gpu("b200-180g")
+    new = CATALOG.step_latency(LLAMA, gpu, 4)
+    old = on_version(new, LLAMA, gpu, vllm("0.17.0"))
+    assert new.step_s(1024) < 0.116 < new.step_s(16384)
+    assert old.step_s(np.array([513.0, 1024.0])) == pytest.approx(0.116)
+    small_and_large = np.array([1.0, 512.0, 16384.0])
+    assert old.step_s(small_and_large) == pytest.approx(new.step_s(small_and_large))
+    assert "at least 116 ms in steps of more than 512 tokens, as on vLLM 0.17.0" in old.basis
+    assert old.spread is not None
+    upper = old.at_spread(1.645, 0.0)
+    added_s = 0.116 - old.step_s(512)
+    assert upper.step_s(1024) == pytest.approx(old.step_s(512) + old.spread.prefill.high * added_s, rel=1e-3)
+
+
+def test_ranks_that_share_experts_keep_their_share_of_a_step() -> None:
+    """Experts of all ranks take what they took, and a rank's own time the rest of 61 layers at 1.45 ms."""
+    gpu, llm = CATALOG.gpu("b200-180g"), CATALOG.llm("deepseek-ai/DeepSeek-V3.1")
+    new = CATALOG.step_latency(llm, gpu, 1, ep=True, dp=8)
+    old = on_version(new, llm, gpu, vllm("0.18.0"))
+    tokens = np.array([513.0, 600.0, 1024.0])
+    assert old.joint_at(tokens) == pytest.approx(new.joint_at(tokens))
+    assert (old.step_s(tokens) >= 1.45e-3 * llm.layers - 1e-9).all()
+
+
 def test_step_times_that_somebody_gave_stay_as_they_are() -> None:
     latency = replace(CATALOG.step_latency(MINIMAX, CATALOG.gpu("h200-141g"), 4), kind="steps")
-    assert on_version(latency, MINIMAX, vllm("0.11.1")) is latency
+    assert on_version(latency, MINIMAX, CATALOG.gpu("h200-141g"), vllm("0.11.1")) is latency

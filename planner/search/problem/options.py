@@ -258,7 +258,7 @@ class Degree:
         link_bytes_per_s = engines.node_bytes_per_s or MEASURED_LINK_BYTES_PER_S
         ranks = Ranks(self.all2all, link_bytes_per_s)
         fit = catalog.step_latency(llm, self.gpu, self.tp, ep=self.ep, dp=self.dp, ranks=ranks)
-        fit = on_version(fit, llm, engines.engine)
+        fit = on_version(fit, llm, self.gpu, engines.engine)
         latency = add_pipeline(fit, llm, self.gpu, self.tp, self.pp, link_bytes_per_s=between)
         latency = replace(latency, h_s=latency.h_s + engines.host_overhead_s)
         if engines.at_spread:
