@@ -62,8 +62,8 @@ def multiply_value(document: Mapping[str, Any], path: str, factor: float) -> flo
     value: Any = document
     for key in spelled_keys(document, path):
         value = value.get(key) if isinstance(value, Mapping) else None
-    if isinstance(value, str) and (found := _QUANTITY.fullmatch(value)):
-        return f"{float(found[1]) * factor:.10g} {found[2]}"
+    if isinstance(value, str) and (quantity := _QUANTITY.fullmatch(value)):
+        return f"{float(quantity[1]) * factor:.10g} {quantity[2]}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         where = "is not there" if value is None else f"is {value!r}"
         of_trace = "; its traffic has the trace's own rate, which `plan trace FILE` prints" * (

@@ -1,11 +1,11 @@
-"""Number formats of an LLM's parts, as those who quantise it write them down.
+"""The number format of each module's weights in an LLM, as its checkpoint declares it.
 
 formats = read_formats(file, config)
-formats.of("layers.3.mlp.experts.0.gate_proj")       # "nvfp4"
+formats.format_of(["layers.3.mlp.experts.0.gate_proj"], is_expert=True)       # "nvfp4"
 
-It stands in `quantization_config` of config.json (fp8, AWQ, GPTQ, mxfp4, compressed-tensors, ModelOpt) or in
-hf_quant_config.json beside it (ModelOpt). Modules that are left out are named, with * or as re:..., and
-keep 16 bits; so does all that no target names.
+The declaration is `quantization_config` of config.json (fp8, AWQ, GPTQ, mxfp4, compressed-tensors, ModelOpt)
+or hf_quant_config.json beside it (ModelOpt). It names the modules that are not quantised, by name, with *, or
+as a regular expression after "re:". These modules keep 16 bits, as does every module that no target names.
 """
 
 from __future__ import annotations
@@ -25,18 +25,23 @@ from planner.files.jsontext import parse_json
 from planner.models.llm import WEIGHT_BYTES
 
 Config = Mapping[str, Any]
-MAX_CONFIG_BYTES = 16 * 2**20  # Lists of all experts take 3 MB.
+# No more than this is read of a file. The largest known configs, which list every expert, have 3 MB.
+MAX_CONFIG_BYTES = 16 * 2**20
+# Keys under which a config.json declares its quantisation.
 QUANTISED = ("quantization_config", "compression_config", "quantization")
 MODELOPT_FILE = "hf_quant_config.json"
 INSTEAD = (
     "name a checkpoint in 16 bits, fp8, int8, int4, mxfp4 or nvfp4, or describe this one in a llms.yaml of "
     "your own with its weights"
 )
-_OTHER_FILES = ("quantize_config.json", "quant_config.json")  # Files of GPTQ and AWQ.
+# Files of their own that GPTQ and AWQ write. They are refused where config.json declares no format.
+_OTHER_FILES = ("quantize_config.json", "quant_config.json")
+# Keys that list the modules which are not quantised.
 _IGNORED = ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers")
 _FP8_METHODS = ("fp8", "fbgemm_fp8", "ptpc_fp8")
 _GROUPED_METHODS = ("compressed-tensors", "modelopt", "modelopt_fp4", "none", *_FP8_METHODS)
-_ALGORITHMS = {  # ModelOpt's names of formats.
+# ModelOpt's names of formats, and ours.
+_ALGORITHMS = {
     "FP8": "fp8",
     "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
     "FP8_PB_WO": "fp8-block",
@@ -59,8 +64,9 @@ _GLOB = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True)
 class Formats:
-    """`default` is of what no rule names, `experts` of routed experts that none names. A rule is a name, of a
-    module or of what it lies in, or a pattern.
+    """The formats of an LLM's modules. `default` is the format of modules that no rule names, and `experts`
+    that of routed experts that no rule names. A rule of `names` names a module, or a module that it is part
+    of; one of `patterns` matches the whole name.
     """
 
     default: str = "bf16"
@@ -104,7 +110,7 @@ class Formats:
 
     @cached_property
     def _last_parts(self) -> frozenset[str]:
-        """Every name ends with one of them, so most of what a module lies in need not be looked for."""
+        """The last parts of all names in rules: a module without any of them needs no further look-up."""
         return frozenset(name.rpartition(".")[2] for name in self.names)
 
     @property
@@ -114,7 +120,7 @@ class Formats:
         return min(WEIGHT_BYTES[format] for format in formats), self.kv_dtype_bytes
 
     def is_same(self, other: Formats) -> bool:
-        """Whatever the order in which the rules stand."""
+        """Whether both have the same rules, in whichever order."""
         mine, its = (
             (each.default, each.experts, each.kv_dtype_bytes, each.names, set(each.patterns))
             for each in (self, other)
@@ -138,8 +144,9 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_formats(file: Path, config: Config) -> Formats:
-    """As vLLM serves them: float32 checkpoints run in 16 bits, and the KV cache keeps 16 bits unless the
-    checkpoint says otherwise. Raises CatalogError for what we do not know, and where two files disagree.
+    """The formats in which vLLM serves a checkpoint: weights in float32 run in 16 bits, and the KV cache has
+    16 bits unless the checkpoint says otherwise. Raises CatalogError for formats that are not modelled, and
+    where two files disagree.
     """
     statements = [
         (f"{file}: {key}", _parse_section(config[key], f"{file}: {key}", config))
@@ -179,7 +186,7 @@ def read_formats(file: Path, config: Config) -> Formats:
 
 
 def _parse_section(section: object, where: str, config: Config) -> Formats:
-    """What Hugging Face or ModelOpt wrote down."""
+    """The formats in one section, as Hugging Face or ModelOpt writes it."""
     if isinstance(section, dict) and isinstance(section.get("quantization"), dict):
         where, section = f"{where}: quantization", section["quantization"]
     if not isinstance(section, dict):
@@ -310,8 +317,8 @@ def _quantised_layers(layers: object, where: str) -> dict[str, str]:
 
 
 def _deepseek_v4(section: Config, where: str, config: Config, kv_dtype_bytes: float) -> Formats:
-    """Blocks of fp8 for all but the routed experts, which have a key of their own; ModelOpt quantises these
-    alone, and its `ignore` speaks of that.
+    """DeepSeek-V4: blocks of fp8, except in the routed experts, whose format is under `expert_dtype`.
+    ModelOpt quantises the experts alone; modules of its `ignore` list keep the checkpoint's fp8.
     """
     experts = {"fp4": "mxfp4", "fp8": "fp8-block"}.get(str(config.get("expert_dtype", "fp4")))
     if experts is None:
@@ -327,7 +334,7 @@ def _deepseek_v4(section: Config, where: str, config: Config, kv_dtype_bytes: fl
 
 
 def _formats_of_rules(default: str, experts: str, kv_dtype_bytes: float, named: Mapping[str, str]) -> Formats:
-    """Names are looked up, patterns tried one by one."""
+    """The formats by rules, of which those without a wildcard are looked up and the others tried in turn."""
     names: dict[str, str] = {}
     patterns = []
     for name, format in named.items():

@@ -9,8 +9,9 @@
       research: true                       # any: rows that nothing deploys too
       quantum_tokens: 2000                 # and every other setting of fleet.yaml
 
-What is named is searched, each choice by itself. `any` stands for every row that the deployment target has:
-the first is searched, the others are raced against what it finds (search/mixed/policy_search.py).
+An axis is one such key with rows to choose among. Of the rows that a question names, every combination is
+searched by itself. `any` stands for every row that the deployment target has: the usual one is searched, and
+the others are only tried on the fleet that it finds, a race (search/mixed/policy_search.py).
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ ANY = "any"
 KNOWN, MEAN = "known", "mean"
 # Ranges of prompt lengths over which the mean output is taken; TetriInfer predicts by as many.
 MEAN_BUCKETS = 10
-REPURPOSE_AFTER_S = 120.0  # Default where pools `repurpose` are among `any` and the wait is not given.
-# Choices that are searched each. Of more the first is searched, and the others are raced against it.
+# Default of `repurpose_after` where pools: `repurpose` comes from `any` and the question gives no time.
+REPURPOSE_AFTER_S = 120.0
+# So many combinations are searched one by one. Of more, the first is searched and the others are raced.
 MOST_EACH = 32
 _USUAL = Policies()
 _AXES = (*BY_FIELD, "prediction")
@@ -69,7 +71,7 @@ KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class PolicyChange:
-    """One value of one axis, to be taken in place of what a plan has there."""
+    """One value of one axis, which a race puts in place of the plan's."""
 
     axis: str
     value: str
@@ -77,8 +79,9 @@ class PolicyChange:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoices:
-    """The values of each axis that are searched, each beside each, the best liked first; and those that are
-    raced. `settings` are those of every choice. Without `axes` a plan has what fleets have by themselves.
+    """The values of each axis that are searched, in every combination, the usual value first; and the changes
+    that are raced. All choices have the same `settings`. An axis that is not in `axes` has the value that
+    `planner.fleet.Policies` has by default.
     """
 
     axes: Mapping[str, tuple[str, ...]] = field(
@@ -89,7 +92,7 @@ class PolicyChoices:
     longest_wait_s: float = math.inf
     prefix_cache: bool = False
     kv_offload: KvOffload | None = None
-    # The question names no queue: nobody says that requests bring the priority which an order goes by.
+    # The question names no queue, so it does not say that requests bring the priority which some orders need.
     is_queue_assumed: bool = False
 
     @property
@@ -101,7 +104,7 @@ class PolicyChoices:
         return self.axes["routing"]
 
     def searched(self, slo: Slo, target: str | None) -> tuple[Policies, ...]:
-        """Each beside each, those without caches before those with them."""
+        """Every combination of the searched values that goes together, those without prefix caches first."""
         blind = [name for name in self.routings if not ROUTING[name].needs_caches]
         if not blind and not self._needs_caches():
             blind = [_USUAL.routing]
@@ -123,8 +126,8 @@ class PolicyChoices:
         return tuple(dict.fromkeys(choices))
 
     def without_classes(self) -> PolicyChoices:
-        """The same for requests of one class or of none, which that of classes takes as they come: the usual
-        queue in its place.
+        """The choices for requests of one class or of none, with the usual queue in place of one that goes by
+        deadlines: among requests of one class such a queue is first come, first served.
         """
         queues = dict.fromkeys(_USUAL.queue if QUEUE[name].by_deadline else name for name in self.queues)
         raced = [
@@ -183,14 +186,14 @@ class PolicyChoices:
 
 
 def due_of(slo: Slo) -> tuple[tuple[Selector, float], ...]:
-    """The classes of the SLO, each with how long after its arrival a request is due."""
+    """The classes of the SLO with the seconds from a request's arrival to its deadline."""
     return tuple((selector, slo.due_s(selector)) for selector in slo.selectors)
 
 
 def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_queue: bool) -> PolicyChoices:
-    """The choices for an SLO with classes: without a named queue `edf` is searched and the usual one raced;
-    but for a deployment target, whose requests bring no priority unless the question names such a queue.
-    Raises InputError for `edf` without classes.
+    """The choices for an SLO with classes. Where the question names no queue, `edf` is searched and the usual
+    queue is raced. With a deployment target the choices stay as they are, because requests bring no priority
+    there unless the question names a queue that needs one. Raises InputError for `edf` without classes.
     """
     if slo.selectors:
         if names_queue or target is not None:
@@ -208,7 +211,9 @@ def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_
 
 
 def _limits_of(slo: Slo, policies: Policies) -> dict[str, float]:
-    """What best-fit keeps on every worker: the SLO's tightest limits, where the question says nothing."""
+    """The limits that the routing policy best-fit keeps on every worker [s]: those of the question's
+    policies, else the tightest ones of the SLO.
+    """
     ttft = [limit.limit_s for limit in slo.limits if limit.metric == "ttft"]
     pace = [limit.limit_s for limit in slo.limits if limit.row.is_pace]
     return {
@@ -221,7 +226,7 @@ def _as_deployed(policies: Policies, target: str | None) -> Policies:
     return policies if target is None else find_deployed_routing(policies, target, is_pair=False).policies
 
 
-# -- read --------------------------------------------------------------------------------------------------
+# -- reading slo.yaml ----------------------------------------------------------------------------------------
 
 
 def parse_policy_choices(section: Section, target: str | None, kv_offload: KvOffload | None) -> PolicyChoices:
@@ -273,7 +278,7 @@ def parse_policy_choices(section: Section, target: str | None, kv_offload: KvOff
 def _values_of(
     section: Section, axis: str, target: str | None, *, prefix_cache: bool, research: bool
 ) -> tuple[str, ...]:
-    """The values of one axis: as they are named, or all that `any` stands for, the usual one first."""
+    """The values of one axis: those that are named, or all that `any` stands for with the usual one first."""
     if axis == "prediction":
         return _predictions(section)
     rows, usual = BY_FIELD[axis], str(getattr(_USUAL, axis))
@@ -323,7 +328,7 @@ def _check_caches(
 def _check_target(
     section: Section, axis: str, chosen: Sequence[Policy], possible: Sequence[Policy], target: str
 ) -> None:
-    """Refuse what the deployment target lacks, with what it has."""
+    """Raise InputError for a row that the deployment target lacks, naming those that it has."""
     lacking = [row for row in chosen if not is_deployed(row, target)]
     if axis == "decode_routing" or not lacking:
         return
@@ -342,8 +347,9 @@ def _check_target(
 
 
 def _predictions(section: Section) -> tuple[str, ...]:
-    """What schedulers believe of outputs: `known`, the `mean` of prompts of such a length, or a share of
-    predictions that are right to a bucket of 200 tokens.
+    """What schedulers know of a request's output length: all of it (`known`), the `mean` output of prompts of
+    about the same length, or a prediction that is right, to a bucket of 200 tokens, for this share of
+    requests.
     """
     value, where = section.get("prediction"), section.path_of("prediction")
     if value == ANY:
@@ -361,7 +367,7 @@ def _predictions(section: Section) -> tuple[str, ...]:
     return tuple(found)
 
 
-# -- said --------------------------------------------------------------------------------------------------
+# -- names for reports ---------------------------------------------------------------------------------------
 
 
 def name_policies(policies: Policies, choices: Sequence[Policies]) -> str:

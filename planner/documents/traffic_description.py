@@ -16,7 +16,7 @@
       tenants: 3
       agents: 500                    # at once, in place of rate; or {count: 500, turns: 9, tool: {mean: 5 s}}
 
-planner/traffic/described.py and planner/traffic/agents.py say what they mean.
+planner/traffic/described.py and planner/traffic/agents.py draw the requests, and define what each key means.
 """
 
 from __future__ import annotations
@@ -54,21 +54,29 @@ from planner.units import quantity, shortest_digits, show_span
 SHAPE_KEYS = (
     *("input", "output", "joint", "burstiness", "clients", "sessions", "prefixes", "tenants", "agents"),
 )
-KEYS = ("task", "duration", "growth", "drift", *SHAPE_KEYS)  # Keys that only a description has.
+# A section `traffic` with any of these keys describes requests; none of them goes with a trace.
+KEYS = ("task", "duration", "growth", "drift", *SHAPE_KEYS)
 TASK_KEYS = ("of", *SHAPE_KEYS)
-USUAL_CV = 1.0  # Of lengths with a known mean alone; public traces have 0.7 to 1.3.
+# Coefficient of variation of lengths of which only the mean is known; in public traces it is 0.7 to 1.3.
+USUAL_CV = 1.0
+# Without `duration`, the time of about USUAL_REQUESTS at the busiest rate, within these two bounds.
 USUAL_REQUESTS, USUAL_LEAST_S, USUAL_MOST_S = 10_000, 300.0, 3600.0
-USUAL_TASKS = 3.0  # Tasks of each agent.
+# Without `duration`, agents work long enough for this many tasks each.
+USUAL_TASKS = 3.0
 WEEK_H = 168
 HOUR_S = 3600.0
+# A curve of rates may have this many intervals, about the minutes of ten weeks.
 MOST_INTERVALS = 100_000
-MOST_COUNT = 100_000  # Most clients, prefixes or tenants.
+# There may be at most this many clients, prefixes or tenants.
+MOST_COUNT = 100_000
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A row of catalogs/tasks.yaml: keys of `traffic` for a kind of request, of a trace or a paper."""
+    """A row of catalogs/tasks.yaml: values of keys of `traffic` for one kind of request, from a trace or a
+    paper (`source`). `of` says in words what was measured.
+    """
 
     name: str
     of: str
@@ -77,14 +85,14 @@ class TaskRow:
 
 
 def parse_task_row(name: str, row: Section) -> TaskRow:
-    """Raises InputError for a key or value that `traffic` would refuse."""
+    """Read a row of catalogs/tasks.yaml. Raises InputError for a value that `traffic` would refuse too."""
     values = {key: value for key, value in row.values.items() if key in SHAPE_KEYS}
     example_of(values, row.where)
     return TaskRow(name, row.plain_text("of"), values, row.plain_text("source"))
 
 
 def example_of(values: Mapping[str, Any], where: str) -> Description:
-    """Traffic of the kind that these keys describe, at some rate or of some agents."""
+    """Traffic of the kind that these keys describe, at a rate of 10 requests/s or with 10 agents."""
     load = {"agents": {"count": 10, **values["agents"]}} if "agents" in values else {"rate": 10}
     description = parse_description(Section({**values, **load}, where), {})
     assert description is not None
@@ -97,7 +105,9 @@ def is_description(traffic: Section) -> bool:
 
 
 def describes_traffic(path: Path) -> bool:
-    """Whether this slo.yaml describes its traffic; not for what can be read but once, such as a pipe."""
+    """Whether this slo.yaml describes its traffic. False for what is no plain file: a pipe can be read but
+    once, and reading it here would leave nothing.
+    """
     if not os.path.isfile(path):  # noqa: PTH113 - silent about any name
         return False
     traffic = read_yaml(path).get("traffic")
@@ -105,9 +115,10 @@ def describes_traffic(path: Path) -> bool:
 
 
 def parse_description(traffic: Section, tasks: Mapping[str, TaskRow]) -> Description | None:
-    """What `traffic` describes; None where it is about a trace.
+    """The traffic that the section `traffic` describes; None where the section is about a trace. `tasks` are
+    the rows of catalogs/tasks.yaml by name.
 
-    Raises InputError naming the key, for values that cannot be, alone or together.
+    Raises InputError, naming the key, for values that are impossible alone or together.
     """
     if not is_description(traffic):
         return None
@@ -180,7 +191,7 @@ def _task(traffic: Section, tasks: Mapping[str, TaskRow]) -> TaskRow | None:
 
 
 def _parse_rate(traffic: Section) -> tuple[tuple[float, ...], float]:
-    """Requests/s by interval, and the length of these [s]; one interval where the rate is constant."""
+    """Requests/s in each interval, and the length of an interval [s]; one interval for a constant rate."""
     value, where = traffic.get("rate"), traffic.path_of("rate")
     if not isinstance(value, Mapping):
         return (read_positive(value, "rps", where),), HOUR_S
@@ -210,7 +221,7 @@ def _parse_rates(value: object, where: str) -> list[float]:
 
 
 def _parse_week(value: object, where: str) -> list[float]:
-    """168 hours from Monday 0:00 on, or seven days of 24."""
+    """Requests/s of the 168 hours from Monday 0:00 on, which may be written as seven lists of 24."""
     hours = check_rows(value, where, f"{WEEK_H} numbers, or 7 days of 24", least=1)
     if len(hours) == 7 and all(isinstance(day, list) and len(day) == 24 for day in hours):
         hours = [rate for day in hours for rate in day]
@@ -236,7 +247,7 @@ def _parse_growth(traffic: Section) -> float:
 def _duration_s(
     traffic: Section, rate_rps: tuple[float, ...], every_s: float, agent_task_s: float | None
 ) -> float:
-    """Agents work long enough for a few tasks each."""
+    """How long the drawn traffic is [s]: `duration`, else by the rate or by the time of an agent's task."""
     if agent_task_s is not None and "duration" not in traffic:
         return math.ceil(max(USUAL_REQUESTS / rate_rps[0], USUAL_TASKS * agent_task_s))
     if "duration" in traffic:
@@ -249,7 +260,9 @@ def _duration_s(
 
 
 def _parse_lengths(value: object, where: str, row: object, basis: list[str]) -> Lengths:
-    """`row` is what the task says of these lengths: a mean alone moves it there."""
+    """A distribution of lengths. `row` is the one of the task, if there is one: where only a mean is given,
+    that distribution is scaled to it. `basis` collects sentences on what was assumed.
+    """
     if is_number(value):
         mean = check_number(value, where, least=1.0)
         if row is not None:
@@ -363,7 +376,7 @@ def _parse_joint(traffic: Section) -> tuple[float, tuple[tuple[float, ...], ...]
 
 
 def _parse_drift(traffic: Section, intervals: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Standard deviations by interval of the rate curve."""
+    """The drift of input and output lengths, in standard deviations, one for each interval of the curve."""
     section = traffic.subsection("drift", ("input", "output"))
     drifts = []
     for key in ("input", "output"):
@@ -434,11 +447,11 @@ def _parse_prefixes(traffic: Section) -> Prefixes | None:
     return Prefixes(shared, count, section.number("skew", 0.0, least=0.0))
 
 
-# -- written -----------------------------------------------------------------------------------------------
+# -- the description as a document --------------------------------------------------------------------------
 
 
 def description_document(description: Description) -> dict[str, Any]:
-    """The section `traffic` that `parse_description` reads as this description, growth worked in."""
+    """The section `traffic` that `parse_description` reads as this description. Its rates include growth."""
     curve = [_without_point(rate * description.growth) for rate in description.rate_rps]
     rate: Any = {"curve": curve, "every": _show_duration(description.every_s)} if len(curve) > 1 else curve[0]
     load: dict[str, Any] = {"rate": rate}
@@ -506,11 +519,11 @@ def _lengths_document(lengths: Lengths) -> dict[str, Any]:
 
 
 def _without_point(value: float) -> int | float:
-    """Whole numbers without a point."""
+    """The number as an int where it is whole, so that it is written without a point."""
     return int(value) if float(value).is_integer() else float(value)
 
 
 def _show_duration(value: float) -> str:
-    """'10 min' where that reads as the same number of seconds."""
+    """A time as "10 min" where that is exactly this number of seconds, else in seconds."""
     text = show_span(value)
     return text if quantity(text, "s", where="") == value else f"{shortest_digits(value)} s"

@@ -1,12 +1,13 @@
-"""An engine that only keeps time: `vllm serve`'s endpoints, each step as long as a fit says.
+"""An engine that computes nothing: it has the endpoints of `vllm serve`, and waits for each step as long as a
+fit of step times says.
 
     python -m planner.runtime.fake_engine --port 8001 '{"latency": {...}, "max_num_seqs": 256, ...}'
 
-It batches as vLLM v1 does (decodes first, then prompts in order of arrival or of their `priority`, in chunks,
-while seats and KV last; no preemption: a request reserves its prompt and output) and writes the same step
-log. With a prefix cache it computes nothing of a prompt that it has computed before and still holds. With
-it the router, the replay and the comparison are tested, and a plan rehearsed, on a machine without GPU or
-vLLM.
+It batches as vLLM v1 does: decodes first, then prompts in chunks, in order of arrival or of their `priority`,
+while there are seats and KV blocks. It never preempts, because a request reserves the blocks of its prompt
+and its output. It writes the same step log as our vLLM workers (`planner/runtime/step_log.py`). With a prefix
+cache, tokens of a prompt that are still cached take no time. The router, the replay and the comparison are
+tested with this engine, and a plan is rehearsed with it, on a machine without GPU or vLLM.
 """
 
 from __future__ import annotations
@@ -35,9 +36,13 @@ from planner.runtime.launch import IDENTITY, IDENTITY_HEADER, STEP_LOG, STEP_LOG
 from planner.runtime.prompt_blocks import blocks_of, words_of
 from planner.runtime.step_log import StepLog
 
-CHAT_TOKENS = 7  # Tokens that a chat's template adds to a prompt.
+# Tokens that a chat's template adds to a prompt.
+CHAT_TOKENS = 7
+# The output length of a request that names none, as in vLLM.
 DEFAULT_OUTPUT_TOKENS = 16
-TOKEN_IDS = 997  # Every token's id is its place in the request's context, modulo this.
+# The id of a token is its place in the request's context modulo this number.
+TOKEN_IDS = 997
+# Stands in a request's queue of tokens for the end of its answer.
 DONE = None
 
 
@@ -62,11 +67,13 @@ class _Request:
 
 
 class FakeEngine:
-    """The step loop. Its clock is the wall's, but a step that the machine is late for is caught up.
+    """The loop of steps. Its clock is the wall's; where the machine wakes too late, the next step is shorter
+    by as much, so the delay does not add up.
 
-    With `prefix_cache` prompts are kept as long as they fit beside what requests reserve, a block in use once
-    more, and leave least recently used first, each from its end. With `by_priority` the prompt with the
-    smallest `priority` is next, of equal ones that which came first.
+    With `prefix_cache` the blocks of prompts stay as long as they fit beside the blocks that requests
+    reserve. A cached block that a request uses counts twice, once for the request. Blocks are evicted least
+    recently used first, each prompt from its end. With `by_priority` the prompt with the smallest `priority`
+    is next, and of equal ones the first to arrive.
     """
 
     def __init__(
@@ -104,7 +111,7 @@ class FakeEngine:
         self.came.set()
 
     def drop(self, request: _Request) -> None:
-        """The client is gone."""
+        """Remove a request whose client has closed the connection."""
         if request in self.waiting:
             self.waiting.remove(request)
         elif request in self.running:
@@ -153,7 +160,9 @@ class FakeEngine:
         return chunks
 
     def _take_cached_tokens(self, request: _Request) -> int:
-        """Tokens of its prompt that are cached, but for the last; what no longer fits has left before."""
+        """The number of cached tokens of the prompt, without its last token, which is always computed. Evicts
+        first what no longer fits.
+        """
         while len(self.cached) > self.free_blocks:
             self.cached.popitem(last=False)
         hits = next(
@@ -165,7 +174,7 @@ class FakeEngine:
         return hit_tokens
 
     def _note_token_time(self, request: _Request) -> None:
-        """A token of it is there."""
+        """Note the time of a token that the request has just received, for the engine's metrics."""
         if request.generated == 1:
             request.first_s = self.now_s
             self.metrics.observe("ttft", max(self.now_s - request.came_s, 0.0))
@@ -219,7 +228,9 @@ class FakeEngine:
 
 
 class _Writing:
-    """An answer in OpenAI's shape, as far as its request asks for it; text is a word for each token."""
+    """An answer in OpenAI's format, with the optional parts that the request wants; its text has a word for
+    each token.
+    """
 
     def __init__(self, body: Mapping[str, Any], is_chat: bool) -> None:
         options = body.get("stream_options") or {}
@@ -270,8 +281,9 @@ def _event(document: Mapping[str, Any]) -> bytes:
 
 
 class Server:
-    """OpenAI's API, /health and the metrics that runtime/ reads. A word of a prompt in text is a token; a
-    chat's template adds CHAT_TOKENS."""
+    """OpenAI's API, /health and the metrics that planner/runtime/ reads. Each word of a text prompt counts as
+    a token, and the template of a chat adds CHAT_TOKENS.
+    """
 
     def __init__(self, engine: FakeEngine) -> None:
         self.engine = engine
