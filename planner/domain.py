@@ -18,6 +18,8 @@ OWNED = "@owned"  # suffix of an owned GPU, which costs no new money
 # Backlog test: this share of the last requests waits no longer than the limit on TTFT, or than this
 # if the SLO has none.
 STEADY_FRAC, BACKLOG_LIMIT_S = 0.5, 60.0
+# Tenants' service is compared over windows of this length, as in the figures of VTC's paper, 2401.00588.
+SERVICE_WINDOW_S = 60.0
 
 
 def row_of(gpu: str) -> str:
@@ -162,8 +164,25 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceGuarantee:
+    """While a tenant has work waiting it gets at least `share_frac` of its fair share of service, in every
+    window of `window_s` (simulator/service_shares.py). `tenant` None: each that is not named.
+    """
+
+    tenant: str | None
+    share_frac: float
+    window_s: float = SERVICE_WINDOW_S
+
+    @property
+    def name(self) -> str:
+        """For instance 'share of tenant gold'."""
+        return "share of each tenant" if self.tenant is None else f"share of tenant {self.tenant}"
+
+
+@dataclass(frozen=True, slots=True)
 class Slo:
-    """The SLO: every limit must hold, and `attainment_frac` of requests must keep all limits at once.
+    """The SLO: every limit must hold, and `attainment_frac` of requests must keep all limits at once. Tenants
+    get their `guarantees`.
 
     With `every_s` both must hold in every window of that length (traffic.trace.slo_windows_s) and over the
     whole trace. The whole may miss no more requests than its windows together: n - ceil(p n) is rounded down
@@ -173,6 +192,12 @@ class Slo:
     limits: tuple[Limit, ...]
     attainment_frac: float | None = None
     every_s: float | None = None
+    guarantees: tuple[ServiceGuarantee, ...] = ()
+
+    def guarantee_of(self, tenant: str) -> ServiceGuarantee | None:
+        """The guarantee to a tenant of this name."""
+        promised = {each.tenant: each for each in self.guarantees}
+        return promised.get(tenant, promised.get(None))
 
     @property
     def selectors(self) -> tuple[Selector, ...]:

@@ -150,10 +150,12 @@ def validate(
     longest = read_max_model_len(file) or int(np.max(requests.input_tokens + requests.output_tokens))
     whole = None
     notes: tuple[str, ...] = ()
+    if promised.guarantees:
+        notes = ("Not measured: shares of service of tenants, as engines do not say when a request began.",)
     if how.get("engine") != "rehearsal" and endpoint is None and (why := undeployable(fleet)):
         raise InputError(f"{file}: {why}; rehearse it with engine rehearsal")
     if how.get("engine") == "rehearsal" and fleet.engine is not None:
-        notes = (f"Rehearsed without what {fleet.engine.title} adds to the steps.",)
+        notes += (f"Rehearsed without what {fleet.engine.title} adds to the steps.",)
         fleet = fleet.without_engine()
     if how.get("is_slice"):
         whole = fleet, requests

@@ -25,7 +25,7 @@ from planner.errors import InputError, OutOfTimeError
 from planner.files.checked_files import is_path
 from planner.search.problem.stages import Stage, Urgent, left_s
 from planner.traffic.scaling import RateRequest
-from planner.units import show_clock, show_s
+from planner.units import counted, show_clock, show_s
 
 if TYPE_CHECKING:
     from planner.documents.catalog import Catalog
@@ -310,6 +310,13 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
         )
         if worst := verdict.get("attainment_worst_window"):
             row(window_text(worst, many), "", f"{100 * worst['kept_frac']:.2f} %", "", "")
+    for promised in verdict.get("tenants", ()):
+        share, windows = promised["share_frac"], counted(promised["windows"], "window")
+        got = "-" if share is None else f"{100 * share:.1f} %"
+        what = "nobody waited so long" if share is None else f"{promised['tenant']}, of {windows}"
+        row(
+            promised["guarantee"], f"{100 * promised['needed_frac']:g} %", got, what, _word(promised["holds"])
+        )
     return rows
 
 

@@ -40,6 +40,20 @@ class SloLine(TypedDict):
     worst_window: NotRequired[WorstWindow]
 
 
+class TenantGuarantee(TypedDict):
+    """A guarantee to tenants, and the one that got least of its fair share of service while its work waited.
+    The share is null where nobody waited for a whole window.
+    """
+
+    guarantee: str
+    needed_frac: float
+    tenant: str
+    share_frac: float | None
+    window_s: list[float] | None
+    windows: int
+    holds: bool
+
+
 class SloVerdict(TypedDict):
     """Whether a simulation keeps the SLO, and by how much."""
 
@@ -49,6 +63,7 @@ class SloVerdict(TypedDict):
     attainment_holds: bool | None
     windows: NotRequired[int]
     attainment_worst_window: NotRequired[WorstWindow]
+    tenants: NotRequired[list[TenantGuarantee]]
     is_steady: bool
     patient_frac: float
     patience_s: float
@@ -98,6 +113,7 @@ class TenantService(TypedDict):
     weight: float
     requests: int
     service_tokens_per_s: float
+    least_share_frac: float | None
     ttft_s: TimeSpread | None
     e2e_s: TimeSpread | None
 

@@ -49,16 +49,27 @@ class Backlog:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareMissed:
+    """The tenant that got least of its fair share of service while its work waited, and when."""
+
+    tenant: str
+    share_frac: float
+    needed_frac: float
+    window_s: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """Every line that a simulated fleet misses of its SLO; all fields are empty where it keeps the SLO."""
 
     missed: tuple[At, ...] = ()
     attainment: Attainment | None = None
     backlog: Backlog | None = None
+    shares: tuple[ShareMissed, ...] = ()
 
     @property
     def holds(self) -> bool:
-        return not self.missed and self.attainment is None and self.backlog is None
+        return not self.missed and self.attainment is None and self.backlog is None and not self.shares
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ PLAN_KEYS = (
     "slo",
     "simulated",
     "simulated_attainment_frac",
+    "simulated_tenants",
     "objective",
     "traffic",
     "latency",

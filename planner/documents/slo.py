@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.domain import Limit, Metric, Selector, Slo, selectors_of
+from planner.domain import SERVICE_WINDOW_S, Limit, Metric, Selector, ServiceGuarantee, Slo, selectors_of
 from planner.errors import InputError
 from planner.files.document_values import (
     Section,
@@ -20,7 +20,8 @@ from planner.files.document_values import (
 from planner.slo_metrics import METRICS
 from planner.units import percentile_name, shortest_digits
 
-ALSO, CLASS_ALSO = ("attainment", "every", "classes"), ("match", "deadline")
+ALSO, CLASS_ALSO = ("attainment", "every", "classes", "tenants"), ("match", "deadline")
+EACH, GUARANTEE_KEYS = "each", ("share_frac", "window")
 OF_REQUESTS = ("ttft", "tbt", "tpot", "e2e")  # The metrics that lines of a class may have.
 MATCH_KEYS = ("tenant", "adapter", "model", "input_tokens")
 DEADLINE_FRAC = 0.99  # Of the requests of a class with a deadline so many must be done by then.
@@ -60,7 +61,7 @@ class SloPreset:
 
 
 def parse_slo(document: Any, *, where: str) -> Slo:
-    """The `slo:` mapping: {ttft: {p90: 2 s}} or {ttft_p90: 2 s}, attainment, every, and classes."""
+    """The `slo:` mapping: {ttft: {p90: 2 s}} or {ttft_p90: 2 s}, attainment, every, classes, tenants."""
     lines = check_mapping(document, where)
     attainment = lines.get("attainment")
     if attainment is not None and not (is_number(attainment) and 0 < attainment <= 1):
@@ -73,7 +74,26 @@ def parse_slo(document: Any, *, where: str) -> Slo:
         limits,
         None if attainment is None else float(attainment),
         None if every is None else read_positive(every, "s", f"{where}: every"),
+        _guarantees(lines["tenants"], f"{where}: tenants") if "tenants" in lines else (),
     )
+
+
+def _guarantees(document: Any, where: str) -> tuple[ServiceGuarantee, ...]:
+    """Shares of service by tenant: {each: {share_frac: 0.9}, gold: {share_frac: 1, window: 2 min}}."""
+    guarantees = []
+    for name, given in check_mapping(document, where).items():
+        place = f"{where}: {name}"
+        section = Section.from_document(check_mapping(given, place), place, GUARANTEE_KEYS)
+        share = section.get("share_frac")
+        if not (is_number(share) and 0 < share <= 1):
+            raise refused_value(f"{place}: share_frac", "expected a share in (0, 1] such as 0.9", share)
+        window = section.get("window")
+        window_s = SERVICE_WINDOW_S if window is None else read_positive(window, "s", f"{place}: window")
+        tenant = None if name == EACH else str(name)
+        guarantees.append(ServiceGuarantee(tenant, float(share), window_s))
+    if not guarantees:
+        raise InputError(f"{where}: is empty; expected such as each: {{share_frac: 0.9}}")
+    return tuple(guarantees)
 
 
 def _limits(lines: Mapping[str, Any], where: str, selector: Selector | None = None) -> Iterator[Limit]:
@@ -187,6 +207,11 @@ def slo_document(slo: Slo) -> dict[str, Any]:
         document["attainment"] = slo.attainment_frac
     if slo.every_s is not None:
         document["every"] = f"{shortest_digits(slo.every_s)} s"
+    for each in slo.guarantees:
+        promised: dict[str, Any] = {"share_frac": each.share_frac}
+        if each.window_s != SERVICE_WINDOW_S:
+            promised["window"] = f"{shortest_digits(each.window_s)} s"
+        document.setdefault("tenants", {})[each.tenant or EACH] = promised
     return document
 
 

@@ -207,6 +207,11 @@ def _(fact: facts.Outcome) -> str:
             f"{100 * fact.attainment.frac:.2f} % of requests keep all limits "
             f"({100 * fact.attainment.needed_frac:g} % needed){_window_text(fact.attainment.window_s)}"
         )
+    reasons += [
+        f"tenant {each.tenant} gets {100 * each.share_frac:.1f} % of its fair share of service while its "
+        f"work waits ({100 * each.needed_frac:g} % needed){_window_text(each.window_s)}"
+        for each in fact.shares
+    ]
     if fact.backlog is not None:
         reasons.append(queue_text(fact.backlog.patient_frac, fact.backlog.patience_s))
     return "; ".join(reasons) or "keeps the SLO"

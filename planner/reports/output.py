@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner import manifests
+from planner import domain, manifests
 from planner.documents.certificate import certificate_document, fact_document, facts_document
 from planner.documents.engine_file import engine_document
 from planner.documents.fits import latency_document
@@ -41,6 +41,7 @@ from planner.reports.screen import growth_frac_of, planned_answer, targets_text
 from planner.search.evidence.plan import Plan
 from planner.search.problem.bill import Bill
 from planner.simulator.energy import ExpectedPower
+from planner.simulator.service_shares import tenant_shares
 from planner.simulator.simulation import STATUS, Simulation
 from planner.simulator.slo_verdict import InWindow, Verdict, chosen, gaps_s, measured, tenant_service
 from planner.simulator.utilisation import PoolUse
@@ -133,6 +134,7 @@ def plan_yaml(plan: Plan) -> str:
         "slo": slo_document(plan.slo),
         "simulated": _slo_lines(plan.verdict),
         **_attainment(plan),
+        **({"simulated_tenants": rows} if (rows := guarantee_rows(plan.verdict)) else {}),
         "traffic": {
             "trace": trace.name,
             "note": plan.traffic_note,
@@ -427,6 +429,7 @@ def _gap_spread(simulation: Simulation) -> dict[str, float] | None:
 def _tenants(simulation: Simulation) -> Document:
     """The service of each tenant, and how equal it is."""
     service = tenant_service(simulation)
+    shares = tenant_shares(simulation, domain.SERVICE_WINDOW_S)
     inside = measured(simulation)
     return {
         "service_window_s": service.window_s,
@@ -437,6 +440,7 @@ def _tenants(simulation: Simulation) -> Document:
                 "weight": simulation.tenant_weights[u],
                 "requests": int((simulation.tenant == u).sum()),
                 "service_tokens_per_s": service.tokens_per_s[u],
+                "least_share_frac": shares[u].share_frac,
                 "ttft_s": mean_and_percentiles(simulation.ttft_s[inside & (simulation.tenant == u)]),
                 "e2e_s": mean_and_percentiles(simulation.e2e_s[inside & (simulation.tenant == u)]),
             }
@@ -558,6 +562,22 @@ def _attainment(plan: Plan) -> Document:
     return {"simulated_attainment_frac": plan.verdict.attainment_frac}
 
 
+def guarantee_rows(verdict: Verdict) -> list[Document]:
+    """Guarantees to tenants, and the least share of service that one of them got."""
+    return [
+        {
+            "guarantee": line.guarantee.name,
+            "needed_frac": line.guarantee.share_frac,
+            "tenant": line.least.tenant,
+            "share_frac": line.least.share_frac,
+            "window_s": line.least.window_s,
+            "windows": line.windows,
+            "holds": line.holds,
+        }
+        for line in verdict.guarantees
+    ]
+
+
 def verdict_document(verdict: Verdict) -> Document:
     """The verdict on a simulation; seconds are NaN if gaps were not recorded."""
     return {
@@ -571,6 +591,7 @@ def verdict_document(verdict: Verdict) -> Document:
             if verdict.attainment_worst is None
             else {"attainment_worst_window": _in_window(verdict.attainment_worst)}
         ),
+        **({"tenants": guarantee_rows(verdict)} if verdict.guarantees else {}),
         "is_steady": verdict.is_steady,
         "patient_frac": verdict.patient_frac,
         "patience_s": verdict.patience_s,

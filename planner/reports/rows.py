@@ -28,6 +28,7 @@ from planner.reports.words import (
     Rows,
     amount,
     describe,
+    guarantee_text,
     limit_text,
     seconds_text,
     unpriced_text,
@@ -155,6 +156,20 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
             values = percent(worst.kept_frac)
             text = _worst_text(verdict, worst)
             rows.append((text, "", "", values, "", values, _verdict_word(worst.holds)))
+    for promised in verdict.guarantees:
+        least, needed = promised.least, percent(promised.guarantee.share_frac)
+        got = f"{percent(least.share_frac)} ({least.tenant})" if promised.windows else "nobody waited so long"
+        rows.append(
+            (
+                guarantee_text(promised.guarantee),
+                promised.guarantee.name,
+                needed,
+                got,
+                "",
+                "",
+                _verdict_word(promised.holds),
+            )
+        )
     return ("SLO", "Name", "Limit", "Simulated", "Latency below limit", "Kept by", "Verdict"), rows
 
 

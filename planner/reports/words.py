@@ -9,7 +9,7 @@ from pathlib import Path
 
 from planner.documents.certificate import Alternative, Certificate, Throughput
 from planner.documents.facts import RequestTooLong
-from planner.domain import Limit
+from planner.domain import Limit, ServiceGuarantee
 from planner.fleet import Fleet, Pool
 from planner.manifests.engine_command import is_capped
 from planner.policies import BATCHING, ROUTING
@@ -77,11 +77,19 @@ def slo_sentence(plan: Plan) -> str:
     limits = listed([limit_text(limit) for limit in plan.slo.limits])
     if plan.slo.attainment_frac is not None:
         limits += f", and {percent(plan.slo.attainment_frac)} of requests keep all of that at once"
+    for each in plan.slo.guarantees:
+        limits += f", and {guarantee_text(each)}"
     if plan.slo.every_s is not None:
         limits += f", in every window of {show_span(plan.slo.every_s)} (fixed, one after the other)"
     if plan.verdict.holds:
         return f"In the simulation of {plan.traffic_note}, it keeps the SLO: {limits}."
     return f"In the simulation of {plan.traffic_note}, it does NOT keep the SLO: {limits}."
+
+
+def guarantee_text(guarantee: ServiceGuarantee) -> str:
+    """'each tenant gets 90 % of its fair share of service while its work waits'."""
+    who = "each tenant" if guarantee.tenant is None else f"tenant {guarantee.tenant}"
+    return f"{who} gets {percent(guarantee.share_frac)} of its fair share of service while its work waits"
 
 
 def flags(**requested: bool | None) -> list[str]:

@@ -19,6 +19,7 @@ from planner.domain import BACKLOG_LIMIT_S, STEADY_FRAC, Limit, Metric, Slo, all
 from planner.files.column_files import release_memory
 from planner.simulator import counting
 from planner.simulator.layout import FINISHED, NONE, REJECTED, run_seconds
+from planner.simulator.service_shares import GuaranteeLine, judge_guarantees
 from planner.simulator.simulation import Simulation
 from planner.slo_metrics import METRICS
 from planner.traffic.trace import last_tenth_s, slo_windows_s, window_numbers
@@ -84,7 +85,7 @@ class Verdict:
 
     With `slo: {every: ...}` the limits and the attainment are judged in each of the `windows`, the backlog
     over the whole. A fleet that rejects a request does not hold. `attainment_worst` is the window in which
-    the fewest keep all limits.
+    the fewest keep all limits. `guarantees` are those to tenants.
     """
 
     lines: tuple[Line, ...]
@@ -96,6 +97,7 @@ class Verdict:
     patience_s: float = BACKLOG_LIMIT_S
     windows: int = 0
     attainment_worst: InWindow | None = None
+    guarantees: tuple[GuaranteeLine, ...] = ()
 
     @property
     def missed(self) -> tuple[Line, ...]:
@@ -103,8 +105,12 @@ class Verdict:
         return tuple(line for line in self.lines if not line.holds)
 
     @property
+    def guarantees_hold(self) -> bool:
+        return all(line.holds for line in self.guarantees)
+
+    @property
     def holds(self) -> bool:
-        lines_hold = all(line.holds for line in self.lines)
+        lines_hold = all(line.holds for line in self.lines) and self.guarantees_hold
         return lines_hold and self.attainment_holds and self.is_steady and not self.rejected
 
 
@@ -367,6 +373,7 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
         patience_s=patience_s,
         windows=max(len(edges_s) - 1, 0),
         attainment_worst=min(attained, key=lambda each: each.kept_frac, default=None),
+        guarantees=judge_guarantees(simulation, slo),
     )
 
 

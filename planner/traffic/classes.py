@@ -71,9 +71,10 @@ def class_numbers(selectors: Sequence[Selector], trace: Trace) -> IntArray:
 
 
 def check_classes(slo: Slo, trace: Trace) -> None:
-    """Raise InputError for a class without a request, for requests of two classes, and for requests that no
-    line is of.
+    """Raise InputError for a class without a request, for requests of two classes, for requests that no
+    line is of, and for guarantees to tenants that the trace does not name.
     """
+    _check_tenants(slo, trace)
     if not (selectors := slo.selectors):
         return
     taken = np.full(len(trace), -1, dtype=np.int64)
@@ -97,6 +98,22 @@ def check_classes(slo: Slo, trace: Trace) -> None:
             f"class{_example(trace, int(np.argmax(missed)))}; add a class for them, or beside classes a line "
             "for all requests such as ttft: {p90: 10 s}"
         )
+
+
+def _check_tenants(slo: Slo, trace: Trace) -> None:
+    if slo.guarantees and len(trace.tenants) < 2:
+        raise InputError(
+            f"slo: tenants: {trace.name} names {'no tenants' if not trace.tenants else 'one tenant alone'}, "
+            "which share nothing; give it a column tenant, or drop tenants"
+        )
+    for each in slo.guarantees:
+        if each.tenant is not None and each.tenant not in trace.tenants:
+            known = ", ".join(show_value(name) for name in trace.tenants[:5])
+            more = ", ..." if len(trace.tenants) > 5 else ""
+            raise InputError(
+                f"slo: tenants: {show_value(each.tenant)} has no request in {trace.name}, whose tenants are "
+                f"{known}{more}; write one of them, or each"
+            )
 
 
 def _has(selector: Selector, trace: Trace) -> str:

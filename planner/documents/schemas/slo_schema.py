@@ -157,6 +157,11 @@ def slo_section() -> Schema:
             any_of(SECONDS, lines), "When requests that may wait must be complete; p99 of them."
         ),
     }
+    share = said(number(above=0, most=1), "The least part of a tenant's fair share of service.")
+    window = said(SECONDS, "Judged in windows of this length; 1 min.")
+    promised = section({"share_frac": share, "window": window}, required=("share_frac",))
+    tenants = by_name(promised) | {"minProperties": 1}
+    beside_metrics["tenants"] = said(tenants, "What tenants get while their work waits: each, or by name.")
     flat_keys = {f"^({'|'.join(OF_REQUESTS)})_{PERCENTILE}$": SECONDS}
     # A class has `match` and at least one line; there is at least one class.
     classes = by_name(section(of_class, such=flat_keys, required=("match",)) | {"minProperties": 2})

@@ -23,6 +23,7 @@ from planner.documents.facts import (
     Neighbour,
     Outcome,
     Price,
+    ShareMissed,
     Warned,
 )
 from planner.documents.offers import OLD_DAYS, age_days
@@ -257,6 +258,7 @@ def simulate_neighbours(
             len(failing) == 1
             and verdict.is_steady
             and verdict.attainment_holds
+            and verdict.guarantees_hold
             and not problem.oracle.has_losses
             and not problem.draws
         ):
@@ -420,7 +422,7 @@ def _verdict_on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
 
 
 def outcome_of(verdict: Verdict, slo: Slo) -> Outcome:
-    """What a fleet misses: its limits, the attainment and the backlog."""
+    """What a fleet misses: its limits, the attainment, the backlog, and guarantees to tenants."""
     worst, attainment = verdict.attainment_worst, None
     if not verdict.attainment_holds:
         frac = verdict.attainment_frac if worst is None else worst.kept_frac
@@ -429,6 +431,13 @@ def outcome_of(verdict: Verdict, slo: Slo) -> Outcome:
         tuple(map(limit_fact, verdict.missed)),
         attainment,
         None if verdict.is_steady else Backlog(verdict.patient_frac, verdict.patience_s),
+        tuple(
+            ShareMissed(
+                line.least.tenant, line.least.share_frac, line.guarantee.share_frac, line.least.window_s
+            )
+            for line in verdict.guarantees
+            if not line.holds
+        ),
     )
 
 

@@ -128,9 +128,12 @@ class Answers:
 
 def is_looser(slo: Slo, other: Slo) -> bool:
     """Whether what keeps `other` keeps `slo`: the same percentiles, each at the same or a larger limit, over
-    the whole or in the same windows. Windows of another length need not be made of whole ones of this.
+    the whole or in the same windows, with the same guarantees to tenants or none. Windows of another length
+    need not be made of whole ones of this.
     """
     if slo.every_s is not None and slo.every_s != other.every_s:
+        return False
+    if slo.guarantees and slo.guarantees != other.guarantees:
         return False
     limits = {replace(limit, limit_s=0.0): limit.limit_s for limit in slo.limits}
     others = {replace(limit, limit_s=0.0): limit.limit_s for limit in other.limits}

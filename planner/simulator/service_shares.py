@@ -1,0 +1,209 @@
+"""How much of its fair share of service each tenant gets while it has work waiting.
+
+Sets   u  tenant      r  request
+Data   p_r, o_r   prompt tokens that are computed (not found cached), output tokens
+       g, h       service of a prompt token, of an output token            (extend_weight, output_weight)
+       w_u        weight of a tenant                                       (tenant_weights)
+       a_r <= b_r <= c_r <= d_r   r arrives, is first scheduled, has its first token, ends
+
+Service  W_u(t1, t2): g p_r evenly from b_r to c_r, h at c_r, h (o_r - 1) evenly from c_r to d_r
+Waiting  u has work waiting from a_r to b_r of each r; B_u(t) = sum of g p_r + h o_r over a_r < t <= b_r
+Fair     F_u(t1, t2) = w_u / sum_{v active} w_v  x  sum_v W_v(t1, t2),   active: in [a_r, d_r] at some time
+
+  share_u(t1, t2) = W_u / min(F_u, W_u + B_u(t2))
+
+A window is one of the equal parts, as many as are `window_s` long or longer, of a stretch of the measured
+time in which u has work waiting all along; shorter stretches say nothing. The share of a tenant is the least
+of its windows. With B_u a tenant whose requests wait for a step or two, as all do, and who gets all that it
+asks for, misses nothing; one with much work waiting is owed its fair share.
+
+Service, weights and backlogged intervals are those of VTC (Sheng et al. 2024, arXiv:2401.00588, section 3 and
+Theorem 4.4), whose figures take windows of a minute; only computed prompt tokens count, as in DLPM (Cao et
+al. 2025, arXiv:2501.14312). VTC bounds by how many tokens a tenant may be behind; a share says it relatively.
+A preempted request does not count as waiting again, and what waits to be handed over does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import ServiceGuarantee, Slo
+from planner.simulator.layout import REJECTED
+from planner.simulator.simulation import Simulation
+
+Floats = npt.NDArray[np.float64]
+Spans = npt.NDArray[np.float64]  # (S, 2) disjoint spans of time, in order
+
+
+@dataclass(frozen=True, slots=True)
+class TenantShare:
+    """The least share of a tenant over its `windows`, and the window it is of; NaN and None without any."""
+
+    tenant: str
+    share_frac: float
+    window_s: tuple[float, float] | None
+    windows: int
+
+
+@dataclass(frozen=True, slots=True)
+class GuaranteeLine:
+    """One guarantee and what the simulation says of it: the tenant with the least share of those it is to,
+    over all their windows.
+    """
+
+    guarantee: ServiceGuarantee
+    least: TenantShare
+    windows: int
+
+    @property
+    def holds(self) -> bool:
+        """True where nobody waited for a whole window."""
+        return not self.least.share_frac < self.guarantee.share_frac * (1 - 1e-9)
+
+
+def judge_guarantees(simulation: Simulation, slo: Slo) -> tuple[GuaranteeLine, ...]:
+    """A line for each guarantee of the SLO that some tenant of the simulation has."""
+    lines = []
+    for guarantee in slo.guarantees:
+        promised = [u for u, name in enumerate(simulation.tenants) if slo.guarantee_of(name) == guarantee]
+        if promised:
+            shares = tenant_shares(simulation, guarantee.window_s, promised)
+            least = min(shares, key=lambda each: (math.isnan(each.share_frac), each.share_frac))
+            lines.append(GuaranteeLine(guarantee, least, sum(each.windows for each in shares)))
+    return tuple(lines)
+
+
+def tenant_shares(
+    simulation: Simulation, window_s: float, tenants: Sequence[int] | None = None
+) -> tuple[TenantShare, ...]:
+    """The least share of each of these tenants, by default of all."""
+    all_tenants = [
+        _ServiceOf.requests(simulation, simulation.tenant == u) for u in range(len(simulation.tenants))
+    ]
+    together = _ServiceOf.requests(simulation, np.ones_like(simulation.tenant, dtype=bool))
+    weights, (start_s, end_s) = simulation.tenant_weights, simulation.window_s
+    shares = []
+    for u in range(len(simulation.tenants)) if tenants is None else tenants:
+        own, worst, windows = all_tenants[u], (math.nan, (0.0, 0.0)), 0
+        for edges_s in _windows(own.waiting, (start_s, min(end_s, simulation.end_s)), window_s):
+            served, of_all = np.diff(own.until(edges_s)), np.diff(together.until(edges_s))
+            active = np.array([_meets(each.present, edges_s) for each in all_tenants])  # (U, windows)
+            fair = weights[u] * of_all / np.maximum(weights @ active, weights[u])
+            owed = np.minimum(fair, served + own.waiting_at(edges_s[1:]))
+            for v in np.flatnonzero(owed > 0):
+                windows += 1
+                if not served[v] / owed[v] >= worst[0]:
+                    worst = float(served[v] / owed[v]), (float(edges_s[v]), float(edges_s[v + 1]))
+        span_s = worst[1] if windows else None
+        shares.append(TenantShare(simulation.tenants[u], worst[0], span_s, windows))
+    return tuple(shares)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ServiceOf:
+    """What some requests got, and when there were any: waiting, or waiting or in service (`present`)."""
+
+    waiting: Spans
+    present: Spans
+    knots_s: Floats  # between which service is linear, but for steps
+    at_knots: Floats
+    steps_s: Floats
+    after_steps: Floats  # (steps + 1,)
+    arrival_s: Floats
+    arrived: Floats  # (n + 1,) service asked for by the first n arrivals
+    scheduled_s: Floats
+    begun: Floats
+
+    @classmethod
+    def requests(cls, simulation: Simulation, own: npt.NDArray[np.bool_]) -> _ServiceOf:
+        own = own & (simulation.status != REJECTED)
+        of_prompt, of_output = simulation.token_weights
+        arrival_s = simulation.arrival_s[own]
+        scheduled_s, first_s, finish_s = (
+            np.nan_to_num(arrival_s + since[own], nan=np.inf)
+            for since in (simulation.queue_s, simulation.ttft_s, simulation.e2e_s)
+        )
+        computed = simulation.input_tokens[own] - (
+            0 if simulation.cached_tokens is None else simulation.cached_tokens[own]
+        )
+        prompt, output = of_prompt * computed, of_output * simulation.output_tokens[own].astype(float)
+        starts_s = np.concatenate([scheduled_s, first_s])
+        ends_s = np.concatenate([first_s, finish_s])
+        amounts = np.concatenate([prompt, np.maximum(output - of_output, 0.0)])
+        is_known = np.isfinite(ends_s)
+        starts_s, ends_s, amounts = starts_s[is_known], ends_s[is_known], amounts[is_known]
+        is_ramp = ends_s > starts_s
+        knots_s, at_knots = _ramps(starts_s[is_ramp], ends_s[is_ramp], amounts[is_ramp])
+        begun_decode = np.isfinite(first_s)
+        steps_s, after_steps = _steps(
+            np.concatenate([ends_s[~is_ramp], first_s[begun_decode]]),
+            np.concatenate([amounts[~is_ramp], np.full(int(begun_decode.sum()), of_output)]),
+        )
+        arrived_s, arrived = _steps(arrival_s, prompt + output)
+        begun_s, begun = _steps(scheduled_s, prompt + output)
+        return cls(
+            _union(arrival_s, scheduled_s),
+            _union(arrival_s, finish_s),
+            *(knots_s, at_knots, steps_s, after_steps),
+            *(arrived_s, arrived, begun_s, begun),
+        )
+
+    def until(self, times_s: Floats) -> Floats:
+        """Service up to these times."""
+        ramps = np.interp(times_s, self.knots_s, self.at_knots) if len(self.knots_s) else 0.0
+        return ramps + self.after_steps[np.searchsorted(self.steps_s, times_s, "right")]
+
+    def waiting_at(self, times_s: Floats) -> Floats:
+        """Service of the requests that wait just before these times."""
+        arrived = self.arrived[np.searchsorted(self.arrival_s, times_s)]
+        return np.asarray(arrived - self.begun[np.searchsorted(self.scheduled_s, times_s)])
+
+
+def _ramps(starts_s: Floats, ends_s: Floats, amounts: Floats) -> tuple[Floats, Floats]:
+    """The sum of ramps, each from 0 at its start to its amount at its end: at its knots."""
+    rates = amounts / (ends_s - starts_s)
+    times_s = np.concatenate([starts_s, ends_s])
+    order = np.argsort(times_s, kind="stable")
+    times_s = times_s[order]
+    rate = np.cumsum(np.concatenate([rates, -rates])[order])
+    return times_s, np.concatenate([[0.0], np.cumsum(rate[:-1] * np.diff(times_s))])[: len(times_s)]
+
+
+def _steps(times_s: Floats, amounts: Floats) -> tuple[Floats, Floats]:
+    """The times in order, and the sum of the first 0, 1, ... amounts."""
+    order = np.argsort(times_s, kind="stable")
+    return times_s[order], np.concatenate([[0.0], np.cumsum(amounts[order])])
+
+
+def _union(starts_s: Floats, ends_s: Floats) -> Spans:
+    is_span = ends_s > starts_s
+    order = np.argsort(starts_s[is_span], kind="stable")
+    starts_s, ends_s = starts_s[is_span][order], ends_s[is_span][order]
+    if not len(starts_s):
+        return np.zeros((0, 2))
+    reached_s = np.maximum.accumulate(ends_s)
+    is_first = np.concatenate([[True], starts_s[1:] > reached_s[:-1]])
+    last = np.concatenate([np.flatnonzero(is_first)[1:] - 1, [len(starts_s) - 1]])
+    return np.stack([starts_s[is_first], reached_s[last]], axis=1)
+
+
+def _windows(spans: Spans, within_s: tuple[float, float], window_s: float) -> list[Floats]:
+    """Of each span inside these times the edges of its equal parts of at least `window_s`."""
+    edges = []
+    for start_s, end_s in np.clip(spans, *within_s).tolist():
+        parts = math.floor((end_s - start_s) / window_s * (1 + 1e-12))
+        if parts:
+            edges.append(np.linspace(start_s, end_s, parts + 1))
+    return edges
+
+
+def _meets(spans: Spans, edges_s: Floats) -> npt.NDArray[np.bool_]:
+    """Whether any of the spans has a part in each window between the edges."""
+    first = np.searchsorted(spans[:, 1], edges_s[:-1], "right")  # the first span that ends after the start
+    starts_s = np.append(spans[:, 0], np.inf)[first]
+    return np.asarray(starts_s < edges_s[1:])

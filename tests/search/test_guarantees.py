@@ -1,0 +1,62 @@
+"""A plan finds the fleet and the queue that keep what tenants are promised."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fleetplan
+from planner.api.results import PlanResult
+from planner.errors import InputError
+from planner.traffic.trace import Trace
+
+
+def one_floods() -> Trace:
+    """`good` sends a prompt a second for five minutes; `bad` sends 250 within two seconds."""
+    rng = np.random.default_rng(0)
+    rows = [(float(at_s), 0) for at_s in range(300)] + [(60 + rng.uniform(0, 2), 1) for _ in range(250)]
+    rows.sort()
+    n, blocks = len(rows), 100
+    return Trace(
+        "flood",
+        np.array([at_s for at_s, _ in rows]),
+        np.full(n, 16 * blocks),
+        np.full(n, 20),
+        prefix_offsets=np.arange(n + 1) * blocks,
+        prefix_ids=np.arange(n * blocks),
+        prefix_block_tokens=16,
+        tenant=np.array([tenant for _, tenant in rows]),
+        tenants=("good", "bad"),
+    )
+
+
+def a_question(slo: dict[str, Any], **sections: object) -> dict[str, Any]:
+    policies = {"prefix_cache": True, "queue": ["fcfs", "vtc", "dlpm"]}
+    return {
+        "llm": "meta-llama/Llama-3.1-8B",
+        "slo": {"ttft": {"p50": "60 s"}} | slo,
+        "fleet": {"gpus": {"a100-80g": 4}},
+        "safety": "none",
+        "policies": policies,
+        **sections,
+    }
+
+
+def test_a_plan_takes_the_queue_that_keeps_a_tenants_share() -> None:
+    """One GPU does for the limits, first come, first served, but `good` loses its share there."""
+    trace = one_floods()
+    without = fleetplan.plan(a_question({}), trace)
+    promised = fleetplan.plan(a_question({"tenants": {"good": {"share_frac": 0.8, "window": "10 s"}}}), trace)
+    assert isinstance(without, PlanResult) and isinstance(promised, PlanResult)
+    assert without.plan.fleet.policies.queue == "fcfs"
+    assert promised.plan.fleet.policies.queue in ("vtc", "dlpm")
+    assert promised.plan.fleet.gpus == without.plan.fleet.gpus == 1
+    assert all(line.holds for line in promised.plan.verdict.guarantees)
+
+
+def test_a_target_without_the_queue_says_so() -> None:
+    question = a_question({"tenants": {"each": {"share_frac": 0.8}}}, deploy={"target": "kubernetes"})
+    with pytest.raises(InputError, match=r"queue: kubernetes \(deploy\) lacks vtc, it has fcfs"):
+        fleetplan.plan(question, one_floods())
