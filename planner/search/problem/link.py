@@ -40,7 +40,7 @@ def falls_behind(problem: Problem) -> LinkTooSlow | None:
 
     Those whose limit on TTFT ends before, and that keep it, are prefilled before any of the last tenth, half
     of which must have a second token soon (the backlog test). That the link serves in the order of the
-    prefills is an assumption: shortcuts.LINK.
+    prefills is an assumption: pruning_rules.LINK.
     """
     trace, network, tested = problem.trace, problem.task.network, steady_work(problem.slo, problem.trace)
     limits = [each for each in problem.slo.limits if each.metric == "ttft" and each.selector is None]
