@@ -34,7 +34,7 @@ if not is_installed():
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny-llm"
 PREFIXES, PREFIX_BLOCKS, RATE_RPS = 12, 8, 4.0
-ROUNDS, MORE = 8, 6
+ROUNDS, MORE = 20, 6
 REQUESTS = ROUNDS * (PREFIXES + MORE)
 KV_TOKENS = 64 * CPU_BLOCK_TOKENS  # six prefixes and what four requests hold
 POINTS = 0.03
@@ -89,6 +89,7 @@ async def send_all(trace: Trace, url: str, llm: str) -> None:
         await asyncio.gather(*(one(client, i) for i in range(len(trace))))
 
 
+@pytest.mark.slow
 def test_pinned_prefixes_hit_as_planned(tmp_path: Path, say: Callable[[str], None]) -> None:
     """The plan's hit rate before any simulation, the simulation's, and what two engines behind `plan serve`
     found in their caches once warm-up.json was posted: within 3 points of each other, although vLLM knows no
