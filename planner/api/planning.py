@@ -68,16 +68,16 @@ def plan(
     `explain` plans again around every limit, and says what each one costs. `prove` simulates every cheaper
     fleet of one worker type per pool. `progress` hears of each stage; without it a notebook shows them.
 
-    Raises InputError for what cannot be read, and InfeasibleError if no fleet keeps the SLO. Where the work
-    that a plan may take does not suffice, or after `time_limit_s` on the wall's clock, the best fleet so far
-    is returned, its status "best found".
+    Raises InputError for what cannot be read, and InfeasibleError if no fleet keeps the SLO. Where the
+    work that a plan may take (search/oracle/work_clock.py counts it) or `time_limit_s` of wall time is used
+    up, the best fleet so far is returned, with the status "best found".
     """
-    tell = heard(progress)
+    report = heard(progress)
     if isinstance(slo, SeveralLlmsQuestion):
         shared = plan_together(
-            slo, read_catalog(catalog), seed=seed, time_limit_s=time_limit_s, progress=tell, around=True
+            slo, read_catalog(catalog), seed=seed, time_limit_s=time_limit_s, progress=report, around=True
         )
-        return SharedPlanResult(_without_sharing(simulate_routers_of_each(shared, slo), slo))
+        return SharedPlanResult(_say_classes_not_compared(simulate_routers_of_each(shared, slo), slo))
     question = read_task(slo, catalog, **keys)
     command = _command(question, trace, catalog, seed, time_limit_s, flags(explain=explain, prove=prove))
     if question.has_several_llms:
@@ -86,21 +86,23 @@ def plan(
                 raise InputError(f"{name}: is for one LLM; leave it out, or plan each LLM by itself")
         questions = questions_of(question, trace)
         shared = plan_together(
-            questions, question.catalog, seed=seed, time_limit_s=time_limit_s, progress=tell, around=True
+            questions, question.catalog, seed=seed, time_limit_s=time_limit_s, progress=report, around=True
         )
-        shared = _without_sharing(simulate_routers_of_each(shared, questions), questions)
+        shared = _say_classes_not_compared(simulate_routers_of_each(shared, questions), questions)
         return SharedPlanResult(shared, question, command)
     if isinstance(trace, Mapping):
         raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
-    how = reading_of(question.document, question.path)
-    requests = requests_of(trace, question.task().described, seed=seed, how=how)
-    study = Study(requests, question.catalog, seed, time_limit_s, tell)
+    log_columns = reading_of(question.document, question.path)
+    requests = requests_of(trace, question.task().described, seed=seed, how=log_columns)
+    study = Study(requests, question.catalog, seed, time_limit_s, report)
     return replace(answer_question(question, study, explain=explain, prove=prove), command=command)
 
 
-def _without_sharing(shared: SharedPlan, question: SeveralLlmsQuestion) -> SharedPlan:
-    """The plans of several LLMs, each with a line on what sharing its classes saves, which is not known."""
-    why = "of one LLM among several"
+def _say_classes_not_compared(shared: SharedPlan, question: SeveralLlmsQuestion) -> SharedPlan:
+    """The plans of several LLMs, each with the remark that it was not compared with separate fleets for its
+    SLO classes.
+    """
+    why = "of one LLM among several"  # It continues the words "separate fleets" of `NotShared`.
     plans = {
         part.name: say_not_compared(shared.plans[part.name], part.task, part.trace, why)
         for part in question.parts
@@ -116,8 +118,9 @@ def answer_question(
     prove: bool = False,
     watch: Watch = ignore_progress,
 ) -> PlanResult:
-    """The plan for the question that a document asks of the trace of a study; `watch` hears of each fleet
-    that is the best so far."""
+    """The plan that answers `question` on the trace of `study`; `watch` is called with each fleet that is the
+    best so far.
+    """
     task = question.task()
     if is_too_long(task, study.trace, study.work_limit_s):
         answer = _by_parts(task, study, explain=explain, prove=prove, watch=watch)
@@ -149,7 +152,8 @@ def _by_parts(task: PlanQuestion, study: Study, *, explain: bool, prove: bool, w
         answer = plan_by_parts(
             task, study.trace, planned_for, seconds=study.work_limit_s, progress=study.progress
         )
-    # Each class has a busiest part of its own, so fleets for the plan's part say nothing of the whole.
+    # The busiest part differs by class, so separate fleets that are planned for this part of the trace cannot
+    # be compared with a fleet for the whole.
     return say_not_compared(answer, task, study.trace, "of traffic that is planned by its busiest part")
 
 
@@ -161,11 +165,13 @@ def plan_question(
     watch: Watch = ignore_progress,
     on_paper: OnPaper = ignore_paper_answer,
 ) -> Plan:
-    """The plan for one more question about the trace of a study, with what holds around it. `on_paper` hears
-    of the cheapest fleet on paper before production is searched.
+    """The plan for one more question about the trace of a study, with what its fleet stands beyond the
+    question (`around`: more traffic, lost workers). `on_paper` is called with the cheapest fleet on paper
+    before production is searched.
     """
     deadline = now_s() + study.work_limit_s
-    looks_for_rate = task.objective == "throughput"  # whose many traffics are not worth remembering
+    # The search for a rate simulates many traffics once each, so their answers and requests are not kept.
+    looks_for_rate = task.objective == "throughput"
     certified_plan = certify.plan(
         task,
         study.trace,
@@ -200,12 +206,12 @@ def beside_each_gpu(
     task: PlanQuestion,
     *,
     prove: bool = False,
-    per_gpu: bool | None = None,
     watch: Watch = ignore_progress,
     on_paper: OnPaper = ignore_paper_answer,
 ) -> Plan:
-    """The plan, with the best fleet of each GPU type alone where that is asked for (`fleet: per_gpu`), or
-    costs little: for two to four types, in what is left of the time.
+    """The plan, with the best fleet of each GPU type alone. `fleet: per_gpu` asks for those, with a time
+    limit of their own. Without it they are planned where that costs little: for two to four GPU types, in
+    what the plan leaves of its time.
     """
     with time_limit(study.left_s):
         deadline = now_s() + study.work_limit_s
@@ -236,7 +242,7 @@ def plan_and_compare(
 
 def explain_plan(plan: Plan, study: Study, task: PlanQuestion) -> Plan:
     """The plan with what each of its limits costs among what binds."""
-    if plan.throughput is not None:
+    if plan.throughput is not None:  # What a limit costs is asked at the rate that was found.
         task = replace(task, objective="cost", rate_rps=plan.throughput.rate_rps)
     costs = what_if.explain_limits(study, task, plan.fleet)
     certificate = replace(plan.certificate, binding=(*plan.certificate.binding, *costs))
@@ -250,7 +256,7 @@ def read_plan(folder: str | Path, catalog: CatalogLike = None) -> PlanResult:
 
 
 def questions_of(question: TaskDocument, trace: TracesLike) -> SeveralLlmsQuestion:
-    """The question of several LLMs with their traces, those in memory among them."""
+    """The question of several LLMs with their traces, those given as DataFrames included."""
     document, own = dict(question.document), dict[str, Trace]()
     if isinstance(trace, Mapping):
         own, trace = {name: read_trace(one) for name, one in trace.items()}, None
@@ -262,7 +268,11 @@ def questions_of(question: TaskDocument, trace: TracesLike) -> SeveralLlmsQuesti
                 own[name] = read_trace(entry["trace"])
                 entries[name] = {key: value for key, value in entry.items() if key != "trace"}
         document["llms"] = entries
-    common = Path(trace) if isinstance(trace, str | Path) else None if trace is None else read_trace(trace)
+    common: Path | Trace | None = None
+    if isinstance(trace, str | Path):
+        common = Path(trace)
+    elif trace is not None:
+        common = read_trace(trace)
     return question_of(document, question.path, common, question.catalog, own=own)
 
 

@@ -70,7 +70,7 @@ def compare(
     With --slo the traffic section of that file applies, unless --rate or --window say otherwise.
     """
     from planner.api.inputs import read_catalog
-    from planner.api.simulating import compare
+    from planner.api.simulating import compare as compare_fleets
     from planner.files.checked_files import check_output_directory
     from planner.parallel.executors import Executor
     from planner.studies.fleet_comparison import NAMES, comparison_lines
@@ -80,18 +80,19 @@ def compare(
         check_output_directory(out)
         keep_inputs([out / name for name in NAMES], slo, trace, *(path for _, path in paths))
     with Progress() as progress:
-        variants = _variants(policies or [])
-        known, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
-        given = traffic is not None
-        requests = read_requests(trace, slo, known, seed=seed, drop_invalid=drop_invalid, is_given=given)
-        progress(f"simulating {len(paths) * max(len(variants), 1)} variants")
-        result = compare(
+        policy_variants = _policy_variants(policies or [])
+        rows, traffic = read_catalog(catalog), traffic_option(rate, scale, window)
+        # The requests as they are written: `compare_fleets` scales them by `traffic`, or as slo.yaml says.
+        has_rate = traffic is not None
+        requests = read_requests(trace, slo, rows, seed=seed, drop_invalid=drop_invalid, is_given=has_rate)
+        progress(f"simulating {len(paths) * max(len(policy_variants), 1)} fleets with policies")
+        result = compare_fleets(
             paths,
             requests,
             slo,
-            policies=variants or None,
+            policies=policy_variants or None,
             traffic=traffic,
-            catalog=known,
+            catalog=rows,
             seed=seed,
             executor=Executor(executor or "serial", address),
         )
@@ -99,8 +100,7 @@ def compare(
             progress("drawing")
             result.save(out, png=png)
     if json_output:
-        print_json(result.to_dict(), requests.warnings)
-        return
+        return print_json(result.to_dict(), requests.warnings)
     comparison = result.comparison
     names = [row.variant.name for row in comparison.rows]
     print_rows(
@@ -116,7 +116,7 @@ def compare(
         stdout_console(soft_wrap=True).print(sentence, markup=False)
 
 
-def _variants(texts: list[str]) -> dict[str, dict[str, Any] | None]:
+def _policy_variants(texts: list[str]) -> dict[str, dict[str, Any] | None]:
     if len(set(texts)) < len(texts):
         raise InputError("--policies: one is given twice; name each once")
     return {text: None if text == OWN else _parsed(text) for text in texts}
@@ -136,11 +136,11 @@ def _parsed(text: str) -> dict[str, Any]:
     """'routing=round-robin batching=vllm-v1' as the policies of a fleet file."""
     policies: dict[str, Any] = {}
     here = f"--policies {text!r}"
-    for word in text.split() or [""]:
+    for word in text.split() or [""]:  # The empty word of an empty text is refused below.
         key, equals, value = word.partition("=")
         if not equals or not key or not value or key in policies:
             raise InputError(
-                f"{here}: expected different KEY=VALUE such as routing=round-robin, or {OWN!r}; "
+                f"{here}: expected KEY=VALUE such as routing=round-robin, each KEY once, or {OWN!r}; "
                 f"found {word!r}"
             )
         try:

@@ -1,8 +1,9 @@
 """How GPUs are come by: `fleet: {owned: {a100-80g: 24}, sold_as: {h100-80g: gpu}}`.
 
 What is owned takes no new money; what is needed beyond it is rented at its price, as far as the stock goes.
-The stock of `fleet: gpus` counts both. Without `gpus` any number may be rented beside them; a GPU that `gpus`
-does not name is not rented at all. `sold_as`: whether whole nodes are sold, instead of the catalog's.
+The stock of `fleet: gpus` counts both. Without `gpus` any number may be rented beside the owned ones; a GPU
+that `gpus` does not name is not rented at all. `sold_as` says whether a GPU is sold by whole nodes, and
+overrides the catalog's column of that name.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def parse_sold_as(fleet: Section, catalog: Catalog) -> dict[str, bool]:
 def with_owned(
     stock: Mapping[str, int | None], owned: Mapping[str, int], fleet: Section
 ) -> dict[str, int | None]:
-    """The stock, owned GPUs among it; raises InputError where it is given and has less than is owned."""
+    """The stock with the owned GPUs. In `stock` None means any number, and a GPU that is absent is not
+    rented. Raises InputError where the stock of a GPU is less than is owned of it.
+    """
     for name, count in owned.items():
         there = stock.get(name, count)
         if there is not None and there < count:
@@ -62,5 +65,7 @@ def with_owned(
 
 
 def rentable_stock(stock: Mapping[str, int | None], owned: Mapping[str, int]) -> dict[str, int | None]:
-    """What may be rented beside what is owned: the rows of which there is more."""
+    """The GPUs of which some can be rented, those of which the stock is more than is owned. The counts stay
+    those of the whole stock.
+    """
     return {name: count for name, count in stock.items() if count is None or count > owned.get(name, 0)}

@@ -2,7 +2,8 @@
 
 A parser that meets a quote at the beginning of a field reads on to the next quote, over as many rows as stand
 between, and says nothing. A field over several lines is taken as meant where its last quote stands at the end
-of the field, and where of all its lines at most one could be a row of its own.
+of the field, and where at most one of all its lines could be a row of its own: one may look like a row by
+chance.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Block:
 def read_blocks(
     path: Path, stream: io.BufferedReader, line: int, *, columns: Sequence[str], figures: Sequence[int]
 ) -> Iterator[Block]:
-    """The rows below the header, from `line` on. `figures` are the places of the columns that tell a row: all
-    of them hold a number or a date.
+    """The rows below the header, from `line` on. `figures` are the indexes of columns that hold a number or a
+    date in every row: a line is taken for a row where all of them do.
 
     Raises TraceError naming the line whose quote swallows others.
     """
@@ -51,7 +52,7 @@ def read_blocks(
                 starts.append(start)
                 if len(row) > 1:
                     _check_long_field(path, start, row, columns, figures)
-            text = b"".join(lines)
+            text = b"".join(lines)  # `_join_rows` has added the lines to which the last row goes on.
         yield Block(text, np.array(starts))
         line += len(lines)
 
@@ -71,12 +72,11 @@ def _join_rows(
             first, size_bytes = last, 0
         elif size_bytes > MAX_LINE_BYTES or (last == len(lines) and not _grow(lines, stream)):
             end = f"within {MAX_LINE_BYTES // 2**20} MiB" if size_bytes > MAX_LINE_BYTES else "before the end"
-            raise TraceError(
-                f"{_opening_place(path, line + first, lines[first], columns)} is not closed {end}; {HOW}"
-            )
+            opens = _opening_place(path, line + first, lines[first], columns)
+            raise TraceError(f"{opens} is not closed {end}; {HOW_TO_END}")
 
 
-HOW = 'take the quote out, or put the whole field in quotes and write a quote within it twice ("")'
+HOW_TO_END = 'take the quote out, or put the whole field in quotes and write a quote within it twice ("")'
 
 
 def _grow(lines: list[bytes], stream: io.BufferedReader) -> bool:
@@ -112,22 +112,24 @@ def _check_long_field(
     for number, line in enumerate(row[1:], start=start + 1):  # each begins within a quoted field
         closed = _CLOSING.match(line)
         if closed is not None and line[closed.end() : closed.end() + 1] not in (b"", b",", b"\r", b"\n"):
-            raise TraceError(f"{opens} is closed in line {number}, where its field goes on; {HOW}")
+            raise TraceError(f"{opens} is closed in line {number}, where its field goes on; {HOW_TO_END}")
     _, column = _scan_line(row[0], False)
     rows = sum(_is_row(line, column, len(columns), figures) for line in row)
     if rows > 1:
         raise TraceError(
             f"{opens} is closed in line {start + len(row) - 1}, and {rows} of these lines read as rows of "
-            f"their own; {HOW}"
+            f"their own; {HOW_TO_END}"
         )
 
 
 def _is_row(line: bytes, column: int, width: int, figures: Sequence[int]) -> bool:
-    """Whether a line has all figures of a row if quotes mean nothing; `column` may hold commas too."""
+    """Whether a line, read without regard to quotes, has a number or date in all columns of `figures`. The
+    field of index `column` may contain commas, so many as there are fields too many.
+    """
     fields = line.rstrip(b"\r\n").split(b",")
-    more = len(fields) - width
-    places = [place + (more if place > column else 0) for place in figures if place != column]
-    return more >= 0 and all(_NUMBER_OR_DATE.fullmatch(fields[place]) for place in places)
+    extra = len(fields) - width
+    places = [place + (extra if place > column else 0) for place in figures if place != column]
+    return extra >= 0 and all(_NUMBER_OR_DATE.fullmatch(fields[place]) for place in places)
 
 
 def _opening_place(path: Path, number: int, line: bytes, columns: Sequence[str]) -> str:
@@ -180,10 +182,10 @@ def refuse_other_delimiter(names: Sequence[object], where: object) -> None:
 def refuse_long_fields(text: str, where: object) -> None:
     """For tables of figures, in which no field has several lines: a quote that is not closed in its line."""
     for number, line in enumerate(text.split("\n"), start=1):
-        if '"' in line and not line.startswith("#"):
+        if '"' in line and not line.startswith("#"):  # Catalog tables have comments.
             is_open, column = _scan_line(line.encode(), False)
             if is_open:
                 raise InputError(
                     f"{where}, line {number}: the quote that opens in column {column + 1} is not closed in "
-                    f"its line; {HOW}"
+                    f"its line; {HOW_TO_END}"
                 )
