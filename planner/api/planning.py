@@ -24,7 +24,6 @@ from planner.search.evidence import certify, written_plan
 from planner.search.evidence.findings import clock_warnings, old_price_warnings
 from planner.search.evidence.long_traces import is_too_long, plan_by_parts
 from planner.search.evidence.plan import Plan
-from planner.search.oracle.fleet_oracle import Answers
 from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.search.oracle.work_clock import is_over, now_s, time_limit
 from planner.search.problem.plan_problem import (
@@ -132,7 +131,7 @@ def answer_question(
         def planned_for(target: str) -> Plan:
             study.progress(f"a plan for {target}")
             alone = question.replace({"deploy": {"target": target}, "fleet.per_gpu": False})
-            anew = replace(study, answers=Answers(decided=study.answers.decided))
+            anew = replace(study, answers=study.answers.fresh())
             return answer_question(alone, anew, prove=prove).plan
 
         answer = plan_each_target(answer, planned_for)
@@ -143,8 +142,7 @@ def _by_parts(task: PlanQuestion, study: Study, *, explain: bool, prove: bool, w
     """The plan for a trace that is too long to be searched whole: for the busiest part of it."""
 
     def planned_for(trace: Trace, work_s: float) -> Plan:
-        answers = Answers(decided=study.answers.decided)
-        of_part = replace(study, trace=trace, answers=answers, work_s=work_s, _requests_by_task={})
+        of_part = study.on_part(trace, work_s)
         found = beside_each_gpu(of_part, task, prove=prove, watch=watch)
         return explain_plan(found, of_part, task) if explain else found
 
@@ -182,7 +180,7 @@ def plan_question(
             deadline,
             progress=study.progress,
             watch=watch,
-            answers=Answers(decided=study.answers.decided) if looks_for_rate else study.answers,
+            answers=study.answers.fresh() if looks_for_rate else study.answers,
             on_paper=on_paper,
             around=True,
         ),

@@ -99,7 +99,9 @@ class SimulationResult(Result):
             {"tenant_costs": tenants.tenant_rows(costs)} if len(costs) > 1 else {}
         )
 
-    def explain_routing(self, moments: int = 20) -> tuple[routing_moments.RoutingMoment, ...]:
+    def explain_routing(
+        self, moments: int = routing_moments.DEFAULT_MOMENTS
+    ) -> tuple[routing_moments.RoutingMoment, ...]:
         """The workers at so many moments of the run beside the best packing of the same requests."""
         return routing_moments.explain_routing(self.fleet, self.outcome.simulation, self.slo, moments)
 

@@ -16,7 +16,6 @@ from planner.documents.task import PlanQuestion
 from planner.domain import Slo
 from planner.errors import InfeasibleError, InputError, OutOfTimeError
 from planner.search.evidence.plan import Plan
-from planner.search.oracle.fleet_oracle import Answers
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.studies.what_if import Study
 from planner.traffic.classes import class_numbers
@@ -67,13 +66,7 @@ def _compare(
     fleets: list[ClassAlone] = []
     for name, task, trace in parts:
         study.progress(f"a fleet for {name} alone")
-        alone = replace(
-            study,
-            trace=trace,
-            work_s=study.work_limit_s / len(parts),
-            answers=Answers(decided=study.answers.decided),
-            _requests_by_task={},
-        )
+        alone = study.on_part(trace, study.work_limit_s / len(parts))
         try:
             fleets.append(ClassAlone(name, alone.ask(task).value))
         except (InfeasibleError, OutOfTimeError, InputError):

@@ -117,8 +117,12 @@ class Study:
         least_s = min(max(LEAST_S, 0.1 * self.time_limit_s), self.time_limit_s)
         return max(self.time_limit_s - self.taken_s, least_s)
 
+    def on_part(self, trace: Trace, work_s: float) -> Study:
+        """The same study of a part of its trace, where a question may take `work_s` of the search's clock."""
+        return replace(self, trace=trace, work_s=work_s, answers=self.answers.fresh(), _requests_by_task={})
+
     def traffic_request(self, task: PlanQuestion) -> TrafficRequest:
-        """`Asked.of`, once for every traffic."""
+        """The requests that a question is about, scaled once for every traffic."""
         robust = task.robust
         traffic_key = (task.described, task.rate_rps, task.scale, task.window)
         base = (*traffic_key, robust.traffic_frac, robust.traffic_from_frac)

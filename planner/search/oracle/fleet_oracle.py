@@ -93,6 +93,10 @@ class Answers:
     _asking: dict[tuple[object, Slo], threading.Event] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
+    def fresh(self) -> Answers:
+        """No answers yet, for other traffic; a run that goes on keeps them in the same place as these."""
+        return Answers(decided=self.decided)
+
     def answer_once(self, key: tuple[object, ...], slo: Slo, find: Callable[[], bool]) -> bool:
         """The answer; of several who ask the same at a time one finds it."""
         query = key, slo
