@@ -80,12 +80,13 @@ def _cells(row: TierAnswer, found: TierStudy) -> dict[str, Any]:
     from planner.reports.words import describe
     from planner.studies.tier_study import show_sizes
 
-    is_found = row.fleet is not None
+    none_found = "none keeps the SLO" if row.is_exhausted else "none found"
+    cut_short = "" if row.is_exhausted else " (search cut short)"
     return {
         "tiers": show_sizes(row.sizes) + (" (best)" if row is found.best else ""),
-        "USD/h": f"{row.usd_per_h:,.2f}" if is_found else "none keeps the SLO",
-        "of it tiers": f"{row.tiers_usd_per_h:,.2f}" if is_found else "",
-        "fleet": describe(row.fleet) if row.fleet is not None else "",
+        "USD/h": f"{row.usd_per_h:,.2f}" if row.fleet is not None else none_found,
+        "of it tiers": f"{row.tiers_usd_per_h:,.2f}" if row.fleet is not None else "",
+        "fleet": "" if row.fleet is None else describe(row.fleet) + cut_short,
         "hits GPU, memory, disk": " / ".join(
             f"{100 * share:.1f} %" for share in (row.gpu_hit_frac, row.memory_hit_frac, row.disk_hit_frac)
         ),

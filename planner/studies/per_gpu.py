@@ -19,14 +19,11 @@ from planner.domain import OWNED, SPOT
 from planner.errors import InfeasibleError
 from planner.search.evidence.alternatives import ONE_GPU, mixed_label
 from planner.search.evidence.plan import Plan
-from planner.search.mixed.best_fleet import FleetSearch, best_of
-from planner.search.mixed.policy_search import search_policies
+from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.oracle.deterministic_parallel import AT_ONCE, run_each
 from planner.search.oracle.fleet_counts import Counts
-from planner.search.oracle.work_clock import now_s
-from planner.search.problem.build_problem import build_problem
 from planner.search.problem.owned_first import objective_paid
-from planner.search.problem.plan_problem import Conditions, Problem
+from planner.search.problem.plan_problem import Problem
 from planner.search.problem.stages import Stage
 from planner.search.production.three_answers import plan_production
 from planner.studies.what_if import Study
@@ -111,17 +108,8 @@ def _plan_on_gpu(
         notes_of_plan = (Remarked("is-the-plan"),) if production_answer is None else ()
         return Alternative(label, paper_fleet, plan_value, notes_of_plan)
     alone = replace(task, stock=stock)
-    conditions = Conditions(now_s() + seconds, answers=study.answers)
     try:
-        problem = build_problem(
-            alone,
-            study.trace,
-            study.catalog,
-            seed=study.seed,
-            conditions=conditions,
-            request=study.traffic_request(alone),
-        )
-        problem, best = best_of(search_policies(problem, walks=False))
+        problem, best = study.find_paper_fleet(alone, seconds)
     except InfeasibleError as error:
         return Alternative(
             label, None, math.inf, (NoneAlone(error.kind, error.constraints, error.is_proved),)

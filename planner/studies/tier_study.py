@@ -14,7 +14,6 @@ The break-even of a tier is the shortest prefix that a worker loads from it soon
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,12 +27,9 @@ from planner.fleet import Fleet, WorkerType
 from planner.models.kv_offload import KvOffload, is_common
 from planner.models.llm import Llm
 from planner.search.evidence.plan import AgentFigures, agent_figures
-from planner.search.mixed.best_fleet import best_of
-from planner.search.mixed.policy_search import search_policies
-from planner.search.problem.build_problem import build_problem
+from planner.search.oracle.work_clock import time_limit
 from planner.search.problem.options import idle_prefill_s
 from planner.search.problem.owned_first import objective_paid
-from planner.search.problem.plan_problem import Conditions
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.studies.what_if import Study
@@ -60,7 +56,8 @@ class TierSizes:
 @dataclass(frozen=True, slots=True, eq=False)
 class TierAnswer:
     """The cheapest fleet found with these tiers, None where none was; `usd_per_h` is of GPUs and tiers, of
-    which `tiers_usd_per_h`. Shares are of prompt tokens: found on GPUs, in memory or the store, on disk.
+    which `tiers_usd_per_h`. Shares are of prompt tokens: found on GPUs, in memory or the store, on disk. A
+    search that is not exhausted was cut short.
     """
 
     sizes: TierSizes
@@ -133,7 +130,7 @@ def with_tiers(task: PlanQuestion, sizes: TierSizes, tiers: Mapping[str, KvTier]
 
 
 def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) -> TierStudy:
-    """The best sizes of the tiers; each search has an equal part of the study's time.
+    """The best sizes of the tiers; each search has an equal part of the work that the study may take.
 
     Raises InputError for a question without prefix caches or whose objective is not cost, InfeasibleError
     where no fleet keeps the SLO with any choice.
@@ -144,22 +141,27 @@ def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) 
         raise InputError(f"objective: {task.objective}: tiers are weighed by cost; write cost")
     llm = study.catalog.served_llm(task.llm)
     grid = tier_grid(tiers, may_share=is_common(llm, (1, 2)))
-    seconds = study.left_s / max(grid.most_answers, 1)
+    work_s = study.work_limit_s / max(grid.most_answers, 1)
     known: dict[TierSizes, TierAnswer] = {}
 
     def answer(sizes: TierSizes) -> TierAnswer:
         if sizes not in known:
             study.progress(f"KV tiers: {show_sizes(sizes)}")
-            known[sizes] = _answer(study, task, sizes, tiers, seconds)
+            known[sizes] = _answer(study, task, sizes, tiers, work_s)
         return known[sizes]
 
-    best = search_sizes(grid, answer)
+    with time_limit(study.left_s):
+        best = search_sizes(grid, answer)
     if best.fleet is None:
+        is_proved = all(row.is_exhausted for row in known.values())
         raise InfeasibleError(
-            "no fleet keeps the SLO with any of the KV tiers; `plan` says which limit binds",
+            "no fleet keeps the SLO with any of the KV tiers; `plan` says which limit binds"
+            if is_proved
+            else "no fleet that keeps the SLO was found with any of the KV tiers: searches were cut short; "
+            "raise --time-limit",
             kind="capacity",
             constraint="KV tiers",
-            relaxation="",
+            is_proved=is_proved,
         )
     types = [pool.type for pool in best.fleet.running_pools if pool.role != "decode"]
     return TierStudy(tuple(known.values()), best, tuple(_break_evens(llm, types, tiers)))
@@ -238,23 +240,13 @@ def _is_better(one: TierAnswer, other: TierAnswer) -> bool:
 
 
 def _answer(
-    study: Study, task: PlanQuestion, sizes: TierSizes, tiers: Mapping[str, KvTier], seconds: float
+    study: Study, task: PlanQuestion, sizes: TierSizes, tiers: Mapping[str, KvTier], work_s: float
 ) -> TierAnswer:
-    """The cheapest fleet on paper with these tiers."""
-    asked = with_tiers(task, sizes, tiers)
-    conditions = Conditions(time.monotonic() + seconds, answers=study.answers)
+    """The cheapest fleet on paper with these tiers, of a search that may take `work_s` of its clock."""
     try:
-        problem = build_problem(
-            asked,
-            study.trace,
-            study.catalog,
-            seed=study.seed,
-            conditions=conditions,
-            request=study.traffic_request(asked),
-        )
-        problem, best = best_of(search_policies(problem, walks=False))
-    except InfeasibleError:
-        return TierAnswer(sizes, math.inf, 0.0)
+        problem, best = study.find_paper_fleet(with_tiers(task, sizes, tiers), work_s)
+    except InfeasibleError as error:
+        return TierAnswer(sizes, math.inf, 0.0, is_exhausted=error.is_proved)
     fleet = problem.oracle.fleet(best.best)
     simulation = simulate(fleet, problem.trace)
     store = store_usd_per_h(sizes, tiers)

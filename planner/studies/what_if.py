@@ -151,17 +151,25 @@ class Study:
     def pose(self, task: PlanQuestion) -> Problem:
         if task.objective == "throughput":
             raise InputError("objective: throughput: ask `plan` itself; here, use cost, power or gpus")
-        conditions = Conditions(now_s() + self.work_limit_s, answers=self.answers)
-        return with_relaxation(
-            lambda: build_problem(
-                task,
-                self.trace,
-                self.catalog,
-                seed=self.seed,
-                conditions=conditions,
-                request=self.traffic_request(task),
-            )
+        return with_relaxation(lambda: self._build(task, self.work_limit_s))
+
+    def _build(self, task: PlanQuestion, work_s: float) -> Problem:
+        return build_problem(
+            task,
+            self.trace,
+            self.catalog,
+            seed=self.seed,
+            conditions=Conditions(now_s() + work_s, answers=self.answers),
+            request=self.traffic_request(task),
         )
+
+    def find_paper_fleet(self, task: PlanQuestion, work_s: float) -> tuple[Problem, FleetSearch]:
+        """The cheapest fleet on paper of a search that may take `work_s` of the search's clock. It is never
+        called exact, as the cheaper fleets are not simulated one by one.
+
+        Raises InfeasibleError where none is found.
+        """
+        return best_of(search_policies(self._build(task, work_s), walks=False))
 
     def ask(self, task: PlanQuestion, start: Sequence[Fleet] = ()) -> StudyAnswer:
         """The best fleet, for production where safety is asked for: that of a plan, as the same functions

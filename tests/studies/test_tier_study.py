@@ -15,7 +15,7 @@ from simulations import make_latency, make_pool
 
 from planner.documents.kv_tiers import KvTier, read_kv_tiers
 from planner.documents.task import PlanQuestion, parse_task
-from planner.errors import CatalogError, InputError
+from planner.errors import CatalogError, InfeasibleError, InputError
 from planner.studies import tier_study
 from planner.studies.tier_study import TierSizes, break_even_tokens, choose_tiers, tier_grid, with_tiers
 from planner.studies.what_if import Study
@@ -90,6 +90,12 @@ def test_a_question_without_caches_is_refused() -> None:
     study = Study(documents(0), CATALOG)
     with pytest.raises(InputError, match="tiers keep what leaves prefix caches"):
         choose_tiers(study, question(policies={}), TIERS)
+
+
+def test_searches_that_are_cut_short_prove_nothing() -> None:
+    with pytest.raises(InfeasibleError, match="searches were cut short") as caught:
+        choose_tiers(Study(documents(0), CATALOG, work_s=1e-6), question(), TIERS)
+    assert not caught.value.is_proved
 
 
 @pytest.mark.parametrize("seed", some(range(2), 1))
