@@ -188,14 +188,8 @@ class _RobustnessSearch:
         requests = (1 + MORE_FRAC) * len(problem.trace)
         if (problem.searched.count + LEAST_TEST_SCENARIOS) * requests > MORE_REQUESTS:
             return None
-        test = ScenarioTest(
-            problem.oracle, problem.tested.with_more(MORE_FRAC), safety, 0, problem.out_of_time
-        )
-        kept_in = test.decide(self.best)
-        self._stop_in_time()
-        self.simulations += kept_in.futures
-        if not is_test_passed(kept_in, safety):
-            return MoreTraffic(False, kept_in.kept, kept_in.futures)
+        # The search's scenarios first: they are fewer than the test's, and a fleet that fails in them is not
+        # tested.
         seen_oracle = with_search_scenarios(
             replace(problem, searched=problem.searched.with_more(MORE_FRAC))
         ).oracle
@@ -204,7 +198,13 @@ class _RobustnessSearch:
         self.simulations += oracle.simulations
         if missed > oracle.may_miss:
             return MoreTraffic(False, count - missed, count)
-        return MoreTraffic(True, kept_in.kept, kept_in.futures)
+        test = ScenarioTest(
+            problem.oracle, problem.tested.with_more(MORE_FRAC), safety, 0, problem.out_of_time
+        )
+        kept_in = test.decide(self.best)
+        self._stop_in_time()
+        self.simulations += kept_in.futures
+        return MoreTraffic(is_test_passed(kept_in, safety), kept_in.kept, kept_in.futures)
 
     def _find_headroom(self) -> tuple[HeadroomFact, ...]:
         """The headroom of the fleet, which a plan for production has computed already."""
