@@ -116,6 +116,24 @@ CLIENT_ROUNDS = 10  # requests per client where a load generator reports on all 
 
 
 @dataclass(frozen=True)
+class Load:
+    """What an engine was given, as means over a run's requests, for tools that take no more than that.
+
+    `requests`: in flight at once; of an open loop by Little's law, from the rate and the E2E that was
+    measured. `cached_tokens` of `input_tokens` are in the prefix cache. `experts_whole`: expert parallelism.
+    `ranks` of data parallelism share the requests.
+    """
+
+    input_tokens: float
+    output_tokens: float
+    requests: float
+    cached_tokens: float = 0.0
+    weights: str = ""
+    experts_whole: bool = False
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
 class Run:
     """What was measured where: `campaign` is what was taken together, `case` tells its runs apart."""
 
@@ -127,6 +145,7 @@ class Run:
     tp: int
     engine: str
     regime: str = ""
+    load: Load | None = None
 
 
 @dataclass(frozen=True)
@@ -280,8 +299,13 @@ def inference_perf(path: Path, engines: Engines) -> Found:
         settings = {key: int(engine[key]) for key in ("max_num_batched_tokens", "max_num_seqs")}
         stages = document["stages"]
         runs = [
-            replace(run, case=f"{stage['requested_rate']:g}/s", regime=_stage_regime(stage))
-            for stage in stages
+            replace(
+                run,
+                case=f"{stage['requested_rate']:g}/s",
+                regime=_stage_regime(stage),
+                load=_stage_load(document, stage, load["duration"]),
+            )
+            for stage, load in zip(stages, document["load"]["stages"], strict=True)
         ]
         try:
             fleet = engines.fleet(run, settings, cache=True)
@@ -303,6 +327,17 @@ def inference_perf(path: Path, engines: Engines) -> Found:
 
 def _stage_regime(stage: Document) -> str:
     return "overloaded" if stage["failed"] > FAILED_FRAC * stage["sent"] else ""
+
+
+def _stage_load(document: Document, stage: Document, duration_s: float) -> Load:
+    """After the first round all whole blocks of a prompt are cached, but for its last token."""
+    inputs = float(stage["prompt_tokens"]["mean"])
+    return Load(
+        inputs,
+        float(document["data"]["shared_prefix"]["output_len"]),
+        stage["sent"] / duration_s * stage["e2e_s"]["mean"],
+        cached_tokens=(inputs - 1) // BLOCK_TOKENS * BLOCK_TOKENS,
+    )
 
 
 def _stage_rows(
@@ -412,6 +447,7 @@ def ml_energy(path: Path, lengths: Document, engines: Engines) -> Found:
                 raise InputError("data-parallel groups: whether they share experts is not stated")
             if point["task"] not in PROMPTS:
                 raise InputError(f"task {point['task']}: nothing says how long its prompts are")
+            run = replace(run, load=_seat_load(point))
             fleet = engines.fleet(run, {"max_num_seqs": seats}, weights=point["weights"])
         except PlannerError as error:
             yield refused(run, error)
@@ -420,6 +456,17 @@ def ml_energy(path: Path, lengths: Document, engines: Engines) -> Found:
         if watts / gpus < HOST_BOUND_FRAC * fleet.pools[0].type.gpu.power_w:
             run = replace(run, regime="host-bound")
         yield from _seat_rows(run, engines.basis(fleet), point, full_seats(fleet, point, lengths), fleet)
+
+
+def _seat_load(point: Document) -> Load:
+    median, sigma = PROMPTS[point["task"]]
+    return Load(
+        median * math.exp(sigma**2 / 2),
+        float(point["avg_output_len"]),
+        float(point["max_num_seqs"]),
+        weights=point["weights"],
+        experts_whole=int(point["parallelization"].get("expert_parallel", 1)) > 1,
+    )
 
 
 def full_seats(fleet: Fleet, point: Document, lengths: Document, *, seed: int = 0) -> Simulation:
@@ -489,7 +536,7 @@ def request_logs(folder: Path, engines: Engines) -> Found:
             key: int(settings[key]) for key in ("max_num_batched_tokens", "max_num_seqs")
         }
         try:
-            count = int(settings["data_parallel_size"])
+            count = ranks = int(settings["data_parallel_size"])
             if count > 1 and settings["enable_expert_parallel"]:
                 limits |= {"dp": count, "ep": True}
                 run, count = replace(run, case=f"DP {count}"), 1
@@ -502,8 +549,16 @@ def request_logs(folder: Path, engines: Engines) -> Found:
             yield refused(run, error)
             continue
         log = [json.loads(line) for line in path.read_text().splitlines()]
+        run = replace(run, load=replace(_log_load(log), ranks=ranks, experts_whole=run.case != ""))
         for basis, each in fleets.items():
             yield from _request_rows(run, basis, log, each)
+
+
+def _log_load(log: Sequence[Document]) -> Load:
+    keys = ("arrival_time", "last_token_ts", "input_toks", "output_toks")
+    sent_s, last_s, inputs, outputs = np.array([[float(each[key]) for key in keys] for each in log]).T
+    in_flight = float((last_s - sent_s).sum() / (last_s.max() - sent_s.min()))
+    return Load(float(inputs.mean()), float(outputs.mean()), in_flight)
 
 
 def _profiles(folder: Path, stem: str, tp: int) -> list[Path]:
@@ -592,6 +647,7 @@ def _points(path: Path, engines: Engines) -> Found:
                 settings["ep"] = True
             fleet = engines.fleet(run, settings, weights=point["gemm_quant_mode"])
             _refuse_unstated(fleet, point, clients, shortest)
+            run = replace(run, load=_point_load(point, shortest))
         except PlannerError as error:
             yield refused(run, error)
             continue
@@ -602,6 +658,17 @@ def _points(path: Path, engines: Engines) -> Found:
         basis = engines.basis(fleet)
         yield Row(run, basis, "ttft", "mean", ttft_s, float(point["silicon_ttft_ms"]) / 1e3)
         yield Row(run, basis, "tpot", "mean", tpot_s, float(point["silicon_tpot_ms"]) / 1e3)
+
+
+def _point_load(point: Mapping[str, str], shortest: float) -> Load:
+    share = (1 + shortest) / 2
+    return Load(
+        share * int(point["isl"]),
+        share * int(point["osl"]),
+        float(point["batch_size"]),
+        weights=point["gemm_quant_mode"],
+        experts_whole=float(point["moe_ep_size"] or 0) > 1,
+    )
 
 
 def _refuse_unstated(fleet: Fleet, point: Mapping[str, str], clients: int, shortest: float) -> None:
@@ -676,9 +743,10 @@ def inferencex(path: Path, engines: Engines) -> Found:
             int(match[1]) if match else 1,
             INFERENCEX_ENGINE,
             "saturated" if point["median_ttft"] > point["median_e2el"] / 2 else "",
+            Load(inputs, outputs, clients, weights="fp8" if "FP8" in point["model_id"] else ""),
         )
         try:
-            fleet = engines.fleet(run, {}, weights="fp8" if "FP8" in point["model_id"] else "")
+            fleet = engines.fleet(run, {}, weights=run.load.weights if run.load else "")
         except PlannerError as error:
             yield refused(run, error)
             continue
