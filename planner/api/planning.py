@@ -126,7 +126,7 @@ def answer_question(
     else:
         answer = plan_and_compare(study, task, prove=prove, watch=watch)
         answer = explain_plan(answer, study, task) if explain else answer
-    if task.prices_targets:
+    if task.plans_each_target:
 
         def planned_for(target: str) -> Plan:
             study.progress(f"a plan for {target}")

@@ -181,7 +181,7 @@ def _parse_entry(
         own = {key: shared[key] for key in FOR_ALL if key in shared} | own
     beside = {key: value for key, value in shared.items() if key in SHARED}
     task = parse_task({**with_config(own, path.parent, catalog), **beside}, catalog, where=where)
-    if task.prices_targets:
+    if task.plans_each_target:
         raise InputError(f"{where}: deploy: each is for one LLM; name one target, or plan each LLM by itself")
     if task.described is not None:
         raise InputError(

@@ -152,8 +152,8 @@ class PlanQuestion:
     """What a plan is made for: one LLM, its SLO, its traffic and the machines that may be used.
 
     Names are the catalog's own (aliases resolved). `stock` holds every GPU that may be used, None for as many
-    as needed; `owned` says how many of these are already there; `left_out` are unchecked GPUs that the
-    question does not name. With `slowdowns` the limits of `slo` are still to be derived from a reference
+    as needed; `owned` says how many of these are already there; `unchecked_left_out` are unchecked GPUs that
+    the question does not name. With `slowdowns` the limits of `slo` are still to be derived from a reference
     worker. A plan runs around the clock, so `prices_usd_per_h` holds the reserved price if there is one.
     """
 
@@ -164,7 +164,7 @@ class PlanQuestion:
     # By GPU; it comes before the catalog's value.
     sold_whole: Mapping[str, bool] = field(default_factory=dict)
     electricity: Electricity | None = None  # Paid beside the prices of GPUs; None: not counted.
-    left_out: tuple[str, ...] = ()
+    unchecked_left_out: tuple[str, ...] = ()
     # Whether to plan on each GPU type alone too; None: only if that takes little time.
     per_gpu: bool | None = None
     slowdowns: Slowdowns | None = None
@@ -182,7 +182,7 @@ class PlanQuestion:
     )  # On demand and by commitments.
     # By GPU, for prices that come from a provider.
     offers: Mapping[str, ProviderOffer] = field(default_factory=dict)
-    not_offered: tuple[str, ...] = ()  # GPUs that this provider does not rent by that term.
+    gpus_not_offered: tuple[str, ...] = ()  # GPUs that this provider does not rent by that term.
     spot: Mapping[str, Spot] = field(default_factory=dict)
     network: Network = field(default_factory=Network)
     host_overhead_s: float = 0.0  # Added to every engine step, because kernel times alone leave it out.
@@ -205,8 +205,8 @@ class PlanQuestion:
     robust: Robust = Robust()
     safety: Safety | None = None  # None: the traffic and the step times as they are written.
     deploy: str | None = None  # The deployment target whose router is simulated; None: as the policies say.
-    prices_targets: bool = False  # Plan anew for every target that does not keep the plan.
-    considers_all: bool = False  # No GPU was named, so all but `left_out` are considered.
+    plans_each_target: bool = False  # Plan anew for every target that does not keep the plan.
+    considers_all_gpus: bool = False  # No GPU was named, so all but `unchecked_left_out` are considered.
     doubts: tuple[str, ...] = ()  # Possible misreadings of the question; every answer warns of them.
     kv_usd_per_gpu_h: float = 0.0  # For memory behind KV caches, on top of every GPU's price.
 
@@ -334,17 +334,19 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     fleet = _without_any(question.subsection("fleet", FLEET_KEYS))
     limits = question.subsection("limits", LIMIT_KEYS)
     policies = question.subsection("policies", POLICY_KEYS)
-    target, prices_targets = _parse_target(question)
+    target, plans_each_target = _parse_target(question)
     window = traffic.get("window")
     if window is not None and not isinstance(window, str):
         raise refused_value(traffic.path_of("window"), "expected text such as 'busiest 10 min'", window)
     try:
         llm = catalog.served_llm(document["llm"])
         owned, sold_whole = parse_owned(fleet, catalog), parse_sold_as(fleet, catalog)
-        stock, left_out = _parse_stock(fleet, owned, llm, catalog)
+        stock, unchecked_left_out = _parse_stock(fleet, owned, llm, catalog)
         prices, reserved, spot = _parse_prices(fleet.subsection("prices"), catalog)
         terms = parse_commitments(fleet, rentable_stock(stock, owned), catalog)
-        offers, not_offered, spot = _find_offers(fleet, rentable_stock(stock, owned), prices, spot, catalog)
+        offers, gpus_not_offered, spot = _find_offers(
+            fleet, rentable_stock(stock, owned), prices, spot, catalog
+        )
     except CatalogError as error:
         raise CatalogError(with_place(error, where)) from None
     kv_offload = _parse_simulated_kv_offload(question, fleet, policies, llm)
@@ -355,11 +357,11 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     task = PlanQuestion(
         llm=llm.name,
         slo=slo,
-        stock=_offered_stock(stock, owned, not_offered),
+        stock=_offered_stock(stock, owned, gpus_not_offered),
         owned=owned,
         sold_whole=sold_whole,
         electricity=parse_electricity(fleet, owned),
-        left_out=left_out,
+        unchecked_left_out=unchecked_left_out,
         per_gpu=fleet.flag("per_gpu", False) if "per_gpu" in fleet else None,
         slowdowns=preset.slowdowns if preset else None,
         preset=preset.name if preset else None,
@@ -372,7 +374,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         reserved=reserved | {name for name, offer in offers.items() if offer.term != "on-demand"},
         terms=terms,
         offers=offers,
-        not_offered=not_offered,
+        gpus_not_offered=gpus_not_offered,
         spot=spot,
         network=parse_network(fleet.subsection("network", NETWORK_KEYS)),
         host_overhead_s=fleet.at_least("host_overhead", "s", 0.0),
@@ -393,21 +395,21 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         robust=_parse_robust(question.subsection("robust", ROBUST_KEYS)),
         safety=_parse_safety_or_default(question),
         deploy=target,
-        prices_targets=prices_targets,
+        plans_each_target=plans_each_target,
     )
     _check_throughput(task, where)
     _check_day(question)
-    return replace(task, considers_all="gpus" not in fleet, doubts=_find_doubts(task, fleet, catalog))
+    return replace(task, considers_all_gpus="gpus" not in fleet, doubts=_find_doubts(task, fleet, catalog))
 
 
 def _offered_stock(
-    stock: Mapping[str, int | None], owned: Mapping[str, int], not_offered: Collection[str]
+    stock: Mapping[str, int | None], owned: Mapping[str, int], gpus_not_offered: Collection[str]
 ) -> dict[str, int | None]:
     """The stock without GPUs that the provider does not offer; of those, what is owned remains."""
     return {
-        name: owned.get(name) if name in not_offered else count
+        name: owned.get(name) if name in gpus_not_offered else count
         for name, count in stock.items()
-        if name not in not_offered or name in owned
+        if name not in gpus_not_offered or name in owned
     }
 
 

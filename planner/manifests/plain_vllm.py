@@ -15,6 +15,8 @@ from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT, NIXL_PORT_STE
 
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, {engine_command.ROUTER_PACKAGE}"
 FIRST_PORT = HTTP_PORT + 1  # the router has HTTP_PORT
+# What the store's config file says until the script of a worker puts the values of its host in place.
+STORE_ADDRESS, STORE_PROTOCOL = "KV_STORE", "PROTOCOL"
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
@@ -32,17 +34,17 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     for name, roles in engine_command.routers(fleet).items():
         files[f"vllm/{name}.sh"] = _router(fleet, name, roles)
     if size := kv_store.size_bytes(fleet):
-        files[f"vllm/{kv_store.CONFIG}"] = kv_store.config("KV_STORE", "PROTOCOL")
+        files[f"vllm/{kv_store.CONFIG}"] = kv_store.config(STORE_ADDRESS, STORE_PROTOCOL)
         files[f"vllm/{kv_store.NAME}.sh"] = _store(size)
     return files
 
 
 def steps(fleet: Fleet) -> list[str]:
-    """How to apply it."""
+    """How to start the workers and the router, as lines of the folder's README."""
     lines = []
-    packages, stored = f"vllm=={engine_command.version(fleet)}", ""
+    packages, store_environment = f"vllm=={engine_command.version(fleet)}", ""
     if kv_store.size_bytes(fleet):
-        packages, stored = f"{packages} {kv_store.PACKAGE}", "KV_STORE=10.0.0.9 "
+        packages, store_environment = f"{packages} {kv_store.PACKAGE}", "KV_STORE=10.0.0.9 "
         lines += [
             f"First the store of KV blocks, on a host of its own: `pip install {kv_store.PACKAGE}`, and",
             "",
@@ -57,7 +59,9 @@ def steps(fleet: Fleet) -> list[str]:
         devices = ",".join(map(str, range(gpus)))
         visible = "HIP_VISIBLE_DEVICES" if engine_command.is_rocm(pool.type.gpu) else "CUDA_VISIBLE_DEVICES"
         group = "NODE_RANK=0 MASTER_ADDR=10.0.0.1 " if engine_command.nodes_of(pool.type) > 1 else ""
-        environment = f"{visible}={devices} {group}{stored if kv_store.serves(fleet, pool) else ''}"
+        environment = (
+            f"{visible}={devices} {group}{store_environment if kv_store.serves(fleet, pool) else ''}"
+        )
         lines.append(f"    {environment}bash vllm/{name}.sh 0   # {pool.count} in all")
     lines += [
         "",
@@ -68,7 +72,7 @@ def steps(fleet: Fleet) -> list[str]:
     for name, roles in engine_command.routers(fleet).items():
         urls = " ".join(f"{role.upper()}_URLS='http://HOST:{FIRST_PORT} ...'" for role in roles)
         lines.append(f"    {urls} bash vllm/{name}.sh")
-    ours = " ".join(f"--workers {name}=http://HOST:{FIRST_PORT},..." for name in _names(fleet))
+    ours = " ".join(f"--workers {name}=http://HOST:{FIRST_PORT},..." for name in _quoted_pool_names(fleet))
     lines += [
         "",
         "Or, to route as simulated, the planner's own router, which takes every worker's address:",
@@ -78,12 +82,13 @@ def steps(fleet: Fleet) -> list[str]:
     return lines
 
 
-def _names(fleet: Fleet) -> list[str]:
+def _quoted_pool_names(fleet: Fleet) -> list[str]:
+    """The pools' names as plan.yaml has them, quoted for a shell."""
     return [shlex.quote(engine_command.one_line(pool.name)) for pool in fleet.running_pools]
 
 
 def routing(fleet: Fleet) -> str:
-    """What routes, for a README."""
+    """Which router the folder's README names, and how it is told to route."""
     return engine_command.router_words(fleet)
 
 
@@ -113,11 +118,12 @@ def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
             f"export VLLM_NIXL_SIDE_CHANNEL_PORT=$(({NIXL_PORT} + {NIXL_PORT_STEP} * number))",
         ]
     if kv_store.serves(fleet, pool):
+        config_path = "$" + kv_store.CONFIG_PATH  # as the shell reads it
         lines += [
             f': "${{KV_STORE:?set KV_STORE: the address of the host that runs {kv_store.NAME}.sh}}"',
             f"export {kv_store.CONFIG_PATH}=$(mktemp)",
-            f'sed "s/KV_STORE/$KV_STORE/; s/PROTOCOL/${{PROTOCOL:-rdma}}/" "$here/{kv_store.CONFIG}" '
-            f'> "${kv_store.CONFIG_PATH}"',
+            f'sed "s/{STORE_ADDRESS}/$KV_STORE/; s/{STORE_PROTOCOL}/${{PROTOCOL:-rdma}}/" '
+            f'"$here/{kv_store.CONFIG}" > "{config_path}"',
         ]
     if nodes > 1:
         lines += [
@@ -137,15 +143,16 @@ def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
 
 
 def _store(size: int) -> str:
-    owner = " ".join(kv_store.owner_args(size, '"${address}"', '"${PROTOCOL:-rdma}"'))
+    # One process lends the memory; the other, the master, knows which block lies where.
+    lend_memory = " ".join(kv_store.owner_args(size, '"${address}"', '"${PROTOCOL:-rdma}"'))
     lines = [
         "#!/usr/bin/env bash",
-        f"# The store of KV blocks that all workers have: {size / 1e9:.4g} GB of this host's memory.",
+        f"# The store of KV blocks that all workers share: {size / 1e9:.4g} GB of this host's memory.",
         "set -euo pipefail",
         "address=$(hostname -i | cut -d' ' -f1)",
         f"{' '.join(kv_store.master_args())} &",
         "trap 'kill $!' EXIT",
-        owner,
+        lend_memory,
     ]
     return "\n".join(lines) + "\n"
 

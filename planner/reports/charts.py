@@ -18,14 +18,14 @@ from planner.reports.drawing import BLUE, GRID, INK, MUTED, PAPER, SOFT, VERMILL
 from planner.reports.encoding import (
     Floats,
     colours,
-    data,
+    data_of_columns,
+    data_of_rows,
     distinguish_lines,
-    labels,
     legend,
+    log_axis_ends,
+    log_ticks,
     rounded_all,
-    span,
-    table,
-    ticks,
+    text_layers,
     time_axis,
     time_unit,
 )
@@ -52,12 +52,12 @@ def distribution_chart(curve: Curve, metric: str, limits: Sequence[Limit]) -> An
 
     positive = curve.value_s > 0
     value_s, share = curve.value_s[positive], curve.share[positive]
-    low, high = span(value_s, [limit.limit_s for limit in limits])
+    low, high = log_axis_ends(value_s, [limit.limit_s for limit in limits])
     if len(share):
         value_s, share = np.append(np.maximum(value_s, low), high), np.append(share, share[-1])
     x, y = _distribution_axes(metric, low, high)
     line = (
-        alt.Chart(table(x=value_s, y=share))
+        alt.Chart(data_of_columns(x=value_s, y=share))
         .mark_line(color=BLUE, strokeWidth=2.2, interpolate="step-after")
         .encode(x=x, y=y)
     )
@@ -74,7 +74,7 @@ def comparison_chart(curves: Mapping[str, Curve], metric: str, limits: Sequence[
     import altair as alt
 
     every = np.concatenate([curve.value_s[curve.value_s > 0] for curve in curves.values()])
-    low, high = span(every, [limit.limit_s for limit in limits])
+    low, high = log_axis_ends(every, [limit.limit_s for limit in limits])
     rows: list[dict[str, Any]] = []
     for name, curve in curves.items():
         positive = curve.value_s > 0
@@ -86,7 +86,7 @@ def comparison_chart(curves: Mapping[str, Curve], metric: str, limits: Sequence[
     names = list(curves)
     x, y = _distribution_axes(metric, low, high)
     line = (
-        alt.Chart(data(rows))
+        alt.Chart(data_of_rows(rows))
         .mark_line(strokeWidth=1.8, interpolate="step-after")
         .encode(x=x, y=y, **distinguish_lines("name", names))
     )
@@ -99,7 +99,7 @@ def _distribution_axes(metric: str, low: float, high: float) -> tuple[Any, Any]:
     x = alt.X(
         "x:Q",
         scale=alt.Scale(type="log", domain=[low, high], nice=False),
-        axis=alt.Axis(title=f"{METRICS[metric].name} [s]", values=ticks(low, high), format="~g"),
+        axis=alt.Axis(title=f"{METRICS[metric].name} [s]", values=log_ticks(low, high), format="~g"),
     )
     y = alt.Y(
         "y:Q",
@@ -119,15 +119,15 @@ def _limit_layers(limits: Sequence[Limit], low: float, high: float, colour: str)
         near_end = np.log(at_s / low) > 0.6 * np.log(high / low)
         text = f"{percentile_name(wanted)} ≤ {show_s(at_s)}"
         layers += [
-            alt.Chart(table(x=[at_s])).mark_rule(color=colour, strokeDash=[5, 3]).encode(x="x:Q"),
-            alt.Chart(table(x=[low], y=[wanted], x2=[at_s]))
+            alt.Chart(data_of_columns(x=[at_s])).mark_rule(color=colour, strokeDash=[5, 3]).encode(x="x:Q"),
+            alt.Chart(data_of_columns(x=[low], y=[wanted], x2=[at_s]))
             .mark_rule(color=colour, strokeDash=[1, 3])
             .encode(x="x:Q", y="y:Q", x2="x2:Q"),
-            alt.Chart(table(x=[at_s], y=[wanted]))
+            alt.Chart(data_of_columns(x=[at_s], y=[wanted]))
             .mark_point(color=colour, filled=False, size=45, strokeWidth=2, opacity=1)
             .encode(x="x:Q", y="y:Q"),
-            *labels(
-                table(x=[at_s], y=[0.06 + 0.08 * k], text=[text]),
+            *text_layers(
+                data_of_columns(x=[at_s], y=[0.06 + 0.08 * k], text=[text]),
                 align="right" if near_end else "left",
                 dx=-6 if near_end else 6,
             ),
@@ -158,7 +158,7 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
         ]
     names = [pool.name for pool in pools]
     return (
-        alt.Chart(data(rows))
+        alt.Chart(data_of_rows(rows))
         .mark_line(strokeWidth=1.6, interpolate="monotone")
         .encode(
             x=time_axis(unit),
@@ -195,13 +195,13 @@ def lengths_chart(trace: Trace) -> Any:
     ]
     names = list(lengths)
     return (
-        alt.Chart(data(rows))
+        alt.Chart(data_of_rows(rows))
         .mark_line(strokeWidth=1.8, interpolate="step")
         .encode(
             x=alt.X(
                 "x:Q",
                 scale=alt.Scale(type="log", nice=False),
-                axis=alt.Axis(title="length [tokens]", format="~s", values=ticks(1, longest + 1)),
+                axis=alt.Axis(title="length [tokens]", format="~s", values=log_ticks(1, longest + 1)),
             ),
             y=alt.Y("y:Q", axis=alt.Axis(title="share of requests", format="%", tickCount=5)),
             **distinguish_lines("what", names),
@@ -216,7 +216,7 @@ def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
 
     sizes = sorted(hit_frac)
     line = (
-        alt.Chart(table(x=sizes, y=[hit_frac[size] for size in sizes]))
+        alt.Chart(data_of_columns(x=sizes, y=[hit_frac[size] for size in sizes]))
         .mark_line(color=BLUE, strokeWidth=2.2, point=True)
         .encode(
             x=alt.X(
@@ -231,9 +231,9 @@ def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
             ),
         )
     )
-    endless = alt.Chart(table(y=[endless_frac])).mark_rule(color=VERMILLION, strokeDash=[5, 3])
+    endless = alt.Chart(data_of_columns(y=[endless_frac])).mark_rule(color=VERMILLION, strokeDash=[5, 3])
     text = f"endless cache: {100 * endless_frac:.1f} %"
-    named = labels(table(x=sizes[:1], y=[endless_frac], text=[text]), align="left", dy=-8)
+    named = text_layers(data_of_columns(x=sizes[:1], y=[endless_frac], text=[text]), align="left", dy=-8)
     return alt.layer(line, endless.encode(y="y:Q"), *named).properties(width=WIDTH, height=HEIGHT)
 
 
@@ -248,7 +248,7 @@ def windows_chart(
     names = list(series)
     rows, unit = _windows(series, window_s)
     return (
-        alt.Chart(data(rows))
+        alt.Chart(data_of_rows(rows))
         .mark_line(strokeWidth=1.6, interpolate="step-after")
         .encode(
             x=time_axis(unit),
@@ -273,7 +273,7 @@ def stacked_chart(
     names = list(series)
     rows, unit = _windows(series, window_s)
     return (
-        alt.Chart(data([row | {"rank": names.index(row["what"])} for row in rows]))
+        alt.Chart(data_of_rows([row | {"rank": names.index(row["what"])} for row in rows]))
         .mark_area(interpolate="step-after", stroke=PAPER, strokeWidth=0.6)
         .encode(
             x=time_axis(unit),
@@ -316,7 +316,7 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
         for bar in bars
     ]
     kinds, shades = ["the plan", "alternative", "at least"], [BLUE, SOFT, GRID]
-    base = alt.Chart(data(rows)).encode(
+    base = alt.Chart(data_of_rows(rows)).encode(
         y=alt.Y("label:N", sort=None, axis=None),
         x=alt.X("value:Q", axis=alt.Axis(title=unit, tickCount=6), scale=alt.Scale(zero=True)),
     )
@@ -357,7 +357,7 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
     ]
     kinds = ["the plan", "not beaten", "another"]
     most = max(cost for cost, _ in dots.values()) or 1.0
-    base = alt.Chart(data(rows)).encode(
+    base = alt.Chart(data_of_rows(rows)).encode(
         x=alt.X(
             "x:Q",
             axis=alt.Axis(title="cost [USD/h]", tickCount=6),
@@ -384,7 +384,7 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
     for align, dx in (("left", 8), ("right", -8)):
         side = [row for row in named if (dots[str(row["name"])][0] < 0.5 * most) == (align == "left")]
         columns = {key: [row[of] for row in side] for key, of in (("x", "x"), ("y", "y"), ("text", "name"))}
-        text += labels(table(**columns), align=align, dx=dx, limit=230) if side else []
+        text += text_layers(data_of_columns(**columns), align=align, dx=dx, limit=230) if side else []
     return alt.layer(drawn, *text).properties(width=560, height=260)
 
 
@@ -404,7 +404,7 @@ def staircase_chart(
     import altair as alt
 
     ends = [loosest, *corners[:-1]]
-    levels = data(
+    levels = data_of_rows(
         [
             {"x": float(f"{corner:.6g}"), "x2": float(f"{end:.6g}"), "y": float(f"{value:.6g}")}
             for corner, end, value in zip(corners, ends, values, strict=True)
@@ -420,7 +420,7 @@ def staircase_chart(
     y = alt.Y("y:Q", axis=alt.Axis(title=titles[1], tickCount=6), scale=alt.Scale(zero=True))
     layers: list[Any] = [
         alt.Chart(levels).mark_rule(color=BLUE, strokeWidth=2.2).encode(x=x, x2="x2:Q", y=y),
-        alt.Chart(table(x=list(corners), y=list(values), text=list(names)))
+        alt.Chart(data_of_columns(x=list(corners), y=list(values), text=list(names)))
         .mark_point(color=BLUE, filled=True, size=55, opacity=1)
         .encode(
             x="x:Q",
@@ -431,11 +431,13 @@ def staircase_chart(
                 alt.Tooltip("y:Q", title=titles[1]),
             ],
         ),
-        *labels(table(x=list(corners), y=list(values), text=list(names)), align="left", dx=5, dy=-8),
+        *text_layers(
+            data_of_columns(x=list(corners), y=list(values), text=list(names)), align="left", dx=5, dy=-8
+        ),
     ]
     if requested is not None:
         layers.append(
-            alt.Chart(table(x=[requested[0]], y=[requested[1]]))
+            alt.Chart(data_of_columns(x=[requested[0]], y=[requested[1]]))
             .mark_point(color=VERMILLION, filled=False, size=110, strokeWidth=2.2, opacity=1)
             .encode(x="x:Q", y="y:Q")
         )

@@ -15,33 +15,41 @@ from planner.reports.drawing import BLUE, GREEN, INK, ORANGE, PAPER, PURPLE, VER
 
 Floats = npt.NDArray[np.float64]
 
-LEGEND_WIDTH = 280
+LEGEND_WIDTH_PX = 280  # A chart on a phone is about as wide.
+SYMBOL_PX, CHARACTER_PX = 28, 6  # The widths of a legend's symbol with its margin, and of a letter.
 
 
-def table(**columns: Sequence[Any] | Floats) -> Any:
+def data_of_columns(**columns: Sequence[Any] | Floats) -> Any:
+    """Data for a chart, from columns of equal length."""
     rows = zip(*map(rounded, columns.values()), strict=True)
-    return data([dict(zip(columns, row, strict=True)) for row in rows])
+    return data_of_rows([dict(zip(columns, row, strict=True)) for row in rows])
 
 
-def labels(rows: Any, **place: Any) -> list[Any]:
-    """Text at points x, y, over a rim of paper that keeps curves behind it apart."""
+def text_layers(rows: Any, **mark_options: Any) -> list[Any]:
+    """The texts of `rows` at their points x, y: a rim in the colour of paper, which keeps curves behind the
+    text apart from it, and the text itself. `mark_options` are those of Altair's `mark_text`.
+    """
     import altair as alt
 
     text = alt.Chart(rows).encode(x="x:Q", y="y:Q", text="text:N")
-    rim = text.mark_text(color=PAPER, stroke=PAPER, strokeWidth=4, strokeJoin="round", fontSize=11, **place)
-    return [rim, text.mark_text(color=INK, fontSize=11, **place)]
+    rim = text.mark_text(
+        color=PAPER, stroke=PAPER, strokeWidth=4, strokeJoin="round", fontSize=11, **mark_options
+    )
+    return [rim, text.mark_text(color=INK, fontSize=11, **mark_options)]
 
 
-def data(rows: list[dict[str, Any]]) -> Any:
+def data_of_rows(rows: list[dict[str, Any]]) -> Any:
+    """Data for a chart, from one dictionary a row."""
     import altair as alt
     from altair.utils.schemapi import debug_mode
 
-    values: Any = alt.Data
+    make_data: Any = alt.Data  # Any, as Altair does not type its arguments.
     with debug_mode(False):  # Checking every row against the schema takes longer than the chart.
-        return values(values=rows)
+        return make_data(values=rows)
 
 
 def rounded(values: Sequence[Any] | Floats) -> list[Any]:
+    """The values with six digits, which no chart shows more of; texts as they are."""
     return [float(f"{v:.6g}") if isinstance(v, int | float) else v for v in np.asarray(values).tolist()]
 
 
@@ -55,13 +63,13 @@ def legend(names: Sequence[str], symbol: str = "stroke") -> Any:
 
     if len(names) < 2:
         return None
-    columns = max(1, min(4, LEGEND_WIDTH // (28 + 6 * max(len(name) for name in names))))
+    columns = max(1, min(4, LEGEND_WIDTH_PX // (SYMBOL_PX + CHARACTER_PX * max(map(len, names)))))
     return alt.Legend(
         title=None,
         orient="top",
         columns=columns,
         symbolType=symbol,
-        labelLimit=LEGEND_WIDTH,
+        labelLimit=LEGEND_WIDTH_PX,
         values=list(names),
     )
 
@@ -84,10 +92,10 @@ def distinguish_lines(field: str, names: Sequence[str]) -> dict[str, Any]:
     """Encodings of lines by the name in `field`: a colour and a dash for each, under one legend."""
     import altair as alt
 
-    of = {"shorthand": f"{field}:N", "sort": list(names), "legend": legend(names)}
+    shared = {"shorthand": f"{field}:N", "sort": list(names), "legend": legend(names)}
     return {
-        "color": alt.Color(**of, scale=colours(names)),
-        "strokeDash": alt.StrokeDash(**of, scale=dashes(names)),
+        "color": alt.Color(**shared, scale=colours(names)),
+        "strokeDash": alt.StrokeDash(**shared, scale=dashes(names)),
     }
 
 
@@ -101,27 +109,33 @@ def time_axis(unit: str, ticks: int | None = None) -> Any:
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """The unit that an axis of so many seconds is read in, and its seconds."""
+    """The unit for an axis that is `seconds` long, and how many seconds one such unit has."""
     for unit, factor, most in (("s", 1.0, 300), ("min", 60.0, 4 * 3600), ("h", 3600.0, 72 * 3600)):
         if seconds <= most:
             return unit, factor
     return "days", 86400.0
 
 
-def span(values_s: Floats, limits_s: Sequence[float]) -> tuple[float, float]:
-    """The part of a logarithmic axis worth seeing: all values and limits, at most five decades."""
+def log_axis_ends(values_s: Floats, limits_s: Sequence[float]) -> tuple[float, float]:
+    """Both ends of a logarithmic axis that shows all values and limits, but at most five decades."""
     ends = [*limits_s, *([float(values_s.min()), float(values_s.max())] if len(values_s) else [])]
     low, high = min(ends, default=0.1), max(ends, default=1.0)
     high *= 1.15
     return max(low / 1.15, high / 1e5), high
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten, or powers of ten alone on a long axis."""
+# Round values of one decade, for logarithmic axes of at most so many decades; longer axes have powers of ten.
+_ROUND_VALUES = (
+    (0.5, (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)),
+    (1.8, (1.0, 2.0, 5.0)),
+    (3.0, (1.0, 3.0)),
+)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round values from `low` to `high` for a logarithmic axis: the shorter the axis, the denser."""
     decades = np.log10(high / low)
-    steps: tuple[float, ...] = (1.0,) if decades > 3 else (1.0, 3.0) if decades > 1.8 else (1.0, 2.0, 5.0)
-    if decades < 0.5:
-        steps = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0)
+    values = next((values for most, values in _ROUND_VALUES if decades <= most), (1.0,))
     powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    ticks = [float(f"{step * 10.0**power:.6g}") for power in powers for step in steps]
-    return [tick for tick in ticks if low <= tick <= high]
+    every = [float(f"{value * 10.0**power:.6g}") for power in powers for value in values]
+    return [value for value in every if low <= value <= high]

@@ -16,7 +16,15 @@ from planner.reports import screen
 from planner.reports.charts import HEIGHT, WIDTH, distribution_chart
 from planner.reports.curves import cumulative_curve, kv_blocks_at, running_and_queued
 from planner.reports.drawing import BLUE, GUIDE, INK, MUTED, PURPLE, VERMILLION, Figure
-from planner.reports.encoding import data, distinguish_lines, labels, rounded_all, table, time_axis, time_unit
+from planner.reports.encoding import (
+    data_of_columns,
+    data_of_rows,
+    distinguish_lines,
+    rounded_all,
+    text_layers,
+    time_axis,
+    time_unit,
+)
 from planner.search.evidence.plan import Plan
 from planner.simulator.simulation import Simulation
 from planner.slo_metrics import METRICS
@@ -63,24 +71,28 @@ def attainment(plan: Plan) -> Figure | None:
         scale=alt.Scale(domain=[0, 1.16], nice=False),
     )
     apart = distinguish_lines("name", names)
-    line = alt.Chart(data(rows)).mark_line(strokeWidth=2, point=True).encode(x=x, y=y, **apart)
+    line = alt.Chart(data_of_rows(rows)).mark_line(strokeWidth=2, point=True).encode(x=x, y=y, **apart)
     band = (
-        alt.Chart(data(rows))
+        alt.Chart(data_of_rows(rows))
         .mark_area(opacity=0.18, style=GUIDE)
         .encode(x="x:Q", y=alt.Y("low:Q", title=""), y2="high:Q", color=apart["color"])
     )
     needed = [
-        alt.Chart(table(y=[share.limit.percentile_frac]))
+        alt.Chart(data_of_columns(y=[share.limit.percentile_frac]))
         .mark_rule(color=MUTED, strokeDash=[2, 3])
         .encode(y="y:Q")
         for share in around.at_workers[0].shares
     ]
     of = max(around.futures, 1)
-    kept = labels(
-        table(x=totals, y=[1.09] * len(totals), text=[f"{at.kept} of {of}" for at in around.at_workers]),
+    kept = text_layers(
+        data_of_columns(
+            x=totals, y=[1.09] * len(totals), text=[f"{at.kept} of {of}" for at in around.at_workers]
+        ),
         align="center",
     )
-    plan_at = alt.Chart(table(x=[plan.fleet.workers])).mark_rule(color=VERMILLION, strokeDash=[5, 3])
+    plan_at = alt.Chart(data_of_columns(x=[plan.fleet.workers])).mark_rule(
+        color=VERMILLION, strokeDash=[5, 3]
+    )
     drawn = alt.layer(line, band, *needed, plan_at.encode(x="x:Q"), *kept)
     return Figure(
         "attainment",
@@ -121,7 +133,7 @@ def demand(plan: Plan) -> Figure:
     holds_rps = None if room is None else trace.rate_rps * (1 + room.traffic_frac)
     top = 1.2 * max(float(rate.max()), holds_rps or 0.0)
     line = (
-        alt.Chart(table(x=edges_s / factor, y=np.append(rate, rate[-1])))
+        alt.Chart(data_of_columns(x=edges_s / factor, y=np.append(rate, rate[-1])))
         .mark_line(color=BLUE, strokeWidth=1.6, interpolate="step-after")
         .encode(
             x=time_axis(unit, 6),
@@ -132,7 +144,11 @@ def demand(plan: Plan) -> Figure:
             ),
         )
     )
-    mean = alt.Chart(table(y=[trace.rate_rps])).mark_rule(color=MUTED, strokeDash=[2, 3]).encode(y="y:Q")
+    mean = (
+        alt.Chart(data_of_columns(y=[trace.rate_rps]))
+        .mark_rule(color=MUTED, strokeDash=[2, 3])
+        .encode(y="y:Q")
+    )
     layers = [line, mean]
     caption = (
         f"Demand under capacity: requests that arrive, {trace.rate_rps:,.3g} per second on average (dotted)"
@@ -147,8 +163,8 @@ def demand(plan: Plan) -> Figure:
 def _rule(at: float, text: str, colour: str) -> list[Any]:
     import altair as alt
 
-    rule = alt.Chart(table(y=[at])).mark_rule(color=colour, strokeDash=[5, 3]).encode(y="y:Q")
-    return [rule, *labels(table(x=[0.0], y=[at], text=[text]), align="left", dx=4, dy=-7)]
+    rule = alt.Chart(data_of_columns(y=[at])).mark_rule(color=colour, strokeDash=[5, 3]).encode(y="y:Q")
+    return [rule, *text_layers(data_of_columns(x=[0.0], y=[at], text=[text]), align="left", dx=4, dy=-7)]
 
 
 def kv_use(plan: Plan) -> Figure | None:
@@ -198,7 +214,7 @@ def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, form: str)
     ]
     scale = alt.Scale(domain=[0, 1.02], nice=False) if form == "%" else alt.Undefined
     return (
-        alt.Chart(data(rows))
+        alt.Chart(data_of_rows(rows))
         .mark_line(strokeWidth=1.6, interpolate="step-after")
         .encode(
             x=time_axis(unit, 6),
@@ -233,7 +249,7 @@ def breaks_chart(values: Sequence[screen.Breaks]) -> Any:
         for each in values
     ]
     kinds = ["slo", "loss", "price"]
-    base = alt.Chart(data(rows)).encode(
+    base = alt.Chart(data_of_rows(rows)).encode(
         y=alt.Y("label:N", sort=None, axis=None),
         x=alt.X(
             "value:Q",

@@ -1,4 +1,4 @@
-"""Names for the KV blocks of a prompt, and small numbers for the names that are in use."""
+"""Names for the KV blocks of a prompt, and a small number for each name in use, to index arrays with."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def blocks_of(prompt: object) -> list[int]:
     names, name = [], 0
     for end in range(step, len(prompt) + 1, step):
         piece = prompt[end - step : end]
+        # Python hashes text differently in each process, so names are compared within one router only.
         name = hash((name, piece if isinstance(piece, str) else tuple(piece)))
         names.append(name)
     return names

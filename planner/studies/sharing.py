@@ -94,6 +94,6 @@ def _separate(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, PlanQuest
             rate_rps=None,
             described=None,
             window=None,
-            prices_targets=False,
+            plans_each_target=False,
         )
         yield (REST if selector is None else selector.name), alone, trace.select(of_class)

@@ -37,7 +37,7 @@ def doubts(*, slo: Any = None, **fleet: Any) -> tuple[str, ...]:
 @pytest.mark.parametrize("gpus", ["any", "ANY", ["any"]])
 def test_any_gpu_is_every_gpu_as_on_the_command_line(gpus: Any) -> None:
     task = parse_task(QUESTION | {"fleet": {"gpus": gpus}}, CATALOG)
-    assert task == parse_task(QUESTION | {"fleet": {}}, CATALOG) and task.considers_all
+    assert task == parse_task(QUESTION | {"fleet": {}}, CATALOG) and task.considers_all_gpus
 
 
 @pytest.mark.parametrize("gpus", [{"any": 4}, ["any", "h100-80g"], {"h100-80g": 2, "Any": None}])
@@ -150,7 +150,7 @@ def test_an_estimated_gpu_with_a_remembered_price_is_not_bought_unasked() -> Non
     """Nobody measured Llama 8B on H100 NVL, whose price is in no list; who prices it asks for it."""
     plain = {key: value for key, value in QUESTION.items() if key != "fleet"}
     any_gpu = parse_task(plain, CATALOG)
-    assert "h100-nvl-94g" in any_gpu.left_out and "h100-nvl-94g" not in any_gpu.stock
+    assert "h100-nvl-94g" in any_gpu.unchecked_left_out and "h100-nvl-94g" not in any_gpu.stock
     priced = parse_task(plain | {"fleet": {"prices": {"h100-nvl": 2.8}}}, CATALOG)
     assert "h100-nvl-94g" in priced.stock
     assert "h100-80g" in any_gpu.stock

@@ -69,7 +69,7 @@ def test_spot_workers_at_the_providers_spot_price(folder: Path) -> None:
 def test_gpus_that_a_provider_does_not_rent_are_left_out_or_refused() -> None:
     """Of all GPUs they are left out and named; a GPU that was asked for by name is refused in one line."""
     task = asked(price_of={"provider": "verda"})
-    assert "gb200-186g" in task.not_offered and "gb200-186g" not in task.stock
+    assert "gb200-186g" in task.gpus_not_offered and "gb200-186g" not in task.stock
     assert {"h100-80g", "b300-288g"} <= set(task.stock)
     assert task.prices_usd_per_h["b300-288g"] == 6.99
     message = (
@@ -77,7 +77,10 @@ def test_gpus_that_a_provider_does_not_rent_are_left_out_or_refused() -> None:
     )
     with pytest.raises(InputError, match=message):
         asked(gpus=["h100", "gb200"], price_of={"provider": "verda"})
-    assert "gb200-186g" not in asked(gpus={"h100": 8, "gb200": 0}, price_of={"provider": "verda"}).not_offered
+    assert (
+        "gb200-186g"
+        not in asked(gpus={"h100": 8, "gb200": 0}, price_of={"provider": "verda"}).gpus_not_offered
+    )
     with pytest.raises(InputError, match="nobody on-demand is in no price of"):
         asked(price_of={"provider": "nobody"})
     with pytest.raises(InputError, match=r"price_of: term: .*on-demand, reserved-1y, reserved-3y"):

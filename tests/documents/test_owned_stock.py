@@ -41,7 +41,7 @@ def test_without_gpus_any_number_may_be_rented_beside() -> None:
     read = task(owned={"a100": 16})
     assert read.stock["a100-80g"] is None and {"a100-80g", "a100-80g@owned", "h100-80g"} <= set(offered(read))
     unchecked = task(owned={"mi300x": 8})
-    assert unchecked.stock["mi300x-192g"] == 8 and "mi300x-192g" not in unchecked.left_out
+    assert unchecked.stock["mi300x-192g"] == 8 and "mi300x-192g" not in unchecked.unchecked_left_out
 
 
 def test_an_owned_gpu_needs_no_price_of_a_provider() -> None:

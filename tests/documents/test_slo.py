@@ -86,11 +86,11 @@ def test_gpus_that_nobody_checked_are_asked_for() -> None:
     unchecked = {name for name, gpu in CATALOG.gpus.items() if gpu.unchecked}
     assert {"mi300x-192g", "l4-24g", "gaudi3-128g", "tpu-v6e-32g", "tpu-v7-192g"} <= unchecked
     assert not unchecked & {"a100-80g", "h100-80g@350W", "b300-288g", "rtx-pro-6000"}
-    assert set(task().left_out) == {*unchecked, "h100-nvl-94g"}
+    assert set(task().unchecked_left_out) == {*unchecked, "h100-nvl-94g"}
     everything = task(fleet={"unchecked": True})
-    assert everything.stock == dict.fromkeys(CATALOG.gpus) and everything.left_out == ()
+    assert everything.stock == dict.fromkeys(CATALOG.gpus) and everything.unchecked_left_out == ()
     named = task(fleet={"gpus": {"mi300x": 8}})
-    assert (named.stock, named.left_out) == ({"mi300x-192g": 8}, ())
+    assert (named.stock, named.unchecked_left_out) == ({"mi300x-192g": 8}, ())
     with pytest.raises(InputError, match=r"fleet: unchecked: is false, and gpus names mi300x-192g; drop one"):
         task(fleet={"gpus": ["mi300x"], "unchecked": False})
 
@@ -102,9 +102,9 @@ def test_a_fit_of_ones_own_checks_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "latency" / "mine.yaml").write_text(shipped.read_text().replace("h100-80g", "mi300x-192g"))
     mine = read_catalog(tmp_path)
     assert "mi300x-192g" in parse_task(LEAST, mine).stock
-    assert "l4-24g" in parse_task(LEAST, mine).left_out
+    assert "l4-24g" in parse_task(LEAST, mine).unchecked_left_out
     other = parse_task({**LEAST, "llm": "qwen3-32b"}, mine)
-    assert "mi300x-192g" in other.left_out
+    assert "mi300x-192g" in other.unchecked_left_out
 
 
 def test_a_catalog_that_nobody_checked_says_so(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""What a plan takes for granted, as facts that its report and certificate show."""
+"""What a plan takes for granted, as facts that its report and certificate show.
+
+reports/fact_sentences.py has the sentence of each fact, also of those with a name alone.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +43,11 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
         StepTimes(tuple(sorted({latency.basis for latency in latencies}))),
         HostOverheads(tuple(sorted({latency.h_s for latency in latencies}))),
         EngineSettings(
-            tuple(task.max_num_seqs),
-            policies.prefix_cache,
-            policies.queue,
-            policies.queue_window_s if policies.queue_window_s < math.inf else None,
-            policies.routing,
+            max_num_seqs=tuple(task.max_num_seqs),
+            prefix_cache=policies.prefix_cache,
+            queue=policies.queue,
+            queue_window_s=policies.queue_window_s if policies.queue_window_s < math.inf else None,
+            routing=policies.routing,
         ),
         Assumption("ttft-ends-with-prefill"),
         KvLink(network.bandwidth_bytes_per_s, network.transfer),
@@ -56,16 +59,16 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
     ]
     facts += [
         StepSpread(
-            pool.type.name,
-            (spread.prefill.low, spread.prefill.high),
-            (spread.decode.low, spread.decode.high),
-            spread.source,
-            spread.is_own,
+            worker=pool.type.name,
+            prefill=(spread.prefill.low, spread.prefill.high),
+            decode=(spread.decode.low, spread.decode.high),
+            source=spread.source,
+            is_own=spread.is_own,
         )
         for pool in fleet.running_pools
         if (spread := pool.type.latency.spread) is not None
     ]
-    if task.considers_all:
+    if task.considers_all_gpus:
         measured = {row_of(worker.gpu.name) for worker in problem.types if worker.latency.is_measured}
         every = dict.fromkeys(row_of(worker.gpu.name) for worker in problem.types)
         facts.append(
@@ -74,36 +77,40 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
                 tuple(name for name in every if name not in measured),
             )
         )
-    if task.left_out:
-        facts.append(UncheckedLeftOut(task.left_out))
-    if task.not_offered:
-        facts.append(NotOffered(task.not_offered))
-    if (paid := task.electricity) is not None:
-        facts.append(ElectricityCounted(paid.usd_per_kwh, paid.pue, paid.of))
+    if task.unchecked_left_out:
+        facts.append(UncheckedLeftOut(task.unchecked_left_out))
+    if task.gpus_not_offered:
+        facts.append(NotOffered(task.gpus_not_offered))
+    if (electricity := task.electricity) is not None:
+        facts.append(ElectricityCounted(electricity.usd_per_kwh, electricity.pue, electricity.of))
     if task.engine is not None:
         facts.append(EngineModelled(task.engine.title, task.engine.basis))
         if not task.engine.is_checked:
             facts.append(UncheckedEngine(task.engine.title))
     facts += [
         Drafts(
-            pool.type.name,
-            each.method,
-            each.tokens,
-            each.mean_tokens,
-            each.draft_frac,
-            each.draft_s,
-            each.basis,
+            worker=pool.type.name,
+            method=each.method,
+            tokens=each.tokens,
+            mean_tokens=each.mean_tokens,
+            draft_frac=each.draft_frac,
+            draft_s=each.draft_s,
+            basis=each.basis,
         )
         for pool in fleet.running_pools
         if (each := pool.type.speculation) is not None and pool.role != "prefill"
     ]
+    # Where the trace does not say which adapter a request is for, it is drawn.
     facts += _adapters_facts(fleet, drawn=not problem.trace.adapters)
     facts += _offload_facts(fleet, simulation)
-    if problem.hits is not None:
+    if (
+        problem.hits is not None
+    ):  # The search may count on prefix caches; whether the plan has any comes next.
         facts.append(Assumption("first-use-of-blocks"))
     if policies.prefix_cache:
         facts.append(Assumption("cold-caches"))
-    if problem.trace.after.size:
+    has_sessions = problem.trace.after.size > 0
+    if has_sessions:
         facts += [Assumption("sessions-wait"), Assumption("sessions-given-up")]
     if problem.slo_reference is not None:
         facts.append(problem.slo_reference)
@@ -114,16 +121,16 @@ def _adapters_facts(fleet: Fleet, *, drawn: bool) -> list[Assuming]:
     """What the plan takes for granted of LoRA adapters, one fact per pool that serves them."""
     return [
         Adapters(
-            pool.type.name,
-            slots.lora.adapter_count,
-            slots.lora.max_loras,
-            slots.lora.max_rank,
-            slots.lora.max_cpu_loras,
-            slots.cost.slot_bytes,
-            slots.cost.one_token_s,
-            slots.cost.load_s,
-            slots.cost.disk_s,
-            drawn,
+            worker=pool.type.name,
+            adapters=slots.lora.adapter_count,
+            max_loras=slots.lora.max_loras,
+            max_rank=slots.lora.max_rank,
+            max_cpu_loras=slots.lora.max_cpu_loras,
+            slot_bytes=slots.cost.slot_bytes,
+            step_s=slots.cost.one_token_s,
+            load_s=slots.cost.load_s,
+            disk_s=slots.cost.disk_s,
+            drawn=drawn,
         )
         for pool in fleet.running_pools
         if (slots := pool.type.lora) is not None
@@ -138,19 +145,19 @@ def _offload_facts(fleet: Fleet, simulation: Simulation) -> list[Assuming]:
         return []
     return [
         Offloaded(
-            pool.type.name,
-            offload.kv_tokens(fleet.llm, pool.type.tp),
-            pool.type.kv_tokens,
-            offload.size_bytes,
-            offload.bandwidth_bytes_per_s,
-            1000 * offload.token_s(fleet.llm, pool.type.tp),
-            hit_frac,
-            reload_frac,
-            1.0 - hit_frac - reload_frac,
-            float(simulation.reload_s.sum()),
-            offload.is_shared,
-            offload.disk_bytes,
-            simulation.token_disk_frac or 0.0,
+            worker=pool.type.name,
+            memory_tokens=offload.kv_tokens(fleet.llm, pool.type.tp),
+            kv_tokens=pool.type.kv_tokens,
+            gpu_bytes=offload.size_bytes,
+            gpu_bytes_per_s=offload.bandwidth_bytes_per_s,
+            thousand_tokens_s=1000 * offload.token_s(fleet.llm, pool.type.tp),
+            hit_frac=hit_frac,
+            reload_frac=reload_frac,
+            computed_frac=1.0 - hit_frac - reload_frac,
+            reload_s=float(simulation.reload_s.sum()),
+            is_shared=offload.is_shared,
+            disk_bytes=offload.disk_bytes,
+            disk_frac=simulation.token_disk_frac or 0.0,
         )
         for pool in fleet.running_pools
         if pool.role != "decode"
@@ -162,9 +169,12 @@ def _bound_facts(problem: Problem) -> list[Assuming]:
     work, trace = problem.obliged, problem.trace
     facts: list[Assuming] = [
         ObligedWork(
-            work.whole_frac,
-            work.whole_s - trace.duration_s if work.whole_frac > 0 else 0.0,
-            work.prefill_frac,
+            whole_frac=work.whole_frac,
+            # `whole_s` counts from the first arrival (required_work.py); a reader is told what is left after
+            # the last one.
+            whole_after_s=work.whole_s - trace.duration_s if work.whole_frac > 0 else 0.0,
+            prefill_frac=work.prefill_frac,
+            # Turns of sessions have no fixed arrival, so the test for backlog is not made of them.
             tail=not trace.after.size,
         )
     ]

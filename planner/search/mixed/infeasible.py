@@ -65,7 +65,7 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
     changes = [Change(other, limits_s[other], limit_s, "s") for other, limit_s in relaxed_s.items()]
     return InfeasibleError(
         f"latency: {limit.name} <= {show_s(limit.limit_s)} {why}. No number of workers cures that; {help_}, "
-        f"or add a faster GPU{also_left_out(problem.task.left_out)}",
+        f"or add a faster GPU{also_left_out(problem.task.unchecked_left_out)}",
         kind="latency",
         constraint=limit.name,
         relaxation="" if changes else f"{limit.name} > {best_s:.6g} s, how much more is unknown",
@@ -202,7 +202,7 @@ def infeasible(problem: Problem, level0: Level0, beyond: MixedFleets) -> Infeasi
     )
     return InfeasibleError(
         f"capacity: no fleet within the limits keeps the SLO ({how}). Raise {ways_text(ways)}"
-        f"{also_left_out(problem.task.left_out)}",
+        f"{also_left_out(problem.task.unchecked_left_out)}",
         kind="capacity",
         constraint=[change.limit for way in ways for change in way],
         ways=ways,
@@ -221,7 +221,7 @@ def _undecided(problem: Problem, level0: Level0, names: str) -> InfeasibleError:
         help_ = "relax a limit of the SLO, add a faster GPU" + (" or raise the limits" if names else "")
     return InfeasibleError(
         f"no fleet {within}was found that keeps the SLO: {problem.oracle.simulations} were simulated, and "
-        f"{why}; {help_}{also_left_out(problem.task.left_out)}",
+        f"{why}; {help_}{also_left_out(problem.task.unchecked_left_out)}",
         kind="capacity" if names else "latency",
         constraint=[limit.name for limit, _ in problem.limits.rows()]
         or [limit.name for limit in problem.slo.limits],

@@ -140,7 +140,7 @@ def _workers(
     raise InfeasibleError(
         f"{llm.name} ({llm.weight_bytes / 1e9:.0f} GB of weights) fits on no worker in stock: {reasons}. "
         "Add a GPU with more memory or more GPUs per node, or allow more pipeline stages (fleet: pp)"
-        f"{also_left_out(task.left_out)}",
+        f"{also_left_out(task.unchecked_left_out)}",
         kind="capacity",
         constraint="memory of one worker",
         relaxation="a GPU with more memory",
