@@ -986,7 +986,8 @@ class UnderRouter:
     `differs` says how these are not the same. `decides` is the limit missed by most, or else the one with the
     least room; None if no limit has a figure. `kept_in` counts the scenarios of the plan's own test, and
     `passes` says whether enough are kept with this router; `kept_in` is None if there was no such test, or if
-    the SLO is already missed on the traffic as written.
+    the SLO is already missed on the traffic as written. `needs_priority`: this is with the priority that the
+    order of prompts goes by, which each request must bring.
     """
 
     target: str
@@ -998,6 +999,7 @@ class UnderRouter:
     outcome: Outcome
     kept_in: KeptIn | None = None
     passes: bool = True
+    needs_priority: bool = False
 
     @property
     def keeps(self) -> bool:

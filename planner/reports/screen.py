@@ -341,13 +341,17 @@ def _why_this_many(plan: Plan) -> list[Glance]:
     if bought <= needed:
         return []
     value = f"{needed} + {bought - needed} GPUs"
+    growth = growth_frac_of(plan)
+    reserve = f"{percent(growth)} more traffic, other traffic" if growth else "other traffic"
     parts = (
-        f"{needed} for the traffic as written, {bought - needed} more for other traffic of this kind and "
-        "step times that may be longer"
+        f"{needed} for the traffic as written, {bought - needed} more for {reserve} of this kind and step "
+        "times that may be longer"
     )
     paid, own = paper.paid_usd_per_h, planned.paid_usd_per_h
     if paid is None or own is None or own - paid < 0.005:
         return [Glance("Why this many", value, f"{parts}; on the bill both are the same")]
+    if growth:  # The fleet on paper has no room for growth, so the difference is not what certainty saves.
+        return [Glance("Why this many", value, f"{parts}: {usd(own - paid)}/h")]
     is_own = all(
         pool.type.latency.spread is None or pool.type.latency.spread.is_own
         for pool in plan.fleet.running_pools
@@ -367,6 +371,8 @@ def _routers(plan: Plan) -> list[Glance]:
         targets.setdefault(why, []).append(row.target)
     kept = sum(row.keeps for row in rows)
     note = "; ".join(f"{', '.join(names)} ({why})" for why, names in targets.items())
+    if any(row.needs_priority for row in rows):
+        note = f"if every request brings its priority: {note}"
     return [Glance("Routers", f"kept on {kept} of {counted(len(rows), 'target')}", note)]
 
 

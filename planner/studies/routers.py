@@ -194,6 +194,7 @@ def _under_router_fact(target: str, routed: Deployed, judged: RouterVerdict, pla
         outcome_of(judged.verdict, plan.slo),
         judged.kept_in,
         judged.passes,
+        needs_priority=QUEUE[policies.queue].has_rank,
     )
 
 

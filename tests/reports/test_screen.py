@@ -78,6 +78,15 @@ def test_what_certainty_saves_at_most_is_the_difference_to_paper() -> None:
     assert "Why this many" not in {each.name for each in screen.glance(a_plan())}
 
 
+def test_growth_is_named_and_its_price_is_not_what_certainty_saves() -> None:
+    plan = answered()
+    futures = ScenariosDrawn("blocks", 20.0, 0.5, True, 32)
+    plan = replace(plan, certificate=replace(plan.certificate, futures=futures))
+    (why,) = [each for each in screen.glance(plan) if each.name == "Why this many"]
+    assert "4 more for 50 % more traffic, other traffic of this kind" in why.note
+    assert "certainty" not in why.note and why.note.endswith(": 23.92 USD/h")
+
+
 def test_where_both_cost_the_same_the_line_does_not_end_in_a_colon() -> None:
     """Sixteen GPUs of two nodes on paper, and all of three such nodes for the same bill."""
     plan = answered()

@@ -334,7 +334,7 @@ def test_targets_whose_requests_bring_no_priority_serve_them_as_they_arrive() ->
     simulation = simulate(fleet, trace, limits=slo.limits, record=True)
     plan = replace(a_plan(fleet), slo=slo, trace=trace, simulation=simulation, verdict=judge(simulation, slo))
     assert plan.verdict.holds
-    assert all(each.keeps for each in simulate_routers(plan).certificate.routers)
+    assert all(each.keeps and each.needs_priority for each in simulate_routers(plan).certificate.routers)
     rows = simulate_routers(plan, bring_priority=False).certificate.routers
-    assert rows and not any(each.keeps for each in rows)
+    assert rows and not any(each.keeps or each.needs_priority for each in rows)
     assert all("no request brings a priority for edf" in " ".join(each.differs) for each in rows)
