@@ -4,6 +4,7 @@
     python benchmarks/papers/pinned.py plan | certified
     python benchmarks/papers/pinned.py mooncake MOONCAKE_CONVERSATION_TRACE
     python benchmarks/papers/pinned.py hits MOONCAKE_TRACE
+    python benchmarks/papers/pinned.py bounds MOONCAKE_TRACE
 
 Forty prefixes of 15,360 tokens, hot ones asked for more (Zipf .4), with 256 to 768 tokens of a request's own,
 4 requests/s, Llama-3.1-8B on L40S: the fewest workers with TTFT p99 <= 400 ms, by routing. With a trace:
@@ -12,7 +13,8 @@ Llama-3.1-70B, 8 workers of 8 H100. Hits are shares of input tokens; planned one
 routings of LRU caches alone, and with pinned prefixes as one more choice. `certified` asks the same for
 production, nine of ten scenarios kept. `mooncake` asks for Mooncake's conversations with pins to choose, and
 prints what the answer says of them. `hits` compares planned with simulated hits of fleets of
-all sizes.
+all sizes. `bounds` says how far placements are from the best possible: of the forty prefixes, and of the
+trace's first twenty minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import numpy as np
 import fleetplan
 from benchmarks.papers.common import CATALOG, worker
 from planner.api.results import PlanResult, SharedPlanResult
-from planner.documents.facts import CachesSave, Finding, PinnedReplicas
+from planner.documents.facts import CachesSave, Finding, PinnedReplicas, PinsPlaced
 from planner.fleet import Fleet, Policies, Pool
 from planner.reports.fact_sentences import sentence
 from planner.search.oracle.pinning import Pinning
@@ -43,6 +45,7 @@ PREFIXES, PREFIX_BLOCKS, BLOCK_TOKENS = 40, 30, 512
 LRU = ("prefix-affinity", "min-ttft", "cache-aware", "e2")
 PINNED = "pinned-prefix"
 TTFT_S, MOST = 0.4, 12
+FIRST_S = 1200.0  # of the trace whose placements are bounded
 SIZES = (("llama-3.1-70b", 8, (4, 8, 12)), ("llama-3.1-70b", 4, (8, 16)), ("llama-3.1-8b", 1, (8, 16)))
 
 
@@ -126,6 +129,25 @@ def hits(path: Path) -> None:
             )
 
 
+def bounds(path: Path) -> None:
+    trace = read_trace(path, seed=0)
+    first = trace.select(np.flatnonzero(trace.arrival_s < trace.arrival_s[0] + FIRST_S))
+    print("largest load, s of work per second: placed quickly, polished, bound and gap")
+    cases = [
+        *((forty(), "llama-3.1-8b", "l40s-48g", 1, count) for count in (3, 4, 5, 6)),
+        *((first, llm, "h100-80g", tp, count) for llm, tp, counts in SIZES for count in counts),
+    ]
+    for trace, llm, gpu, tp, count in cases:
+        pool = Pool("mixed", "mixed", worker(llm, gpu, tp, budget=2048), count)
+        (found,) = Pinning(trace).polish((pool,)).values()
+        quick, best = found.quick.replication, found.best.replication
+        print(
+            f"  {trace.name}, {llm}, {count:2} of {tp} {gpu}: {quick.largest_load:.5f} "
+            f"{best.largest_load:.5f} {best.bound:.5f} {100 * best.gap_frac:.3f} %",
+            flush=True,
+        )
+
+
 def planned(safety: str | dict[str, Any] = "none") -> None:
     alone = replace(CATALOG.gpu("l40s-48g"), gpus_per_node=1)
     known = replace(CATALOG, gpus={**CATALOG.gpus, alone.name: alone})
@@ -149,7 +171,7 @@ def tell(routings: Sequence[str], result: PlanResult | SharedPlanResult) -> None
         f"lower bound {found.certificate.bound}"
     )
     for fact in found.certificate.binding:
-        if isinstance(fact, PinnedReplicas | CachesSave | Finding):
+        if isinstance(fact, PinnedReplicas | PinsPlaced | CachesSave | Finding):
             print(f"  {sentence(fact)}")
     for answer in found.certificate.answers:
         print(f"  {answer}", flush=True)
@@ -182,6 +204,8 @@ def main() -> None:
         planned({"kept_in": 0.9})
     elif what == "hits":
         hits(Path(files[0]))
+    elif what == "bounds":
+        bounds(Path(files[0]))
     elif what == "mooncake":
         mooncake(Path(files[0]))
     else:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -34,8 +35,8 @@ Engine = Literal["highs", "cbc", "ortools"]
 Status = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
 
 FEASIBILITY_TOLERANCE = 1e-6  # of a row, beside its largest term
-NO_OPTIONS: Mapping[str, bool] = MappingProxyType({})
-SMALL: Mapping[str, bool] = MappingProxyType(
+NO_OPTIONS: Mapping[str, bool | int] = MappingProxyType({})
+SMALL: Mapping[str, bool | int] = MappingProxyType(
     {"mip_detect_symmetry": False, "mip_allow_restart": False, "mip_heuristic_run_feasibility_jump": False}
 )
 
@@ -61,12 +62,14 @@ def run_highs(
     engine: Engine = "highs",
     start: bool = False,
     is_small: bool = False,
+    most_nodes: int | None = None,
 ) -> SolverOutcome:
     """Solve in place, on one thread. "feasible": stopped, with a point that keeps every constraint.
 
-    With `start` the values that integer variables have already are HiGHS's first incumbent. Where the program
-    `is_small`, with tens of columns, HiGHS looks for no symmetry, restarts nothing and guesses nothing first,
-    which takes half of the time there.
+    With `start` the values that integer variables have already are HiGHS's first incumbent, and its search
+    ends after `most_nodes` nodes, on any machine with the same answer. Where the program `is_small`, with
+    tens of columns, HiGHS looks for no symmetry, restarts nothing and guesses nothing first, which takes half
+    of the time there.
     """
     if engine == "highs" and not pulp.HiGHS(msg=False).available():
         engine = "cbc"
@@ -76,7 +79,8 @@ def run_highs(
         "ortools": _ortools,
     }
     if start and engine == "highs":
-        solvers["highs"] = _highs_from_start
+        nodes = NO_OPTIONS if most_nodes is None else {"mip_max_nodes": most_nodes}
+        solvers["highs"] = partial(_highs, solver=_StartedHighs, options=nodes)
     try:
         outcome = solvers[engine](problem, time_limit_s, gap_frac)
     except ValueError as error:  # HiGHS fails on a few programs from inside, with "vector::reserve"
@@ -221,9 +225,15 @@ class _StartedHighs(pulp.HiGHS):  # type: ignore[misc]
         lp.solverModel.setSolution(len(known), np.array(columns, np.int32), np.array(values, float))
         super().callSolver(lp)
 
-
-def _highs_from_start(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> SolverOutcome:
-    return _highs(problem, time_limit_s, gap_frac, _StartedHighs)
+    def findSolutionValues(self, lp: pulp.LpProblem) -> tuple[int, int]:
+        """PuLP has no word for the end of a search by its nodes; by then the variables have their values."""
+        if lp.solverModel.getModelStatus().name != "kSolutionLimit":
+            return tuple(super().findSolutionValues(lp))
+        with suppress(KeyError):
+            super().findSolutionValues(lp)
+        if lp.solverModel.getInfo().primal_solution_status == 2:
+            return pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible
+        return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
 
 
 def _highs(
@@ -231,7 +241,7 @@ def _highs(
     time_limit_s: float,
     gap_frac: float,
     solver: type[pulp.HiGHS] = pulp.HiGHS,
-    options: Mapping[str, bool] = NO_OPTIONS,
+    options: Mapping[str, bool | int] = NO_OPTIONS,
 ) -> SolverOutcome:
     problem.solve(solver(msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac, **options))
     highs = problem.solverModel

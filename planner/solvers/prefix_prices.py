@@ -321,6 +321,10 @@ class RoutingBudget:
     ends_s: float  # On time.monotonic's clock.
     spent: int = 0
 
+    def left_s(self) -> float:
+        """Seconds until the time limit, at least one, so that a solver can begin."""
+        return max(self.ends_s - time.monotonic(), 1.0)
+
     def is_spent(self) -> bool:
         return self.spent >= self.routings or time.monotonic() > self.ends_s
 

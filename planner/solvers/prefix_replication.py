@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pulp
@@ -50,8 +50,10 @@ from planner.solvers.prefix_prices import PrefixPrices, Routed, RoutingBudget
 
 Cells = dict[tuple[int, int], pulp.LpVariable]
 
-WHOLE_CELLS = 300  # Up to so many nodes x replicas the whole program goes to the solver.
-ROUTINGS = 1400  # The search computes so many routings at most.
+WHOLE_CELLS = 300  # Up to so many nodes x replicas the whole program goes to the solver,
+WHOLE_WORK = 30_000  # which branches at so many nodes of its own at most, times cells: 5 CPU s for 300 cells.
+ROUTINGS = 1400  # The search computes so many routings at most,
+POLISH_ROUTINGS = 200  # and so many where it polishes a placement: 2 CPU s for 120 nodes on 8 replicas.
 OPTIMAL_FRAC = 10 * SAME_FRAC  # A load so close to its bound is optimal but for the solver's tolerance.
 
 
@@ -114,8 +116,8 @@ def replicate_prefixes(
 ) -> Replication:
     """Place prefixes on `replicas` workers with `memory_tokens` for prefixes each; see the module.
 
-    Stops at `gap_frac` above the bound or after `routings`. The answer depends on the clock only if the time
-    limit comes first, or leaves too little time for the solver.
+    Stops at `gap_frac` above the bound, after `routings`, or where the solver has branched as often as it
+    may. The answer depends on the clock only if the time limit comes first.
     """
     if replicas < 1 or memory_tokens < 0:
         raise InputError(f"prefixes: {replicas} replicas of {memory_tokens} tokens, need >= 1 and >= 0")
@@ -128,19 +130,12 @@ def replicate_prefixes(
     best = prices.descend(start, low * (1 + gap_frac), budget)
     bound = prices.load_bound(low, best.largest_load)
     if len(demand) * replicas <= WHOLE_CELLS:
-        best, proven = _whole(prices, best, time_limit_s=max(budget.ends_s - time.monotonic(), 1.0))
+        best, proven = _whole(prices, best, time_limit_s=budget.left_s())
         bound = max(bound, proven)
     elif best.largest_load > bound * (1 + gap_frac):
         best = prices.search(best, bound * (1 + gap_frac), budget, rng)
         bound = prices.load_bound(bound, best.largest_load)
-    return Replication(
-        best.placed,
-        best.rates_rps,
-        (memory_tokens - demand.tokens @ best.placed).astype(float),
-        best.load,
-        min(bound, best.largest_load),
-        best.largest_load <= bound * (1 + OPTIMAL_FRAC),
-    )
+    return _replication(prices, best, bound)
 
 
 def replicate_quickly(
@@ -152,15 +147,54 @@ def replicate_quickly(
     prices = PrefixPrices(demand, replicas, memory_tokens, sessions)
     low = hot_bound(demand, replicas, memory_tokens, sessions)
     start = prices.fill_replicas(np.zeros((len(demand), replicas), bool), range(replicas), demand.rate_rps)
-    best = prices.descend(start, low, RoutingBudget(routings, math.inf))
-    session_tokens = (memory_tokens - demand.tokens @ best.placed).astype(float)
-    bound = min(low, best.largest_load)
+    return _replication(prices, prices.descend(start, low, RoutingBudget(routings, math.inf)), low)
+
+
+def polish_replication(
+    demand: PrefixDemand,
+    start: Replication,
+    memory_tokens: int,
+    *,
+    sessions: SessionReuse,
+    rng: np.random.Generator,
+    time_limit_s: float = math.inf,
+) -> Replication:
+    """The placement `start`, or one with a smaller largest load, and the highest bound that was proven.
+
+    A small problem goes to the solver whole, another to the search by prices, each with a fixed amount of
+    work: the answer is the same on every machine, unless the time limit comes first.
+    """
+    prices = PrefixPrices(demand, start.placed.shape[1], memory_tokens, sessions)
+    best, budget = (
+        prices.best_routing(start.placed),
+        RoutingBudget(POLISH_ROUTINGS, time.monotonic() + time_limit_s),
+    )
+    low = max(start.bound, hot_bound(demand, prices.replicas, memory_tokens, sessions))
+    if best.placed.size <= WHOLE_CELLS:
+        best, proven = _whole(prices, best, time_limit_s=budget.left_s())
+        low = max(low, min(proven, best.largest_load))
+    bound = prices.load_bound(low, best.largest_load)
+    if best.largest_load > bound * (1 + OPTIMAL_FRAC):
+        best = prices.search(best, bound * (1 + OPTIMAL_FRAC), budget, rng)
+    found = _replication(prices, best, bound)
+    return (
+        found
+        if found.largest_load < start.largest_load
+        else replace(
+            start,
+            bound=min(bound, start.largest_load),
+            is_optimal=start.largest_load <= bound * (1 + OPTIMAL_FRAC),
+        )
+    )
+
+
+def _replication(prices: PrefixPrices, best: Routed, bound: float) -> Replication:
     return Replication(
         best.placed,
         best.rates_rps,
-        session_tokens,
+        (prices.memory_tokens - prices.demand.tokens @ best.placed).astype(float),
         best.load,
-        bound,
+        min(bound, best.largest_load),
         best.largest_load <= bound * (1 + OPTIMAL_FRAC),
     )
 
@@ -205,7 +239,8 @@ def _whole(prices: PrefixPrices, best: Routed, *, time_limit_s: float) -> tuple[
     for u in classes:
         problem += pulp.lpSum(y[u, r] for r in replicas) == float(demand.rate_rps[u]), f"served_{u}"
     problem.setObjective(largest + 0)
-    outcome = run_highs(problem, time_limit_s=time_limit_s, start=True)
+    most_nodes = max(WHOLE_WORK // best.placed.size, 1)
+    outcome = run_highs(problem, time_limit_s=time_limit_s, start=True, most_nodes=most_nodes)
     if outcome.status not in ("optimal", "feasible"):
         return best, 0.0
     placed = np.zeros_like(best.placed)

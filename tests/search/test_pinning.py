@@ -11,9 +11,11 @@ import pytest
 import fleetplan
 from planner.api.results import PlanResult
 from planner.documents.catalog import read_catalog
+from planner.documents.facts import PinsPlaced
 from planner.documents.slo import parse_slo
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
+from planner.reports.fact_sentences import sentence
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.pinning import Pinning
 from planner.simulator.replay import simulate
@@ -174,4 +176,31 @@ def test_a_plan_that_pins_says_what_longer_prompts_and_other_routers_do(trace: T
     assert isinstance(answer, PlanResult)
     found = answer.plan
     assert found.fleet.policies.routing == "pinned-prefix" and found.fleet.pinned
+    (pins,) = (fact for fact in found.certificate.binding if isinstance(fact, PinsPlaced))
+    assert 0 < pins.bound <= pins.best_load <= pins.load <= pins.quick_load
+    assert f"a gap of {100 * pins.gap_frac:.2f} %" in sentence(pins)
     assert found.certificate.routers
+
+
+def test_a_polished_placement_is_another_answer(trace: Trace, worker: WorkerType) -> None:
+    """The busiest of four workers has less to do where prefixes are placed by the program, and the oracle
+    asks the simulator anew; taken back, the answers are as before."""
+    asked = oracle(trace, "pinned-prefix")
+    counts = ((Option("mixed", worker, 1.0), 4),)
+    pools, pinning = asked.fleet(counts).pools, asked.pinning
+    assert pinning is not None
+    quick, known = asked.fleet(counts).pinned, asked.simulations
+    assert asked.holds([counts]) == [True]
+    (placements,) = pinning.polish(pools).values()
+    loads = [each.replication.largest_load for each in (placements.best, placements.quick)]
+    assert placements.is_better and loads[0] < 0.99 * loads[1]
+    assert placements.best.replication.gap_frac < 0.001
+    assert asked.fleet(counts).pinned == quick
+    pinning.use(pools)
+    assert asked.fleet(counts).pinned != quick
+    assert asked.holds([counts]) == [True] and asked.simulations == known + 2
+    slower = ((Option("mixed", replace(worker, latency=worker.latency.with_longer_steps(0.1)), 1.0), 4),)
+    assert asked.fleet(slower).pinned == asked.fleet(counts).pinned
+    pinning.use(pools, is_polished=False)
+    assert asked.fleet(counts).pinned == quick
+    assert asked.holds([counts]) == [True] and asked.simulations == known + 2

@@ -421,6 +421,7 @@ def _simulate_further(
             *spot,
             *findings.price_prefix_caches(searched),
             *findings.price_pinned_replicas(searched, clock),
+            *findings.bound_pins(searched, best, clock),
             *one_more,
             *repeats,
             *([Finding("nothing-drawn")] if is_drawn and drawn[0] is None else []),

@@ -37,6 +37,7 @@ from planner.policies import QUEUE
 from planner.search.evidence.robustness import least_in_proportion
 from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.policy_search import search_policies
+from planner.search.mixed.polished_pins import polish_placements
 from planner.search.oracle.fleet_counts import Counts, counts_of, objective, workers_of
 from planner.search.oracle.fleet_oracle import SPOT_RISK_FRAC, without_spare_workers
 from planner.search.oracle.traffic_request import rates_frac
@@ -180,6 +181,45 @@ def price_pinned_replicas(
             OBJECTIVE_UNITS[problem.task.objective],
         ),
     )
+
+
+def bound_pins(
+    searched: Sequence[tuple[Problem, FleetSearch]], best: Counts, clock: EvidenceClock
+) -> tuple[Binding, ...]:
+    """How far the placement of pins is from the best possible, by pool: of the plan, whose workers are
+    `best`, or else of the best fleet with pins on paper.
+    """
+    problem = best_of(searched)[0]
+    is_chosen = problem.oracle.pinning is not None
+    if not is_chosen:
+        pinned = [each for each in searched if each[0].oracle.pinning is not None]
+        if not pinned:
+            return ()
+        problem, found = best_of(pinned)
+        best = found.best
+    if not clock.allows("pinned-replicas"):
+        return ()
+    pinning, pools = problem.oracle.pinning, problem.oracle.fleet(best).pools
+    assert pinning is not None
+    workers = sum(pool.count for pool in pools if pool.role != "decode")
+    placements = polish_placements(problem, pools)
+    rows: list[Binding] = []
+    for pool in pools:
+        if pool.name in placements:
+            each, placed = placements[pool.name], pinning.placed(pool, workers).replication
+            rows.append(
+                facts.PinsPlaced(
+                    is_chosen,
+                    pool.name,
+                    pool.count,
+                    placed.largest_load,
+                    each.quick.replication.largest_load,
+                    each.best.replication.largest_load,
+                    placed.bound,
+                    placed.gap_frac,
+                )
+            )
+    return tuple(rows)
 
 
 def simulate_one_more(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from planner.documents import facts
 from planner.documents.policy_choices import PolicyChange, name_policies
@@ -19,6 +20,7 @@ from planner.fleet import Fleet, Policies
 from planner.search.level0 import pruning_rules
 from planner.search.level0.level0_search import Level0
 from planner.search.mixed.best_fleet import FleetSearch, best_of, search
+from planner.search.mixed.polished_pins import polish_pins
 from planner.search.mixed.router_fit import fitted
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts, largest_below, names_of, objective
@@ -80,7 +82,11 @@ def _each_policy(
             problem.progress(name_policies(policies, choices))
         known = [*start, *(policy_problem.oracle.fleet(result.best) for _, result in answers)]
         try:
-            answers.append((policy_problem, search(policy_problem, known, prove=prove, walks=walks)))
+            found = search(policy_problem, known, prove=prove, walks=walks)
+            if policy_problem.oracle.pinning is not None:
+                again = partial(search, policy_problem, prove=prove, walks=walks)
+                found = polish_pins(policy_problem, found, again)
+            answers.append((policy_problem, found))
         except InfeasibleError as error:
             errors.append(error)
     if not answers:

@@ -464,7 +464,7 @@ class Oracle:
         """Whether an earlier simulation says that it misses the SLO after some loss."""
         if not self._in_scenarios:
             return False
-        keys = (_key(left) for left in self._losses(counts))
+        keys = (self._key(left) for left in self._losses(counts))
         return any(self.answers.look_up((*self.of_question(), *key), self.slo) is False for key in keys)
 
     def _simulated(self, counts: Counts) -> bool:
@@ -473,7 +473,20 @@ class Oracle:
             return False
         if not may_hand_over(option.type for option, count in counts if count > 0 and option.role != "mixed"):
             return False
-        return self._answer(_key(counts), lambda: self.fleet(counts), self.slo)
+        return self._answer(self._key(counts), lambda: self.fleet(counts), self.slo)
+
+    def _key(self, counts: Counts) -> tuple[object, ...]:
+        """A fleet as far as a simulation depends on it, its pins included."""
+        key = _key(counts)
+        return (*key, "polished") if self.places_polished(counts) else key
+
+    def places_polished(self, counts: Counts) -> bool:
+        """Whether the pins of this fleet are others than those that a search places."""
+        if self.pinning is None:
+            return False
+        return self.pinning.uses_polished(
+            [Pool(option.role, option.role, option.type, count) for option, count in counts if count > 0]
+        )
 
     def _leads_enough(self, option: Option, count: int) -> bool:
         hardest = self._in_scenarios[: self.may_miss + 1]

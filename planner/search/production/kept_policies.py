@@ -3,7 +3,8 @@
 What is cheapest on paper may be dearer in production, and policies that save nothing on paper may save there.
 So production is planned with the best policies on paper, then with those that were searched first, and then
 all are raced again: each policy is asked about fleets near the best one that cost less, in the search's
-scenarios. A fleet counts as cheaper once it has passed its test.
+scenarios. A fleet counts as cheaper once it has passed its test. Without a race production is planned with
+the best policies on paper, and with pinned prefixes where they are a choice.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     searched = list(searched)
     chosen, paper = best_of(searched)
     if not chosen.task.policies.raced:
-        return searched, production_or_paper(chosen, paper)
+        return _production_with_pins(searched)
     known = _tested((chosen, paper))
     if known is None:
         return searched, production_or_paper(chosen, paper)
@@ -79,6 +80,26 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     own = replace(own, raced=(*paper.raced, *told))
     others = [each for each in searched if each[0] is not own_problem and each[1].value >= own.value]
     return [(own_problem, own), *others], with_answers(own_problem, own, known.trial)
+
+
+def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Production | None]:
+    """Production with the best policies on paper, or with pinned prefixes where it then costs less. Pins are
+    never evicted, so bursts that empty other caches are what they are worth, and paper has few of them.
+    """
+    chosen, paper = best_of(searched)
+    pinned = [each for each in searched if each[0].oracle.pinning is not None]
+    if not pinned or chosen.oracle.pinning is not None:
+        return searched, production_or_paper(chosen, paper)
+    known = _tested((chosen, paper))
+    chosen.progress("production with pinned prefixes")
+    other = _tested(best_of(pinned), below=None if known is None else known.value)
+    if other is not None and (known is None or other.value < known.value * (1 - 1e-9)):
+        known = other
+    if known is None:
+        return searched, production_or_paper(chosen, paper)
+    problem, own = known.searched
+    others = [each for each in searched if each[0] is not problem and each[1].value >= own.value]
+    return [(problem, own), *others], with_answers(problem, own, known.trial)
 
 
 def _tested(searched: Searched, *, below: float | None = None) -> _Tested | None:

@@ -34,6 +34,7 @@ from planner.fleet import Fleet
 from planner.search.level0.owned_gpus import owned_beside, with_idle, without_needless_workers
 from planner.search.mixed.best_fleet import FleetSearch, search_again
 from planner.search.mixed.mixed_fleets import best_settings
+from planner.search.mixed.polished_pins import find_lighter_fleet, is_worth_polishing, use_if_better
 from planner.search.oracle.fleet_counts import (
     FEWER_FRAC,
     Counts,
@@ -199,7 +200,37 @@ def _find_production_fleet(
         if is_searched:
             least = find_cheaper_kept(scenario_problem, paper, least, start, refuted=objective(best))
         first += kept_in.futures
-    return None if trial is None else _with_cheaper_fleets(trial, paper)
+    return None if trial is None else _with_polished_pins(_with_cheaper_fleets(trial, paper))
+
+
+def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
+    """The trial with pins placed better, where fewer workers then pass the test, or where the fleet passes it
+    as before and fewer requests miss their limits.
+    """
+    while True:
+        problem = trial.searched_problem
+        if not is_worth_polishing(problem) or not is_test_passed(trial.kept_in, trial.test.safety):
+            return trial
+        fewer = in_time(partial(find_lighter_fleet, problem, problem.oracle, trial.best), None)
+        if fewer is None:
+            break
+        test, kept_in = trial.test.decide_picked(fewer)
+        if not is_test_passed(kept_in, test.safety):
+            assert problem.oracle.pinning is not None
+            problem.oracle.pinning.use(problem.oracle.fleet(fewer).pools, is_polished=False)
+            break
+        # What was known of cheaper fleets is not of those that are cheaper than this one.
+        trial = replace(trial, best=fewer, test=test, kept_in=kept_in, cheaper=None)
+    test, kept_in = trial.test, trial.kept_in
+
+    def is_kept() -> bool:
+        nonlocal test, kept_in
+        test, kept_in = trial.test.decide_picked(trial.best)
+        return is_test_passed(kept_in, test.safety)
+
+    if in_time(partial(use_if_better, problem, trial.best, is_kept), False):
+        return replace(trial, test=test, kept_in=kept_in)
+    return trial
 
 
 def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:

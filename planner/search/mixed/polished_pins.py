@@ -1,0 +1,110 @@
+"""Pins placed better than a search places them, for the best fleet and for those with one worker fewer.
+
+A search places the pinned prefixes of each fleet quickly. Of the fleets that matter the placement is polished
+(solvers/prefix_replication.py): the load of the busiest worker is made smaller, by a fixed amount of work. A
+smaller load is no proof, so the simulation decides: a polished placement is used where a fleet with fewer
+workers holds with it, or where more requests keep their limits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from planner.fleet import Fleet, Pool
+from planner.search.mixed.best_fleet import FleetSearch
+from planner.search.oracle.fleet_counts import Counts
+from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.oracle.pinning import PolishedPins
+from planner.search.oracle.stopping import in_time
+from planner.search.oracle.work_clock import wall_deadline_s
+from planner.search.problem.plan_problem import Problem
+
+
+def polish_pins(
+    problem: Problem, found: FleetSearch, search_from: Callable[[Sequence[Fleet]], FleetSearch]
+) -> FleetSearch:
+    """The best fleet with pins as they are placed best, which costs no more than `found`.
+
+    Where a fleet with a worker fewer holds with a polished placement, `search_from` searches again from it.
+    """
+    while is_worth_polishing(problem):
+        fewer = in_time(partial(find_lighter_fleet, problem, problem.oracle, found.best), None)
+        if fewer is None:
+            break
+        lighter = search_from([problem.oracle.fleet(fewer)])
+        if lighter.value >= found.value:
+            break
+        found = lighter
+    if is_worth_polishing(problem):
+        in_time(partial(use_if_better, problem, found.best), None)
+    return found
+
+
+def is_worth_polishing(problem: Problem) -> bool:
+    """Whether the fleets that are simulated are those that would be polished. After a loss, and in a scale
+    model, they are smaller ones.
+    """
+    oracle = problem.oracle
+    is_whole = oracle.downscale == 1 and not oracle.has_losses
+    return oracle.pinning is not None and is_whole and not problem.out_of_time()
+
+
+def polish_placements(problem: Problem, pools: Sequence[Pool]) -> dict[str, PolishedPins]:
+    """The polished placements of these pools; the wall's clock ends them only where it ends the plan."""
+    assert problem.oracle.pinning is not None
+    left_s = max(wall_deadline_s(problem.deadline) - time.monotonic(), 1.0)
+    return problem.oracle.pinning.polish(pools, time_limit_s=left_s)
+
+
+def find_lighter_fleet(problem: Problem, oracle: Oracle, counts: Counts) -> Counts | None:
+    """A fleet with one worker fewer, of the dearest first, that holds with a polished placement, which is
+    then in use.
+    """
+    pinning = oracle.pinning
+    assert pinning is not None
+    for k in sorted(range(len(counts)), key=lambda k: -counts[k][0].objective):
+        fewer = tuple((option, count - (i == k)) for i, (option, count) in enumerate(counts))
+        if fewer[k][1] < 1 or not problem.allows(fewer):
+            continue
+        pools = oracle.fleet(fewer).pools
+        if pinning.uses_polished(pools) or not any(
+            each.is_better for each in polish_placements(problem, pools).values()
+        ):
+            continue
+        pinning.use(pools)
+        if oracle.holds([fewer])[0]:
+            return fewer
+        pinning.use(pools, is_polished=False)
+    return None
+
+
+def use_if_better(problem: Problem, counts: Counts, is_kept: Callable[[], bool] = lambda: True) -> bool:
+    """Use the polished placement of a fleet where the fleet holds with it, fewer requests miss their limits
+    on what is written, and it `is_kept` where else it must be; whether it is used.
+    """
+    oracle, pinning = problem.oracle, problem.oracle.pinning
+    assert pinning is not None
+    pools = oracle.fleet(counts).pools
+    if pinning.uses_polished(pools) or not any(
+        each.is_better for each in polish_placements(problem, pools).values()
+    ):
+        return False
+    before = _misses(oracle, counts)
+    pinning.use(pools)
+    if oracle.holds([counts])[0] and _misses(oracle, counts) < before and is_kept():
+        return True
+    pinning.use(pools, is_polished=False)
+    return False
+
+
+def _misses(oracle: Oracle, counts: Counts) -> tuple[float, float]:
+    """The largest share, over the lines of the SLO, of the misses that are allowed; then the mean TTFT."""
+    simulation, verdict = oracle.verdict(oracle.fleet(counts), record=False)
+    shares = [(1 - line.decides[1]) / max(1 - line.limit.percentile_frac, 1e-9) for line in verdict.lines]
+    mean_s = float(np.nanmean(simulation.ttft_s))
+    return max(shares, default=0.0), mean_s if math.isfinite(mean_s) else math.inf
