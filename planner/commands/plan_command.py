@@ -326,7 +326,7 @@ def plan_several(wish: PlanOptions) -> None:
 
 
 def _print_details(plan: Plan, *, explain: bool) -> None:
-    from planner.documents.facts import UncheckedLeftOut
+    from planner.documents.facts import PinsPlaced, UncheckedLeftOut
     from planner.reports import answer_sentences, words
     from planner.reports.fact_sentences import alternative_note, router_text, sentence, sentences
     from planner.reports.words import describe, excluded_text, level0_proof, unpriced_text
@@ -376,6 +376,9 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
             f"{planned} planned, once warm, {possible} possible from cold",
             markup=False,
         )
+    for each in certificate.binding:
+        if isinstance(each, PinsPlaced):
+            console.print(sentence(each), markup=False)
     if plan.throughput is not None:
         console.print(words.throughput_line(plan.throughput), markup=False)
     count = 0 if plan.placement is None else len(plan.placement.nodes)

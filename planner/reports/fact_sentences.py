@@ -485,16 +485,15 @@ def _(fact: facts.PinnedReplicas) -> str:
 
 @sentence.register
 def _(fact: facts.PinsPlaced) -> str:
+    how = ""
     if fact.load < fact.quick_load:
         how = f", {100 * (1 - fact.load / fact.quick_load):.1f} % less than by the search's quick placement"
-    elif fact.best_load < fact.load:
-        how = f"; a placement with {fact.best_load:.4g} simulates no better"
-    else:
-        how = ""
+    elif f"{fact.best_load:.4g}" != f"{fact.load:.4g}":
+        how = f"; one with {fact.best_load:.4g} is known"
     pool = f"{fact.pool} pool" + ("" if fact.is_chosen else " of the best fleet that has them")
     return (
         f"pins of the {pool}: the busiest of {counted(fact.workers, 'worker')} has {fact.load:.4g} s of work "
-        f"per second{how}; no placement has less than {fact.bound:.4g}, a gap of {100 * fact.gap_frac:.2f} %"
+        f"per second{how}; no placement has less than {fact.bound:.4g}: a gap of {100 * fact.gap_frac:.2f} %"
     )
 
 

@@ -33,14 +33,15 @@ def polish_pins(
     Where a fleet with a worker fewer holds with a polished placement, `search_from` searches again from it.
     """
     while is_worth_polishing(problem):
-        fewer = in_time(partial(find_lighter_fleet, problem, problem.oracle, found.best), None)
+        fewer = in_time(partial(find_lighter_fleet, problem, found.best), None)
         if fewer is None:
             break
         lighter = search_from([problem.oracle.fleet(fewer)])
         if lighter.value >= found.value:
             break
         found = lighter
-    if is_worth_polishing(problem):
+    # In production scenarios decide too, so the placement stays until a fleet has passed its test.
+    if problem.task.safety is None and is_worth_polishing(problem):
         in_time(partial(use_if_better, problem, found.best), None)
     return found
 
@@ -61,11 +62,11 @@ def polish_placements(problem: Problem, pools: Sequence[Pool]) -> dict[str, Poli
     return problem.oracle.pinning.polish(pools, time_limit_s=left_s)
 
 
-def find_lighter_fleet(problem: Problem, oracle: Oracle, counts: Counts) -> Counts | None:
+def find_lighter_fleet(problem: Problem, counts: Counts) -> Counts | None:
     """A fleet with one worker fewer, of the dearest first, that holds with a polished placement, which is
     then in use.
     """
-    pinning = oracle.pinning
+    oracle, pinning = problem.oracle, problem.oracle.pinning
     assert pinning is not None
     for k in sorted(range(len(counts)), key=lambda k: -counts[k][0].objective):
         fewer = tuple((option, count - (i == k)) for i, (option, count) in enumerate(counts))

@@ -211,7 +211,7 @@ def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
         problem = trial.searched_problem
         if not is_worth_polishing(problem) or not is_test_passed(trial.kept_in, trial.test.safety):
             return trial
-        fewer = in_time(partial(find_lighter_fleet, problem, problem.oracle, trial.best), None)
+        fewer = in_time(partial(find_lighter_fleet, problem, trial.best), None)
         if fewer is None:
             break
         test, kept_in = trial.test.decide_picked(fewer)
