@@ -45,11 +45,11 @@ def plan(
     and deployments. Pass the warnings on. Takes up to time_limit_s seconds.
     """
     try:
-        found = planning.plan(slo, trace, seed=seed, time_limit_s=time_limit_s)
+        result = planning.plan(slo, trace, seed=seed, time_limit_s=time_limit_s)
     except InfeasibleError as error:
         return error.to_dict()
-    saved = {} if out is None else {"directory": out, "files": list(found.save(out))}
-    return _in_words(found) | _answer_of(found.to_dict(), details=details) | saved
+    saved = {} if out is None else {"directory": out, "files": list(result.save(out))}
+    return _in_words(result) | _answer_of(result.to_dict(), details=details) | saved
 
 
 def simulate(
@@ -66,8 +66,8 @@ def simulate(
     traffic counts where there is no trace. rate: requests/s to which the trace is scaled.
     """
     part: simulating.TrafficPart = {} if rate is None else {"rate": rate}
-    found = simulating.simulate(fleet, trace, slo, seed=seed, **part)
-    return _in_words(found) | found.to_dict()
+    result = simulating.simulate(fleet, trace, slo, seed=seed, **part)
+    return _in_words(result) | result.to_dict()
 
 
 def goodput(fleet: Document | str, slo: Document | str, trace: str | None = None, seeds: int = 3) -> Document:
@@ -76,10 +76,10 @@ def goodput(fleet: Document | str, slo: Document | str, trace: str | None = None
     fleet and slo as for simulate; slo is a question or limits.
     """
     try:
-        found = simulating.goodput(fleet, trace, slo, seeds=seeds)
+        result = simulating.goodput(fleet, trace, slo, seeds=seeds)
     except InfeasibleError as error:
         return error.to_dict()
-    return _in_words(found) | found.to_dict()
+    return _in_words(result) | result.to_dict()
 
 
 def what_if(
@@ -91,10 +91,10 @@ def what_if(
     takes a key out.
     """
     try:
-        found = studying.what_if(slo, trace, changes, time_limit_s=time_limit_s)
+        result = studying.what_if(slo, trace, changes, time_limit_s=time_limit_s)
     except InfeasibleError as error:
         return error.to_dict()
-    return _in_words(found) | found.to_dict()
+    return _in_words(result) | result.to_dict()
 
 
 def explain(plan: str) -> Document:
@@ -135,9 +135,9 @@ def catalog(table: str = "gpus", like: str = "") -> list[Document]:
 TOOLS: tuple[Callable[..., Any], ...] = (plan, simulate, goodput, what_if, explain, catalog)
 
 
-def _in_words(found: Result) -> Document:
+def _in_words(result: Result) -> Document:
     """The answer as one would say it."""
-    return {"answer": found.headline(), "sentences": found.sentences()}
+    return {"answer": result.headline(), "sentences": result.sentences()}
 
 
 def _answer_of(document: Document, *, details: bool) -> Document:

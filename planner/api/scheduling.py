@@ -16,7 +16,7 @@ from planner.api.results import Result
 from planner.documents import markets, planned_market
 from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, check_output_file, write_file, write_files
-from planner.reports import schedule_page as told
+from planner.reports import schedule_page
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.search.schedules.scheduled import ScheduledLlm, SimulatedSchedule, simulate_schedule
 from planner.solvers import reserved_schedule as solver
@@ -36,16 +36,16 @@ PEAK_S = 20.0  # at most, for the fleet for the peak that a schedule is compared
 class ScheduleResult(Result):
     """A schedule beside a fleet for the peak and Aladdin's linear rule."""
 
-    answer: told.ScheduleAnswer
+    answer: schedule_page.ScheduleAnswer
 
     @property
     def cost_usd_per_h(self) -> float:
         """The mean cost over all windows [USD/h]."""
-        return self.answer.found.cost_usd_per_h
+        return self.answer.schedule.cost_usd_per_h
 
     @property
     def bound_usd_per_h(self) -> float:
-        return self.answer.found.bound_usd_per_h
+        return self.answer.schedule.bound_usd_per_h
 
     @property
     def simulated(self) -> SimulatedSchedule | None:
@@ -60,15 +60,15 @@ class ScheduleResult(Result):
         return self.answer.is_optimal
 
     def headline(self) -> str:
-        return told.sentence(self.answer)
+        return schedule_page.sentence(self.answer)
 
     def sentences(self) -> list[str]:
-        lines = [*told.compared_lines(self.answer), *told.simulated_lines(self.answer)]
-        return [told.proof_line(self.answer), *lines]
+        lines = [*schedule_page.compared_lines(self.answer), *schedule_page.simulated_lines(self.answer)]
+        return [schedule_page.proof_line(self.answer), *lines]
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan schedule --json` prints."""
-        return told.to_json(self.answer)
+        return schedule_page.to_json(self.answer)
 
     def to_frame(self) -> pd.DataFrame:
         """Workers, one row per window and kind of worker."""
@@ -81,17 +81,17 @@ class ScheduleResult(Result):
 
     def report(self) -> str:
         """The page schedule.html."""
-        return told.render(self.answer)["schedule.html"]
+        return schedule_page.render(self.answer)["schedule.html"]
 
     def save(self, place: str | Path) -> tuple[str, ...]:
         """Write schedule.html, schedule.csv and schedule.json into a folder; or FILE.csv, workers alone."""
         path = Path(place)
         if path.suffix == ".csv":
             check_output_file(path)
-            write_file(path, told.to_csv(self.answer))
+            write_file(path, schedule_page.to_csv(self.answer))
             return (path.name,)
         check_output_directory(path)
-        written = told.render(self.answer)
+        written = schedule_page.render(self.answer)
         write_files(path, written)
         return tuple(written)
 
@@ -133,28 +133,30 @@ def schedule(
         return ScheduleResult(replace(answer, not_simulated=why))
     served = [_served(answer, llm, traces[llm], catalog) for llm in demand_by_window.llms]
     simulated_schedule = simulate_schedule(
-        sold, demand_by_window, answer.found, served, time_limit_s=time_limit_s, progress=progress
+        sold, demand_by_window, answer.schedule, served, time_limit_s=time_limit_s, progress=progress
     )
     return ScheduleResult(replace(answer, simulated=simulated_schedule, not_simulated=""))
 
 
-def not_simulated(answer: told.ScheduleAnswer, traces: Mapping[str, Trace]) -> str:
+def not_simulated(answer: schedule_page.ScheduleAnswer, traces: Mapping[str, Trace]) -> str:
     """Why a schedule cannot be simulated; empty where it can."""
     market = answer.market
     if not traces:
         return "the demand is rates, not requests; give a trace per LLM"
-    for c in told.used(answer):
+    for c in schedule_page.used(answer):
         if market.capacities[c].fleet is None:
             return f"capacity[{c}] names no fleet: the plan.yaml whose pools one such worker is"
     without = [llm for llm in answer.demand.llms if llm not in market.slos]
     return f"slo: says nothing of {', '.join(without)}" if without else ""
 
 
-def _served(answer: told.ScheduleAnswer, llm: str, trace: Trace, catalog: CatalogLike) -> ScheduledLlm:
+def _served(
+    answer: schedule_page.ScheduleAnswer, llm: str, trace: Trace, catalog: CatalogLike
+) -> ScheduledLlm:
     """What simulates one LLM of a schedule: its fleet, and its requests up to the end of the last window."""
     known, market, demand = read_catalog(catalog), answer.market, answer.demand
     units = {}
-    for c in told.used(answer):
+    for c in schedule_page.used(answer):
         capacity = market.capacities[c]
         if capacity.llm == llm and capacity.fleet is not None:
             units[c] = read_fleet(capacity.fleet, known)
@@ -165,14 +167,14 @@ def _served(answer: told.ScheduleAnswer, llm: str, trace: Trace, catalog: Catalo
 
 def solve_schedule(
     market: Market, demand: Demand, gap_frac: float, time_limit_s: float
-) -> told.ScheduleAnswer:
+) -> schedule_page.ScheduleAnswer:
     """The schedule, and what it is compared with."""
     answer = solver.schedule(market, demand, gap_frac=gap_frac, time_limit_s=time_limit_s)
     others = {
         "peak": solver.at_peak(market, demand, time_limit_s=min(PEAK_S, time_limit_s)),
         "linear rule": solver.by_rule(market, demand),
     }
-    return told.ScheduleAnswer(market, demand, answer, others, gap_frac)
+    return schedule_page.ScheduleAnswer(market, demand, answer, others, gap_frac)
 
 
 def read_market(market: MarketLike, *, slo: str | Path | None = None, catalog: CatalogLike = None) -> Market:

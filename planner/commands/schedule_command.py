@@ -151,7 +151,7 @@ def _print(answer: ScheduleAnswer) -> None:
     ):
         print_rows([dict(zip(head, row, strict=True)) for row in rows], title)
     console = stdout_console(soft_wrap=True)
-    cheapest = answer.found
+    cheapest = answer.schedule
     console.print(
         f"{cheapest.cost_usd_per_h:.2f} USD/h on average, bound {cheapest.bound_usd_per_h:.2f} "
         f"(gap {100 * cheapest.gap_frac:.2f} %)",

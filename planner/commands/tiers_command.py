@@ -49,41 +49,41 @@ def tiers(
         known = read_catalog(catalog)
         study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
         task = read_task(slo, known).task()
-        found = tier_study.choose_tiers(study, task, read_kv_tiers(catalog))
+        choices = tier_study.choose_tiers(study, task, read_kv_tiers(catalog))
     if json_output:
-        print_json(tiers_document(found))
+        print_json(tiers_document(choices))
         return
-    print_rows([_cells(row, found) for row in found.answers], "KV tiers")
+    print_rows([_cells(row, choices) for row in choices.answers], "KV tiers")
     even = [
         {
             "tier": row.tier,
             "worker": row.worker,
             "loads sooner from": "never" if row.prefix_tokens is None else f"{row.prefix_tokens:,} tokens on",
         }
-        for row in found.break_even
+        for row in choices.break_even
     ]
     print_rows(even, "break-even of a prefix")
     console = stdout_console(soft_wrap=True)
-    saved = 1 - found.best.usd_per_h / found.without.usd_per_h
+    saved = 1 - choices.best.usd_per_h / choices.without.usd_per_h
     against = (
         "nothing keeps the SLO without tiers"
-        if math.isinf(found.without.usd_per_h)
+        if math.isinf(choices.without.usd_per_h)
         else f"{100 * saved:.1f} % less than without"
     )
     console.print(
-        f"Best: {tier_study.show_sizes(found.best.sizes)}, {found.best.usd_per_h:,.2f} USD/h, {against}",
+        f"Best: {tier_study.show_sizes(choices.best.sizes)}, {choices.best.usd_per_h:,.2f} USD/h, {against}",
         markup=False,
     )
 
 
-def _cells(row: TierAnswer, found: TierStudy) -> dict[str, Any]:
+def _cells(row: TierAnswer, choices: TierStudy) -> dict[str, Any]:
     from planner.reports.words import describe
     from planner.studies.tier_study import show_sizes
 
     none_found = "none keeps the SLO" if row.is_exhausted else "none found"
     cut_short = "" if row.is_exhausted else " (search cut short)"
     return {
-        "tiers": show_sizes(row.sizes) + (" (best)" if row is found.best else ""),
+        "tiers": show_sizes(row.sizes) + (" (best)" if row is choices.best else ""),
         "USD/h": f"{row.usd_per_h:,.2f}" if row.fleet is not None else none_found,
         "of it tiers": f"{row.tiers_usd_per_h:,.2f}" if row.fleet is not None else "",
         "fleet": "" if row.fleet is None else describe(row.fleet) + cut_short,
@@ -94,18 +94,18 @@ def _cells(row: TierAnswer, found: TierStudy) -> dict[str, Any]:
     }
 
 
-def tiers_document(found: TierStudy) -> dict[str, Any]:
+def tiers_document(choices: TierStudy) -> dict[str, Any]:
     """What `--json` prints: every choice, the best one, and the break-even of each tier and worker type."""
-    rows = [_row_document(row) for row in found.answers]
+    rows = [_row_document(row) for row in choices.answers]
     return {
         "choices": rows,
-        "best": _row_document(found.best),
-        "saves_frac": 1 - found.best.usd_per_h / found.without.usd_per_h
-        if math.isfinite(found.without.usd_per_h)
+        "best": _row_document(choices.best),
+        "saves_frac": 1 - choices.best.usd_per_h / choices.without.usd_per_h
+        if math.isfinite(choices.without.usd_per_h)
         else None,
         "break_even": [
             {"tier": row.tier, "worker": row.worker, "prefix_tokens": row.prefix_tokens}
-            for row in found.break_even
+            for row in choices.break_even
         ],
     }
 

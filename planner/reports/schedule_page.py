@@ -41,7 +41,7 @@ class ScheduleAnswer:
 
     market: Market
     demand: Demand
-    found: Schedule
+    schedule: Schedule
     others: Mapping[str, Schedule | None]
     asked_gap_frac: float
     simulated: SimulatedSchedule | None = None
@@ -49,7 +49,7 @@ class ScheduleAnswer:
 
     @property
     def is_optimal(self) -> bool:
-        return self.found.gap_frac <= self.asked_gap_frac + 1e-4
+        return self.schedule.gap_frac <= self.asked_gap_frac + 1e-4
 
 
 def render(answer: ScheduleAnswer) -> dict[str, str]:
@@ -60,7 +60,7 @@ def render(answer: ScheduleAnswer) -> dict[str, str]:
 
 def to_json(answer: ScheduleAnswer) -> dict[str, Any]:
     """The output of `plan schedule --json`; its status "optimal" means within the requested gap."""
-    market, values = answer.market, answer.found
+    market, values = answer.market, answer.schedule
     gpus = [offer.gpu for offer in market.offers]
     return {
         "status": "optimal" if answer.is_optimal else "best found",
@@ -120,13 +120,13 @@ def _simulated_json(answer: ScheduleAnswer, values: SimulatedSchedule) -> dict[s
 
 def used(answer: ScheduleAnswer) -> list[int]:
     """The worker types in use."""
-    values = answer.found
+    values = answer.schedule
     return [c for c in range(len(values.workers)) if values.workers[c].any() or values.spot_workers[c].any()]
 
 
 def to_run(answer: ScheduleAnswer) -> Schedule:
     """The schedule to run: as repaired, where it was simulated."""
-    return answer.found if answer.simulated is None else answer.simulated.schedule
+    return answer.schedule if answer.simulated is None else answer.simulated.schedule
 
 
 def to_csv(answer: ScheduleAnswer) -> str:
@@ -145,7 +145,7 @@ def to_csv(answer: ScheduleAnswer) -> str:
 
 def figures(answer: ScheduleAnswer) -> list[Figure]:
     """Demand; GPUs of each kind, as they are bought; workers; what each window costs; what others cost."""
-    market, demand, values, window_s = answer.market, answer.demand, answer.found, answer.demand.window_s
+    market, demand, values, window_s = answer.market, answer.demand, answer.schedule, answer.demand.window_s
     rates = dict(zip(demand.llms, demand.rate_rps, strict=True))
     every = [Figure("demand", charts.windows_chart(rates, window_s, "requests/s"), "Demand of each LLM.")]
     for g, offer in enumerate(market.offers):
@@ -200,18 +200,18 @@ def _coloured(workers: Sequence[str]) -> tuple[str, ...]:
 
 
 def sentence(answer: ScheduleAnswer) -> str:
-    usd_per_h = answer.found.cost_usd_per_h
+    usd_per_h = answer.schedule.cost_usd_per_h
     return f"{usd(usd_per_h)} per hour on average, about {usd_per_h * HOURS_PER_MONTH:,.0f} USD per month."
 
 
 def proof_line(answer: ScheduleAnswer) -> str:
     proved = "Proved" if answer.is_optimal else "Not finished in time"
-    return f"{proved}: within {100 * answer.found.gap_frac:.2f} % of the least possible."
+    return f"{proved}: within {100 * answer.schedule.gap_frac:.2f} % of the least possible."
 
 
 def compared_lines(answer: ScheduleAnswer) -> list[str]:
     """The costs of other schedules, and what this one saves against them."""
-    lines, cost = [], answer.found.cost_usd_per_h
+    lines, cost = [], answer.schedule.cost_usd_per_h
     for name, other in answer.others.items():
         if other is None:
             lines.append(f"{OTHERS[name]}, exceeds a limit")
@@ -225,7 +225,7 @@ def simulated_lines(answer: ScheduleAnswer) -> list[str]:
     """The simulated hours: windows kept, workers that the repair added, the price; or why none were
     simulated.
     """
-    values, rate = answer.simulated, answer.found.cost_usd_per_h
+    values, rate = answer.simulated, answer.schedule.cost_usd_per_h
     if values is None:
         return [f"Not simulated: {answer.not_simulated}. Ramps, bursts, starts and drains are not seen."]
     lines = []
@@ -257,7 +257,7 @@ def simulated_lines(answer: ScheduleAnswer) -> list[str]:
 
 def gpu_rows(answer: ScheduleAnswer) -> Rows:
     """GPU, reserved, on demand on average and at most."""
-    values = answer.found
+    values = answer.schedule
     return ("GPU", "reserved", "on demand, mean", "on demand, most"), [
         (
             offer.gpu,
@@ -271,7 +271,7 @@ def gpu_rows(answer: ScheduleAnswer) -> Rows:
 
 def worker_rows(answer: ScheduleAnswer) -> Rows:
     """LLM, worker type, firm and spot workers at least and at most."""
-    values = answer.found
+    values = answer.schedule
     return ("LLM", "worker", "firm", "spot"), [
         (
             capacity.llm,
@@ -284,7 +284,7 @@ def worker_rows(answer: ScheduleAnswer) -> Rows:
 
 
 def _html(answer: ScheduleAnswer) -> str:
-    values, windows = answer.found, answer.demand.rate_rps.shape[1]
+    values, windows = answer.schedule, answer.demand.rate_rps.shape[1]
     hours = windows * answer.demand.window_s / 3600
     cells = [
         ("Cost", usd(values.cost_usd_per_h) + "/h", "on average over all windows"),

@@ -79,9 +79,9 @@ def explain_routing(
     for nth in range(moments):
         time_s = first_s + (nth + 0.5) / moments * (last_s - first_s)
         for role in roles:
-            held = _held(simulation, role, members[role], time_s)
-            u = np.stack([costs[pool_of[w]].shares(held) for w in members[role]])
-            worker_of = np.searchsorted(members[role], held.worker)
+            requests = _find_in_service(simulation, role, members[role], time_s)
+            u = np.stack([costs[pool_of[w]].shares(requests) for w in members[role]])
+            worker_of = np.searchsorted(members[role], requests.worker)
             explained.append(
                 RoutingMoment(
                     time_s,
@@ -102,7 +102,7 @@ def check_moments(moments: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Held:
+class _InService:
     """Requests (J,) in service: where, prompt tokens still to compute, and tokens of context."""
 
     worker: Ints
@@ -110,7 +110,7 @@ class _Held:
     context_tokens: Ints
 
 
-def _held(simulation: Simulation, role: str, members: Ints, time_s: float) -> _Held:
+def _find_in_service(simulation: Simulation, role: str, members: Ints, time_s: float) -> _InService:
     first_token_s = simulation.arrival_s + simulation.ttft_s
     start_s, end_s = simulation.arrival_s + simulation.queue_s, simulation.arrival_s + simulation.e2e_s
     worker = simulation.prefill_worker
@@ -120,15 +120,15 @@ def _held(simulation: Simulation, role: str, members: Ints, time_s: float) -> _H
         start_s, worker = first_token_s, simulation.decode_worker
     still_runs = np.isnan(end_s) & (simulation.status == UNFINISHED)
     is_held = (start_s <= time_s) & ((end_s > time_s) | still_runs) & np.isin(worker, members)
-    held = np.flatnonzero(is_held)
-    begun_s, first_s = (simulation.arrival_s + simulation.queue_s)[held], first_token_s[held]
+    requests = np.flatnonzero(is_held)
+    begun_s, first_s = (simulation.arrival_s + simulation.queue_s)[requests], first_token_s[requests]
     done = np.clip(np.nan_to_num((time_s - begun_s) / np.maximum(first_s - begun_s, 1e-12)), 0.0, 1.0)
-    prompt = simulation.input_tokens[held]
-    cached = 0 if simulation.cached_tokens is None else simulation.cached_tokens[held]
-    decoded = np.floor(np.nan_to_num((time_s - first_s) / simulation.tpot_s[held]))
+    prompt = simulation.input_tokens[requests]
+    cached = 0 if simulation.cached_tokens is None else simulation.cached_tokens[requests]
+    decoded = np.floor(np.nan_to_num((time_s - first_s) / simulation.tpot_s[requests]))
     output = np.where(time_s >= first_s, 1 + np.maximum(decoded, 0), 0).astype(np.int64)
-    context = prompt + np.minimum(output, simulation.output_tokens[held])
-    return _Held(worker[held], (prompt - cached) * (1.0 - done), context)
+    context = prompt + np.minimum(output, simulation.output_tokens[requests])
+    return _InService(worker[requests], (prompt - cached) * (1.0 - done), context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,18 +168,18 @@ class _RequestCosts:
             prompt_limit_s,
         )
 
-    def shares(self, held: _Held) -> Floats:
+    def shares(self, requests: _InService) -> Floats:
         """(J, R)"""
         rows = [
-            np.ceil(held.context_tokens / KV_BLOCK_TOKENS) / self.kv_blocks,
-            np.full(len(held.worker), 1 / self.seats),
+            np.ceil(requests.context_tokens / KV_BLOCK_TOKENS) / self.kv_blocks,
+            np.full(len(requests.worker), 1 / self.seats),
         ]
         if self.step_limit_s is not None:
-            decodes = held.left_tokens <= 0
-            step_s = self.decode_s + self.context_token_s * held.context_tokens
+            decodes = requests.left_tokens <= 0
+            step_s = self.decode_s + self.context_token_s * requests.context_tokens
             rows.append(np.where(decodes, step_s / self.step_limit_s, 0.0))
         if self.prompt_limit_s is not None:
-            rows.append(self.token_s * held.left_tokens / self.prompt_limit_s)
+            rows.append(self.token_s * requests.left_tokens / self.prompt_limit_s)
         return np.stack(rows, axis=1)
 
 

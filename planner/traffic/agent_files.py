@@ -166,8 +166,8 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[
                 f"{where}: expected {', '.join(sorted(_MOONCAKE_KEYS))}, found {show_value(row)}"
             )
         calls = sessions.setdefault(str(row["session_id"]), [])
-        added, said = (int(_number(row, key, where)) for key in ("input_length", "output_length"))
-        if added < 1 or said < 1:
+        added, output_tokens = (int(_number(row, key, where)) for key in ("input_length", "output_length"))
+        if added < 1 or output_tokens < 1:
             continue
         before = calls[-1] if calls else None
         tokens = added + (before.input_tokens + before.output_tokens if before else 0)
@@ -179,7 +179,7 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[
         delay_s = _number(row, "delay", where, usual=0.0) / 1000
         start_s = before.end_s + delay_s if before else _number(row, "timestamp", where, usual=0.0) / 1000
         ids = ids[: -(-tokens // MOONCAKE_BLOCK)]
-        calls.append(_Call("", start_s, start_s, tokens, said, ids, delay_s if before else None))
+        calls.append(_Call("", start_s, start_s, tokens, output_tokens, ids, delay_s if before else None))
     for calls in sessions.values():
         if calls:
             yield calls, MOONCAKE_BLOCK
@@ -212,12 +212,12 @@ def _turns(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[lis
                 raise TraceError(
                     f"{here}: no output_length, so nobody knows how long the answer is; write it in each turn"
                 )
-            said = max(int(_number(turn, "output_length", here)), 1)
+            output_tokens = max(int(_number(turn, "output_length", here)), 1)
             texts[session] = texts.get(session, b"") + text
-            calls.append(_turn_call(turn, here, calls, texts[session], said, known))
+            calls.append(_turn_call(turn, here, calls, texts[session], output_tokens, known))
             # An answer is not known: it is told apart by its session and place.
             answer = blake2b(f"{session} {len(calls)}".encode(), digest_size=2 * BYTES_PER_TOKEN).digest()
-            texts[session] += (answer * said)[: said * BYTES_PER_TOKEN]
+            texts[session] += (answer * output_tokens)[: output_tokens * BYTES_PER_TOKEN]
     for calls in sessions.values():
         if calls:
             yield calls, TURNS_BLOCK

@@ -166,7 +166,7 @@ def scheduled(asked: TwoRoutes) -> list[str]:
     for times in (1, 2):
         rate_rps = np.array([[made.trace.rate_rps * times]])
         answer = solve_schedule(market, Demand((made.fleet.llm.name,), rate_rps, 3600.0), 0.0, 60.0)
-        usd_per_h, wanted = answer.found.cost_usd_per_h, times * by_gpu_usd_per_h
+        usd_per_h, wanted = answer.schedule.cost_usd_per_h, times * by_gpu_usd_per_h
         if not math.isclose(usd_per_h, wanted, rel_tol=SAME_FRAC):
             wrong.append(f"schedule of {times} x the traffic: {usd_per_h:.6g}, plan: {wanted:.6g}")
     return wrong

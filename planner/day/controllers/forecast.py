@@ -35,13 +35,13 @@ class RecentMaximum:
 
     def __init__(self, hold_s: float) -> None:
         self.hold_s = hold_s
-        self.asked: deque[tuple[float, list[int]]] = deque()
+        self.sizes_at: deque[tuple[float, list[int]]] = deque()
 
     def add(self, time_s: float, sizes: list[int]) -> list[int]:
-        self.asked.append((time_s, sizes))
-        while self.asked[0][0] <= time_s - self.hold_s and len(self.asked) > 1:
-            self.asked.popleft()
-        return [max(each) for each in zip(*(sizes for _, sizes in self.asked), strict=True)]
+        self.sizes_at.append((time_s, sizes))
+        while self.sizes_at[0][0] <= time_s - self.hold_s and len(self.sizes_at) > 1:
+            self.sizes_at.popleft()
+        return [max(each) for each in zip(*(sizes for _, sizes in self.sizes_at), strict=True)]
 
 
 class Forecast:
@@ -55,7 +55,7 @@ class Forecast:
 
     def start(self, sizes: Sequence[int]) -> None:
         self.forecast.start()
-        self.held = RecentMaximum(self.settings.hold_s)
+        self.recent_most = RecentMaximum(self.settings.hold_s)
         self.first = list(sizes)
 
     def sizes(self, reading: MetricsReading) -> list[int]:
@@ -65,7 +65,7 @@ class Forecast:
         self.forecast.add(reading.time_s, reading.interval_s, rate_rps)
         ahead_rps = self.forecast.rate_at(reading.time_s + own.ahead_s)
         sizes = [least_whole(ahead_rps * need) for need in self._workers_per_rps()]
-        return self.deployment.bounded_sizes(self.held.add(reading.time_s, sizes))
+        return self.deployment.bounded_sizes(self.recent_most.add(reading.time_s, sizes))
 
     def _workers_per_rps(self) -> list[float]:
         if self.settings.per_worker_rps is not None:

@@ -33,10 +33,10 @@ from planner.documents.schemas.values import (
     Schema,
     any_of,
     by_name,
+    doc,
     number,
     one_of,
     quantity,
-    said,
     section,
     suggested,
     whole,
@@ -55,11 +55,11 @@ def plan_schema(catalog: Catalog) -> Schema:
     """plan.yaml: the fleet, what it costs, what it was planned for and what was simulated."""
     amount = number(least=0)
     facts: dict[str, Schema] = {
-        "status": said(suggested(get_args(Status)), "What was proved of the plan."),
-        "cost_usd_per_h": said(amount, "What is paid, whole nodes where these are sold."),
-        "power_w": said(amount, "What the fleet may draw at most."),
-        "gpus": said(whole(0), "GPUs of all workers."),
-        "slo": said(slo_section(), "The SLO that the plan keeps."),
+        "status": doc(suggested(get_args(Status)), "What was proved of the plan."),
+        "cost_usd_per_h": doc(amount, "What is paid, whole nodes where these are sold."),
+        "power_w": doc(amount, "What the fleet may draw at most."),
+        "gpus": doc(whole(0), "GPUs of all workers."),
+        "slo": doc(slo_section(), "The SLO that the plan keeps."),
         "max_model_len": whole(),
     }
     document = section(_fleet_keys(catalog) | facts, (*FLEET_KEYS, *PLAN_KEYS))
@@ -69,41 +69,41 @@ def plan_schema(catalog: Catalog) -> Schema:
 def _fleet_keys(catalog: Catalog) -> dict[str, Schema]:
     gpus = tuple(catalog.gpus)
     return {
-        "llm": said(suggested(catalog.llms), "The LLM: a row of catalogs/llms.yaml, or a config.json."),
-        "workers": said(
+        "llm": doc(suggested(catalog.llms), "The LLM: a row of catalogs/llms.yaml, or a config.json."),
+        "workers": doc(
             {"type": "array", "items": worker_schema(catalog), "minItems": 1}, "The pools of the fleet."
         ),
-        "policies": said(policies_schema(), "How requests are queued, batched, routed and admitted."),
-        "engine": said(engine_section(), "The engine whose host time and scheduler are simulated."),
-        "lora": said(lora_section(), "LoRA adapters that are served."),
-        "network": said(network_section(), "What carries KV blocks between workers."),
-        "events": said({"type": "array", "items": event_schema()}, "Workers that fail, return or slow down."),
-        "pinned": said({"type": "array", "items": _pinned_schema()}, "Prefixes that workers hold."),
-        "prices": said(by_name(quantity("usd_per_h", positive=False), gpus), "In place of the catalog's."),
-        "sold_as": said(by_name(one_of(SOLD_AS), gpus), "Whether whole nodes are sold, or single GPUs."),
-        "electricity": said(by_name(quantity("usd_per_kwh", positive=False), gpus), "Beside the prices."),
-        "max_model_len": said(whole(), "Tokens of the longest request."),
+        "policies": doc(policies_schema(), "How requests are queued, batched, routed and admitted."),
+        "engine": doc(engine_section(), "The engine whose host time and scheduler are simulated."),
+        "lora": doc(lora_section(), "LoRA adapters that are served."),
+        "network": doc(network_section(), "What carries KV blocks between workers."),
+        "events": doc({"type": "array", "items": event_schema()}, "Workers that fail, return or slow down."),
+        "pinned": doc({"type": "array", "items": _pinned_schema()}, "Prefixes that workers hold."),
+        "prices": doc(by_name(quantity("usd_per_h", positive=False), gpus), "In place of the catalog's."),
+        "sold_as": doc(by_name(one_of(SOLD_AS), gpus), "Whether whole nodes are sold, or single GPUs."),
+        "electricity": doc(by_name(quantity("usd_per_kwh", positive=False), gpus), "Beside the prices."),
+        "max_model_len": doc(whole(), "Tokens of the longest request."),
     }
 
 
 def worker_schema(catalog: Catalog) -> Schema:
     """One pool: so many workers of one type in one role."""
     schemas: dict[str, Schema] = {
-        "name": said(TEXT, "The pool's name; its workers are name-0, name-1, ..."),
-        "role": said(one_of(get_args(Role)), "What its workers do; default: mixed."),
-        "gpu": said(suggested(catalog.gpus), "A row of catalogs/gpus.yaml; h100-80g@350W is capped."),
-        "tp": said(whole(), "GPUs that share every layer."),
-        "pp": said(whole(), "Pipeline stages."),
-        "ep": said(FLAG, "Whether every GPU has whole experts."),
-        "dp": said(whole(), "Data-parallel ranks."),
-        "count": said(whole(), "Workers of this pool."),
-        "latency": said(latency_schema(), "Step times: a fit's file or the fit; default: the catalog's."),
-        "kv_tokens": said(
+        "name": doc(TEXT, "The pool's name; its workers are name-0, name-1, ..."),
+        "role": doc(one_of(get_args(Role)), "What its workers do; default: mixed."),
+        "gpu": doc(suggested(catalog.gpus), "A row of catalogs/gpus.yaml; h100-80g@350W is capped."),
+        "tp": doc(whole(), "GPUs that share every layer."),
+        "pp": doc(whole(), "Pipeline stages."),
+        "ep": doc(FLAG, "Whether every GPU has whole experts."),
+        "dp": doc(whole(), "Data-parallel ranks."),
+        "count": doc(whole(), "Workers of this pool."),
+        "latency": doc(latency_schema(), "Step times: a fit's file or the fit; default: the catalog's."),
+        "kv_tokens": doc(
             whole(KV_BLOCK_TOKENS, MOST), "Tokens that its KV cache holds; default: what memory leaves."
         ),
-        "max_num_seqs": said(whole(most=MOST_SEQS), "Requests of one step at most."),
-        "max_num_batched_tokens": said(whole(most=MOST_STEP_TOKENS), "Tokens of one step at most."),
-        "speculative": said(speculative_section(), "Drafted tokens."),
+        "max_num_seqs": doc(whole(most=MOST_SEQS), "Requests of one step at most."),
+        "max_num_batched_tokens": doc(whole(most=MOST_STEP_TOKENS), "Tokens of one step at most."),
+        "speculative": doc(speculative_section(), "Drafted tokens."),
     }
     return section(schemas, WORKER_KEYS, required=("gpu",))
 
@@ -144,7 +144,7 @@ def policies_schema() -> Schema:
         "prefix_cache": FLAG,
         "kv_offload": kv_offload_section(),
         "vidur_restarts": FLAG,
-        "due": said(
+        "due": doc(
             by_name(
                 section({"match": match_section(), "within": quantity("s")}, required=("match", "within"))
             ),

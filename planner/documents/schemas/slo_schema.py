@@ -34,11 +34,11 @@ from planner.documents.schemas.values import (
     Schema,
     any_of,
     by_name,
+    doc,
     number,
     one_of,
     one_or_list,
     quantity,
-    said,
     section,
     share,
     suggested,
@@ -66,14 +66,14 @@ def slo_schema(catalog: Catalog) -> Schema:
     parts = question_keys(catalog)
     keys: dict[str, Schema] = {key: {"$ref": f"#/$defs/{key}"} for key in parts}
     of_one_llm = {key: keys[key] for key in several_llms_question.OWN} | {
-        "trace": said(TEXT, "The trace of this LLM, beside this file."),
-        "model": said(TEXT, "The rows of the trace whose column `model` says this."),
+        "trace": doc(TEXT, "The trace of this LLM, beside this file."),
+        "model": doc(TEXT, "The rows of the trace whose column `model` says this."),
     }
     entry = section(of_one_llm, required=("llm",)) | _one_slo()
     named = entry | {"properties": {"name": TEXT, **entry["properties"]}}
     llms = any_of(by_name(entry), {"type": "array", "items": named, "minItems": 1})
     keys_with_llms = ("llms", *several_llms_question.SHARED, *several_llms_question.FOR_ALL)
-    document = section(keys | {"llms": said(llms, "Several LLMs on one stock, each with its SLO.")})
+    document = section(keys | {"llms": doc(llms, "Several LLMs on one stock, each with its SLO.")})
     # `section` lets any key be null; none of these may be.
     document["properties"] |= {key: keys[key] for key in ("llm", "slo", "preset")}
     return document | {
@@ -87,46 +87,46 @@ def slo_schema(catalog: Catalog) -> Schema:
 def question_keys(catalog: Catalog) -> dict[str, Schema]:
     """The keys of slo.yaml for one LLM."""
     schemas = {
-        "llm": said(suggested(catalog.llms), "The LLM: a row of catalogs/llms.yaml, or a config.json."),
-        "slo": said(slo_section(), "What the fleet must keep: metric, percentile, limit."),
-        "preset": said(suggested(catalog.slos), "A row of catalogs/slos.yaml, in place of slo."),
-        "traffic": said(
+        "llm": doc(suggested(catalog.llms), "The LLM: a row of catalogs/llms.yaml, or a config.json."),
+        "slo": doc(slo_section(), "What the fleet must keep: metric, percentile, limit."),
+        "preset": doc(suggested(catalog.slos), "A row of catalogs/slos.yaml, in place of slo."),
+        "traffic": doc(
             traffic_section(catalog), "Which traffic: a rate and part of the trace, or a description."
         ),
-        "fleet": said(fleet_section(catalog), "Which GPUs may be used, and what they cost."),
-        "policies": said(policies_section(), "What the plan may choose of queues, routing and caches."),
-        "engine": said(engine_section(), "The engine whose host time and scheduler are simulated."),
-        "lora": said(lora_section(), "LoRA adapters that are served."),
-        "objective": said(
+        "fleet": doc(fleet_section(catalog), "Which GPUs may be used, and what they cost."),
+        "policies": doc(policies_section(), "What the plan may choose of queues, routing and caches."),
+        "engine": doc(engine_section(), "The engine whose host time and scheduler are simulated."),
+        "lora": doc(lora_section(), "LoRA adapters that are served."),
+        "objective": doc(
             one_of((*get_args(task.Objective), task.SAME_AS_COST)), "What to make least, or the most traffic."
         ),
-        "limits": said(
+        "limits": doc(
             section(
                 {"power": quantity("w"), "cost": quantity("usd_per_h"), "gpus": whole(most=MOST)},
                 task.LIMIT_KEYS,
             ),
             "What the fleet may take at most.",
         ),
-        "spare": said(
+        "spare": doc(
             any_of(whole(0), {"type": "string", "pattern": r"^\s*\d{1,4}\s*(workers?|nodes?)?\s*$"}),
             "Workers or nodes that may fail: '1 worker', '1 node'.",
         ),
-        "robust": said(
+        "robust": doc(
             section({"step_times": share(), "traffic": share(), "spread": FLAG}, task.ROBUST_KEYS),
             "In place of safety: how far steps and traffic may be off, all at once.",
         ),
-        "safety": said(
+        "safety": doc(
             any_of(
                 {"const": "none"},
                 section({"kept_in": share(least=LEAST_KEPT_FRAC, most=MOST_KEPT_FRAC), "growth": share()}),
             ),
             "In what share of scenarios the SLO must be kept, with how much growth; or none.",
         ),
-        "deploy": said(
+        "deploy": doc(
             section({"target": one_of((*ROUTERS_OF, task.EACH_TARGET))}, required=("target",)),
             "The deployment target whose router is simulated; each: a price for every target.",
         ),
-        "day": said(day_section(), "How pools may change during a day; read by `plan day`."),
+        "day": doc(day_section(), "How pools may change during a day; read by `plan day`."),
     }
     return {key: schemas.get(key, ANYTHING) for key in task.KEYS}
 
@@ -144,29 +144,27 @@ def slo_section() -> Schema:
         "minProperties": 1,
     }
     metrics = {
-        key: said(lines, f"{row.name[0].upper()}{row.name[1:]}: limits by percentile, such as p90: 2 s.")
+        key: doc(lines, f"{row.name[0].upper()}{row.name[1:]}: limits by percentile, such as p90: 2 s.")
         for key, row in METRICS.items()
     }
     beside_metrics = {
-        "attainment": said(number(above=0, most=1), "Share of requests that keep all their limits at once."),
-        "every": said(SECONDS, "The SLO must hold in every window of this length."),
+        "attainment": doc(number(above=0, most=1), "Share of requests that keep all their limits at once."),
+        "every": doc(SECONDS, "The SLO must hold in every window of this length."),
     }
     of_class = {key: metrics[key] for key in OF_REQUESTS} | {
         "match": match_section(),
-        "deadline": said(
-            any_of(SECONDS, lines), "When requests that may wait must be complete; p99 of them."
-        ),
+        "deadline": doc(any_of(SECONDS, lines), "When requests that may wait must be complete; p99 of them."),
     }
-    share = said(number(above=0, most=1), "The least part of a tenant's fair share of service.")
-    window = said(SECONDS, "Judged in windows of this length; 1 min.")
+    share = doc(number(above=0, most=1), "The least part of a tenant's fair share of service.")
+    window = doc(SECONDS, "Judged in windows of this length; 1 min.")
     promised = section({"share_frac": share, "window": window}, required=("share_frac",))
     tenants = by_name(promised) | {"minProperties": 1}
-    beside_metrics["tenants"] = said(tenants, "What tenants get while their work waits: each, or by name.")
+    beside_metrics["tenants"] = doc(tenants, "What tenants get while their work waits: each, or by name.")
     flat_keys = {f"^({'|'.join(OF_REQUESTS)})_{PERCENTILE}$": SECONDS}
     # A class has `match` and at least one line; there is at least one class.
     classes = by_name(section(of_class, such=flat_keys, required=("match",)) | {"minProperties": 2})
     classes |= {"propertyNames": {"pattern": CLASS_NAME}, "minProperties": 1}
-    of_classes = {"classes": said(classes, "Lines of classes of requests, each with what is of it.")}
+    of_classes = {"classes": doc(classes, "Lines of classes of requests, each with what is of it.")}
     limits = section(beside_metrics | of_classes, such={f"^({'|'.join(METRICS)})_{PERCENTILE}$": SECONDS})
     # An SLO of these keys alone has no limit, so it is refused.
     no_limit = {"propertyNames": {"enum": list(beside_metrics)}}
@@ -178,43 +176,41 @@ def match_section() -> Schema:
     named = one_or_list(any_of(TEXT, {"type": "integer"}))
     tokens = section({"from": whole(0), "to": whole(0)}) | {"minProperties": 1}
     keys = dict.fromkeys(MATCH_KEYS, named) | {"input_tokens": tokens}
-    return said(section(keys, MATCH_KEYS) | {"minProperties": 1}, "Which requests are of this class.")
+    return doc(section(keys, MATCH_KEYS) | {"minProperties": 1}, "Which requests are of this class.")
 
 
 def traffic_section(catalog: Catalog) -> Schema:
     schemas: dict[str, Schema] = {
-        "rate": said(any_of(quantity("rps"), *rate_curves()), "Requests/s; default: the trace's own."),
-        "scale": said(one_of(get_args(Scaling)), "How a trace is brought to the rate."),
-        "window": said(TEXT, "The part of the trace: whole, busiest 10 min, 0:10:00-0:20:00."),
-        "draws": said(whole(), "The SLO must be kept on each of so many draws of the traffic."),
-        "map": said({"type": "object"}, "Which column of a log is what: {arrival: created_at, ...}."),
-        "timezone": said(TEXT, "Of times in a log that have none: Europe/Berlin."),
-        "format": said(TEXT, "The log's format, where it is not found out."),
-        "task": said(suggested(catalog.tasks), "What requests are like: a row of catalogs/tasks.yaml."),
-        "duration": said(SECONDS, "How long a time is drawn."),
-        "growth": said(
+        "rate": doc(any_of(quantity("rps"), *rate_curves()), "Requests/s; default: the trace's own."),
+        "scale": doc(one_of(get_args(Scaling)), "How a trace is brought to the rate."),
+        "window": doc(TEXT, "The part of the trace: whole, busiest 10 min, 0:10:00-0:20:00."),
+        "draws": doc(whole(), "The SLO must be kept on each of so many draws of the traffic."),
+        "map": doc({"type": "object"}, "Which column of a log is what: {arrival: created_at, ...}."),
+        "timezone": doc(TEXT, "Of times in a log that have none: Europe/Berlin."),
+        "format": doc(TEXT, "The log's format, where it is not found out."),
+        "task": doc(suggested(catalog.tasks), "What requests are like: a row of catalogs/tasks.yaml."),
+        "duration": doc(SECONDS, "How long a time is drawn."),
+        "growth": doc(
             section(
                 {"per_month": share(most=10), "months": number(least=0)}, required=("per_month", "months")
             ),
             "Growth of the rate until the plan is used.",
         ),
-        "drift": said(
-            section({"input": NUMBERS, "output": NUMBERS}), "Of lengths, by intervals of the rate."
-        ),
-        "input": said(lengths(), "Prompt tokens: a mean, or mean and percentiles."),
-        "output": said(lengths(), "Tokens of an answer, likewise."),
-        "joint": said(
+        "drift": doc(section({"input": NUMBERS, "output": NUMBERS}), "Of lengths, by intervals of the rate."),
+        "input": doc(lengths(), "Prompt tokens: a mean, or mean and percentiles."),
+        "output": doc(lengths(), "Tokens of an answer, likewise."),
+        "joint": doc(
             any_of(
                 {"type": "number", "exclusiveMinimum": -1, "exclusiveMaximum": 1},
                 section({"table": {"type": "array", "items": NUMBERS, "minItems": 2}}, required=("table",)),
             ),
             "Rank correlation of prompt and answer.",
         ),
-        "burstiness": said(
+        "burstiness": doc(
             section({"cv": number(least=0, most=100), "fano": by_name(number(above=0))}),
             "CV of gaps between requests, Fano factors by window.",
         ),
-        "clients": said(
+        "clients": doc(
             section(
                 {
                     "count": whole(),
@@ -225,7 +221,7 @@ def traffic_section(catalog: Catalog) -> Schema:
             ),
             "How many clients send the requests, and how unequal they are.",
         ),
-        "sessions": said(
+        "sessions": doc(
             section(
                 {
                     "turns": number(least=1),
@@ -236,15 +232,15 @@ def traffic_section(catalog: Catalog) -> Schema:
             ),
             "Conversations: every turn repeats what came before.",
         ),
-        "prefixes": said(
+        "prefixes": doc(
             section(
                 {"shared": whole(most=MAX_TOKENS), "count": whole(), "skew": number(least=0)},
                 required=("shared",),
             ),
             "Tokens at the beginning that prompts share.",
         ),
-        "tenants": said(whole(), "How many tenants the clients belong to."),
-        "agents": said(any_of(whole(most=MOST_AGENTS), agents()), "How many agents work at once."),
+        "tenants": doc(whole(), "How many tenants the clients belong to."),
+        "agents": doc(any_of(whole(most=MOST_AGENTS), agents()), "How many agents work at once."),
     }
     return section(schemas, task.TRAFFIC_KEYS)
 
@@ -259,13 +255,13 @@ def agents() -> Schema:
     repository = {"tokens": number(least=0), "count": whole(most=100_000), "skew": number(least=0)}
     schemas: dict[str, Schema] = {
         "count": whole(most=MOST_AGENTS),
-        "turns": said(number(least=1), "Of a task, geometric."),
-        "tasks": said(number(least=1), "Of a session, which keeps its context."),
-        "tool": said(pause, "Before each turn but the first of a task."),
-        "idle": said(pause, "Before each task."),
-        "system": said(number(least=0, most=MAX_TOKENS), "Tokens that all prompts begin with."),
+        "turns": doc(number(least=1), "Of a task, geometric."),
+        "tasks": doc(number(least=1), "Of a session, which keeps its context."),
+        "tool": doc(pause, "Before each turn but the first of a task."),
+        "idle": doc(pause, "Before each task."),
+        "system": doc(number(least=0, most=MAX_TOKENS), "Tokens that all prompts begin with."),
         "repository": section(repository),
-        "start": said(lengths(), "A session's own tokens before its first turn."),
+        "start": doc(lengths(), "A session's own tokens before its first turn."),
         "sub_agents": section(sub_agents, required=("per_task",)),
         "most_tokens": whole(most=MAX_TOKENS),
     }
@@ -315,7 +311,7 @@ def fleet_section(catalog: Catalog) -> Schema:
         return one_or_list(whole(most=most))
 
     schemas: dict[str, Schema] = {
-        "gpus": said(
+        "gpus": doc(
             any_of(
                 by_name(any_of(stock, {"const": "unlimited"}), gpus),
                 {"type": "array", "items": suggested(gpus)},
@@ -323,24 +319,24 @@ def fleet_section(catalog: Catalog) -> Schema:
             ),
             "GPUs that may be used, with the stock of each; any, the default: all with measured step times.",
         ),
-        "owned": said(by_name(whole(0, MOST_OWNED), gpus), "How many of them are already there."),
-        "sold_as": said(by_name(one_of(SOLD_AS), gpus), "Whether whole nodes are sold, or single GPUs."),
-        "electricity": said(
+        "owned": doc(by_name(whole(0, MOST_OWNED), gpus), "How many of them are already there."),
+        "sold_as": doc(by_name(one_of(SOLD_AS), gpus), "Whether whole nodes are sold, or single GPUs."),
+        "electricity": doc(
             section(
                 {"price": quantity("usd_per_kwh"), "pue": number(least=1), "of": one_of(get_args(Paid))},
                 required=("price", "pue"),
             ),
             "What electricity costs beside the GPUs' prices.",
         ),
-        "unchecked": said(FLAG, "Whether GPUs whose step times nobody checked may be used."),
-        "per_gpu": said(FLAG, "Whether to plan on each GPU type alone too."),
-        "pp": said(numbers(MAX_PP), "Pipeline stages of a worker that may be chosen."),
-        "dp": said(numbers(task.MAX_DP), "Data-parallel ranks of a worker that may be chosen."),
-        "max_num_batched_tokens": said(numbers(), "Tokens per step of an engine that may be chosen."),
-        "max_num_seqs": said(numbers(), "Requests per step of an engine that may be chosen."),
-        "network": said(network_section(NETWORK_KEYS), "What carries KV blocks between workers."),
-        "prices": said(by_name(any_of(price, terms), gpus), "Prices in place of the catalog's."),
-        "price_of": said(
+        "unchecked": doc(FLAG, "Whether GPUs whose step times nobody checked may be used."),
+        "per_gpu": doc(FLAG, "Whether to plan on each GPU type alone too."),
+        "pp": doc(numbers(MAX_PP), "Pipeline stages of a worker that may be chosen."),
+        "dp": doc(numbers(task.MAX_DP), "Data-parallel ranks of a worker that may be chosen."),
+        "max_num_batched_tokens": doc(numbers(), "Tokens per step of an engine that may be chosen."),
+        "max_num_seqs": doc(numbers(), "Requests per step of an engine that may be chosen."),
+        "network": doc(network_section(NETWORK_KEYS), "What carries KV blocks between workers."),
+        "prices": doc(by_name(any_of(price, terms), gpus), "Prices in place of the catalog's."),
+        "price_of": doc(
             section(
                 {"provider": TEXT, "term": one_of(("on-demand", *COMMITTED.values())), **spot},
                 task.PRICE_OF_KEYS,
@@ -348,7 +344,7 @@ def fleet_section(catalog: Catalog) -> Schema:
             ),
             "A provider whose price list counts.",
         ),
-        "host_overhead": said(quantity("s", positive=False), "Added to every step, in place of engine."),
+        "host_overhead": doc(quantity("s", positive=False), "Added to every step, in place of engine."),
     }
     return section(schemas, task.FLEET_KEYS)
 
@@ -375,21 +371,21 @@ def policies_section() -> Schema:
         for field, known in BY_FIELD.items()
     }
     schemas: dict[str, Schema] = {
-        field: said(
+        field: doc(
             any_of({"const": ANY}, one_or_list(one_of(names), distinct=True)),
             f"What may be chosen as {field.replace('_', ' ')}; any: all that the target has.",
         )
         for field, names in rows.items()
     } | {
         **policy_settings(),
-        "prediction": said(
+        "prediction": doc(
             one_or_list(any_of(one_of((ANY, KNOWN, MEAN)), share()), distinct=True),
             "What schedulers believe of output lengths.",
         ),
-        "longest_wait": said(SECONDS, "Nobody is overtaken by what arrives this much later."),
-        "prefix_cache": said(FLAG, "Whether hits in prefix caches may be counted on."),
-        "kv_offload": said(kv_offload_section(), "CPU memory behind the prefix caches."),
-        "research": said(FLAG, "Whether any stands for what nothing deploys, too."),
+        "longest_wait": doc(SECONDS, "Nobody is overtaken by what arrives this much later."),
+        "prefix_cache": doc(FLAG, "Whether hits in prefix caches may be counted on."),
+        "kv_offload": doc(kv_offload_section(), "CPU memory behind the prefix caches."),
+        "research": doc(FLAG, "Whether any stands for what nothing deploys, too."),
     }
     return section(schemas, POLICY_CHOICES)
 
@@ -476,7 +472,7 @@ def day_section() -> Schema:
     controller = any_of({"type": "object"}, {"type": "null"})
     named = by_name(controller, table.CONTROLLERS)
     schemas: dict[str, Schema] = {
-        "every": said(SECONDS, "The grid on which the optimum changes sizes."),
+        "every": doc(SECONDS, "The grid on which the optimum changes sizes."),
         "controllers": any_of(TEXT, {"type": "array", "items": TEXT}, named),
         "train": any_of(number(), TEXT),
         "start": quantity("s", positive=False),

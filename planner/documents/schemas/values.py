@@ -21,7 +21,7 @@ NUMBERS: Schema = {"type": "array", "items": {"type": "number"}}
 ANYTHING: Schema = {}
 
 
-def said(schema: Schema, words: str) -> Schema:
+def doc(schema: Schema, words: str) -> Schema:
     """The schema with a sentence for people, which editors show."""
     return {"description": words, **schema}
 

@@ -119,7 +119,7 @@ def first_incumbent(
     alive = [item for item in bounded if item.least <= item.most]
 
     def any_holds_below(value: float) -> bool:
-        found: dict[str, Counts] = {}
+        holding: dict[str, Counts] = {}
 
         def look(item: Bounded) -> None:
             option, name = item.option, item.option.name
@@ -127,7 +127,7 @@ def first_incumbent(
             if count < max(item.least, search.beyond.get(name, 0) + 1):
                 return
             if holds([((option, count),)])[0]:
-                found[name] = ((option, count),)
+                holding[name] = ((option, count),)
             else:
                 search.beyond[name] = count
 
@@ -136,9 +136,9 @@ def first_incumbent(
                 run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
         finally:  # What was found counts even where the time limit ends the wave.
             for item in alive:
-                if item.option.name in found:
-                    search.offer(found[item.option.name])
-        return bool(found)
+                if item.option.name in holding:
+                    search.offer(holding[item.option.name])
+        return bool(holding)
 
     failed = min((item.least_objective for item in alive), default=0.0)
     value = (
@@ -172,9 +172,9 @@ def search_one_pool(
             search.is_exhausted = False
             return
         value = search.value
-        found: dict[str, Counts] = {}
+        holding: dict[str, Counts] = {}
 
-        def look(item: Bounded, value: float = value, found: dict[str, Counts] = found) -> None:
+        def look(item: Bounded, value: float = value, holding: dict[str, Counts] = holding) -> None:
             option, name = item.option, item.option.name
             most = min(item.most, largest_below(option, value))
             if most < item.least:
@@ -198,7 +198,7 @@ def search_one_pool(
                 )
                 search.refuted[name] = facts.WorkersFail(search.beyond[name], more)
                 return
-            found[name] = ((option, least),)
+            holding[name] = ((option, least),)
 
         try:
             run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
@@ -206,8 +206,8 @@ def search_one_pool(
             for item in wave:
                 if (name := item.option.name) in search.refuted:  # In the options' order.
                     search.refuted[name] = search.refuted.pop(name)
-                if name in found:
-                    search.offer(found[name])
+                if name in holding:
+                    search.offer(holding[name])
 
 
 _FIRST_PRICE = 1.3  # The price at which all options are tried grows by this factor until one holds.

@@ -120,7 +120,7 @@ def race_policies(
     changes, answers = list(problem.task.policies.raced), list(answers)
     if not changes:
         return answers
-    told: list[facts.PolicyGains | facts.PoliciesRaced] = []
+    gain_facts: list[facts.PolicyGains | facts.PoliciesRaced] = []
     effort = RACE_EFFORT_FRAC * sum(each.oracle.effort() for each, _ in answers)
     nothing, unasked = list[str](), list[str]()
     for _ in range(MOST_ROUNDS):
@@ -133,28 +133,28 @@ def race_policies(
         unasked += [label_of(chosen, each.policies) for each in raced if not each.is_simulated]
         unasked += [label_of(chosen, policies) for policies in left]
         gains = sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
-        told += gains_of(chosen, best.best, gains)
+        gain_facts += gains_of(chosen, best.best, gains)
         if not gains:
             break
         first = with_policies(chosen, gains[0].policies)
         problem.progress(f"policies: {label_of(chosen, gains[0].policies)}")
         assert gains[0].best is not None
         try:
-            found = search(first, [first.oracle.fleet(gains[0].best)], walks=False)
+            search_result = search(first, [first.oracle.fleet(gains[0].best)], walks=False)
         except InfeasibleError:
             break
-        answers.append((first, found))
+        answers.append((first, search_result))
         changes = [each.change for each in raced if each.change.axis != gains[0].change.axis]
         if problem.out_of_time() or not changes:
             break
     for _, each in answers:
         each.level0.search.assumed.add(pruning_rules.RACED)
         each.level0.search.is_exact = False
-    told.append(
+    gain_facts.append(
         facts.PoliciesRaced(tuple(dict.fromkeys(nothing)), (), tuple(dict.fromkeys(unasked)), "on-paper")
     )
     winner = best_of(answers)[1]
-    return [(each, replace(one, raced=tuple(told)) if one is winner else one) for each, one in answers]
+    return [(each, replace(one, raced=tuple(gain_facts)) if one is winner else one) for each, one in answers]
 
 
 def race(
@@ -163,12 +163,12 @@ def race(
     """Each change of the problem's policies against the fleets near `best` that cost less: what came of it,
     the policies for which there was no effort left, and the effort.
     """
-    found: dict[Policies, PolicyChange] = {}
+    candidates: dict[Policies, PolicyChange] = {}
     for change in changes:
         policies = problem.task.changed_policies(problem.oracle.policies, change)
         if policies is not None and not _is_idle(policies, problem.oracle.policies, best):
-            found.setdefault(policies, change)
-    near, todo, spent = near_fleets(problem, best, level0), list(found.items()), 0.0
+            candidates.setdefault(policies, change)
+    near, todo, spent = near_fleets(problem, best, level0), list(candidates.items()), 0.0
     raced: list[RacedPolicy] = []
     while todo and near and spent <= effort and not problem.out_of_time():
         wave, todo = todo[:AT_ONCE], todo[AT_ONCE:]
@@ -214,12 +214,12 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
     """Fleets that cost less than `best`, the dearest first: with a worker fewer, and for a single pool as
     many of the most promising other types as cost less.
     """
-    value, found = objective(best), list[Counts]()
+    value, candidates = objective(best), list[Counts]()
     for i in range(len(best)):
         fewer = tuple((other, n - (k == i)) for k, (other, n) in enumerate(best) if n - (k == i) > 0)
         roles = {other.role for other, _ in fewer}
         if fewer and ("prefill" in roles) == ("decode" in roles) and objective(fewer) < value * (1 - 1e-9):
-            found.append(fewer)
+            candidates.append(fewer)
     if len(best) == 1:
         role = best[0][0].role
         others = [
@@ -229,9 +229,9 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
         for item in others[:NEAR_DESIGNS]:
             most = min(largest_below(item.option, value, ()), item.most)
             if max(item.least, 1) <= most < math.inf:
-                found.append(((item.option, int(most)),))
-    found = [counts for counts in found if problem.allows(counts)]
-    unique = {names_of(counts): counts for counts in found}
+                candidates.append(((item.option, int(most)),))
+    candidates = [counts for counts in candidates if problem.allows(counts)]
+    unique = {names_of(counts): counts for counts in candidates}
     return sorted(unique.values(), key=lambda counts: -objective(counts))
 
 

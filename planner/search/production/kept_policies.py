@@ -56,7 +56,7 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     known = _tested((chosen, paper))
     if known is None:
         return searched, production_or_paper(chosen, paper)
-    known, told = _compare_with_first(searched, known), list[facts.PolicyGains | facts.PoliciesRaced]()
+    known, gain_facts = _compare_with_first(searched, known), list[facts.PolicyGains | facts.PoliciesRaced]()
     problem = known.searched[0]
     raced, left = _race_in_scenarios(known, 2 * problem.oracle.effort())
     gains = sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
@@ -67,7 +67,7 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
         if found is not None and found.value < known.value * (1 - 1e-9):
             known = found
             kept = replace(each, best=found.trial.best)
-            told += gains_of(problem, before.trial.best, [kept], "production")
+            gain_facts += gains_of(problem, before.trial.best, [kept], "production")
             break
     nothing = tuple(
         label_of(problem, each.policies) for each in raced if each.best is None and each.is_simulated
@@ -75,9 +75,9 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     taken = known.searched[0].oracle.policies
     rivals = tuple(label_of(problem, each.policies) for each in gains if each.policies != taken)
     unasked = (*(label_of(problem, each.policies) for each in raced if not each.is_simulated), *left)
-    told.append(facts.PoliciesRaced(nothing, rivals, unasked, "production"))
+    gain_facts.append(facts.PoliciesRaced(nothing, rivals, unasked, "production"))
     own_problem, own = known.searched
-    own = replace(own, raced=(*paper.raced, *told))
+    own = replace(own, raced=(*paper.raced, *gain_facts))
     others = [each for each in searched if each[0] is not own_problem and each[1].value >= own.value]
     return [(own_problem, own), *others], with_answers(own_problem, own, known.trial)
 
