@@ -28,7 +28,8 @@ from altair.utils.schemapi import debug_mode
 
 from planner.api import simulating, watch_api
 from planner.api.inputs import requests_of
-from planner.api.planning import plan, plan_and_compare
+from planner.api.planning import answer_question, plan
+from planner.api.questions import read_task
 from planner.api.results import SharedPlanResult
 from planner.api.scheduling import not_simulated, schedule
 from planner.day import day_manifests, day_page
@@ -221,8 +222,8 @@ def _curves(simulation: Simulation) -> Document:
 
 def _planned(request: Request, tell: Tell) -> Plan:
     study = _study(request, tell)
-    task = parse_task(request["question"], study.catalog)
-    return plan_and_compare(study, task, watch=_watch_search(tell), on_paper=_send_first_answer(tell))
+    question = read_task(request["question"], study.catalog)
+    return answer_question(question, study, watch=_watch_search(tell), on_paper=_send_first_answer(tell)).plan
 
 
 def _numbers(standing: SearchProgress) -> Document:

@@ -116,15 +116,16 @@ def answer_question(
     explain: bool = False,
     prove: bool = False,
     watch: Watch = ignore_progress,
+    on_paper: OnPaper = ignore_paper_answer,
 ) -> PlanResult:
     """The plan that answers `question` on the trace of `study`; `watch` is called with each fleet that is the
-    best so far.
+    best so far, `on_paper` with the cheapest fleet on paper before production is searched.
     """
     task = question.task()
     if is_too_long(task, study.trace, study.work_limit_s):
-        answer = _by_parts(task, study, explain=explain, prove=prove, watch=watch)
+        answer = _by_parts(task, study, explain=explain, prove=prove, watch=watch, on_paper=on_paper)
     else:
-        answer = plan_and_compare(study, task, prove=prove, watch=watch)
+        answer = _plan_and_compare(study, task, prove=prove, watch=watch, on_paper=on_paper)
         answer = explain_plan(answer, study, task) if explain else answer
     if task.plans_each_target:
 
@@ -138,13 +139,15 @@ def answer_question(
     return PlanResult(answer, question)
 
 
-def _by_parts(task: PlanQuestion, study: Study, *, explain: bool, prove: bool, watch: Watch) -> Plan:
+def _by_parts(
+    task: PlanQuestion, study: Study, *, explain: bool, prove: bool, watch: Watch, on_paper: OnPaper
+) -> Plan:
     """The plan for a trace that is too long to be searched whole: for the busiest part of it."""
 
     def planned_for(trace: Trace, work_s: float) -> Plan:
         of_part = study.on_part(trace, work_s)
-        found = beside_each_gpu(of_part, task, prove=prove, watch=watch)
-        return explain_plan(found, of_part, task) if explain else found
+        of_part_plan = beside_each_gpu(of_part, task, prove=prove, watch=watch, on_paper=on_paper)
+        return explain_plan(of_part_plan, of_part, task) if explain else of_part_plan
 
     with time_limit(study.left_s):
         answer = plan_by_parts(
@@ -223,7 +226,7 @@ def beside_each_gpu(
         return add_each_gpu(study, task, answer, seconds=study.work_limit_s)
 
 
-def plan_and_compare(
+def _plan_and_compare(
     study: Study,
     task: PlanQuestion,
     *,

@@ -32,6 +32,7 @@ from planner.commands import ui_command
 from planner.day.day_settings import parse_day
 from planner.documents import planned_market
 from planner.documents.catalog import read_catalog
+from planner.documents.facts import OverTheWhole
 from planner.documents.markets import parse_market
 from planner.documents.plan_folder import read_written
 from planner.documents.several_llms_question import parse_entries
@@ -39,6 +40,7 @@ from planner.documents.task import parse_task, read_task
 from planner.errors import InputError, PlannerError
 from planner.files.checked_files import package_text, repository_dir
 from planner.reports import drawing
+from planner.search.evidence import long_traces
 from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.search.production import kept_policies
 from planner.simulator.replay import simulate
@@ -1103,6 +1105,19 @@ def test_an_answer_on_paper_comes_first_where_production_is_asked_for(
     alone: list[dict[str, Any]] = []
     worker._planned({**request, "question": asked | {"safety": "none"}}, alone.append)
     assert not any("first" in message for message in alone)
+
+
+def test_a_very_long_trace_is_planned_by_its_busiest_part_as_the_command_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(long_traces, "LONG_REQUESTS", 1000)
+    monkeypatch.setattr(long_traces, "PART_REQUESTS", 150)
+    request = sample_request()
+    asked = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p90": "2 s"}}, "safety": "none"}
+    asked |= {"fleet": {"gpus": ["l40s-48g"], "max_num_batched_tokens": [2048]}}
+    plan = worker._planned(request | {"question": asked}, lambda _: None)
+    facts = (*plan.certificate.binding, *plan.warnings)
+    assert any(isinstance(each, OverTheWhole) and each.part_requests < each.requests for each in facts)
 
 
 @pytest.mark.usefixtures("at_once")
