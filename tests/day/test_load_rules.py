@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planner.day.controllers.deployment import EngineProfile
-from planner.day.search.load_rules import _busier, _fitted, _load
+from planner.day.search.load_rules import _busiest_with_more_traffic, _fit_rule, _peak_load
 from planner.traffic.trace import Trace
 
 
@@ -17,7 +17,7 @@ def test_a_planted_rule_is_covered(seed: int) -> None:
     rng = np.random.default_rng(seed)
     loads = rng.uniform(0.1, 4.0, 72)
     needed = np.ceil(3 * loads).astype(np.int64) + (rng.random(72) < 0.05)
-    _, rule = _fitted(loads, needed, 15.0, 600.0)
+    _, rule = _fit_rule(loads, needed, 15.0, 600.0)
     given = np.array([rule.workers_for_load(load) for load in loads.tolist()])
     assert (given >= needed).mean() >= 0.85
     assert (given <= np.ceil(3 * loads) + 2).all()
@@ -26,14 +26,14 @@ def test_a_planted_rule_is_covered(seed: int) -> None:
 def test_few_windows_that_need_two_are_seen() -> None:
     """One worker but above a load of 1.6, one window in nine: the rule has its edge there, not beyond all."""
     loads = np.linspace(0.1, 1.8, 72)
-    _, rule = _fitted(loads, np.where(loads > 1.6, 2, 1), 15.0, 600.0)
+    _, rule = _fit_rule(loads, np.where(loads > 1.6, 2, 1), 15.0, 600.0)
     assert rule.workers_for_load(1.75) == 2 and rule.workers_for_load(1.0) == 1
     assert list(rule.edges) == sorted(rule.edges)
 
 
 def test_windows_that_all_need_the_same() -> None:
     loads = np.linspace(0.1, 1.0, 20)
-    _, rule = _fitted(loads, np.full(20, 3), 15.0, 600.0)
+    _, rule = _fit_rule(loads, np.full(20, 3), 15.0, 600.0)
     assert [rule.workers_for_load(load) for load in (0.1, 0.5, 1.0, 2.0)] == [3, 3, 3, 6]
 
 
@@ -45,9 +45,9 @@ def test_the_busiest_windows_come_with_more_traffic_too() -> None:
         arrival_s = np.arange(0.0, 600.0, 1 / rate)
         tokens = np.full(len(arrival_s), 100)
         parts.append(Trace("even", arrival_s, tokens, tokens))
-    busier = _busier(parts, engine, 600.0)
+    busier = _busiest_with_more_traffic(parts, engine, 600.0)
     assert len(busier) == 16
-    highest = max(_load(part, engine, "prefill", 15.0, 600.0) for part in parts)
-    assert max(_load(part, engine, "prefill", 15.0, 600.0) for part in busier) == pytest.approx(
+    highest = max(_peak_load(part, engine, "prefill", 15.0, 600.0) for part in parts)
+    assert max(_peak_load(part, engine, "prefill", 15.0, 600.0) for part in busier) == pytest.approx(
         2 * highest, rel=0.05
     )

@@ -1,11 +1,11 @@
-"""Workers per load, for the plan's own controller: what windows of earlier traffic needed.
+"""How many workers a load takes, for the plan's own controller: fitted to windows of earlier traffic.
 
-Of windows spread over the traffic each is simulated by itself: the least sizes that keep the SLO in it. A
-rule gives a window's load (deployment.LoadRule) so many workers that COVERED of the windows with such a load
-need no more, with the span of seconds that explains a pool's sizes best. The busiest windows are simulated
-with more traffic too, so that a rule knows what lies above the highest load of the day. On a production day
-prompts are five times as long in one hour as in another and bursts come and go; the mean rate says little of
-what is needed.
+Windows are taken evenly from the traffic, and for each the fewest workers are found that keep the SLO in it,
+by simulation. A rule (`deployment.LoadRule`) maps the load of a window to workers: so many that COVERED of
+the windows with this load need no more. The load is taken over spans; of SPANS_S the rule has the span
+that predicts a pool's workers best. The mean rate of a window predicts little: on a production
+day prompts are five times as long in one hour as in another, and bursts come and go. The busiest windows are
+also simulated with more traffic, so that a rule reaches above the highest load of the day.
 """
 
 from __future__ import annotations
@@ -28,47 +28,55 @@ from planner.traffic.trace import Trace
 Floats = npt.NDArray[np.float64]
 MOST_WINDOWS = 72
 LEAST_WINDOWS = 8
-LEAST_REQUESTS = 200  # of a window: of fewer no percentile is known
+LEAST_REQUESTS = 200  # A window with fewer says too little of a percentile.
 SPANS_S = (15.0, 60.0, 600.0)
-COVERED = 0.9
+COVERED = 0.9  # The share of windows that a rule has enough workers for.
 # The busiest windows are simulated with so many times their traffic. Without these a rule took one worker
 # more for any load above the highest seen: 13 % above the optimum on a day of one prefill and one decode
 # worker, 3 % with them (2026-11-24).
 MORE_TRAFFIC = (1.4, 2.0)
 MOST_BUSY_WINDOWS = 8
-WINDOW_S = 600.0  # where the SLO names none
+WINDOW_S = 600.0  # Where the SLO names no window (`every`).
 
 
 def load_rules(
     fleet: Fleet, trace: Trace, slo: Slo, engines: Sequence[EngineProfile], *, most: Sequence[int]
 ) -> tuple[LoadRule, ...]:
-    """A rule for each pool; none where the traffic has too few windows to fit one."""
+    """A rule for each pool, whose workers are between 1 and its entry of `most`; no rules where the traffic
+    has too few windows to fit one. `engines` are the pools' engines, by which their work is counted.
+    """
     window_s = slo.every_s or WINDOW_S
-    parts = _windows(trace, window_s)
-    if len(parts) < LEAST_WINDOWS:
+    windows = _spread_windows(trace, window_s)
+    if len(windows) < LEAST_WINDOWS:
         return ()
-    parts += _busier(parts, engines[0], window_s)
-    ones = [1] * len(fleet.pools)
-    needed = np.array([least_that_keep(fleet, part, slo, ones, most) or tuple(most) for part in parts])
+    windows += _busiest_with_more_traffic(windows, engines[0], window_s)
+    least = [1] * len(fleet.pools)
+    # Where not even `most` workers keep the SLO in a window, it counts as one that needs all of them.
+    needed = np.array([least_that_keep(fleet, part, slo, least, most) or tuple(most) for part in windows])
     rules = []
     for i, pool in enumerate(fleet.pools):
-        found = []
+        fits = []
         for span_s in SPANS_S:
             if span_s <= window_s:
-                loads = np.array([_load(part, engines[i], pool.role, span_s, window_s) for part in parts])
-                found.append(_fitted(loads, needed[:, i], span_s, window_s))
-        rules.append(min(found, key=lambda each: each[0])[1])
+                loads = np.array(
+                    [_peak_load(part, engines[i], pool.role, span_s, window_s) for part in windows]
+                )
+                fits.append(_fit_rule(loads, needed[:, i], span_s, window_s))
+        _, rule = min(fits, key=lambda fit: fit[0])
+        rules.append(rule)
     return tuple(rules)
 
 
-def _windows(trace: Trace, window_s: float) -> list[Trace]:
-    """Whole windows with enough requests, evenly spread, each from its own time zero."""
+def _spread_windows(trace: Trace, window_s: float) -> list[Trace]:
+    """At most MOST_WINDOWS whole windows with enough requests, evenly spread over the trace; the arrivals of
+    each count from its own start.
+    """
     starts_s = np.arange(trace.arrival_s[0], trace.arrival_s[-1] - window_s, window_s)
     edges = np.searchsorted(trace.arrival_s, [starts_s, starts_s + window_s]).T
     full = [k for k in range(len(starts_s)) if edges[k, 1] - edges[k, 0] >= LEAST_REQUESTS]
-    chosen = sorted(
-        {full[k] for k in np.linspace(0, len(full) - 1, MOST_WINDOWS).round().astype(int)} if full else ()
-    )
+    if not full:
+        return []
+    chosen = sorted({full[k] for k in np.linspace(0, len(full) - 1, MOST_WINDOWS).round().astype(int)})
     parts = []
     for k in chosen:
         part = trace.select(np.arange(*edges[k]))
@@ -76,9 +84,9 @@ def _windows(trace: Trace, window_s: float) -> list[Trace]:
     return parts
 
 
-def _busier(parts: Sequence[Trace], engine: EngineProfile, window_s: float) -> list[Trace]:
-    """The windows of the highest load with copies of their own requests laid over them."""
-    by_load = sorted(parts, key=lambda part: -_load(part, engine, "mixed", window_s, window_s))
+def _busiest_with_more_traffic(parts: Sequence[Trace], engine: EngineProfile, window_s: float) -> list[Trace]:
+    """The windows of the highest load, each with MORE_TRAFFIC times its own requests."""
+    by_load = sorted(parts, key=lambda part: -_peak_load(part, engine, "mixed", window_s, window_s))
     return [
         rescale(part, times * len(part) / max(part.duration_s, 1.0), rng=np.random.default_rng(number))
         for number, part in enumerate(by_load[:MOST_BUSY_WINDOWS])
@@ -86,51 +94,62 @@ def _busier(parts: Sequence[Trace], engine: EngineProfile, window_s: float) -> l
     ]
 
 
-def _load(part: Trace, engine: EngineProfile, role: Role, span_s: float, window_s: float) -> float:
-    """As a controller will see it: requests of a span times the work of their mean lengths."""
-    of = np.floor_divide(part.arrival_s, span_s).astype(int)
+def _peak_load(part: Trace, engine: EngineProfile, role: Role, span_s: float, window_s: float) -> float:
+    """The load of a window (`deployment.LoadRule`), as a controller will see it: of each span the requests
+    per second, times the seconds of work of their mean lengths.
+    """
+    span_of_request = np.floor_divide(part.arrival_s, span_s).astype(int)
     spans = round(window_s / span_s)
-    count = np.bincount(of, minlength=spans)[:spans]
-    tokens = [
-        np.bincount(of, each, minlength=spans)[:spans] for each in (part.input_tokens, part.output_tokens)
-    ]
-    means = [each / np.maximum(count, 1) for each in tokens]
-    work_s = np.array([engine.work_s(role, float(i), float(o)) for i, o in zip(*means, strict=True)])
+    count = np.bincount(span_of_request, minlength=spans)[:spans]
+    mean_input, mean_output = (
+        np.bincount(span_of_request, tokens, minlength=spans)[:spans] / np.maximum(count, 1)
+        for tokens in (part.input_tokens, part.output_tokens)
+    )
+    work_s = np.array(
+        [engine.work_s(role, float(i), float(o)) for i, o in zip(mean_input, mean_output, strict=True)]
+    )
     return peak_load(count * work_s / span_s)
 
 
-def _fitted(
+def _fit_rule(
     loads: Floats, needed: npt.NDArray[np.int64], span_s: float, window_s: float
 ) -> tuple[float, LoadRule]:
-    """The rule over these windows, and by how much its sizes miss theirs on average.
+    """The mean error of a rule in workers, and the rule, which maps these windows' `loads` to the workers
+    `needed`.
 
-    n workers are left at the load from which on more than 1 - COVERED of the windows need more, by isotonic
-    regression, or where the line below which COVERED of all windows lie asks for more, if that is earlier.
+    The n-th edge of the rule is the load above which n workers are too few. It is the smaller of two: the
+    load from which on more than 1 - COVERED of the windows need more than n, by isotonic regression; and the
+    load at which the line below which COVERED of all windows lie passes n.
     """
-    slope, offset = _line(loads, needed)
+    slope, offset = _covering_line(loads, needed)
     ordered = np.sort(loads)
     edges: list[float] = []
     for n in range(1, int(needed.max()) + 1):
-        share = IsotonicRegression(out_of_bounds="clip").fit(loads, needed > n).predict(ordered)
-        first = int(np.searchsorted(share, 1 - COVERED, side="right"))
+        needs_more_frac = IsotonicRegression(out_of_bounds="clip").fit(loads, needed > n).predict(ordered)
+        first = int(np.searchsorted(needs_more_frac, 1 - COVERED, side="right"))
         edge = (n - offset) / slope if slope > 0 else float("inf")
-        if first < len(ordered):
-            edge = min(edge, float(ordered[max(first - 1, 0) : first + 1].mean()) if first else 0.0)
+        if first == 0:
+            edge = min(edge, 0.0)
+        elif first < len(ordered):
+            edge = min(edge, float(ordered[first - 1 : first + 1].mean()))
         if edge >= ordered[-1]:
             break
-        edges.append(max([edge, 0.0, *edges]))
+        edges.append(max([edge, 0.0, *edges]))  # Edges do not fall.
     rule = LoadRule(tuple(edges), float(ordered[-1]), span_s, window_s)
-    given = np.array([rule.workers_for_load(load) for load in loads.tolist()])
-    return float(np.abs(given - needed).mean()), rule
+    predicted = np.array([rule.workers_for_load(load) for load in loads.tolist()])
+    return float(np.abs(predicted - needed).mean()), rule
 
 
-def _line(loads: Floats, needed: npt.NDArray[np.int64]) -> tuple[float, float]:
-    """Slope and offset of the quantile regression of Koenker and Bassett (Econometrica 1978), as a linear
-    program. ceil(line) is enough from above needed - 1 on, which is what is fitted.
+def _covering_line(loads: Floats, needed: npt.NDArray[np.int64]) -> tuple[float, float]:
+    """Slope and offset of the line below which COVERED of the points lie: the quantile regression of Koenker
+    and Bassett (Econometrica 1978), as a linear program.
+
+    Workers are the line rounded up, so `needed` are enough where the line is above needed - 1; that is what
+    is fitted.
     """
     n = len(loads)
     weights = np.concatenate(([0.0, 0.0], np.full(n, COVERED), np.full(n, 1 - COVERED)))
     line = np.column_stack((loads, np.ones(n), np.eye(n), -np.eye(n)))
     bounds = [(0.0, None), (None, None), *[(0.0, None)] * (2 * n)]
-    found = linprog(weights, A_eq=line, b_eq=needed - 1.0, bounds=bounds, method="highs")
-    return float(found.x[0]), float(found.x[1]) + 1e-6
+    solution = linprog(weights, A_eq=line, b_eq=needed - 1.0, bounds=bounds, method="highs")
+    return float(solution.x[0]), float(solution.x[1]) + 1e-6  # Above needed - 1, not at it.
