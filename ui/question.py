@@ -71,7 +71,7 @@ SHOWN: dict[str, Any] = {
     "policies": {"queue": None, "longest_wait": None},
     "limits": {"power": None, "cost": None, "gpus": None},
     "robust": {"step_times": None, "traffic": None},
-    "safety": None,
+    "safety": {"kept_in": None, "growth": None},
 }
 """The keys of slo.yaml that have inputs."""
 SHOWN_DESCRIBED = {"task": None, "duration": None, "input": None, "output": None, "burstiness": {"cv": None}}

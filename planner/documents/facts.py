@@ -994,6 +994,7 @@ class ScenariosDrawn:
     have_spread: bool
     searched: int  # Scenarios that the search has seen.
     one_in: int = 1  # Scale of those simulations: they keep one request, and one worker, of so many.
+    prefix_drift_frac: float = 0.0  # Of the popularity of prefixes, so much has moved to others.
     cheaper: CheaperMiss | None = None  # None: nothing was looked at, as in a scale model.
 
 

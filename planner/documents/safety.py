@@ -17,11 +17,13 @@ MOST_GROWTH_FRAC = 10.0  # Eleven times the traffic.
 @dataclass(frozen=True, slots=True)
 class Safety:
     """The SLO must be kept in `kept_in_frac` of the scenarios. Each has other requests of the same kind,
-    `growth_frac` more of them, and step times that differ by their spread.
+    `growth_frac` more of them, step times that differ by their spread, and `prefix_drift_frac` of the
+    popularity of prefixes moved to others (search/oracle/prefix_drift.py).
     """
 
     kept_in_frac: float = KEPT_IN_FRAC
     growth_frac: float = 0.0
+    prefix_drift_frac: float = 0.0
 
     def most_missed(self, count: int) -> int:
         """The most of `count` scenarios in which a fleet may miss the SLO."""
@@ -38,11 +40,12 @@ def parse_safety(value: Any, where: str = "safety") -> Safety | None:
         raise InputError(
             f"{where}: expected none, or a mapping such as {{kept_in: 0.9, growth: 10 %}}, found {value!r}"
         )
-    section = Section.from_document(value, where, ("kept_in", "growth"))
+    section = Section.from_document(value, where, ("kept_in", "growth", "prefix_drift"))
     kept_in_frac = section.share("kept_in", KEPT_IN_FRAC, most=MOST_KEPT_FRAC)
     if kept_in_frac < LEAST_KEPT_FRAC:
         raise InputError(
             f"{where}: kept_in: expected {LEAST_KEPT_FRAC:g} to {MOST_KEPT_FRAC:g}, found {kept_in_frac:g}; "
             "`safety: none` plans for the traffic and the step times as they are written"
         )
-    return Safety(kept_in_frac, section.share("growth", 0.0, most=MOST_GROWTH_FRAC))
+    growth_frac = section.share("growth", 0.0, most=MOST_GROWTH_FRAC)
+    return Safety(kept_in_frac, growth_frac, section.share("prefix_drift", 0.0))

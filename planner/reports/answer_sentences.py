@@ -135,6 +135,8 @@ def _scenario_sentence(drawn: ScenariosDrawn) -> str:
         _TRAFFIC.get(drawn.traffic) or f"blocks of {show_s(drawn.block_s)} of the trace, each from nearby"
     )
     growth = f", {percent(drawn.growth_frac)} more of it" if drawn.growth_frac else ""
+    drift = drawn.prefix_drift_frac
+    moved = f", {percent(drift)} of the popularity of prefixes moved to others" if drift else ""
     steps = (
         "step times of prefills and of decodes by the spread that was measured"
         if drawn.have_spread
@@ -145,7 +147,7 @@ def _scenario_sentence(drawn: ScenariosDrawn) -> str:
         f", one request and one worker in {scale} of each; the test has them all" if scale > 1 else ""
     )
     return (
-        f"A scenario is traffic drawn anew ({traffic}){growth}, and {steps}. "
+        f"A scenario is traffic drawn anew ({traffic}){growth}{moved}, and {steps}. "
         f"The search saw {drawn.searched}{scale_text}."
     )
 

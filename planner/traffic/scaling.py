@@ -258,8 +258,13 @@ def _with_waits(
     copy = np.repeat(np.arange(len(rows)), [len(row) for row in rows])[order]
     if trace.task.size:  # Each copy has tasks of its own.
         merged_trace = replace(merged_trace, task=merged_trace.task + copy * (int(trace.task.max()) + 1))
-    if not trace.has_prefixes:
-        return merged_trace
+    return with_own_blocks(merged_trace, trace, copy) if trace.has_prefixes else merged_trace
+
+
+def with_own_blocks(merged_trace: Trace, trace: Trace, copy: IntArray) -> Trace:
+    """Copies of a trace, of which request i is in that of number `copy[i]`: blocks that only one session has
+    are another's in each copy, all others keep their ids.
+    """
     ids, which = np.unique(trace.prefix_ids, return_inverse=True)
     of = np.repeat(session_numbers(trace), np.diff(trace.prefix_offsets))
     low, high = np.full(len(ids), len(trace)), np.full(len(ids), -1)
@@ -267,7 +272,8 @@ def _with_waits(
     np.maximum.at(high, which, of)
     used = np.searchsorted(ids, merged_trace.prefix_ids)
     own = np.repeat(copy, np.diff(merged_trace.prefix_offsets)) * (low == high)[used]
-    return replace(merged_trace, prefix_ids=used + own * len(ids))
+    beyond = int(ids[-1]) + 1
+    return replace(merged_trace, prefix_ids=merged_trace.prefix_ids + own * beyond)
 
 
 def _may_be_busiest(

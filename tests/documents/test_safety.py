@@ -25,6 +25,7 @@ def test_production_is_the_default() -> None:
         ({}, Safety()),
         ({"kept_in": 0.95}, Safety(0.95)),
         ({"kept_in": "80 %", "growth": "10 %"}, Safety(0.8, 0.1)),
+        ({"prefix_drift": "30 %"}, Safety(0.9, 0.0, 0.3)),
     ],
 )
 def test_what_is_said_is_meant(said: Any, meant: Safety | None) -> None:
@@ -41,6 +42,7 @@ def test_what_is_said_is_meant(said: Any, meant: Safety | None) -> None:
         ({"growth": 10}, "growth.*write '10 %', found 10"),  # as kept_in: 90
         ({"kept_in": 90}, "kept_in.*write '90 %', found 90"),
         ({"keep_in": 0.9}, "keep_in"),
+        ({"prefix_drift": "130 %"}, "prefix_drift"),
         (0.9, "0.9"),
     ],
 )

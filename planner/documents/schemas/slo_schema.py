@@ -118,9 +118,16 @@ def question_keys(catalog: Catalog) -> dict[str, Schema]:
         "safety": doc(
             any_of(
                 {"const": "none"},
-                section({"kept_in": share(least=LEAST_KEPT_FRAC, most=MOST_KEPT_FRAC), "growth": share()}),
+                section(
+                    {
+                        "kept_in": share(least=LEAST_KEPT_FRAC, most=MOST_KEPT_FRAC),
+                        "growth": share(),
+                        "prefix_drift": share(),
+                    }
+                ),
             ),
-            "In what share of scenarios the SLO must be kept, with how much growth; or none.",
+            "In what share of scenarios the SLO must be kept, with how much growth, and how much of the "
+            "popularity of prefixes moves to others; or none.",
         ),
         "deploy": doc(
             section({"target": one_of((*ROUTERS_OF, task.EACH_TARGET))}, required=("target",)),

@@ -271,7 +271,7 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
         )
     blocks = block_uses(trace)
     tree = prefix_tree(blocks)
-    kept = _stable_nodes(trace, tree)
+    kept = stable_nodes(trace, tree)
     number = np.full(len(tree) + 1, 0)  # the last entry is what -1 refers to
     number[kept] = np.arange(1, len(kept) + 1)
     # the deepest kept node of every node; kept ones are closed under parents
@@ -313,7 +313,7 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
     )
 
 
-def _stable_nodes(trace: Trace, tree: PrefixTree) -> IntArray:
+def stable_nodes(trace: Trace, tree: PrefixTree) -> IntArray:
     """The most used nodes that occur in STABLE_PARTS of PARTS equal parts of the trace; parents first."""
     through_frac = (trace.arrival_s - trace.arrival_s[0]) / trace.duration_s
     part = np.minimum(through_frac * PARTS, PARTS - 1).astype(int)

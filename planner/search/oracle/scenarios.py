@@ -2,6 +2,7 @@
 
 A scenario is drawn as a whole: the traffic by a seed, the growth that was asked for, and how far the step
 times of the next cluster are from the predicted ones (planner/models/spread.py), prefills and decodes apart.
+With `prefix_drift` other prefixes are popular (prefix_drift.py).
 In one scenario that is one draw of each for all workers.
 
 Described traffic is drawn anew from its description. A trace is drawn anew by what `traffic: rate` draws
@@ -23,6 +24,7 @@ import numpy as np
 from planner.documents.facts import DrawnBy
 from planner.documents.task import PlanQuestion
 from planner.domain import Slo
+from planner.search.oracle.prefix_drift import drift_popularity
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.traffic.redraw import redraw_trace
 from planner.traffic.scaling import SAME_FRAC, rescale
@@ -119,6 +121,14 @@ class Scenarios:
 
     def drawn(self, number: int) -> Trace:
         """The requests of that scenario."""
+        assert self.task.safety is not None
+        trace, drift_frac = self._drawn(number), self.task.safety.prefix_drift_frac
+        if not drift_frac:
+            return trace
+        return drift_popularity(trace, drift_frac, np.random.default_rng([self.seed, self.kind, number, 2]))
+
+    def _drawn(self, number: int) -> Trace:
+        """The same requests before prefixes are popular otherwise."""
         assert self.task.safety is not None
         rng = np.random.default_rng([self.seed, self.kind, number])
         seed, growth = int(rng.integers(2**31)), 1.0 + self.task.safety.growth_frac

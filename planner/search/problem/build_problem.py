@@ -15,6 +15,7 @@ from planner.fleet import MAX_NUM_SEQS, Policies, WorkerType
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.oracle.prefix_drift import may_drift
 from planner.search.oracle.scenarios import scenarios_of
 from planner.search.oracle.traffic_request import TrafficRequest
 from planner.search.problem.options import Engines, Left, floor_s, judged, unreachable, worker_types
@@ -148,12 +149,22 @@ def _workers(
 
 
 def _prefix_hits(task: PlanQuestion, trace: Trace) -> PrefixHits | None:
+    is_drifting = task.safety is not None and task.safety.prefix_drift_frac > 0
     if not task.prefix_cache:
+        if is_drifting:
+            raise InputError(
+                "safety: prefix_drift: nothing depends on it without policies: {prefix_cache: true}"
+            )
         return None
     if not trace.has_prefixes:
         raise InputError(
             f"{trace.name}: has no block ids, which policies: prefix_cache needs; drop it from slo.yaml, or "
             "give a trace with hash_ids or prefix_ids, as Mooncake's"
+        )
+    if is_drifting and not may_drift(trace):
+        raise InputError(
+            f"safety: prefix_drift: {trace.name} has fewer than two prefixes that are used throughout, so no "
+            "popularity can move; drop it from slo.yaml"
         )
     return PrefixHits.of(trace)
 

@@ -672,6 +672,7 @@ def _scenarios_fact(problem: Problem, best: Counts, searched: Oracle) -> Scenari
         all(option.type.latency.spread is not None for option, _ in best),
         len(searched.scenarios),
         searched.downscale,
+        problem.task.safety.prefix_drift_frac,
     )
 
 

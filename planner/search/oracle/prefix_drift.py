@@ -1,0 +1,92 @@
+"""Traffic in which other prefixes are popular than before.
+
+A share of the requests, drawn at random, become requests over another stable prefix: those over one prefix
+all over the same other one, by a permutation of the prefixes drawn at random, so that hot ones may become
+cold and cold ones hot. Such a request is a copy of one that had that prefix, and arrives as the one whose
+place it takes. Sessions change as a whole.
+
+The prefixes are the stable ones that none other continues. Requests over shorter ones, and over none, stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from planner.search.oracle.prefix_placing import stable_nodes
+from planner.traffic.prefixes import block_uses, prefix_tree
+from planner.traffic.scaling import combine_parts, with_own_blocks
+from planner.traffic.sessions import session_numbers
+from planner.traffic.trace import IntArray, Trace
+
+
+def drift_popularity(trace: Trace, drift_frac: float, rng: np.random.Generator) -> Trace:
+    """The trace with this share of the popularity of its prefixes moved to others; the same trace where it
+    has fewer than two of them.
+    """
+    if not trace.duration_s > 0:
+        return trace
+    session = session_numbers(trace) if trace.after.size else np.arange(len(trace))
+    first = np.full(session.max() + 1, len(trace))
+    np.minimum.at(first, session, np.arange(len(trace)))
+    prefix = popular_prefixes(trace)[first]  # of each session
+    prefixes = np.unique(prefix[prefix >= 0])
+    if len(prefixes) < 2 or not drift_frac > 0:
+        return trace
+    order = rng.permutation(prefixes)
+    next_of = dict(zip(order.tolist(), np.roll(order, -1).tolist(), strict=True))
+    members = {p: np.flatnonzero(prefix == p) for p in prefixes.tolist()}
+    moved = np.flatnonzero((prefix >= 0) & (rng.random(len(prefix)) < drift_frac))
+    # The k-th copy of a session stands in part k; part 0 is what stays.
+    copies = np.zeros(len(prefix), np.int64)
+    parts: list[list[tuple[int, float]]] = []
+    for place in moved.tolist():
+        donor = int(rng.choice(members[next_of[int(prefix[place])]]))
+        if copies[donor] == len(parts):
+            parts.append([])
+        shift_s = float(trace.arrival_s[first[place]] - trace.arrival_s[first[donor]])
+        parts[copies[donor]].append((donor, shift_s))
+        copies[donor] += 1
+    stays = np.ones(len(prefix), bool)
+    stays[moved] = False
+    rows = [np.flatnonzero(stays[session])]
+    arrival_s = [trace.arrival_s[rows[0]]]
+    for part in parts:
+        shift_of = np.full(len(prefix), np.nan)
+        for donor, shift_s in part:
+            shift_of[donor] = shift_s
+        row = np.flatnonzero(~np.isnan(shift_of[session]))
+        rows.append(row)
+        arrival_s.append(trace.arrival_s[row] + shift_of[session[row]])
+    combined = combine_parts(trace, rows, arrival_s)
+    if not trace.after.size:
+        copy = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+        copy = copy[np.argsort(np.concatenate(arrival_s), kind="stable")]
+        combined = replace(
+            with_own_blocks(combined, trace, copy), copies_share_prefixes=trace.copies_share_prefixes
+        )
+    note = f"{100 * drift_frac:g} % of the popularity of {len(prefixes)} prefixes moved to others"
+    start_s = combined.arrival_s[0]
+    return replace(combined, arrival_s=combined.arrival_s - start_s, notes=(*trace.notes, note))
+
+
+def may_drift(trace: Trace) -> bool:
+    """Whether there are two prefixes that could change their popularity."""
+    prefix = popular_prefixes(trace)
+    return len(np.unique(prefix[prefix >= 0])) > 1
+
+
+def popular_prefixes(trace: Trace) -> IntArray:
+    """(n,): the stable prefix of each request that none other continues, by its node in the tree; -1 of the
+    others.
+    """
+    tree = prefix_tree(block_uses(trace))
+    stable = stable_nodes(trace, tree)
+    is_end = np.zeros(len(tree) + 1, bool)  # The last entry is what -1 refers to.
+    is_end[stable] = True
+    is_end[tree.parent[stable]] = False
+    at = tree.end.copy()
+    while len(on := np.flatnonzero((at >= 0) & ~is_end[at])):
+        at[on] = tree.parent[at[on]]
+    return at
