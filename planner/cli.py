@@ -220,8 +220,8 @@ def _say(error: PlannerError) -> int:
 
 
 GPUS_HELP = (
-    "GPUs to choose from: h100,l40s, or h100:16 for sixteen; any: all. Default: those sold singly, measured "
-    "with this LLM."
+    "GPUs to choose from: h100,l40s, or h100:16 for sixteen. Default: any, which is all those measured with "
+    "this LLM."
 )
 OBJECTIVE_HELP = "cost, power, gpus; throughput: how much do --gpus h100:16 carry?"
 
@@ -328,7 +328,7 @@ def _plan(wish: PlanOptions, options: Options) -> None:
                 f"--{next(iter(given))}: is in place of slo.yaml; say it in {slo}, or drop --slo"
             )
         flags = tuple(part for name, value in given.items() for part in (f"--{name}", value))
-        question_document = options.document(has_trace=wish.trace is not None, catalog=wish.catalog)
+        question_document = options.document(has_trace=wish.trace is not None)
         plan_one(replace(wish, question_options=question_document, flags=flags))
         return
     is_shared = slo is not None and wish.out is not None and has_several_llms(slo)

@@ -16,7 +16,6 @@ from planner.errors import InputError, PlannerError
 from planner.policies import CACHE_AWARE, ROUTING
 from planner.slo_metrics import METRICS
 
-ROOM_FRAC = 0.8  # Of a node's GPU memory for weights, at most: KV caches and activations need the rest.
 DRAWN_RPS = 5  # Of traffic that is drawn to be scaled to the rate which is sought.
 ANY = "any"  # All GPUs of the catalog.
 _LIMIT = re.compile(
@@ -60,8 +59,8 @@ class Options:
         }
         return {name: value for name, value in given_options.items() if value is not None}
 
-    def document(self, *, has_trace: bool, catalog: Path | None = None) -> dict[str, Any]:
-        """The same as slo.yaml, with names of `catalog`. Raises InputError for what is missing."""
+    def document(self, *, has_trace: bool) -> dict[str, Any]:
+        """The same as slo.yaml. Raises InputError for what is missing."""
         if self.llm is None:
             raise InputError("--llm: is missing; name an LLM (plan catalog llms), or give --slo FILE")
         limits = {name: value for name, value in self.limits.items() if value is not None}
@@ -92,6 +91,14 @@ class Options:
                 "--rate: is missing; say how many requests/s, or --agents (how many work at once), or give "
                 "--trace FILE"
             )
+        if not has_trace and self.task is None and self.agents is None:
+            for name, tokens in (("input", self.input), ("output", self.output)):
+                if tokens is None:
+                    raise InputError(
+                        f"--{name}: is missing; give the mean tokens of prompts and answers, such as --input "
+                        "1500 --output 300, or what requests are like, such as --task chat (plan catalog "
+                        "tasks), or --trace FILE"
+                    )
         traffic = {} if self.rate is None else {"rate": parse_plain(self.rate)}
         if is_rate_sought and not has_trace and self.rate is None and self.agents is None:
             traffic = {"rate": DRAWN_RPS}
@@ -102,7 +109,7 @@ class Options:
         document: dict[str, Any] = {"llm": self.llm, "slo": slo, "traffic": traffic}
         if self.objective is not None:
             document["objective"] = self.objective
-        if gpus := find_usual_gpus(self.llm, catalog) if self.gpus is None else parse_stock(self.gpus):
+        if gpus := [] if self.gpus is None else parse_stock(self.gpus):
             document["fleet"] = {"gpus": gpus}
         if self.agents is not None:
             # Agents send their whole history with every turn, so their engines cache prefixes.
@@ -142,19 +149,6 @@ def parse_stock(text: str) -> list[str] | dict[str, int]:
     if counts and len(counts) != len(names):
         raise InputError(f"--gpus {text!r}: give a number for every GPU, such as h100:16,l40s:8, or for none")
     return counts or names
-
-
-def find_usual_gpus(llm: str, catalog: Path | None) -> list[str]:
-    """The GPUs of a question that names none: those sold singly on which this LLM's kernels were measured.
-    Empty, which is any GPU, where none of them has room for its weights.
-    """
-    from planner.api.inputs import read_catalog
-
-    known = read_catalog(catalog)
-    served = known.llm(llm)
-    gpus = [gpu for gpu in known.gpus.values() if not gpu.is_sold_whole and known.has_fit(served, gpu)]
-    have_room = any(served.weight_bytes < ROOM_FRAC * gpu.memory_bytes * gpu.gpus_per_node for gpu in gpus)
-    return [gpu.name for gpu in gpus] if have_room else []
 
 
 def parse_safety(text: str) -> Any:

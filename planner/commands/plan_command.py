@@ -23,7 +23,7 @@ from planner.commands.command_output import (
     stopped_after,
 )
 from planner.commands.first_screen import print_first_screen, print_next, print_shared_screen
-from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.errors import InputError, PlannerError
 from planner.search.problem.stages import Stage
 from planner.units import counted
 
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 # What the plan's own simulation and its files take on one core: once, and per request.
 REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5
 UNFINISHED = ("best found", "not for production")  # A plan of this status ends with exit code 4.
+ALL_COMPARED = (
+    "compared all GPUs measured with this LLM, as none was named: --gpus h100,l40s takes those alone"
+)
 QUESTION_FILE = "slo.yaml"  # The question is written beside the answer if it came from options.
 
 
@@ -141,9 +144,6 @@ def _plan_one(wish: PlanOptions) -> None:
                 planned = answer_question(
                     question, study, explain=wish.explain, prove=wish.prove, watch=best.see
                 )
-        except InfeasibleError as error:
-            error.args = (f"{error}{_not_compared(wish)}",)
-            raise
         except BaseException as error:
             if (want := missing_resource(error)) is None:
                 raise
@@ -169,34 +169,12 @@ def _plan_one(wish: PlanOptions) -> None:
         if wish.verbose or wish.explain:
             _print_details(planned.plan, explain=wish.explain)
         if wish.question_options is not None and "--gpus" not in wish.flags:
-            stdout_console(soft_wrap=True).print(_usual_gpus_words(wish.question_options), markup=False)
+            stdout_console(soft_wrap=True).print(ALL_COMPARED, markup=False)
         if wish.out is not None:
             _print_written(wish.out, written)
         print_next(wish.out, verbose=wish.verbose)
     if planned.status in UNFINISHED:
         raise typer.Exit(4)
-
-
-def _not_compared(wish: PlanOptions) -> str:
-    """What an infeasible question adds where the command line names no GPUs and few were compared for it."""
-    usual = {} if wish.question_options is None else wish.question_options.get("fleet", {})
-    if not usual.get("gpus") or "--gpus" in wish.flags:
-        return ""
-    return (
-        f". Only {', '.join(usual['gpus'])} were compared, as no GPUs were named: --gpus any compares all, "
-        "whole nodes too"
-    )
-
-
-def _usual_gpus_words(question: Mapping[str, Any]) -> str:
-    """Which GPUs were compared where the command line names none."""
-    gpus = question.get("fleet", {}).get("gpus")
-    if not gpus:
-        return "compared all GPUs, as none was named: --gpus h100,l40s compares those alone"
-    return (
-        f"compared {', '.join(gpus)}, as no GPUs were named: they are sold singly and measured with this "
-        "LLM; --gpus any compares all, whole nodes too"
-    )
 
 
 def report_s(requests: int) -> float:

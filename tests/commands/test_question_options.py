@@ -6,17 +6,26 @@ import pytest
 from typer.testing import CliRunner
 
 from planner.cli import app
-from planner.commands.described_command import Options, find_usual_gpus, parse_stock
+from planner.commands.described_command import Options, parse_stock
 from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
 from planner.errors import InputError
 from planner.studies.what_if import change_question
 
 
-def test_gpus_without_names_are_sold_singly_and_measured() -> None:
-    """L40S and RTX PRO 6000 alone are both; DeepSeek-V3's 673 GB have no room on eight of either."""
-    assert find_usual_gpus("llama-3.1-8b", None) == ["l40s-48g", "rtx-pro-6000"]
-    assert find_usual_gpus("deepseek-ai/DeepSeek-V3", None) == []
+def options(**given: str) -> Options:
+    texts = dict.fromkeys(("llm", "rate", "input", "output", "task", "duration", "gpus", "safety"))
+    return Options(**{**texts, "llm": "llama-3.1-8b", "rate": "2", **given}, limits={"ttft-p95": "1s"})
+
+
+def test_gpus_without_names_are_those_of_slo_yaml() -> None:
+    """One question has one answer: whole nodes are compared on the command line as they are in a file."""
+    assert "fleet" not in options(task="chat").document(has_trace=False)
+
+
+def test_traffic_without_lengths_is_said_by_its_option() -> None:
+    with pytest.raises(InputError, match=r"--output: is missing.* --task chat"):
+        options(input="300").document(has_trace=False)
 
 
 @pytest.mark.parametrize("text", ["any:4", "any,h100", "h100:2,any:2"])
