@@ -5,10 +5,10 @@
 
 Ours is what `benchmarks/reality.py` replays. AIConfigurator's is what `aiconfigurator cli estimate` answers
 for an aggregated worker with the same GPUs, checkpoint and expert parallelism, on vLLM's newest tables, for
-the means of the run: prompt, what of it is cached, output, and requests in flight. Those of open loops are
-told it (rate times the E2E that was measured), because it takes no rate of arrival. LLMs that are not in its
-list are given as a config.json of their shapes; experts that it cannot slice are whole. A run that it
-refuses counts for neither, and is named.
+the means of the run: prompt, what of it is cached, output, drafts, and requests in flight. Those of open
+loops are told it (rate times the E2E that was measured), because it takes no rate of arrival. LLMs that are
+not in its list are given as a config.json of their shapes; experts that it cannot slice are whole. A run
+that it refuses counts for neither, and is named.
 """
 
 from __future__ import annotations
@@ -160,6 +160,8 @@ def aiconfigurator(root: Path) -> Estimate:
             batch_size=max(round(load.requests / load.ranks), 1),
             tp_size=run.tp,
             attention_dp_size=load.ranks,
+            nextn=load.drafts,
+            nextn_accepted=load.drafts * load.accepted if load.drafts else None,
             **MODES.get(checkpoint, {}),
         )
         workers = run.tp * load.ranks

@@ -105,6 +105,8 @@ UNSTATED_RANKS = (
     "TP 2), so they did not share the requests"
 )
 UNSTATED_VERSIONS = {"meta-llama/Llama-3.1-70B": "0.10.2"}  # InferenceX's, with asynchronous scheduling
+# Between 0.18 and 0.19: its runs are of the day on which those of 0.19 begin.
+NIGHTLIES = {"nightly-5b8c30d62b754b57": "0.18.2"}
 ROUNDS = 4  # requests per seat of a closed loop, of which the first and the last do not count
 PROMPTS_HELD = "its prompts were not all computed: that takes more than 60 % of the GPUs' peak FLOP/s"
 KV_UNSTATED = "its steps read more than the GPUs' memory can: KV in another format than by default"
@@ -112,6 +114,12 @@ MOST_FLOPS_FRAC = 0.6  # of the peak over all the time; no other campaign asks f
 SAME_AGAIN = "the same measurement is in the file already"
 # InferenceX's nightlies of vLLM of February 2026 lie between 0.15 and 0.16; its file names no GPU.
 INFERENCEX_ENGINE, INFERENCEX_GPU = "vLLM 0.16.0", "h200-141g"
+# Drafts and how many of them are accepted. serve_glm5_sbatch.sh of InferenceX starts vLLM with MTP and one
+# draft token; the README beside the data has the share.
+DRAFTS = {"zai-org/GLM-5-FP8": (1, 0.8)}
+# bmk_glm5_sbatch.sh beside it sends all runs of one length to one server, with more and more clients and the
+# prompts of one seed: vLLM's prefix cache knows those that the run before has sent.
+ONE_SERVER = ("zai-org/GLM-5-FP8",)
 CLIENT_ROUNDS = 10  # requests per client where a load generator reports on all of them
 
 
@@ -121,7 +129,7 @@ class Load:
 
     `requests`: in flight at once; of an open loop by Little's law, from the rate and the E2E that was
     measured. `cached_tokens` of `input_tokens` are in the prefix cache. `experts_whole`: expert parallelism.
-    `ranks` of data parallelism share the requests.
+    `ranks` of data parallelism share the requests. Of `drafts` per step so many are `accepted`.
     """
 
     input_tokens: float
@@ -131,6 +139,8 @@ class Load:
     weights: str = ""
     experts_whole: bool = False
     ranks: int = 1
+    drafts: int = 0
+    accepted: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -246,6 +256,9 @@ def _told_apart(run: Run) -> Document:
     """What else is known of the engine of a run."""
     if run.source == "llmservingsim":
         return {"front_end": "0 s"}  # times are of the engine's own clock
+    if run.load is not None and run.load.drafts:
+        drafts, accepted = run.load.drafts, run.load.accepted
+        return {"speculative": {"method": "mtp", "tokens": drafts, "acceptance": accepted}}
     if run.engine == f"vLLM {UNSTATED_VERSIONS.get(run.llm)}":
         return {"async_scheduling": True}
     return {}
@@ -702,7 +715,8 @@ def _point_run(point: Mapping[str, str], campaign: str) -> Run:
         GPUS.get(point["system"], point["system"]),
         point["gemm_quant_mode"] or "16 bit",
     )
-    version = point["backend_version"] or UNSTATED_VERSIONS.get(llm, "of an unstated version")
+    stated = point["backend_version"]
+    version = NIGHTLIES.get(stated, stated) or UNSTATED_VERSIONS.get(llm, "of an unstated version")
     name = f"{campaign}, {llm}, {gpu}, {weights}"
     return Run(
         "silicon-sample", name, point["id"], llm, gpu, int(float(point["tp_size"] or 1)), f"vLLM {version}"
@@ -727,12 +741,15 @@ def inferencex(path: Path, engines: Engines) -> Found:
     """Median and 99th percentile of TTFT, time per token and E2E, and tokens per second.
 
     The clients of a file send prompts of one length. A run is saturated where a request waits longer for its
-    first token than for all others, which is known of the measurement alone.
+    first token than for all others, which is known of the measurement alone. Where one server saw runs of
+    more and more clients (ONE_SERVER), a run begins with the prompts of the one before.
     """
-    for line in path.read_text().splitlines():
-        point = json.loads(line)
+    points = [json.loads(line) for line in path.read_text().splitlines()]
+    for point in points:
         match = re.search(r"_tp(\d+)_", point["file"])
+        weights = "fp8" if "FP8" in point["model_id"] else ""
         clients, n = int(point["max_concurrency"]), int(point["num_prompts"])
+        drafts, accepted = DRAFTS.get(point["model_id"], (0, 0.0))
         inputs, outputs = (round(point[f"total_{key}_tokens"] / n) for key in ("input", "output"))
         run = Run(
             "inferencex",
@@ -743,15 +760,17 @@ def inferencex(path: Path, engines: Engines) -> Found:
             int(match[1]) if match else 1,
             INFERENCEX_ENGINE,
             "saturated" if point["median_ttft"] > point["median_e2el"] / 2 else "",
-            Load(inputs, outputs, clients, weights="fp8" if "FP8" in point["model_id"] else ""),
+            Load(inputs, outputs, clients, weights=weights, drafts=drafts, accepted=accepted),
         )
         try:
-            fleet = engines.fleet(run, {}, weights=run.load.weights if run.load else "")
+            fleet = engines.fleet(run, {}, weights=weights, cache=point["model_id"] in ONE_SERVER)
         except PlannerError as error:
             yield refused(run, error)
             continue
-        trace = Trace(run.campaign, np.zeros(n), np.full(n, inputs), np.full(n, outputs))
-        simulation = simulate(fleet, trace, closed_loop=clients)
+        earlier = _requests_before(point, points) if point["model_id"] in ONE_SERVER else 0
+        if earlier * (inputs + outputs) > fleet.pools[0].type.kv_tokens:
+            earlier = 0  # The least recently used are the next to come: none of them is left.
+        simulation = simulate(fleet, _one_seed(earlier, n, inputs, outputs), closed_loop=clients)
         for quantity, key, values in (
             ("ttft", "ttft", simulation.ttft_s),
             ("tpot", "tpot", simulation.tpot_s),
@@ -759,10 +778,35 @@ def inferencex(path: Path, engines: Engines) -> Found:
         ):
             for name, prefix in (("p50", "median"), ("p99", "p99")):
                 measured = float(point[f"{prefix}_{key}"])
-                yield Row(run, engines.basis(fleet), quantity, name, statistic(values, name), measured)
-        tokens_per_s = n * outputs / float((simulation.arrival_s + simulation.e2e_s).max())
+                predicted = statistic(values[earlier:], name)
+                yield Row(run, engines.basis(fleet), quantity, name, predicted, measured)
+        ends_s = (simulation.arrival_s + simulation.e2e_s)[earlier:]
+        tokens_per_s = n * outputs / float(ends_s.max() - simulation.arrival_s[earlier:].min())
         measured = float(point["output_throughput"])
         yield Row(run, engines.basis(fleet), "throughput", "mean", tokens_per_s, measured)
+
+
+def _requests_before(point: Document, points: Sequence[Document]) -> int:
+    """Requests of the run with the next fewer clients among those of as long prompts; 0 if there is none."""
+    each_tokens = point["total_input_tokens"] / point["num_prompts"]
+    alike = [each for each in points if each["total_input_tokens"] / each["num_prompts"] == each_tokens]
+    fewer = [each for each in alike if each["max_concurrency"] < point["max_concurrency"]]
+    return int(max(fewer, key=lambda each: each["max_concurrency"])["num_prompts"]) if fewer else 0
+
+
+def _one_seed(earlier: int, n: int, inputs: int, outputs: int) -> Trace:
+    """`n` requests after `earlier` ones, both with the first prompts of one row of prompts."""
+    prompts = np.concatenate((np.arange(earlier), np.arange(n)))
+    blocks = inputs // BLOCK_TOKENS
+    return Trace(
+        "closed loop",
+        np.zeros(earlier + n),
+        np.full(earlier + n, inputs),
+        np.full(earlier + n, outputs),
+        prefix_offsets=np.arange(earlier + n + 1) * blocks,
+        prefix_ids=(prompts[:, None] * 1_000_000 + np.arange(blocks)).ravel(),
+        prefix_block_tokens=BLOCK_TOKENS,
+    )
 
 
 def unread(folder: Path) -> Iterator[LeftOut]:

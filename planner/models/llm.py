@@ -150,7 +150,14 @@ class LatentAttention:
 
     @property
     def flops_per_pair(self) -> float:
+        """Of a query and a key: of an index where it chooses the keys, whole on every GPU of a TP group."""
+        if self.index_tokens:
+            return 2.0 * self.index_heads * self.index_dim
         return 2.0 * self.heads * (self.nope_dim + self.rope_dim + self.value_dim)
+
+    def chosen_flops(self, heads: float) -> float:
+        """FLOPs of a token's attention to the latent vectors that its index chose."""
+        return 2.0 * heads * (2 * self.kv_rank + self.rope_dim) * self.index_tokens
 
 
 @dataclass(frozen=True, slots=True)

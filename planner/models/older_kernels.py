@@ -1,4 +1,4 @@
-"""What older versions of vLLM add to the kernels of the tables, which are of version 0.24.
+"""What vLLM adds to the kernels of the tables, which are of version 0.24: older versions, and launches.
 
 Up to 0.18 a layer of experts in fp8 by blocks took longer by the same time at every batch, on H100, H200 and
 B200 alike: launches and quantisation that later versions fuse. So it is seconds per layer, and no factor.
@@ -17,6 +17,13 @@ longer than the kernels of short prompts do:
 k is 1.45 ms from 0.16 to 0.18: MiniMax-M2.5 alone says 1.6 and Kimi-K2.5 in nvfp4 alone 1.45, both of 0.17.
 Before it is 0.65 ms: Llama-3.1-70B on 0.10 alone says 0.8 to 1.0, and with more than 0.65 ML.ENERGY's ITLs
 on 0.11 would be too long. Chosen by whether TTFTs lie inside the spread: 92 to 98 %, before 43 to 82 %.
+
+Sparse latent attention (DeepSeek-V3.2, GLM-5) is launched outside graphs on every version and GPU:
+
+    t >= f(512) + s layers    in steps of more than 512 tokens, layers those with an index
+
+s is 1.5 ms: AIConfigurator's tables of prompts without graphs have 1.4 to 2.1 on Hopper and Blackwell however
+short the prompt, and 2.3 to 4.3 behind a Grace CPU. None of it was fitted to runs.
 """
 
 from __future__ import annotations
@@ -27,7 +34,7 @@ from planner.domain import Gpu
 from planner.models.engine import Engine
 from planner.models.latency import DECODE_STEP_TOKENS, StepLatency
 from planner.models.llm import Llm
-from planner.models.roofline import experts_layers
+from planner.models.roofline import experts_layers, index_layers
 
 BLOCK_FORMAT = "fp8-block"
 # The first version that no longer takes so long, and what versions before it take per layer.
@@ -35,12 +42,15 @@ UNTIL_VERSION = (((0, 14), 150e-6), ((0, 18), 45e-6), ((0, 19), 15e-6))
 # Seconds per layer that steps beyond the captured graphs took there before a version.
 BLACKWELL = ("b200-180g", "b300-288g", "gb200-186g", "gb300-279g")
 LAUNCHES_UNTIL_VERSION = (((0, 16), 0.65e-3), ((0, 19), 1.45e-3))
+# From here on experts in fp8 by blocks no longer have them: a nightly after 0.18 (April 2026) has none
+# for MiniMax-M2.5 in fp8 on B300, and all of them for the same LLM in nvfp4 on B200.
+BLOCK_LAUNCHES_UNTIL = (0, 18, 2)
+SPARSE_LAUNCHES_S = 1.5e-3
 
 
 def longer_layer_s(llm: Llm, engine: Engine | None) -> float:
     """Seconds that a layer of experts takes longer on the version of this engine than in the tables."""
-    formats = {weights for part, weights, *_ in llm.parts() if part == "experts"}
-    if BLOCK_FORMAT not in formats or (version := _vllm_version(engine)) is None:
+    if not _has_block_experts(llm) or (version := _vllm_version(engine)) is None:
         return 0.0
     return next((layer_s for first, layer_s in UNTIL_VERSION if version < first), 0.0)
 
@@ -51,7 +61,18 @@ def least_large_step_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
     """
     if gpu.base not in BLACKWELL or (version := _vllm_version(engine)) is None:
         return 0.0
+    if _has_block_experts(llm) and version >= BLOCK_LAUNCHES_UNTIL:
+        return 0.0
     return llm.layers * next((least_s for first, least_s in LAUNCHES_UNTIL_VERSION if version < first), 0.0)
+
+
+def _has_block_experts(llm: Llm) -> bool:
+    return BLOCK_FORMAT in {weights for part, weights, *_ in llm.parts() if part == "experts"}
+
+
+def sparse_launches_s(llm: Llm, engine: Engine | None) -> float:
+    """Seconds that vLLM takes to launch the sparse attention of a step larger than the captured graphs."""
+    return 0.0 if _vllm_version(engine) is None else index_layers(llm) * SPARSE_LAUNCHES_S
 
 
 def on_version(latency: StepLatency, llm: Llm, gpu: Gpu, engine: Engine | None) -> StepLatency:
@@ -65,7 +86,10 @@ def on_version(latency: StepLatency, llm: Llm, gpu: Gpu, engine: Engine | None) 
             f"as on vLLM {engine.version}"
         )
         latency = replace(latency, f_s=tuple(f_s + added_s for f_s in latency.f_s), basis=basis)
-    if least_s := least_large_step_s(llm, gpu, engine):
+    least_s = least_large_step_s(llm, gpu, engine)
+    if launches_s := sparse_launches_s(llm, engine):
+        least_s = max(least_s, float(latency.step_s(DECODE_STEP_TOKENS)) - latency.h_s + launches_s)
+    if least_s:
         basis = (
             f"{latency.basis}; at least {1e3 * least_s:.0f} ms in steps of more than "
             f"{DECODE_STEP_TOKENS:.0f} tokens, as on vLLM {engine.version}"

@@ -6,7 +6,9 @@ Per GPU of a TP group, with p = efficiency.overlap, summed over the layers:
            + activations of N tokens / bandwidth            norms, residual stream, gate and up
            + two all-reduces of N tokens per layer          planner/models/parallelism.py
            + a fixed time per layer                         kernels start one after another
-    a    = 4 heads head_dim layers FLOPs per query-key pair / FLOP rate of attention
+    a    = 4 heads head_dim layers FLOPs per query-key pair / FLOP rate of attention; of sparse latent
+           attention (DeepSeek-V3.2, GLM-5) those of its index, which every GPU has whole, and every token
+           attends to as many as the index may choose, in a kernel of SPARSE_HEADS heads at least
     d    = KV bytes of a token / bandwidth
     m    = what a KV token takes longer in a step that also has prefills: planner/models/parallelism.py
     b, e = the output projection of one row
@@ -48,6 +50,13 @@ from planner.models.memory import touched_experts
 from planner.models.parallelism import ACTIVATION_BYTES, mixed_kv_s, tp_s
 from planner.models.roofline_calibration import Efficiency, calibration_of, flops_rate
 
+# Heads that vLLM's kernel of sparse latent attention computes on a GPU with fewer: FlashMLA on Hopper; on
+# Blackwell 128. AIConfigurator's tables say so too: GLM-5's 8 heads of TP 8 take what 64 of TP 1 do.
+SPARSE_HEADS, SPARSE_HEADS_BLACKWELL = 64, 128
+# Seconds that an index adds to a layer, its kernels one after another: in AIConfigurator's tables the decode
+# of one sequence takes longer than the rest of this roofline by 0.10 to 0.13 ms a layer on Blackwell, and by
+# 0.18 on H200.
+INDEX_LAYER_S = 0.12e-3
 KNOTS_TOKENS = tuple(float(2**i) for i in range(16))  # 1 ... 32768
 
 
@@ -146,6 +155,15 @@ def experts_layers(llm: Llm) -> int:
     )
 
 
+def index_layers(llm: Llm) -> int:
+    """Layers of latent attention with an index of their own."""
+    return sum(
+        group.count
+        for group in llm.layer_groups
+        if isinstance(group.attention, LatentAttention) and group.attention.index_heads > 0
+    )
+
+
 def _activation_bytes(llm: Llm, tp: int, tokens: Array, efficiency: Efficiency) -> Array:
     """Bytes of the activations of N tokens over all GPUs of a TP group.
 
@@ -176,7 +194,9 @@ class _Attention:
 
 
 def _attention_times(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _Attention:
-    """The attention times, with full windows and an index that chooses all tokens: upper bounds."""
+    """The attention times, with full windows, and an index that chooses as many tokens as it may for prompts
+    and all for decodes: upper bounds.
+    """
     flops_per_s = tp * gpu.dense_flops_per_s * efficiency.attention_frac
     bytes_per_s = tp * gpu.bandwidth_bytes_per_s * efficiency.kv_bandwidth_frac
     pair_flops = kv_bytes = sequence_bytes = token_flops = 0.0
@@ -200,6 +220,11 @@ def _attention_times(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _At
                     group.count * llm.kv_layer_bytes(attention) * max(1.0, tp / attention.kv_shares)
                 )
                 layers_flops = group.count * attention.flops_per_pair
+                if isinstance(attention, LatentAttention) and attention.index_tokens:
+                    least_heads = SPARSE_HEADS_BLACKWELL if gpu.fp4_flops_per_s else SPARSE_HEADS
+                    heads = max(attention.heads / tp, least_heads)
+                    token_flops += group.count * attention.chosen_flops(heads) * tp
+                    layers_flops *= tp
                 if attention.window_tokens is None:
                     pair_flops += layers_flops
                     kv_bytes += layers_bytes
@@ -242,6 +267,7 @@ def _dense_s(llm: Llm, gpu: Gpu, tp: int, tokens: Array, efficiency: Efficiency)
     return (
         _read_and_multiply_s(gpu, tp, dense_bytes + head_bytes, every_token, tokens, fracs)
         + llm.layers * efficiency.layer_s
+        + index_layers(llm) * INDEX_LAYER_S
     )
 
 

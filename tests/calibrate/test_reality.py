@@ -384,6 +384,19 @@ def test_a_file_of_inferencex_is_a_closed_loop(
     assert {row.run.regime for row in rows_of(reality.inferencex(waiting, engines)).values()} == {"saturated"}
 
 
+def test_a_run_finds_the_prompts_that_the_run_before_sent(tmp_path: Path) -> None:
+    """8 prompts after the first 4 of them, sent by 2 clients: 4 of 8 are in the cache of one server."""
+    path = inferencex(tmp_path, total_input_tokens=1024)
+    fewer = {"max_concurrency": 2, "num_prompts": 4, "total_input_tokens": 512, "total_output_tokens": 44}
+    point = json.loads(path.read_text())
+    points = [point | fewer, point]
+    assert reality._requests_before(points[1], points) == 4
+    assert reality._requests_before(points[0], points) == 0
+    trace = reality._one_seed(4, 8, 128, 11)
+    assert len(trace) == 12 and trace.prefix_ids is not None
+    assert (trace.prefix_ids[: 4 * 8] == trace.prefix_ids[4 * 8 : 8 * 8]).all()
+
+
 # --- bounds and the page
 
 

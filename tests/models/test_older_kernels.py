@@ -11,7 +11,7 @@ import pytest
 from planner.documents.catalog import read_catalog
 from planner.documents.fleet_file import fleet_of
 from planner.models.engine import Engine
-from planner.models.older_kernels import least_large_step_s, longer_layer_s, on_version
+from planner.models.older_kernels import least_large_step_s, longer_layer_s, on_version, sparse_launches_s
 
 CATALOG = read_catalog()
 LLAMA = CATALOG.llm("llama-3.1-70b")
@@ -82,6 +82,24 @@ def test_launches_of_large_steps_take_time_on_blackwell_before_0_19(
 ) -> None:
     """80 layers of Llama-3.1-70B at 0.65 and 1.45 ms, whatever the number of GPUs."""
     assert least_large_step_s(LLAMA, CATALOG.gpu(gpu), vllm(version)) == pytest.approx(least_s)
+
+
+@pytest.mark.parametrize(("version", "least_s"), [("0.18.1", 62 * 1.45e-3), ("0.18.2", 0.0)])
+def test_experts_in_block_fp8_lost_their_launches_earlier(version: str, least_s: float) -> None:
+    gpu = CATALOG.gpu("b200-180g")
+    assert least_large_step_s(MINIMAX, gpu, vllm(version)) == pytest.approx(least_s)
+
+
+def test_sparse_attention_of_large_steps_is_launched_outside_graphs_on_every_version() -> None:
+    """78 layers of GLM-5 at 1.5 ms are 117 ms, on top of a step of 512 tokens."""
+    llm, gpu = CATALOG.llm("zai-org/GLM-5-FP8"), CATALOG.gpu("h200-141g")
+    kernels = CATALOG.step_latency(llm, gpu, 8)
+    served = on_version(kernels, llm, gpu, vllm("0.33.0"))
+    assert sparse_launches_s(llm, vllm("0.33.0")) == pytest.approx(0.117)
+    assert served.step_s(1024) == pytest.approx(kernels.step_s(512) + 0.117)
+    assert served.step_s(8192) == pytest.approx(kernels.step_s(8192))
+    assert served.step_s(512) == pytest.approx(kernels.step_s(512))
+    assert sparse_launches_s(llm, None) == sparse_launches_s(MINIMAX, vllm("0.33.0")) == 0.0
 
 
 def test_steps_beyond_the_captured_graphs_take_at_least_their_launches() -> None:

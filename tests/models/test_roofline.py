@@ -5,9 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from planner.documents.catalog import read_catalog
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.models.llm import FeedForward, GroupedAttention, LayerGroup, Llm
+from planner.models.llm import FeedForward, GroupedAttention, LatentAttention, LayerGroup, Llm
 from planner.models.roofline import roofline, transfer_fit
 from planner.models.roofline_calibration import Efficiency, calibration_of
 
@@ -40,6 +41,24 @@ def test_two_gpus_halve_the_work_and_pay_the_ring() -> None:
     assert latency.d_s == roofline(LLM, GPU, 1, efficiency=PEAK).d_s
     late = roofline(LLM, GPU, 2, efficiency=dataclasses.replace(PEAK, all_reduce_s=3.0, layer_s=0.5))
     assert late.step_s(1) - latency.step_s(1) == pytest.approx(2 * 3.0 + 0.5)
+
+
+def test_sparse_latent_attention_computes_64_heads_and_its_index_on_every_gpu() -> None:
+    """GLM-5 on 8 Hopper GPUs: a token attends to 2048 latent vectors with 64 heads a GPU, though each has 8,
+    2 (512 + 64 + 512) FLOPs a pair; 2 x 32 x 128 of the index for every pair. Both on every GPU.
+    """
+    llm = read_catalog().llm("zai-org/GLM-5-FP8")
+    attention = llm.layer_groups[0].attention
+    assert isinstance(attention, LatentAttention)
+    dense = dataclasses.replace(attention, index_tokens=0)
+    groups = tuple(dataclasses.replace(group, attention=dense) for group in llm.layer_groups)
+    sparse, whole = (
+        roofline(each, H100, 8, efficiency=PEAK) for each in (llm, dataclasses.replace(llm, groups=groups))
+    )
+    chosen_s = 78 * 64 * 2048 * 2 * (2 * 512 + 64) / 989e12
+    assert sparse.step_s(4096) - whole.step_s(4096) == pytest.approx(4096 * chosen_s)
+    assert sparse.a_s == pytest.approx(78 * 2 * 32 * 128 / 989e12)
+    assert whole.a_s == pytest.approx(78 * 2 * 64 * (192 + 64 + 256) / 8 / 989e12)
 
 
 def test_overlap_takes_the_longer_of_reading_and_computing() -> None:
