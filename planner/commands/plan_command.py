@@ -307,6 +307,7 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
     from planner.documents.facts import PinsPlaced, UncheckedLeftOut
     from planner.reports import answer_sentences, words
     from planner.reports.fact_sentences import alternative_note, router_text, sentence, sentences
+    from planner.reports.prefix_values import keep_alive_text
     from planner.reports.words import describe, excluded_text, level0_proof, unpriced_text
 
     console = stdout_console(soft_wrap=True)
@@ -354,6 +355,8 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
             f"{planned} planned, once warm, {possible} possible from cold",
             markup=False,
         )
+        if pool.keep_alive is not None:
+            console.print(keep_alive_text(pool.keep_alive), markup=False)
     for each in certificate.binding:
         if isinstance(each, PinsPlaced):
             console.print(sentence(each), markup=False)

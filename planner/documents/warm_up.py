@@ -3,7 +3,8 @@
     [{"worker": "mixed-0", "prompt": [101, 7, ...]}, {"worker": "mixed-1", "prompt": "You are ..."}]
 
 A plan's warm-up.json names blocks of the trace. A trace has no words, so users who know what the blocks
-stand for add a `prompt` (token ids, or text) to each row.
+stand for add a `prompt` (token ids, or text) to each row. With `keep_alive_s` a prompt that no request began
+with for so long is asked for again, so that it stays in the cache.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from planner.files.checked_files import open_input
 from planner.files.jsontext import parse_json
 from planner.fleet import Fleet
 
+LEAST_KEEP_S = 0.1  # What is asked for more often would be most of a worker's work.
+
 
 @dataclass(frozen=True, slots=True)
 class WarmPrompt:
-    """A prompt that `worker` computes first: the worker's number, counted over all running pools."""
+    """A prompt that `worker` computes first: the worker's number, counted over all running pools. It is asked
+    for again `keep_alive_s` after its last use.
+    """
 
     worker: int
     prompt: tuple[int, ...] | str
+    keep_alive_s: float | None = None
 
 
 def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
@@ -50,5 +56,10 @@ def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
                 f"{path}: row {number}: has no prompt; add the text or the token ids of its blocks, as "
                 "requests will send them"
             )
-        prompts.append(WarmPrompt(names.index(row["worker"]), tuple(prompt) if is_ids else prompt))
+        every_s = row.get("keep_alive_s")
+        if every_s is not None and (type(every_s) not in (int, float) or not LEAST_KEEP_S <= every_s < 1e9):
+            raise InputError(
+                f"{path}: row {number}: keep_alive_s is {every_s!r}, must be seconds, >= {LEAST_KEEP_S:g}"
+            )
+        prompts.append(WarmPrompt(names.index(row["worker"]), tuple(prompt) if is_ids else prompt, every_s))
     return tuple(prompts)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable
 from typing import Any
 
-from planner.search.oracle.prefix_placing import PoolPrefixes, PrefixPlan, WarmUp
+from planner.search.oracle.prefix_placing import KeepAlive, PoolPrefixes, PrefixPlan, WarmUp
+from planner.units import show_s
 
 Document = dict[str, Any]
 
@@ -56,7 +58,22 @@ def plan_document(values: PrefixPlan, prompts: Iterable[WarmUp]) -> Document:
 
 def pool_document(values: PoolPrefixes) -> Document:
     """The document of a pool's plan, with the simulated hits beside the expected ones."""
-    return plan_document(values.plan, values.warm_up) | simulated(values)
+    keep = values.keep_alive
+    kept = {} if keep is None else {"keep_alive": dataclasses.asdict(keep) | {"every_s": list(keep.every_s)}}
+    return plan_document(values.plan, values.warm_up) | simulated(values) | kept
+
+
+def keep_alive_text(keep: KeepAlive) -> str:
+    """What keeps pinned prefixes in engines that know no pins, and what it costs."""
+    every_s = [seconds for seconds in keep.every_s if seconds is not None]
+    if not every_s:
+        return "vLLM keeps no pins; here none of these prefixes would leave its cache"
+    low, high = show_s(min(every_s)), show_s(max(every_s))
+    after = low if low == high else f"{low} to {high}"
+    return (
+        f"vLLM keeps no pins: the router asks again for a prefix that nobody asked for in {after}, "
+        f"{keep.per_h:,.0f} times an hour, at most {100 * keep.busy_frac:.2f} % of a worker's time"
+    )
 
 
 def simulated(values: PoolPrefixes) -> Document:
@@ -70,7 +87,13 @@ def simulated(values: PoolPrefixes) -> Document:
 def warm_up_json(prompts: Iterable[WarmUp]) -> str:
     """warm-up.json: per worker the prompts to prefill once, as block ids and a request that begins so."""
     rows = [
-        {"worker": one.worker, "tokens": one.tokens, "request": one.request, "block_ids": list(one.block_ids)}
+        {
+            "worker": one.worker,
+            "tokens": one.tokens,
+            "request": one.request,
+            "block_ids": list(one.block_ids),
+            **({} if one.keep_alive_s is None else {"keep_alive_s": round(one.keep_alive_s, 3)}),
+        }
         for one in prompts
     ]
     return json.dumps(rows, indent=1) + "\n"

@@ -8,6 +8,7 @@ from html import escape
 from planner.reports import answer_sentences, figures, rows, screen, screen_page, words
 from planner.reports.fact_sentences import percent, sentence, sentences
 from planner.reports.page import bullets, chart, charts, later_section, page, section, table
+from planner.reports.prefix_values import keep_alive_text
 from planner.search.evidence.plan import Plan
 from planner.units import counted
 
@@ -115,7 +116,13 @@ def _running_section(plan: Plan) -> str:
 
 def _prefixes_section(plan: Plan) -> str:
     prefix_table = table(*rows.prefix_rows(plan), caption="Prefixes kept by each pool", numeric=range(1, 7))
-    return f"{prefix_table}<p class=note>Each prefix with its workers is in plan.yaml, under prefixes.</p>"
+    kept = "".join(
+        f" {escape(pool.plan.pool.name)}: {escape(keep_alive_text(pool.keep_alive))}."
+        for pool in plan.prefixes
+        if pool.keep_alive is not None
+    )
+    note = f"Each prefix with its workers is in plan.yaml, under prefixes.{kept}"
+    return f"{prefix_table}<p class=note>{note}</p>"
 
 
 def _why_not_cheaper(plan: Plan) -> str:

@@ -121,6 +121,16 @@ class RouterSettings:
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
 
+@dataclass(slots=True)
+class _KeptPrompt:
+    """A prompt that a worker keeps: its blocks, the name of the last one, and when it was last used."""
+
+    asked: WarmPrompt
+    blocks: int
+    name: int
+    used_s: float
+
+
 class LiveRouter:
     """Forwards requests for the fleet's LLM to `backends`, which are the fleet's workers in its order.
 
@@ -161,6 +171,8 @@ class LiveRouter:
         # The identity with which each worker was warmed up; None: never.
         self.warm: list[str | None] = [None] * len(self.backends)
         self.warming = asyncio.Lock()
+        self.kept: list[list[_KeptPrompt]] = [[] for _ in self.backends]
+        self.keep_alives = 0  # Prompts that were asked for again.
         # The identity with which each worker was last seen up.
         self.up: list[str | None] = [None] * len(self.backends)
         self.attempts: list[dict[asyncio.Timeout, Reply]] = [{} for _ in self.backends]
@@ -191,12 +203,15 @@ class LiveRouter:
             self.app.cleanup_ctx.append(self._keep_warm)
 
     async def _keep_warm(self, _: web.Application) -> AsyncIterator[None]:
-        """While the router runs, warm up each worker that has come up."""
+        """While the router runs, warm up each worker that has come up, and keep prompts in the caches."""
+        every_s = [each.keep_alive_s for each in self.warm_prompts if each.keep_alive_s is not None]
+        look_every_s = min([WARM_EVERY_S, *(seconds / 4 for seconds in every_s)])
 
         async def work() -> None:
             while True:
                 await self.warm_up()
-                await asyncio.sleep(WARM_EVERY_S)
+                await asyncio.gather(*map(self._keep_alive, range(len(self.backends))))
+                await asyncio.sleep(look_every_s)
 
         task = asyncio.ensure_future(work())
         yield
@@ -210,13 +225,34 @@ class LiveRouter:
                 identity = backend.identity
                 if not backend.is_up or self.warm[w] == identity:
                     continue
-                prompts = [each.prompt for each in self.warm_prompts if each.worker == w]
-                if all([await self._is_computed(backend, prompt) for prompt in prompts]):
+                prompts = [each for each in self.warm_prompts if each.worker == w]
+                if all([await self._is_computed(backend, each.prompt) for each in prompts]):
                     self._see_who_is_up(_now_s())
-                    self.warm[w] = identity
-                    for prompt in prompts:
-                        names = blocks_of(list(prompt) if isinstance(prompt, tuple) else prompt)
+                    self.warm[w], self.kept[w] = identity, []
+                    for each in prompts:
+                        prompt = list(each.prompt) if isinstance(each.prompt, tuple) else each.prompt
+                        names = blocks_of(prompt)
                         self.live.pin_prompt(w, names)
+                        if each.keep_alive_s is not None and names:
+                            self.kept[w].append(_KeptPrompt(each, len(names), names[-1], _now_s()))
+
+    async def _keep_alive(self, w: int) -> None:
+        """Ask a worker for each of its prompts that no request has begun with for too long."""
+        backend = self.backends[w]
+        for each in self.kept[w]:
+            if not backend.is_up or self.warm[w] != backend.identity:
+                return
+            every_s, now_s = each.asked.keep_alive_s, _now_s()
+            if every_s is not None and now_s - each.used_s >= every_s:
+                each.used_s = now_s
+                self.keep_alives += 1
+                await self._is_computed(backend, each.asked.prompt)
+
+    def _note_use(self, w: int, names: Sequence[int]) -> None:
+        """A request of these blocks goes to worker `w`."""
+        for each in self.kept[w]:
+            if len(names) >= each.blocks and names[each.blocks - 1] == each.name:
+                each.used_s = _now_s()
 
     async def _is_computed(self, worker: Backend, prompt: tuple[int, ...] | str) -> bool:
         """Send a prompt to a worker; whether it was computed. A failure is logged, and `_keep_warm` tries
@@ -374,6 +410,7 @@ class LiveRouter:
     async def _serve(self, answer: Reply, failed: set[int]) -> None:
         async with self._first_in_line(answer):
             w = await self._choose(self.live.send_to_worker, answer, failed)
+        self._note_use(w, answer.routed_request.blocks)
         raw = self._body_with_priority(answer)
         limit_s = self.settings.first_byte_s if answer.routed_request.is_stream else self.settings.whole_s
         is_mixed = self.live.roles[w] == "mixed"

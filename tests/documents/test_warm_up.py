@@ -22,9 +22,9 @@ WORKER = f"{FLEET.pools[0].name}-0"
 
 def test_prompts_are_token_ids_or_text(tmp_path: Path) -> None:
     path = tmp_path / "warm-up.json"
-    rows = [{"worker": WORKER, "prompt": [5, 6]}, {"worker": WORKER, "prompt": "You are"}]
+    rows = [{"worker": WORKER, "prompt": [5, 6]}, {"worker": WORKER, "prompt": "You are", "keep_alive_s": 3}]
     path.write_text(json.dumps(rows))
-    assert read_warm_up(path, FLEET) == (WarmPrompt(0, (5, 6)), WarmPrompt(0, "You are"))
+    assert read_warm_up(path, FLEET) == (WarmPrompt(0, (5, 6)), WarmPrompt(0, "You are", 3))
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,7 @@ def test_prompts_are_token_ids_or_text(tmp_path: Path) -> None:
         ("{}", "expected a list of"),
         ('[{"worker": "gone-3", "prompt": [1]}]', "row 0: worker is 'gone-3', the plan has"),
         (json.dumps([{"worker": WORKER, "block_ids": [1]}]), "row 0: has no prompt; add the text"),
+        (json.dumps([{"worker": WORKER, "prompt": [1], "keep_alive_s": 0}]), "row 0: keep_alive_s is 0"),
     ],
 )
 def test_other_rows_are_refused_in_one_line(text: str, said: str, tmp_path: Path) -> None:

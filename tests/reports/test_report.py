@@ -471,7 +471,9 @@ def test_prefixes_are_counted_with_their_copies() -> None:
         hit_frac=0.8,
         prefill_saved_frac=0.7,
     )
-    pool: Any = SimpleNamespace(plan=planned, simulated_hit_frac=0.79, possible_hit_frac=0.85)
+    pool: Any = SimpleNamespace(
+        plan=planned, simulated_hit_frac=0.79, possible_hit_frac=0.85, keep_alive=None
+    )
     plan = replace(a_plan(), prefixes=(pool,))
     assert rows.prefix_rows(plan)[1] == [("pre", "2", "3", "80.0 %", "79.0 %", "85.0 %", "70.0 %")]
     assert "What prompts share" in report.render_report(plan)

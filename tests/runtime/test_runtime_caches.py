@@ -129,6 +129,28 @@ def test_workers_are_warmed_up_and_what_they_keep_draws_its_requests() -> None:
     assert (queried, hit) == (30 * 340 + 6 * 320, 30 * 320)
 
 
+def test_a_prompt_that_nobody_asks_for_is_asked_for_again() -> None:
+    """Of two documents on one worker one is asked for every 50 ms, the other never: only that one is asked
+    for by the router, 0.3 s after its last use, once or twice in 0.75 s."""
+    documents = [tuple(range(1000 * k, 1000 * k + 320)) for k in range(2)]
+    warm = [WarmPrompt(0, document, 0.3) for document in documents]
+
+    async def run() -> tuple[int, tuple[int, int]]:
+        policies = Policies(routing="pinned-prefix", prefix_cache=True)
+        async with engines(["mixed"]) as backends, routed(backends, policies, None, warm) as (router, url):
+            await router.warm_up()
+            for _ in range(15):
+                assert (await post(url, {"model": MODEL, "prompt": [*documents[0]], "max_tokens": 1}))[
+                    0
+                ] == 200
+                await asyncio.sleep(0.05)
+            return router.keep_alives, await counters(backends)
+
+    again, (queried, _) = asyncio.run(run())
+    assert 1 <= again <= 3
+    assert queried == (2 + 15 + again) * 320
+
+
 def test_a_refused_prompt_counts_as_cached_nowhere() -> None:
     """An engine answers 400: its client sees that, and nobody takes the prompt for computed."""
 

@@ -27,7 +27,9 @@ from planner.search.mixed.best_fleet import FleetSearch, best_of
 from planner.search.mixed.bounds import checked_bound, lower_bound, shadow_prices
 from planner.search.mixed.infeasible import with_relaxation
 from planner.search.mixed.policy_search import search_policies
-from planner.search.oracle.prefix_placing import pool_prefixes
+from planner.search.oracle.fleet_oracle import Oracle
+from planner.search.oracle.keep_alive import with_keep_alive
+from planner.search.oracle.prefix_placing import PoolPrefixes, pool_prefixes
 from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.search.oracle.traffic_request import TrafficRequest
 from planner.search.oracle.work_clock import now_s, time_limit, wall_deadline_s
@@ -322,19 +324,27 @@ def certify_plan(
         ),
         throughput=throughput,
         placement=placement,
-        prefixes=pool_prefixes(
-            fleet,
-            simulation,
-            problem.trace,
-            time_limit_s=min(left_s, MOST_PREFIXES_S),
-            rng=np.random.default_rng(seed),
-            pinned=None if oracle.pinning is None else oracle.pinning.expected(fleet.pools),
-        )
-        if left_s > 0
-        else (),
+        prefixes=_pool_prefixes(oracle, fleet, simulation, seed, left_s),
         on_paper=oracle.fleet(best.best),
         trial=production.trial if production is not None and production.is_tested else None,
     )
+
+
+def _pool_prefixes(
+    oracle: Oracle, fleet: Fleet, simulation: Simulation, seed: int, left_s: float
+) -> tuple[PoolPrefixes, ...]:
+    """The prefixes of each pool, in the time that is left; pinned ones with what keeps them in the caches."""
+    if left_s <= 0:
+        return ()
+    prefixes = pool_prefixes(
+        fleet,
+        simulation,
+        oracle.trace,
+        time_limit_s=min(left_s, MOST_PREFIXES_S),
+        rng=np.random.default_rng(seed),
+        pinned=None if oracle.pinning is None else oracle.pinning.expected(fleet.pools),
+    )
+    return prefixes if oracle.pinning is None else with_keep_alive(prefixes, fleet, simulation, oracle.trace)
 
 
 def _all_alternatives(

@@ -107,6 +107,20 @@ class WarmUp:
     tokens: int
     request: int
     block_ids: tuple[int, ...]
+    keep_alive_s: float | None = None  # Asked for again so long after its last use; None: it stays.
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """Requests that keep pinned prefixes of a pool in the caches of its engines (keep_alive.py).
+
+    On worker r of the pool a prefix is asked for `every_s[r]` after its last use; None: nothing leaves there.
+    In all `per_h` such requests take at most `busy_frac` of one worker's time.
+    """
+
+    every_s: tuple[float | None, ...]
+    per_h: float
+    busy_frac: float
 
 
 def prefill_pool(fleet: Fleet, name: str | None = None) -> Pool:
@@ -135,6 +149,7 @@ class PoolPrefixes:
     possible_hit_frac: float
     simulated_hit_frac: float
     simulated_load: tuple[float, ...]
+    keep_alive: KeepAlive | None = None  # Where prefixes are pinned.
 
 
 def pool_prefixes(

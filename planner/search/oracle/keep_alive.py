@@ -1,0 +1,110 @@
+"""How often pinned prefixes must be asked for so that an engine without pins keeps them, and what that costs.
+
+vLLM knows no pin: the blocks that were used longest ago leave its cache first. A prefix stays if it is used
+before so many other tokens come to its worker as there is room for beside what is pinned there. The shortest
+time in which so many came is read off the plan's simulation; a prefix that nobody asked for in half of that
+time is asked for by a request of the router, for one token. All but the prefix's last block hits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from planner.domain import KV_BLOCK_TOKENS
+from planner.fleet import Fleet, Pool
+from planner.search.oracle.prefix_placing import KeepAlive, Leaf, PoolPrefixes, leaves_of
+from planner.simulator.simulation import Simulation
+from planner.traffic.trace import FloatArray, IntArray, Trace
+
+SAFE_FRAC = 0.5  # Of the shortest time in which a prefix would leave; traffic may be denser than the trace.
+LEAST_S = 1.0  # The router looks for prefixes that were not used no more often.
+
+
+def with_keep_alive(
+    prefixes: Sequence[PoolPrefixes], fleet: Fleet, simulation: Simulation, trace: Trace
+) -> tuple[PoolPrefixes, ...]:
+    """The pools' pinned prefixes with how often each must be asked for."""
+    first, begin = 0, {}
+    for pool in fleet.pools:
+        begin[pool.name], first = first, first + pool.count
+    answers = []
+    for each in prefixes:
+        plan = each.plan
+        keep = find_keep_alive(
+            trace,
+            simulation,
+            plan.pool,
+            begin[plan.pool.name],
+            plan.replication.session_tokens.tolist(),
+            leaves_of(trace, plan),
+        )
+        every_s = {f"{plan.pool.name}-{r}": seconds for r, seconds in enumerate(keep.every_s)}
+        prompts = tuple(replace(prompt, keep_alive_s=every_s[prompt.worker]) for prompt in each.warm_up)
+        answers.append(replace(each, warm_up=prompts, keep_alive=keep))
+    return tuple(answers)
+
+
+def find_keep_alive(
+    trace: Trace,
+    simulation: Simulation,
+    pool: Pool,
+    first: int,
+    room_tokens: Sequence[float],
+    leaves: Sequence[Sequence[Leaf]],
+) -> KeepAlive:
+    """For a pool whose workers are numbered from `first` on in the simulation. Worker r has `room_tokens[r]`
+    beside its pinned prefixes, which are `leaves[r]` and what they begin with.
+    """
+    assert simulation.cached_tokens is not None
+    outputs = trace.output_tokens if pool.role == "mixed" else np.ones(len(trace), np.int64)
+    new_tokens = trace.input_tokens - simulation.cached_tokens + outputs
+    new_tokens = -(-new_tokens // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS
+    span_s = (float(trace.arrival_s[0]), float(trace.arrival_s[-1]))
+    all_every_s: list[float | None] = []
+    number, busiest_s = 0, 0.0
+    for r, own_leaves in enumerate(leaves):
+        own = np.flatnonzero(simulation.prefill_worker == first + r)
+        turnover_s = shortest_s(trace.arrival_s[own], new_tokens[own], room_tokens[r])
+        if not own_leaves or math.isinf(turnover_s):
+            all_every_s.append(None)
+            continue
+        every_s, busy_s = max(SAFE_FRAC * turnover_s, LEAST_S), 0.0
+        all_every_s.append(every_s)
+        for leaf, used_s in zip(own_leaves, _uses_s(trace, own, own_leaves), strict=True):
+            gaps_s = np.diff([span_s[0], *used_s, span_s[1]])
+            posts = int(np.floor(gaps_s / every_s).sum())
+            tokens = min(KV_BLOCK_TOKENS, leaf.tokens)
+            step_s = pool.type.latency.step_s(float(tokens), float(tokens * leaf.tokens), 0.0, 0.0)
+            number, busy_s = number + posts, busy_s + posts * float(step_s)
+        busiest_s = max(busiest_s, busy_s)
+    return KeepAlive(tuple(all_every_s), 3600 * number / trace.duration_s, busiest_s / trace.duration_s)
+
+
+def shortest_s(arrival_s: FloatArray, tokens: IntArray, room_tokens: float) -> float:
+    """The shortest time from one request to another in which requests of `room_tokens` arrive, both included;
+    infinite where all have fewer.
+    """
+    upto = np.cumsum(tokens)
+    begin = np.searchsorted(upto - tokens, upto - room_tokens, side="right") - 1
+    enough = np.flatnonzero(begin >= 0)
+    return float((arrival_s[enough] - arrival_s[begin[enough]]).min()) if len(enough) else math.inf
+
+
+def _uses_s(trace: Trace, own: IntArray, leaves: Sequence[Leaf]) -> list[list[float]]:
+    """When each of these prefixes is asked for by these requests."""
+    numbers = {leaf.block_ids: k for k, leaf in enumerate(leaves)}
+    lengths = sorted({len(ids) for ids in numbers})
+    used_s: list[list[float]] = [[] for _ in leaves]
+    for i in own.tolist():
+        begin, end = trace.prefix_offsets[i : i + 2].tolist()
+        for length in lengths:
+            if begin + length > end:
+                break
+            k = numbers.get(tuple(trace.prefix_ids[begin : begin + length].tolist()))
+            if k is not None:
+                used_s[k].append(float(trace.arrival_s[i]))
+    return used_s
