@@ -368,6 +368,20 @@ class GivesWay:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesFilled:
+    """Several LLMs were planned without these GPUs, as nodes are paid whole: `usd_per_h` is the bill, and
+    `with_loss_usd_per_h` that with a loss (None: no such fleet is known). `was_` is the same where every GPU
+    may be used and the least price by the GPU decides.
+    """
+
+    without: tuple[str, ...]
+    usd_per_h: float
+    with_loss_usd_per_h: float | None
+    was_usd_per_h: float
+    was_with_loss_usd_per_h: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ProductionShared:
     """How the production fleets of several LLMs were chosen.
 
@@ -1284,6 +1298,7 @@ Binding = (
     | WorkerMore
     | Repeats
     | GivesWay
+    | NodesFilled
     | MoreSaves
     | MoreSavesNothing
     | WorstHour

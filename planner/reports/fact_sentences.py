@@ -526,6 +526,21 @@ def _(fact: facts.GivesWay) -> str:
 
 
 @sentence.register
+def _(fact: facts.NodesFilled) -> str:
+    now: float | None = fact.usd_per_h
+    was: float | None = fact.was_usd_per_h
+    is_of_plan = fact.usd_per_h < fact.was_usd_per_h * (1 - 1e-6)
+    if not is_of_plan:
+        now, was = fact.with_loss_usd_per_h, fact.was_with_loss_usd_per_h
+    instead = "" if was is None else f" instead of {was:.2f}"
+    cost = "" if now is None else f": {now:.2f}{instead} USD/h{'' if is_of_plan else ' with a loss'}"
+    return (
+        f"planned without {', '.join(fact.without)}, as whole nodes are paid{cost}; not every choice of GPUs "
+        "was tried"
+    )
+
+
+@sentence.register
 def _(fact: facts.ProductionShared) -> str:
     if fact.is_each:
         return "every LLM has the fleet for production that it would have alone"

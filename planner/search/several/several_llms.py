@@ -5,8 +5,9 @@
     plans       Each LLM is searched within what the others leave, for its plan and certificate.
     prices      For each limit the least increase that saves something, and what it saves.
     production  Fleets keep each SLO in enough scenarios (shared_production.py), where safety is required.
+    bill        All of it again on fewer kinds of GPUs, where GPUs of whole nodes idle (shared_bill.py).
 
-All but the last are on paper (shared_paper.py).
+All but the last two are on paper (shared_paper.py).
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from planner.search.mixed.best_fleet import best_of
 from planner.search.mixed.bounds import checked_bound
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.stopping import USUAL_LIMIT_S
-from planner.search.oracle.work_clock import time_limit
+from planner.search.oracle.work_clock import is_over, time_limit
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid, paid_at_least
 from planner.search.problem.plan_problem import Progress, on_all_draws, report_nothing
 from planner.search.several.joint_limits import limits_beside
+from planner.search.several.shared_bill import plan_by_bill
 from planner.search.several.shared_paper import (
     Searched,
     SharedPaper,
@@ -66,7 +68,11 @@ def plan_together(
     bound.
     """
     with time_limit(time_limit_s) as deadline:
-        return _plan_together(question, catalog, seed, deadline, progress, around=around)
+
+        def plan_by_gpu(question: SeveralLlmsQuestion) -> SharedPlan:
+            return _plan_together(question, catalog, seed, deadline, progress, around=around)
+
+        return plan_by_bill(plan_by_gpu, question, lambda: is_over(deadline), progress)
 
 
 def _plan_together(

@@ -1,0 +1,193 @@
+"""Several LLMs by what is paid. They share nodes, so their search counts GPUs in use; but nodes are paid
+whole, and a GPU that is cheapest by itself may leave seven beside it idle.
+
+    plan     by the GPU, on all of the stock
+    again    where paid GPUs idle: without each kind of GPU that is used, and with those kinds alone
+    take     the least bill, then the least bill with a loss; from there on again, as long as it falls
+
+Not every choice of kinds is tried, so a smaller bill may exist. `limits: {cost}` is of the bill.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from planner.documents.facts import Binding, Finding, NodesFilled, OthersLeave, ProductionShared, Remainder
+from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
+from planner.documents.task import PlanQuestion
+from planner.domain import COST, OWNED, FleetLimit, market_of
+from planner.errors import Change, InfeasibleError
+from planner.search.problem.plan_problem import Progress
+from planner.search.several.shared_paper import gives_way_facts
+from planner.search.several.shared_plan import LimitUse, SharedPlan
+
+# Plans beyond the first: two rounds of three kinds of GPU. Each takes as long as the first.
+MOST_PLANS = 6
+# A smaller relative saving is rounding.
+CHEAPER_FRAC = 1e-6
+_RANK = {"best found": 1, "not for production": 2}
+
+PlanTogether = Callable[[SeveralLlmsQuestion], SharedPlan]
+
+
+def plan_by_bill(
+    plan: PlanTogether, question: SeveralLlmsQuestion, out_of_time: Callable[[], bool], progress: Progress
+) -> SharedPlan:
+    """The least bill found for all LLMs, within `limits: {cost}`. `plan` answers a question by the GPU.
+
+    Raises InfeasibleError as `plan` does; where the limit on cost is too small, with the bill that was found
+    without it.
+    """
+    task = question.parts[0].task
+    if task.objective != "cost" or len(question.parts) < 2:
+        return plan(question)
+    limit = task.cost_limit_usd_per_h
+    if limit is None:
+        return _fill_nodes(plan, question, out_of_time, progress)
+    error = None
+    try:
+        shared = _fill_nodes(plan, question, out_of_time, progress)
+        if shared.bill.usd_per_h <= limit * (1 + CHEAPER_FRAC):
+            return shared
+    except InfeasibleError as failed:
+        if COST.name not in failed.constraints:
+            raise
+        error = failed
+    progress("the least bill without the limit on cost")
+    free = _fill_nodes(plan, _with_tasks(question, _lift_cost), out_of_time, progress)
+    bill = free.bill.usd_per_h
+    if bill <= limit * (1 + CHEAPER_FRAC):
+        used = LimitUse(COST, limit, bill)
+        return replace(free, limits=(*free.limits, used))
+    change = Change(COST.name, limit, math.ceil(bill * 100 - 1e-6) / 100, COST.unit)
+    raise InfeasibleError(
+        f"capacity: no fleets of all LLMs were found for {limit:g} USD/h, as nodes are paid whole where GPUs "
+        f"are sold so. Raise {change}; or, where you rent GPUs singly, say fleet: {{sold_as: {{GPU: gpu}}}}",
+        kind="capacity",
+        constraint=COST.name,
+        ways=[[change]],
+        is_proved=error is not None and error.is_proved,
+    )
+
+
+def _fill_nodes(
+    plan: PlanTogether, question: SeveralLlmsQuestion, out_of_time: Callable[[], bool], progress: Progress
+) -> SharedPlan:
+    """The least bill found over the kinds of GPUs, whatever the limit on cost."""
+    first = best = plan(question)
+    stocked = {_kind(gpu) for gpu in question.parts[0].task.stock}
+    left_out: frozenset[str] = frozenset()
+    tried, has_improved = {left_out}, True
+    while has_improved and best.bill.idle_gpus:
+        has_improved = False
+        used = _kinds_used(best)
+        choices = [*(left_out | {kind} for kind in used), frozenset(stocked - set(used))]
+        for without in choices:
+            if without in tried or not stocked - without:
+                continue
+            if len(tried) > MOST_PLANS or out_of_time():
+                break
+            tried.add(without)
+            progress(f"{best.bill.idle_gpus} paid GPUs idle: all LLMs without {', '.join(sorted(without))}")
+            try:
+                shared = plan(_with_tasks(question, lambda task, names=without: _without(task, names)))  # type: ignore[misc]
+            except InfeasibleError:
+                continue
+            if _is_less(shared, best):
+                best, left_out, has_improved = shared, without, True
+    return best if best is first else _beside_first(best, first, question.parts, left_out)
+
+
+def _is_less(shared: SharedPlan, best: SharedPlan) -> bool:
+    """Whether this plan is not worse in kind, and cheaper, first by its bill and then by that with a loss."""
+    if _RANK.get(shared.status, 0) > _RANK.get(best.status, 0):
+        return False
+    for one, other in zip(_bills(shared), _bills(best), strict=True):
+        if abs(one - other) > CHEAPER_FRAC * other:
+            return one < other
+    return False
+
+
+def _bills(shared: SharedPlan) -> tuple[float, float]:
+    """What is paid for the plan [USD/h], and with a loss: 0 where no plan has that answer."""
+    losses = [
+        math.inf if total.paid_usd_per_h is None else total.paid_usd_per_h
+        for total in shared.answers
+        if total.name == "with-a-loss"
+    ]
+    return shared.bill.usd_per_h, losses[0] if losses else 0.0
+
+
+def _known(bill: float) -> float | None:
+    return bill if 0.0 < bill < math.inf else None
+
+
+def _beside_first(
+    best: SharedPlan, first: SharedPlan, parts: Iterable[LlmQuestion], left_out: frozenset[str]
+) -> SharedPlan:
+    """The plan with what is known of all of the stock: bounds, fleets alone, and that kinds were left out."""
+    parts = list(parts)
+    (paid, loss), (was_paid, was_loss) = _bills(best), _bills(first)
+    filled = NodesFilled(tuple(sorted(left_out)), paid, _known(loss), was_paid, _known(was_loss))
+    names = [part.name for part in parts]
+    gives = gives_way_facts(
+        parts, [first.alone[name] for name in names], [best.plans[name].value for name in names], best.unit
+    )
+    nothing_left = OthersLeave(tuple(Remainder(FleetLimit("stock", kind), 0.0) for kind in sorted(left_out)))
+    plans = {}
+    for name, one in best.plans.items():
+        assumptions = (nothing_left, *one.certificate.assumptions)
+        plans[name] = replace(one, certificate=replace(one.certificate, assumptions=assumptions))
+    how: tuple[Binding, ...] = tuple(
+        fact
+        for fact in best.in_production or best.binding
+        if not isinstance(fact, Finding) and not (isinstance(fact, ProductionShared) and fact.is_each)
+    )
+    facts: tuple[Binding, ...] = (filled, *how, *(fact for fact in gives if fact not in how))
+    binding = tuple(fact for fact in best.binding if not isinstance(fact, Finding))
+    is_as_cheap = best.value_on_paper <= first.value_on_paper * (1 + CHEAPER_FRAC)
+    return replace(
+        best,
+        plans=plans,
+        alone=first.alone,
+        bound=first.bound,
+        level0_bound=min(first.level0_bound, best.level0_bound),
+        is_exact=first.is_exact and best.is_exact and is_as_cheap,
+        binding=binding if best.in_production else facts,
+        in_production=facts if best.in_production else (),
+        simulations=first.simulations + best.simulations,
+    )
+
+
+def _kinds_used(shared: SharedPlan) -> list[str]:
+    """The GPUs that are rented, in the order of their names."""
+    gpus = {pool.type.gpu.name for pool in shared.workers.running_pools}
+    return sorted({_kind(gpu) for gpu in gpus if market_of(gpu) != OWNED})
+
+
+def _kind(gpu: str) -> str:
+    """The GPU of a row, whatever its power cap and its market."""
+    return gpu.partition("@")[0]
+
+
+def _with_tasks(
+    question: SeveralLlmsQuestion, change: Callable[[PlanQuestion], PlanQuestion]
+) -> SeveralLlmsQuestion:
+    """The same question with the task of each LLM changed."""
+    return replace(question, parts=tuple(replace(part, task=change(part.task)) for part in question.parts))
+
+
+def _without(task: PlanQuestion, kinds: frozenset[str]) -> PlanQuestion:
+    """The task without what may be rented of these GPUs; owned ones stay."""
+    stock = {
+        gpu: task.owned[gpu] if _kind(gpu) in kinds else count
+        for gpu, count in task.stock.items()
+        if _kind(gpu) not in kinds or gpu in task.owned
+    }
+    return replace(task, stock=stock)
+
+
+def _lift_cost(task: PlanQuestion) -> PlanQuestion:
+    return replace(task, cost_limit_usd_per_h=None)

@@ -1,0 +1,58 @@
+"""Several LLMs where GPUs are sold by whole nodes: the bill decides, and `limits: {cost}` is of the bill."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from plans import CATALOG
+from questions import LLM, traffic
+
+from planner.documents.facts import NodesFilled
+from planner.documents.several_llms_question import LlmQuestion, SeveralLlmsQuestion
+from planner.documents.task import parse_task
+from planner.errors import InfeasibleError
+from planner.reports.fact_sentences import sentence
+from planner.search.several.several_llms import plan_together
+
+SLOS: tuple[dict[str, Any], ...] = (
+    {"ttft": {"p90": "1 s"}, "tbt": {"p99": "80 ms"}},
+    {"ttft": {"p90": "2 s"}, "tpot": {"p90": "60 ms"}},
+)
+
+
+def question(**shared: Any) -> SeveralLlmsQuestion:
+    """By the GPU the first LLM is cheapest on four A100, the second on H100."""
+    parts = []
+    for k, rate in enumerate((2.0, 6.0)):
+        document = {
+            "safety": "none",
+            "llm": LLM,
+            "slo": SLOS[k],
+            "traffic": {"rate": rate},
+            "fleet": {"gpus": {"a100-80g": 16, "h100-80g": 16}, "max_num_batched_tokens": 2048},
+            "engine": "none",
+        }
+        trace = traffic(k, requests=80, rate_rps=5.0)
+        parts.append(LlmQuestion(f"llm-{k}", parse_task(document | shared, CATALOG), trace))
+    return SeveralLlmsQuestion(tuple(parts), (), ())
+
+
+def test_llms_share_one_node_where_two_kinds_of_gpus_would_take_two() -> None:
+    """A node of A100 is 8 x 1.89, one of H100 8 x 2.99 USD/h: both are 39.04, the one of H100 is 23.92."""
+    shared = plan_together(question(), CATALOG)
+    assert shared.bill.usd_per_h == pytest.approx(23.92)
+    assert {pool.type.gpu.name for pool in shared.workers.pools} == {"h100-80g"}
+    fact = shared.binding[0]
+    assert isinstance(fact, NodesFilled) and fact.was_usd_per_h == pytest.approx(39.04)
+    assert "planned without a100-80g" in sentence(fact) and "23.92 instead of 39.04 USD/h" in sentence(fact)
+    assert shared.bound <= shared.level0_bound <= shared.value and not shared.is_exact
+
+
+def test_a_limit_on_cost_is_of_the_bill() -> None:
+    """By the GPU both LLMs fit into 20 USD/h, but the least that is paid for them is a node of H100."""
+    within = plan_together(question(limits={"cost": "24 usd/h"}), CATALOG)
+    assert within.bill.usd_per_h == pytest.approx(23.92)
+    with pytest.raises(InfeasibleError, match=r"Raise cost from 20 to 23\.92 USD/h") as refused:
+        plan_together(question(limits={"cost": "20 usd/h"}), CATALOG)
+    assert refused.value.constraint == "cost" and not refused.value.is_proved
