@@ -18,7 +18,8 @@ Where the tables cannot be meant as they stand:
                   single entries of the tables take twice that.
   experts         tables have draws of power laws, one draw a size, and one in which no two tokens share an
                   expert before all are taken. Measured engines (Mixtral, Qwen3, MiniMax) lie at what
-                  independent even choices touch, E (1 - (1 - k/E)^N): read from the latter table.
+                  independent even choices touch, E (1 - (1 - k/E)^N): read from the latter table. But
+                  gpt-oss-120b lies at the power laws (`planner/importers/silicon_experts.py`).
   mixed steps     attention of prefills and of decodes was measured apart. Where the GPU's row says that one
                   launch serves both, the decodes take what `mixed_kv_s` says, if that is longer.
   unlike layers   LLMs with `groups` are summed in `planner/importers/silicon_config.py`, as AIConfigurator
@@ -352,7 +353,7 @@ def _compiled(llm: Llm, system: str, tp: int, ep: bool | None, dp: int) -> tuple
     if llm.experts == 1:
         return engine, lambda tokens: 0.0
     shared_by = expert_split(llm.ffn, llm.weights, tp * dp, whole=ep)
-    return engine, operation_ms(engine, _experts_operation(llm, shared_by), system)
+    return engine, operation_ms(engine, _experts_operation(llm, shared_by), system, llm)
 
 
 def _experts_operation(llm: Llm, split: Mapping[str, int]) -> dict[str, Any]:

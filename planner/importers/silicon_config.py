@@ -131,7 +131,7 @@ class ConfigKernels:
                 experts = [{"Moe": each["Moe"] | split} for each in experts]
             self._engine = _engine(spec)
             self._dispatch_ms = dispatch_ms(self._engine, llm, tp * dp) if dp > 1 else None
-            self._experts_ms = [operation_ms(self._engine, each, system) for each in experts]
+            self._experts_ms = [operation_ms(self._engine, each, system, llm) for each in experts]
             self._launches_ms = self._waited_ms()
             self._once_ms = self._modules_ms(1, 1)
             self._sparse = SparsePrompts(self._measured_ms, self._once_ms) if self._is_sparse else None

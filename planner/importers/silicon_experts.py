@@ -19,6 +19,9 @@ from planner.models.roofline import experts_layers
 Milliseconds = Callable[[int], float]  # Milliseconds of N tokens.
 # Systems whose tables were measured with one routing alone: experts drawn by a power law, not evenly.
 ONE_ROUTING = ("a100_sxm",)
+# LLMs whose tokens do not choose experts evenly: gpt-oss-120b touches as few as the tables' power law has, on
+# real text (ML.ENERGY, H100) and random tokens (InferenceX, H200) alike. Of gpt-oss-20b nothing is measured.
+UNEVEN = ("openai/gpt-oss-120b",)
 # Steps of more tokens are taken for prompts: engines decode at most some hundred sequences at once.
 MOST_DECODES = 512
 
@@ -34,7 +37,7 @@ def expert_split(width: int, weights: str, tp: int, *, whole: bool | None = None
     return {"moe_tp_size": 1, "moe_ep_size": tp} if whole else {"moe_tp_size": tp, "moe_ep_size": 1}
 
 
-def operation_ms(engine: Any, operation: dict[str, Any], system: str) -> Milliseconds:
+def operation_ms(engine: Any, operation: dict[str, Any], system: str, llm: Llm) -> Milliseconds:
     """Milliseconds of one kind of experts, which `operation` describes in AIConfigurator's words."""
     kind = operation["Moe"]
     draws = kind["workload_distribution"]
@@ -44,7 +47,8 @@ def operation_ms(engine: Any, operation: dict[str, Any], system: str) -> Millise
     )
     if system in ONE_ROUTING:
         return drawn_ms
-    return partial(experts_ms, kind["topk"] / kind["num_experts"], even_ms, drawn_ms)
+    share = kind["topk"] / kind["num_experts"]
+    return partial(experts_ms, share, even_ms, drawn_ms, is_even=llm.name not in UNEVEN)
 
 
 def dispatch_ms(engine: Any, llm: Llm, gpus: int) -> Milliseconds:
@@ -98,14 +102,16 @@ def _read_ms(engine: Any, operation: str, tokens: int) -> float:
     return float(engine.evaluate_ops_json(operation, is_context=False, batch_size=tokens, s=1)[0][1])
 
 
-def experts_ms(share: float, even_ms: Milliseconds, drawn_ms: Milliseconds, tokens: int) -> float:
+def experts_ms(
+    share: float, even_ms: Milliseconds, drawn_ms: Milliseconds, tokens: int, *, is_even: bool = True
+) -> float:
     """Milliseconds of all experts, of which each token visits the share `share`.
 
     Tokens of many sequences choose experts evenly. The time to read weights is that of the experts that they
     touch: it is looked up at the number of tokens that touch as many in the table's even routing, in which no
     two tokens share an expert before all are taken. The time to compute what more tokens bring is added.
     Steps of more than MOST_DECODES tokens hold prompts, which prefer some experts: they take at least the
-    power law's time.
+    power law's time. Where tokens of decodes do not choose evenly either, they take at most that time.
     """
     touched = (1 - (1 - share) ** tokens) / share
     low = max(int(touched), 1)
@@ -113,4 +119,6 @@ def experts_ms(share: float, even_ms: Milliseconds, drawn_ms: Milliseconds, toke
     all_touched = math.ceil(1 / share)
     if tokens > all_touched:
         ms += max(even_ms(tokens) - even_ms(all_touched), 0.0)
-    return max(ms, drawn_ms(tokens)) if tokens > MOST_DECODES else ms
+    if tokens > MOST_DECODES:
+        return max(ms, drawn_ms(tokens))
+    return ms if is_even else min(ms, drawn_ms(tokens))

@@ -85,6 +85,17 @@ def test_prompts_prefer_some_experts() -> None:
     assert experts_ms(2 / 8, even_ms, drawn_ms, 1024) == pytest.approx(drawn_ms(1024))
 
 
+def test_uneven_choices_of_decodes_take_at_most_the_power_laws_time() -> None:
+    """2 tokens touch 3.5 of 8 experts evenly, 3.5 ms; the power law says half of the table's 4."""
+
+    def few_ms(tokens: int) -> float:
+        return 0.5 * even_ms(tokens)
+
+    assert experts_ms(2 / 8, even_ms, few_ms, 2, is_even=False) == pytest.approx(2.0)
+    assert experts_ms(2 / 8, even_ms, drawn_ms, 2, is_even=False) == pytest.approx(3.5)
+    assert experts_ms(2 / 8, even_ms, few_ms, 2) == pytest.approx(3.5)
+
+
 def test_experts_take_no_less_time_for_more_tokens() -> None:
     ms = [experts_ms(2 / 8, even_ms, drawn_ms, n) for n in range(1, 600)]
     assert (np.diff(ms) >= 0).all()
