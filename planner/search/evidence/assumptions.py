@@ -103,9 +103,7 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
     # Where the trace does not say which adapter a request is for, it is drawn.
     facts += _adapters_facts(fleet, drawn=not problem.trace.adapters)
     facts += _offload_facts(fleet, simulation)
-    if (
-        problem.hits is not None
-    ):  # The search may count on prefix caches; whether the plan has any comes next.
+    if problem.hits is not None:  # The search may count on prefix caches; whether the plan does comes next.
         facts.append(Assumption("first-use-of-blocks"))
     if policies.prefix_cache:
         facts.append(Assumption("cold-caches"))
