@@ -447,8 +447,9 @@ def _more_traffic(plan: Plan) -> Glance:
         if not kept:
             return Glance(name, "carried", "by this fleet, on the traffic as it is written")
         return Glance(name, "no extra cost", f"this fleet is {kept}")
+    # A plan with the same GPUs may do, with other settings of its engines.
     why = f"this one is {kept}, too few" if kept else "as written this one holds to less"
-    return Glance(name, "takes another fleet", f"{why}; {_priced_by(plan)}")
+    return Glance(name, "takes another plan", f"{why}; {_priced_by(plan)}")
 
 
 def more_traffic_name(growth_frac: float) -> str:

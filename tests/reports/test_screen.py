@@ -131,14 +131,14 @@ def test_a_buyer_reads_the_answers_at_a_glance() -> None:
         (
             MoreTraffic(False, 12, 18),
             0.1,
-            "takes another fleet",
+            "takes another plan",
             "this one is kept in 12 of 18 scenarios with so much more, too few; `plan what-if --change "
             "'safety.growth=32 %'` says what it costs",
         ),
         (
             MoreTraffic(False),
             0.0,
-            "takes another fleet",
+            "takes another plan",
             "as written this one holds to less; `plan what-if --change 'safety.growth=20 %'` says what it "
             "costs",
         ),
