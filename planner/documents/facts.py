@@ -443,6 +443,7 @@ Granted = Literal[
     "board-power",
     "first-use-of-blocks",
     "cold-caches",
+    "pins-placed-quickly",
     "no-shared-workers",
     "level0-of-each",
     "bounds-add-up",

@@ -69,6 +69,10 @@ _GRANTED: dict[facts.Granted, str] = {
         "more workers may hit less: neighbours and binding have what was simulated with one worker fewer "
         "and one more"
     ),
+    "pins-placed-quickly": (
+        "every fleet was simulated with its prefixes pinned where the search's quick placement has them; the "
+        "best fleet and those with a worker fewer also where the best placement found has them"
+    ),
     "no-shared-workers": "no worker serves two LLMs, and the fleets do not disturb each other",
     "level0-of-each": (
         "level 0: every LLM has one worker type, or one prefill and one decode type; its own "

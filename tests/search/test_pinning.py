@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +18,10 @@ from planner.documents.slo import parse_slo
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.reports.fact_sentences import sentence
+from planner.search.mixed.polished_pins import find_lighter_fleet
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.pinning import Pinning
+from planner.search.production import kept_policies
 from planner.simulator.replay import simulate
 from planner.solvers.master import Option
 from planner.traffic.trace import Trace
@@ -204,3 +208,48 @@ def test_a_polished_placement_is_another_answer(trace: Trace, worker: WorkerType
     pinning.use(pools, is_polished=False)
     assert asked.fleet(counts).pinned == quick
     assert asked.holds([counts]) == [True] and asked.simulations == known + 2
+
+
+def test_a_fleet_with_a_worker_fewer_holds_where_its_pins_are_placed_best(
+    trace: Trace, worker: WorkerType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a fleet holds is made to depend on its placement alone: five workers polished are found below
+    six, and their placement stays in use; where none holds, none does."""
+    asked = oracle(trace, "pinned-prefix")
+    pinning = asked.pinning
+    assert pinning is not None
+    problem: Any = SimpleNamespace(oracle=asked, allows=lambda counts: True, deadline=np.inf)
+    six = ((Option("mixed", worker, 1.0), 6),)
+    pools = asked.fleet(((six[0][0], 5),)).pools
+    monkeypatch.setattr(Oracle, "holds", lambda self, fleets: [False for _ in fleets])
+    assert find_lighter_fleet(problem, six) is None and not pinning.uses_polished(pools)
+    monkeypatch.setattr(Oracle, "holds", lambda self, fleets: [self.places_polished(f) for f in fleets])
+    assert find_lighter_fleet(problem, six) == ((six[0][0], 5),) and pinning.uses_polished(pools)
+
+
+@pytest.mark.parametrize(("lru", "pins", "taken"), [(6, 4, "pins"), (4, 4, "lru"), (None, 4, "pins")])
+def test_production_has_pins_where_they_cost_less(
+    lru: int | None, pins: int, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both cost 4 on paper. In production what costs less is taken, LRU caches where pins tie; pins too where
+    nothing passes its test without them."""
+    values = {"lru": lru, "pins": pins}
+
+    def searched(name: str) -> Any:
+        task = SimpleNamespace(policies=SimpleNamespace(raced=()))
+        pinning = None if name == "lru" else Pinning
+        problem = SimpleNamespace(
+            name=name, task=task, oracle=SimpleNamespace(pinning=pinning), progress=lambda _: None
+        )
+        return problem, SimpleNamespace(value=4.0)
+
+    def tested(each: Any, *, below: float | None = None) -> Any:
+        value = values[each[0].name]
+        return None if value is None else SimpleNamespace(searched=each, trial=value, value=value)
+
+    monkeypatch.setattr(kept_policies, "_tested", tested)
+    monkeypatch.setattr(kept_policies, "with_answers", lambda problem, own, trial: trial)
+    left, production = kept_policies.production_of_policies([searched("lru"), searched("pins")])
+    found: Any = production
+    assert left[0][0].name == taken and len(left) == 2  # type: ignore[attr-defined]
+    assert found == values[taken]

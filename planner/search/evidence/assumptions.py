@@ -103,16 +103,23 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
     # Where the trace does not say which adapter a request is for, it is drawn.
     facts += _adapters_facts(fleet, drawn=not problem.trace.adapters)
     facts += _offload_facts(fleet, simulation)
-    if problem.hits is not None:  # The search may count on prefix caches; whether the plan does comes next.
-        facts.append(Assumption("first-use-of-blocks"))
-    if policies.prefix_cache:
-        facts.append(Assumption("cold-caches"))
+    facts += _cache_facts(problem, fleet)
     has_sessions = problem.trace.after.size > 0
     if has_sessions:
         facts += [Assumption("sessions-wait"), Assumption("sessions-given-up")]
     if problem.slo_reference is not None:
         facts.append(problem.slo_reference)
     return tuple(facts)
+
+
+def _cache_facts(problem: Problem, fleet: Fleet) -> list[Assuming]:
+    """What is taken for granted of prefix caches. The search may count on them where the plan does not."""
+    facts: list[Assuming] = [] if problem.hits is None else [Assumption("first-use-of-blocks")]
+    if fleet.policies.prefix_cache:
+        facts.append(Assumption("cold-caches"))
+    if fleet.pinned:
+        facts.append(Assumption("pins-placed-quickly"))
+    return facts
 
 
 def _adapters_facts(fleet: Fleet, *, drawn: bool) -> list[Assuming]:
