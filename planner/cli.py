@@ -126,9 +126,20 @@ class FilesOrCommands(TyperGroup):
             option = OPTION_OF_SUFFIX.get(Path(args[0]).suffix.lower())
             if option is not None:
                 ctx.fail(f"{args[0]!r} is no command; did you mean: plan {option} {args[0]}")
+            if (meant := OTHER_WORDS.get(args[0].lower())) is not None:
+                ctx.fail(f"{args[0]!r} is no command; did you mean: plan {meant}")
         return super().resolve_command(ctx, args)
 
 
+# What newcomers call what other commands, or options, do.
+OTHER_WORDS = {
+    **dict.fromkeys(
+        ("plan", "run", "optimize", "optimise", "size"), "--slo slo.yaml --trace trace.csv -o out/"
+    ),
+    **{"explain": "--slo slo.yaml --explain", "cost": "what-if", "deploy": "manifests", "diff": "compare"},
+    **{"autoscale": "day", "headroom": "sensitivity", "capacity": "goodput", "benchmark": "validate"},
+    **{"gpus": "catalog gpus", "llms": "catalog llms", "models": "catalog llms", "prices": "catalog prices"},
+}
 OPTION_OF_SUFFIX = {".yaml": "--slo", ".yml": "--slo", ".csv": "--trace", ".jsonl": "--trace"}
 
 app = CommandLine(
@@ -325,7 +336,8 @@ def _plan(wish: PlanOptions, options: Options) -> None:
     if given:
         if slo is not None:
             raise InputError(
-                f"--{next(iter(given))}: is in place of slo.yaml; say it in {slo}, or drop --slo"
+                f"--{next(iter(given))}: is in place of slo.yaml; write it into {slo}, ask "
+                f"plan what-if --slo {slo} --change KEY=VALUE, or drop --slo"
             )
         flags = tuple(part for name, value in given.items() for part in (f"--{name}", value))
         question_document = options.document(has_trace=wish.trace is not None)
@@ -335,9 +347,17 @@ def _plan(wish: PlanOptions, options: Options) -> None:
     if slo is None or wish.out is None or not (wish.trace is not None or is_shared or describes_traffic(slo)):
         if slo is not None:
             check_keys(slo)  # trafic: describes none
+        lacks = (
+            "-o DIR"
+            if slo is not None and wish.out is None
+            else "--slo FILE"
+            if slo is None
+            else "--trace FILE"
+        )
         typer.echo(
-            "plan: a plan needs all of --slo FILE, --trace FILE and -o DIR, or --slo FILE that describes its "
-            "traffic and -o DIR, or --llm, --rate, --input, --output and a limit; see plan --help",
+            f"plan: {lacks} is missing: a plan needs all of --slo FILE, --trace FILE and -o DIR, or --slo "
+            "FILE that describes its traffic and -o DIR, or --llm, --rate, --input, --output and a limit; "
+            "see plan --help",
             err=True,
         )
         raise typer.Exit(2)

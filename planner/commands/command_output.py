@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from planner.traffic.trace import Trace
 
 QUIET_S = 1.0  # Work shorter than this shows no progress.
+SILENT_S = 20.0  # After so long without a word from the work, a line says that it goes on.
 PIPE_COLUMNS = 500
 LONGEST_S = 1e8  # Three years; a longer clock cannot be set.
 
@@ -109,7 +110,7 @@ began_s: float | None = None  # When the process began that runs this one comman
 
 class Progress:
     """Tells stages on stderr once the work takes longer than a moment, unless `quiet`; a search that ends
-    after `limit_s` takes no longer.
+    after `limit_s` takes no longer. Where stderr is no terminal, a long stage is told again at times.
     """
 
     def __init__(self, *, quiet: bool = False, limit_s: float = math.inf) -> None:
@@ -118,10 +119,14 @@ class Progress:
         self.limit_s = limit_s
         self.done_frac = 0.0
         self.status = self.console.status("") if sys.stderr.isatty() and not quiet else None
+        self.stage = "at work"  # What the last line was about.
+        self.spoken_s = self.start_s
+        self.has_ended = threading.Event()
 
     def __call__(self, message: str) -> None:
         elapsed_s = time.monotonic() - self.start_s
         text = self._how_far(message, elapsed_s) + message
+        self.stage, self.spoken_s = str(message), time.monotonic()
         if isinstance(message, Urgent):
             self.console.print(text, markup=False, soft_wrap=True)
         elif self.status is not None:
@@ -147,10 +152,21 @@ class Progress:
         about = "" if left is None else f", about {max(round(left), 1)} s left"
         return f"{100 * self.done_frac:.0f} %{about}: "
 
+    def _repeat(self) -> None:
+        """Say that the stage goes on whenever nothing was said for `SILENT_S`, until the work has ended."""
+        while not self.has_ended.wait(max(self.spoken_s + SILENT_S - time.monotonic(), 0.01)):
+            if time.monotonic() >= self.spoken_s + SILENT_S:
+                self.spoken_s = time.monotonic()
+                elapsed_s = self.spoken_s - self.start_s
+                self.console.print(f"[{elapsed_s:5.1f} s] still: {self.stage}", markup=False, soft_wrap=True)
+
     def __enter__(self) -> Self:
+        if self.status is None and not self.console.quiet:
+            threading.Thread(target=self._repeat, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.has_ended.set()
         if self.status is not None:
             self.status.stop()  # After an error too, so that the terminal gets its cursor back.
 

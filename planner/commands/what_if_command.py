@@ -231,7 +231,9 @@ def _figures(document: dict[str, Any], bound: float) -> dict[str, str]:
         "requests/s": f"{document['rate_rps']:.4g}",
         **lines,
         "bound": f"{bound:.4g}",
-        "level 0": level0_proof(is_exact=document["level0_exact"], is_exhausted=document["level0_exhausted"]),
+        "on paper, level 0": level0_proof(
+            is_exact=document["level0_exact"], is_exhausted=document["level0_exhausted"]
+        ),
     }
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from planner.documents.catalog import Catalog
 from planner.documents.log_columns import reading_of
-from planner.documents.task import PlanQuestion, parse_task, with_config
+from planner.documents.task import BELONGS, PlanQuestion, parse_task, with_config
 from planner.errors import InputError, TraceError
 from planner.files.checked_files import read_yaml
 from planner.files.document_values import check_text, refuse_unknown
@@ -113,7 +113,7 @@ def parse_entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> 
     for key in document:
         if key in (*OWN, *TRACE) and key not in FOR_ALL:
             raise InputError(f"{path}: {key} belongs into each entry of llms; beside it: {', '.join(SHARED)}")
-    refuse_unknown(document, ("llms", *SHARED, *FOR_ALL), str(path))
+    refuse_unknown(document, ("llms", *SHARED, *FOR_ALL), str(path), BELONGS)
     if document.get("objective") == "throughput":
         raise InputError(
             f"{path}: objective: throughput raises the rate of one LLM; with llms give each its rate"

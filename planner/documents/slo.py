@@ -22,6 +22,8 @@ from planner.units import percentile_name, shortest_digits
 
 ALSO, CLASS_ALSO = ("attainment", "every", "classes", "tenants"), ("match", "deadline")
 EACH, GUARANTEE_KEYS = "each", ("share_frac", "window")
+# Other programs' words for metrics; our own tables are in slo_metrics.
+OTHER_NAMES = {"itl": "tbt", "inter_token_latency": "tbt", "latency": "e2e", "time_to_first_token": "ttft"}
 OF_REQUESTS = ("ttft", "tbt", "tpot", "e2e")  # The metrics that lines of a class may have.
 MATCH_KEYS = ("tenant", "adapter", "model", "input_tokens")
 DEADLINE_FRAC = 0.99  # Of the requests of a class with a deadline so many must be done by then.
@@ -239,7 +241,7 @@ def _percentile_lines(
             continue
         metric, percentile = _split_key(str(key))
         if metric not in METRICS:
-            refuse_unknown({key: value}, (*METRICS, *also), where)
+            refuse_unknown({key: value}, (*METRICS, *also), where, OTHER_NAMES)
         if not percentile and (not isinstance(value, Mapping) or not value):
             raise refused_value(f"{where}: {key}", "expected percentiles such as {p90: 2 s}", value)
         for written, limit in {percentile: value}.items() if percentile else value.items():

@@ -74,6 +74,7 @@ from planner.models.lora import Lora
 from planner.models.parallelism import MAX_PP
 from planner.models.speculation import Speculation
 from planner.policies import ROUTERS_OF, find_deployed_routing
+from planner.slo_metrics import METRICS
 from planner.traffic.described import Description, fit_context
 from planner.traffic.scaling import Scaling
 
@@ -114,6 +115,20 @@ FLEET_KEYS = (
 TRAFFIC_KEYS = ("rate", "scale", "window", "draws", *READING, *DESCRIBED_KEYS)
 LIMIT_KEYS = ("power", "cost", "gpus")
 ROBUST_KEYS = ("step_times", "traffic", "spread")
+# Where a key belongs that is written at the top of slo.yaml, and our word for another's.
+BELONGS = {
+    **{key: f"fleet: {key}" for key in FLEET_KEYS},
+    **{key: f"traffic: {key}" for key in TRAFFIC_KEYS},
+    **{key: f"limits: {key}" for key in ("power", "cost")},
+    **{metric: f"slo: {metric}" for metric in METRICS if metric not in DESCRIBED_KEYS},
+    **{"model": "llm", "sla": "slo", "budget": "limits: cost", "target": "deploy: target"},
+    **{
+        "qps": "traffic: rate",
+        "kept_in": "safety: kept_in",
+        "growth": "safety: growth",
+        "router": "policies: routing",
+    },
+}
 PRICE_OF_KEYS = ("provider", "term", "spot_interruptions_per_h", "spot_restart")
 _FIRM: tuple[Term, ...] = ("on-demand", "reserved-1y", "reserved-3y")
 PRICE_KEYS = ("on_demand", "reserved", *COMMITTED, "spot", "spot_interruptions_per_h", "spot_restart")
@@ -305,7 +320,7 @@ def has_several_llms(path: Path) -> bool:
 def check_keys(path: Path) -> None:
     """Refuse unknown keys in a slo.yaml of one LLM before anything else is checked."""
     if os.path.isfile(path) and "llms" not in (document := read_yaml(path)):  # noqa: PTH113 - as above
-        refuse_unknown(document, KEYS, str(path))
+        refuse_unknown(document, KEYS, str(path), BELONGS)
 
 
 def read_document(path: Path, catalog: Catalog) -> dict[str, Any]:
@@ -438,7 +453,7 @@ def _check_one_llm(document: Mapping[str, Any], catalog: Catalog, where: str) ->
             f"{where}: holds several LLMs (llms:), which `plan --slo FILE -o DIR` alone plans together; for "
             "anything else write one of them into a file of its own, with the fleet it may use"
         )
-    refuse_unknown(document, KEYS, where)
+    refuse_unknown(document, KEYS, where, BELONGS)
     if not isinstance(document.get("llm"), str):
         present = repr(document["llm"]) if "llm" in document else "nothing"
         raise InputError(
@@ -611,7 +626,7 @@ def _named_stock(document: Any, catalog: Catalog, where: str, *, may_be_empty: b
     if isinstance(document, list):
         document = dict.fromkeys(str(name) for name in document)
     stock: dict[str, int | None] = {}
-    for written_name, count in check_mapping(document, where).items():
+    for written_name, count in check_mapping(document, where, "{h100-80g: 8}, or a list of GPUs").items():
         name = catalog.gpu(str(written_name)).name
         if name in stock:
             raise InputError(f"{where}: {written_name} is {name}, which is given twice; keep one")
@@ -760,7 +775,7 @@ def _parse_target(question: Section) -> tuple[str | None, bool]:
     """`deploy: {target: kserve}`, and whether that is EACH_TARGET."""
     if "deploy" not in question:
         return None, False
-    section = question.subsection("deploy", ("target",))
+    section = question.subsection("deploy", ("target",), "{target: kubernetes}")
     name = section.plain_text("target")
     if name == EACH_TARGET:
         return None, True

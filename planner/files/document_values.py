@@ -86,12 +86,21 @@ def nearest_names(name: object, known: Collection[str], count: int = 3) -> list[
     return [lower[hit] for hit in difflib.get_close_matches(str(name).lower(), lower, n=count, cutoff=0.5)]
 
 
-def refuse_unknown(document: Mapping[Any, Any], known: Collection[str], where: str) -> None:
-    """Raise InputError at the first key that is not in `known`, naming the nearest that is."""
+def refuse_unknown(
+    document: Mapping[Any, Any],
+    known: Collection[str],
+    where: str,
+    elsewhere: Mapping[str, str] | None = None,
+) -> None:
+    """Raise InputError at the first key that is not in `known`, naming the nearest that is.
+
+    `elsewhere` has keys that are said in another place or by another name: `{"gpus": "fleet: gpus"}`.
+    """
     for key in document:
         if key not in known:
-            hint = nearest_names(key, known, 1)
-            advice = f"did you mean {hint[0]!r}? " if hint else ""
+            places = {**(elsewhere or {}), **{name: name for name in known}}
+            hint = nearest_names(key, places, 1)
+            advice = f"did you mean {places[hint[0]]!r}? " if hint else ""
             raise InputError(f"{where}: unknown key {str(key)!r}; {advice}Valid: {', '.join(known)}")
 
 
@@ -249,8 +258,10 @@ class Section:
             raise InputError(f"{self.path_of(key)} {self.wording.missing}")
         return self.values.get(key)
 
-    def subsection(self, key: str, known: Collection[str] | None = None) -> Section:
-        return Section.from_document(self.get(key), self.path_of(key), known, wording=self.wording)
+    def subsection(self, key: str, known: Collection[str] | None = None, such_as: str = "") -> Section:
+        return Section.from_document(
+            self.get(key), self.path_of(key), known, wording=self.wording, such_as=such_as
+        )
 
     def one_of(
         self, key: str, known: Collection[str], default: Default | _Required = _REQUIRED

@@ -917,7 +917,7 @@ def _(fact: facts.TooFewKept) -> str:
     return (
         f"not for production: no fleet within the limits was found that keeps the SLO in "
         f"{percent(most.asked_frac)} of scenarios; the most that one does is {kept}, for {most.value:.2f} "
-        f"{most.unit}. Planned is the cheapest on paper: raise the stock or the limits, ask for "
+        f"{most.unit}. Planned is the cheapest on paper: allow other GPUs or more of them, ask for "
         f"safety: {{kept_in: {int(100 * most.kept_frac) / 100:g}}}, or relax the SLO"
     )
 
@@ -943,7 +943,10 @@ def _(fact: facts.IdleMisses) -> str:
 @sentence.register
 def _(fact: facts.NotSimulated) -> str:
     left_out = "; ".join(_LEFT_OUT[name] for name in fact.left_out)
-    return f"not simulated, out of time: {left_out}; raise --time-limit"
+    return (
+        f"not simulated, as the work that a plan may take was used up: {left_out}; a longer --time-limit "
+        "allows more"
+    )
 
 
 @sentence.register

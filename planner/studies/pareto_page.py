@@ -120,7 +120,7 @@ def frontier_table(frontier: Frontier) -> list[dict[str, str]]:
             frontier.objective_unit: f"{step['value']:.6g}",
             "fleet": step["fleet"],
             **_answer_cells(step),
-            "one type per pool": f"{step['level0']:.6g}, "
+            "on paper, one type per pool": f"{step['level0']:.6g}, "
             + level0_proof(is_exact=step["level0_exact"], is_exhausted=step["level0_exhausted"]),
             "asked": "*" if step["is_asked"] else "",
         }

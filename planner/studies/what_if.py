@@ -78,8 +78,10 @@ class StudyAnswer:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every cheaper fleet of level 0 was simulated, or has too few workers for the work."""
-        return self.problem.task.safety is None and self.search_result.level0.search.is_exact
+        """Whether, on paper, every cheaper fleet of level 0 was simulated or has too few workers: as
+        `level0_exact` of a certificate.
+        """
+        return self.search_result.level0.search.is_exact
 
     @property
     def is_exhausted(self) -> bool:

@@ -87,3 +87,34 @@ def test_agents_ask_a_question_that_can_be_read() -> None:
     )  # fmt: skip
     question = parse_task(options.document(has_trace=False), read_catalog())
     assert [choice.routing for choice in question.policy_choices()] == ["jsq", "cache-aware"]
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        ("gpus", "fleet: gpus"),
+        ("prices", "fleet: prices"),
+        ("rate", "traffic: rate"),
+        ("ttft", "slo: ttft"),
+        ("model", "llm"),
+        ("budget", "limits: cost"),
+        ("gpu", "fleet: gpus"),
+        ("fleets", "fleet"),
+    ],
+)
+def test_a_key_at_the_top_is_told_where_it_belongs(key: str, place: str) -> None:
+    document = {"llm": "llama-3.1-8b", "slo": {"ttft": {"p95": "1 s"}}, key: 3}
+    with pytest.raises(InputError, match=f"unknown key '{key}'; did you mean '{place}'"):
+        parse_task(document, read_catalog())
+
+
+def test_another_word_for_a_metric_is_understood() -> None:
+    with pytest.raises(InputError, match="unknown key 'itl'; did you mean 'tbt'"):
+        parse_task({"llm": "llama-3.1-8b", "slo": {"itl": {"p95": "1 s"}}}, read_catalog())
+
+
+def test_another_word_for_a_command_is_understood() -> None:
+    for word, meant in (("deploy", "manifests"), ("plan", "--slo slo.yaml"), ("models", "catalog llms")):
+        result = CliRunner().invoke(app, [word])
+        said = " ".join(result.output.replace("│", " ").split())
+        assert result.exit_code == 2 and f"did you mean: plan {meant}" in said

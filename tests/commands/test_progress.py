@@ -1,0 +1,27 @@
+"""What a command says on stderr while it works."""
+
+import time
+
+import pytest
+
+from planner.commands import command_output
+from planner.commands.command_output import Progress
+
+
+def test_a_long_stage_is_told_again_where_stderr_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A production search was silent for 165 s; nothing more is said once the work has ended."""
+    monkeypatch.setattr(command_output, "SILENT_S", 0.1)
+    with Progress() as progress:
+        progress("first")
+        progress("production")
+        time.sleep(0.25)
+    told = capsys.readouterr().err
+    assert 1 <= told.count("still: production") <= 2 and "first" not in told
+    time.sleep(0.15)
+    assert capsys.readouterr().err == ""
+    with Progress(quiet=True) as progress:
+        progress("production")
+        time.sleep(0.15)
+    assert capsys.readouterr().err == ""
