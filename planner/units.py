@@ -139,3 +139,13 @@ def finite_or_none(value: float) -> float | None:
 def counted(number: int, noun: str) -> str:
     """A number with what is counted, one or several: "1 worker", "1,024 workers"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def show_amount(value: float, unit: str) -> str:
+    """A value of an objective for people, without its unit: money to the cent, else six digits."""
+    return f"{value:,.2f}" if unit == "USD/h" else f"{value:,.6g}"
+
+
+def in_unit(value: float, unit: str) -> str:
+    """The same with its unit: "1,234.50 USD/h", "16 GPUs"."""
+    return f"{show_amount(value, unit)} {unit}"

@@ -14,9 +14,9 @@ from planner.documents.facts import (
     Workers,
 )
 from planner.reports.fact_sentences import costs_more, percent
-from planner.reports.words import Rows, amount, listed, pool_text
+from planner.reports.words import Rows, listed, pool_text
 from planner.search.evidence.plan import Plan
-from planner.units import show_s
+from planner.units import show_amount, show_s
 
 ROUNDING_FRAC = 1e-9  # Prices that differ by less are equal.
 LABELS = {"on-paper": "on paper", "production": "production", "with-a-loss": "with a loss"}
@@ -44,7 +44,7 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
         (
             LABELS[answer.name],
             workers_text(answer.workers) or "none within the limits",
-            "-" if answer.value is None else amount(answer.value, unit),
+            "-" if answer.value is None else show_amount(answer.value, unit),
             *([_beside_text(answer, unit, is_by_gpu=is_by_gpu)] if is_by_node else []),
             ""
             if answer.value is None or paper is None or paper.value is None or answer is paper
@@ -83,7 +83,7 @@ def _is_paid_otherwise(answer: Answered) -> bool:
 def _beside_text(answer: Answered, unit: str, *, is_by_gpu: bool) -> str:
     """The price that the column before does not show: of the GPUs in use, or of whole nodes."""
     usd_per_h = answer.usd_per_h if unit == "USD/h" and not is_by_gpu else answer.paid_usd_per_h
-    return "-" if usd_per_h is None else amount(usd_per_h, "USD/h")
+    return "-" if usd_per_h is None else show_amount(usd_per_h, "USD/h")
 
 
 def workers_text(workers: Sequence[Workers]) -> str:

@@ -12,7 +12,7 @@ from planner.domain import STEADY_FRAC, FleetLimit
 from planner.policies import QUEUE, ROUTING, router_name
 from planner.search.problem.reasons import left_out_text, reason_text
 from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
-from planner.units import counted, show_clock, show_s, show_span
+from planner.units import counted, in_unit, show_amount, show_clock, show_s, show_span
 
 LEVEL0 = "with one worker type per pool"
 
@@ -306,7 +306,7 @@ def _(fact: facts.LimitBinds) -> str:
     return (
         f"{fact.limit.name} binds the {fact.pool} pool: at {show_s(fact.value_s)} instead of "
         f"{show_s(fact.limit.limit_s)} one worker of {fact.worker_type} fewer would do, which saves "
-        f"{fact.saves:.4g} {fact.unit}"
+        f"{in_unit(fact.saves, fact.unit)}"
     )
 
 
@@ -387,7 +387,7 @@ def _(fact: facts.Robustness) -> str:
 def _(fact: facts.InsuranceCosts) -> str:
     if fact.expected is None:
         return f"{sentence(fact.robustness)}; what that costs was not found in time"
-    costs = f"{fact.value - fact.expected:.4g} {fact.unit} ({costs_more(fact.value, fact.expected)})"
+    costs = f"{in_unit(fact.value - fact.expected, fact.unit)} ({costs_more(fact.value, fact.expected)})"
     return f"{sentence(fact.robustness)}; this insurance costs {costs}"
 
 
@@ -425,32 +425,32 @@ def _(fact: facts.SpotGone) -> str:
 
 @sentence.register
 def _(fact: facts.CachesSave) -> str:
-    now = f"with prefix caching and {fact.routing} routing {fact.value:.4g} {fact.unit}"
+    now = f"with prefix caching and {fact.routing} routing {in_unit(fact.value, fact.unit)}"
     if fact.value_without is None:
         return f"{now}; without, no fleet within the limits keeps the SLO"
     gpus = f"{counted(fact.gpus, 'GPU')} instead of {fact.gpus_without}"
-    return f"{now} instead of {fact.value_without:.4g}, {gpus}"
+    return f"{now} instead of {show_amount(fact.value_without, fact.unit)}, {gpus}"
 
 
 @sentence.register
 def _(fact: facts.PolicyGains) -> str:
-    return (
-        f"{fact.label}: {fact.saves:.4g} {fact.unit} less{_OF_RACE[fact.of]} ({fact.value:.4g} {fact.unit})"
-    )
+    value = in_unit(fact.value, fact.unit)
+    return f"{fact.label}: {in_unit(fact.saves, fact.unit)} less{_OF_RACE[fact.of]} ({value})"
 
 
 @sentence.register
 def _(fact: facts.SharingSaves) -> str:
-    alone = sum(each.value for each in fact.alone)
-    each = ", ".join(f"{of_class.name} {of_class.value:.4g}" for of_class in fact.alone)
-    told = f"separate fleets for {len(fact.alone)} classes: {alone:.4g} {fact.unit} ({each})"
+    alone, shared = sum(each.value for each in fact.alone), show_amount(fact.value, fact.unit)
+    each = ", ".join(f"{of_class.name} {show_amount(of_class.value, fact.unit)}" for of_class in fact.alone)
+    told = f"separate fleets for {len(fact.alone)} classes: {in_unit(alone, fact.unit)} ({each})"
     if abs(fact.saves) <= 1e-6 * alone:
         return f"{told}; one fleet for all costs the same"
     if fact.saves < 0:
-        return f"{told}, {-fact.saves:.4g} {fact.unit} less than one fleet for all ({fact.value:.4g})"
+        return f"{told}, {in_unit(-fact.saves, fact.unit)} less than one fleet for all ({shared})"
+    share = f"{100 * fact.saves / alone:.0f} %"
     return (
-        f"one fleet for all classes saves {fact.saves:.4g} {fact.unit} ({100 * fact.saves / alone:.0f} %): "
-        f"{fact.value:.4g} instead of {alone:.4g} ({each})"
+        f"one fleet for all classes saves {in_unit(fact.saves, fact.unit)} ({share}): {shared} instead of "
+        f"{show_amount(alone, fact.unit)} ({each})"
     )
 
 
@@ -477,11 +477,11 @@ def _(fact: facts.PoliciesRaced) -> str:
 def _(fact: facts.PinnedReplicas) -> str:
     pinned = (
         f"{100 * fact.pinned_hit_frac:.1f} % of the input tokens are in them and {100 * fact.hit_frac:.1f} % "
-        f"hit in all, {fact.value:.4g} {fact.unit}, {counted(fact.gpus, 'GPU')}"
+        f"hit in all, {in_unit(fact.value, fact.unit)}, {counted(fact.gpus, 'GPU')}"
     )
     lru = (
         f"LRU caches with {fact.routing} routing hit {100 * fact.hit_frac_lru:.1f} %, "
-        f"{fact.value_lru:.4g} {fact.unit}, {counted(fact.gpus_lru, 'GPU')}"
+        f"{in_unit(fact.value_lru, fact.unit)}, {counted(fact.gpus_lru, 'GPU')}"
     )
     verdict = "pinned prefixes pay" if fact.is_chosen else "pinned prefixes do not pay"
     return f"{verdict}: {pinned}; {lru}"
@@ -524,8 +524,8 @@ def _(fact: Repeats) -> str:
 @sentence.register
 def _(fact: facts.GivesWay) -> str:
     return (
-        f"{fact.llm} gives way: {fact.value:.6g} {fact.unit}, which is {fact.more:.4g} more than with all of "
-        "the fleet for itself"
+        f"{fact.llm} gives way: {in_unit(fact.value, fact.unit)}, which is "
+        f"{show_amount(fact.more, fact.unit)} more than with all of the fleet for itself"
     )
 
 
@@ -566,8 +566,8 @@ def _(fact: facts.MoreSaves) -> str:
     )
     less = "less saves nothing" if fact.is_least else "less was not tried in time"
     return (
-        f"{LEVEL0}, {more} would save {fact.saves:.4g} {fact.unit}; {less}, and any amount "
-        f"{fact.saves_most:.4g} {fact.unit}"
+        f"{LEVEL0}, {more} would save {in_unit(fact.saves, fact.unit)}; {less}, and any amount "
+        f"{in_unit(fact.saves_most, fact.unit)}"
     )
 
 

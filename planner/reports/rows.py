@@ -26,7 +26,6 @@ from planner.reports.words import (
     HOURS_PER_MONTH,
     HOURS_PER_YEAR,
     Rows,
-    amount,
     describe,
     guarantee_text,
     limit_text,
@@ -42,7 +41,7 @@ from planner.simulator.slo_verdict import InWindow, Verdict, measured
 from planner.simulator.utilisation import PoolUse, pool_uses
 from planner.slo_metrics import METRICS
 from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Interval
-from planner.units import counted, percentile_name, show_clock, show_s
+from planner.units import counted, percentile_name, show_amount, show_clock, show_s
 
 
 def router_rows(plan: Plan) -> Rows:
@@ -416,10 +415,10 @@ def alternative_rows(plan: Plan) -> Rows:
     unit = certificate.unit + (" by the GPU" if plan.bill.idle_gpus else "")
     head = ("Alternative", "Fleet", unit, against, "Note")
     rows: list[tuple[str, ...]] = [
-        ("This plan", describe(plan.fleet), amount(plan.value, certificate.unit), "", "")
+        ("This plan", describe(plan.fleet), show_amount(plan.value, certificate.unit), "", "")
     ]
     if (paper := certificate.find_answer("on-paper")) is not None:
-        value = amount(certificate.value, certificate.unit)
+        value = show_amount(certificate.value, certificate.unit)
         rows.append(("This plan on paper", workers_text(paper.workers), value, "", "as all that follow"))
     rows += [
         (
@@ -441,7 +440,7 @@ def _fleet_of(alternative: Alternative) -> str:
 
 
 def _objective(alternative: Alternative, unit: str) -> str:
-    return amount(alternative.objective, unit) if alternative.is_priced else "–"
+    return show_amount(alternative.objective, unit) if alternative.is_priced else "–"
 
 
 def _difference(alternative: Alternative, value: float) -> str:

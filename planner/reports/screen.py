@@ -32,12 +32,12 @@ from planner.domain import OWNED, Limit, market_of
 from planner.fleet import Fleet, Pool
 from planner.reports.answer_sentences import workers_text
 from planner.reports.fact_sentences import decided_text, percent, router_text, sentence
-from planner.reports.words import HOURS_PER_MONTH, TERMS, amount, describe, level0_line, listed, usd
+from planner.reports.words import HOURS_PER_MONTH, TERMS, describe, level0_line, listed, usd
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.fleet_oracle import POOL_NAMES
 from planner.search.problem.bill import Bill
 from planner.solvers.whole_nodes import node_of
-from planner.units import counted, percentile_name
+from planner.units import counted, in_unit, percentile_name
 
 STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
 Basis = Literal["measured", "given", "listed", "estimated", "unchecked"]
@@ -535,9 +535,7 @@ def why(plan: Plan) -> list[str]:
     paper = certificate.find_answer("on-paper")
     if paper is not None and paper.kept_in is not None and paper.workers != _workers(plan):
         kept = f"{paper.kept_in.kept} of {paper.kept_in.futures} scenarios{grown}"
-        price = (
-            "" if paper.value is None else f", {amount(paper.value, certificate.unit)} {certificate.unit},"
-        )
+        price = "" if paper.value is None else f", {in_unit(paper.value, certificate.unit)},"
         text += [f"the cheapest fleet on paper{price} keeps it in {kept}", *_not_measured(plan)]
     if certificate.futures is not None and certificate.futures.cheaper is not None:
         text.append(sentence(certificate.futures.cheaper))

@@ -13,19 +13,10 @@ from planner.reports import answer_sentences, figures, output, shared_screen
 from planner.reports.fact_sentences import costs_more, percent, sentences
 from planner.reports.output import Document
 from planner.reports.page import bullets, page, section, table
-from planner.reports.words import (
-    HOURS_PER_MONTH,
-    Rows,
-    amount,
-    bill_lines,
-    describe,
-    listed,
-    slo_sentence,
-    usd,
-)
+from planner.reports.words import HOURS_PER_MONTH, Rows, bill_lines, describe, listed, slo_sentence, usd
 from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import SharedPlan
-from planner.units import counted
+from planner.units import counted, show_amount
 
 NAMES = ("plan.yaml", "certificate.json", "report.html")
 OF_EACH_SLO = (
@@ -189,13 +180,13 @@ def _certificate(plan: SharedPlan) -> Document:
 def proof_lines(plan: SharedPlan) -> list[str]:
     """Sentences on the fleet that was found and its bound."""
     value, least, bound = (
-        amount(each, plan.unit) for each in (plan.value_on_paper, plan.level0_bound, plan.bound)
+        show_amount(each, plan.unit) for each in (plan.value_on_paper, plan.level0_bound, plan.bound)
     )
     if plan.level0 is None:
         level0 = f"no fleets have less than {least} {plan.unit}; those of the plan, of several types, do"
     else:
         level0 = f"{'exactly the best is' if plan.is_exact else 'the best found is'} "
-        level0 += f"{amount(plan.level0, plan.unit)} {plan.unit}"
+        level0 += f"{show_amount(plan.level0, plan.unit)} {plan.unit}"
         if not plan.is_exhausted:
             level0 += f", none has less than {least}; the search was stopped"
         elif not plan.is_exact:
@@ -239,9 +230,9 @@ def fleet_rows(plan: SharedPlan) -> Rows:
                 f"{name} ({one.fleet.llm.name})",
                 describe(one.fleet),
                 str(one.fleet.gpus),
-                amount(one.value, plan.unit),
-                amount(plan.alone[name], plan.unit),
-                *((amount(plan.paper[name], plan.unit), kept) if has_futures else ()),
+                show_amount(one.value, plan.unit),
+                show_amount(plan.alone[name], plan.unit),
+                *((show_amount(plan.paper[name], plan.unit), kept) if has_futures else ()),
                 "kept" if one.verdict.holds else "missed",
             )
         )
@@ -268,9 +259,9 @@ def answer_rows(plan: SharedPlan) -> Rows:
     paper = next((total.value for total in plan.answers if total.name == "on-paper"), None)
     for total in plan.answers if len(plan.plans) > 1 else ():
         lacks = f"no fleet of {listed(total.lacks)} within the limits" if total.lacks else ""
-        money = ["-" if total.value is None else amount(total.value, plan.unit)]
+        money = ["-" if total.value is None else show_amount(total.value, plan.unit)]
         if is_by_node:
-            money.append("-" if total.paid_usd_per_h is None else amount(total.paid_usd_per_h, "USD/h"))
+            money.append("-" if total.paid_usd_per_h is None else show_amount(total.paid_usd_per_h, "USD/h"))
         is_more = None not in (total.value, paper) and total.name != "on-paper"
         more = costs_more(total.value or 0.0, paper or 0.0) if is_more else ""
         rows.append(("all", answer_sentences.LABELS[total.name], lacks, *money, more, "", "", ""))

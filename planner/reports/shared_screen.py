@@ -16,10 +16,10 @@ from planner.reports.screen import STATUS_WORDS, Breaks, Card, Glance, growth_fr
 from planner.reports.screen_page import cards as cards_html
 from planner.reports.screen_page import glance as glance_html
 from planner.reports.screen_page import strip
-from planner.reports.words import amount, describe, listed, usd
+from planner.reports.words import describe, listed, usd
 from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import AnswerTotal, SharedPlan
-from planner.units import counted
+from planner.units import counted, show_amount
 
 ROUNDING_FRAC = 1e-9  # Values that differ by less are equal.
 
@@ -172,7 +172,7 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
         difference = (
             "as alone"
             if value <= alone * (1 + ROUNDING_FRAC)
-            else f"alone {amount(alone, plan.unit)} {plan.unit}"
+            else f"alone {show_amount(alone, plan.unit)} {plan.unit}"
         )
         answer, room = screen.planned_answer(llm_plan), screen.headroom_of(llm_plan)
         kept_text_of_llm = (
@@ -183,7 +183,7 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
         if not llm_plan.verdict.holds:
             kept_text_of_llm = "its SLO is missed in the simulation"
         holds = "" if room is None else screen.holds_text(room)
-        price = f"{amount(value, plan.unit)} {plan.unit}"
+        price = f"{show_amount(value, plan.unit)} {plan.unit}"
         fleet = f"{describe(llm_plan.fleet)}, of {llm_plan.fleet.llm.name}"
         values.append(
             Card(

@@ -19,7 +19,7 @@ from planner.search.problem.bill import Bill
 from planner.simulator.layout import REJECTED
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import Line
-from planner.units import counted, show_s, show_span
+from planner.units import counted, show_amount, show_s, show_span
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: its head and its lines."""
@@ -228,7 +228,7 @@ def level0_line(certificate: Certificate) -> str:
     fails = excluded_text(certificate.cheaper, certificate.cheaper_simulated) + too_small_text(certificate)
     if not math.isfinite(certificate.level0):
         return f"none was found; {fails}"
-    best = f"the best is {amount(certificate.level0, certificate.unit)} {certificate.unit}"
+    best = f"the best is {show_amount(certificate.level0, certificate.unit)} {certificate.unit}"
     if certificate.level0_exact:
         return f"{best}, exactly: {fails}"
     if certificate.level0_exhausted:
@@ -264,7 +264,7 @@ def proof_lines(plan: Plan) -> list[str]:
     """The plan's value, what was proved over which fleets, and by how many simulations."""
     certificate = plan.certificate
     unit = certificate.unit
-    value, bound = (amount(v, unit) for v in (certificate.value, certificate.bound))
+    value, bound = (show_amount(v, unit) for v in (certificate.value, certificate.bound))
     lines = [
         f"Status: {plan.status}. On paper: {value} {unit}.",
         f"Fleets with one worker type per pool: {level0_line(certificate)}.",
@@ -296,7 +296,7 @@ def unpriced_text(alternative: Alternative, unit: str) -> str:
     if alternative.is_priced:
         return ""
     is_bounded = alternative.at_least and math.isfinite(alternative.objective)
-    least = f", at least {amount(alternative.objective, unit)} {unit}" if is_bounded else ""
+    least = f", at least {show_amount(alternative.objective, unit)} {unit}" if is_bounded else ""
     return f"not priced{least}" + (f": {note}" if (note := "; ".join(sentences(alternative.notes))) else "")
 
 
@@ -306,7 +306,3 @@ def listed(parts: Sequence[str]) -> str:
 
 def usd(dollars: float) -> str:
     return f"{dollars:,.2f} USD"
-
-
-def amount(value: float, unit: str) -> str:
-    return f"{value:,.2f}" if unit == "USD/h" else f"{value:,.6g}"

@@ -136,3 +136,9 @@ def test_a_plan_of_classes_is_written_with_their_tenants(tmp_path: Path) -> None
         fleetplan.simulate(tmp_path, tmp_path / "requests.csv", slo)
     with pytest.raises(InputError, match=refused):
         fleetplan.validate(tmp_path, tmp_path / "out", tmp_path / "requests.csv", engine="rehearsal")
+
+
+def test_money_is_said_to_the_cent() -> None:
+    alone = (facts.ClassAlone("chat", 4.3), facts.ClassAlone("batch", 2.58))
+    text = sentence(facts.SharingSaves(6.88, 0.0, alone, "USD/h"))
+    assert text.startswith("separate fleets for 2 classes: 6.88 USD/h (chat 4.30, batch 2.58); one fleet ")
