@@ -18,6 +18,9 @@ k is 1.45 ms from 0.16 to 0.18: MiniMax-M2.5 alone says 1.6 and Kimi-K2.5 in nvf
 Before it is 0.65 ms: Llama-3.1-70B on 0.10 alone says 0.8 to 1.0, and with more than 0.65 ML.ENERGY's ITLs
 on 0.11 would be too long. Chosen by whether TTFTs lie inside the spread: 92 to 98 %, before 43 to 82 %.
 
+On H100 and H200 experts in fp8 by blocks wait for the same 1.45 ms, which was not fitted there: MiniMax-M2.5
+on 8 H200 takes 105 ms for 1024 tokens, its kernels 48. Llama and gpt-oss take less than that would be.
+
 Sparse latent attention (DeepSeek-V3.2, GLM-5) is launched outside graphs on every version and GPU:
 
     t >= f(512) + s layers    in steps of more than 512 tokens, layers those with an index
@@ -45,6 +48,7 @@ LAUNCHES_UNTIL_VERSION = (((0, 16), 0.65e-3), ((0, 19), 1.45e-3))
 # From here on experts in fp8 by blocks no longer have them: a nightly after 0.18 (April 2026) has none
 # for MiniMax-M2.5 in fp8 on B300, and all of them for the same LLM in nvfp4 on B200.
 BLOCK_LAUNCHES_UNTIL = (0, 18, 2)
+BLOCK_LAUNCHES_FROM = (0, 16)  # On other GPUs; before, nothing is seen of them there.
 SPARSE_LAUNCHES_S = 1.5e-3
 
 
@@ -59,9 +63,10 @@ def least_large_step_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
     """Seconds that launches take in steps larger than the captured graphs on the version of this engine; 0
     where nothing is known of them.
     """
-    if gpu.base not in BLACKWELL or (version := _vllm_version(engine)) is None:
+    has_blocks = _has_block_experts(llm)
+    if (version := _vllm_version(engine)) is None or (has_blocks and version >= BLOCK_LAUNCHES_UNTIL):
         return 0.0
-    if _has_block_experts(llm) and version >= BLOCK_LAUNCHES_UNTIL:
+    if gpu.base not in BLACKWELL and not (has_blocks and version >= BLOCK_LAUNCHES_FROM):
         return 0.0
     return llm.layers * next((least_s for first, least_s in LAUNCHES_UNTIL_VERSION if version < first), 0.0)
 
