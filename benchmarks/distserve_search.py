@@ -185,7 +185,7 @@ def main() -> None:
     free = distserve_search.Setting(llm, POLICIES, FREE, FREE)
     endless = instances(document, llm, gpu, memory=False)
     first = FirstRequests(slo, as_drawn_by_distserve(lengths))
-    first.carries(distserve_search.pair(free, endless[0], endless[0]), 1.0)  # compile
+    first.carries(distserve_search.pair_fleet(free, endless[0], endless[0]), 1.0)  # compile
 
     def by_their_rule(fleet: Fleet, to_beat_rps: float) -> float:
         return (

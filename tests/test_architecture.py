@@ -272,7 +272,9 @@ def test_every_worker_type_is_told_its_llm() -> None:
             f"{module}:{node.lineno}"
             for node in nodes(module)
             if isinstance(node, ast.Call) and name_of(node.func) == "WorkerType"
-            if id(node) not in told and "INSTANT" not in {ast.unparse(one) for one in node.args}
+            if id(node) not in told
+            and "INSTANT"
+            not in {ast.unparse(one) for one in (*node.args, *(word.value for word in node.keywords))}
         ]
     assert untold == [], "WorkerType(...).serving(llm)"
 

@@ -175,7 +175,10 @@ def _send_first_answer(tell: Tell) -> OnPaper:
         simulation = simulate(fleet, problem.trace, limits=slo.limits, record=is_windowed)
         paid = bill_fleet(fleet)
         message = f"{screen.buy_text(fleet, paid)}. {screen.basis_text(fleet)}"
-        texts = [screen_page.strip(message, "h3"), screen_page.cards([screen.paper_card(fleet, paid)])]
+        texts = [
+            screen_page.verdict_heading(message, "h3"),
+            screen_page.cards_html([screen.paper_card(fleet, paid)]),
+        ]
         tables = {"fleet": rows.fleet_rows(fleet), "slo": rows.limit_rows(slo, judge(simulation, slo))}
         tell({"first": {"html": "\n".join(texts), "tables": tables}})
 
@@ -363,9 +366,9 @@ def plan_document(plan: Plan) -> Document:
 def _screen(plan: Plan) -> Document:
     """The first screen of the report, its charts apart: these are drawn as all charts of the pages are."""
     texts = [
-        screen_page.strip(screen.verdict(plan), "h3"),
-        screen_page.glance(screen.glance(plan)),
-        screen_page.cards(screen.cards(plan)),
+        screen_page.verdict_heading(screen.verdict(plan), "h3"),
+        screen_page.glance_html(screen.glance(plan)),
+        screen_page.cards_html(screen.cards(plan)),
     ]
     return {
         "html": "\n".join(texts),

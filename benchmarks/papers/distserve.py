@@ -72,7 +72,7 @@ def opt175() -> None:
     types = placement.instance_types(llm, gpu, CATALOG, nodes=3)
     rules = placement.steady_rules(slo, of_lengths(lengths), seeds=1)
     by_degrees = {(kind.tp, kind.pp): kind for kind in types}
-    own = placement.pair(setting, by_degrees[3, 3], by_degrees[4, 3], network=within)
+    own = placement.pair_fleet(setting, by_degrees[3, 3], by_degrees[4, 3], network=within)
     theirs = find_goodput(rules.whole, own, guess_rps=6.0).rate_rps
     print(f"the paper's tp3 pp3 + tp4 pp3: {theirs / own.gpus:.3f} requests/s and GPU")
     found = placement.low_affinity(

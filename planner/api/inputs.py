@@ -1,4 +1,5 @@
-"""What every function takes: a path, what such a file says, or what was read from it.
+"""Reads the arguments of the public functions: each is a path, what such a file says, or what was read from
+it.
 
 A trace is a file, a pandas DataFrame with the columns of one, or a Trace. A fleet is a file, the folder of a
 plan, keys and values, or a Fleet. An SLO is a whole question (slo.yaml), its section `slo`, or an Slo.
@@ -75,8 +76,8 @@ def requests_of(
     drop_invalid: bool = False,
     how: LogOptions | None = None,
 ) -> Trace:
-    """The one way to traffic: the requests of a trace, or those that this seed draws of a description. `how`
-    is as in `read_trace`.
+    """The requests of a trace, or those that this seed draws from a description. `how` is as in `read_trace`.
+    All functions get their traffic here.
 
     Raises InputError where both are given, or neither.
     """
@@ -104,8 +105,9 @@ def requests_meant(
     seed: int,
     drop_invalid: bool = False,
 ) -> tuple[Trace, RateRequest]:
-    """The same, and which of it is meant. Where rate or window were said beside the question (`is_given`), a
-    trace comes before what the question describes, which they are not of.
+    """As `requests_of`, and the rate and part of these requests that are meant. With `is_given` rate or
+    window were given beside the question; they are not of the traffic that the question describes, so a trace
+    replaces it.
     """
     is_drawn = trace is None or (isinstance(trace, Trace) and trace.drawn_from is not None)
     if is_given and not is_drawn:
@@ -117,20 +119,21 @@ def requests_meant(
 
 def read_fleet(fleet: FleetLike, catalog: CatalogLike = None, *, policies: Section | None = None) -> Fleet:
     """The fleet of fleet.yaml or plan.yaml; `policies`, keys of its section, take the place of its own."""
-    known = read_catalog(catalog)
+    catalog_rows = read_catalog(catalog)
     if isinstance(fleet, str | Path):
-        inside = plan_file(fleet)
-        return fleets.read_fleet(inside if inside.is_file() else Path(fleet), known, policies=policies)
+        file = plan_file(fleet)
+        return fleets.read_fleet(file if file.is_file() else Path(fleet), catalog_rows, policies=policies)
     if not isinstance(fleet, Mapping):
-        running = fleet if isinstance(fleet, Fleet) else getattr(fleet, "fleet", None)
-        if not isinstance(running, Fleet):
+        # The result of a plan has its fleet as an attribute.
+        own_fleet = fleet if isinstance(fleet, Fleet) else getattr(fleet, "fleet", None)
+        if not isinstance(own_fleet, Fleet):
             raise InputError(
                 f"fleet: expected a file, keys and values, or a fleet, found {type(fleet).__name__}"
             )
         if not policies:
-            return running
-        fleet = fleets.fleet_document(running)
-    return fleets.parse_fleet(fleet, Path("fleet"), known, policies=policies)
+            return own_fleet
+        fleet = fleets.fleet_document(own_fleet)
+    return fleets.parse_fleet(fleet, Path("fleet"), catalog_rows, policies=policies)
 
 
 def plan_file(path: str | Path) -> Path:
@@ -141,7 +144,7 @@ def plan_file(path: str | Path) -> Path:
 def named_fleets(
     given: Mapping[str, FleetLike] | Iterable[FleetLike | tuple[str, FleetLike]],
 ) -> list[tuple[str, FleetLike]]:
-    """Fleets with their names; a file without one has its own, without the ending."""
+    """Fleets with their names. A file that was given without a name has its file name, without the ending."""
     if isinstance(given, Mapping):
         return list(given.items())
     if isinstance(given, str | Path):
@@ -158,9 +161,9 @@ def named_fleets(
 def limits_and_rate(
     slo: SloLike, catalog: Catalog, *, traffic: TrafficLike = None, command: str
 ) -> tuple[Slo | None, RateRequest]:
-    """The limits, and which traffic is meant: `traffic`, else what a whole question says.
+    """The limits, and which traffic is meant: `traffic`, otherwise what a whole question says.
 
-    `command` names who asks where the limits are relative, which only a plan can hold.
+    Raises InputError, in which `command` is named, if the limits are relative: only a plan can have those.
     """
     rate_request = None if traffic is None else traffic_of(traffic)
     if slo is None or isinstance(slo, Slo):

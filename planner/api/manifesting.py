@@ -83,7 +83,7 @@ def manifests(
     if isinstance(plan, PlanResult):
         kept = [each.keeps for each in plan.plan.certificate.routers]
         under = [
-            targets.Under(row[0], row[1], row[2], row[3], keeps)
+            targets.RouterRow(row[0], row[1], row[2], row[3], keeps)
             for row, keeps in zip(router_rows(plan.plan)[1], kept, strict=True)
         ]
         return _rendered(plan.fleet, max_model_len or plan.plan.max_model_len, target, under)
@@ -93,11 +93,13 @@ def manifests(
         inside = plan_file(plan)
         file = inside if inside.is_file() else Path(plan)
         max_model_len = max_model_len or read_max_model_len(file)
-        under = [targets.Under(*row) for row in read_routers(file)]
+        under = [targets.RouterRow(*row) for row in read_routers(file)]
     if max_model_len is None:
         raise InputError("max_model_len: missing; give the tokens of the longest request to serve")
     return _rendered(fleet, max_model_len, target, under)
 
 
-def _rendered(fleet: Fleet, max_model_len: int, target: str, under: list[targets.Under]) -> ManifestsResult:
+def _rendered(
+    fleet: Fleet, max_model_len: int, target: str, under: list[targets.RouterRow]
+) -> ManifestsResult:
     return ManifestsResult(fleet, target, targets.render(fleet, max_model_len, target, under))

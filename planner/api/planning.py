@@ -74,7 +74,12 @@ def plan(
     report = heard(progress)
     if isinstance(slo, SeveralLlmsQuestion):
         shared = plan_together(
-            slo, read_catalog(catalog), seed=seed, time_limit_s=time_limit_s, progress=report, around=True
+            slo,
+            read_catalog(catalog),
+            seed=seed,
+            time_limit_s=time_limit_s,
+            progress=report,
+            adds_robustness=True,
         )
         return SharedPlanResult(_say_classes_not_compared(simulate_routers_of_each(shared, slo), slo))
     question = read_task(slo, catalog, **keys)
@@ -85,7 +90,12 @@ def plan(
                 raise InputError(f"{name}: is for one LLM; leave it out, or plan each LLM by itself")
         questions = questions_of(question, trace)
         shared = plan_together(
-            questions, question.catalog, seed=seed, time_limit_s=time_limit_s, progress=report, around=True
+            questions,
+            question.catalog,
+            seed=seed,
+            time_limit_s=time_limit_s,
+            progress=report,
+            adds_robustness=True,
         )
         shared = _say_classes_not_compared(simulate_routers_of_each(shared, questions), questions)
         return SharedPlanResult(shared, question, command)
@@ -185,7 +195,7 @@ def plan_question(
             watch=watch,
             answers=study.answers.fresh() if looks_for_rate else study.answers,
             on_paper=on_paper,
-            around=True,
+            adds_robustness=True,
         ),
         traffic_request=None if looks_for_rate else study.traffic_request(task),
         prove=prove,

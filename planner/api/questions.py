@@ -1,4 +1,4 @@
-"""The question as keys and values: slo.yaml, or what it would hold, and the same with one value changed."""
+"""A question as keys and values: those of slo.yaml, read, checked, and changed for another question."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNNAMED = Path("slo.yaml")  # Errors name a question without a file like this.
 
 
 class TaskKeys(TypedDict, total=False):
-    """The keys of slo.yaml but `slo`; docs/tables/keys.md says what each may hold."""
+    """The keys of slo.yaml apart from `slo`; docs/tables/keys.md says what each may hold."""
 
     llm: str
     llms: Mapping[str, Mapping[str, Any]] | list[Mapping[str, Any]]
@@ -42,8 +42,8 @@ class TaskKeys(TypedDict, total=False):
 class TaskDocument:
     """What slo.yaml says, checked against a catalog.
 
-    `path` opens its error messages, and files that it names are looked for beside it; `is_as_read`
-    where it is a file that says just this.
+    Error messages begin with `path`, and files that the document names are looked for beside it.
+    `is_as_read`: the file at `path` says the same.
     """
 
     document: Mapping[str, Any]
@@ -56,11 +56,12 @@ class TaskDocument:
         return "llms" in self.document
 
     def task(self) -> PlanQuestion:
-        """As the search takes it, for one LLM."""
+        """The question in the form that the search takes, for one LLM."""
         return parse_task(self.document, self.catalog, where=str(self.path))
 
     def replace(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> TaskDocument:
-        """The same with other values: `replace({"slo.ttft.p90": "3 s"})`, or `replace(objective="power")`.
+        """This question with other values: `replace({"slo.ttft.p90": "3 s"})`, or
+        `replace(objective="power")`.
 
         A key is a dotted path; None takes it out. Raises InputError for a path that slo.yaml does not know,
         naming the nearest, and for a value that it refuses.
@@ -71,7 +72,7 @@ class TaskDocument:
             if not all(keys_of(path)):
                 raise InputError(f"{where}: expected a path such as slo.ttft.p90")
             if value is None:
-                _must_be_there(document, path, where)
+                _check_key_exists(document, path, where)
             document = with_value(document, path, value, where=where)
         return _checked(changed(self, document=document, is_as_read=False))
 
@@ -89,19 +90,20 @@ def read_task(
     A mapping without `llm` is the section `slo` alone: read_task({"ttft": {"p90": "2 s"}}, llm="...").
     """
     if isinstance(task, TaskDocument):
-        read = task if catalog is None else changed(task, catalog=_catalog(catalog))
+        question = task if catalog is None else changed(task, catalog=_catalog(catalog))
     elif task is None or isinstance(task, Mapping):
-        known = _catalog(catalog)
-        read = TaskDocument(with_config(_whole(task), Path(), known), known)
+        catalog_rows = _catalog(catalog)
+        question = TaskDocument(with_config(_whole(task), Path(), catalog_rows), catalog_rows)
     elif isinstance(task, str | Path):
-        known, path = _catalog(catalog), Path(task)
-        read = TaskDocument(with_config(read_yaml(path), path.parent, known), known, path, is_as_read=True)
+        catalog_rows, path = _catalog(catalog), Path(task)
+        document = with_config(read_yaml(path), path.parent, catalog_rows)
+        question = TaskDocument(document, catalog_rows, path, is_as_read=True)
     else:
         raise InputError(f"slo: expected a file, or keys and values, found {type(task).__name__}")
     if keys:
-        document = with_config({**read.document, **keys}, read.path.parent, read.catalog)
-        read = changed(read, document=document, is_as_read=False)
-    return _checked(read)
+        document = with_config({**question.document, **keys}, question.path.parent, question.catalog)
+        question = changed(question, document=document, is_as_read=False)
+    return _checked(question)
 
 
 def replace(task: Any, changes: Mapping[str, Any] | str, value: Any = None) -> TaskDocument:
@@ -125,6 +127,7 @@ def is_question(document: Mapping[str, Any]) -> bool:
 
 
 def _whole(document: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The keys of slo.yaml, where `document` may be its section `slo` alone."""
     if document is None or is_question(document):
         return document or {}
     return {"slo": document}
@@ -137,33 +140,34 @@ def _catalog(catalog: Catalog | str | Path | None) -> Catalog:
 
 
 def _checked(question: TaskDocument) -> TaskDocument:
+    """The same question; raises InputError for a value that slo.yaml refuses."""
     if question.has_several_llms:
-        parse_entries(_of_files(question.document), question.path, question.catalog)
+        parse_entries(_without_traces_in_memory(question.document), question.path, question.catalog)
     else:
         question.task()
     return question
 
 
-def _of_files(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The same without the traces of `llms` that are in memory, which `plan` takes out itself."""
-    given = document["llms"]
-    if not isinstance(given, Mapping):
+def _without_traces_in_memory(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document without traces of `llms` that are DataFrames, which `plan` takes out itself."""
+    entries = document["llms"]
+    if not isinstance(entries, Mapping):
         return dict(document)
     llms = {
         name: {key: value for key, value in entry.items() if key != "trace" or isinstance(value, str)}
         if isinstance(entry, Mapping)
         else entry
-        for name, entry in given.items()
+        for name, entry in entries.items()
     }
     return {**document, "llms": llms}
 
 
-def _must_be_there(document: Mapping[str, Any], path: str, where: str) -> None:
+def _check_key_exists(document: Mapping[str, Any], path: str, where: str) -> None:
     section: Any = document
     for key in spelled_keys(document, path):
         if not isinstance(section, Mapping) or key not in section:
-            known = list(section) if isinstance(section, Mapping) else []
-            hint = nearest_names(key, known, 1)
-            advice = f"did you mean {hint[0]!r}? " if hint else ""
-            raise InputError(f"{where}: there is no {key!r} to take out; {advice}Found: {', '.join(known)}")
+            keys = list(section) if isinstance(section, Mapping) else []
+            nearest = nearest_names(key, keys, 1)
+            advice = f"did you mean {nearest[0]!r}? " if nearest else ""
+            raise InputError(f"{where}: there is no {key!r} to take out; {advice}Found: {', '.join(keys)}")
         section = section[key]

@@ -1,4 +1,4 @@
-"""What the functions give back: figures as attributes, tables as DataFrames, pages as text."""
+"""The results of the public functions: figures as attributes, tables as DataFrames, pages as text."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import SharedPlan
 from planner.solvers.master import paid_usd_per_h
 
-COLUMNS, ROWS = 100, 8  # of a terminal, and of a table in it
-SENTENCES = 6
+# What `repr` shows: at most this many characters of a line, rows of the table, and sentences.
+COLUMNS, ROWS, SENTENCES = 100, 8, 6
 
 
 class Result(ABC):
-    """What `repr` and a notebook show of it: a headline, a table, and a few sentences."""
+    """A result that `repr` and notebooks show as a headline, a table and a few sentences."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ class Result(ABC):
 
     @abstractmethod
     def sentences(self) -> list[str]:
-        """What one must know beside it."""
+        """What one must know beside the headline."""
 
     @abstractmethod
     def to_frame(self) -> pd.DataFrame:
@@ -64,7 +64,7 @@ class Result(ABC):
 
 
 class PlanFiles(Result):
-    """A plan that can be written down, for one LLM or for several."""
+    """A plan that can be written to files, for one LLM or for several."""
 
     __slots__ = ()
     question: TaskDocument | None
@@ -89,8 +89,9 @@ class PlanFiles(Result):
 
     @abstractmethod
     def files(self, *, png: bool = False, pages: bool = True) -> dict[str, str | bytes]:
-        """All that `plan -o DIR` writes, by its path in DIR; with `png` every chart as a picture too, without
-        `pages` neither charts nor reports."""
+        """All that `plan -o DIR` writes, by its path in DIR. With `png` every chart is a picture too; without
+        `pages` there are neither charts nor reports.
+        """
 
     @abstractmethod
     def _outdated(self) -> tuple[str, ...]:
@@ -119,8 +120,8 @@ class PlanFiles(Result):
     def save(self, folder: str | Path, *, png: bool = False) -> tuple[str, ...]:
         """Write `files` into the folder, all or none; returns their paths in it.
 
-        Where an interrupt or want of memory comes while reports and charts are drawn, all else is written,
-        and raised again: KeyboardInterrupt, or PlannerError that says so.
+        If an interrupt comes or memory runs out while reports and charts are drawn, all other files are
+        written. Then KeyboardInterrupt is raised again, or PlannerError for the memory.
         """
         check_output_directory(Path(folder))
         try:
@@ -139,7 +140,7 @@ class PlanFiles(Result):
         return tuple(written)
 
     def replace(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> TaskDocument:
-        """Its question with other values, to be planned again: see `TaskDocument.replace`."""
+        """The plan's question with other values, to be planned again: see `TaskDocument.replace`."""
         if self.question is None:
             raise InputError(
                 "replace: this plan was read back, and does not hold its question; give its slo.yaml"
@@ -173,7 +174,7 @@ class PlanFiles(Result):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PlanResult(PlanFiles):
-    """A plan for one LLM. `command` is what makes the same files, where a command can."""
+    """A plan for one LLM. `command` is the command that writes the same files; empty where no command can."""
 
     plan: Plan
     question: TaskDocument | None = None

@@ -102,7 +102,7 @@ class SimulationResult(Result):
     def explain_routing(
         self, moments: int = routing_moments.DEFAULT_MOMENTS
     ) -> tuple[routing_moments.RoutingMoment, ...]:
-        """The workers at so many moments of the run beside the best packing of the same requests."""
+        """The workers at `moments` times of the run, beside the best packing of the same requests."""
         return routing_moments.explain_routing(self.fleet, self.outcome.simulation, self.slo, moments)
 
     def to_frame(self) -> pd.DataFrame:
@@ -223,8 +223,8 @@ class GoodputResult(Result):
         )
 
     def sentences(self) -> list[str]:
-        mind = f"the trace is only {self.found.residences:.1f} mean residences long; it flatters"
-        return [mind] if self.found.is_short else []
+        warning = f"the trace is only {self.found.residences:.1f} mean residences long; it flatters"
+        return [warning] if self.found.is_short else []
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan goodput --json` prints."""
@@ -279,27 +279,29 @@ def simulate(
 ) -> SimulationResult | SeedsResult:
     """Every request of a trace on a fleet, held against an SLO if one is given.
 
-    `traffic` ({"rate": 20, "window": "busiest 10 min"}) says what of the trace is meant, as do its keys as
-    arguments (rate=20); without them a whole question given as `slo` says so. `closed_loop` keeps that many
-    requests in flight in place of arrival times. Several seeds (`range(8)`) give every figure with its
-    interval; `executor` says where they run.
+    `traffic` ({"rate": 20, "window": "busiest 10 min"}) says which requests of the trace are meant, as do its
+    keys as arguments (rate=20); without them a whole question given as `slo` says so. `closed_loop` keeps
+    that many requests in flight in place of arrival times. Several seeds (`range(8)`) give every figure with
+    its interval; `executor` says where they run.
     """
-    known = read_catalog(catalog)
-    engines = read_fleet(fleet, known)
+    catalog_rows = read_catalog(catalog)
+    engines = read_fleet(fleet, catalog_rows)
     traffic = _with_part(traffic, part)
-    limits, rate_request = limits_and_rate(slo, known, traffic=traffic, command="simulate")
-    first = seed if isinstance(seed, int) else (*seed, 0)[0]
-    read, rate_request = requests_meant(trace, rate_request, is_given=traffic is not None, seed=first)
-    check_classes(limits or Slo(()), read)
+    limits, rate_request = limits_and_rate(slo, catalog_rows, traffic=traffic, command="simulate")
+    first_seed = seed if isinstance(seed, int) else next(iter(seed), 0)
+    whole_trace, rate_request = requests_meant(
+        trace, rate_request, is_given=traffic is not None, seed=first_seed
+    )
+    check_classes(limits or Slo(()), whole_trace)
     if isinstance(seed, int):
         if executor is not None:
             raise InputError("executor: one seed is simulated here; ask for several, such as seed=range(8)")
-        requests = rate_request.of(spread_stamps(read, seed=seed), seed=seed)
+        requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
         simulation = outcome(engines, requests, limits, seed=seed, closed_loop=closed_loop)
         return SimulationResult(engines, requests, limits, simulation)
-    question = many_seeds.SeedsQuestion(engines, read, rate_request, limits, closed_loop)
-    where = _choose_executor(executor, "processes")
-    runs = many_seeds.over_seeds(question, seed, executor=where, with_requests=True)
+    question = many_seeds.SeedsQuestion(engines, whole_trace, rate_request, limits, closed_loop)
+    chosen_executor = _choose_executor(executor, "processes")
+    runs = many_seeds.over_seeds(question, seed, executor=chosen_executor, with_requests=True)
     return SeedsResult(engines, limits, runs)
 
 
@@ -322,22 +324,25 @@ def compare(
     and its keys as for `simulate`.
     """
     traffic = _with_part(traffic, part)
-    known = read_catalog(catalog)
+    catalog_rows = read_catalog(catalog)
     variants = [
         comparisons.Variant(
-            f"{name}, {label}" if policies else name, _read_under_policies(fleet, known, label, changed)
+            f"{name}, {label}" if policies else name,
+            _read_under_policies(fleet, catalog_rows, label, changes),
         )
         for name, fleet in named_fleets(fleets)
-        for label, changed in (policies or {"": None}).items()
+        for label, changes in (policies or {"": None}).items()
     ]
-    limits, rate_request = limits_and_rate(slo, known, traffic=traffic, command="compare")
-    read, rate_request = requests_meant(trace, rate_request, is_given=traffic is not None, seed=seed)
-    check_classes(limits or Slo(()), read)
-    requests = rate_request.of(spread_stamps(read, seed=seed), seed=seed)
-    where = _choose_executor(executor, "serial")
-    scenarios = None if limits is None else _scenarios(slo, known, rate_request, read, seed)
+    limits, rate_request = limits_and_rate(slo, catalog_rows, traffic=traffic, command="compare")
+    whole_trace, rate_request = requests_meant(trace, rate_request, is_given=traffic is not None, seed=seed)
+    check_classes(limits or Slo(()), whole_trace)
+    requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
+    chosen_executor = _choose_executor(executor, "serial")
+    scenarios = None if limits is None else _scenarios(slo, catalog_rows, rate_request, whole_trace, seed)
     return ComparisonResult(
-        comparisons.compare_fleets(variants, requests, limits, seed=seed, executor=where, scenarios=scenarios)
+        comparisons.compare_fleets(
+            variants, requests, limits, seed=seed, executor=chosen_executor, scenarios=scenarios
+        )
     )
 
 
@@ -353,29 +358,31 @@ def _with_part(traffic: TrafficLike, part: TrafficPart) -> TrafficLike:
 
 
 def _choose_executor(executor: Executor | str | None, usual: str) -> Executor | None:
-    """None: where `working_on` has said."""
+    """The executor that was given, or one of the kind `usual`; None where `working_on` has chosen one
+    already.
+    """
     if executor is None and is_chosen():
         return None
     return executor if isinstance(executor, Executor) else Executor(executor or usual)
 
 
 def _scenarios(
-    slo: SloLike, known: Catalog, rate_request: RateRequest, read: Trace, seed: int
+    slo: SloLike, catalog: Catalog, rate_request: RateRequest, whole_trace: Trace, seed: int
 ) -> Scenarios | None:
     """The scenarios of the question, for the traffic that is simulated; None where the SLO was given as
     limits alone.
     """
     if slo is None or isinstance(slo, Slo) or (isinstance(slo, Mapping) and not is_question(slo)):
         return None
-    task = read_task(slo, known).task()
-    meant = replace(
+    task = read_task(slo, catalog).task()
+    simulated_task = replace(
         task,
         rate_rps=rate_request.rate_rps,
         scale=rate_request.how,
         window=None if rate_request.part == "whole" else rate_request.part,
         described=rate_request.described,
     )
-    return scenarios_for(meant, read, seed)
+    return scenarios_for(simulated_task, whole_trace, seed)
 
 
 def goodput(
@@ -389,41 +396,41 @@ def goodput(
     catalog: CatalogLike = None,
     watch: rates.Watch = lambda *_: None,
 ) -> GoodputResult:
-    """The highest rate at which a fleet keeps an SLO in steady state, with each of so many seeds.
+    """The highest rate at which a fleet keeps an SLO in steady state, with every one of `seeds` seeds.
 
-    Traffic is the trace at that rate, by `traffic`'s scale and window, or "poisson": Poisson arrivals of its
-    lengths. `watch` hears each rate before it is tried (None), and then whether it held. Raises
-    InfeasibleError where no rate is kept.
+    Traffic is the trace at that rate, by `traffic`'s scale and window, or with "poisson" Poisson arrivals of
+    requests with the trace's lengths. `watch` is called with each rate and None before it is tried, and then
+    with whether it held. Raises InfeasibleError where no rate is kept.
     """
-    known = read_catalog(catalog)
-    engines = read_fleet(fleet, known)
+    catalog_rows = read_catalog(catalog)
+    engines = read_fleet(fleet, catalog_rows)
     is_poisson = traffic == "poisson"
     limits, rate_request = limits_and_rate(
-        slo, known, traffic=None if isinstance(traffic, str) else traffic, command="goodput"
+        slo, catalog_rows, traffic=None if isinstance(traffic, str) else traffic, command="goodput"
     )
     if limits is None:
         raise InputError("slo: missing; say which limits, such as {'ttft': {'p90': '2 s'}}")
-    read, rate_request = requests_meant(
+    whole_trace, rate_request = requests_meant(
         trace, rate_request, is_given=not (is_poisson or traffic is None), seed=0
     )
-    check_classes(limits or Slo(()), read)
-    rates = fleet_goodput(
+    check_classes(limits, whole_trace)
+    highest_rate = fleet_goodput(
         engines,
-        read,
+        whole_trace,
         limits,
         None if is_poisson else rate_request,
         seeds=seeds,
         tolerance_frac=tolerance_frac,
         watch=watch,
     )
-    return GoodputResult(engines, rates)
+    return GoodputResult(engines, highest_rate)
 
 
-def _read_under_policies(fleet: FleetLike, known: Catalog, label: str, policies: Section | None) -> Fleet:
+def _read_under_policies(fleet: FleetLike, catalog: Catalog, label: str, policies: Section | None) -> Fleet:
     if policies is None:
-        return read_fleet(fleet, known)
+        return read_fleet(fleet, catalog)
     try:
-        return read_fleet(fleet, known, policies=policies)
+        return read_fleet(fleet, catalog, policies=policies)
     except InputError as error:
         raise InputError(f"--policies {label!r}: {error}") from None
 

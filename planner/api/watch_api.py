@@ -1,4 +1,4 @@
-"""`plan watch`: live metrics held against a plan."""
+"""`plan watch`: compares live metrics with what a plan was made for."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ from planner.studies.what_if import Study
 from planner.units import quantity
 
 DAY_S = 86400.0
-REPLAN_AGAIN_FRAC = 0.03  # of what a drift has come to: a smaller move is no reason to search again
+# If what drifted has moved on by less than this share since the last search, no new search is made.
+REPLAN_AGAIN_FRAC = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsSource:
     """Where metrics come from: the address of a Prometheus, or files of ranges.
 
-    `window_s` is how far back is looked, `step_s` how long a window is that is tested; `model` is the label
-    model_name, `match` more of a selector: 'namespace="prod"'.
+    `window_s` is how far back to look, `step_s` the length of the windows that are tested. `model` is the
+    label model_name, `match` further labels of a selector, such as 'namespace="prod"'.
     """
 
     places: Sequence[str]
@@ -66,7 +67,7 @@ class MetricsSource:
         return any(place.startswith(("http://", "https://")) for place in self.places)
 
     def series(self) -> tuple[Series, ...]:
-        """The samples of the last `window_s`, of files before their last one."""
+        """The samples of the last `window_s`: until now from a server, until the last sample of files."""
         if self.is_server:
             end_s = time.time() // self.step_s * self.step_s
             start_s = end_s - self.window_s // self.step_s * self.step_s
@@ -75,14 +76,13 @@ class MetricsSource:
             )
         if self.match:
             raise InputError("--match: narrows what a server is asked; files hold what they hold")
-        wanted = frozenset(NAMES)
-        all_series = read_series([Path(place) for place in self.places], wanted.__contains__)
+        all_series = read_series([Path(place) for place in self.places], frozenset(NAMES).__contains__)
         from_s = max(float(row.t_s[-1]) for row in all_series) - self.window_s
-        cut = (
+        recent = (
             Series(row.name, row.labels, row.t_s[row.t_s >= from_s], row.values[row.t_s >= from_s])
             for row in all_series
         )
-        return tuple(row for row in cut if row.t_s.size)
+        return tuple(row for row in recent if row.t_s.size)
 
     def live(self, plan: Planned) -> Live:
         return live_traffic(self.series(), every_s=self.step_s, model=self.model, splits=plan.has_pairs)
@@ -90,14 +90,14 @@ class MetricsSource:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WatchResult(Result):
-    """How a deployment stands against its plan; `again` is what replanning would change, where that was asked
+    """How a deployment compares with its plan. `again` is what replanning would change, if that was asked for
     and something drifted.
     """
 
     plan: Planned
     found: WatchedPlan
     again: Replan | None = None
-    searched: WatchedPlan | None = None  # the look at which `again` was found: this one, or one before
+    searched: WatchedPlan | None = None  # The look at which `again` was found, this or an earlier one.
 
     @property
     def status(self) -> str:
@@ -119,7 +119,7 @@ class WatchResult(Result):
         return document if self.again is None else document | {"replan": replan_document(self.again, None)}
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per quantity that was held against the plan."""
+        """One row per quantity that was compared with the plan."""
         names = ["what", "planned", "now", "change_frac", "is_drift", "is_harder", "since_s"]
         return pd.DataFrame(watch_words.watch_document(self.found)["drift"], columns=names)
 
@@ -135,27 +135,27 @@ def watch(
     match: str = "",
     catalog: CatalogLike = None,
 ) -> WatchResult:
-    """One look at a deployment: live metrics of vLLM held against the plan in a folder that `save` wrote.
+    """Compare a deployment once with its plan: live metrics of vLLM, and a folder that `save` wrote.
 
     `prometheus` is the address of a server, or files of ranges. `window` is how far back to look, `step` the
     length of the windows that are tested, `model` one of several served names, `match` more labels as in
-    PromQL. With `slo`, the plan's question, also what replanning would change. Raises InputError where there
-    is nothing to look at.
+    PromQL. With `slo`, the plan's question, the result also has what replanning would change. Raises
+    InputError where there is nothing to look at.
     """
     places = [prometheus] if isinstance(prometheus, str | Path) else prometheus
     source = MetricsSource(
-        tuple(map(str, places)),
-        quantity(window, "s", where="window"),
-        quantity(step, "s", where="step"),
-        model,
-        match,
+        places=tuple(map(str, places)),
+        window_s=quantity(window, "s", where="window"),
+        step_s=quantity(step, "s", where="step"),
+        model=model,
+        match=match,
     )
-    known = read_catalog(catalog)
-    return look_once(read_planned(plan, known), source, slo, catalog=known)
+    catalog_rows = read_catalog(catalog)
+    return look_once(read_planned(plan, catalog_rows), source, slo, catalog=catalog_rows)
 
 
 def read_planned(plan: str | Path, catalog: CatalogLike = None) -> Planned:
-    """The plan in a folder that `plan -o` wrote, as live metrics are held against it."""
+    """The plan in a folder that `plan -o` wrote, with what live metrics are compared with."""
     return read_expectations(read_written(Path(plan), read_catalog(catalog)))
 
 
@@ -168,8 +168,9 @@ def look_once(
     progress: Callable[[str], None] = lambda _: None,
     before: WatchResult | None = None,
 ) -> WatchResult:
-    """One look. With `slo` a drift triggers `plan replan` on the traffic since then (DistServe section 4.3);
-    what was searched for the look `before` stands until what drifted moves on by REPLAN_AGAIN_FRAC.
+    """Compare a deployment once with its plan. With `slo` a drift triggers `plan replan` on the traffic since
+    the drift (DistServe section 4.3). The replan of the look `before` stands until what drifted moves on by
+    more than REPLAN_AGAIN_FRAC.
     """
     progress("looking at the metrics")
     watched = watches.watch_windows(plan, source.live(plan))
@@ -182,17 +183,19 @@ def look_once(
 
 
 def _as_before(now: WatchedPlan, before: WatchedPlan) -> bool:
-    """Whether nothing has moved so far since that a new search could answer anything else."""
+    """Whether the same quantities drifted and the same limits are missed as before, and nothing moved far
+    since.
+    """
 
-    def drifted(found: WatchedPlan) -> dict[str, float]:
-        return {drift.what: drift.now for drift in found.drifts if drift.is_drift}
+    def drifted_values(watched: WatchedPlan) -> dict[str, float]:
+        return {drift.what: drift.now for drift in watched.drifts if drift.is_drift}
 
-    here, there = drifted(now), drifted(before)
-    missed = [[line.limit for line in watched.missed] for watched in (now, before)]
+    values, values_before = drifted_values(now), drifted_values(before)
+    missed, missed_before = ([line.limit for line in watched.missed] for watched in (now, before))
     return (
-        here.keys() == there.keys()
-        and missed[0] == missed[1]
-        and all(abs(here[what] / there[what] - 1) <= REPLAN_AGAIN_FRAC for what in here)
+        values.keys() == values_before.keys()
+        and missed == missed_before
+        and all(abs(values[what] / values_before[what] - 1) <= REPLAN_AGAIN_FRAC for what in values)
     )
 
 
@@ -206,6 +209,6 @@ def replan(
     time_limit_s: float = 120.0,
 ) -> Replan:
     """What `plan replan` would change for the traffic as it is now."""
-    known = read_catalog(catalog)
-    study = Study(current_trace(plan, watched), known, time_limit_s=time_limit_s)
-    return replan_now(study, read_task(slo, known).task(), plan, horizon_h)
+    catalog_rows = read_catalog(catalog)
+    study = Study(current_trace(plan, watched), catalog_rows, time_limit_s=time_limit_s)
+    return replan_now(study, read_task(slo, catalog_rows).task(), plan, horizon_h)

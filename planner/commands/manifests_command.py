@@ -38,7 +38,7 @@ def write_manifests(
     max_model_len = read_max_model_len(plan)
     if max_model_len is None:
         raise InputError(f"{plan}: max_model_len: missing; add the tokens of the longest request to serve")
-    under = [manifests.Under(*row) for row in read_routers(plan)]
+    under = [manifests.RouterRow(*row) for row in read_routers(plan)]
     rendered = manifests.render(fleet, max_model_len, target, under)
     keep_inputs([out / name for name in rendered.files], plan)
     names = manifests.TARGETS if target == "all" else [target]

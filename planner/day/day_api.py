@@ -35,8 +35,10 @@ from planner.studies.what_if import Study
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 
-MOST_TIMES = 2  # of the workers that stand all day: so many a controller may ask for, unless most says else
-NOTICE_S = 120.0  # before a spot worker is taken away, as AWS gives; others give 30 s
+# Unless `most` says otherwise, a controller may ask for this many times the workers that stand all day.
+MOST_TIMES = 2
+# A spot worker is taken away after this notice, which is AWS's; others give 30 s.
+NOTICE_S = 120.0
 STATIC_SHARE = 0.4  # The share of the time for the fleet that stands all day.
 OTHERS_SHARE = 0.2  # The share of the time for other fleets that might stand all day.
 
@@ -50,7 +52,7 @@ class DayResult(Result):
 
     @property
     def winner(self) -> str:
-        """Of those that miss the fewest windows the cheapest."""
+        """The cheapest of the controllers that miss the fewest windows."""
         return self.answer.winner.name
 
     def headline(self) -> str:
@@ -76,7 +78,9 @@ class DayResult(Result):
         return day_page.render_day(self.answer)["day.html"]
 
     def save(self, folder: str | Path) -> tuple[str, ...]:
-        """Write day.html, tables and the manifests of the winner, of an oracle those of all, all or none."""
+        """Write day.html, tables and the manifests of the winner, or with `oracle` of all controllers. Either
+        all files are written or none.
+        """
         check_output_directory(Path(folder))
         written = {**day_page.render_day(self.answer), **controller_manifests(self.answer)}
         if self.is_oracle:
@@ -93,7 +97,7 @@ class JointDayResult(Result):
 
     @property
     def winner(self) -> str:
-        """The controller that costs least for all LLMs with what its missed windows count."""
+        """The controller with the least cost for all LLMs, its missed windows included."""
         return self.answer.winner.name
 
     def headline(self) -> str:
@@ -149,13 +153,13 @@ def day(
 
     `slo` is the question as for `plan`; its section `day`, or `terms` over it, says how pools may change and
     who decides. Without `standing` the cheapest fleet that stands all day is planned, on paper, and its
-    alternatives; the one whose day is cheapest is told. An SLO without `every` is held in windows of ten
-    minutes. With `llms` each has its pools and controllers on one stock; `trace` is then one with a column
-    `model`, or maps each entry to its own, and `standing` the folder of a plan of all, or maps each entry to
-    its fleet.
+    alternatives; the answer is of the one whose day is cheapest. An SLO without `every` is held in windows of
+    ten minutes. With `llms` each has its pools and controllers on one stock; `trace` is then one with a
+    column `model`, or maps each entry to its own, and `standing` the folder of a plan of all, or maps each
+    entry to its fleet.
 
     With `oracle` in the section public autoscalers are tuned on the first 70 % and judged on the rest, and
-    the GPU hours of the optimum are told beside theirs.
+    the GPU hours of the optimum are given beside theirs.
 
     Raises InputError for what cannot be read or simulated, InfeasibleError if no fleet keeps the SLO.
     """
@@ -177,9 +181,9 @@ def day(
     study = Study(
         requests_of(trace, task.described, seed=seed, how=reading_of(question.document, question.path)),
         question.catalog,
-        seed,
-        STATIC_SHARE * time_limit_s,
-        progress,
+        seed=seed,
+        time_limit_s=STATIC_SHARE * time_limit_s,
+        progress=progress,
     )
     facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
     if standing is None:
@@ -205,7 +209,7 @@ def day(
 
     def day_of(fleet: Fleet, left_s: float) -> DayAnswer:
         return study_day(
-            _question(fleet, replace(limits, every_s=every_s), requests, task, day_section, facts),
+            _day_question(fleet, replace(limits, every_s=every_s), requests, task, day_section, facts),
             day_section.controllers,
             time_limit_s=left_s,
             optimum=day_section.optimum,
@@ -215,7 +219,7 @@ def day(
     return DayResult(cheapest_fleet(fleets, day_of, began + time_limit_s), day_section.is_oracle)
 
 
-def _question(
+def _day_question(
     fleet: Fleet,
     limits: Slo,
     requests: Trace,
@@ -249,10 +253,9 @@ def _day_together(
     progress: Progress,
 ) -> JointDayResult:
     """The day of several LLMs."""
-    together = questions_of(question, trace)
-    parts = [
-        replace(part, task=replace(part.task, safety=None)) for part in together.parts
-    ]  # on paper, as for one
+    shared_question = questions_of(question, trace)
+    # The fleets are planned on paper, as that of one LLM is.
+    parts = [replace(part, task=replace(part.task, safety=None)) for part in shared_question.parts]
     for part in parts:
         if part.task.slowdowns is not None:
             raise InputError(
@@ -262,20 +265,20 @@ def _day_together(
     if standing is None:
         progress("the fleets that stand all day")
         left_s = STATIC_SHARE * max(deadline - time.monotonic(), 1.0)
-        made = plan_together(
-            replace(together, parts=tuple(parts)),
+        shared_plan = plan_together(
+            replace(shared_question, parts=tuple(parts)),
             question.catalog,
             seed=seed,
             time_limit_s=left_s,
             progress=progress,
         )
-        fleets = {name: plan.fleet for name, plan in made.plans.items()}
+        fleets = {name: plan.fleet for name, plan in shared_plan.plans.items()}
     else:
         fleets = _standing_of(standing, [part.name for part in parts], question)
     facts = read_startup(Path(catalog) if isinstance(catalog, str | Path) else None)
-    everys_s = {part.task.slo.every_s or USUAL_EVERY_S for part in parts}
-    if day_section.every_s is None and len(everys_s) > 1:
-        intervals_text = ", ".join(f"{each:g} s" for each in sorted(everys_s))
+    windows_s = {part.task.slo.every_s or USUAL_EVERY_S for part in parts}
+    if day_section.every_s is None and len(windows_s) > 1:
+        intervals_text = ", ".join(f"{each:g} s" for each in sorted(windows_s))
         raise InputError(
             f"{question.path}: day: every: the SLOs have windows of {intervals_text}; name one grid for all"
         )
@@ -286,7 +289,7 @@ def _day_together(
             spread_stamps(part.trace, seed=seed), seed=seed
         )
         limits = replace(task.slo, every_s=task.slo.every_s or USUAL_EVERY_S)
-        questions[part.name] = _question(fleets[part.name], limits, requests, task, day_section, facts)
+        questions[part.name] = _day_question(fleets[part.name], limits, requests, task, day_section, facts)
     answer = study_day_together(
         questions,
         day_section.controllers,
@@ -300,7 +303,7 @@ def _day_together(
 def _standing_of(
     standing: FleetLike | Mapping[str, FleetLike], names: Sequence[str], question: TaskDocument
 ) -> dict[str, Fleet]:
-    """The fleet of each LLM: of a mapping by name, or of the folders of a plan of all."""
+    """The fleet of each LLM, from a mapping by name or from the folder of a plan for all LLMs."""
     if isinstance(standing, str | Path):
         standing = {name: Path(standing) / name for name in names}
     if not isinstance(standing, Mapping) or set(standing) != set(names):
@@ -326,19 +329,18 @@ def elastic_pools(
         if not day_section.least <= pool.count <= most:
             raise InputError(
                 f"day: least {day_section.least} and most {most} workers of pool {pool.name}, where "
-                f"{pool.count} "
-                "stand all day; widen them"
+                f"{pool.count} stand all day; widen them"
             )
         start, warm_s = start_of(standing, pool, day_section, facts), day_section.warm_start_s
+        if warm_s is None:
+            warm_s = facts.warm_start_time(standing.llm, pool.type).start_s
         pools.append(
             ElasticPool(
                 start_s=start.start_s if day_section.start_s is None else day_section.start_s,
                 least=day_section.least,
                 most=most,
                 warm=day_section.warm,
-                warm_start_s=facts.warm_start_time(standing.llm, pool.type).start_s
-                if warm_s is None
-                else warm_s,
+                warm_start_s=warm_s,
                 drain_limit_s=day_section.drain_limit_s,
                 interruptions_per_h=spot.interruptions_per_h if spot else 0.0,
                 notice_s=NOTICE_S if spot else 0.0,

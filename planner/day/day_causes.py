@@ -8,14 +8,15 @@ A bill is the sum of
     rounding   started units (hours) that are paid to their end
     ready      workers that take requests
 
-and what ready workers cost more than the optimum's is parted, at each moment and of each pool, into
+What ready workers cost more than the optimum's ready workers is split, at each moment and for each pool, into
 
-    kept       more than the optimum has, which had as many within the last hour
-    unneeded   more than the optimum had in the last hour
-    without    fewer than the optimum (below zero)
+    kept       workers more than the optimum has now, but not more than it had within the last hour
+    unneeded   workers more than the optimum had within the last hour
+    without    workers fewer than the optimum has (negative USD)
 
-so the causes add up to the difference of both bills. A window that is missed was short of workers because too
-few were ordered, or these came too late; or it had as many as the optimum, at other moments or after a queue.
+So the causes add up to the difference of both bills. A missed window had fewer workers than in the optimum
+because too few were ordered, or because they came too late; or it had as many, but at other moments or after
+a queue.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from planner.simulator.elastic import ElasticRun
 from planner.solvers.pool_sizes import DayTerms, billed_usd
 
 Floats = npt.NDArray[np.float64]
-RECENT_S = 3600.0  # Workers that the optimum had within so long count as kept, not as unneeded.
+SAME_WORKERS = 0.01  # Mean numbers of workers in a window that differ by less are equal.
+RECENT_S = 3600.0  # Workers that the optimum had within this time count as kept, not as unneeded.
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +69,16 @@ def find_causes(answer: DayAnswer, row: Ran) -> DayCauses | None:
     kept_usd, unneeded_usd, without_usd = _compare_ready(terms, row.run, best.run).tolist()
     too_few, too_late, as_many = _missed_by_cause(row, best)
     return DayCauses(
-        starting_usd,
-        draining_usd,
-        idle_usd,
-        rounding_usd,
-        kept_usd,
-        unneeded_usd,
-        without_usd,
-        too_few,
-        too_late,
-        as_many,
+        starting_usd=starting_usd,
+        draining_usd=draining_usd,
+        idle_usd=idle_usd,
+        rounding_usd=rounding_usd,
+        kept_usd=kept_usd,
+        unneeded_usd=unneeded_usd,
+        without_usd=without_usd,
+        too_few=too_few,
+        too_late=too_late,
+        as_many=as_many,
     )
 
 
@@ -92,7 +94,8 @@ def _bill_parts(terms: DayTerms, run: ElasticRun) -> Floats:
         paid_usd += price_usd_per_s * (span.gone_s - span.asked_s)
     by_second_usd = billed_usd(replace(terms, unit_s=0.0), lives)
     rounding_usd = billed_usd(terms, lives) - by_second_usd
-    return np.array([starting_usd, draining_usd, by_second_usd - paid_usd, rounding_usd])
+    idle_usd = by_second_usd - paid_usd  # What is paid by the second beyond the prices of workers.
+    return np.array([starting_usd, draining_usd, idle_usd, rounding_usd])
 
 
 def _ready_changes(run: ElasticRun, pool: int) -> tuple[Floats, npt.NDArray[np.int64]]:
@@ -111,46 +114,52 @@ def _compare_ready(terms: DayTerms, run: ElasticRun, best: ElasticRun) -> Floats
     """USD of ready workers kept, unneeded and done without (3,)."""
     total_usd = np.zeros(3)
     for pool, price_usd_per_h in enumerate(terms.prices().tolist()):
-        own_s, own = _ready_changes(run, pool)
-        best_s, needed = _ready_changes(best, pool)
+        own_s, own_ready = _ready_changes(run, pool)
+        best_s, best_ready = _ready_changes(best, pool)
         times_s = np.unique(np.concatenate((own_s, best_s, best_s + RECENT_S)))
         times_s = times_s[np.isfinite(times_s)]
         if len(times_s) < 2:
             continue
         begins_s = times_s[:-1]
-        ready = own[np.searchsorted(own_s, begins_s, "right") - 1]
-        now = np.searchsorted(best_s, begins_s, "right")
-        ago = np.searchsorted(best_s, begins_s - RECENT_S, "right")
-        recent = np.array(
-            [needed[max(first - 1, 0) : last].max() for first, last in zip(ago, now, strict=True)]
-        )
-        there = needed[now - 1]
-        more = np.maximum(ready - there, 0)
-        kept = np.minimum(more, recent - there)
-        usd = price_usd_per_h * np.diff(times_s) / 3600
-        total_usd += [usd @ kept, usd @ (more - kept), usd @ np.minimum(ready - there, 0)]
+        ready = own_ready[np.searchsorted(own_s, begins_s, "right") - 1]
+        end = np.searchsorted(best_s, begins_s, "right")
+        first = np.searchsorted(best_s, begins_s - RECENT_S, "right")
+        most_recent = np.array([best_ready[max(i - 1, 0) : j].max() for i, j in zip(first, end, strict=True)])
+        needed = best_ready[end - 1]
+        more = np.maximum(ready - needed, 0)
+        kept = np.minimum(more, most_recent - needed)
+        worker_usd = price_usd_per_h * np.diff(times_s) / 3600
+        total_usd += [
+            worker_usd @ kept,
+            worker_usd @ (more - kept),
+            worker_usd @ np.minimum(ready - needed, 0),
+        ]
     return total_usd
 
 
 def _missed_by_cause(row: Ran, best: Ran) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Missed windows for which too few workers were asked, to which they came too late, and all others."""
+    """Missed windows for which too few workers were asked, those for which they came too late, and all
+    others.
+    """
     pools = row.run.asked.shape[1]
-    edges_s = np.array([*(each.start_s for each in row.windows), row.windows[-1].end_s])
+    edges_s = np.array([*(window.start_s for window in row.windows), row.windows[-1].end_s])
     own = workers_over_time(row.run, pools, edges_s)[1]
     needed = workers_over_time(best.run, pools, edges_s)[1]
-    causes: tuple[list[int], list[int], list[int]] = [], [], []
+    too_few, too_late, as_many = list[int](), list[int](), list[int]()
     for v, window in enumerate(row.windows):
         if window.holds:
             continue
-        short = own[:, v] < needed[:, v] - 0.01
+        is_short = own[:, v] < needed[:, v] - SAME_WORKERS
         last = int(np.searchsorted(row.run.asked_s, window.end_s))
         first = max(int(np.searchsorted(row.run.asked_s, window.start_s, "right")) - 1, 0)
         ordered = row.run.asked[first : max(last, first + 1)].max(axis=0)
-        few = short & (ordered < np.floor(needed[:, v] + 0.01))
-        causes[0 if few.any() else 1 if short.any() else 2].append(v)
-    return tuple(causes[0]), tuple(causes[1]), tuple(causes[2])
+        is_too_few = is_short & (ordered < np.floor(needed[:, v] + SAME_WORKERS))
+        cause = too_few if is_too_few.any() else too_late if is_short.any() else as_many
+        cause.append(v)
+    return tuple(too_few), tuple(too_late), tuple(as_many)
 
 
+# The columns of `cause_rows`.
 HEAD = (
     "Controller",
     "Above the optimum",
@@ -183,19 +192,23 @@ def cause_rows(answer: DayAnswer, rows: Sequence[Ran]) -> list[tuple[str, ...]]:
             causes.unneeded_usd,
             causes.without_usd,
         )
-        counts = (causes.too_few, causes.too_late, causes.as_many)
+        causes_windows = (causes.too_few, causes.too_late, causes.as_many)
         table_rows.append(
-            (row.name, *(f"{each:+,.2f}" for each in numbers), *(str(len(each)) for each in counts))
+            (
+                row.name,
+                *(f"{usd:+,.2f}" for usd in numbers),
+                *(str(len(windows)) for windows in causes_windows),
+            )
         )
     return table_rows
 
 
-OURS = "fleetplan"
+OURS = "fleetplan"  # The name of our controller.
 
 
 def cause_columns(answer: DayAnswer) -> list[dict[str, str]]:
-    """A row for each cause with the winner, ours and the fleet that stands, for a terminal; causes without
-    anything are left out.
+    """For a terminal: a row for each cause, with columns for the winner, our controller and the fleet that
+    stands all day. Causes of no USD and no window are left out.
     """
     shown = dict.fromkeys((answer.winner.name, OURS, answer.static.name))
     rows = [row for name in shown for row in answer.rows if row.name == name]

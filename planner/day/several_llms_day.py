@@ -1,8 +1,9 @@
-"""A day of several LLMs on one stock: each its pools and its controllers, the stock bound over all of them at
-every moment, costs added up.
+"""A day of several LLMs on one stock. Each has its own pools and controllers; at every moment all together
+hold no more GPUs than the stock has, and their costs are added up.
 
-A controller runs once for each LLM, side by side, and who finds no GPU waits until one is given back. The
-optimum is one over all: where LLMs have their peaks at other hours, one takes what the other gives up.
+A controller runs once for each LLM, at the same time, and a worker that finds no GPU waits until one is given
+back. There is one optimum for all LLMs: where they have their peaks at different hours, one takes the GPUs
+that another gives up.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ from planner.traffic.trace import Trace
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointRan:
-    """One controller for all LLMs: what each one's pools did, and what is paid for all, nodes shared."""
+    """One controller for all LLMs: what the pools of each did, and the bill for all, on nodes that they
+    share.
+    """
 
     name: str
     parts: tuple[Ran, ...]
@@ -102,13 +105,15 @@ class JointAnswer:
 
 
 def _best_row(rows: Sequence[JointRan], questions: Sequence[DayQuestion]) -> JointRan:
-    counts_usd = [missed_usd_of(one, part) for one, part in zip(questions, rows[0].parts, strict=True)]
+    window_usd = [
+        missed_usd_of(question, part) for question, part in zip(questions, rows[0].parts, strict=True)
+    ]
 
-    def scored(row: JointRan) -> tuple[float, int]:
-        missed_usd = sum(usd * part.missed_windows for usd, part in zip(counts_usd, row.parts, strict=True))
+    def score(row: JointRan) -> tuple[float, int]:
+        missed_usd = sum(usd * part.missed_windows for usd, part in zip(window_usd, row.parts, strict=True))
         return row.usd + missed_usd, row.missed_windows
 
-    return min(rows, key=scored)
+    return min(rows, key=score)
 
 
 def study_day_together(
@@ -119,38 +124,43 @@ def study_day_together(
     optimum: bool = True,
     progress: Progress = report_nothing,
 ) -> JointAnswer:
-    """Run what stands all day, every controller and the optimum of all LLMs, whose stock is the first one's.
+    """Simulate the fleets that stand all day and every controller, and find the optimum of all LLMs. The
+    stock is that of the first question.
 
-    Parameters are chosen, where something trains, for each LLM by itself. Raises InputError where the traffic
-    cannot be parted as asked, or ends at another time than another's.
+    Where a question has training traffic, parameters are tuned for each LLM by itself. Raises InputError
+    where traffic cannot be split as asked, or the traffics of two LLMs end at different times.
     """
     deadline = time.monotonic() + time_limit_s
-    names, llm_questions = list(questions), list(questions.values())
+    llm_names, llm_questions = list(questions), list(questions.values())
     stock = llm_questions[0].stock
-    parts = [split_training(one.trace, one.train_frac) for one in llm_questions]
-    judged = [replace(one, trace=later) for one, (_, later) in zip(llm_questions, parts, strict=True)]
-    terms = joint_terms([terms_of(one) for one in judged], stock, judged[0].step_s)
+    parts = [split_training(question.trace, question.train_frac) for question in llm_questions]
+    judged = [
+        replace(question, trace=later) for question, (_, later) in zip(llm_questions, parts, strict=True)
+    ]
+    terms = joint_terms([terms_of(question) for question in judged], stock, judged[0].step_s)
     progress("how much traffic so many workers carry")
-    known = [
-        deployment_of(one, later if train is None else train, train)
-        for one, (train, later) in zip(llm_questions, parts, strict=True)
+    deployments = [
+        deployment_of(question, later if train is None else train, train)
+        for question, (train, later) in zip(llm_questions, parts, strict=True)
     ]
     rows: list[JointRan] = []
     left_out: list[tuple[str, str]] = []
-    for each in (parse_controller(STATIC, None), *(one for one in chosen if one.row.name != STATIC)):
-        progress(f"{each.row.name}: the day")
+    static = parse_controller(STATIC, None)
+    for controller in (static, *(other for other in chosen if other.row.name != STATIC)):
+        name = controller.row.name
+        progress(f"{name}: the day")
         try:
-            own = [
-                _tune_controller(one, each, deployment, train, rows, m, deadline)
-                for m, (one, deployment, (train, _)) in enumerate(
-                    zip(llm_questions, known, parts, strict=True)
+            tuned = [
+                _tune_controller(question, controller, deployment, train, rows, m, deadline)
+                for m, (question, deployment, (train, _)) in enumerate(
+                    zip(llm_questions, deployments, parts, strict=True)
                 )
             ]
-            rows.append(_simulate_day(judged, own, known, terms))
+            rows.append(_simulate_day(judged, tuned, deployments, terms))
         except InputError as error:
-            if each.row.name == STATIC:
+            if name == STATIC:
                 raise
-            left_out.append((each.row.name, str(error)))
+            left_out.append((name, str(error)))
     best_day, why = None, "it was not asked for"
     if optimum:
         progress("the optimum: the cheapest sizes of all pools that keep every window, knowing the traffic")
@@ -160,22 +170,30 @@ def study_day_together(
             why = str(error)
     winner = _best_row(rows, llm_questions)
     answers = {}
-    for m, name in enumerate(names):
+    for m, llm in enumerate(llm_names):
         train, later = parts[m]
         own_rows = tuple(replace(row.parts[m], name=row.name) for row in rows)
-        answers[name] = DayAnswer(
-            llm_questions[m],
-            later,
-            own_rows,
-            None if best_day is None else best_day.each[m],
-            why,
-            known[m].capacity,
-            tuple(left_out),
-            warnings_of(train, own_rows),
-            winner.name,
+        answers[llm] = DayAnswer(
+            question=llm_questions[m],
+            judged=later,
+            rows=own_rows,
+            optimum=None if best_day is None else best_day.each[m],
+            no_optimum=why,
+            capacity=deployments[m].capacity,
+            left_out=tuple(left_out),
+            warnings=warnings_of(train, own_rows),
+            winner_name=winner.name,
         )
-    warnings = tuple(dict.fromkeys(line for one in answers.values() for line in one.warnings))
-    return JointAnswer(answers, tuple(rows), best_day, why, stock, tuple(left_out), warnings)
+    warnings = tuple(dict.fromkeys(line for answer in answers.values() for line in answer.warnings))
+    return JointAnswer(
+        each=answers,
+        rows=tuple(rows),
+        optimum=best_day,
+        no_optimum=why,
+        stock=stock,
+        left_out=tuple(left_out),
+        warnings=warnings,
+    )
 
 
 def _tune_controller(
@@ -198,39 +216,51 @@ def _tune_controller(
 
 def _simulate_day(
     judged: Sequence[DayQuestion],
-    own: Sequence[tuple[Chosen, int]],
-    known: Sequence[Deployment],
+    tuned: Sequence[tuple[Chosen, int]],
+    deployments: Sequence[Deployment],
     terms: DayTerms,
 ) -> JointRan:
-    parts, deployments = [], []
-    for one, (chosen, _), deployment in zip(judged, own, known, strict=True):
+    """The day of one controller, tuned for each LLM, and the number of settings that were
+    simulated for that.
+    """
+    parts, used_deployments = [], []
+    for question, (chosen, _), deployment in zip(judged, tuned, deployments, strict=True):
         if chosen.row.name == CRON and deployment.history is None:
-            deployment = in_hindsight(deployment, one.trace)
-        deployments.append(deployment)
-        limits = one.slo.limits
+            deployment = in_hindsight(deployment, question.trace)
+        used_deployments.append(deployment)
         parts.append(
-            ElasticFleet(one.fleet, one.trace, one.pools, chosen(deployment), limits, one.slo.every_s)
+            ElasticFleet(
+                fleet=question.fleet,
+                trace=question.trace,
+                pools=question.pools,
+                controller=chosen(deployment),
+                limits=question.slo.limits,
+                every_s=question.slo.every_s,
+            )
         )
     runs = simulate_together(parts, judged[0].stock)
-    name = own[0][0].row.name
+    name = tuned[0][0].row.name
     days = [
         replace(
-            summarize_run(one, name, run, chosen.parameters()),
+            summarize_run(question, name, run, chosen.parameters()),
             chosen=chosen,
             deployment=deployment,
             settings_count=settings_count,
         )
-        for one, run, (chosen, settings_count), deployment in zip(judged, runs, own, deployments, strict=True)
+        for question, run, (chosen, settings_count), deployment in zip(
+            judged, runs, tuned, used_deployments, strict=True
+        )
     ]
     return JointRan(name, tuple(days), _paid_usd(days, terms))
 
 
 def _paid_usd(parts: Sequence[Ran], terms: DayTerms) -> float:
     """The bill of all workers, on nodes that the LLMs share."""
-    lives, first = [], 0
+    # `terms` number the pools of all LLMs one after another.
+    lives, first_pool = [], 0
     for part in parts:
-        lives += [(first + span.pool, span.asked_s, span.gone_s) for span in part.run.spans]
-        first += part.run.asked.shape[1]
+        lives += [(first_pool + span.pool, span.asked_s, span.gone_s) for span in part.run.spans]
+        first_pool += part.run.asked.shape[1]
     return billed_usd(terms, lives)
 
 
@@ -241,31 +271,38 @@ def _find_optimum(
     deadline: float,
     progress: Progress,
 ) -> JointOptimum:
-    each = [DayRuns(one.fleet, one.trace, one.slo, one.pools, terms_of(one)) for one in judged]
-    runs = joint_runs(each, terms)
+    """The cheapest day of all LLMs together; what a controller did where that was cheaper still."""
+    llm_runs = [
+        DayRuns(question.fleet, question.trace, question.slo, question.pools, terms_of(question))
+        for question in judged
+    ]
+    runs = joint_runs(llm_runs, terms)
     left_s = max(deadline - time.monotonic(), LEAST_OPTIMUM_S)
     cheapest = cheapest_day(runs, time_limit_s=left_s, progress=progress)
     parts = [
-        summarize_run(one, OPTIMUM, part.run, {})
-        for one, part in zip(judged, cheapest.best.parts, strict=True)
+        summarize_run(question, OPTIMUM, part.run, {})
+        for question, part in zip(judged, cheapest.best.parts, strict=True)
     ]
-    best, status, bound_usd = (
-        JointRan(OPTIMUM, tuple(parts), cheapest.best.usd),
-        cheapest.status,
-        cheapest.bound_usd,
-    )
-    cheaper = min((row for row in rows if row.keeps), key=lambda row: row.usd, default=None)
-    if cheaper is not None and cheaper.usd < best.usd:
+    best = JointRan(OPTIMUM, tuple(parts), cheapest.best.usd)
+    status, bound_usd = cheapest.status, cheapest.bound_usd
+    cheapest_row = min((row for row in rows if row.keeps), key=lambda row: row.usd, default=None)
+    if cheapest_row is not None and cheapest_row.usd < best.usd:
         renamed = tuple(
-            replace(part, name=OPTIMUM, parameters={}, settings_count=1) for part in cheaper.parts
+            replace(part, name=OPTIMUM, parameters={}, settings_count=1) for part in cheapest_row.parts
         )
-        status = f"what {cheaper.name} did, which changes sizes at other moments than the grid's"
-        best, bound_usd = replace(cheaper, name=OPTIMUM, parts=renamed), min(bound_usd, cheaper.usd)
-    shares = []
-    for part, own, one in zip(best.parts, runs.columns, each, strict=True):
-        proved_usd = one.least_paid().usd
-        sizes = cheapest.best.workers[:, own.start : own.stop]
-        why = f"its part of what is best for all: {status}"
-        bound = min(proved_usd, part.usd)
-        shares.append(Optimum(part, terms.edges_s, sizes, bound, proved_usd, why))
-    return JointOptimum(best, tuple(shares), bound_usd, cheapest.proved_usd, status)
+        status = f"what {cheapest_row.name} did, which changes sizes at other moments than the grid's"
+        best, bound_usd = replace(cheapest_row, name=OPTIMUM, parts=renamed), min(bound_usd, cheapest_row.usd)
+    llm_parts = []
+    for part, columns, own_runs in zip(best.parts, runs.columns, llm_runs, strict=True):
+        proved_usd = own_runs.least_paid().usd
+        llm_parts.append(
+            Optimum(
+                ran=part,
+                edges_s=terms.edges_s,
+                sizes=cheapest.best.workers[:, columns.start : columns.stop],
+                bound_usd=min(proved_usd, part.usd),
+                proved_usd=proved_usd,
+                status=f"its part of what is best for all: {status}",
+            )
+        )
+    return JointOptimum(best, tuple(llm_parts), bound_usd, cheapest.proved_usd, status)

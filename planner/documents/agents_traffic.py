@@ -5,7 +5,7 @@ planner/traffic/agents.py says what the words mean.
 agents: 500                      # the rest from a task: row, such as task: coding-agent
 agents:
   count: 500
-  turns: 8.8                     # of a task, geometric
+  turns: 8.8                     # of a task: the mean of a geometric distribution
   tasks: 9.2                     # of a session, which keeps its context
   tool: {mean: 5 s, cv: 2}       # before each turn but the first of a task
   idle: {mean: 30 s, cv: 2}      # before each task
@@ -41,15 +41,18 @@ def is_of_agents(given: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
 
 
 def agent_rate_rps(agents: Agents, output: Lengths) -> float:
-    """Requests/s of all of them on a fleet of which a token takes NOMINAL_TOKEN_S."""
+    """Requests/s of all agents together, on a fleet on which a token takes NOMINAL_TOKEN_S
+    (traffic/agents.py).
+    """
     return agents.count * agents.task_requests() / agents.task_s(output)
 
 
 def parse_agents(
     traffic: Section, row: Mapping[str, Any], read_lengths: Callable[[object, str], Lengths]
 ) -> Agents:
-    """`row` is what a task says of agents, which `traffic` overrides key by key. Raises InputError naming the
-    key."""
+    """The agents of a section `traffic`; `row` is what a task says of agents, which `traffic` overrides key
+    by key. Raises InputError naming the key.
+    """
     if "agents" not in traffic:
         raise InputError(
             f"{traffic.path_of('agents')}: is missing; this task is of agents: say how many work at once, as "
@@ -62,10 +65,10 @@ def parse_agents(
                 f"done; drop {key}, or agents"
             )
     value, where = traffic.get("agents"), traffic.path_of("agents")
-    given = {"count": value} if is_number(value) else value
-    if not isinstance(given, Mapping) or "count" not in given:
+    agent_keys = {"count": value} if is_number(value) else value
+    if not isinstance(agent_keys, Mapping) or "count" not in agent_keys:
         raise InputError(f"{where}: expected how many work at once, such as agents: 500")
-    section = Section.from_document({**row, **given}, where, KEYS)
+    section = Section.from_document({**row, **agent_keys}, where, KEYS)
     repository = section.subsection("repository", ("tokens", "count", "skew"))
     return Agents(
         count=section.whole_number("count", most=MOST_AGENTS),
@@ -88,10 +91,12 @@ def _at_least_one(section: Section, key: str) -> float:
 
 
 def _tokens(section: Section, key: str) -> int:
-    value = check_number(section.get(key, 0), section.path_of(key), least=0.0)
-    if value != int(value) or value > MAX_TOKENS:
-        raise InputError(f"{section.path_of(key)}: expected whole tokens up to {MAX_TOKENS}, found {value:g}")
-    return int(value)
+    tokens = check_number(section.get(key, 0), section.path_of(key), least=0.0)
+    if tokens != int(tokens) or tokens > MAX_TOKENS:
+        raise InputError(
+            f"{section.path_of(key)}: expected whole tokens up to {MAX_TOKENS}, found {tokens:g}"
+        )
+    return int(tokens)
 
 
 def _parse_pause(section: Section, key: str) -> Pause:
@@ -99,20 +104,23 @@ def _parse_pause(section: Section, key: str) -> Pause:
         return Pause(0.0)
     if not isinstance(section.get(key), Mapping):
         return Pause(section.at_least(key, "s"))
-    part = section.subsection(key, ("mean", "cv"))
-    return Pause(part.at_least("mean", "s"), part.number("cv", 1.0, least=0.0))
+    pause = section.subsection(key, ("mean", "cv"))
+    return Pause(pause.at_least("mean", "s"), pause.number("cv", 1.0, least=0.0))
 
 
 def _parse_sub_agents(section: Section) -> SubAgents | None:
     if "sub_agents" not in section:
         return None
-    part = section.subsection("sub_agents", ("per_task", "at_once", "turns"))
-    per_task = check_number(part.get_required("per_task"), part.path_of("per_task"), least=0.0)
-    return SubAgents(per_task, part.whole_number("at_once", 1, most=1000), _at_least_one(part, "turns"))
+    sub_agents = section.subsection("sub_agents", ("per_task", "at_once", "turns"))
+    return SubAgents(
+        per_task=check_number(sub_agents.get_required("per_task"), sub_agents.path_of("per_task"), least=0.0),
+        at_once=sub_agents.whole_number("at_once", 1, most=1000),
+        turns=_at_least_one(sub_agents, "turns"),
+    )
 
 
 def agents_document(agents: Agents, show_lengths: Callable[[Lengths], dict[str, Any]]) -> dict[str, Any]:
-    """The mapping that `parse_agents` reads as the same."""
+    """The value of `agents` that `parse_agents` reads as these agents."""
     document: dict[str, Any] = {
         "count": agents.count,
         "turns": agents.turns,
@@ -131,6 +139,7 @@ def agents_document(agents: Agents, show_lengths: Callable[[Lengths], dict[str, 
 
 
 def _pause_document(pause: Pause) -> dict[str, Any]:
+    # A readable span such as "1 min" is written if it is read back as the same number.
     text = show_span(pause.mean_s)
     from_text = Section({"mean": text}, "pause").at_least("mean", "s")
     return {

@@ -44,7 +44,7 @@ from planner.files.document_values import (
     refuse_unknown,
     refused_value,
 )
-from planner.models.all2all import MEASURED_LINK_BYTES_PER_S, RANKS, All2All, Ranks, nodes_of_ranks
+from planner.models.all2all import DEFAULT_RANKS, MEASURED_LINK_BYTES_PER_S, All2All, Ranks, nodes_of_ranks
 from planner.models.latency import StepLatency
 from planner.models.llm import WEIGHT_BYTES, WEIGHTS, Llm
 from planner.units import quantity
@@ -105,7 +105,8 @@ WORDING = Wording(whole="expected a whole number > 0")
 @dataclass(frozen=True)
 class Provenance:
     """The source of a row and its other names; for a GPU also the source of its price, which ages faster, and
-    the offers of providers."""
+    the offers of providers.
+    """
 
     source: str
     date: str
@@ -204,7 +205,7 @@ class Catalog:
         return names
 
     def step_latency(
-        self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False, dp: int = 1, ranks: Ranks = RANKS
+        self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False, dp: int = 1, ranks: Ranks = DEFAULT_RANKS
     ) -> StepLatency:
         """Step times of `llm` on `tp` GPUs: the fit of this pair, else the roofline; slowed for a power cap.
 
@@ -260,7 +261,8 @@ class Catalog:
 
     def rank_counts_on_nodes(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[tuple[int, All2All], ...]:
         """The numbers of ranks of `tp` GPUs on several nodes that have a fit, each with its all-to-all
-        kernels."""
+        kernels.
+        """
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         splits = {
             (dp, kind)

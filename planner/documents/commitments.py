@@ -1,7 +1,8 @@
 """What the same GPUs cost on demand and under a commitment of one or three years.
 
-`fleet: prices` may hold `reserved_1y` and `reserved_3y` beside `on_demand`; else the offers of a row in
-catalogs/gpus.yaml and of prices.yaml count. A plan is priced by none of them: its bill by each stands beside.
+`fleet: prices` of slo.yaml may hold `reserved_1y` and `reserved_3y` beside `on_demand`; otherwise the offers
+of a row in catalogs/gpus.yaml and of prices.yaml count. No plan is searched by these prices: a plan is shown
+with its bill by each of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from planner.documents.offers import ProviderOffer, Term, offer_of
 from planner.files.document_values import Section
 
 KEYS: Mapping[str, Term] = {"reserved_1y": "reserved-1y", "reserved_3y": "reserved-3y"}
-OWN = "slo.yaml"
+OWN = "slo.yaml"  # Stands for the provider of prices that the user gave.
 
 
 def parse_commitments(
@@ -26,16 +27,16 @@ def parse_commitments(
     `price_of`; without a provider there, the cheapest offer of each commitment among those below the row's
     price. Raises InputError.
     """
-    own = {
+    prices_in_slo = {
         catalog.gpu(str(written_name)).name: (written_name, given)
         for written_name, given in fleet.subsection("prices").values.items()
     }
     provider = fleet.subsection("price_of").get("provider") if "price_of" in fleet else None
     offers_by_gpu: dict[str, dict[Term, ProviderOffer]] = {}
     for name in gpus:
-        row = name if name in own else catalog.gpus[name].base
-        if row in own:
-            terms = _own_terms(fleet.subsection("prices"), *own[row])
+        row = name if name in prices_in_slo else catalog.gpus[name].base
+        if row in prices_in_slo:
+            terms = _own_terms(fleet.subsection("prices"), *prices_in_slo[row])
         else:
             terms = _offered_terms(
                 catalog.provenance[name].offers, provider, catalog.gpus[name].price_usd_per_h
@@ -43,9 +44,13 @@ def parse_commitments(
         if not terms.keys() & set(KEYS.values()):
             continue
         if "on-demand" not in terms:
-            listed, where = catalog.gpus[name].price_usd_per_h, catalog.provenance[name]
+            provenance = catalog.provenance[name]
             terms["on-demand"] = ProviderOffer(
-                "list", "on-demand", listed, where.price_date, where.price_source
+                provider="list",
+                term="on-demand",
+                usd_per_h=catalog.gpus[name].price_usd_per_h,
+                date=provenance.price_date,
+                source=provenance.price_source,
             )
         offers_by_gpu[name] = terms
     return offers_by_gpu
@@ -54,12 +59,12 @@ def parse_commitments(
 def _own_terms(prices: Section, written_name: str, given: object) -> dict[Term, ProviderOffer]:
     if not isinstance(given, Mapping):
         return {}
-    part = Section.from_document(given, prices.path_of(written_name))
+    gpu_prices = Section.from_document(given, prices.path_of(written_name))
     keys: dict[str, Term] = {"on_demand": "on-demand", **KEYS}
     return {
-        term: ProviderOffer(OWN, term, part.at_least(key, "usd_per_h"), "", "")
+        term: ProviderOffer(OWN, term, gpu_prices.at_least(key, "usd_per_h"), date="", source="")
         for key, term in keys.items()
-        if key in part
+        if key in gpu_prices
     }
 
 
@@ -70,14 +75,13 @@ def _offered_terms(
     costs less than the row's own price: a commitment that costs more than another provider's hour is of no
     use.
     """
-    known = tuple(offers)
+    all_offers = tuple(offers)
     if provider is not None:
         terms: tuple[Term, ...] = ("on-demand", *KEYS.values())
-        return {term: offer for term in terms if (offer := offer_of(known, provider, term)) is not None}
-    return {
-        term: min(of_term, key=lambda offer: (offer.usd_per_h, offer.provider))
-        for term in KEYS.values()
-        if (
-            of_term := [offer for offer in known if offer.term == term and offer.usd_per_h < listed_usd_per_h]
-        )
-    }
+        return {term: offer for term in terms if (offer := offer_of(all_offers, provider, term)) is not None}
+    terms_below_list: dict[Term, ProviderOffer] = {}
+    for term in KEYS.values():
+        below_list = [o for o in all_offers if o.term == term and o.usd_per_h < listed_usd_per_h]
+        if below_list:
+            terms_below_list[term] = min(below_list, key=lambda offer: (offer.usd_per_h, offer.provider))
+    return terms_below_list

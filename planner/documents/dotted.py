@@ -34,15 +34,17 @@ def spelled_keys(document: Mapping[str, Any], path: str) -> list[str]:
 def with_value(document: Mapping[str, Any], path: str, value: Any, *, where: str) -> dict[str, Any]:
     """A copy with the value at `path`, or without that key where the value is None.
 
-    Sections that are not there begin to be. Raises InputError, opened by `where`, where the path leads
-    through a value that has no keys.
+    Sections that are missing are added. Raises InputError, whose message begins with `where`, if the path
+    leads through a value that has no keys.
     """
     keys = spelled_keys(document, path)
     changed = copy.deepcopy(dict(document))
     section: dict[str, Any] = changed
     for depth, key in enumerate(keys[:-1]):
         inner = section.get(key)
-        if isinstance(inner, list):  # For instance `fleet: {gpus: [a100-80g, h100-80g]}`.
+        if isinstance(
+            inner, list
+        ):  # A list of names, as in `fleet: {gpus: [a100-80g, h100-80g]}`, becomes keys.
             inner = dict.fromkeys(map(str, inner))
         if inner is not None and not isinstance(inner, dict):
             here = ".".join(keys[: depth + 1])
@@ -65,9 +67,9 @@ def multiply_value(document: Mapping[str, Any], path: str, factor: float) -> flo
     if isinstance(value, str) and (quantity := _QUANTITY.fullmatch(value)):
         return f"{float(quantity[1]) * factor:.10g} {quantity[2]}"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        where = "is not there" if value is None else f"is {value!r}"
-        of_trace = "; its traffic has the trace's own rate, which `plan trace FILE` prints" * (
+        found = "is not there" if value is None else f"is {value!r}"
+        hint = "; its traffic has the trace's own rate, which `plan trace FILE` prints" * (
             path.strip() == "traffic.rate" and value is None
         )
-        raise InputError(f"x{factor:g} multiplies a number, but {path.strip()} {where}{of_trace}")
+        raise InputError(f"x{factor:g} multiplies a number, but {path.strip()} {found}{hint}")
     return value * factor

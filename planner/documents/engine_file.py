@@ -2,10 +2,10 @@
 
     engine: {name: vllm, version: 0.15.1, async_scheduling: true}
 
-Only the name is needed: the version is then the one our manifests deploy, and it schedules as that does by
-default. That is also what a file without the key means; `engine: none` takes step times as they are.
-Of `sglang` and `trtllm` nobody checked constants or scheduler: vLLM's are simulated, and the plan says so.
-Constants of one's own (`host`, `rest`, `front_end`, `tokens_per_s`) replace the row's;
+Only the name is needed: the version is then the one our manifests deploy, with its default for
+async_scheduling. A file without the key `engine` means the same; with `engine: none` step times are used as
+they are. For `sglang` and `trtllm` neither constants nor scheduler were checked: vLLM's are simulated, and
+the plan says so. Constants in the file (`host`, `rest`, `front_end`, `tokens_per_s`) replace the row's;
 planner/models/engine.py says what they are. `speculative`: planner/documents/speculative.py.
 """
 
@@ -83,15 +83,15 @@ def parse_row(row: Section) -> EngineRow:
         raise InputError(f"{row.path_of('to')}: is {last}, must not be before {first}")
     row.plain_text("error")  # How far the constants are off is for people; here it only has to be text.
     return EngineRow(
-        _parse_name(row.get_required("engine"), row.path_of("engine")),
-        first,
-        last,
-        row.flag("async_scheduling"),
-        _parse_host(row.subsection("host", HOST_KEYS)),
-        _parse_host(row.subsection("rest", HOST_KEYS)),
-        _parse_seconds(row, "front_end"),
-        row.plain_text("source"),
-        row.flag("checked", True),
+        engine=_parse_name(row.get_required("engine"), row.path_of("engine")),
+        first=first,
+        last=last,
+        async_scheduling=row.flag("async_scheduling"),
+        host=_parse_host(row.subsection("host", HOST_KEYS)),
+        rest=_parse_host(row.subsection("rest", HOST_KEYS)),
+        front_end_s=_parse_seconds(row, "front_end"),
+        source=row.plain_text("source"),
+        is_checked=row.flag("checked", True),
     )
 
 
@@ -101,9 +101,10 @@ def default_engine(rows: Iterable[EngineRow]) -> Engine | None:
     Where no row is of the deployed version, the nearest row is used without a warning, because the user did
     not choose that version.
     """
-    if not (known := [row for row in rows if row.engine == "vllm"]):
+    vllm_rows = [row for row in rows if row.engine == "vllm"]
+    if not vllm_rows:
         return None
-    engine = parse_engine({}, known, "engine")
+    engine = parse_engine({}, vllm_rows, "engine")
     return None if engine is None else replace(engine, is_nearest=False)
 
 
@@ -113,12 +114,12 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
         return None
     section = Section.from_document({"name": value} if isinstance(value, str) else value, where, KEYS)
     name = _parse_name(section.get("name", "vllm"), section.path_of("name"))
-    known = [row for row in rows if row.engine == name]
-    if not known:
+    engine_rows = [row for row in rows if row.engine == name]
+    if not engine_rows:
         raise InputError(f"{where}: catalogs/engines.yaml has no row of {name}")
-    newest = DEPLOYED_VERSION if name == "vllm" else max((row.last for row in known), key=number_of)
+    newest = DEPLOYED_VERSION if name == "vllm" else max((row.last for row in engine_rows), key=number_of)
     version = _parse_version(section.get("version", newest), section.path_of("version"))
-    row = min(known, key=lambda each: each.version_distance(version))
+    row = min(engine_rows, key=lambda row: row.version_distance(version))
     basis = f"constants of {name} {row.first} to {row.last}: {row.source}"
     if row.version_distance(version):
         basis = f"nearest row: {name} {version} has no constants of its own, taken are {basis}"
@@ -127,16 +128,16 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
         where = section.path_of("async_scheduling")
         raise InputError(f"{where}: {name} {version} has none; {FIRST_ASYNC} is the first")
     return Engine(
-        name,
-        version,
-        async_scheduling,
-        _parse_host(section.subsection("host", HOST_KEYS), row.host),
-        _parse_host(section.subsection("rest", HOST_KEYS), row.rest),
-        _parse_seconds(section, "front_end", row.front_end_s),
-        section.text("basis", "constants of your own" if "host" in section else basis),
-        section.flag("nearest", "host" not in section and row.version_distance(version) > 0),
-        section.number("tokens_per_s", above=0.0) if "tokens_per_s" in section else math.inf,
-        section.flag("checked", row.is_checked),
+        name=name,
+        version=version,
+        async_scheduling=async_scheduling,
+        host=_parse_host(section.subsection("host", HOST_KEYS), row.host),
+        rest=_parse_host(section.subsection("rest", HOST_KEYS), row.rest),
+        front_end_s=_parse_seconds(section, "front_end", row.front_end_s),
+        basis=section.text("basis", "constants of your own" if "host" in section else basis),
+        is_nearest=section.flag("nearest", "host" not in section and row.version_distance(version) > 0),
+        tokens_per_s=section.number("tokens_per_s", above=0.0) if "tokens_per_s" in section else math.inf,
+        is_checked=section.flag("checked", row.is_checked),
     )
 
 
@@ -162,15 +163,16 @@ def engine_of_fleet(
     """The engine of a fleet.yaml or plan.yaml.
 
     A fleet.yaml that names none has the one that our manifests deploy, if it batches as that engine does. A
-    plan.yaml always names the engine that it deploys; only if the constants stand there too was it planned
-    with that engine, else with step times as they are (None).
+    plan.yaml always names the engine that it deploys. It was planned with that engine only if the constants
+    stand there too; otherwise with step times as they are (None).
     """
-    asked = document.get("engine")
-    if "status" in document and not (isinstance(asked, Mapping) and "host" in asked):
+    value = document.get("engine")
+    is_plan = "status" in document
+    if is_plan and not (isinstance(value, Mapping) and "host" in value):
         return None
-    if asked is None:
+    if value is None:
         return default_engine(rows) if batching == Policies().batching else None
-    return parse_engine(asked, rows, where)
+    return parse_engine(value, rows, where)
 
 
 def _host_document(host: HostTime) -> dict[str, str]:

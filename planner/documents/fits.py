@@ -1,4 +1,4 @@
-"""Step times on file: fits of the five numbers, and the forms of other programs. Read and written.
+"""Reads and writes files of step times: fits of five numbers, and the forms of other programs.
 
     llm: meta-llama/Llama-3.1-70B            # a file of catalogs/latency, or one beside a fleet
     gpu: h100-80g
@@ -11,9 +11,8 @@
 
 `planner.models.latency` says what the numbers mean, `planner.models.foreign_forms` and `correction` the
 forms. A fit with `ep: true` is of expert parallelism: every GPU has whole experts and no slices of all. One
-with `dp: 2` is of as many data-parallel ranks, and `joint_s` is the part of f_s that is of all ranks'
-tokens. Of ranks on several nodes there may be two, `all2all: deepep_low_latency` and
-`deepep_high_throughput`.
+with `dp: 2` is of two data-parallel ranks, and `joint_s` is the part of f_s that depends on the tokens of all
+ranks. Ranks on several nodes may have two fits, `all2all: deepep_low_latency` and `deepep_high_throughput`.
 """
 
 from __future__ import annotations
@@ -88,7 +87,9 @@ FORMS: Mapping[str, tuple[type[Form], tuple[str, ...], tuple[str, ...]]] = {
         ("h_s", "context_step"),
     ),
 }
-"""Step times that are not five numbers: their lists of numbers, and their numbers."""
+"""Step times that are not five numbers, by the name of their form: its class, lists of
+numbers, and numbers.
+"""
 
 
 def read_header(path: Path) -> tuple[str, str]:
@@ -105,15 +106,16 @@ def read_header(path: Path) -> tuple[str, str]:
 
 
 def read_fits(path: Path, wording: Wording = PLAIN) -> dict[Split, StepLatency]:
-    """The fits of a file of a catalog, by TP, whether each GPU has whole experts, and data-parallel ranks."""
+    """The fits of a file of a catalog. Raises InputError for two fits of one split."""
     file = Section.from_document(read_yaml(path), path, (*HEADER, "fits"), wording=wording)
     fits: dict[Split, StepLatency] = {}
     for n, row in enumerate(check_rows(file.get("fits"), file.path_of("fits"), "fits")):
         fit = Section.from_document(row, f"{path}: fits[{n}]", wording=wording)
         split = fit.whole_number("tp"), fit.flag(EP, False), fit.whole_number(DP, 1), _parse_all2all(fit)
-        where = f"{path}: tp {split[0]}" + (" with ep" if split[1] else "")
-        where += f", dp {split[2]}" if split[2] > 1 else ""
-        where += f", {split[3]}" if split[3] else ""
+        tp, ep, dp, all2all = split
+        where = f"{path}: tp {tp}" + (" with ep" if ep else "")
+        where += f", dp {dp}" if dp > 1 else ""
+        where += f", {all2all}" if all2all else ""
         if split in fits:
             raise InputError(f"{where}: is given twice; keep one")
         fits[split] = parse_latency(Section.from_document(row, where, FIT_KEYS, wording=wording))
@@ -127,25 +129,25 @@ def _parse_all2all(row: Section) -> All2All:
 def read_fit(
     path: Path, tp: int, wording: Wording = PLAIN, *, dp: int = 1, all2all: All2All = ""
 ) -> tuple[Section, Section]:
-    """What a file says of its fits, and its one fit of `tp` GPUs and `dp` ranks: of `fits`, or what the file
-    itself is. Of two it is the one without whole experts per GPU, and that of `all2all`.
+    """The whole file, and its one fit of `tp` GPUs and `dp` ranks: a row of `fits`, or the file itself if it
+    is one fit. Rows with another `all2all` do not count; of several others the one without `ep` is taken.
     """
     file = Section.from_document(read_yaml(path), path, (*HEADER, "fits", *FIT_KEYS), wording=wording)
     listed = check_rows(file.get("fits", [dict(file.values)]), file.path_of("fits"), "fits")
     fits = [Section.from_document(row, path, (*HEADER, *FIT_KEYS), wording=wording) for row in listed]
-    match = [row for row in fits if row.get("tp", tp) == tp and row.whole_number(DP, dp) == dp]
-    match = [row for row in match if not row.get(ALL2ALL) or _parse_all2all(row) == all2all]
-    if len(match) > 1:
-        match = [row for row in match if not row.flag(EP, False)]
-    if len(match) != 1:
+    matches = [row for row in fits if row.get("tp", tp) == tp and row.whole_number(DP, dp) == dp]
+    matches = [row for row in matches if not row.get(ALL2ALL) or _parse_all2all(row) == all2all]
+    if len(matches) > 1:
+        matches = [row for row in matches if not row.flag(EP, False)]
+    if len(matches) != 1:
         known = ", ".join(str(row.get("tp")) for row in fits)
         ranks = f" and dp {dp}" if dp > 1 else ""
-        raise InputError(f"{path} has {len(match)} fits for tp {tp}{ranks}, need one; found tp {known}")
-    return file, match[0]
+        raise InputError(f"{path} has {len(matches)} fits for tp {tp}{ranks}, need one; found tp {known}")
+    return file, matches[0]
 
 
 def parse_latency(row: Section, *, basis: str | None = None) -> StepLatency:
-    """The five numbers; `basis` where the fit does not say its own."""
+    """The fit of five numbers in `row`; its basis is `basis` where the row has none."""
     knots_tokens, f_s = row.numbers("knots_tokens"), row.numbers("f_s")
     a_s, b_s, d_s, e_s, h_s = (row.number(key) for key in NUMBERS)
     mape_frac, max_context_tokens, uncertainty_frac = (row.number(key, None) for key in OPTIONAL)
@@ -153,7 +155,14 @@ def parse_latency(row: Section, *, basis: str | None = None) -> StepLatency:
     try:
         kind = cast(Kind, row.one_of("kind", get_args(Kind), _kind_of(stated_basis)))
         return StepLatency(
-            *(knots_tokens, f_s, a_s, b_s, d_s, e_s, h_s, stated_basis),
+            knots_tokens=knots_tokens,
+            f_s=f_s,
+            a_s=a_s,
+            b_s=b_s,
+            d_s=d_s,
+            e_s=e_s,
+            h_s=h_s,
+            basis=stated_basis,
             mape_frac=mape_frac,
             max_context_tokens=max_context_tokens,
             uncertainty_frac=uncertainty_frac,
@@ -174,7 +183,7 @@ def _kind_of(basis: str) -> Kind:
 
 
 def parse_simulated(row: Section) -> CorrectedFormula | None:
-    """What `plan fit --choose` found better than five numbers."""
+    """The form that `plan fit --choose` found better than five numbers; None where the row has none."""
     section = row.get("simulated")
     if section is None:
         return None
@@ -188,24 +197,26 @@ def parse_form(section: Section) -> Form:
     """Step times that are not five numbers, by the name of their form."""
     name = section.one_of("form", FORMS)
     kind, lists, numbers = FORMS[name]
-    given = Section.from_document(
+    form = Section.from_document(
         section.values, section.where, ("form", *lists, *numbers), wording=section.wording
     )
-    values: dict[str, Any] = {key: given.numbers(key) for key in lists}
-    values |= {key: given.number(key) for key in numbers if key in given}
-    if values.get("threshold", 0.5) % 1 == 0:
+    values: dict[str, Any] = {key: form.numbers(key) for key in lists}
+    values |= {key: form.number(key) for key in numbers if key in form}
+    if "threshold" in values and values["threshold"] % 1 == 0:
         values["threshold"] = int(values["threshold"])
     try:
         return kind(**values)
     except InputError as error:
-        raise InputError(f"{given.where}: {error}") from None
-    except TypeError:
-        missing = ", ".join(key for key in numbers if key not in given)
-        raise InputError(f"{given.where}: a {name} needs numbers for some of {missing}") from None
+        raise InputError(f"{form.where}: {error}") from None
+    except TypeError:  # An argument without a default is missing.
+        missing = ", ".join(key for key in numbers if key not in form)
+        raise InputError(f"{form.where}: a {name} needs numbers for some of {missing}") from None
 
 
 def latency_document(latency: StepLatency, form: StepForm | None = None) -> dict[str, Any]:
-    """To the last bit, as a fleet carries them; `parse_latency` and its like read them."""
+    """Step times to the last bit, for the file of a fleet; `parse_latency`, `parse_form` and
+    `parse_simulated` read them.
+    """
     if isinstance(form, SplitwiseLookup | DistServeSteps):
         return form_document(form)
     simulated = {"simulated": form_document(form)} if isinstance(form, CorrectedFormula) else {}
@@ -224,7 +235,7 @@ def form_document(form: Form) -> dict[str, Any]:
 def fit_document(
     llm: str, gpu: str, fits: Sequence[Mapping[str, Any]], *, source: str, date: str, command: str
 ) -> dict[str, Any]:
-    """A file of `fit_row`s: `llm` and `gpu` come first, where `read_header` looks for them."""
+    """A file of the rows `fits`, made by `fit_row`. `llm` and `gpu` come first, where `read_header` looks."""
     return {"llm": llm, "gpu": gpu, "source": source, "date": date, "command": command, "fits": list(fits)}
 
 
@@ -238,7 +249,7 @@ def fit_row(
     dp: int = 1,
     all2all: All2All = "",
 ) -> dict[str, Any]:
-    """One item of `fits:`. Seven digits are more than any of it is known to."""
+    """One item of `fits:`. No number of it is known to more than the seven digits that are written."""
     row: dict[str, Any] = {
         "tp": tp,
         **({EP: True} if ep else {}),

@@ -79,7 +79,7 @@ from planner.fleet import (
     Role,
     WorkerType,
 )
-from planner.models.all2all import RANKS, Ranks, all2all_of, nodes_of_ranks
+from planner.models.all2all import DEFAULT_RANKS, Ranks, all2all_of, nodes_of_ranks
 from planner.models.engine import Engine, vllm_version_of
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
@@ -437,7 +437,9 @@ def _saturating_tokens(row: Section, llm: Llm, catalog: Catalog, directory: Path
     try:
         gpu = catalog.gpu(str(row.get("gpu")))
         split: Split = (_parse_tp(row, llm, gpu), False, 1, "")
-        return saturating_tokens(*_step_times(row.get("latency"), llm, gpu, split, catalog, directory, RANKS))
+        return saturating_tokens(
+            *_step_times(row.get("latency"), llm, gpu, split, catalog, directory, DEFAULT_RANKS)
+        )
     except InputError:
         return None
 

@@ -5,8 +5,9 @@
     policies: {prefix_cache: true, kv_offload: {size: 200 GB, bandwidth: 50 GB/s,
                                                 disk: {size: 2 TB, bandwidth: 6 GB/s}}}
 
-All are of one GPU: its share of the host's memory, and its link to that (planner/models/kv_offload.py). With
-`shared: true` they are of one store that all workers have, and of its link.
+`size` is each GPU's share of the host's memory, `bandwidth` that of its link to this memory
+(planner/models/kv_offload.py). With `shared: true` they are the size of one store for all workers, and the
+bandwidth of its link.
 """
 
 from __future__ import annotations
@@ -39,18 +40,19 @@ def parse_kv_offload(policies: Section) -> KvOffload | None:
     disk = section.subsection("disk", ("size", "bandwidth"))
     try:
         return KvOffload(
-            section.at_least("size", "bytes") if has_disk else section.positive("size", "bytes"),
-            section.positive("bandwidth", "bytes_per_s"),
-            section.flag("shared", False),
-            disk.positive("size", "bytes") if has_disk else 0.0,
-            disk.positive("bandwidth", "bytes_per_s") if has_disk else math.inf,
+            # With a disk there may be no memory.
+            size_bytes=section.at_least("size", "bytes") if has_disk else section.positive("size", "bytes"),
+            bandwidth_bytes_per_s=section.positive("bandwidth", "bytes_per_s"),
+            is_shared=section.flag("shared", False),
+            disk_bytes=disk.positive("size", "bytes") if has_disk else 0.0,
+            disk_bandwidth_bytes_per_s=disk.positive("bandwidth", "bytes_per_s") if has_disk else math.inf,
         )
     except InputError as error:
         raise InputError(with_place(error, policies.where)) from None
 
 
 def kv_offload_document(offload: KvOffload) -> dict[str, Any]:
-    """The mapping that `parse_kv_offload` reads as the same."""
+    """The value of `kv_offload` that `parse_kv_offload` reads as this setting."""
     return {
         "size": show_exactly(offload.size_bytes, "GB"),
         "bandwidth": show_exactly(offload.bandwidth_bytes_per_s, "GB/s"),

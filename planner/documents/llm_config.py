@@ -22,7 +22,8 @@ from planner.files.document_values import Section, errors_as
 from planner.models.llm import WEIGHT_BYTES, FeedForward, GroupedAttention, LayerGroup, Llm
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-_TIED = (  # LLMs whose config.json leaves the key out.
+# Types of LLMs with tied embeddings whose config.json leaves tie_word_embeddings out.
+_TIED = (
     "opt",
     "bloom",
     "gpt2",
@@ -34,7 +35,7 @@ _TIED = (  # LLMs whose config.json leaves the key out.
     "cohere2",
     "starcoder2",
 )
-_DRAFTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+_DRAFT_LAYER_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 
 def llm_from_config(path: Path) -> Llm:
@@ -55,8 +56,8 @@ def may_be_on_hub(name: str) -> bool:
 
 
 def fetch_config(name: str) -> Path | None:
-    """config.json of a checkpoint on huggingface.co, kept in that package's own cache; None where the package
-    huggingface_hub is not installed, there is no network, or no such checkpoint may be read.
+    """config.json of a checkpoint on huggingface.co, in the cache of the package huggingface_hub. None where
+    that package is not installed, there is no network, or no such checkpoint may be read.
     """
     if not may_be_on_hub(name):
         return None
@@ -66,7 +67,7 @@ def fetch_config(name: str) -> Path | None:
         return None
     try:
         file = Path(hf_hub_download(name, "config.json"))
-    except (OSError, ValueError):  # What the package raises of networks, names and access is one of them.
+    except (OSError, ValueError):  # The package's errors of networks, names and access are of these types.
         return None
     with contextlib.suppress(OSError, ValueError):  # Most checkpoints have none.
         hf_hub_download(name, "hf_quant_config.json")
@@ -81,7 +82,7 @@ def _parse_config(file: Path, config: dict[str, Any]) -> Llm:
     hidden = first_count(shape, "hidden_size", "n_embed", "n_embd", "d_model")
     groups = _group_layers(shape, formats)
     name = str(file.parent if file.name == "config.json" else file)
-    whole: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": name,
         "hidden": hidden,
         "vocab": first_count(shape, "vocab_size"),
@@ -93,14 +94,14 @@ def _parse_config(file: Path, config: dict[str, Any]) -> Llm:
         "encoder_parameters": encoder_parameters(config, where, hidden),
         "draft_parameters": _draft_parameters(shape, groups, hidden),
     }
-    if plain := _fields_if_uniform(groups, formats):
-        return Llm(**whole, **plain)
-    return Llm(**whole, **of_groups(groups, hidden, where), head_weights=formats.format_if_named("lm_head"))
+    if layer_fields := _fields_if_uniform(groups, formats):
+        return Llm(**fields, **layer_fields)
+    return Llm(**fields, **of_groups(groups, hidden, where), head_weights=formats.format_if_named("lm_head"))
 
 
 def _language_half(config: dict[str, Any]) -> dict[str, Any]:
-    """The language model's part of the config of an LLM that also reads images. Where this part has no keys
-    for quantisation or tied embeddings, those of the whole config hold.
+    """The language model's part of the config of an LLM that also reads images; the whole config of another
+    LLM. Where the part has no keys for quantisation or tied embeddings, those of the whole config hold.
     """
     half = config.get("text_config")
     if not isinstance(half, dict) or "num_hidden_layers" in config:
@@ -110,13 +111,13 @@ def _language_half(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _group_layers(shape: Section, formats: Formats) -> tuple[LayerGroup, ...]:
-    """Layers that are alike, in the order of their first one."""
+    """The layers, as groups of equal ones in the order of their first layer."""
     layers = layer_count(shape)
     counts: Counter[tuple[Any, Any]] = Counter()
     for layer, kind in enumerate(layer_kinds(shape, layers)):
         attention = attention_of(shape, layer, kind, formats)
         counts[attention, feed_forward_of(shape, layer, formats)] += 1
-    return tuple(LayerGroup(number, *alike) for alike, number in counts.items())
+    return tuple(LayerGroup(count, attention, block) for (attention, block), count in counts.items())
 
 
 def _fields_if_uniform(groups: tuple[LayerGroup, ...], formats: Formats) -> dict[str, Any] | None:
@@ -150,7 +151,7 @@ def _draft_parameters(shape: Section, groups: tuple[LayerGroup, ...], hidden: in
     largest feed-forward block of the LLM, and a matrix that joins the embedding of a token with the LLM's
     output for the token before.
     """
-    layers = next((shape.whole_number(key) for key in _DRAFTS if shape.get(key)), 0)
+    layers = next((shape.whole_number(key) for key in _DRAFT_LAYER_KEYS if shape.get(key)), 0)
     if not layers:
         return 0.0
     attention = max(group.attention.parameters(hidden) for group in groups if group.attention is not None)

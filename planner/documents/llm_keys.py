@@ -1,5 +1,5 @@
-"""Keys of a config.json that speak of a structure we do not model: refused, and so are unknown ones that
-sound like it, so that no LLM is read as another.
+"""Refuses a config.json with a key of a structure we do not model, or with an unknown key whose name sounds
+like structure, so that no LLM is read as another.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ UNMODELLED = {
     "layers that share keys and values": ("num_kv_shared_layers", "cla_share_factor"),
     "embeddings of each layer": ("hidden_size_per_layer_input",),
 }
-_SOUNDS_LIKE_IT = re.compile(
+_STRUCTURE_WORDS = re.compile(
     r"layer|expert|moe|head|kv|attn|attention|mamba|ssm|conv|lora|rank|dim|size|intermediate|width|shared|window"
     r"|interval|period|pattern|freq|block|mlp|ffn|index|latent|compress|ratio|group|ngram|altup|laurel|loop|depth"
     r"|stride|chunk|per_tok"
 )
+# Keys that llm_config.py and its helpers read.
 _READ = """
     attention_chunk_size attention_head_dim attention_k_eq_v attention_other_setting
     attention_output_gate attn_output_gate block_configs compress_ratios conv_kernel decoder_sparse_step
@@ -43,7 +44,8 @@ _READ = """
     sliding_window_pattern sparse_attention_config ssm_state_size swa_head_dim swa_num_attention_heads
     swa_num_key_value_heads swa_v_head_dim top_k_experts use_sliding_window v_head_dim vocab_size
 """.split()
-_NO_MATTER = """
+# Keys that do not change the structure.
+_HARMLESS = """
     add_cross_attention attention_layers attention_types apply_residual_connection_post_layernorm
     attention_multiplier attention_softmax_in_fp32 attention_value_scale attn_res_block_size attn_scale
     attn_temperature_tuning chunk_size chunk_size_feed_forward clip_qkv compress_rope_theta
@@ -60,15 +62,18 @@ _NO_MATTER = """
     vocab_size_per_layer_input window_size word_embed_proj_dim _attn_implementation
     _attn_implementation_autoset
 """.split()
-_NO_MATTER_AT_ALL = re.compile(  # Keys of training, of precision, or of layers for speculative decoding.
+# Keys of training, of precision, or of layers for speculative decoding.
+_HARMLESS_PATTERN = re.compile(
     r"^mtp_|^num_mtp|^_|^output_|^use_.*(bias|norm)$|dropout|_pdrop|bias$|_norm|norm_|_eps|_act$|_dtype$|softcap"
     r"|aux_loss|_loss_|jitter|token_i|rope|no_repeat_ngram|pruned|cross_attention_hidden|ring_|quant"
 )
-_KNOWN = frozenset((*_READ, *_NO_MATTER))
+_KNOWN = frozenset((*_READ, *_HARMLESS))
 
 
 def refuse_unmodelled(config: Mapping[str, Any], where: str) -> None:
-    """The first key that speaks of something our formulas do not describe, and what that is."""
+    """Raise CatalogError for the first key of a structure that our formulas do not describe, or that is not
+    known and may be of one.
+    """
     kind = config.get("model_type", "")
     for what, keys in UNMODELLED.items():
         for key in keys:
@@ -80,9 +85,9 @@ def refuse_unmodelled(config: Mapping[str, Any], where: str) -> None:
     if (types := config.get("attn_type_list")) and set(types) != {1}:
         raise CatalogError(f"{where}: attn_type_list: expected 1 for all layers, found {sorted(set(types))}")
     for key, value in config.items():
-        if key == "attn_type_list" or key in _KNOWN or not value or not _SOUNDS_LIKE_IT.search(key):
+        if key == "attn_type_list" or key in _KNOWN or not value or not _STRUCTURE_WORDS.search(key):
             continue
-        if not _NO_MATTER_AT_ALL.search(key):
+        if not _HARMLESS_PATTERN.search(key):
             raise CatalogError(
                 f"{where}: {key}: not known ({kind}), and it may change the structure of the LLM; expected a "
                 "config without it, or describe the LLM in a llms.yaml of your own"

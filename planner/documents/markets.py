@@ -1,4 +1,4 @@
-"""What `plan schedule` reads: schedule.yaml (prices, stock, what a worker sustains) and the demand.
+"""Reads the files of `plan schedule`: schedule.yaml (prices, stock, what a worker sustains) and the demand.
 
     gpus:
       h100-80g: {on_demand: 6.98 usd/h, reserved: 4.4 usd/h, spot: 2.8 usd/h, interruptions: 0.05, stock: 64}
@@ -9,11 +9,11 @@
     slo: {chat: {ttft: {p95: 2 s}, every: 10 min}}   # optional: with `fleet: plan.yaml` in each row of
                                                      # capacity and a trace per LLM the schedule is simulated
 
-A worker may be a whole of several engines; where these have several kinds of GPUs, it says how many of each:
-`gpu: {h100-80g: 8, a100-80g: 4}`, and no `gpus`. `rate` is what one worker sustains within the SLO, for
-instance a plan's traffic over its workers; those `interruptions` come per hour of one spot worker. Demand is
-a CSV with a column per LLM, one row per window, in requests/s, and a column named `window` for labels if you
-like; or a trace per LLM, counted in windows.
+A worker may consist of several engines. If these have different kinds of GPUs, `gpu` says how many of each,
+and there is no `gpus`: `gpu: {h100-80g: 8, a100-80g: 4}`. `rate` is what one worker sustains within the SLO,
+for instance a plan's traffic divided by its workers. `interruptions` are those of one spot worker per hour.
+Demand is a CSV in requests/s with a column per LLM and a row per window, and optionally a column `window` for
+labels; or a trace per LLM, counted in windows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ WORDING = Wording(least="expected at least {:g}")
 
 
 def read_market(path: Path) -> Market:
-    """schedule.yaml; raises InputError naming file and field."""
+    """The market of a schedule.yaml, or of the plan.yaml in a plan's folder; raises InputError naming file
+    and field.
+    """
     file = path / "plan.yaml" if (path / "plan.yaml").is_file() else path
     document = read_yaml(file)
     if "workers" in document and "capacity" not in document:
@@ -65,7 +67,7 @@ def read_market(path: Path) -> Market:
 
 
 def read_demand(path: Path, *, window_s: float) -> Demand:
-    """The CSV; its columns but `window` are LLMs."""
+    """The demand of a CSV; all columns except `window` are LLMs."""
     return demand_of_table(read_csv(path), path, window_s=window_s)
 
 
@@ -78,7 +80,9 @@ def demand_of_table(table: pd.DataFrame, path: Path, *, window_s: float) -> Dema
 
 
 def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
-    """Mean rate per window of one trace per LLM, beginning together; a last window cut short is left out."""
+    """The mean rates per window of one trace per LLM; all begin at the same time. A last window that is not
+    full is left out.
+    """
     ends_s = [float(trace.arrival_s[-1]) for trace in traces.values()]
     windows = max(int(max(ends_s) // window_s), 1)
     edges_s = np.arange(windows + 1) * window_s
@@ -94,13 +98,17 @@ def parse_market(document: Mapping[str, Any], folder: Path = Path()) -> Market:
     gpus = file.get("gpus")
     if not isinstance(gpus, dict) or not gpus:
         raise InputError("gpus: expected at least one GPU with its prices")
-    written = check_rows(file.get("capacity"), "capacity", "worker types with the rate of each", least=1)
+    capacity_rows = check_rows(
+        file.get("capacity"), "capacity", "worker types with the rate of each", least=1
+    )
     limits = Section.from_document(file.get("limits"), "limits", ("power", "cost"), wording=WORDING)
     offers = tuple(_parse_offer(str(name), row) for name, row in gpus.items())
-    known = {offer.gpu for offer in offers}
-    capacities = tuple(_parse_capacity(row, f"capacity[{i}]", known, folder) for i, row in enumerate(written))
+    offered_gpus = {offer.gpu for offer in offers}
+    capacities = tuple(
+        _parse_capacity(row, f"capacity[{i}]", offered_gpus, folder) for i, row in enumerate(capacity_rows)
+    )
     slos = check_mapping(file.get("slo", {}), "slo", "chat: {ttft: {p95: 2 s}}")
-    refuse_unknown(slos, [each.llm for each in capacities], "slo")
+    refuse_unknown(slos, [capacity.llm for capacity in capacities], "slo")
     return Market(
         offers,
         capacities,

@@ -4,14 +4,14 @@
       queue: [fcfs, sjf]                   # a row of planner/policies.py, a list of rows, or any
       routing: any                         # likewise decode_routing, batching, admission, pools
       prediction: [known, mean, 85 %]      # what schedulers believe of output lengths
-      longest_wait: 60 s                   # but for fcfs: nobody is overtaken by what arrives this much later
-      prefix_cache: true                   # rows that look at caches need them
-      research: true                       # any: rows that nothing deploys too
+      longest_wait: 60 s                   # no request is overtaken by one that arrives this much later
+      prefix_cache: true                   # which rows that look at caches need
+      research: true                       # `any` includes rows that no target deploys
       quantum_tokens: 2000                 # and every other setting of fleet.yaml
 
-An axis is one such key with rows to choose among. Of the rows that a question names, every combination is
-searched by itself. `any` stands for every row that the deployment target has: the usual one is searched, and
-the others are only tried on the fleet that it finds, a race (search/mixed/policy_search.py).
+An axis is such a key with rows to choose among. Of rows that a question names, every combination is searched
+by itself. `any` stands for every row that the deployment target has. Of these only the usual one is searched;
+the others are raced, that is, tried on the fleet which that search finds (search/mixed/policy_search.py).
 """
 
 from __future__ import annotations
@@ -56,15 +56,16 @@ KNOWN, MEAN = "known", "mean"
 MEAN_BUCKETS = 10
 # Default of `repurpose_after` where pools: `repurpose` comes from `any` and the question gives no time.
 REPURPOSE_AFTER_S = 120.0
-# So many combinations are searched one by one. Of more, the first is searched and the others are raced.
+# At most this many combinations are searched one by one. Of more, the first is searched, the others are
+# raced.
 MOST_EACH = 32
 _USUAL = Policies()
 _AXES = (*BY_FIELD, "prediction")
 _SETTINGS = (*POLICY_SECONDS, *POLICY_COUNTS, *POLICY_SHARES, *POLICY_NUMBERS, "tenant_weights")
-_OF_OTHERS = ("prediction_accuracy", "prediction_buckets", "seed")  # Set by `prediction` or by --seed.
+_NO_KEYS = ("prediction_accuracy", "prediction_buckets", "seed")  # Set by `prediction` or by --seed instead.
 KEYS = (
     *_AXES,
-    *(name for name in _SETTINGS if name not in _OF_OTHERS),
+    *(name for name in _SETTINGS if name not in _NO_KEYS),
     *("prefix_cache", "kv_offload", "research"),
 )
 
@@ -108,19 +109,20 @@ class PolicyChoices:
         blind = [name for name in self.routings if not ROUTING[name].needs_caches]
         if not blind and not self._needs_caches():
             blind = [_USUAL.routing]
-        caches = [(False, name) for name in blind]
-        caches += [(True, name) for name in self.routings] if self.prefix_cache else []
-        others = [
+        # Whether there are prefix caches, with each routing that goes with that.
+        cached_routings = [(False, name) for name in blind]
+        cached_routings += [(True, name) for name in self.routings] if self.prefix_cache else []
+        other_axes = [
             [(axis, value) for value in values] for axis, values in self.axes.items() if axis != "routing"
         ]
         choices = []
-        for is_cached, routing in caches:
-            for changes in itertools.product(*others):
+        for is_cached, routing in cached_routings:
+            for changes in itertools.product(*other_axes):
                 policies = replace(
                     self.settings, prefix_cache=is_cached, kv_offload=self.kv_offload if is_cached else None
                 )
                 for axis, value in (("routing", routing), *changes):
-                    policies = self._changed(policies, axis, value, slo)
+                    policies = self._with_value(policies, axis, value, slo)
                 if go_together(policies):
                     choices.append(_as_deployed(policies, target))
         return tuple(dict.fromkeys(choices))
@@ -131,9 +133,9 @@ class PolicyChoices:
         """
         queues = dict.fromkeys(_USUAL.queue if QUEUE[name].by_deadline else name for name in self.queues)
         raced = [
-            each
-            for each in self.raced
-            if each.axis != "queue" or not (each.value in queues or QUEUE[each.value].by_deadline)
+            change
+            for change in self.raced
+            if change.axis != "queue" or not (change.value in queues or QUEUE[change.value].by_deadline)
         ]
         return replace(self, axes={**self.axes, "queue": tuple(queues)}, raced=tuple(raced))
 
@@ -156,15 +158,16 @@ class PolicyChoices:
             if not self.prefix_cache:
                 return None
             policies = replace(policies, prefix_cache=True, kv_offload=self.kv_offload)
-        other = self._changed(policies, change.axis, change.value, slo)
-        if not go_together(other):
+        other = self._with_value(policies, change.axis, change.value, slo)
+        if not go_together(other):  # Perhaps they do without prefix caches.
             other = replace(other, prefix_cache=False, kv_offload=None)
         if not go_together(other):
             return None
         other = _as_deployed(other, target)
         return None if other == policies else other
 
-    def _changed(self, policies: Policies, axis: str, value: str, slo: Slo) -> Policies:
+    def _with_value(self, policies: Policies, axis: str, value: str, slo: Slo) -> Policies:
+        """The policies with a value of one axis, and with the settings that follow from it."""
         if axis == "prediction":
             buckets = MEAN_BUCKETS if value == MEAN else 0
             accuracy_frac = None if value in (KNOWN, MEAN) else float(value)
@@ -178,10 +181,10 @@ class PolicyChoices:
         elif axis == "routing" and ROUTING[value].by_formula:
             changes |= _limits_of(slo, policies)
         elif axis == "pools":
-            is_said = self.settings.repurpose_after_s < math.inf
-            needs = POOLS[value].code in (REPURPOSE, MIXED_POOL)
-            after_s = self.settings.repurpose_after_s if is_said else REPURPOSE_AFTER_S
-            changes["repurpose_after_s"] = after_s if needs else math.inf
+            is_given = self.settings.repurpose_after_s < math.inf
+            needs_time = POOLS[value].code in (REPURPOSE, MIXED_POOL)
+            after_s = self.settings.repurpose_after_s if is_given else REPURPOSE_AFTER_S
+            changes["repurpose_after_s"] = after_s if needs_time else math.inf
         return replace(policies, **changes)
 
 
@@ -206,13 +209,15 @@ def with_classes(choices: PolicyChoices, slo: Slo, target: str | None, *, names_
             "policies: queue: edf goes by the limits of classes, and slo has none; add slo: {classes: ...}, "
             "or take fcfs or sjf"
         )
-    raced = tuple(each for each in choices.raced if each.axis != "queue" or not QUEUE[each.value].by_deadline)
+    raced = tuple(
+        change for change in choices.raced if change.axis != "queue" or not QUEUE[change.value].by_deadline
+    )
     return replace(choices, raced=raced)
 
 
 def _limits_of(slo: Slo, policies: Policies) -> dict[str, float]:
     """The limits that the routing policy best-fit keeps on every worker [s]: those of the question's
-    policies, else the tightest ones of the SLO.
+    policies, otherwise the tightest ones of the SLO.
     """
     ttft = [limit.limit_s for limit in slo.limits if limit.metric == "ttft"]
     pace = [limit.limit_s for limit in slo.limits if limit.row.is_pace]
@@ -223,6 +228,7 @@ def _limits_of(slo: Slo, policies: Policies) -> dict[str, float]:
 
 
 def _as_deployed(policies: Policies, target: str | None) -> Policies:
+    """The policies with the routing that the target has in place of theirs."""
     return policies if target is None else find_deployed_routing(policies, target, is_pair=False).policies
 
 
@@ -238,13 +244,13 @@ def parse_policy_choices(section: Section, target: str | None, kv_offload: KvOff
         if axis == "routing" and axis not in section:
             axes[axis] = default_routings(with_caches=prefix_cache)
             continue
-        if axis not in section and axis not in ("queue",):
+        if axis not in section and axis != "queue":  # A queue is always among the axes.
             continue
         first, *others = _values_of(section, axis, target, prefix_cache=prefix_cache, research=research)
         if section.get(axis) == ANY:
-            known = default_routings(with_caches=prefix_cache) if axis == "routing" else (first,)
-            axes[axis] = known
-            raced += [PolicyChange(axis, value) for value in (first, *others) if value not in known]
+            searched = default_routings(with_caches=prefix_cache) if axis == "routing" else (first,)
+            axes[axis] = searched
+            raced += [PolicyChange(axis, value) for value in (first, *others) if value not in searched]
         else:
             axes[axis] = (first, *others)
     if research and target is None and ANY not in [section.get(axis) for axis in _AXES]:
@@ -257,14 +263,19 @@ def parse_policy_choices(section: Section, target: str | None, kv_offload: KvOff
         axes = {axis: values[:1] for axis, values in axes.items()}
     settings = parse_settings(section)
     longest_wait_s = settings.pop("queue_window_s", math.inf)
-    values = (*axes["queue"], *(change.value for change in raced if change.axis == "queue"))
-    if math.isfinite(longest_wait_s) and not any(QUEUE[name].may_overtake for name in values):
+    queues = (*axes["queue"], *(change.value for change in raced if change.axis == "queue"))
+    if math.isfinite(longest_wait_s) and not any(QUEUE[name].may_overtake for name in queues):
         raise InputError(
             f"{section.path_of('longest_wait')}: {axes['queue'][0]} overtakes nobody; drop it, or queue: "
             "[fcfs, sjf]"
         )
     choices = PolicyChoices(
-        axes, tuple(raced), Policies(**settings), longest_wait_s, prefix_cache, kv_offload
+        axes=axes,
+        raced=tuple(raced),
+        settings=Policies(**settings),
+        longest_wait_s=longest_wait_s,
+        prefix_cache=prefix_cache,
+        kv_offload=kv_offload,
     )
     if not choices.searched(Slo(()), None):
         together = ", ".join(f"{axis} {' or '.join(values)}" for axis, values in axes.items())
@@ -312,16 +323,17 @@ def _values_of(
 def _check_caches(
     section: Section, axis: str, chosen: Sequence[Policy], possible: Sequence[Policy], *, prefix_cache: bool
 ) -> None:
-    aware = [row.name for row in chosen if row not in possible]
-    if aware and axis == "decode_routing":
+    """Raise InputError for a row that looks at prefix caches where there are none."""
+    cache_aware = [row.name for row in chosen if row not in possible]
+    if cache_aware and axis == "decode_routing":
         raise InputError(
-            f"{section.path_of(axis)}: {aware[0]} looks at prefix caches, and decode workers keep none; take "
-            f"of {', '.join(row.name for row in possible)}"
+            f"{section.path_of(axis)}: {cache_aware[0]} looks at prefix caches, and decode workers keep "
+            f"none; take of {', '.join(row.name for row in possible)}"
         )
-    if aware and not prefix_cache:
+    if cache_aware and not prefix_cache:
         raise InputError(
-            f"{section.path_of(axis)}: {aware[0]} looks at prefix caches; add prefix_cache: true, or take "
-            f"of {', '.join(row.name for row in possible)}"
+            f"{section.path_of(axis)}: {cache_aware[0]} looks at prefix caches; add prefix_cache: true, or "
+            f"take of {', '.join(row.name for row in possible)}"
         )
 
 
@@ -334,12 +346,11 @@ def _check_target(
         return
     has = ", ".join(row.name for row in possible if is_deployed(row, target))
     if axis == "routing":
-        instead = find_deployed_routing(Policies(routing=lacking[0].name), target, is_pair=False).rule_names[
-            0
-        ]
+        policies = Policies(routing=lacking[0].name)
+        nearest = find_deployed_routing(policies, target, is_pair=False).rule_names[0]
         raise InputError(
             f"{section.path_of(axis)}: {target} (deploy) cannot route by {lacking[0].name}, it has {has}; "
-            f"{instead} would be in its place: leave routing out to plan with that, or take one of those"
+            f"{nearest} would be in its place: leave routing out to plan with that, or take one of those"
         )
     raise InputError(
         f"{section.path_of(axis)}: {target} (deploy) lacks {lacking[0].name}, it has {has}; take one of those"
@@ -347,24 +358,24 @@ def _check_target(
 
 
 def _predictions(section: Section) -> tuple[str, ...]:
-    """What schedulers know of a request's output length: all of it (`known`), the `mean` output of prompts of
-    about the same length, or a prediction that is right, to a bucket of 200 tokens, for this share of
-    requests.
+    """The values of `prediction`, what schedulers know of a request's output length: the length itself
+    (`known`), the `mean` output of prompts of about the same length, or, for a share, a prediction that is
+    right to a bucket of 200 tokens for this share of requests.
     """
     value, where = section.get("prediction"), section.path_of("prediction")
     if value == ANY:
         return KNOWN, MEAN
-    found = []
-    for each in value if isinstance(value, list) and value else [value]:
-        if each in (KNOWN, MEAN):
-            found.append(str(each))
+    predictions = []
+    for item in value if isinstance(value, list) and value else [value]:
+        if item in (KNOWN, MEAN):
+            predictions.append(str(item))
             continue
-        if isinstance(each, str) and not each[:1].isdigit():
-            check_one_of(each, (KNOWN, MEAN, ANY, "85 %"), where)
-        found.append(repr(read_share(each, where)))
-    if len(set(found)) < len(found):
+        if isinstance(item, str) and not item[:1].isdigit():
+            check_one_of(item, (KNOWN, MEAN, ANY, "85 %"), where)
+        predictions.append(repr(read_share(item, where)))
+    if len(set(predictions)) < len(predictions):
         raise InputError(f"{where}: found one twice in {value!r}; name each once")
-    return tuple(found)
+    return tuple(predictions)
 
 
 # -- names for reports ---------------------------------------------------------------------------------------
@@ -377,7 +388,7 @@ def name_policies(policies: Policies, choices: Sequence[Policies]) -> str:
 
 def _names(policies: Policies, choices: Sequence[Policies]) -> Iterator[str]:
     def differs(name: str) -> bool:
-        return len({getattr(each, name) for each in choices}) > 1
+        return len({getattr(choice, name) for choice in choices}) > 1
 
     if differs("prefix_cache"):
         yield "prefix caches" if policies.prefix_cache else "no prefix caches"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import signal
 import time
 from collections.abc import Callable
 
@@ -16,9 +17,9 @@ _BY_TEXT = {  # parts of messages of libraries in C and Rust
     "failed to map segment": _MEMORY,
     "too many open files": _FILES,
 }
-FEW_FILES = 256  # a process that may open fewer files counts as limited
-MARGIN_BYTES = 2**26  # memory that must still be free after the trial
-PROBE_S = 60.0
+FEW_FILES = 256  # A process that may open fewer files counts as limited.
+MARGIN_BYTES = 2**26  # This much memory must be free beside what the trial takes.
+PROBE_S = 60.0  # A trial that takes longer counts as failed.
 
 
 def missing_resource(error: BaseException) -> str | None:
@@ -29,19 +30,20 @@ def missing_resource(error: BaseException) -> str | None:
         return _BY_NUMBER[error.errno]
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return None
-    text = str(error).lower()
-    return next((want for part, want in _BY_TEXT.items() if part in text), None)
+    message = str(error).lower()
+    return next((name for part, name in _BY_TEXT.items() if part in message), None)
 
 
 def is_limited() -> bool:
     """Whether a limit on memory or open files is set for this process."""
-    memory, files = (resource.getrlimit(each)[0] for each in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE))
+    memory, files = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE))
+    # A limit below 0 is RLIM_INFINITY.
     return memory != resource.RLIM_INFINITY or 0 <= files < FEW_FILES
 
 
 def survives_in_copy(work: Callable[[], object]) -> bool:
-    """Whether `work` ends well in a forked copy of this process, whose stderr is discarded. Some libraries
-    end the process if memory or files are short, so they are tried out in a copy.
+    """Whether `work` ends without an error in a forked copy of this process, whose stderr is discarded. Some
+    libraries end their process if memory or files are short, so they are tried in a copy.
     """
     child = os.fork()
     if child == 0:
@@ -56,7 +58,7 @@ def survives_in_copy(work: Callable[[], object]) -> bool:
     until_s = time.monotonic() + PROBE_S
     while (ended := os.waitpid(child, os.WNOHANG))[0] == 0:
         if time.monotonic() > until_s:
-            os.kill(child, 9)
+            os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return False
         time.sleep(0.01)

@@ -1,6 +1,8 @@
-"""AIConfigurator: kernel times of steps (no file), or its measured end-to-end points (silicon_sample.csv).
+"""Imports from AIConfigurator: kernel times of steps, or measured end-to-end points from a
+silicon_sample.csv.
 
-The points are means of closed loops, all of one length per row; how many requests were sent is not said.
+A point is the mean of a closed loop whose requests all have the same lengths. The file does not say how many
+requests were sent.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ COLUMNS = (
     "silicon_ttft_ms",
     "silicon_tpot_ms",
 )
-ROUNDS = 10  # Requests that each seat of a closed loop sends; the file does not say, and this is usual.
+ROUNDS = 10  # The requests that each seat of a closed loop is assumed to send: a usual number.
 
 
 def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | MeasuredRuns:
@@ -49,18 +51,18 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | M
     llm, gpu, tp = foreign_fields.read_setup(facts, catalog, path)
     system = SYSTEMS.get(gpu)
     table = read_csv(path, COLUMNS)
-    whole = {name: as_floats(table[name]) for name in ("tp_size", "pp_size")}
-    # Aggregated runs of vLLM on `tp` GPUs; runs with pipeline stages (`pp_size`) are left out, fits are of
-    # one stage.
+    degrees = {name: as_floats(table[name]) for name in ("tp_size", "pp_size")}
+    # Runs of vLLM in which the same workers prefill and decode ("agg"). Those with pipeline stages are left
+    # out, because fits are of one stage.
     rows = table[
         (table.backend == "vllm")
         & (table["mode"] == "agg")
         & (table.system == system)
-        & (whole["tp_size"] == tp)
-        & (whole["pp_size"] == 1)
+        & (degrees["tp_size"] == tp)
+        & (degrees["pp_size"] == 1)
     ]
-    names = {name: _llm(str(name), catalog) for name in rows.model_path.unique()}
-    rows = rows[rows.model_path.map(names) == llm] if len(rows) else rows
+    catalog_names = {name: _catalog_name(str(name), catalog) for name in rows.model_path.unique()}
+    rows = rows[rows.model_path.map(catalog_names) == llm] if len(rows) else rows
     if rows.empty:
         raise InputError(f"{path}: holds no vLLM runs of {llm} on {tp} x {gpu}; choose another --tp or --gpu")
     read_columns = ("isl", "osl", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms")
@@ -74,24 +76,20 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | M
             notes.append(
                 f"weights in {foreign_fields.one_line(precisions[i])[:20]}: does the LLM's row say so too?"
             )
-        runs.append(
-            with_stated_load(
-                MeasuredRun(
-                    f"{isl:g}x{osl:g} c{concurrency}",
-                    ROUNDS * concurrency,
-                    (isl,),
-                    (osl,),
-                    {"ttft": {"mean": ttft_ms / 1e3}, "tpot": {"mean": tpot_ms / 1e3}},
-                    concurrency=concurrency,
-                    notes=(*notes, *foreign_fields.run_remarks(is_summary=True)),
-                ),
-                facts,
-            )
+        run = MeasuredRun(
+            name=f"{isl:g}x{osl:g} c{concurrency}",
+            requests=ROUNDS * concurrency,
+            input_tokens=(isl,),
+            output_tokens=(osl,),
+            latency_s={"ttft": {"mean": ttft_ms / 1e3}, "tpot": {"mean": tpot_ms / 1e3}},
+            concurrency=concurrency,
+            notes=(*notes, *foreign_fields.run_remarks(is_summary=True)),
         )
+        runs.append(with_stated_load(run, facts))
     return MeasuredRuns(llm, gpu, tp, f"AIConfigurator, {path.name}", tuple(runs))
 
 
-def _llm(name: str, catalog: Catalog) -> str | None:
+def _catalog_name(name: str, catalog: Catalog) -> str | None:
     """The catalog's name of this LLM, None where it has no such LLM."""
     try:
         return catalog.llm(name).name

@@ -5,11 +5,12 @@
                "input_tokens": [812, ...], "output_tokens": [200, ...],
                "latency_s": {"ttft": {"mean": 0.21, "p99": 0.60}, "tpot": {"mean": 0.012}}}]}
 
-Lengths are one per request, or a single mean, around which `length_spread_frac` s draws them evenly from
-[1 - s, 1 + s]: equal lengths keep requests in step with each other, which few real runs do. The load is
-`concurrency` (closed loop), `rate_rps` (open loop, Poisson) or `arrival_s` (open loop, as recorded); a run
-without any cannot be simulated. `tpot` is a request's (last - first token) / (n - 1), `tbt` a gap between
-tokens. Statistics are mean, max, pNN, and pNN_at_most, which is a bucket's edge and no measurement.
+There is one length per request, or a single mean. Lengths are drawn evenly from [1 - s, 1 + s] times the
+mean, with s = `length_spread_frac`: equal lengths would keep requests in step with each other, which is rare
+in real runs. The load is `concurrency` (closed loop), `rate_rps` (open loop, Poisson) or `arrival_s` (open
+loop, as recorded); a run without any cannot be simulated. `tpot` is a request's (last - first token) / (n -
+1), `tbt` a gap between tokens. Statistics are mean, max, pNN, and pNN_at_most, which is a bucket's edge and
+no measurement.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class MeasuredRun:
 
     @property
     def load(self) -> str:
-        """For people: 'concurrency 32', '4 req/s'."""
+        """The load in words: 'concurrency 32', '4 req/s'."""
         if self.concurrency is not None:
             return f"concurrency {self.concurrency}"
         if self.arrival_s:
@@ -128,14 +129,14 @@ class MeasuredRuns:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The remarks of all runs, each once, with the runs it is about unless it is all of them."""
-        of: dict[str, list[str]] = {}
+        """The remarks of all runs, each once, with the names of its runs unless all runs have it."""
+        runs_by_note: dict[str, list[str]] = {}
         for run in self.runs:
             for note in run.notes:
-                of.setdefault(note, []).append(run.name)
+                runs_by_note.setdefault(note, []).append(run.name)
         return tuple(
             note if len(names) == len(self.runs) else f"{note} ({', '.join(names)})"
-            for note, names in of.items()
+            for note, names in runs_by_note.items()
         )
 
     def to_json(self) -> str:
@@ -150,7 +151,7 @@ class MeasuredRuns:
 
 
 def with_stated_load(run: MeasuredRun, facts: foreign_fields.Facts) -> MeasuredRun:
-    """The run with the load and the spread of lengths that the command line gives, before the file's."""
+    """The run with the load and the spread of lengths of the command line, where it gives them."""
     if facts.length_spread_frac is not None:
         run = replace(run, length_spread_frac=facts.length_spread_frac)
     if facts.concurrency is not None:
@@ -184,7 +185,7 @@ def parse_runs(document: Any, path: Path) -> MeasuredRuns:
 
 def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
     latency = check_mapping(row.get("latency_s"), f"{where}: latency_s")
-    whole = {
+    whole_numbers = {
         key: None if row.get(key) is None else foreign_fields.read_count(row[key], f"{where}: {key}")
         for key in ("concurrency", *ENGINE_KEYS)
     }
@@ -201,15 +202,15 @@ def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
             }
             for metric, values in latency.items()
         },
-        concurrency=whole["concurrency"],
+        concurrency=whole_numbers["concurrency"],
         rate_rps=foreign_fields.read_optional(row, "rate_rps", where),
         arrival_s=()
         if arrival is None
         else tuple(foreign_fields.read_numbers(arrival, f"{where}: arrival_s")),
         failed=foreign_fields.read_count(row.get("failed", 0), f"{where}: failed", least=0),
-        max_num_seqs=whole["max_num_seqs"],
-        max_num_batched_tokens=whole["max_num_batched_tokens"],
-        kv_tokens=whole["kv_tokens"],
+        max_num_seqs=whole_numbers["max_num_seqs"],
+        max_num_batched_tokens=whole_numbers["max_num_batched_tokens"],
+        kv_tokens=whole_numbers["kv_tokens"],
         length_spread_frac=foreign_fields.read_optional(row, "length_spread_frac", where) or 0.0,
         notes=tuple(
             foreign_fields.one_line(note) for note in check_rows(row.get("notes", []), f"{where}: notes")
@@ -226,5 +227,6 @@ def _lengths(value: object, where: str) -> tuple[float, ...]:
 
 
 def _plain(lengths: tuple[float, ...]) -> float | list[float]:
-    plain = [int(n) if float(n).is_integer() else n for n in lengths]
-    return plain if len(plain) > 1 else plain[0]
+    """The lengths for JSON: whole ones as integers, a single one without a list."""
+    numbers = [int(length) if float(length).is_integer() else length for length in lengths]
+    return numbers if len(numbers) > 1 else numbers[0]

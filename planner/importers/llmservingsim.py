@@ -1,19 +1,21 @@
-"""LLMServingSim's kernel profiles: attention.csv, dense.csv, per_sequence.csv, and moe.csv of a mixture.
+"""Imports LLMServingSim's kernel profiles: attention.csv, dense.csv, per_sequence.csv, and moe.csv of a
+mixture.
 
-One folder of them is one LLM on one GPU at one tensor parallelism. A step is, as LLMServingSim adds it up,
+A folder of these files is of one LLM on one GPU at one tensor parallelism. LLMServingSim adds a step up as
 
     t = embedding(N) + final_layernorm(N) + lm_head(S) + sampler(S)
         + layers * ( other layers(N), the layer norm twice + attention + [mixture] moe(N, experts)
                      + [TP > 1] 2 all_reduce(N) )
 
-with N tokens of S sequences, microseconds, linear between what was measured. Kernels alone were timed, on one
-GPU: no host, and no all-reduce, which comes from the GPU's row of the catalog.
+with N tokens of S sequences, in microseconds, interpolated between measured sizes. Only kernels were timed,
+on one GPU: without the host, and without all-reduces, which are taken from the GPU's row of the catalog.
 
-Attention was measured for one prefill and equal decodes in one launch. Several prefills of a step add up, but
-for the launch. Of a mixture N tokens visit E (1 - (1 - k/E)^N) experts, evenly split over the GPUs.
+Attention was measured for one prefill and equal decodes in one launch. The times of several prefills in a
+step are added, with the launch counted once. With E experts, k of them per token, N tokens visit E (1 - (1 -
+k/E)^N) experts, evenly split over the GPUs.
 
-The table that is made has steps drawn at random, because sizes that are powers of two are quicker than their
-neighbours: GEMMs are cut into tiles.
+The step table is made of steps drawn at random: sizes that are powers of two are quicker than their
+neighbours, because GEMMs are cut into tiles.
 """
 
 from __future__ import annotations
@@ -50,11 +52,11 @@ TIME = "time_us"
 MARKS = tuple((*names, TIME) for names in FILES.values())
 # Calls per layer; 0: once per step. Other operators: 1.
 CALLS = {"embedding": 0, "final_layernorm": 0, "layernorm": 2}
-STEPS = 3000  # A third each of prefills, of decodes, and of both together.
+STEPS = 3000  # A third each are prefills alone, decodes alone, and both together.
 MOST_PROMPTS = 8  # Most prompts in one step.
 
 Tree = Mapping[float, Any]
-"""Microseconds by one size after the other, in order: of sizes a, b in tree[a][b]."""
+"""Microseconds by sizes, in nested mappings with rising keys: those of sizes a and b are tree[a][b]."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Profile:
         return int(min(max(tree) for tree in self.heads))
 
     def step_s(self, step: StepShape) -> float:
-        """Seconds of the GPUs."""
+        """Seconds of the GPUs for a step, without the host."""
         tokens = step.prompts * step.new + step.decodes
         once_us = sum(interpolate_time(tree, step.prompts + step.decodes) for tree in self.heads)
         layer_us = self._attention_us(step)
@@ -99,9 +101,11 @@ class Profile:
         # The shortest of all times is taken as the launch.
         launch_us = interpolate_time(self.attention, 0, 0, 1, 0)
         alone_us = interpolate_time(self.attention, new, cached, 0, 0)
-        both = interpolate_time(self.attention, prompts * new, cached, decodes, context)
-        beside_us = both - interpolate_time(self.attention, prompts * new, cached, 0, 0) if decodes else 0.0
-        return launch_us + prompts * max(alone_us - launch_us, 0.0) + beside_us
+        decodes_us = 0.0
+        if decodes:  # What they add to a launch with all new tokens.
+            both_us = interpolate_time(self.attention, prompts * new, cached, decodes, context)
+            decodes_us = both_us - interpolate_time(self.attention, prompts * new, cached, 0, 0)
+        return launch_us + prompts * max(alone_us - launch_us, 0.0) + decodes_us
 
     def _experts(self, tokens: int) -> float:
         """The mean number of experts of a layer, of those on one GPU, that this many tokens visit."""
@@ -109,15 +113,16 @@ class Profile:
         return self.llm.experts * (1 - missed_frac) / self.tp
 
     def steps(self, rng: np.random.Generator) -> Iterator[StepShape]:
-        """Endless, within what was measured."""
+        """Steps drawn at random within the measured sizes, without end."""
         chunks = [size for size in self.attention if size > 0]
         least, most = int(min(chunks)), int(min(self.most_tokens, max(chunks)))
         prefix = int(min(max(self.attention[size]) for size in chunks))
         context = int(max(self.attention[0][0][1]))
-        alone = int(min(max(self.attention[0][0]), self.most_sequences))
-        beside = int(min(max(self.attention[size][0]) for size in chunks))
+        most_decodes_alone = int(min(max(self.attention[0][0]), self.most_sequences))
+        most_decodes_with_prefills = int(min(max(self.attention[size][0]) for size in chunks))
 
         def between(low: int, high: int) -> int:
+            """A number drawn evenly by its logarithm."""
             return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
 
         def cached() -> int:
@@ -126,19 +131,19 @@ class Profile:
         while True:
             prompts = between(1, MOST_PROMPTS)
             yield StepShape(prompts, between(least, max(most // prompts, least)), cached(), 0, 0)
-            yield StepShape(0, 0, 0, between(1, alone), between(least, context))
-            prompts, decodes = between(1, MOST_PROMPTS), between(1, beside)
+            yield StepShape(0, 0, 0, between(1, most_decodes_alone), between(least, context))
+            prompts, decodes = between(1, MOST_PROMPTS), between(1, most_decodes_with_prefills)
             new = int(rng.integers(least, max((most - decodes) // prompts, least) + 1))
             yield StepShape(prompts, new, cached(), decodes, between(least, context))
 
 
 def interpolate_time(tree: Any, *sizes: float) -> float:
-    """Linear between the sizes there are, the outermost beyond them."""
+    """The time at these sizes: linear between the sizes of the tree, constant beyond the outermost."""
     if not sizes:
         return float(tree)
-    known, (size, *rest) = list(tree), sizes
-    above = bisect_right(known, size)
-    low, high = known[max(above - 1, 0)], known[min(above, len(known) - 1)]
+    tree_sizes, (size, *rest) = list(tree), sizes
+    above = bisect_right(tree_sizes, size)
+    low, high = tree_sizes[max(above - 1, 0)], tree_sizes[min(above, len(tree_sizes) - 1)]
     low_us = interpolate_time(tree[low], *rest)
     if low == high or size <= low:
         return low_us
@@ -147,7 +152,9 @@ def interpolate_time(tree: Any, *sizes: float) -> float:
 
 
 def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
-    """The profile's own files of one folder, in any order; others are left out, and named."""
+    """The step table of the profile's files, in any order; other files are left out, and the table names
+    them.
+    """
     llm_name, gpu_name, tp = foreign_fields.read_setup(
         facts, catalog, foreign_fields.list_first(foreign_fields.file_labels(paths))
     )
@@ -177,7 +184,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
 
 
 def _files(paths: Sequence[Path]) -> tuple[dict[str, tuple[Path, pd.DataFrame]], list[str]]:
-    """The tables by what they hold, and the names of files that are none of them."""
+    """The tables by their key in FILES, and the names of files that are none of these."""
     tables: dict[str, tuple[Path, pd.DataFrame]] = {}
     unknown = []
     for path, shown in zip(paths, foreign_fields.file_labels(paths), strict=True):
@@ -204,13 +211,13 @@ def _profile(tables: Mapping[str, tuple[Path, pd.DataFrame]], llm: Llm, gpu: Gpu
     tree = _tree(path, attention, ATTENTION)
     _check_attention(tree, path)
     return Profile(
-        llm,
-        gpu,
-        tp,
-        tree,
-        trees["dense.csv"],
-        list(trees["per_sequence.csv"].values()),
-        _tree(*tables["moe.csv"], FILES["moe.csv"]) if "moe.csv" in tables else None,
+        llm=llm,
+        gpu=gpu,
+        tp=tp,
+        attention=tree,
+        layers=trees["dense.csv"],
+        heads=list(trees["per_sequence.csv"].values()),
+        moe=_tree(*tables["moe.csv"], FILES["moe.csv"]) if "moe.csv" in tables else None,
     )
 
 
@@ -220,7 +227,7 @@ def _by_layer(path: Path, table: pd.DataFrame) -> dict[str, Tree]:
 
 
 def _tree(path: Path, table: pd.DataFrame, names: Sequence[str]) -> Tree:
-    """Repeats of a size count as their median."""
+    """The times of a table by the sizes in these columns; repeats of a size count as their median."""
     sizes = [pd.Series(read_number_column(table, name, path), name=name) for name in names]
     times_us = pd.Series(read_number_column(table, TIME, path)).groupby(sizes).median()
     tree: dict[float, Any] = {}

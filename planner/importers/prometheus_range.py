@@ -4,9 +4,9 @@ Formats: the matrix that `/api/v1/query_range` and `/api/v1/query?query=name[1h]
 query range -o json` prints; the text of `promtool tsdb dump` (milliseconds) and of `promtool tsdb
 dump-openmetrics` (seconds).
 
-A counter that falls has begun anew at zero. A sample that is no number marks the end of a series (Prometheus'
-staleness marker). The value with which a counter begins is no increase, as in Prometheus' own increase().
-Samples further apart than `GAP_S` leave the intervals between them unknown.
+A counter that falls began anew at zero. A sample that is not a number marks the end of a series (Prometheus'
+staleness marker). The first value of a counter is no increase, as in Prometheus' own increase(). Where
+samples are further apart than `GAP_S`, the intervals between them are unknown.
 
 Source: prometheus.io/docs/prometheus/latest/querying/api, and prometheus/prometheus, cmd/promtool/tsdb.go.
 """
@@ -32,10 +32,10 @@ Floats = npt.NDArray[np.float64]
 Labels = tuple[tuple[str, str], ...]  # Sorted, without __name__.
 NamePredicate = Callable[[str], bool]
 
-GAP_S = 300.0  # Prometheus' lookback: a sample holds for so long.
+GAP_S = 300.0  # A sample holds for this long: Prometheus' lookback.
 MOST_SAMPLES = 50_000_000
 _LAST_S = 253402300800.0  # The year 10000: a greater time is not in seconds.
-_TOUCH_S = 1e-6  # Edges this near to a sample are taken to lie at it.
+_SAME_S = 1e-6  # Edges nearer to a sample than this are taken to lie at it.
 _LABEL = re.compile(r'\s*([A-Za-z_][\w]*)\s*=\s*"((?:\\.|[^"\\])*)"\s*(?:,|$)')
 _LINE = re.compile(r'([A-Za-z_:][\w:]*)?(?:\{((?:[^"{}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)\s+(-?[\d.eE+]+)')
 _ESCAPES = {"n": "\n", '"': '"', "\\": "\\"}
@@ -111,7 +111,7 @@ def _any_name(name: str) -> bool:
 
 
 def _series_of_json(text: str, where: object, wanted: NamePredicate) -> list[Series]:
-    """One answer, a list of answers or of a matrix's rows, or an answer per line."""
+    """The series of one answer, of a list of answers or of rows of a matrix, or of an answer per line."""
     try:
         documents = [parse_json(text, where)]
     except InputError:
@@ -341,13 +341,13 @@ def counter_increase(series: Sequence[Series], edges_s: Floats, *, gap_s: float 
         first, last = min(first, float(t_s[0])), max(last, float(t_s[-1]))
         rises = np.diff(values)
         rises = np.where(rises < 0, values[1:], rises)  # A counter that falls began anew at zero.
-        height = np.append(0.0, np.cumsum(rises))
-        total += np.diff(np.interp(edges_s, t_s, height))
+        risen = np.append(0.0, np.cumsum(rises))
+        total += np.diff(np.interp(edges_s, t_s, risen))
         is_covered |= (edges_s[1:] > t_s[0]) & (edges_s[:-1] < t_s[-1])
         gaps = np.flatnonzero((np.diff(t_s) > gap_s) & ~is_stale[:-1])
         for k in gaps:
-            total[(edges_s[1:] > t_s[k] + _TOUCH_S) & (edges_s[:-1] < t_s[k + 1] - _TOUCH_S)] = np.nan
-    is_known = is_covered & (edges_s[:-1] >= first - _TOUCH_S) & (edges_s[1:] <= last + _TOUCH_S)
+            total[(edges_s[1:] > t_s[k] + _SAME_S) & (edges_s[:-1] < t_s[k + 1] - _SAME_S)] = np.nan
+    is_known = is_covered & (edges_s[:-1] >= first - _SAME_S) & (edges_s[1:] <= last + _SAME_S)
     return np.where(is_known, total, np.nan)
 
 
@@ -370,6 +370,7 @@ def mean_gauge(series: Sequence[Series], edges_s: Floats, *, gap_s: float = GAP_
     for row in series:
         ends = np.append(row.t_s[1:], np.inf)
         ends = np.minimum(ends, row.t_s + gap_s)
+        # Nothing is known after the last sample, except that a single one holds too.
         ends[-1] = row.t_s[-1] if len(row.t_s) > 1 else row.t_s[-1] + gap_s
         is_number = np.isfinite(row.values)
         starts, ends, values = row.t_s[is_number], ends[is_number], row.values[is_number]

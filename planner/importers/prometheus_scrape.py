@@ -1,9 +1,9 @@
-"""A scrape of a running vLLM's /metrics: one text (since the server started), or two (between them); or a
-range of Prometheus' samples (prometheus_runs.py).
+"""Imports scrapes of a running vLLM's /metrics: one text, which counts since the server started, or two, of
+which the differences count; or a range of Prometheus' samples (prometheus_runs.py).
 
-Means are deltas of sum over deltas of count. A histogram knows no percentile, only in which bucket it lies:
-the bucket's upper edge is kept as `p99_at_most`, a bound and no measurement. A scrape names no time, so the
-rate needs --duration, or --rate or --concurrency.
+Means are differences of sum over differences of count. A histogram only says in which bucket a percentile
+lies: the bucket's upper edge is kept as `p99_at_most`, which is a bound and no measurement. A scrape has no
+time, so the rate needs --duration, or --rate or --concurrency.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LENGTHS = (PROMPT, OUTPUT)
 _SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(?:\{((?:[^"}]|"(?:\\.|[^"\\])*")*)\})?\s+(\S+)(?:\s+-?\d+)?\s*')
 _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:\\.|[^"\\])*)"')
 
-Samples = dict[tuple[str, str], float]  # Keys are the name and, for a bucket, its edge, else an empty text.
+Samples = dict[tuple[str, str], float]  # By name and, for a bucket, its edge; otherwise an empty text.
 
 
 def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
     texts = [read_text(path) for path in paths]
     if any(is_range(text) for text in texts):
-        wanted = frozenset(NAMES)
-        return runs_of_range(read_series(paths, wanted.__contains__), list(paths), facts, catalog)
+        series = read_series(paths, frozenset(NAMES).__contains__)
+        return runs_of_range(series, list(paths), facts, catalog)
     if not 1 <= len(paths) <= 2:
         raise InputError(f"prometheus: expected one or two scrapes, before and after; found {len(paths)}")
     scrapes = [_scrape(path) for path in paths]
@@ -71,11 +71,11 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
     if rate_rps is None and facts.rate_rps is None and facts.concurrency is None:
         notes.append("the load is not known: add --duration, --rate or --concurrency to calibrate with it")
     run = MeasuredRun(
-        names,
-        requests,
-        input_tokens,
-        output_tokens,
-        latency,
+        name=names,
+        requests=requests,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        latency_s=latency,
         rate_rps=rate_rps,
         kv_tokens=_kv_tokens(labels),
         notes=(*notes, *foreign_fields.run_remarks(is_summary=True)),
@@ -85,7 +85,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
 
 
 def _scrape(path: Path) -> tuple[Samples, Mapping[str, str]]:
-    """Samples, summed over labels such as finished_reason, and the labels of interest."""
+    """The samples, summed over labels such as finished_reason, and the labels that say what was scraped."""
     samples: Samples = {}
     about: dict[str, str] = {}
     engines: set[tuple[str, str]] = set()
@@ -131,7 +131,7 @@ def _mean(samples: Samples, histogram: str) -> float | None:
 
 
 def histogram_statistics(samples: Samples, histogram: str) -> dict[str, float]:
-    """Mean, and the edges below which percentiles lie."""
+    """The mean of a histogram, and the edges below which its percentiles lie; empty without observations."""
     mean = _mean(samples, histogram)
     if mean is None:
         return {}

@@ -1,21 +1,23 @@
 """Sparse attention of prompts (DeepSeek-V3.2, GLM-5) out of AIConfigurator's tables.
 
-A layer was measured with its projections and its index, for B prompts of L tokens. Of decodes that was done
-in CUDA graphs, of prompts it was not: up to some 2000 tokens they all take 1.2 to 2.4 ms, for one head as for
-128, and 2.3 to 4.3 ms on the same GPU behind a Grace CPU. That is the time of the launches, not of kernels.
-So a layer's kernels take
+A layer was measured with its projections and its index, for B prompts of L tokens. Decodes were measured in
+CUDA graphs, prompts without. So all prompts of up to some 2000 tokens take 1.2 to 2.4 ms, for one head as for
+128, and 2.3 to 4.3 ms on the same GPU behind a Grace CPU: the time of the launches, not of the kernels. We
+take the kernels of a layer to take
 
     t = o + B (w(c + n) - w(c))     B prompts of n new tokens after c cached ones
     o                               the decode of one token: weights are read once
-    w(L) = (T(B, L) - o) / B        a prompt of L tokens, of which as many were measured together
+    w(L) = (T(B, L) - o) / B        a prompt of L tokens. T is the measured time, B as many prompts
                                     as make about MOST_TOKENS: so long a step hides its launches
 
-w is a line between LENGTHS: prompts after cached tokens were measured after 128 at the most, but a prompt is
-its first part and the rest after it. Past the longest prompt, MOST_TOKENS, w goes on as the parabola through
-the last three of DOUBLED: a token is looked up in an index as long as its context, and looks at 2048 tokens.
+Between LENGTHS w is interpolated. New tokens were measured after 128 cached tokens at the most; the
+difference w(c + n) - w(c) has the others, as a prompt of c + n tokens is its first c and the n after them.
+Past the longest prompt, MOST_TOKENS, w goes on as the parabola through PARABOLA_LENGTHS: a token is looked up
+in an index as long as its context, and looks at 2048 tokens.
 
-A token of a longer prompt takes no less. Where the tables say otherwise, by more than noise, two kernels were
-measured in turn (KV in 8 bits, 32 or 64 heads, on B300 and GB200: 0.46 and 0.66 us a token); that is refused.
+A token of a longer prompt takes at least as long. Where the tables say otherwise, by more than noise, two
+kernels were measured in turn (KV in 8 bits, 32 or 64 heads, on B300 and GB200: 0.46 and 0.66 us a token).
+Such tables are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from planner.models.llm import LatentAttention, Llm
 
 MOST_TOKENS = 32768  # Most tokens of a step, and of the longest prompt that was measured.
 LENGTHS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 10240, 12288, 16384, 32768)
-DOUBLED = (8192, 16384, 32768)
+PARABOLA_LENGTHS = (8192, 16384, 32768)
 NOISE_FRAC = 0.1  # A token of a longer prompt may take this much less before two kernels are suspected.
 
 
@@ -62,7 +64,7 @@ class SparsePrompts:
         self._once_ms = once_ms
         whole_ms, token_ms = [0.0], 0.0
         for length in LENGTHS:
-            # So many prompts of this length were measured together.
+            # So many prompts of this length were measured together: a power of two.
             prompts = 2 ** int(np.log2(MOST_TOKENS // length))
             whole_ms.append((measured_ms(prompts, length) - once_ms) / prompts)
             if whole_ms[-1] / length < (1 - NOISE_FRAC) * token_ms:
@@ -71,8 +73,8 @@ class SparsePrompts:
                 )
             token_ms = whole_ms[-1] / length
         self._lengths, self._whole_ms = np.array([0, *LENGTHS], dtype=float), np.array(whole_ms)
-        doubled_ms = [whole_ms[LENGTHS.index(length) + 1] for length in DOUBLED]
-        self._beyond = np.polyfit(DOUBLED, doubled_ms, 2)
+        parabola_ms = [whole_ms[LENGTHS.index(length) + 1] for length in PARABOLA_LENGTHS]
+        self._beyond = np.polyfit(PARABOLA_LENGTHS, parabola_ms, 2)
 
     def step_ms(self, prompts: int, new: int, cached: int) -> float:
         """Milliseconds of prompts that have `new` tokens after `cached` ones each."""

@@ -1,8 +1,9 @@
-"""`vllm bench serve --save-result`, with or without --save-detailed, and the summary.json of a sweep.
+"""Reads results of `vllm bench serve --save-result`, with or without --save-detailed, and summary.json of a
+sweep.
 
-Lists per request are in seconds, the summary in milliseconds. `tpot` is per request and leaves the first
-token out, `itl` is a gap between chunks. The file names neither GPU nor tensor parallelism, unless --metadata
-did (gpu=..., tp=...) or a sweep varied them.
+In these files lists per request are in seconds, the summary is in milliseconds. `tpot` is per request and
+leaves the first token out, `itl` is a gap between chunks. The file names neither GPU nor tensor parallelism,
+unless --metadata did (gpu=..., tp=...) or a sweep varied them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import ENGINE_KEYS, MeasuredRun, MeasuredRuns, with_stated_load
 from planner.importers.foreign_fields import Facts
 
+# Keys by which such a file is told.
 MARKS = ("completed", "total_input_tokens", "total_output_tokens", "request_throughput")
+# Our names of vLLM's metrics.
 NAMES = {"ttft": "ttft", "tpot": "tpot", "itl": "tbt", "e2el": "e2e"}
 _SUMMARY = re.compile(r"(mean|median|p[\d.]+)_(ttft|tpot|itl|e2el)_ms")
 
@@ -32,12 +35,11 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
     files = foreign_fields.file_labels(paths)
     for file, path in zip(files, paths, strict=True):
         document = foreign_fields.read_json(path)
-        many = document if isinstance(document, list) else [document]
-        for i, row in enumerate(many):
-            name = file if len(many) == 1 else f"{file}[{i}]"
-            result = check_mapping(
-                row, f"{path}: item {i}"
-            )  # A sweep writes its parameters as they were given.
+        rows = document if isinstance(document, list) else [document]
+        for i, row in enumerate(rows):
+            name = file if len(rows) == 1 else f"{file}[{i}]"
+            result = check_mapping(row, f"{path}: item {i}")
+            # A sweep writes its parameters as they were given, so with dashes too.
             documents.append((name, {str(key).replace("-", "_"): value for key, value in result.items()}))
     setups = {
         foreign_fields.read_setup(
@@ -51,12 +53,11 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
         for name, row in documents
     }
     if len(setups) != 1:
+        if not setups:
+            raise InputError("vllm-bench-serve: holds no runs")
+        engines = "; ".join(f"{llm} on {tp} x {gpu}" for llm, gpu, tp in sorted(setups))
         raise InputError(
-            "vllm-bench-serve: the runs are of different engines ("
-            + "; ".join(f"{llm} on {tp} x {gpu}" for llm, gpu, tp in sorted(setups))
-            + "); import each apart"
-            if setups
-            else "vllm-bench-serve: holds no runs"
+            f"vllm-bench-serve: the runs are of different engines ({engines}); import each apart"
         )
     llm, gpu, tp = setups.pop()
     runs = tuple(with_stated_load(_run(name, row), facts) for name, row in documents)
@@ -73,15 +74,13 @@ def _run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
         requests, lengths, latency, start_s, remarks = _detailed(name, row, failed)
     else:
         requests, start_s = completed, ()
-        mean_input, mean_output = (
-            (
-                foreign_fields.read_number(row.get(f"total_{way}_tokens"), f"{name}: total_{way}_tokens")
-                / completed,
-            )
-            for way in ("input", "output")
+        # A summary has no lengths but their means, so every request counts as one of the mean lengths.
+        input_tokens, output_tokens = (
+            foreign_fields.read_number(row.get(key), f"{name}: {key}")
+            for key in ("total_input_tokens", "total_output_tokens")
         )
-        lengths = mean_input, mean_output
-        latency = _summary(name, row)
+        lengths = (input_tokens / completed,), (output_tokens / completed,)
+        latency = _summary_latency(name, row)
         gaps = latency.get("tbt", {})
         remarks = foreign_fields.run_remarks(
             failed=failed, is_summary=True, gap_p50=gaps.get("p50"), gap_mean=gaps.get("mean")
@@ -94,47 +93,49 @@ def _run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
         if row.get(key) not in (None, "")
     }
     return MeasuredRun(
-        name,
-        requests,
-        lengths[0],
-        lengths[1],
-        latency,
-        concurrency,
-        rate_rps,
-        arrival_s,
-        failed,
-        engine.get("max_num_seqs"),
-        engine.get("max_num_batched_tokens"),
-        engine.get("kv_tokens"),
-        tuple(notes),
+        name=name,
+        requests=requests,
+        input_tokens=lengths[0],
+        output_tokens=lengths[1],
+        latency_s=latency,
+        concurrency=concurrency,
+        rate_rps=rate_rps,
+        arrival_s=arrival_s,
+        failed=failed,
+        max_num_seqs=engine.get("max_num_seqs"),
+        max_num_batched_tokens=engine.get("max_num_batched_tokens"),
+        kv_tokens=engine.get("kv_tokens"),
+        notes=tuple(notes),
     )
 
 
 def _load(
     name: str, row: Mapping[str, Any], requests: int, start_s: tuple[float, ...], notes: list[str]
 ) -> tuple[int | None, float | None, tuple[float, ...]]:
-    """Closed loop (concurrency), open loop (rate, or recorded arrivals)."""
+    """The load: (concurrency, rate, arrivals) of a closed loop, or of an open one, which has a rate or
+    recorded arrivals. What is not modelled of it is added to `notes`.
+    """
     rate = row.get("request_rate")
     rate_rps = (
         math.inf
         if rate in (None, "inf", math.inf)
         else foreign_fields.read_number(rate, f"{name}: request_rate")
     )
-    most = row.get("max_concurrency")
-    seats = None if most is None else foreign_fields.read_count(most, f"{name}: max_concurrency")
+    limit = row.get("max_concurrency")
+    concurrency = None if limit is None else foreign_fields.read_count(limit, f"{name}: max_concurrency")
     if rate_rps == math.inf:
-        return min(seats or requests, requests), None, ()  # Without a limit all requests come at once.
+        return min(concurrency or requests, requests), None, ()  # Without a limit all requests come at once.
     if start_s:
         return None, None, start_s
-    if seats is not None:
-        notes.append(f"the limit of {seats} requests in flight is not modelled beside a rate")
+    if concurrency is not None:
+        notes.append(f"the limit of {concurrency} requests in flight is not modelled beside a rate")
     burstiness = foreign_fields.read_optional(row, "burstiness", name)
     if burstiness is not None and burstiness != 1:
         notes.append(f"burstiness was {burstiness:g}; arrivals are taken for Poisson")
     return None, rate_rps, ()
 
 
-def _summary(name: str, row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def _summary_latency(name: str, row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     latency: dict[str, dict[str, float]] = {}
     for key, value in row.items():
         if not (match := _SUMMARY.fullmatch(key)) or not is_number(value) or not value > 0:
@@ -165,11 +166,12 @@ def _detailed(
     if not {"input_lens", "output_lens"} <= columns.keys():
         raise InputError(f"{name}: input_lens or output_lens is empty; expected one per request")
     errors = row.get("errors")
-    wrong = errors if isinstance(errors, list) and len(errors) == n else [""] * n
+    request_errors = errors if isinstance(errors, list) and len(errors) == n else [""] * n
     good = [
         i
         for i in range(n)
-        if not wrong[i] and min(columns["ttfts"][i], columns["output_lens"][i], columns["input_lens"][i]) > 0
+        if not request_errors[i]
+        and min(columns["ttfts"][i], columns["output_lens"][i], columns["input_lens"][i]) > 0
     ]
     if not good:
         raise InputError(f"{name}: no request finished; there is nothing to import")
@@ -181,7 +183,9 @@ def _detailed(
         if "latencies" in columns
         else [t + d for t, d in zip(ttft_s, decoding_s, strict=True)]
     )
-    tpot_s = [d / (n - 1) for d, n in zip(decoding_s, output, strict=True) if n > 1]
+    tpot_s = [
+        seconds / (tokens - 1) for seconds, tokens in zip(decoding_s, output, strict=True) if tokens > 1
+    ]
     every_gap = [gap for i in good for gap in gaps[i]]
     latency = {
         metric: values
@@ -193,7 +197,7 @@ def _detailed(
         )
         if values
     }
-    after_first = sum(n - 1 for n in output)
+    after_first = sum(tokens - 1 for tokens in output)
     remarks = foreign_fields.run_remarks(
         failed=max(failed, n - len(good)),
         tokens_per_chunk=after_first / len(every_gap) if every_gap else 1.0,

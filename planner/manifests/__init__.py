@@ -1,6 +1,4 @@
-"""The plan as deployments: one module per target, all of them over the engine's settings of
-engine_command.py.
-"""
+"""The plan as manifests: one module per target; all take the engine's settings from engine_command.py."""
 
 from __future__ import annotations
 
@@ -41,10 +39,10 @@ class Target(Protocol):
         """Path relative to the manifests folder -> content; InputError where the target cannot express it."""
 
     def steps(self, fleet: Fleet) -> list[str]:
-        """Lines of Markdown: how to apply it."""
+        """Lines of Markdown: how to deploy the files."""
 
     def routing(self, fleet: Fleet) -> str:
-        """What routes there, in a sentence that goes on from "Routing: "."""
+        """What routes requests there, as the rest of a sentence that begins with "Routing: "."""
 
 
 TARGETS: dict[str, Target] = {
@@ -59,22 +57,26 @@ TARGETS: dict[str, Target] = {
     "ray-serve": ray_serve,
     "production-stack": production_stack,
 }
-APART = ("kserve",)  # a service, with an address of its own, per mixed pool or pair
-# of an earlier plan, that this one may not need: someone would start its workers
+# Targets that make a service, with an address of its own, for each mixed pool or pair of pools.
+APART = ("kserve",)
+# Files of an earlier plan. Those that this plan does not need are removed: someone would start their workers.
 OUTDATED: dict[str, tuple[str, ...]] = {
     **{name: (f"{name}.yaml",) for name in TARGETS},
     "vllm": ("vllm/*.config.yaml", "vllm/*.sh", "vllm/kv-store.json"),
     "compose": ("compose/*.yaml", "compose/nodes.env"),
     "kubernetes": ("kubernetes.yaml", "kustomization.yaml", "components/*/*.yaml"),
-    "llm-d": ("llm-d/*.values.yaml", "llm-d/endpoint-picker.yaml"),  # the latter once was a file of its own
+    "llm-d": (
+        "llm-d/*.values.yaml",
+        "llm-d/endpoint-picker.yaml",
+    ),  # The second was once written beside the first.
     "production-stack": ("production-stack.values.yaml",),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Under:
-    """A row of README.md: what became of the SLO under a target's router, in words, and whether the plan is
-    kept there; None where plan.yaml does not say.
+class RouterRow:
+    """A row of README.md: what became of the SLO under a target's router, in words. `kept`: whether the SLO
+    is kept there, None where plan.yaml does not say.
     """
 
     target: str
@@ -85,7 +87,7 @@ class Under:
 
     @property
     def warning(self) -> str:
-        """The first line of what must not be deployed as it is; empty where the plan is kept."""
+        """The first line of manifests under which the SLO is missed; empty where it is kept, or unknown."""
         if self.kept is not False:
             return ""
         return (
@@ -98,8 +100,8 @@ class Under:
 class Rendered:
     """`files`: path relative to the manifests folder -> content. `refused`: target -> why it has none.
 
-    `notes`: target -> what it routes or queues by that was not simulated. `warnings`: target -> that the plan
-    is not kept there.
+    `notes`: target -> what it routes or queues by that was not simulated. `warnings`: target -> that the SLO
+    is missed there.
     """
 
     files: dict[str, str]
@@ -108,15 +110,17 @@ class Rendered:
     warnings: dict[str, str] = field(default_factory=dict)
 
 
-def render(fleet: Fleet, max_model_len: int, target: str = "all", under: Sequence[Under] = ()) -> Rendered:
-    """The manifests of one target, or of all that can express the fleet, and a README.md, with what was
-    simulated `under` their routers.
+def render(
+    fleet: Fleet, max_model_len: int, target: str = "all", router_rows: Sequence[RouterRow] = ()
+) -> Rendered:
+    """The manifests of one target, or of all that can express the fleet, and a README.md. `router_rows` say
+    what was simulated under the routers of the targets.
 
     Raises InputError where there is no such target, or it cannot express the fleet.
     """
     if target not in (*TARGETS, "all"):
         raise InputError(f"target: must be one of all, {', '.join(TARGETS)}, found {target[:200]!r}")
-    if why := engine_command.undeployable(fleet):
+    if why := engine_command.why_undeployable(fleet):
         if target != "all":
             raise InputError(f"{target}: {why}")
         text = f"# Deploying {engine_command.one_line(fleet.llm.name)}\n\nNothing here deploys it: {why}.\n"
@@ -128,33 +132,34 @@ def render(fleet: Fleet, max_model_len: int, target: str = "all", under: Sequenc
     for name in TARGETS if target == "all" else [target]:
         try:
             kv_store.refuse(fleet, name)
-            target_files, target_notes = (
-                _of_target(name, fleet, max_model_len),
-                deployed_routing.notes(fleet, name),
-            )
+            target_files = _render_target(name, fleet, max_model_len)
+            target_notes = deployed_routing.notes(fleet, name)
         except InputError as error:
             if target != "all":
                 raise
             refused[name] = str(error)
         else:
-            warning = next((row.warning for row in under if row.target == name), "")
+            warning = next((row.warning for row in router_rows if row.target == name), "")
             files |= deployed_routing.with_first_line(
                 deployed_routing.with_notes(target_files, target_notes), engine_command.one_line(warning)
             )
             notes[name] = target_notes
             if warning:
                 warnings[name] = warning
-    readme = _write_readme(fleet, max_model_len, notes, refused, under)
+    readme = _write_readme(fleet, max_model_len, notes, refused, router_rows)
     return Rendered({"README.md": readme, **files}, refused, notes, warnings)
 
 
-@lru_cache(maxsize=32)  # of a plan they are asked for twice: who can run it, and its files
-def _of_target(target: str, fleet: Fleet, max_model_len: int) -> Mapping[str, str]:
+# Each plan is rendered twice: to find which targets can run it, and for the files.
+@lru_cache(maxsize=32)
+def _render_target(target: str, fleet: Fleet, max_model_len: int) -> Mapping[str, str]:
     return MappingProxyType(TARGETS[target].render(fleet, max_model_len))
 
 
 def services_apart(fleet: Fleet, target: str) -> int:
-    """How many services with an address each a target makes of a fleet that it can run; 1: one router."""
+    """How many services, each with its own address, a target makes of a fleet; 1 where
+    one router serves all.
+    """
     return len(engine_command.services(fleet, target)) if target in APART else 1
 
 
@@ -168,10 +173,10 @@ def _write_readme(
     max_model_len: int,
     notes: dict[str, list[str]],
     refused: dict[str, str],
-    under: Sequence[Under],
+    router_rows: Sequence[RouterRow],
 ) -> str:
     llm = engine_command.one_line(fleet.llm.name)
-    missed = [row.target for row in under if row.target in notes and row.kept is False]
+    missed = [row.target for row in router_rows if row.target in notes and row.kept is False]
     lines = [
         *([f"NOT KEPT on {', '.join(missed)}: see below.", ""] if missed else []),
         f"# Deploying {llm}",
@@ -188,12 +193,12 @@ def _write_readme(
         "Face hub (or "
         "that path, where it is one); to serve a local copy, mount it and change the model alone, not "
         "`served-model-name`.",
-        *_describe_routers([row for row in under if row.target in notes]),
+        *_describe_routers([row for row in router_rows if row.target in notes]),
     ]
     for name, note_lines in notes.items():
         target = TARGETS[name]
-        versions = f"For {engine_command.made_for(target.ENGINE, fleet)}"
-        warning = next((row.warning for row in under if row.target == name), "")
+        versions = f"For {engine_command.versions_sentence(target.ENGINE, fleet)}"
+        warning = next((row.warning for row in router_rows if row.target == name), "")
         lines += ["", f"## {name}", "", *([f"**{_table_cell(warning)}**", ""] if warning else []), versions]
         lines += ["", *target.steps(fleet)]
         lines += ["", f"Routing: {' '.join([target.routing(fleet), *note_lines])}"]
@@ -204,11 +209,11 @@ def _write_readme(
             "",
             *(f"- {engine_command.one_line(why)}" for why in refused.values()),
         ]
-    lines += _capped(fleet) + _differs(fleet, max_model_len)
+    lines += _power_cap_lines(fleet) + _difference_lines(fleet, max_model_len)
     return "\n".join(lines) + "\n"
 
 
-def _describe_routers(rows: Sequence[Under]) -> list[str]:
+def _describe_routers(rows: Sequence[RouterRow]) -> list[str]:
     if not rows:
         return []
     return [
@@ -230,7 +235,7 @@ def _table_cell(text: str) -> str:
     return engine_command.one_line(text).replace("|", "\\|")
 
 
-def _capped(fleet: Fleet) -> list[str]:
+def _power_cap_lines(fleet: Fleet) -> list[str]:
     gpus = {pool.type.gpu.name: pool.type.gpu for pool in fleet.running_pools}
     capped = [gpu for gpu in gpus.values() if engine_command.is_capped(gpu)]
     if not capped:
@@ -249,6 +254,7 @@ def _capped(fleet: Fleet) -> list[str]:
     ]
 
 
+# Policies that some target expresses, or that the README explains in a sentence of its own.
 _EXPRESSIBLE_POLICIES = (
     "routing",
     "decode_routing",
@@ -258,11 +264,11 @@ _EXPRESSIBLE_POLICIES = (
     "due",
     "prefix_cache",
     "kv_offload",
-)  # or said below
+)
 
 
 def _inexpressible_policies(policies: Policies) -> list[str]:
-    """What a plan's policies change that no target expresses: all but routing and the order of the queue."""
+    """The policies that no target expresses, with their values, where they differ from the default."""
     default = Policies()
     expressible = (
         (*_EXPRESSIBLE_POLICIES, *ROUTING[policies.routing].setting_grid)
@@ -275,7 +281,7 @@ def _inexpressible_policies(policies: Policies) -> list[str]:
 
 
 def _cache_notes(fleet: Fleet) -> list[str]:
-    """A plan that counts on hits needs a router that looks for them."""
+    """What a plan that counts on hits of prefix caches needs of routers and of whoever starts the workers."""
     policies = fleet.policies
     lines = [
         f"- The plan counts on hits of vLLM's prefix caches, found by the routing {policies.routing}. A "
@@ -305,7 +311,7 @@ def _cache_notes(fleet: Fleet) -> list[str]:
 
 
 def _adapter_notes(lora: Lora) -> str:
-    named = (
+    files_text = (
         "each adapter's files"
         if isinstance(lora.adapters, tuple)
         else (
@@ -314,7 +320,7 @@ def _adapter_notes(lora: Lora) -> str:
         )
     )
     return (
-        f"- Mount {named} below {engine_command.ADAPTERS} on every worker, or change --lora-modules. "
+        f"- Mount {files_text} below {engine_command.ADAPTERS} on every worker, or change --lora-modules. "
         "No router here "
         "sends a request to a worker that has its adapter loaded, nor does the simulation; `plan serve` "
         "takes no adapters."
@@ -352,17 +358,17 @@ def _offload_notes(fleet: Fleet, offload: KvOffload) -> str:
     )
 
 
-def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
+def _difference_lines(fleet: Fleet, max_model_len: int) -> list[str]:
     policies = fleet.policies
-    simulated = policies.routing
+    simulated_routing = policies.routing
     if fleet.is_disaggregated:
-        simulated += f" to prefill and {policies.decode_routing} to decode"
+        simulated_routing += f" to prefill and {policies.decode_routing} to decode"
     lines = [
         "",
         "## What differs from the simulation",
         "",
-        f"- It routes by {simulated}; what each target has in its place is said there. `plan serve` routes "
-        "as simulated, on one machine or, with --workers, before workers that it did not start.",
+        f"- It routes by {simulated_routing}; what each target has in its place is said there. `plan serve` "
+        "routes as simulated, on one machine or, with --workers, before workers that it did not start.",
     ]
     if policies.prefix_cache:
         lines += _cache_notes(fleet)
@@ -372,8 +378,8 @@ def _differs(fleet: Fleet, max_model_len: int) -> list[str]:
         "- Nothing here asks for an API key: workers and routers answer whoever reaches them. Keep them in a "
         "private network, behind what asks for keys."
     )
-    if untold := _inexpressible_policies(fleet.policies):
-        lines.append(f"- The plan was simulated with {', '.join(untold)}; vLLM is not told of it.")
+    if inexpressible := _inexpressible_policies(fleet.policies):
+        lines.append(f"- The plan was simulated with {', '.join(inexpressible)}; vLLM is not told of it.")
     if QUEUE[fleet.policies.queue].has_rank:
         lines.append(
             f"- Prompts wait in the order {fleet.policies.queue}: the engines run with --scheduling-policy "

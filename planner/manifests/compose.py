@@ -17,18 +17,19 @@ from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT, NIXL_PORT_STE
 
 Document = dict[str, Any]
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, the Compose specification"
-HF_HOME = "/hf-cache"  # in the container, whoever its user is
+ROUTER_PORT_STEP = 100  # between the routers of a fleet that needs two
+HF_HOME = "/hf-cache"  # A folder of the container, the same for every user that the image may run as.
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """compose/compose.yaml, or compose/node-0.yaml ... with router.yaml and nodes.env."""
-    engine_command.on_one_node(fleet, "compose")
+    engine_command.refuse_several_nodes(fleet, "compose")
     return {f"compose/{path}": text for path, text in _files(fleet, max_model_len).items()}
 
 
 def steps(fleet: Fleet) -> list[str]:
-    """How to apply it."""
-    if (nodes := len(engine_command.place(fleet))) == 1:
+    """How to start these files, as lines of the README."""
+    if (nodes := len(engine_command.place_on_nodes(fleet))) == 1:
         return ["    HF_TOKEN=... docker compose -f compose/compose.yaml up -d"]
     return [
         f"{nodes} nodes: fill in compose/nodes.env, copy the folder to each, and there (here node 0)",
@@ -42,12 +43,12 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def routing(fleet: Fleet) -> str:
-    """What routes, for a README."""
-    return engine_command.router_words(fleet)
+    """Names the router and its policies, as words for the README."""
+    return engine_command.routing_sentence(fleet)
 
 
 def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    nodes = engine_command.place(fleet)
+    nodes = engine_command.place_on_nodes(fleet)
     name = engine_command.llm_label(fleet)
     if len(nodes) == 1:
         services = _services(fleet, nodes[0], max_model_len, shared_network=False)
@@ -64,9 +65,9 @@ def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:
         services = _services(fleet, node, max_model_len, shared_network=True)
         files[f"node-{index}.yaml"] = _file(_about(node), f"{name}-node-{index}", services)
         for slot, worker in enumerate(node.workers):
-            urls[worker.name] = f"http://{_address(index)}:{HTTP_PORT + 1 + slot}"
+            urls[worker.name] = f"http://{_address(index)}:{_port(slot)}"
     about = "The router; start it on any host that reaches the nodes."
-    files["router.yaml"] = _file(about, f"{name}-router", _routers(fleet, nodes, urls), cache=False)
+    files["router.yaml"] = _file(about, f"{name}-router", _routers(fleet, nodes, urls), has_weights=False)
     files["nodes.env"] = "# The address of each node, as the other nodes reach it.\n" + "".join(
         f"# {node.gpu.gpus_per_node} x {engine_command.one_line(node.gpu.name)}\nNODE_{index}=\n"
         for index, node in enumerate(nodes)
@@ -74,9 +75,9 @@ def _files(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     return files
 
 
-def _file(about: str, name: str, services: Document, *, cache: bool = True) -> str:
+def _file(about: str, name: str, services: Document, *, has_weights: bool = True) -> str:
     document: Document = {"name": name, "services": services}
-    if cache:
+    if has_weights:  # Workers share the folder into which they load weights; the router has none.
         document["volumes"] = {"hf-cache": {}}
     return f"# {about}\n" + to_yaml(document)
 
@@ -85,6 +86,11 @@ def _about(node: DeployedNode) -> str:
     workers = ", ".join(worker.name for worker in node.workers)
     about = f"A node with {node.gpu.gpus_per_node} x {engine_command.one_line(node.gpu.base)}: {workers}."
     return f"{about}\n{engine_command.power_note(node.gpu)}" if engine_command.is_capped(node.gpu) else about
+
+
+def _port(slot: int) -> int:
+    """The port of a node's worker on the network of its host, where a router may have HTTP_PORT."""
+    return HTTP_PORT + 1 + slot
 
 
 def _address(node: int) -> str:
@@ -102,7 +108,7 @@ def _service(
     fleet: Fleet, worker: PlacedWorker, slot: int, max_model_len: int, *, shared_network: bool
 ) -> Document:
     gpu = worker.pool.type.gpu
-    port = HTTP_PORT + 1 + slot if shared_network else HTTP_PORT
+    port = _port(slot) if shared_network else HTTP_PORT
     args = [*engine_command.engine_args(worker.pool, fleet, max_model_len), "--port", str(port)]
     environment = {"HF_TOKEN": "${HF_TOKEN:-}", "HF_HOME": HF_HOME}
     if worker.pool.role != "mixed":
@@ -146,15 +152,15 @@ def _routers(fleet: Fleet, nodes: list[DeployedNode], urls: dict[str, str]) -> D
     for number, (name, roles) in enumerate(engine_command.routers(fleet).items()):
         args = engine_command.router_policy_args(fleet, roles)
         for role in roles:
-            own = [f'"{urls[worker.name]}"' for worker in workers if worker.pool.role == role]
+            role_urls = [f'"{urls[worker.name]}"' for worker in workers if worker.pool.role == role]
             if role == "mixed":
-                args += ["--worker-urls", *own]
+                args += ["--worker-urls", *role_urls]
             else:
-                args += [word for url in own for word in (f"--{role}", url)]
+                args += [word for url in role_urls for word in (f"--{role}", url)]
         services[name] = {
             "image": engine_command.ROUTER_IMAGE,
             "command": engine_command.router_command(args),
-            "ports": [f"{HTTP_PORT + 100 * number}:{HTTP_PORT}"],
+            "ports": [f"{HTTP_PORT + ROUTER_PORT_STEP * number}:{HTTP_PORT}"],
             "restart": "unless-stopped",
         }
     return services

@@ -53,8 +53,8 @@ def routing(fleet: Fleet) -> str:
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """One graph for the pairs and one for the mixed pools, as far as the fleet has them."""
     engine_command.plain_name(fleet, "dynamo")
-    engine_command.without_ranks(fleet, "dynamo", on_nodes=False)
-    engine_command.without_offload(fleet, "dynamo")
+    engine_command.refuse_ranks(fleet, "dynamo", on_nodes=False)
+    engine_command.refuse_offload(fleet, "dynamo")
     if len(fleet.running_pools) >= MAX_COMPONENTS:
         raise InputError(
             f"dynamo: a graph holds {MAX_COMPONENTS - 1} pools and a frontend, found "
@@ -123,8 +123,8 @@ def _component(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Docum
             f"dynamo: its image {IMAGE} is for NVIDIA GPUs, {name} has "
             f"{engine_command.one_line(pool.type.gpu.name)}"
         )
-    engine_command.without_adapters(fleet, "dynamo", "loads adapters by its own API")
-    engine_settings = engine_command.settings(pool, fleet, max_model_len)
+    engine_command.refuse_adapters(fleet, "dynamo", "loads adapters by its own API")
+    engine_settings = engine_command.engine_flags(pool, fleet, max_model_len)
     engine_settings.pop("data-parallel-size-local", None)  # the operator's
     args = ["--model", fleet.llm.name, *engine_command.to_args(engine_settings)]
     if pool.role != "mixed":

@@ -1,4 +1,4 @@
-"""What every deployment target shares: the engine's command line, the router's, images, names, placement."""
+"""What deployment targets share: the command lines of engine and router, images, names, placement."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from planner.policies import QUEUE, ROUTING, VLLM, VLLM_ROUTER, VLLM_ROUTER_PAIR
 
 VLLM_VERSION = DEPLOYED_VERSION
 IMAGE = f"vllm/vllm-openai:v{VLLM_VERSION}"
-FIRST_ASYNC = (0, 10)  # with --async-scheduling
-OTHER_LABELS = (
-    "habana.ai/",
-    "cloud.google.com/gke-tpu",
-)  # of accelerators that neither of these images serves
+FIRST_ASYNC = (0, 10)  # The first version of vLLM with --async-scheduling.
+# Node labels of accelerators that neither vLLM's image nor its ROCm image serves.
+OTHER_LABELS = ("habana.ai/", "cloud.google.com/gke-tpu")
 ROCM_IMAGE = f"vllm/vllm-openai-rocm:v{VLLM_VERSION}"
 ROUTER_IMAGE = "python:3.12-slim"
 ROUTER_PACKAGE = "vllm-router==0.1.17"
 GPU_MEMORY_UTILIZATION = 0.9  # what planner.models.memory assumes
 
-ADAPTERS, ANY_ADAPTER = "/adapters", "ADAPTER"  # a folder on every worker; a name to be replaced
+ADAPTERS = "/adapters"  # The folder of adapters on every worker.
+ANY_ADAPTER = "ADAPTER"  # Stands for the names of adapters where the plan has none.
 
 HTTP_PORT = 8000
 NIXL_PORT = 5600
@@ -42,16 +41,16 @@ _KV_DTYPES = {1.0: "fp8", 2.0: "auto", 4.0: "auto"}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._/][A-Za-z0-9._/@+-]*")
 
-RESERVED_LABELS = ("router", "router-mixed", "pair", "frontend")  # of what is no pool
+RESERVED_LABELS = ("router", "router-mixed", "pair", "frontend")  # of things that are no pools
 
-# what Helm charts, LeaderWorkerSet (`-GROUP-HASH`) and DisaggregatedSet (`-SLICE-REVISION-`) make of
-# them, joined, stays within the 63 letters of a label
+# Most letters of these labels. Helm charts, LeaderWorkerSet (`-GROUP-HASH`) and DisaggregatedSet
+# (`-SLICE-REVISION-`) join and extend them, and the result must stay within the 63 letters of a label.
 LLM_LETTERS, POOL_LETTERS = 18, 16
 
 Setting = bool | int | float | str | Mapping[str, Any] | list[str]
 
 
-def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]:
+def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]:
     """What one worker of `pool` is told besides its model: long flag of `vllm serve` without dashes -> value.
 
     The only place where a number of the plan becomes a number of the engine.
@@ -79,15 +78,11 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
         flags["all2all-backend"] = engine.all2all
     if engine.ep:
         flags["enable-expert-parallel"] = True
-    if (
-        order := find_router_difference(QUEUE[fleet.policies.queue], VLLM).name
-    ) != Policies().queue:  # vLLM's own
+    order = find_router_difference(QUEUE[fleet.policies.queue], VLLM).name
+    if order != Policies().queue:  # Our default is vLLM's.
         flags["scheduling-policy"] = order
-    if (
-        0
-        < (threshold := fleet.policies.long_prefill_token_threshold)
-        < served_model_len(fleet, max_model_len)
-    ):
+    threshold = fleet.policies.long_prefill_token_threshold
+    if 0 < threshold < served_model_len(fleet, max_model_len):
         flags["long-prefill-token-threshold"] = threshold
     if engine.engine is not None and _has_async(engine.engine.version):
         flags["async-scheduling"] = engine.engine.async_scheduling
@@ -99,18 +94,22 @@ def settings(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]
             **({} if speculation.model is None else {"model": speculation.model}),
         }
     if engine.lora is not None:
-        flags |= _lora(engine.lora.lora)
+        flags |= _lora_flags(engine.lora.lora)
     if pool.role in _KV_ROLES:
         flags["kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
     if kv_store.serves(fleet, pool):
         store = kv_store.connector(fleet)
-        is_alone = pool.role == "mixed"
-        flags["kv-transfer-config"] = store if is_alone else _both(flags["kv-transfer-config"], store)
+        hands_over = pool.role != "mixed"
+        flags["kv-transfer-config"] = (
+            _two_connectors(flags["kv-transfer-config"], store) if hands_over else store
+        )
     if offload_bytes := cpu_bytes(pool, fleet):
         if pool.role == "mixed":
             flags["kv-offloading-size"] = offload_bytes / 2**30
-        else:  # beside the one that hands KV over
-            flags["kv-transfer-config"] = _both(flags["kv-transfer-config"], _offloading(offload_bytes))
+        else:  # beside the connector that hands KV over
+            flags["kv-transfer-config"] = _two_connectors(
+                flags["kv-transfer-config"], _offloading(offload_bytes)
+            )
     return flags
 
 
@@ -133,7 +132,7 @@ def _offloading(offload_bytes: int) -> Setting:
     }
 
 
-def _both(handing_over: Setting, keeping: Setting) -> Setting:
+def _two_connectors(handing_over: Setting, keeping: Setting) -> Setting:
     return {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",
@@ -146,8 +145,10 @@ def version(fleet: Fleet) -> str:
     return VLLM_VERSION if fleet.engine is None else _release(fleet.engine.version)
 
 
-def made_for(text: str, fleet: Fleet) -> str:
-    """What a target names as its versions, with the plan's vLLM where it takes that."""
+def versions_sentence(text: str, fleet: Fleet) -> str:
+    """`text`, the versions that a target is written for, with the version of vLLM that the plan counts on; if
+    `text` fixes another one, it says so.
+    """
     fleet_version, ours = f"vLLM {version(fleet)}", f"vLLM {VLLM_VERSION}"
     if fleet_version == ours or ours in text:
         return text.replace(ours, fleet_version) + "."
@@ -163,7 +164,7 @@ def _has_async(version_text: str) -> bool:
 
 
 def to_args(flags: Mapping[str, Setting]) -> list[str]:
-    """`settings` as words of a command line."""
+    """`engine_flags` as words of a command line."""
     args: list[str] = []
     for key, value in flags.items():
         if isinstance(value, bool):
@@ -179,11 +180,13 @@ def to_args(flags: Mapping[str, Setting]) -> list[str]:
 
 def engine_args(pool: Pool, fleet: Fleet, max_model_len: int) -> list[str]:
     """What follows `vllm serve` for one worker of `pool`; the longest request of the plan fits."""
-    return [fleet.llm.name, *to_args(settings(pool, fleet, max_model_len))]
+    return [fleet.llm.name, *to_args(engine_flags(pool, fleet, max_model_len))]
 
 
-def _lora(lora: Lora) -> dict[str, Setting]:
-    """Slots for adapters, and where their files are to be, or whoever deploys it says where they are."""
+def _lora_flags(lora: Lora) -> dict[str, Setting]:
+    """Slots for adapters, and the folders where their files must be. Where the plan names no adapters, one
+    name is left to be replaced.
+    """
     names = lora.adapters if isinstance(lora.adapters, tuple) else (ANY_ADAPTER,)
     if bad := [name for name in names if not _PLAIN_NAME.fullmatch(name) or "=" in name]:
         raise InputError(
@@ -199,14 +202,16 @@ def _lora(lora: Lora) -> dict[str, Setting]:
     }
 
 
-def without_adapters(fleet: Fleet, target: str, why: str) -> None:
-    """Raise InputError where the fleet serves adapters: `target` cannot be told of them here."""
+def refuse_adapters(fleet: Fleet, target: str, why: str) -> None:
+    """Raise InputError where the fleet serves adapters, which manifests of `target` do not set up; `why`
+    begins the message.
+    """
     if fleet.lora is not None:
         raise InputError(f"{target}: {why}, which is not written here; take vllm or kubernetes")
 
 
-def without_offload(fleet: Fleet, target: str) -> None:
-    """Raise InputError where the fleet keeps KV in CPU memory: pods of `target` are not given any here."""
+def refuse_offload(fleet: Fleet, target: str) -> None:
+    """Raise InputError where the fleet keeps KV in CPU memory, which pods of `target` are not given here."""
     if fleet.policies.kv_offload is not None:
         raise InputError(
             f"{target}: kv_offload needs shared memory in its pods, which is not written here; take vllm, "
@@ -263,12 +268,12 @@ def served_model_len(fleet: Fleet, max_model_len: int) -> int:
     vLLM refuses to start with a length that its KV cache or the LLM's context cannot hold; the simulator
     rejects the requests beyond it.
     """
-    holds = min([fleet.llm.context_tokens, *(pool.type.kv_tokens for pool in fleet.running_pools)])
-    return min(-(-max_model_len // 256) * 256, holds)
+    longest_held = min([fleet.llm.context_tokens, *(pool.type.kv_tokens for pool in fleet.running_pools)])
+    return min(-(-max_model_len // 256) * 256, longest_held)
 
 
 def nodes_of(worker: WorkerType) -> int:
-    """Nodes that one worker spans; every one of them is full if they are several."""
+    """Nodes that one worker spans; if there are several, the worker fills each of them."""
     per_node = worker.gpu.gpus_per_node
     if worker.gpus <= per_node:
         return 1
@@ -281,11 +286,11 @@ def nodes_of(worker: WorkerType) -> int:
 
 
 def local_ranks(worker: WorkerType) -> int:
-    """Data-parallel ranks on each of its nodes."""
+    """Data-parallel ranks on each node of the worker."""
     return worker.dp // nodes_of(worker)
 
 
-def on_one_node(fleet: Fleet, target: str) -> None:
+def refuse_several_nodes(fleet: Fleet, target: str) -> None:
     """Refuse a worker that spans nodes, where `target` cannot start one."""
     for pool in fleet.running_pools:
         if (nodes := nodes_of(pool.type)) > 1:
@@ -295,7 +300,7 @@ def on_one_node(fleet: Fleet, target: str) -> None:
             )
 
 
-def without_ranks(fleet: Fleet, target: str, *, on_nodes: bool = True) -> None:
+def refuse_ranks(fleet: Fleet, target: str, *, on_nodes: bool = True) -> None:
     """Refuse data-parallel ranks, where `target` would start them in another way than was simulated; on
     several nodes too, unless `on_nodes` is False.
     """
@@ -309,7 +314,9 @@ def without_ranks(fleet: Fleet, target: str, *, on_nodes: bool = True) -> None:
 
 
 def routers(fleet: Fleet) -> dict[str, tuple[Role, ...]]:
-    """Name -> roles it serves. A fleet of both kinds needs two: vLLM's router does one or the other."""
+    """The routers by name, each with the roles it serves. A fleet with mixed workers and pairs needs two
+    routers: vLLM's router serves one or the other.
+    """
     roles = {pool.role for pool in fleet.running_pools}
     if "mixed" not in roles:
         return {"router": ("prefill", "decode")}
@@ -338,17 +345,16 @@ def workers_of(fleet: Fleet, role: Role) -> int:
 
 
 def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
-    """What vllm-router has of the plan's policies, or in their place.
+    """Flags for the policies of vllm-router that are nearest to those of the plan.
 
-    The router refuses to choose between two where there is one worker; round robin does the same then.
+    With one worker the router refuses policies that choose between two, so it gets round robin.
     """
 
     def nearest(policy: str, role: Role) -> str:
-        has_choice, router = (
-            workers_of(fleet, role) > 1,
-            VLLM_ROUTER if role == "mixed" else VLLM_ROUTER_PAIRS,
-        )
-        return find_router_difference(ROUTING[policy], router).name if has_choice else "round_robin"
+        if workers_of(fleet, role) <= 1:
+            return "round_robin"
+        router = VLLM_ROUTER if role == "mixed" else VLLM_ROUTER_PAIRS
+        return find_router_difference(ROUTING[policy], router).name
 
     routing, decode_routing = fleet.policies.routing, fleet.policies.decode_routing
     if "mixed" in roles:
@@ -370,8 +376,8 @@ def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
 
 
 def _cache_settings(fleet: Fleet, policy: str) -> list[str]:
-    """Flags of vllm-router's cache-aware rule: the plan's settings where it was simulated with that rule;
-    none where another policy is told, so the router's own defaults count.
+    """Flags of vllm-router's cache-aware rule: the plan's settings where it was simulated with that rule.
+    Otherwise none, so that the router's own defaults count.
     """
     policies = fleet.policies
     if (
@@ -395,8 +401,8 @@ def has_cache_rule(policies: Policies) -> bool:
     return row.needs_caches and not find_router_difference(row, VLLM_ROUTER).is_lacking
 
 
-def router_words(fleet: Fleet) -> str:
-    """What our router routes by, for a README."""
+def routing_sentence(fleet: Fleet) -> str:
+    """What vllm-router routes by, as a sentence of the README."""
     words = []
     for roles in routers(fleet).values():
         args = router_policy_args(fleet, roles)
@@ -416,7 +422,7 @@ def is_rocm(gpu: Gpu) -> bool:
     return gpu.node_selector.startswith("amd.com/")
 
 
-def undeployable(fleet: Fleet) -> str:
+def why_undeployable(fleet: Fleet) -> str:
     """Why no manifest here deploys this fleet; empty where one may."""
     if fleet.engine is not None and fleet.engine.name != "vllm":
         return (
@@ -431,7 +437,7 @@ def undeployable(fleet: Fleet) -> str:
 
 
 def _is_other(gpu: Gpu) -> bool:
-    """Neither NVIDIA's nor AMD's, by the label of its nodes."""
+    """Whether the label of its nodes is that of an accelerator of neither NVIDIA nor AMD."""
     return gpu.node_selector.startswith(OTHER_LABELS)
 
 
@@ -458,7 +464,7 @@ def label(text: str, *, length: int = 63) -> str:
 
 
 def llm_label(fleet: Fleet) -> str:
-    """For instance llama-3-1-70b: the last part of the LLM's name."""
+    """A label of the last part of the LLM's name, for instance llama-3-1-70b."""
     return label(fleet.llm.name.rstrip("/").rsplit("/", 1)[-1], length=LLM_LETTERS)
 
 
@@ -491,25 +497,26 @@ class DeployedNode:
     workers: tuple[PlacedWorker, ...]
 
 
-def place(fleet: Fleet) -> list[DeployedNode]:
-    """Workers, none wider than a node, onto nodes of one GPU row each: widest first, on the first with room.
+def place_on_nodes(fleet: Fleet) -> list[DeployedNode]:
+    """Place workers, none wider than a node, on nodes that each have one GPU row: the widest worker first, on
+    the first node with room.
 
     Widths that are powers of two fill nodes without waste, so this takes the fewest nodes.
     """
     pools = list(zip(pool_labels(fleet), fleet.running_pools, strict=True))
     nodes: list[DeployedNode] = []
     for gpu in dict.fromkeys(pool.type.gpu for _, pool in pools):
-        own = sorted(((n, p) for n, p in pools if p.type.gpu == gpu), key=lambda item: -item[1].type.gpus)
+        pools_on_gpu = [(name, pool) for name, pool in pools if pool.type.gpu == gpu]
         used: list[list[PlacedWorker]] = []
-        for name, pool in own:
+        for name, pool in sorted(pools_on_gpu, key=lambda named_pool: -named_pool[1].type.gpus):
             width = pool.type.gpus
             for number in range(pool.count):
-                taken = [sum(len(worker.devices) for worker in node) for node in used]
-                at = next((k for k, t in enumerate(taken) if t + width <= gpu.gpus_per_node), len(used))
-                first = taken[at] if at < len(used) else 0
-                if at == len(used):
+                taken_gpus = [sum(len(worker.devices) for worker in node) for node in used]
+                k = next((k for k, n in enumerate(taken_gpus) if n + width <= gpu.gpus_per_node), len(used))
+                first = taken_gpus[k] if k < len(used) else 0
+                if k == len(used):
                     used.append([])
                 devices = tuple(range(first, first + width))
-                used[at].append(PlacedWorker(f"{name}-{number}", pool, len(nodes) + at, devices))
+                used[k].append(PlacedWorker(f"{name}-{number}", pool, len(nodes) + k, devices))
         nodes += [DeployedNode(gpu, tuple(workers)) for workers in used]
     return nodes

@@ -50,9 +50,9 @@ def routing(fleet: Fleet) -> str:
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """The service account of the token, and one LLMInferenceService per service."""
-    engine_command.on_one_node(fleet, "kserve")
-    engine_command.without_ranks(fleet, "kserve")
-    engine_command.without_offload(fleet, "kserve")
+    engine_command.refuse_several_nodes(fleet, "kserve")
+    engine_command.refuse_ranks(fleet, "kserve")
+    engine_command.refuse_offload(fleet, "kserve")
     name, app = engine_command.hub_name(fleet, "kserve"), engine_command.llm_label(fleet)
     pools_by_service = engine_command.services(fleet, "kserve")
     account: Document = {
@@ -100,7 +100,7 @@ def _image(gpu: Gpu) -> str:
 
 
 def _workload(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
-    engine_settings = engine_command.settings(pool, fleet, max_model_len)
+    engine_settings = engine_command.engine_flags(pool, fleet, max_model_len)
     args = engine_command.to_args(
         {key: value for key, value in engine_settings.items() if key not in _FLAGS_OF_PRESETS}
     )

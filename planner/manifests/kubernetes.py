@@ -67,7 +67,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 def routing(fleet: Fleet) -> str:
     """What routes, for a README."""
-    return engine_command.router_words(fleet)
+    return engine_command.routing_sentence(fleet)
 
 
 def in_one_file(name: str, fleet: Fleet, documents: list[Document]) -> str:
@@ -79,7 +79,7 @@ def in_one_file(name: str, fleet: Fleet, documents: list[Document]) -> str:
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
     """The objects, workers first."""
-    engine_command.on_one_node(fleet, "kubernetes")
+    engine_command.refuse_several_nodes(fleet, "kubernetes")
     pools: list[Document] = []
     for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
         labels = labels_of(fleet, name, pool)

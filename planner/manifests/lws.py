@@ -34,7 +34,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 def routing(fleet: Fleet) -> str:
     """What routes, for a README."""
-    return engine_command.router_words(fleet)
+    return engine_command.routing_sentence(fleet)
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:

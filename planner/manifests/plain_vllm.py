@@ -23,7 +23,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """vllm/POOL.config.yaml and vllm/POOL.sh for every pool, and vllm/router.sh."""
     files: dict[str, str] = {}
     for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
-        engine_settings = {"model": fleet.llm.name, **engine_command.settings(pool, fleet, max_model_len)}
+        engine_settings = {"model": fleet.llm.name, **engine_command.engine_flags(pool, fleet, max_model_len)}
         engine_settings = dict(
             (f"no-{key}", True) if value is False else (key, value) for key, value in engine_settings.items()
         )
@@ -89,7 +89,7 @@ def _quoted_pool_names(fleet: Fleet) -> list[str]:
 
 def routing(fleet: Fleet) -> str:
     """Which router the folder's README names, and how it is told to route."""
-    return engine_command.router_words(fleet)
+    return engine_command.routing_sentence(fleet)
 
 
 def _worker(fleet: Fleet, name: str, pool: Pool) -> str:

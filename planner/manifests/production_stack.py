@@ -61,7 +61,7 @@ def routing(fleet: Fleet) -> str:
 
 def values(fleet: Fleet, max_model_len: int) -> Document:
     """The chart's values."""
-    engine_command.on_one_node(fleet, "production-stack")
+    engine_command.refuse_several_nodes(fleet, "production-stack")
     if len(engine_command.routers(fleet)) > 1:
         raise InputError(
             "production-stack: its router serves pairs or mixed pools, found both; take kubernetes"
@@ -106,8 +106,8 @@ def _routing_logic(fleet: Fleet) -> str:
 
 def _model(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Document:
     gpu = pool.type.gpu
-    engine_command.without_offload(fleet, "production-stack")
-    engine_settings = engine_command.settings(pool, fleet, max_model_len)
+    engine_command.refuse_offload(fleet, "production-stack")
+    engine_settings = engine_command.engine_flags(pool, fleet, max_model_len)
     if engine_command.served_model_len(fleet, max_model_len) >= LARGEST_VALUE:
         raise InputError(
             f"production-stack: Helm garbles max-model-len {engine_settings['max-model-len']} (1e+06); "

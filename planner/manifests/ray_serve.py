@@ -19,12 +19,13 @@ from planner.units import counted
 RAY_VERSION = "2.60.0"
 ENGINE = f"Ray {RAY_VERSION} with vLLM 0.29.0"
 
-# Ray's routers of one deployment's replicas; without one it takes the emptier of two drawn at random
+# Classes of Ray that choose a replica of a deployment. Without such a class Ray draws two replicas at random
+# and takes the emptier one.
 ROUND_ROBIN = "ray.serve.experimental.round_robin_router:RoundRobinRouter"
 PREFIX_AFFINITY = "ray.serve.llm.request_router:PrefixCacheAffinityRouter"
-_CLASSES = {path.rpartition(":")[2]: path for path in (ROUND_ROBIN, PREFIX_AFFINITY)}
+_ROUTER_CLASSES = {path.rpartition(":")[2]: path for path in (ROUND_ROBIN, PREFIX_AFFINITY)}
 
-# what Ray calls the GPUs of catalogs/gpus.yaml, by the beginning of their node label
+# Ray's names of the GPUs of catalogs/gpus.yaml, by the beginning of their node label. The first match counts.
 _ACCELERATORS = {
     "NVIDIA-A100-SXM4-40GB": "A100-40G",
     "NVIDIA-A100": "A100-80G",
@@ -47,7 +48,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 
 def steps(fleet: Fleet) -> list[str]:
-    """How to apply it."""
+    """How to deploy the config, as lines of the README."""
     lines = [
         f"    pip install 'ray[serve,llm]=={RAY_VERSION}'   # on every node of the Ray cluster",
         "    serve deploy ray-serve.yaml",
@@ -65,7 +66,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def routing(fleet: Fleet) -> str:
-    """What routes, for a README."""
+    """What routes requests to each pool, as a sentence of the README."""
     router_lines = [
         f"{pool.role} by {find_router_difference(_planned_router(fleet, pool), RAY_SERVE).name}"
         for pool in fleet.running_pools
@@ -74,20 +75,22 @@ def routing(fleet: Fleet) -> str:
 
 
 def document(fleet: Fleet, max_model_len: int) -> Document:
-    """The serve config. Applications share a cluster, so with several each has its prefix."""
-    engine_command.without_ranks(fleet, "ray-serve")
-    engine_command.without_offload(fleet, "ray-serve")
+    """The serve config. Applications share a cluster, so where there are several each has its own route
+    prefix.
+    """
+    engine_command.refuse_ranks(fleet, "ray-serve")
+    engine_command.refuse_offload(fleet, "ray-serve")
     app = engine_command.llm_label(fleet)
     pools_by_service = engine_command.services(fleet, "ray-serve")
     applications = []
     for label, (pool, prefill) in pools_by_service.items():
         name, prefix = (app, "/") if len(pools_by_service) == 1 else (f"{app}-{label}", f"/{label}")
-        own = _config(fleet, pool, max_model_len)
+        pool_config = _config(fleet, pool, max_model_len)
         builder = "build_openai_app"
-        args: Document = {"llm_configs": [own]}
+        args: Document = {"llm_configs": [pool_config]}
         if prefill is not None:
             builder = "build_pd_openai_app"
-            args = {"prefill_config": _config(fleet, prefill, max_model_len), "decode_config": own}
+            args = {"prefill_config": _config(fleet, prefill, max_model_len), "decode_config": pool_config}
         applications.append(
             {"name": name, "route_prefix": prefix, "import_path": f"ray.serve.llm:{builder}", "args": args}
         )
@@ -106,8 +109,8 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
             "ray-serve: cannot keep a pool off nodes, and another pool caps "
             f"{engine_command.one_line(pool.type.gpu.base)}; take kubernetes"
         )
-    engine_command.without_adapters(fleet, "ray-serve", "loads adapters by its own lora_config")
-    engine_settings = engine_command.settings(pool, fleet, max_model_len)
+    engine_command.refuse_adapters(fleet, "ray-serve", "loads adapters by its own lora_config")
+    engine_settings = engine_command.engine_flags(pool, fleet, max_model_len)
     kwargs = {
         key.replace("-", "_"): value for key, value in engine_settings.items() if key != "served-model-name"
     }
@@ -124,12 +127,14 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
 
 
 def _router(fleet: Fleet, pool: Pool) -> Document | None:
-    """The class for the plan's policy for `pool`, or in its place; None: Ray's default."""
+    """Ray's class for the router that the plan has for `pool`, or for the nearest one; None for Ray's
+    default.
+    """
     router_name = _planned_router(fleet, pool)
     deployed_router = find_router_difference(router_name, RAY_SERVE)
-    if deployed_router.name not in _CLASSES:
+    if deployed_router.name not in _ROUTER_CLASSES:
         return None
-    router: Document = {"request_router_class": _CLASSES[deployed_router.name]}
+    router: Document = {"request_router_class": _ROUTER_CLASSES[deployed_router.name]}
     if router_name.needs_caches and not deployed_router.is_lacking:
         router["request_router_kwargs"] = {
             "imbalanced_threshold": fleet.policies.balance_requests,

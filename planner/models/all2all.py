@@ -6,15 +6,15 @@ several nodes (`--all2all-backend`).
     deepep_high_throughput   each token once to each node that has some of its experts; vLLM runs it without
                              CUDA graphs, for prefills
 
-Seconds of one layer, there and back, n tokens of each GPU, G GPUs on M nodes, hidden width H, v bytes a value
-on the way there (1 where experts are multiplied in 8 bits, else 2; 2 on the way back), B bytes/s of a GPU's
-own link to other nodes:
+Seconds of one layer, there and back: n tokens of each GPU, M nodes, hidden width H, k experts per token, B
+bytes/s of a GPU's own link to other nodes. A value takes v bytes on the way there (1 where experts are
+multiplied in 8 bits, else 2) and 2 bytes on the way back:
 
     low latency       40 us + 5 us log2 M  + n (v + 2) H k (1 - 1/M)                  / (0.92 B)
     high throughput   85 us + 60 us log2 M + n (v + 2) H (M - 1) (1 - (1 - 1/M)^k)    / (0.64 B)
 
-Times and shares of B are of DeepEP on 16, 32 and 64 H100 with 50 GB/s each, as aiconfigurator-core 0.12.0
-has them (H 7168, k 8; 20 SMs), from which they are off by MAPE_FRAC (`python benchmarks/all2all.py`).
+Their constants rest on tables of aiconfigurator-core 0.12.0: DeepEP on 16, 32 and 64 H100 with 50 GB/s each
+(H 7168, k 8; 20 SMs). From these tables they are off by MAPE_FRAC (`python benchmarks/all2all.py`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ BUFFER_BYTES = 2.0**30
 # Mean error of the formulas on the measurements.
 MAPE_FRAC: dict[All2All, float] = {LOW_LATENCY: 0.02, HIGH_THROUGHPUT: 0.14}
 # One GPU makes room for this many times the rows of experts that it gets if all GPUs get equally many.
-UNEVEN = 2.0
-# Launching a layer's experts without CUDA graphs takes this long on H100, by the same tables.
+UNEVEN_ROWS_FACTOR = 2.0
+# Launching a layer's experts without CUDA graphs takes this long on H100, by aiconfigurator's tables.
 EXPERT_LAUNCHES_S = 390e-6
 
 
@@ -56,7 +56,7 @@ class Ranks:
     link_bytes_per_s: float = MEASURED_LINK_BYTES_PER_S
 
 
-RANKS = Ranks()
+DEFAULT_RANKS = Ranks()
 
 
 def nodes_of_ranks(llm: Llm, gpu: Gpu, tp: int, dp: int) -> int:
@@ -115,7 +115,7 @@ def activation_bytes(llm: Llm, kind: All2All, budget_tokens: int, tp: int) -> fl
         rows = float(llm.experts * budget_tokens)
         buffers_bytes = BUFFER_BYTES + 4 * rows * (2 * llm.hidden + 16)
         return buffers_bytes + rows * (width + llm.hidden) * 2.0
-    rows = UNEVEN * budget_tokens / tp * llm.experts_per_token
+    rows = UNEVEN_ROWS_FACTOR * budget_tokens / tp * llm.experts_per_token
     return 2 * BUFFER_BYTES + rows * (width + llm.hidden) * 2.0
 
 

@@ -1,20 +1,20 @@
 """A roofline-shaped formula times a smooth correction where steps were measured.
 
-    t = g(step) * exp(r(z)) + h                                                         [s]
+    t = g(step) * exp(r(z)) + h                    [s]; N, A_p, D, K, P: planner/models/latency.py
     g = ((s + s_p [P > 0])^p + (c N)^p)^(1/p) + a A_p + b D + d K                       all >= 0
     z = log2 of: N in eights, decodes, mean context of a decode, prefills, mean pairs of a prefill's token;
         and whether the step has prefills, decodes
     r = sum over the measured steps i of  w_i k(z, z_i)
 
-g is what physics says: a floor (weights are read, kernels start; prefills start others than decodes do),
+g is what physics says: a floor (weights are read, kernels start; prefills start other kernels than decodes),
 then a slope, with a soft corner between: p = 3 with prefills, 2 without. k is the covariance of a Gaussian
 process. `planner.models.families.corrected` fits the numbers; h is host overhead that was not in the times.
 
     k(z, z') = exp(-|z_0 - z_0'| / l_0) prod_i m(|z_i - z_i'| / l_i)  +  0.25 exp(-|z_0 - z_0'| / 0.1)
     m(x) = (1 + sqrt(3) x) exp(-sqrt(3) x)
 
-The second term is what one N has for itself: GEMMs are cut into tiles, and 513 tokens may take 38 % longer
-than 512.
+The second term of k is what one N has for itself: GEMMs are cut into tiles, and 513 tokens may take 38 %
+longer than 512.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ import numpy as np
 from planner.errors import InputError
 from planner.models.foreign_forms import CORRECTED, Compiled, Floats
 
-# The lengths l of the covariance are counted in doublings, the last two in kinds of step.
+# The lengths l of the covariance, for each coordinate of z. Those of logarithms count doublings; the last two
+# coordinates are 0 or 1.
 LENGTHS = np.array([8.0, 4.0, 8.0, 10.0, 10.0, 4.0, 4.0])
 # The second term of the covariance: its weight, and how near another N must be to share in it.
 OWN_SHARE, OWN_LENGTH = 0.25, 0.1
@@ -36,7 +37,8 @@ PREFILL_CORNER, DECODE_CORNER = 3.0, 2.0
 # The simulator interpolates the mean context between this many knots per doubling, up to 2^21 tokens.
 KNOTS_PER_DOUBLING, DOUBLINGS = 8, 21
 _SCALES = np.array([1.0, *[np.sqrt(3.0)] * 6]) / LENGTHS
-_CHUNK = 20_000  # Steps that are predicted at once: a matrix of steps x measured steps must fit into memory.
+# Most steps that are predicted at once: a matrix of steps x measured steps must fit into memory.
+_STEPS_AT_ONCE = 20_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,9 +80,9 @@ class CorrectedFormula:
         return np.column_stack([self.tokens, self.pairs, self.decodes, self.kv_tokens, self.prefills])
 
     def shortest_s(self, most_tokens: int, most_decodes: int, most_kv_tokens: int) -> tuple[float, str]:
-        """The shortest measured step in seconds, minus infinity where the weights are so large that some step
-        overflows, and the field that decides it. The arguments are those of every form of step
-        times; this one does not need them.
+        """Seconds of the shortest measured step, and the field that decides it. Minus infinity where the
+        weights are so large that some step overflows. The arguments are those of every form of step times;
+        this one does not need them.
         """
         with np.errstate(over="ignore"):
             seconds = self.step_s(self.measured_steps)
@@ -90,12 +92,14 @@ class CorrectedFormula:
         """Seconds of steps (n, 5), columns N, A_p, D, K, P."""
         X = in_context_steps(X, self.context_step)
         anchors, weights = step_coordinates(self.measured_steps), np.array(self.weights)
-        chunks = np.split(X, range(_CHUNK, len(X), _CHUNK))
+        chunks = np.split(X, range(_STEPS_AT_ONCE, len(X), _STEPS_AT_ONCE))
         r = np.concatenate([step_covariance(step_coordinates(chunk), anchors) @ weights for chunk in chunks])
         return np.asarray(formula_s(X, np.array(self.formula_s)) * np.exp(r) + self.h_s)
 
     def with_power_cap(self, prefill: float, decode: float) -> CorrectedFormula:
-        """The same engine power-capped: compute takes `prefill` times as long, floor and KV `decode`."""
+        """The same engine power-capped: compute takes `prefill` times as long, the floors and KV `decode`
+        times.
+        """
         factors = (decode, decode, prefill, prefill, decode, decode)
         return replace(
             self, formula_s=tuple(x * factor for x, factor in zip(self.formula_s, factors, strict=True))
@@ -110,29 +114,31 @@ class CorrectedFormula:
         """
         anchors, weights = step_coordinates(self.measured_steps), np.array(self.weights)
         eights = 8.0 * np.arange(1, (most_tokens + 7) // 8 + 1)
-        apart = np.abs(np.log2(eights)[:, None] - anchors[None, :, 0])
-        # A step of no tokens, row 0, has no correction of its own.
-        own = np.concatenate([[0.0], OWN_SHARE * np.exp(-apart / OWN_LENGTH) @ weights])
+        distance = np.abs(np.log2(eights)[:, None] - anchors[None, :, 0])
+        # The second term of k by N in eights. A step of no tokens, row 0, has none.
+        own_terms = np.concatenate([[0.0], OWN_SHARE * np.exp(-distance / OWN_LENGTH) @ weights])
 
         knots = 2.0 ** (np.arange(DOUBLINGS * KNOTS_PER_DOUBLING + 1) / KNOTS_PER_DOUBLING)
-        batch, none = np.arange(most_decodes + 1.0), np.zeros(most_decodes + 1)
+        batch, zeros = np.arange(most_decodes + 1.0), np.zeros(most_decodes + 1)
         batch[0] = 1.0  # A step of 0 decodes does not occur; 1 avoids log2(0).
-        of_batch = step_coordinates(np.column_stack([batch, none, batch, none, none]))
-        by_batch = _covariance_product(of_batch, anchors, (0, 1, 3, 4, 5, 6)) * weights
-        of_context = np.column_stack([np.log2(knots)] * len(LENGTHS))
-        by_context = _covariance_product(of_context, anchors, (2,))
+        # Coordinate 2 is the mean context; all others of a step of decodes follow from its batch.
+        batch_z = step_coordinates(np.column_stack([batch, zeros, batch, zeros, zeros]))
+        by_batch = _covariance_product(batch_z, anchors, (0, 1, 3, 4, 5, 6)) * weights
+        context_z = np.column_stack([np.log2(knots)] * len(LENGTHS))
+        by_context = _covariance_product(context_z, anchors, (2,))
         rows = np.ceil(batch / 8).astype(int)
-        decode = np.exp(by_batch @ by_context.T + own[rows, None])
+        decode_factors = np.exp(by_batch @ by_context.T + own_terms[rows, None])
 
-        kinds = np.array([[0.0] * 5 + [1, 0], [0.0] * 5 + [1, 1]])  # prefills alone, prefills and decodes
-        alone = weights * _covariance_product(kinds[:1], anchors, (1, 2, 5, 6))[0]
-        both = weights * _covariance_product(kinds[1:], anchors, (5, 6))[0]
-        steps = np.column_stack([anchors[:, :5] * _SCALES[:5], alone, both])
+        # Prefills alone have no decodes and no context of decodes, so those factors are constant too.
+        kinds = np.array([[0.0] * 5 + [1, 0], [0.0] * 5 + [1, 1]])
+        weights_prefills = weights * _covariance_product(kinds[:1], anchors, (1, 2, 5, 6))[0]
+        weights_both = weights * _covariance_product(kinds[1:], anchors, (5, 6))[0]
+        steps = np.column_stack([anchors[:, :5] * _SCALES[:5], weights_prefills, weights_both])
         return Compiled(
-            CORRECTED,
-            (*self.formula_s, *_SCALES[:5], self.h_s),
-            (own, steps.ravel(), decode.ravel(), knots),
-            (len(steps), len(knots), KNOTS_PER_DOUBLING, int(self.context_step)),
+            code=CORRECTED,
+            numbers=(*self.formula_s, *_SCALES[:5], self.h_s),
+            tables=(own_terms, steps.ravel(), decode_factors.ravel(), knots),
+            widths=(len(steps), len(knots), KNOTS_PER_DOUBLING, int(self.context_step)),
         )
 
 
@@ -140,10 +146,10 @@ def in_context_steps(X: Floats, context_step: float) -> Floats:
     """The steps with decodes' mean context rounded up to a multiple of `context_step` tokens."""
     if context_step == 1:
         return X
-    whole = X.copy()
+    rounded = X.copy()
     context = np.floor(X[:, 3] / np.maximum(X[:, 2], 1))
-    whole[:, 3] = X[:, 2] * np.ceil(context / context_step) * context_step
-    return whole
+    rounded[:, 3] = X[:, 2] * np.ceil(context / context_step) * context_step
+    return rounded
 
 
 def formula_s(X: Floats, formula: Floats) -> Floats:
@@ -173,16 +179,16 @@ def step_coordinates(X: Floats) -> Floats:
 
 def step_covariance(z: Floats, others: Floats) -> Floats:
     """The covariance k between the rows of z and of others, (n, m)."""
-    apart = np.abs(z[:, None, 0] - others[None, :, 0])
+    distance = np.abs(z[:, None, 0] - others[None, :, 0])
     return np.asarray(
-        _covariance_product(z, others, range(len(LENGTHS))) + OWN_SHARE * np.exp(-apart / OWN_LENGTH)
+        _covariance_product(z, others, range(len(LENGTHS))) + OWN_SHARE * np.exp(-distance / OWN_LENGTH)
     )
 
 
-def _covariance_product(z: Floats, others: Floats, which: Iterable[int]) -> Floats:
+def _covariance_product(z: Floats, others: Floats, coordinates: Iterable[int]) -> Floats:
     """The factors of k's first term that belong to these coordinates, multiplied: (n, m)."""
     exponent, product = 0.0, 1.0
-    for i in which:
+    for i in coordinates:
         x = _SCALES[i] * np.abs(z[:, None, i] - others[None, :, i])
         exponent = exponent + x
         if i > 0:

@@ -3,10 +3,10 @@
     choose_step_family(table) -> FamilyChoice    the family, its error by regime, where it is not monotone,
                                                  and a StepLatency
 
-Distinct steps are dealt into folds (repeats of one stay together, as in scikit-learn's GroupKFold); every
+Distinct steps are dealt into folds (repeats of a step stay together, as in scikit-learn's GroupKFold); every
 family predicts each fold from the others. A family's score is the mean of its errors over the regimes that
-the table has (prefill, decode of small and of large batches, mixed), each counting alike. The best score
-wins; of families within `TIE_FRAC` of it the first in the given order, the simplest, is taken.
+the table has (prefill, decode of small and of large batches, mixed), all with equal weight. Of the families
+whose score is within `TIE_FRAC` of the best one the first in the given order, the simplest, is chosen.
 
 The optimizer needs the five-number form (`planner.models.latency`). Families that have this form exactly
 return it; for the others it is refitted to their predictions, with a held-out error of its own. The simulator
@@ -40,19 +40,19 @@ from planner.models.step_tables import StepTable
 SCORED_REGIMES = ("prefill", "decode_small", "decode_large", "mixed")
 # Scores that differ by at most 0.05 percentage points count as equal.
 TIE_FRAC = 0.0005
-# A prediction that falls by less than this share, as work grows, is rounding.
+# A prediction that falls by less than this share, as work grows, is taken for rounding.
 FALL_FRAC = 0.001
 # Predictions are compared with those for this much more work.
 GROWTH_FACTORS = (1.05, 1.25, 2.0)
 # At most this many steps of a table are checked for falling predictions.
-_GRID_STEPS = 200
+_MOST_STEPS_CHECKED = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Fall:
     """How often a prediction falls where work of one kind grows, over the grid of `find_falls`."""
 
-    growing: str  # "prompt", "prefix", "sequences" or "context"
+    growing: str  # The kind of work: "prompt", "prefix", "sequences" or "context".
     checked: int
     falling: int
     worst_frac: float
@@ -141,18 +141,18 @@ def choose_step_family(
         refits = np.empty_like(y)
         for k in range(folds):
             seen = fold != k
-            part = fit_candidate(candidates[best], X[seen], y[seen], _select_rows(operators, seen))
-            refits[~seen] = to_step_latency(part, X[seen])[0].step_s(*X[~seen].T)
+            fold_model = fit_candidate(candidates[best], X[seen], y[seen], _select_rows(operators, seen))
+            refits[~seen] = to_step_latency(fold_model, X[seen])[0].step_s(*X[~seen].T)
         errors = converted = errors_by_regime(X, y, refits)
         for name, candidate in candidates.items():
             if isinstance(candidate, CorrectedSteps) and is_better(errors_by_family.get(name, {}), converted):
                 form = fit_candidate(candidate, X, y).form_
-    named = f"{best}, fitted" if is_exact else f"{best}, refitted as five numbers"
+    basis = f"{best}, fitted" if is_exact else f"{best}, refitted as five numbers"
     return FamilyChoice(
         family=best,
         model=model,
         form=form,
-        latency=replace(latency, basis=named, mape_frac=errors["all"].mape_frac),
+        latency=replace(latency, basis=basis, mape_frac=errors["all"].mape_frac),
         errors_by_family=errors_by_family,
         converted=converted,
         falls=find_falls(model, X),
@@ -196,7 +196,9 @@ def fit_candidate(candidate: Any, X: Array, y: Array, operators: pd.DataFrame | 
 
 
 def to_step_latency(model: Any, X: Array) -> tuple[StepLatency, bool]:
-    """The model as five numbers, and whether exactly so or refitted to its predictions for X."""
+    """The model as five numbers, and whether that is exact; otherwise they are refitted to its predictions
+    for X.
+    """
     if model.latency_ is not None:
         return model.latency_, True
     steps = np.unique(X, axis=0)
@@ -208,11 +210,11 @@ def to_step_latency(model: Any, X: Array) -> tuple[StepLatency, bool]:
 def find_falls(model: Any, X: Array) -> tuple[Fall, ...]:
     """Where predictions fall although work grows.
 
-    At most _GRID_STEPS evenly spaced steps of the table are compared with steps that have 5 %, 25 % and 100 %
-    longer prompts, prefixes or contexts, or more sequences.
+    At most _MOST_STEPS_CHECKED evenly spaced steps of the table are compared with steps that have 5 %, 25 %
+    and 100 % longer prompts, prefixes or contexts, or more sequences.
     """
     steps = np.unique(X, axis=0)
-    steps = steps[np.linspace(0, len(steps) - 1, min(len(steps), _GRID_STEPS)).astype(int)]
+    steps = steps[np.linspace(0, len(steps) - 1, min(len(steps), _MOST_STEPS_CHECKED)).astype(int)]
     falls_by_kind = []
     for growing in ("prompt", "prefix", "sequences", "context"):
         less = np.vstack([steps] * len(GROWTH_FACTORS))
@@ -221,29 +223,38 @@ def find_falls(model: Any, X: Array) -> tuple[Fall, ...]:
         if inside.any():
             change = model.predict(more[inside]) / model.predict(less[inside]) - 1
             fallen = change < -FALL_FRAC
-            worst = float(-change.min()) if fallen.any() else 0.0
-            falls_by_kind.append(Fall(growing, int(inside.sum()), int(fallen.sum()), worst))
+            falls_by_kind.append(
+                Fall(
+                    growing=growing,
+                    checked=int(inside.sum()),
+                    falling=int(fallen.sum()),
+                    worst_frac=float(-change.min()) if fallen.any() else 0.0,
+                )
+            )
     return tuple(falls_by_kind)
 
 
 def grow_work(X: Array, growing: str, growth: float) -> Array:
     """The steps with more of one kind of work; steps without any of that work stay as they are."""
     tokens, pairs, decodes, kv_tokens, prefills = X.T
-    new, chunks = tokens - decodes, np.maximum(prefills, 1.0)
+    prefill_tokens, chunks = tokens - decodes, np.maximum(prefills, 1.0)
     if growing == "prefix":
         pairs = pairs * growth
     elif growing == "context":
         kv_tokens = kv_tokens * growth
     elif growing == "sequences":
-        more = np.ceil(decodes * growth)
-        kv_tokens = kv_tokens * more / np.maximum(decodes, 1.0)
-        tokens, decodes = new + more, more
+        more_decodes = np.ceil(decodes * growth)
+        kv_tokens = kv_tokens * more_decodes / np.maximum(decodes, 1.0)
+        tokens, decodes = prefill_tokens + more_decodes, more_decodes
     elif growing == "prompt":
-        # Of a chunk of n new tokens behind c cached ones, pairs are n (c + (n + 1) / 2); solved for c here.
-        cached = np.where(new > 0, pairs / np.maximum(new, 1.0) - (new / chunks + 1) / 2, 0.0)
-        more = np.ceil(new * growth)
-        pairs = more * (cached + (more / chunks + 1) / 2)
-        tokens = more + decodes
+        # A chunk of n new tokens behind c cached ones has n (c + (n + 1) / 2) pairs; here solved for c.
+        mean_chunk = prefill_tokens / chunks
+        cached = np.where(
+            prefill_tokens > 0, pairs / np.maximum(prefill_tokens, 1.0) - (mean_chunk + 1) / 2, 0.0
+        )
+        more_tokens = np.ceil(prefill_tokens * growth)
+        pairs = more_tokens * (cached + (more_tokens / chunks + 1) / 2)
+        tokens = more_tokens + decodes
     return np.column_stack([tokens, pairs, decodes, kv_tokens, prefills])
 
 

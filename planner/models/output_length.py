@@ -21,6 +21,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 BUCKET_TOKENS = 200  # TetriInfer's choice of w.
+# What `length_features` gives for each request; `day_s` is the time of day.
 FEATURES = ("input_tokens", "day_s", "tenant", "first_block", "seen_tokens")
 DAY_S = 86400.0
 
@@ -42,17 +43,18 @@ class OutputTable(NamedTuple):
     def expected_tokens(self, input_tokens: npt.ArrayLike, generated_tokens: npt.ArrayLike) -> Floats:
         """The mean output of requests that have made this many tokens and go on.
 
-        The mean is over the prompts of the same bucket where one of their outputs was longer, else over all
-        prompts, else one token more.
+        The mean is over the prompts of the same bucket if one of their outputs was longer, otherwise over all
+        prompts. If no output was longer, one more token is expected.
         """
         generated = np.asarray(generated_tokens, float)
         bucket = np.searchsorted(self.edges, np.asarray(input_tokens, float), side="left")
         expected = generated + 1
         last = len(self.start) - 2
+        # The bucket of all prompts comes first, and the request's own bucket replaces its value.
         for g in (last, *range(last)):
             outputs = self.outputs[self.start[g] : self.start[g + 1]]
-            chosen = (bucket == g) | (g == last)
-            rows = np.flatnonzero(chosen & (generated < (outputs[-1] if len(outputs) else 0.0)))
+            in_bucket = (bucket == g) | (g == last)
+            rows = np.flatnonzero(in_bucket & (generated < (outputs[-1] if len(outputs) else 0.0)))
             shorter = np.searchsorted(outputs, generated[rows], side="right")
             expected[rows] = self.sums[self.start[g] + shorter] / (len(outputs) - shorter)
         return expected
@@ -76,7 +78,10 @@ def output_table(input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike, buck
     groups = [np.sort(outputs[bucket == g]) for g in range(len(edges) + 1)] + [np.sort(outputs)]
     start = np.cumsum([0, *map(len, groups)])
     return OutputTable(
-        edges, start, np.concatenate(groups), np.concatenate([np.cumsum(g[::-1])[::-1] for g in groups])
+        edges=edges,
+        start=start,
+        outputs=np.concatenate(groups),
+        sums=np.concatenate([np.cumsum(group[::-1])[::-1] for group in groups]),
     )
 
 
@@ -101,9 +106,9 @@ def synthetic_buckets(
 ) -> Ints:
     """Predicted buckets of which `accuracy_frac`, to the nearest request, are right.
 
-    Wrong predictions fall on requests drawn evenly. A wrong bucket is drawn as often as the others occur
-    among these outputs, so that mistakes look like the traffic; where all outputs share one bucket it is the
-    next one up.
+    Which requests are wrong is drawn evenly. Wrong buckets are drawn as often as they occur among these
+    outputs, so that mistakes look like the traffic; if all outputs share one bucket, the next one up is
+    predicted.
     """
     if not 0 <= accuracy_frac <= 1:
         raise InputError(f"accuracy is {accuracy_frac}, must be a share in [0, 1]")
@@ -115,10 +120,10 @@ def synthetic_buckets(
         predicted[wrong] += 1
         return predicted
     for bucket in buckets:
-        mistaken = wrong[truth[wrong] == bucket]
+        wrong_here = wrong[truth[wrong] == bucket]
         others = buckets != bucket
         share = counts[others] / counts[others].sum()
-        predicted[mistaken] = rng.choice(buckets[others], size=len(mistaken), p=share)
+        predicted[wrong_here] = rng.choice(buckets[others], size=len(wrong_here), p=share)
     return predicted
 
 

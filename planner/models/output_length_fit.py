@@ -26,9 +26,9 @@ class ConditionalMean(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     the end.
 
     The prediction is the mean over the fitted requests whose input falls into the same bucket and whose
-    output is longer than what is generated; buckets hold equally many requests. A request counts for every
-    length up to its own, so `fit` does not read the second column. The mean is without bias, whatever the
-    error of one request.
+    output is longer than what is generated; buckets hold equally many requests. A fitted request counts at
+    every generated length below its own output, so `fit` does not read the second column. The mean is without
+    bias, whatever the error of one request.
     """
 
     def __init__(self, *, input_buckets: int = 8, beyond: str = "raise") -> None:
@@ -83,9 +83,8 @@ class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 early_stopping=False,
                 random_state=self.random_state,
             )
-            with threadpool_limits(
-                1
-            ):  # On a busy machine threads that wait for each other take 30 times as long.
+            # On a busy machine threads that wait for each other take 30 times as long.
+            with threadpool_limits(1):
                 self.trees_ = trees.fit(X, y)
         return self
 
@@ -136,8 +135,9 @@ def later_accuracy(
 
 @dataclass(frozen=True, slots=True)
 class MeanAccuracy:
-    """How far the mean output is off, of later requests at their arrival [tokens]: the mean absolute error
-    and the bias (predicted less true) of the mean of prompts of such a length, and of the mean of all.
+    """How far means of earlier outputs are off on later requests [tokens]: the mean absolute error, and the
+    bias (predicted less true). The first two are for the mean over prompts of a like length, `plain_` ones
+    for the mean over all requests.
     """
 
     error_tokens: float
@@ -156,7 +156,10 @@ def later_mean_error(trace: Trace, *, input_buckets: int, fitted_frac: float = 0
     X = np.column_stack([trace.input_tokens, np.zeros(len(trace))]).astype(float)
     y = trace.output_tokens.astype(float)
     model = ConditionalMean(input_buckets=input_buckets, beyond="extrapolate").fit(X[:first], y[:first])
-    off, plain = model.predict(X[first:]) - y[first:], y[:first].mean() - y[first:]
+    errors, plain_errors = model.predict(X[first:]) - y[first:], y[:first].mean() - y[first:]
     return MeanAccuracy(
-        float(np.abs(off).mean()), float(off.mean()), float(np.abs(plain).mean()), float(plain.mean())
+        error_tokens=float(np.abs(errors).mean()),
+        bias_tokens=float(errors.mean()),
+        plain_error_tokens=float(np.abs(plain_errors).mean()),
+        plain_bias_tokens=float(plain_errors.mean()),
     )

@@ -36,10 +36,10 @@ import numpy as np
 from planner.domain import Gpu
 from planner.errors import InputError
 from planner.models.all2all import (
+    DEFAULT_RANKS,
     EXPERT_LAUNCHES_S,
     HIGH_THROUGHPUT,
     MAPE_FRAC,
-    RANKS,
     Ranks,
     all2all_s,
     nodes_of_ranks,
@@ -71,7 +71,13 @@ def _joint_rate(parts: Sequence[tuple[str, float]], gpu: Gpu) -> float:
 
 
 def roofline(
-    llm: Llm, gpu: Gpu, tp: int, *, efficiency: Efficiency | None = None, dp: int = 1, ranks: Ranks = RANKS
+    llm: Llm,
+    gpu: Gpu,
+    tp: int,
+    *,
+    efficiency: Efficiency | None = None,
+    dp: int = 1,
+    ranks: Ranks = DEFAULT_RANKS,
 ) -> StepLatency:
     """The formula above, with the catalog's efficiencies or with the given ones.
 

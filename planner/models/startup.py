@@ -1,10 +1,10 @@
-"""How long a worker takes from its request for a start to its first request.
+"""How long a worker takes from the moment it is asked for until it can take its first request.
 
     start_s = node_s + image_s + boot_s + load_s + compile_s + profile_s + capture_s
 
     image_s = size of the image / bytes that a node pulls and unpacks per second       0 on a node that has it
     load_s = max(weights / bandwidth of the storage, weights / GPUs / load of a GPU)
-    compile_s = layers of a stage * (trace + (compile, or read what was compiled))
+    compile_s = layers of a stage * (trace + (compile, or read compiled kernels))
     capture_s = layers of a stage * capture                                            (CUDA graphs)
 
 Tracing, compiling and capturing are bound by the host's CPU and grow with layers, not with their width
@@ -67,7 +67,9 @@ class EngineStart:
 
 @dataclass(frozen=True, slots=True)
 class StartTime:
-    """The parts of a start. `estimated` has one reason for each part that is no measurement."""
+    """The seconds of each part of a start; `node_s` is the time until a node is there. `estimated` has a
+    reason for each part that is no measurement.
+    """
 
     image_s: float
     boot_s: float
@@ -97,12 +99,11 @@ def start_time(
 ) -> StartTime:
     """The start of a worker of this many GPUs in `pp` stages.
 
-    Without `image` the node has the image; with `is_compiled` it has the compiled kernels too. `node_s` is
-    the time until a node is there.
+    Without `image` the node has the image already; with `is_compiled` it has the compiled kernels too.
     """
     layers = -(-llm.layers // pp)
     into_gpus_s = llm.weight_bytes / gpus / engine.load_bytes_per_s
-    ready_layer_s = engine.cached_layer_s if is_compiled else engine.compile_layer_s
+    kernels_layer_s = engine.cached_layer_s if is_compiled else engine.compile_layer_s
     estimated = [
         f"{row.name}: put together" for row in (storage, image, engine) if row and not row.is_measured
     ]
@@ -114,7 +115,7 @@ def start_time(
         image_s=0.0 if image is None else image.pull_s,
         boot_s=engine.boot_s,
         load_s=max(llm.weight_bytes / storage.bandwidth_bytes_per_s, into_gpus_s),
-        compile_s=layers * (engine.trace_layer_s + ready_layer_s),
+        compile_s=layers * (engine.trace_layer_s + kernels_layer_s),
         profile_s=engine.profile_s,
         capture_s=layers * engine.capture_layer_s,
         node_s=node_s,

@@ -1,4 +1,4 @@
-"""Step tables: what a profile measured, one engine step per row.
+"""Step tables: the steps of an engine that a profile measured, one per row.
 
     # llm: meta-llama/Llama-3.1-70B
     # gpu: h100-80g
@@ -7,10 +7,10 @@
     1,512,0,131328,0,0,0.037
     0,0,0,0,64,131072,0.0207
 
-Sums over the step: `prefill_tokens` are new, `cached_tokens` lie in the KV cache before them,
-`prefill_pairs` is A_p and `kv_tokens` K, the tokens the decodes attend to, the new one included. Columns
-`op_NAME_s` are the seconds of one operator in the whole step, timed apart from `t_s`; other columns are kept
-and ignored.
+Each is a sum over the step: `prefill_tokens` are new tokens of prompts, `cached_tokens` lie in the KV cache
+before them, `prefill_pairs` is A_p, and `kv_tokens` is K, the tokens to which decodes attend, the new one
+included. Columns `op_NAME_s` are the seconds of one operator in the whole step, timed apart from `t_s`. Other
+columns are kept and ignored.
 """
 
 from __future__ import annotations
@@ -56,13 +56,15 @@ class StepShape(NamedTuple):
     def column_sums(self) -> tuple[float, ...]:
         """The columns of the step in the order of COLUMNS, without the time."""
         prompts, new, cached, decodes, context = self
-        pairs = prompts * new * (cached + (new + 1) / 2)
+        pairs = prompts * new * (cached + (new + 1) / 2)  # Token i of `new` attends to cached + i tokens.
         return prompts, prompts * new, prompts * cached, pairs, decodes, decodes * context
 
 
 @dataclass(frozen=True)
 class StepTable:
-    """Steps and their times. `X` (n, 5) has N, A_p, D, K, P; `y` (n,) seconds; `about` the `#` lines."""
+    """Steps and their times. `X` (n, 5) has N, A_p, D, K, P of planner/models/latency.py, `y` (n,) has
+    seconds, and `about` the `#` lines.
+    """
 
     steps: pd.DataFrame
     about: Mapping[str, str] = field(default_factory=dict)
@@ -72,10 +74,10 @@ class StepTable:
 
     @property
     def X(self) -> Array:
-        s = self.steps
-        return np.column_stack(
-            [s.prefill_tokens + s.n_decode, s.prefill_pairs, s.n_decode, s.kv_tokens, s.n_prefill]
-        ).astype(float)
+        steps = self.steps
+        tokens = steps.prefill_tokens + steps.n_decode
+        columns = [tokens, steps.prefill_pairs, steps.n_decode, steps.kv_tokens, steps.n_prefill]
+        return np.column_stack(columns).astype(float)
 
     @property
     def y(self) -> Array:
@@ -83,7 +85,9 @@ class StepTable:
 
     @property
     def operators(self) -> pd.DataFrame | None:
-        """Seconds of every operator in every step, a column by each name; None where a step lacks them."""
+        """Seconds of every operator in every step, a column for each operator; None unless all steps have
+        all.
+        """
         names = {
             column: column[3:-2]
             for column in self.steps.columns
@@ -126,10 +130,10 @@ def check_step_table(steps: pd.DataFrame, *, where: str) -> None:
         raise InputError(f"{where}: holds no steps")
     for column in COLUMNS:
         values = as_floats(steps[column])
-        least, bound = (0.0, "> 0") if column == "t_s" else (-0.5, ">= 0")
-        _refuse_rows(
-            ~(np.isfinite(values) & (values > least)), steps, column, f"must be a number {bound}", where
-        )
+        is_time = column == "t_s"
+        is_possible = values > 0 if is_time else values > -0.5
+        bound = "> 0" if is_time else ">= 0"
+        _refuse_rows(~(np.isfinite(values) & is_possible), steps, column, f"must be a number {bound}", where)
     work = steps.prefill_tokens + steps.n_decode
     _refuse_rows(work <= 0, steps, "prefill_tokens", "a step without prefill or decode has no work", where)
     _refuse_rows(
@@ -156,6 +160,7 @@ def check_step_table(steps: pd.DataFrame, *, where: str) -> None:
 
 
 def _refuse_rows(bad: object, steps: pd.DataFrame, column: str, why: str, where: str) -> None:
+    """Raise InputError for the first row that is bad, if one is."""
     if (rows := np.flatnonzero(np.asarray(bad))).size:
         row = int(rows[0])
         raise InputError(f"{where}: step {row + 1}: {column} is {steps[column].iloc[row]}: {why}")

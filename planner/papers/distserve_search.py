@@ -17,9 +17,9 @@ Data   |c|    GPUs of an instance of type c
                       min n |p| + m |d|   s.t.  n x p + m x d keep the SLO at R, the KV moved over the network
                   level 0 of the planner with GPUs for an objective; exact among the types and counts.
 
-DistServe's program has one search of pairs, low_affinity with its own rule (benchmarks/distserve_search.py).
-It knows no n and no m but one of each, and moves KV in no time. Algorithm 1 multiplies the goodput of one
-instance up and rounds; `holds` simulates what comes out of it.
+DistServe's program has one search, low_affinity with its own rule (benchmarks/distserve_search.py): it knows
+only pairs of one prefill and one decode instance, and moves KV in no time. Algorithm 1 multiplies the goodput
+of one instance and rounds up; only a simulation of the whole fleet shows whether it holds.
 """
 
 from __future__ import annotations
@@ -46,17 +46,28 @@ from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
 from planner.solvers.master import FleetLimits, Option
 from planner.traffic.trace import Trace
 
-NO_TIME = DistServeSteps((1e-12, 0.0, 0.0), (1e-12, 0.0, 0.0), (1e-12, 0.0, 0.0), 1, 0.0, 0.0, 0.0)
+# Steps of 1e-12 s each.
+NO_TIME = DistServeSteps(
+    prefill_s=(1e-12, 0.0, 0.0),
+    decode_small_s=(1e-12, 0.0, 0.0),
+    decode_large_s=(1e-12, 0.0, 0.0),
+    threshold=1,
+    per_rank_s=0.0,
+    overhead_s=0.0,
+    overhead_s_per_token=0.0,
+)
 GROWTH = 1.15  # A start that fails grows by 15 % until it holds.
-MOST_GROWTHS = 20
+MOST_GROWTHS = 20  # A start that fails after so many growths is refused.
 
 Measure = Callable[[Fleet, float], float]
-"""The goodput of a fleet [requests/s], if it is above a rate; what is below may be given as 0."""
+"""The goodput of a fleet [requests/s]. Its second argument is a rate to beat: a goodput below may be given as
+0.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is served how: `network` carries KV between nodes, `node_network` within one."""
+    """The LLM and how it is served: `network` carries KV between nodes, `node_network` within a node."""
 
     llm: Llm
     policies: Policies
@@ -82,7 +93,7 @@ class Measured:
 
     @property
     def gpus(self) -> int:
-        """The instant prefill before a decode instance counts as none."""
+        """The GPUs of its instances; those of a prefill that takes no time do not count."""
         return sum(pool.type.gpus for pool in self.fleet.pools if pool.type.latency != INSTANT)
 
     @property
@@ -113,8 +124,8 @@ def instance_types(
     max_num_batched_tokens: int = 8192,
     max_num_seqs: int = 256,
 ) -> tuple[WorkerType, ...]:
-    """Every TP within a node that the heads divide by, 3 of OPT's too, x PP that divides the layers, on up to
-    `nodes` nodes, if it holds the weights.
+    """Every TP within a node by which the LLM's heads divide, times every PP that divides its layers, on up
+    to `nodes` nodes, if the instance holds the weights.
     """
     types = []
     for tp in filter(llm.splits_over, range(1, gpu.gpus_per_node + 1)):
@@ -126,11 +137,16 @@ def instance_types(
             )
             if kv_tokens:
                 latency = add_pipeline(catalog.step_latency(llm, gpu, tp), llm, gpu, tp, pp)
-                types.append(
-                    WorkerType(
-                        gpu, tp, latency, kv_tokens, max_num_batched_tokens, max_num_seqs, pp
-                    ).with_llm(llm)
-                )
+                worker_type = WorkerType(
+                    gpu=gpu,
+                    tp=tp,
+                    latency=latency,
+                    kv_tokens=kv_tokens,
+                    max_num_batched_tokens=max_num_batched_tokens,
+                    max_num_seqs=max_num_seqs,
+                    pp=pp,
+                ).with_llm(llm)
+                types.append(worker_type)
     if not types:
         raise InputError(
             f"{llm.name} fits no instance of up to {nodes} nodes of {gpu.name}; take more, or larger GPUs"
@@ -138,7 +154,7 @@ def instance_types(
     return tuple(types)
 
 
-def pair(
+def pair_fleet(
     setting: Setting,
     prefill: WorkerType,
     decode: WorkerType,
@@ -151,24 +167,24 @@ def pair(
 
 
 def prefill_alone(setting: Setting, prefill: WorkerType, count: int = 1) -> Fleet:
-    """Instances that do nothing but prefill, if measured with `first_tokens`."""
+    """Instances that only prefill, if the traffic is that of `first_tokens`."""
     return Fleet(setting.llm, (Pool("pre", "mixed", prefill, count),), setting.policies, setting.network)
 
 
 def decode_alone(setting: Setting, decode: WorkerType, count: int = 1) -> Fleet:
     """Instances behind a prefill that takes no time."""
     instant = replace(decode, latency=INSTANT, form=NO_TIME, kv_tokens=10**12, tp=1, pp=1)
-    return pair(setting, instant, decode, counts=(1, count), network=NO_LINK)
+    return pair_fleet(setting, instant, decode, counts=(1, count), network=NO_LINK)
 
 
 def first_tokens(traffic: Traffic) -> Traffic:
     """The same requests, each done with its first token."""
 
-    def prompts(rate_rps: float, requests: int, seed: int) -> Trace:
+    def one_token_each(rate_rps: float, requests: int, seed: int) -> Trace:
         trace = traffic(rate_rps, requests, seed)
         return replace(trace, output_tokens=trace.output_tokens * 0 + 1)
 
-    return prompts
+    return one_token_each
 
 
 def split_slo(slo: Slo) -> tuple[Slo, Slo]:
@@ -181,8 +197,8 @@ def split_slo(slo: Slo) -> tuple[Slo, Slo]:
 
 
 def measured_by(rule: GoodputRule) -> Measure:
-    """Goodput by a rule; a fleet that does not carry what it has to beat is not measured, and counts as 0.
-    With nothing to beat the search for its rate begins at half a request/s for each GPU.
+    """Measures goodput by a rule. A fleet that does not carry the rate to beat is not measured, and counts as
+    0. Without a rate to beat the search begins at half a request/s for each GPU.
     """
 
     def measure(fleet: Fleet, to_beat_rps: float) -> float:
@@ -202,11 +218,12 @@ def high_affinity(
     decode_goodput: Measure,
 ) -> ProposedPlacement:
     """Algorithm 1."""
-    front = _best_first((prefill_alone(setting, type_) for type_ in prefills), prefill_goodput)
-    back = _best_first((decode_alone(setting, type_) for type_ in decodes), decode_goodput)
-    counts = tuple(_replicas(rate_rps, best) for best in (front[0], back[0]))
-    fleet = pair(setting, front[0].type, back[0].type, counts=(counts[0], counts[1]))
-    return ProposedPlacement(fleet, rate_rps, (front, back))
+    measured_prefills = _best_first((prefill_alone(setting, type_) for type_ in prefills), prefill_goodput)
+    measured_decodes = _best_first((decode_alone(setting, type_) for type_ in decodes), decode_goodput)
+    prefill, decode = measured_prefills[0], measured_decodes[0]
+    counts = (_replicas(rate_rps, prefill), _replicas(rate_rps, decode))
+    fleet = pair_fleet(setting, prefill.type, decode.type, counts=counts)
+    return ProposedPlacement(fleet, rate_rps, (measured_prefills, measured_decodes))
 
 
 def low_affinity(
@@ -220,25 +237,27 @@ def low_affinity(
 ) -> ProposedPlacement:
     """Algorithm 2."""
     pairs = [
-        pair(setting, prefill, decode, network=setting.node_network)
+        pair_fleet(setting, prefill, decode, network=setting.node_network)
         for prefill in prefills
         for decode in decodes
         if any(_fits_node(prefill, decode, stages) for stages in range(1, nodes + 1))
     ]
     if not pairs:
         raise InputError("no prefill and decode instance fit a node together; take more nodes or other types")
-    rows = _best_first(pairs, pair_goodput)
-    n = _replicas(rate_rps, rows[0])
-    prefill, decode = (pool.type for pool in rows[0].fleet.pools)
-    fleet = pair(setting, prefill, decode, counts=(n, n), network=setting.node_network)
-    return ProposedPlacement(fleet, rate_rps, (rows,))
+    measured_pairs = _best_first(pairs, pair_goodput)
+    n = _replicas(rate_rps, measured_pairs[0])
+    prefill, decode = (pool.type for pool in measured_pairs[0].fleet.pools)
+    fleet = pair_fleet(setting, prefill, decode, counts=(n, n), network=setting.node_network)
+    return ProposedPlacement(fleet, rate_rps, (measured_pairs,))
 
 
 def steady_rules(slo: Slo, traffic: Traffic, *, seeds: int = 3) -> Rules:
     """Steady state for a whole fleet, and for each phase against its own limits."""
     ttft, rest = split_slo(slo)
     return Rules(
-        Steady(slo, traffic, seeds), Steady(ttft, first_tokens(traffic), seeds), Steady(rest, traffic, seeds)
+        whole=Steady(slo, traffic, seeds),
+        prefill=Steady(ttft, first_tokens(traffic), seeds),
+        decode=Steady(rest, traffic, seeds),
     )
 
 
@@ -261,11 +280,11 @@ def free_counts(
         return rules.whole.carries(_fleet(setting, counts), rate_rps)
 
     @cache
-    def leads(counts: Counts) -> bool:
+    def prefill_holds(counts: Counts) -> bool:
         ((option, n),) = counts
         return rules.prefill.carries(prefill_alone(setting, option.type, n), rate_rps)
 
-    def each(ask: Callable[[Counts], bool]) -> Callable[[Sequence[Counts]], list[bool]]:
+    def for_each(ask: Callable[[Counts], bool]) -> Callable[[Sequence[Counts]], list[bool]]:
         return lambda fleets: [ask(counts) for counts in fleets]
 
     search = Search(FleetLimits(stock={}))
@@ -280,29 +299,30 @@ def free_counts(
         raise InputError(
             f"a fleet of {gpus} GPUs misses the SLO at {rate_rps:g} requests/s; start with others"
         )
-    front = [Bounded(_option("prefill", type_), 1, math.inf) for type_ in prefills]
-    back = [Bounded(_option("decode", type_), 1, math.inf) for type_ in decodes]
-    ask = AskPairs(each(holds), each(leads))
-    search_two_pools(front, back, ask, search, side_by_side, lambda: False)
+    bounded_prefills = [Bounded(_option("prefill", type_), 1, math.inf) for type_ in prefills]
+    bounded_decodes = [Bounded(_option("decode", type_), 1, math.inf) for type_ in decodes]
+    ask = AskPairs(for_each(holds), for_each(prefill_holds))
+    # Here no time limit ends the search.
+    search_two_pools(bounded_prefills, bounded_decodes, ask, search, side_by_side, lambda: False)
     return _fleet(setting, search.best)
 
 
 def _fleet(setting: Setting, counts: Counts) -> Fleet:
     (prefill, n), (decode, m) = counts
-    return pair(setting, prefill.type, decode.type, counts=(n, m))
+    return pair_fleet(setting, prefill.type, decode.type, counts=(n, m))
 
 
 def smaller_neighbours(fleet: Fleet, rule: GoodputRule, rate_rps: float) -> tuple[tuple[Fleet, bool], ...]:
-    """The fleet without one instance of each pool that has more than one, and whether it carries the rate.
+    """For each pool with more than one instance the fleet with one less, and whether it carries the rate.
 
-    None does beside the fewest GPUs: that is checked here, not taken for granted.
+    Beside a fleet of the fewest GPUs none does: that is checked here, not taken for granted.
     """
     smaller = [
         replace(fleet, pools=tuple(replace(pool, count=pool.count - (pool is less)) for pool in fleet.pools))
         for less in fleet.pools
         if less.count > 1
     ]
-    return tuple((one, rule.carries(one, rate_rps)) for one in smaller)
+    return tuple((neighbour, rule.carries(neighbour, rate_rps)) for neighbour in smaller)
 
 
 def _option(role: Role, type_: WorkerType) -> Option:
@@ -310,17 +330,20 @@ def _option(role: Role, type_: WorkerType) -> Option:
 
 
 def _fits_node(prefill: WorkerType, decode: WorkerType, stages: int) -> bool:
-    """Whether a node holds one of so many stages of both."""
+    """Whether a node holds one of `stages` equal parts of both instances."""
     node_gpus = (prefill.gpus + decode.gpus) / stages
     return not (prefill.pp % stages or decode.pp % stages) and node_gpus <= prefill.gpu.gpus_per_node
 
 
 def _best_first(fleets: Iterable[Fleet], measure: Measure) -> tuple[Measured, ...]:
+    """The fleets with their goodput, the best goodput per GPU first. Each has to beat the
+    best one before it.
+    """
     rows: list[Measured] = []
     best = 0.0  # The best goodput per GPU so far.
     for fleet in fleets:
-        row = Measured(fleet, 0.0)
-        row = Measured(fleet, measure(fleet, best * row.gpus))
+        gpus = Measured(fleet, rate_rps=0.0).gpus
+        row = Measured(fleet, measure(fleet, best * gpus))
         best = max(best, row.gpu_rate_rps)
         rows.append(row)
     rows.sort(key=lambda row: -row.gpu_rate_rps)

@@ -1,18 +1,19 @@
 """Goodput: the highest rate at which a fleet keeps its SLO, by bisection over the rate.
 
     carries(r)    the SLO holds at r requests/s; taken to be monotone in r
-    goodput       the largest r that carries(r), between one that was seen to hold and one that failed
+    goodput       the largest r with carries(r), between a rate that was seen to hold and one that failed
 
-What "holds" means decides the answer, so it is a rule with a name:
+The answer depends on what "holds" means, so that is a rule with a name:
 
-    Steady          every seed's run keeps every limit, its warm-up cut, and does not pile up a backlog
-                    (metrics.judge); a run shorter than so many mean residences is made longer first, because
-                    an empty fleet keeps any SLO until its first requests have aged.
+    Steady          every seed's run keeps every limit, its warm-up cut, and piles up no backlog
+                    (slo_verdict.judge). A run shorter than `residences` times the mean time that a request
+                    stays is made longer first: a fleet that begins empty keeps any SLO until its first
+                    requests have aged.
 
 The rules of DistServe and Vidur are in benchmarks/distserve_search.py and benchmarks/vidur_search.py.
 
-Runs at different rates serve the same requests on a faster clock, so that the verdict moves with the rate
-only. A run that fails stops as soon as a limit can no longer hold.
+Runs at different rates serve the same requests, only closer together or further apart, so that the verdict
+changes with the rate alone. A run that fails stops as soon as a limit can no longer hold.
 """
 
 from __future__ import annotations
@@ -27,21 +28,26 @@ import numpy as np
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.fleet import Fleet
+from planner.simulator.layout import FINISHED
 from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge, measured
 from planner.traffic.trace import Trace, judged_span_s
 
 TOLERANCE_FRAC = 0.02
-LOWEST_RPS, HIGHEST_RPS = 1e-4, 1e6
+LOWEST_RPS, HIGHEST_RPS = 1e-4, 1e6  # No lower and no higher rates are tried.
 MOST_REQUESTS = 500_000  # A steady run is not made longer than this.
 
 Traffic = Callable[[float, int, int], Trace]
-"""Requests at a rate [requests/s]: at least about so many of them if it can, for a seed."""
+"""Gives requests, by their rate [requests/s], about how many there should be at least, and a seed. A trace
+that is replayed may have fewer.
+"""
 
 
 class GoodputRule(Protocol):
-    """When a fleet carries a rate, and a run that shows it, every gap between tokens recorded."""
+    """Says whether a fleet carries a rate; `run` is a run at that rate with every gap between tokens
+    recorded.
+    """
 
     def carries(self, fleet: Fleet, rate_rps: float) -> bool: ...
 
@@ -50,7 +56,7 @@ class GoodputRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """`rate_rps` holds (0: none does), `fails_rps` does not; `rates` were tried, that many times a run."""
+    """`rate_rps` holds (0: no rate does), `fails_rps` does not; `rates` is how many rates were tried."""
 
     rate_rps: float
     fails_rps: float
@@ -75,15 +81,15 @@ def poisson_traffic(lengths: Trace) -> Traffic:
 
 
 def count_residences(simulation: Simulation) -> float:
-    """How many mean residences of a request fit into the part of a run that counts."""
-    e2e_s = simulation.e2e_s[measured(simulation) & (simulation.status == 0)]
+    """The length of the part of a run that counts, as a multiple of the mean time that a request stays."""
+    e2e_s = simulation.e2e_s[measured(simulation) & (simulation.status == FINISHED)]
     start_s, end_s = simulation.window_s
     return (end_s - start_s) / float(e2e_s.mean()) if len(e2e_s) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """Steady state: see above. `requests` is the length of a run to begin with."""
+    """The rule Steady above. `requests` is the length of the first run, before it is made longer."""
 
     slo: Slo
     traffic: Traffic
@@ -101,27 +107,27 @@ class Steady:
         return long_run
 
     def _holds(self, fleet: Fleet, rate_rps: float, seed: int) -> bool:
-        def kept(trace: Trace) -> Simulation | None:
+        def simulate_kept(trace: Trace) -> Simulation | None:
             limits, patience_s = self.slo.limits, self.slo.patience_s(judged_span_s(trace))
             simulation = simulate_if_kept(fleet, trace, limits, RequestRecords(trace), patience_s=patience_s)
             if simulation is None or not judge(simulation, self.slo, values=False).holds:
                 return None
             return simulation
 
-        return self._long_run(kept, rate_rps, seed) is not None
+        return self._long_run(simulate_kept, rate_rps, seed) is not None
 
     def _long_run(
-        self, simulated: Callable[[Trace], Simulation | None], rate_rps: float, seed: int
+        self, simulate_trace: Callable[[Trace], Simulation | None], rate_rps: float, seed: int
     ) -> Simulation | None:
-        """The first run that is long enough, or None as soon as one is."""
+        """The first run that is long enough; None as soon as `simulate_trace` gives None."""
         requests = self.requests
         trace = self.traffic(rate_rps, requests, seed)
-        while (simulation := simulated(trace)) is not None:
+        while (simulation := simulate_trace(trace)) is not None:
             requests *= 2
             if count_residences(simulation) >= self.residences or requests > MOST_REQUESTS:
                 break
             longer = self.traffic(rate_rps, requests, seed)
-            if len(longer) == len(trace):
+            if len(longer) == len(trace):  # The traffic has no more requests.
                 break
             trace = longer
         return simulation
@@ -161,6 +167,9 @@ def bisect_highest(
             high = rate
         if low > 0 and high <= low * (1 + tolerance_frac):
             return Goodput(low, high, rates)
-        rate = math.sqrt(low * high) if low > 0 and high < math.inf else (2 * low if low > 0 else high / 2)
+        if low > 0 and high < math.inf:
+            rate = math.sqrt(low * high)
+        else:
+            rate = 2 * low if low > 0 else high / 2
         if not lowest_rps <= rate <= HIGHEST_RPS:
             return Goodput(low, high, rates)

@@ -28,8 +28,8 @@ from planner.files.checked_files import to_yaml
 from planner.files.column_files import release_memory
 from planner.fleet import Fleet
 from planner.manifests.engine_command import image as image_of
-from planner.manifests.engine_command import undeployable
 from planner.manifests.engine_command import version as vllm_version
+from planner.manifests.engine_command import why_undeployable
 from planner.reports import figures
 from planner.reports.curves import counted_mean_and_percentiles, mean_and_percentiles
 from planner.reports.drawing import Figure, chart_png
@@ -85,14 +85,15 @@ _CSV_CHUNK = 50_000
 
 def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, str]:
     """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan.
-    Without `pages` all but the report."""
+    Without `pages` all but the report.
+    """
     under = [
-        manifests.Under(target, router, simulated, slo, each.keeps)
+        manifests.RouterRow(target, router, simulated, slo, each.keeps)
         for (target, router, simulated, slo), each in zip(
             router_rows(plan)[1], plan.certificate.routers, strict=True
         )
     ]
-    deployments = manifests.render(plan.fleet, plan.max_model_len, under=under).files
+    deployments = manifests.render(plan.fleet, plan.max_model_len, router_rows=under).files
     prompts = [prompt for pool in plan.prefixes for prompt in pool.warm_up]
     return {
         "plan.yaml": plan_yaml(plan),
@@ -287,7 +288,7 @@ def _images(fleet: Fleet) -> list[str]:
 def _engine(fleet: Fleet) -> Document:
     """The engine that is deployed, with the constants it is planned with, if any."""
     known: Document = {} if fleet.engine is None else engine_document(fleet.engine)
-    if undeployable(fleet):
+    if why_undeployable(fleet):
         return known or {"name": "vllm"}
     return {"name": "vllm", "version": vllm_version(fleet), **known, "images": _images(fleet)}
 

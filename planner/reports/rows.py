@@ -9,8 +9,8 @@ import numpy as np
 from planner.documents.certificate import Alternative
 from planner.domain import KV_BLOCK_TOKENS, Slo, row_of
 from planner.fleet import Fleet, Pool, WorkerType
-from planner.manifests.engine_command import undeployable
 from planner.manifests.engine_command import version as vllm_version
+from planner.manifests.engine_command import why_undeployable
 from planner.reports.answer_sentences import workers_text
 from planner.reports.curves import PERCENTILES, mean_and_percentiles, sampled_gaps_s
 from planner.reports.fact_sentences import (
@@ -487,7 +487,7 @@ def source_rows(plan: Plan) -> Rows:
     ]
     if plan.power is not None:
         values.append(("Expected power", "modelled", f"{plan.power.basis}; see docs/power-and-lengths.md"))
-    why = undeployable(plan.fleet)
+    why = why_undeployable(plan.fleet)
     values.append(
         ("Deployment", "none", why)
         if why

@@ -634,7 +634,7 @@ class Breaks:
 
     label: str
     frac: float
-    said: str
+    text: str
     kind: Literal["slo", "loss", "price"]
 
 

@@ -31,6 +31,8 @@ from planner.slo_metrics import METRICS
 from planner.units import show_s
 
 POINTS = 120  # Points along a time axis.
+# On the axis of shares: the top of the chart, above 1, and the height of the text that stands there.
+TOP_OF_SHARES, TEXT_HEIGHT = 1.16, 1.09
 NAMES = ("attainment", "demand", "kv", "waiting", "breaks")
 
 
@@ -44,10 +46,10 @@ def attainment(plan: Plan) -> Figure | None:
     """Share within each limit against the number of workers, with a band over the scenarios."""
     import altair as alt
 
-    around = plan.certificate.around
-    if around is None or len(around.at_workers) < 2:
+    robustness = plan.certificate.around
+    if robustness is None or len(robustness.at_workers) < 2:
         return None
-    names = [screen.limit_text(share.limit) for share in around.at_workers[0].shares]
+    names = [screen.limit_text(share.limit) for share in robustness.at_workers[0].shares]
     rows = [
         {
             "x": at.workers,
@@ -56,10 +58,10 @@ def attainment(plan: Plan) -> Figure | None:
             "high": round(share.most_frac, 5),
             "name": screen.limit_text(share.limit),
         }
-        for at in around.at_workers
+        for at in robustness.at_workers
         for share in at.shares
     ]
-    totals = [at.workers for at in around.at_workers]
+    totals = [at.workers for at in robustness.at_workers]
     x = alt.X(
         "x:Q",
         axis=alt.Axis(title="workers", values=totals, format="d"),
@@ -68,25 +70,29 @@ def attainment(plan: Plan) -> Figure | None:
     y = alt.Y(
         "y:Q",
         axis=alt.Axis(title="share within the limit", format="%", values=[0, 0.25, 0.5, 0.75, 1]),
-        scale=alt.Scale(domain=[0, 1.16], nice=False),
+        scale=alt.Scale(domain=[0, TOP_OF_SHARES], nice=False),
     )
-    apart = distinguish_lines("name", names)
-    line = alt.Chart(data_of_rows(rows)).mark_line(strokeWidth=2, point=True).encode(x=x, y=y, **apart)
+    line_style = distinguish_lines("name", names)
+    line = alt.Chart(data_of_rows(rows)).mark_line(strokeWidth=2, point=True).encode(x=x, y=y, **line_style)
     band = (
         alt.Chart(data_of_rows(rows))
         .mark_area(opacity=0.18, style=GUIDE)
-        .encode(x="x:Q", y=alt.Y("low:Q", title=""), y2="high:Q", color=apart["color"])
+        .encode(x="x:Q", y=alt.Y("low:Q", title=""), y2="high:Q", color=line_style["color"])
     )
     needed = [
         alt.Chart(data_of_columns(y=[share.limit.percentile_frac]))
         .mark_rule(color=MUTED, strokeDash=[2, 3])
         .encode(y="y:Q")
-        for share in around.at_workers[0].shares
+        for share in robustness.at_workers[0].shares
     ]
-    of = max(around.futures, 1)
+    scenario_count = max(
+        robustness.futures, 1
+    )  # Without scenarios the traffic as it is written is the only one.
     kept = text_layers(
         data_of_columns(
-            x=totals, y=[1.09] * len(totals), text=[f"{at.kept} of {of}" for at in around.at_workers]
+            x=totals,
+            y=[TEXT_HEIGHT] * len(totals),
+            text=[f"{at.kept} of {scenario_count}" for at in robustness.at_workers],
         ),
         align="center",
     )
@@ -97,23 +103,23 @@ def attainment(plan: Plan) -> Figure | None:
     return Figure(
         "attainment",
         drawn.properties(width=WIDTH, height=HEIGHT),
-        _attainment_caption(around.at_workers, plan),
+        _attainment_caption(robustness.at_workers, plan),
     )
 
 
 def _attainment_caption(at: Sequence[AtWorkers], plan: Plan) -> str:
-    around = plan.certificate.around
-    assert around is not None
-    pools = " + ".join(around.pools)
-    counts = ", ".join(" + ".join(map(str, each.counts)) for each in at) if len(around.pools) > 1 else ""
+    robustness = plan.certificate.around
+    assert robustness is not None
+    pools = " + ".join(robustness.pools)
+    counts = ", ".join(" + ".join(map(str, each.counts)) for each in at) if len(robustness.pools) > 1 else ""
     text = f"SLO attainment by number of workers{f' ({pools}: {counts})' if counts else ''}. "
-    if not around.futures:
+    if not robustness.futures:
         return (
             text + "On the traffic as it is written. Dots: the shares that must be within; dashed: the plan."
         )
-    needed = around.futures - around.may_miss
+    needed = robustness.futures - robustness.may_miss
     return text + (
-        f"Above: in how many of {around.futures} scenarios the SLO is kept. Line: the middle scenario; "
+        f"Above: in how many of {robustness.futures} scenarios the SLO is kept. Line: the middle scenario; "
         "the band "
         f"holds the best {needed}. Dotted: the shares that must be within; dashed: the plan."
     )
@@ -129,8 +135,8 @@ def demand(plan: Plan) -> Figure:
     counts, edges_s = np.histogram(trace.arrival_s - trace.arrival_s[0], bins, (0.0, duration_s))
     unit, factor = time_unit(duration_s)
     rate = counts / np.diff(edges_s)
-    room = screen.headroom_of(plan)
-    holds_rps = None if room is None else trace.rate_rps * (1 + room.traffic_frac)
+    headroom = screen.headroom_of(plan)
+    holds_rps = None if headroom is None else trace.rate_rps * (1 + headroom.traffic_frac)
     top = 1.2 * max(float(rate.max()), holds_rps or 0.0)
     line = (
         alt.Chart(data_of_columns(x=edges_s / factor, y=np.append(rate, rate[-1])))
@@ -160,20 +166,20 @@ def demand(plan: Plan) -> Figure:
     return Figure("demand", alt.layer(*layers).properties(width=WIDTH, height=HEIGHT), caption)
 
 
-def _rule(at: float, text: str, colour: str) -> list[Any]:
+def _rule(y: float, text: str, colour: str) -> list[Any]:
     import altair as alt
 
-    rule = alt.Chart(data_of_columns(y=[at])).mark_rule(color=colour, strokeDash=[5, 3]).encode(y="y:Q")
-    return [rule, *text_layers(data_of_columns(x=[0.0], y=[at], text=[text]), align="left", dx=4, dy=-7)]
+    rule = alt.Chart(data_of_columns(y=[y])).mark_rule(color=colour, strokeDash=[5, 3]).encode(y="y:Q")
+    return [rule, *text_layers(data_of_columns(x=[0.0], y=[y], text=[text]), align="left", dx=4, dy=-7)]
 
 
 def kv_use(plan: Plan) -> Figure | None:
-    """How full the KV cache of each pool is over time; None where no step was recorded."""
+    """How full the KV cache of each pool is over time; None unless all steps were recorded."""
     simulation = plan.simulation
-    # Only parts of a long run are recorded, which would leave holes.
+    # With `gaps` only parts of a long simulation were recorded, which would leave holes in the curve.
     if not len(simulation.runs) or simulation.gaps is not None:
         return None
-    at_s, unit, factor = _moments(plan)
+    at_s, unit, factor = _times_and_unit(plan)
     series, first = {}, 0
     for pool in plan.fleet.running_pools:
         workers = range(first, first + pool.count)
@@ -190,20 +196,21 @@ def kv_use(plan: Plan) -> Figure | None:
 
 def waiting(plan: Plan) -> Figure:
     """Requests that wait for a worker over time."""
-    at_s, unit, factor = _moments(plan)
+    at_s, unit, factor = _times_and_unit(plan)
     running, queued = running_and_queued(plan.simulation, at_s)
     series = {"running": (at_s / factor, running), "waiting": (at_s / factor, queued)}
     drawn = _lines(series, unit, "requests", ",~f")
     return Figure("waiting", drawn, "Queue: requests in a batch, and requests that wait for one.")
 
 
-def _moments(plan: Plan) -> tuple[Any, str, float]:
+def _times_and_unit(plan: Plan) -> tuple[Any, str, float]:
+    """Times of the simulation in seconds, the unit of their axis, and its seconds."""
     start_s = float(plan.simulation.arrival_s[0])
     at_s = np.linspace(0.0, max(plan.simulation.end_s - start_s, 1e-3), POINTS)
     return at_s + start_s, *time_unit(float(at_s[-1]))
 
 
-def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, form: str) -> Any:
+def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, number_format: str) -> Any:
     import altair as alt
 
     names = list(series)
@@ -212,13 +219,13 @@ def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, form: str)
         for name, columns in series.items()
         for x, y in zip(*rounded_all(*columns), strict=True)
     ]
-    scale = alt.Scale(domain=[0, 1.02], nice=False) if form == "%" else alt.Undefined
+    scale = alt.Scale(domain=[0, 1.02], nice=False) if number_format == "%" else alt.Undefined
     return (
         alt.Chart(data_of_rows(rows))
         .mark_line(strokeWidth=1.6, interpolate="step-after")
         .encode(
             x=time_axis(unit, 6),
-            y=alt.Y("y:Q", axis=alt.Axis(title=title, format=form, tickCount=5), scale=scale),
+            y=alt.Y("y:Q", axis=alt.Axis(title=title, format=number_format, tickCount=5), scale=scale),
             **distinguish_lines("what", names),
         )
         .properties(width=WIDTH, height=HEIGHT)
@@ -226,7 +233,7 @@ def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, form: str)
 
 
 def breaks(plan: Plan) -> Figure | None:
-    """A bar for everything that may grow, as far as the plan holds."""
+    """A bar for each thing that may grow: how much of it the plan stands."""
     values = screen.breaks(plan)
     caption = (
         "What breaks it, the nearest first: to how much more of each the plan holds, one at a time, on the "
@@ -244,7 +251,7 @@ def breaks_chart(values: Sequence[screen.Breaks]) -> Any:
             "label": each.label,
             "value": round(each.frac, 4),
             "kind": each.kind,
-            "text": f"{each.label}: {_price_text(each)}{each.said}",
+            "text": f"{each.label}: {_price_text(each)}{each.text}",
         }
         for each in values
     ]
@@ -271,7 +278,7 @@ def breaks_chart(values: Sequence[screen.Breaks]) -> Any:
 
 
 def _price_text(each: screen.Breaks) -> str:
-    """How far a price may move; other rows say it in `said`."""
+    """How far a price may move; the text of other rows says how far they may."""
     return f"{100 * each.frac:+.0f} %, " if each.kind == "price" else ""
 
 

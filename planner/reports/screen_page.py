@@ -9,7 +9,7 @@ from planner.reports import screen, screen_charts, words
 from planner.reports.page import chart, headline, unbroken
 from planner.search.evidence.plan import Plan
 
-LEFT_OUT = {
+PARTS_TEXT = {
     "workers": "SLO attainment by number of workers",
     "traffic": "more traffic in scenarios",
     "prompts": "longer prompts",
@@ -19,21 +19,29 @@ LEFT_OUT = {
 
 
 def fragment(plan: Plan) -> str:
-    """All of it: verdict, figures at a glance, the answers as cards, charts. Styled by reports/parts.css."""
+    """The whole first screen: verdict, figures at a glance, the answers as cards, charts. Styled by
+    reports/parts.css.
+    """
     slo_note = f"<p class=note>{escape(words.slo_sentence(plan))}</p>"
-    text = [glance(screen.glance(plan)), cards(screen.cards(plan))]
-    return "\n".join([strip(screen.verdict(plan)), slo_note, *text, charts(plan)])
+    parts = [
+        verdict_heading(screen.verdict(plan)),
+        slo_note,
+        glance_html(screen.glance(plan)),
+        cards_html(screen.cards(plan)),
+        charts(plan),
+    ]
+    return "\n".join(parts)
 
 
-def strip(text: str, tag: str = "h1") -> str:
+def verdict_heading(text: str, tag: str = "h1") -> str:
     return f"<{tag} class=verdict>{unbroken(text)}</{tag}>"
 
 
-def glance(values: Sequence[screen.Glance]) -> str:
+def glance_html(values: Sequence[screen.Glance]) -> str:
     return headline([(each.name, each.value, each.note) for each in values])
 
 
-def cards(values: Sequence[screen.Card]) -> str:
+def cards_html(values: Sequence[screen.Card]) -> str:
     return f"<ul class=cards>{''.join(map(_card, values))}</ul>"
 
 
@@ -51,11 +59,11 @@ def _card(card: screen.Card) -> str:
 def charts(plan: Plan) -> str:
     """The charts in the order in which they are read, and what there was no time for."""
     drawn = "".join(chart(figure) for figure in screen_charts.figures(plan))
-    values = plan.certificate.around
-    if values is None:
+    robustness = plan.certificate.around
+    if robustness is None:
         text = "What fewer workers and more traffic would do was not simulated with this plan: plan again."
-    elif values.left_out:
-        missing = ", ".join(LEFT_OUT[part] for part in values.left_out)
+    elif robustness.left_out:
+        missing = ", ".join(PARTS_TEXT[part] for part in robustness.left_out)
         text = f"Not simulated, for want of time: {missing}; raise --time-limit."
     else:
         text = ""

@@ -13,9 +13,7 @@ from planner.reports.answer_sentences import kept_text
 from planner.reports.drawing import Figure
 from planner.reports.page import chart
 from planner.reports.screen import STATUS_WORDS, Breaks, Card, Glance, growth_frac_of, more_traffic_name
-from planner.reports.screen_page import cards as cards_html
-from planner.reports.screen_page import glance as glance_html
-from planner.reports.screen_page import strip
+from planner.reports.screen_page import cards_html, glance_html, verdict_heading
 from planner.reports.words import describe, listed, usd
 from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import AnswerTotal, SharedPlan
@@ -196,7 +194,7 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
 def breaks(plan: SharedPlan) -> list[Breaks]:
     """What breaks any LLM's plan, the nearest first; without prices, which concern one fleet alone."""
     values = [
-        Breaks(f"{name}, {each.label}", each.frac, each.said, each.kind)
+        Breaks(f"{name}, {each.label}", each.frac, each.text, each.kind)
         for name, llm_plan in plan.plans.items()
         for each in screen.breaks(llm_plan)
         if each.kind != "price"
@@ -232,7 +230,7 @@ def _breaks_figure(plan: SharedPlan) -> Figure | None:
 
 def texts(plan: SharedPlan, tag: str = "h1") -> str:
     """Verdict, figures at a glance and cards as HTML."""
-    parts = [strip(verdict(plan), tag), glance_html(glance(plan)), cards_html(cards(plan))]
+    parts = [verdict_heading(verdict(plan), tag), glance_html(glance(plan)), cards_html(cards(plan))]
     return "\n".join([*parts, cards_html(llm_cards(plan))])
 
 

@@ -1,4 +1,5 @@
-"""How many requests may be sent, and for how much: counted before each is sent, and written to the journal.
+"""Limits the requests that are sent, and their cost: each is counted before it is sent, and written to the
+journal.
 
 A request is charged with the most it can cost. Once its answer says how many tokens it had, the charge is
 corrected to their price. A request that failed keeps its full charge, because it may be billed.
@@ -61,7 +62,7 @@ class SendingBudget:
             self.journal.write({"given_back_usd": correction_usd})
 
     def describe_use(self) -> str:
-        """For instance "12 of at most 100 requests and 0.3 of at most 5 USD"."""
+        """The use in words, for instance "12 of at most 100 requests and 0.3 of at most 5 USD"."""
         limits = []
         if self.endpoint.max_requests is not None:
             limits.append(f"{self.requests} of at most {self.endpoint.max_requests} requests")

@@ -2,8 +2,8 @@
 
 The HTTP server is aiohttp's. What it lacks is here: a limit on connections in all and of one client, below
 the number of files that the process may open. At the limit the connection that has been without a request
-for longest makes room, so that silent ones lock nobody out. One whose request's head is not whole after
-`idle_s` is ended.
+for longest makes room, so that silent ones lock nobody out. A connection that has sent no whole head of
+a request after `idle_s` is ended.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from planner.errors import InputError
 
 FILES_KEPT = 256  # Files left for logs, listening sockets and health checks.
 FILES_EACH = 3  # Files of a connection: its own, one to an engine, one to an engine that is kept open.
-BACKLOG = 1024
+BACKLOG = 1024  # Connections that may wait in the kernel before they are accepted.
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """`connections` in all, and of one address unless it is this machine's own, where proxies are. A
-    connection may be `idle_s` without a request."""
+    """`connections` in all, and `connections_per_client` of one address. This machine's own addresses are not
+    limited, as a proxy may stand there for many clients. A connection may be `idle_s` without a request.
+    """
 
     connections: int = 10_000
     connections_per_client: int = 1_000
@@ -46,7 +47,7 @@ class ConnectionLimits:
 
 
 class Door:
-    """The connections of one server."""
+    """Counts the connections of one server, and decides which may stay."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -98,8 +99,9 @@ class Door:
                 self.waiting[transport] = time.monotonic()
 
     async def end_idle(self) -> None:
-        """End connections that have waited for too long, until it is cancelled."""
+        """End connections that have waited for too long, until this task is cancelled."""
         while True:
+            # Eight looks per `idle_s`: a connection lives at most an eighth longer than its limit.
             await asyncio.sleep(self.limits.idle_s / 8)
             latest_s = time.monotonic() - self.limits.idle_s
             while self.waiting and next(iter(self.waiting.values())) < latest_s:
@@ -146,7 +148,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Site(web.BaseSite):
-    """Sockets that are bound already."""
+    """aiohttp's server on sockets that are bound already."""
 
     def __init__(self, runner: web.AppRunner, sockets: Sequence[socket.socket], door: Door | None) -> None:
         super().__init__(runner, backlog=BACKLOG)
@@ -172,7 +174,7 @@ class _Site(web.BaseSite):
 
 
 def connections_for(files: float) -> int:
-    """How many connections a process that may open so many files can bear."""
+    """How many connections a process that may open this many files can hold: from 16 to a million."""
     return int(min(max((files - FILES_KEPT) / FILES_EACH, 16), 10**6))
 
 
@@ -203,18 +205,18 @@ def bind_sockets(host: str, port: int, *, has_keys: bool) -> list[socket.socket]
     sockets: list[socket.socket] = []
     try:
         for family, kind, protocol, _, address in dict.fromkeys(addresses):
-            made = socket.socket(family, kind, protocol)
-            sockets.append(made)
-            made.setblocking(False)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener = socket.socket(family, kind, protocol)
+            sockets.append(listener)
+            listener.setblocking(False)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             if not port and len(sockets) > 1:  # Any port will do, but all sockets must share it.
                 address = (address[0], sockets[0].getsockname()[1], *address[2:])
-            made.bind(address)
+            listener.bind(address)
     except OSError as error:
-        for made in sockets:
-            made.close()
+        for listener in sockets:
+            listener.close()
         raise InputError(f"{host}:{port} cannot be listened on ({error.strerror or error})") from None
     return sockets
 
@@ -237,8 +239,8 @@ async def listening(
     """Serve `app` on `host` and `port`, or on `sockets` that were bound for it; yields its URL. Without a
     `door` connections are not limited.
 
-    Packed bodies reach the handler as they are: aiohttp would inflate them before anybody looks at the key,
-    and those that nobody reads too.
+    Compressed bodies reach the handler as they are: aiohttp would inflate all of them, read or not, before
+    anybody looks at the key.
     """
     bound = list(sockets) or bind_sockets(host, port, has_keys=has_keys)
     if door is not None:
@@ -263,7 +265,7 @@ async def listening(
 
 
 def _quiet_logger() -> logging.Logger:
-    """aiohttp's log without what malformed requests held: a header's value may be a key."""
+    """aiohttp's log without the text of malformed requests, in which a header's value may be an API key."""
     logger = logging.getLogger("fleetplan.http")
     if not logger.filters:
         logger.addFilter(_without_headers)

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint that others run: its address, its key, and one request put to it.
+"""An OpenAI-compatible endpoint that others run: its address, its key, and sending one request to it.
 
 A key goes into the header of requests to the address that was given and nowhere else: redirects are not
 followed, and every text of the server is cleaned of the key before anybody sees it.
@@ -23,19 +23,20 @@ from planner.errors import InputError, PlannerError
 from planner.runtime.connection_limits import is_loopback
 
 CONNECT_TIMEOUT_S = 10.0
-TIMEOUT_S = 600.0
+TIMEOUT_S = 600.0  # for one request, from its connection to its last token
 PROBE_TIMEOUT_S = 120.0  # A deployment may have to start up first.
-LIST_TIMEOUT_S = 30.0
-SHOWN = 200  # Characters of a server's text that a message shows.
+LIST_TIMEOUT_S = 30.0  # for the list of models
+MOST_CHARACTERS_SHOWN = 200  # Characters of a server's text that a message shows.
 READ_BYTES = 64 * 1024  # Bytes read of an answer that is no stream.
-MODELS_BYTES = 4 * 2**20
+MODELS_BYTES = 4 * 2**20  # Bytes read of the list of models.
 LINE_BYTES = 2**20  # The longest line of a stream.
+# The errors of a connection or an answer that cannot be read.
 UNREADABLE = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, RecursionError)
-SPARE_TOKENS = 64  # Tokens beyond the request's limit before an answer is broken off.
+SPARE_TOKENS = 64  # An answer with more tokens than this beyond the request's limit is broken off.
 
 
 class EndpointError(PlannerError):
-    """The endpoint cannot be measured, or no longer."""
+    """The endpoint cannot be measured, or cannot be measured any longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +92,14 @@ class Endpoint:
         return bool(self.key) and parts.scheme == "http" and not is_loopback(parts.hostname or "")
 
     def clean(self, text: str) -> str:
-        """A server's text on one line, cut short, without the key however it is written."""
+        """A server's text on one line, cut short, without the key in any of its encodings."""
         key = self.key
         if key:
             coded = base64.b64encode(key.encode()).decode()
             forms = (key, quote(key), quote(key, safe=""), json.dumps(key)[1:-1], coded.rstrip("="))
             for form in sorted(set(forms), key=len, reverse=True):
                 text = text.replace(form, "[key]")
-        return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:SHOWN]
+        return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:MOST_CHARACTERS_SHOWN]
 
     def client(self) -> aiohttp.ClientSession:
         """A session whose requests bear the key; each ends in bounded time."""
@@ -118,7 +119,9 @@ def open_session(timeout_s: float, headers: dict[str, str] | None = None) -> aio
 
 
 def checked_url(url: str, option: str) -> str:
-    """The URL of --url without a slash at the end; /v1 is added if it has no path."""
+    """The URL without a slash at the end. That of --url also loses the path of an operation, and gets /v1 if
+    it has no path.
+    """
     try:
         parts = urlsplit(url)
         is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -138,7 +141,7 @@ def checked_url(url: str, option: str) -> str:
 
 def _shown_url(url: str) -> str:
     """A refused address for an error message, without what may be a password."""
-    return repr(url.rpartition("@")[2].partition("?")[0][:SHOWN])
+    return repr(url.rpartition("@")[2].partition("?")[0][:MOST_CHARACTERS_SHOWN])
 
 
 @dataclass(slots=True)
@@ -196,7 +199,7 @@ async def post_request(
     headers = {"Content-Type": "application/json", "X-Request-Id": name}
     result, timeout_s = EndpointAnswer(), timeout_s or endpoint.timeout_s
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
-    asking = client.post(
+    post = client.post(
         f"{endpoint.url}{path}",
         data=io.BytesIO(body),
         headers=headers,
@@ -204,7 +207,7 @@ async def post_request(
         timeout=timeout,
     )
     try:
-        async with asking as answer:
+        async with post as answer:
             result.code = answer.status
             result.retry_after = endpoint.clean(answer.headers.get("Retry-After", ""))
             if 300 <= answer.status < 400:
@@ -213,9 +216,9 @@ async def post_request(
                 result.trouble = (
                     f"HTTP {answer.status}: {endpoint.clean(error_message(await read_text(answer)))}"
                 )
-            elif "text/event-stream" not in (kind := answer.headers.get("Content-Type", "none")):
+            elif "text/event-stream" not in (media_type := answer.headers.get("Content-Type", "none")):
                 await read_text(answer)
-                result.trouble = f"no stream came, but {endpoint.clean(kind)}"
+                result.trouble = f"no stream came, but {endpoint.clean(media_type)}"
             else:
                 await _Stream(result, endpoint, now_s, most_tokens).read(answer.content)
     except TimeoutError:
@@ -245,7 +248,7 @@ def error_message(text: str) -> str:
 
 
 class _Stream:
-    """Server-sent events of completions or chat completions into an `EndpointAnswer`."""
+    """Reads the server-sent events of completions or chat completions into an `EndpointAnswer`."""
 
     def __init__(
         self, result: EndpointAnswer, endpoint: Endpoint, now_s: Callable[[], float], most_tokens: int
@@ -279,6 +282,7 @@ class _Stream:
         self._finish()
 
     def _take(self, event: dict[str, Any]) -> None:
+        """Count the tokens of one event, by what the server counts or by the choices that bring text."""
         choices = [choice for choice in event.get("choices") or () if isinstance(choice, dict)]
         usage = event.get("usage")
         counted = 0
@@ -294,12 +298,12 @@ class _Stream:
         if not self.chunks:
             self.counts_each = counted > 0
         if self.counts_each:
-            new = max(counted - self.tokens, 0)
+            new_tokens = max(counted - self.tokens, 0)
         else:
-            new = sum(_has_text(choice) for choice in choices)
-        if new:
-            self.chunks.append((self.now_s(), new))
-            self.tokens += new
+            new_tokens = sum(_has_text(choice) for choice in choices)
+        if new_tokens:
+            self.chunks.append((self.now_s(), new_tokens))
+            self.tokens += new_tokens
 
     def _finish(self) -> None:
         result, counted_tokens = self.result, self.result.output_tokens
@@ -307,11 +311,13 @@ class _Stream:
             result.trouble = f"the stream broke off after {self.tokens} tokens"
         if not result.trouble and not self.chunks:
             result.trouble = "no token came"
-        times = [at_s for at_s, tokens in self.chunks for _ in range(tokens)]
-        result.is_exact = self.counts_each or counted_tokens in (0, len(times))
-        if times and not result.is_exact and counted_tokens <= self.most_tokens + SPARE_TOKENS:
-            times = [times[k * (len(times) - 1) // max(counted_tokens - 1, 1)] for k in range(counted_tokens)]
-        result.token_s = tuple(times)
+        times_s = [at_s for at_s, tokens in self.chunks for _ in range(tokens)]
+        result.is_exact = self.counts_each or counted_tokens in (0, len(times_s))
+        if times_s and not result.is_exact and counted_tokens <= self.most_tokens + SPARE_TOKENS:
+            # The server counted other tokens than there were chunks: they are spread evenly over the chunks.
+            last = len(times_s) - 1
+            times_s = [times_s[k * last // max(counted_tokens - 1, 1)] for k in range(counted_tokens)]
+        result.token_s = tuple(times_s)
 
 
 def _token_count(value: object) -> int:

@@ -1,14 +1,15 @@
-"""The comparison on the engines' own clocks, which stand still while the machine is busy with others.
+"""Compares measured with simulated runs on the engines' own clocks, which stand still while the machine runs
+other processes.
 
-On a CPU, engines, router, client and whatever else runs share the cores, and a step lasts longer by what
-the others take. The engine's thread notes for how long it had a core, and `EngineLog.on_its_own_clock`
-reads all its times on that clock. Each engine is then simulated by itself with the requests it had, when it
-had them: batching, queueing and step times are checked, routing is not. What waits for others comes when it
-came: another engine may have answered those.
+On a CPU engines, router, client and other processes share the cores, and a step lasts longer by the time that
+the others take. The engine's thread notes for how long it had a core, and `EngineLog.on_its_own_clock` reads
+all its times on that clock. Each engine is then simulated by itself, with its own requests at the times they
+came: batching, queueing and step times are checked, routing is not. A request of a session comes when it
+came, without waiting for earlier ones, which another engine may have answered.
 
-Of a pair, the prefill engine is one that answers with a single token: it gives the TTFT. The decode engine
-stands behind a prefill and a link that take no time, and gives the gaps, TPOT, and as E2E the time from the
-step that first had the request, whose KV was there then, to the last token.
+Of a pair, the prefill engine is simulated as one that answers with a single token: it gives the TTFT. The
+decode engine is simulated behind a prefill and a link that take no time. It gives the gaps, TPOT, and as E2E
+the time from the first step with the request, whose KV was there by then, to the last token.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ from planner.runtime.step_fits import counts_others
 from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
 from planner.slo_metrics import METRICS
 
+# The metrics that are judged on engines of each role.
 GIVES: dict[Role, tuple[Metric, ...]] = {
     "mixed": tuple(METRICS),
     "prefill": tuple(key for key, row in METRICS.items() if row.obliges == "prefill"),
     "decode": tuple(key for key, row in METRICS.items() if row.obliges != "prefill"),
 }
-_FRONT = "(instant)"  # The pool of a prefill that takes no time; no pool on engines may be called so.
+_INSTANT_POOL = "(instant)"  # The pool of a prefill that takes no time; no other pool may have this name.
 
 
 def undisturbed(
@@ -55,7 +57,7 @@ def undisturbed(
     if counts_others(fleet):
         return None
     pools = fleet.running_pools
-    watched = slo if all(pool.role == "mixed" for pool in pools) else Slo(())
+    judged_slo = slo if all(pool.role == "mixed" for pool in pools) else Slo(())
     parts = []
     for pool in pools:
         for name in pool.worker_names:
@@ -63,9 +65,11 @@ def undisturbed(
                 return None
             for part in run.journal.parts:
                 if alone := _alone(run, fleet, pool, name, part):
-                    sides = compare_part(*alone, watched)
-                    parts.append(tuple(_only(side, GIVES[pool.role]) for side in sides))
-    return compare_parts(parts, watched, tolerances) if parts else None
+                    measured_and_simulated = compare_part(*alone, judged_slo)
+                    parts.append(
+                        tuple(_with_metrics(side, GIVES[pool.role]) for side in measured_and_simulated)
+                    )
+    return compare_parts(parts, judged_slo, tolerances) if parts else None
 
 
 def stolen_frac(log: EngineLog, start_s: float) -> float:
@@ -86,39 +90,53 @@ def _alone(
     if not sent:
         return None
     log, start_s = run.logs[name].on_its_own_clock(part.start_s)
-    here, logs = f"{pool.name}-0", {f"{pool.name}-0": log}
-    trace = replace(run.trace, after=run.trace.after[:0])
-    workers: tuple[str, ...] = (here,)
-    one = replace(pool, count=1)
+    worker = f"{pool.name}-0"
+    logs = {worker: log}
+    trace = replace(run.trace, after=run.trace.after[:0])  # Nothing waits for an answer.
+    workers: tuple[str, ...] = (worker,)
+    own_pool = replace(pool, count=1)
     if pool.role == "prefill":
-        one = replace(one, role="mixed")
+        own_pool = replace(own_pool, role="mixed")
         trace = replace(trace, output_tokens=np.ones_like(trace.output_tokens))
-    pools: tuple[Pool, ...] = (one,)
+    pools: tuple[Pool, ...] = (own_pool,)
     network, policies = fleet.network, fleet.policies
     if pool.role == "decode":
-        instant = WorkerType(pool.type.gpu, 1, INSTANT, 10**12, 8192, 256)
-        pools, workers = (Pool(_FRONT, "prefill", instant, 1), one), (f"{_FRONT}-0", here)
-        network, policies = (
-            NO_LINK,
-            replace(policies, prefix_cache=False, kv_offload=None, routing=Policies().routing),
+        instant = WorkerType(
+            gpu=pool.type.gpu,
+            tp=1,
+            latency=INSTANT,
+            kv_tokens=10**12,
+            max_num_batched_tokens=8192,
+            max_num_seqs=256,
         )
-        logs[f"{_FRONT}-0"] = EngineLog(log.steps[:0], _at_once(log.requests))
-    only = ReplayPart(part.part, start_s, tuple(sent))
-    moved: dict[int, Sent] = {request: replace(was, workers=workers) for request, was in sent.items()}
+        instant_worker = f"{_INSTANT_POOL}-0"
+        pools = (Pool(_INSTANT_POOL, "prefill", instant, 1), own_pool)
+        workers = (instant_worker, worker)
+        network = NO_LINK
+        policies = replace(policies, prefix_cache=False, kv_offload=None, routing=Policies().routing)
+        logs[instant_worker] = EngineLog(log.steps[:0], _instant_prefills(log.requests))
+    own_part = ReplayPart(part.part, start_s, tuple(sent))
+    own_sent: dict[int, Sent] = {request: replace(row, workers=workers) for request, row in sent.items()}
     own_fleet = replace(fleet, pools=pools, policies=policies, network=network)
-    return Measurement(own_fleet, trace, Journal((only,), moved), logs), only, own_fleet
+    return Measurement(own_fleet, trace, Journal((own_part,), own_sent), logs), own_part, own_fleet
 
 
-def _at_once(requests: Mapping[str, EngineRequest]) -> dict[str, EngineRequest]:
+def _instant_prefills(requests: Mapping[str, EngineRequest]) -> dict[str, EngineRequest]:
     """Prefills that took no time: each first token comes when the decode engine takes the request up."""
     return {
-        name: EngineRequest(one.scheduled_s, one.scheduled_s, np.array([one.scheduled_s]), 0, 0)
-        for name, one in requests.items()
+        name: EngineRequest(
+            queued_s=request.scheduled_s,
+            scheduled_s=request.scheduled_s,
+            token_s=np.array([request.scheduled_s]),
+            preemptions=0,
+            cached_tokens=0,
+        )
+        for name, request in requests.items()
     }
 
 
-def _only(run: Run, metrics: tuple[Metric, ...]) -> Run:
-    """The run with nothing said about the other metrics."""
+def _with_metrics(run: Run, metrics: tuple[Metric, ...]) -> Run:
+    """The run with these metrics alone: the others become NaN, or no gaps."""
     if len(metrics) == len(METRICS):
         return run
     nothing = np.full(len(run.requests.ttft_s), np.nan)
@@ -127,8 +145,8 @@ def _only(run: Run, metrics: tuple[Metric, ...]) -> Run:
     }
     has_gaps = "tbt" in metrics
     return Run(
-        replace(run.requests, cached_tokens=None, **columns),
-        run.gap_s if has_gaps else run.gap_s[:0],
-        run.gap_weight if has_gaps else run.gap_weight[:0],
-        run.session,
+        requests=replace(run.requests, cached_tokens=None, **columns),
+        gap_s=run.gap_s if has_gaps else run.gap_s[:0],
+        gap_weight=run.gap_weight if has_gaps else run.gap_weight[:0],
+        session=run.session,
     )

@@ -1,4 +1,6 @@
-"""What an endpoint is, before traffic goes to it: its LLM, how it is asked, and how it counts tokens."""
+"""Probes an endpoint before traffic goes to it: which LLM it serves, in which dialect,
+how it counts tokens.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ MOST_NAMES_SHOWN = 8  # An error message names so many of the endpoint's models.
 NOT_TAKEN = (400, 403, 404, 405, 415, 422, 500, 501)  # After these codes the request is sent in another form.
 NO_SUCH_PATH = (403, 404, 405, 501)  # After these the other path is tried; a missing model answers 404 too.
 # A server may answer 500 to a parameter it does not know; after more answers of 500 than this it is broken.
-MOST_BROKEN = 2
+MOST_ANSWERS_OF_500 = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class ProbedEndpoint:
 
 @dataclass(slots=True)
 class Probing:
-    """The requests before the traffic: each is charged to the budget."""
+    """Sends the requests before the traffic, each of which is charged to the budget."""
 
     client: aiohttp.ClientSession
     endpoint: Endpoint
@@ -155,12 +157,13 @@ class Probing:
     async def _dialect(self, model: str) -> tuple[Dialect, EndpointAnswer]:
         """The first dialect that the endpoint takes, and its answer to the request that tried it."""
         refusals: list[str] = []
-        broken = 0
+        answers_of_500 = 0
         for dialects in (COMPLETION_DIALECTS, CHAT_DIALECTS):
             for dialect in dialects:
                 prompt = dialect.prompt(PROBE_TOKENS, self.sent, seed=PROBE_SEED)
                 answer = await self._send(model, dialect, prompt, PROBE_OUTPUT_TOKENS)
-                # Only of token ids is the prompt's own length known. A server that counts none has 0 here.
+                # Only a prompt of token ids has a known length. A server that does not count tokens has 0
+                # here.
                 counts_ids = dialect.by_ids and bool(answer.input_tokens)
                 added_tokens = answer.input_tokens - PROBE_TOKENS if counts_ids else 0
                 if answer.is_good and not 0 <= added_tokens <= MOST_ADDED_TOKENS:
@@ -170,12 +173,12 @@ class Probing:
                     continue
                 if answer.is_good:
                     return replace(dialect, added_tokens=float(added_tokens)), answer
-                trouble = refusal_message(self.endpoint, answer)
-                broken += answer.code == 500
-                if answer.code not in NOT_TAKEN or broken > MOST_BROKEN:
-                    raise EndpointError(f"POST {self.endpoint.url}{dialect.path}: {trouble}")
-                if trouble not in refusals:
-                    refusals.append(trouble)
+                refusal = refusal_message(self.endpoint, answer)
+                answers_of_500 += answer.code == 500
+                if answer.code not in NOT_TAKEN or answers_of_500 > MOST_ANSWERS_OF_500:
+                    raise EndpointError(f"POST {self.endpoint.url}{dialect.path}: {refusal}")
+                if refusal not in refusals:
+                    refusals.append(refusal)
                 if answer.code in NO_SUCH_PATH:
                     break  # No other dialect of this path can do better.
         # The latest refusal comes first: it answers the plainest request.
@@ -231,6 +234,7 @@ class Probing:
 
 def refusal_message(endpoint: Endpoint, answer: EndpointAnswer) -> str:
     """A message that tells how a request failed and what to change."""
+    # `trouble` may begin with the code already, and the code is 0 where no answer came.
     text = answer.trouble if answer.trouble.startswith("HTTP ") or not answer.code else ""
     text = text or (f"HTTP {answer.code}: {answer.trouble}" if answer.code != 200 else answer.trouble)
     if answer.code in (401, 403):

@@ -1,4 +1,4 @@
-"""What the router counts, in Prometheus' text format."""
+"""The router's metrics in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class WorkerStatus(Protocol):
     gave_up: str
 
 
-class Counted(Protocol):
-    """The router's counts, as its metrics show them."""
+class RouterCounts(Protocol):
+    """What a router counts. `poison` requests are those that workers died of."""
 
     live: LiveFleet
     door: Door
@@ -40,13 +40,13 @@ class Counted(Protocol):
     def backends(self) -> Sequence[WorkerStatus]: ...
 
 
-def metrics_text(router: Counted, now_s: float) -> str:
+def metrics_text(router: RouterCounts, now_s: float) -> str:
     """All metrics of `router`."""
-    backends, books, door, trust = router.backends, router.live.workers, router.door, router.trust
+    backends, live_workers, door, trust = router.backends, router.live.workers, router.door, router.trust
     workers, resting = range(len(backends)), trust.resting(now_s)
     names = [backend.name for backend in backends]
 
-    def each(values: Iterable[float]) -> dict[str, float]:
+    def by_worker(values: Iterable[float]) -> dict[str, float]:
         return dict(zip(names, map(float, values), strict=True))
 
     lines = [
@@ -66,28 +66,53 @@ def metrics_text(router: Counted, now_s: float) -> str:
         ),
     ]
     for name, kind, about, values in (
-        ("up", "gauge", "1 while the worker answers", each(one.is_up for one in backends)),
-        ("given_up", "gauge", "1 while no start is tried", each(bool(one.gave_up) for one in backends)),
-        ("starts_total", "counter", "Starts of its engine", each(one.starts for one in backends)),
-        ("passed_over", "gauge", "1 while others go first: it failed", each(w in resting for w in workers)),
-        ("failures_total", "counter", "Tries that failed on it", each(trust.failed[w] for w in workers)),
-        ("refusals_total", "counter", "Those of them it refused", each(trust.refused[w] for w in workers)),
-        ("requests", "gauge", "Requests it has", each(books["assigned"])),
-        ("pending_prompt_tokens", "gauge", "Tokens it has to prefill", each(books["pending_tokens"])),
+        ("up", "gauge", "1 while the worker answers", by_worker(backend.is_up for backend in backends)),
+        (
+            "given_up",
+            "gauge",
+            "1 while no start is tried",
+            by_worker(bool(backend.gave_up) for backend in backends),
+        ),
+        (
+            "starts_total",
+            "counter",
+            "Starts of its engine",
+            by_worker(backend.starts for backend in backends),
+        ),
+        (
+            "passed_over",
+            "gauge",
+            "1 while others go first: it failed",
+            by_worker(w in resting for w in workers),
+        ),
+        ("failures_total", "counter", "Tries that failed on it", by_worker(trust.failed[w] for w in workers)),
+        (
+            "refusals_total",
+            "counter",
+            "Those of them it refused",
+            by_worker(trust.refused[w] for w in workers),
+        ),
+        ("requests", "gauge", "Requests it has", by_worker(live_workers["assigned"])),
+        (
+            "pending_prompt_tokens",
+            "gauge",
+            "Tokens it has to prefill",
+            by_worker(live_workers["pending_tokens"]),
+        ),
     ):
         lines += _metric_lines(f"worker_{name}", kind, about, "worker", values)
     lines += [
         "# HELP fleetplan_first_byte_seconds Seconds to the first byte of a stream",
         "# TYPE fleetplan_first_byte_seconds histogram",
     ]
-    below = 0
+    count = 0  # of requests whose first byte came within the edge
     for edge in TTFT_EDGES_S:
-        below += router.ttft_counts[edge]
+        count += router.ttft_counts[edge]
         le = "+Inf" if edge == float("inf") else f"{edge:g}"
-        lines.append(f'fleetplan_first_byte_seconds_bucket{{le="{le}"}} {below}')
+        lines.append(f'fleetplan_first_byte_seconds_bucket{{le="{le}"}} {count}')
     lines += [
         f"fleetplan_first_byte_seconds_sum {router.ttft_sum_s:.6f}",
-        f"fleetplan_first_byte_seconds_count {below}",
+        f"fleetplan_first_byte_seconds_count {count}",
     ]
     return "\n".join(lines) + "\n"
 

@@ -416,7 +416,7 @@ def vllm_commands(
         )
 
     def command(place: WorkerPlace, port: int) -> Command:
-        settings = engine_command.settings(place.pool, fleet, max_model_len)
+        settings = engine_command.engine_flags(place.pool, fleet, max_model_len)
         environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": "127.0.0.1"}
         arguments: list[str] = [
             "--host",

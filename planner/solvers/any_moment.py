@@ -1,4 +1,5 @@
-"""What is paid at least where sizes change at any moment: the master of day/search/any_moment_bound.py.
+"""A lower bound on what is paid if sizes may change at any moment: the master of
+day/search/any_moment_bound.py.
 
 Sets   t  step of the day, from e_t to e_(t+1), shorter than a start-up     c  pool     k  1, 2, ... workers
        q  cell of time: between two neighbours of all e_t and all e_(t+1) - s_c     v  stretch of the day
@@ -16,9 +17,9 @@ Vars   z_tck  0 or 1: k workers or more are ready at once at some moment of t
         node_qj      G_j m_qj >= sum_ck g_c y_qck
         work_v       what y and m cost in v + e_v >= f_v,   and in v and all later stretches >= F_v
 
-k workers that are ready at one moment of t were asked for a start-up before it or were there from the
-beginning, so they are paid from e_(t+1) - s_c (or 0) to e_t for certain. Workers are counted one by one
-because cuts over neighbouring steps at one k then leave little to the integers.
+k workers that are ready at one moment of step t were asked for a start-up before that moment, or were there
+from the beginning. So they are certainly paid from e_(t+1) - s_c (or 0) to e_t. There is a variable for each
+k because then cuts over neighbouring steps with the same k leave little for the search over integers.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class LeastSizes:
 
 
 class _Columns:
-    """Columns with their cost and range, and rows `sum >= least`."""
+    """Collects the columns of a program, with cost and range, and its rows `sum >= least`."""
 
     def __init__(self) -> None:
         self.cost: list[float] = []
@@ -73,6 +74,7 @@ class _Columns:
         return len(self.cost) - 1
 
     def at_least(self, terms: Mapping[int, float], least: float) -> None:
+        """Add a row; `terms` are its coefficients by column."""
         self.row += [len(self.least)] * len(terms)
         self.column += list(terms)
         self.value += list(terms.values())
@@ -81,7 +83,7 @@ class _Columns:
     def program(self) -> Program:
         shape = len(self.least), len(self.cost)
         matrix = csc_matrix((np.array(self.value), (self.row, self.column)), shape=shape)
-        least, low, high = (np.array(each, float) for each in (self.least, self.low, self.high))
+        least, low, high = (np.array(values, float) for values in (self.least, self.low, self.high))
         return Program(np.array(self.cost), matrix, least, low, high, np.array(self.is_whole))
 
 
@@ -102,14 +104,15 @@ def least_sizes_at_any_moment(
     all_cells_s = cells_s(day)
     begins_s, hours = all_cells_s[:-1], np.diff(all_cells_s) / 3600
     prices = day.prices()
-    # Of each cell what is paid without a choice, and its columns with their USD and with their GPUs per pool.
+    # Of each cell: what is paid for the least sizes, and the USD and the pool of each of its columns.
     always_usd = hours * float(prices @ np.array([pool.least for pool in day.pools]))
     usd: list[dict[int, float]] = [{} for _ in begins_s]
-    workers: list[dict[int, int]] = [{} for _ in begins_s]  # column -> pool
+    pool_of: list[dict[int, int]] = [{} for _ in begins_s]
     paid: dict[tuple[int, int, int], int] = {}
     for (t, c, k), column in ready.items():
         first = int(np.searchsorted(begins_s, edges_s[t + 1] - day.pools[c].start_s - SAME_S))
         end = int(np.searchsorted(begins_s, edges_s[t] - SAME_S))
+        # Fewer workers of the same step have a column of their own, which nested_tck makes 1 as well.
         below = max(
             (n for n in range(day.pools[c].least, k) if (t, c, n) in ready), default=day.pools[c].least
         )
@@ -118,9 +121,10 @@ def least_sizes_at_any_moment(
                 if (q, c, n) not in paid:
                     paid[q, c, n] = columns.add(1.0, cost=float(hours[q] * prices[c]))
                     usd[q][paid[q, c, n]] = float(hours[q] * prices[c])
-                    workers[q][paid[q, c, n]] = c
+                    pool_of[q][paid[q, c, n]] = c
                 columns.at_least({paid[q, c, n]: 1.0, column: -1.0}, 0.0)
-    _add_nodes(day, columns, hours, always_usd, usd, workers)
+    _add_nodes(day, columns, hours, always_usd, usd, pool_of)
+    # The terms, and the USD of the least sizes, of this and all later stretches.
     later, later_usd = dict[int, float](), 0.0
     for v in reversed(range(len(work.in_stretch_usd))):
         inside = (begins_s > work.edges_s[v] - SAME_S) & (begins_s < work.edges_s[v + 1] - SAME_S)
@@ -148,7 +152,7 @@ def _ready_columns(day: DayTerms, cuts: Sequence[Cut], columns: _Columns) -> dic
     ready: dict[tuple[int, int, int], int] = {}
     for cut in cuts:
         if any(n < day.pools[c].least for _, c, n in cut):
-            continue  # Workers that are always there keep it.
+            continue  # The least sizes keep this cut.
         for t, c, n in cut:
             if (t, c, n + 1) not in ready:
                 ready[t, c, n + 1] = columns.add(1.0, is_whole=True)
@@ -166,14 +170,14 @@ def _add_nodes(
     hours: Floats,
     always_usd: Floats,
     usd: list[dict[int, float]],
-    workers: list[dict[int, int]],
+    pool_of: list[dict[int, int]],
 ) -> None:
     """Add node_qj where nodes are sold whole, and to each cell's USD what their idle GPUs cost."""
     for node, pools in day.pools_by_node_kind().values():
         least_gpus = sum(day.pools[c].gpus * day.pools[c].least for c in pools)
-        for q, of_cell in enumerate(workers):
+        for q, pool_by_column in enumerate(pool_of):
             idle_usd = float(hours[q] * node.idle_usd_per_h)
-            gpus = {column: float(day.pools[c].gpus) for column, c in of_cell.items() if c in pools}
+            gpus = {column: float(day.pools[c].gpus) for column, c in pool_by_column.items() if c in pools}
             nodes = columns.add(math.inf, cost=node.gpus * idle_usd, is_whole=True)
             usd[q][nodes] = node.gpus * idle_usd
             for column, count in gpus.items():

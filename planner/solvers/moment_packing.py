@@ -1,4 +1,4 @@
-"""The best packings of the requests that workers hold at one moment: on fewest workers, and most evenly.
+"""The best packings of the requests that workers hold at one moment: on the fewest workers, and most evenly.
 
 Sets   i  worker      j  request      r  resource, such as KV blocks or seconds of a step
 Data   u_ijr   what request j takes of resource r of worker i, as a share of all that the worker has
@@ -8,10 +8,10 @@ Vars   x_ij in {0, 1} request j is on worker i;   y_i in {0, 1} worker i is used
            s.t. sum_i x_ij = 1          (placed_j)             s.t. sum_i x_ij = 1         (placed_j)
                 sum_j u_ijr x_ij <= y_i (holds_ir)                  sum_j u_ijr x_ij <= z  (load_ir)
 
-This is vector packing, that of Aladdin (solvers/packing.py, arXiv:2405.06856) at one moment: what a request
-will still grow by is not in u. A packing by hand comes first (first fit and longest first, both decreasing),
-and CP-SAT runs where it does not reach the bound of the sums. CP-SAT may stop before it proves anything, so
-every answer comes with its bound.
+This is vector packing, that of Aladdin (solvers/packing.py, arXiv:2405.06856) at one moment: u leaves out by
+how much a request will still grow. A greedy packing comes first (first fit and longest first, both from the
+largest request down), and CP-SAT runs where the greedy one does not reach the bound of the sums. CP-SAT may
+stop before it proves anything, so every answer comes with its bound.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-WHOLE = 10**9  # a worker's capacity in the integers of CP-SAT
-TOLERANCE = 1e-7  # by which a load may exceed the capacity, as shares are rounded
-SAME = 1e-6  # loads that differ by less, as a share of them, are equal: a thousand shares are rounded
-MOST_PLACES = 30_000  # requests x workers; beyond them the packing by hand and its bound stand as they are
-LIMIT_S = 2.0  # of one run of CP-SAT, which counts its work (backend.CP_WORK_FRAC)
+WHOLE = 10**9  # A worker's capacity in the integers of CP-SAT.
+TOLERANCE = 1e-7  # A load may exceed the capacity by this share, as shares are rounded.
+# Loads that differ by less than this share are equal: the sum of a thousand rounded shares is off by as much.
+SAME_FRAC = 1e-6
+# With more requests x workers than this the greedy packing and its bound stand, without CP-SAT.
+MOST_PLACES = 30_000
+LIMIT_S = 2.0  # The time limit of one run of CP-SAT, which counts its work (backend.CP_WORK_FRAC).
 
 
 @dataclass(frozen=True, slots=True)
 class BestPacking:
-    """`fewest` workers hold the requests in the packing found, None if none was found; no packing takes fewer
-    than `fewest_bound`, which is one more than there are if none exists. No packing's largest load is below
-    `least_bound`, and that of the packing found is `least`.
+    """`fewest` workers hold the requests in the packing found, None if none was found. No packing takes fewer
+    than `fewest_bound`; where no packing exists, it is one more than there are workers. `least` is the
+    largest load of the most even packing found, and no packing's largest load is below `least_bound`.
     """
 
     fewest: int | None
@@ -59,7 +61,7 @@ class BestPacking:
     @property
     def is_least(self) -> bool:
         """Whether a lower largest load is impossible."""
-        return self.least <= self.least_bound * (1 + SAME)
+        return self.least <= self.least_bound * (1 + SAME_FRAC)
 
 
 def largest_load(u: Floats, worker_of: Ints) -> float:
@@ -68,14 +70,14 @@ def largest_load(u: Floats, worker_of: Ints) -> float:
 
 
 def pack_moment(u: Floats, worker_of: Ints, kind_of: Ints) -> BestPacking:
-    """Solve both models above. Shapes: u (I, J, R), worker_of (J,), the placement that there is and the first
-    that the search knows, kind_of (I,), which workers are alike.
+    """Solve both models above. Shapes: u (I, J, R), worker_of (J,), kind_of (I,). `worker_of` is the
+    placement at this moment, from which the search starts; workers of the same kind are alike.
     """
     workers, requests = u.shape[:2]
     if not requests:
-        return BestPacking(0, 0, 0.0, 0.0)
-    alone = u.max(axis=2)  # (I, J) load of a worker that holds one request only
-    order = np.argsort(-alone.min(axis=0), kind="stable")
+        return BestPacking(fewest=0, fewest_bound=0, least=0.0, least_bound=0.0)
+    load_alone = u.max(axis=2)  # (I, J) the load of a worker that holds one request only
+    order = np.argsort(-load_alone.min(axis=0), kind="stable")  # the largest request first
     is_small = workers * requests <= MOST_PLACES
     fewest, fewest_bound = _fewest(u, order, worker_of, kind_of, is_small)
     least, least_bound = _evenest(u, order, worker_of, kind_of, is_small)
@@ -83,7 +85,7 @@ def pack_moment(u: Floats, worker_of: Ints, kind_of: Ints) -> BestPacking:
 
 
 def _loads(u: Floats, worker_of: Ints) -> Floats:
-    """(I, R)"""
+    """The load of each resource of each worker, (I, R)."""
     loads = np.zeros((u.shape[0], u.shape[2]))
     for j, i in enumerate(worker_of):
         loads[i] += u[i, j]
@@ -94,22 +96,22 @@ def _fewest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bo
     workers = u.shape[0]
     if u.max(axis=2).min(axis=0).max() > 1 + TOLERANCE:
         return None, workers + 1
-    sums = u.min(axis=0).sum(axis=0)  # (R,)
+    sums = u.min(axis=0).sum(axis=0)  # (R,) the workers that each resource fills at least
     bound = min(max(1, math.ceil(float(sums.max()) - TOLERANCE)), workers + 1)
-    packed = [_first_fit(u, order), worker_of if largest_load(u, worker_of) <= 1 + TOLERANCE else None]
-    known = min((each for each in packed if each is not None), key=_used, default=None)
-    if (known is not None and _used(known) <= bound) or bound > workers or not is_small:
-        return None if known is None else _used(known), bound
+    packings = [_first_fit(u, order), worker_of if largest_load(u, worker_of) <= 1 + TOLERANCE else None]
+    known = min((each for each in packings if each is not None), key=_used_workers, default=None)
+    if (known is not None and _used_workers(known) <= bound) or bound > workers or not is_small:
+        return None if known is None else _used_workers(known), bound
 
     from ortools.sat.python import cp_model
 
-    model, x = _placed(u, known)
+    model, x = _model_of_places(u, known)
     y = [model.new_bool_var(f"y_{i}") for i in range(workers)]
     for i, r in np.ndindex(workers, u.shape[2]):
         units = np.floor(u[i, :, r] * WHOLE).astype(np.int64).clip(max=2 * WHOLE).tolist()
         load = cp_model.LinearExpr.weighted_sum(x[i], units)
         model.add(load <= WHOLE * y[i]).with_name(f"holds_{i}_{r}")
-    for i, following in itertools.pairwise(range(workers)):  # those alike are opened in order
+    for i, following in itertools.pairwise(range(workers)):  # workers that are alike are opened in order
         if kind_of[i] == kind_of[following]:
             model.add_implication(y[following], y[i])
     model.add(sum(y) >= bound)
@@ -121,7 +123,7 @@ def _fewest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bo
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         known = _assignment(solver, x)
     bound = max(bound, math.ceil(solver.best_objective_bound - 1e-6))
-    return (None, bound) if known is None else (_used(known), min(bound, _used(known)))
+    return (None, bound) if known is None else (_used_workers(known), min(bound, _used_workers(known)))
 
 
 def _evenest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bool) -> tuple[float, float]:
@@ -134,14 +136,14 @@ def _evenest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: b
 
     from ortools.sat.python import cp_model
 
-    model, x = _placed(u, known)
-    scale = WHOLE / least  # The largest load known is the largest integer, whatever it is as a share.
+    model, x = _model_of_places(u, known)
+    scale = WHOLE / least  # The largest load of the packing known becomes the integer WHOLE.
     z = model.new_int_var(math.floor(bound * scale), WHOLE + requests, "z")
     for i, r in np.ndindex(workers, u.shape[2]):
         units = np.floor(u[i, :, r] * scale).astype(np.int64).clip(max=2 * WHOLE).tolist()
         model.add(cp_model.LinearExpr.weighted_sum(x[i], units) <= z).with_name(f"load_{i}_{r}")
-    # Workers alike: the one with the first request has the lowest number, the next new one the next, so that
-    # request j is on one of the first j + 1 of its kind.
+    # Workers that are alike are taken in order: the first request that goes to the kind goes to its first
+    # worker, so request j is on one of the first j + 1 of its kind.
     for kind in np.unique(kind_of):
         alike = np.flatnonzero(kind_of == kind)
         for nth, i in enumerate(alike.tolist()):
@@ -155,8 +157,8 @@ def _evenest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: b
     return least, min(max(bound, solver.best_objective_bound / scale), least)
 
 
-def _placed(u: Floats, known: Ints | None) -> tuple[cp_model.CpModel, list[list[cp_model.IntVar]]]:
-    """x with the constraints placed_j, and what is known as a hint."""
+def _model_of_places(u: Floats, known: Ints | None) -> tuple[cp_model.CpModel, list[list[cp_model.IntVar]]]:
+    """A model of x with the constraints placed_j, and the known packing as its hint."""
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -174,7 +176,7 @@ def _assignment(solver: cp_model.CpSolver, x: list[list[cp_model.IntVar]]) -> In
     return np.asarray(values.argmax(axis=0), np.int64)
 
 
-def _used(worker_of: Ints) -> int:
+def _used_workers(worker_of: Ints) -> int:
     return len(np.unique(worker_of))
 
 

@@ -2,7 +2,7 @@
 
 Sets   i  worker      j  request: ongoing (it stays where it is) or new
 Data   in_j, pred_j, out_j   tokens of the prompt, predicted output, output generated so far
-       spent_j   seconds in decode so far;   left_j = pred_j - out_j   tokens to come
+       spent_j   seconds in decode so far;   left_j = pred_j - out_j   tokens still to come
        k1, c1    prefill of l prompt tokens takes k1 l + c1                       (the paper's eq. 2)
        k2, c2, c3  an iteration of b requests with l tokens of context: k2 l + c2 b + c3   (eq. 3)
        h, j0     KV bytes of a request with l tokens: h l + j0;   M  KV bytes of a worker   (eq. 1)
@@ -38,13 +38,15 @@ from planner.solvers.backend import cp_solver
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
-WHOLE = 10**9  # a constraint's capacity in the integers of CP-SAT; demands are rounded down
-TOLERANCE = 1e-7  # by which a sum may exceed its capacity, as a share of it
+WHOLE = 10**9  # A constraint's capacity in the integers of CP-SAT; demands are rounded down.
+TOLERANCE = 1e-7  # A sum may exceed its capacity by this share of it.
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWorker:
-    """What one worker is and must keep: the data above. Times in seconds, KV in bytes."""
+    """The data of one worker and its limits, in the order of the data above: k1, c1, k2, c2, c3, h, j0, M,
+    T_pre, T_dec, gamma (`strictness`) and theta (`margin`). Times in seconds, KV in bytes.
+    """
 
     prefill_s_per_token: float
     prefill_s: float
@@ -76,7 +78,7 @@ class PackedWorker:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request; `worker` is where an ongoing one decodes, None for a new one."""
+    """One request. `worker` is the worker on which an ongoing request decodes, None for a new request."""
 
     input_tokens: int
     predicted_tokens: int
@@ -125,15 +127,18 @@ def find_broken_constraint(engine: PackedWorker, requests: Sequence[Request]) ->
 
 
 def _constraints(engine: PackedWorker, requests: Sequence[Request]) -> list[tuple[str, list[float], float]]:
-    """b, c, d, e of one worker as (name, demand of each request, capacity); d for the ongoing ones given."""
-    tokens = (engine.tpot_s - engine.iteration_s) / engine.context_s_per_token * engine.margin
-    per_sequence = engine.sequence_s / engine.context_s_per_token * engine.margin
-    decode = [request.weighted_tokens(engine) + per_sequence for request in requests]
+    """Constraints b, c, d and e of one worker as (name, demand of each request, capacity). d is left out
+    where none of the requests is ongoing.
+    """
+    # b with its term of c2 moved to the left: each sequence then takes so many tokens more.
+    capacity_tokens = (engine.tpot_s - engine.iteration_s) / engine.context_s_per_token * engine.margin
+    tokens_per_sequence = engine.sequence_s / engine.context_s_per_token * engine.margin
+    decode = [request.weighted_tokens(engine) + tokens_per_sequence for request in requests]
     prefill = [
         engine.prefill_s_per_token * request.input_tokens if request.worker is None else 0.0
         for request in requests
     ]
-    rows = [("b", decode, tokens), ("c", prefill, engine.ttft_s - engine.prefill_s)]
+    rows = [("b", decode, capacity_tokens), ("c", prefill, engine.ttft_s - engine.prefill_s)]
     saved_s = [
         engine.tpot_s * request.generated_tokens - request.decode_s
         for request in requests
@@ -142,24 +147,25 @@ def _constraints(engine: PackedWorker, requests: Sequence[Request]) -> list[tupl
     if saved_s:
         rows.append(("d", prefill, engine.margin * min(saved_s) - engine.prefill_s))
     for q in sorted({request.left_tokens for request in requests}):
-        ongoing_rows = [
+        kv_bytes = [
             engine.kv_bytes_per_token * (request.input_tokens + request.generated_tokens + q)
             + engine.kv_bytes_per_request
             if request.left_tokens >= q
             else 0.0
             for request in requests
         ]
-        rows.append(("e", ongoing_rows, engine.kv_bytes))
+        rows.append(("e", kv_bytes, engine.kv_bytes))
     return rows
 
 
 def best_fit(engine: PackedWorker, requests: Sequence[Request], *, workers: int = 0) -> Packing:
-    """Algorithm 1: every new request, in order, onto the fullest worker that still keeps b to e, or a new.
+    """Algorithm 1: place every new request, in order, on the fullest worker that still keeps b to e, or on a
+    new one.
 
-    Fullest by capacity_norm, the L2 norm of (sequences, weighted context). `workers` are open at the start,
-    besides those with ongoing requests.
+    The fullest worker has the largest `capacity_norm`, the L2 norm of (sequences, weighted context). The
+    first `workers` workers are open at the start, and those with ongoing requests.
     """
-    placed = _ongoing(engine, requests, workers)
+    placed = _ongoing_by_worker(engine, requests, workers)
     worker_of = [request.worker for request in requests]
 
     def capacity_norm(worker: int) -> float:
@@ -178,8 +184,8 @@ def best_fit(engine: PackedWorker, requests: Sequence[Request], *, workers: int 
             placed.append([])
         placed[worker].append(request)
         worker_of[j] = worker
-    used_workers = tuple(worker for worker in worker_of if worker is not None)
-    return Packing(used_workers, len({request.worker for request in requests} - {None}))
+    placed_on = tuple(worker for worker in worker_of if worker is not None)  # By now every request has one.
+    return Packing(placed_on, bound=len({request.worker for request in requests} - {None}))
 
 
 def pack_requests(
@@ -192,20 +198,20 @@ def pack_requests(
     if not requests:
         return start
     model = cp_model.CpModel()
-    x = _place(model, engine, requests, max(start.worker_of) + 1)
+    x = _variables(model, engine, requests, max(start.worker_of) + 1)
     y = [model.new_bool_var(f"y_{i}") for i in range(len(x))]
     for i, row in enumerate(x):
         for x_ij in row:
             model.add_implication(x_ij, y[i])  # f
     taken = {request.worker for request in requests}
     empty = [i for i in range(len(x)) if i not in taken]
-    for earlier, later in itertools.pairwise(empty):  # alike, so they are opened in order
+    for earlier, later in itertools.pairwise(empty):  # Empty workers are alike, so they are opened in order.
         model.add_implication(y[later], y[earlier])
     for i, row in enumerate(x):
         for j, x_ij in enumerate(row):
             model.add_hint(x_ij, start.worker_of[j] == i)
     model.minimize(sum(y))
-    solver, is_solved = _run(model, time_limit_s)
+    solver, is_solved = _solve(model, time_limit_s)
     bound = max(start.bound, math.ceil(solver.best_objective_bound - 1e-6))
     if not is_solved:
         return Packing(start.worker_of, min(bound, start.workers))
@@ -215,7 +221,8 @@ def pack_requests(
 
 @dataclass(frozen=True, slots=True)
 class PredictionError:
-    """What a wrong prediction leaves on a worker: tokens and sequences more (or fewer) than were planned.
+    """The tokens and sequences that a worker has beyond the planned ones (negative: fewer), after a wrong
+    prediction.
 
     A request that outran its prediction adds its newly predicted length and one sequence; one that ended
     early adds its real minus its predicted length and minus one sequence.
@@ -233,17 +240,17 @@ def rebalance_requests(
     *,
     time_limit_s: float = 10.0,
 ) -> tuple[int, ...]:
-    """Algorithm 2: move new requests so that wrong predictions weigh least, on the workers there are.
+    """Algorithm 2: move new requests among the workers so that wrong predictions weigh least.
 
-    By eq. 3 an error of (tokens, sequences) lengthens an iteration by k2 tokens + c2 sequences; workers are
-    alike, so the distance of a worker's error line from the origin is that time over a constant, and the sum
-    of its absolute values is minimised; of equal answers the one with the fewest moves. Where the ongoing
-    requests alone break a constraint, nothing moves.
+    By eq. 3 an error of (tokens, sequences) lengthens an iteration by k2 tokens + c2 sequences. As workers
+    are alike, the paper's distance of a worker's error line from the origin is that time over a constant. The
+    sum of the absolute values of these times is minimised; of equal answers the one with the fewest moves is
+    taken. Where the ongoing requests alone break a constraint, nothing moves.
     """
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
-    x = _place(model, engine, requests, len(corrections))
+    x = _variables(model, engine, requests, len(corrections))
     error_s = [
         engine.context_s_per_token * each.tokens + engine.sequence_s * each.sequences for each in corrections
     ]
@@ -256,8 +263,8 @@ def rebalance_requests(
     scale = WHOLE / max(sum(weight_s) + sum(map(abs, error_s)), 1e-12)
     distances = []
     for i, row in enumerate(x):
-        planned_s = sum(w for w, worker in zip(weight_s, worker_of, strict=True) if worker == i)
-        total = sum(round(scale * w) * x_ij for w, x_ij in zip(weight_s, row, strict=True))
+        planned_s = sum(seconds for seconds, worker in zip(weight_s, worker_of, strict=True) if worker == i)
+        total = sum(round(scale * seconds) * x_ij for seconds, x_ij in zip(weight_s, row, strict=True))
         distance = model.new_int_var(0, 3 * WHOLE, f"distance_{i}")
         model.add_abs_equality(distance, total + round(scale * (error_s[i] - planned_s)))
         distances.append(distance)
@@ -267,13 +274,15 @@ def rebalance_requests(
             model.add_hint(x_ij, worker_of[j] == i)
     moves = len(stays) - sum(stays)
     model.minimize((len(stays) + 1) * sum(distances) + moves)
-    solver, is_solved = _run(model, time_limit_s)
+    solver, is_solved = _solve(model, time_limit_s)
     if not is_solved:
         return tuple(worker_of)
     return tuple(next(i for i, row in enumerate(x) if solver.value(row[j])) for j in range(len(requests)))
 
 
-def _ongoing(engine: PackedWorker, requests: Sequence[Request], workers: int) -> list[list[Request]]:
+def _ongoing_by_worker(
+    engine: PackedWorker, requests: Sequence[Request], workers: int
+) -> list[list[Request]]:
     """Ongoing requests by worker."""
     taken = [request.worker for request in requests if request.worker is not None]
     placed: list[list[Request]] = [[] for _ in range(max([workers, *(worker + 1 for worker in taken)]))]
@@ -291,10 +300,10 @@ def _ongoing(engine: PackedWorker, requests: Sequence[Request], workers: int) ->
     return placed
 
 
-def _place(
+def _variables(
     model: cp_model.CpModel, engine: PackedWorker, requests: Sequence[Request], workers: int
 ) -> list[list[cp_model.IntVar]]:
-    """x with constraints a to e."""
+    """The variables x, (workers, requests), with constraints a to e."""
     x = [[model.new_bool_var(f"x_{i}_{j}") for j in range(len(requests))] for i in range(workers)]
     for j, request in enumerate(requests):
         model.add_exactly_one(row[j] for row in x)
@@ -315,7 +324,7 @@ def _place(
     return x
 
 
-def _run(model: cp_model.CpModel, time_limit_s: float) -> tuple[cp_model.CpSolver, bool]:
+def _solve(model: cp_model.CpModel, time_limit_s: float) -> tuple[cp_model.CpSolver, bool]:
     from ortools.sat.python import cp_model
 
     solver = cp_solver(time_limit_s)

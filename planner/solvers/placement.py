@@ -8,11 +8,12 @@ Sets   p pattern of a node kind, for s_p nodes at once      q pool      f failur
        g node kind (the GPU without its cap)
 Data   a_pq  parts of q's workers in p;   W_q  parts of the whole pool
        N_gf  nodes there are;   S  spare nodes of each kind
-       l_p   KV units that stay inside p: min(m P_p, n D_p) for P_p of n prefill, D_p of m decode workers
+       l_p   pairs of a prefill and a decode worker whose KV stays inside p: min(m P_p, n D_p), if p has
+             P_p of the n prefill and D_p of the m decode workers
 Vars   z_pf integer >= 0 uses of a pattern;   t_q parts of q in its fullest failure domain
        e_gf nodes that are missing
 
-  min   sum e_gf (0, or there is no placement),   then   sum s_p z_pf   (nodes),
+  min   sum e_gf (above 0 there is no placement),   then   sum s_p z_pf   (nodes),
         then   n m - sum l_p z_pf   (KV between nodes),   then   sum t_q   (spread)
   s.t.  placed_q     sum_pf a_pq z_pf = W_q
         nodes_gf     sum_{p of g} s_p z_pf <= N_gf + e_gf
@@ -21,8 +22,8 @@ Vars   z_pf integer >= 0 uses of a pattern;   t_q parts of q in its fullest fail
 
 High affinity (DistServe, arXiv:2401.09670, Alg. 1): KV may go between any two nodes. Low affinity (Alg. 2):
 every node with a prefill worker has a decode worker and vice versa, stage beside stage. A pair too large for
-one node is spread over the fewest, s_p, that divide its PP; these hold nothing else. The KV objective assumes
-that the workers of a role share its traffic alike. CP-SAT solves the objectives in turn.
+one node is spread over s_p nodes, the fewest that divide its PP; these hold nothing else. The KV objective
+assumes that every worker of a role has an equal share of its traffic. CP-SAT solves the objectives in turn.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 Affinity = Literal["high", "low"]
-MOST_PATTERNS = 50_000
+MOST_PATTERNS = 50_000  # With more ways to fill a node the placement is refused.
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +131,12 @@ class _Slice:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """`counts` of every slice on each of `span` nodes of a kind, and the KV units that stay inside."""
+    """`counts` of every slice on each of `span` nodes of a kind, and `local_pairs` (l_p)."""
 
     kind: str
     span: int
     counts: tuple[int, ...]
-    local: int
+    local_pairs: int
 
 
 def place_fleet(
@@ -171,27 +172,31 @@ def place_fleet(
     ]
     e, nodes = {}, {}
     for kind, (f, rack) in itertools.product(domain_gpus, enumerate(racks)):
-        nodes[kind, f] = sum(p.span * z_pf for p, at, z_pf in uses if (p.kind, at) == (kind, f))
-        if (there := rack.nodes.get(kind, 0)) is not None:
+        nodes[kind, f] = sum(p.span * z_pf for p, domain, z_pf in uses if (p.kind, domain) == (kind, f))
+        if (node_count := rack.nodes.get(kind, 0)) is not None:
             e[kind, f] = model.new_int_var(0, most, f"e_{kind}_{f}")
-            model.add(nodes[kind, f] <= there + e[kind, f]).with_name(f"nodes_{kind}_{f}")
+            model.add(nodes[kind, f] <= node_count + e[kind, f]).with_name(f"nodes_{kind}_{f}")
     for kind in domain_gpus:
         if all((kind, f) in e for f in range(len(racks))):
-            known = sum((rack.nodes.get(kind) or 0) + e[kind, f] for f, rack in enumerate(racks))
+            all_nodes = sum((rack.nodes.get(kind) or 0) + e[kind, f] for f, rack in enumerate(racks))
             used = sum(nodes[kind, f] for f in range(len(racks)))
-            model.add(used + spare_nodes <= known).with_name(f"spare_{kind}")
+            model.add(used + spare_nodes <= all_nodes).with_name(f"spare_{kind}")
     t = []
     for q, count in enumerate(parts):
         count_terms = [(f, p.counts[q] * p.span * z_pf) for p, f, z_pf in uses if p.counts[q]]
         model.add(sum(term for _, term in count_terms) == count).with_name(f"placed_{q}")
         t.append(model.new_int_var(0, count, f"t_{q}"))
         for f in range(len(racks)):
-            model.add(sum(term for at, term in count_terms if at == f) <= t[q]).with_name(f"spread_{q}_{f}")
+            model.add(sum(term for domain, term in count_terms if domain == f) <= t[q]).with_name(
+                f"spread_{q}_{f}"
+            )
 
-    handed = math.prod(_workers(pools, role) for role in ("prefill", "decode"))
-    kept = sum(pattern.local * z_pf for pattern, _, z_pf in uses)
-    objectives = [sum(e.values()), sum(nodes.values()), handed - kept if handed else 0, sum(t)]
-    solver, bounds, is_optimal = _in_turn(model, objectives, [z_pf for _, _, z_pf in uses], time_limit_s)
+    pairs = math.prod(_workers(pools, role) for role in ("prefill", "decode"))
+    local_pairs = sum(pattern.local_pairs * z_pf for pattern, _, z_pf in uses)
+    objectives = [sum(e.values()), sum(nodes.values()), pairs - local_pairs if pairs else 0, sum(t)]
+    solver, bounds, is_optimal = _minimise_in_turn(
+        model, objectives, [z_pf for _, _, z_pf in uses], time_limit_s
+    )
     if solver is None:
         raise InfeasibleError(
             "low affinity: no filling of nodes puts every prefill worker beside a decode worker at these "
@@ -201,6 +206,20 @@ def place_fleet(
             relaxation="other counts, or high affinity",
         )
     missing = {kind: sum(solver.value(e[k, f]) for k, f in e if k == kind) for kind in domain_gpus}
+    _refuse_missing(missing, spare_nodes)
+    counts = [[solver.value(z_pf) for z_pf in row] for row in z]
+    placed = _number_nodes(slices, patterns, counts, domain_gpus, racks)
+    return NodePlacement(
+        nodes=placed,
+        spare=_spare_nodes(placed, domain_gpus, racks, spare_nodes),
+        cross_frac=solver.value(objectives[2]) / pairs if pairs else None,
+        bound=bounds[1],
+        is_optimal=is_optimal,
+    )
+
+
+def _refuse_missing(missing: Mapping[str, int], spare_nodes: int) -> None:
+    """Raise InfeasibleError where nodes of some kind are missing."""
     if short := {kind: count for kind, count in missing.items() if count}:
         more = " and ".join(f"{count} more nodes of {kind}" for kind, count in short.items())
         raise InfeasibleError(
@@ -209,19 +228,12 @@ def place_fleet(
             constraint="nodes of " + ", ".join(short),
             relaxation=more,
         )
-    counts = [[solver.value(z_pf) for z_pf in row] for row in z]
-    placed = _name(slices, patterns, counts, domain_gpus, racks)
-    return NodePlacement(
-        placed,
-        _spare(placed, domain_gpus, racks, spare_nodes),
-        solver.value(objectives[2]) / handed if handed else None,
-        bounds[1],
-        is_optimal,
-    )
 
 
-def as_dealt(fleet: Fleet) -> NodePlacement:
-    """Where the simulator has the workers of a fleet whose network has a topology: nothing is solved."""
+def placement_of_topology(fleet: Fleet) -> NodePlacement:
+    """The placement that the simulator assumes for a fleet whose network has a topology;
+    nothing is solved.
+    """
     pools = fleet.running_pools
     owners = [(pool, number) for pool in pools for number in range(pool.count)]
     parts: dict[int, list[WorkerPart]] = {}
@@ -234,22 +246,32 @@ def as_dealt(fleet: Fleet) -> NodePlacement:
             first, end = (stages * k // len(nodes) for k in (i, i + 1))
             used = sum(len(part.gpus) for part in parts.get(node, []))
             gpus = tuple(range(used, used + kind.gpus // len(nodes)))
+            # A node may have less than a stage, where a TP group spans nodes; it is shown with that stage.
+            last = max(end, first + 1) - 1
             parts.setdefault(node, []).append(
-                WorkerPart(pool.name, number, first, max(end, first + 1) - 1, kind.pp, gpus, kind.dp)
+                WorkerPart(
+                    pool=pool.name, worker=number, first=first, last=last, pp=kind.pp, gpus=gpus, dp=kind.dp
+                )
             )
     kinds = {
         node: pool.type.gpu.base for (pool, _), nodes in zip(owners, where, strict=True) for node in nodes
     }
-    racks = topology.nodes_per_rack or len(kinds)
+    nodes_per_rack = topology.nodes_per_rack or len(kinds)
     rows = tuple(
-        PlacedNode(f"{kinds[node]}-{node}", kinds[node], f"rack-{node // racks}", tuple(parts[node]))
+        PlacedNode(f"{kinds[node]}-{node}", kinds[node], f"rack-{node // nodes_per_rack}", tuple(parts[node]))
         for node in sorted(kinds)
     )
-    front = [where[k] for k, (pool, _) in enumerate(owners) if pool.role == "prefill"]
-    back = [where[k] for k, (pool, _) in enumerate(owners) if pool.role == "decode"]
-    together = sum(one == other for one in front for other in back)
-    cross_frac = 1 - together / (len(front) * len(back)) if front else None
-    return NodePlacement(rows, (), cross_frac, least_nodes(pools), False)
+    prefill_nodes = [where[k] for k, (pool, _) in enumerate(owners) if pool.role == "prefill"]
+    decode_nodes = [where[k] for k, (pool, _) in enumerate(owners) if pool.role == "decode"]
+    local_pairs = sum(nodes == others for nodes in prefill_nodes for others in decode_nodes)
+    pairs = len(prefill_nodes) * len(decode_nodes)
+    return NodePlacement(
+        nodes=rows,
+        spare=(),
+        cross_frac=1 - local_pairs / pairs if prefill_nodes else None,
+        bound=least_nodes(pools),
+        is_optimal=False,
+    )
 
 
 def least_nodes(pools: Sequence[Pool]) -> int:
@@ -298,11 +320,11 @@ def _slices(pools: Sequence[Pool], domain_gpus: Mapping[str, int], affinity: Aff
             relaxation="high affinity, or one kind of GPU for both roles",
         )
 
-    def fits(together: Sequence[Pool], span: int) -> bool:
-        slices = [_Slice(pool, span) for pool in together]
+    def fits(group: Sequence[Pool], span: int) -> bool:
+        slices = [_Slice(pool, span) for pool in group]
         return _assign(slices, [1] * len(slices), domain_gpus[slices[0].kind]) is not None
 
-    def span_of(groups: Sequence[Sequence[Pool]]) -> int:
+    def least_span(groups: Sequence[Sequence[Pool]]) -> int:
         stages = math.gcd(*(pool.type.pp * pool.type.dp for group in groups for pool in group))
         for span in range(1, stages + 1):
             if stages % span == 0 and all(fits(group, span) for group in groups):
@@ -317,14 +339,11 @@ def _slices(pools: Sequence[Pool], domain_gpus: Mapping[str, int], affinity: Aff
             + ", or high affinity" * (len(largest) > 1),
         )
 
-    together = [
-        (first, second)
-        for first in pairs
-        for second in pairs
-        if (first.role, second.role) == ("prefill", "decode")
-    ]
-    pair_span = span_of(together) if together else 1
-    return [_Slice(pool, pair_span if pool in pairs else span_of([[pool]])) for pool in pools]
+    prefills = [pool for pool in pairs if pool.role == "prefill"]
+    decodes = [pool for pool in pairs if pool.role == "decode"]
+    pair_groups = list(itertools.product(prefills, decodes))
+    pair_span = least_span(pair_groups) if pair_groups else 1
+    return [_Slice(pool, pair_span if pool in pairs else least_span([[pool]])) for pool in pools]
 
 
 def _patterns(slices: Sequence[_Slice], domain_gpus: Mapping[str, int], affinity: Affinity) -> list[_Pattern]:
@@ -340,22 +359,19 @@ def _patterns(slices: Sequence[_Slice], domain_gpus: Mapping[str, int], affinity
         else:
             groups = [(in_pairs, pair_span), ([q for q in here if q not in in_pairs], 1)]
         for group, span in groups:
-            for some in _contents([slices[q] for q in group], gpus):
+            for group_counts in _contents([slices[q] for q in group], gpus):
                 counts = [0] * len(slices)
-                capacity_by_role = {"prefill": 0, "decode": 0, "mixed": 0}
-                for q, count in zip(group, some, strict=True):
+                parts_by_role = {"prefill": 0, "decode": 0, "mixed": 0}
+                for q, count in zip(group, group_counts, strict=True):
                     counts[q] = count
-                    capacity_by_role[slices[q].pool.role] += count
-                if affinity == "low" and bool(capacity_by_role["prefill"]) != bool(
-                    capacity_by_role["decode"]
-                ):
+                    parts_by_role[slices[q].pool.role] += count
+                prefills, decodes = parts_by_role["prefill"], parts_by_role["decode"]
+                if affinity == "low" and bool(prefills) != bool(decodes):
                     continue
+                # A part of a worker keeps no KV inside: its other parts are on other nodes.
                 is_whole = all(slices[q].span == span for q in in_pairs if counts[q])
-                local = min(
-                    capacity_by_role["prefill"] * workers["decode"],
-                    capacity_by_role["decode"] * workers["prefill"],
-                )
-                patterns.append(_Pattern(kind, span, tuple(counts), local if is_whole else 0))
+                local_pairs = min(prefills * workers["decode"], decodes * workers["prefill"])
+                patterns.append(_Pattern(kind, span, tuple(counts), local_pairs if is_whole else 0))
                 if len(patterns) > MOST_PATTERNS:
                     raise PlannerError(
                         f"placement: a {kind} node can be filled in more than {MOST_PATTERNS} ways"
@@ -400,10 +416,10 @@ def _assign(
     used = [0] * (node_gpus // domain_gpus)
     gpus: dict[tuple[int, int], list[int]] = {(q, part): [] for _, q, part in groups}
 
-    def put(at: int) -> bool:
-        if at == len(groups):
+    def place_from(i: int) -> bool:
+        if i == len(groups):
             return True
-        tp, *owner = groups[at]
+        tp, *owner = groups[i]
         visited = set()
         for domain, taken in enumerate(used):
             if taken + tp > domain_gpus or taken in visited:  # domains with the same room are alike
@@ -412,24 +428,26 @@ def _assign(
             first = domain * domain_gpus + taken
             used[domain] += tp
             gpus[owner[0], owner[1]].extend(range(first, first + tp))
-            if put(at + 1):
+            if place_from(i + 1):
                 return True
             used[domain] -= tp
             del gpus[owner[0], owner[1]][-tp:]
         return False
 
-    return [(q, tuple(numbers)) for (q, _), numbers in gpus.items()] if put(0) else None
+    return [(q, tuple(numbers)) for (q, _), numbers in gpus.items()] if place_from(0) else None
 
 
-def _in_turn(
+def _minimise_in_turn(
     model: cp_model.CpModel,
     objectives: Sequence[cp_model.LinearExprT],
     variables: Sequence[cp_model.IntVar],
     time_limit_s: float,
 ) -> tuple[cp_model.CpSolver | None, list[int], bool]:
-    """Minimise one after the other: the last solver (None: infeasible), every bound, whether all are optimal.
+    """Minimise one objective after another. Returns the last solver that has a solution (None: infeasible),
+    the bound of each objective, and whether all are optimal.
 
-    What runs out of time stays as good as it got, and the next objective is minimised beneath it.
+    An objective that runs out of time may not get worse than it got, and the next one is minimised under
+    that.
     """
     from ortools.sat.python import cp_model
 
@@ -454,30 +472,42 @@ def _in_turn(
     return best, bounds, is_optimal
 
 
-def _name(
+def _number_nodes(
     slices: Sequence[_Slice],
     patterns: Sequence[_Pattern],
     counts: Sequence[Sequence[int]],
     domain_gpus: Mapping[str, int],
     racks: Sequence[FailureDomain],
 ) -> tuple[PlacedNode, ...]:
-    """Nodes and workers get numbers: of a group of nodes, the i-th holds the i-th part of each worker."""
-    dealt = [0] * len(slices)  # parts, in the order of workers
+    """Give nodes and workers numbers: of the nodes that a pattern spans, the i-th holds the i-th part of each
+    worker.
+    """
+    dealt = [0] * len(slices)  # The parts of each slice that have a node, in the order of workers.
     nodes: list[PlacedNode] = []
     for f, rack in enumerate(racks):
         for pattern, uses in zip(patterns, counts, strict=True):
             here = [q for q, count in enumerate(pattern.counts) if count]
-            there = [slices[q] for q in here], [pattern.counts[q] for q in here]
+            slices_here, counts_here = [slices[q] for q in here], [pattern.counts[q] for q in here]
             for _ in range(uses[f]):
                 for i in range(pattern.span):
                     seen, parts = dict.fromkeys(here, 0), []
-                    for index, gpus in _assign(*there, domain_gpus[pattern.kind]) or ():
+                    for index, gpus in _assign(slices_here, counts_here, domain_gpus[pattern.kind]) or ():
                         q, each = here[index], slices[here[index]]
                         worker, part = divmod(dealt[q] + seen[q] * pattern.span + i, each.span)
                         seen[q] += 1
                         first = part * each.stages
                         kind, last = each.pool.type, first + each.stages - 1
-                        parts.append(WorkerPart(each.pool.name, worker, first, last, kind.pp, gpus, kind.dp))
+                        parts.append(
+                            WorkerPart(
+                                pool=each.pool.name,
+                                worker=worker,
+                                first=first,
+                                last=last,
+                                pp=kind.pp,
+                                gpus=gpus,
+                                dp=kind.dp,
+                            )
+                        )
                     nodes.append(
                         PlacedNode(f"{pattern.kind}-{len(nodes)}", pattern.kind, rack.name, tuple(parts))
                     )
@@ -486,10 +516,10 @@ def _name(
     return tuple(nodes)
 
 
-def _spare(
+def _spare_nodes(
     placed: Sequence[PlacedNode], kinds: Mapping[str, int], racks: Sequence[FailureDomain], spare_nodes: int
 ) -> tuple[PlacedNode, ...]:
-    """Spare nodes where the fewest of their kind are in use, as long as there is room."""
+    """Spare nodes, each in the failure domain with room where the fewest nodes of its kind are in use."""
     nodes = list(placed)
     for kind, _ in itertools.product(kinds, range(spare_nodes)):
         used = {
@@ -499,7 +529,7 @@ def _spare(
         free = [
             rack.name
             for rack in racks
-            if (there := rack.nodes.get(kind, 0)) is None or used[rack.name] < there
+            if (node_count := rack.nodes.get(kind, 0)) is None or used[rack.name] < node_count
         ]
         nodes.append(PlacedNode(f"{kind}-{len(nodes)}", kind, min(free, key=lambda name: used[name]), ()))
     return tuple(nodes[len(placed) :])

@@ -1,7 +1,7 @@
 """The price of nodes that are sold whole, whose idle GPUs are paid too.
 
-A fleet pays the fewest nodes of each kind that have the GPUs of its workers. The price of the GPUs in use
-alone is a lower bound of that, and more GPUs never cost less.
+A fleet pays for the fewest nodes of each kind that hold the GPUs of its workers. The price of the GPUs in use
+alone is a lower bound of what is paid, and more GPUs never cost less.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ def node_of(gpu: Gpu) -> PricedNode | None:
     """
     if not gpu.is_sold_whole or market_of(gpu.name) == OWNED:
         return None
-    electricity = shipped_power().idle_w(gpu) / 1e3 * gpu.energy_usd_per_kwh
     return PricedNode(
-        gpu.base + market_of(gpu.name), int(gpu.gpus_per_node), gpu.price_usd_per_h, electricity
+        kind=gpu.base + market_of(gpu.name),
+        gpus=int(gpu.gpus_per_node),
+        gpu_usd_per_h=gpu.price_usd_per_h,
+        idle_electricity_usd_per_h=shipped_power().idle_w(gpu) / 1e3 * gpu.energy_usd_per_kwh,
     )
 
 
@@ -55,16 +57,17 @@ def idle_usd_per_h(pools: Iterable[tuple[PricedNode | None, Number]]) -> Number 
     """What is paid in addition to the prices of the GPUs in use, given as (node, GPUs in use). If GPUs on
     nodes of one kind have several prices, the highest is paid for all of them.
     """
-    used: dict[str, list[tuple[PricedNode, Number]]] = {}
+    used_by_kind: dict[str, list[tuple[PricedNode, Number]]] = {}
     for node, gpus in pools:
         if node is not None:
-            used.setdefault(node.kind, []).append((node, gpus))
+            used_by_kind.setdefault(node.kind, []).append((node, gpus))
     total: Number | float = 0.0
-    for of_kind in used.values():
-        dearest = max((node for node, _ in of_kind), key=lambda node: node.gpu_usd_per_h)
-        gpus = sum((n for _, n in of_kind[1:]), start=of_kind[0][1])
-        total = total + (-gpus % dearest.gpus) * dearest.idle_usd_per_h
-        for node, n in of_kind:
+    for used in used_by_kind.values():
+        dearest = max((node for node, _ in used), key=lambda node: node.gpu_usd_per_h)
+        gpus = sum((n for _, n in used[1:]), start=used[0][1])
+        idle_gpus = -gpus % dearest.gpus
+        total = total + idle_gpus * dearest.idle_usd_per_h
+        for node, n in used:
             if node.gpu_usd_per_h < dearest.gpu_usd_per_h:
                 total = total + n * (dearest.gpu_usd_per_h - node.gpu_usd_per_h)
     return total

@@ -1,9 +1,9 @@
-"""Aladdin's rule for the number of workers, N = ceil(k5 r + c5), and when to learn it anew.
+"""Aladdin's rule for the number of workers, N = ceil(k5 r + c5), and when to fit it anew.
 
 The rule is fitted on (arrival rate, workers that sufficed) above a rate R, below which too few requests
 arrive in a heartbeat to stand for the traffic's lengths (eq. 7 of arXiv:2405.06856). The paper asks for
-change-point detection without saying which: `SeriesLevel` is Page's two-sided CUSUM (Biometrika 1954) in
-its self-starting form (Hawkins, The Statistician 1987), a few lines that work heartbeat by heartbeat.
+change-point detection without saying which. `SeriesLevel` is Page's two-sided CUSUM (Biometrika 1954) in its
+self-starting form (Hawkins, The Statistician 1987): a few lines that take one heartbeat after the other.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ import numpy.typing as npt
 
 from planner.errors import InputError
 
-DRIFT_SIGMA = 0.5  # half the shift worth finding, in standard deviations
-THRESHOLD_SIGMA = 8.0  # with that drift: one false alarm in some ten thousand heartbeats
-CEILING_SLACK = 1e-9
+DRIFT_SIGMA = 0.5  # Half the shift that should be found, in standard deviations.
+THRESHOLD_SIGMA = 8.0  # With that drift there is one false alarm in some ten thousand heartbeats.
+CEILING_SLACK = 1e-9  # A line above a whole number by less is that number but for rounding.
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRule:
-    """N = ceil(slope r + offset), offset possibly negative; below `least_rps` what it says there."""
+    """N = ceil(slope r + offset); the offset may be negative. At rates below `least_rps` N is that of
+    `least_rps`.
+    """
 
     slope_workers_per_rps: float
     offset_workers: float
@@ -40,10 +42,10 @@ class WorkerRule:
 def fit_worker_rule(
     rate_rps: npt.ArrayLike, workers: npt.ArrayLike, *, least_rps: float = 0.0, covers: bool = False
 ) -> WorkerRule:
-    """Least squares through pairs with rate > `least_rps`; `covers` lifts the line onto the highest of them.
+    """Fit the rule by least squares to pairs with rate > `least_rps`. With `covers` the line is raised so far
+    that the rule gives no fewer workers than any of these pairs.
 
-    A count that was rounded up lies half a worker above its line on average, which is taken off first, so
-    that a planted rule is recovered; lifted, the rule gives no fewer workers than any observed pair.
+    Counts were rounded up, so on average they lie half a worker above the line. That half is taken off first.
     """
     rate, count = np.asarray(rate_rps, float), np.asarray(workers, float)
     used = rate > least_rps
@@ -54,24 +56,29 @@ def fit_worker_rule(
         )
     slope, offset = np.polyfit(rate[used], count[used] - 0.5, 1)
     slope = max(float(slope), 0.0)
-    if covers:  # ceil(line) >= count once the line is above count - 1
+    if covers:  # ceil(line) >= count if the line is above count - 1, here by at least a millionth.
         offset = max(float(offset), float((count[used] - 1 - slope * rate[used]).max()) + 1e-6)
     return WorkerRule(slope, float(offset), least_rps)
 
 
 class SeriesLevel:
-    """The level of a series, value by value; `mean` is that of its values so far."""
+    """The level of a series that is given value by value; `mean` is the mean of the values so far. Shifts are
+    looked for from the value after the first `learn` on.
+    """
 
     def __init__(
         self, learn: int, drift_sigma: float = DRIFT_SIGMA, threshold_sigma: float = THRESHOLD_SIGMA
     ) -> None:
         self.learn, self.drift_sigma, self.threshold_sigma = learn, drift_sigma, threshold_sigma
         self.seen, self.mean, self._squares = 0, 0.0, 0.0
+        # By the direction of a shift: the CUSUM, and the number of the value at which it last left zero.
         self._sums = {1: 0.0, -1: 0.0}
         self._began = {1: learn, -1: learn}
 
     def add(self, value: float) -> int | None:
-        """None, or where this value shows that the level has shifted: how many values ago it did."""
+        """How many values ago the level shifted, if this value shows that it did; otherwise None, and the
+        value joins the level.
+        """
         seen = self.seen
         if seen >= self.learn:
             spread = max(math.sqrt(self._squares / (seen - 1)), 1e-9 * max(abs(self.mean), 1.0))

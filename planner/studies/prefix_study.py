@@ -19,6 +19,7 @@ from planner.traffic.prefixes import PrefixSummary, summarise_prefixes
 from planner.traffic.trace import Trace
 
 LEAST_TIME_LEFT_S = 0.1  # The stages share at least this much when the time limit has passed.
+# The files of `plan prefixes -o DIR`.
 NAMES = ("prefixes.json", "hit-curve.csv", "warm-up.json")
 # What the hits and loads under `plan` in prefixes.json rest on.
 ESTIMATE = "estimated before any simulation"
@@ -27,7 +28,8 @@ ESTIMATE = "estimated before any simulation"
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedPrefixes:
     """Prefixes on the workers of one pool, the prompts that load them, and how few workers would then carry
-    the same load. `simulated` has a row per pool; it is empty if the fleet has no prefix caches.
+    the same load. `simulated` has what each pool's caches did in a simulation of the fleet; it is empty if
+    the fleet has no prefix caches.
     """
 
     plan: PrefixPlan
@@ -63,13 +65,13 @@ def study_prefixes(
     progress(f"reading the prefixes of {len(requests)} requests")
     summary = summarise_prefixes(requests)
     if fleet is None or prefill_pool is None:
-        return PrefixStudy(requests, summary, None)
+        return PrefixStudy(requests, summary, placed=None)
     progress(f"placing prefixes on {prefill_pool.count} workers")
     rng = np.random.default_rng(seed)
     until_s = time.monotonic() + time_limit_s
 
     def part_of_time_left_s(parts: int) -> float:
-        """One of so many equal parts of the time that is left; a stage that comes late still gets some."""
+        """The time that is left, divided by `parts`; a stage that comes late still gets some."""
         return max(until_s - time.monotonic(), LEAST_TIME_LEFT_S) / parts
 
     # The first stage may take half of the time, the second half of the rest, and the last one what is left.

@@ -1,16 +1,16 @@
 """How far a routing is from the best packing of the requests that it placed, at moments of a simulated run.
 
-The moments are spread evenly over the arrivals. Per role all requests in service count, from when a worker
-first scheduled them until it is done with them; those that wait hold nothing. What one takes of a worker, as
-a share of what the worker has (solvers/moment_packing.py):
+The moments are spread evenly over the time of arrivals. For each role all requests in service count, from
+when a worker first scheduled them until it is done with them; waiting requests hold nothing. A request takes
+these shares of what a worker has (solvers/moment_packing.py):
 
   KV blocks   of its prompt and of its output so far; a prefix that prompts share counts for each
   seats       one of max_num_seqs
-  decode      its part of a step, s_seq + d context, of the limit on TBT or TPOT less an idle step
-  prompt      seconds of its prompt tokens still to compute, of the limit on TTFT
+  decode      its part of a step, s_seq + d context, over the limit on TBT or TPOT less an idle step
+  prompt      seconds of its prompt tokens still to compute, over the limit on TTFT
 
 Decodes and prompts are Aladdin's constraints b and c (Nie et al. 2024, arXiv:2405.06856), and count where the
-SLO has such a limit: the tightest line that is of all requests. The best packing knows what the router
+SLO has such a limit; the tightest line for all requests is taken. The best packing knows what the router
 could not: how long each output has become. It may move requests between moments, which no router can.
 """
 
@@ -84,13 +84,13 @@ def explain_routing(
             worker_of = np.searchsorted(members[role], requests.worker)
             explained.append(
                 RoutingMoment(
-                    time_s,
-                    role,
-                    len(worker_of),
-                    len(members[role]),
-                    len(np.unique(worker_of)),
-                    largest_load(u, worker_of),
-                    pack_moment(u, worker_of, pool_of[members[role]]),
+                    time_s=time_s,
+                    role=role,
+                    requests=len(worker_of),
+                    workers=len(members[role]),
+                    used=len(np.unique(worker_of)),
+                    largest=largest_load(u, worker_of),
+                    best=pack_moment(u, worker_of, pool_of[members[role]]),
                 )
             )
     return tuple(explained)
@@ -103,7 +103,7 @@ def check_moments(moments: int) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _InService:
-    """Requests (J,) in service: where, prompt tokens still to compute, and tokens of context."""
+    """Requests (J,) in service: their worker, prompt tokens still to compute, and tokens of context."""
 
     worker: Ints
     left_tokens: Floats
@@ -122,13 +122,14 @@ def _find_in_service(simulation: Simulation, role: str, members: Ints, time_s: f
     is_held = (start_s <= time_s) & ((end_s > time_s) | still_runs) & np.isin(worker, members)
     requests = np.flatnonzero(is_held)
     begun_s, first_s = (simulation.arrival_s + simulation.queue_s)[requests], first_token_s[requests]
-    done = np.clip(np.nan_to_num((time_s - begun_s) / np.maximum(first_s - begun_s, 1e-12)), 0.0, 1.0)
+    # A prompt is taken to be computed evenly until its first token.
+    done_frac = np.clip(np.nan_to_num((time_s - begun_s) / np.maximum(first_s - begun_s, 1e-12)), 0.0, 1.0)
     prompt = simulation.input_tokens[requests]
     cached = 0 if simulation.cached_tokens is None else simulation.cached_tokens[requests]
     decoded = np.floor(np.nan_to_num((time_s - first_s) / simulation.tpot_s[requests]))
     output = np.where(time_s >= first_s, 1 + np.maximum(decoded, 0), 0).astype(np.int64)
     context = prompt + np.minimum(output, simulation.output_tokens[requests])
-    return _InService(worker[requests], (prompt - cached) * (1.0 - done), context)
+    return _InService(worker[requests], (prompt - cached) * (1.0 - done_frac), context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +160,17 @@ class _RequestCosts:
                 )
             step_limit_s -= idle_s
         return cls(
-            kind.kv_tokens // KV_BLOCK_TOKENS,
-            kind.max_num_seqs,
-            decode_s,
-            token_s,
-            context_token_s,
-            step_limit_s,
-            prompt_limit_s,
+            kv_blocks=kind.kv_tokens // KV_BLOCK_TOKENS,
+            seats=kind.max_num_seqs,
+            decode_s=decode_s,
+            token_s=token_s,
+            context_token_s=context_token_s,
+            step_limit_s=step_limit_s,
+            prompt_limit_s=prompt_limit_s,
         )
 
     def shares(self, requests: _InService) -> Floats:
-        """(J, R)"""
+        """The share of each resource that each request takes, (J, R)."""
         rows = [
             np.ceil(requests.context_tokens / KV_BLOCK_TOKENS) / self.kv_blocks,
             np.full(len(requests.worker), 1 / self.seats),
@@ -184,9 +185,11 @@ class _RequestCosts:
 
 
 def _tightest_s(slo: Slo | None, metrics: Sequence[str]) -> float | None:
+    """The shortest limit of the SLO on one of these metrics that is for all requests; None if it has none."""
     limits = () if slo is None else slo.limits
     return min(
-        (each.limit_s for each in limits if each.metric in metrics and each.selector is None), default=None
+        (limit.limit_s for limit in limits if limit.metric in metrics and limit.selector is None),
+        default=None,
     )
 
 
@@ -229,7 +232,7 @@ def _role_sentence(role: str, moments: Sequence[RoutingMoment]) -> str:
     holds = [each for each in moments if each.best.fewest is not None]
     fuller = [each.largest / each.best.least - 1 for each in moments]
     worst = max(range(len(moments)), key=fuller.__getitem__)
-    open_ = sum(not (each.best.is_fewest and each.best.is_least) for each in moments)
+    unproved = sum(not (each.best.is_fewest and each.best.is_least) for each in moments)
     parts = [
         f"{role}: at {at} with requests {np.mean([each.used for each in moments]):.1f} of "
         f"{moments[0].workers} workers were in use on average"
@@ -248,6 +251,6 @@ def _role_sentence(role: str, moments: Sequence[RoutingMoment]) -> str:
     )
     return (
         text
-        if not open_
-        else f"{text} At {open_} of them the solver stopped early: read its figures as bounds."
+        if not unproved
+        else f"{text} At {unproved} of them the solver stopped early: read its figures as bounds."
     )

@@ -1,7 +1,7 @@
 """One fleet under many seeds: how much of a simulated figure is chance.
 
-A seed draws what is random in the traffic (the shift of every copy of a superposed trace and the requests of
-the last one, the requests that thinning keeps, where the stamps of a coarse clock are spread) and in the
+A seed draws what is random in the traffic (the shift of every copy of a superposed trace, the requests of the
+last copy, the requests that thinning keeps, the times within the stamps of a coarse clock) and in the
 policies (samples of workers, predictions). Where nothing is random, every seed gives the same run, and the
 answer says so. Each run is what `plan simulate --seed` gives alone.
 
@@ -35,8 +35,8 @@ SAME_FOR_ALL = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedsQuestion:
-    """What to simulate, without the seed. `trace` is as `read_trace(path, seed=None)` gives it: requests of
-    one coarse stamp all have it still, and the seed spreads them.
+    """What to simulate, without the seed. `trace` is as `read_trace(path, seed=None)` gives it: requests with
+    the same coarse stamp still have it, and the seed spreads them.
     """
 
     fleet: Fleet
@@ -70,13 +70,12 @@ def over_seeds(
 
 
 def simulate_seed(question: SeedsQuestion, item: tuple[int, bool]) -> SeedRun:
-    """Simulate one seed; the flag beside the seed requests its requests.csv."""
+    """Simulate one seed. `item` is the seed, and whether to keep its requests.csv."""
     seed, with_requests = item
     requests = question.traffic_request.of(spread_stamps(question.trace, seed=seed), seed=seed)
     simulated = outcome(question.fleet, requests, question.slo, seed=seed, closed_loop=question.closed_loop)
-    return SeedRun(
-        seed, simulated.summary(), output.requests_csv(simulated.simulation) if with_requests else None
-    )
+    csv = output.requests_csv(simulated.simulation) if with_requests else None
+    return SeedRun(seed, simulated.summary(), csv)
 
 
 def seeds_document(runs: Sequence[SeedRun]) -> output.Document:
@@ -112,26 +111,28 @@ def seeds_document(runs: Sequence[SeedRun]) -> output.Document:
 
 def _slo_document(verdicts: Sequence[output.Document]) -> output.Document:
     """How many seeds keep the SLO, and each of its lines over the seeds."""
-    lines = list(zip(*(verdict["lines"] for verdict in verdicts), strict=True))
+    lines_over_seeds = list(zip(*(verdict["lines"] for verdict in verdicts), strict=True))
     return {
         "kept_by": sum(verdict["holds"] for verdict in verdicts),
         "steady": sum(verdict["is_steady"] for verdict in verdicts),
         "attainment_frac": _interval_document([verdict["attainment_frac"] for verdict in verdicts]),
         "lines": [
             {
-                "limit": of_seeds[0]["limit"],
-                "limit_s": of_seeds[0]["limit_s"],
-                "kept_by": sum(line["holds"] for line in of_seeds),
-                "simulated_s": _interval_document([line["simulated_s"] for line in of_seeds]),
-                "kept_frac": _interval_document([line["kept_frac"] for line in of_seeds]),
+                "limit": lines[0]["limit"],
+                "limit_s": lines[0]["limit_s"],
+                "kept_by": sum(line["holds"] for line in lines),
+                "simulated_s": _interval_document([line["simulated_s"] for line in lines]),
+                "kept_frac": _interval_document([line["kept_frac"] for line in lines]),
             }
-            for of_seeds in lines
+            for lines in lines_over_seeds
         ],
     }
 
 
 def _interval_document(values: Sequence[float | None]) -> dict[str, Any]:
-    """An interval in JSON: ten significant digits, and null for NaN and infinity, which JSON lacks."""
+    """The interval of these values for JSON: ten significant digits, and None for NaN and infinity, which
+    JSON lacks.
+    """
     bounds = interval(values)
     numbers = {
         "mean": bounds.mean,

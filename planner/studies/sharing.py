@@ -1,7 +1,7 @@
 """What one fleet for all classes of an SLO saves against a fleet for each class, found by planning both.
 
-A class by itself has its own requests of the plan's traffic, and of the SLO its own lines and those of all
-requests. Requests of no class, which only lines of all requests are of, have a fleet of their own too.
+A class by itself has its own requests of the plan's traffic. Of the SLO it has its own lines and the lines
+for all requests. Requests of no class, for which only the latter count, have a fleet of their own too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REST = "other requests"
 
 
 def compare_separate_fleets(plan: Plan, study: Study, task: PlanQuestion) -> Plan:
-    """The plan with what sharing saves among what binds, or with what is in the way of knowing it.
+    """The plan with a fact about what sharing saves in `certificate.binding`, or about why that is not known.
 
     Each class has an equal part of the work that a plan may take, so equal questions get equal answers. Two
     classes of an 8B LLM on two GPU types took half as much CPU as the plan itself (0.3 beside 0.7 s on paper,
@@ -50,7 +50,8 @@ def compare_separate_fleets(plan: Plan, study: Study, task: PlanQuestion) -> Pla
 
 
 def say_not_compared(plan: Plan, task: PlanQuestion, trace: Trace, why: str) -> Plan:
-    """The plan, of a question with several classes, with a line that what sharing saves is not known, `why`.
+    """The plan with a fact that separate fleets were not compared, and `why`; unchanged without several
+    classes.
 
     `why` continues "separate fleets", as "of LLMs that share GPUs". `trace` is what the plan is for.
     """
@@ -63,18 +64,18 @@ def say_not_compared(plan: Plan, task: PlanQuestion, trace: Trace, why: str) -> 
 def _compare(
     plan: Plan, study: Study, parts: list[tuple[str, PlanQuestion, Trace]]
 ) -> SharingSaves | NotShared:
+    """What one fleet saves against a fleet for each part; NotShared names the first part without a fleet."""
     fleets: list[ClassAlone] = []
     for name, task, trace in parts:
         study.progress(f"a fleet for {name} alone")
-        alone = study.on_part(trace, study.work_limit_s / len(parts))
+        part_study = study.on_part(trace, study.work_limit_s / len(parts))
         try:
-            fleets.append(ClassAlone(name, alone.ask(task).value))
+            fleets.append(ClassAlone(name, part_study.ask(task).value))
         except (InfeasibleError, OutOfTimeError, InputError):
             return NotShared(name, "")
     separate = sum(fleet.value for fleet in fleets)
-    return SharingSaves(
-        plan.value, separate - plan.value, tuple(fleets), OBJECTIVE_UNITS[parts[0][1].objective]
-    )
+    unit = OBJECTIVE_UNITS[parts[0][1].objective]
+    return SharingSaves(plan.value, separate - plan.value, tuple(fleets), unit)
 
 
 def _separate(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, PlanQuestion, Trace]]:
@@ -82,9 +83,9 @@ def _separate(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, PlanQuest
     selectors = task.slo.selectors
     numbers = class_numbers(selectors, trace)
     for number, selector in ((-1, None), *enumerate(selectors)):
-        of_class = np.flatnonzero(numbers == number)
+        class_requests = np.flatnonzero(numbers == number)
         limits = tuple(limit for limit in task.slo.limits if limit.selector in (None, selector))
-        if not of_class.size or not limits:
+        if not class_requests.size or not limits:
             continue
         slo = Slo(limits, task.slo.attainment_frac, task.slo.every_s)
         alone = replace(
@@ -96,4 +97,4 @@ def _separate(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, PlanQuest
             window=None,
             plans_each_target=False,
         )
-        yield (REST if selector is None else selector.name), alone, trace.select(of_class)
+        yield (REST if selector is None else selector.name), alone, trace.select(class_requests)

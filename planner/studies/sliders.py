@@ -2,7 +2,7 @@
 sliders show.
 
 Each fleet is simulated once for every factor on the traffic and on the step times, and judged by the plan's
-limits times every factor on them. More traffic is the same requests by a faster clock, as in `headroom`.
+limits times every factor on them. More traffic is the same requests in less time, as in `headroom`.
 There is no search, no other draw of the traffic and no loss of a worker: this is what the fleets do on paper.
 """
 
@@ -48,7 +48,7 @@ class SizeVerdicts:
 @dataclass(frozen=True, slots=True)
 class Sliders:
     """Fleets, the cheapest first; `plan` is the index of the plan's own among them. `is_whole` is False if
-    the time limit left some of it without a simulation.
+    the time limit came before some of the simulations.
     """
 
     sizes: tuple[SizeVerdicts, ...]
@@ -68,12 +68,12 @@ def simulate_neighbours(fleet: Fleet, trace: Trace, slo: Slo, *, time_limit_s: f
     order = sorted(range(len(sizes)), key=lambda k: sizes[k].usd_per_h)
     plan_index = next(k for k, size in enumerate(sizes) if size.text == describe(fleet))
     return Sliders(
-        tuple(sizes[k] for k in order),
-        order.index(plan_index),
-        trace.rate_rps,
-        tuple(limit_text(limit) for limit in slo.limits),
-        tuple(limit.percentile_frac for limit in slo.limits),
-        time.monotonic() < until,
+        sizes=tuple(sizes[k] for k in order),
+        plan=order.index(plan_index),
+        rate_rps=trace.rate_rps,
+        limits=tuple(limit_text(limit) for limit in slo.limits),
+        wanted_frac=tuple(limit.percentile_frac for limit in slo.limits),
+        is_whole=time.monotonic() < until,
     )
 
 
@@ -87,7 +87,7 @@ def _neighbour_fleets(fleet: Fleet) -> list[Fleet]:
             replace(pool, count=count) for pool, count in zip(fleet.running_pools, counts, strict=True)
         )
         other = replace(fleet, pools=pools)
-        # A smaller fleet that costs the same, since its nodes are paid whole, is not worth a look.
+        # A smaller fleet may cost the same, where nodes are paid whole: it is left out.
         if factor >= 1 or bill_fleet(other).usd_per_h < own_usd_per_h:
             fleets.setdefault(counts, other)
     return list(fleets.values())
@@ -98,11 +98,13 @@ def _simulate_fleet(fleet: Fleet, traces: Sequence[Trace], slo: Slo, until: floa
     shape = (len(TRAFFIC), len(STEPS), len(LIMITS))
     kept_frac, holds = np.full((*shape, len(slo.limits)), np.nan), np.zeros(shape, dtype=bool)
     for s, factor in enumerate(STEPS):
-        slow = tuple(replace(pool, type=pool.type.with_longer_steps(factor - 1)) for pool in fleet.pools)
+        slower_pools = tuple(
+            replace(pool, type=pool.type.with_longer_steps(factor - 1)) for pool in fleet.pools
+        )
         for t, trace in enumerate(traces):
             if time.monotonic() >= until:
                 break
-            for k, verdict in enumerate(_judge_at_limits(replace(fleet, pools=slow), trace, slo)):
+            for k, verdict in enumerate(_judge_at_limits(replace(fleet, pools=slower_pools), trace, slo)):
                 kept_frac[t, s, k] = [line.kept_frac for line in verdict.lines]
                 holds[t, s, k] = verdict.holds
     return SizeVerdicts(describe(fleet), bill_fleet(fleet).usd_per_h, kept_frac, holds)

@@ -1,14 +1,16 @@
 """How much memory behind the KV caches is worth buying: CPU memory, a disk behind it, or a store for all.
 
-A choice is so much of each tier for every GPU. What comes with a node is free; what is more is added to the
-price of every GPU, so that the search weighs it against GPUs. For each choice that is looked at, the cheapest
-fleet is searched for on paper, as the plan's is. From what comes with a node the sizes are doubled and
-halved, one tier at a time, as long as the whole becomes cheaper. The fleet without any tier is always among
-them, so the answer is never dearer; of equally cheap choices the one with the least memory is taken.
+A choice is a size of each tier for every GPU. What comes with a node is free; the cost of more is added to
+the price of every GPU, so that the search weighs it against GPUs. For each choice that is looked at, the
+cheapest fleet on paper is searched for. From what comes with a node the sizes are doubled and halved, one
+tier at a time, as long as GPUs and tiers together become cheaper. The choice of no tier is always looked at,
+so the answer is never dearer than without; of equally cheap choices the one with the least memory is taken.
 
 The break-even of a tier is the shortest prefix that a worker loads from it sooner than it computes it:
 
-    L tokens * seconds to load a token <= prefill(u + L) - prefill(u after L cached)        u = 16
+    L tokens * seconds to load a token <= prefill(u + L) - prefill(u after L cached)
+
+for a prompt of L cached tokens and u = 16 more, a KV block
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.studies.what_if import Study
 
-SAME_COST = 1e-9  # Costs nearer to each other than this share are equal but for rounding.
+SAME_COST_FRAC = 1e-9  # Costs nearer to each other than this share are equal but for rounding.
 STORE_SIZES_BYTES = (1e12, 4e12, 16e12)
-MEMORY_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of what comes with a node
+# Sizes as multiples of what comes with a node, or of the most there may be where nothing does.
+MEMORY_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 DISK_STEPS = (0.25, 0.5, 1.0)
 
 
@@ -55,9 +58,9 @@ class TierSizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TierAnswer:
-    """The cheapest fleet found with these tiers, None where none was; `usd_per_h` is of GPUs and tiers, of
-    which `tiers_usd_per_h`. Shares are of prompt tokens: found on GPUs, in memory or the store, on disk. A
-    search that is not exhausted was cut short.
+    """The cheapest fleet found with these tiers, None where none was; `usd_per_h` is the cost of GPUs and
+    tiers, `tiers_usd_per_h` that of the tiers alone. Shares are of prompt tokens: found on GPUs, in memory or
+    the store, on disk. A search that is not exhausted was cut short.
     """
 
     sizes: TierSizes
@@ -98,15 +101,15 @@ class TierStudy:
 
 def to_offload(sizes: TierSizes, tiers: Mapping[str, KvTier]) -> KvOffload | None:
     """The setting of a fleet with these tiers, None without any."""
-    of_kind = {tier.kind: tier for tier in tiers.values()}
+    tier_of_kind = {tier.kind: tier for tier in tiers.values()}
     if sizes.store_bytes:
-        return KvOffload(sizes.store_bytes, of_kind["store"].bandwidth_bytes_per_s, is_shared=True)
+        return KvOffload(sizes.store_bytes, tier_of_kind["store"].bandwidth_bytes_per_s, is_shared=True)
     if not sizes.total_bytes:
         return None
-    offload = KvOffload(sizes.memory_bytes, of_kind["memory"].bandwidth_bytes_per_s)
+    offload = KvOffload(sizes.memory_bytes, tier_of_kind["memory"].bandwidth_bytes_per_s)
     if not sizes.disk_bytes:
         return offload
-    bandwidth_bytes_per_s = of_kind["disk"].bandwidth_bytes_per_s
+    bandwidth_bytes_per_s = tier_of_kind["disk"].bandwidth_bytes_per_s
     return replace(offload, disk_bytes=sizes.disk_bytes, disk_bandwidth_bytes_per_s=bandwidth_bytes_per_s)
 
 
@@ -118,8 +121,8 @@ def gpu_usd_per_h(sizes: TierSizes, tiers: Mapping[str, KvTier]) -> float:
 
 def store_usd_per_h(sizes: TierSizes, tiers: Mapping[str, KvTier]) -> float:
     """What the store costs, whatever the fleet."""
-    of_kind = {tier.kind: tier for tier in tiers.values()}
-    return of_kind["store"].usd_per_h(sizes.store_bytes) if sizes.store_bytes else 0.0
+    tier_of_kind = {tier.kind: tier for tier in tiers.values()}
+    return tier_of_kind["store"].usd_per_h(sizes.store_bytes) if sizes.store_bytes else 0.0
 
 
 def with_tiers(task: PlanQuestion, sizes: TierSizes, tiers: Mapping[str, KvTier]) -> PlanQuestion:
@@ -142,18 +145,18 @@ def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) 
     llm = study.catalog.served_llm(task.llm)
     grid = tier_grid(tiers, may_share=is_common(llm, (1, 2)))
     work_s = study.work_limit_s / max(grid.most_answers, 1)
-    known: dict[TierSizes, TierAnswer] = {}
+    answers: dict[TierSizes, TierAnswer] = {}
 
     def answer(sizes: TierSizes) -> TierAnswer:
-        if sizes not in known:
+        if sizes not in answers:
             study.progress(f"KV tiers: {show_sizes(sizes)}")
-            known[sizes] = _answer(study, task, sizes, tiers, work_s)
-        return known[sizes]
+            answers[sizes] = _answer_with_tiers(study, task, sizes, tiers, work_s)
+        return answers[sizes]
 
     with time_limit(study.left_s):
         best = search_sizes(grid, answer)
     if best.fleet is None:
-        is_proved = all(row.is_exhausted for row in known.values())
+        is_proved = all(row.is_exhausted for row in answers.values())
         raise InfeasibleError(
             "no fleet keeps the SLO with any of the KV tiers; `plan` says which limit binds"
             if is_proved
@@ -164,17 +167,19 @@ def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) 
             is_proved=is_proved,
         )
     types = [pool.type for pool in best.fleet.running_pools if pool.role != "decode"]
-    return TierStudy(tuple(known.values()), best, tuple(_break_evens(llm, types, tiers)))
+    return TierStudy(tuple(answers.values()), best, tuple(_break_evens(llm, types, tiers)))
 
 
 @dataclass(frozen=True, slots=True)
 class TierGrid:
-    """The sizes that may be chosen, rising; `memory_at` and `disk_at` are those that come with a node."""
+    """The sizes that may be chosen, rising. `memory_start` is the index of the memory
+    that comes with a node.
+    """
 
     memory_bytes: tuple[float, ...]
     disk_bytes: tuple[float, ...]
     store_bytes: tuple[float, ...]
-    memory_at: int
+    memory_start: int
 
     @property
     def most_answers(self) -> int:
@@ -184,49 +189,49 @@ class TierGrid:
 
 def tier_grid(tiers: Mapping[str, KvTier], *, may_share: bool) -> TierGrid:
     """The sizes that may be chosen of each kind of tier that the catalog has."""
-    of_kind: dict[str, KvTier] = {tier.kind: tier for tier in tiers.values()}
+    tier_of_kind: dict[str, KvTier] = {tier.kind: tier for tier in tiers.values()}
 
     def sizes(kind: str, steps: Sequence[float]) -> tuple[float, ...]:
-        tier = of_kind.get(kind)
+        tier = tier_of_kind.get(kind)
         if tier is None:
             return (0.0,)
         base = tier.free_bytes or tier.most_bytes
         return (0.0, *sorted({step * base for step in steps if step * base <= tier.most_bytes}))
 
     memory = sizes("memory", MEMORY_STEPS)
-    free = of_kind["memory"].free_bytes if "memory" in of_kind else 0.0
-    at = max((i for i, size in enumerate(memory) if size <= free), default=0)
-    store = of_kind.get("store")
+    free_bytes = tier_of_kind["memory"].free_bytes if "memory" in tier_of_kind else 0.0
+    memory_start = max((i for i, size in enumerate(memory) if size <= free_bytes), default=0)
+    store = tier_of_kind.get("store")
     stores = (
         tuple(size for size in STORE_SIZES_BYTES if size <= store.most_bytes) if store and may_share else ()
     )
-    return TierGrid(memory, sizes("disk", DISK_STEPS), stores, at)
+    return TierGrid(memory, sizes("disk", DISK_STEPS), stores, memory_start)
 
 
 def search_sizes(grid: TierGrid, answer: Callable[[TierSizes], TierAnswer]) -> TierAnswer:
-    """The best answer: none at all, then memory and disk in turns from what comes with a node, then stores.
+    """The best answer. No tier is tried first, then memory and disk from what comes with a node, then stores.
 
-    One tier at a time is moved to the next size as long as that is better, up first, then down.
+    Memory and disk are moved to their next sizes in turns as long as that is better, up first, then down.
     """
     best = answer(TierSizes())
     axes = grid.memory_bytes, grid.disk_bytes
-    at = [grid.memory_at, 0]
-    here = answer(TierSizes(axes[0][at[0]], axes[1][at[1]]))
+    indices = [grid.memory_start, 0]
+    current = answer(TierSizes(axes[0][indices[0]], axes[1][indices[1]]))
     moved = True
     while moved:
         moved = False
         for axis, step in ((0, 1), (1, 1), (0, -1), (1, -1)):
-            while 0 <= at[axis] + step < len(axes[axis]):
-                tried = list(at)
-                tried[axis] += step
-                there = answer(TierSizes(axes[0][tried[0]], axes[1][tried[1]]))
-                if not _is_better(there, here):
+            while 0 <= indices[axis] + step < len(axes[axis]):
+                next_indices = list(indices)
+                next_indices[axis] += step
+                candidate = answer(TierSizes(axes[0][next_indices[0]], axes[1][next_indices[1]]))
+                if not _is_better(candidate, current):
                     break
-                at, here, moved = tried, there, True
-    best = here if _is_better(here, best) else best
+                indices, current, moved = next_indices, candidate, True
+    best = current if _is_better(current, best) else best
     for size in grid.store_bytes:
-        there = answer(TierSizes(store_bytes=size))
-        best = there if _is_better(there, best) else best
+        candidate = answer(TierSizes(store_bytes=size))
+        best = candidate if _is_better(candidate, best) else best
     return best
 
 
@@ -234,31 +239,34 @@ def _is_better(one: TierAnswer, other: TierAnswer) -> bool:
     """Cheaper, or as cheap with less memory."""
     if math.isinf(one.usd_per_h) and math.isinf(other.usd_per_h):
         return False
-    if abs(one.usd_per_h - other.usd_per_h) <= SAME_COST * other.usd_per_h:
+    if abs(one.usd_per_h - other.usd_per_h) <= SAME_COST_FRAC * other.usd_per_h:
         return one.sizes.total_bytes < other.sizes.total_bytes
     return one.usd_per_h < other.usd_per_h
 
 
-def _answer(
+def _answer_with_tiers(
     study: Study, task: PlanQuestion, sizes: TierSizes, tiers: Mapping[str, KvTier], work_s: float
 ) -> TierAnswer:
-    """The cheapest fleet on paper with these tiers, of a search that may take `work_s` of its clock."""
+    """The cheapest fleet on paper with these tiers. The search for it may take `work_s` on its own clock."""
     try:
-        problem, best = study.find_paper_fleet(with_tiers(task, sizes, tiers), work_s)
+        problem, fleet_search = study.find_paper_fleet(with_tiers(task, sizes, tiers), work_s)
     except InfeasibleError as error:
-        return TierAnswer(sizes, math.inf, 0.0, is_exhausted=error.is_proved)
-    fleet = problem.oracle.fleet(best.best)
+        return TierAnswer(sizes, usd_per_h=math.inf, tiers_usd_per_h=0.0, is_exhausted=error.is_proved)
+    fleet = problem.oracle.fleet(fleet_search.best)
     simulation = simulate(fleet, problem.trace)
-    store = store_usd_per_h(sizes, tiers)
-    usd_per_h = objective_paid(problem, best.best) + store
+    store_cost_usd_per_h = store_usd_per_h(sizes, tiers)
+    usd_per_h = objective_paid(problem, fleet_search.best) + store_cost_usd_per_h
+    gpu_hit_frac, memory_hit_frac, disk_hit_frac = hit_fracs(simulation)
     return TierAnswer(
-        sizes,
-        usd_per_h,
-        store + fleet.gpus * gpu_usd_per_h(sizes, tiers),
-        fleet,
-        *hit_fracs(simulation),
-        agent_figures(problem.trace, simulation, usd_per_h),
-        best.level0.search.is_exhausted,
+        sizes=sizes,
+        usd_per_h=usd_per_h,
+        tiers_usd_per_h=store_cost_usd_per_h + fleet.gpus * gpu_usd_per_h(sizes, tiers),
+        fleet=fleet,
+        gpu_hit_frac=gpu_hit_frac,
+        memory_hit_frac=memory_hit_frac,
+        disk_hit_frac=disk_hit_frac,
+        agents=agent_figures(problem.trace, simulation, usd_per_h),
+        is_exhausted=fleet_search.level0.search.is_exhausted,
     )
 
 
@@ -273,8 +281,8 @@ def break_even_tokens(worker: WorkerType, token_s: float, most_tokens: int) -> i
     compute before KV_BLOCK_TOKENS more; None where none of up to `most_tokens` does.
     """
     prefix = np.arange(KV_BLOCK_TOKENS, most_tokens - KV_BLOCK_TOKENS, KV_BLOCK_TOKENS, dtype=float)
-    whole = prefix + KV_BLOCK_TOKENS
-    saved_s = idle_prefill_s(worker, whole) - idle_prefill_s(worker, whole, prefix)
+    prompt = prefix + KV_BLOCK_TOKENS
+    saved_s = idle_prefill_s(worker, prompt) - idle_prefill_s(worker, prompt, prefix)
     sooner = np.flatnonzero(prefix * token_s <= saved_s)
     return int(prefix[sooner[0]]) if len(sooner) else None
 
@@ -284,6 +292,7 @@ def _break_evens(llm: Llm, types: Sequence[WorkerType], tiers: Mapping[str, KvTi
     memory = next((tier for tier in tiers.values() if tier.kind == "memory"), None)
     for tier in tiers.values():
         for worker in dict.fromkeys(types):
+            # The time of a token does not depend on the size, for which 1 byte stands.
             offload = KvOffload(1.0, tier.bandwidth_bytes_per_s, is_shared=tier.kind == "store")
             token_s = offload.token_s(llm, worker.tp)
             if tier.kind == "disk" and memory is not None:  # It crosses both links at once.
@@ -296,7 +305,7 @@ def _break_evens(llm: Llm, types: Sequence[WorkerType], tiers: Mapping[str, KvTi
 
 
 def show_sizes(sizes: TierSizes) -> str:
-    """For instance "128 GB of memory and 3,840 GB of disk per GPU"."""
+    """The sizes in words, for instance "128 GB of memory and 3,840 GB of disk per GPU"."""
     if sizes.store_bytes:
         return f"a store of {sizes.store_bytes / 1e9:,.0f} GB"
     parts = [

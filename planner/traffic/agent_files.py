@@ -10,11 +10,11 @@
     multi_turn  `output_length`, and `timestamp` or `delay` [ms] after the answer before; a first turn of role
                 system, with text alone, begins every prompt. Prompts hold all turns before and their answers
 
-Who waits for whom is told by the clock where a file does not say it: a request waits for the last one of its
-agent that had ended, and for those of sub-agents sent out since; the first one of a sub-agent for the last
-one of whoever sent it out. What it waited beyond that is its pause. Requests that overlap their agent's last
-one are parallel to it. Conversations have clocks of their own: all begin at 0, so as many agents are at work
-as there are conversations.
+Where a file does not say which request waits for which, times tell. A request waits for the last request of
+its agent that had ended when it began, and for those of sub-agents sent out since then. The first request of
+a sub-agent waits for the last one of the agent that sent it out. What a request waited beyond that is its
+pause. Requests that overlap their agent's last one are parallel to it. Conversations have clocks of their
+own: all begin at 0, so as many agents are at work as there are conversations.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from planner.traffic.trace import IntArray, Trace
 WEKA, MOONCAKE, TURNS = "weka", "agentic-mooncake", "aiperf-multi-turn"
 MOONCAKE_BLOCK = 512
 TURNS_BLOCK = 16
-BYTES_PER_TOKEN = 4  # of UTF-8 text: what tokenizers make of English, within a quarter; a file has no tokens
-# How conversations begin whose lines may be long:
+# Tokens of texts are estimated from bytes of UTF-8: for English, tokenizers are within a quarter of this.
+BYTES_PER_TOKEN = 4
+# The beginnings of files of conversations, whose lines may be long.
 LONG_LINES = (b'{"id"', b'{"requests"', b'{"models"', b'{"session_id"', b'{"turns"')
 _MOONCAKE_KEYS = {"session_id", "input_length", "output_length"}
 _TEXTS, _MEDIA = ("text", "texts"), ("image", "images", "audio", "audios", "video", "videos")
@@ -46,7 +47,9 @@ _TURN_TIMES = ("timestamp", "delay", "output_length", "extra")
 
 @dataclass(slots=True)
 class _Call:
-    """A request of a conversation: `thread` is its agent, "" the main one."""
+    """A request of a conversation. `thread` is its agent: "" the main one, "/a/b" the sub-agent b of a.
+    `parents` are the requests for which it waits, as indices into all calls of the file.
+    """
 
     thread: str
     start_s: float
@@ -62,7 +65,9 @@ class _Call:
 
 
 def kind_of(first: bytes, sample: Sequence[bytes]) -> str | None:
-    """WEKA, TURNS or MOONCAKE, by the first line or, of the latter, by the first lines; None for others."""
+    """WEKA, TURNS or MOONCAKE; None for other files. Of MOONCAKE more than the first line is needed, as a
+    first turn may have no delay.
+    """
     head = _object_of(first)
     turns = head.get("turns")
     if isinstance(turns, list) and turns and isinstance(turns[0], dict) and _TURN_CONTENT & set(turns[0]):
@@ -85,16 +90,16 @@ def _object_of(line: bytes) -> Mapping[str, Any]:
 
 def read_agent_file(kind: str, path: Path, lines: Iterable[tuple[int, bytes]]) -> Trace:
     """The trace of a file of this kind. Raises TraceError naming file and line for what cannot be read."""
-    read = {WEKA: _weka, MOONCAKE: _mooncake, TURNS: _turns}[kind]
-    conversations = read(path, lines)
+    read_conversations = {WEKA: _weka, MOONCAKE: _mooncake, TURNS: _turns}[kind]
+    conversations = read_conversations(path, lines)
     calls: list[_Call] = []
     owners: list[int] = []
     tasks, block = 0, MOONCAKE_BLOCK
-    for number, (own, own_block) in enumerate(conversations):
-        block = own_block
-        tasks = _link(own, first=len(calls), tasks=tasks)
-        calls += own
-        owners += [number] * len(own)
+    for number, (conversation, block_tokens) in enumerate(conversations):
+        block = block_tokens
+        tasks = _link(conversation, first=len(calls), tasks=tasks)
+        calls += conversation
+        owners += [number] * len(conversation)
     if not calls:
         raise TraceError(f"{path}: holds no request with tokens")
     return _trace(path, kind, calls, np.array(owners), block)
@@ -128,13 +133,14 @@ def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) ->
         start_s = _number(row, "t", here, usual=0.0)
         if isinstance(row.get("requests"), list):
             inner = row["requests"]
-            firsts = [each.get("t", 0.0) for each in inner if isinstance(each, dict)]
-            relative = bool(firsts) and min(firsts) < start_s  # Raw captures count from the marker.
+            times_s = [each.get("t", 0.0) for each in inner if isinstance(each, dict)]
+            # Raw captures count a sub-agent's times from its own entry, others from the conversation's start.
+            is_relative = bool(times_s) and min(times_s) < start_s
             name = f"{thread}/{row.get('agent_id', i)}"
-            yield from _weka_calls(inner, name, start_s if relative else 0.0, here)
+            yield from _weka_calls(inner, name, start_s if is_relative else 0.0, here)
             continue
-        tokens_in, tokens_out = (int(_number(row, key, here)) for key in ("in", "out"))
-        if tokens_in < 1 or tokens_out < 1:
+        input_tokens, output_tokens = (int(_number(row, key, here)) for key in ("in", "out"))
+        if input_tokens < 1 or output_tokens < 1:
             continue  # Requests that failed have no tokens.
         start_s += since_s
         ids = row.get("hash_ids") or []
@@ -142,19 +148,21 @@ def _weka_calls(requests: list[Any], thread: str, since_s: float, where: str) ->
             raise TraceError(f"{here}: hash_ids: expected a list of whole numbers, found {show_value(ids)}")
         kinds = row.get("input_types")
         yield _Call(
-            thread,
-            start_s,
-            start_s + _number(row, "api_time", here, usual=0.0),
-            tokens_in,
-            tokens_out,
-            ids,
-            _number(row, "think_time", here) if "think_time" in row else None,
+            thread=thread,
+            start_s=start_s,
+            end_s=start_s + _number(row, "api_time", here, usual=0.0),
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            ids=ids,
+            think_s=_number(row, "think_time", here) if "think_time" in row else None,
             begins_task=not thread and isinstance(kinds, list) and "tool_result" not in kinds,
         )
 
 
 def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
-    """Turns say what they add: prompts hold all before, and answers have blocks of their own."""
+    """Turns say what they add: their prompts hold all turns before and their answers. Blocks of answers get
+    ids here, as the file has none for them.
+    """
     sessions: dict[str, list[_Call]] = {}
     known: dict[object, int] = {}
     for number, line in lines:
@@ -166,20 +174,24 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[
                 f"{where}: expected {', '.join(sorted(_MOONCAKE_KEYS))}, found {show_value(row)}"
             )
         calls = sessions.setdefault(str(row["session_id"]), [])
-        added, output_tokens = (int(_number(row, key, where)) for key in ("input_length", "output_length"))
-        if added < 1 or output_tokens < 1:
+        added_tokens, output_tokens = (
+            int(_number(row, key, where)) for key in ("input_length", "output_length")
+        )
+        if added_tokens < 1 or output_tokens < 1:
             continue
         before = calls[-1] if calls else None
-        tokens = added + (before.input_tokens + before.output_tokens if before else 0)
+        tokens_before = before.input_tokens + before.output_tokens if before else 0
+        tokens = added_tokens + tokens_before
         ids = list(before.ids) if before else []
         if before:
-            last = (before.input_tokens + before.output_tokens) // MOONCAKE_BLOCK
-            ids += [known.setdefault((id(calls), k), len(known)) for k in range(len(ids), last)]
+            blocks_before = tokens_before // MOONCAKE_BLOCK
+            ids += [known.setdefault((id(calls), k), len(known)) for k in range(len(ids), blocks_before)]
         ids += [known.setdefault(each, len(known)) for each in row.get("hash_ids") or []]
         delay_s = _number(row, "delay", where, usual=0.0) / 1000
         start_s = before.end_s + delay_s if before else _number(row, "timestamp", where, usual=0.0) / 1000
         ids = ids[: -(-tokens // MOONCAKE_BLOCK)]
-        calls.append(_Call("", start_s, start_s, tokens, output_tokens, ids, delay_s if before else None))
+        think_s = delay_s if before else None
+        calls.append(_Call("", start_s, start_s, tokens, output_tokens, ids, think_s))
     for calls in sessions.values():
         if calls:
             yield calls, MOONCAKE_BLOCK
@@ -215,7 +227,7 @@ def _turns(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[lis
             output_tokens = max(int(_number(turn, "output_length", here)), 1)
             texts[session] = texts.get(session, b"") + text
             calls.append(_turn_call(turn, here, calls, texts[session], output_tokens, known))
-            # An answer is not known: it is told apart by its session and place.
+            # The file has no answers, so bytes of a hash, of the session and the turn, stand for each.
             answer = blake2b(f"{session} {len(calls)}".encode(), digest_size=2 * BYTES_PER_TOKEN).digest()
             texts[session] += (answer * output_tokens)[: output_tokens * BYTES_PER_TOKEN]
     for calls in sessions.values():
@@ -273,53 +285,53 @@ def _number(row: Mapping[str, Any], key: str, where: str, *, usual: float | None
 
 
 def _link(calls: list[_Call], *, first: int, tasks: int) -> int:
-    """Say of each call of a conversation whom it waits for, as places in all calls, and which task it is of;
-    the next number of a task.
+    """Set for each call of a conversation which calls it waits for, as indices into all calls of the file,
+    and the number of its task. `first` is the index of the first call, `tasks` the number of the first task.
+    Returns the number after the last task.
     """
     calls.sort(key=lambda call: call.start_s)
-    begun = False
+    has_main_call = False
     for i, call in enumerate(calls):
         ended = [k for k in range(i) if calls[k].end_s <= call.start_s]
-        own = [k for k in ended if calls[k].thread == call.thread]
-        parents = own[-1:]
-        if own:
-            since = calls[own[-1]].start_s
-            last_of = {
+        ended_of_agent = [k for k in ended if calls[k].thread == call.thread]
+        parents = ended_of_agent[-1:]
+        if ended_of_agent:
+            since_s = calls[ended_of_agent[-1]].start_s
+            last_by_sub_agent = {
                 calls[k].thread: k
                 for k in ended
                 if calls[k].thread.rpartition("/")[0] == call.thread
                 and calls[k].thread != call.thread
-                and calls[k].start_s >= since
+                and calls[k].start_s >= since_s
             }
-            parents += last_of.values()
+            parents += last_by_sub_agent.values()
         elif call.thread:
-            above = call.thread.rpartition("/")[0]
-            parents = [k for k in range(i) if calls[k].thread == above and calls[k].end_s <= call.start_s][
-                -1:
-            ]
+            sender = call.thread.rpartition("/")[0]
+            parents = [k for k in ended if calls[k].thread == sender][-1:]
         if call.think_s is None:
             ends_s = max((calls[k].end_s for k in parents), default=call.start_s)
             call.think_s = max(call.start_s - ends_s, 0.0)
         call.parents = [first + k for k in parents]
-        if call.begins_task and begun:
+        if call.begins_task and has_main_call:
             tasks += 1
-        begun = begun or not call.thread
+        has_main_call = has_main_call or not call.thread
         call.task = tasks
     return tasks + 1
 
 
 def _trace(path: Path, kind: str, calls: list[_Call], owners: IntArray, block: int) -> Trace:
-    at_s: list[float] = []
+    """The calls as a trace. Their arrivals are those with answers that take no time."""
+    arrivals_s: list[float] = []
     for call in calls:
-        waits_s = max((at_s[k] for k in call.parents), default=0.0)
-        ready_s = waits_s + (call.think_s or 0.0) if call.parents else call.start_s
-        at_s.append(max(ready_s, call.not_before_s))
-    arrival_s = np.array(at_s)
+        parents_s = max((arrivals_s[k] for k in call.parents), default=0.0)
+        ready_s = parents_s + (call.think_s or 0.0) if call.parents else call.start_s
+        arrivals_s.append(max(ready_s, call.not_before_s))
+    arrival_s = np.array(arrivals_s)
     order = np.lexsort((np.arange(len(calls)), arrival_s))
-    place = np.empty(len(calls), np.int64)
-    place[order] = np.arange(len(calls))
+    row_of = np.empty(len(calls), np.int64)
+    row_of[order] = np.arange(len(calls))
     edges = np.array(
-        [(place[i], place[k]) for i, call in enumerate(calls) for k in call.parents], np.int64
+        [(row_of[i], row_of[k]) for i, call in enumerate(calls) for k in call.parents], np.int64
     ).reshape(-1, 2)
     prompts = [calls[i].ids[: -(-calls[i].input_tokens // block)] for i in order.tolist()]
     offsets = np.concatenate(([0], np.cumsum([len(ids) for ids in prompts])))

@@ -1,4 +1,4 @@
-"""What is doubtful in a trace that can be read: a warning before any answer."""
+"""Warnings about a trace that can be read, but whose times are doubtful."""
 
 from __future__ import annotations
 
@@ -7,29 +7,32 @@ import numpy as np
 from planner.traffic.trace import FloatArray
 from planner.units import show_s
 
-FEWEST_JUDGED, FEWEST_GAPS = 20, 5  # requests of which a long gap, and a very long one, can be judged
+# A long gap is judged among at least FEWEST_JUDGED requests, a very long one among at least FEWEST_GAPS.
+FEWEST_JUDGED, FEWEST_GAPS = 20, 5
 LONG_GAP_S, VERY_LONG_GAP_S = 3600.0, 60.0
-VERY_LONG = 10.0  # times all other gaps together: of 5 random arrivals one in 300 has such a gap
-SLOW_WHOLE_RPS, SLOW_RPS = 1.0, 0.05  # slower, whole numbers or any, a clock may count a finer unit
-FAST_RPS = 1000.0  # faster, a clock of milliseconds may count seconds
-FEWEST_OF_CLOCK = 5
+# A very long gap is this many times all others together. Of 5 random arrivals one in 300 has such a gap.
+VERY_LONG_FACTOR = 10.0
+# At a lower rate a clock may count a finer unit: a clock of whole numbers, and any clock.
+SLOW_WHOLE_RPS, SLOW_RPS = 1.0, 0.05
+FAST_RPS = 1000.0  # At a higher rate a clock of milliseconds may count seconds.
+FEWEST_OF_CLOCK = 5  # The unit of a clock is judged from this many requests on.
 UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6)}
 UNITS |= {"ns": ("nanoseconds", 1e9)}
 
 
 def of_gaps(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
-    """A gap that is longer than all else together is a wrong time, or two logs."""
+    """A warning for a gap longer than all others together: a time may be wrong, or two logs were joined."""
     if len(arrival_s) < FEWEST_GAPS:
         return ()
     gaps_s = np.diff(arrival_s)
     longest = int(gaps_s.argmax())
     gap_s, others_s = float(gaps_s[longest]), float(arrival_s[-1] - arrival_s[0] - gaps_s[longest])
     is_long = len(arrival_s) >= FEWEST_JUDGED and gap_s > max(others_s, LONG_GAP_S)
-    if not is_long and gap_s <= max(VERY_LONG * others_s, VERY_LONG_GAP_S):
+    if not is_long and gap_s <= max(VERY_LONG_FACTOR * others_s, VERY_LONG_GAP_S):
         return ()
-    of_s = gap_s + others_s
-    each, unit = (3600.0, "h") if of_s >= 7200 else (1.0, "s")
-    span = f"{gap_s / each:.1f} {unit} of {of_s / each:.1f} {unit}"
+    total_s = gap_s + others_s
+    unit_s, unit = (3600.0, "h") if total_s >= 7200 else (1.0, "s")
+    span = f"{gap_s / unit_s:.1f} {unit} of {total_s / unit_s:.1f} {unit}"
     return (
         f"{name}: nothing arrives for {span}, after {longest + 1} of {len(arrival_s)} requests: is a time "
         "wrong, or are these two logs?",
@@ -39,7 +42,8 @@ def of_gaps(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
 def of_unit(
     name: str, clock: str, lengths: tuple[str, str], arrival_s: FloatArray, per_s: float
 ) -> tuple[str, ...]:
-    """A clock that counts from zero in a unit that its column does not name, at a rate that fits another.
+    """A warning for a clock whose column names no unit, where the rate fits another unit than the one it is
+    read in.
 
     `per_s` ticks are taken for a second; `lengths` are the columns of input and output tokens.
     """
@@ -52,37 +56,38 @@ def of_unit(
     is_ms = per_s == UNITS["ms"][1]
     others: tuple[str, ...]
     if per_s == 1.0 and rate_rps < (SLOW_WHOLE_RPS if is_whole else SLOW_RPS):
-        taken, others = "seconds", ("ms", "us", "ns")
+        read_as, others = "seconds", ("ms", "us", "ns")
     elif is_ms and (rate_rps > FAST_RPS or not (np.abs(stamps - np.rint(stamps)) < 1e-6).all()):
-        taken, others = "milliseconds", ("s",)
+        read_as, others = "milliseconds", ("s",)
     elif is_ms and rate_rps < SLOW_RPS:
-        taken, others = "milliseconds", ("us", "ns")
+        read_as, others = "milliseconds", ("us", "ns")
     else:
         return ()
     rates_rps = {unit: rate_rps * UNITS[unit][1] / per_s for unit in others}
     likely = [unit for unit in others if SLOW_RPS <= rates_rps[unit] <= FAST_RPS] or [others[0]]
-    meant = ", ".join(
+    rates_text = ", ".join(
         f"if {'it counts ' if unit == likely[0] else ''}{UNITS[unit][0]} these are "
         f"{rates_rps[unit]:.3g} requests/s"
         for unit in likely
     )
     or_another = "".join(f" (or {clock}:{unit})" for unit in likely[1:])
     return (
-        f"{name}: column {clock} is read as {taken}: {len(arrival_s)} requests in {show_s(span_s)}, "
-        f"{rate_rps:.3g} requests/s; {meant}: say --map "
+        f"{name}: column {clock} is read as {read_as}: {len(arrival_s)} requests in {show_s(span_s)}, "
+        f"{rate_rps:.3g} requests/s; {rates_text}: say --map "
         f"arrival={clock}:{likely[0]},input={lengths[0]},output={lengths[1]}{or_another}, or traffic: map in "
         "slo.yaml",
     )
 
 
 def of_steps_back(name: str, clock: str, ticks: FloatArray) -> tuple[str, ...]:
-    """Rows that are sorted although they stand far from where their time belongs."""
+    """A warning for rows that stand far from where their time belongs; they are sorted all the same."""
     latest = np.maximum.accumulate(ticks)
     far = np.flatnonzero(latest - ticks > (latest[-1] - ticks.min()) / 2)
     if not far.size or len(ticks) < FEWEST_GAPS:
         return ()
-    at = int(far[0])
+    first = int(far[0])
     return (
-        f"{name}: column {clock} steps back from {latest[at]:.15g} to {ticks[at]:.15g} at request {at + 1} "
-        f"of {len(ticks)}, more than half of the trace: it is sorted by time; is that time wrong?",
+        f"{name}: column {clock} steps back from {latest[first]:.15g} to {ticks[first]:.15g} at request "
+        f"{first + 1} of {len(ticks)}, more than half of the trace: it is sorted by time; is that time "
+        "wrong?",
     )

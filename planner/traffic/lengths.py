@@ -1,7 +1,9 @@
-"""Lengths of requests as people know them: a mean, percentiles, a histogram.
+"""Distributions of lengths of requests, in the forms in which people know them: a mean, percentiles, a
+histogram.
 
-Every kind gives lengths for standard normal scores: a score of 0 is the median, one of 1.645 the 95th
-percentile. So two lengths that hang together are drawn from two scores that do.
+Each gives the lengths that belong to standard normal scores: a score of 0 is the median, one of 1.645 the
+95th percentile. So correlated lengths, such as those of a prompt and its answer, are drawn from correlated
+scores.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ import numpy as np
 from planner.errors import InputError
 from planner.traffic.trace import MAX_TOKENS, FloatArray, IntArray
 
+# Means are sums over these scores, weighted by the normal density.
 _SCORES = np.linspace(-6.0, 6.0, 4001)
 _WEIGHTS = np.exp(-(_SCORES**2) / 2)
 _WEIGHTS /= _WEIGHTS.sum()
-STEEPEST = 4.0  # of a tail, in logarithms of tokens per standard deviation
-BEND = 60.0  # of what lies between two percentiles, where a mean asks for the lower or the upper end
+STEEPEST = 4.0  # The steepest slope of a tail, in logarithms of tokens per standard deviation.
+# The largest exponent by which lengths between two percentiles are bent towards the lower end, and by its
+# inverse towards the upper end, to reach a given mean.
+MOST_BEND = 60.0
 
 
 def _tokens(lengths: FloatArray) -> IntArray:
@@ -29,13 +34,14 @@ def _tokens(lengths: FloatArray) -> IntArray:
     return tokens
 
 
-def _over_scores(tokens: FloatArray) -> float:
+def _mean_over_scores(tokens: FloatArray) -> float:
+    """The mean of tokens given for each of _SCORES."""
     return float(tokens @ _WEIGHTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Every request the same."""
+    """The same length for every request."""
 
     tokens: int
 
@@ -75,7 +81,7 @@ class LengthHistogram:
     @property
     def mean_tokens(self) -> float:
         edges, counts = np.array(self.edges_tokens), np.array(self.counts)
-        return float((edges[1:] + edges[:-1] + 1) @ counts / (2 * counts.sum()))  # whole tokens: rounded up
+        return float((edges[1:] + edges[:-1] + 1) @ counts / (2 * counts.sum()))  # Lengths are rounded up.
 
     def of_scores(self, scores: FloatArray) -> IntArray:
         from scipy.special import ndtr  # Imported late: it takes a tenth of a second.
@@ -92,9 +98,9 @@ class LengthHistogram:
 class Percentiles:
     """`tokens[i]` is the `fracs[i]` quantile; between two the logarithm of the length is linear in the score.
 
-    Below the first percentile the first slope goes on, above the last one a slope that gives the mean where
-    that is known; where no slope does, what lies between percentiles is bent towards their shorter or longer
-    ends. No request is longer than `most_tokens`. 0 means that nobody said.
+    Below the first percentile the first slope goes on. Above the last one the slope is chosen that gives the
+    mean, if a mean is given. If no slope does, lengths between percentiles are bent towards their shorter or
+    longer ends. No request is longer than `most_tokens`. For both, 0 means that none is given.
     """
 
     fracs: tuple[float, ...]
@@ -104,11 +110,11 @@ class Percentiles:
 
     @property
     def mean_tokens(self) -> float:
-        return _over_scores(_curve(self)(_SCORES))
+        return _mean_over_scores(_curve(self)(_SCORES))
 
     def check(self) -> None:
         """Raise InputError where the mean cannot be, with what the percentiles allow; no curve is fitted."""
-        normal = NormalDist().inv_cdf  # of the standard library: a catalog is read by every command
+        normal = NormalDist().inv_cdf  # Not scipy's, as every command reads a catalog.
         scores, logs = np.array([normal(frac) for frac in self.fracs]), np.log(self.tokens)
         if len(scores) == 1:
             _sigma(float(scores[0]), float(logs[0]), self.given_mean_tokens)
@@ -121,7 +127,7 @@ class Percentiles:
     def scaled(self, factor: float) -> Percentiles:
         return Percentiles(
             self.fracs,
-            tuple(each * factor for each in self.tokens),
+            tuple(tokens * factor for tokens in self.tokens),
             self.given_mean_tokens * factor,
             self.most_tokens * factor,
         )
@@ -139,36 +145,39 @@ def _curve(percentiles: Percentiles) -> Callable[[FloatArray], FloatArray]:
     mean = percentiles.given_mean_tokens
     if len(scores) == 1:
         sigma = _sigma(float(scores[0]), float(logs[0]), mean)
-        return _tail(scores, logs, sigma, sigma, 1.0, percentiles.most_tokens)
+        return _curve_through(scores, logs, sigma, sigma, 1.0, percentiles.most_tokens)
     slopes = np.diff(logs) / np.diff(scores)
     mean_of = _mean_of(percentiles, scores, logs)
     steep, bend = float(slopes[-1]), 1.0
     if mean:
         _check_mean(percentiles, mean_of)
         if mean < mean_of(0.0, 1.0):
-            steep, bend = 0.0, _solve_rising(lambda each: -mean_of(0.0, each), -mean, 1.0, BEND)
+            steep, bend = 0.0, _solve_rising(lambda bend: -mean_of(0.0, bend), -mean, 1.0, MOST_BEND)
         elif mean <= mean_of(STEEPEST, 1.0):
-            steep = _solve_rising(lambda each: mean_of(each, 1.0), mean, 0.0, STEEPEST)
+            steep = _solve_rising(lambda slope: mean_of(slope, 1.0), mean, 0.0, STEEPEST)
         else:
-            steep, bend = STEEPEST, _solve_rising(lambda each: mean_of(STEEPEST, 1 / each), mean, 1.0, BEND)
-            bend = 1 / bend
-    return _tail(scores, logs, float(slopes[0]), steep, bend, percentiles.most_tokens)
+            steep = STEEPEST
+            bend = 1 / _solve_rising(lambda inverse: mean_of(STEEPEST, 1 / inverse), mean, 1.0, MOST_BEND)
+    return _curve_through(scores, logs, float(slopes[0]), steep, bend, percentiles.most_tokens)
 
 
 def _mean_of(
     percentiles: Percentiles, scores: FloatArray, logs: FloatArray
 ) -> Callable[[float, float], float]:
-    """The mean by the last slope and the bend."""
+    """A function that gives the mean for a slope above the last percentile and a bend."""
     first = float((logs[1] - logs[0]) / (scores[1] - scores[0]))
 
     def mean_of(steep: float, bend: float) -> float:
-        return _over_scores(_tail(scores, logs, first, steep, bend, percentiles.most_tokens)(_SCORES))
+        return _mean_over_scores(
+            _curve_through(scores, logs, first, steep, bend, percentiles.most_tokens)(_SCORES)
+        )
 
     return mean_of
 
 
 def _check_mean(percentiles: Percentiles, mean_of: Callable[[float, float], float]) -> None:
-    least, most = mean_of(0.0, BEND), mean_of(STEEPEST, 1 / BEND)
+    """Raise InputError for a mean that no slope and bend give."""
+    least, most = mean_of(0.0, MOST_BEND), mean_of(STEEPEST, 1 / MOST_BEND)
     if not least <= percentiles.given_mean_tokens <= most:
         raise InputError(
             f"mean: {percentiles.given_mean_tokens:g} tokens cannot be with these percentiles"
@@ -177,20 +186,24 @@ def _check_mean(percentiles: Percentiles, mean_of: Callable[[float, float], floa
         )
 
 
-def _tail(
+def _curve_through(
     scores: FloatArray, logs: FloatArray, first: float, last: float, bend: float, most_tokens: float
 ) -> Callable[[FloatArray], FloatArray]:
-    def tokens(at: FloatArray) -> FloatArray:
-        below = np.clip(np.searchsorted(scores, at, side="right") - 1, 0, max(len(scores) - 2, 0))
+    """Tokens by score: through percentiles at `scores` with the logarithms `logs`, bent between them; with
+    the slopes `first` below and `last` above.
+    """
+
+    def tokens(at_scores: FloatArray) -> FloatArray:
+        below = np.clip(np.searchsorted(scores, at_scores, side="right") - 1, 0, max(len(scores) - 2, 0))
         if len(scores) > 1:
-            part = np.clip((at - scores[below]) / (scores[below + 1] - scores[below]), 0.0, 1.0)
+            part = np.clip((at_scores - scores[below]) / (scores[below + 1] - scores[below]), 0.0, 1.0)
             log_tokens = logs[below] + (logs[below + 1] - logs[below]) * part**bend
         else:
-            log_tokens = np.full(len(at), logs[0])
+            log_tokens = np.full(len(at_scores), logs[0])
         log_tokens = (
             log_tokens
-            + first * bend * np.minimum(at - scores[0], 0.0)
-            + last * np.maximum(at - scores[-1], 0)
+            + first * bend * np.minimum(at_scores - scores[0], 0.0)
+            + last * np.maximum(at_scores - scores[-1], 0)
         )
         return np.asarray(np.exp(np.clip(log_tokens, 0.0, math.log(most_tokens or MAX_TOKENS))))
 
@@ -198,20 +211,19 @@ def _tail(
 
 
 def _sigma(score: float, log: float, mean: float) -> float:
-    """The sigma of the lognormal with this mean and one percentile q: ln mean - ln q = sigma^2 / 2 - score *
-    sigma.
+    """The sigma of the lognormal with this mean and one percentile q, by its score: the smaller root of
+    ln mean - ln q = sigma^2 / 2 - score * sigma that is a possible slope.
     """
-    inside = score**2 + 2 * (math.log(mean) - log)
-    roots = [score - math.sqrt(inside), score + math.sqrt(inside)] if inside >= 0 else []
-    if not (kept := [root for root in roots if 0 <= root <= STEEPEST]):
+    radicand = score**2 + 2 * (math.log(mean) - log)
+    roots = [score - math.sqrt(radicand), score + math.sqrt(radicand)] if radicand >= 0 else []
+    if not (possible := [root for root in roots if 0 <= root <= STEEPEST]):
         least = math.exp(log - max(score, 0.0) ** 2 / 2)
         most = math.exp(log + STEEPEST**2 / 2 - score * STEEPEST)
         raise InputError(
             f"mean: {mean:g} tokens cannot be with this percentile alone, which allows "
-            f"{math.ceil(round(least, 3))} to "
-            f"{max(most, math.exp(log)):.0f}; give more percentiles"
+            f"{math.ceil(round(least, 3))} to {max(most, math.exp(log)):.0f}; give more percentiles"
         )
-    return min(kept)
+    return min(possible)
 
 
 def _solve_rising(value: Callable[[float], float], wanted: float, low: float, high: float) -> float:

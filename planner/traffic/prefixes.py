@@ -1,14 +1,15 @@
-"""What the prompts of a trace share: its prefix tree, what a cache of any size would spare, and for how long.
+"""What the prompts of a trace share: its prefix tree, the tokens that a cache of any size would spare, and
+the time between uses of a block.
 
-A node of the tree is a run of blocks that the same requests use; requests part, or end, after it. Nodes are
+A node of the tree is a run of blocks that the same requests use; after it some of them part or end. Nodes are
 numbered by first use, so a parent stands before its children.
 
 Hit ratios are those of one LRU cache of blocks filled on arrival, where a block counts only if all before it
-in its prompt hit. A request touches its last block first and its first one last, as engines free blocks, so a
-parent is never older than its child and LRU evicts leaves. The cache is then a stack: a block hits at every
-size beyond its stack distance, the number of distinct blocks used since (Mattson et al. 1970), and one pass
-gives the curve for all sizes. All blocks of a path that were last used together lie together in the stack; so
-a Fenwick tree over requests, not over blocks, finds the distances.
+in its prompt hit. A request touches its last block first and its first one last, as engines do when they free
+blocks. So a parent was never used longer ago than its child, and LRU evicts leaves. The cache is then a
+stack: a block hits at every size beyond its stack distance, the number of distinct blocks used since (Mattson
+et al. 1970), and one pass gives the curve for all sizes. All blocks of a path that were last used together
+lie together in the stack; so a Fenwick tree over requests, not over blocks, finds the distances.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ Int32Array = npt.NDArray[np.int32]
 compiled = cached_jit(nogil=True)
 
 GAP_PERCENTILES = (10, 50, 90, 99)
-WINDOW_S = 180.0
-MOST_LOOKED_AT = 5_000_000  # block ids of a trace, where a share is enough: a second
+WINDOW_S = 180.0  # The length of the windows of which the working sets are counted.
+# So many block ids of a trace suffice for a share of tokens; reading them takes a second.
+MOST_IDS_READ = 5_000_000
 CACHE_TOKENS = tuple(digit * 10**power for power in (5, 6, 7) for digit in (1, 2, 3, 5))
 
 
@@ -105,7 +107,9 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HitCurve:
-    """Tokens that hit in LRU caches of 0, 1, 2, ... blocks, `hit_tokens` (D,); larger hit as the last."""
+    """Tokens that hit in LRU caches of 0, 1, 2, ... blocks, `hit_tokens` (D,); larger caches hit as much as
+    the last one.
+    """
 
     block_tokens: int
     input_tokens: int
@@ -148,9 +152,9 @@ def block_uses(trace: Trace) -> Blocks:
 
 def alike_tokens_frac(trace: Trace) -> float:
     """The share of input tokens in blocks that stood at the same place of an earlier prompt: what one prefix
-    cache without end would find. Of long traces the first MOST_LOOKED_AT block ids count.
+    cache without end would find. Of long traces the first MOST_IDS_READ block ids count.
     """
-    within = int(np.searchsorted(trace.prefix_offsets, MOST_LOOKED_AT, "right")) - 1
+    within = int(np.searchsorted(trace.prefix_offsets, MOST_IDS_READ, "right")) - 1
     if within < len(trace):
         trace = trace.select(np.arange(max(within, 1)))
     blocks = block_uses(trace)
@@ -163,14 +167,15 @@ def prefix_tree(blocks: Blocks) -> PrefixTree:
     node, parent = blocks.node, blocks.parent
     requests = np.bincount(node, minlength=len(parent))
     is_head = (parent < 0) | (requests != requests[parent])
-    # a block that is no head was first used right after its parent, so it has the number after its parent's
+    # The first block of a node of the tree is its head. Any other block was first used right after its
+    # parent, so its number follows its parent's, and counting heads numbers the nodes of the tree.
     merged = np.cumsum(is_head) - 1
     heads = np.flatnonzero(is_head)
     tokens = np.zeros(len(parent), np.int32)
     np.maximum.at(tokens, node, blocks.tokens)
     owner = blocks.owner
     depth, first = np.zeros(len(parent), np.int64), np.zeros(len(parent), np.int64)
-    backwards = slice(None, None, -1)  # of several uses the first one is written last
+    backwards = slice(None, None, -1)  # Of several uses of a block the first one is written last, and stays.
     depth[node] = np.arange(len(node)) - blocks.offsets[owner]
     first[node[backwards]] = owner[backwards]
     size = int(tokens.max(initial=0))
@@ -194,11 +199,11 @@ def stack_distances(offsets: IntArray, node: Int32Array, nodes: int) -> Reuse:
     return Reuse(previous, distance)
 
 
-def hit_curve(trace: Trace, tokens: npt.NDArray[Any], used: Reuse) -> HitCurve:
+def hit_curve(trace: Trace, tokens: npt.NDArray[Any], reuse: Reuse) -> HitCurve:
     """Hits by cache size for one LRU cache that all requests share. `tokens` (m,) is what each use of a block
     is worth: its tokens, or another weight.
     """
-    return HitCurve(trace.prefix_block_tokens, int(trace.input_tokens.sum()), _hit_tokens(tokens, used))
+    return HitCurve(trace.prefix_block_tokens, int(trace.input_tokens.sum()), _hit_tokens(tokens, reuse))
 
 
 def round_robin_curve(trace: Trace, replicas: int) -> HitCurve:
@@ -219,20 +224,20 @@ def round_robin_curve(trace: Trace, replicas: int) -> HitCurve:
     return HitCurve(trace.prefix_block_tokens, int(trace.input_tokens.sum()), hits)
 
 
-def _hit_tokens(tokens: npt.NDArray[Any], used: Reuse) -> FloatArray:
-    is_hit = used.distance >= 0
-    at = np.bincount(used.distance[is_hit] + 1, weights=tokens[is_hit], minlength=1)
-    return np.asarray(np.cumsum(at), dtype=np.float64)
+def _hit_tokens(tokens: npt.NDArray[Any], reuse: Reuse) -> FloatArray:
+    is_hit = reuse.distance >= 0
+    tokens_by_blocks = np.bincount(reuse.distance[is_hit] + 1, weights=tokens[is_hit], minlength=1)
+    return np.asarray(np.cumsum(tokens_by_blocks), dtype=np.float64)
 
 
-def working_set_tokens(trace: Trace, blocks: Blocks, used: Reuse, window_s: float = WINDOW_S) -> FloatArray:
+def working_set_tokens(trace: Trace, blocks: Blocks, reuse: Reuse, window_s: float = WINDOW_S) -> FloatArray:
     """Distinct tokens used in each whole window from the first arrival on; (windows,), at least one."""
     if not window_s > 0:
         raise InputError(f"window: expected more than 0 s, found {window_s}")
-    at = ((trace.arrival_s - trace.arrival_s[0]) // window_s).astype(np.int64)
-    window = at[blocks.owner]
-    is_first = (used.previous < 0) | (at[used.previous] != window)
-    tokens = np.bincount(window[is_first], weights=blocks.tokens[is_first], minlength=int(at[-1]) + 1)
+    window_of = ((trace.arrival_s - trace.arrival_s[0]) // window_s).astype(np.int64)
+    window = window_of[blocks.owner]
+    is_first = (reuse.previous < 0) | (window_of[reuse.previous] != window)
+    tokens = np.bincount(window[is_first], weights=blocks.tokens[is_first], minlength=int(window_of[-1]) + 1)
     return np.asarray(tokens[: max(int(trace.duration_s // window_s), 1)], dtype=np.float64)
 
 
@@ -293,18 +298,20 @@ class PrefixSummary:
 def summarise_prefixes(
     trace: Trace, *, window_s: float = WINDOW_S, workers: tuple[int, ...] = (4, 8, 16)
 ) -> PrefixSummary:
-    """All of the above; raises TraceError without block ids."""
+    """Summarise what the prompts of a trace share; raises TraceError without block ids."""
     blocks = block_uses(trace)
     tree = prefix_tree(blocks)
-    used = stack_distances(blocks.offsets, blocks.node, len(blocks.parent))
-    curve = hit_curve(trace, blocks.tokens, used)
-    is_hit = used.previous >= 0
-    gap_s = trace.arrival_s[blocks.owner[is_hit]] - trace.arrival_s[used.previous[is_hit]]
-    sets = working_set_tokens(trace, blocks, used, window_s)
-    key = tree.key_nodes()[tree.end[tree.end >= 0]]
+    reuse = stack_distances(blocks.offsets, blocks.node, len(blocks.parent))
+    curve = hit_curve(trace, blocks.tokens, reuse)
+    is_hit = reuse.previous >= 0
+    gap_s = trace.arrival_s[blocks.owner[is_hit]] - trace.arrival_s[reuse.previous[is_hit]]
+    sets = working_set_tokens(trace, blocks, reuse, window_s)
+    has_blocks = tree.end >= 0
+    key_nodes = tree.key_nodes()[tree.end[has_blocks]]
     key_frac = np.zeros(len(trace))
-    key_frac[tree.end >= 0] = tree.tokens[key] / trace.input_tokens[tree.end >= 0]
-    shared_keys = np.unique(key)[tree.requests[np.unique(key)] > 1]
+    key_frac[has_blocks] = tree.tokens[key_nodes] / trace.input_tokens[has_blocks]
+    distinct_keys = np.unique(key_nodes)
+    shared_keys = distinct_keys[tree.requests[distinct_keys] > 1]
     owner, n = blocks.owner, len(trace)
     hit_tokens = np.bincount(owner, weights=blocks.tokens * is_hit, minlength=n)
     is_shared_use = np.bincount(blocks.node)[blocks.node] > 1
@@ -335,7 +342,7 @@ def summarise_prefixes(
         shared_frac=MeanAndDeviation.of(shared_tokens / trace.input_tokens),
         key_frac=MeanAndDeviation.of(key_frac),
         key_requests=MeanAndDeviation.of(tree.requests[shared_keys]),
-        reuse_gap_s=dict(zip(GAP_PERCENTILES, percentiles, strict=False)),
+        reuse_gap_s=dict(zip(GAP_PERCENTILES, percentiles, strict=False)),  # Without hits there are none.
         window_s=window_s,
         working_set_tokens=MeanAndDeviation.of(sets),
         largest_working_set_tokens=float(sets.max()),

@@ -72,7 +72,8 @@ def random_rule(rng: np.random.Generator, most: int = 12) -> LoadRule:
 
 def value(expression: str, known: dict[tuple[str, str], float], told: dict[str, float]) -> float:
     """A rule over traffic that stays as it is, as Prometheus computes it: `known` was recorded before, `told`
-    are vLLM's counters per second and the prompts that wait."""
+    are vLLM's counters per second and the prompts that wait.
+    """
     python = re.sub(r"sum\(rate\((vllm:\w+)\{[^}]*\}\[\d+s\]\)\)", r'told["\1"]', expression)
     python = re.sub(
         r"sum\(vllm:num_requests_waiting\{[^}]*\}\) - count\(count by \(pod\) \([^)]*\)\)",
@@ -194,7 +195,8 @@ def test_nodes_are_filled_as_they_were_simulated(seed: int) -> None:
 def test_spans_and_windows_of_the_rules() -> None:
     """Looks every 20 s make a span of 15 s one of 20 s, as in the controller; two scrapes as far apart are in
     35 s. Start-up 120 s and a look: the highest rate from now to 140 s ahead, a season of 10 h before;
-    that of now half a bucket of 300 s later than a season ago."""
+    that of now half a bucket of 300 s later than a season ago.
+    """
     told = {
         record: expr
         for record, _, expr in written(
@@ -235,7 +237,8 @@ def table_of_one() -> CapacityTable:
 
 def bursts(seed: int) -> tuple[Any, Any]:
     """Requests and mean prompts of 160 spans of 15 s: 8 requests/s, thrice that in one span of twelve,
-    prompts of 300 to 700 tokens."""
+    prompts of 300 to 700 tokens.
+    """
     rng = np.random.default_rng(seed)
     requests = np.full(160, 120) + rng.integers(-20, 20, 160)
     requests[5::12] += 240
@@ -245,7 +248,8 @@ def bursts(seed: int) -> tuple[Any, Any]:
 def computed(text: str, series: dict[str, Any], queries: Sequence[str], folder: Path) -> list[float]:
     """What Prometheus' own promtool makes of the queries at the end of `series`, a value every 15 s.
 
-    There scrapes and rules have the same times: a range shorter by 1 s holds what it holds elsewhere."""
+    There scrapes and rules have the same times: a range shorter by 1 s holds what it holds elsewhere.
+    """
     rules = re.sub(r"\[(\d+)s(?=:|\])", lambda found: f"[{int(found[1]) - 1}s", text)
     (found,) = documents(rules)
     (folder / "rules.yaml").write_text(yaml.safe_dump(found["spec"]))
@@ -271,7 +275,8 @@ def computed(text: str, series: dict[str, Any], queries: Sequence[str], folder: 
 @pytest.mark.parametrize("name", ["mixed", "pairs"])
 def test_prometheus_sees_the_load_that_was_simulated(name: str, tmp_path: Path) -> None:
     """Bursts and prompts that change: the load of prefill workers is the same, that of workers that decode
-    within 10 %: the context of a token is the window's mean, in the controller that of its span."""
+    within 10 %: the context of a token is the window's mean, in the controller that of its span.
+    """
     roles = ROLES[name]
     rule = LoadRule((0.5,), 3.0, 15.0, 600.0)
     own = deployment(roles, engines=(ENGINE,) * len(roles), rules=(rule,) * len(roles))
@@ -281,7 +286,7 @@ def test_prometheus_sees_the_load_that_was_simulated(name: str, tmp_path: Path) 
         lengths = {"input_tokens": [prompt] * len(roles), "output_tokens": [100.0] * len(roles)}
         arrived = [count, 0][: len(roles)]
         controller.sizes(reading(15.0 * (k + 1), ready=[1] * len(roles), arrived=arrived, **lengths))
-    simulated = [peak_load(np.array([work for _, work in each.spans])) for each in controller.work]
+    simulated = [peak_load(np.array([work for _, work in each.spans])) for each in controller.recent_work]
     files = autoscaling.render(FLEETS[name], 5000, "kubernetes", exported(name, own))
     pools = list(dict.fromkeys(pool for _, pool, _ in rules_in(files) if pool))
     spans = [re.search(r"quantile_over_time\(.*?\]\)", e) for r, _, e in rules_in(files) if r == by_load.LOAD]

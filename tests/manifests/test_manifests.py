@@ -239,7 +239,7 @@ def test_a_worker_must_fill_its_nodes() -> None:
 def test_quantised_kv_is_asked_for_only_where_the_plan_counts_on_it() -> None:
     """8-bit weights leave KV in 16 bits, unless the plan counts 8; 4 bits vLLM has not."""
     dtypes = {
-        kv: engine_command.settings(f.pools[0], f, 5000)["kv-cache-dtype"]
+        kv: engine_command.engine_flags(f.pools[0], f, 5000)["kv-cache-dtype"]
         for kv in (1.0, 2.0)
         for f in [quantised(kv)]
     }
@@ -251,7 +251,9 @@ def test_quantised_kv_is_asked_for_only_where_the_plan_counts_on_it() -> None:
 @pytest.mark.parametrize(("threshold", "told"), [(0, None), (512, 512), (6000, None)])
 def test_a_limit_on_chunks_is_told_where_prompts_can_be_longer(threshold: int, told: int | None) -> None:
     fleet = replace(FLEETS["mixed"], policies=Policies(long_prefill_token_threshold=threshold))
-    assert engine_command.settings(fleet.pools[0], fleet, 5000).get("long-prefill-token-threshold") == told
+    assert (
+        engine_command.engine_flags(fleet.pools[0], fleet, 5000).get("long-prefill-token-threshold") == told
+    )
 
 
 def test_scripts_start_what_the_plan_says(tmp_path: Path) -> None:
@@ -407,7 +409,7 @@ def test_amd_gpus_get_their_image_resource_and_label() -> None:
 def test_workers_fill_nodes_without_waste() -> None:
     """4 x 2 and 3 x 1 GPUs of a node with 8: 8 + 3 GPUs, two nodes."""
     fleet = Fleet(LLM, (a_pool("a", "mixed", "h100-80g", 1, 3), a_pool("b", "mixed", "h100-80g", 2, 4)))
-    nodes = engine_command.place(fleet)
+    nodes = engine_command.place_on_nodes(fleet)
     assert [sum(len(w.devices) for w in node.workers) for node in nodes] == [8, 3]
 
 
@@ -539,4 +541,4 @@ def test_a_drafters_name_that_no_command_line_carries_is_refused() -> None:
     drafts = replace(kind.speculation, model="--trust-remote-code")
     pools = (replace(fleet.pools[0], type=replace(kind, speculation=drafts)),)
     with pytest.raises(InputError, match="expected a name such as"):
-        engine_command.settings(pools[0], replace(fleet, pools=pools), 5000)
+        engine_command.engine_flags(pools[0], replace(fleet, pools=pools), 5000)

@@ -41,7 +41,8 @@ def by_type(rates: dict[tuple[int, int], float]) -> distserve_search.Measure:
 
 def test_algorithm_1_takes_each_phase_by_its_rate_per_gpu() -> None:
     """Prefill 2 on one GPU, 5 on two: 2.5 each, the two; decode 3 and 4: the one. 11 requests/s: ceil(11 / 5)
-    = 3 and ceil(11 / 3) = 4."""
+    = 3 and ceil(11 / 3) = 4.
+    """
     types = [instance(1), instance(2)]
     found = distserve_search.high_affinity(
         SETTING, types, types, 11.0, by_type({(1, 1): 2.0, (2, 1): 5.0}), by_type({(1, 1): 3.0, (2, 1): 4.0})
@@ -60,7 +61,8 @@ def test_a_whole_number_of_instances_is_not_rounded_up() -> None:
 
 def test_algorithm_2_keeps_a_stage_of_both_in_a_node() -> None:
     """Four GPUs a node. One stage: 1 + 1, 1 + 2, 2 + 1, 2 + 2. The pipelines of two stages take 2 GPUs a node
-    each on two nodes: 4 + 4 on eight. Not 1 + the pipeline, whose stages would have nothing beside them."""
+    each on two nodes: 4 + 4 on eight. Not 1 + the pipeline, whose stages would have nothing beside them.
+    """
     types = [instance(1), instance(2), instance(2, 2)]
     for nodes, pairs in ((1, 4), (2, 5)):
         found = distserve_search.low_affinity(
@@ -115,13 +117,14 @@ def test_a_search_of_phases_needs_a_limit_on_each() -> None:
 @pytest.mark.parametrize("rate_rps", [6.0, 11.0, 15.0])
 def test_free_counts_are_those_of_all_fleets(rate_rps: float) -> None:
     """A prompt takes a step of 0.4 s or 0.15 s (on two GPUs), a token 0.1 s or 0.06 s, four at once: some 5
-    requests/s an instance. Every smaller fleet is simulated; none holds."""
+    requests/s an instance. Every smaller fleet is simulated; none holds.
+    """
     prefills = [instance(1, step_s=0.4), instance(2, step_s=0.15)]
     decodes = [instance(1, step_s=0.1), instance(2, step_s=0.06)]
     slo = Slo((Limit("ttft", 0.9, 1.0), Limit("tpot", 0.9, 0.3)))
     lengths = Trace("made", np.arange(3.0), np.array([10, 20, 30]), np.array([4, 8, 12]))
     rules = distserve_search.steady_rules(slo, poisson_traffic(lengths), seeds=1)
-    start = distserve_search.pair(SETTING, prefills[0], decodes[0])
+    start = distserve_search.pair_fleet(SETTING, prefills[0], decodes[0])
     found = distserve_search.free_counts(SETTING, prefills, decodes, rate_rps, rules, start)
     assert rules.whole.carries(found, rate_rps)
     fewer = distserve_search.smaller_neighbours(found, rules.whole, rate_rps)
@@ -130,7 +133,7 @@ def test_free_counts_are_those_of_all_fleets(rate_rps: float) -> None:
     smaller = [
         fleet
         for p, d, n, m in itertools.product(prefills, decodes, counts, counts)
-        if (fleet := distserve_search.pair(SETTING, p, d, counts=(n, m))).gpus < found.gpus
+        if (fleet := distserve_search.pair_fleet(SETTING, p, d, counts=(n, m))).gpus < found.gpus
     ]
     assert smaller and not any(rules.whole.carries(fleet, rate_rps) for fleet in smaller)
 
@@ -175,7 +178,7 @@ def test_every_pair_has_the_goodput_that_distserve_found(llm: str, gpus: int) ->
     compared = 0
     for (_, tp_p, pp_p, tp_d, pp_d), rate_rps, _ in theirs["per_config"]:
         if rate_rps is not None:
-            fleet = distserve_search.pair(setting, types[tp_p, pp_p], types[tp_d, pp_d])
+            fleet = distserve_search.pair_fleet(setting, types[tp_p, pp_p], types[tp_d, pp_d])
             assert gpu_rate_rps(fleet) == rate_rps
             compared += 1
     assert compared == theirs["configs_ok"]
@@ -188,14 +191,15 @@ def test_free_counts_carry_what_they_were_asked_for_and_little_more() -> None:
     )
     types = [instance(1, step_s=0.2)]
     found = distserve_search.free_counts(
-        SETTING, types, types, 6.0, rules, distserve_search.pair(SETTING, *types, *types)
+        SETTING, types, types, 6.0, rules, distserve_search.pair_fleet(SETTING, *types, *types)
     )
     assert find_goodput(rules.whole, found, guess_rps=6.0).rate_rps >= 6.0
 
 
 def test_opt_175b_gets_at_least_the_papers_own_placement() -> None:
     """Section 6.2: prefill tp3 pp3 and decode tp4 pp3 on ShareGPT within 4 s and 200 ms. It is among the
-    pairs, and what the search takes carries no less per GPU."""
+    pairs, and what the search takes carries no less per GPU.
+    """
     catalog = read_catalog()
     llm, gpu = catalog.llm("opt-175b"), catalog.gpu("a100-80g")
     rng = np.random.default_rng(0)
@@ -212,7 +216,7 @@ def test_opt_175b_gets_at_least_the_papers_own_placement() -> None:
     )
     pairs = [tuple((pool.type.tp, pool.type.pp) for pool in row.fleet.pools) for row in found.measured[0]]
     assert ((3, 3), (4, 3)) in pairs
-    own = distserve_search.pair(setting, types[3, 3], types[4, 3], network=within)
+    own = distserve_search.pair_fleet(setting, types[3, 3], types[4, 3], network=within)
     theirs = find_goodput(whole, own, guess_rps=4.0).rate_rps / own.gpus
     assert theirs > 0.1
     assert found.measured[0][0].gpu_rate_rps >= theirs

@@ -275,7 +275,7 @@ def test_what_breaks_it_is_sorted_by_how_near_it_is() -> None:
         "price of h100-80g",
         "longer prompts",
     ]
-    assert rows[-1].said == "+100 % or more, and still holds"
+    assert rows[-1].text == "+100 % or more, and still holds"
 
 
 def test_why_not_cheaper_names_what_too_few_workers_do() -> None:

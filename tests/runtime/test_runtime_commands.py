@@ -47,7 +47,7 @@ def test_every_setting_of_the_manifests_is_on_the_command_line(tmp_path: Path) -
     fleet = fleet_of(("w", "mixed", 1))
     place = place_workers(fleet, tmp_path, 1)[0]
     command = commands(fleet)(place, 8123)
-    told = engine_command.settings(fleet.pools[0], fleet, 4096)
+    told = engine_command.engine_flags(fleet.pools[0], fleet, 4096)
     assert list(command.argv)[1:5] == ["-m", "planner.runtime.launch", "serve", "/m"]
     assert list(command.argv)[5 : 5 + len(engine_command.to_args(told))] == engine_command.to_args(told)
     here = options(list(command.argv)[5 + len(engine_command.to_args(told)) :])

@@ -82,7 +82,9 @@ def test_time_left_is_what_the_share_says_and_at_most_the_limit() -> None:
 
 def test_a_plan_with_a_spare_worker_stands_the_loss_of_any_one() -> None:
     """A worker that is lost is lost alone: the spare one is there, and takes its place."""
-    found = plan(question(spare=1), traffic(requests=200), CATALOG, conditions=Conditions(around=True))
+    found = plan(
+        question(spare=1), traffic(requests=200), CATALOG, conditions=Conditions(adds_robustness=True)
+    )
     around = found.certificate.around
     assert around is not None and len(around.losses) == len(found.fleet.running_pools)
     assert all(lost.holds for lost in around.losses)

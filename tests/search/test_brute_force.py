@@ -24,7 +24,7 @@ from planner.search.oracle.fleet_counts import Counts, objective
 from planner.search.oracle.fleet_oracle import Answers, Oracle
 from planner.search.problem.link import too_slow
 from planner.search.problem.options import (
-    Left,
+    LeftOut,
     decode_options,
     judged,
     mixed_options,
@@ -113,7 +113,7 @@ def hard_instance(seed: int) -> Problem:
         trace=trace,
         lengths=distinct_lengths(trace),
         types=held,
-        left=(Left("small", NoRoomForKv(), small),),
+        left_out=(LeftOut("small", NoRoomForKv(), small),),
         obliged=slo_work(slo, trace),
         task=replace(problem.task, network=network),
         oracle=Oracle(problem.llm, trace, slo, network, Policies(), answers=Answers()),
@@ -122,7 +122,7 @@ def hard_instance(seed: int) -> Problem:
 
 def fleets_of_many(problem: Problem, rng: np.random.Generator, how_many: int) -> list[Counts]:
     """Random fleets of several types in every role, at least half of them with a pair."""
-    types = (*problem.types, *problem.left[0].workers)
+    types = (*problem.types, *problem.left_out[0].workers)
     roles = (mixed_options(types, "cost"), prefill_options(types, "cost"), decode_options(types, "cost"))
     found: list[Counts] = []
     while len(found) < how_many:
@@ -141,14 +141,14 @@ def fleets_of_many(problem: Problem, rng: np.random.Generator, how_many: int) ->
 def no_cheaper_fleet_holds(seed: int) -> bool:
     """Of all of level 0 and random others, under random policies; whether there were any."""
     problem, rng = hard_instance(seed), np.random.default_rng([seed, 4])
-    every = replace(problem, types=(*problem.types, *problem.left[0].workers))
+    every = replace(problem, types=(*problem.types, *problem.left_out[0].workers))
     stated = lower_bound(problem)
     bound = math.inf if stated is None else stated * (1 - 1e-6)
     fleets = [*fleets_of_level0(every), *fleets_of_many(problem, rng, 60)]
     fleets = [counts for counts in fleets if is_within(problem, counts)]
     cheaper = [counts for counts in fleets if objective(counts) < bound]
     floors = problem.types and unreachable(problem.slo, problem.types, judged(problem.slo, problem.trace))
-    small = {worker.name for worker in problem.left[0].workers}
+    small = {worker.name for worker in problem.left_out[0].workers}
     hopeless = [counts for counts in fleets if floors and not small & {o.type.name for o, _ in counts}]
     slow = too_slow(problem)
     apart = [counts for counts in fleets if slow and all(option.role != "mixed" for option, _ in counts)]

@@ -25,7 +25,7 @@ MANY = (0.0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9
 
 def plan_within(name: str, looks: float) -> Plan:
     """The plan where the clock may be looked at so often."""
-    conditions = Conditions(around=True)
+    conditions = Conditions(adds_robustness=True)
     return certify.plan(ASKED[name], TRACE, CATALOG, time_limit_s=looks, conditions=conditions)
 
 

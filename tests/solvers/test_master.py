@@ -68,7 +68,8 @@ def test_cheapest_token_is_in_a_full_step() -> None:
 
 def test_least_work_of_a_request_by_hand() -> None:
     """1000 tokens in, 11 out, mixed: prefill 1000 x 0.1 ms; ten gaps at 0.1 ms + 0.01 ms, and the KV reads
-    sum_{i=1..10} (1000 + i) x 0.1 us = 10,055 x 0.1 us."""
+    sum_{i=1..10} (1000 + i) x 0.1 us = 10,055 x 0.1 us.
+    """
     expected = 0.1 + 10 * (1e-4 + 1e-5) + 10_055e-7
     assert least_seconds(option("mixed", 1.0), 1000, 11) == pytest.approx(expected)
     assert least_seconds(option("prefill", 1.0), 1000, 11) == pytest.approx(0.1)
@@ -101,7 +102,8 @@ def test_least_workers_by_hand() -> None:
 
 def test_bound_by_hand() -> None:
     """The same work split over a type at 1 USD/h and one twice as fast at 1.5 USD/h: the fast ones carry it,
-    10 / 2 x 1.5 = 7.5 USD/h; with stock for two of them, 2 x 1.5 + 6 x 1."""
+    10 / 2 x 1.5 = 7.5 USD/h; with stock for two of them, 2 x 1.5 + 6 x 1.
+    """
     fast = replace(LATENCY, f_s=(0.005, 0.005, 0.050))
     slow, quick = (
         option("mixed", 1.0),
@@ -122,7 +124,8 @@ def test_bound_by_hand() -> None:
 def test_shadow_prices_by_hand() -> None:
     """100 requests of 0.1 s each in 1 s: 10 workers, 4 at 1 USD/h, others at 3. One cheap GPU more saves 2.
     With others of 200 W at 1.5 USD/h and 3 kW, n + m = 10 and 400 n + 200 m <= 3000: a Watt more turns 1/200
-    of one worker into a cheaper one."""
+    of one worker into a cheaper one.
+    """
 
     def prices(limits: FleetLimits, *others: Option) -> dict[str, float]:
         found = shadow_prices(
@@ -269,7 +272,8 @@ def test_level_0_against_enumeration_with_made_up_monotone_verdicts(
 
 def test_prefill_counts_that_leaps_passed_over_are_looked_at_once_a_fleet_is_known() -> None:
     """Beside the cheap decode worker 4 prefill workers hold and no other count; leaps ask for 1, 2, 3, 5, 8
-    and so on, until there are far too many. Then the dear one holds beside 1: 101, and below that 4 + 1."""
+    and so on, until there are far too many. Then the dear one holds beside 1: 101, and below that 4 + 1.
+    """
     prefill, cheap = option("prefill", 1.0), option("decode", 1.0)
     dear = option("decode", 100.0, gpu=replace(GPU, name="dear", base="dear"))
 
@@ -293,5 +297,7 @@ def test_an_unlimited_search_states_only_counts_it_has_simulated() -> None:
     mixed = option("mixed", 1.0)
     search = Search(FleetLimits({"g": None}))
     search_one_pool([Bounded(mixed, 1, np.inf, likely=3)], never, search, serial, lambda: False)
-    assert search.best is None and search.beyond[mixed.name] in asked
-    assert reason_text(search.refuted[mixed.name]).startswith(f"{search.beyond[mixed.name]} workers fail")
+    assert search.best is None and search.most_failed[mixed.name] in asked
+    assert reason_text(search.refuted[mixed.name]).startswith(
+        f"{search.most_failed[mixed.name]} workers fail"
+    )

@@ -105,7 +105,7 @@ def test_the_choice_is_the_best_of_all_sizes_and_never_dearer_than_none(seed: in
     found = choose_tiers(study, question(), TIERS)
     grid = tier_grid(TIERS, may_share=False)
     everything = [
-        tier_study._answer(study, question(), TierSizes(memory, disk), TIERS, 60.0)
+        tier_study._answer_with_tiers(study, question(), TierSizes(memory, disk), TIERS, 60.0)
         for memory, disk in itertools.product(grid.memory_bytes, grid.disk_bytes)
     ]
     assert found.best.usd_per_h <= found.without.usd_per_h

@@ -70,7 +70,7 @@ class TwoRoutes:
             self.drawn.trace,
             self.drawn.catalog,
             time_limit_s=math.inf,
-            conditions=Conditions(around=around),
+            conditions=Conditions(adds_robustness=around),
         )
 
     def value(self, *changes: str) -> float:

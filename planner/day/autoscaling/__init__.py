@@ -94,7 +94,7 @@ def render(
     max_model_len: int,
     target: str,
     autoscaler: Autoscaler,
-    under: Sequence[manifests.Under] = (),
+    under: Sequence[manifests.RouterRow] = (),
 ) -> dict[str, str]:
     """Path relative to the manifests folder -> content: the target's own files, the controller's, README.md.
 

@@ -1,4 +1,4 @@
-"""From a controller as it was simulated to the one that is deployed."""
+"""Turns a controller that was simulated into the autoscaler that is deployed."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from planner.day.controllers.table import Chosen
 from planner.day.controllers.windows import Window
 from planner.errors import InputError
 
-DRAIN_S = 3600.0  # where the simulation set no limit
+USUAL_DRAIN_S = 3600.0  # The time to drain where the simulation had no limit.
 
 
 def of_chosen(
     chosen: Chosen, deployment: Deployment, names: Sequence[str], sizes: Sequence[int]
 ) -> Autoscaler:
-    """The controller with its settings and what it knows of the deployment; `names` and `sizes` at the
-    beginning (P,) are of the fleet's pools.
+    """The autoscaler with the controller's settings and what it knows of the deployment. `names` (P,) are
+    those of the fleet's pools, `sizes` (P,) their sizes at the beginning.
 
-    Raises InputError where the controller lacks what it needs, or has windows of some days of the week.
+    Raises InputError where the controller lacks what it needs, or has windows for some days of the week
+    alone.
     """
     if not len(names) == len(sizes) == len(deployment.pools):
         raise InputError(
             f"{chosen.row.name}: {len(names)} names and {len(sizes)} sizes of {len(deployment.pools)} pools"
         )
-    if isinstance(chosen.settings, StaticSettings):  # who begins with what it asks for
+    if isinstance(chosen.settings, StaticSettings):  # This controller begins with the sizes that it asks for.
         controller = chosen(deployment)
         controller.start(sizes)
         sizes = controller.wanted if isinstance(controller, Static) else sizes
@@ -49,7 +50,7 @@ def of_chosen(
             size=int(sizes[i]),
             timetable=timetable_of(windows, i, least=pool.least, most=pool.most) if windows else (),
             start_s=pool.start_s,
-            drain_s=pool.drain_limit_s if math.isfinite(pool.drain_limit_s) else DRAIN_S,
+            drain_s=pool.drain_limit_s if math.isfinite(pool.drain_limit_s) else USUAL_DRAIN_S,
         )
         for i, pool in enumerate(deployment.pools)
     )
@@ -69,11 +70,11 @@ def of_chosen(
 
 
 def _parameter_values(settings: ControllerSettings) -> dict[str, Any]:
-    return {each.name: getattr(settings, each.name) for each in fields(settings)}
+    return {field.name: getattr(settings, field.name) for field in fields(settings)}
 
 
 def _fleetplan_values(deployment: Deployment) -> dict[str, Any]:
-    """Rules by load, and nodes that are sold whole, where it has them."""
+    """The rules by load and the nodes that are sold whole, where the deployment has them."""
     parameter_values: dict[str, Any] = {}
     if deployment.rules and deployment.engines:
         parameter_values["rules"] = tuple(
@@ -88,7 +89,9 @@ def _fleetplan_values(deployment: Deployment) -> dict[str, Any]:
 
 
 def _timetable_windows(chosen: Chosen, deployment: Deployment) -> tuple[Window, ...]:
-    """Those of a timetable, made of earlier days where none were given."""
+    """The windows of a timetable, which are made of earlier days if none were given; empty for other
+    controllers.
+    """
     if isinstance(chosen.settings, KedaSettings):
         return chosen.settings.cron
     controller = chosen(deployment)

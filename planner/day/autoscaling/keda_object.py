@@ -39,7 +39,7 @@ def write_scaled_objects(places: Sequence[ScaleTarget], autoscaler: Autoscaler) 
             raise InputError(f"{own.controller}: threshold: {threshold:g}, must be > 0")
         if place.scaled.least == 0 and not place.scaled.timetable:
             hpa_object.refuse_zero(autoscaler, "give it a timetable, or least 1")
-        query = prometheus_queries.of_pool(pool_metric, place)
+        query = prometheus_queries.sum_over_pool(pool_metric, place)
         trigger = prometheus_trigger(query, threshold, own.read_number("activation", 0.0))
         objects.append(scaled_object(place, own, [trigger, *cron_triggers(place.scaled)]))
     files = {

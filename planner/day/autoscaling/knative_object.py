@@ -37,8 +37,8 @@ def write_services(
             f"{autoscaler.controller}: Knative's services know no pairs of prefill and decode workers; take "
             "keda or hpa"
         )
-    engine_command.on_one_node(fleet, "kserve")
-    engine_command.without_offload(fleet, "kserve")
+    engine_command.refuse_several_nodes(fleet, "kserve")
+    engine_command.refuse_offload(fleet, "kserve")
     services = [
         _service(place, autoscaler.of_role(place.pool.role), fleet, max_model_len) for place in places
     ]

@@ -1,4 +1,4 @@
-"""Workers on the idle GPUs of nodes that are sold whole (Deployment.filled), in PromQL."""
+"""Workers on the idle GPUs of nodes that are sold whole (as Deployment.fill_nodes does), in PromQL."""
 
 from __future__ import annotations
 
@@ -57,27 +57,27 @@ def nodes_of(autoscaler: Autoscaler, pools: int) -> tuple[RentedNode | None, ...
 
 
 def fill_nodes(
-    places: Sequence[ScaleTarget], nodes: Sequence[RentedNode | None], app: str, names: tuple[str, str]
+    targets: Sequence[ScaleTarget], nodes: Sequence[RentedNode | None], app: str, names: tuple[str, str]
 ) -> list[tuple[ScaleTarget, str]]:
     """Each pool with the PromQL of its workers, grown by what fits on the idle GPUs of its nodes.
 
     Record the pools in this order: a later one counts the GPUs that earlier ones took. Decode pools come
-    last, so pools that prefill take idle GPUs first. `names` are the records of a pool's size before and
-    after it is grown. The expressions read the first of all pools on the same kind of node, and the second of
-    those grown earlier.
+    last, so pools that prefill take idle GPUs first. `names` are the names of the records of a pool's size
+    before it is grown and after. The expressions read the size after for pools that were grown earlier, and
+    the size before for all on the same kind of node.
     """
     sizes_before, sizes_after = (
-        {place.name: f"sum({of_pool(name, app, place)})" for place in places} for name in names
+        {target.name: f"sum({of_pool(name, app, target)})" for target in targets} for name in names
     )
-    node_by_place = {place.name: node for place, node in zip(places, nodes, strict=True)}
+    node_by_target = {target.name: node for target, node in zip(targets, nodes, strict=True)}
     grown: set[str] = set()
     filled_pools = []
-    for place in sorted(places, key=lambda each: each.pool.role == "decode"):
-        rented, expr = node_by_place[place.name], sizes_before[place.name]
+    for target in sorted(targets, key=lambda target: target.pool.role == "decode"):
+        rented, expr = node_by_target[target.name], sizes_before[target.name]
         if rented is not None:
             on_same_kind = [
                 (name, node)
-                for name, node in node_by_place.items()
+                for name, node in node_by_target.items()
                 if node is not None and node.kind == rented.kind
             ]
             wanted_gpus = " + ".join(
@@ -90,7 +90,7 @@ def fill_nodes(
             idle_gpus = f"{rented.gpus} * ceil(({wanted_gpus}) / {rented.gpus}) - {taken_gpus}"
             more_workers = f"floor(({idle_gpus}) / {rented.worker_gpus})"
             # PromQL's `or`: while the record of another pool is missing, the pool keeps its own size.
-            expr = f"clamp_max({expr} + {more_workers}, {place.scaled.most}) or {expr}"
-            grown.add(place.name)
-        filled_pools.append((place, expr))
+            expr = f"clamp_max({expr} + {more_workers}, {target.scaled.most}) or {expr}"
+            grown.add(target.name)
+        filled_pools.append((target, expr))
     return filled_pools

@@ -1,9 +1,10 @@
-"""What Prometheus is asked: vLLM's metrics per pool, and how they come to Kubernetes' API of metrics.
+"""PromQL queries for vLLM's metrics per pool, and the objects that bring these into Kubernetes' API of
+metrics.
 
 A PodMonitor per pool puts the label `fleetplan_pool` on what its workers export. vLLM (0.32, v1/metrics)
-exports gauges of requests that wait and run, of the share of the KV blocks in use, and counts what has
-finished; nothing counts what arrives, so the rate of arrivals is that of ends plus the growth of what is in
-flight.
+exports gauges of the requests that wait and run and of the share of KV blocks in use, and counters of
+finished requests. It does not count arrivals, so the rate of arrivals is the rate of ends plus the growth of
+the requests in flight.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from planner.errors import InputError
 
 POOL = "fleetplan_pool"
 SCRAPE_S = 15
-# of the chart kube-prometheus-stack, released as `prometheus` in the namespace `monitoring`
+# The address of the chart kube-prometheus-stack, released as `prometheus` in the namespace `monitoring`.
 HOST = "http://prometheus-kube-prometheus-prometheus.monitoring.svc.cluster.local"
 PORT = 9090
 ADDRESS = f"{HOST}:{PORT}"
@@ -30,14 +31,14 @@ ADAPTER_FILE, MONITORS_FILE, RULES_FILE = (
 _RUNNING, _WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 ENDED = "vllm:request_success_total"
 PROMPT_TOKENS, OUTPUT_TOKENS = "vllm:prompt_tokens_total", "vllm:generation_tokens_total"
-FIRST_TOKENS = "vllm:time_to_first_token_seconds_count"  # rises with PROMPT_TOKENS, by one per prompt
-RATE_S = 60
+FIRST_TOKENS = "vllm:time_to_first_token_seconds_count"  # Rises with PROMPT_TOKENS, by one per prompt.
+RATE_S = 60  # Rates are means over so long.
 
 
 @dataclass(frozen=True, slots=True)
 class PrometheusMetric:
-    """`name`: in Kubernetes' API; `series`: what vLLM exports; `usual`: a target per worker where none is
-    told; over the ranks of a pod by `over_ranks`.
+    """A metric with its `name` in Kubernetes' API, the `series` that vLLM exports, and a target per worker
+    that is `usual` where none is given. Data-parallel ranks of a pod are joined by the operator `over_ranks`.
     """
 
     name: str
@@ -46,20 +47,20 @@ class PrometheusMetric:
     over_ranks: str = "sum"
 
 
-_NAMES = {"concurrency": "vllm_requests_in_flight"}  # of what is no series of its own
+_NAMES = {"concurrency": "vllm_requests_in_flight"}  # Names of metrics that are sums of several series.
 METRICS = {
     row.name: PrometheusMetric(
-        _NAMES.get(row.name, row.exported[0].replace(":", "_")),
-        row.exported,
-        row.target,
-        "avg" if row.is_share else "sum",
+        name=_NAMES.get(row.name, row.exported[0].replace(":", "_")),
+        series=row.exported,
+        usual=row.target,
+        over_ranks="avg" if row.is_share else "sum",
     )
     for row in scaler_metrics.METRICS.values()
 }
 
 
 def find_metric(autoscaler: Autoscaler) -> PrometheusMetric:
-    """The row of METRICS that it follows; InputError where vLLM exports no such thing."""
+    """The row of METRICS that the autoscaler follows; InputError where vLLM exports no such metric."""
     metric_name, controller = autoscaler.read_text("metric", "queue"), autoscaler.controller
     if metric_name not in METRICS:
         raise InputError(
@@ -76,9 +77,9 @@ def instant_vector(series: Sequence[str], matchers: str) -> str:
     return f'{{__name__=~"{"|".join(series)}",{matchers}}}'
 
 
-def of_pool(pool_metric: PrometheusMetric, place: ScaleTarget) -> str:
-    """The sum over the workers of a pool; None of them: no value."""
-    vector = instant_vector(pool_metric.series, _only(place.name))
+def sum_over_pool(pool_metric: PrometheusMetric, target: ScaleTarget) -> str:
+    """The sum over the workers of a pool; it has no value while there are none."""
+    vector = instant_vector(pool_metric.series, _pool_matcher(target.name))
     return (
         f"sum({vector})"
         if pool_metric.over_ranks == "sum"
@@ -88,44 +89,46 @@ def of_pool(pool_metric: PrometheusMetric, place: ScaleTarget) -> str:
 
 def arrivals_rps(pools: Sequence[str]) -> str:
     """Requests that arrive at these pools per second, over the last minute."""
-    only = _only(*pools)
-    in_flight = f"sum({instant_vector((_RUNNING, _WAITING), only)})"
-    before = f"sum({instant_vector((_RUNNING, _WAITING), only)} offset {RATE_S}s)"
-    ended = f"sum(rate({ENDED}{{{only}}}[{RATE_S}s]))"
-    return f"clamp_min({ended} + ({in_flight} - {before}) / {RATE_S}, 0)"
+    matcher = _pool_matcher(*pools)
+    in_flight = f"sum({instant_vector((_RUNNING, _WAITING), matcher)})"
+    in_flight_before = f"sum({instant_vector((_RUNNING, _WAITING), matcher)} offset {RATE_S}s)"
+    ended_rps = f"sum(rate({ENDED}{{{matcher}}}[{RATE_S}s]))"
+    return f"clamp_min({ended_rps} + ({in_flight} - {in_flight_before}) / {RATE_S}, 0)"
 
 
 def per_s(counter: str, pools: Sequence[str], range_s: int) -> str:
     """What a counter of these pools rose by per second, over `range_s`."""
-    return f"sum(rate({counter}{{{_only(*pools)}}}[{range_s}s]))"
+    return f"sum(rate({counter}{{{_pool_matcher(*pools)}}}[{range_s}s]))"
 
 
 def waiting_beyond_one(pools: Sequence[str]) -> str:
-    """Prompts that wait at these pools, but for one per worker."""
-    waiting = f"{_WAITING}{{{_only(*pools)}}}"
+    """Prompts that wait at these pools, less one per worker."""
+    waiting = f"{_WAITING}{{{_pool_matcher(*pools)}}}"
     return f"sum({waiting}) - count(count by (pod) ({waiting}))"
 
 
-def _only(*pools: str) -> str:
-    """Names of pools are labels, so that nothing in them ends the string."""
+def _pool_matcher(*pools: str) -> str:
+    """The label matcher of these pools. Their names are RFC 1123 labels, so nothing in
+    them ends the string.
+    """
     return f'{POOL}="{pools[0]}"' if len(pools) == 1 else f'{POOL}=~"{"|".join(pools)}"'
 
 
-def pod_monitor(place: ScaleTarget) -> Document:
+def pod_monitor(target: ScaleTarget) -> Document:
     """A PodMonitor (monitoring.coreos.com/v1) of one pool."""
     endpoint: Document = {
-        ("port" if isinstance(place.port, str) else "portNumber"): place.port,
+        ("port" if isinstance(target.port, str) else "portNumber"): target.port,
         "path": "/metrics",
         "interval": f"{SCRAPE_S}s",
-        "relabelings": [{"targetLabel": POOL, "replacement": place.name}],
+        "relabelings": [{"targetLabel": POOL, "replacement": target.name}],
     }
-    if place.scheme == "https":  # by a certificate that the service made for itself
+    if target.scheme == "https":  # with a certificate that the service signed itself
         endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",
-        "metadata": {"name": place.name},
-        "spec": {"selector": {"matchLabels": dict(place.pods)}, "podMetricsEndpoints": [endpoint]},
+        "metadata": {"name": target.name},
+        "spec": {"selector": {"matchLabels": dict(target.pods)}, "podMetricsEndpoints": [endpoint]},
     }
 
 
@@ -150,12 +153,12 @@ def adapter_values(*, custom: Sequence[Document] = (), external: Sequence[Docume
 
 
 def monitors_step() -> tuple[str, ...]:
-    """How Prometheus comes to scrape the workers."""
+    """The command by which Prometheus gets to scrape the workers."""
     return (f"    kubectl apply -f {MONITORS_FILE}   # the Prometheus operator's PodMonitors",)
 
 
 def monitors_limits() -> tuple[str, ...]:
-    """What holds for everyone that reads these metrics."""
+    """What is taken for granted of the Prometheus, for every autoscaler that reads these metrics."""
     return (
         f"Metrics are read every {SCRAPE_S} s by a Prometheus that looks at PodMonitors everywhere: "
         "kube-prometheus-stack does with "

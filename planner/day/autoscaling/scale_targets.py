@@ -1,4 +1,4 @@
-"""Where the workers of every pool are, on targets whose pools can be scaled: object, pods and metrics."""
+"""How the workers of a pool are addressed on targets whose pools can be scaled: object, pods and metrics."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from planner.fleet import Fleet, Pool
 from planner.manifests import dynamo, engine_command, kubernetes
 from planner.manifests.kubernetes import PART
 
-POOL_LABEL = "fleetplan/pool"  # of pods, where a target has no label of its own that tells pools apart
+# A label of pods, for targets that have no label by which pools differ.
+POOL_LABEL = "fleetplan/pool"
 LLM_D_CHART = "llm-d-modelservice"
-CHART_NAME = 55  # letters of a release and its chart that llm-d-modelservice keeps
+MOST_CHART_LETTERS = 55  # llm-d-modelservice cuts the name of a release and its chart to this length.
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleTarget:
-    """One pool as others may address it: its /scale is that of `kind` `object_name`; `name` is for objects
-    beside it, `label` the pool's own part of that.
+    """A pool as an autoscaler addresses it. Its /scale is that of the object `object_name` of this `kind`.
+    `name` is for further objects of the pool, `label` the part of it that is the pool's own.
 
-    `pods` are labels of its pods that answer GET /metrics on `port`, by `scheme`.
+    `pods` are the labels of the pods that answer GET /metrics on `port` by `scheme`.
     """
 
     name: str
@@ -36,22 +37,23 @@ class ScaleTarget:
 
     @property
     def reference(self) -> Document:
-        """For `scaleTargetRef`."""
+        """The value of `scaleTargetRef`."""
         return {"apiVersion": self.api_version, "kind": self.kind, "name": self.object_name}
 
 
 def with_all_pools(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
-    """The fleet as its manifests are first applied, a pool that begins empty with one worker.
+    """The fleet with the sizes of the autoscaler; a pool that begins empty gets one worker, so that manifests
+    have it.
 
-    Raises InputError where the pools of the two are not the same.
+    Raises InputError where fleet and autoscaler have different pools.
     """
     scaled = {pool.name: pool for pool in autoscaler.pools}
-    known = [pool.name for pool in fleet.pools]
-    if len(scaled) != len(autoscaler.pools) or sorted(scaled) != sorted(known):
+    fleet_names = [pool.name for pool in fleet.pools]
+    if len(scaled) != len(autoscaler.pools) or sorted(scaled) != sorted(fleet_names):
         named = ", ".join(engine_command.one_line(name)[:60] for name in scaled) or "none"
         raise InputError(
             f"{autoscaler.controller}: expected sizes of every pool of the fleet "
-            f"({', '.join(engine_command.one_line(name)[:60] for name in known)}) once, found {named}"
+            f"({', '.join(engine_command.one_line(name)[:60] for name in fleet_names)}) once, found {named}"
         )
     for pool in fleet.pools:
         if scaled[pool.name].role != pool.role:
@@ -66,7 +68,16 @@ def with_all_pools(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
 
 def kubernetes_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     labels = kubernetes.labels_of(fleet, label, pool)
-    return ScaleTarget(labels[PART], label, scaled, pool, "apps/v1", "Deployment", labels[PART], labels)
+    return ScaleTarget(
+        name=labels[PART],
+        label=label,
+        scaled=scaled,
+        pool=pool,
+        api_version="apps/v1",
+        kind="Deployment",
+        object_name=labels[PART],
+        pods=labels,
+    )
 
 
 def lws_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
@@ -89,46 +100,70 @@ def llm_d_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> Sc
     name = f"{engine_command.llm_label(fleet)}-{label}"
     role = "prefill" if pool.role == "prefill" else "decode"
     whole = name if LLM_D_CHART in name else f"{name}-{LLM_D_CHART}"
-    deployment = f"{whole[:CHART_NAME].removesuffix('-')}-{role}"
+    deployment = f"{whole[:MOST_CHART_LETTERS].removesuffix('-')}-{role}"
     pods = {"llm-d.ai/model": engine_command.llm_label(fleet), POOL_LABEL: name}
-    return ScaleTarget(name, label, scaled, pool, "apps/v1", "Deployment", deployment, pods, "metrics")
+    return ScaleTarget(
+        name=name,
+        label=label,
+        scaled=scaled,
+        pool=pool,
+        api_version="apps/v1",
+        kind="Deployment",
+        object_name=deployment,
+        pods=pods,
+        port="metrics",
+    )
 
 
 def production_stack_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     release = engine_command.llm_label(fleet)
     pods = {"model": label, "helm-release-name": release}
-    deployment = f"{release}-{label}-deployment-vllm"
     return ScaleTarget(
-        f"{release}-{label}", label, scaled, pool, "apps/v1", "Deployment", deployment, pods, "container-port"
+        name=f"{release}-{label}",
+        label=label,
+        scaled=scaled,
+        pool=pool,
+        api_version="apps/v1",
+        kind="Deployment",
+        object_name=f"{release}-{label}-deployment-vllm",
+        pods=pods,
+        port="container-port",
     )
 
 
 def kserve_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     """KServe names the Deployment of a service NAME-kserve, that of its prefill NAME-kserve-prefill."""
     app, services = engine_command.llm_label(fleet), engine_command.services(fleet, "kserve")
-    of = next(name for name, pools in services.items() if pool in pools)
-    service = app if len(services) == 1 else f"{app}-{of}"
+    service_label = next(name for name, pools in services.items() if pool in pools)
+    service = app if len(services) == 1 else f"{app}-{service_label}"
     suffix = "-kserve-prefill" if pool.role == "prefill" else "-kserve"
     name = f"{app}-{label}"
-    deployment = f"{service}{suffix}"
     return ScaleTarget(
-        name,
-        label,
-        scaled,
-        pool,
-        "apps/v1",
-        "Deployment",
-        deployment,
-        {POOL_LABEL: name},
-        engine_command.HTTP_PORT,
-        "https",
+        name=name,
+        label=label,
+        scaled=scaled,
+        pool=pool,
+        api_version="apps/v1",
+        kind="Deployment",
+        object_name=f"{service}{suffix}",
+        pods={POOL_LABEL: name},
+        port=engine_command.HTTP_PORT,
+        scheme="https",
     )
 
 
 def dynamo_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     """Dynamo's operator makes an adapter per component that says `scalingAdapter: {}`."""
     graphs = dynamo.graph_pools(fleet)
-    graph = next(name for name, own in graphs.items() if (label, pool) in own)
+    graph = next(name for name, pools in graphs.items() if (label, pool) in pools)
     name = f"{graph}-{label}"
-    kind = "DynamoGraphDeploymentScalingAdapter"
-    return ScaleTarget(name, label, scaled, pool, "nvidia.com/v1beta1", kind, name, {})
+    return ScaleTarget(
+        name=name,
+        label=label,
+        scaled=scaled,
+        pool=pool,
+        api_version="nvidia.com/v1beta1",
+        kind="DynamoGraphDeploymentScalingAdapter",
+        object_name=name,
+        pods={},
+    )

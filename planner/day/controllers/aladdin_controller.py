@@ -1,10 +1,10 @@
 """Aladdin's rule for the number of workers, with change points.
 
 N = ceil(k5 r + c5) above a rate R (eq. 7 of arXiv:2405.06856, section 5), fitted here on the plan's capacity
-table, per pool. The paper reconfigures at heartbeats "using change point detection" and does not say which:
-here the arrival rate is the mean of its present level, which a change point begins anew (CUSUM,
-planner/solvers/worker_rule.py), and a shift of requests' mean length scales k5 by new through old length. The
-paper leaves out start-up times and what switching costs, and so does the rule.
+table, per pool. The paper reconfigures at heartbeats "using change point detection" and does not say which
+detection. Here r is the mean arrival rate since the last change point (CUSUM,
+planner/solvers/worker_rule.py), and a shift of requests' mean length multiplies k5 by new length / old
+length. The paper leaves out start-up times and what switching costs, and so does the rule.
 """
 
 from __future__ import annotations
@@ -44,34 +44,36 @@ class Aladdin:
 
     def start(self, sizes: Sequence[int]) -> None:
         self.rate, self.length = self._level(), self._level()
-        self.usual = math.nan  # mean tokens of a request in the first level
-        self.first = list(sizes)
+        self.usual_tokens = math.nan  # mean tokens of a request up to the first change point
+        self.sizes_at_start = list(sizes)
 
     def _level(self) -> SeriesLevel:
         return SeriesLevel(self.settings.learn, self.settings.drift, self.settings.threshold)
 
-    def _seen(self, level: SeriesLevel, value: float) -> SeriesLevel:
+    def _with_value(self, level: SeriesLevel, value: float) -> SeriesLevel:
         """The level with this value, or a new one that begins with it."""
         if level.add(value) is None:
             return level
-        anew = self._level()
-        anew.add(value)
-        return anew
+        new_level = self._level()
+        new_level.add(value)
+        return new_level
 
     def sizes(self, reading: MetricsReading) -> list[int]:
         if is_blank(reading):
-            return list(self.first)
-        self.rate = self._seen(self.rate, self.deployment.rate_rps(reading))
-        every = range(len(self.deployment.pools))
-        tokens = mean_of(reading.input_tokens, every) + mean_of(reading.output_tokens, every)
+            return list(self.sizes_at_start)
+        self.rate = self._with_value(self.rate, self.deployment.rate_rps(reading))
+        pools = range(len(self.deployment.pools))
+        tokens = mean_of(reading.input_tokens, pools) + mean_of(reading.output_tokens, pools)
         if not math.isnan(tokens):
             before = self.length
-            self.length = self._seen(before, tokens)
-            self.usual = before.mean if math.isnan(self.usual) and before is not self.length else self.usual
-        longer = 1.0 if math.isnan(self.usual) else self.length.mean / self.usual
+            self.length = self._with_value(before, tokens)
+            if math.isnan(self.usual_tokens) and self.length is not before:
+                self.usual_tokens = before.mean
+        longer = 1.0 if math.isnan(self.usual_tokens) else self.length.mean / self.usual_tokens
         return self.deployment.bounded_sizes([self._workers(rule, longer) for rule in self.rules])
 
     def _workers(self, rule: WorkerRule, longer: float) -> int:
+        """What the rule asks for if requests are `longer` times as long as those it was fitted on."""
         if self.rate.mean <= 0:
             return 0
         scaled = WorkerRule(rule.slope_workers_per_rps * longer, rule.offset_workers, rule.least_rps)

@@ -1,12 +1,12 @@
 """A timetable of sizes per time of day.
 
-As CronHPA (AliyunContainerService/kubernetes-cronhpa-controller) sets sizes at times of day, and as KEDA's
-cron trigger holds a number of workers within a window; the latter without its HPA, which would keep a size
-for five minutes more (controller "keda" has that).
+It sets sizes at times of day, as CronHPA does (AliyunContainerService/kubernetes-cronhpa-controller), or
+holds a number of workers within a window, as KEDA's cron trigger does; but without KEDA's HPA, which would
+keep a size for five minutes more (controller "keda" has that).
 
 Without windows the timetable is made of the arrivals of earlier days: for every hour (`step`) of the day the
-sizes that the plan's capacity table gives for its highest bucket of any day, and `headroom` more. An hour
-that none of them shows has the sizes of the highest one.
+sizes that the plan's capacity table gives for the highest rate of that hour on any day, times 1 + `headroom`.
+An hour that no earlier day has gets the sizes of the highest hour.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ class CronSettings(ControllerSettings):
             raise InputError(f"step: {self.step_s:g} s is no whole part of a day; 1 h and 30 min are")
 
 
-def made_windows(
+def windows_from_history(
     settings: CronSettings, history: History, capacity: CapacityTable, end_s: float
 ) -> tuple[Window, ...]:
-    """A window per step of the day, from `lead` before it on; the history ends at `end_s` of the week."""
+    """A window per step of the day, which begins `lead` earlier; the history ends at `end_s` of the week."""
     rates = history.rates_rps
     begins_s = end_s - history.bucket_s * np.arange(len(rates), 0, -1)
     steps = np.floor_divide(begins_s % DAY_S, settings.step_s).astype(int)
     windows = []
     for step in range(round(DAY_S / settings.step_s)):
-        seen = rates[steps == step]
-        highest_rps = float((seen if len(seen) else rates).max())
+        rates_in_step = rates[steps == step]
+        highest_rps = float((rates_in_step if len(rates_in_step) else rates).max())
         sizes = capacity.sizes_for_rate(highest_rps * (1 + settings.headroom_frac))
-        begin_s = (step * settings.step_s - settings.lead_s) % DAY_S
-        end = ((step + 1) * settings.step_s) % DAY_S
-        windows.append(Window(begin_s, end, tuple(int(size) for size in sizes)))
+        begin_s_of_day = (step * settings.step_s - settings.lead_s) % DAY_S
+        end_s_of_day = ((step + 1) * settings.step_s) % DAY_S
+        windows.append(Window(begin_s_of_day, end_s_of_day, tuple(int(size) for size in sizes)))
     return tuple(windows)
 
 
 class Cron:
-    """Asks for the most of the windows that hold; the least sizes outside of them."""
+    """Asks for the largest size of the windows that are open, and for the least sizes if none is."""
 
-    lag_s = 0.0
+    lag_s = 0.0  # It reads the clock alone, and no metrics that could be old.
 
     def __init__(self, settings: CronSettings, deployment: Deployment) -> None:
         self.every_s, self.deployment, self.windows = settings.every_s, deployment, settings.windows
@@ -67,7 +67,9 @@ class Cron:
         if not settings.windows:
             deployment.require_facts("cron", "history", "capacity")
             assert deployment.history is not None and deployment.capacity is not None
-            self.windows = made_windows(settings, deployment.history, deployment.capacity, deployment.clock_s)
+            self.windows = windows_from_history(
+                settings, deployment.history, deployment.capacity, deployment.clock_s
+            )
 
     def start(self, sizes: Sequence[int]) -> None:
         pass

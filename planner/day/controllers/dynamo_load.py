@@ -1,14 +1,14 @@
-"""Dynamo's planner by load: a worker more or fewer by queued prompt tokens and KV cache in use.
+"""Dynamo's planner by load: adds or takes away a worker by queued prompt tokens and KV cache in use.
 
 Read in ai-dynamo/dynamo: components/src/dynamo/planner/core/load_scaling.py at 0c6da1e (2026; the modes
 `optimization_target: throughput` and `latency`), config/defaults.py at 1ca6015, and the tests of those modes.
 
-Every `every` (5 s), and only while no worker starts: prefill workers gain one where queued prompt tokens per
-worker reach `prefill_up` of the longest context, and lose one below `prefill_down`; decode workers where the
-KV cache in use, with what queues for it, is above `kv_up`, or below `kv_down`. Mixed workers go by the KV
-cache, queued prompts counted as KV. The original goes by the fullest worker for one more and needs all of
-them to be idle for one fewer; the means of a reading stand for both. Queued tokens are waiting prompts of the
-mean length of those that finished last.
+It decides every `every` (5 s), and only while no worker starts. A prefill pool gains a worker if queued
+prompt tokens per worker reach `prefill_up` times the longest context, and loses one below `prefill_down`. A
+decode pool gains a worker if the KV cache in use, with what queues for it, is above `kv_up`, and loses one
+below `kv_down`. Mixed pools go by the KV cache, with queued prompts counted as KV. The original looks at the
+fullest worker to add one, and at all workers to take one away; here the mean of a reading stands for both.
+Queued tokens are the number of waiting prompts times the mean length of the prompts that finished last.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from planner.day.controllers.settings import NAME, SECONDS, SHARE, ControllerSet
 from planner.errors import InputError
 from planner.simulator.elastic import MetricsReading
 
-# queued prompt tokens of the longest context, up and down; KV in use, up and down
+# Queued prompt tokens as shares of the longest context, up and down; then KV in use, up and down.
 THRESHOLDS = {"throughput": (1.0, 0.1, 1.0, 0.6), "latency": (0.1, 0.0, 0.4, 0.1)}
 
 
@@ -53,24 +53,24 @@ class DynamoSettings(ControllerSettings):
     def scaling_thresholds(self) -> tuple[float, float, float, float]:
         """Prefill up and down, KV up and down."""
         given = (self.prefill_up_frac, self.prefill_down_frac, self.kv_up_frac, self.kv_down_frac)
-        usual = THRESHOLDS[self.optimize]
         prefill_up, prefill_down, kv_up, kv_down = (
-            each if own is None else own for own, each in zip(given, usual, strict=True)
+            default if value is None else value
+            for value, default in zip(given, THRESHOLDS[self.optimize], strict=True)
         )
         return prefill_up, prefill_down, kv_up, kv_down
 
 
 def prefill_workers(settings: DynamoSettings, queued_share: float, workers: int) -> int:
-    """For queued prompt tokens per worker, as a share of the longest context."""
+    """The workers that follow from queued prompt tokens per worker, as a share of the longest context."""
     up, down, _, _ = settings.scaling_thresholds
     if queued_share >= up:
         return workers + 1
-    is_idle = queued_share < down or queued_share == down == 0
+    is_idle = queued_share < down or queued_share == down == 0  # At a threshold of 0 an empty queue is idle.
     return workers - 1 if workers > 1 and is_idle else workers
 
 
 def decode_workers(settings: DynamoSettings, kv_share: float, workers: int) -> int:
-    """For the share of the KV cache in use and queued for."""
+    """The workers that follow from the share of the KV cache that is in use or queued for."""
     _, _, up, down = settings.scaling_thresholds
     if kv_share > up:
         return workers + 1
@@ -96,14 +96,16 @@ class Dynamo:
             return list(self.current)
         is_settled = all(int(reading.ready[i]) == size for i, size in enumerate(self.current))
         if is_settled and reading.time_s - self.changed_s >= self.settings.grace_s:
-            sizes = self.deployment.bounded_sizes([self._one(reading, i) for i in range(len(self.current))])
+            sizes = self.deployment.bounded_sizes(
+                [self._pool_size(reading, i) for i in range(len(self.current))]
+            )
             self.changed_s = reading.time_s if sizes != self.current else self.changed_s
             self.current = sizes
         return list(self.current)
 
-    def _one(self, reading: MetricsReading, pool: int) -> int:
+    def _pool_size(self, reading: MetricsReading, pool: int) -> int:
         workers, engine = self.current[pool], self.deployment.engines[pool]
-        if not workers:
+        if not workers:  # A pool without workers gains one if requests found no worker.
             return 1 if self.deployment.limbo_of(reading, pool) else 0
         waiting, kv_share = float(reading.waiting[pool]), float(reading.kv_frac[pool])
         if waiting and math.isnan(self.input_tokens):

@@ -6,12 +6,12 @@ of v1.27 to v1.33 (stabilisation and rates of change under `behavior`), and thei
 
     usage    = mean metric of the pods that send it / target
     desired  = ceil(usage x those pods), no change where |usage - 1| <= tolerance
-    pods without metrics (starting ones) count as at the target where usage < 1 and as idle where
-    usage > 1; if that turns the direction, nothing changes
+    missing  pods without metrics (starting ones) count as at the target where usage < 1 and as idle where
+             usage > 1; if with them usage lies on the other side of 1, nothing changes
     then     within the stabilisation windows (the least of the last `up_window` going up, the most of the
              last `down_window` going down), then within the rates of change, then within least and most
 
-An HPA of `minReplicas: 0` needs an alpha feature and a metric that no pod sends; this one keeps one worker at
+An HPA of `minReplicas: 0` needs an alpha feature and a metric that no pod sends. This HPA keeps one worker at
 least, and leaves a pool that begins empty as it is.
 """
 
@@ -106,11 +106,12 @@ def pods_replicas(
     if not missing:
         return current if abs(usage - 1) <= tolerance_frac else least_whole(usage * ready)
     counted = ready + missing
-    filled = (total + (missing * target if usage < 1 else 0.0)) / (counted * target)
-    if abs(filled - 1) <= tolerance_frac or (filled - 1) * (usage - 1) < 0:
+    usage_of_all = (total + (missing * target if usage < 1 else 0.0)) / (counted * target)
+    if abs(usage_of_all - 1) <= tolerance_frac or (usage_of_all - 1) * (usage - 1) < 0:
         return current
-    wanted = least_whole(filled * counted)
-    return current if (wanted - current) * (filled - 1) < 0 else wanted
+    replicas = least_whole(usage_of_all * counted)
+    is_other_direction = (replicas - current) * (usage_of_all - 1) < 0
+    return current if is_other_direction else replicas
 
 
 def external_replicas(total: float, current: int, target: float, tolerance_frac: float = 0.1) -> int:
@@ -120,16 +121,17 @@ def external_replicas(total: float, current: int, target: float, tolerance_frac:
     return least_whole(total / target)
 
 
-Kind = Literal["pods", "percent"]
+PolicyKind = Literal["pods", "percent"]
 
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """`scaleUp` or `scaleDown`: stabilisation and policies (kind, value, period in s), of which the one that
-    changes most (`is_least`: least) counts."""
+    """`scaleUp` or `scaleDown`: the stabilisation window, and policies (kind, value, period in s). The policy
+    that allows the largest change counts, or with `is_least` the one that allows the smallest.
+    """
 
     window_s: float
-    policies: tuple[tuple[Kind, float, float], ...]
+    policies: tuple[tuple[PolicyKind, float, float], ...]
     is_least: bool = False
 
 
@@ -139,18 +141,21 @@ class Behaviour:
 
     up: Direction
     down: Direction
-    recommended: list[tuple[float, int]] = field(default_factory=list)  # time_s, before stabilisation
+    # Each with its time in s; `recommended` are sizes before stabilisation.
+    recommended: list[tuple[float, int]] = field(default_factory=list)
     added: list[tuple[float, int]] = field(default_factory=list)
     removed: list[tuple[float, int]] = field(default_factory=list)
 
     @classmethod
     def from_rules(cls, rules: ScalingRules) -> Behaviour:
-        def policies(pods: int, percent: float, period_s: float) -> tuple[tuple[Kind, float, float], ...]:
-            both: tuple[tuple[Kind, float, float], ...] = (
+        def policies(
+            pods: int, percent: float, period_s: float
+        ) -> tuple[tuple[PolicyKind, float, float], ...]:
+            given: tuple[tuple[PolicyKind, float, float], ...] = (
                 ("pods", float(pods), period_s),
                 ("percent", percent, period_s),
             )
-            return tuple(each for each in both if each[1])
+            return tuple(policy for policy in given if policy[1])  # 0 is no limit.
 
         return cls(
             Direction(rules.up_window_s, policies(rules.up_pods, rules.up_percent, rules.up_period_s)),
@@ -160,12 +165,12 @@ class Behaviour:
         )
 
     def start(self, size: int) -> None:
-        """At time zero, with what is there as its first recommendation."""
+        """Begin at time zero, with the size that is there as the first recommendation."""
         self.recommended, self.added, self.removed = [(0.0, size)], [], []
 
     def decide(self, time_s: float, current: int, desired: int, pool: ElasticPool) -> int:
-        """The size that follows from `desired` now. The recommendation is remembered for later windows."""
-        size = self.limited(time_s, current, self.stabilise(time_s, current, desired), pool)
+        """The size that follows from `desired` now, which is remembered for later stabilisation windows."""
+        size = self.limit_change(time_s, current, self.stabilise(time_s, current, desired), pool)
         if size > current:
             self.added.append((time_s, size - current))
         elif size < current:
@@ -184,20 +189,22 @@ class Behaviour:
         self.recommended.append((time_s, desired))
         return min(max(current, least), most)
 
-    def limited(self, time_s: float, current: int, desired: int, pool: ElasticPool) -> int:
-        """Within the rates of change, then within least and most of the pool."""
+    def limit_change(self, time_s: float, current: int, desired: int, pool: ElasticPool) -> int:
+        """`desired` within the rates of change, then within least and most of the pool."""
         if desired > current and self.up.policies:
             limits = []
             for kind, value, period_s in self.up.policies:
-                began = current - self._changed(time_s, period_s)
-                limits.append(began + value if kind == "pods" else math.ceil(began * (1 + value / 100)))
+                size_before = current - self._changed(time_s, period_s)
+                limits.append(
+                    size_before + value if kind == "pods" else math.ceil(size_before * (1 + value / 100))
+                )
             limit = int(min(limits) if self.up.is_least else max(limits))
             desired = min(desired, max(limit, current))
         elif desired < current and self.down.policies:
             limits = []
             for kind, value, period_s in self.down.policies:
-                began = current - self._changed(time_s, period_s)
-                limits.append(began - value if kind == "pods" else int(began * (1 - value / 100)))
+                size_before = current - self._changed(time_s, period_s)
+                limits.append(size_before - value if kind == "pods" else int(size_before * (1 - value / 100)))
             limit = int(max(limits) if self.down.is_least else min(limits))
             desired = max(desired, min(limit, current))
         return min(max(desired, pool.least), pool.most)
@@ -232,13 +239,13 @@ class Hpa:
         if not self.size:
             return 0
         ready = int(reading.ready[self.pool])
-        each = self.metric.total(reading, self.pool) / max(ready, 1)
+        mean_value = self.metric.total(reading, self.pool) / max(ready, 1)
         desired = pods_replicas(
-            [each] * ready,
-            int(reading.starting[self.pool]),
-            self.size,
-            self.settings.per_worker,
-            self.settings.tolerance_frac,
+            [mean_value] * ready,  # The rule needs only how many pods send a value, and their sum.
+            missing=int(reading.starting[self.pool]),
+            current=self.size,
+            target=self.settings.per_worker,
+            tolerance_frac=self.settings.tolerance_frac,
         )
         return self.behaviour.decide(reading.time_s, self.size, desired, self.limits)
 

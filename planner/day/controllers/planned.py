@@ -1,15 +1,17 @@
 """Ours: what the plan found to be enough for such traffic, at the load forecast for when a worker is ready.
 
-By load, where the plan has its rules (deployment.LoadRule): the workers of a pool grow with the load of the
-last window or of a longer `memory`, the 95th percentile of the work that arrived in spans of some seconds. It
-counts a long request as more than a short one and a burst as more than the mean; a long memory keeps workers
-for a while after many bursts, not after one. A rule is fitted on windows of earlier traffic
-whose least sizes were simulated (planner/day/search/load_rules.py). By rate: the least sizes that the
-capacity table has for the rate of the last look or of the last bucket, if that is more.
+`by: load`, where the plan has load rules (deployment.LoadRule): the workers of a pool grow with its load, the
+95th percentile of the work that arrived in spans of some seconds, over the last window or a longer `memory`.
+Load counts a long request as more than a short one and a burst as more than the mean; a long memory keeps
+workers for a while after many bursts, not after one. A rule is fitted on windows of earlier traffic whose
+least sizes were simulated (planner/day/search/load_rules.py).
 
-Either is multiplied by what the forecast (planner/day/controllers/forecasting.py) says of the time up to
-`start-up + every` from now, if that is more than now, and by 1 + `headroom`; waiting prompts add what serves
-them within `drain`. A size falls once nothing within `hold` asked for more.
+`by: rate`: the least sizes that the capacity table has for the rate of the last look or of the last bucket,
+whichever is more.
+
+Load or rate is multiplied by the growth that the forecast (planner/day/controllers/forecasting.py) sees up to
+`start-up + every` from now, and by 1 + `headroom`; waiting prompts add what serves them within `drain`. A
+size falls only if no decision within `hold` asked for more.
 """
 
 from __future__ import annotations
@@ -51,13 +53,13 @@ class FleetplanSettings(ControllerSettings):
     lag_s: float = settings_field(15.0, SECONDS, "age of the metrics", most=600.0)
 
 
-MOST_GROWTH = 3.0  # of the forecast over the present, that is believed
+MOST_GROWTH = 3.0  # A forecast of more than this many times the present is taken for this many times.
 
 
 class Fleetplan:
     def __init__(self, settings: FleetplanSettings, deployment: Deployment) -> None:
-        self.by_load = settings.by == "load" and bool(deployment.rules and deployment.engines)
-        if not self.by_load:
+        self.is_by_load = settings.by == "load" and bool(deployment.rules and deployment.engines)
+        if not self.is_by_load:
             deployment.require_facts("fleetplan", "capacity")
         self.settings, self.deployment = settings, deployment
         self.every_s, self.lag_s = settings.every_s, settings.lag_s
@@ -67,58 +69,61 @@ class Fleetplan:
     def start(self, sizes: Sequence[int]) -> None:
         self.forecast.start()
         self.recent_maximum = RecentMaximum(self.settings.hold_s)
-        self.first = list(sizes)
-        self.lengths = (math.nan, math.nan)
+        self.sizes_at_start = list(sizes)
+        self.mean_tokens = (math.nan, math.nan)  # of prompts and answers, as they were last known
         pools = self.deployment.pools
-        rules = [self.deployment.rules[i] if self.by_load else None for i in range(len(pools))]
-        self.work = [Work(rule, self.settings.memory_s) for rule in rules]
+        rules = [self.deployment.rules[i] if self.is_by_load else None for i in range(len(pools))]
+        self.recent_work = [RecentWork(rule, self.settings.memory_s) for rule in rules]
 
     def sizes(self, reading: MetricsReading) -> list[int]:
-        own, now_rps = self.settings, self.deployment.rate_rps(reading)
+        settings, now_rps = self.settings, self.deployment.rate_rps(reading)
         if is_blank(reading):
-            if self.by_load or not self.forecast.has_season:
-                return list(self.first)
+            if self.is_by_load or not self.forecast.has_season:
+                return list(self.sizes_at_start)
             present_rps = self.forecast.rate_at(0.0)
         else:
             self.forecast.add(reading.time_s, reading.interval_s, now_rps)
-            present_rps = max(now_rps, self.forecast.mean_rps(own.bucket_s))
-        every = range(len(self.deployment.pools))
-        seen = (mean_of(reading.input_tokens, every), mean_of(reading.output_tokens, every))
-        self.lengths = seen if not math.isnan(sum(seen)) else self.lengths
+            present_rps = max(now_rps, self.forecast.mean_rps(settings.bucket_s))
+        pools = range(len(self.deployment.pools))
+        mean_tokens = (mean_of(reading.input_tokens, pools), mean_of(reading.output_tokens, pools))
+        self.mean_tokens = mean_tokens if not math.isnan(sum(mean_tokens)) else self.mean_tokens
         backlog_rps = self._backlog_rps(reading)
         sizes = []
         for i, pool in enumerate(self.deployment.pools):
-            ahead_s = pool.start_s + own.every_s if own.ahead_s is None else own.ahead_s
-            more = self._growth(reading.time_s, ahead_s) * (1 + own.headroom_frac)
-            if self.by_load:
-                sizes.append(self._by_load(reading, i, now_rps, more, backlog_rps))
+            ahead_s = pool.start_s + settings.every_s if settings.ahead_s is None else settings.ahead_s
+            factor = self._growth(reading.time_s, ahead_s) * (1 + settings.headroom_frac)
+            if self.is_by_load:
+                sizes.append(self._workers_for_load(reading, i, now_rps, factor, backlog_rps))
             else:
                 assert self.deployment.capacity is not None
-                sizes.append(
-                    int(self.deployment.capacity.sizes_for_rate(present_rps * more + backlog_rps)[i])
-                )
+                rate_rps = present_rps * factor + backlog_rps
+                sizes.append(int(self.deployment.capacity.sizes_for_rate(rate_rps)[i]))
         bounded_sizes = self.deployment.bounded_sizes(self.recent_maximum.add(reading.time_s, sizes))
-        return self.deployment.fill_nodes(bounded_sizes) if own.fill else bounded_sizes
+        return self.deployment.fill_nodes(bounded_sizes) if settings.fill else bounded_sizes
 
-    def _by_load(
-        self, reading: MetricsReading, pool: int, now_rps: float, more: float, backlog_rps: float
+    def _workers_for_load(
+        self, reading: MetricsReading, pool: int, now_rps: float, factor: float, backlog_rps: float
     ) -> int:
-        own = self.deployment
-        if math.isnan(sum(self.lengths)):
-            return int(self.first[pool])
-        work_s = own.engines[pool].work_s(own.roles[pool], *self.lengths)
-        load = self.work[pool].add(reading.time_s, reading.interval_s, now_rps * work_s)
-        return own.rules[pool].workers_for_load(load * more + backlog_rps * work_s)
+        deployment = self.deployment
+        if math.isnan(sum(self.mean_tokens)):
+            return int(self.sizes_at_start[pool])
+        work_s = deployment.engines[pool].work_s(
+            deployment.roles[pool], *self.mean_tokens
+        )  # of a mean request
+        load = self.recent_work[pool].add(reading.time_s, reading.interval_s, now_rps * work_s)
+        return deployment.rules[pool].workers_for_load(load * factor + backlog_rps * work_s)
 
     def _growth(self, time_s: float, ahead_s: float) -> float:
-        """The highest forecast up to `ahead_s` from now through what it says of now; at least 1."""
+        """The highest forecast up to `ahead_s` from now, divided by the forecast for now; at least 1."""
         looks = max(round(ahead_s / self.settings.bucket_s), 1)
         highest = max(self.forecast.rate_at(time_s + ahead_s * (k + 1) / looks) for k in range(looks))
         now = self.forecast.rate_at(time_s)
         return min(max(highest / now, 1.0), MOST_GROWTH) if now > 0 else 1.0
 
     def _backlog_rps(self, reading: MetricsReading) -> float:
-        """Requests/s more that serve what waits at the front, but for one prompt per worker, in `drain`."""
+        """Requests/s to add, so that prompts that wait for the pools that prefill are served in `drain`. One
+        waiting prompt per worker is not counted; requests that found no worker (`limbo`) are.
+        """
         if not self.settings.drain_s:
             return 0.0
         front = self.deployment.front
@@ -126,14 +131,14 @@ class Fleetplan:
         return max(waiting, 0) / self.settings.drain_s
 
 
-class Work:
+class RecentWork:
     """The work that arrived at a pool during the last window of a rule, or the last `memory_s`."""
 
     def __init__(self, rule: LoadRule | None, memory_s: float | None = None) -> None:
         self.rule = rule
         self.memory_s = rule.window_s if rule is not None and memory_s is None else memory_s or 0.0
-        self.spans: deque[tuple[float, float]] = deque()  # their end, work per second
-        self.open_s, self.open_work = 0.0, 0.0
+        self.spans: deque[tuple[float, float]] = deque()  # The end of each span, and its work per second.
+        self.open_s, self.open_work = 0.0, 0.0  # of the span that is not over yet
 
     def add(self, time_s: float, interval_s: float, work_per_s: float) -> float:
         """The load with the work of the last interval."""

@@ -1,4 +1,4 @@
-"""What a controller that cannot see ahead pays at least, where it may miss some windows.
+"""A lower bound on what a controller pays that cannot see ahead and may miss some windows.
 
 Sets   v  window of the SLO, tau_v its length [s]     h  block of neighbouring windows
 Data   n_vc   least workers of pool c with which window v need not be missed, with the most of all else
@@ -9,12 +9,13 @@ Vars   w_hx   share of the windows of block h that have x workers
   min   sum_h sum_x w_hx p(x) sum_(v of h) tau_v
   s.t.  sum_h |h| sum_x w_hx share(v of h with n_vc > x_c for some c)  <=  m,     sum_x w_hx = 1
 
-Sizes change at the edges of windows, as those of the optimum do, and who is ready in a window was ordered
-before it began. Let the traffic of each window be drawn from those of its block: then nothing that was seen
-before says which one comes, so x misses it with the share above, whatever rule chose x. Start-ups are paid
-beyond this. So no such rule costs less in the mean over such days, if more workers and less work before never
-hurt (day_optimum.MORE). A day that repeats an earlier one to the minute is not such a day; and who acts
-within a window may save one whose burst comes more than a start-up after it began.
+Sizes change at the edges of windows, as those of the optimum do, and a worker that is ready in a window was
+ordered before the window began. Let the traffic of each window be drawn from the windows of its block. Then
+nothing that was seen before tells which of them comes, so sizes x miss the window with the share above,
+whatever rule chose them. Start-ups cost more on top. So no such rule costs less in the mean over such days,
+if more workers and less work before never hurt (MORE in day/search/day_optimum.py). A day that repeats an
+earlier one to the minute is not such a day; and a controller that acts within a window may save one whose
+burst comes more than a start-up after its beginning.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from planner.solvers.master import paid_usd_per_h
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-# Windows come in any order within so long; the page shows both.
+# Windows come in any order within blocks of this length; the page shows the bound for both lengths.
 BLOCKS_S = (3600.0, 7200.0)
-MOST_SIZES = 4096  # It bounds the sizes that are compared in a block; of more the bound is not computed.
+MOST_SIZES = 4096  # Where more sizes may have to be compared in a block, the bound is not computed.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +49,7 @@ class CausalBound:
     price_usd_per_h: Callable[[Sequence[int]], float]
 
     def usd(self, missed_windows: float, block_s: float) -> float:
-        """The least USD of a day in which so many windows are missed in the mean."""
+        """The least USD of a day in which this many windows are missed in the mean; blocks last `block_s`."""
         windows = max(round(block_s / float(self.lengths_s.max())), 1)
         lines = [
             self._lower_line(range(first, min(first + windows, len(self.needs))))
@@ -57,7 +58,8 @@ class CausalBound:
         total_usd = sum(line[0][0] for line in lines)
         left = sum(line[0][1] for line in lines) - missed_windows
         segments = [segment for line in lines for segment in itertools.pairwise(line)]
-        # The cheapest USD per window kept come first: lines are convex, so this is the optimum of the LP.
+        # Segments are taken in order of their USD per window kept. As the lines are convex, that is the
+        # optimum.
         for (usd, missed), (more_usd, fewer) in sorted(
             segments, key=lambda ends: (ends[1][0] - ends[0][0]) / (ends[0][1] - ends[1][1])
         ):
@@ -70,24 +72,27 @@ class CausalBound:
 
     def _lower_line(self, block: range) -> list[tuple[float, float]]:
         """The convex lower line of (USD, windows missed) over all sizes of a block, the cheapest first."""
-        own, lengths_s = self.needs[block.start : block.stop], self.lengths_s[block.start : block.stop]
-        choices = [sorted({least, *own[:, c].tolist()}) for c, least in enumerate(self.least)]
+        needs, lengths_s = self.needs[block.start : block.stop], self.lengths_s[block.start : block.stop]
+        choices = [sorted({least, *needs[:, c].tolist()}) for c, least in enumerate(self.least)]
         points = []
         for sizes in itertools.product(*choices):
-            missed = float((own > np.array(sizes)).any(axis=1).sum())
+            missed = float((needs > np.array(sizes)).any(axis=1).sum())
             points.append((self.price_usd_per_h(sizes) * float(lengths_s.sum()) / 3600, missed))
-        return _convex(points)
+        return _lower_hull(points)
 
 
-def _convex(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """The lower left hull of points, from the cheapest to the one that misses least."""
     hull: list[tuple[float, float]] = []
     for usd, missed in sorted(points):
         if hull and missed >= hull[-1][1]:
             continue
         while len(hull) > 1:
-            (a_usd, a), (b_usd, b) = hull[-2:]
-            if (a - b) * (usd - a_usd) > (a - missed) * (b_usd - a_usd):
+            (first_usd, first_missed), (last_usd, last_missed) = hull[-2:]
+            is_below_line = (first_missed - last_missed) * (usd - first_usd) > (first_missed - missed) * (
+                last_usd - first_usd
+            )
+            if is_below_line:  # The last point lies below the line from the first one to the new one.
                 break
             hull.pop()
         if hull and usd <= hull[-1][0]:
@@ -110,5 +115,8 @@ def causal_bound(runs: DayRuns) -> CausalBound | None:
         return None
     types = [pool.type for pool in runs.fleet.pools]
     return CausalBound(
-        needs, np.diff(runs.windows_s), least, lambda sizes: paid_usd_per_h(zip(types, sizes, strict=True))
+        needs=needs,
+        lengths_s=np.diff(runs.windows_s),
+        least=least,
+        price_usd_per_h=lambda sizes: paid_usd_per_h(zip(types, sizes, strict=True)),
     )

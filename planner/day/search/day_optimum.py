@@ -57,14 +57,18 @@ MOST_WALKED = 5_000
 # Days of at most this many requests together are simulated after the first that holds. They tie with it by
 # the master's cost, and may cost less because their workers drain faster.
 MOST_TIES = 2_000_000
-# A failure is explained by the sizes from this many steps before the window on.
+# A failure is explained by the sizes from one of these numbers of steps before the window on.
 LAG_STEPS = (0, 1, 2, 4, 8)
+# A repair adds workers from this many steps before the window on.
+REPAIR_STEPS = 2
 # A sequence is repaired at most this many times.
 MOST_REPAIRS = 8
 # Where whole hours are paid, gaps between two lives of a worker are filled for either of these drain times.
 FILL_DRAINS_S = (30.0, 120.0)
 # Costs that differ by less than this share count as equal.
 SAME_FRAC = 2e-6
+# Each solution of the master may take at least this long.
+LEAST_SOLVE_S = 1.0
 
 
 class DaySimulations(Protocol):
@@ -74,6 +78,7 @@ class DaySimulations(Protocol):
     def terms(self) -> DayTerms: ...
     @property
     def window_count(self) -> int: ...
+    # The steps that overlap with a window, and those after it that may still decide it.
     def own_steps(self, window: int) -> range: ...
     def later_steps(self, window: int) -> range: ...
     def pools_of(self, window: int) -> range: ...
@@ -82,6 +87,7 @@ class DaySimulations(Protocol):
     def request_count(self) -> int: ...
     def least_paid(self) -> LeastPaid: ...
     def simulate_day(self, workers: Ints) -> DayRun: ...
+    # Whether a window is missed with these workers from step `first` on, and the most until then.
     def misses_window(self, workers: Ints, window: int, first: int) -> bool: ...
 
 
@@ -207,7 +213,7 @@ def _next_sequence(search: _DaySearch, gap_frac: float) -> Ints | None:
     """The cheapest sequence that may hold and was not simulated; None where there is none or no time."""
     while not search.out_of_time() and not search.is_closed(gap_frac):
         left_s = search.deadline - time.monotonic()
-        solution = solve(search.terms, search.cuts, search.seen, time_limit_s=max(left_s, 1.0))
+        solution = solve(search.terms, search.cuts, search.seen, time_limit_s=max(left_s, LEAST_SOLVE_S))
         search.bound_usd = max(search.bound_usd, solution.bound_usd)
         if solution.workers is None:
             return None
@@ -236,7 +242,7 @@ def _raise_none_found(search: _DaySearch, time_limit_s: float) -> NoReturn:
     )
 
 
-def _raise_most_fails(search: _DaySearch) -> None:
+def _raise_most_fails(search: _DaySearch) -> NoReturn:
     """Raise the error that not even the most workers hold."""
     day = search.simulate_day(search.terms.most)
     most = ", ".join(str(pool.most) for pool in search.terms.pools)
@@ -260,17 +266,17 @@ def _cut_least_sizes(search: _DaySearch) -> None:
     """
     runs, floor = search.runs, search.terms.least
     for c, pool in enumerate(search.terms.pools):
-        last = pool.least
+        guess = pool.least
         for window in (each for each in range(runs.window_count) if c in runs.pools_of(each)):
             own = runs.own_steps(window)
             for steps in (own, *(range(t, t + 1) for t in own if len(own) > 1)):
                 if search.out_of_time():
                     return
                 least = least_that_holds(
-                    partial(misses_with_size, runs, window, steps, c), pool.least, pool.most, last
+                    partial(misses_with_size, runs, window, steps, c), pool.least, pool.most, guess
                 )
                 if steps is own:
-                    last = least
+                    guess = least
                     floor[own.start : own.stop, c] = np.maximum(floor[own.start : own.stop, c], least)
                 if least > pool.least:
                     search.cuts.append(tuple((t, c, least - 1) for t in steps))
@@ -282,28 +288,30 @@ def _cut_least_sizes(search: _DaySearch) -> None:
 
 def misses_with_size(runs: DaySimulations, window: int, steps: range, c: int, size: int) -> bool:
     """Whether a window is missed with `size` workers of pool `c` in these steps and the most elsewhere."""
-    workers = runs.terms.most
+    workers = runs.terms.most  # A new array: the property makes one at every call.
     workers[steps.start : steps.stop, c] = size
     return runs.misses_window(workers, window, runs.own_steps(window).start)
 
 
 def least_that_holds(fails: Callable[[int], bool], low: int, high: int, guess: int) -> int:
-    """The least of low ... high that does not fail, from a guess on; `high` is taken to hold."""
+    """The least of low ... high that does not fail, beginning at `guess`; `high` is taken to hold."""
     low -= 1  # Sizes up to `low` are taken to fail.
-    at, stride = min(max(guess - 1, low + 1), high - 1), 1
+    size, stride = min(max(guess - 1, low + 1), high - 1), 1
     while high - low > 1:
-        if fails(at):
-            low, at = at, at + stride
+        if fails(size):
+            low, size = size, size + stride
         else:
-            high, at = at, at - stride
+            high, size = size, size - stride
         stride *= 2
-        if not low < at < high:
-            at = (low + high) // 2
+        if not low < size < high:
+            size = (low + high) // 2
     return high
 
 
 def _first_of_each_run(runs: DaySimulations, missed: Sequence[int]) -> list[int]:
-    """Windows that fail after one that holds; later ones may fail because of these and get no cut yet."""
+    """Missed windows that follow a window that holds. The missed ones after these may fail because of them,
+    and get no cut yet.
+    """
     return [window for window in missed if runs.is_first(window) or window - 1 not in missed]
 
 
@@ -326,8 +334,8 @@ def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: flo
     if first is None:
         return _cut_of(terms, raised, range(later.stop))
     raised[later.stop :] = terms.most[later.stop :]
-    by_time = [*range(first, own.start), *later, *own]
-    for t, c in itertools.product(by_time, runs.pools_of(window)):
+    steps_in_turn = [*range(first, own.start), *later, *own]
+    for t, c in itertools.product(steps_in_turn, runs.pools_of(window)):
         size, most = int(raised[t, c]), terms.pools[c].most
 
         def still_fails(more: int, t: int = t, c: int = c) -> bool:
@@ -384,12 +392,14 @@ def _repair_sequence(search: _DaySearch, workers: Ints, cuts: Sequence[tuple[int
 
 
 def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: Cut) -> None:
-    """Raise the cheapest size of a cut with which the window holds, or all near sizes if none does."""
+    """Raise the cheapest size of a cut with which the window holds. If none suffices alone, raise all those
+    of steps near the window.
+    """
     terms = search.terms
     if any(workers[t, c] > size for t, c, size in cut):
         return
     own = search.runs.own_steps(window)
-    near = [each for each in cut if each[0] >= own.start - LAG_STEPS[2]] or list(cut)
+    near = [each for each in cut if each[0] >= own.start - REPAIR_STEPS] or list(cut)
     hours, pools = np.diff(terms.edges_s) / 3600, terms.pools
     first = max(min(t for t, _, _ in cut), own.start - LAG_STEPS[-1])
 
@@ -416,13 +426,15 @@ def _fill_paid_units(search: _DaySearch, workers: Ints) -> None:
     if not search.terms.is_by_unit or search.out_of_time():
         return
     by_second = replace(search.terms, unit_s=0.0)
-    needed = solve(by_second, search.cuts, time_limit_s=max(search.deadline - time.monotonic(), 1.0)).workers
+    left_s = search.deadline - time.monotonic()
+    needed = solve(by_second, search.cuts, time_limit_s=max(left_s, LEAST_SOLVE_S)).workers
     for each in [workers] if needed is None else [workers, needed]:
         for drain_s in FILL_DRAINS_S:
             more = ready_workers_at_no_cost(search.terms, fill_paid_units(search.terms, each, drain_s))
             if search.out_of_time():
                 return
-            if not (day := search.simulate_day(more)).holds:
+            day = search.simulate_day(more)
+            if not day.holds:
                 _repair_sequence(search, more, _add_cuts(search, more, day))
 
 

@@ -2,8 +2,9 @@
 
     t = s_0 + s_1 f(N) + s_2 a A_p + s_3 (b D + d K) + s_4 e P        s >= 0  [s]
 
-f, a, b, d, e are `planner.models.roofline.roofline`'s (or any other StepLatency's, such as a fit of another
-GPU or TP). With `scaled=False` nothing is learned: s_0 = 0 and the rest 1, the roofline without any profile.
+N, A_p, D, K and P are those of planner/models/latency.py. f, a, b, d and e are those of
+`planner.models.roofline.roofline`, or of any other StepLatency, such as a fit of another GPU or TP. With
+`scaled=False` nothing is learned: s_0 = 0 and the rest 1, the roofline without any profile.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy as np
 
 from planner.models.families.step_family import StepFamily, fit_nonnegative, ones_column
 from planner.models.latency import Array, StepLatency
+
+LEAST_STEP_S = 1e-6  # Steps of the fewest tokens take at least this long: a StepLatency must be above 0.
 
 
 class RooflineSteps(StepFamily):
@@ -43,8 +46,8 @@ class RooflineSteps(StepFamily):
         else:
             self.scales_ = np.array([0.0, 1.0, 1.0, 1.0, 1.0])
         floor_s, f, a, bd, e = (float(s) for s in self.scales_)
-        host_s = 0.0 if self.scaled else shape.h_s
-        floor_s = max(floor_s, 1e-6 - f * shape.f_s[0], 0.0)
+        host_s = 0.0 if self.scaled else shape.h_s  # Measured steps have the host's time in s_0.
+        floor_s = max(floor_s, LEAST_STEP_S - f * shape.f_s[0], 0.0)
         self.latency_ = replace(
             shape,
             f_s=tuple(floor_s + f * seconds for seconds in shape.f_s),

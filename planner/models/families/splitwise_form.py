@@ -3,12 +3,12 @@
     t_prompt(n) = linear between the medians of measured prompt times over the prompt tokens n of a batch
     t_token(b)  = linear between the medians of measured token times over the sequences b of a batch    [s]
 
-Beyond the outermost medians the first and last slopes go on.
+Below the first median and beyond the last one the nearest slope goes on.
 
-The released simulator (splitwise-sim) reads its token table otherwise: the table is built over the PROMPT
-tokens of a batch (128 ... 32768) and looked up with the NUMBER OF SEQUENCES (1 ... 64), so a decode costs
-the same whatever the batch (repository issue 2). Its results can only be replayed with that mistake:
-`SplitwiseSimLookup`. A step with both phases takes 1.1 t_prompt(prompt tokens + decodes) there.
+The released simulator (splitwise-sim) reads its token table in another way: the table is built over the
+PROMPT tokens of a batch (128 ... 32768) and looked up with the NUMBER OF SEQUENCES (1 ... 64), so a decode
+costs the same whatever the batch (repository issue 2). Its results can only be replayed with that mistake, as
+`SplitwiseSimLookup` does. There a step with both phases takes 1.1 t_prompt(prompt tokens + decodes).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from planner.models.families.step_family import StepFamily, TwoPhases, prefill_t
 from planner.models.latency import Array
 
 # In splitwise-sim a batch with both phases takes this many times a prompt of as many tokens.
-MIXED = 1.1
+MIXED_FACTOR = 1.1
 # Extrapolation may fall below zero, so step times are clipped to this.
 _QUICKEST_STEP_S = 1e-6
 
@@ -45,10 +45,11 @@ class SplitwiseInterpolation(TwoPhases):
 
 
 class SplitwiseSimLookup(StepFamily):
-    """splitwise-sim's `performance_model=db`, mistake included. `prompt_` and `token_` as above.
+    """splitwise-sim's `performance_model=db`, with its mistake. `prompt_` and `token_` are (knots, seconds).
 
-    Decode rows need the prompt tokens of their batch, which X does not tell from the context: `fit` takes
-    K, the tokens read, for them; `from_knots` takes the released table (batch_tokens, seconds) as it is.
+    The token table is over prompt tokens, which X does not have for decodes: `fit` takes K, the tokens of
+    context that decodes read, in their place. `from_knots` takes the released table (batch_tokens, seconds)
+    as it is.
     """
 
     def __init__(self, *, beyond: str = "raise") -> None:
@@ -75,13 +76,13 @@ class SplitwiseSimLookup(StepFamily):
     def _predict(self, X: Array) -> Array:
         tokens, decodes, prefills = X[:, 0], X[:, 2], X[:, 4]
         prompt_s, token_s = interpolate_times(tokens, *self.prompt_), interpolate_times(decodes, *self.token_)
-        return np.where(prefills == 0, token_s, np.where(decodes == 0, prompt_s, MIXED * prompt_s))
+        return np.where(prefills == 0, token_s, np.where(decodes == 0, prompt_s, MIXED_FACTOR * prompt_s))
 
 
 def medians_by_key(keys: Array, y: Array) -> tuple[Array, Array]:
     """The distinct keys, and the median of y at each."""
-    knots, which = np.unique(keys, return_inverse=True)
-    return knots, np.array([np.median(y[which == k]) for k in range(len(knots))])
+    knots, knot_of = np.unique(keys, return_inverse=True)
+    return knots, np.array([np.median(y[knot_of == k]) for k in range(len(knots))])
 
 
 def interpolate_times(keys: Array, knots: Array, seconds: Array) -> Array:

@@ -9,8 +9,8 @@
     decode attention    the KV tokens read, and how many sequences share them
 
 With cached tokens c_i, p = sqrt(sum n_i (n_i + 2 c_i)) = sqrt(2 A_p - sum n_i): the prompt that makes as many
-query-key pairs from an empty cache. A forest averages times it has seen, so it never extrapolates: beyond
-the profile it goes on with the last value, whatever `beyond` says, and it is not monotone.
+query-key pairs from an empty cache. A forest averages times it has seen, so it never extrapolates: beyond the
+profile it stays at the last value, whatever `beyond` says. It is not monotone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from planner.models.step_tables import ATTN_DECODE, ATTN_PREFILL, HEAD
 
 # Vidur rounds the tokens of a step up to multiples of this.
 TOKEN_TILE = 8
-TOTAL = "total"
+TOTAL = "total"  # Stands for the whole step where the times of operators are not known.
 # Operators of an engine: one attention kernel for all sequences, and the time outside all operators.
 ATTN, REST = "attn", "rest"
 
@@ -39,8 +39,8 @@ def equivalent_prefill_tokens(X: Array) -> Array:
 
 
 class VidurForest(StepFamily):
-    """The forms above. `fit(X, y, operators)` with a column of seconds per operator (`StepTable.operators`)
-    fits one forest per operator and ignores y. Without `operators` one forest learns the total over all
+    """The form above. `fit(X, y, operators)`, with a column of seconds per operator (`StepTable.operators`),
+    fits one forest per operator and ignores y. Without `operators` one forest learns the whole step from all
     features.
 
     Times are predicted on a logarithmic scale, because an SLO is missed by a ratio. Vidur searches 27
@@ -82,13 +82,14 @@ class VidurForest(StepFamily):
 def operator_features(name: str, X: Array) -> Array:
     """The features that the operator's time depends on, after Vidur's triage; all features for the total."""
     tokens = np.ceil(X[:, :1] / TOKEN_TILE) * TOKEN_TILE
-    equivalent, new = equivalent_prefill_tokens(X)[:, None], prefill_tokens(X)[:, None]
+    equivalent, new_tokens = equivalent_prefill_tokens(X)[:, None], prefill_tokens(X)[:, None]
+    decodes, kv_tokens, prefills = X[:, [2]], X[:, [3]], X[:, [4]]
     if name == ATTN_PREFILL:
-        return np.hstack([equivalent, new])
+        return np.hstack([equivalent, new_tokens])
     if name == ATTN_DECODE:
-        return X[:, [2, 3]]
+        return np.hstack([decodes, kv_tokens])
     if name == HEAD:
-        return X[:, [2]] + X[:, [4]]
+        return decodes + prefills
     return np.hstack([tokens, equivalent, X[:, 2:]]) if name in (TOTAL, ATTN, REST) else tokens
 
 

@@ -31,6 +31,7 @@ ALONE_LEAST_SIMULATIONS = 2
 # A simulation that fails counts as this share of one that holds, because it stops early.
 FAILED_SHARE = 0.2
 
+# The price at which options are tried grows by this factor until one holds.
 _PRICE_STEP = 1.3
 
 ONE_GPU = "one GPU type only"
@@ -42,12 +43,12 @@ def mixed_label(gpu: str) -> str:
 
 
 def find_alternatives(
-    problem: Problem, level0: Level0, best: Counts, value: float, made: Counts = ()
+    problem: Problem, level0: Level0, best: Counts, value: float, production: Counts = ()
 ) -> tuple[Alternative, ...]:
     """The best fleet of each simpler kind, and the cheapest mixed pool of each GPU type alone.
 
     Each row is a fleet that holds, with its price, or says why there is no price. The plan itself is left
-    out: `best`, its fleet on paper, and `made`, its fleet for production.
+    out: `best`, its fleet on paper, and `production`, its fleet for production.
     """
     on_every_draw, search = on_all_draws(problem), level0.search
     oracle, rows = on_every_draw.oracle, []
@@ -56,21 +57,22 @@ def find_alternatives(
     is_mixed = all(option.role == "mixed" for option, _ in best)
     kinds: list[tuple[str, Counts | None]] = []
     if not is_one_gpu:
-        of_one = [(own.cost, own.counts) for own in alone.values() if own.counts]
-        if (counts := level0.one_gpu[0]) and len({option.type.gpu.name for option, _ in counts}) == 1:
-            of_one.append((level0.one_gpu[1], counts))
-        _, cheapest = min(of_one, key=lambda row: row[0], default=(math.inf, None))
+        priced = [(pool.cost, pool.counts) for pool in alone.values() if pool.counts]
+        level0_counts, level0_cost = level0.one_gpu
+        if level0_counts and len({option.type.gpu.name for option, _ in level0_counts}) == 1:
+            priced.append((level0_cost, level0_counts))
+        _, cheapest = min(priced, key=lambda row: row[0], default=(math.inf, None))
         kinds.append((ONE_GPU, cheapest))
     if not is_mixed:
         _, cheapest = min(
-            ((own.cost, own.counts) for own in alone.values()),
+            ((pool.cost, pool.counts) for pool in alone.values()),
             key=lambda row: row[0],
             default=(math.inf, None),
         )
         kinds.append(("mixed pools only", cheapest))
     kinds.append(("one worker type per pool (level 0)", search.best))
     for label, counts in kinds:
-        if counts in (best, made):
+        if counts in (best, production):
             continue
         if counts is None:
             rows.append(Alternative(label, None, math.inf, (Remarked("not-searched"),)))
@@ -79,12 +81,12 @@ def find_alternatives(
         else:
             fails = Remarked("fails-on-other-draw")
             rows.append(Alternative(label, None, objective_paid(problem, counts), (fails,), at_least=True))
-    for gpu, own in alone.items():
+    for gpu, pool in alone.items():
         label = mixed_label(gpu)
-        if own.counts is None:
-            rows.append(Alternative(label, None, own.least, own.notes, at_least=True))
-        elif (counts := owned_first(problem, own.counts)) not in (best, made):
-            rows.append(Alternative(label, oracle.fleet(counts), objective_paid(problem, counts), own.notes))
+        if pool.counts is None:
+            rows.append(Alternative(label, None, pool.least, pool.notes, at_least=True))
+        elif (counts := owned_first(problem, pool.counts)) not in (best, production):
+            rows.append(Alternative(label, oracle.fleet(counts), objective_paid(problem, counts), pool.notes))
     return tuple(rows)
 
 
@@ -113,11 +115,11 @@ def _cheapest_by_gpu(
             groups.setdefault(option.type.gpu.name, []).append(option)
     effort = ALONE_REQUESTS // max(len(groups), 1)
 
-    def of_gpu(options: Sequence[Option]) -> _GpuTypeAlone:
+    def cheapest_of(options: Sequence[Option]) -> _GpuTypeAlone:
         return _cheapest_mixed(problem, level0, options, best, value, effort)
 
     problem.progress(Stage("the other GPU types, each alone", "alone"))
-    return dict(zip(groups, run_each(of_gpu, groups.values()), strict=True))
+    return dict(zip(groups, run_each(cheapest_of, groups.values()), strict=True))
 
 
 def _cheapest_mixed(
@@ -125,14 +127,14 @@ def _cheapest_mixed(
 ) -> _GpuTypeAlone:
     """The cheapest mixed pool of one of these options, within ALONE_TIMES the plan's value and `effort`.
 
-    Where no such pool is known, one option of each worker size is tried at a price that grows until one
-    holds; then every option is tried below that price.
+    Where no such pool is known, one option of each worker size (TP, PP, DP) is tried at a price that grows
+    until one holds; then every option is tried below that price.
     """
     oracle, search = problem.oracle, level0.search
     requests = len(problem.trace) + sum(map(len, problem.draws))
     simulations_left = max(effort / requests, ALONE_LEAST_SIMULATIONS)
     most_failed = {
-        option.name: max(search.beyond.get(option.name, 0), level0.bounded[option.name].least - 1)
+        option.name: max(search.most_failed.get(option.name, 0), level0.bounded[option.name].least - 1)
         for option in options
     }
     counts: Counts | None = None
@@ -155,25 +157,25 @@ def _cheapest_mixed(
     def search_order(option: Option) -> tuple[bool, float, int]:
         """Sort key: options whose full step breaks the tightest TBT limit last, then by the likely cost."""
         budget, is_late = option.type.max_num_batched_tokens, breaks_gaps(option.type, problem.slo)
-        count = search.smallest.get(option.name, level0.bounded[option.name].likely)
-        return is_late and option.name not in search.smallest, objective(((option, count),)), -budget
+        count = search.least_holding.get(option.name, level0.bounded[option.name].likely)
+        return is_late and option.name not in search.least_holding, objective(((option, count),)), -budget
 
     def has_stopped() -> bool:
         return simulations_left <= 0 or problem.out_of_time()
 
     ordered = sorted(options, key=search_order)
-    known = [option for option in ordered if option.name in search.smallest]
+    known = [option for option in ordered if option.name in search.least_holding]
     if len(best) == 1 and best[0][0] in options:
         counts, ceiling = best, value
-    elif known and not has_stopped() and check_holds(known[0], count := search.smallest[known[0].name]):
+    elif known and not has_stopped() and check_holds(known[0], count := search.least_holding[known[0].name]):
         counts = ((known[0], count),)
         ceiling = objective(counts)
-    sizes = {
-        (option.type.tp, option.type.pp, option.type.dp): option for option in reversed(ordered)
-    }.values()
+    # Of each worker size the first option in order, as later entries of the dict replace earlier ones.
+    one_per_size = {(o.type.tp, o.type.pp, o.type.dp): o for o in reversed(ordered)}.values()
     price = max(_least_cost(options, most_failed), search.value if search.is_exhausted else 0.0) * _PRICE_STEP
     while counts is None and price < _PRICE_STEP * ceiling and not has_stopped():
-        for option in sizes if price < ceiling else ordered:
+        # The last price, at the ceiling, is tried with all options.
+        for option in one_per_size if price < ceiling else ordered:
             if has_stopped():
                 break
             if (count := most_below(option, min(price, ceiling))) and check_holds(option, count):

@@ -183,7 +183,7 @@ def _bound_facts(problem: Problem) -> list[Assuming]:
             tail=not trace.after.size,
         )
     ]
-    if small := [worker for item in problem.left for worker in item.workers]:
+    if small := [worker for item in problem.left_out for worker in item.workers]:
         names = sorted({f"{worker.gpu.name} tp{worker.tp}" for worker in small})
         facts.append(SmallCaches(tuple(names), problem.longest_tokens))
     return facts

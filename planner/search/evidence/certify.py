@@ -84,10 +84,10 @@ def plan(
     enough scenarios (`task.safety`), or, without safety, on the traffic as it is written.
 
     Raises InputError for what cannot be planned, InfeasibleError if no fleet keeps the SLO. Where the work
-    that a plan may take does not suffice (work_clock.py), the best fleet found so far is returned with status
-    "best found"; so it is after `time_limit_s`, and only then does the answer depend on the machine. With the
-    objective "throughput" the traffic is first raised as far as the limits allow, in production as far as a
-    fleet passes its test. `traffic_request` is as in `build_problem`. With `prove` every cheaper fleet of
+    that a plan may take (work_clock.py) is used up, the best fleet found so far is returned with status "best
+    found". After `time_limit_s` of wall time too, and only then does the answer depend on the machine. With
+    the objective "throughput" the traffic is first raised as far as the limits allow, in production as far as
+    a fleet passes its test. `traffic_request` is as in `build_problem`. With `prove` every cheaper fleet of
     level 0 is simulated.
     """
     with time_limit(time_limit_s) as deadline:
@@ -113,13 +113,10 @@ def _plan(
             return _plan_most_traffic(task, trace, catalog, seed, conditions)
         until = _share_of_time(conditions, RATE_TIME_FRAC)
         throughput, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=until)
-        task, start, conditions = (
-            task_at_rate(task, trace, throughput.rate_rps, seed),
-            [fleet],
-            _with_least_time(conditions),
-        )
-    is_found = throughput is not None
-    with time_limit(LEAST_SEARCH_S, grace=True) if is_found else nullcontext():
+        task = task_at_rate(task, trace, throughput.rate_rps, seed)
+        start = [fleet]
+        conditions = _with_least_time(conditions)
+    with time_limit(LEAST_SEARCH_S, grace=True) if throughput is not None else nullcontext():
         searched = search_llm(
             task,
             trace,
@@ -152,10 +149,10 @@ def _certified(
     certified_plan = certify_plan(
         searched, trace, catalog, seed=seed, throughput=throughput, production=production
     )
-    is_on_paper = production is not None and production.on_paper is not None
+    is_on_paper = production is not None and production.why_on_paper is not None
     return (
         add_robustness(certified_plan, best_of(searched), production)
-        if conditions.around and not is_on_paper
+        if conditions.adds_robustness and not is_on_paper
         else certified_plan
     )
 
@@ -165,8 +162,8 @@ def add_robustness(plan: Plan, searched: tuple[Problem, FleetSearch], production
     problem, paper = searched
     problem.progress(Stage("what more traffic, longer prompts and fewer workers would do", "around"))
     best = paper.best if production is None else production.best
-    lossy = None if production is None else production.with_loss
-    priced = [] if lossy is None else [("with a loss", problem.oracle.fleet(lossy))]
+    loss_proof = None if production is None else production.with_loss
+    priced = [] if loss_proof is None else [("with a loss", problem.oracle.fleet(loss_proof))]
     priced += priced_alternatives(plan.alternatives) if plan.certificate.objective == "cost" else []
     robustness = find_robustness(problem, best, priced)
     return replace(plan, certificate=replace(plan.certificate, around=robustness))
@@ -181,13 +178,14 @@ def _plan_most_traffic(
     The search for the rate on paper ends after a third of the time, that for the rate in production after two
     thirds.
     """
-    until = [_share_of_time(conditions, part * RATE_TIME_FRAC) for part in (0.5, 1.0)]
-    on_paper, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=until[0])
-    kept = find_most_kept_traffic(task, trace, catalog, on_paper, fleet, seed=seed, conditions=until[1])
+    until_half = _share_of_time(conditions, 0.5 * RATE_TIME_FRAC)
+    until_whole = _share_of_time(conditions, RATE_TIME_FRAC)
+    on_paper, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=until_half)
+    kept = find_most_kept_traffic(task, trace, catalog, on_paper, fleet, seed=seed, conditions=until_whole)
     rates, fleet = (on_paper, fleet) if kept is None else kept
     with time_limit(LEAST_SEARCH_S, grace=True):
-        more = _with_least_time(conditions)
-        return _plan_at_rates(task, trace, catalog, seed, more, rates, fleet, is_kept=kept is not None)
+        conditions = _with_least_time(conditions)
+        return _plan_at_rates(task, trace, catalog, seed, conditions, rates, fleet, is_kept=kept is not None)
 
 
 def _plan_at_rates(
@@ -201,25 +199,28 @@ def _plan_at_rates(
     *,
     is_kept: bool,
 ) -> Plan:
-    """The plan for the highest of falling rates at which the fleet passes its test; where it `is_kept` in no
-    scenarios that were searched, the plan on paper for the first rate.
+    """The plan for the highest of falling rates at which the fleet passes its test. Where the search found
+    no fleet that `is_kept` in enough scenarios, the plan on paper for the first rate.
     """
     production = None
     for attempt, throughput in enumerate(falling_rates(rates), start=1):
-        at, now = task_at_rate(task, trace, throughput.rate_rps, seed), _with_least_time(conditions)
-        searched = search_llm(at, trace, catalog, seed=seed, conditions=now, start=[fleet])
+        task_now = task_at_rate(task, trace, throughput.rate_rps, seed)
+        conditions_now = _with_least_time(conditions)
+        searched = search_llm(task_now, trace, catalog, seed=seed, conditions=conditions_now, start=[fleet])
         problem, paper = best_of(searched)
-        known = pick_known_fleet_and_test(problem, paper, fleet) if is_kept else None
-        is_done = known is None or is_test_passed(known.kept_in, known.test.safety) or problem.out_of_time()
+        trial = pick_known_fleet_and_test(problem, paper, fleet) if is_kept else None
+        is_done = trial is None or is_test_passed(trial.kept_in, trial.test.safety) or problem.out_of_time()
         if is_done or attempt == MOST_TESTS:
             break
-    if known is not None:
-        production = with_answers(problem, paper, known)
+    if trial is not None:
+        production = with_answers(problem, paper, trial)
     certified_plan = certify_plan(
         searched, trace, catalog, seed=seed, throughput=throughput, production=production
     )
     return (
-        add_robustness(certified_plan, (problem, paper), production) if conditions.around else certified_plan
+        add_robustness(certified_plan, (problem, paper), production)
+        if conditions.adds_robustness
+        else certified_plan
     )
 
 
@@ -276,21 +277,22 @@ def certify_plan(
     The fleet is that of `production`, or the best that the searches found. Simulations that would begin after
     `deadline`, by default that of the search, are left out, and a warning names them.
     """
-    problem, best = best_of(searched)
+    problem, fleet_search = best_of(searched)
     oracle = problem.oracle
-    fleet = oracle.fleet(best.best if production is None else production.best)
+    counts = fleet_search.best if production is None else production.best
+    fleet = oracle.fleet(counts)
     problem.progress(Stage("simulating the plan and its neighbours", "neighbours"))
     began = now_s()
     simulation, verdict = oracle.verdict(fleet, record=True)
     deadline = problem.deadline if deadline is None else deadline
     # The last simulation may take as long as that of the plan did, so it must begin that much earlier.
     clock = findings.EvidenceClock(deadline - (now_s() - began))
-    beyond = _simulate_further(searched, simulation, trace, catalog, seed, clock, production)
-    of_limits = shadow_prices(replace(problem, deadline=deadline))
+    further = _simulate_further(searched, simulation, trace, catalog, seed, clock, production)
+    limit_prices = shadow_prices(replace(problem, deadline=deadline))
     left_s = max(wall_deadline_s(deadline) - time.monotonic(), 0.0)
     placement = findings.place_workers(fleet, min(findings.PLACEMENT_S, max(left_s, 1.0)))
     certificate = replace(
-        _certificate_of(searched, simulation, beyond, of_limits, seed, production),
+        _certificate_of(searched, simulation, further, limit_prices, seed, production),
         commitments=commitments(fleet, placement, problem.task.terms),
     )
     return Plan(
@@ -302,7 +304,7 @@ def certify_plan(
         simulation=simulation,
         verdict=verdict,
         certificate=certificate,
-        alternatives=_all_alternatives(problem, best, production, beyond),
+        alternatives=_all_alternatives(problem, fleet_search, production, further),
         max_model_len=problem.longest_tokens,
         prices=findings.list_prices(problem.task, catalog, problem.gpus),
         warnings=(
@@ -310,22 +312,20 @@ def certify_plan(
             *map(OfTraffic, _doubts(problem, trace)),
             *(() if production is None else findings.one_trace_warnings(problem)),
             *(
-                findings.price_holding_hours(
-                    problem, best.best if production is None else production.best, each, clock
-                )
-                if isinstance(each, WorstHour)
-                else each
-                for each in findings.list_warnings(fleet, simulation, problem.slo, verdict)
+                findings.price_holding_hours(problem, counts, warning, clock)
+                if isinstance(warning, WorstHour)
+                else warning
+                for warning in findings.list_warnings(fleet, simulation, problem.slo, verdict)
             ),
             *findings.image_warnings(fleet, problem.trace),
             *(() if problem.task.prefix_cache else findings.uncounted_prefix_warnings(fleet.policies, trace)),
             *findings.roofline_warnings(problem, fleet),
-            *beyond.warnings,
+            *further.warnings,
         ),
         throughput=throughput,
         placement=placement,
         prefixes=_pool_prefixes(oracle, fleet, simulation, seed, left_s),
-        on_paper=oracle.fleet(best.best),
+        on_paper=oracle.fleet(fleet_search.best),
         trial=production.trial if production is not None and production.is_tested else None,
     )
 
@@ -348,11 +348,12 @@ def _pool_prefixes(
 
 
 def _all_alternatives(
-    problem: Problem, best: FleetSearch, production: Production | None, beyond: _FurtherResults
+    problem: Problem, fleet_search: FleetSearch, production: Production | None, further: _FurtherResults
 ) -> tuple[Alternative, ...]:
     """The rows of alternatives, marked as fleets on paper beside a plan for production."""
-    fleet = () if production is None else production.best
-    rows = (*find_alternatives(problem, best.level0, best.best, best.value, fleet), *beyond.alternatives)
+    counts = () if production is None else production.best
+    found = find_alternatives(problem, fleet_search.level0, fleet_search.best, fleet_search.value, counts)
+    rows = (*found, *further.alternatives)
     return rows if production is None else mark_on_paper(rows)
 
 
@@ -362,7 +363,7 @@ def _status_of(
     """The status of a plan: "certified" only where the search was exhausted, the fleet passed its test, and
     its step times are measured with a spread.
     """
-    if production is not None and production.on_paper is not None:
+    if production is not None and production.why_on_paper is not None:
         return "not for production"
     if not certificate.level0_exhausted:
         return "best found"
@@ -403,16 +404,19 @@ def _simulate_further(
 
     In production the scenarios replace other draws of the traffic and step times at the ends of their spread.
     """
-    problem, best_found = best_of(searched)
-    best, oracle = best_found.best if production is None else production.best, problem.oracle
+    problem, fleet_search = best_of(searched)
+    oracle = problem.oracle
+    best = fleet_search.best if production is None else production.best
     fleet = oracle.fleet(best)
     other_policies = findings.price_other_policies(searched, clock)
     # The search simulated only as many draws as it needed to refute a fleet.
     on_every_draw = on_all_draws(problem)
-    neighbours, binds = findings.simulate_neighbours(on_every_draw, best_found.best, clock)
+    neighbours, binds = findings.simulate_neighbours(on_every_draw, fleet_search.best, clock)
     one_more, one_more_warnings = findings.simulate_one_more(on_every_draw, best, clock)
     if_longer = None if production else findings.simulate_longer_steps(problem, fleet, clock)
-    insurance, insured, uninsured = findings.price_insurance(problem, best_found, trace, catalog, seed, clock)
+    insurance, insured, uninsured = findings.price_insurance(
+        problem, fleet_search, trace, catalog, seed, clock
+    )
     spot, spot_warnings = findings.simulate_spot_loss(problem, best, clock)
     drawn: list[Repeats | None] = []
     is_drawn = production is None and clock.allows(draws.OTHER_DRAWS)
@@ -454,60 +458,65 @@ def _simulate_further(
 
 def _doubts(problem: Problem, trace: Trace) -> tuple[str, ...]:
     """What is doubtful in the trace as it was read, in the question, and in the two together."""
-    of_both = (*of_percentiles(problem.slo, problem.trace), *of_llms(problem.slo, trace))
-    return (*trace.warnings, *problem.task.doubts, *of_both)
+    trace_and_question = (*of_percentiles(problem.slo, problem.trace), *of_llms(problem.slo, trace))
+    return (*trace.warnings, *problem.task.doubts, *trace_and_question)
 
 
 def _certificate_of(
     searched: Sequence[tuple[Problem, FleetSearch]],
     simulation: Simulation,
-    beyond: _FurtherResults,
-    of_limits: Mapping[FleetLimit, float],
+    further: _FurtherResults,
+    limit_prices: Mapping[FleetLimit, float],
     seed: int,
     production: Production | None,
 ) -> Certificate:
-    """The certificate: what was proved and found. `of_limits` are the shadow prices of the limits."""
-    problem, best = best_of(searched)
+    """The certificate: what was proved and found. `limit_prices` are the shadow prices of the limits."""
+    problem, fleet_search = best_of(searched)
     searches = [each.level0.search for _, each in searched]
-    simplest = min(searches, key=lambda search: search.value)  # The cheapest of level 0 under any policy.
+    # The cheapest fleet of level 0 under any of the policies that were searched.
+    cheapest_level0 = min(searches, key=lambda search: search.value)
     is_exhausted = all(search.is_exhausted for search in searches)
-    wanted = problem.task.objective
+    objective = problem.task.objective
     return Certificate(
-        objective=wanted,
-        unit=OBJECTIVE_UNITS[wanted],
-        value=objective_paid(problem, best.best),
+        objective=objective,
+        unit=OBJECTIVE_UNITS[objective],
+        value=objective_paid(problem, fleet_search.best),
         bound=min(
-            paid_at_least(problem, checked_bound(problem.lower, best.value)),
-            objective_paid(problem, best.best),
+            paid_at_least(problem, checked_bound(problem.lower, fleet_search.value)),
+            objective_paid(problem, fleet_search.best),
         ),
-        level0=simplest.value if simplest.best is None else objective_paid(problem, simplest.best),
+        level0=cheapest_level0.value
+        if cheapest_level0.best is None
+        else objective_paid(problem, cheapest_level0.best),
         level0_exact=is_exhausted and all(search.is_exact for search in searches),
-        beyond_exact=best.beyond_exact,
-        universe=tuple(option.name for option in best.level0.options),
+        beyond_exact=fleet_search.beyond_exact,
+        universe=tuple(option.name for option in fleet_search.level0.options),
         refuted=(
-            *(Refuted(item.name, item.because) for item in problem.left),
-            *(Refuted(name, because) for name, because in sorted(best.level0.search.refuted.items())),
+            *(Refuted(item.name, item.because) for item in problem.left_out),
+            *(Refuted(name, because) for name, because in sorted(fleet_search.level0.search.refuted.items())),
         ),
-        neighbours=beyond.neighbours,
+        neighbours=further.neighbours,
         binding=(
-            *beyond.binds,
-            *findings.used_up_limits(problem.limits, best.best),
-            *findings.bound_price_facts(of_limits, wanted),
+            *further.binds,
+            *findings.used_up_limits(problem.limits, fleet_search.best),
+            *findings.bound_price_facts(limit_prices, objective),
             *findings.kept_hours(simulation, problem.slo),
-            *beyond.findings,
-            *best.raced,
+            *further.findings,
+            *fleet_search.raced,
         ),
         assumptions=list_assumptions(
-            problem, problem.oracle.fleet(best.best if production is None else production.best), simulation
+            problem,
+            problem.oracle.fleet(fleet_search.best if production is None else production.best),
+            simulation,
         ),
-        simulations=sum(each.oracle.simulations for each, _ in searched) + beyond.simulations,
-        cuts=best.cuts,
+        simulations=sum(each.oracle.simulations for each, _ in searched) + further.simulations,
+        cuts=fleet_search.cuts,
         seed=seed,
-        shadow_prices={limit.name: price for limit, price in of_limits.items()},
-        repeats=beyond.repeats,
+        shadow_prices={limit.name: price for limit, price in limit_prices.items()},
+        repeats=further.repeats,
         level0_exhausted=is_exhausted,
-        cheaper=simplest.cheaper,
-        cheaper_simulated=simplest.cheaper_simulated,
+        cheaper=cheapest_level0.cheaper,
+        cheaper_simulated=cheapest_level0.cheaper_simulated,
         assumed=pruning_rules.with_counts(
             set().union(*(search.assumed for search in searches)), problem.oracle.verdicts
         ),

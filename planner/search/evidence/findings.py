@@ -50,7 +50,7 @@ from planner.search.problem.plan_problem import Conditions, Problem, on_all_draw
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import Line, Verdict, measured, windows_s, worst_window
 from planner.solvers.master import FleetLimits
-from planner.solvers.placement import NodePlacement, as_dealt, place_fleet
+from planner.solvers.placement import NodePlacement, place_fleet, placement_of_topology
 from planner.traffic.described import Description
 from planner.traffic.kinds import quarters_apart
 from planner.traffic.prefixes import alike_tokens_frac
@@ -408,7 +408,7 @@ def place_workers(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> NodePlacem
         pools.append(replace(pool, type=replace(pool.type, gpu=gpu)))
     try:
         if fleet.network.topology is not None:
-            return as_dealt(replace(fleet, pools=tuple(pools)))
+            return placement_of_topology(replace(fleet, pools=tuple(pools)))
         return place_fleet(replace(fleet, pools=tuple(pools)), time_limit_s=time_limit_s)
     except PlannerError:
         return None

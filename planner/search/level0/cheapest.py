@@ -1,18 +1,18 @@
 """The cheapest fleets of level 0, of one LLM or of several within limits that they share.
 
-A corner of a design (designs.py) bounds its row from below. For each LLM one corner, or one fleet known to
-hold, of one of its designs is chosen, so that all are within the limits and together cheapest: for one LLM
-that is a minimum, for several LLMs the answer of solvers/multiple_choice.py. Chosen corners are simulated
-until everything that was chosen is known to hold.
+A design is the worker types of a fleet, a corner its counts (designs.py); a corner bounds the fleets of its
+row from below. For each LLM one corner, or one fleet known to hold, of one of its designs is chosen, so that
+all are within the limits and together cheapest: for one LLM that is a minimum, for several LLMs the answer of
+solvers/multiple_choice.py. Chosen corners are simulated until everything that was chosen is known to hold.
 
-This is the master of a logic-based Benders decomposition. LLMs share no worker, so the subproblem falls
-apart: does each fleet that was chosen keep the SLO of its LLM (the simulator says). Corners that fail move up
-in their row. A design begins at the least counts that the SLO obliges (master.least_workers), so the optimum
-of the master bounds every choice of designs and counts, given that in a row more workers never hurt and that
-what pools do alone is right.
+This is the master of a logic-based Benders decomposition. LLMs share no worker, so there is one subproblem
+for each: the simulator says whether the chosen fleet keeps the SLO of its LLM. Corners that fail move up in
+their row. A design begins at the least counts that the SLO obliges (master.least_workers), so the optimum of
+the master bounds every choice of designs and counts, if in a row more workers never hurt and if what was
+learned of pools alone holds in a pair.
 
 For one LLM the next cheapest corners are simulated as well, WAVE at a time: one answer seldom makes another
-needless, as all of them must be ruled out below the best fleet. For several LLMs one corner of each is
+needless, as all corners below the best fleet must be ruled out. For several LLMs one corner of each is
 simulated at a time, because the choice of the others decides which corner is worth it.
 """
 
@@ -40,12 +40,13 @@ Weigh = Callable[[Option], float]
 Run = Callable[[Sequence[Callable[[], None]]], None]
 """Executes closures, in parallel or one after the other."""
 SLACK = 1e-9  # Relative tolerance of sums.
-LOOK = 4 * WAVE  # The next questions are found among so many of the cheapest corners of one LLM.
+MOST_LOOKED_AT = 4 * WAVE  # The next questions are found among this many of the cheapest corners of one LLM.
 
 
 @dataclass(frozen=True, slots=True)
 class SharedLimit:
-    """A limit on what the workers of all LLMs take together; where `limit` is None, on their value.
+    """A limit on what the workers of all LLMs take together. Where `limit` is None, it is a limit on their
+    value.
 
     `use` is what one worker takes. `total` is given for one LLM whose nodes are sold whole: then a fleet
     costs more than the sum of its workers.
@@ -104,10 +105,11 @@ def cheapest(
 ) -> Cheapest:
     """The choice of least weight over the designs of each LLM, strictly `below` a value.
 
-    The weight of a worker is `weigh`, or the objective with whole nodes. `run` executes closures that
-    simulate; what they learn stays in the designs, so another question about the same designs costs little.
-    Where `leaping`, prefill counts without an upper limit grow by leaps until a choice is known; the counts
-    that were passed over are looked at afterwards, and `bound` is valid only then.
+    The weight of a worker is given by `weigh`; without it, that of a fleet is its objective with whole nodes.
+    `run` executes closures that simulate; what they learn stays in the designs, so another question about the
+    same designs costs little. Where `leaping`, prefill counts without an upper limit grow by leaps until a
+    choice is known; the counts that were passed over are looked at afterwards, and `bound` is valid only
+    then.
     """
     tables = [_Table(designs, limits, weigh) for designs in llms]
     least = [0.0] * len(tables)  # The least that each LLM adds to any choice below `upper`.
@@ -119,17 +121,18 @@ def cheapest(
         return Cheapest(choice, math.inf if best is None else upper, bound, is_exact, rounds)
 
     while True:
-        known = _choose([table.that_hold() for table in tables], limits)[0]
+        known = _choose([table.holding() for table in tables], limits)[0]
         if known is not None and (value := sum(column.weight for column in known)) < upper * (1 - SLACK):
             best, upper = known, value
         for table in tables:
             table.leaping = leaping and math.isinf(upper)
-        ceilings = [upper - (sum(least) - one) for one in least]
+        # What each LLM may weigh if the others weigh the least that they can.
+        ceilings = [upper - (sum(least) - own_least) for own_least in least]
         columns = [table.columns(ceiling) for table, ceiling in zip(tables, ceilings, strict=True)]
         if not all(columns):
             bound = upper
             return ended(is_exact=True)
-        least = [min(column.weight for column in each) for each in columns]
+        least = [min(column.weight for column in llm_columns) for llm_columns in columns]
         chosen, at_least = _choose(columns, limits)
         if chosen is None or at_least >= upper * (1 - SLACK):
             bound = upper
@@ -148,10 +151,10 @@ def cheapest(
             progress(verdicts := standing)
         questions: list[DesignQuery] = []
         for i in unknown:
-            among = [chosen[i]]
+            candidates = [chosen[i]]
             if len(tables) == 1:
-                among = heapq.nsmallest(LOOK, columns[i], key=lambda column: column.weight)
-            questions += tables[i].questions(among, ceilings[i])
+                candidates = heapq.nsmallest(MOST_LOOKED_AT, columns[i], key=lambda column: column.weight)
+            questions += tables[i].questions(candidates, ceilings[i])
         _answer(questions, run)
 
 
@@ -196,9 +199,10 @@ class _Table:
             option = pool.item.option
             self.terms[pool] = DesignTerms(weigh(option) if weigh else option.objective, uses, most)
         self.leaping = False
+        # The version of each design, and `leaping`, for which its columns were made.
         self.versions: list[tuple[int, bool]] = [(-1, False)] * len(designs)
-        self.of_design: list[list[_Column]] = [[] for _ in designs]
-        self.all: list[_Column] = []
+        self.columns_by_design: list[list[_Column]] = [[] for _ in designs]
+        self.all_columns: list[_Column] = []
 
     def _refresh(self) -> list[_Column]:
         """All columns; those of designs about which something was learned are made anew."""
@@ -206,45 +210,47 @@ class _Table:
         if versions != self.versions:
             for k, design in enumerate(self.designs):
                 if versions[k] != self.versions[k]:
-                    self.of_design[k] = self._of(design)
+                    self.columns_by_design[k] = self._make_columns(design)
             self.versions = versions
-            self.all = list(itertools.chain.from_iterable(self.of_design))
-        return self.all
+            self.all_columns = list(itertools.chain.from_iterable(self.columns_by_design))
+        return self.all_columns
 
-    def _of(self, design: Design) -> list[_Column]:
+    def _make_columns(self, design: Design) -> list[_Column]:
         """The columns of one design that are within the limits."""
         fleets = design.fleets()
-        found = [(vector, True) for vector in fleets]
-        found += [
+        vectors = [(vector, True) for vector in fleets]
+        vectors += [
             (vector, False)
             for vector in design.corners(leaping=self._leaps(design))
             if vector not in fleets
             and all(count <= pool.item.too_many for count, pool in zip(vector, design.pools, strict=True))
         ]
         columns = []
-        for vector, holds in found:
-            weight, uses = self._taken(design, vector)
+        for vector, holds in vectors:
+            weight, uses = self._weight_and_uses(design, vector)
             if all(used <= amount for used, amount in zip(uses, self.amounts, strict=True)):
                 columns.append(_Column(weight, uses, design, vector, holds))
         return columns
 
     def _leaps(self, design: Design) -> bool:
+        """Whether the prefill counts of this design grow by leaps."""
         return self.leaping and len(design.pools) == 2 and math.isinf(self.terms[design.pools[0]].most)
 
-    def _taken(self, design: Design, vector: Vector) -> tuple[float, tuple[float, ...]]:
-        each = [(self.terms[pool], count) for pool, count in zip(design.pools, vector, strict=True)]
-        weight = sum(terms.weight * count for terms, count in each)
+    def _weight_and_uses(self, design: Design, vector: Vector) -> tuple[float, tuple[float, ...]]:
+        """The weight of a fleet, and what it uses of each limit."""
+        pool_counts = [(self.terms[pool], count) for pool, count in zip(design.pools, vector, strict=True)]
+        weight = sum(terms.weight * count for terms, count in pool_counts)
         if self.weigh is None:
             weight = objective(design.counts(vector))
         return weight, tuple(
-            sum(terms.uses[y] * count for terms, count in each)
+            sum(terms.uses[y] * count for terms, count in pool_counts)
             if total is None
             else total(design.counts(vector))
             for y, total in enumerate(self.totals)
         )
 
-    def that_hold(self) -> list[_Column]:
-        """Fleets that hold."""
+    def holding(self) -> list[_Column]:
+        """The columns of fleets that are known to hold."""
         return [column for column in self._refresh() if column.holds]
 
     def columns(self, ceiling: float) -> list[_Column]:
@@ -276,48 +282,52 @@ class _Table:
 
     def _most(self, design: Design, vector: Vector, ceiling: float, k: int) -> float:
         """Most workers of the k-th pool beside those of the other, within the limits and below `ceiling`."""
-        fixed, used = self._taken(design, (*vector[:k], 0, *vector[k + 1 :]))
+        other_weight, other_uses = self._weight_and_uses(design, (*vector[:k], 0, *vector[k + 1 :]))
         terms, counts = self.terms[design.pools[k]], design.counts(vector)
-        option, beside = counts[k][0], (*counts[:k], *counts[k + 1 :])
+        option, others = counts[k][0], (*counts[:k], *counts[k + 1 :])
         if self.weigh is None:
-            most = min(terms.most, largest_below(option, ceiling, beside))
+            most = min(terms.most, largest_below(option, ceiling, others))
         else:
-            most = min(terms.most, count_below(terms.weight, ceiling, fixed))
-        rows = zip(self.amounts, terms.uses, used, self.totals, strict=True)
-        for amount, use, taken, total in sorted(rows, key=lambda row: row[-1] is not None):
+            most = min(terms.most, count_below(terms.weight, ceiling, other_weight))
+        rows = zip(self.amounts, terms.uses, other_uses, self.totals, strict=True)
+        # Limits with a `total` come last: they are searched up to a count that the others may have lowered.
+        for amount, use, other_use, total in sorted(rows, key=lambda row: row[-1] is not None):
             if total is None and use > 0:
-                most = min(most, math.floor((amount - taken) / use + SLACK))
+                most = min(most, math.floor((amount - other_use) / use + SLACK))
             elif total is not None and 0 < (most := min(most, terms.most)) < math.inf:
-                most = _within(total, amount, beside, option, int(most))
+                most = _most_within(total, amount, others, option, int(most))
         return most
 
 
-def _within(
-    total: Callable[[Counts], float], amount: float, beside: Counts, option: Option, most: int
+def _most_within(
+    total: Callable[[Counts], float], amount: float, others: Counts, option: Option, most: int
 ) -> int:
-    return largest_that_fits(most, lambda n: total((*beside, (option, n))) <= amount)
+    """The largest count up to `most` with which the fleet's total is within `amount`."""
+    return largest_that_fits(most, lambda n: total((*others, (option, n))) <= amount)
 
 
 def _choose(
     columns: Sequence[Sequence[_Column]], limits: Sequence[SharedLimit]
 ) -> tuple[list[_Column] | None, float]:
-    """The column chosen for each LLM, None if no choice is within the limits; and what any choice weighs."""
+    """The column chosen for each LLM, None if no choice is within the limits; and what any choice weighs at
+    least.
+    """
     if not all(columns):
         return None, math.inf
     if len(columns) == 1:  # Every column is within the limits by itself.
         first = min(columns[0], key=lambda column: column.weight)
         return [first], first.weight
-    columns = [_undominated(each) for each in columns]
-    taken, bound = choose(columns, [limit.amount for limit in limits])
-    if taken is None:
+    columns = [_undominated(llm_columns) for llm_columns in columns]
+    indices, bound = choose(columns, [limit.amount for limit in limits])
+    if indices is None:
         return None, bound
-    return [each[f] for each, f in zip(columns, taken, strict=True)], bound
+    return [llm_columns[i] for llm_columns, i in zip(columns, indices, strict=True)], bound
 
 
 def _undominated(columns: Sequence[_Column]) -> list[_Column]:
-    """Columns without those that another one, which holds, dominates in weight and every limit.
+    """The columns that no column which holds dominates in weight and in every limit.
 
-    Of columns with equal figures the first that holds stays, or the first.
+    Of columns with equal figures one stays: the first that holds, otherwise the first.
     """
     first: dict[tuple[float, ...], _Column] = {}
     for column in columns:

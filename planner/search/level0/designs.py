@@ -140,9 +140,9 @@ class PoolQuestion:
             learned.least_holding = min(learned.least_holding, self.count)
         else:
             learned.failed = max(learned.failed, self.count)
-            pool.search.beyond[name] = learned.failed
+            pool.search.most_failed[name] = learned.failed
         if pool.is_known:
-            pool.search.smallest[name] = pool.least
+            pool.search.least_holding[name] = pool.least
 
 
 @dataclass(slots=True, eq=False)
@@ -256,7 +256,7 @@ class RowQuestion:
         if self.counts_in_question is not None:
             search.offer(self.counts_in_question)
             name, n = self.counts_in_question[-1][0].name, self.counts_in_question[-1][1]
-            search.smallest[name] = min(n, search.smallest.get(name, n))
+            search.least_holding[name] = min(n, search.least_holding.get(name, n))
             return
         label = " + ".join(pool.item.option.name for pool in design.pools)
         p = self.corner[0]

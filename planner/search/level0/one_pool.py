@@ -2,7 +2,7 @@
 
 A fleet of level 0 is n workers of one mixed option, or p workers of a prefill option with d of a decode
 option. A fleet "holds" if the SLO is kept in its simulation. The search assumes that what holds with some
-workers holds with more (pruning_rules.py says how often that was wrong). So
+workers holds with more (pruning_rules.py says how often that was wrong). Then
 
   one pool    the least count that holds is found by bisection, and an option is refuted by one failure at the
               largest count that would still be cheaper than the best fleet known (the incumbent);
@@ -39,9 +39,9 @@ WAVE = 4
 class Bounded:
     """An option with a proved least count and the most that stock, power and budget allow.
 
-    Two guesses say where to look first; no conclusion rests on them: `likely` for any pool, and `busy` for a
-    decode pool, the workers that keep up when every seat is taken, which is often right to a worker. Fewer
-    than `few` decode workers are assumed to fall behind (pruning_rules.SEATS).
+    Two guesses say where to look first, and no conclusion rests on them. `likely` is for any pool. `busy` is
+    for a decode pool: the workers that keep up when every seat is taken, often the right count. Fewer than
+    `few` decode workers are assumed to fall behind (pruning_rules.SEATS).
     """
 
     option: Option
@@ -73,19 +73,20 @@ class Learned:
 class Search:
     """State of a level-0 search: the incumbent, why each option is out, and counts learned on the way.
 
-    `smallest`, `beyond`, `learned` and `refuted` have the names of options as keys: the least count known to
-    hold, the largest known to fail, what its pool does alone, and why the option is out. `is_exhausted`: the
-    search came to its end in time. `is_exact`: every cheaper fleet was simulated or has too few workers for
-    the work. `cheaper` counts the fleets of level 0 below the best one (None: there is no end to them),
-    `cheaper_simulated` those of them that were simulated; `counted` caches a value and its count.
+    `least_holding`, `most_failed`, `learned` and `refuted` have the names of options as keys: the least count
+    known to hold, the largest known to fail, what its pool does alone, and why the option is out.
+    `is_exhausted`: the search came to its end in time. `is_exact`: every cheaper fleet was simulated or has
+    too few workers for the work. `cheaper` counts the fleets of level 0 below the best one (None: there is no
+    end to them), `cheaper_simulated` those of them that were simulated. `counted` caches the value of a fleet
+    and the number of fleets below it.
     """
 
     limits: FleetLimits
     best: Counts | None = None
     value: float = math.inf
     refuted: dict[str, Reason] = field(default_factory=dict)
-    smallest: dict[str, int] = field(default_factory=dict)
-    beyond: dict[str, int] = field(default_factory=dict)
+    least_holding: dict[str, int] = field(default_factory=dict)
+    most_failed: dict[str, int] = field(default_factory=dict)
     learned: dict[str, Learned] = field(default_factory=dict)
     is_exhausted: bool = True
     is_exact: bool = False
@@ -95,11 +96,12 @@ class Search:
     counted: tuple[float, float] | None = None
 
     def offer(self, counts: Counts) -> None:
+        """Take note of a fleet that holds."""
         if len(counts) == 1:
             ((option, count),) = counts
-            self.smallest[option.name] = min(count, self.smallest.get(option.name, count))
+            self.least_holding[option.name] = min(count, self.least_holding.get(option.name, count))
         value = objective(counts)
-        if value < self.value * (1 - 1e-9):
+        if value < self.value * (1 - 1e-9):  # less by more than rounding
             self.best, self.value = counts, value
 
 
@@ -110,30 +112,30 @@ def first_incumbent(
     run: Callable[[Sequence[Callable[[], None]]], None],
     out_of_time: Callable[[], bool],
 ) -> None:
-    """A fleet that holds and is nearly as cheap as the best of these options.
+    """Offer the search a fleet that holds and is nearly as cheap as the best of these options.
 
-    All options are tried at one price, which grows until one of them holds, and is then narrowed between the
-    last price at which none held and that one. Fleets that are far too small fail within a fraction of the
-    trace, so this costs little more than the simulations that succeed.
+    All options are tried at one price, which grows until one of them holds. Then the price is narrowed
+    between that one and the last one at which none held. Fleets that are far too small fail within a fraction
+    of the trace, so this costs little more than the simulations that succeed.
     """
     alive = [item for item in bounded if item.least <= item.most]
 
     def any_holds_below(value: float) -> bool:
         holding: dict[str, Counts] = {}
 
-        def look(item: Bounded) -> None:
+        def try_option(item: Bounded) -> None:
             option, name = item.option, item.option.name
             count = int(min(item.most, largest_below(option, value), item.too_many))
-            if count < max(item.least, search.beyond.get(name, 0) + 1):
+            if count < max(item.least, search.most_failed.get(name, 0) + 1):
                 return
             if holds([((option, count),)])[0]:
                 holding[name] = ((option, count),)
             else:
-                search.beyond[name] = count
+                search.most_failed[name] = count
 
         try:
             for wave in _waves(alive):
-                run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
+                run([lambda item=item: try_option(item) for item in wave])  # type: ignore[misc]
         finally:  # What was found counts even where the time limit ends the wave.
             for item in alive:
                 if item.option.name in holding:
@@ -141,15 +143,13 @@ def first_incumbent(
         return bool(holding)
 
     failed = min((item.least_objective for item in alive), default=0.0)
-    value = (
-        max(failed, min((objective(((item.option, item.likely),)) for item in alive), default=0.0))
-        * _FIRST_PRICE
-    )
+    likely_value = min((objective(((item.option, item.likely),)) for item in alive), default=0.0)
+    value = _PRICE_GROWTH * max(failed, likely_value)
     highest = max((objective(((item.option, item.too_many),)) for item in alive), default=0.0)
     while 0 < value <= highest and not any_holds_below(value):
         if out_of_time():
             return
-        failed, value = value, _FIRST_PRICE * value
+        failed, value = value, _PRICE_GROWTH * value
     while search.value > _NEAR * failed > 0 and math.isfinite(search.value) and not out_of_time():
         middle = math.sqrt(failed * search.value)
         if not any_holds_below(middle):
@@ -174,34 +174,32 @@ def search_one_pool(
         value = search.value
         holding: dict[str, Counts] = {}
 
-        def look(item: Bounded, value: float = value, holding: dict[str, Counts] = holding) -> None:
+        def try_option(item: Bounded, value: float = value, holding: dict[str, Counts] = holding) -> None:
             option, name = item.option, item.option.name
             most = min(item.most, largest_below(option, value))
             if most < item.least:
                 search.refuted[name] = by_bound(item, value)
                 return
-            start = max(item.least, search.beyond.get(name, 0) + 1)
+            start = max(item.least, search.most_failed.get(name, 0) + 1)
             search.assumed.add(pruning_rules.MORE_MIXED)
-            held = search.smallest.get(name, math.inf)
+            least_holding = search.least_holding.get(name, math.inf)
             least = least_that_holds(
-                lambda n: holds([((option, n),)])[0], start, most, item, least_holding=held
+                lambda n: holds([((option, n),)])[0], start, most, item, least_holding=least_holding
             )
             if least is None or least > most:
                 simulated = int(most) if math.isfinite(most) else item.too_many
-                search.beyond[name] = max(start - 1, simulated)
-                more: Literal["not-tried", "not-available", "too-dear"] = (
-                    "not-tried"
-                    if not math.isfinite(most)
-                    else "not-available"
-                    if most == item.most
-                    else "too-dear"
-                )
-                search.refuted[name] = facts.WorkersFail(search.beyond[name], more)
+                search.most_failed[name] = max(start - 1, simulated)
+                why_no_more: Literal["not-tried", "not-available", "too-dear"] = "too-dear"
+                if not math.isfinite(most):
+                    why_no_more = "not-tried"
+                elif most == item.most:
+                    why_no_more = "not-available"
+                search.refuted[name] = facts.WorkersFail(search.most_failed[name], why_no_more)
                 return
             holding[name] = ((option, least),)
 
         try:
-            run([lambda item=item: look(item) for item in wave])  # type: ignore[misc]
+            run([lambda item=item: try_option(item) for item in wave])  # type: ignore[misc]
         finally:
             for item in wave:
                 if (name := item.option.name) in search.refuted:  # In the options' order.
@@ -210,9 +208,10 @@ def search_one_pool(
                     search.offer(holding[name])
 
 
-_FIRST_PRICE = 1.3  # The price at which all options are tried grows by this factor until one holds.
+_PRICE_GROWTH = 1.3  # The price at which all options are tried grows by this factor until one holds.
+_COUNT_GROWTH = 1.5  # A count without a limit grows by this factor until it holds.
 _NEAR = 1.05  # The first incumbent costs at most 5 % more than a price at which none held.
-_TOO_MANY = 64  # A search without limits gives up at so many times the likely count.
+_TOO_MANY = 64  # A search without limits gives up at this many times the likely count.
 
 
 def least_that_holds(
@@ -220,21 +219,21 @@ def least_that_holds(
     least: int,
     most: float,
     item: Bounded,
-    near: int | None = None,
+    guess: int | None = None,
     least_holding: float = math.inf,
 ) -> int | None:
     """Smallest n in [least, most] that holds; None if `most` does not, or `item.too_many` without a limit.
 
-    `near` is a guess at or a little below the answer. `least_holding` is a count known to hold.
+    `guess` is the answer or a little less. `least_holding` is a count known to hold.
     """
     failed = least - 1
-    if near is not None:
+    if guess is not None:
         stride = 1
-        while near < min(most, item.too_many):
-            if holds(near):
-                least_holding = near
+        while guess < min(most, item.too_many):
+            if holds(guess):
+                least_holding = guess
                 break
-            failed, near, stride = near, near + stride, 2 * stride
+            failed, guess, stride = guess, guess + stride, 2 * stride
     if math.isfinite(least_holding) and least_holding <= most + 1:
         high = int(least_holding)
     elif math.isfinite(most):
@@ -242,11 +241,11 @@ def least_that_holds(
         if high <= failed or not holds(high):
             return None
     else:
-        high = max(failed + 1, math.ceil(_FIRST_PRICE * item.likely))
+        high = max(failed + 1, math.ceil(_PRICE_GROWTH * item.likely))
         while not holds(high):
             if high >= item.too_many:
                 return None
-            failed, high = high, min(math.ceil(1.5 * high), item.too_many)
+            failed, high = high, min(math.ceil(_COUNT_GROWTH * high), item.too_many)
     middle = item.likely  # Counts that are far too small fail fast, so the bisection begins low.
     while high - failed > 1:
         if not failed < middle < high:
@@ -259,7 +258,9 @@ def least_that_holds(
 
 
 def by_bound(item: Bounded, value: float) -> Reason:
-    """Why an option is out by its least count alone: not available, or not below `value`."""
+    """Why an option is out without a simulation: its least count is not available, or
+    costs `value` or more.
+    """
     if item.least > item.most:
         return facts.WorkersMissing(item.least, item.most)
     return facts.WorkTooDear(item.least, item.least_objective, value)

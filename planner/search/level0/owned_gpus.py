@@ -57,7 +57,7 @@ def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> Counts:
         row = row_of(option.type.gpu.name)
         is_idle = option.type.gpu.name.endswith(OWNED) and option.type.gpus <= left.get(row, 0)
         if is_idle and option.role in roles and option.name in level0.bounded:
-            workers = level0.search.smallest.get(option.name, level0.bounded[option.name].likely)
+            workers = level0.search.least_holding.get(option.name, level0.bounded[option.name].likely)
             gpus = workers * option.type.gpus
             if gpus < best.get((row, option.role), (math.inf, option))[0]:
                 best[row, option.role] = gpus, option

@@ -1,8 +1,8 @@
 """Simulates every fleet of level 0 that is cheaper than the best one found; "exact" means that this ended.
 
 The search leaves fleets out by its pruning rules (pruning_rules.py). Where the cheaper fleets are few enough
-they are all simulated, and no rule is relied on any more. Left out are only counts below `Bounded.least`,
-with which no policy can do the work that the SLO forces.
+they are all simulated, and no rule is relied on any more. Only counts below `Bounded.least` are left out: no
+policy can do with them the work that the SLO forces.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from planner.search.oracle.fleet_counts import (
 from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
 from planner.solvers.whole_nodes import idle_usd_per_h, node_of
 
-MOST_VECTORS = 4  # `every_mix` lists this many times its `most`: some vectors are no fleets (no decode pool).
-FIRST = 8  # A sample of so many fleets is simulated first, to judge what all would cost.
-TOGETHER = 32  # Fleets simulated in parallel; fixed, so that answers do not depend on the number of cores.
+# `every_mix` may list this many times its `most` vectors, since some vectors are no fleets (no decode pool).
+MOST_VECTORS = 4
+SAMPLE = 8  # This many fleets are simulated first, to judge what all would cost.
+WAVE_SIZE = 32  # Fleets simulated in parallel; fixed, so that answers do not depend on the number of cores.
 
 
 def count_cheaper(
@@ -49,21 +50,23 @@ def count_cheaper(
 
 
 def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tuple[Floats, Floats]:
-    """Prefill counts (P,), and beside each how many decode counts are within the limits and below `value`."""
-    none = np.zeros(0)
+    """Prefill counts (P,), and for each the number of decode counts, from the least on, that are within the
+    limits and below `value`.
+    """
+    empty = np.zeros(0)
     most_p = min(p.most, count_below(p.option.objective, value, d.least * d.option.objective))
     if most_p < p.least or d.least > d.most:
-        return none, none
+        return empty, empty
     if not np.isfinite(most_p):
         return np.array([float(p.least)]), np.array([np.inf])
     n_p = np.arange(p.least, int(most_p) + 1, dtype=float)
     most = np.full(len(n_p), d.most)
     if np.isfinite(value):
-        room = value * (1 - 1e-9) - n_p * p.option.objective
+        left = value * (1 - 1e-9) - n_p * p.option.objective
         if d.option.objective > 0:
-            most = np.minimum(most, np.ceil(room / d.option.objective) - 1)
+            most = np.minimum(most, np.ceil(left / d.option.objective) - 1)
         else:
-            most[room <= 0] = -1
+            most[left <= 0] = -1
     for name, amount in search.limits.rows():
         left = amount * (1 + 1e-9) - n_p * search.limits.use(name, p.option.type)
         if (use := search.limits.use(name, d.option.type)) > 0:
@@ -85,9 +88,10 @@ def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tupl
 def _within_budget(
     p: Option, d: Option, n_p: Floats, n_d: Floats, limits: FleetLimits
 ) -> npt.NDArray[np.bool_]:
+    """Whether these counts of a pair are within the limit on cost, idle GPUs of whole nodes included."""
     assert limits.cost_usd_per_h is not None
     paid = n_p * p.type.price_usd_per_h + n_d * d.type.price_usd_per_h
-    pools = [(node_of(each.type.gpu), n * each.type.gpus) for each, n in ((p, n_p), (d, n_d))]
+    pools = [(node_of(option.type.gpu), n * option.type.gpus) for option, n in ((p, n_p), (d, n_d))]
     return np.asarray(paid + idle_usd_per_h(pools) <= limits.cost_usd_per_h * (1 + 1e-9))
 
 
@@ -116,9 +120,9 @@ def walk(
 ) -> None:
     """Simulate all cheaper fleets as long as `may_go_on(done, left)` says so; updates `search`.
 
-    A sample of all of them comes first, then the others from the dearest on. Fleets that are known to fail
-    (`verdicts`) are skipped. One that holds becomes the best, and only cheaper ones are walked from then on.
-    `search.is_exact` is set where nothing cheaper is left.
+    A sample of all fleets comes first, then the others from the dearest on. Fleets that are known to fail
+    (`verdicts`) are skipped. A fleet that holds becomes the best, and from then on only cheaper ones are
+    walked. `search.is_exact` is set where nothing cheaper is left.
     """
     left = count_cheaper(mixed, pairs, search, search.value)
     search.counted = search.value, left
@@ -130,25 +134,26 @@ def walk(
         if verdicts.get(names_of(counts)) is not False
     ]
     fleets.sort(key=lambda counts: -objective(counts))
-    every = max(len(fleets) // FIRST, 1)
-    fleets = [*fleets[::every], *(counts for k, counts in enumerate(fleets) if k % every)]
-    at = 0
-    while at < len(fleets):
-        if not may_go_on(at, len(fleets) - at):
+    stride = max(len(fleets) // SAMPLE, 1)
+    fleets = [*fleets[::stride], *(counts for k, counts in enumerate(fleets) if k % stride)]
+    done = 0
+    while done < len(fleets):
+        if not may_go_on(done, len(fleets) - done):
             return
-        below, size = search.value * (1 - 1e-9), TOGETHER if at else FIRST
-        wave = [counts for counts in fleets[at : at + size] if objective(counts) < below]
-        at += size
-        cheaper: list[Counts] = []
+        below, size = search.value * (1 - 1e-9), WAVE_SIZE if done else SAMPLE
+        wave = [counts for counts in fleets[done : done + size] if objective(counts) < below]
+        done += size
+        holding: list[Counts] = []
 
-        def look(counts: Counts, found: list[Counts] = cheaper) -> None:
+        def simulate(counts: Counts, holding: list[Counts] = holding) -> None:
             if holds([counts])[0]:
-                found.append(counts)
+                holding.append(counts)
 
-        run([lambda counts=counts: look(counts) for counts in wave])  # type: ignore[misc]
-        for counts in sorted(cheaper, key=lambda counts: (objective(counts), names_of(counts))):
+        run([lambda counts=counts: simulate(counts) for counts in wave])  # type: ignore[misc]
+        for counts in sorted(holding, key=lambda counts: (objective(counts), names_of(counts))):
             search.offer(counts)
-    search.assumed &= {pruning_rules.LINK}  # The link rule left pairs out before; they were not walked.
+    # Of all rules only the link rule is still relied on: pairs that it left out are not in `pairs`.
+    search.assumed &= {pruning_rules.LINK}
     search.is_exact = not search.assumed
 
 
@@ -188,18 +193,20 @@ def every_mix(
     vectors = np.zeros((1, 0), dtype=np.int64)
     rest = np.maximum([left], 0.0)
     for j in range(len(options)):
-        use = np.array([each[j] for each in uses])
+        # Each vector of the options before is followed by all counts of option j that fit into its rest.
+        use = np.array([row_uses[j] for row_uses in uses])
         needed = use > 0
-        each = np.floor(np.min(rest[:, needed] / use[needed], axis=1)) + 1
-        if each.sum() > MOST_VECTORS * most:
+        choices = np.floor(np.min(rest[:, needed] / use[needed], axis=1)) + 1
+        if choices.sum() > MOST_VECTORS * most:
             return None
-        each = each.astype(np.int64)
-        count = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
-        vectors = np.column_stack([np.repeat(vectors, each, axis=0), count])
-        rest = np.repeat(rest, each, axis=0) - count[:, None] * use
+        choices = choices.astype(np.int64)
+        count = np.arange(choices.sum()) - np.repeat(np.cumsum(choices) - choices, choices)
+        vectors = np.column_stack([np.repeat(vectors, choices, axis=0), count])
+        rest = np.repeat(rest, choices, axis=0) - count[:, None] * use
     mixed, prefill, decode = (
         vectors[:, [option.role == role for option in options]].any(axis=1) for role in get_args(Role)
     )
+    # A fleet has prefill and decode workers, or neither, and some worker.
     vectors = vectors[(prefill == decode) & (mixed | prefill)]
     has_nodes = any(option.node is not None for option in options)
     if len(vectors) > most * (MOST_VECTORS if has_nodes or limits.pays_nodes else 1):

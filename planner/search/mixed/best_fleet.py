@@ -1,6 +1,6 @@
-"""The best fleet under given policies: level 0, then beyond it.
+"""The best fleet under given policies: first level 0, then fleets of several types.
 
-A search may start from fleets that are known, and know what other searches simulated
+A search may start from fleets that are known, and use what other searches simulated
 (planner/studies/what_if.py).
 """
 
@@ -43,10 +43,9 @@ def search(
 ) -> FleetSearch:
     """The best fleet. Those of `start` that still hold are what others must beat.
 
-    With `prove` every cheaper fleet of level 0 is simulated, as far as the time allows; `walks` as for
-    `search_level0`, and where it does not, fleets of several types are looked for with the settings alone
-    that did best. Raises InfeasibleError if no fleet within the limits was found, which says whether that
-    is proved.
+    With `prove` every cheaper fleet of level 0 is simulated, as far as the time allows. `walks` is as for
+    `search_level0`; without it, fleets of several types are looked for only with the settings that did best.
+    Raises InfeasibleError if no fleet within the limits was found; the error says whether that is proved.
     """
     wider = _without_budgets(problem)
     if wider is not None:
@@ -54,34 +53,41 @@ def search(
         if result is not None and problem.allows(result.best):
             if not wider.out_of_time() or problem.out_of_time():
                 return result
-            start = (*start, problem.oracle.fleet(result.best))  # in the rest of the time
-    result, level0, beyond = _search(problem, start, prove=prove, walks=walks)
+            # The search was cut short: in the rest of the time others must beat what it found.
+            start = (*start, problem.oracle.fleet(result.best))
+    result, level0, mixed_fleets = _search(problem, start, prove=prove, walks=walks)
     if result is None:
-        raise infeasible(problem, level0, beyond)
+        raise infeasible(problem, level0, mixed_fleets)
     return result
 
 
 def _search(
     problem: Problem, start: Sequence[Fleet], *, prove: bool, walks: bool
 ) -> tuple[FleetSearch | None, Level0, MixedFleets]:
-    """What is found, None if nothing is, and how both searches ended."""
+    """The best fleet, None if none was found, and how both searches ended."""
     level0 = search_level0(problem, start, prove=prove, walks=walks)
     if level0.search.best is not None and not problem.out_of_time():
         _prefer_uncapped(problem, level0)
         _check_minimal(level0.search, problem.oracle)
-    beyond = search_mixed_fleets(problem, level0, owned_candidates(problem, level0), refines=walks)
-    if beyond.best is None:
-        return None, level0, beyond
-    best = owned_first(problem, beyond.best)
-    return FleetSearch(best, beyond.value, level0, beyond.cuts, beyond.is_exact), level0, beyond
+    mixed_fleets = search_mixed_fleets(problem, level0, owned_candidates(problem, level0), refines=walks)
+    if mixed_fleets.best is None:
+        return None, level0, mixed_fleets
+    fleet_search = FleetSearch(
+        best=owned_first(problem, mixed_fleets.best),
+        value=mixed_fleets.value,
+        level0=level0,
+        cuts=mixed_fleets.cuts,
+        beyond_exact=mixed_fleets.is_exact,
+    )
+    return fleet_search, level0, mixed_fleets
 
 
 def _without_budgets(problem: Problem) -> Problem | None:
-    """The same question without limits on money, power and GPUs in all, in half of the time that is left;
-    None where it has none of them, or where no fleet is within them.
+    """The same question without limits on money, power and GPUs in all, in half of the time that is left.
+    None where the question has no such limits, or where no fleet is within them.
 
-    What is best without them and within them is best with them: a search that sees them goes another way,
-    and need not come past the fleet that it found without.
+    If the best fleet without these limits is within them, it is the best fleet with them. A search with these
+    limits takes another way, and may miss that fleet.
     """
     limits = replace(problem.limits, power_w=None, cost_usd_per_h=None, gpus=None)
     if problem.lower is None or limits == problem.limits:
@@ -90,15 +96,16 @@ def _without_budgets(problem: Problem) -> Problem | None:
     def watch(standing: SearchProgress) -> None:
         fleet = None if standing.fleet is None else standing.fleet()
         workers = () if fleet is None else [(pool.type, pool.count) for pool in fleet.running_pools]
-        is_known = fleet is not None and problem.limits.first_exceeded(workers) is None
-        problem.watch(standing if is_known else replace(standing, best=None, fleet=None))
+        is_within_limits = fleet is not None and problem.limits.first_exceeded(workers) is None
+        problem.watch(standing if is_within_limits else replace(standing, best=None, fleet=None))
 
     now = now_s()
     return replace(problem, limits=limits, watch=watch, deadline=now + (problem.deadline - now) / 2)
 
 
 def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
-    """The best fleet of a stricter question about what was searched before, unproved; None if none is found.
+    """The best fleet found for a stricter question than the one that was searched before; None if none is
+    found.
 
     Those of `start` that still hold are what others must beat. Where `is_mixed` fleets of several types per
     pool are looked for too.
@@ -114,8 +121,8 @@ def _search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -
     level0 = search_level0(problem, start, walks=False)
     known = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
     if is_mixed:
-        among = known or owned_candidates(problem, level0)
-        return in_time(lambda: search_mixed_fleets(problem, level0, among).best, level0.search.best)
+        candidates = known or owned_candidates(problem, level0)
+        return in_time(lambda: search_mixed_fleets(problem, level0, candidates).best, level0.search.best)
     return cheapest_known(problem, level0, known)[0] if problem.task.owned else level0.search.best
 
 
@@ -125,7 +132,9 @@ def best_of(answers: Sequence[tuple[Problem, FleetSearch]]) -> tuple[Problem, Fl
 
 
 def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
-    """Among equally dear options take GPUs without a power cap, which are never slower."""
+    """Replace power-capped GPUs of the best fleet by uncapped ones, which are never slower, if it costs as
+    much.
+    """
     search = level0.search
     assert search.best is not None
     named = {option.name: option for option in level0.options}
@@ -138,20 +147,19 @@ def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
     is_equal = abs(objective(counts) - search.value) <= 1e-9 * search.value
     if counts == search.best or not is_equal:
         return
-    if problem.allows(counts):
-        if problem.oracle.holds([counts])[0]:
-            search.best = counts
+    if problem.allows(counts) and problem.oracle.holds([counts])[0]:
+        search.best = counts
 
 
 def _uncapped(option: Option, level0: Level0) -> Gpu | None:
-    """The GPU of which this option's is a capped variant, if it may be used as well."""
+    """The uncapped variant of this option's GPU, if some option has it; None for a GPU without a cap."""
     base = option.type.gpu.base + market_of(option.type.gpu.name)
     gpus = {other.type.gpu.name: other.type.gpu for other in level0.options}
     return gpus.get(base) if base != option.type.gpu.name else None
 
 
 def _check_minimal(search: Search, oracle: Oracle) -> None:
-    """Hold the best fleet of level 0 against its smaller neighbours.
+    """Compare the best fleet of level 0 with its smaller neighbours.
 
     If one of them holds, more workers have hurt somewhere: the search cannot claim to be exact.
     """

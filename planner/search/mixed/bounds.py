@@ -81,7 +81,7 @@ def shadow_prices(problem: Problem) -> dict[FleetLimit, float]:
 def _any_fleet(problem: Problem) -> list[Option]:
     """The options of the bound: every worker type that holds the weights, in every role."""
     wanted = problem.priced
-    types = (*problem.types, *(worker for item in problem.left for worker in item.workers))
+    types = (*problem.types, *(worker for item in problem.left_out for worker in item.workers))
     return envelopes(
         [*mixed_options(types, wanted), *prefill_options(types, wanted), *decode_options(types, wanted)]
     )

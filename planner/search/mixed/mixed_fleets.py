@@ -168,7 +168,7 @@ def _fine_shares(
     """
     guess = usual_work(problem.slo, replace(problem.trace, after=no_edges()))
     lengths = coarser_lengths(problem.lengths)
-    known = {**capacities, **level0.search.smallest}
+    known = {**capacities, **level0.search.least_holding}
     busy = {option.name: busy_workers(option, lengths, guess) for option in options}
     ratios: dict[str, list[float]] = {}
     for option in options:
@@ -178,7 +178,7 @@ def _fine_shares(
     shares = {}
     for option in options:
         ratio = float(np.median(ratios.get(option.role, ratios_of_all) or [USUAL_RATIO]))
-        failed = level0.search.beyond.get(option.name, 0)
+        failed = level0.search.most_failed.get(option.name, 0)
         # More than the largest count that failed; 0.05 keeps the share finite for an option without work.
         count = max(ratio * busy[option.name], failed + 0.1, 0.05)
         shares[option.name] = 1 / min(count, known.get(option.name, math.inf))
@@ -260,7 +260,7 @@ def _stock_bound_counts(problem: Problem, level0: Level0) -> dict[str, int]:
     bound_counts: dict[str, int] = {}
     for alike in by_hardware(option for option in level0.options if option.role == "mixed").values():
         most = limits.most_workers(alike[0].type)
-        if any(o.name in search.smallest for o in alike) or not 1 <= most < math.inf:
+        if any(o.name in search.least_holding for o in alike) or not 1 <= most < math.inf:
             continue
         if largest_below(alike[0], search.value) <= most:
             continue  # Its price rules it out before its stock does.
@@ -269,7 +269,7 @@ def _stock_bound_counts(problem: Problem, level0: Level0) -> dict[str, int]:
             if problem.out_of_time():
                 return bound_counts
             unlimited = replace(level0.bounded[option.name], most=math.inf)
-            failed = max(unlimited.least - 1, search.beyond.get(option.name, 0))
+            failed = max(unlimited.least - 1, search.most_failed.get(option.name, 0))
             n = least_that_holds(_holds_alone(problem.oracle, option), failed + 1, least - 1, unlimited)
             if n is not None:
                 bound_counts[option.name], least = n, n
@@ -285,7 +285,7 @@ def best_settings(problem: Problem, level0: Level0, capacities: Mapping[str, int
 
     Where nothing is known, the largest steps that keep the limits on gaps.
     """
-    smallest = level0.search.smallest
+    smallest = level0.search.least_holding
 
     def rank(option: Option) -> tuple[float, bool, int]:
         known = smallest.get(option.name, capacities.get(option.name, math.inf))
@@ -316,9 +316,9 @@ def _rank_late(problem: Problem, option: Option) -> tuple[bool, int]:
 def expected_share(option: Option, level0: Level0, capacities: Mapping[str, int]) -> float:
     """Share of the traffic one worker is expected to carry, from what level 0 learned."""
     search, bounded = level0.search, level0.bounded
-    if (known := search.smallest.get(option.name, capacities.get(option.name))) is not None:
+    if (known := search.least_holding.get(option.name, capacities.get(option.name))) is not None:
         return 1.0 / known
-    ratios = [search.smallest[name] / bounded[name].likely for name in search.smallest]
+    ratios = [search.least_holding[name] / bounded[name].likely for name in search.least_holding]
     typical = float(np.median(ratios)) if ratios else USUAL_RATIO
-    least = max(typical * bounded[option.name].likely, search.beyond.get(option.name, 0) + 0.5)
+    least = max(typical * bounded[option.name].likely, search.most_failed.get(option.name, 0) + 0.5)
     return 1.0 / least

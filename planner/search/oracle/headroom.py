@@ -1,6 +1,6 @@
-"""How far a fleet holds: the most traffic, and the longest steps, by bisection.
+"""The most traffic and the longest steps with which a fleet holds, by bisection.
 
-More traffic is the same requests by a faster clock (`sped_up`): bursts grow with it, and nothing is drawn at
+More traffic is the same requests in less time (`sped_up`): bursts grow with it, and nothing is drawn at
 random. Bisection assumes that a fleet that holds with more traffic or longer steps also holds with less.
 """
 
@@ -25,28 +25,28 @@ def find_headroom(
     The fleet is known to hold with `least_frac` more traffic, and with steps longer by that share.
     `before_each` is called before every simulation and may raise an error to end the bisection.
     """
-    as_written, known = oracle.as_written(), oracle.answers.ends
+    as_written, known_ends = oracle.as_written(), oracle.answers.ends
     losses = (oracle.spare_workers, oracle.spare_nodes, frozenset(oracle.spot.items()))
     query = (*oracle.of_question(), oracle.slo, losses, counts, oracle.places_polished(counts))
-    if query in known:
-        return known[query]
+    if query in known_ends:
+        return known_ends[query]
     headroom: dict[str, tuple[float, tuple[Limit, ...]]] = {}
 
     def bisect(strain: str, question: Callable[[float], tuple[Oracle, Counts]]) -> None:
         headroom[strain] = most_that_holds(question, least_frac)
 
-    def faster(frac: float) -> tuple[Oracle, Counts]:
+    def more_traffic(frac: float) -> tuple[Oracle, Counts]:
         before_each()
         return with_traffic(as_written, frac), counts
 
-    def longer(frac: float) -> tuple[Oracle, Counts]:
+    def longer_steps(frac: float) -> tuple[Oracle, Counts]:
         before_each()
         return as_written, _with_steps(counts, frac)
 
-    side_by_side([lambda: bisect("traffic", faster), lambda: bisect("steps", longer)])
+    side_by_side([lambda: bisect("traffic", more_traffic), lambda: bisect("steps", longer_steps)])
     (traffic, by_traffic), (steps, by_steps) = headroom["traffic"], headroom["steps"]
-    known[query] = Ends(Headroom(steps, traffic), by_traffic, by_steps)
-    return known[query]
+    known_ends[query] = Ends(Headroom(steps, traffic), by_traffic, by_steps)
+    return known_ends[query]
 
 
 def holds_with(oracle: Oracle, counts: Counts, more_frac: float) -> bool:
@@ -73,28 +73,28 @@ def most_that_holds(
         oracle, counts = question(frac)
         return oracle.holds([counts])[0]
 
-    good, bad = 0.0, HEADROOM_MOST_FRAC
-    if holds(bad):
-        return bad, ()
-    while bad - good > HEADROOM_STEP_FRAC:
-        middle = (good + bad) / 2
-        good, bad = (middle, bad) if holds(middle) else (good, middle)
-    oracle, counts = question(bad)
+    held, failed = 0.0, HEADROOM_MOST_FRAC
+    if holds(failed):
+        return failed, ()
+    while failed - held > HEADROOM_STEP_FRAC:
+        middle = (held + failed) / 2
+        held, failed = (middle, failed) if holds(middle) else (held, middle)
+    oracle, counts = question(failed)
     failing = oracle.failing_loss(counts)
     if failing is None:
-        return good, ()
-    return good, tuple(line.limit for line in failing[0].judgement(failing[1]).missed)
+        return held, ()
+    return held, tuple(line.limit for line in failing[0].judgement(failing[1]).missed)
 
 
 def with_traffic(oracle: Oracle, more_frac: float) -> Oracle:
-    """The same oracle for the same requests by a faster clock; a slower one where `more_frac` is below 0.
+    """The same oracle for the same requests in less time, or in more where `more_frac` is below 0.
 
     Answers at this speed are shared with earlier calls.
     """
-    faster, trace = oracle.answers.faster, oracle.queried_trace
-    if (trace, more_frac) not in faster:
-        faster[trace, more_frac] = sped_up(trace, 1 + more_frac), Answers()
-    trace, answers = faster[trace, more_frac]
+    sped_up_traces, trace = oracle.answers.faster, oracle.queried_trace
+    if (trace, more_frac) not in sped_up_traces:
+        sped_up_traces[trace, more_frac] = sped_up(trace, 1 + more_frac), Answers()
+    trace, answers = sped_up_traces[trace, more_frac]
     return replace(oracle, trace=trace, scenario=None, answers=answers)
 
 

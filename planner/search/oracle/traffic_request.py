@@ -16,9 +16,10 @@ from planner.traffic.sessions import with_nominal_arrivals
 from planner.traffic.trace import Trace, spread_stamps
 from planner.units import show_s
 
-RATES_REQUESTS = 1_000_000  # requests of all the rates that stand for an interval of traffic
-
-RATES_LEAST, RATES_MOST = 5, 41
+# An interval of traffic is sampled at so many rates that their requests together are about this many, but at
+# no fewer and no more rates than these.
+MOST_REQUESTS_OF_RATES = 1_000_000
+FEWEST_RATES, MOST_RATES = 5, 41
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,41 +40,43 @@ def requested_traffic(trace: Trace, task: PlanQuestion, *, seed: int) -> tuple[T
     """The requests that must be served, and a sentence on how they came out of the trace.
 
     Stamps of a coarse clock, as `read_trace(path, seed=None)` leaves them, are spread by the seed as well.
-    Of an interval of traffic (robust) it is the upper end; `further_traffic` has the rest.
+    Of an interval of traffic (`task.robust`) these are the requests at its upper end; `further_traffic` has
+    those at its other rates.
     """
     return _requested_rate(trace, task, task.robust.traffic_frac, seed=seed)
 
 
 def further_traffic(trace: Trace, task: PlanQuestion, requests: Trace, *, seed: int) -> tuple[Trace, ...]:
     """What must be served beside `requests`, which is `requested_traffic` of this seed: `task.draws` draws,
-    and of each all `rates_frac`, the highest first. Neighbouring rates that give the same requests count
-    once.
+    each at all `rates_frac`, the highest first. Neighbouring rates that give the same requests count once.
     """
     drawn, last = [], requests
     for number in range(task.draws):
         for frac in reversed(rates_frac(task, requests)):
             is_first = number == 0 and frac == task.robust.traffic_frac
-            at = requests if is_first else _requested_rate(trace, task, frac, seed=seed + number)[0]
-            if number == 1 and frac == task.robust.traffic_frac and same_requests(at, requests):
+            other = requests if is_first else _requested_rate(trace, task, frac, seed=seed + number)[0]
+            # If the second draw is the first one again, the seed changes nothing, and all draws are the same.
+            if number == 1 and frac == task.robust.traffic_frac and same_requests(other, requests):
                 raise InputError(
                     f"traffic: draws: {trace.name} is replayed as it is, so all {task.draws} draws are the "
                     "same; leave draws out, or ask for a rate that is not the trace's"
                 )
-            if not same_requests(at, last):
-                drawn.append(at)
-            last = at
+            if not same_requests(other, last):
+                drawn.append(other)
+            last = other
     return tuple(drawn)
 
 
 def rates_frac(task: PlanQuestion, requests: Trace) -> tuple[float, ...]:
-    """The rates that stand for an interval of traffic, evenly from end to end, as shares more than expected.
+    """The rates that stand for an interval of traffic, evenly from end to end, each as the share by which it
+    lies above the expected rate.
 
     A fleet may hold at both ends and fail between them: each rate draws other requests.
     """
     lowest, highest = task.robust.traffic_from_frac, task.robust.traffic_frac
     if lowest == highest:
         return (highest,)
-    points = int(np.clip(RATES_REQUESTS // len(requests), RATES_LEAST, RATES_MOST))
+    points = int(np.clip(MOST_REQUESTS_OF_RATES // len(requests), FEWEST_RATES, MOST_RATES))
     return tuple(np.linspace(lowest, highest, points).tolist())
 
 
@@ -81,33 +84,34 @@ def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed:
     rate_rps = task.rate_rps
     if task.described is not None:
         rate_rps = (task.described.mean_rps if rate_rps is None else rate_rps) * (1 + more_frac)
-        request = draw_requests(task.described.at_rate(rate_rps), seed=seed)
-        note = f"{request.name} of {rate_rps:.4g} requests/s, drawn by seed {seed}"
+        requests = draw_requests(task.described.at_rate(rate_rps), seed=seed)
+        note = f"{requests.name} of {rate_rps:.4g} requests/s, drawn by seed {seed}"
     else:
-        request = spread_stamps(trace, seed=seed)
+        requests = spread_stamps(trace, seed=seed)
         note = trace.name
         if more_frac:
-            rate_rps = (request.rate_rps if rate_rps is None else rate_rps) * (1 + more_frac)
+            rate_rps = (requests.rate_rps if rate_rps is None else rate_rps) * (1 + more_frac)
         if rate_rps is not None:
             note += f", scaled to {rate_rps:g} requests/s ({task.scale})"
     part = task.window or "whole"
     if task.described is None and rate_rps is not None:
-        request = busiest_at(request, rate_rps, part, how=task.scale, rng=np.random.default_rng(seed))
+        requests = busiest_at(requests, rate_rps, part, how=task.scale, rng=np.random.default_rng(seed))
     else:
-        request = select_window(request, part)
+        requests = select_window(requests, part)
     if (robust := task.robust).traffic_frac != robust.traffic_from_frac:
         note += (
             f", up to {100 * robust.traffic_frac:g} % more than expected (robust: sampled at "
-            f"{len(rates_frac(task, request))} rates, this is the highest)"
+            f"{len(rates_frac(task, requests))} rates, this is the highest)"
         )
     elif more_frac:
         note += f", {abs(100 * more_frac):g} % {'more' if more_frac > 0 else 'less'} than expected"
-    if request.after.size:
-        request = with_nominal_arrivals(request)  # a clock that was turned is off by its last bit
-    note += f", {task.window or 'whole trace'}: {len(request):,} requests in {show_s(request.duration_s)}"
-    if not request.duration_s > 0:
-        instant = "one instant, if answers took no time" if request.after.size else "one instant"
+    if requests.after.size:
+        # Rescaling and cutting change arrivals in their last bit, so those of sessions are computed anew.
+        requests = with_nominal_arrivals(requests)
+    note += f", {task.window or 'whole trace'}: {len(requests):,} requests in {show_s(requests.duration_s)}"
+    if not requests.duration_s > 0:
+        instant = "one instant, if answers took no time" if requests.after.size else "one instant"
         raise InputError(
-            f"{trace.name}: {len(request)} request(s) at {instant}; a plan needs traffic over time"
+            f"{trace.name}: {len(requests)} request(s) at {instant}; a plan needs traffic over time"
         )
-    return request, note
+    return requests, note

@@ -18,7 +18,7 @@ from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.prefix_drift import may_drift
 from planner.search.oracle.scenarios import scenarios_of
 from planner.search.oracle.traffic_request import TrafficRequest
-from planner.search.problem.options import Engines, Left, floor_s, judged, unreachable, worker_types
+from planner.search.problem.options import Engines, LeftOut, floor_s, judged, unreachable, worker_types
 from planner.search.problem.plan_problem import Conditions, Problem
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.search.problem.reasons import also_left_out, reason_text
@@ -31,11 +31,14 @@ from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, distinct_lengths
 from planner.units import show_s
 
-DEEPER = (2, 4)  # pipeline stages, tried where nothing fits without
+# --max-num-batched-tokens of the worker to which a relative SLO refers.
+REFERENCE_BATCHED_TOKENS = 8192
+MORE_STAGES = (2, 4)  # Pipeline stages that are tried where the LLM fits on no worker of one stage.
 
 
 class OutOfReachError(InfeasibleError):
-    """Limits that no worker keeps, idle as it may be: of each its floor [s] and the fastest worker type.
+    """Limits that not even an idle worker keeps. `floors` has each with the least seconds that any worker
+    type needs and the name of that type.
 
     How far they must be relaxed takes a search: mixed.infeasible.with_relaxation.
     """
@@ -61,10 +64,10 @@ def build_problem(
     conditions: Conditions | None = None,
     request: TrafficRequest | None = None,
 ) -> Problem:
-    """The question, ready to be searched.
+    """The problem of a question, from which a search starts.
 
     `request` is what `TrafficRequest.of` gave for an earlier one, where the traffic is the same. Raises
-    InputError, and InfeasibleError for what no number of workers could cure.
+    InputError, and InfeasibleError for what no number of workers can mend.
     """
     llm = catalog.served_llm(task.llm)
     check_images(llm, trace)
@@ -78,66 +81,76 @@ def build_problem(
             f"{llm.context_tokens}; drop such requests or choose an LLM with a longer context"
         )
     gpus = task.priced_gpus(catalog)
-    types, left = _workers(task, llm, gpus, catalog, longest)
+    types, left_out = _workers(task, llm, gpus, catalog, longest)
     hits = _prefix_hits(task, requests)
     lengths = distinct_lengths(requests)
     check_classes(task.slo, requests)
     slo, slo_reference = _in_seconds(task, llm, lengths, catalog)
-    broken = unreachable(slo, types, judged(slo, requests, hits.shared_tokens if hits else None))
+    out_of_reach = unreachable(slo, types, judged(slo, requests, hits.shared_tokens if hits else None))
     limits = FleetLimits(
-        task.stock_and_owned, task.power_limit_w, task.cost_limit_usd_per_h, task.gpu_limit, conditions.by_gpu
+        stock=task.stock_and_owned,
+        power_w=task.power_limit_w,
+        cost_usd_per_h=task.cost_limit_usd_per_h,
+        gpus=task.gpu_limit,
+        by_gpu=conditions.by_gpu,
     )
     spot = {gpu.name: terms for gpu in gpus if gpu.name.endswith(SPOT) and (terms := task.spot_terms(gpu))}
     oracle = Oracle(
-        llm,
-        requests,
-        slo,
-        task.network,
-        Policies(),
-        task.spare_workers,
-        task.spare_nodes,
-        spot,
-        conditions.answers,
+        llm=llm,
+        trace=requests,
+        slo=slo,
+        network=task.network,
+        policies=Policies(),
+        spare_workers=task.spare_workers,
+        spare_nodes=task.spare_nodes,
+        spot=spot,
+        answers=conditions.answers,
     )
+    searched, tested = None, None
+    if task.safety is not None:
+        searched, tested = scenarios_of(task, trace, seed, len(requests))
     problem = Problem(
-        task,
-        llm,
-        slo,
-        slo_reference,
-        requests,
-        request.note,
-        longest,
-        lengths,
-        hits,
-        gpus,
-        types,
-        left,
-        limits,
-        oracle,
-        slo_work(slo, requests),
-        conditions.deadline,
-        conditions.progress,
-        conditions.watch,
-        draws,
-        *(() if task.safety is None else scenarios_of(task, trace, seed, len(requests))),
+        task=task,
+        llm=llm,
+        slo=slo,
+        slo_reference=slo_reference,
+        trace=requests,
+        traffic_note=request.note,
+        longest_tokens=longest,
+        lengths=lengths,
+        hits=hits,
+        gpus=gpus,
+        types=types,
+        left_out=left_out,
+        limits=limits,
+        oracle=oracle,
+        obliged=slo_work(slo, requests),
+        deadline=conditions.deadline,
+        progress=conditions.progress,
+        watch=conditions.watch,
+        draws=draws,
+        searched=searched,
+        tested=tested,
     )
-    if broken:
-        raise OutOfReachError(problem, broken)
+    if out_of_reach:
+        raise OutOfReachError(problem, out_of_reach)
     return problem
 
 
 def _workers(
     task: PlanQuestion, llm: Llm, gpus: tuple[Gpu, ...], catalog: Catalog, longest_tokens: int
-) -> tuple[tuple[WorkerType, ...], tuple[Left, ...]]:
-    """The worker types, of deeper pipelines where none fits; InfeasibleError if those do not either."""
-    left: tuple[Left, ...] = ()
-    for stages in (task.stages, DEEPER) if task.stages == (1,) else (task.stages,):
+) -> tuple[tuple[WorkerType, ...], tuple[LeftOut, ...]]:
+    """The worker types that hold the longest request, and what was left_out out. Where no type does, types
+    with more pipeline stages are tried. Raises InfeasibleError if none of those does either.
+    """
+    left_out: tuple[LeftOut, ...] = ()
+    for stages in (task.stages, MORE_STAGES) if task.stages == (1,) else (task.stages,):
         engines = replace(Engines.of(task), stages=stages)
         types, others = worker_types(llm, gpus, catalog, longest_tokens, engines)
-        left += others
+        left_out += others
         if types:
-            return types, left
-    reasons = "; ".join(f"{item.name}: {reason_text(item.because)}" for item in left[-4:])
+            return types, left_out
+    reasons = "; ".join(f"{item.name}: {reason_text(item.because)}" for item in left_out[-4:])
     raise InfeasibleError(
         f"{llm.name} ({llm.weight_bytes / 1e9:.0f} GB of weights) fits on no worker in stock: {reasons}. "
         "Add a GPU with more memory or more GPUs per node, or allow more pipeline stages (fleet: pp)"
@@ -172,10 +185,11 @@ def _prefix_hits(task: PlanQuestion, trace: Trace) -> PrefixHits | None:
 def _in_seconds(
     task: PlanQuestion, llm: Llm, lengths: TraceLengths, catalog: Catalog
 ) -> tuple[Slo, SloInSeconds | None]:
-    """The SLO with limits in seconds; relative ones against an idle reference worker.
+    """The SLO with limits in seconds, and the reference worker of a relative SLO.
 
-    A slowdown is defined per request; here it becomes one limit for all: the factor times the same percentile
-    of the reference's times. That is stricter for short requests and milder for long ones.
+    A slowdown is a factor on what a request takes on an idle reference worker. Here it becomes one limit for
+    all requests: the factor times the same percentile of the reference's times. That is stricter for short
+    requests and milder for long ones.
     """
     if task.slowdowns is None:
         return task.slo, None
@@ -186,12 +200,12 @@ def _in_seconds(
             f"{llm.name} does not fit the SLO's reference worker, {gpu.name} tp{task.slowdowns.tp}"
         )
     reference = WorkerType(
-        gpu,
-        task.slowdowns.tp,
-        catalog.step_latency(llm, gpu, task.slowdowns.tp),
-        kv_tokens,
-        8192,
-        MAX_NUM_SEQS,
+        gpu=gpu,
+        tp=task.slowdowns.tp,
+        latency=catalog.step_latency(llm, gpu, task.slowdowns.tp),
+        kv_tokens=kv_tokens,
+        max_num_batched_tokens=REFERENCE_BATCHED_TOKENS,
+        max_num_seqs=MAX_NUM_SEQS,
     ).with_llm(llm)
     limits = tuple(
         Limit(

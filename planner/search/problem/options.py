@@ -69,7 +69,7 @@ OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class LeftOut:
     """A GPU and TP degree that cannot serve all of this traffic, and why.
 
     `workers` hold the weights, but not the longest request: they can serve the others.
@@ -158,14 +158,14 @@ def _at_spread(latency: StepLatency, name: str) -> StepLatency:
 
 def worker_types(
     llm: Llm, gpus: Iterable[Gpu], catalog: Catalog, longest_tokens: int, engines: Engines = Engines()
-) -> tuple[tuple[WorkerType, ...], tuple[Left, ...]]:
+) -> tuple[tuple[WorkerType, ...], tuple[LeftOut, ...]]:
     """Every worker type that holds the weights and the longest request, and what was left out.
 
     A plan rejects no request, so it is made of these worker types alone. A lower bound over all fleets must
-    also count those that hold the weights but not the longest request (`Left.workers`).
+    also count those that hold the weights but not the longest request (`LeftOut.workers`).
     """
     types: list[WorkerType] = []
-    left: list[Left] = []
+    left: list[LeftOut] = []
     stages = engines.stages if engines.is_piped else (1,)
     drafters = {each: find_drafter(each, llm, catalog) for each in engines.speculations}
     for gpu, pp in itertools.product(gpus, stages):
@@ -173,11 +173,11 @@ def worker_types(
             name = f"{gpu.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")
             if not llm.splits_over(tp):
                 if tp & (tp - 1) == 0:  # Nobody expects TP degrees that are no power of two.
-                    left.append(Left(name, facts.HeadsNotShared(llm.heads, tp)))
+                    left.append(LeftOut(name, facts.HeadsNotShared(llm.heads, tp)))
             elif engines.is_stored and not is_common(llm, (1, tp)):
-                left.append(Left(name, facts.KvHeadsNotStored(llm.kv_heads, tp)))
+                left.append(LeftOut(name, facts.KvHeadsNotStored(llm.kv_heads, tp)))
             elif pp > llm.layers:
-                left.append(Left(name, facts.LayersNotCut(llm.layers, pp)))
+                left.append(LeftOut(name, facts.LayersNotCut(llm.layers, pp)))
             else:
                 for degree in _degrees(name, llm, (gpu, tp, pp), catalog, engines):
                     if not (settings := degree.settings(engines)):
@@ -218,11 +218,11 @@ def _why_not_on_nodes(llm: Llm, gpu: Gpu, tp: int, dp: int) -> str:
     return ""
 
 
-def _not_on_nodes(name: str, llm: Llm, on: tuple[Gpu, int, int], engines: Engines) -> Iterator[Left]:
+def _not_on_nodes(name: str, llm: Llm, on: tuple[Gpu, int, int], engines: Engines) -> Iterator[LeftOut]:
     gpu, tp, pp = on
     for dp in engines.ranks:
         if dp > gpu.gpus_per_node and pp == 1 and (why := _why_not_on_nodes(llm, gpu, tp, dp)):
-            yield Left(f"{name} dp{dp} ep", facts.RanksNotOnNodes(why))
+            yield LeftOut(f"{name} dp{dp} ep", facts.RanksNotOnNodes(why))
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,20 +323,20 @@ def _left_of(
     reasons: Sequence[WorkerType],
     settings: Sequence[tuple[int, int, Speculation | None]],
     longest_tokens: int,
-) -> Iterator[Left]:
+) -> Iterator[LeftOut]:
     """What of one degree is left out of plans, and why."""
     with_room = {
         (worker.max_num_batched_tokens, worker.max_num_seqs, worker.speculation) for worker in reasons
     }
     no_room = [setting[0] for setting in settings if setting not in with_room]
     if not reasons:
-        yield Left(name, facts.WeightsTooLarge(llm.weight_bytes))
+        yield LeftOut(name, facts.WeightsTooLarge(llm.weight_bytes))
     elif no_room:
-        yield Left(f"{name} {min(no_room)}", facts.NoRoomForKv())
+        yield LeftOut(f"{name} {min(no_room)}", facts.NoRoomForKv())
     if small := tuple(worker for worker in reasons if not worker.has_room_for(longest_tokens)):
         most = max(small, key=lambda worker: worker.kv_tokens)
         because = facts.RequestTooLong(most.kv_tokens, longest_tokens)
-        yield Left(f"{name} {most.max_num_batched_tokens}", because, small)
+        yield LeftOut(f"{name} {most.max_num_batched_tokens}", because, small)
 
 
 def weight(worker: WorkerType, objective: str) -> float:

@@ -18,7 +18,7 @@ from planner.search.oracle.fleet_oracle import Answers, Oracle
 from planner.search.oracle.pinning import Pinning
 from planner.search.oracle.scenarios import Scenario, Scenarios
 from planner.search.oracle.work_clock import EFFORT_S, is_over
-from planner.search.problem.options import OBJECTIVE_UNITS, Left
+from planner.search.problem.options import OBJECTIVE_UNITS, LeftOut
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.solvers.master import FleetLimits
 from planner.solvers.required_work import SloWork
@@ -73,7 +73,7 @@ class Conditions:
     answers: Answers = field(default_factory=Answers)
     by_gpu: bool = False  # money counts GPUs in use alone: others pay for what nodes have beside
     on_paper: OnPaper = ignore_paper_answer
-    around: bool = False  # what holds around the plan is simulated too, for its report (robustness.py)
+    adds_robustness: bool = False  # whether more traffic and fewer workers are simulated too (robustness.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Problem:
     hits: PrefixHits | None  # where prefix caches may be counted on
     gpus: tuple[Gpu, ...]
     types: tuple[WorkerType, ...]  # that hold the longest request: what the search ranges over
-    left: tuple[Left, ...]
+    left_out: tuple[LeftOut, ...]
     limits: FleetLimits
     oracle: Oracle
     obliged: SloWork  # under any policy: what bounds and level 0 start from

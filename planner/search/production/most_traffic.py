@@ -1,8 +1,9 @@
 """The most traffic within the limits, for the objective throughput: first on paper, then in production.
 
-In production a rate counts where a fleet is found that keeps the SLO in enough of the scenarios that a search
-sees (cheapest_kept.py). The scenarios depend on the rate, and a search for production is limited in simulated
-requests, so no rate is refuted for good. Scenarios that the search has not seen test the fleet (certify.py).
+In production a rate is carried if a fleet is found that keeps the SLO in enough of the scenarios that a
+search sees (cheapest_kept.py). The scenarios depend on the rate, and a search for production is limited in
+simulated requests, so no higher rate is ever proved impossible. Scenarios that the search has not seen test
+the fleet (certify.py).
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ FIRST_STRIDE = 2.0
 KEPT_STEP_FRAC = 0.02
 # In production the first rate is this share of the most traffic on paper.
 FIRST_RATE_FRAC = 0.8
-# The fleet on paper is tried at rates that fall by half each, down to a sixteenth of the first rate: in the
-# scenarios that decide, step times that nobody has measured may be three times as long.
+# The fleet on paper is tried at rates of which each is half the one before, down to a sixteenth of the first:
+# in the scenarios that decide, step times that nobody has measured may be three times as long.
 KNOWN_STEP_FRAC, KNOWN_LEAST_FRAC = 0.5, 1 / 16
 # After a failed test the traffic is lowered by this share.
 LESS_RATE_FRAC = 0.03
@@ -79,16 +80,16 @@ class RateClimb:
         """Climb until a refuted rate lies at most `step_frac` above one at which a fleet was found, no rate
         above `least_rps` is left, or the time is over.
 
-        A fleet's own worker types are taken to their highest rate before all types are searched again: so
-        each type is refuted once or twice, and not at every rate. The worker types of a `known` fleet are
-        tried first, at falling rates down to KNOWN_LEAST_FRAC of the first.
+        The worker types of a fleet that was found are taken to their highest rate before all types are
+        searched again: so each type is refuted once or twice, and not at every rate. The worker types of a
+        `known` fleet are tried first, at falling rates down to KNOWN_LEAST_FRAC of the first.
         """
-        at_rps, known_failed_rps = rate_rps, math.inf
+        known_rps, known_failed_rps = rate_rps, math.inf
         try:
-            while known is not None and self.fleet is None and at_rps >= KNOWN_LEAST_FRAC * rate_rps:
-                if not self._try_rate(at_rps, known):
-                    known_failed_rps = at_rps
-                at_rps = _round_rate(at_rps * KNOWN_STEP_FRAC)
+            while known is not None and self.fleet is None and known_rps >= KNOWN_LEAST_FRAC * rate_rps:
+                if not self._try_rate(known_rps, known):
+                    known_failed_rps = known_rps
+                known_rps = _round_rate(known_rps * KNOWN_STEP_FRAC)
             while self.fleet is None and rate_rps >= self.least_rps:
                 self._try_rate(rate_rps)
                 rate_rps = _round_rate(rate_rps / 2)
@@ -101,10 +102,11 @@ class RateClimb:
                 if not self.holds_rps < next_rps < self.failed_rps:
                     break
                 self._try_rate(next_rps)
-        except StoppedError:
+        except StoppedError:  # The time is over; what was found stays.
             pass
 
     def _try_rate(self, rate_rps: float, workers_of: Fleet | None = None) -> bool:
+        """Whether a fleet carries the rate. Only a search of all worker types refutes it."""
         fleet = self.find_fleet(rate_rps, workers_of)
         if fleet is not None and rate_rps > self.holds_rps:
             self.holds_rps, self.fleet = rate_rps, fleet
@@ -112,20 +114,19 @@ class RateClimb:
             self.failed_rps = min(self.failed_rps, rate_rps)
         return fleet is not None
 
-    def _take_further(self, fleet: Fleet, stride: float, failed: float) -> None:
+    def _take_further(self, fleet: Fleet, stride: float, failed_rps: float) -> None:
         """Raise the rate with the worker types of `fleet` alone until they fail within `step_frac`. The first
-        rate is `stride` times that which is known to hold; at `failed` they are known to fail.
+        rate is `stride` times the one that is known to hold; at `failed_rps` they are known to fail.
         """
-        factor = stride if math.isinf(failed) else 1 + 4 * self.step_frac
-        while failed > self.holds_rps * (1 + self.step_frac):
-            at = min(self.holds_rps * factor, math.sqrt(self.holds_rps * failed))
-            rate_rps = _round_rate(at)
-            if not self.holds_rps < rate_rps < failed:
+        factor = stride if math.isinf(failed_rps) else 1 + 4 * self.step_frac
+        while failed_rps > self.holds_rps * (1 + self.step_frac):
+            rate_rps = _round_rate(min(self.holds_rps * factor, math.sqrt(self.holds_rps * failed_rps)))
+            if not self.holds_rps < rate_rps < failed_rps:
                 break
             if self._try_rate(rate_rps, fleet):
                 factor = min(factor * factor, FIRST_STRIDE)
             else:
-                failed = rate_rps
+                failed_rps = rate_rps
 
 
 def _round_rate(rate_rps: float) -> float:
@@ -150,10 +151,12 @@ def find_most_traffic(
     known: list[Fleet] = []
 
     def find_fleet(rate_rps: float, workers_of: Fleet | None) -> Fleet | None:
-        at = task_at_rate(task, trace, rate_rps, seed)
+        rate_task = task_at_rate(task, trace, rate_rps, seed)
         conditions.progress(f"most traffic: {rate_rps:g} requests/s")
-        at_rate = with_relaxation(lambda: build_problem(at, trace, catalog, seed=seed, conditions=quiet))
-        problem = _restrict_to_workers(on_all_draws(at_rate), workers_of)
+        whole_problem = with_relaxation(
+            lambda: build_problem(rate_task, trace, catalog, seed=seed, conditions=quiet)
+        )
+        problem = _restrict_to_workers(on_all_draws(whole_problem), workers_of)
         is_exhausted = True
         for policies in task.policy_choices():
             with_policy = with_policies(problem, policies)
@@ -193,10 +196,9 @@ def find_most_kept_traffic(
 
     def find_fleet(rate_rps: float, workers_of: Fleet | None) -> Fleet | None:
         conditions.progress(f"most traffic in production: {rate_rps:g} requests/s")
-        at = task_at_rate(task, trace, rate_rps, seed)
-        problem = _restrict_to_workers(
-            on_all_draws(build_problem(at, trace, catalog, seed=seed, conditions=quiet)), workers_of
-        )
+        rate_task = task_at_rate(task, trace, rate_rps, seed)
+        whole_problem = build_problem(rate_task, trace, catalog, seed=seed, conditions=quiet)
+        problem = _restrict_to_workers(on_all_draws(whole_problem), workers_of)
         for policies in task.policy_choices():
             scenario_problem = with_search_limit(
                 _slowest_scenarios_first(with_search_scenarios(with_policies(problem, policies))),
@@ -234,7 +236,7 @@ def _restrict_to_workers(problem: Problem, fleet: Fleet | None) -> Problem:
 def _slowest_scenarios_first(problem: Problem) -> Problem:
     """The same problem with the scenarios of the longest steps first, where most fleets fail early."""
     oracle = problem.oracle
-    scenarios = sorted(oracle.scenarios, key=lambda future: -sum(future.z))
+    scenarios = sorted(oracle.scenarios, key=lambda scenario: -sum(scenario.z))
     return with_scenarios(problem, scenarios, oracle.may_miss)
 
 
@@ -242,8 +244,8 @@ def falling_rates(throughput: Throughput) -> Iterator[Throughput]:
     """The given throughput, then rates that each lie LESS_RATE_FRAC below the one before."""
     while True:
         yield throughput
-        less = float(f"{throughput.rate_rps * (1 - LESS_RATE_FRAC):.4g}")
-        throughput = replace(throughput, rate_rps=less, refuted_rps=throughput.rate_rps)
+        lower_rps = _round_rate(throughput.rate_rps * (1 - LESS_RATE_FRAC))
+        throughput = replace(throughput, rate_rps=lower_rps, refuted_rps=throughput.rate_rps)
 
 
 def _no_rate_error(task: PlanQuestion, climb: RateClimb, conditions: Conditions) -> PlannerError:
@@ -259,11 +261,11 @@ def task_at_rate(task: PlanQuestion, trace: Trace, rate_rps: float, seed: int) -
     """The task of finding the cheapest fleet for a rate. The task has one draw where the rate is so near to
     the trace's own that all draws are the same requests.
     """
-    at = replace(task, objective="cost", rate_rps=rate_rps)
+    rate_task = replace(task, objective="cost", rate_rps=rate_rps)
     if task.draws > 1 and task.scale != "compress":
-        first, second = (requested_traffic(trace, at, seed=seed + k)[0] for k in (0, 1))
-        return replace(at, draws=1) if same_requests(first, second) else at
-    return at
+        first, second = (requested_traffic(trace, rate_task, seed=seed + k)[0] for k in (0, 1))
+        return replace(rate_task, draws=1) if same_requests(first, second) else rate_task
+    return rate_task
 
 
 def _infeasible_at_any_rate_error(task: PlanQuestion, rate_rps: float) -> InfeasibleError:

@@ -112,7 +112,7 @@ class Production:
 
     `with_loss` is the fleet that stands the loss of any worker, None where none was found or none was looked
     for. `trial` keeps the scenarios of the search and of the test, so that the same fleet can be simulated
-    under other routers; it is None where the fleet is the one on paper. `on_paper` says why there is no
+    under other routers; it is None where the fleet is the one on paper. `why_on_paper` says why there is no
     production fleet where `best` is the cheapest fleet on paper.
     """
 
@@ -122,7 +122,7 @@ class Production:
     is_tested: bool
     trial: FleetTrial | None
     with_loss: Counts | None = None
-    on_paper: WhyOnPaper | None = None
+    why_on_paper: WhyOnPaper | None = None
 
 
 def find_production_fleet(
@@ -360,7 +360,7 @@ def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) ->
         Answered("production", (), None, None, None),
     )
     scenarios = _scenarios_fact(problem, paper.best, with_search_scenarios(problem).oracle)
-    return Production(paper.best, answers, scenarios, is_tested=False, trial=None, on_paper=why)
+    return Production(paper.best, answers, scenarios, is_tested=False, trial=None, why_on_paper=why)
 
 
 def _kept_in_of_paper_fleet(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> KeptIn:
@@ -429,8 +429,8 @@ def not_certified_warnings(
         return ()
     if production is None:
         return (NotCertified(None, safety.kept_in_frac, have_spread=True),)
-    if production.on_paper is not None:
-        return (production.on_paper,)
+    if production.why_on_paper is not None:
+        return (production.why_on_paper,)
     if production.is_tested and production.scenarios.have_spread:
         return ()
     kept_in = next(each.kept_in for each in production.answers if each.name == "production")

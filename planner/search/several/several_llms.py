@@ -57,7 +57,7 @@ def plan_together(
     seed: int = 0,
     time_limit_s: float = USUAL_LIMIT_S,
     progress: Progress = report_nothing,
-    around: bool = False,
+    adds_robustness: bool = False,
 ) -> SharedPlan:
     """The cheapest fleets that keep the SLO of every LLM within the limits that they share. With `around`
     each plan has what holds around its fleet, as a plan for one LLM does.
@@ -70,7 +70,9 @@ def plan_together(
     with time_limit(time_limit_s) as deadline:
 
         def plan_by_gpu(question: SeveralLlmsQuestion) -> SharedPlan:
-            return _plan_together(question, catalog, seed, deadline, progress, around=around)
+            return _plan_together(
+                question, catalog, seed, deadline, progress, adds_robustness=adds_robustness
+            )
 
         return plan_by_bill(plan_by_gpu, question, lambda: is_over(deadline), progress)
 
@@ -82,7 +84,7 @@ def _plan_together(
     deadline: float,
     progress: Progress,
     *,
-    around: bool,
+    adds_robustness: bool,
 ) -> SharedPlan:
     parts, task = question.parts, question.parts[0].task
     is_safe = any(part.task.safety is not None for part in parts)
@@ -103,7 +105,9 @@ def _plan_together(
     shared = production_or_paper_of_all(known, limits, deadline, progress) if is_safe else None
     searched, leave = _searches_as_run(paper, shared, parts, limits, deadline)
     oracles = [problem.oracle for each in alone for problem, _ in each] + [*paper.oracles]
-    plans = _certify_plans(parts, searched, leave, shared, catalog, seed, deadline, around=around)
+    plans = _certify_plans(
+        parts, searched, leave, shared, catalog, seed, deadline, adds_robustness=adds_robustness
+    )
     level0 = paper.level0
     progress("placing all workers on nodes")
     counts = [(pool.type, pool.count) for plan in plans for pool in plan.fleet.pools]
@@ -114,8 +118,8 @@ def _plan_together(
     in_production: tuple[Binding, ...] = ()
     if shared is not None:
         alone_values, run = (_paid_values(known, fleets) for fleets in (shared.alone, shared.fleets))
-        if shared.how is not None:
-            in_production = (shared.how, *gives_way_facts(parts, alone_values, run, unit))
+        if shared.how_chosen is not None:
+            in_production = (shared.how_chosen, *gives_way_facts(parts, alone_values, run, unit))
     return SharedPlan(
         plans=dict(zip(names, plans, strict=True)),
         paper=dict(zip(names, values, strict=True)),
@@ -179,7 +183,11 @@ def _searches_as_run(
     production, it is searched again within what they leave.
     """
     searched, leave = list(paper.searched), list(paper.within)
-    if shared_production is None or shared_production.how is None or shared_production.how.is_each:
+    if (
+        shared_production is None
+        or shared_production.how_chosen is None
+        or shared_production.how_chosen.is_each
+    ):
         return searched, leave
     for k, part in enumerate(parts):
         if part.task.safety is None:
@@ -199,7 +207,7 @@ def _certify_plans(
     seed: int,
     deadline: float,
     *,
-    around: bool,
+    adds_robustness: bool,
 ) -> list[Plan]:
     """Certify the plan of each LLM, with a note of what the others leave it."""
     plans = []
@@ -207,7 +215,7 @@ def _certify_plans(
         until = [(replace(problem, deadline=deadline), best) for problem, best in each]
         own = None if shared_production is None else shared_production.productions[k]
         plan = certify_plan(until, part.trace, catalog, seed=seed, deadline=deadline, production=own)
-        if around:
+        if adds_robustness:
             plan = add_robustness(plan, best_of(until), own)
         if (left := leave[k]) is not None:
             certificate = replace(plan.certificate, assumptions=(left, *plan.certificate.assumptions))
@@ -236,7 +244,7 @@ def _answer_totals(
         fleets = {
             one.name: {
                 "on-paper": one.paper.best,
-                "production": production.best if production.on_paper is None else None,
+                "production": production.best if production.why_on_paper is None else None,
                 "with-a-loss": production.with_loss,
             }[name]
             for one, production in each

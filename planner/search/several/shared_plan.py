@@ -43,10 +43,10 @@ class AnswerTotal:
 class SharedPlan:
     """A plan for every LLM, within limits that they share.
 
-    `paper` is the objective of each LLM's fleet on paper, beside the others on paper; `alone` is the
-    objective of its final fleet if the LLM had all of the fleet for itself. `answers` are the three answers
-    for all LLMs, empty where not every LLM requires safety. `in_production` says how production was chosen,
-    and which LLM gives way to others; `binding`, levels and bounds are about the fleets on paper.
+    `paper` is the objective of each LLM's fleet on paper, where it shares the limits with the others; `alone`
+    is the objective of the fleet that it would have with all of the limits for itself. `answers` are the
+    three answers for all LLMs, empty where not every LLM requires safety. `in_production` says how production
+    was chosen, and which LLM gives way to others; `binding`, levels and bounds are about the fleets on paper.
 
     No fleets with one worker type per pool are worth less than `level0_bound`: by the search where it
     `is_exhausted`, by simulation of all such fleets where it `is_exact`. `level0` is the best such value

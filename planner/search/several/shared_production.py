@@ -2,12 +2,13 @@
 
     alone   Each LLM gets its production fleet with all of the limits for itself. Where all fit, that is the
             answer.
-    share   Else one master (cheapest.py) covers the designs of all LLMs. A fleet holds if it misses its SLO
-            in no more of its LLM's scenarios than it may. The LLMs are also served in turn on what is left,
-            which finds fleets of several types too.
+    share   Otherwise one master (level0/cheapest.py) chooses among the designs of all LLMs. A fleet holds if
+    it
+            misses its SLO in no more of its LLM's scenarios than it may. The LLMs are also served in turn,
+            each on what those before it leave, which finds fleets of several types too.
     refine  Each LLM is searched within what the others leave, where its fleet may have several types.
-    test    Each fleet is tested in scenarios that no search has seen. Those of a fleet that fails join the
-            scenarios of its LLM, and all LLMs share again.
+    test    Each fleet is tested in scenarios that no search has seen. The test scenarios of a fleet that
+            fails join the search scenarios of its LLM, and `share` begins again.
 
 Scenarios of different LLMs are drawn independently: each LLM keeps its own SLO in enough of them, and nothing
 is claimed of all LLMs at once.
@@ -72,13 +73,14 @@ class LlmOnPaper:
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedProduction:
     """The result for each LLM: its production, None where it requires no safety; its fleet; and the fleet
-    that it takes with all of the limits for itself. `how` is None where the fleets are those on paper.
+    that it takes with all of the limits for itself. `how_chosen` is
+    None where the fleets are those on paper.
     """
 
     productions: tuple[Production | None, ...]
     fleets: tuple[Counts, ...]
     alone: tuple[Counts, ...]
-    how: ProductionShared | None
+    how_chosen: ProductionShared | None
 
 
 @dataclass(slots=True, eq=False)
@@ -118,8 +120,8 @@ def share_production(
     """The cheapest fleets found that keep each SLO in enough scenarios and fit together within the limits.
 
     None where the time was over. Raises InfeasibleError if one LLM cannot be served so even alone, or no
-    fleets of all were found that fit together; the message names the least increase of each limit that would
-    do.
+    fleets of all were found that fit together; its message names the least increase of each limit with which
+    they would.
     """
     known: list[_LlmProduction] = []
     for k, one in enumerate(llms):
@@ -138,10 +140,13 @@ def share_production(
             return None
         fleets, shared, tries = chosen
     productions = _answer_each(known, fleets, limits, deadline)
-    how = ProductionShared(
-        shared is None, 0 if shared is None else shared.rounds, shared is not None and shared.is_exact, tries
+    how_chosen = ProductionShared(
+        is_each=shared is None,
+        rounds=0 if shared is None else shared.rounds,
+        is_exact=shared is not None and shared.is_exact,
+        tries=tries,
     )
-    return SharedProduction(productions, tuple(fleets), tuple(llm.alone for llm in known), how)
+    return SharedProduction(productions, tuple(fleets), tuple(llm.alone for llm in known), how_chosen)
 
 
 def production_or_paper_of_all(
@@ -160,22 +165,28 @@ def production_or_paper_of_all(
         for one in llms
     )
     fleets = tuple(one.paper.best for one in llms)
-    return SharedProduction(productions, fleets, tuple(one.alone.best for one in llms), how=None)
+    return SharedProduction(productions, fleets, tuple(one.alone.best for one in llms), how_chosen=None)
 
 
 def _plan_alone(one: LlmOnPaper, until: float) -> _LlmProduction | None:
     """The production of one LLM with all of the limits for itself; None where the time was over."""
     problem = replace(one.problem, deadline=until)
     if problem.task.safety is None:
-        return _LlmProduction(one, problem, one.alone.best, None, None)
+        return _LlmProduction(one, problem, one.alone.best, test=None, kept_in=None)
     try:
         trial = find_production_fleet(problem, one.alone)
     except InfeasibleError as error:
         raise error.of_llm(f"{one.name}, even with all of the fleet for itself") from None
     if trial is None:
         return None
-    holds = is_test_passed(trial.kept_in, trial.test.safety)
-    return _LlmProduction(one, trial.problem, trial.best, trial.test, trial.kept_in, holds)
+    return _LlmProduction(
+        on_paper=one,
+        problem=trial.problem,
+        alone=trial.best,
+        test=trial.test,
+        kept_in=trial.kept_in,
+        alone_holds=is_test_passed(trial.kept_in, trial.test.safety),
+    )
 
 
 def _add_common_share(
@@ -228,7 +239,7 @@ def _plan_within_shared_limits(
         if llm.test is not None:
             llm.test.out_of_time = out_of_time
     best: list[Counts] | None = None
-    shared = Cheapest(None, float("inf"), 0.0, False, 0)
+    shared = Cheapest(best=None, value=float("inf"), bound=0.0, is_exact=False, rounds=0)
     for attempt in range(1, MOST_TESTS + 1):
         progress("production: the fleets of all LLMs within the limits that they share")
         chosen, shared = _choose_fleets(llms, limits, deadline, progress)
@@ -243,7 +254,7 @@ def _plan_within_shared_limits(
         for llm in failed:
             llm.add_test_scenarios()
             llm.problem = replace(llm.problem, deadline=deadline)
-    raise AssertionError
+    raise AssertionError  # The last attempt returns.
 
 
 def _choose_fleets(
@@ -254,6 +265,7 @@ def _choose_fleets(
     known_problems = [
         _with_known_verdicts(llm, () if fleets is None else (fleets[k],)) for k, llm in enumerate(llms)
     ]
+    # The search ends after this much effort per LLM, in seconds of the search's clock.
     most_effort = effort_spent() + len(llms) * MOST_SEARCH_REQUESTS
     until = min(deadline, EFFORT_S * most_effort)
     designs = [
@@ -286,7 +298,7 @@ def _infeasible_error(
 ) -> InfeasibleError:
     """The error that names what the fleets alone use of each limit, and the least increase that would do."""
     alone = [(option.type, count) for llm in llms for option, count in llm.alone]
-    over = [
+    used_texts = [
         f"{used:g} of {amount:g} {limit.unit} ({limit.name})"
         for limit, amount in limits.rows()
         if (used := sum(limits.use(limit, worker) * count for worker, count in alone)) > amount * (1 + 1e-9)
@@ -295,7 +307,7 @@ def _infeasible_error(
     return InfeasibleError(
         "safety: kept_in: each LLM can be served in production alone, but no fleets were found that keep the "
         "SLOs of all in enough scenarios within the limits they share: those they would have alone take "
-        f"{', '.join(over)}; {common}. Ask for a smaller kept_in, or safety: none.{more}",
+        f"{', '.join(used_texts)}; {common}. Ask for a smaller kept_in, or safety: none.{more}",
         kind="capacity",
         constraint=[change.limit for way in ways for change in way] or "safety: kept_in",
         relaxation="" if ways else f"{common.relaxation}, more of the limits, or safety: none",
@@ -356,7 +368,9 @@ def _test_fleets(
     for k, llm in enumerate(llms):
         problem = problem_within(llm.problem, limits_beside(limits, fleets, k))
         roles = [option.role for option, _ in llm.on_paper.alone.best]
-        if not is_exact or len(set(roles)) < len(roles):
+        # Two pools of one role: the best fleet on paper has several types.
+        has_several_types = len(set(roles)) < len(roles)
+        if not is_exact or has_several_types:
             fleets[k] = _find_fleet_within(llm, problem, fleets[k]) or fleets[k]
         fleets[k] = owned_first(problem, fleets[k])
         if llm.test is not None:
@@ -372,17 +386,18 @@ def _answer_each(
     """The answers of each LLM. A fleet with a loss must fit beside the fleets of the others, with a loss
     where they have one already.
     """
-    taken, productions = list(fleets), list[Production | None]()
+    fleets_or_loss_proof, productions = list(fleets), list[Production | None]()
     for k, (llm, best) in enumerate(zip(llms, fleets, strict=True)):
         if llm.test is None or llm.kept_in is None:
             productions.append(None)
             continue
         problem = replace(llm.on_paper.problem, deadline=deadline)
         within_others = problem_within(
-            replace(llm.problem, deadline=deadline), limits_beside(limits, taken, k)
+            replace(llm.problem, deadline=deadline), limits_beside(limits, fleets_or_loss_proof, k)
         )
         trial = FleetTrial(best, llm.kept_in, within_others, llm.test)
-        productions.append(one := with_answers(problem, llm.on_paper.paper, trial))
-        if one.with_loss is not None:
-            taken[k] = one.with_loss
+        production = with_answers(problem, llm.on_paper.paper, trial)
+        productions.append(production)
+        if production.with_loss is not None:
+            fleets_or_loss_proof[k] = production.with_loss
     return tuple(productions)

@@ -1,12 +1,13 @@
-"""Access logs as text: nginx and Apache (combined), Envoy's default; token counts stand in further fields.
+"""Access logs as text: nginx's and Apache's combined format and Envoy's default; token counts stand in
+further fields.
 
     log_format tokens '$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent '
         '"$http_referer" "$http_user_agent" rt=$request_time in=$upstream_http_x_prompt_tokens '
         'out=$upstream_http_x_completion_tokens';
 
-A field `name=value` is a column of that name; any other is one by its number, as awk counts with what stands
-in quotes or brackets as one field: `--map input=10,output=11,duration=12:s`. nginx writes a line when the
-answer has ended (nginx.org, ngx_http_log_module), Envoy's START_TIME is the beginning
+A field `name=value` is a column of that name. Any other field is a column named by its number, counted as awk
+does, but with what stands in quotes or brackets as one field: `--map input=10,output=11,duration=12:s`. nginx
+writes a line when the answer has ended (nginx.org, ngx_http_log_module), Envoy's START_TIME is the beginning
 (envoyproxy.io, "Access logging").
 """
 
@@ -42,22 +43,22 @@ _NAMES = {
         "duration",
     ),
 }
-_SHORT = {
+_FULL_NAMES = {
     "rt": "request_time",
     "in": "input_tokens",
     "out": "output_tokens",
     "prompt": "prompt_tokens",
     "completion": "completion_tokens",
 }
-_OWN_END = {"combined": "time_local", "envoy": ""}
-LONGEST = 2000  # characters of a field: a path is not kept beyond
+MOST_CHARACTERS = 2000  # of a field; the rest, such as that of a long path, is cut off
 
 
 def kind_of(lines: Iterable[bytes]) -> str:
-    """combined, envoy, or empty where most lines of a sample are neither."""
-    given = [line for line in lines if line.strip()]
+    """ "combined" or "envoy"; "" unless most lines of a sample are of one of these formats."""
+    lines_with_text = [line for line in lines if line.strip()]
     for name, pattern in (("combined", COMBINED), ("envoy", ENVOY)):
-        if given and sum(bool(pattern.match(line)) for line in given) > len(given) / 2:
+        matches = sum(bool(pattern.match(line)) for line in lines_with_text)
+        if matches > len(lines_with_text) / 2:
             return name
     return ""
 
@@ -65,7 +66,7 @@ def kind_of(lines: Iterable[bytes]) -> str:
 def access_rows(
     kind: str, lines: Iterable[tuple[int, bytes]], path: Path
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The fields of each line by name or number; a dash is nothing."""
+    """The fields of each line by name or number; a dash is None."""
     pattern = COMBINED if kind == "combined" else ENVOY
     names = _NAMES[kind]
     for number, raw in lines:
@@ -82,12 +83,17 @@ def access_rows(
 
 def _row(line: str, names: tuple[str, ...]) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for place, match in enumerate(_FIELD.finditer(line), start=1):
-        quoted, bracketed, key, own, plain = match.groups()
-        value = next((part for part in (quoted, bracketed, own, plain) if part is not None), "")[:LONGEST]
+    for field_number, match in enumerate(_FIELD.finditer(line), start=1):
+        quoted, bracketed, key, key_value, plain = match.groups()
+        value = next((part for part in (quoted, bracketed, key_value, plain) if part is not None), "")[
+            :MOST_CHARACTERS
+        ]
         if key is None and plain is not None and (named := _NAMED.fullmatch(plain)):
             key, value = named[1], named[2]
-        name = _SHORT.get(key, key) if key else names[place - 1] if place <= len(names) else str(place)
+        if key:
+            name = _FULL_NAMES.get(key, key)
+        else:
+            name = names[field_number - 1] if field_number <= len(names) else str(field_number)
         row[name] = None if value in ("-", "") else value
     if request := row.get("request"):  # "POST /v1/chat/completions HTTP/1.1"
         words = str(request).split()
@@ -96,14 +102,7 @@ def _row(line: str, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def columns_of(kind: str, sample: pd.DataFrame, where: str) -> Columns:
-    """What the fields are, by their names; the times are those of the format."""
+    """The meaning of the fields, guessed by their names; the status is where the format has it."""
     column_map = guess_columns(sample, where)
     status = "status" if kind == "combined" else "response_code"
-    return replace(
-        column_map,
-        status=status,
-        kind="path",
-        tenant="",
-        model=column_map.model,
-        request_id=column_map.request_id,
-    )
+    return replace(column_map, status=status, kind="path", tenant="")

@@ -1,4 +1,6 @@
-"""The rows of a log put together to a trace: what is no request to plan for is counted and left out."""
+"""Puts the rows of a log together to a trace. Rows that are no requests to plan for are
+counted and left out.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,18 @@ FAILED = "failed requests"
 FROM_CACHE = "answers from the gateway's cache"
 HALVES = "further rows of a request that is counted (halves of a stream, retries)"
 BLANK = "blank lines"
-_NO_LOAD = (FROM_CACHE, HALVES, BLANK)  # what engines never see, beside other kinds of calls
-_HASHED = 16  # The hash of an id has this many hex digits.
-_SECRET = ("api_key", "apikey", "authorization", "token", "key")
+_NO_LOAD = (FROM_CACHE, HALVES, BLANK)  # Rows that no engine serves, beside those of other kinds of calls.
+_HASH_DIGITS = 16  # The hash of a tenant has this many hex digits.
+# A column of tenants with one of these words in its name holds keys of an API.
+_SECRET_WORDS = ("api_key", "apikey", "authorization", "token", "key")
 
 
 @dataclass(slots=True)
 class Gatherer:
     """Takes blocks of rows of one or several files, and makes one trace of them.
 
-    `salt` hashes tenants where it is there. An error says at which `counted` it is: line, row. Where blocks
-    have a column SERIAL, `serials` says after `trace` which row each request was.
+    With a `salt` tenants are hashed. Where blocks have a column SERIAL, `serials` says after `trace` which
+    row each request was.
     """
 
     columns: Columns
@@ -72,11 +75,13 @@ class Gatherer:
                 self._codes[name], self._names[name] = [], {}
 
     def add(self, line: IntArray, table: dict[str, pd.Series[Any]], where: str) -> None:
-        """Take rows that stand at `line` (n,) of their file; `where` ends with what is counted there."""
-        every = self.columns.given()
+        """Take rows that stand at `line` (n,) of their file. `where` begins messages: it is the file and the
+        word that the number of a line follows.
+        """
+        column_names = self.columns.given()
         blank = is_missing(table[self.clock.name])
         if blank.any():
-            blank = np.logical_and.reduce([is_missing(table[name]) for name in set(every.values())])
+            blank = np.logical_and.reduce([is_missing(table[name]) for name in set(column_names.values())])
         keep = ~blank
         self.dropped[BLANK] += int(blank.sum())
         for mask, reason in self._without_load(table, line, where):
@@ -87,12 +92,13 @@ class Gatherer:
         self.dropped[NO_INPUT] += int((keep & (inputs == 0) & (outputs > 0)).sum())
         served = (inputs > 0) & (outputs > 0)
         if self.columns.request_id:
-            for kept, rows in ((self._ids, keep & served), (self._lost_ids, keep & ~served)):
-                kept.append(self._hashes(table[self.columns.request_id][rows]))
+            for ids, rows in ((self._ids, keep & served), (self._lost_ids, keep & ~served)):
+                ids.append(self._hashes(table[self.columns.request_id][rows]))
         keep &= served
         if not keep.any():
             return
-        at_ns = self._arrivals(line[keep], {name: table[name][keep] for name in set(every.values())}, where)
+        kept_rows = {name: table[name][keep] for name in set(column_names.values())}
+        at_ns = self._arrivals(line[keep], kept_rows, where)
         self._at_ns.append(at_ns)
         self._requests += len(at_ns)
         if self._requests > MAX_REQUESTS:
@@ -105,34 +111,32 @@ class Gatherer:
         if SERIAL in table:
             self._serials.append(table[SERIAL][keep].to_numpy(dtype=np.int64))
         for role in self._codes:
-            self._name(role, table[every[role]][keep])
+            self._name(role, table[column_names[role]][keep])
 
     def _without_load(
         self, table: dict[str, pd.Series[Any]], line: IntArray, where: str
     ) -> list[tuple[npt.NDArray[np.bool_], str]]:
-        """Rows that are no requests for text, or that failed, by the reason."""
-        messages = []
+        """Masks of rows that are no requests for text, or that failed, each with the reason."""
+        masks = []
         if self.columns.kind:
             codes, values = pd.factorize(table[self.columns.kind].astype(object).fillna(""))
             kinds = np.array([other_kind(value) for value in values], dtype=object)[codes]
-            messages = [(kinds == kind, str(kind)) for kind in sorted(set(kinds.tolist()) - {""})]
+            masks = [(kinds == kind, str(kind)) for kind in sorted(set(kinds.tolist()) - {""})]
         if self.columns.cache_hit:
             hit = table[self.columns.cache_hit].astype(str).str.strip().str.lower().isin(["true", "1", "hit"])
-            messages.append((hit.to_numpy(dtype=bool), FROM_CACHE))
+            masks.append((hit.to_numpy(dtype=bool), FROM_CACHE))
         if self.columns.status:
             broken, unknown = has_failed(table[self.columns.status])
             if unknown:
                 column = table[self.columns.status].astype(str)
-                at = int(np.flatnonzero((column == unknown[0]).to_numpy(dtype=bool))[0])
+                first = int(np.flatnonzero((column == unknown[0]).to_numpy(dtype=bool))[0])
                 raise TraceError(
-                    f"{where} {line[at]}, column {self.columns.status}: {show_value(unknown[0])} says "
-                    "neither "
-                    "that a "
-                    "request succeeded nor that it failed; expected a status of HTTP, success or failure; or "
-                    "leave it out: --map without status"
+                    f"{where} {line[first]}, column {self.columns.status}: {show_value(unknown[0])} says "
+                    "neither that a request succeeded nor that it failed; expected a status of HTTP, success "
+                    "or failure; or leave it out: --map without status"
                 )
-            messages.append((broken, FAILED))
-        return messages
+            masks.append((broken, FAILED))
+        return masks
 
     def _count(
         self,
@@ -142,22 +146,24 @@ class Gatherer:
         keep: npt.NDArray[np.bool_],
         where: str,
     ) -> IntArray:
-        """Tokens (n,), 0 where nothing stands; a value that is no count of tokens is refused."""
+        """Tokens (n,), 0 where a row has no value or is not kept; a value that is no count of tokens is
+        refused.
+        """
         name = getattr(self.columns, role)
         counts = as_numbers(table[name])
         unread = np.isnan(counts)
         if unread.any():
             counts = np.where(unread & is_missing(table[name]), 0.0, counts)
         bad = keep & ~((counts >= 0) & (counts <= MAX_TOKENS) & (counts == np.floor(counts)))
-        if (at := np.flatnonzero(bad)).size:
+        if (bad_rows := np.flatnonzero(bad)).size:
             raise TraceError(
-                f"{where} {line[at[0]]}, column {name}: expected a whole number of tokens, 0 to "
-                f"{MAX_TOKENS}, "
-                f"found {shown_value(table[name].iloc[at[0]])}"
+                f"{where} {line[bad_rows[0]]}, column {name}: expected a whole number of tokens, 0 to "
+                f"{MAX_TOKENS}, found {shown_value(table[name].iloc[bad_rows[0]])}"
             )
         return np.where(keep, counts, 0.0).astype(np.int64)
 
     def _arrivals(self, line: IntArray, table: dict[str, pd.Series[Any]], where: str) -> IntArray:
+        """The arrivals (n,) in ns; where a log has only ends, these less the durations."""
         at_ns = self.clock.ns(line, table[self.clock.name], where)
         if self.columns.arrival:
             return at_ns
@@ -171,12 +177,13 @@ class Gatherer:
         return at_ns - spans_ns(line, table[name], unit, where, name)
 
     def _name(self, role: str, column: pd.Series[Any]) -> None:
+        """Take the names of a column as indices into `_names`; "" stands for a missing one."""
         codes, values = pd.factorize(column.astype(object).where(~is_missing(column), ""))
         known = self._names[role]
-        place = np.array(
+        index_of = np.array(
             [known.setdefault(str(value), len(known)) for value in values] or [0], dtype=np.int32
         )
-        self._codes[role].append(place[codes])
+        self._codes[role].append(index_of[codes])
 
     def _hashes(self, column: pd.Series[Any]) -> npt.NDArray[np.uint64]:
         """Hashes of request ids, 64 bits each; a row without an id counts as a request of its own."""
@@ -199,7 +206,7 @@ class Gatherer:
         codes = {role: np.concatenate(parts) for role, parts in self._codes.items()}
         order = np.argsort(at_ns, kind="stable")
         if self._ids:
-            order = self._once(order)
+            order = self._first_rows(order)
         if self._serials:
             self.serials = join_arrays(self._serials)[order]
         at_ns = at_ns[order]
@@ -209,19 +216,19 @@ class Gatherer:
         coarse_s = _tick_s(at_ns) or clock_quantum_s(arrival_s) or 0.0
         warnings += doubts.of_gaps(name, arrival_s)
         del at_ns
-        named = {role: self._named(role, codes[role][order]) for role in codes}
-        tenant, tenants = named.get("tenant", (no_ids(), ()))
-        llm, llms = named.get("model", (no_ids(), ()))
+        names = {role: self._indices_and_names(role, codes[role][order]) for role in codes}
+        tenant, tenants = names.get("tenant", (no_ids(), ()))
+        llm, llms = names.get("model", (no_ids(), ()))
         if len(llms) > 1:
             self.notes.append(several_llms(llm, llms))
-        adapter, adapters = _adapters(*named.get("adapter", (no_ids(), ())))
+        adapter, adapters = _adapters(*names.get("adapter", (no_ids(), ())))
         return Trace(
             name=name.removesuffix(".gz"),
             arrival_s=arrival_s,
             input_tokens=inputs[order],
             output_tokens=outputs[order],
             tenant=tenant,
-            tenants=self._hashed(tenants),
+            tenants=self._hash_tenants(tenants),
             llm=llm,
             llms=llms,
             adapter=adapter,
@@ -233,7 +240,7 @@ class Gatherer:
         )
 
     def _find_halves(self) -> None:
-        """Rows without an answer whose request has another row with one are no failures."""
+        """Count rows without tokens as HALVES if their request has another row with them."""
         if any(map(len, self._lost_ids)) and any(map(len, self._ids)):
             halves = int(np.isin(np.concatenate(self._lost_ids), np.concatenate(self._ids)).sum())
             self.dropped[HALVES] += halves
@@ -243,7 +250,7 @@ class Gatherer:
                 halves -= taken
         self._lost_ids.clear()
 
-    def _once(self, order: IntArray) -> IntArray:
+    def _first_rows(self, order: IntArray) -> IntArray:
         """The first row of each request; further rows of a request are counted and left out."""
         ids = np.concatenate(self._ids)
         self._ids.clear()
@@ -260,33 +267,38 @@ class Gatherer:
             raise TraceError(f"{name}: no request is left; found {reasons or 'no row'}")
         lost = {reason: left_out.get(reason, 0) for reason in (FAILED, NO_INPUT, NO_OUTPUT)}
         share = sum(lost.values()) / (kept + sum(lost.values()))
-        what = ", ".join(f"{rows} {reason}" for reason, rows in lost.items() if rows)
-        of_all = f"{sum(lost.values())} of {kept + sum(lost.values())} requests ({share:.1%})"
+        lost_reasons = ", ".join(f"{rows} {reason}" for reason, rows in lost.items() if rows)
+        lost_text = f"{sum(lost.values())} of {kept + sum(lost.values())} requests ({share:.1%})"
         if share > MOST_DROPPED_FRAC and not self.drop_invalid:
             raise TraceError(
-                f"{name}: {of_all} cannot be served as they stand: {what}. Mend the file, or go on without "
-                "them with --drop-invalid"
+                f"{name}: {lost_text} cannot be served as they stand: {lost_reasons}. Mend the file, or go "
+                "on without them with --drop-invalid"
             )
         if share <= REPORTED_DROPPED_FRAC:
             return ()
-        return (f"{name}: {of_all} are left out, so the plan is for the other {kept} alone: {what}",)
+        return (
+            f"{name}: {lost_text} are left out, so the plan is for the other {kept} alone: {lost_reasons}",
+        )
 
-    def _named(self, role: str, codes: npt.NDArray[np.int32]) -> tuple[IntArray, tuple[str, ...]]:
-        """As indices in order of first use, and the names."""
+    def _indices_and_names(self, role: str, codes: npt.NDArray[np.int32]) -> tuple[IntArray, tuple[str, ...]]:
+        """The index (n,) of each row's name, and the names that occur."""
         names = list(self._names[role])
-        used, places = np.unique(codes, return_inverse=True)
-        return places.reshape(-1).astype(np.int64), tuple(names[k] for k in used.tolist())
+        used, indices = np.unique(codes, return_inverse=True)
+        return indices.reshape(-1).astype(np.int64), tuple(names[k] for k in used.tolist())
 
-    def _hashed(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Tenants whose names nobody finds out who does not have the salt; keys of an API in any case."""
+    def _hash_tenants(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """The tenants, hashed with the salt so that only its owner can tell who they are. Keys of an API are
+        hashed without a salt too.
+        """
         salt = self.salt
         if salt is None:
-            words = self.columns.tenant.lower()
-            if not any(secret in words for secret in _SECRET):
+            column_name = self.columns.tenant.lower()
+            if not any(word in column_name for word in _SECRET_WORDS):
                 return names
             salt = b""
         return tuple(
-            name and hmac.new(salt, name.encode(), hashlib.sha256).hexdigest()[:_HASHED] for name in names
+            name and hmac.new(salt, name.encode(), hashlib.sha256).hexdigest()[:_HASH_DIGITS]
+            for name in names
         )
 
 
@@ -301,9 +313,11 @@ def _tick_s(at_ns: IntArray) -> float:
 
 
 def _adapters(codes: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
-    """The LLM alone is -1; nothing where no row names an adapter."""
+    """The adapter (n,) of each row, -1 for the LLM alone, and the names; both empty where
+    no row names one.
+    """
     used = tuple(name for name in names if name)
     if not used:
         return no_ids(), ()
-    places = {name: k for k, name in enumerate(used)}
-    return np.array([places.get(name, -1) for name in names], dtype=np.int64)[codes], used
+    index_of = {name: k for k, name in enumerate(used)}
+    return np.array([index_of.get(name, -1) for name in names], dtype=np.int64)[codes], used

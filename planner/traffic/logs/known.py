@@ -1,4 +1,4 @@
-"""Tables that programs write: told by their columns, read by the meaning those have.
+"""Tables that known programs write: recognised by their columns, whose meaning is written here.
 
 LiteLLM: table LiteLLM_SpendLogs of schema.prisma (BerriAI/litellm, commit 029f645). Langfuse: observations as
 its pages, its API and its blob storage export them (langfuse.com, "Blob storage export field reference"; keys
@@ -20,10 +20,10 @@ _USAGE = ("usageDetails", "usage_details", "usage")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A table of a program: `marks` are columns it must have; `likely` are the names that a role may have.
-
-    `prepare` makes the columns of a row that the file does not have as such.
+class ProgramTable:
+    """A table of a program. It is recognised by all columns of one of its `marks`. `likely` are the names
+    that the column of a role may have, the first choice first. `prepare` adds columns to a row that are not
+    in the file.
     """
 
     name: str
@@ -35,12 +35,13 @@ class Known:
     reads: tuple[str, ...] = ()  # Columns that `prepare` needs.
 
     def columns(self, names: Collection[str]) -> Columns | None:
-        """What the columns of a table are; None where it is not such a table."""
+        """The roles of a table's columns; None for another table."""
         if not any(marks <= set(names) for marks in self.marks):
             return None
-        there = {*names, *self.made}
+        all_names = {*names, *self.made}
         column_by_role = {
-            role: next((name for name in likely if name in there), "") for role, likely in self.likely.items()
+            role: next((name for name in likely if name in all_names), "")
+            for role, likely in self.likely.items()
         }
         if not (column_by_role["input"] and column_by_role["output"]):
             return None
@@ -51,7 +52,9 @@ class Known:
 
 
 def _langfuse_usage(row: dict[str, Any]) -> dict[str, Any]:
-    """Tokens in and out, of objects whose keys are kinds of tokens; older rows have promptTokens."""
+    """The row with its input and output tokens, out of an object whose keys are kinds of tokens. Older rows
+    have promptTokens and completionTokens.
+    """
     usage: Any = next((row[name] for name in _USAGE if row.get(name)), None)
     if isinstance(usage, str):
         try:
@@ -74,10 +77,10 @@ def _langfuse_usage(row: dict[str, Any]) -> dict[str, Any]:
 
 
 TABLES = (
-    Known(
-        "LiteLLM",
-        (frozenset({"call_type", "startTime", "prompt_tokens", "completion_tokens"}),),
-        {
+    ProgramTable(
+        name="LiteLLM",
+        marks=(frozenset({"call_type", "startTime", "prompt_tokens", "completion_tokens"}),),
+        likely={
             "arrival": ("startTime",),
             "input": ("prompt_tokens",),
             "output": ("completion_tokens",),
@@ -88,17 +91,17 @@ TABLES = (
             "request_id": ("request_id",),
             "cache_hit": ("cache_hit",),
         },
-        {},
+        units={},
     ),
-    Known(
-        "Langfuse",
-        (
+    ProgramTable(
+        name="Langfuse",
+        marks=(
             frozenset({"type", "startTime", "traceId"}),
             frozenset({"type", "startTime", "usageDetails"}),
             frozenset({"type", "startTime", "inputUsage", "outputUsage"}),
             frozenset({"type", "start_time", "usage_details"}),
         ),
-        {
+        likely={
             "arrival": ("startTime", "start_time"),
             "input": (_INPUT,),
             "output": (_OUTPUT,),
@@ -108,19 +111,19 @@ TABLES = (
             "kind": ("type",),
             "request_id": ("id",),
         },
-        {},
-        _langfuse_usage,
-        (_INPUT, _OUTPUT),
-        (*_USAGE, "inputUsage", "outputUsage", "promptTokens", "completionTokens"),
+        units={},
+        prepare=_langfuse_usage,
+        made=(_INPUT, _OUTPUT),
+        reads=(*_USAGE, "inputUsage", "outputUsage", "promptTokens", "completionTokens"),
     ),
-    Known(
-        "Envoy AI Gateway",
-        (
+    ProgramTable(
+        name="Envoy AI Gateway",
+        marks=(
             frozenset(
                 {"start_time", "response_code", "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens"}
             ),
         ),
-        {
+        likely={
             "arrival": ("start_time",),
             "input": ("gen_ai.usage.input_tokens",),
             "output": ("gen_ai.usage.output_tokens",),
@@ -129,6 +132,6 @@ TABLES = (
             "kind": ("x-envoy-origin-path", "path"),
             "request_id": ("x-request-id",),
         },
-        {},
+        units={},
     ),
 )

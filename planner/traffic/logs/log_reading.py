@@ -281,14 +281,14 @@ def _csv_blocks(
     return ((block.starts, columns) for block, columns in checked_blocks)
 
 
-def _read_columns(columns: Columns, table: known.Known, names: Collection[str]) -> set[str]:
+def _read_columns(columns: Columns, table: known.ProgramTable, names: Collection[str]) -> set[str]:
     """Columns to read: those of the map that the file has, and what others are made of."""
     needed = {*columns.given().values(), *(table.reads if table.prepare else ())}
     return needed & set(names)
 
 
 def _prepared(
-    blocks: Iterator[log_tables.Block], columns: Columns, table: known.Known
+    blocks: Iterator[log_tables.Block], columns: Columns, table: known.ProgramTable
 ) -> Iterator[log_tables.Block]:
     """Blocks of a CSV with the columns that are made of others."""
     assert table.prepare is not None
@@ -304,7 +304,7 @@ def _prepared(
         yield line, {name: pd.Series([row.get(name) for row in rows], dtype=object) for name in wanted}
 
 
-def _table(names: Collection[str], how: LogOptions) -> known.Known | None:
+def _table(names: Collection[str], how: LogOptions) -> known.ProgramTable | None:
     """The program whose table has these columns, or the one that `how` names."""
     if how.columns is not None or how.format == COLUMN_MAP:
         return None

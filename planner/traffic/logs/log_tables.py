@@ -1,6 +1,7 @@
-"""Blocks of rows out of files: CSV, JSON objects a line or in a list, Parquet; columns that are asked for.
+"""Reads the columns that are asked for out of CSV, JSON and Parquet files, as blocks of rows. JSON objects
+stand one in a line, or in one list.
 
-Of what a row holds beside them, prompts and answers above all, nothing is kept.
+What a row holds beside these columns is not kept, prompts and answers above all.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from planner.files.document_values import errors_as, show_value
 from planner.traffic.texts import json_object
 from planner.traffic.trace import IntArray
 
-Block = tuple[IntArray, dict[str, "pd.Series[Any]"]]  # where each row stands, and the columns
+Block = tuple[IntArray, dict[str, "pd.Series[Any]"]]  # The line or number of each row, and the columns.
 Row = dict[str, Any]
 BLOCK_ROWS = 100_000
 SAMPLE_ROWS = 1000
 MOST_LEVELS = 4  # Objects within objects are read to this depth.
-LONGEST_TEXT = 200  # characters; a longer one is no time, count or name
+LONGEST_TEXT = 200  # Characters; a longer text is no time, count or name.
 _BLOCK_BYTES = 16 * 2**20
 _MOST_OBJECT_CHARS = 64 * 2**20
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -40,7 +41,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def csv_names(path: Path, header: bytes, at: int) -> list[str]:
-    """The columns of a CSV by its first line."""
+    """The columns of a CSV by its first line `header`, which is line `at` of the file."""
     try:
         names = [name.strip() for name in next(csv.reader([header.decode()]))]
     except csv.Error as error:
@@ -54,23 +55,27 @@ def csv_names(path: Path, header: bytes, at: int) -> list[str]:
 
 
 def csv_sample(names: list[str], text: bytes) -> pd.DataFrame:
-    """The first rows, whole ones; a name alone where they cannot be read."""
+    """The first whole rows; no rows, only columns, where they cannot be read."""
     lines = text.split(b"\n")[: SAMPLE_ROWS + 1]
     body = b"\n".join(lines[:-1] if len(lines) > 1 else lines)
     try:
-        read = csv.reader(io.StringIO(body.decode(errors="replace")))
-        rows = [(row + [""] * len(names))[: len(names)] for row in itertools.islice(read, SAMPLE_ROWS) if row]
+        reader = csv.reader(io.StringIO(body.decode(errors="replace")))
+        rows = [
+            (row + [""] * len(names))[: len(names)] for row in itertools.islice(reader, SAMPLE_ROWS) if row
+        ]
     except csv.Error:
         rows = []
-    cut = [[cell[:LONGEST_TEXT] for cell in row] for row in rows]
-    return pd.DataFrame(cut, columns=names, dtype=object)
+    short_rows = [[cell[:LONGEST_TEXT] for cell in row] for row in rows]
+    return pd.DataFrame(short_rows, columns=names, dtype=object)
 
 
 # ---------------------------------------------------------------- JSON
 
 
 def flatten_row(row: Mapping[str, Any], prefix: str = "", levels: int = MOST_LEVELS) -> Row:
-    """Objects within as `usage.prompt_tokens`; lists and long texts are left out."""
+    """The values of a row, those of objects within it under names such as `usage.prompt_tokens`. Lists and
+    long texts are left out.
+    """
     flat_row: Row = {}
     for key, value in row.items():
         name = f"{prefix}{key}"
@@ -83,7 +88,7 @@ def flatten_row(row: Mapping[str, Any], prefix: str = "", levels: int = MOST_LEV
 
 
 def value_at(row: Mapping[str, Any], name: str) -> Any:
-    """The value of a column, of an object within where its name has dots."""
+    """The value of a column; a name with dots may be a key of an object within the row."""
     if name in row:
         return row[name]
     head, dot, rest = name.partition(".")
@@ -97,18 +102,19 @@ def value_at(row: Mapping[str, Any], name: str) -> Any:
 
 
 def json_lines(path: Path, first: bytes, at: int, stream: io.BufferedReader) -> Iterator[tuple[int, Row]]:
-    """The object of each line, with the line; blank lines are empty objects."""
+    """The number of each line, from `at` on, and its object; blank lines are empty objects."""
     for number, line in enumerate(itertools.chain([first], stream), start=at):
         yield number, json_object(path, number, line) if line.strip() else {}
 
 
 def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[tuple[int, Row]]:
-    """The objects of one JSON list, numbered from 1; a list of any length costs one object's memory."""
+    """The objects of one JSON list, numbered from 1. A list of any length takes the memory of one object."""
     decoder, utf8 = jsontext.json_decoder(), codecs.getincrementaldecoder("utf-8")(errors="replace")
     text, number, at = utf8.decode(first + b"\n"), 0, 0
     at = text.index("[") + 1
 
-    def more() -> bool:
+    def read_more() -> bool:
+        """Read on after what was taken; False at the end of the file, or if an object is too long."""
         nonlocal text, at
         chunk = stream.read(2**18)
         text, at = text[at:] + utf8.decode(chunk), 0
@@ -116,11 +122,11 @@ def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[t
 
     while True:
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
-        if at == len(text) and more():
+        if at == len(text) and read_more():
             continue
         if number and text[at : at + 1] == "," and not (at := _SPACE.match(text, at + 1).end()) < len(text):  # type: ignore[union-attr]
-            at = text.rindex(",", 0, at)
-            if more():
+            at = text.rindex(",", 0, at)  # The next object is not read yet; its comma is looked at again.
+            if read_more():
                 continue
         if text[at : at + 1] == "]":
             rest = text[at + 1 :] + utf8.decode(stream.read(2**16))
@@ -132,9 +138,9 @@ def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[t
         try:
             value, end = decoder.raw_decode(text, at)
             if end == len(text) and not isinstance(value, dict):
-                raise ValueError("may go on")
+                raise ValueError("may go on")  # A number that is cut off looks like a shorter one.
         except (ValueError, RecursionError) as error:
-            if more():
+            if read_more():
                 continue
             raise TraceError(f"{path}, object {number + 1}: is not JSON ({str(error)[:80]})") from None
         number, at = number + 1, end
@@ -144,23 +150,24 @@ def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[t
 
 
 def json_sample(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """The columns of some objects, those within included."""
+    """A table of some objects, with columns for the values of objects within them too."""
     return pd.DataFrame([flatten_row(row) for row in rows], dtype=object)
 
 
 def object_blocks(
     rows: Iterable[tuple[int, Row]], wanted: Collection[str], prepare: Callable[[Row], Row] | None = None
 ) -> Iterator[Block]:
-    """Columns of objects; `prepare` makes others of a row before."""
-    each = iter(rows)
-    while block := list(itertools.islice(each, BLOCK_ROWS // 4)):
-        taken = [prepare(row) if prepare else row for _, row in block]
-        columns = {name: [_plain(value_at(row, name)) for row in taken] for name in wanted}
+    """The wanted columns of objects, in blocks; `prepare` may add columns to a row first."""
+    remaining = iter(rows)
+    while block := list(itertools.islice(remaining, BLOCK_ROWS // 4)):
+        prepared = [prepare(row) if prepare else row for _, row in block]
+        columns = {name: [_without_objects(value_at(row, name)) for row in prepared] for name in wanted}
         line = np.array([number for number, _ in block], dtype=np.int64)
         yield line, {name: pd.Series(column, dtype=object) for name, column in columns.items()}
 
 
-def _plain(value: Any) -> Any:
+def _without_objects(value: Any) -> Any:
+    """The value; an object or a list becomes text."""
     return json.dumps(value)[:LONGEST_TEXT] if isinstance(value, dict | list) else value
 
 
@@ -183,7 +190,7 @@ def parquet_file(path: Path) -> Any:
 
 
 def parquet_blocks(path: Path, file: Any, wanted: Collection[str] | None) -> Iterator[Block]:
-    """Rows numbered from 1, a batch at a time; all columns of figures and short texts without `wanted`."""
+    """Blocks of rows numbered from 1, with the wanted columns; with all columns where `wanted` is None."""
     import pyarrow as pa
 
     at = 1
@@ -191,7 +198,7 @@ def parquet_blocks(path: Path, file: Any, wanted: Collection[str] | None) -> Ite
         for batch in file.iter_batches(
             batch_size=BLOCK_ROWS, columns=None if wanted is None else list(wanted)
         ):
-            table = batch.to_pandas(ignore_metadata=True)  # it may be damaged
+            table = batch.to_pandas(ignore_metadata=True)  # Metadata of pandas in the file may be damaged.
             yield np.arange(at, at + len(table)), {str(name): table[name] for name in table.columns}
             at += len(table)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -201,5 +208,5 @@ def parquet_blocks(path: Path, file: Any, wanted: Collection[str] | None) -> Ite
 def parquet_names(file: Any) -> list[str]:
     """Columns that hold one value a row; lists and objects are left out."""
     schema = file.schema_arrow
-    plain = [name for name in schema.names if schema.field(name).type.num_fields == 0]
-    return [name for name in plain if schema.names.count(name) == 1]
+    single = [name for name in schema.names if schema.field(name).type.num_fields == 0]
+    return [name for name in single if schema.names.count(name) == 1]

@@ -1,13 +1,13 @@
-"""The log of `vllm serve --enable-log-requests`, with its lengths where the level is DEBUG.
+"""The log of `vllm serve --enable-log-requests`, with the lengths of requests where its level is DEBUG.
 
     INFO 11-21 23:47:40 [request_logger.py:65] Received request chatcmpl-1: params: SamplingParams(...)
     DEBUG ... Request chatcmpl-1 details: prompt: '...', prompt_token_ids: [3, 4], prompt_embeds shape: None.
     DEBUG ... Generated response chatcmpl-1 details: output_token_ids: [19761, 14369]
 
 The last line is written with `--enable-log-outputs`, for chats alone (vLLM 0.32,
-entrypoints/serve/utils/request_logger.py); up to 0.10 the first one held `prompt_token_ids` itself. Where
-answers are not logged, a request with ignore_eos has max_tokens of them; any other has an unknown length.
-Token ids are counted, prompts are not kept.
+entrypoints/serve/utils/request_logger.py). Up to vLLM 0.10 the first line held `prompt_token_ids` itself.
+Where answers are not logged, that of a request with ignore_eos has max_tokens tokens, and any other has an
+unknown length. Token ids are counted, prompts are not kept.
 """
 
 from __future__ import annotations
@@ -34,26 +34,28 @@ LINE = re.compile(
     rb"(?:(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d))\s+(?:std(?:out|err) [FP] "
     rb")?)?(?:\([^)]{0,80}\) )?"
     rb"(?:INFO|DEBUG|WARNING|ERROR) (?P<date>\d\d-\d\d) (?P<time>\d\d:\d\d:\d\d)(?P<part>\.\d+)? "
-    rb"(?:\[[^\]]{0,120}\]|\S{1,80}\]) (?P<said>.*)"
+    rb"(?:\[[^\]]{0,120}\]|\S{1,80}\]) (?P<message>.*)"
 )
 JSON_LINE = re.compile(
-    rb'\{.*"asctime": ?"(?P<stamp>\d{4}-\d\d-\d\d[ T][\d:.,]+)".*"message": ?"(?P<said>(?:[^"\\]|\\.)*)"'
+    rb'\{.*"asctime": ?"(?P<stamp>\d{4}-\d\d-\d\d[ T][\d:.,]+)".*"message": ?"(?P<message>(?:[^"\\]|\\.)*)"'
 )
-_OWN = b'"name": "vllm'  # of JSON lines, which other programs write too
+# Tells JSON lines of vLLM from those of other programs.
+_VLLM_LOGGER = b'"name": "vllm'
 _RECEIVED = re.compile(rb"Received request (\S+?): ")
 _DETAILS = re.compile(rb"Request (\S+) details: ")
 _GENERATED = re.compile(rb"Generated response (\S+)(?: \((streaming delta|streaming complete)\))? details: ")
 _ENDED = re.compile(rb"Request (\S+) (aborted|failed)\b")
 _MAX_TOKENS = re.compile(rb"[(, ]max_tokens=(\d+)[,)]")
-_ANSWERS = re.compile(rb"SamplingParams\(n=(\d{1,4}),")
+_ANSWER_COUNT = re.compile(rb"SamplingParams\(n=(\d{1,4}),")
 _LORA = re.compile(rb"lora_request: LoRARequest\(lora_name='([^']{1,100})'")
 _IDS = {"in": b"prompt_token_ids: [", "out": b"output_token_ids: ["}
 _PROMPT = b"prompt: "
-DAYS = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # before each month, in a leap year
+DAYS_BEFORE_MONTH = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # in a leap year
 _DAY_NS, _YEAR_DAYS = 86400 * 10**9, 366
 _FEB_28 = 58
-_NEW_YEAR_NS = 978_307_200 * 10**9  # 2001: months and days alone count from there
-MOST_CUT = 3  # prompts that hold as many characters as token ids: the log was cut there
+_NEW_YEAR_NS = 978_307_200 * 10**9  # The start of 2001, from which dates without a year count.
+# If at least this many prompts have as many characters as token ids, the log was cut at that length.
+CUT_PROMPTS = 3
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class _Request:
 
 def is_log(lines: Iterable[bytes]) -> bool:
     """Whether some line of a sample is one of vLLM's own."""
-    return any(LINE.match(line) or (_OWN in line and JSON_LINE.match(line)) for line in lines)
+    return any(LINE.match(line) or (_VLLM_LOGGER in line and JSON_LINE.match(line)) for line in lines)
 
 
 class VllmLog:
@@ -80,7 +82,8 @@ class VllmLog:
         self.requests: dict[bytes, _Request] = {}
         self.notes: list[str] = []
         self.has_stamps: bool | None = None
-        self._days, self._last_day = 0, -1
+        # Days to add to the number of the day in its year, and that number of the line before.
+        self._days, self._previous_day = 0, -1
         self._cut: Counter[int] = Counter()
 
     def read(self, lines: Iterable[tuple[int, bytes]]) -> None:
@@ -91,7 +94,7 @@ class VllmLog:
             match = LINE.match(raw) or JSON_LINE.match(raw)
             if match is None:
                 continue
-            message = match["said"]
+            message = match["message"]
             if received := _RECEIVED.match(message):
                 self._received(number, self._time_ns(number, match), received[1], message)
             elif details := _DETAILS.match(message):
@@ -111,7 +114,7 @@ class VllmLog:
                 "VLLM_LOGGING_LEVEL=DEBUG, or export its spans (--otlp-traces-endpoint)"
             )
         length, times = max(self._cut.items(), key=lambda pair: pair[1], default=(0, 0))
-        if times >= MOST_CUT:
+        if times >= CUT_PROMPTS:
             raise TraceError(
                 f"{self.path}: {times} prompts are cut at {length} characters and token ids "
                 "(--max-log-len), so "
@@ -146,23 +149,27 @@ class VllmLog:
 
     def _received(self, number: int, time_ns: int, name: bytes, message: bytes) -> None:
         request = self.requests.setdefault(name, _Request(number, time_ns))
-        if (tokens := self._ids("in", message)) is not None:  # up to 0.10
+        if (tokens := self._ids("in", message)) is not None:  # up to vLLM 0.10
             request.prompt_tokens = tokens
         tail = message[message.rfind(b"SamplingParams(") :]
         if b"ignore_eos=True" in tail and (match := _MAX_TOKENS.search(tail)):
-            answers = _ANSWERS.search(tail)
+            answers = _ANSWER_COUNT.search(tail)
             request.max_tokens = int(match[1]) * (int(answers[1]) if answers else 1)
         if lora := _LORA.search(tail):
             request.lora = lora[1].decode(errors="replace")
 
     def _generated(self, match: re.Match[bytes], message: bytes) -> None:
-        """Tokens of a whole answer, or of a piece of a stream; the whole of a stream is told without them."""
+        """Add the tokens of an answer, or of a piece of a stream. The line at the end of a stream is left
+        out, as its pieces were counted.
+        """
         request, tokens = self.requests.get(match[1]), self._ids("out", message)
         if request is not None and tokens is not None and match[2] != b"streaming complete":
             request.output_tokens = (request.output_tokens or 0) + tokens
 
     def _ids(self, side: str, message: bytes) -> int | None:
-        """How many token ids a line lists; None where it lists none. A prompt may hold the same words."""
+        """How many token ids a line lists; None where it has no list. A prompt may hold the words before a
+        list, so their last place counts.
+        """
         mark = _IDS[side]
         if (at := message.rfind(mark)) < 0:
             return None
@@ -179,8 +186,8 @@ class VllmLog:
         return tokens
 
     def _time_ns(self, number: int, match: re.Match[bytes]) -> int:
-        """Since 1970 where lines begin with a whole date (kubectl logs --timestamps), else since some new
-        year: vLLM writes month and day.
+        """The time of a line since 1970 if lines begin with a whole date (kubectl logs --timestamps).
+        Otherwise 2001 is taken for the year, which vLLM does not write.
         """
         stamp = match["stamp"]
         if self.has_stamps is None:
@@ -197,12 +204,13 @@ class VllmLog:
         hours, minutes, seconds = (int(part) for part in match["time"].split(b":"))
         if not (1 <= month <= 12 and 1 <= day <= 31 and hours < 24 and minutes < 60 and seconds < 61):
             raise TraceError(f"{self.path}, line {number}: {match['date'].decode()} is no month and day")
-        number_of_day = DAYS[month - 1] + day - 1
-        if self._last_day - number_of_day > _YEAR_DAYS // 2:
+        number_of_day = DAYS_BEFORE_MONTH[month - 1] + day - 1
+        if self._previous_day - number_of_day > _YEAR_DAYS // 2:
             self._days += _YEAR_DAYS
-        if 0 <= self._last_day <= _FEB_28 and number_of_day > _FEB_28 + 1:  # of no leap year
+        # A log that goes from 28 February to March without the 29th is of no leap year.
+        if 0 <= self._previous_day <= _FEB_28 and number_of_day > _FEB_28 + 1:
             self._days -= 1
-        self._last_day = number_of_day
+        self._previous_day = number_of_day
         part_ns = int(float(match["part"] or b"0") * 1e9)
         since_ns = ((hours * 60 + minutes) * 60 + seconds) * 10**9 + part_ns
         return _NEW_YEAR_NS + (number_of_day + self._days) * _DAY_NS + since_ns

@@ -10,7 +10,7 @@ from planner.day.controllers.hpa import (
     Behaviour,
     Direction,
     HpaSettings,
-    Kind,
+    PolicyKind,
     external_replicas,
     pods_replicas,
 )
@@ -38,7 +38,8 @@ def test_metrics_of_pods(case: str) -> None:
 
 def test_missing_pods_by_hand() -> None:
     """Two of four at 400 and 95 of 100 x 10: 24.75 %; with the others at the target 62.4 %, times 4, up: 3.
-    One ready at 4 times the target, two starting: as idle 4 / 3, times 3: 4, not 4 x 1 = 4 x 3."""
+    One ready at 4 times the target, two starting: as idle 4 / 3, times 3: 4, not 4 x 1 = 4 x 3.
+    """
     assert pods_replicas((400, 95), 2, 4, 1000) == 3
     assert pods_replicas((40,), 2, 3, 10) == 4
 
@@ -60,7 +61,10 @@ def test_external_metrics(current: int, total: float, target: float, replicas: i
 
 
 def rules(pods: int, pods_s: float, percent: int, percent_s: float, window_s: float = 0.0) -> Direction:
-    both: tuple[tuple[Kind, float, float], ...] = (("pods", pods, pods_s), ("percent", percent, percent_s))
+    both: tuple[tuple[PolicyKind, float, float], ...] = (
+        ("pods", pods, pods_s),
+        ("percent", percent, percent_s),
+    )
     return Direction(window_s, tuple(each for each in both if each[1]))
 
 
@@ -109,16 +113,16 @@ LIMITED = (
 def test_rates_of_change(case: int) -> None:
     current, desired, least, most, up, down, added, removed, replicas = LIMITED[case]
     behaviour = Behaviour(up, down, added=spread(added, 120), removed=spread(removed, 120))
-    assert behaviour.limited(0.0, current, desired, ElasticPool(0.0, least, most)) == replicas
+    assert behaviour.limit_change(0.0, current, desired, ElasticPool(0.0, least, most)) == replicas
 
 
 def test_the_policy_that_changes_least() -> None:
     """Of 2 pods and 50 %: from 1 up to 2, from 5 down to 3."""
-    both: tuple[tuple[Kind, float, float], ...] = (("pods", 2, 60), ("percent", 50, 60))
+    both: tuple[tuple[PolicyKind, float, float], ...] = (("pods", 2, 60), ("percent", 50, 60))
     behaviour = Behaviour(Direction(300, both, is_least=True), Direction(300, both, is_least=True))
     limits = ElasticPool(0.0, 0, 99)
-    assert behaviour.limited(0.0, 1, 99, limits) == 2
-    assert behaviour.limited(0.0, 5, 0, limits) == 3
+    assert behaviour.limit_change(0.0, 1, 99, limits) == 2
+    assert behaviour.limit_change(0.0, 5, 0, limits) == 3
 
 
 # TestNormalizeDesiredReplicas: recommendations (seconds ago, replicas), desired -> stabilised, from above
@@ -147,7 +151,8 @@ def test_going_up_waits_for_the_whole_window() -> None:
 
 def test_a_day_of_an_hpa() -> None:
     """Queue of 5 per worker: 40 prompts at 2 workers are 4 times the target, 8 wanted, 4 more at a time; with
-    the first two starting the mean is over all. Once empty it goes to one, five minutes after."""
+    the first two starting the mean is over all. Once empty it goes to one, five minutes after.
+    """
     controller = parse_controller("hpa", {"metric": "queue", "target": 5})(deployment(most=8))
     assert (controller.every_s, controller.lag_s) == (15.0, 15.0)
     controller.start([2])
