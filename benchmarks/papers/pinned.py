@@ -1,7 +1,7 @@
 """Pinned prefixes against LRU caches: forty large stable ones, and Mooncake's conversations.
 
     python benchmarks/papers/pinned.py [MOONCAKE_CONVERSATION_TRACE]
-    python benchmarks/papers/pinned.py plan | certified
+    python benchmarks/papers/pinned.py plan | certified | keep-alives
     python benchmarks/papers/pinned.py mooncake MOONCAKE_CONVERSATION_TRACE
     python benchmarks/papers/pinned.py hits MOONCAKE_TRACE
     python benchmarks/papers/pinned.py bounds MOONCAKE_TRACE
@@ -14,12 +14,14 @@ routings of LRU caches alone, and with pinned prefixes as one more choice. `cert
 production, nine of ten scenarios kept. `mooncake` asks for Mooncake's conversations with pins to choose, and
 prints what the answer says of them. `hits` compares planned with simulated hits of fleets of
 all sizes. `bounds` says how far placements are from the best possible: of the forty prefixes, and of the
-trace's first twenty minutes.
+trace's first twenty minutes. `keep-alives` simulates the plan with the requests that keep its prefixes in the
+caches of engines without pins, each of which computes 16 tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,9 +34,13 @@ import fleetplan
 from benchmarks.papers.common import CATALOG, worker
 from planner.api.results import PlanResult, SharedPlanResult
 from planner.documents.facts import CachesSave, Finding, PinnedReplicas, PinsPlaced
+from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet, Policies, Pool
 from planner.reports.fact_sentences import sentence
+from planner.reports.prefix_values import keep_alive_text
+from planner.search.oracle.keep_alive import times_of_use_s
 from planner.search.oracle.pinning import Pinning
+from planner.search.oracle.prefix_placing import Leaf, leaves_of
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import value_s
@@ -149,17 +155,61 @@ def bounds(path: Path) -> None:
 
 
 def planned(safety: str | dict[str, Any] = "none") -> None:
+    for routings in (LRU, (*LRU, PINNED)):
+        tell(routings, ask(routings, safety))
+
+
+def ask(routings: Sequence[str], safety: str | dict[str, Any]) -> PlanResult | SharedPlanResult:
     alone = replace(CATALOG.gpu("l40s-48g"), gpus_per_node=1)
     known = replace(CATALOG, gpus={**CATALOG.gpus, alone.name: alone})
-    for routings in (LRU, (*LRU, PINNED)):
-        question = {
-            "llm": "llama-3.1-8b",
-            "slo": {"ttft": {"p99": f"{TTFT_S:g} s"}},
-            "fleet": {"gpus": ["l40s-48g"]},
-            "policies": {"prefix_cache": True, "routing": list(routings)},
-            "safety": safety,
-        }
-        tell(routings, fleetplan.plan(question, forty(), catalog=known))
+    question = {
+        "llm": "llama-3.1-8b",
+        "slo": {"ttft": {"p99": f"{TTFT_S:g} s"}},
+        "fleet": {"gpus": ["l40s-48g"]},
+        "policies": {"prefix_cache": True, "routing": list(routings)},
+        "safety": safety,
+    }
+    return fleetplan.plan(question, forty(), catalog=known)
+
+
+def keep_alives() -> None:
+    trace = forty()
+    result = ask([PINNED], "none")
+    assert isinstance(result, PlanResult)
+    plan = result.plan
+    (pool,) = plan.prefixes
+    assert pool.keep_alive is not None
+    extra: list[tuple[float, Leaf]] = []
+    for w, leaves in enumerate(leaves_of(trace, pool.plan)):
+        own = np.flatnonzero(plan.simulation.prefill_worker == w)
+        every_s = pool.keep_alive.every_s[w] or np.inf
+        for leaf, used_s in zip(leaves, times_of_use_s(trace, own, leaves), strict=True):
+            for begin_s, end_s in itertools.pairwise([trace.arrival_s[0], *used_s, trace.arrival_s[-1]]):
+                extra += [(float(at_s), leaf) for at_s in np.arange(begin_s + every_s, end_s, every_s)]
+    n, first_id = len(trace), int(trace.prefix_ids.max()) + 1
+    ids = np.split(trace.prefix_ids, trace.prefix_offsets[1:-1])
+    ids += [np.array([*leaf.block_ids, first_id + k]) for k, (_, leaf) in enumerate(extra)]
+    arrival_s = np.concatenate((trace.arrival_s, [at_s for at_s, _ in extra]))
+    inputs = np.concatenate((trace.input_tokens, [leaf.tokens + KV_BLOCK_TOKENS for _, leaf in extra]))
+    outputs = np.concatenate((trace.output_tokens, np.ones(len(extra), np.int64)))
+    order = np.argsort(arrival_s, kind="stable")
+    kept = Trace(
+        "with keep-alives",
+        arrival_s[order],
+        inputs[order],
+        outputs[order],
+        prefix_offsets=np.cumsum([0, *(len(ids[i]) for i in order)]),
+        prefix_ids=np.concatenate([ids[i] for i in order]),
+        prefix_block_tokens=BLOCK_TOKENS,
+    )
+    found = simulate(plan.fleet, kept)
+    print(f"{plan.fleet.workers} workers, {keep_alive_text(pool.keep_alive)}")
+    for name, run_, ttft_s in (
+        ("without", plan.simulation, plan.simulation.ttft_s),
+        ("with", found, found.ttft_s[order < n]),
+    ):
+        busy = float((run_.worker_busy_s / run_.end_s).mean())
+        print(f"  {name}: TTFT p99 {1e3 * np.percentile(ttft_s, 99):.1f} ms, busy {100 * busy:.1f} %")
 
 
 def tell(routings: Sequence[str], result: PlanResult | SharedPlanResult) -> None:
@@ -202,6 +252,8 @@ def main() -> None:
         planned()
     elif what == "certified":
         planned({"kept_in": 0.9})
+    elif what == "keep-alives":
+        keep_alives()
     elif what == "hits":
         hits(Path(files[0]))
     elif what == "bounds":

@@ -74,7 +74,7 @@ def find_keep_alive(
             continue
         every_s, busy_s = max(SAFE_FRAC * turnover_s, LEAST_S), 0.0
         all_every_s.append(every_s)
-        for leaf, used_s in zip(own_leaves, _uses_s(trace, own, own_leaves), strict=True):
+        for leaf, used_s in zip(own_leaves, times_of_use_s(trace, own, own_leaves), strict=True):
             gaps_s = np.diff([span_s[0], *used_s, span_s[1]])
             posts = int(np.floor(gaps_s / every_s).sum())
             tokens = min(KV_BLOCK_TOKENS, leaf.tokens)
@@ -94,7 +94,7 @@ def shortest_s(arrival_s: FloatArray, tokens: IntArray, room_tokens: float) -> f
     return float((arrival_s[enough] - arrival_s[begin[enough]]).min()) if len(enough) else math.inf
 
 
-def _uses_s(trace: Trace, own: IntArray, leaves: Sequence[Leaf]) -> list[list[float]]:
+def times_of_use_s(trace: Trace, own: IntArray, leaves: Sequence[Leaf]) -> list[list[float]]:
     """When each of these prefixes is asked for by these requests."""
     numbers = {leaf.block_ids: k for k, leaf in enumerate(leaves)}
     lengths = sorted({len(ids) for ids in numbers})
