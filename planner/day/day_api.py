@@ -173,8 +173,8 @@ def day(
         return _day_together(
             question, trace, standing, day_section, catalog, seed, began + time_limit_s, progress
         )
-    if trace is None or isinstance(trace, Mapping):
-        raise InputError("trace: missing; give the traffic, a file or a DataFrame")
+    if isinstance(trace, Mapping):
+        raise InputError("trace: found several; give the traffic of one LLM, a file or a DataFrame")
     task = question.task()
     every_s = task.slo.every_s or USUAL_EVERY_S
     task = replace(task, slo=replace(task.slo, every_s=every_s), safety=None)

@@ -115,6 +115,10 @@ FLEET_KEYS = (
 TRAFFIC_KEYS = ("rate", "scale", "window", "draws", *READING, *DESCRIBED_KEYS)
 LIMIT_KEYS = ("power", "cost", "gpus")
 ROBUST_KEYS = ("step_times", "traffic", "spread")
+FOLDER_SERVED = (
+    "llm: manifests serve {name}, the folder of its config.json: mount the weights under that path, or write "
+    "the hub's id of them in its place"
+)
 # Where a key belongs that is written at the top of slo.yaml, and our word for another's.
 BELONGS = {
     **{key: f"fleet: {key}" for key in FLEET_KEYS},
@@ -436,7 +440,9 @@ def _find_doubts(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[
     prices, _, spot = _parse_prices(fleet.subsection("prices"), catalog)
     prices = {name: terms.price_usd_per_h for name, terms in spot.items()} | prices
     of_fleet = doubtful.of_fleet(named, task.owned, prices, task.sold_whole, catalog)
-    return (*doubtful.of_slo(task.slo), *of_fleet)
+    is_folder = not catalog.has_llm(task.llm) and is_path(task.llm)
+    of_llm = (FOLDER_SERVED.format(name=task.llm),) if is_folder else ()
+    return (*doubtful.of_slo(task.slo), *of_fleet, *of_llm)
 
 
 def _check_day(question: Section) -> None:

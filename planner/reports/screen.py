@@ -427,7 +427,7 @@ def breaks_first(plan: Plan) -> Glance:
         value = f"{_one_lost(lost)} lost"
         whole = f"it holds to {twice}" if stands_all else f"at {strained}: {limit}"
         return Glance("Breaks first", value, f"as written, then {missed}; with all workers {whole}")
-    spare = "; any one worker may be lost" if losses else ""
+    spare = "; any one worker may be lost on the traffic as written" if losses else ""
     if stands_all:
         return Glance("Breaks first", "nothing simulated", f"as written it holds to {twice}{spare}")
     return Glance("Breaks first", strained, f"as written, beyond that {limit}{spare}")

@@ -1,5 +1,6 @@
 """Options in place of slo.yaml: which GPUs are compared, how many there are; changes that multiply."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
 from planner.errors import InputError
 from planner.studies.what_if import change_question
+
+ROOT = Path(__file__).parents[2]
 
 
 def options(**given: str) -> Options:
@@ -118,3 +121,12 @@ def test_another_word_for_a_command_is_understood() -> None:
         result = CliRunner().invoke(app, [word])
         said = " ".join(result.output.replace("│", " ").split())
         assert result.exit_code == 2 and f"did you mean: plan {meant}" in said
+
+
+def test_a_folder_that_manifests_serve_is_warned_of() -> None:
+    """`vllm serve tiny-llm` in a pod would look for a path, or a model, that is not there."""
+    slo = {"slo": {"ttft": {"p95": "1 s"}}}
+    folder = str(ROOT / "examples" / "tiny-llm")
+    (doubt,) = parse_task({"llm": folder, **slo}, read_catalog()).doubts
+    assert f"manifests serve {folder}" in doubt
+    assert not parse_task({"llm": "llama-3.1-8b", **slo}, read_catalog()).doubts

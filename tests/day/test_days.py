@@ -153,3 +153,16 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     said = capsys.readouterr()
     assert not end.value.code, said.err
     return said.out
+
+
+def test_a_described_day_needs_no_trace() -> None:
+    """`plan day` refused what `plan` draws: traffic of slo.yaml, here five minutes at 1, then at 2 rps."""
+    answer = fleetplan.day(
+        {"ttft": {"p95": "1 s"}, "every": "5 min"},
+        llm="llama-3.1-8b",
+        traffic={"rate": {"curve": [1, 2], "every": "5 min"}, "input": 300, "output": 30},
+        fleet={"gpus": ["l40s"]},
+        day={"controllers": ["hpa"], "optimum": False, "fleets": "plan"},
+    )
+    assert isinstance(answer, DayResult)
+    assert [row.name for row in answer.answer.rows] == ["static", "hpa"]

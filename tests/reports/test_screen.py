@@ -262,7 +262,7 @@ def test_where_every_loss_is_stood_the_nearest_strain_breaks_it_first() -> None:
     (first,) = [each for each in screen.glance(plan) if each.name == "Breaks first"]
     assert (first.value, first.note) == (
         "+9.0 % step time",
-        "as written, beyond that TTFT p90 is missed; any one worker may be lost",
+        "as written, beyond that TTFT p90 is missed; any one worker may be lost on the traffic as written",
     )
 
 

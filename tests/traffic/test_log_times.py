@@ -186,3 +186,19 @@ def test_two_arrivals_apart_are_not_guessed() -> None:
     with pytest.raises(UnsureError, match="created_at and started_at may both be the arrival") as caught:
         guess_columns(sample, "log")
     assert caught.value.guess == "arrival=created_at,input=prompt_tokens,output=completion_tokens"
+
+
+def test_a_date_with_its_day_first_is_told_with_its_form() -> None:
+    """05.10. may be May or October: the form is for the user to say, so the map to type holds it."""
+    sample = pd.DataFrame(
+        {
+            "received_at": ["05.10.2026 09:00:00,036"] * 3,
+            "prompt_tokens": [1] * 3,
+            "completion_tokens": [1] * 3,
+        }
+    )
+    with pytest.raises(UnsureError, match="swap %d and %m") as caught:
+        guess_columns(sample, "log")
+    assert "'arrival=received_at:%d.%m.%Y %H:%M:%S.%f,input=prompt_tokens" in str(caught.value)
+    with pytest.raises(UnsureError, match=r"arrival=at:%d/%m/%Y %H:%M'"):
+        read(["05/10/2026 09:00"])

@@ -17,6 +17,8 @@ from planner.traffic.logs.times import (
     LogClock,
     UnsureError,
     as_numbers,
+    guess_form,
+    is_day_first,
     is_missing,
     spans_ns,
     unit_of_name,
@@ -193,6 +195,15 @@ def guess_columns(sample: pd.DataFrame, where: str) -> Columns:
     return Columns(**column_by_role, units=units)
 
 
+def _day_first_column(sample: pd.DataFrame) -> tuple[str, str] | None:
+    """A column of dates such as 05.10.2026 09:00, with their form; the user says what is first."""
+    for name in sample.columns:
+        texts = sample[name].dropna().astype(str)
+        if len(texts) and all(is_day_first(text) for text in texts):
+            return str(name), guess_form(texts.iloc[0])
+    return None
+
+
 def _unsure_message(
     sample: pd.DataFrame,
     column_by_role: dict[str, str],
@@ -209,6 +220,10 @@ def _unsure_message(
         keep["arrival"] = keep.pop("end")
         missing = [role for role in missing if role != "arrival"]
     hint = dict.fromkeys(missing, "COLUMN") | keep
+    if "arrival" in missing and (dated := _day_first_column(sample)):
+        name, form = dated
+        hint["arrival"] = f"{name}:{form}"
+        doubts = [*doubts, f"{name} holds dates; swap %d and %m if the month comes first"]
     core = [role for role in ("arrival", "end", "duration", "input", "output") if role in hint]
     text = ",".join(f"{role}={hint[role]}{':' + units[role] if role in units else ''}" for role in core)
     quoted = f"'{text}'" if re.search(r"[^\w=,.:@/-]", text) else text

@@ -27,6 +27,7 @@ _ENDINGS = {
 }
 _UNIT_OF = {ending: unit for unit, endings in _ENDINGS.items() for ending in endings}
 _DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
+_DAY_FIRST = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{4}([ T])\d{1,2}:\d\d(:\d\d)?([.,]\d{1,6})?")
 _APACHE = "%d/%b/%Y:%H:%M:%S %z"
 _APACHE_LIKE = re.compile(r"\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}")
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|sec|m|min)\s*")
@@ -278,8 +279,23 @@ def _date_kind(sample: pd.Series[Any], where: str, name: str) -> str:
         return _APACHE
     raise UnsureError(
         f"{where}: column {name} holds {show_value(texts[0])}, which is no number and no date such as "
-        f"2026-11-16T18:17:03Z; write its form as strptime has it: --map 'arrival={name}:%d/%m/%Y %H:%M:%S'"
+        "2026-11-16T18:17:03Z; write its form as strptime has it: --map "
+        f"'arrival={name}:{guess_form(texts[0])}'"
     )
+
+
+def is_day_first(text: str) -> bool:
+    """Whether this is a date such as 05.10.2026 09:00, of which the first number is the day or the month."""
+    return _DAY_FIRST.fullmatch(text.strip()) is not None
+
+
+def guess_form(text: str) -> str:
+    """The form of a date such as 05.10.2026 09:00:00.036 as strptime has it, the day taken to come first."""
+    match = _DAY_FIRST.fullmatch(text.strip())
+    if match is None:
+        return "%d/%m/%Y %H:%M:%S"
+    sign, between, seconds, fraction = match.groups()
+    return f"%d{sign}%m{sign}%Y{between}%H:%M{':%S' if seconds else ''}{'.%f' if fraction else ''}"
 
 
 def spans_ns(line: IntArray, column: pd.Series[Any], unit: str, where: str, name: str) -> IntArray:
