@@ -22,7 +22,9 @@ from planner.units import counted
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ManifestsResult(Result):
-    """The files of each target, what was refused and why, and what to know before applying them."""
+    """The files of each target, which targets were refused and why, and what to know
+    before applying files.
+    """
 
     fleet: Fleet
     target: str
@@ -57,7 +59,7 @@ class ManifestsResult(Result):
         return pd.DataFrame(rows, columns=["file", "lines"])
 
     def save(self, folder: str | Path) -> tuple[str, ...]:
-        """Write the files; those of an earlier plan for the same targets go."""
+        """Write the files, and remove those of an earlier plan for the same targets."""
         check_output_directory(Path(folder))
         names = targets.TARGETS if self.target == "all" else [self.target]
         outdated = [pattern for name in names for pattern in targets.OUTDATED[name]]
@@ -76,30 +78,32 @@ def manifests(
     """The deployment of a plan, its folder or a fleet, for one target or for all that can express it.
 
     A fleet.yaml may lack `max_model_len`, the tokens of the longest request; then give it here. Raises
-    InputError for a target that is none or cannot express the plan.
+    InputError for an unknown target, and for one that cannot express the plan.
     """
     if target != "all" and target not in targets.TARGETS:
         raise InputError(f"target: expected all or one of {', '.join(targets.TARGETS)}, found {target!r}")
     if isinstance(plan, PlanResult):
-        kept = [each.keeps for each in plan.plan.certificate.routers]
-        under = [
-            targets.RouterRow(row[0], row[1], row[2], row[3], keeps)
-            for row, keeps in zip(router_rows(plan.plan)[1], kept, strict=True)
+        kept = [under_router.keeps for under_router in plan.plan.certificate.routers]
+        _, text_rows = router_rows(plan.plan)
+        simulated_routers = [
+            targets.RouterRow(target=row[0], router=row[1], simulated=row[2], slo=row[3], kept=keeps)
+            for row, keeps in zip(text_rows, kept, strict=True)
         ]
-        return _rendered(plan.fleet, max_model_len or plan.plan.max_model_len, target, under)
-    known = read_catalog(catalog)
-    fleet, under = read_fleet(plan, known), []
+        return _rendered(plan.fleet, max_model_len or plan.plan.max_model_len, target, simulated_routers)
+    fleet = read_fleet(plan, read_catalog(catalog))
+    simulated_routers = []
     if isinstance(plan, str | Path):
-        inside = plan_file(plan)
-        file = inside if inside.is_file() else Path(plan)
+        # Of a plan's folder, plan.yaml; any other path is the file itself.
+        in_folder = plan_file(plan)
+        file = in_folder if in_folder.is_file() else Path(plan)
         max_model_len = max_model_len or read_max_model_len(file)
-        under = [targets.RouterRow(*row) for row in read_routers(file)]
+        simulated_routers = [targets.RouterRow(*row) for row in read_routers(file)]
     if max_model_len is None:
         raise InputError("max_model_len: missing; give the tokens of the longest request to serve")
-    return _rendered(fleet, max_model_len, target, under)
+    return _rendered(fleet, max_model_len, target, simulated_routers)
 
 
 def _rendered(
-    fleet: Fleet, max_model_len: int, target: str, under: list[targets.RouterRow]
+    fleet: Fleet, max_model_len: int, target: str, simulated_routers: list[targets.RouterRow]
 ) -> ManifestsResult:
-    return ManifestsResult(fleet, target, targets.render(fleet, max_model_len, target, under))
+    return ManifestsResult(fleet, target, targets.render(fleet, max_model_len, target, simulated_routers))

@@ -4,8 +4,8 @@
       - {provider: verda, term: on-demand, price: 2.29 usd/h, date: 2025-12, source: ...}
       - {provider: verda, term: spot, price: 0.80 usd/h, date: 2025-12, source: ...}
 
-prices.yaml has these lists by GPU, and `plan catalog prices` writes it; there an offer takes the place of the
-row's of the same provider and term.
+prices.yaml has these lists by GPU; `plan catalog prices` writes it. An offer in prices.yaml takes the place
+of the one in the GPU's row from the same provider and for the same term.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from planner.units import show_exactly
 
 Term = Literal["on-demand", "reserved-1y", "reserved-3y", "spot"]
 KEYS = ("provider", "term", "price", "date", "source")
-OLD_DAYS = 180  # A price that was listed longer ago is called old.
+OLD_DAYS = 180  # Reports call a price old that was listed longer ago.
 _DATE = re.compile(r"(\d{4})(?:-(\d\d))?(?:-(\d\d))?")
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderOffer:
-    """One GPU of a provider by one term. `date`: when it was listed, as a day, a month or a year."""
+    """The price of one GPU at a provider for one term. `date`: when it was listed, as a
+    day, month or year.
+    """
 
     provider: str
     term: Term
@@ -38,33 +40,33 @@ class ProviderOffer:
 
 
 def parse_offers(written: Any, where: str) -> tuple[ProviderOffer, ...]:
-    """The list that stands in a document; raises InputError in one line."""
+    """The offers of a list as documents have it; raises InputError for anything else."""
     if not isinstance(written, list):
         raise refused_value(where, "expected a list of provider, term, price, date and source", written)
     offers: dict[tuple[str, str], ProviderOffer] = {}
-    for place, row in enumerate(written):
-        part = Section.from_document(row, f"{where}[{place}]", KEYS)
+    for index, row in enumerate(written):
+        section = Section.from_document(row, f"{where}[{index}]", KEYS)
         offer = ProviderOffer(
-            part.plain_text("provider"),
-            cast(Term, part.one_of("term", get_args(Term), "on-demand")),
-            part.quantity("price", "usd_per_h"),
-            part.plain_text("date"),
-            part.plain_text("source"),
+            provider=section.plain_text("provider"),
+            term=cast(Term, section.one_of("term", get_args(Term), "on-demand")),
+            usd_per_h=section.quantity("price", "usd_per_h"),
+            date=section.plain_text("date"),
+            source=section.plain_text("source"),
         )
         if first_day(offer.date) is None:
             raise refused_value(
-                part.path_of("date"), "expected a date such as 2026-11-21, 2026-11 or 2026", offer.date
+                section.path_of("date"), "expected a date such as 2026-11-21, 2026-11 or 2026", offer.date
             )
         if (key := (offer.provider.lower(), offer.term)) in offers:
-            raise InputError(f"{part.where}: {offer.provider} {offer.term} is given twice; keep one")
+            raise InputError(f"{section.where}: {offer.provider} {offer.term} is given twice; keep one")
         offers[key] = offer
     return tuple(offers.values())
 
 
 def merge_offers(own: Sequence[ProviderOffer], others: Sequence[ProviderOffer]) -> tuple[ProviderOffer, ...]:
     """`others`, with `own` in place of those of the same provider and term."""
-    known = {(offer.provider.lower(), offer.term) for offer in own}
-    return (*own, *(offer for offer in others if (offer.provider.lower(), offer.term) not in known))
+    replaced = {(offer.provider.lower(), offer.term) for offer in own}
+    return (*own, *(offer for offer in others if (offer.provider.lower(), offer.term) not in replaced))
 
 
 def offer_of(offers: Iterable[ProviderOffer], provider: str, term: str) -> ProviderOffer | None:
@@ -72,7 +74,7 @@ def offer_of(offers: Iterable[ProviderOffer], provider: str, term: str) -> Provi
 
 
 def offers_document(offers: Mapping[str, Sequence[ProviderOffer]]) -> dict[str, list[dict[str, Any]]]:
-    """What `parse_offers` reads, by GPU: prices.yaml."""
+    """The content of prices.yaml: by GPU, what `parse_offers` reads."""
     return {
         gpu: [
             {
@@ -82,14 +84,14 @@ def offers_document(offers: Mapping[str, Sequence[ProviderOffer]]) -> dict[str, 
                 "date": offer.date,
                 "source": offer.source,
             }
-            for offer in each
+            for offer in gpu_offers
         ]
-        for gpu, each in offers.items()
+        for gpu, gpu_offers in offers.items()
     }
 
 
 def first_day(date: str) -> datetime.date | None:
-    """The earliest day that "2026-11-21", "2026-11" or "2026" may mean; None where it says none."""
+    """The earliest day that "2026-11-21", "2026-11" or "2026" may mean; None for a text that is no date."""
     match = _DATE.fullmatch(date.strip())
     try:
         return match and datetime.date(int(match[1]), int(match[2] or 1), int(match[3] or 1))
@@ -98,6 +100,6 @@ def first_day(date: str) -> datetime.date | None:
 
 
 def age_days(date: str, today: datetime.date) -> int | None:
-    """How old what was listed then is at most; None where nobody can tell."""
+    """The most days since `date` (`first_day` of it); None for a text that is no date."""
     day = first_day(date)
     return None if day is None else (today - day).days

@@ -1,4 +1,4 @@
-"""Text and tables of figures that others wrote: read whole, checked as they are read."""
+"""Reads text files, and CSV tables of numbers, that other programs wrote, and checks them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from planner.files.document_values import show_value
 from planner.files.numeric import as_floats
 from planner.units import LARGEST
 
-MAX_BYTES = 512 * 2**20  # a benchmark that kept every token of 100,000 requests stays below
+MAX_BYTES = 512 * 2**20  # Results of a benchmark that kept every token of 100,000 requests are smaller.
 
 
 def read_text(path: Path) -> str:
@@ -44,8 +44,8 @@ def read_csv(path: Path, columns: Iterable[str] = ()) -> pd.DataFrame:
 
 
 def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataFrame:
-    """A CSV table from its text; lines that begin with # are left out. Errors begin with `where`, and
-    `columns` must be there.
+    """A CSV table from its text; lines that begin with # are left out. The table must have all of `columns`.
+    Errors begin with `where`.
     """
     refuse_long_fields(text, where)
     try:
@@ -65,7 +65,9 @@ def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataF
 def read_number_column(
     table: pd.DataFrame, name: str, where: object, *, least: float = 0.0
 ) -> npt.NDArray[np.float64]:
-    """A column of numbers; raises InputError naming the first row at fault (1 = below the header)."""
+    """A column of numbers that are at least `least`. Raises InputError that names the first row where one is
+    not; row 1 follows the header.
+    """
     values = as_floats(table[name])
     bad = np.flatnonzero(~((values >= least) & (values < LARGEST)))
     if bad.size:

@@ -1,13 +1,15 @@
-"""Experts on several nodes out of AIConfigurator's tables: the way there and back, and the experts' own time.
+"""Experts on several nodes out of AIConfigurator's tables: the time of tokens on their way to the experts and
+back (planner/models/all2all.py), and the experts' own time.
 
 DeepEP was measured on 2, 4 and 8 nodes of 8 H100 (a 400 Gb/s adapter each) for DeepSeek-V3's shape, with the
 experts' kernels beside it, in SGLang 0.5.6 and 0.5.10. vLLM runs the same DeepEP with kernels of the same
-kind (DeepGEMM, contiguous and masked). Its own tables have one node, and AIConfigurator answers for several
-with these, as estimates; so those of SGLang are read. The tables of H200 are those of H100.
+kind (DeepGEMM, contiguous and masked). AIConfigurator's tables of vLLM have one node only, and it answers for
+several nodes of vLLM from the tables of SGLang, as estimates; so SGLang's are read here. The tables of H200
+are those of H100.
 
-  low latency       tokens of one GPU, to 256; experts in CUDA graphs, each with room for all
-  high throughput   at NUM_SMS, which is what DeepEP and vLLM take; experts without CUDA graphs, so none take
-                    less than their launches, 0.39 ms a layer
+  low latency       up to 256 tokens of one GPU; experts in CUDA graphs, each with room for all tokens
+  high throughput   on NUM_SMS SMs, as many as DeepEP and vLLM take; experts without CUDA graphs, so a layer
+                    takes at least the time of their launches, 0.39 ms
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ from planner.models.roofline import experts_layers
 
 SYSTEMS = {"h100-80g": "h100_sxm", "h200-141g": "h200_sxm"}
 NODES = (2, 4, 8)
-WAYS, EXPERTS = "0.5.6.post2", "0.5.10"  # Versions of the tables.
+DEEPEP_VERSION, EXPERTS_VERSION = "0.5.6.post2", "0.5.10"  # Of the tables, as versions of SGLang.
 NUM_SMS = 20
-DRAWS = "power_law_1.01"
+# How tokens choose experts in the tables: some experts more often than others, or all equally often.
+POWER_LAW = "power_law_1.01"
 EVEN = "uniform"
 
 
@@ -46,43 +49,55 @@ def why_not_on_nodes(llm: Llm, gpu: Gpu, nodes: int) -> str:
 
 
 def on_nodes_ms(llm: Llm, gpu: Gpu, gpus: int, kind: All2All) -> Milliseconds:
-    """Time of the experts of all layers on this many GPUs [ms], by the number of tokens on all of them, with
-    sending tokens to the experts and back.
+    """Time of the experts of all layers on this many GPUs [ms], by the number of tokens on all of them. It
+    includes the time of tokens on their way to the experts and back.
     """
     nodes = gpus // int(gpu.gpus_per_node)
     if why := why_not_on_nodes(llm, gpu, nodes):
         raise InputError(f"{llm.name} on {nodes} nodes of {gpu.name}: {why}")
     system, layers, is_low = SYSTEMS[gpu.name], experts_layers(llm), kind == LOW_LATENCY
-    way_ms = _along(ways_ms(system, nodes, kind))
-    even_ms, drawn_ms = (_experts_ms(system, gpus, is_low, draws) for draws in (EVEN, DRAWS))
+    way_ms = _interpolated(ways_ms(system, nodes, kind))
+    even_ms, uneven_ms = (_experts_ms(system, gpus, is_low, choice) for choice in (EVEN, POWER_LAW))
     if is_low:
-        own_ms: Milliseconds = partial(experts_ms, llm.experts_per_token / llm.experts, even_ms, drawn_ms)
+        compute_ms: Milliseconds = partial(
+            experts_ms, llm.experts_per_token / llm.experts, even_ms, uneven_ms
+        )
     else:
 
-        def own_ms(tokens: int) -> float:
-            return max(even_ms(tokens), drawn_ms(tokens))
+        def compute_ms(tokens: int) -> float:
+            return max(even_ms(tokens), uneven_ms(tokens))
 
-    return lambda tokens: layers * (way_ms(-(-tokens // gpus)) + own_ms(tokens))
+    def layers_ms(tokens: int) -> float:
+        tokens_of_gpu = -(-tokens // gpus)
+        return layers * (way_ms(tokens_of_gpu) + compute_ms(tokens))
+
+    return layers_ms
 
 
 @cache
 def ways_ms(system: str, nodes: int, kind: All2All) -> Mapping[int, float]:
-    """Milliseconds of one layer there and back, by the tokens of each GPU, as measured on `system`
-    (AIConfigurator's name). InputError where AIConfigurator is not installed.
+    """Milliseconds that tokens of one layer take to the experts and back, by the tokens of each GPU, as
+    measured on `system` (AIConfigurator's name). InputError where AIConfigurator is not installed.
     """
     is_low = kind == LOW_LATENCY
-    table = _table(system, WAYS, "_wideep_deepep_ll_data" if is_low else "_wideep_deepep_normal_data")
-    measured_ms = table[nodes][7168][8][256]
-    us = _latencies(measured_ms if is_low else measured_ms[NUM_SMS])
-    return {tokens: each / 1e3 for tokens, each in us.items()}
+    table = _table(
+        system, DEEPEP_VERSION, "_wideep_deepep_ll_data" if is_low else "_wideep_deepep_normal_data"
+    )
+    of_shape = table[nodes][7168][8][256]
+    measured_us = _latencies(of_shape if is_low else of_shape[NUM_SMS])
+    return {tokens: way_us / 1e3 for tokens, way_us in measured_us.items()}
 
 
 @cache
-def _experts_ms(system: str, gpus: int, is_low: bool, draws: str) -> Milliseconds:
-    """Time of the experts of one layer [ms], by the number of tokens on all GPUs."""
-    table = _table(system, EXPERTS, "_wideep_generation_moe_data" if is_low else "_wideep_context_moe_data")
+def _experts_ms(system: str, gpus: int, is_low: bool, choice: str) -> Milliseconds:
+    """Time of the experts of one layer [ms], by the number of tokens on all GPUs; `choice` of experts is EVEN
+    or POWER_LAW.
+    """
+    table = _table(
+        system, EXPERTS_VERSION, "_wideep_generation_moe_data" if is_low else "_wideep_context_moe_data"
+    )
     of_format = next(format_table for name, format_table in table.items() if str(name).endswith("fp8_block"))
-    return _along(_latencies(of_format[draws][8][256][7168][2048][1][gpus]))
+    return _interpolated(_latencies(of_format[choice][8][256][7168][2048][1][gpus]))
 
 
 @cache
@@ -101,16 +116,16 @@ def _latencies(by_tokens: Mapping[Any, Any]) -> dict[int, float]:
     return {int(tokens): float(row["latency"]) for tokens, row in by_tokens.items()}
 
 
-def _along(by_tokens: Mapping[int, float]) -> Milliseconds:
+def _interpolated(by_tokens: Mapping[int, float]) -> Milliseconds:
     """Time by the number of tokens, on straight lines between the measured sizes, and never less with more
     tokens. The slope of the last two sizes goes on beyond them. Fewer tokens than the smallest size take as
-    long as it.
+    long as the smallest.
     """
     sizes = np.array(sorted(by_tokens), dtype=float)
-    values = np.maximum.accumulate(np.array([by_tokens[int(size)] for size in sizes]))
-    slope = (values[-1] - values[-2]) / (sizes[-1] - sizes[-2])
+    times_ms = np.maximum.accumulate(np.array([by_tokens[int(size)] for size in sizes]))
+    slope = (times_ms[-1] - times_ms[-2]) / (sizes[-1] - sizes[-2])
 
     def milliseconds(tokens: int) -> float:
-        return float(np.interp(tokens, sizes, values) + slope * max(tokens - sizes[-1], 0.0))
+        return float(np.interp(tokens, sizes, times_ms) + slope * max(tokens - sizes[-1], 0.0))
 
     return milliseconds

@@ -1,10 +1,10 @@
-"""A store of KV blocks that all workers have (`kv_offload: shared`): Mooncake's, beside vLLM.
+"""A store of KV blocks that all workers share (`kv_offload: shared`): Mooncake's, beside vLLM.
 
-Two processes of the package mooncake-transfer-engine: mooncake_master knows which blocks there are, and
-mooncake_client holds them in its memory. Workers read and write with vLLM's MooncakeStoreConnector in the
-mode standalone-store, to which they bring no memory of their own. Keys as vLLM 0.32 reads them
-(vllm/distributed/mooncake_store.py, docs/features/mooncake_store_connector_usage.md), options as Mooncake's
-guide of deployment has them.
+The store is two processes of the package mooncake-transfer-engine: mooncake_master knows which blocks there
+are, and mooncake_client (the owner) holds the blocks in its memory. Workers read and write them with vLLM's
+MooncakeStoreConnector in the mode standalone-store, so they add no memory of their own to the store. Keys are
+those that vLLM 0.32 reads (vllm/distributed/mooncake_store.py,
+docs/features/mooncake_store_connector_usage.md), options those of Mooncake's deployment guide.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 
 Document = dict[str, Any]
-TARGETS = ("vllm", "kubernetes")  # that start it
+TARGETS = ("vllm", "kubernetes")  # Those whose manifests start the store.
 NAME = "kv-store"
 PACKAGE = "mooncake-transfer-engine"
 CONFIG, CONFIG_PATH = "kv-store.json", "MOONCAKE_CONFIG_PATH"
 MASTER_PORT, OWNER_PORT = 50051, 50052
-HANDSHAKE = "P2PHANDSHAKE"  # no metadata server of its own
+HANDSHAKE = "P2PHANDSHAKE"  # Instead of the address of a metadata server: there is none.
 
 
 def size_bytes(fleet: Fleet) -> int:
@@ -31,12 +31,12 @@ def size_bytes(fleet: Fleet) -> int:
 
 
 def serves(fleet: Fleet, pool: Pool) -> bool:
-    """Whether workers of `pool` have the store: those that prefill."""
+    """Whether workers of `pool` use the store: those that prefill do."""
     return size_bytes(fleet) > 0 and pool.role != "decode"
 
 
 def refuse(fleet: Fleet, target: str) -> None:
-    """Raise InputError where the fleet has such a store, and nothing here starts one at `target`."""
+    """Raise InputError where the fleet has a shared store that the manifests of `target` cannot start."""
     if size_bytes(fleet) and target not in TARGETS:
         raise InputError(
             f"{target}: kv_offload: shared needs the store's own processes, which are not written here; take "
@@ -45,7 +45,9 @@ def refuse(fleet: Fleet, target: str) -> None:
 
 
 def connector(fleet: Fleet) -> Document:
-    """What workers that have the store are told of it; of several TP degrees also how blocks are cut."""
+    """vLLM's `kv_transfer_config` of workers that use the store; for several TP degrees, with how blocks are
+    cut.
+    """
     connector_config: Document = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
     degrees = sorted({pool.type.tp for pool in fleet.running_pools if serves(fleet, pool)})
     if len(degrees) > 1:
@@ -62,7 +64,7 @@ def config(master: str, protocol: str) -> str:
         "mode": "standalone-store",
         "metadata_server": HANDSHAKE,
         "master_server_address": f"{master}:{MASTER_PORT}",
-        "global_segment_size": 0,
+        "global_segment_size": 0,  # The worker's own memory in the store.
         "local_buffer_size": "4GB",
         "protocol": protocol,
         "device_name": "",
@@ -75,7 +77,7 @@ def master_args() -> list[str]:
 
 
 def owner_args(size: int, host: str, protocol: str) -> list[str]:
-    """mooncake_client beside its master, with `size` bytes for blocks, reached at `host`."""
+    """mooncake_client on the host of its master, with `size` bytes for blocks, reached at `host`."""
     return [
         "mooncake_client",
         f"--host={host}",

@@ -1,7 +1,8 @@
-"""The trace that an endpoint really served: the requests that were sent, with the lengths it counted.
+"""The trace that an endpoint really served: the requests that were sent, with the lengths that the endpoint
+counted.
 
 A prompt of text may have more or fewer tokens than in the trace, and an answer ends where the LLM ends it.
-The simulation runs the lengths that the endpoint counted, so that they are no error of the prediction.
+The simulation runs the counted lengths, so that other lengths do not count as errors of the prediction.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from planner.runtime.live_replay import Journal
 from planner.traffic.trace import Trace
 
-MOST_CLUMPED_FRAC = 0.1  # If more of the gaps between tokens are 0, tokens came in chunks.
+MOST_CLUMPED_FRAC = 0.1  # If more tokens came with the one before, notes say that tokens came in chunks.
 AT_ONCE_S = 1e-4  # Tokens nearer than this came in one chunk.
 
 
@@ -24,8 +25,8 @@ class ServedLengths:
     """Tokens requested and received, over the requests that finished.
 
     `prompt_error_frac` holds the median and the largest relative error of a prompt's length; None if the
-    endpoint does not count prompt tokens. `clumped_frac` is the share of tokens that came with
-    the one before.
+    endpoint does not count prompt tokens. `clumped_frac` is the share of tokens that came with the one
+    before.
     """
 
     requested_output_tokens: int
@@ -47,8 +48,7 @@ def as_served(trace: Trace, journal: Journal) -> tuple[Trace, Journal]:
     """The requests that were sent or given up as a trace with the served lengths, and the journal with the
     requests' numbers in that trace. Both are unchanged if no request was sent.
     """
-    touched = {request for part in journal.parts for request in part.requests} | set(journal.sent)
-    requests = sorted(touched)
+    requests = sorted({request for part in journal.parts for request in part.requests} | set(journal.sent))
     if not requests:
         return trace, journal
     number = {request: k for k, request in enumerate(requests)}
@@ -64,13 +64,13 @@ def as_served(trace: Trace, journal: Journal) -> tuple[Trace, Journal]:
         replace(part, requests=tuple(number[request] for request in part.requests)) for part in journal.parts
     )
     renumbered = {
-        number[request]: replace(one, request=number[request]) for request, one in journal.sent.items()
+        number[request]: replace(sent, request=number[request]) for request, sent in journal.sent.items()
     }
     return replace(served_trace, input_tokens=inputs, output_tokens=outputs), Journal(parts, renumbered)
 
 
 def measure_lengths(trace: Trace, journal: Journal) -> ServedLengths:
-    """Compare the answers with `trace`, which says what was to be sent."""
+    """Compare the lengths of what was sent and answered with those of `trace`, which was to be sent."""
     finished = [sent for sent in journal.sent.values() if sent.status == "finished"]
     counted = [sent for sent in finished if sent.input_tokens]
     error = None
@@ -79,33 +79,33 @@ def measure_lengths(trace: Trace, journal: Journal) -> ServedLengths:
         error = float(np.median(errors)), float(errors.max())
     gaps_s = np.concatenate([np.diff(sent.token_s) for sent in finished]) if finished else np.zeros(0)
     return ServedLengths(
-        int(sum(trace.output_tokens[sent.request] for sent in finished)),
-        sum(len(sent.token_s) for sent in finished),
-        error,
-        float((gaps_s < AT_ONCE_S).mean()) if len(gaps_s) else 0.0,
+        requested_output_tokens=int(sum(trace.output_tokens[sent.request] for sent in finished)),
+        output_tokens=sum(len(sent.token_s) for sent in finished),
+        prompt_error_frac=error,
+        clumped_frac=float((gaps_s < AT_ONCE_S).mean()) if len(gaps_s) else 0.0,
     )
 
 
 def client_clock_notes(
-    answered: ServedLengths, records: Sequence[dict[str, Any]], *, planned_requests: int, sent: int
+    lengths: ServedLengths, records: Sequence[dict[str, Any]], *, planned_requests: int, sent: int
 ) -> tuple[str, ...]:
-    """Sentences that a reader of a measurement by the client's clock must know."""
+    """What a reader of a measurement by the client's clock must know, in sentences."""
     sentences = [note for record in records for note in record.get("endpoint", {}).get("notes", ())]
     if sent < planned_requests:
         sentences.append(f"The budget ended the run: {sent} of {planned_requests} requests were sent.")
-    if answered.output_tokens != answered.requested_output_tokens:
+    if lengths.output_tokens != lengths.requested_output_tokens:
         sentences.append(
-            f"Answers had {answered.output_tokens:,} tokens, and {answered.requested_output_tokens:,} "
+            f"Answers had {lengths.output_tokens:,} tokens, and {lengths.requested_output_tokens:,} "
             "were asked for; the prediction is for the answers that came."
         )
-    if (error := answered.prompt_error_frac) is not None and error[1] > 0:
+    if (error := lengths.prompt_error_frac) is not None and error[1] > 0:
         sentences.append(
             f"Prompts were off the traffic's length by {100 * error[0]:.1f} % at the median and "
             f"{100 * error[1]:.1f} % at most; the prediction is for the prompts that were sent."
         )
-    if answered.clumped_frac > MOST_CLUMPED_FRAC:
+    if lengths.clumped_frac > MOST_CLUMPED_FRAC:
         sentences.append(
-            f"{100 * answered.clumped_frac:.0f} % of tokens came together with the one before: gaps between "
+            f"{100 * lengths.clumped_frac:.0f} % of tokens came together with the one before: gaps between "
             "tokens (tbt) are those of chunks."
         )
     if any(record.get("endpoint", {}).get("answers_without_exact_tokens") for record in records):

@@ -1,4 +1,4 @@
-"""Reads what engines wrote into their step logs (planner/runtime/step_log.py)."""
+"""Reads the step logs that engines wrote (planner/runtime/step_log.py)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ import pandas as pd
 
 from planner.models.step_tables import COLUMNS
 
-# What every step has: its times, and COLUMNS without their last, `t_s`, which is computed from the times.
+# What the log has of every step: its times, and COLUMNS but for the last, `t_s`, which follows from the
+# times.
 STEP_COLUMNS = ("start_s", "end_s", *COLUMNS[:-1])
-# Where the engine's own thread computes (on a CPU): the seconds that this thread had a core, as the step
-# began and as it ended; its CPU seconds so far; `waited` is 1 if the engine had no work before the step.
+# Where the engine's own thread computes (on a CPU): the seconds for which this thread had had a core when the
+# step began and when it ended, its CPU seconds so far, and `waited`, 1 if the engine had no work before the
+# step.
 OWN_COLUMNS = ("own_start_s", "own_end_s", "used_s", "waited")
 
 
@@ -36,7 +38,8 @@ class EngineRequest:
 class EngineLog:
     """All that one worker wrote. `steps` has STEP_COLUMNS, OWN_COLUMNS (NaN where the engine's thread does
     not compute) and `t_s`, in order of time. `engine`: its version and whether it schedules asynchronously,
-    empty where it does not say."""
+    empty where the log lacks them.
+    """
 
     steps: pd.DataFrame
     requests: Mapping[str, EngineRequest]
@@ -50,8 +53,8 @@ class EngineLog:
         """This log on a clock that stands still while other processes hold the engine's core, and `start_s`
         on that clock, which is 0.
 
-        The clock runs as the wall clock does while the engine has no work, else while its thread has a core.
-        The steps from `start_s` on are its fixed points; between two of them it runs evenly.
+        While the engine has no work, this clock runs as the wall clock does; else it runs while the engine's
+        thread has a core. It is known where steps from `start_s` on begin and end, and runs evenly between.
         """
         steps = self.steps[self.steps.start_s >= start_s]
         wall_s = np.column_stack([steps.start_s, steps.end_s]).ravel()
@@ -62,21 +65,21 @@ class EngineLog:
         own_s = np.cumsum(np.column_stack([before_s, steps.own_end_s - steps.own_start_s]).ravel())
         wall_s, own_s = np.r_[start_s, wall_s], np.r_[0.0, own_s]
 
-        def own(at_s: npt.ArrayLike) -> npt.NDArray[np.float64]:
-            at = np.asarray(at_s, dtype=float)
+        def to_own(times_s: npt.ArrayLike) -> npt.NDArray[np.float64]:
+            at_s = np.asarray(times_s, dtype=float)
             # Before `start_s`, where interp gives 0, the clock runs as the wall clock does.
-            return np.asarray(np.interp(at, wall_s, own_s) + np.minimum(at - start_s, 0.0))
+            return np.asarray(np.interp(at_s, wall_s, own_s) + np.minimum(at_s - start_s, 0.0))
 
         requests = {
             name: replace(
-                one,
-                queued_s=float(own(one.queued_s)),
-                scheduled_s=float(own(one.scheduled_s)),
-                token_s=own(one.token_s),
+                request,
+                queued_s=float(to_own(request.queued_s)),
+                scheduled_s=float(to_own(request.scheduled_s)),
+                token_s=to_own(request.token_s),
             )
-            for name, one in self.requests.items()
+            for name, request in self.requests.items()
         }
-        table = steps.assign(start_s=own(steps.start_s), end_s=own(steps.end_s))
+        table = steps.assign(start_s=to_own(steps.start_s), end_s=to_own(steps.end_s))
         return EngineLog(table.assign(t_s=table.end_s - table.start_s), requests, self.engine), 0.0
 
 
@@ -87,7 +90,9 @@ def _own_columns(row: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def read_step_logs(paths: Iterable[Path]) -> EngineLog:
-    """The logs of one worker, one per time it was started; a last line cut off by a kill is left out."""
+    """The logs of one worker: one for each time that it was started. A last line that a kill cut off is left
+    out.
+    """
     steps: list[list[float]] = []
     requests: dict[str, EngineRequest] = {}
     engine: Mapping[str, Any] = {}
@@ -103,11 +108,11 @@ def read_step_logs(paths: Iterable[Path]) -> EngineLog:
                 engine = row["engine"]
             else:
                 requests[row["request"]] = EngineRequest(
-                    row["queued_s"],
-                    row["scheduled_s"],
-                    np.array(row["token_s"]),
-                    row["preemptions"],
-                    row.get("cached_tokens", 0),
+                    queued_s=row["queued_s"],
+                    scheduled_s=row["scheduled_s"],
+                    token_s=np.array(row["token_s"]),
+                    preemptions=row["preemptions"],
+                    cached_tokens=row.get("cached_tokens", 0),
                 )
     table = pd.DataFrame(steps, columns=[*STEP_COLUMNS, *OWN_COLUMNS]).sort_values(
         "start_s", ignore_index=True

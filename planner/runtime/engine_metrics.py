@@ -1,4 +1,5 @@
-"""What vLLM exports on /metrics, for an engine that only keeps time: the same names, labels and buckets.
+"""What vLLM exports on /metrics, for a rehearsal's engine that computes nothing (fake_engine.py): the same
+names, labels and buckets.
 
 Source: vllm, vllm/v1/metrics/loggers.py (0.32).
 """
@@ -56,7 +57,7 @@ class EngineMetrics:
             name: Counter(f"vllm:{name}", name, _LABELS, registry=self._registry).labels(**labels)
             for name in _COUNTERS
         }
-        self._counted = dict.fromkeys(_COUNTERS, 0.0)
+        self._exported_totals = dict.fromkeys(_COUNTERS, 0.0)
         success = Counter(
             "vllm:request_success", "finished", (*_LABELS, "finished_reason"), registry=self._registry
         )
@@ -70,14 +71,16 @@ class EngineMetrics:
         """A value for the histogram `key`: ttft, tbt, tpot, e2e, queue [s]; prompt, output [tokens]."""
         self._histograms[key].observe(value)
 
-    def finished(self) -> None:
+    def count_finished(self) -> None:
         self._success.inc()
 
     def text(self, *, levels: Mapping[str, float], totals: Mapping[str, int]) -> str:
-        """Prometheus' text format; `levels` are gauges now, `totals` counters since the start."""
+        """Prometheus' text format; `levels` are the gauges' values now, `totals` the counters' since the
+        start.
+        """
         for name, level in levels.items():
             self._gauges[name].set(level)
         for name, total in totals.items():
-            self._counters[name].inc(total - self._counted[name])
-            self._counted[name] = total
+            self._counters[name].inc(total - self._exported_totals[name])
+            self._exported_totals[name] = total
         return generate_latest(self._registry).decode()

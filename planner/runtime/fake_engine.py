@@ -183,7 +183,7 @@ class FakeEngine:
         request.last_s = self.now_s
         if request.generated < request.output_tokens:
             return
-        self.metrics.finished()
+        self.metrics.count_finished()
         self.metrics.observe("e2e", max(self.now_s - request.came_s, 0.0))
         self.metrics.observe("prompt", request.prompt_tokens)
         self.metrics.observe("output", request.output_tokens)

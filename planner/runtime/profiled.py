@@ -1,8 +1,9 @@
-"""`plan profile` with a real engine: its steps one by one, and what host and front end add behind a server.
+"""`plan profile` with a real engine: the engine's steps one by one, and the time that the host and the front
+end add when the engine runs behind a server.
 
 table.csv          single steps, of an engine in the profiler's process (profiling.measure)
 table.served.csv   steps of engines behind their servers (planner.runtime.served)
-engines.yaml       the constants these two give, beside them: `--catalog` of their folder plans with them
+engines.yaml       the engine's constants as fitted to both; `--catalog FOLDER` of these files uses them
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from profiling.measure import Subject, note, profile
 from profiling.vllm_install import is_cpu_build
 
 ENGINES = "engines.yaml"
-PASSED_ON = ("tp", "dtype", "max_num_batched_tokens", "max_num_seqs", "max_model_len", "enforce_eager")
+# Settings of the profiled engine that the engines behind servers have too.
+SHARED_SETTINGS = ("tp", "dtype", "max_num_batched_tokens", "max_num_seqs", "max_model_len", "enforce_eager")
 
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """The steps, the constants of the engine, and the files they are in."""
+    """The steps, the constants of the engine, and the files that hold them."""
 
     steps: StepTable
     engine: EngineFit
@@ -61,35 +63,38 @@ def profile_engine(
     progress: Callable[[str], None] = lambda _: None,
     **how: Any,
 ) -> Profiled:
-    """Watch `engines` at once behind their servers (default: one; on a CPU one per core), then profile steps.
+    """Watch so many `engines` behind their servers at once, then profile steps. The default is one engine; on
+    a CPU, as many as the cores suffice for.
 
     `how` are the options of `profiling.measure.profile`.
     """
-    served, rows_file = out.with_suffix(".served.csv"), out.with_name(ENGINES)
-    others = read_yaml(rows_file) if rows_file.exists() else {}
+    served_file, rows_file = out.with_suffix(".served.csv"), out.with_name(ENGINES)
+    other_rows = read_yaml(rows_file) if rows_file.exists() else {}
     count = engines or (len(os.sched_getaffinity(0)) // subject.tp if is_cpu_build() else 1)
-    watched = {key: getattr(subject, key) for key in PASSED_ON}
-    watched |= {"engines": count, "arguments": arguments, "seed": how.get("seed", 0)}
+    settings = {key: getattr(subject, key) for key in SHARED_SETTINGS}
+    settings |= {"engines": count, "arguments": arguments, "seed": how.get("seed", 0)}
     progress(
         f"watching {count} engine{'s' if count > 1 else ''} behind {'their' if count > 1 else 'its'} server"
     )
-    command = [sys.executable, "-m", "planner.runtime.served", str(config), str(served), json.dumps(watched)]
+    program = [sys.executable, "-m", "planner.runtime.served"]
+    command = [*program, str(config), str(served_file), json.dumps(settings)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
         raise InputError(f"the engine's host and front end cannot be measured: {lines[-1]} (or --steps-only)")
     steps = profile(config, out, subject, catalog=catalog, progress=progress, **how)
-    seen = read_step_table(served)
-    fit = fit_engine(steps, seen, [row for row in catalog.engines.values() if row.engine == "vllm"])
+    served_steps = read_step_table(served_file)
+    fit = fit_engine(steps, served_steps, [row for row in catalog.engines.values() if row.engine == "vllm"])
     cores = "; ".join(
         (
             describe()["device"],
-            f"{seen.about['spare_cores']} cores to spare",
-            f"load {seen.about['load_average']}",
+            f"{served_steps.about['spare_cores']} cores to spare",
+            f"load {served_steps.about['load_average']}",
         )
     )
-    row = fit.row(source=f"{about_engine(fit, seen.about)}; {cores}", date=seen.about["date"])
-    write_file(rows_file, to_yaml(others | {f"vllm-{row['from']}": row}))
+    source = f"{about_engine(fit, served_steps.about)}; {cores}"
+    row = fit.row(source=source, date=served_steps.about["date"])
+    write_file(rows_file, to_yaml(other_rows | {f"vllm-{row['from']}": row}))
     fit_notes = {"slowdown": f"{fit.slowdown:.4g}", "admission_s": f"{fit.admission_s:.3g}"}
     note(out, {"engines": ENGINES, **fit_notes, "shares_cores": str(fit.shares_cores).lower()})
-    return Profiled(read_step_table(out), fit, (out, served, rows_file))
+    return Profiled(read_step_table(out), fit, (out, served_file, rows_file))

@@ -1,4 +1,4 @@
-"""A Prometheus server asked over HTTP, and what `plan watch` itself exports."""
+"""Asks a Prometheus server for series over HTTP; prometheus_range.py reads its answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_BYTES = 512 * 2**20
 
 
 class PrometheusError(InputError):
-    """A server that cannot be asked now; the next question may be answered."""
+    """The server gives no answer now; it may answer a later query."""
 
 
 def query_range(
@@ -28,7 +28,7 @@ def query_range(
     """The series of `names` between two Unix times [s], a sample every `step_s`.
 
     `match` narrows them, as in PromQL: 'namespace="prod", pod=~"vllm-.*"'. Raises PrometheusError where there
-    is no answer, InputError where it is none of Prometheus'.
+    is no answer in JSON, InputError for an answer that is too large or not of Prometheus' form.
     """
     base = _base_url(url)
     series: list[Series] = []
@@ -51,10 +51,10 @@ def query_range(
 def _base_url(url: str) -> str:
     try:
         parts = urllib.parse.urlsplit(url)
-        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
-        is_whole = False
-    if not is_whole or parts.query or parts.fragment:
+        is_address = False
+    if not is_address or parts.query or parts.fragment:
         raise InputError(
             f"--prometheus: expected an address such as http://prometheus:9090, found {url[:200]!r}"
         )

@@ -13,17 +13,17 @@ CHARACTERS_PER_TOKEN = 4  # A guess for prompts in words; it is used for routing
 
 
 def blocks_of(prompt: object) -> list[int]:
-    """Names of the whole KV blocks of a prompt. A block's name depends on all before it, so two prompts share
-    a name exactly where they agree from the start. Text, of a prompt or of a chat's messages, is cut by
-    characters. Any other prompt has no blocks.
+    """Names of the whole KV blocks of a prompt. A block's name depends on all blocks before it, so two
+    prompts share a name exactly where they agree from the start. Text, of a prompt or of a chat's messages,
+    is cut by characters. Any other prompt has no blocks.
     """
     if isinstance(prompt, list) and all(type(token) is int for token in prompt):
-        step = KV_BLOCK_TOKENS
+        block_length = KV_BLOCK_TOKENS
     else:
-        prompt, step = words_of(prompt), KV_BLOCK_TOKENS * CHARACTERS_PER_TOKEN
+        prompt, block_length = words_of(prompt), KV_BLOCK_TOKENS * CHARACTERS_PER_TOKEN
     names, name = [], 0
-    for end in range(step, len(prompt) + 1, step):
-        piece = prompt[end - step : end]
+    for end in range(block_length, len(prompt) + 1, block_length):
+        piece = prompt[end - block_length : end]
         # Python hashes text differently in each process, so names are compared within one router only.
         name = hash((name, piece if isinstance(piece, str) else tuple(piece)))
         names.append(name)
@@ -42,7 +42,7 @@ class Numbers:
 
     def __init__(self, size: int) -> None:
         self.of_name: dict[int, int] = {}
-        self.names = [0] * size
+        self.names = [0] * size  # By number; whatever was there last where the number is free.
         self.free = list(range(size - 1, -1, -1))
 
     def __len__(self) -> int:

@@ -1,13 +1,15 @@
-"""What the router has seen of its workers and requests: who fails again and again, and who may have killed.
+"""What the router has seen of its workers and requests: workers that fail again and again, and requests that
+may have killed a worker.
 
-A worker that fails requests quickly has the shortest queue, so most policies would send it most of them. One
-that failed LEAST_FAILURES times in a row is passed over for 1, 2, 4 ... LONGEST_S seconds, unless no other
-can take a request; an answer ends that.
+A worker that fails requests quickly has the shortest queue, so most policies would send it most requests. A
+worker that failed LEAST_FAILURES times in a row is passed over for 1, 2, 4 ... LONGEST_REST_S seconds, unless
+no other can take a request; an answer ends the rest.
 
-A request that was on a worker when it went down may have killed it, or may have been beside the one that did.
-It is suspect from then on: it goes on only to a worker that has just answered and has no other suspect within
-TRIAL_S. A worker that goes down with a request that it had alone, or with the suspect on trial there, is a
-strike against that request, and after STRIKES it is refused; those beside it are not.
+A request that was on a worker when the worker went down may have killed it, or may have been beside the
+request that did. The request is a suspect from then on: it is sent only to a worker that has just answered
+and got no other suspect within TRIAL_S, and is on trial there. If a worker goes down with a single request,
+or with the suspect on trial there, that is a strike against this request alone. After STRIKES the router
+refuses it.
 """
 
 from __future__ import annotations
@@ -18,16 +20,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 LEAST_FAILURES = 2  # Failures in a row; a single one may be the request's own fault.
-LONGEST_S = 60.0
-# Within this a prompt of several thousand tokens is computed, and most that kill do so while they are.
+LONGEST_REST_S = 60.0
+# In this time a worker computes a prompt of several thousand tokens; most requests that kill a worker do so
+# while it computes their prompt.
 TRIAL_S = 1.0
 STRIKES = 2
 
 
 class Suspect(Protocol):
-    """A request as far as it may have killed a worker."""
+    """What `Trust` reads and writes of a request that may have killed a worker."""
 
-    is_shared: bool  # Its worker had another request too while it had this one.
+    is_shared: bool  # Its worker had another request at the same time.
     is_suspect: bool
     strikes: int
 
@@ -36,7 +39,7 @@ class Suspect(Protocol):
 class WorkerRecord:
     """The failures of one worker, and until when it is passed over."""
 
-    failures: int = 0  # How many in a row.
+    failures: int = 0  # In a row.
     rests_until_s: float = 0.0
 
 
@@ -45,28 +48,28 @@ class Trust:
 
     def __init__(self, workers: int) -> None:
         self.records = [WorkerRecord() for _ in range(workers)]
-        self.failed: Counter[int] = Counter()  # Requests that each worker failed.
-        self.refused: Counter[int] = Counter()  # Requests among them that it refused.
+        self.failed: Counter[int] = Counter()  # How many requests each worker failed.
+        self.refused: Counter[int] = Counter()  # How many of those it refused.
         # The suspect on trial at each worker, and since when.
         self.trials: dict[int, tuple[Suspect, float]] = {}
-        self.rested: set[int] = set()  # Workers that may still be resting.
+        self.resting_workers: set[int] = set()  # Some may have rested enough by now.
 
     def resting(self, now_s: float) -> Collection[int]:
         """Workers that are passed over now."""
-        if not self.rested:
+        if not self.resting_workers:
             return ()
-        self.rested = {w for w in self.rested if self.records[w].rests_until_s > now_s}
-        return self.rested
+        self.resting_workers = {w for w in self.resting_workers if self.records[w].rests_until_s > now_s}
+        return self.resting_workers
 
     def note_answer(self, w: int) -> None:
-        """The worker served a request, or has started anew."""
+        """The worker served a request, or has started anew: its row of failures ends."""
         record = self.records[w]
         if record.failures:
             record.failures, record.rests_until_s = 0, 0.0
 
     def note_failure(self, w: int, now_s: float, *, is_refusal: bool) -> float:
-        """The worker failed a request. Returns how long it is passed over from now on [s]; 0 if it is not, or
-        was already.
+        """The worker failed a request. Returns how long the worker is passed over from now on [s]; 0 if it is
+        not, or already was.
         """
         record = self.records[w]
         self.failed[w] += 1
@@ -76,9 +79,9 @@ class Trust:
         record.failures += 1
         if record.failures < LEAST_FAILURES:
             return 0.0
-        rest_s: float = min(2.0 ** (record.failures - LEAST_FAILURES), LONGEST_S)
+        rest_s: float = min(2.0 ** (record.failures - LEAST_FAILURES), LONGEST_REST_S)
         record.rests_until_s = now_s + rest_s
-        self.rested.add(w)
+        self.resting_workers.add(w)
         return rest_s
 
     def with_suspects(self, now_s: float) -> set[int]:

@@ -24,7 +24,8 @@ STEP_TIMES = {
     "roofline": "computed from figures of the GPU; nothing of this LLM was measured there",
 }
 """What step times of each `StepLatency.kind` rest on; "off" explains the row's `error_frac`."""
-# How the badge's sentences begin, best known first, and the kinds of step times that each tells of.
+# How the badge's sentences begin, best catalog first, and the kinds of step times that each sentence tells
+# of.
 KINDS = {
     "Step times measured on": ("kernels", "steps"),
     "carried over from another GPU": ("derived", "given"),
@@ -34,27 +35,30 @@ USUAL_BATCHED_TOKENS = 8192  # The usual max_num_batched_tokens of vLLM.
 Colour = Literal["green", "orange", "red"]
 
 
-def support_rows(known: Catalog, llm: Llm, gpu: Gpu) -> Iterator[dict[str, Any]]:
-    """One worker of each TP and split of the experts that holds the LLM, with vLLM's usual settings; the
-    smallest TP first.
+def support_rows(catalog: Catalog, llm: Llm, gpu: Gpu) -> Iterator[dict[str, Any]]:
+    """One row for each TP and split of the experts with which a worker holds the LLM, at vLLM's usual
+    settings; the smallest TP first.
     """
     for tp in filter(llm.splits_over, range(1, gpu.gpus_per_node + 1)):
-        for split in _splits(known, llm, gpu, tp):
-            if (row := _row(known, llm, gpu, split)) is not None:
+        for split in _splits(catalog, llm, gpu, tp):
+            if (row := _row(catalog, llm, gpu, split)) is not None:
                 yield row
 
 
 def support_badge(rows: Iterable[dict[str, Any]]) -> tuple[str, Colour, str]:
-    """How well step times are known, the badge's colour, and why. The first row of each GPU counts:
-    that of the smallest TP that holds the LLM.
+    """How well step times are catalog, the badge's colour, and why. The first row of each GPU counts, which
+    is the row of the smallest TP that holds the LLM.
     """
-    first: dict[str, str] = {}
+    kind_by_gpu: dict[str, str] = {}
     for row in rows:
-        first.setdefault(row["gpu"], row["step_times"])
-    gpus_of = {how: [gpu for gpu, kind in first.items() if kind in kinds] for how, kinds in KINDS.items()}
+        kind_by_gpu.setdefault(row["gpu"], row["step_times"])
+    gpus_of = {
+        beginning: [gpu for gpu, kind in kind_by_gpu.items() if kind in kinds]
+        for beginning, kinds in KINDS.items()
+    }
     measured, carried, computed = gpus_of.values()
-    parts = [f"{how}: {', '.join(gpus)}" for how, gpus in gpus_of.items() if gpus]
-    why = ". ".join(f"{part[0].upper()}{part[1:]}" for part in parts)
+    sentences = [f"{beginning}: {', '.join(gpus)}" for beginning, gpus in gpus_of.items() if gpus]
+    why = ". ".join(f"{sentence[0].upper()}{sentence[1:]}" for sentence in sentences)
     if measured:
         return f"kernels measured on {len(measured)} GPU types", "green", f"{why}."
     if carried:
@@ -64,22 +68,22 @@ def support_badge(rows: Iterable[dict[str, Any]]) -> tuple[str, Colour, str]:
     return "fits on no node", "red", "No node of the catalog holds it."
 
 
-def _splits(known: Catalog, llm: Llm, gpu: Gpu, tp: int) -> Iterator[Split]:
+def _splits(catalog: Catalog, llm: Llm, gpu: Gpu, tp: int) -> Iterator[Split]:
     """The splits (TP, whether experts are split, data-parallel ranks, all-to-all kernels) that get a row."""
-    yield from ((tp, ep, 1, "") for ep in known.expert_splits(llm, gpu, tp))
-    yield from ((tp, True, dp, "") for dp in known.rank_counts(llm, gpu, tp) or ())
-    yield from ((tp, True, dp, kind) for dp, kind in known.rank_counts_on_nodes(llm, gpu, tp))
+    yield from ((tp, ep, 1, "") for ep in catalog.expert_splits(llm, gpu, tp))
+    yield from ((tp, True, dp, "") for dp in catalog.rank_counts(llm, gpu, tp) or ())
+    yield from ((tp, True, dp, kind) for dp, kind in catalog.rank_counts_on_nodes(llm, gpu, tp))
 
 
-def _row(known: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] | None:
+def _row(catalog: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] | None:
     """The row of one worker; None if the weights leave no room for a KV block."""
     tp, ep, dp, all2all = split
-    # Low-latency kernels take no larger step, see planner/models/all2all.py.
+    # Low-latency kernels take no larger step; models/all2all.py says why.
     budget_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else USUAL_BATCHED_TOKENS
-    use = worker_memory(llm, gpu, tp, dp=dp, max_num_batched_tokens=budget_tokens)
-    if use.kv_tokens == 0:
+    memory = worker_memory(llm, gpu, tp, dp=dp, max_num_batched_tokens=budget_tokens)
+    if memory.kv_tokens == 0:
         return None
-    latency = known.step_latency(llm, gpu, tp, ep=ep, dp=dp, ranks=Ranks(all2all))
+    latency = catalog.step_latency(llm, gpu, tp, ep=ep, dp=dp, ranks=Ranks(all2all))
     spread = latency.spread
     return {
         "gpu": gpu.name,
@@ -88,8 +92,8 @@ def _row(known: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] | N
         "usd_per_h": round(tp * dp * gpu.price_usd_per_h, 2),
         "dp": dp,
         "all2all": all2all,
-        "weight_gb": round(use.weight_bytes / 1e9, 2),
-        "kv_tokens": use.kv_tokens,
+        "weight_gb": round(memory.weight_bytes / 1e9, 2),
+        "kv_tokens": memory.kv_tokens,
         "blocks_beside": kv_layout(llm, tp).beside.sequence_blocks(llm.context_tokens),
         "step_times": latency.kind,
         "error_frac": latency.mape_frac,
@@ -97,5 +101,5 @@ def _row(known: Catalog, llm: Llm, gpu: Gpu, split: Split) -> dict[str, Any] | N
         if spread is None
         else [spread.prefill.at_sigmas(INTERVAL_SIGMAS), spread.decode.at_sigmas(INTERVAL_SIGMAS)],
         "basis": latency.basis,
-        "unchecked": "" if known.is_checked(llm, gpu) else gpu.unchecked,
+        "unchecked": "" if catalog.is_checked(llm, gpu) else gpu.unchecked,
     }

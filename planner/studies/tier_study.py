@@ -10,7 +10,7 @@ The break-even of a tier is the shortest prefix that a worker loads from it soon
 
     L tokens * seconds to load a token <= prefill(u + L) - prefill(u after L cached)
 
-for a prompt of L cached tokens and u = 16 more, a KV block
+for a prompt of L cached tokens and u = 16 more, a KV block.
 """
 
 from __future__ import annotations

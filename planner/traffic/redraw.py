@@ -3,10 +3,10 @@
 The trace is cut into blocks of equal length. The redraw has, in the place of each block, one of that length
 that begins at a random time within REACH_FRAC of the trace around it (Paparoditis and Politis, Local block
 bootstrap, Comptes Rendus Mathematique 335, 2002, 959-962). Bursts shorter than a block stay as they are, and
-so does the course of the rate over much longer times; how much arrives in all varies as the blocks do.
+so does the course of the rate over much longer times; the total of arrivals varies with the blocks drawn.
 
-A session is moved whole, with its waits, by its first request. One that is drawn twice is two users': blocks
-of prompts that only it has are then each user's own.
+A session is moved whole, with its waits, by its first request. A session that is drawn twice becomes the
+sessions of two users: prompt blocks that no other session has are then different for each of the two.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
 
 BLOCKS = 60  # A block is one of so many equal parts of the trace, within the bounds below.
-LEAST_S, MOST_S = 20.0, 600.0  # between these, but at most a quarter of the trace
+LEAST_S, MOST_S = 20.0, 600.0  # Bounds of a block's length, which is at most a quarter of the trace too.
 MOST_DRAWS = 100  # After this many draws the trace is used unchanged.
-REACH_FRAC = 0.125  # of the trace, to either side of a block's own place
+REACH_FRAC = 0.125  # Blocks are drawn from this part of the trace, to either side of their own place.
 
 
 def block_s(trace: Trace) -> float:
@@ -32,7 +32,8 @@ def block_s(trace: Trace) -> float:
 
 def redraw_trace(trace: Trace, rng: np.random.Generator) -> Trace:
     """Other requests of the same kind, from the first to about the last arrival of the trace. Where requests
-    come in few bursts, blocks may miss all of them: then it is drawn again, MOST_DRAWS times.
+    come in few bursts, the blocks may miss all of them: then all blocks are drawn again, up to MOST_DRAWS
+    times.
     """
     for _ in range(MOST_DRAWS):
         new_trace = _redrawn_once(trace, rng)
@@ -42,14 +43,14 @@ def redraw_trace(trace: Trace, rng: np.random.Generator) -> Trace:
 
 
 def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
-    """None where no block has a request."""
+    """One redraw; None where no block has a request."""
     length_s, start_s, duration_s = block_s(trace), float(trace.arrival_s[0]), trace.duration_s
     if not length_s > 0:
         return trace
     session = session_numbers(trace) if trace.after.size else np.arange(len(trace))
-    first = np.full(session.max() + 1, len(trace))
-    np.minimum.at(first, session, np.arange(len(trace)))
-    begin_s = trace.arrival_s[first] - start_s  # of each session
+    first_row = np.full(session.max() + 1, len(trace))
+    np.minimum.at(first_row, session, np.arange(len(trace)))
+    begin_s = trace.arrival_s[first_row] - start_s  # When each session begins.
     order = np.argsort(begin_s, kind="stable")
     begin_s = begin_s[order]
     reach_s = REACH_FRAC * duration_s
@@ -59,10 +60,10 @@ def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
         high_s = max(min(place_s + reach_s, duration_s - length_s), low_s)
         from_s = rng.uniform(low_s, high_s)
         until_s = from_s + min(length_s, duration_s - place_s)
-        taken = order[np.searchsorted(begin_s, from_s) : np.searchsorted(begin_s, until_s)]
-        row = np.flatnonzero(np.isin(session, taken)) if trace.after.size else np.sort(taken)
-        rows.append(row)
-        arrival_s.append(trace.arrival_s[row] - from_s + place_s)
+        drawn = order[np.searchsorted(begin_s, from_s) : np.searchsorted(begin_s, until_s)]
+        block_rows = np.flatnonzero(np.isin(session, drawn)) if trace.after.size else np.sort(drawn)
+        rows.append(block_rows)
+        arrival_s.append(trace.arrival_s[block_rows] - from_s + place_s)
     if not any(map(len, rows)):
         return None
     new_trace = combine_parts(trace, rows, arrival_s)

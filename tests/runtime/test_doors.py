@@ -20,7 +20,7 @@ from runtime_fakes import Backend, a_body, a_server, engines, is_idle, post, rou
 from planner.fleet import Policies
 from planner.runtime.launch import WORKER_HEADER
 from planner.runtime.router import LiveRouter, RouterSettings
-from planner.runtime.trust import LONGEST_S, TRIAL_S, Trust
+from planner.runtime.trust import LONGEST_REST_S, TRIAL_S, Trust
 from planner.runtime.upstream import StreamCheck, WorkerError
 
 TOKEN = b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
@@ -44,7 +44,8 @@ def bomb() -> bytes:
 @pytest.mark.parametrize(("headers", "status"), [({}, 401), (KEY, 413)])
 def test_a_packed_gibibyte_is_not_inflated(bomb: bytes, headers: dict[str, str], status: int) -> None:
     """Eight at once inflate to 8 GiB, which takes 4 CPU s or more: without a key none of it is inflated, with
-    one 32 MiB each, and /health answers meanwhile."""
+    one 32 MiB each, and /health answers meanwhile.
+    """
 
     async def healthy(url: str, slowest_s: list[float]) -> None:
         async with aiohttp.ClientSession() as client:
@@ -144,7 +145,8 @@ def test_a_worker_that_refuses_fast_draws_next_to_nothing(
     status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of 60 requests by four clients under jsq it gets those that came before its second refusal, and one
-    more a second later; the other one answers every request. Log, /health and /metrics say so."""
+    more a second later; the other one answers every request. Log, /health and /metrics say so.
+    """
     seen = 0
 
     async def refuses(request: web.Request) -> web.Response:
@@ -180,7 +182,8 @@ def test_a_worker_that_refuses_fast_draws_next_to_nothing(
 
 def test_a_worker_is_passed_over_for_longer_each_time_until_it_answers() -> None:
     """Two failures: 1 s; each one after that twice as long, a minute at most; those that come while it rests
-    count once. An answer ends that, and it takes two again."""
+    count once. An answer ends that, and it takes two again.
+    """
     trust = Trust(2)
     assert trust.note_failure(0, 0.0, is_refusal=True) == 0.0 and not trust.resting(0.0)
     rests, now_s = [], 0.0
@@ -188,7 +191,7 @@ def test_a_worker_is_passed_over_for_longer_each_time_until_it_answers() -> None
         rests.append(trust.note_failure(0, now_s, is_refusal=True))
         assert trust.note_failure(0, now_s, is_refusal=False) == 0.0 and set(trust.resting(now_s)) == {0}
         now_s += rests[-1]
-    assert rests == [1, 2, 4, 8, 16, 32, LONGEST_S, LONGEST_S] and not trust.resting(now_s)
+    assert rests == [1, 2, 4, 8, 16, 32, LONGEST_REST_S, LONGEST_REST_S] and not trust.resting(now_s)
     trust.note_failure(0, now_s, is_refusal=True)
     trust.note_answer(0)
     assert not trust.resting(now_s) and trust.note_failure(0, now_s, is_refusal=True) == 0.0
@@ -275,7 +278,8 @@ SHORT: dict[str, Parts] = {
 @pytest.mark.parametrize("how", SHORT)
 def test_a_stream_without_its_end_is_broken_and_says_so(how: str) -> None:
     """Tokens have gone out, so nothing can be done again: the client sees an error event, the metric counts
-    `broken`."""
+    `broken`.
+    """
 
     async def run() -> None:
         async with a_server(says(SHORT[how])) as odd, routed([odd]) as (router, url):
@@ -336,7 +340,8 @@ def test_a_stream_with_its_end_is_answered_to_the_byte(parts: Parts) -> None:
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_count_of_tokens_that_is_none_is_not_believed(count: Any, is_stream: bool) -> None:
     """`true` is an int in Python: the count was handed to compiled code as it came, which refused it, and the
-    request held its worker for good."""
+    request held its worker for good.
+    """
     answer = {"choices": [{"index": 0, "text": "a", "finish_reason": "length"}]}
     whole = json.dumps(answer | {"usage": {"completion_tokens": count}}).encode()
     handler = says([b"data: " + whole + b"\n\n", DONE]) if is_stream else says([whole], "application/json")
@@ -423,7 +428,8 @@ class Fragile:
 @pytest.mark.parametrize("policies", [Policies(), IN_TURNS])
 def test_innocents_beside_a_poison_request_are_answered(policies: Policies) -> None:
     """24 requests on three workers, one of which kills: that one is refused after three deaths at most (one
-    in company, two on trial), the other 23 are answered."""
+    in company, two on trial), the other 23 are answered.
+    """
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
@@ -446,7 +452,8 @@ def test_innocents_beside_a_poison_request_are_answered(policies: Policies) -> N
 
 def test_a_request_whose_workers_are_killed_from_outside_is_answered() -> None:
     """Two workers one after the other go down under it, neither of its doing: it shared the first, the second
-    was the one strike that alone refuses nobody. The third answers."""
+    was the one strike that alone refuses nobody. The third answers.
+    """
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
@@ -506,7 +513,8 @@ def test_strikes_are_for_those_alone_or_on_trial() -> None:
 
 def test_requests_are_counted_once_however_often_they_are_tried() -> None:
     """Five requests, the first worker fails each it gets: the counter's outcomes add up to five, and the
-    tries beyond have a counter of their own."""
+    tries beyond have a counter of their own.
+    """
 
     async def fails(request: web.Request) -> web.Response:
         await request.read()

@@ -9,7 +9,7 @@ from random_questions import question
 from planner.search.level0.filling import filled
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.mixed_fleets import search_mixed_fleets
-from planner.search.mixed.mixtures import estimated, near
+from planner.search.mixed.mixtures import estimated, improve_nearby
 from planner.search.oracle.fleet_counts import Counts, in_order, names_of, objective
 from planner.search.oracle.fleet_oracle import Answers
 from planner.search.problem.build_problem import build_problem
@@ -81,9 +81,9 @@ def test_looks_around_the_best_fleet_where_more_workers_hurt() -> None:
             self.verdicts |= {names_of(counts): counts[0][1] in (2, 4) for counts in fleets}
             return [counts[0][1] in (2, 4) for counts in fleets]
 
-    best = near(((option, 4),), FleetLimits({}), Odd(), lambda: True)  # type: ignore[arg-type]
+    best = improve_nearby(((option, 4),), FleetLimits({}), Odd(), lambda: True)  # type: ignore[arg-type]
     assert best == ((option, 2),)
-    assert near(((option, 4),), FleetLimits({}), Odd(), lambda: False) == ((option, 4),)  # type: ignore[arg-type]
+    assert improve_nearby(((option, 4),), FleetLimits({}), Odd(), lambda: False) == ((option, 4),)  # type: ignore[arg-type]
 
 
 def test_pools_have_one_order() -> None:

@@ -1,6 +1,7 @@
 """A timetable as CronJobs (batch/v1) that set the size of a pool: for clusters without KEDA.
 
-One per change and pool, with the right to patch the /scale of these objects and nothing else.
+One job for each change of size of each pool. The jobs may read and patch the pools' objects and their /scale,
+and nothing else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from planner.day.autoscaling.scale_targets import ScaleTarget
 
 FILE = "cron-jobs.yaml"
 KUBECTL = "registry.k8s.io/kubectl:v1.35.0"
-LATEST_S = 600  # a job that could not start within it is left out
+LATEST_S = 600  # Kubernetes skips a job that could not start within this time.
+# What Kubernetes calls the objects of a kind, in rights and for kubectl.
 _RESOURCES = {
     "Deployment": "deployments",
     "LeaderWorkerSet": "leaderworkersets",
@@ -22,13 +24,13 @@ _RESOURCES = {
 }
 
 
-def write_cronjobs(places: Sequence[ScaleTarget], app: str) -> Written:
-    """The jobs of all pools and who they run as."""
-    name = f"{app}-timetable"
-    documents = _rights(name, places)
-    for place in places:
+def write_cronjobs(targets: Sequence[ScaleTarget], app: str) -> Written:
+    """The jobs of all pools, and the service account under which they run."""
+    account = f"{app}-timetable"
+    documents = _account_with_rights(account, targets)
+    for target in targets:
         documents += [
-            _job(place, start_s, size, name) for start_s, size in keda_object.merge_entries(place.scaled)
+            _job(target, start_s, size, account) for start_s, size in keda_object.merge_entries(target.scaled)
         ]
     return Written(
         {FILE: documents},
@@ -36,12 +38,12 @@ def write_cronjobs(places: Sequence[ScaleTarget], app: str) -> Written:
     )
 
 
-def _rights(name: str, places: Sequence[ScaleTarget]) -> list[Document]:
+def _account_with_rights(account: str, targets: Sequence[ScaleTarget]) -> list[Document]:
     rbac = "rbac.authorization.k8s.io"
-    objects: dict[tuple[str, str], list[str]] = {}
-    for place in places:
-        group = place.api_version.rpartition("/")[0]
-        objects.setdefault((group, _RESOURCES[place.kind]), []).append(place.object_name)
+    names_by_resource: dict[tuple[str, str], list[str]] = {}
+    for target in targets:
+        group = target.api_version.rpartition("/")[0]
+        names_by_resource.setdefault((group, _RESOURCES[target.kind]), []).append(target.object_name)
     rules: list[Document] = [
         {
             "apiGroups": [group],
@@ -49,9 +51,9 @@ def _rights(name: str, places: Sequence[ScaleTarget]) -> list[Document]:
             "resourceNames": names,
             "verbs": ["get", "patch", "update"],
         }
-        for (group, resource), names in objects.items()
+        for (group, resource), names in names_by_resource.items()
     ]
-    metadata = {"name": name}
+    metadata = {"name": account}
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
         {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": metadata, "rules": rules},
@@ -59,16 +61,16 @@ def _rights(name: str, places: Sequence[ScaleTarget]) -> list[Document]:
             "apiVersion": f"{rbac}/v1",
             "kind": "RoleBinding",
             "metadata": metadata,
-            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": name},
-            "subjects": [{"kind": "ServiceAccount", "name": name}],
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": account},
+            "subjects": [{"kind": "ServiceAccount", "name": account}],
         },
     ]
 
 
-def _job(place: ScaleTarget, start_s: int, size: int, account: str) -> Document:
+def _job(target: ScaleTarget, start_s: int, size: int, account: str) -> Document:
     minutes = start_s % DAY_S // MINUTE_S
-    group = place.api_version.rpartition("/")[0]
-    resource = f"{_RESOURCES[place.kind]}.{group}/{place.object_name}"
+    group = target.api_version.rpartition("/")[0]
+    resource = f"{_RESOURCES[target.kind]}.{group}/{target.object_name}"
     container = {
         "name": "scale",
         "image": KUBECTL,
@@ -79,9 +81,9 @@ def _job(place: ScaleTarget, start_s: int, size: int, account: str) -> Document:
     return {
         "apiVersion": "batch/v1",
         "kind": "CronJob",
-        "metadata": {"name": f"{place.name}-{minutes // 60:02}{minutes % 60:02}"},
+        "metadata": {"name": f"{target.name}-{minutes // 60:02}{minutes % 60:02}"},
         "spec": {
-            "schedule": keda_object.cron_time(place.scaled, start_s),
+            "schedule": keda_object.cron_time(target.scaled, start_s),
             "timeZone": keda_object.TIME_ZONE,
             "concurrencyPolicy": "Replace",
             "startingDeadlineSeconds": LATEST_S,

@@ -49,7 +49,7 @@ HOLD_S = {"fleetplan": 600, "forecast": 300, "aladdin": 0}
 LAST_BUCKETS, UNLIKE = 3, 3.0
 MOST_S = 28 * DAY_S
 RULES: dict[str, float] = {  # of the HPA behind KEDA: it follows at once
-    **keda_object.AT_ONCE,
+    **keda_object.FOLLOW_EXACTLY,
     "up_pods": 0,
     "up_percent": 0,
     "down_pods": 0,
@@ -287,7 +287,7 @@ def _limits(autoscaler: Autoscaler) -> tuple[str, ...]:
     limit_lines = [
         "vLLM counts what has finished, not what arrives: arrivals are ends and the growth of what is in "
         f"flight, over {prometheus_queries.RATE_S} s. Requests that no worker has yet are not seen.",
-        keda_object.EXACT,
+        keda_object.EXACT_LIMIT,
         f"Look at it in Prometheus: {ARRIVALS}, {by_load.LOAD if loads else RATE}, {ASKED} and {WORKERS} are "
         "recorded.",
         *(by_load.limit_lines(autoscaler, loads) if loads else ()),

@@ -3,9 +3,9 @@ measured.
 
 The form, g(step) exp(r(step)), is `planner.models.correction.CorrectedFormula`. g is fitted to all steps; r
 is the mean of a Gaussian process over the residuals log t - log g, of amplitude 0.15 and with measured times
-within 2 %. So the form follows measured steps closely, goes from one to the next nearly linearly in N, and
-equals g far from all of them. The covariance is fixed, not fitted: 13 prefill sizes do not determine seven
-more parameters. Its numbers were set once, for all tables of docs/models.md together.
+within 2 %. So the form follows measured steps closely, goes from one to the next nearly linearly in N (the
+tokens of a step), and equals g far from all of them. The covariance is fixed, not fitted: 13 prefill sizes do
+not determine seven more parameters. Its numbers were set once, for all tables of docs/models.md together.
 
 Scaling a roofline and interpolating residuals follows no one paper; the other families here do.
 """
@@ -36,11 +36,11 @@ _MOST_CANDIDATES = 1000
 
 
 class CorrectedSteps(StepFamily):
-    """The form above, learned as `form_`.
+    """Learns the form above as `form_`.
 
     Repeats of a step count as their median, because an engine's hiccups only lengthen steps. Of more than
     `most_anchors` distinct steps the most informative are taken for r (`informative_rows`); g is fitted to
-    all. `noise_frac` is the error of a measured time, `context_step` is as in the form.
+    all. `noise_frac` is the error of a measured time; `context_step` is that of `CorrectedFormula`.
     """
 
     form_: CorrectedFormula
@@ -59,23 +59,25 @@ class CorrectedSteps(StepFamily):
         self.beyond = beyond
 
     def _fit(self, X: Array, y: Array) -> None:
-        steps, which = np.unique(in_context_steps(X, self.context_step), axis=0, return_inverse=True)
-        order = np.argsort(which, kind="stable")
-        t = np.array([np.median(part) for part in np.split(y[order], np.cumsum(np.bincount(which))[:-1])])
+        steps, step_of_row = np.unique(in_context_steps(X, self.context_step), axis=0, return_inverse=True)
+        by_step = np.argsort(step_of_row, kind="stable")
+        repeats = np.split(y[by_step], np.cumsum(np.bincount(step_of_row))[:-1])
+        t = np.array([np.median(times) for times in repeats])
         formula = _fitted_formula(steps, t)
         chosen = informative_rows(steps, min(self.most_anchors, len(steps)))
-        z, left = step_coordinates(steps[chosen]), np.log(t[chosen] / formula_s(steps[chosen], formula))
+        z = step_coordinates(steps[chosen])
+        residuals = np.log(t[chosen] / formula_s(steps[chosen], formula))
         noise = (self.noise_frac / AMPLITUDE_FRAC) ** 2 * np.eye(len(chosen))
-        weights = np.linalg.solve(step_covariance(z, z) + noise, left)
+        weights = np.linalg.solve(step_covariance(z, z) + noise, residuals)
         tokens, pairs, decodes, kv_tokens, prefills = map(tuple, steps[chosen].T.tolist())
         self.form_ = CorrectedFormula(
-            tuple(formula.tolist()),
-            tuple(weights.tolist()),
-            tokens,
-            pairs,
-            decodes,
-            kv_tokens,
-            prefills,
+            formula_s=tuple(formula.tolist()),
+            weights=tuple(weights.tolist()),
+            tokens=tokens,
+            pairs=pairs,
+            decodes=decodes,
+            kv_tokens=kv_tokens,
+            prefills=prefills,
             context_step=self.context_step,
         )
 
@@ -87,8 +89,8 @@ def informative_rows(X: Array, rows: int) -> npt.NDArray[np.int64]:
     """Indices of the `rows` steps whose measurement would tell most about all of X, without their times.
 
     The choice is greedy: each next step is the one whose measurement lowers the variances of r, summed over
-    X, most (I-optimal for the covariance above). Of more than a thousand steps a thousand evenly spaced ones
-    in the order of N are candidates. The function also serves to pick what to measure.
+    X, most (I-optimal for the covariance above). Of more than a thousand steps, a thousand at even distances
+    in the order of N are candidates. benchmarks/latency_models.py picks with it which steps to measure.
     """
     if not 0 < rows <= len(X):
         raise InputError(f"asked for {rows} informative steps, must be 1 to {len(X)}, those there are")
@@ -99,23 +101,23 @@ def informative_rows(X: Array, rows: int) -> npt.NDArray[np.int64]:
         in_order = np.lexsort(X.T[::-1])
         candidates = in_order[np.linspace(0, len(X) - 1, most).astype(int)]
     z = step_coordinates(X[candidates])
-    left = step_covariance(z, z)
+    covariance = step_covariance(z, z)  # Given the measurements of the steps chosen so far.
     noise = (NOISE_FRAC / AMPLITUDE_FRAC) ** 2
     chosen: list[int] = []
     for _ in range(rows):
-        gain = (left**2).sum(axis=0) / (np.diag(left) + noise)
-        gain[chosen] = -1.0
+        gain = (covariance**2).sum(axis=0) / (np.diag(covariance) + noise)
+        gain[chosen] = -1.0  # Never again.
         best = int(np.argmax(gain))
         chosen.append(best)
-        left -= np.outer(left[:, best], left[best]) / (left[best, best] + noise)
+        covariance -= np.outer(covariance[:, best], covariance[best]) / (covariance[best, best] + noise)
     return np.asarray(candidates[chosen])
 
 
 def _fitted_formula(X: Array, t: Array) -> Array:
     """The coefficients of g by least squares of log t - log g, with less weight on outliers."""
     tokens, pairs, decodes, kv_tokens, prefills = X.T
-    telling = prefills > 0 if (prefills > 0).any() else np.full(len(X), True)
-    slope = np.percentile(t[telling] / tokens[telling], 15)
+    has_prefill = prefills > 0 if (prefills > 0).any() else np.full(len(X), True)
+    slope = np.percentile(t[has_prefill] / tokens[has_prefill], 15)
     shares = [0.02 * t.max() / max(column.max(), 1.0) for column in (pairs, decodes, kv_tokens)]
     start = np.log([t.min(), 0.1 * t.min(), slope, *shares])
     weight = equal_shares(X)
@@ -124,6 +126,7 @@ def _fitted_formula(X: Array, t: Array) -> Array:
     def residuals(logs: Array) -> Array:
         return np.asarray(np.log(formula_s(X, np.exp(logs)) / t) * weight)
 
-    down, up = np.array([2, 6, 2, 12, 12, 12]), np.array([1, 4, 2, 5, 5, 5])
-    bounds = (start - down, start + up)
+    # How far the logarithm of each coefficient may end below and above its start.
+    below, above = np.array([2, 6, 2, 12, 12, 12]), np.array([1, 4, 2, 5, 5, 5])
+    bounds = (start - below, start + above)
     return np.asarray(np.exp(least_squares(residuals, start, bounds=bounds, loss="soft_l1", f_scale=0.1).x))

@@ -7,8 +7,8 @@
 The paper's constants have a FLOP or byte count in front (4 t h^2 + 2 t h m, 3 h t_2 / block, ...), which are
 fixed for one LLM and fall into a, b, c. With n_i new tokens of prompt i and A_p = sum n_i (n_i + 1) / 2, the
 pairs of tokens that attend (`prefill_pairs` of a step table), sum l_i^2 is 2 A_p - sum n_i where nothing is
-cached. The released fit lets coefficients be negative (one is); here they are >= 0. Where the two decode sets
-meet the time may jump: that is the paper's form, and `planner.models.family_choice` reports it.
+cached. The released fit lets coefficients be negative (one is); here they are >= 0. The time of a decode may
+jump at `large_batch`, as in the paper; `planner.models.family_choice` reports such a jump.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _LEAST_ROWS = 3
 class DistServeForm(TwoPhases):
     """The forms above; `prefill_` (3,) and `decode_` (2, 3) hold a, b, c, the second row for large batches.
 
-    A side of the split with fewer than three distinct steps takes the coefficients of the other.
+    If small or large batches have fewer than three distinct steps, they take the coefficients of the other
+    set; if both have, one set is fitted to all steps.
     """
 
     def __init__(self, *, large_batch: int = LARGE_BATCH, beyond: str = "raise") -> None:

@@ -21,47 +21,49 @@ from planner.solvers.master import Option
 def owned_candidates(problem: Problem, level0: Level0) -> list[Counts]:
     """Fleets that hold and use what is owned.
 
-    For each owned GPU type: the smallest fleet of it alone, the rest rented. Then all that is owned beside
-    level 0's best fleet, of which the dearest workers are taken away as long as the fleet holds.
+    For each owned GPU type: the smallest fleet of this type alone, with as many GPUs rented as are not owned.
+    Then all owned GPUs beside level 0's best fleet; the dearest workers of these are taken away as long as
+    the fleet holds.
     """
     if problem.task.objective != "cost":
         return []
     fleets: list[Counts] = []
-    filled: Counts = ()  # workers on all owned GPUs of every type so far
+    on_owned: Counts = ()  # Workers on all owned GPUs of every type so far.
     for row, count in problem.task.owned.items():
-        if problem.out_of_time() or (smallest := _smallest(problem, row)) is None:
+        if problem.out_of_time() or (smallest := _smallest_fleet(problem, row)) is None:
             continue
         fleets.append(owned_first(problem, smallest))
-        filled += _filled(smallest, count)
-    rows = {row_of(option.type.gpu.name) for option, _ in filled}
-    rented = [(o, n) for o, n in level0.search.best or () if row_of(o.type.gpu.name) not in rows]
-    if rented and filled and not problem.out_of_time():
-        fleets.append(without_needless_workers(owned_first(problem, (*rented, *filled)), problem))
+        on_owned += _owned_part(smallest, count)
+    owned_rows = {row_of(option.type.gpu.name) for option, _ in on_owned}
+    rented = [(o, n) for o, n in level0.search.best or () if row_of(o.type.gpu.name) not in owned_rows]
+    if rented and on_owned and not problem.out_of_time():
+        fleets.append(without_needless_workers(owned_first(problem, (*rented, *on_owned)), problem))
     return [counts for counts in fleets if problem.allows(counts) and problem.oracle.holds([counts])[0]]
 
 
 def owned_beside(problem: Problem, level0: Level0, counts: Counts) -> Counts:
     """The largest pools of idle owned GPUs that may be added to a fleet.
 
-    For each row, and each role that the fleet has, they are of the option of which the fewest GPUs are
-    expected to carry the whole traffic.
+    For each owned GPU type, and each role that the fleet has, the pool is of the option of which the fewest
+    GPUs are expected to carry the whole traffic.
     """
     if problem.task.objective != "cost":
         return ()
-    left = dict(problem.task.owned)
+    idle_gpus = dict(problem.task.owned)
     for option, count in counts:
         if option.type.gpu.name.endswith(OWNED):
-            left[row_of(option.type.gpu.name)] -= count * option.type.gpus
-    roles, best = {option.role for option, _ in counts}, dict[tuple[str, str], tuple[float, Option]]()
+            idle_gpus[row_of(option.type.gpu.name)] -= count * option.type.gpus
+    roles = {option.role for option, _ in counts}
+    fewest = dict[tuple[str, str], tuple[float, Option]]()  # GPUs and their option, by row and role.
     for option in level0.options:
         row = row_of(option.type.gpu.name)
-        is_idle = option.type.gpu.name.endswith(OWNED) and option.type.gpus <= left.get(row, 0)
+        is_idle = option.type.gpu.name.endswith(OWNED) and option.type.gpus <= idle_gpus.get(row, 0)
         if is_idle and option.role in roles and option.name in level0.bounded:
             workers = level0.search.least_holding.get(option.name, level0.bounded[option.name].likely)
             gpus = workers * option.type.gpus
-            if gpus < best.get((row, option.role), (math.inf, option))[0]:
-                best[row, option.role] = gpus, option
-    return tuple((option, left[row] // option.type.gpus) for (row, _), (_, option) in best.items())
+            if gpus < fewest.get((row, option.role), (math.inf, option))[0]:
+                fewest[row, option.role] = gpus, option
+    return tuple((option, idle_gpus[row] // option.type.gpus) for (row, _), (_, option) in fewest.items())
 
 
 def with_idle(problem: Problem, level0: Level0, counts: Counts) -> Counts:
@@ -72,14 +74,14 @@ def with_idle(problem: Problem, level0: Level0, counts: Counts) -> Counts:
     return in_order(counts_with_idle.items(), level0.options)
 
 
-def _smallest(problem: Problem, row: str) -> Counts | None:
+def _smallest_fleet(problem: Problem, row: str) -> Counts | None:
     """The smallest fleet of level 0 of this GPU alone, with unlimited stock and budget.
 
-    It is the cheapest one once the owned GPUs are taken off, as all others have one price.
+    It is also the cheapest in rent, as all its GPUs beyond the owned ones have one price.
     """
     types = [worker for worker in problem.types if row_of(worker.gpu.name) == row]
     names = {worker.gpu.name for worker in types}
-    name = row if row in names else row + OWNED
+    name = row if row in names else row + OWNED  # The owned ones where none can be rented.
     types = [worker for worker in types if worker.gpu.name == name]
     if not types:
         return None
@@ -87,24 +89,26 @@ def _smallest(problem: Problem, row: str) -> Counts | None:
     return search_level0(replace(problem, types=tuple(types), limits=limits), walks=False).search.best
 
 
-def _filled(smallest: Counts, owned: int) -> Counts:
-    """The part of the smallest fleet that the owned GPUs make up; empty if a pool would get no worker."""
+def _owned_part(smallest: Counts, owned: int) -> Counts:
+    """The part of the smallest fleet for which `owned` GPUs suffice; empty if a pool would get no worker."""
     share = owned / sum(option.type.gpus * count for option, count in smallest)
     counts = tuple((option, int(count * min(share, 1.0))) for option, count in smallest)
     return counts if all(count for _, count in counts) else ()
 
 
 def without_needless_workers(counts: Counts, problem: Problem) -> Counts:
-    """The least workers of each option that hold beside the others, reduced from the dearest option on."""
+    """The fleet with the fewest workers of each option that hold beside those of the others, found by
+    bisection; the dearest option is reduced first.
+    """
     fleet_counts = dict(counts)
-    for option, most in sorted(counts, key=lambda pool: -pool[0].objective):
+    for option, holding in sorted(counts, key=lambda pool: -pool[0].objective):
         failed = -1
-        while most - failed > 1 and not problem.out_of_time():
-            fleet_counts[option] = (failed + most) // 2
+        while holding - failed > 1 and not problem.out_of_time():
+            fleet_counts[option] = (failed + holding) // 2
             fleet = tuple((other, count) for other, count in fleet_counts.items() if count)
             if fleet and problem.oracle.holds([fleet])[0]:
-                most = fleet_counts[option]
+                holding = fleet_counts[option]
             else:
                 failed = fleet_counts[option]
-        fleet_counts[option] = most
+        fleet_counts[option] = holding
     return tuple((option, count) for option, count in fleet_counts.items() if count)

@@ -15,7 +15,7 @@ import numpy as np
 from planner.search.level0.level0_search import WALK_EFFORT, Level0
 from planner.search.level0.one_pool import least_that_holds
 from planner.search.level0.walk import every_mix
-from planner.search.mixed.mixtures import improve_mixture, near
+from planner.search.mixed.mixtures import improve_mixture, improve_nearby
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts, in_order, largest_below, may_hand_over, objective
 from planner.search.oracle.fleet_oracle import LEAST_EFFORT, Oracle, without_spare_workers
@@ -154,7 +154,7 @@ def _refined(problem: Problem, level0: Level0, capacities: Mapping[str, int], be
     problem.progress(Stage(shown, "beyond"))
     best = improve_mixture(best, options, shares, problem.limits, oracle, may_go_on)
     before = effort_spent()
-    return near(best, problem.limits, oracle, may_go_on)
+    return improve_nearby(best, problem.limits, oracle, may_go_on)
 
 
 def _fine_shares(

@@ -7,7 +7,8 @@ carries:
 
 Level 0 gives the first s_j. A fleet that fails although its estimate is above 1 lowers the s_j of its
 options; one that holds although its estimate is below 1 raises them. Only fleets to which no worker can be
-added, within the limits and below the best value, are simulated: if one fails, smaller ones are assumed to.
+added, within the limits and below the best value, are simulated: if one fails, smaller ones are assumed to
+fail too.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.problem.options import by_hardware, hardware
 from planner.solvers.master import FleetLimits, Option
 
-MOST_TYPES = 4  # Fleets of four worker types are tried after those of up to three.
+FIRST_TYPES, MOST_TYPES = 3, 4  # Fleets of four worker types are tried after those of up to three.
 LEAST_SHARE = 0.5  # Fleets that are expected to carry less than half of the traffic are not simulated.
-LEARNING_RATE = 0.5  # Exponent of one answer's correction of the shares of its options.
-ALIKE_FRAC = 0.5  # The same of other settings on the same hardware, as a share of that exponent.
-MARGIN_FRAC = 0.03  # An answer pulls the estimate to 1.03 for a fleet that holds, 0.97 for one that fails.
+LEARNING_RATE = 0.5  # The exponent with which one simulation corrects the shares of its fleet's options.
+ALIKE_FRAC = 0.5  # Other settings of the same role and hardware are corrected with this part of the exponent.
+MARGIN_FRAC = 0.03  # A simulation pulls the estimate to 1.03 for a fleet that holds, 0.97 for one that fails.
 
 Shares = npt.NDArray[np.float64]
 
@@ -54,18 +55,18 @@ def improve_mixture(
     """The best fleet found while `may_go_on`; `best` itself if none is better.
 
     `options` are all options, in the order of a fleet's pools; `shares` has the share of the traffic that one
-    worker of each carries. Where there are too many fleets, the options that cost most for their share are
-    left out.
+    worker of each carries. Where there are too many fleets (`filling.MOST_CANDIDATES`), the options that cost
+    most for their share are left out.
     """
-    pools, options = options, _promising_first(best, options, shares)
+    in_pool_order, options = options, _promising_first(best, options, shares)
     learned = np.array([shares[option.name] for option in options])
     failed: list[Vectors] = []
-    most_types = 3
+    most_types = FIRST_TYPES
     while may_go_on():
         candidates = filled(options, limits, objective(best), most_types)
 
         def holds(vector: Vectors) -> bool:
-            return oracle.holds([in_order(_counts(vector, options), pools)])[0]
+            return oracle.holds([in_order(_counts(vector, options), in_pool_order)])[0]
 
         best_fleet = _first_that_holds(options, candidates, learned, failed, holds, may_go_on)
         if best_fleet is None and most_types < MOST_TYPES:
@@ -73,7 +74,7 @@ def improve_mixture(
             continue
         if best_fleet is None:
             return best
-        best = without_spare_workers(in_order(_counts(best_fleet, options), pools), oracle)
+        best = without_spare_workers(in_order(_counts(best_fleet, options), in_pool_order), oracle)
     return best
 
 
@@ -88,7 +89,7 @@ def _promising_first(best: Counts, options: Sequence[Option], shares: Mapping[st
         for alike in by_hardware(options).values()
         for rank, option in enumerate(sorted(alike, key=price))
     ]
-    ranked.sort(key=lambda each: each[:2])
+    ranked.sort(key=lambda row: row[:2])  # Options themselves have no order.
     return list(dict.fromkeys([*(option for option, _ in best), *(option for *_, option in ranked)]))
 
 
@@ -104,19 +105,21 @@ def _first_that_holds(
     holds: Callable[[Vectors], bool],
     may_go_on: Callable[[], bool],
 ) -> Vectors | None:
-    """The first candidate that holds; updates `learned` and `failed`.
+    """The first candidate that holds, those with the highest estimates first; updates `learned` and `failed`.
 
-    None where `may_go_on` ends it, or no candidate is expected to carry LEAST_SHARE.
+    None where `may_go_on` ends the search, or no candidate is expected to carry LEAST_SHARE.
     """
     kinds = [(option.role, hardware(option)) for option in options]
     alike = np.array([[one == other for other in kinds] for one in kinds])
+    # Few options are in any candidate, so the columns of the others are left out.
     used = np.flatnonzero(candidates.any(axis=0))
-    narrow, among = candidates[:, used].astype(np.float64), [options[j] for j in used.tolist()]
-    left = np.ones(len(candidates), bool)
-    for cut in failed:
-        left &= (narrow > cut[used]).any(axis=1)
+    used_counts = candidates[:, used].astype(np.float64)
+    used_options = [options[j] for j in used.tolist()]
+    may_hold = np.ones(len(candidates), bool)  # False where a failed fleet has as many of each option.
+    for failed_fleet in failed:
+        may_hold &= (used_counts > failed_fleet[used]).any(axis=1)
     while len(candidates) and may_go_on():
-        estimates = np.where(left, estimated(among, learned[used], narrow), 0.0)
+        estimates = np.where(may_hold, estimated(used_options, learned[used], used_counts), 0.0)
         chosen = int(np.argmax(estimates))
         if estimates[chosen] < LEAST_SHARE:
             return None
@@ -126,7 +129,7 @@ def _first_that_holds(
         if is_kept:
             return vector
         failed.append(vector)
-        left &= (narrow > vector[used]).any(axis=1)
+        may_hold &= (used_counts > vector[used]).any(axis=1)
     return None
 
 
@@ -140,45 +143,51 @@ def estimated(options: Sequence[Option], learned: Shares, vectors: Shares) -> Sh
 def _learn(
     learned: Shares, alike: npt.NDArray[np.bool_], vector: Vectors, estimate: float, *, holds: bool
 ) -> None:
-    """Correct the shares (J,) by one answer; `alike` (J, J) marks settings of one role and hardware."""
+    """Correct the shares (J,) by one simulation: whether the fleet `vector` holds. `alike` (J, J) marks
+    options of the same role and hardware.
+    """
     target = 1 + MARGIN_FRAC if holds else 1 - MARGIN_FRAC
     if estimate < target if holds else estimate > target:
-        rates = np.where(vector > 0, 1.0, ALIKE_FRAC * alike[vector > 0].any(axis=0))
-        learned *= (target / estimate) ** (LEARNING_RATE * rates)
+        parts = np.where(vector > 0, 1.0, ALIKE_FRAC * alike[vector > 0].any(axis=0))
+        learned *= (target / estimate) ** (LEARNING_RATE * parts)
 
 
-def _serve(options: Sequence[Option]) -> bool:
-    """Whether these options can serve together: prefill with decode pools, and their drafts are alike."""
+def _can_serve(options: Sequence[Option]) -> bool:
+    """Whether these options can serve together: prefill pools only with decode pools, and workers that may
+    hand requests over to each other (`may_hand_over`).
+    """
     roles = {option.role for option in options}
     if not roles:
         return False
-    handing = [option.type for option in options if option.role != "mixed"]
-    return ("prefill" in roles) == ("decode" in roles) and may_hand_over(handing)
+    disaggregated = [option.type for option in options if option.role != "mixed"]
+    return ("prefill" in roles) == ("decode" in roles) and may_hand_over(disaggregated)
 
 
-def near(best: Counts, limits: FleetLimits, oracle: Oracle, may_go_on: Callable[[], bool]) -> Counts:
-    """A cheaper fleet near the best one: each pool with up to two workers fewer, or one more.
+def improve_nearby(
+    best: Counts, limits: FleetLimits, oracle: Oracle, may_go_on: Callable[[], bool]
+) -> Counts:
+    """A cheaper fleet near the best one: each pool has up to two workers fewer, or one more.
 
-    More workers can hurt, so such a fleet may hold although one between the two fails. Those nearest in
-    price are simulated first; the search begins anew around one that holds.
+    More workers can hurt, so such a fleet may hold although one with more workers fails. The dearest of them,
+    nearest in price to the best one, are simulated first; the search begins anew around one that holds.
     """
     seen: set[Named] = set()
     while True:
         value = objective(best)
-        around = [
-            tuple((option, n + more) for (option, n), more in zip(best, each, strict=True) if n + more > 0)
-            for each in itertools.product(range(-2, 2), repeat=len(best))
+        neighbours = [
+            tuple((option, n + more) for (option, n), more in zip(best, changes, strict=True) if n + more > 0)
+            for changes in itertools.product(range(-2, 2), repeat=len(best))
         ]
-        around = [
+        cheaper = [
             counts
-            for counts in around
-            if objective(counts) < value * (1 - 1e-9)
+            for counts in neighbours
+            if objective(counts) < value * (1 - 1e-9)  # By more than rounding.
             and names_of(counts) not in seen
             and names_of(counts) not in oracle.verdicts
-            and _serve([option for option, _ in counts])
+            and _can_serve([option for option, _ in counts])
             and is_within(limits, counts)
         ]
-        for counts in sorted(around, key=lambda counts: -objective(counts)):
+        for counts in sorted(cheaper, key=lambda counts: -objective(counts)):
             if not may_go_on():
                 return best
             seen.add(names_of(counts))

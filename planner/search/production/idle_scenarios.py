@@ -1,8 +1,8 @@
-"""Scenarios in which even an idle worker misses a limit, because steps take longer there: no fleet keeps
-these.
+"""Scenarios in which even an idle worker misses a limit, because steps take longer there: no fleet keeps the
+SLO in these scenarios.
 
-The check comes before any search, so that nobody waits for what no fleet can do. The requests as they are
-written are checked first: the traffic of a scenario is drawn only where those come near a limit.
+The check comes before any search, so that nobody waits for what no fleet can do. The requests of the trace
+are checked first: the traffic of a scenario is drawn only where those requests come near a limit.
 """
 
 from __future__ import annotations
@@ -19,48 +19,62 @@ from planner.search.problem.prefix_hits import PrefixHits
 from planner.traffic.trace import Trace
 from planner.units import show_s
 
-# Scenarios are drawn only where the written requests need more than this share of a limit. The percentiles of
-# scenarios differ by less than the rest from those of the written requests.
+# The traffic of a scenario is drawn only where the trace's requests need more than this share of a limit:
+# percentiles of a scenario differ from those of the trace by less than the remaining tenth.
 LIKELY_FRAC = 0.9
 
 UnreachableLimits = list[tuple[Limit, float, str]]
-"""Limits that are out of reach, each with the seconds that the fastest idle worker needs, and its type."""
+"""Limits that no idle worker keeps: each with the seconds that the fastest type needs,
+and that type's name.
+"""
 
 
 def find_idle_misses(problem: Problem) -> IdleMisses | None:
-    """The limit that idle workers miss in the most scenarios, where they miss some limit in more of the
-    search's scenarios than a fleet may; None otherwise, and without `safety`.
+    """The limit that idle workers miss in the most scenarios. None if they miss limits in no more of the
+    search's scenarios than a fleet may miss, and for tasks without `safety`.
     """
     if problem.task.safety is None or problem.searched is None:
         return None
     scenarios = [problem.searched[i] for i in range(problem.searched.count)]
     allowed = problem.task.safety.most_missed(len(scenarios))
-    tight = replace(
+    tight_slo = replace(
         problem.slo,
-        limits=tuple(replace(each, limit_s=each.limit_s * LIKELY_FRAC) for each in problem.slo.limits),
+        limits=tuple(replace(limit, limit_s=limit.limit_s * LIKELY_FRAC) for limit in problem.slo.limits),
     )
-    written = judge_traffic(problem, problem.trace)
-    slowest = max(scenario.z[0] for scenario in scenarios), max(scenario.z[1] for scenario in scenarios)
-    if not _unreachable_limits(problem, tight, slowest, written):
+    in_trace = judge_traffic(problem, problem.trace)
+    # One check with the slowest steps of all scenarios spares one for each where nothing comes near a limit.
+    slowest_z = max(scenario.z[0] for scenario in scenarios), max(scenario.z[1] for scenario in scenarios)
+    if not _unreachable_limits(problem, tight_slo, slowest_z, in_trace):
         return None
-    likely = [scenario for scenario in scenarios if _unreachable_limits(problem, tight, scenario.z, written)]
+    likely = [
+        scenario for scenario in scenarios if _unreachable_limits(problem, tight_slo, scenario.z, in_trace)
+    ]
     if len(likely) <= allowed:
         return None
-    floors = [
+    misses = [
         _unreachable_limits(problem, problem.slo, scenario.z, judge_traffic(problem, scenario.trace))
         for scenario in likely
     ]
-    floors = [each for each in floors if each]
-    if len(floors) <= allowed:
+    misses = [missed_limits for missed_limits in misses if missed_limits]
+    if len(misses) <= allowed:
         return None
     by_limit: dict[Limit, list[tuple[float, str]]] = {}
-    for each in floors:
-        for limit, least_s, fastest in each:
+    for missed_limits in misses:
+        for limit, least_s, fastest in missed_limits:
             by_limit.setdefault(limit, []).append((least_s, fastest))
     limit, needed = max(by_limit.items(), key=lambda row: len(row[1]))
     needed.sort(reverse=True)
+    # A limit of `enough_s` is missed in `allowed` scenarios; in none if today's is missed in no more than
+    # that.
     enough_s, fastest = needed[allowed if len(needed) > allowed else 0]
-    return IdleMisses(limit, len(floors), len(scenarios), problem.task.safety.kept_in_frac, enough_s, fastest)
+    return IdleMisses(
+        limit=limit,
+        missed=len(misses),
+        futures=len(scenarios),
+        asked_frac=problem.task.safety.kept_in_frac,
+        enough_s=enough_s,
+        fastest=fastest,
+    )
 
 
 def judge_traffic(problem: Problem, trace: Trace) -> Judged:
@@ -69,9 +83,13 @@ def judge_traffic(problem: Problem, trace: Trace) -> Judged:
     return judged(problem.slo, trace, None if hits is None else hits.shared_tokens)
 
 
-def _unreachable_limits(problem: Problem, slo: Slo, z: tuple[float, float], of: Judged) -> UnreachableLimits:
-    """The limits that no idle worker keeps with steps `z` standard deviations above their medians."""
-    return unreachable(slo, [slowed_by_spread(worker, *z) for worker in problem.types], of)
+def _unreachable_limits(
+    problem: Problem, slo: Slo, z: tuple[float, float], requests: Judged
+) -> UnreachableLimits:
+    """The limits that no idle worker keeps for these requests, with prefill and decode steps that are `z`
+    standard deviations above their medians.
+    """
+    return unreachable(slo, [slowed_by_spread(worker, *z) for worker in problem.types], requests)
 
 
 def idle_misses_error(idle: IdleMisses) -> InfeasibleError:

@@ -3,8 +3,7 @@
     alone   Each LLM gets its production fleet with all of the limits for itself. Where all fit, that is the
             answer.
     share   Otherwise one master (level0/cheapest.py) chooses among the designs of all LLMs. A fleet holds if
-    it
-            misses its SLO in no more of its LLM's scenarios than it may. The LLMs are also served in turn,
+            it misses its SLO in no more of its LLM's scenarios than it may. The LLMs are also served in turn,
             each on what those before it leave, which finds fleets of several types too.
     refine  Each LLM is searched within what the others leave, where its fleet may have several types.
     test    Each fleet is tested in scenarios that no search has seen. The test scenarios of a fleet that
