@@ -24,6 +24,7 @@ from planner.search.oracle.headroom import find_headroom, holds_with
 from planner.search.oracle.scenarios import TESTED, Scenarios
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.plan_problem import Conditions, Problem, with_scenarios, with_search_scenarios
+from planner.search.production import three_answers
 from planner.search.production.cheapest_kept import add_workers, find_cheaper_kept, find_cheapest_kept
 from planner.search.production.three_answers import _near_feasible, find_production_fleet, with_answers
 from planner.traffic.scaling import same_requests
@@ -116,6 +117,28 @@ def test_a_fleet_that_stands_a_loss_at_the_same_price_is_production(monkeypatch:
             lambda *_, lossy=lossy: (missing, lossy),
         )
         assert with_answers(problem, paper, made).best == best
+
+
+def test_the_fleet_with_a_loss_passes_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that takes production itself for a fleet that stands any loss is found out by the test. Where
+    no search finds another, production with one more worker of each pool is the answer.
+    """
+    problem, paper = searched()
+    made = find_production_fleet(problem, paper)
+    assert made is not None
+    asked = list[int]()
+
+    def find_production_itself(lossy: Problem, *_: object) -> Counts:
+        asked.append(len(lossy.oracle.scenarios))
+        return made.best
+
+    monkeypatch.setattr(three_answers, "_find_lossy_fleet", find_production_itself)
+    said = with_answers(problem, paper, made)
+    answer = next(each for each in said.answers if each.name == "with-a-loss")
+    assert len(asked) == three_answers.MOST_LOSS_TESTS
+    assert said.with_loss == add_workers(made.best, 1)
+    assert answer.kept_in is not None and answer.kept_in.after_loss
+    assert answer.kept_in.kept_frac >= 0.9
 
 
 def test_a_cheaper_fleet_that_is_nearly_there_is_found_among_many_that_are_not() -> None:

@@ -19,7 +19,7 @@ from planner.policies import ROUTING
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
-from planner.search.oracle.scenarios import Scenarios
+from planner.search.oracle.scenarios import Scenario, Scenarios
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.repeats import decision
 
@@ -50,6 +50,7 @@ class ScenarioTest:
     safety: Safety
     first: int
     out_of_time: Callable[[], bool]
+    is_after_loss: bool = False
 
     @property
     def side_scenarios(self) -> int:
@@ -62,10 +63,14 @@ class ScenarioTest:
         """Simulate the fleet in one scenario after the other until the test decides, cannot be passed any
         more, or has used up its scenarios or the time.
         """
+        return self.decide_and_split(counts)[0]
+
+    def decide_and_split(self, counts: Counts) -> tuple[KeptIn, list[Scenario], list[Scenario]]:
+        """As `decide`, with the scenarios that the fleet missed and those that it kept."""
         most_scenarios = int(
             np.clip(TEST_REQUESTS // len(self.oracle.trace), LEAST_TEST_SCENARIOS, MOST_TEST_SCENARIOS)
         )
-        kept, number, kept_in = 0, 0, self._kept_in(0, 0)
+        missed, kept = list[Scenario](), list[Scenario]()
         may_pass = self._kept_in(most_scenarios, most_scenarios).decision == "holds"
         at_once = int(np.clip(AT_ONCE_REQUESTS // len(self.oracle.trace), LEAST_AT_ONCE, MOST_AT_ONCE))
 
@@ -75,19 +80,19 @@ class ScenarioTest:
             )
             return number >= most_scenarios or self._kept_in(kept, number).decision != "open" or is_hopeless
 
-        while not is_over(kept, number) and not self.out_of_time():
+        while not is_over(len(kept), number := len(missed) + len(kept)) and not self.out_of_time():
             # `sure_count` scenarios are needed whatever the first of them say, so all are simulated at once.
             sure_count = 1
             while (
                 sure_count < at_once
-                and not is_over(kept, number + sure_count)
-                and not is_over(kept + sure_count, number + sure_count)
+                and not is_over(len(kept), number + sure_count)
+                and not is_over(len(kept) + sure_count, number + sure_count)
             ):
                 sure_count += 1
-            kept += sum(self._are_kept(self.oracle, counts, range(number, number + sure_count)))
-            number += sure_count
-            kept_in = self._kept_in(kept, number)
-        return kept_in
+            some = range(number, number + sure_count)
+            for k, is_kept in zip(some, self._are_kept(counts, some), strict=True):
+                (kept if is_kept else missed).append(self.scenarios[self.first + k])
+        return self._kept_in(len(kept), len(missed) + len(kept)), missed, kept
 
     def decide_picked(self, counts: Counts) -> tuple[ScenarioTest, KeptIn]:
         """The result for a fleet that is taken if it passes where other fleets were tested too, and the test
@@ -103,42 +108,44 @@ class ScenarioTest:
         second = replace(self, first=self.first + PICKED_LATER)
         return second, second.decide(counts)
 
+    def after_a_loss(self) -> ScenarioTest:
+        """The same test of what is left of a fleet after the loss of any one worker."""
+        return replace(self, oracle=replace(self.oracle, spare_workers=1), is_after_loss=True)
+
     def with_policies(self, policies: Policies) -> ScenarioTest:
         """The same test of fleets with these policies."""
         pinning = self.oracle.pinning if ROUTING[policies.routing].pins else None
         oracle = replace(self.oracle, policies=policies, of_pairs=None, pinning=pinning)
         return replace(self, oracle=oracle)
 
-    def count_kept(
-        self, counts: Counts, number: int, *, after_loss: bool = False, enough: int | None = None
-    ) -> KeptIn:
+    def count_kept(self, counts: Counts, number: int, *, enough: int | None = None) -> KeptIn:
         """Count in how many of the first `number` scenarios the fleet keeps the SLO.
 
         The count stops early where the time is over, and as soon as it is certain whether `enough` of all are
         kept.
         """
-        oracle = replace(self.oracle, spare_workers=1) if after_loss else self.oracle
         kept = simulated = 0
         while simulated < number and not (simulated and self.out_of_time()):
             if enough is not None and not kept < enough <= kept + number - simulated:
                 break
             at_once = LEAST_AT_ONCE if enough is None else min(LEAST_AT_ONCE, enough - kept)
             some = range(simulated, min(simulated + at_once, number))
-            kept, simulated = kept + sum(self._are_kept(oracle, counts, some)), some.stop
-        return replace(self._kept_in(kept, simulated), after_loss=after_loss)
+            kept, simulated = kept + sum(self._are_kept(counts, some)), some.stop
+        return self._kept_in(kept, simulated)
 
-    def _are_kept(self, oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[bool]:
+    def _are_kept(self, counts: Counts, numbers: Sequence[int]) -> list[bool]:
         """Whether the fleet keeps the SLO in each of these scenarios."""
 
         def is_kept(number: int) -> bool:
-            return oracle.in_scenario(self.scenarios[self.first + number]).holds([counts])[0]
+            return self.oracle.in_scenario(self.scenarios[self.first + number]).holds([counts])[0]
 
         return run_each(is_kept, numbers)
 
     def _kept_in(self, kept: int, number: int) -> KeptIn:
+        """The fact that so many of so many scenarios are kept, with what Wald's test says of them."""
         share = self.safety.kept_in_frac
         few, most = share - TEST_BELOW_FRAC, share + TEST_ABOVE_FRAC * (1 - share)
-        return KeptIn(kept, number, few, most, decision(kept, number, few, most))
+        return KeptIn(kept, number, few, most, decision(kept, number, few, most), self.is_after_loss)
 
 
 def is_test_passed(kept_in: KeptIn, safety: Safety) -> bool:
