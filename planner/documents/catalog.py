@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from planner.documents.acceptance import ROW_KEYS as ACCEPTANCE_KEYS
 from planner.documents.acceptance import AcceptanceRow
 from planner.documents.acceptance import parse_row as parse_acceptance_row
+from planner.documents.capped_gpus import GpuRows, ProvenanceRows, capped, split_cap
 from planner.documents.engine_file import ROW_KEYS as ENGINE_KEYS
 from planner.documents.engine_file import EngineRow, parse_row
 from planner.documents.fits import Split, read_fits, read_header
@@ -142,14 +143,35 @@ class Catalog:
     )
 
     def gpu(self, name: str) -> Gpu:
-        """A GPU by name or alias, in any case; "h100-80g@spot" is the same GPU on the spot market, and
-        "h100-80g@owned" an owned one without a price.
+        """A GPU by name or alias, in any case; "h100-80g@spot" is the same GPU on the spot market,
+        "h100-80g@owned" an owned one without a price, and "h100-80g@500W" one under a power limit.
         """
-        if row_name := self.gpu_aliases.get(row_of(name.lower())):
-            gpu, market = self.gpus[row_name], market_of(name.lower())
+        row_name, market = self._gpu_name(row_of(name.lower())), market_of(name.lower())
+        if row_name is not None:
+            gpu = self.gpus[row_name]
             price_usd_per_h = 0.0 if market == OWNED else gpu.price_usd_per_h
             return replace(gpu, name=gpu.name + market, price_usd_per_h=price_usd_per_h)
         raise _unknown_name("GPU", name, self.gpus, self.gpu_aliases, "gpus.yaml")
+
+    def gpu_of_question(self, name: str, where: str) -> Gpu:
+        """As `gpu`, for a name in slo.yaml, where the market is no part of it. Raises InputError."""
+        if market := market_of(name.lower()):
+            row, key = name[: -len(market)], "prices: {%s: {spot: 1.2 usd/h}}"
+            if market == OWNED:
+                key = "owned: {%s: 8}"
+            raise InputError(
+                f"{where}: expected the name of a GPU, found {name}; name {row}, and write fleet: {key % row}"
+            )
+        return self.gpu(name)
+
+    def _gpu_name(self, alias: str) -> str | None:
+        """The name under which `gpus` has the GPU of a lower-case name or alias; None where there is none."""
+        if (row_name := self.gpu_aliases.get(alias)) is not None:
+            return row_name
+        parts = split_cap(alias)
+        if parts is None or (base := self.gpu_aliases.get(parts[0])) is None:
+            return None
+        return capped(self.gpus[base], parts[1]).name
 
     def llm(self, name: str) -> Llm:
         """An LLM by name or alias, or from a Hugging Face config.json (or the folder that holds it)."""
@@ -409,7 +431,18 @@ def read_catalog(directory: Path | None = None) -> Catalog:
     tasks, _ = _rows_and_aliases(tasks_path, _parse_task_row, {})
     fit_files = (*(_fit_files(directory) if directory is not None else ()), *_shipped_fit_files())
     return Catalog(
-        *(gpus, llms, slos, provenance, gpu_aliases, llm_aliases, fit_files, engines, spreads, acceptance),
+        *(
+            GpuRows(gpus),
+            llms,
+            slos,
+            ProvenanceRows(provenance),
+            gpu_aliases,
+            llm_aliases,
+            fit_files,
+            engines,
+            spreads,
+            acceptance,
+        ),
         tasks=tasks,
     )
 

@@ -27,9 +27,10 @@ def parse_commitments(
     `price_of`; without a provider there, the cheapest offer of each commitment among those below the row's
     price. Raises InputError.
     """
+    prices = fleet.subsection("prices")
     prices_in_slo = {
-        catalog.gpu(str(written_name)).name: (written_name, given)
-        for written_name, given in fleet.subsection("prices").values.items()
+        catalog.gpu_of_question(str(written_name), prices.path_of(written_name)).name: (written_name, given)
+        for written_name, given in prices.values.items()
     }
     provider = fleet.subsection("price_of").get("provider") if "price_of" in fleet else None
     offers_by_gpu: dict[str, dict[Term, ProviderOffer]] = {}

@@ -22,7 +22,7 @@ def parse_owned(fleet: Section, catalog: Catalog) -> dict[str, int]:
     owned: dict[str, int] = {}
     section = fleet.subsection("owned")
     for written_name, given in section.values.items():
-        name = catalog.gpu(str(written_name)).name
+        name = catalog.gpu_of_question(str(written_name), section.path_of(written_name)).name
         if name in owned:
             raise InputError(f"{section.path_of(written_name)} is {name}, which is given twice; keep one")
         owned[name] = check_whole_number(given, section.path_of(written_name), least=0)
@@ -40,7 +40,7 @@ def parse_sold_as(fleet: Section, catalog: Catalog) -> dict[str, bool]:
     section = fleet.subsection("sold_as")
     sold_whole: dict[str, bool] = {}
     for written_name, given in section.values.items():
-        name = catalog.gpu(str(written_name)).name
+        name = catalog.gpu_of_question(str(written_name), section.path_of(written_name)).name
         if name in sold_whole:
             raise InputError(f"{section.path_of(written_name)} is {name}, which is given twice; keep one")
         sold_whole[name] = check_one_of(given, SOLD_AS, section.path_of(written_name)) == "node"

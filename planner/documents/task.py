@@ -616,7 +616,8 @@ def left_out_unnamed(llm: Llm, catalog: Catalog, priced: Collection[str]) -> tup
 
 def _gpus_with_given_price(fleet: Section, catalog: Catalog) -> set[str]:
     """The GPUs with a price in slo.yaml or from the provider that it names."""
-    own = {catalog.gpu(str(written_name)).name for written_name in fleet.subsection("prices").values}
+    prices = fleet.subsection("prices")
+    own = {catalog.gpu_of_question(str(name), prices.path_of(name)).name for name in prices.values}
     provider = fleet.subsection("price_of", PRICE_OF_KEYS).get("provider")
     listed = (
         name for name, row in catalog.provenance.items() if name in catalog.gpus and provider is not None
@@ -633,7 +634,7 @@ def _named_stock(document: Any, catalog: Catalog, where: str, *, may_be_empty: b
         document = dict.fromkeys(str(name) for name in document)
     stock: dict[str, int | None] = {}
     for written_name, count in check_mapping(document, where, "{h100-80g: 8}, or a list of GPUs").items():
-        name = catalog.gpu(str(written_name)).name
+        name = catalog.gpu_of_question(str(written_name), where).name
         if name in stock:
             raise InputError(f"{where}: {written_name} is {name}, which is given twice; keep one")
         is_unlimited = count is None or count == "unlimited"
@@ -654,7 +655,8 @@ def _parse_prices(
     spot: dict[str, Spot] = {}
     seen: set[str] = set()
     for written_name, given in section.values.items():
-        name, here = catalog.gpu(str(written_name)).name, section.path_of(written_name)
+        here = section.path_of(written_name)
+        name = catalog.gpu_of_question(str(written_name), here).name
         if name in seen:
             raise InputError(f"{here} is {name}, which is given twice; keep one")
         seen.add(name)

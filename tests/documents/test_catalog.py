@@ -226,6 +226,36 @@ def test_a_cap_slows_prefill_linearly_and_leaves_the_rest(
     assert (capped.price_usd_per_h, capped.memory_bytes) == (base.price_usd_per_h, base.memory_bytes)
 
 
+def test_any_gpu_may_be_named_with_a_power_limit(catalog: Catalog) -> None:
+    """300 of an A100's 400 W is half of the way to half the power: prefills take 1.15 times as long."""
+    capped = catalog.gpu("A100@300W")
+    assert (capped.name, capped.base, capped.power_w, capped.board_w) == (
+        *("a100-80g@300W", "a100-80g"),
+        *(300.0, 400.0),
+    )
+    assert capped.prefill_slowdown == pytest.approx(1.15)
+    assert catalog.gpus["a100-80g@300W"] == capped and "a100-80g@300W" not in list(catalog.gpus)
+    assert catalog.provenance["a100-80g@300W"].offers == catalog.provenance["a100-80g"].offers
+    assert catalog.gpu("a100@400w") == catalog.gpu("a100")
+    assert catalog.gpu("h100-80g@450W").prefill_slowdown == 1.2143, "a row comes before the model"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("h100@900W", "h100-80g@900W: expected a limit of 350 to 700 W"),
+        ("h100@100W", "expected a limit of 350 to 700 W"),
+        ("h100@350W@300W", "is capped already"),
+        ("h100@0W", "expected a limit"),
+        ("nothing@300W", "not in catalogs/gpus.yaml"),
+        ("@300W", "not in catalogs/gpus.yaml"),
+    ],
+)
+def test_a_power_limit_that_nobody_knows_is_refused(catalog: Catalog, name: str, message: str) -> None:
+    with pytest.raises(CatalogError, match=message):
+        catalog.gpu(name)
+
+
 def test_every_row_has_a_source_and_a_date(catalog: Catalog) -> None:
     assert set(catalog.provenance) == {*catalog.gpus, *catalog.llms, *catalog.slos}
     assert all(p.source and p.date[:2] == "20" for p in catalog.provenance.values())

@@ -50,6 +50,24 @@ def test_an_owned_gpu_needs_no_price_of_a_provider() -> None:
     assert offered(read) == {"a100-40g@owned": 0.0, "h100-80g": 2.29}
 
 
+@pytest.mark.parametrize(
+    ("fleet", "message"),
+    [
+        ({"gpus": ["h100-80g@spot"]}, r"gpus: .*name h100-80g, .*prices: \{h100-80g: \{spot: 1.2 usd/h"),
+        ({"gpus": ["h100"], "prices": {"h100@spot": 1}}, r"prices: h100@spot: .*name h100, "),
+        ({"gpus": ["h100"], "owned": {"h100@owned": 8}}, r"owned: h100@owned: .*owned: \{h100: 8"),
+    ],
+)
+def test_a_market_is_no_part_of_a_name_in_slo_yaml(fleet: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        task(**fleet)
+
+
+def test_a_power_limit_without_a_row_may_be_named() -> None:
+    read = task(gpus={"a100@300W": 8}, owned={"a100@300W": 4}, prices={"a100": 2.0})
+    assert offered(read) == {"a100-80g@300W@owned": 0.0, "a100-80g@300W": 2.0}
+
+
 def test_whole_nodes_are_the_catalogs_unless_slo_yaml_says_otherwise() -> None:
     sold = {gpu.name: gpu.is_sold_whole for gpu in task(gpus=["h100", "l40s"]).priced_gpus(CATALOG)}
     assert sold == {"h100-80g": True, "l40s-48g": False}

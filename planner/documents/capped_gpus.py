@@ -1,0 +1,67 @@
+"""GPUs under a power limit that no row of gpus.yaml has: "a100-80g@300W" is an A100 limited to 300 W.
+
+Power and slowdowns are those of planner/models/power.py; price, memory and links are the GPU's own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from planner.domain import Gpu
+from planner.errors import CatalogError
+from planner.models.power import LOWEST_CAP_FRAC, cap_gpu
+
+_CAPPED_NAME = re.compile(r"(?P<gpu>.+)@(?P<watts>\d+(\.\d+)?)w", re.IGNORECASE)
+
+
+def split_cap(name: str) -> tuple[str, float] | None:
+    """The GPU and the Watts of a name such as "a100-80g@300W"; None for any other name."""
+    if (match := _CAPPED_NAME.fullmatch(name)) is None:
+        return None
+    return match["gpu"], float(match["watts"])
+
+
+def capped(gpu: Gpu, power_w: float) -> Gpu:
+    """The GPU under this limit. Raises CatalogError for a GPU that is capped already, and for a limit outside
+    of those whose slowdowns are known.
+    """
+    if gpu.uncapped_w is not None:
+        raise CatalogError(f"GPU {gpu.name}@{power_w:g}W: {gpu.name} is capped already; cap {gpu.base}")
+    least_w = LOWEST_CAP_FRAC * gpu.power_w
+    if not least_w <= power_w <= gpu.power_w:
+        raise CatalogError(
+            f"GPU {gpu.name}@{power_w:g}W: expected a limit of {least_w:g} to {gpu.power_w:g} W; how much "
+            "slower steps are below half the power is not known: measure it and write a row with cap_of into "
+            "gpus.yaml"
+        )
+    return cap_gpu(gpu, power_w)
+
+
+class GpuRows(dict[str, Gpu]):
+    """GPUs by the names of their rows. A capped GPU without a row is derived when it is looked up, and no
+    row of a table: iteration and `in` know rows alone.
+    """
+
+    def __missing__(self, name: str) -> Gpu:
+        if (parts := split_cap(name)) is None or parts[0] not in self:
+            raise KeyError(name)
+        return capped(self[parts[0]], parts[1])
+
+
+_SOURCE = (
+    "the row of the uncapped GPU, with prefills slower as Splitwise (arXiv 2311.18677) has them at half the "
+    "power and in proportion above; not measured"
+)
+
+
+class ProvenanceRows(dict[str, Any]):
+    """What is known of rows by their names. A capped GPU without a row has the prices and offers of its
+    uncapped row.
+    """
+
+    def __missing__(self, name: str) -> Any:
+        if (parts := split_cap(name)) is None or parts[0] not in self:
+            raise KeyError(name)
+        return replace(self[parts[0]], source=_SOURCE, aliases=())
