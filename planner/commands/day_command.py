@@ -78,7 +78,7 @@ def day(
         str | None, typer.Option("--controllers", help="Their names, 'hpa,keda'; see docs/controllers.md.")
     ] = None,
     every: Annotated[
-        str | None, typer.Option("--every", help="The grid on which the optimum changes sizes.")
+        str | None, typer.Option("--every", help="The grid from which the optimum starts.")
     ] = None,
     train: TrainOption = None,
     oracle: OracleOption = False,

@@ -1,7 +1,7 @@
 """`day:` in slo.yaml: how the pools of a fleet may change during a day, and who decides.
 
 day:
-  every: 10 min              # the grid on which the optimum changes sizes; the SLO's windows if left out
+  every: 10 min              # the grid from which the optimum starts; the SLO's windows if left out
   controllers: {hpa: {metric: kv, target: 70 %}, keda: {}}     # or names: [hpa, keda]
   train: 70 %                # parameters are chosen on the first part of the traffic, the rest judges
   start: 4 min               # or, by catalogs/startup.yaml,  storage: nvme-raid0  and  image: none

@@ -26,11 +26,12 @@ import numpy.typing as npt
 from planner.day.controllers.deployment import DAY_S, CapacityTable, Deployment, History
 from planner.day.controllers.oscillation import Oscillation, find_oscillations
 from planner.day.controllers.table import CONTROLLERS, Chosen, parse_controller, settings_variants
-from planner.day.search.any_moment_bound import TIME_LIMIT_S, any_moment_bound
+from planner.day.search.any_moment_bound import any_moment_bound
 from planner.day.search.capacity import capacity_table, engine_profile
 from planner.day.search.causal_bound import CausalBound, causal_bound
 from planner.day.search.day_optimum import cheapest_day
 from planner.day.search.day_runs import DayRuns, day_terms
+from planner.day.search.finer_day import finer_day
 from planner.day.search.load_rules import load_rules
 from planner.domain import Slo
 from planner.errors import InfeasibleError, InputError
@@ -331,27 +332,31 @@ def best_sizes(
     cheapest = cheapest_day(runs, time_limit_s=max(time_limit_s, LEAST_OPTIMUM_S), progress=progress)
     best, status = summarize_run(question, OPTIMUM, cheapest.best.run, {}), cheapest.status
     cheaper = min((row for row in rows if row.keeps), key=lambda row: row.usd, default=None)
-    bound_usd = cheapest.bound_usd
-    if cheaper is not None and cheaper.usd < best.usd:
-        best = replace(cheaper, name=OPTIMUM, parameters={}, settings_count=1)
-        status = f"what {cheaper.name} did, which changes sizes at other moments than the grid's"
-        bound_usd = min(bound_usd, best.usd)
-    any_moment_usd = any_moment_bound(
+    bound_usd, edges_s, sizes = cheapest.bound_usd, terms.edges_s, cheapest.best.workers
+    bound = any_moment_bound(
         runs,
         cheapest.cuts,
         most_usd=best.usd,
-        time_limit_s=min(max(deadline - time.monotonic(), 0.0), TIME_LIMIT_S),
+        time_limit_s=max(deadline - time.monotonic(), 0.0),
         progress=progress,
     )
+    finer = finer_day(runs, bound.up, sizes, best.usd, progress)
+    if finer is not None:
+        status = f"changes at any moment; on the grid {best.usd:,.2f} USD, {status}"
+        best = summarize_run(question, OPTIMUM, finer.day.run, {})
+        edges_s, sizes = np.append(finer.times_s, terms.edges_s[-1]), finer.workers
+    if cheaper is not None and cheaper.usd < best.usd:
+        best = replace(cheaper, name=OPTIMUM, parameters={}, settings_count=1)
+        status = f"what {cheaper.name} did, which changes sizes at other moments than the grid's"
     return Optimum(
         best,
-        terms.edges_s,
-        cheapest.best.workers,
-        bound_usd,
+        edges_s,
+        sizes,
+        min(bound_usd, best.usd),
         cheapest.proved_usd,
         status,
         causal_bound(runs),
-        any_moment_usd,
+        bound.usd if bound.usd <= best.usd else cheapest.proved_usd,
     )
 
 

@@ -1,32 +1,43 @@
 """A lower bound on what is paid if sizes may change at any moment: the master of
 day/search/any_moment_bound.py.
 
-Sets   t  step of the day, from e_t to e_(t+1), shorter than a start-up     c  pool     k  1, 2, ... workers
-       q  cell of time: between two neighbours of all e_t and all e_(t+1) - s_c     v  stretch of the day
-Data   l_q  length of a cell [h]      s_c  start-up [s]      p_c  price of a worker [USD/h]
-       g_c  GPUs of a worker         G_j, i_j  GPUs of a node of kind j, sold whole, and an idle one [USD/h]
-       f_v, F_v  what is paid at least in stretch v, and from v on (paid_work.LeastPaid) [USD]
-       C_u  set of (t, c, n): some moment of one of the steps t has more than n workers of pool c
-Vars   z_tck  0 or 1: k workers or more are ready at once at some moment of t
-       y_qck  k workers or more are paid all through cell q   m_qj  nodes of kind j   e_v  USD paid beyond y
+Sets   c  pool     k  1, 2, ... workers: "level" (c, k) is up while k or more workers of c are ready
+       v  stretch of the day     u  cut: needs (a, b, c, n), of which one at least must be met
+       i  point in time of a level: every a and b of a need on it, in order, from t_0 = 0 on
+Data   s_c  start-up [s]     p_ck  what the k-th worker adds to the price of all below it [USD/h]
+       l_i  from t_i to t_(i+1) [h]     f_v, F_v  paid at least in stretch v, and from v on [USD] (LeastPaid)
+       need (a, b, c, n)  at some moment from a to b more than n workers of c are ready: level (c, n+1) is up
+Vars   y_i  0 or 1: the level is up from t_i to t_(i+1)     w_i  it comes up at t_i     y_-1  up at time zero
+       e_v  USD paid in v beyond what levels cost
 
-  min   sum_q l_q (sum_ck p_c y_qck + sum_j i_j (G_j m_qj - sum_ck g_c y_qck)) + sum_v e_v
-  s.t.  paid_qtck    y_qck >= z_tck       for q within [e_(t+1) - s_c, e_t]
-        nested_tck   z_tck >= z_tc(k+1)
-        cut_u        sum of z_tc(n+1) over C_u >= 1
-        node_qj      G_j m_qj >= sum_ck g_c y_qck
-        work_v       what y and m cost in v + e_v >= f_v,   and in v and all later stretches >= F_v
+  min   sum over levels of p_ck (sum_i l_i y_i + s_c sum_i w_i)  +  sum_v e_v
+  s.t.  comes_i   y_i <= y_(i-1) + w_i,   w_i = 0 where t_i < s_c
+        cut_u     sum over needs of ( y_(i-1) with t_i = a,  + sum of w_j with a <= t_j <= b )  >= 1
+        work_v    what y and w pay in v + e_v >= f_v,   and in v and all later stretches >= F_v
 
-k workers that are ready at one moment of step t were asked for a start-up before that moment, or were there
-from the beginning. So they are certainly paid from e_(t+1) - s_c (or 0) to e_t. There is a variable for each
-k because then cuts over neighbouring steps with the same k leave little for the search over integers.
+Why no run that meets every cut costs less. Let Z be the times at which k or more workers are ready. Each of
+them was asked for a start-up before, or is there from time zero, so k workers are paid at least from s_c
+before each time of Z to it. Two stretches of Z with no more than s_c between them may as well be one: what is
+paid is the same. So level (c, k) costs p_ck times the length of each stretch of Z and a start-up, and nothing
+comes up before s_c that is not up from time zero on. Take a stretch, the first b and the last a of the needs
+that it meets. If b <= a, the part of it from b to a meets the same needs and costs no more. If a < b and one
+of them lies in the stretch, being up at that moment alone is enough (w_i = 1, y_i = 0). Else no point of the
+level lies in the stretch, and coming up at its next point meets all of them. So every run has a point of the
+program that costs no more. In the first two cases that point pays nothing in any v that the run does not; for
+the last one, work_v counts w_i as paid from s_c before the point before t_i to the point after it, which is
+more than s_c. What the run pays beyond is e_v. That a level is up only with those below it is left out;
+where it matters, cuts of lower levels say it.
+
+Where nodes are sold whole and one pool is on a kind of node, p_ck is the price of a node for its first worker
+and what is not idle any more for the others, made to rise with k (never more than what is paid). Where
+several pools share a kind, idle GPUs cost nothing here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -34,41 +45,47 @@ from scipy.sparse import csc_matrix
 
 from planner.solvers.backend import Program, minimise
 from planner.solvers.paid_work import LeastPaid
-from planner.solvers.pool_sizes import Cut, DayTerms
+from planner.solvers.pool_sizes import SAME_S, DayTerms
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+Need = tuple[float, float, int, int]
+"""(a, b, pool, n): at some moment from a to b [s] more than n workers of the pool are ready."""
+Needs = tuple[Need, ...]
+"""A cut: at least one of these must be met."""
+Stretches = list[tuple[float, float]]
+
+
+class LevelStretches(dict[tuple[int, int], Stretches]):
+    """For each (pool, k) the stretches (begin, end) [s] in which k workers are up, in order."""
+
 
 TOLERANCE = 1e-6  # The solver keeps rows to within this share.
-SAME_S = 1e-6  # Times nearer to each other than this are equal but for rounding.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LeastSizes:
-    """The most workers (T, C) of each step that the program found, or None; no run that keeps the cuts costs
-    less than `bound_usd`.
+class LeastLives:
+    """When levels are up, or None where no run was found. No run that meets the cuts costs less than
+    `bound_usd`.
     """
 
-    workers: Ints | None
+    up: LevelStretches | None
     bound_usd: float
 
 
+@dataclass(slots=True, eq=False)
 class _Columns:
-    """Collects the columns of a program, with cost and range, and its rows `sum >= least`."""
+    """The columns of a program, with cost and range, and its rows `sum >= least`."""
 
-    def __init__(self) -> None:
-        self.cost: list[float] = []
-        self.low: list[float] = []
-        self.high: list[float] = []
-        self.is_whole: list[bool] = []
-        self.row: list[int] = []
-        self.column: list[int] = []
-        self.value: list[float] = []
-        self.least: list[float] = []
+    cost: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+    is_whole: list[bool] = field(default_factory=list)
+    row: list[int] = field(default_factory=list)
+    column: list[int] = field(default_factory=list)
+    value: list[float] = field(default_factory=list)
+    least: list[float] = field(default_factory=list)
 
-    def add(self, high: float, *, low: float = 0.0, cost: float = 0.0, is_whole: bool = False) -> int:
+    def add(self, high: float, *, cost: float = 0.0, is_whole: bool = False) -> int:
         self.cost.append(cost)
-        self.low.append(low)
         self.high.append(high)
         self.is_whole.append(is_whole)
         return len(self.cost) - 1
@@ -83,106 +100,147 @@ class _Columns:
     def program(self) -> Program:
         shape = len(self.least), len(self.cost)
         matrix = csc_matrix((np.array(self.value), (self.row, self.column)), shape=shape)
-        least, low, high = (np.array(values, float) for values in (self.least, self.low, self.high))
-        return Program(np.array(self.cost), matrix, least, low, high, np.array(self.is_whole))
-
-
-def cells_s(day: DayTerms) -> Floats:
-    """The edges (Q + 1,) of the cells of time."""
-    edges_s = day.edges_s
-    moments = np.unique(np.concatenate([edges_s, *(edges_s[1:] - pool.start_s for pool in day.pools)]))
-    moments = moments[moments >= 0]
-    return moments[np.concatenate(([True], np.diff(moments) > SAME_S))]
-
-
-def least_sizes_at_any_moment(
-    day: DayTerms, cuts: Sequence[Cut], work: LeastPaid, *, gap_frac: float, time_limit_s: float
-) -> LeastSizes:
-    """The program above, solved to `gap_frac` or until the time is up."""
-    columns, edges_s = _Columns(), day.edges_s
-    ready = _ready_columns(day, cuts, columns)
-    all_cells_s = cells_s(day)
-    begins_s, hours = all_cells_s[:-1], np.diff(all_cells_s) / 3600
-    prices = day.prices()
-    # Of each cell: what is paid for the least sizes, and the USD and the pool of each of its columns.
-    always_usd = hours * float(prices @ np.array([pool.least for pool in day.pools]))
-    usd: list[dict[int, float]] = [{} for _ in begins_s]
-    pool_of: list[dict[int, int]] = [{} for _ in begins_s]
-    paid: dict[tuple[int, int, int], int] = {}
-    for (t, c, k), column in ready.items():
-        first = int(np.searchsorted(begins_s, edges_s[t + 1] - day.pools[c].start_s - SAME_S))
-        end = int(np.searchsorted(begins_s, edges_s[t] - SAME_S))
-        # Fewer workers of the same step have a column of their own, which nested_tck makes 1 as well.
-        below = max(
-            (n for n in range(day.pools[c].least, k) if (t, c, n) in ready), default=day.pools[c].least
+        low, high = np.zeros(shape[1]), np.array(self.high)
+        return Program(
+            np.array(self.cost), matrix, np.array(self.least), low, high, np.array(self.is_whole, bool)
         )
-        for q in range(first, end):
-            for n in range(below + 1, k + 1):
-                if (q, c, n) not in paid:
-                    paid[q, c, n] = columns.add(1.0, cost=float(hours[q] * prices[c]))
-                    usd[q][paid[q, c, n]] = float(hours[q] * prices[c])
-                    pool_of[q][paid[q, c, n]] = c
-                columns.at_least({paid[q, c, n]: 1.0, column: -1.0}, 0.0)
-    _add_nodes(day, columns, hours, always_usd, usd, pool_of)
-    # The terms, and the USD of the least sizes, of this and all later stretches.
-    later, later_usd = dict[int, float](), 0.0
-    for v in reversed(range(len(work.in_stretch_usd))):
-        inside = (begins_s > work.edges_s[v] - SAME_S) & (begins_s < work.edges_s[v + 1] - SAME_S)
-        terms = {columns.add(math.inf, cost=1.0): 1.0}
-        for q in np.flatnonzero(inside).tolist():
-            terms |= usd[q]
-        own_usd = float(always_usd[inside].sum())
-        columns.at_least(terms, float(work.in_stretch_usd[v]) - own_usd)
-        later, later_usd = later | terms, later_usd + own_usd
-        columns.at_least(later, float(work.from_stretch_usd[v]) - later_usd)
-    point = minimise(columns.program(), gap_frac=gap_frac, time_limit_s=time_limit_s)
-    total_usd = float(always_usd.sum())
-    bound_usd = max((point.bound + total_usd) * (1 - TOLERANCE), 0.0)
-    if point.x is None:
-        return LeastSizes(None, bound_usd)
-    sizes = day.least
-    for (t, c, k), column in ready.items():
-        if point.x[column] > 0.5:
-            sizes[t, c] = max(sizes[t, c], k)
-    return LeastSizes(sizes, bound_usd)
 
 
-def _ready_columns(day: DayTerms, cuts: Sequence[Cut], columns: _Columns) -> dict[tuple[int, int, int], int]:
-    """The columns z by (t, c, k) that cuts name, with cut_u and nested_tck."""
-    ready: dict[tuple[int, int, int], int] = {}
-    for cut in cuts:
-        if any(n < day.pools[c].least for _, c, n in cut):
-            continue  # The least sizes keep this cut.
-        for t, c, n in cut:
-            if (t, c, n + 1) not in ready:
-                ready[t, c, n + 1] = columns.add(1.0, is_whole=True)
-        columns.at_least({ready[t, c, n + 1]: 1.0 for t, c, n in cut}, 1.0)
-    for (t, c, k), column in ready.items():
-        below = max((n for n in range(day.pools[c].least + 1, k) if (t, c, n) in ready), default=None)
-        if below is not None:
-            columns.at_least({ready[t, c, below]: 1.0, column: -1.0}, 0.0)
-    return ready
+@dataclass(slots=True, eq=False)
+class _Level:
+    """The columns of one level: `up` (I + 1,) has y_-1, y_0, ...; `comes` (I,) has w_i, -1 where it is 0."""
+
+    points_s: Floats
+    up: list[int]
+    comes: list[int]
+
+    def met_by(self, begin_s: float, end_s: float) -> dict[int, float]:
+        """The terms of a need on this level."""
+        first = int(np.searchsorted(self.points_s, begin_s - SAME_S))
+        last = int(np.searchsorted(self.points_s, end_s + SAME_S))
+        columns = [self.up[first], *(w for w in self.comes[first:last] if w >= 0)]
+        return dict.fromkeys(columns, 1.0)
+
+    def stretches(self, x: Floats) -> Stretches:
+        """When the level is up."""
+        found: Stretches = []
+        begin_s = 0.0 if x[self.up[0]] > 0.5 else None
+        for i, at_s in enumerate(self.points_s.tolist()):
+            if begin_s is None and self.comes[i] >= 0 and x[self.comes[i]] > 0.5:
+                begin_s = at_s
+            if begin_s is not None and x[self.up[i + 1]] < 0.5:
+                found.append((begin_s, at_s))
+                begin_s = None
+        return found
 
 
-def _add_nodes(
-    day: DayTerms,
-    columns: _Columns,
-    hours: Floats,
-    always_usd: Floats,
-    usd: list[dict[int, float]],
-    pool_of: list[dict[int, int]],
-) -> None:
-    """Add node_qj where nodes are sold whole, and to each cell's USD what their idle GPUs cost."""
+def prices_by_level(day: DayTerms, c: int) -> Floats:
+    """The least USD/h (most + 1,) of 0, 1, ... workers of a pool, whatever other pools have."""
+    pool = day.pools[c]
+    counts = np.arange(pool.most + 1)
+    usd_per_h = counts * float(day.prices()[c])
     for node, pools in day.pools_by_node_kind().values():
-        least_gpus = sum(day.pools[c].gpus * day.pools[c].least for c in pools)
-        for q, pool_by_column in enumerate(pool_of):
-            idle_usd = float(hours[q] * node.idle_usd_per_h)
-            gpus = {column: float(day.pools[c].gpus) for column, c in pool_by_column.items() if c in pools}
-            nodes = columns.add(math.inf, cost=node.gpus * idle_usd, is_whole=True)
-            usd[q][nodes] = node.gpus * idle_usd
-            for column, count in gpus.items():
-                columns.cost[column] -= count * idle_usd
-                usd[q][column] -= count * idle_usd
-            always_usd[q] -= least_gpus * idle_usd
-            terms = {nodes: float(node.gpus)} | {column: -count for column, count in gpus.items()}
-            columns.at_least(terms, float(least_gpus))
+        if pools == [c]:
+            usd_per_h = usd_per_h + -(counts * pool.gpus) % node.gpus * node.idle_usd_per_h
+    # More workers may cost less only by the electricity of idle GPUs.
+    return np.minimum.accumulate(usd_per_h[::-1])[::-1]
+
+
+def least_lives(
+    day: DayTerms, cuts: Sequence[Needs], work: LeastPaid, *, gap_frac: float, time_limit_s: float
+) -> LeastLives:
+    """The program above, solved to `gap_frac` or until the time is up."""
+    columns = _Columns()
+    edges_s, stretches = work.edges_s, len(work.in_stretch_usd)
+    prices = [prices_by_level(day, c) for c in range(len(day.pools))]
+    always_usd_per_h = sum(float(price[pool.least]) for price, pool in zip(prices, day.pools, strict=True))
+    # The last stretch has no end, and every level is over by the last moment.
+    ends_s = np.append(edges_s[1:stretches], math.inf)
+    usd_of: list[dict[int, float]] = [{} for _ in range(stretches)]
+
+    def count(column: int, from_s: float, to_s: float, usd_per_h: float) -> None:
+        """Count a column as paid between these times in work_v."""
+        for v in range(max(int(np.searchsorted(edges_s, from_s, "right")) - 1, 0), stretches):
+            if edges_s[v] >= to_s:
+                break
+            inside_s = min(to_s, float(ends_s[v])) - max(from_s, float(edges_s[v]))
+            usd_of[v][column] = usd_of[v].get(column, 0.0) + inside_s / 3600 * usd_per_h
+
+    needed = [cut for cut in cuts if all(n >= day.pools[c].least for _, _, c, n in cut)]
+    points: dict[tuple[int, int], set[float]] = {}
+    for begin_s, end_s, c, n in (need for cut in needed for need in cut):
+        points.setdefault((c, n + 1), set()).update((begin_s, end_s))
+    levels: dict[tuple[int, int], _Level] = {}
+    for c, k in sorted(points):
+        start_s, usd_per_h = day.pools[c].start_s, float(prices[c][k] - prices[c][k - 1])
+        points_s = _distinct(points[c, k])
+        around_s = np.concatenate((points_s[:1], points_s, points_s[-1:]))
+        up, comes = [columns.add(1.0, is_whole=True)], list[int]()
+        for i, at_s in enumerate(points_s.tolist()):
+            comes.append(-1)
+            if at_s >= start_s - SAME_S:
+                comes[-1] = columns.add(1.0, cost=start_s / 3600 * usd_per_h, is_whole=True)
+                from_s = max(float(around_s[i]) - start_s, 0.0)
+                count(comes[-1], from_s, float(around_s[i + 2]), usd_per_h)
+            length_s = float(around_s[i + 2]) - at_s
+            is_last = i + 1 == len(points_s)
+            up.append(
+                columns.add(0.0 if is_last else 1.0, cost=length_s / 3600 * usd_per_h, is_whole=not is_last)
+            )
+            if not is_last:
+                count(up[-1], at_s, at_s + length_s, usd_per_h)
+            came = {comes[-1]: 1.0} if comes[-1] >= 0 else {}
+            columns.at_least({up[-1]: -1.0, up[-2]: 1.0} | came, 0.0)
+        levels[c, k] = _Level(points_s, up, comes)
+    for cut in needed:
+        terms: dict[int, float] = {}
+        for begin_s, end_s, c, n in cut:
+            terms |= levels[c, n + 1].met_by(begin_s, end_s)
+        columns.at_least(terms, 1.0)
+    _add_work(day, columns, work, usd_of, always_usd_per_h)
+    point = minimise(columns.program(), gap_frac=gap_frac, time_limit_s=time_limit_s)
+    always_usd = always_usd_per_h * float(day.edges_s[-1]) / 3600
+    bound_usd = max((point.bound + always_usd) * (1 - TOLERANCE), 0.0)
+    if point.x is None:
+        return LeastLives(None, bound_usd)
+    x = point.x
+    return LeastLives(LevelStretches((key, each.stretches(x)) for key, each in levels.items()), bound_usd)
+
+
+def shortest_needs(cuts: Sequence[Needs]) -> list[Needs]:
+    """These cuts without those of one need that a shorter one of the same sizes implies, each once."""
+    several = [cut for cut in cuts if len(cut) > 1]
+    alone: dict[tuple[int, int], set[tuple[float, float]]] = {}
+    for ((begin_s, end_s, c, n),) in (cut for cut in cuts if len(cut) == 1):
+        alone.setdefault((c, n), set()).add((begin_s, end_s))
+    shortest: list[Needs] = []
+    for (c, n), stretches in alone.items():
+        first_end_s = math.inf
+        for begin_s, end_s in sorted(stretches, key=lambda each: (-each[0], each[1])):
+            if end_s < first_end_s:
+                first_end_s = end_s
+                shortest.append(((begin_s, end_s, c, n),))
+    return [*shortest, *dict.fromkeys(several)]
+
+
+def _distinct(times_s: set[float]) -> Floats:
+    """Zero and these times in order, without those that differ by rounding alone."""
+    ordered = np.array(sorted({0.0, *times_s}))
+    return ordered[np.concatenate(([True], np.diff(ordered) > SAME_S))]
+
+
+def _add_work(
+    day: DayTerms, columns: _Columns, work: LeastPaid, usd_of: list[dict[int, float]], always_usd_per_h: float
+) -> None:
+    """Add work_v; `usd_of` are the USD of each column in each stretch."""
+    last_s = float(day.edges_s[-1])
+    bounds_s = np.minimum(np.append(work.edges_s[: len(usd_of)], last_s), last_s)
+    later, later_usd = dict[int, float](), 0.0
+    for v in reversed(range(len(usd_of))):
+        own_usd = always_usd_per_h * float(bounds_s[v + 1] - bounds_s[v]) / 3600
+        terms = {columns.add(math.inf, cost=1.0): 1.0} | usd_of[v]
+        columns.at_least(terms, float(work.in_stretch_usd[v]) - own_usd)
+        for column, usd in terms.items():
+            later[column] = later.get(column, 0.0) + usd
+        later_usd += own_usd
+        columns.at_least(dict(later), float(work.from_stretch_usd[v]) - later_usd)

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import numpy.typing as npt
 import pytest
-from small_days import random_day
+from small_days import SmallDay, random_day
 
 from planner.day.controllers.deployment import Deployment
 from planner.day.controllers.table import parse_controller
@@ -14,6 +16,7 @@ from planner.day.day_study import DayQuestion, Ran, best_sizes, simulate_control
 from planner.day.search.any_moment_bound import any_moment_bound
 from planner.day.search.day_optimum import cheapest_day
 from planner.day.search.day_runs import DayRuns
+from planner.day.search.finer_day import finer_day
 from planner.errors import InfeasibleError
 
 CONTROLLERS: tuple[tuple[str, dict[str, object]], ...] = (
@@ -41,7 +44,7 @@ def kept_days(seed: int) -> list[tuple[Ran, float, float]]:
     return [(row, found.proved_usd, found.usd) for row in rows if row.keeps]
 
 
-FEW, MANY = 20, 270
+FEW, MANY = 6, 256
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_no_kept_day_costs_less_than_the_bound_at_any_moment() -> None:
             found = cheapest_day(runs, time_limit_s=10.0)
         except InfeasibleError:
             continue
-        bound_usd = any_moment_bound(runs, found.cuts, time_limit_s=2.0)
+        bound_usd = any_moment_bound(runs, found.cuts).usd
         assert found.proved_usd * (1 - 1e-9) <= bound_usd <= found.best.usd * (1 + 1e-9), seed
         higher += bound_usd > 1.001 * found.proved_usd
         deployment = Deployment(pools, tuple(pool.role for pool in day.fleet.pools))
@@ -84,3 +87,40 @@ def test_no_kept_day_costs_less_than_the_bound_at_any_moment() -> None:
                 assert row.usd >= bound_usd * (1 - 1e-9), (seed, row.name)
     assert higher > 2
     assert kept > 4
+
+
+def random_timetable(
+    rng: np.random.Generator, day: SmallDay, best: npt.NDArray[np.int64]
+) -> tuple[list[float], npt.NDArray[np.int64]]:
+    """Sizes that change at random moments: around the cheapest ones of the grid, or any."""
+    last_s = float(day.edges_s[-1])
+    times_s = np.unique(np.concatenate(([0.0], rng.uniform(0, last_s, int(rng.integers(1, 6))))))
+    steps = np.clip(np.searchsorted(day.edges_s, times_s, "right") - 1, 0, len(best) - 1)
+    sizes = best[steps] + rng.choice([-1, 0, 0, 1], (len(times_s), best.shape[1]))
+    return times_s.tolist(), np.clip(sizes, 1, day.pools[0].most)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(100, 102), pytest.param(range(200, 225), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_no_timetable_costs_less_than_the_bound_at_any_moment(seeds: range) -> None:
+    """Twenty a day, with changes at random moments, that keep every window; and the finer optimum."""
+    kept = 0
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        day = random_day(seed, disaggregated=seed % 3 == 2, windows=3, most=3)
+        pools = tuple(replace(pool, least=max(pool.least, 1)) for pool in day.pools)
+        runs = DayRuns(day.fleet, day.trace, day.slo, pools)
+        try:
+            found = cheapest_day(runs, time_limit_s=10.0)
+        except InfeasibleError:
+            continue
+        bound = any_moment_bound(runs, found.cuts, most_usd=found.best.usd)
+        finer = finer_day(runs, bound.up, found.best.workers, found.best.usd)
+        days = [runs.simulate_timetable(*random_timetable(rng, day, found.best.workers)) for _ in range(20)]
+        days += [found.best] if finer is None else [found.best, finer.day]
+        for each in days:
+            assert not each.holds or each.usd >= bound.usd * (1 - 1e-9), seed
+        kept += sum(each.holds for each in days)
+        assert finer is None or finer.day.holds, seed
+    assert kept > 4 * len(seeds)

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from planner.solvers.any_moment import least_sizes_at_any_moment
+from planner.solvers.any_moment import Needs, least_lives, prices_by_level, shortest_needs
 from planner.solvers.paid_work import LeastPaid
-from planner.solvers.pool_sizes import Cut, DayTerms, PoolTerms
+from planner.solvers.pool_sizes import DayTerms, PoolTerms
+from planner.solvers.whole_nodes import PricedNode
 
-EDGES_S = np.arange(0.0, 1001.0, 100.0)
+EDGES_S = np.array([0.0, 1000.0])
 POOL = PoolTerms(start_s=300.0, least=1, most=3, usd_per_h=3600.0)  # 1 USD per second
+DAY = DayTerms(EDGES_S, (POOL,))
 
 
 def work_of(in_stretch: Sequence[float], edges_s: Sequence[float]) -> LeastPaid:
@@ -25,63 +27,79 @@ def work_of(in_stretch: Sequence[float], edges_s: Sequence[float]) -> LeastPaid:
 NO_WORK = work_of([0.0], [0.0, 1000.0])
 
 
-def bound_usd(day: DayTerms, cuts: Sequence[Cut], work: LeastPaid = NO_WORK) -> float:
-    return least_sizes_at_any_moment(day, cuts, work, gap_frac=0.0, time_limit_s=10.0).bound_usd
+def bound_usd(day: DayTerms, cuts: Sequence[Needs], work: LeastPaid = NO_WORK) -> float:
+    return least_lives(day, cuts, work, gap_frac=0.0, time_limit_s=10.0).bound_usd
 
 
 @pytest.mark.parametrize(
     ("cuts", "seconds"),
     [
         ([], 1000),
-        # 3 ready at a moment from 500 to 600 s: asked for by 300 s, and paid until 500 s at least.
-        ([((5, 0, 2),)], 1000 + 2 * 200),
-        ([((5, 0, 2), (7, 0, 1))], 1000 + 200),
-        ([((5, 0, 2),), ((6, 0, 1),)], 1000 + 2 * 200 + 100),
-        # Who is ready from 100 to 200 s was there from the beginning, as nobody starts so soon.
-        ([((1, 0, 2),)], 1000 + 2 * 100),
-        ([((5, 0, 0),)], 1000),
+        # A worker that is ready for a moment was paid for a start-up; a third one as well.
+        ([((500, 600, 0, 1),)], 1000 + 300),
+        ([((500, 600, 0, 1),), ((550, 700, 0, 2),)], 1000 + 2 * 300),
+        # Both needs are met from 550 to 600 s; of these two, from 600 s on, when the first ends.
+        ([((500, 600, 0, 1),), ((550, 700, 0, 1),)], 1000 + 300),
+        ([((500, 600, 0, 1),), ((700, 800, 0, 1),)], 1000 + 300 + 100),
+        # One of the two is enough, and the second is met by a worker that is there anyway.
+        ([((500, 600, 0, 1), (700, 800, 0, 1)), ((750, 760, 0, 1),)], 1000 + 300),
+        # A worker is better asked for twice than kept for more than a start-up.
+        ([((400, 500, 0, 1),), ((900, 950, 0, 1),)], 1000 + 2 * 300),
+        # Who is ready at 100 s was there from the beginning, as nobody starts so soon.
+        ([((100, 200, 0, 1),)], 1000 + 100),
+        ([((500, 600, 0, 0),)], 1000),
     ],
 )
-def test_workers_are_paid_from_a_start_up_before_they_are_ready(cuts: list[Cut], seconds: float) -> None:
-    assert bound_usd(DayTerms(EDGES_S, (POOL,)), cuts) == pytest.approx(seconds, rel=1e-5)
+def test_levels_are_paid_from_a_start_up_before_they_are_needed(cuts: list[Needs], seconds: float) -> None:
+    assert bound_usd(DAY, cuts) == pytest.approx(seconds, rel=1e-5)
 
 
 def test_work_of_a_stretch_is_paid_beyond_what_cuts_ask_for() -> None:
-    """400 s more are paid from 300 to 500 s. The first half has 900 s of work, the second 600 s."""
+    """A start-up of 300 s ends at 500 s or later. Counted from 190 to 600 s, as its points are as far apart,
+    it pays 310 s of the 400 s more that the first half asks for, and all of 100 s in the second.
+    """
+    cuts: list[Needs] = [((500, 600, 0, 1),), ((490, 610, 0, 1), (500, 600, 0, 1))]
     work = work_of([900.0, 600.0], [0.0, 500.0, 1000.0])
-    assert bound_usd(DayTerms(EDGES_S, (POOL,)), [((5, 0, 2),)], work) == pytest.approx(1500, rel=1e-5)
-    work = work_of([600.0, 600.0], [0.0, 500.0, 1000.0])
-    assert bound_usd(DayTerms(EDGES_S, (POOL,)), [((5, 0, 2),)], work) == pytest.approx(1500, rel=1e-5)
-    assert bound_usd(DayTerms(EDGES_S, (POOL,)), [], work) == pytest.approx(1200, rel=1e-5)
+    assert bound_usd(DAY, cuts, work) == pytest.approx(1000 + 300 + 90, rel=1e-5)
+    assert bound_usd(DAY, [], work) == pytest.approx(1500, rel=1e-5)
 
 
-def cost_by_hand(day: DayTerms, workers: Sequence[int]) -> float:
-    """By whole seconds, one pool at 1 USD/s."""
-    start_s, edges_s = day.pools[0].start_s, day.edges_s
-    total = 0.0
-    for second in range(int(edges_s[-1])):
-        paid = [
-            size
-            for t, size in enumerate(workers)
-            if edges_s[t + 1] - start_s <= second and second + 1 <= edges_s[t]
-        ]
-        total += max([day.pools[0].least, *paid])
-    return total
+def test_the_first_worker_of_a_node_pays_for_the_node() -> None:
+    """Nodes of 8 GPUs at 1 USD/h each, idle ones too; workers of 4."""
+    node = PricedNode("h100", 8, 1.0, 0.0)
+    day = DayTerms(EDGES_S, (PoolTerms(300.0, 1, 4, 4.0, 4, "h100", node),))
+    assert prices_by_level(day, 0).tolist() == [0, 8, 8, 16, 16]
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_no_sequence_that_keeps_the_cuts_costs_less(seed: int) -> None:
+def test_needs_that_a_shorter_one_implies_are_left_out() -> None:
+    cuts: list[Needs] = [((0, 100, 0, 1),), ((10, 90, 0, 1),), ((10, 95, 0, 2),), ((20, 99, 0, 1),)]
+    assert sorted(shortest_needs([*cuts, cuts[0]])) == [cuts[1], cuts[2], cuts[3]]
+
+
+def least_by_hand(cuts: Sequence[Needs], start_s: int, length_s: int) -> float:
+    """Over all sets of whole seconds at which a second worker is ready, at 1 USD/s: paid from a start-up
+    before, or from time zero; the first worker is always there.
+    """
+    best = float("inf")
+    for up in itertools.product((False, True), repeat=length_s):
+        moments = [t for t, is_up in enumerate(up) if is_up]
+        if any(not any(a <= t < b for a, b, _, _ in cut for t in moments) for cut in cuts):
+            continue
+        paid = {u for t in moments for u in range(max(t - start_s, 0), t)}
+        best = min(best, length_s + len(paid))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_sizes_that_meet_the_cuts_cost_less(seed: int) -> None:
+    """A moment of a second stands for all of it, so times by hand are at most a second per life longer."""
     rng = np.random.default_rng(seed)
-    start_s = float(rng.integers(25, 70))
-    day = DayTerms(np.arange(0.0, 121.0, 20.0), (PoolTerms(start_s, 1, 3, 3600.0),))
-    cuts: list[Cut] = []
+    length_s, start_s = 12, int(rng.integers(2, 5))
+    day = DayTerms(np.array([0.0, length_s]), (PoolTerms(float(start_s), 1, 2, 3600.0),))
+    cuts: list[Needs] = []
     for _ in range(4):
-        steps = rng.choice(6, size=int(rng.integers(1, 4)), replace=False)
-        cuts.append(tuple((int(t), 0, int(rng.integers(0, 3))) for t in steps))
-    kept = [
-        workers
-        for workers in itertools.product((1, 2, 3), repeat=6)
-        if all(any(workers[t] > n for t, _, n in cut) for cut in cuts)
-    ]
-    least = min(cost_by_hand(day, workers) for workers in kept)
-    assert bound_usd(day, cuts, work_of([0.0], [0.0, 120.0])) == pytest.approx(least, rel=1e-5)
+        begins = rng.choice(length_s - 3, size=int(rng.integers(1, 3)), replace=False).tolist()
+        cuts.append(tuple((float(a), float(a + rng.integers(1, 4)), 0, 1) for a in begins))
+    bound = bound_usd(day, cuts, work_of([0.0], [0.0, float(length_s)]))
+    by_hand = least_by_hand(cuts, start_s, length_s)
+    assert by_hand - 3 <= bound <= by_hand + 1e-3

@@ -60,6 +60,17 @@ class DayRun:
     parts: tuple[DayRun, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Slice:
+    """A part of a day around one window, whose edges are at `bounds_s` (2,) of its clock, and how many
+    requests it has.
+    """
+
+    run: ElasticRun
+    bounds_s: Floats
+    requests: int
+
+
 class DayRuns:
     """Simulates `trace` on the pools of `fleet`, whose counts have no part, with given sizes in given steps.
 
@@ -89,7 +100,7 @@ class DayRuns:
         self.terms = terms or day_terms(fleet, trace, slo, pools)
         self.days = self.slices = 0
         reach_s = max((each.limit_s for each in slo.limits if each.row.has_queue), default=0.0)
-        self._reach_s = REACH_S + min(reach_s, MOST_REACH_S)
+        self.reach_s = REACH_S + min(reach_s, MOST_REACH_S)
         self._known: dict[bytes, DayRun] = {}
 
     @property
@@ -118,7 +129,7 @@ class DayRuns:
     def later_steps(self, window: int) -> range:
         """The steps after a window that may still decide whether its requests keep their limits."""
         own, edges_s = self.own_steps(window), self.terms.edges_s[:-1]
-        end = int(np.searchsorted(edges_s, self.windows_s[window + 1] + self._reach_s))
+        end = int(np.searchsorted(edges_s, self.windows_s[window + 1] + self.reach_s))
         return range(own.stop, max(end, own.stop))
 
     def least_paid(self) -> LeastPaid:
@@ -149,34 +160,45 @@ class DayRuns:
 
     def misses_window(self, workers: Ints, window: int, first: int) -> bool:
         """Whether a window is missed with these workers from step `first` on, and the most until then."""
-        edges_s, last_s = self.terms.edges_s, float(self.windows_s[window + 1])
+        edges_s = self.terms.edges_s
         start_s = max(float(edges_s[first]) - RUN_IN_S, 0.0) if first else 0.0
+        end = int(np.searchsorted(edges_s[:-1], self.windows_s[window + 1] + self.reach_s))
+        times_s, sizes = edges_s[first:end], workers[first:end]
+        if first:
+            times_s, sizes = np.append(start_s, times_s), np.concatenate((self.terms.most[:1], sizes))
+        part = self.simulate_slice(window, times_s, sizes)
+        return part is not None and bool(missed_windows(part.run.simulation, self.slo, part.bounds_s))
+
+    def simulate_slice(self, window: int, times_s: Floats, workers: Ints) -> Slice | None:
+        """The part of the day from `times_s[0]` to a little after a window, with these workers (N, C) ready
+        from each of `times_s` (N,) on; None where no request comes in it.
+        """
+        start_s, last_s = float(times_s[0]), float(self.windows_s[window + 1])
         # A slice begins with cold prefix caches, which make more work, so with caches it begins with the day.
-        if self.fleet.policies.prefix_cache:
-            start_s = 0.0
+        if self.fleet.policies.prefix_cache and start_s > 0:
+            times_s, start_s = np.append(0.0, times_s[1:]), 0.0
         arrival_s = self.trace.arrival_s
-        inside = slice(
-            int(np.searchsorted(arrival_s, start_s)),
-            int(np.searchsorted(arrival_s, last_s + self._reach_s, "right")),
-        )
-        if inside.stop <= inside.start:
-            return False
-        chosen = np.arange(inside.start, inside.stop)
-        part = self.trace.select(chosen, arrival_s=arrival_s[inside] - start_s)
+        first = int(np.searchsorted(arrival_s, start_s))
+        end = int(np.searchsorted(arrival_s, last_s + self.reach_s, "right"))
+        if end <= first:
+            return None
+        part = self.trace.select(np.arange(first, end), arrival_s=arrival_s[first:end] - start_s)
         is_last = window == self.window_count - 1
         bounds_s = np.array([self.windows_s[window], last_s if is_last else math.nextafter(last_s, 0)])
-        end = int(np.searchsorted(edges_s[:-1], last_s + self._reach_s))
-        times_s = np.maximum(edges_s[first:end] - start_s, 0.0)
-        most = self.terms.most
-        firsts = workers[0] if first == 0 else most[0]
         # Sizes count ready workers, so in a slice workers start at once.
         ample = [
-            replace(pool, start_s=0.0, most=2 * int(each.max()), first=int(size))
-            for pool, each, size in zip(self.pools, most.T, firsts, strict=True)
+            replace(pool, start_s=0.0, most=2 * int(most))
+            for pool, most in zip(self.pools, self.terms.most[0], strict=True)
         ]
         self.slices += 1
-        run = self._simulate(part, times_s, workers[first:end], ample, bounds_s - start_s)
-        return bool(missed_windows(run.simulation, self.slo, bounds_s - start_s))
+        run = self._simulate(part, times_s - start_s, workers, ample, bounds_s - start_s)
+        return Slice(run, bounds_s - start_s, end - first)
+
+    def simulate_timetable(self, times_s: Sequence[float] | Floats, workers: Ints) -> DayRun:
+        """The whole day with these workers (N, C) ready from each of `times_s` (N,) on, the first at 0."""
+        run = self._simulate(self.trace, np.asarray(times_s), workers, self.pools, self.windows_s)
+        self.days += 1
+        return self._judge_day(workers, run)
 
     def _simulate(
         self, trace: Trace, times_s: Floats, workers: Ints, pools: Sequence[ElasticPool], edges_s: Floats

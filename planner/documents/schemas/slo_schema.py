@@ -479,7 +479,7 @@ def day_section() -> Schema:
     controller = any_of({"type": "object"}, {"type": "null"})
     named = by_name(controller, table.CONTROLLERS)
     schemas: dict[str, Schema] = {
-        "every": doc(SECONDS, "The grid on which the optimum changes sizes."),
+        "every": doc(SECONDS, "The grid from which the optimum starts."),
         "controllers": any_of(TEXT, {"type": "array", "items": TEXT}, named),
         "train": any_of(number(), TEXT),
         "start": quantity("s", positive=False),

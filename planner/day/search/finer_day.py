@@ -1,0 +1,266 @@
+"""A cheaper timetable than the optimum's: its changes moved from the edges of the grid to any moment.
+
+A timetable is a list of lives for each (pool, k): stretches in which the k-th worker of the pool is ready.
+The search begins with the answer of the bound's master (any_moment_bound.py), whose windows that fail are
+repaired: of lives that begin earlier, end later or are new, the one is taken that saves the most late
+requests per USD. Then every life is shortened, parted or dropped as far as all windows that it touches hold,
+from the highest k down. What windows hold is asked of slices of the day that begin a window earlier; what
+comes out is simulated as a whole day and is only used if it keeps every window there. If that costs no less
+than the grid's sizes, these are shortened in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.day.search.any_moment_bound import SLICE_WORK
+from planner.day.search.day_runs import DayRun, DayRuns
+from planner.simulator.slo_verdict import attained_in_windows, in_windows
+from planner.solvers.any_moment import LevelStretches
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Life = tuple[float, float]
+
+# Shares of a window: by how much a life grows at once, and to what it is shortened.
+GROW_FRAC, EXACT_FRAC, NEW_FRAC = 1 / 30, 1 / 120, 1 / 10
+LASTS_FRAC = 1 / 4  # So long a change is felt; the whole day decides.
+MOST_REPAIRS = 100  # Of a window; a window that needs more takes the most that its lives give.
+MOST_ROUNDS = 4  # Lives are gone through so often at most.
+# Requests simulated for each of both timetables, and SLICE_WORK a slice: 15 s or less on an idle core. Days
+# of few windows get less.
+MOST_WORK = 25_000_000
+MOST_SLICES_PER_WINDOW = 300
+ALMOST = -0.02  # Late requests further below what may be late, as a share of it, count no more.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FinerDay:
+    """A day, and the sizes (N, C) from each of `times_s` (N,) on."""
+
+    day: DayRun
+    times_s: Floats
+    workers: Ints
+
+
+def finer_day(
+    runs: DayRuns,
+    up: LevelStretches,
+    grid: Ints,
+    grid_usd: float,
+    progress: Callable[[str], None] = lambda _: None,
+) -> FinerDay | None:
+    """The first of both timetables that keeps every window and costs less than the `grid`'s sizes (T, C) at
+    `grid_usd`; None if neither does, or if bills are by the hour.
+    """
+    if runs.terms.is_by_unit:
+        return None
+    for is_of_bound in (True, False):
+        search = _LifeSearch(runs)
+        lives = search.repaired(dict(up)) if is_of_bound else search.lives_of_grid(grid)
+        found = search.as_day(search.shortened(lives))
+        if found is not None and found.day.usd < grid_usd:
+            progress(f"sizes that change at any moment: {found.day.usd:.2f} USD")
+            return found
+    return None
+
+
+Lives = dict[tuple[int, int], list[Life]]
+
+
+class _LifeSearch:
+    def __init__(self, runs: DayRuns):
+        self.runs, self.windows_s = runs, runs.windows_s.tolist()
+        self.window_s = float(np.diff(runs.windows_s).max())
+        self.last_s = float(runs.terms.edges_s[-1])
+        usual_work = 2 * len(runs.trace) / max(runs.window_count, 1) + SLICE_WORK
+        self.left_work = min(MOST_WORK, MOST_SLICES_PER_WINDOW * runs.window_count * usual_work)
+
+    def lives_of_grid(self, workers: Ints) -> Lives:
+        edges_s, lives = self.runs.terms.edges_s.tolist(), Lives()
+        for c, pool in enumerate(self.runs.terms.pools):
+            for k in range(pool.least + 1, int(workers[:, c].max()) + 1):
+                steps = np.flatnonzero(workers[:, c] >= k).tolist()
+                lives[c, k] = [(edges_s[t], edges_s[t + 1]) for t in steps]
+        return self.joined(lives)
+
+    def joined(self, lives: Lives) -> Lives:
+        """Lives with no more than a start-up between them are one, and what begins before a start-up begins
+        at zero: that costs nothing."""
+        joined = Lives()
+        for (c, k), own in lives.items():
+            start_s, merged = self.runs.terms.pools[c].start_s, list[Life]()
+            for begin_s, end_s in sorted(own):
+                first_s, last_s = (0.0 if begin_s < start_s else begin_s), min(end_s, self.last_s)
+                if merged and first_s - merged[-1][1] <= start_s:
+                    merged[-1] = merged[-1][0], max(merged[-1][1], last_s)
+                elif last_s > first_s:
+                    merged.append((first_s, last_s))
+            joined[c, k] = merged
+        return joined
+
+    def usd(self, lives: Lives) -> float:
+        """What the lives cost, without draining and idle GPUs of nodes."""
+        prices, total_usd = self.runs.terms.prices().tolist(), 0.0
+        for (c, _), own in lives.items():
+            start_s = self.runs.terms.pools[c].start_s
+            paid_s = sum(end_s - max(begin_s - start_s, 0.0) for begin_s, end_s in own)
+            total_usd += prices[c] * paid_s / 3600
+        return total_usd
+
+    def timetable(self, lives: Lives) -> tuple[Floats, Ints]:
+        """Times (N,), the first 0, and the sizes (N, C) from each on."""
+        moments = {0.0, *(t for own in lives.values() for life in own for t in life if t < self.last_s)}
+        times_s = np.array(sorted(moments))
+        workers = np.tile(self.runs.terms.least[0], (len(times_s), 1))
+        for (c, _), own in lives.items():
+            for begin_s, end_s in own:
+                workers[(times_s >= begin_s) & (times_s < end_s), c] += 1
+        return times_s, np.minimum(workers, self.runs.terms.most[0])
+
+    def as_day(self, lives: Lives) -> FinerDay | None:
+        """The whole day; None if it misses a window, or takes more than the stock."""
+        times_s, workers = self.timetable(lives)
+        day = self.runs.simulate_timetable(times_s, workers)
+        return FinerDay(day, times_s, workers) if day.holds and day.fits else None
+
+    def excess(self, lives: Lives, window: int) -> float:
+        """By how much late requests are above what may be late, as a share of it; below 0 where it holds."""
+        runs, from_s = self.runs, max(self.windows_s[window] - self.window_s, 0.0)
+        times_s, workers = self.timetable(lives)
+        first = int(np.searchsorted(times_s, from_s, "right")) - 1
+        end = int(np.searchsorted(times_s, self.windows_s[window + 1] + runs.reach_s))
+        part = runs.simulate_slice(window, np.append(from_s, times_s[first + 1 : end]), workers[first:end])
+        if part is None:
+            return -1.0
+        self.left_work -= part.requests + SLICE_WORK
+        shares = [
+            (in_windows(part.run.simulation, k, part.bounds_s)[0], limit.percentile_frac)
+            for k, limit in enumerate(runs.slo.limits)
+        ]
+        if (attained_frac := runs.slo.attainment_frac) is not None:
+            window_of = attained_in_windows(part.run.simulation, runs.slo, part.bounds_s)[0]
+            shares.append((window_of, attained_frac))
+        excess = -1.0
+        for verdict, frac in shares:
+            above = (frac - verdict.kept_frac) / max(1 - frac, 1e-3)
+            excess = max(excess, min(above, -1e-9) if verdict.holds else max(above, 1e-9))
+        return excess
+
+    def repaired(self, lives: Lives) -> Lives:
+        """Longer and more lives, until every window holds by itself."""
+        lives = self.joined(lives)
+        for window in range(len(self.windows_s) - 1):
+            for _ in range(MOST_REPAIRS):
+                excess = self.excess(lives, window)
+                if excess < 0 or self.left_work < 0:
+                    break
+                usd, best, best_gain = self.usd(lives), None, 0.0
+                for changed in self._longer(lives, window):
+                    less = excess - max(self.excess(changed, window), ALMOST)
+                    gain = less / max(self.usd(changed) - usd, 1e-9)
+                    if less > 1e-12 and gain > best_gain:
+                        best, best_gain = changed, gain
+                lives = best or self._one_more(lives, window)
+        return lives
+
+    def _longer(self, lives: Lives, window: int) -> Iterator[Lives]:
+        """The lives with one change near a window."""
+        start_s, end_s = self.windows_s[window : window + 2]
+        grow_s, new_s = GROW_FRAC * self.window_s, NEW_FRAC * self.window_s
+        near_s = start_s - 2 * new_s, end_s + new_s
+        for key, own in lives.items():
+            for i, (begin_s, until_s) in enumerate(own):
+                for by_s in (grow_s, 3 * grow_s):
+                    if near_s[0] < begin_s < near_s[1]:
+                        yield self._with(lives, key, i, [(max(begin_s - by_s, 0.0), until_s)])
+                    if near_s[0] < until_s < near_s[1]:
+                        yield self._with(lives, key, i, [(begin_s, until_s + by_s)])
+        for c, pool in enumerate(self.runs.terms.pools):
+            for k in range(pool.least + 1, pool.most + 1):
+                own = lives.get((c, k), [])
+                for at_s in np.arange(start_s, end_s, new_s).tolist():
+                    if not any(begin_s <= at_s < until_s for begin_s, until_s in own):
+                        yield self.joined(lives | {(c, k): [*own, (at_s, at_s + new_s)]})
+                if not own:
+                    break
+
+    def _one_more(self, lives: Lives, window: int) -> Lives:
+        """The lives with one worker more of every pool through a window, where that is allowed."""
+        start_s, end_s = self.windows_s[window : window + 2]
+        life = (max(start_s - NEW_FRAC * self.window_s, 0.0), end_s)
+        more = dict(lives)
+        for c, pool in enumerate(self.runs.terms.pools):
+            for k in range(pool.least + 1, pool.most + 1):
+                if not any(first <= life[0] and last >= end_s for first, last in lives.get((c, k), [])):
+                    more[c, k] = [*lives.get((c, k), []), life]
+                    break
+        return self.joined(more)
+
+    def _with(self, lives: Lives, key: tuple[int, int], i: int, instead: list[Life]) -> Lives:
+        own = lives[key]
+        return self.joined(lives | {key: [*own[:i], *instead, *own[i + 1 :]]})
+
+    def _holds(self, lives: Lives, from_s: float, to_s: float) -> bool:
+        """Whether all windows hold that a change between these times may touch."""
+        if self.left_work < 0:
+            return False
+        edges_s = self.windows_s
+        touched = [
+            v
+            for v in range(len(edges_s) - 1)
+            if edges_s[v + 1] + self.runs.reach_s > from_s and edges_s[v] < to_s + LASTS_FRAC * self.window_s
+        ]
+        return all(self.excess(lives, v) < 0 for v in touched)
+
+    def shortened(self, lives: Lives) -> Lives:
+        """Lives that are shorter, parted by a pause or dropped, wherever all windows hold as before."""
+        lives = self.joined(lives)
+        for _ in range(MOST_ROUNDS):
+            before_usd = self.usd(lives)
+            for key in sorted(lives, key=lambda each: (-each[1], each[0])):
+                i = 0
+                while i < len(lives[key]):
+                    begin_s, end_s = lives[key][i]
+                    if self._holds(without := self._with(lives, key, i, []), begin_s, end_s):
+                        lives = without
+                        continue
+                    for is_end in (True, False):
+                        lives = self._shorter(lives, key, i, is_end=is_end)
+                    lives = self._parted(lives, key, i)
+                    i += 1
+            if self.usd(lives) > before_usd * (1 - 1e-6):
+                break
+        return lives
+
+    def _shorter(self, lives: Lives, key: tuple[int, int], i: int, *, is_end: bool) -> Lives:
+        """With the life's end earlier, or its beginning later."""
+        begin_s, end_s = lives[key][i]
+        if not is_end and begin_s <= 0:
+            return lives
+        best, exact_s = lives, EXACT_FRAC * self.window_s
+        low_s, high_s, stride_s = 0.0, end_s - begin_s, exact_s
+        while high_s - low_s > exact_s:
+            by_s = low_s + stride_s if low_s + stride_s < high_s else (low_s + high_s) / 2
+            life = (begin_s, end_s - by_s) if is_end else (begin_s + by_s, end_s)
+            changed = self._with(lives, key, i, [life])
+            from_s, to_s = (life[1], end_s) if is_end else (begin_s, life[0])
+            if self._holds(changed, from_s, to_s):
+                best, low_s, stride_s = changed, by_s, 2 * stride_s
+            else:
+                high_s = by_s
+        return best
+
+    def _parted(self, lives: Lives, key: tuple[int, int], i: int) -> Lives:
+        """With a pause in a life that is somewhat longer than a start-up, where one holds."""
+        (begin_s, end_s), step_s = lives[key][i], NEW_FRAC * self.window_s
+        pause_s = self.runs.terms.pools[key[0]].start_s + step_s / 2
+        for at_s in np.arange(begin_s + step_s / 2, end_s - pause_s, step_s).tolist():
+            parts = [(begin_s, at_s), (at_s + pause_s, end_s)]
+            if self._holds(parted := self._with(lives, key, i, parts), at_s, at_s + pause_s):
+                return parted
+        return lives
