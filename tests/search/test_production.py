@@ -157,6 +157,25 @@ def test_a_cheaper_fleet_that_is_nearly_there_is_found_among_many_that_are_not()
     assert _near_feasible(asked, paper, dear) == [made.best]
 
 
+def test_below_a_fleet_that_the_walk_found_those_that_are_nearly_there_are_tested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The search ends with a dear fleet, the walk finds a cheaper one, and below that is one that misses
+    slightly too many scenarios of the search and passes the test. A larger choice that hides it may not end
+    dearer.
+    """
+    problem, paper = searched()
+    made = find_production_fleet(problem, paper)
+    assert made is not None and made.cheaper is not None
+    dear, found = ((*((o, k * n) for o, n in made.best),) for k in (3, 2))
+    asked = made.searched_problem
+    asked.oracle.verdicts[names_of(made.best)] = False
+    walks = iter([found, None])
+    monkeypatch.setattr(three_answers, "walk_cheaper_fleets", lambda *_: (next(walks), made.cheaper))
+    trial = three_answers._with_cheaper_fleets(replace(made, best=dear, cheaper=None), paper)
+    assert trial.best == made.best and trial.kept_in.decision == "holds" and trial.cheaper == made.cheaper
+
+
 def test_what_misses_too_many_of_all_futures_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search that finds the fleet on paper and then nothing more: that grows until it is kept in enough
     scenarios, and is the answer in place of the dear one that was known before.

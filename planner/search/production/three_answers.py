@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -179,13 +179,10 @@ def _find_production_fleet(
         may_cost_less = attempt == 0 and (
             scenario_problem.oracle.downscale == 1 or is_test_passed(kept_in, safety)
         )
-        for counts in (
-            in_time(partial(_near_feasible, scenario_problem, paper, best), []) if may_cost_less else ()
-        ):
-            cheaper_test, cheaper_kept_in = test.decide_picked(counts)
-            if is_test_passed(cheaper_kept_in, safety):
-                best, test, kept_in = counts, cheaper_test, cheaper_kept_in
-                break
+        near_feasible = (
+            in_time(partial(_near_feasible, scenario_problem, paper, best), []) if may_cost_less else []
+        )
+        best, test, kept_in = _first_passing(test, near_feasible) or (best, test, kept_in)
         best, test, kept_in = _with_fewest_workers(scenario_problem, test, best, kept_in)
         trial = FleetTrial(
             best, kept_in, restore_full_size(problem, scenario_problem), test, scenario_problem
@@ -238,16 +235,39 @@ def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
 def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
     """The trial with what is known of cheaper fleets. Where a cheaper fleet is found and passes the test, the
     trial of that fleet.
+
+    A fleet found so is cheaper than all that were near feasible before, so those below its price are tested
+    too. Each round lowers the price.
     """
     if trial.model is not None and trial.model.oracle.downscale > 1:
         return trial
-    found, cheaper = walk_cheaper_fleets(trial.searched_problem, paper, trial.best)
-    if found is None:
-        return replace(trial, cheaper=cheaper)
-    test, kept_in = trial.test.decide_picked(found)
-    if is_test_passed(kept_in, test.safety):
-        return replace(trial, best=found, test=test, kept_in=kept_in, cheaper=cheaper)
-    return trial
+    while True:
+        found, cheaper = walk_cheaper_fleets(trial.searched_problem, paper, trial.best)
+        if found is None:
+            return replace(trial, cheaper=cheaper)
+        test, kept_in = trial.test.decide_picked(found)
+        if not is_test_passed(kept_in, test.safety):
+            return trial
+        trial = replace(trial, best=found, test=test, kept_in=kept_in, cheaper=cheaper)
+        near_feasible = in_time(partial(_near_feasible, trial.searched_problem, paper, found), [])
+        nearer = _first_passing(test, near_feasible)
+        if nearer is None:
+            return trial
+        best, test, kept_in = nearer
+        trial = replace(trial, best=best, test=test, kept_in=kept_in, cheaper=None)
+
+
+def _first_passing(
+    test: ScenarioTest, fleets: Sequence[Counts]
+) -> tuple[Counts, ScenarioTest, KeptIn] | None:
+    """The first of these fleets that passes the test, with its last test and the result of that; None where
+    none passes.
+    """
+    for counts in fleets:
+        last_test, kept_in = test.decide_picked(counts)
+        if is_test_passed(kept_in, test.safety):
+            return counts, last_test, kept_in
+    return None
 
 
 def _with_fewest_workers(
@@ -401,7 +421,7 @@ def _prefer_lossy_fleet(trial: FleetTrial, lossy_fleet: Counts | None) -> FleetT
 
 def _near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) -> list[Counts]:
     """Cheaper fleets that hold on paper and miss slightly too many of the search's scenarios, cheapest first,
-    at most MOST_NEAR_FEASIBLE.
+    at most MOST_NEAR_FEASIBLE. Of fleets of the same GPUs one stands for all, as their tests end alike.
 
     At most MOST_NEAR_CHECKED fleets are checked, the most expensive first. The search that refuted these
     fleets has simulated most of the scenarios that they miss, so the check is cheap.
@@ -412,14 +432,19 @@ def _near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) 
     cheaper = [counts for counts in known if counts and paper.value < objective(counts) < below]
     as_written = scenario_problem.oracle.as_written()
     near_feasible: list[Counts] = []
+    machines_found = set[tuple[tuple[str, Hashable, int], ...]]()
     for counts in sorted(cheaper, key=lambda counts: -objective(counts))[:MOST_NEAR_CHECKED]:
         if scenario_problem.out_of_time():
             break
+        machines = tuple((option.role, hardware(option), count) for option, count in counts)
+        if machines in machines_found:
+            continue
         is_near = (
             scenario_problem.allows(counts) and scenario_problem.oracle.missed_count(counts, most) <= most
         )
         if is_near and as_written.holds([counts])[0]:
             near_feasible.append(counts)
+            machines_found.add(machines)
     return sorted(near_feasible, key=objective)[:MOST_NEAR_FEASIBLE]
 
 
