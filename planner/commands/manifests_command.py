@@ -14,7 +14,9 @@ from planner.policies import ROUTERS_OF
 
 
 def write_manifests(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", readable=False, help="plan.yaml, or a fleet.yaml.")],
+    plan: Annotated[
+        Path, typer.Argument(metavar="PLAN", readable=False, help="plan.yaml or its folder, or a fleet.yaml.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", readable=False, help="Folder for the manifests.")],
     target: Annotated[
         str, typer.Option("--target", help=f"{', '.join(ROUTERS_OF)}; or all that can express the plan.")
@@ -30,10 +32,12 @@ def write_manifests(
     plan manifests out/plan.yaml --target lws -o deploy/
     """
     from planner import manifests
+    from planner.api.inputs import plan_file
     from planner.documents.fleet_file import read_fleet, read_max_model_len, read_routers
     from planner.files import checked_files
 
     checked_files.check_output_directory(out)
+    plan = plan_file(plan)
     fleet = read_fleet(plan, read_catalog(catalog))
     max_model_len = read_max_model_len(plan)
     if max_model_len is None:

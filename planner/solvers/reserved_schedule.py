@@ -376,8 +376,10 @@ def _window_limits(market: Market) -> dict[FleetLimit, float]:
 def _check(market: Market, demand: Demand) -> None:
     for m, llm in enumerate(demand.llms):
         if demand.rate_rps[m].max() > 0 and all(capacity.llm != llm for capacity in market.capacities):
+            served = ", ".join(sorted({capacity.llm for capacity in market.capacities})) or "nothing"
             raise InfeasibleError(
-                f"no worker type serves {llm}: add one that sustains a rate within its SLO, or relax the SLO",
+                f"no worker type serves {llm}, which the demand names; those there are serve {served}: call "
+                "the demand by that name, add a type that sustains a rate within its SLO, or relax the SLO",
                 kind="latency",
                 constraint=llm,
                 relaxation="a worker type that serves it",

@@ -265,7 +265,7 @@ def test_files_of_a_target_that_does_not_keep_the_plan_say_so_first(tmp_path: Pa
     PlanResult(plan).save(tmp_path / "plan")
     for target, is_kept in (("kubernetes", False), ("kserve", True)):
         out = tmp_path / target
-        asked = ["manifests", str(tmp_path / "plan/plan.yaml"), "--target", target, "-o", str(out)]
+        asked = ["manifests", str(tmp_path / "plan"), "--target", target, "-o", str(out)]
         told = CliRunner().invoke(app, asked)
         assert told.exit_code == 0, told.output
         assert ("WARNING: NOT KEPT" in told.output) is not is_kept
