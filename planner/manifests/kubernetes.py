@@ -62,6 +62,9 @@ def steps(fleet: Fleet) -> list[str]:
         "policies. An overlay takes what you want of `components`, and `kubectl apply -k prod` applies it:",
         "",
         *kustomize.overlay(fleet),
+        "",
+        f"`{kustomize.MONITORING}` (needs the Prometheus operator) and `{kustomize.GATEWAY}` (needs the "
+        "Gateway API) can be added there.",
     ]
 
 

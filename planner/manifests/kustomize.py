@@ -2,7 +2,8 @@
 
 No component is applied with `kubectl apply -f kubernetes.yaml` or `-k .`: an overlay beside the folder names
 those that it wants (`overlay`). Sources: kubectl.docs.kubernetes.io/references/kustomize (components of
-v1alpha1), networking.k8s.io/v1, batch/v1; huggingface_hub's environment variables.
+v1alpha1), networking.k8s.io/v1, batch/v1; huggingface_hub's environment variables; monitoring.coreos.com/v1
+(PodMonitor); gateway.networking.k8s.io/v1 (Gateway, HTTPRoute); Grafana's sidecar for dashboards.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet
-from planner.manifests import engine_command
+from planner.manifests import engine_command, monitoring
 from planner.models.memory import worker_memory
 
 Document = dict[str, Any]
 BASE = "kustomization.yaml"
 CACHE, POLICIES = "components/model-cache", "components/network-policy"
+MONITORING, GATEWAY = "components/monitoring", "components/gateway"
+SCRAPE_S = 15
 MODELS = "/models"
 # Files beside the weights, and layers that no plan counts (drafts of more tokens in the checkpoint).
 CACHE_FACTOR, CACHE_SPARE_GIB = 1.2, 10
@@ -50,11 +53,16 @@ def files(fleet: Fleet, app_label: str, role_label: str) -> dict[str, str]:
     written = {BASE: "# kubectl apply -k .   the same as -f kubernetes.yaml\n" + to_yaml(base)}
     if names := _downloaded(fleet):
         written |= _cache(fleet, app, app_label, role_label, names)
-    return written | _network(app, app_label, role_label)
+    return (
+        written
+        | _network(app, app_label, role_label)
+        | _monitoring(fleet, app, app_label, role_label)
+        | _gateway(fleet, app)
+    )
 
 
 def overlay(fleet: Fleet) -> list[str]:
-    """Lines of an overlay that takes every component, for a README."""
+    """Lines of an overlay that takes every component that needs nothing installed, for a README."""
     components = [*([CACHE] if _downloaded(fleet) else []), POLICIES]
     return [
         "    # prod/kustomization.yaml, beside this folder (here `manifests`)",
@@ -210,6 +218,80 @@ def _network(app: str, app_label: str, role_label: str) -> dict[str, str]:
     }
 
 
+def _monitoring(fleet: Fleet, app: str, app_label: str, role_label: str) -> dict[str, str]:
+    """Prometheus scrapes every worker, and Grafana gets a dashboard of what vLLM exports."""
+    not_router = {"key": role_label, "operator": "NotIn", "values": ["router"]}
+    monitor = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": {"name": f"{app}-workers"},
+        "spec": {
+            "selector": {"matchLabels": {app_label: app}, "matchExpressions": [not_router]},
+            "podTargetLabels": [app_label, role_label],
+            "podMetricsEndpoints": [{"port": "http", "path": "/metrics", "interval": f"{SCRAPE_S}s"}],
+        },
+    }
+    dashboard = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": f"{app}-dashboard", "labels": {"grafana_dashboard": "1"}},
+        "data": {"serving.json": monitoring.serving_dashboard(fleet.llm.name, app)},
+    }
+    about = (
+        "# Prometheus scrapes the workers, Grafana shows them. Needs the Prometheus operator, and Grafana's "
+        "sidecar for\n# dashboards (kube-prometheus-stack has both). Not beside the PodMonitors of an "
+        "autoscaler: each sample would count twice.\n"
+    )
+    return {
+        f"{MONITORING}/kustomization.yaml": about + to_yaml(_component("workers.yaml", "dashboard.yaml")),
+        f"{MONITORING}/workers.yaml": to_yaml(monitor),
+        f"{MONITORING}/dashboard.yaml": to_yaml(dashboard),
+    }
+
+
+def _gateway(fleet: Fleet, app: str) -> dict[str, str]:
+    """A Gateway whose HTTPRoute leads to the router. An LLM with several routers gets a route for each, by a
+    prefix of the path that the route takes away.
+    """
+    names = list(engine_command.routers(fleet))
+    routes = [_route(f"{app}-{name}", app, "" if len(names) == 1 else f"/{name}") for name in names]
+    gateway = {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "Gateway",
+        "metadata": {"name": app},
+        "spec": {
+            "gatewayClassName": "GATEWAY-CLASS",
+            "listeners": [{"name": "http", "protocol": "HTTP", "port": 80}],
+        },
+    }
+    about = (
+        "# The Gateway API before the router: set gatewayClassName (`kubectl get gatewayclass`), and a "
+        "listener with TLS.\n# The routes set no time limit, as answers take minutes. Add the gateway's "
+        "namespace to the router's network policy.\n"
+    )
+    return {
+        f"{GATEWAY}/kustomization.yaml": about + to_yaml(_component("gateway.yaml")),
+        f"{GATEWAY}/gateway.yaml": "---\n".join(map(to_yaml, [gateway, *routes])),
+    }
+
+
+def _route(service: str, gateway: str, prefix: str) -> Document:
+    rule: Document = {
+        "backendRefs": [{"name": service, "port": engine_command.HTTP_PORT}],
+        "timeouts": {"request": "0s"},  # none: the default of some gateways is 15 s
+    }
+    if prefix:
+        rule["matches"] = [{"path": {"type": "PathPrefix", "value": prefix}}]
+        rewrite = {"path": {"type": "ReplacePrefixMatch", "replacePrefixMatch": "/"}}
+        rule["filters"] = [{"type": "URLRewrite", "urlRewrite": rewrite}]
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": {"name": service},
+        "spec": {"parentRefs": [{"name": gateway}], "rules": [rule]},
+    }
+
+
 def _policy(name: str, pods: Document, ingress: list[Document]) -> Document:
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -219,5 +301,9 @@ def _policy(name: str, pods: Document, ingress: list[Document]) -> Document:
     }
 
 
-def _component(resource: str) -> Document:
-    return {"apiVersion": "kustomize.config.k8s.io/v1alpha1", "kind": "Component", "resources": [resource]}
+def _component(*resources: str) -> Document:
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1alpha1",
+        "kind": "Component",
+        "resources": list(resources),
+    }

@@ -15,11 +15,15 @@ RULES_FILE, DASHBOARD_FILE = "fleetplan-rules.yaml", "fleetplan-dashboard.json"
 HOLDS, HEADROOM, DRIFTED = "fleetplan_plan_holds", "fleetplan_headroom_traffic_frac", "fleetplan_drifted"
 _STALE_S = 3600
 _LOW_HEADROOM_FRAC = 0.1
+MOST_UID = 40  # characters of a dashboard's uid in Grafana
 
 
 def files(llm: str) -> dict[str, str]:
     """Both files, the alerts and the dashboard, by their names."""
-    return {RULES_FILE: to_yaml(_rules(llm)), DASHBOARD_FILE: json.dumps(_dashboard(llm), indent=2) + "\n"}
+    return {
+        RULES_FILE: to_yaml(_rules(llm)),
+        DASHBOARD_FILE: json.dumps(_watch_dashboard(llm), indent=2) + "\n",
+    }
 
 
 def _rules(llm: str) -> dict[str, Any]:
@@ -70,7 +74,13 @@ def _rules(llm: str) -> dict[str, Any]:
     }
 
 
-def _dashboard(llm: str) -> dict[str, Any]:
+def serving_dashboard(llm: str, app: str) -> str:
+    """A Grafana dashboard, as JSON, of what the workers of an LLM export; Grafana knows it by `app`."""
+    uid = f"fleetplan-{app}"[:MOST_UID]
+    return json.dumps(_dashboard(llm, uid, _serving_panels(0)), indent=2) + "\n"
+
+
+def _watch_dashboard(llm: str) -> dict[str, Any]:
     rate = "[$__rate_interval]"
     panels = [
         _panel(0, "stat", "Plan holds", {"holds": f"min({HOLDS})"}, "bool_yes_no"),
@@ -88,8 +98,16 @@ def _dashboard(llm: str) -> dict[str, Any]:
             },
             "reqps",
         ),
+    ]
+    return _dashboard(llm, "fleetplan-watch", [*panels, *_serving_panels(len(panels))])
+
+
+def _serving_panels(first: int) -> list[dict[str, Any]]:
+    """Panels of vLLM's own metrics, numbered from `first` on."""
+    rate = "[$__rate_interval]"
+    return [
         _panel(
-            4,
+            first,
             "timeseries",
             "Mean lengths",
             {
@@ -100,7 +118,7 @@ def _dashboard(llm: str) -> dict[str, Any]:
             "short",
         ),
         _panel(
-            5,
+            first + 1,
             "timeseries",
             "TTFT",
             {
@@ -111,17 +129,26 @@ def _dashboard(llm: str) -> dict[str, Any]:
             "s",
         ),
         _panel(
-            6,
+            first + 2,
             "timeseries",
             "Running and waiting",
             {name: f"sum(vllm:num_requests_{name})" for name in ("running", "waiting")},
             "short",
         ),
-        _panel(7, "timeseries", "KV cache in use", {"mean": "avg(vllm:kv_cache_usage_perc)"}, "percentunit"),
+        _panel(
+            first + 3,
+            "timeseries",
+            "KV cache in use",
+            {"mean": "avg(vllm:kv_cache_usage_perc)"},
+            "percentunit",
+        ),
     ]
+
+
+def _dashboard(llm: str, uid: str, panels: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "title": f"fleetplan: {llm}",
-        "uid": "fleetplan-watch",
+        "uid": uid,
         "schemaVersion": 39,
         "version": 1,
         "editable": True,

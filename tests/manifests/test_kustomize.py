@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -62,6 +63,42 @@ def test_an_overlay_with_every_component_is_valid(fleet: Fleet, tmp_path: Path) 
         assert not is_worker or kubernetes.SHM_MOUNT in main["volumeMounts"]
         assert (offline, mounted) == (is_worker, is_worker)
     assert len(deployments) == len(fleet.running_pools) + 1
+
+
+@pytest.mark.parametrize("fleet", [mixed(), pairs()], ids=["mixed", "pairs"])
+def test_the_gateway_leads_to_the_routers_service_and_prometheus_to_the_workers(fleet: Fleet) -> None:
+    files = manifests.render(fleet, 5000, "kubernetes").files
+    plain = {(each["kind"], each["metadata"]["name"]): each for each in kubernetes.documents(fleet, 5000)}
+    gateway, *routes = yaml.safe_load_all(files["components/gateway/gateway.yaml"])
+    for route in routes:
+        assert route["spec"]["parentRefs"] == [{"name": gateway["metadata"]["name"]}]
+        (rule,) = route["spec"]["rules"]
+        (backend,) = rule["backendRefs"]
+        assert backend["port"] in [
+            port["port"] for port in plain["Service", backend["name"]]["spec"]["ports"]
+        ]
+    monitor = yaml.safe_load(files["components/monitoring/workers.yaml"])["spec"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    (only,) = monitor["selector"]["matchExpressions"]
+    for (kind, _), each in plain.items():
+        if kind != "Deployment":
+            continue
+        labels = each["spec"]["template"]["metadata"]["labels"]
+        is_scraped = labels[only["key"]] not in only["values"]
+        assert is_scraped == (labels[kubernetes.ROLE] != "router")
+        assert monitor["selector"]["matchLabels"].items() <= labels.items()
+        ports = each["spec"]["template"]["spec"]["containers"][0]["ports"]
+        assert not is_scraped or endpoint["port"] in [port["name"] for port in ports]
+    dashboard = yaml.safe_load(files["components/monitoring/dashboard.yaml"])
+    (panels,) = (json.loads(text)["panels"] for text in dashboard["data"].values())
+    assert panels and not any("fleetplan_" in target["expr"] for each in panels for target in each["targets"])
+
+
+def test_an_llm_with_two_routers_has_a_path_to_each() -> None:
+    fleet = replace(mixed(), pools=(*mixed().pools, *pairs().pools))
+    _, *routes = yaml.safe_load_all(kustomize.files(fleet, "app", "role")["components/gateway/gateway.yaml"])
+    paths = [route["spec"]["rules"][0]["matches"][0]["path"]["value"] for route in routes]
+    assert len(paths) == len(set(paths)) == 2
 
 
 def test_nothing_is_added_without_an_overlay() -> None:
