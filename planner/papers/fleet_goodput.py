@@ -97,10 +97,12 @@ def fleet_goodput(
     rate = bisect_highest(
         carries, guess_rps=most_rps(fleet, requests) / 4, tolerance_frac=tolerance_frac, lowest_rps=lowest_rps
     )
-    run = rule.run(fleet, rate.rate_rps or lowest_rps)
+    is_kept = rate.rate_rps > 0
+    missed = None if is_kept else rule.first_missed(fleet, rate.fails_rps)
+    run = rule.run(fleet, rate.rate_rps if is_kept else rate.fails_rps, missed or 0)
     answer = FleetGoodput(fleet, rate, rule, traffic_request is None, run)
-    if not rate.rate_rps:
-        raise _none_kept(answer)
+    if not is_kept:
+        raise _none_kept(answer, lowest_rps)
     return answer
 
 
@@ -134,14 +136,22 @@ def _replayed(requests: Trace, traffic_request: RateRequest) -> Traffic:
     return replayed
 
 
-def _none_kept(goodput: FleetGoodput) -> InfeasibleError:
+def _none_kept(goodput: FleetGoodput, lowest_rps: float) -> InfeasibleError:
+    """The error that no rate is kept, with the limit that the lowest rate misses by most."""
     values = goodput.values_s
-    worst = max(values, key=lambda limit: (finite_or_none(values[limit]) or 0.0) / limit.limit_s)
+    worst = max(values, key=lambda limit: values[limit] / limit.limit_s)
+    is_missed = not values[worst] <= worst.limit_s
+    reason = (
+        f"{worst.name} is {show_s(values[worst])} there, limit {show_s(worst.limit_s)}"
+        if is_missed
+        else "requests pile up there"
+    )
+    fewest = (
+        "" if goodput.is_poisson else f" Lower rates keep fewer than {LEAST_REQUESTS} requests of the trace."
+    )
     return InfeasibleError(
-        f"the fleet keeps the SLO at no rate down to {goodput.goodput.fails_rps:.3g} requests/s: "
-        f"{worst.name} "
-        f"is {show_s(values[worst])} there, limit {show_s(worst.limit_s)}; relax the SLO, or take other "
-        "workers",
+        f"the fleet keeps the SLO at no rate down to {goodput.goodput.fails_rps:.3g} requests/s: {reason}; "
+        f"relax the SLO, or take other workers.{fewest}",
         kind="latency",
         constraint=worst.name,
         relaxation=f"{worst.name} of {show_s(values[worst])}",

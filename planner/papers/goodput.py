@@ -98,11 +98,16 @@ class Steady:
     residences: float = 20.0
 
     def carries(self, fleet: Fleet, rate_rps: float) -> bool:
-        return all(self._holds(fleet, rate_rps, seed) for seed in range(self.seeds))
+        return self.first_missed(fleet, rate_rps) is None
 
-    def run(self, fleet: Fleet, rate_rps: float) -> Simulation:
+    def first_missed(self, fleet: Fleet, rate_rps: float) -> int | None:
+        """The first seed with whose traffic the fleet misses the SLO; None where it keeps it with all."""
+        seeds = range(self.seeds)
+        return next((seed for seed in seeds if not self._holds(fleet, rate_rps, seed)), None)
+
+    def run(self, fleet: Fleet, rate_rps: float, seed: int = 0) -> Simulation:
         """One long run, with every gap between tokens."""
-        long_run = self._long_run(lambda trace: simulate(fleet, trace, record=True), rate_rps, 0)
+        long_run = self._long_run(lambda trace: simulate(fleet, trace, record=True), rate_rps, seed)
         assert long_run is not None
         return long_run
 
@@ -170,6 +175,6 @@ def bisect_highest(
         if low > 0 and high < math.inf:
             rate = math.sqrt(low * high)
         else:
-            rate = 2 * low if low > 0 else high / 2
-        if not lowest_rps <= rate <= HIGHEST_RPS:
+            rate = 2 * low if low > 0 else max(high / 2, lowest_rps)
+        if not rate <= HIGHEST_RPS or rate >= high:
             return Goodput(low, high, rates)

@@ -123,3 +123,21 @@ def test_a_promise_that_nothing_keeps_is_infeasible_at_any_rate() -> None:
     )
     with pytest.raises(InfeasibleError):
         plan(task, TRACE, CATALOG, time_limit_s=1000.0)
+
+
+def test_where_level_0_has_no_fleet_at_any_rate_others_are_looked_for() -> None:
+    """Two nodes of one kind take more than 3 kW, so only a node of each kind stands the loss of a node."""
+    task = question(
+        objective="throughput",
+        spare="1 node",
+        slo={"ttft": {"p90": "4 s"}, "tpot": {"p90": "60 ms"}},
+        limits={"power": "3 kW"},
+        fleet={"gpus": ["h100-80g", "a100-80g"], "max_num_batched_tokens": 2048},
+        safety={"kept_in": 0.6},
+    )
+    found = plan(task, traffic(requests=60, rate_rps=0.5), CATALOG)
+    assert found.throughput is not None and found.throughput.rate_rps > 0.2
+    assert {pool.type.gpu.name for pool in found.fleet.running_pools} == {"h100-80g", "a100-80g"}
+    assert found.certificate.level0 == float("inf")
+    power_w = [each.fleet.power_w for each in found.alternatives if each.fleet is not None]
+    assert max([*power_w, found.fleet.power_w]) <= 3000

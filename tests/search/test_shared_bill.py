@@ -56,3 +56,14 @@ def test_a_limit_on_cost_is_of_the_bill() -> None:
     with pytest.raises(InfeasibleError, match=r"Raise cost from 20 to 23\.92 USD/h") as refused:
         plan_together(question(limits={"cost": "20 usd/h"}), CATALOG)
     assert refused.value.constraint == "cost" and not refused.value.is_proved
+
+
+def test_a_kind_that_only_the_third_choice_leaves_alone_is_found() -> None:
+    """Without RTX PRO 6000 comes A100, the next by the GPU, whose nodes idle as well; H100 alone is less."""
+    fleet = {
+        "gpus": ["rtx-pro-6000", "a100-80g", "h100-80g"],
+        "sold_as": {"rtx-pro-6000": "node", "a100-80g": "node", "h100-80g": "gpu"},
+        "max_num_batched_tokens": 2048,
+    }
+    shared = plan_together(question(fleet=fleet), CATALOG)
+    assert shared.bill.usd_per_h == pytest.approx(8 * 2.99)

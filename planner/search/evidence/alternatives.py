@@ -59,7 +59,8 @@ def find_alternatives(
     if not is_one_gpu:
         priced = [(pool.cost, pool.counts) for pool in alone.values() if pool.counts]
         level0_counts, level0_cost = level0.one_gpu
-        if level0_counts and len({option.type.gpu.name for option, _ in level0_counts}) == 1:
+        is_one = level0_counts and len({option.type.gpu.name for option, _ in level0_counts}) == 1
+        if level0_counts and is_one and problem.allows(level0_counts):
             priced.append((level0_cost, level0_counts))
         _, cheapest = min(priced, key=lambda row: row[0], default=(math.inf, None))
         kinds.append((ONE_GPU, cheapest))

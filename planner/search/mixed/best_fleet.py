@@ -52,13 +52,25 @@ def search(
         result = _search(wider, start, prove=prove, walks=walks)[0]
         if result is not None and problem.allows(result.best):
             if not wider.out_of_time() or problem.out_of_time():
-                return result
+                return _with_level0_within(problem, result, start, prove=prove, walks=walks)
             # The search was cut short: in the rest of the time others must beat what it found.
             start = (*start, problem.oracle.fleet(result.best))
     result, level0, mixed_fleets = _search(problem, start, prove=prove, walks=walks)
     if result is None:
         raise infeasible(problem, level0, mixed_fleets)
     return result
+
+
+def _with_level0_within(
+    problem: Problem, result: FleetSearch, start: Sequence[Fleet], *, prove: bool, walks: bool
+) -> FleetSearch:
+    """The result of a search without budgets, with a search of level 0 that keeps them: a fleet of several
+    types may be within budgets that the best fleet of level 0 exceeds.
+    """
+    best = result.level0.search.best
+    if best is None or problem.allows(best):
+        return result
+    return replace(result, level0=search_level0(problem, start, prove=prove, walks=walks))
 
 
 def _search(
@@ -69,7 +81,9 @@ def _search(
     if level0.search.best is not None and not problem.out_of_time():
         _prefer_uncapped(problem, level0)
         _check_minimal(level0.search, problem.oracle)
-    mixed_fleets = search_mixed_fleets(problem, level0, owned_candidates(problem, level0), refines=walks)
+    known = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
+    known += owned_candidates(problem, level0)
+    mixed_fleets = search_mixed_fleets(problem, level0, known, refines=walks)
     if mixed_fleets.best is None:
         return None, level0, mixed_fleets
     fleet_search = FleetSearch(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from planner.documents.catalog import Catalog
 from planner.documents.certificate import Throughput
@@ -18,6 +19,7 @@ from planner.documents.task import PlanQuestion
 from planner.errors import InfeasibleError, OutOfTimeError, PlannerError
 from planner.fleet import Fleet
 from planner.search.level0.level0_search import search_level0
+from planner.search.mixed.best_fleet import search_again
 from planner.search.mixed.infeasible import with_relaxation
 from planner.search.oracle.stopping import StoppedError
 from planner.search.oracle.traffic_request import requested_traffic
@@ -137,8 +139,9 @@ def _round_rate(rate_rps: float) -> float:
 def find_most_traffic(
     task: PlanQuestion, trace: Trace, catalog: Catalog, *, seed: int, conditions: Conditions
 ) -> tuple[Throughput, Fleet]:
-    """The most requests per second that a fleet of level 0 within the limits carries, and such a fleet. The
-    rate is exact to RATE_STEP_FRAC, or as far as the time allowed.
+    """The most requests per second that a fleet of level 0 within the limits carries, and such a fleet; of
+    any mix of worker types where level 0 has none at any rate. The rate is exact to RATE_STEP_FRAC, or as far
+    as the time allowed.
 
     A rate is refuted where the search of level 0 at that rate is exhausted without a fleet, and all higher
     rates are refuted with it. That assumes that more traffic is never easier to carry, beside the assumption
@@ -150,7 +153,7 @@ def find_most_traffic(
     quiet = Conditions(conditions.deadline, answers=conditions.answers)
     known: list[Fleet] = []
 
-    def find_fleet(rate_rps: float, workers_of: Fleet | None) -> Fleet | None:
+    def find_fleet(rate_rps: float, workers_of: Fleet | None, *, any_mix: bool) -> Fleet | None:
         rate_task = task_at_rate(task, trace, rate_rps, seed)
         conditions.progress(f"most traffic: {rate_rps:g} requests/s")
         whole_problem = with_relaxation(
@@ -160,17 +163,25 @@ def find_most_traffic(
         is_exhausted = True
         for policies in task.policy_choices():
             with_policy = with_policies(problem, policies)
-            search = search_level0(with_policy, known, any_will_do=True).search
-            if search.best is not None:
-                known[:] = [with_policy.oracle.fleet(search.best)]
+            level0 = search_level0(with_policy, known, any_will_do=True)
+            best = level0.search.best
+            if best is None and any_mix:
+                best = search_again(with_policy, known, is_mixed=True)
+            if best is not None:
+                known[:] = [with_policy.oracle.fleet(best)]
                 return known[0]
-            is_exhausted &= search.is_exhausted
+            is_exhausted &= level0.search.is_exhausted
         if not is_exhausted:
             raise StoppedError
         return None
 
-    climb = RateClimb(find_fleet, RATE_STEP_FRAC, _FEWEST_REQUESTS / trace.duration_s)
-    climb.climb_from(float(f"{trace.rate_rps:.3g}"))
+    for any_mix in (False, True):
+        climb = RateClimb(
+            partial(find_fleet, any_mix=any_mix), RATE_STEP_FRAC, _FEWEST_REQUESTS / trace.duration_s
+        )
+        climb.climb_from(float(f"{trace.rate_rps:.3g}"))
+        if climb.fleet is not None or is_over(conditions.deadline):
+            break
     if climb.fleet is None:
         raise _no_rate_error(task, climb, conditions)
     return Throughput(climb.holds_rps, climb.refuted_rps), climb.fleet
@@ -181,20 +192,24 @@ def find_most_kept_traffic(
     trace: Trace,
     catalog: Catalog,
     on_paper: Throughput,
-    best: Fleet,
+    paper_fleet: Fleet,
     *,
     seed: int,
     conditions: Conditions,
 ) -> tuple[Throughput, Fleet] | None:
     """The most requests per second at which a fleet of level 0 within the limits was found that keeps the SLO
-    in enough of the search's scenarios, and that fleet. The rate is exact to KEPT_STEP_FRAC, or as far as the
-    time allowed; the result is None where the time ends before the first fleet. `best` is the fleet on paper.
+    in enough of the search's scenarios, and that fleet; of any mix of worker types where level 0 has none at
+    any rate. The rate is exact to KEPT_STEP_FRAC, or as far as the time allowed; the result is None where the
+    time ends before the first fleet. `paper_fleet` is the fleet on paper.
 
     Raises InfeasibleError where no rate has such a fleet.
     """
-    quiet, known = Conditions(conditions.deadline), {policies: [best] for policies in task.policy_choices()}
+    quiet, known = (
+        Conditions(conditions.deadline),
+        {policies: [paper_fleet] for policies in task.policy_choices()},
+    )
 
-    def find_fleet(rate_rps: float, workers_of: Fleet | None) -> Fleet | None:
+    def find_fleet(rate_rps: float, workers_of: Fleet | None, *, any_mix: bool) -> Fleet | None:
         conditions.progress(f"most traffic in production: {rate_rps:g} requests/s")
         rate_task = task_at_rate(task, trace, rate_rps, seed)
         whole_problem = build_problem(rate_task, trace, catalog, seed=seed, conditions=quiet)
@@ -205,9 +220,11 @@ def find_most_kept_traffic(
                 LEAST_SEARCH_REQUESTS,
             )
             start = known[policies]
-            search = search_level0(scenario_problem, start, walks=False, any_will_do=True).search
-            if search.best is not None:
-                start.insert(0, scenario_problem.oracle.fleet(search.best))
+            best = search_level0(scenario_problem, start, walks=False, any_will_do=True).search.best
+            if best is None and any_mix:
+                best = search_again(scenario_problem, start, is_mixed=True)
+            if best is not None:
+                start.insert(0, scenario_problem.oracle.fleet(best))
                 return start[0]
         if is_over(conditions.deadline):
             raise StoppedError
@@ -215,8 +232,13 @@ def find_most_kept_traffic(
 
     refuted_rps = math.inf if on_paper.refuted_rps is None else on_paper.refuted_rps
     least_rps = _FEWEST_REQUESTS / trace.duration_s
-    climb = RateClimb(find_fleet, KEPT_STEP_FRAC, least_rps, failed_rps=refuted_rps)
-    climb.climb_from(_round_rate(FIRST_RATE_FRAC * on_paper.rate_rps), best)
+    for any_mix in (False, True):
+        climb = RateClimb(
+            partial(find_fleet, any_mix=any_mix), KEPT_STEP_FRAC, least_rps, failed_rps=refuted_rps
+        )
+        climb.climb_from(_round_rate(FIRST_RATE_FRAC * on_paper.rate_rps), paper_fleet)
+        if climb.fleet is not None or is_over(conditions.deadline):
+            break
     if climb.fleet is None and is_over(conditions.deadline):
         return None
     if climb.fleet is None:

@@ -2,8 +2,9 @@
 whole, and a GPU that is cheapest by itself may leave seven beside it idle.
 
     plan     by the GPU, on all of the stock
-    again    where paid GPUs idle: without each kind of GPU that is used, and with those kinds alone
-    take     the least bill, then the least bill with a loss; from there on again, as long as it falls
+    again    of the plan with the least bill of those in which paid GPUs idle: without each kind of GPU that
+             it uses, with each of these alone, and without all kinds that idled in any plan
+    end      where no plan that is left has a value by the GPU below the least bill
 
 Not every choice of kinds is tried, so a smaller bill may exist. `limits: {cost}` is of the bill.
 """
@@ -23,7 +24,8 @@ from planner.search.problem.plan_problem import Progress
 from planner.search.several.shared_paper import gives_way_facts
 from planner.search.several.shared_plan import LimitUse, SharedPlan
 
-# Plans beyond the first: two rounds of three kinds of GPU. Each takes as long as the first.
+# Plans beyond the first: as many as there are ways to leave out some of three kinds of GPU. Each takes as
+# long as the first.
 MOST_PLANS = 6
 # A smaller relative saving is rounding.
 CHEAPER_FRAC = 1e-6
@@ -77,26 +79,34 @@ def _fill_nodes(
 ) -> SharedPlan:
     """The least bill found over the kinds of GPUs, whatever the limit on cost."""
     first = best = plan(question)
-    stocked = {_kind(gpu) for gpu in question.parts[0].task.stock}
-    left_out: frozenset[str] = frozenset()
-    tried, has_improved = {left_out}, True
-    while has_improved and best.bill.idle_gpus:
-        has_improved = False
-        used = _kinds_used(best)
-        choices = [*(left_out | {kind} for kind in used), frozenset(stocked - set(used))]
-        for without in choices:
-            if without in tried or not stocked - without:
+    left_out = frozenset[str]()
+    plans: dict[frozenset[str], SharedPlan | None] = {left_out: first}  # None: infeasible
+    expanded = set[frozenset[str]]()
+    stocked = frozenset(_kind(gpu) for gpu in question.parts[0].task.stock)
+    while len(plans) <= MOST_PLANS and not out_of_time():
+        limit = best.bill.usd_per_h * (1 - CHEAPER_FRAC)
+        made = {key: one for key, one in plans.items() if one is not None}
+        idle = [key for key, one in made.items() if one.bill.idle_gpus and one.value < limit]
+        if not (parents := [key for key in idle if key not in expanded]):
+            break
+        parent = min(parents, key=lambda key, made=made: _bills(made[key]))  # type: ignore[misc]
+        expanded.add(parent)
+        used = _kinds_used(made[parent])
+        alone = [stocked - {kind} for kind in used] if len(used) > 1 else []
+        for without in (*(parent | {kind} for kind in used), *alone, parent | _idle_kinds(made.values())):
+            if without in plans or not stocked - without:
                 continue
-            if len(tried) > MOST_PLANS or out_of_time():
+            if len(plans) > MOST_PLANS or out_of_time():
                 break
-            tried.add(without)
-            progress(f"{best.bill.idle_gpus} paid GPUs idle: all LLMs without {', '.join(sorted(without))}")
+            progress(f"{first.bill.idle_gpus} paid GPUs idle: all LLMs without {', '.join(sorted(without))}")
             try:
                 shared = plan(_with_tasks(question, lambda task, names=without: _without(task, names)))  # type: ignore[misc]
             except InfeasibleError:
+                plans[without] = None
                 continue
+            plans[without] = made[without] = shared
             if _is_less(shared, best):
-                best, left_out, has_improved = shared, without, True
+                best, left_out = shared, without
     return best if best is first else _beside_first(best, first, question.parts, left_out)
 
 
@@ -165,6 +175,11 @@ def _kinds_used(shared: SharedPlan) -> list[str]:
     """The GPUs that are rented, in the order of their names."""
     gpus = {pool.type.gpu.name for pool in shared.workers.running_pools}
     return sorted({_kind(gpu) for gpu in gpus if market_of(gpu) != OWNED})
+
+
+def _idle_kinds(plans: Iterable[SharedPlan]) -> frozenset[str]:
+    """The GPUs of which some idle in any of these plans."""
+    return frozenset(_kind(nodes.gpu) for one in plans for nodes in one.bill.nodes if nodes.idle_gpus)
 
 
 def _kind(gpu: str) -> str:
