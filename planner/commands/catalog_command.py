@@ -261,7 +261,10 @@ def _gpus(known: Catalog, names: list[str] | None) -> list[Gpu]:
 
 @commands.command("prices")
 def import_prices(
-    file: Annotated[Path, typer.Argument(readable=False, help="SkyPilot's catalog of a cloud: vms.csv.")],
+    file: Annotated[
+        Path,
+        typer.Argument(readable=False, help="SkyPilot's catalog of a cloud (vms.csv), or a bill in FOCUS."),
+    ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="A catalog directory; made if need be.")
     ] = None,
@@ -277,23 +280,32 @@ def import_prices(
     catalog: CatalogOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Read prices of a cloud from SkyPilot's catalog; with -o DIR into DIR/prices.yaml, for --catalog DIR."""
+    """Read prices from SkyPilot's catalog of a cloud, or from your bill (a FOCUS export); with -o DIR into
+    DIR/prices.yaml, for --catalog DIR.
+    """
     from planner.documents.catalog import PRICES
     from planner.documents.offers import first_day, offers_document
     from planner.files.checked_files import check_output_directory, to_yaml, write_files
+    from planner.importers.focus_billing import is_billing_export, read_billed_prices
     from planner.importers.skypilot import read_prices
 
-    who = provider or file.resolve().parent.name
     day = date or datetime.date.today().isoformat()
     if first_day(day) is None:
         raise InputError(f"--date {day!r}: expected a date such as 2026-11-21, 2026-11 or 2026")
     if out is not None:
         check_output_directory(out)
-    prices_read = read_prices(file, read_catalog(catalog), provider=who, date=day, region=region)
-    document = offers_document(prices_read.offers)
-    notes = list(prices_read.unnamed)
-    if prices_read.without_price:
-        notes.append(f"{prices_read.without_price} rows of GPUs have no price on demand")
+    known = read_catalog(catalog)
+    if is_billing_export(file):
+        billed = read_billed_prices(file, known, provider=provider, date=day, region=region)
+        offers, notes = billed.offers, list(billed.left_out)
+    else:
+        who = provider or file.resolve().parent.name
+        listed = read_prices(file, known, provider=who, date=day, region=region)
+        offers, notes = listed.offers, list(listed.unnamed)
+        if listed.without_price:
+            notes.append(f"{listed.without_price} rows of GPUs have no price on demand")
+    document = offers_document(offers)
+    who = next(iter(offers.values()))[0].provider
     if out is not None:
         write_files(out, {PRICES: to_yaml(document)})
     if json_output:
@@ -301,9 +313,7 @@ def import_prices(
         return
     say_first(notes)
     print_rows([{"gpu": gpu} | offer for gpu, each in document.items() for offer in each], f"prices of {who}")
-    on_demand = {
-        gpu: o.usd_per_h for gpu, each in prices_read.offers.items() for o in each if o.term == "on-demand"
-    }
+    on_demand = {gpu: o.usd_per_h for gpu, each in offers.items() for o in each if o.term == "on-demand"}
     prices = ", ".join(f"{gpu}: {usd_per_h:.6g} usd/h" for gpu, usd_per_h in on_demand.items())
     console = stdout_console(soft_wrap=True)
     console.print(f"for slo.yaml:  fleet: {{prices: {{{prices}}}}}", markup=False)

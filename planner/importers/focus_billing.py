@@ -1,0 +1,194 @@
+"""What a cloud's bill says of GPU prices: an export in FOCUS, the FinOps Open Cost and Usage Specification.
+
+    ChargeCategory,PricingCategory,ConsumedQuantity,ConsumedUnit,EffectiveCost,BillingCurrency,ProviderName,...
+    Usage,Standard,24,Hours,1320.96,USD,AWS,...,"$55.04 per On Demand Linux p5.48xlarge Instance Hour"
+
+A GPU's price is what its instances cost by the hour after discounts (EffectiveCost over ConsumedQuantity),
+over the GPUs of an instance. The instance type is looked for in SkuPriceDetails and in all texts of a row, as
+each provider has it elsewhere. Google bills cores, memory and GPUs apart, so that no row has the price of an
+instance: such rows are left out and named.
+
+Sources: focus.finops.org, columns of 1.0 to 1.2; instance types: aws.amazon.com/ec2/instance-types and
+learn.microsoft.com/azure/virtual-machines/sizes (2026-11).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.documents.catalog import Catalog
+from planner.documents.offers import ProviderOffer, Term
+from planner.errors import InputError
+from planner.files.text_tables import read_text
+
+# A file with these columns is such an export; the others of NEEDED are asked for in an error.
+MARKS = ("EffectiveCost", "ChargeCategory")
+NEEDED = (*MARKS, "ConsumedQuantity", "ConsumedUnit", "BillingCurrency", "PricingCategory", "ProviderName")
+HOURS = {"hour", "hours", "hrs", "1 hour", "hour(s)"}
+TERMS: Mapping[str, Term] = {"standard": "on-demand", "dynamic": "spot"}
+_YEARS = re.compile(r"\b(?P<years>1|3|one|three)[ -]?(?:yr|year)", re.IGNORECASE)
+_RESERVED: Mapping[str, Term] = {
+    **dict.fromkeys(("1", "one"), "reserved-1y"),
+    **dict.fromkeys(("3", "three"), "reserved-3y"),
+}
+
+# GPUs of an instance by its size, for families of AWS whose sizes all have the same card.
+_AWS_SIZES = {
+    **dict.fromkeys(("xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge"), 1),
+    **dict.fromkeys(("12xlarge", "24xlarge"), 4),
+    "48xlarge": 8,
+}
+_INSTANCES: Mapping[str, tuple[str, int]] = {
+    "p4d.24xlarge": ("a100-40g", 8),
+    "p4de.24xlarge": ("a100-80g", 8),
+    "p5.4xlarge": ("h100-80g", 1),
+    "p5.48xlarge": ("h100-80g", 8),
+    "p5e.48xlarge": ("h200-141g", 8),
+    "p5en.48xlarge": ("h200-141g", 8),
+    "p6-b200.48xlarge": ("b200-180g", 8),
+    "p6-b300.48xlarge": ("b300-288g", 8),
+    "p3dn.24xlarge": ("v100-32g", 8),
+    **{
+        f"{family}.{size}": (gpu, gpus)
+        for family, gpu in (("g5", "a10g-24g"), ("g6", "l4-24g"), ("g6e", "l40s-48g"))
+        for size, gpus in _AWS_SIZES.items()
+    },
+    "nd96asr_v4": ("a100-40g", 8),
+    "nd96amsr_a100_v4": ("a100-80g", 8),
+    "nd96isr_h100_v5": ("h100-80g", 8),
+    "nd96isr_h200_v5": ("h200-141g", 8),
+    "nd96isr_mi300x_v5": ("mi300x-192g", 8),
+    "nc40ads_h100_v5": ("h100-nvl-94g", 1),
+    "nc80adis_h100_v5": ("h100-nvl-94g", 2),
+}
+# Azure writes "Standard_ND96isr_H100_v5" and "ND96isr H100 v5".
+_NAMES = "|".join(re.escape(name).replace("_", "[_ ]") for name in _INSTANCES)
+_INSTANCE = re.compile(rf"(?<![\w.-])(?:standard[_ ])?({_NAMES})(?![\w-])", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class _Used:
+    """What was paid for the instances of one kind and term, and for how many hours of one GPU."""
+
+    usd: float = 0.0
+    gpu_hours: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Billed:
+    """What a bill says: offers by GPU, and a line for each kind of row that was left out."""
+
+    offers: Mapping[str, tuple[ProviderOffer, ...]]
+    left_out: tuple[str, ...]
+
+
+def is_billing_export(path: Path) -> bool:
+    """Whether the first line of a file has the columns by which FOCUS is told from SkyPilot's catalog."""
+    header = read_text(path).split("\n", 1)[0]
+    return all(mark in header for mark in MARKS)
+
+
+def read_billed_prices(
+    path: Path, catalog: Catalog, *, provider: str | None, date: str, region: str | None = None
+) -> Billed:
+    """The price of each GPU by what was paid, on demand, reserved and spot; with `region` (RegionId or
+    RegionName) of that region alone. Without `provider` it is the bill's own, in lower case.
+
+    Raises InputError for a bill in another currency, of several providers, or without hours of a known GPU.
+    """
+    used: dict[tuple[str, Term], _Used] = {}
+    skipped: dict[str, int] = {}
+    providers: set[str] = set()
+    for number, row in _rows(path, region):
+        if row["ChargeCategory"].strip().lower() != "usage":
+            continue  # Taxes, credits and the purchase of a commitment, which its hours repeat.
+        if (found := _instance(row)) is None:
+            if "gpu" in _texts(row).lower():
+                _count(skipped, "names a GPU but no known type of instance")
+            continue
+        gpu, gpus = found
+        if gpu not in catalog.gpus:
+            _count(skipped, f"is of {gpu}, which is no row of gpus.yaml")
+        elif row["ConsumedUnit"].strip().lower() not in HOURS:
+            _count(skipped, f"is counted in {row['ConsumedUnit'].strip() or 'no unit'}, not in hours")
+        elif (term := _term(row)) is None:
+            _count(skipped, "is of a commitment whose years no column says")
+        else:
+            where = f"{path}, line {number}"
+            if (currency := row["BillingCurrency"].strip().upper()) != "USD":
+                raise InputError(f"{where}: BillingCurrency: expected USD, found {currency[:80]!r}")
+            providers.add(row["ProviderName"].strip().lower())
+            total = used.setdefault((gpu, term), _Used())
+            total.usd += _number(row["EffectiveCost"], f"{where}: EffectiveCost")
+            total.gpu_hours += gpus * _number(row["ConsumedQuantity"], f"{where}: ConsumedQuantity")
+    if len(providers) > 1 and provider is None:
+        raise InputError(
+            f"{path}: is a bill of {', '.join(sorted(providers))}: export one of them, or give a name to all "
+            "with --provider"
+        )
+    lines = tuple(f"{count} row{'' if count == 1 else 's'}: {why}" for why, count in skipped.items())
+    paid = {key: total for key, total in used.items() if total.gpu_hours > 0 and total.usd > 0}
+    if not paid:
+        said = f" ({'; '.join(lines)})" if lines else ""
+        raise InputError(f"{path}: holds no paid hours of a known GPU's instances{said}")
+    who = provider or next(iter(providers)) or "bill"
+    offers: dict[str, tuple[ProviderOffer, ...]] = {}
+    for (gpu, term), total in paid.items():
+        source = f"FOCUS export {path.name}: {total.gpu_hours:.6g} GPU hours for {total.usd:.6g} USD"
+        offer = ProviderOffer(who, term, total.usd / total.gpu_hours, date, source)
+        offers[gpu] = (*offers.get(gpu, ()), offer)
+    return Billed(offers, lines)
+
+
+def _rows(path: Path, region: str | None) -> Iterator[tuple[int, dict[str, str]]]:
+    reader = csv.DictReader(io.StringIO(read_text(path)), restval="")
+    if missing := [column for column in NEEDED if column not in (reader.fieldnames or ())]:
+        raise InputError(f"{path}: no column {', '.join(missing)}; expected a bill in FOCUS 1.0 or later")
+    try:
+        for row in reader:
+            places = (row.get(key, "").strip() for key in ("RegionId", "RegionName"))
+            if region is None or region in places:
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num}: cannot be read ({error})") from None
+
+
+def _texts(row: Mapping[str, str]) -> str:
+    """All that a row says, in one line."""
+    return " ".join(str(value) for value in row.values() if value)
+
+
+def _instance(row: Mapping[str, str]) -> tuple[str, int] | None:
+    """The GPU of a row's instance and how many it has; None where no known type of instance is named."""
+    match = _INSTANCE.search(_texts(row))
+    return None if match is None else _INSTANCES[match[1].lower().replace(" ", "_")]
+
+
+def _term(row: Mapping[str, str]) -> Term | None:
+    """On what terms a row was paid; None for a commitment of unknown length."""
+    category = row["PricingCategory"].strip().lower()
+    if category != "committed":
+        return TERMS.get(category, "on-demand")
+    years = _YEARS.search(_texts(row))
+    return None if years is None else _RESERVED[years["years"].lower()]
+
+
+def _number(written: str, where: str) -> float:
+    """A figure of a row, which may be negative: a later row corrects an earlier one."""
+    try:
+        value = float(written)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise InputError(f"{where}: expected a number, found {written[:80]!r}")
+    return value
+
+
+def _count(skipped: dict[str, int], why: str) -> None:
+    skipped[why] = skipped.get(why, 0) + 1
