@@ -15,6 +15,8 @@ VERY_LONG_FACTOR = 10.0
 # At a lower rate a clock may count a finer unit: a clock of whole numbers, and any clock.
 SLOW_WHOLE_RPS, SLOW_RPS = 1.0, 0.05
 FAST_RPS = 1000.0  # At a higher rate a clock of milliseconds may count seconds.
+# At a higher rate a clock of seconds may count days, as spreadsheets do: 0.06 requests/s are as many.
+FAST_OF_DAYS_RPS, DAY_S = 5000.0, 86_400
 FEWEST_OF_CLOCK = 5  # The unit of a clock is judged from this many requests on.
 UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6)}
 UNITS |= {"ns": ("nanoseconds", 1e9)}
@@ -54,6 +56,12 @@ def of_unit(
     stamps = arrival_s * per_s
     is_whole = bool((stamps == np.floor(stamps)).all())
     is_ms = per_s == UNITS["ms"][1]
+    if per_s == 1.0 and rate_rps > FAST_OF_DAYS_RPS:
+        return (
+            f"{name}: column {clock} is read as seconds: {len(arrival_s)} requests in {show_s(span_s)}, "
+            f"{rate_rps:.4g} requests/s; if it counts days, as spreadsheets do, these are "
+            f"{rate_rps / DAY_S:.3g} requests/s: write seconds, {DAY_S} times as many",
+        )
     others: tuple[str, ...]
     if per_s == 1.0 and rate_rps < (SLOW_WHOLE_RPS if is_whole else SLOW_RPS):
         read_as, others = "seconds", ("ms", "us", "ns")

@@ -176,3 +176,9 @@ def test_where_every_length_ends_in_three_noughts_it_is_told_how_it_is_read(tmp_
     assert trace.input_tokens.tolist() == [2, 3]
     assert "'2.000' is read as 2, with a decimal point; if it separates thousands write 2000" in told
     assert read(tmp_path, SEMICOLONS + "0.500;2.0;10\n1.750;3.0;20\n").warnings == ()
+
+
+def test_days_of_a_spreadsheet_are_not_seconds_in_silence(tmp_path: Path) -> None:
+    """A second is 1 / 86,400 day: 40 requests, half a second apart, seem to come within a quarter of a ms."""
+    (said,) = read(tmp_path, table([f"{46109.5 + at / 86_400:.10f}" for at in TIMES])).warnings
+    assert "if it counts days, as spreadsheets do, these are 2.09 requests/s" in said
