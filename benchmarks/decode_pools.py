@@ -3,9 +3,9 @@
     python benchmarks/decode_pools.py --traces FILE [FILE ...] [--rates 300 2000] [--windows "busiest 2 min"]
 
 For each decode option of eight GPU types, TP and PP, the least count that passes the backlog test
-(`Oracle.follows`), by bisection, as a multiple of `master.fewest_decode_workers`. A search of more than
-`level0.FEW_REQUESTS` requests simulates none below `level0.FEW_FRAC` times that (shortcuts.SEATS). Exits 1
-if one of those keeps up.
+(`Oracle.decode_keeps_up_alone`), by bisection, as a multiple of `master.fewest_decode_workers`. A search of
+more than `level0_search.SEATS_REQUESTS` requests simulates none below `level0_search.FEW_FRAC` times that
+(shortcuts.SEATS). Exits 1 if one of those keeps up.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def shares_of(problem: Problem) -> list[float]:
     """Of each pool the least count that keeps up, as a multiple of what was taken for the fewest."""
     found = []
     for option in decode_options(problem.types, problem.priced):
-        busy = math.ceil(level0_search.keeping_up(problem, option, full_workers))
+        busy = math.ceil(level0_search.workers_for_backlog_test(problem, option, full_workers))
         if LEAST <= busy <= MOST:
-            fewest = level0_search.keeping_up(problem, option, fewest_decode_workers)
+            fewest = level0_search.workers_for_backlog_test(problem, option, fewest_decode_workers)
             found.append(least_that_follows(problem, option, busy) / fewest)
     return found
 

@@ -39,7 +39,7 @@ from planner.search.oracle.fleet_oracle import Answers
 from planner.search.oracle.headroom import find_headroom
 from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.search.oracle.traffic_request import TrafficRequest, further_traffic, requested_traffic
-from planner.search.oracle.work_clock import now_s, time_limit, what_ended, work_limit_s
+from planner.search.oracle.work_clock import ended_by, now_s, time_limit, work_limit_s
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import OBJECTIVE_UNITS
@@ -188,7 +188,7 @@ class Study:
         if task.safety is not None:
             if (made := find_production_fleet(problem, search_result, start)) is None:
                 raise OutOfTimeError(
-                    f"no fleet for production was found: {what_ended()} came first; raise --time-limit, or "
+                    f"no fleet for production was found: {ended_by()} came first; raise --time-limit, or "
                     "ask with safety: none"
                 )
             whole = with_answers(problem, search_result, made)

@@ -23,7 +23,7 @@ from planner.search.mixed.bounds import checked_bound, lower_bound
 from planner.search.mixed.policy_search import search_policies
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
-from planner.search.problem.link import too_slow
+from planner.search.problem.link import link_too_slow
 from planner.search.problem.options import judged, unreachable
 from planner.simulator import judge, simulate
 from planner.simulator.slo_verdict import Verdict
@@ -248,7 +248,7 @@ def test_a_slow_link_is_refuted_by_what_must_cross_it_alone() -> None:
             problem = build_problem(question(slo, ["h100-80g"]), trace, CATALOG)
             network = Network(bandwidth_bytes_per_s=factor * share * prompt_bytes)
             problem = replace(problem, task=replace(problem.task, network=network))
-            assert (too_slow(problem) is not None) == is_slow, (slo, factor)
+            assert (link_too_slow(problem) is not None) == is_slow, (slo, factor)
 
 
 def some_traffic() -> Trace:

@@ -22,7 +22,7 @@ from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.fleet_counts import Counts, objective
 from planner.search.oracle.fleet_oracle import Answers, Oracle
-from planner.search.problem.link import too_slow
+from planner.search.problem.link import link_too_slow
 from planner.search.problem.options import (
     LeftOut,
     decode_options,
@@ -150,7 +150,7 @@ def no_cheaper_fleet_holds(seed: int) -> bool:
     floors = problem.types and unreachable(problem.slo, problem.types, judged(problem.slo, problem.trace))
     small = {worker.name for worker in problem.left_out[0].workers}
     hopeless = [counts for counts in fleets if floors and not small & {o.type.name for o, _ in counts}]
-    slow = too_slow(problem)
+    slow = link_too_slow(problem)
     apart = [counts for counts in fleets if slow and all(option.role != "mixed" for option, _ in counts)]
     for policies in rng.choice(np.array(ALL_POLICIES, object), 4, replace=False):
         asked = replace(problem.oracle.policies, **policies)

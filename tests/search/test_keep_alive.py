@@ -10,7 +10,7 @@ from plans import CATALOG
 
 from planner.fleet import Fleet, PinnedPrefix, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
-from planner.search.oracle.keep_alive import find_keep_alive, shortest_s
+from planner.search.oracle.keep_alive import find_keep_alive, turnover_s_of
 from planner.search.oracle.prefix_placing import Leaf
 from planner.simulator.replay import simulate
 from planner.traffic.trace import Trace
@@ -21,10 +21,10 @@ BLOCK = 160
 def test_the_shortest_time_in_which_so_many_tokens_come() -> None:
     """100 tokens at 0, 4, 5, 9 s: 150 within 1 s, 300 within 5; 500 never. One request alone may do."""
     arrival_s, tokens = np.array([0.0, 4.0, 5.0, 9.0]), np.full(4, 100)
-    assert shortest_s(arrival_s, tokens, 150) == 1.0
-    assert shortest_s(arrival_s, tokens, 300) == 5.0
-    assert shortest_s(arrival_s, tokens, 500) == math.inf
-    assert shortest_s(arrival_s, tokens, 90) == 0.0
+    assert turnover_s_of(arrival_s, tokens, 150) == 1.0
+    assert turnover_s_of(arrival_s, tokens, 300) == 5.0
+    assert turnover_s_of(arrival_s, tokens, 500) == math.inf
+    assert turnover_s_of(arrival_s, tokens, 90) == 0.0
 
 
 def test_prefixes_are_asked_for_between_their_uses() -> None:

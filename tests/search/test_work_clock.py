@@ -16,7 +16,7 @@ import fleetplan
 from planner.parallel.executors import Executor, working_on
 from planner.search.oracle import simulation_queries, work_clock
 from planner.search.oracle.deterministic_parallel import charge_effort
-from planner.search.oracle.work_clock import is_cut, is_over, now_s, time_limit, work_limit_s
+from planner.search.oracle.work_clock import is_over, is_time_limit_reached, now_s, time_limit, work_limit_s
 
 QUESTION = DOCUMENT | {"fleet": {"gpus": ["h100-80g", "a100-80g"]}, "safety": {"kept_in": 0.9}}
 
@@ -53,16 +53,16 @@ def test_the_clock_goes_by_work_alone() -> None:
         assert now_s() == began and not is_over(deadline)
         charge_effort("question", 1_000_000)
         assert now_s() - began == pytest.approx(1e6 * work_clock.EFFORT_S)
-        assert is_over(began + 0.5e6 * work_clock.EFFORT_S) and not is_cut()
+        assert is_over(began + 0.5e6 * work_clock.EFFORT_S) and not is_time_limit_reached()
 
 
 def test_the_net_ends_all_deadlines_and_says_so() -> None:
     with time_limit(600.0) as outer:
         with time_limit(0.0):
-            assert is_over(float("inf")) and is_cut()
+            assert is_over(float("inf")) and is_time_limit_reached()
             with time_limit(60.0, grace=True) as deadline:
                 assert not is_over(deadline)
-        assert is_cut()
+        assert is_time_limit_reached()
         assert is_over(outer)
 
 

@@ -2,12 +2,13 @@
 
     A1  one mixed pool that holds with n workers holds with n + 1
     A2  a pair that holds with d decode workers holds with d + 1, beside the same p prefill workers
-    A3  a prefill pool that misses TTFT when every request leaves with its first token (oracle.leads) fails
-        beside any decode pool;  A3o: the same if every request is handed to decodes that take no time
-    A4  a prefill pool that leads with p workers leads with p + 1;  A4o: likewise
-    A5  a pair that holds with p prefill workers holds with p + 1, beside the same d
+    A3  a prefill pool that misses TTFT when every request leaves with its first token
+        (oracle.prefill_meets_ttft_alone) fails beside any decode pool;  A3o: the same if every request is
+    handed to decodes that take no time A4  a prefill pool that leads with p workers leads with p + 1;  A4o:
+    likewise A5  a pair that holds with p prefill workers holds with p + 1, beside the same d
     A6  a pair that fails on nothing but gaps (tbt, tpot) with p fails with p + 1 and the same d
-    A7  a decode pool whose backlog grows with instant prefill (oracle.follows) fails behind any prefill pool
+    A7  a decode pool whose backlog grows with instant prefill (oracle.decode_keeps_up_alone) fails behind any
+    prefill pool
 
 `Tally.tested` counts the neighbours of which the premise is true, `failed` those of which the conclusion is
 false. An assumption changes the optimum of a question if the cheapest fleet that holds would be taken for one

@@ -41,7 +41,7 @@ from planner.search.mixed.polished_pins import polish_placements
 from planner.search.oracle.fleet_counts import Counts, counts_of, objective, workers_of
 from planner.search.oracle.fleet_oracle import SPOT_RISK_FRAC, without_spare_workers
 from planner.search.oracle.traffic_request import rates_frac
-from planner.search.oracle.work_clock import is_cut, is_over
+from planner.search.oracle.work_clock import is_over, is_time_limit_reached
 from planner.search.problem.bill import bill_fleet, bought_pools
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import OBJECTIVE_UNITS
@@ -105,7 +105,7 @@ class EvidenceClock:
 
 def clock_warnings() -> tuple[Warned, ...]:
     """A warning where the time limit has ended a search, so that its answer depends on the machine."""
-    return (facts.EndedByClock(),) if is_cut() else ()
+    return (facts.EndedByClock(),) if is_time_limit_reached() else ()
 
 
 def price_other_policies(

@@ -1,6 +1,4 @@
-"""A written plan, read and simulated again: what was proved is read, the rest follows from its fleet and
-traffic.
-"""
+"""Reads a written plan: the certificate from its file, everything else by simulating its fleet again."""
 
 from __future__ import annotations
 

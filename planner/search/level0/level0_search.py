@@ -37,19 +37,21 @@ from planner.traffic.trace import judged_span_s, no_edges
 from planner.traffic.workload import TraceLengths, coarser_lengths
 from planner.units import counted
 
-WALK_EFFORT = 4_000_000  # simulated requests that it may cost to simulate every cheaper fleet of level 0
-
+WALK_EFFORT = 4_000_000  # The most that simulating every cheaper fleet of level 0 may cost, in requests.
+# Fleets far too small fail sooner: before any was simulated, one is taken to cost this part of what a
+# simulation of the search did.
 FAR_SOONER = 8
-
-LAST_FRAC = 0.1  # of the requests, at which the backlog test looks
-
-FEW_REQUESTS = 200_000  # of more, decode pools far below what they must make are not simulated:
-FEW_FRAC = 0.8  # of the workers that could just make the tokens; 0.92 of these was the least that kept up
+BACKLOG_FRAC = 0.1  # The backlog test looks at the last tenth of the requests (slo_verdict.py).
+# Of more requests than these, decode pools are taken to fail (pruning_rules.SEATS) below this share of the
+# workers that could just make the tokens; 0.92 was the lowest share that kept up.
+SEATS_REQUESTS, FEW_FRAC = 200_000, 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Level0:
-    """The exhausted (or interrupted) search at level 0, and the best of each kind on the way."""
+    """The exhausted (or interrupted) search at level 0, and the best fleets, with their values, of one mixed
+    pool, and of one GPU type (one mixed pool among them).
+    """
 
     search: Search
     options: tuple[Option, ...]
@@ -59,8 +61,10 @@ class Level0:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ranges:
-    """What level 0 ranges over, the most promising first; `options` in the order of the worker types."""
+class _SearchSpace:
+    """The options of level 0 with their bounds. `mixed` and `prefill` begin with the most promising; `decode`
+    and `options` keep the order of the worker types.
+    """
 
     mixed: list[Bounded]
     prefill: list[Bounded]
@@ -69,25 +73,25 @@ class _Ranges:
     bounded: dict[str, Bounded]
 
     @classmethod
-    def of(cls, problem: Problem) -> _Ranges:
+    def of(cls, problem: Problem) -> _SearchSpace:
         wanted = problem.priced
         mixed, prefill, decode = (
             make(problem.types, wanted) for make in (mixed_options, prefill_options, decode_options)
         )
         if problem.task.deploy in ONLY_PAIRS:
             mixed = []
-        # for guesses no whole session is let go because its first request may be late
+        # A bound must leave out whole sessions whose first request may be late; a guess need not.
         guess = usual_work(problem.slo, replace(problem.trace, after=no_edges()))
-        bounded = {option.name: _bounded(problem, option, guess) for option in (*mixed, *prefill, *decode)}
+        bounded = {option.name: _bounds_of(problem, option, guess) for option in (*mixed, *prefill, *decode)}
 
         def promising_first(option: Option) -> tuple[float, int, int]:
-            """The order in which options are searched: by their lower bound, and those last whose token
-            budget would break the tightest limit on gaps.
+            """Sorts options by their likely price, made half as much again where the token budget would break
+            the tightest limit on gaps, because such an option needs more workers than the guess.
             """
             worker = option.type
-            likely = bounded[option.name].likely * option.objective
-            slower = 1.5 if breaks_gaps(worker, problem.slo) else 1.0
-            return likely * slower, -worker.max_num_batched_tokens, -worker.max_num_seqs
+            likely_price = bounded[option.name].likely * option.objective
+            handicap = 1.5 if breaks_gaps(worker, problem.slo) else 1.0
+            return likely_price * handicap, -worker.max_num_batched_tokens, -worker.max_num_seqs
 
         return cls(
             [bounded[option.name] for option in sorted(mixed, key=promising_first)],
@@ -108,10 +112,10 @@ def search_level0(
 ) -> Level0:
     """Search level 0, to its end or, where `any_will_do`, to the first fleet that holds.
 
-    Where it `walks` the cheaper fleets are simulated in the end, if they are few enough; with `prove` however
-    many there are.
+    With `walks`, every fleet cheaper than the best one is simulated in the end, if they are few enough; with
+    `prove`, however many they are. `start` are fleets to try first.
     """
-    over, search = _Ranges.of(problem), Search(problem.limits)
+    space, search = _SearchSpace.of(problem), Search(problem.limits)
     before = effort_spent(), problem.oracle.simulations
 
     def enough() -> bool:
@@ -120,42 +124,43 @@ def search_level0(
     holds = _timed(problem, search, problem.oracle.holds)
     pairs = [
         pair
-        for pair in itertools.product(over.prefill, over.decode)
+        for pair in itertools.product(space.prefill, space.decode)
         if may_hand_over(item.option.type for item in pair)
     ]
-    too_slow = link.too_slow(problem)
-    if reason := too_slow or (None if prove else link.falls_behind(problem)):
+    too_slow = link.link_too_slow(problem)
+    if reason := too_slow or (None if prove else link.link_falls_behind(problem)):
         search.refuted["prefill + decode"] = reason
         search.assumed |= set() if too_slow else {pruning_rules.LINK}
         pairs = []
     best_mixed = best_one_gpu = (search.best, search.value)
     try:
-        _offer_known(problem, start, over.options, holds, search)
-        problem.progress(Stage(f"fleets of one worker type: {counted(len(over.mixed), 'type')}", "level 0"))
-        _search_mixed(over.mixed, holds, search, side_by_side, enough)
+        _offer_known(problem, start, space.options, holds, search)
+        problem.progress(Stage(f"fleets of one worker type: {counted(len(space.mixed), 'type')}", "level 0"))
+        _search_mixed(space.mixed, holds, search, side_by_side, enough)
         best_mixed = best_one_gpu = (search.best, search.value)
         if pairs:
-            _search_pairs(problem, over, "one GPU type", search, enough)
+            _search_pairs(problem, space, "one GPU type", search, enough)
             best_one_gpu = (search.best, search.value)
-            _search_pairs(problem, over, "two GPU types", search, enough)
+            _search_pairs(problem, space, "two GPU types", search, enough)
         if walks and search.is_exhausted and not enough():
             spent, simulations = effort_spent() - before[0], problem.oracle.simulations - before[1]
             usual = spent / max(simulations, 1)
             most_effort = math.inf if prove else WALK_EFFORT
-            _walk_cheaper(problem, search, over.mixed, pairs, holds, usual, most_effort=most_effort)
+            _walk_cheaper(problem, search, space.mixed, pairs, holds, usual, most_effort=most_effort)
     except StoppedError:
         search.is_exhausted = False
-    note_cheaper(over.mixed, pairs, problem.oracle.verdicts, search)
-    options = over.options if pairs else tuple(o for o in over.options if o.role == "mixed")
-    if problem.task.deploy in ONE_KIND and search.best is not None:  # it deploys no fleet of both
+    note_cheaper(space.mixed, pairs, problem.oracle.verdicts, search)
+    options = space.options if pairs else tuple(o for o in space.options if o.role == "mixed")
+    if problem.task.deploy in ONE_KIND and search.best is not None:
+        # The target deploys no fleet with mixed pools beside pairs, so a mixed fleet may use one kind alone.
         is_mixed = search.best[0][0].role == "mixed"
         options = tuple(option for option in options if (option.role == "mixed") == is_mixed)
-    return Level0(search, options, over.bounded, best_mixed, best_one_gpu)
+    return Level0(search, options, space.bounded, best_mixed, best_one_gpu)
 
 
 def _timed(problem: Problem, search: Search, ask: Holds, *, is_half: bool = False) -> Holds:
-    """Simulations one by one, none of which begins once the time is over. `is_half`: of one pool of a pair,
-    which is no fleet yet.
+    """`ask`, with progress reported, and with a StoppedError in place of simulations that would begin once
+    the time is over. `is_half`: it simulates one pool of a pair, so what holds there is no fleet yet.
     """
 
     def answer(fleets: Sequence[Counts]) -> list[bool]:
@@ -165,9 +170,10 @@ def _timed(problem: Problem, search: Search, ask: Holds, *, is_half: bool = Fals
                 raise StoppedError
             answers += ask([counts])
         best = search.value if search.best is not None else None
-        held = [counts for counts, holds in zip(fleets, answers, strict=True) if holds and not is_half]
-        held += [] if search.best is None else [search.best]  # those that hold now are offered later
-        fleet = partial(problem.oracle.fleet, min(held, key=objective)) if held else None
+        # The caller offers fleets that hold to `search` only later, so they are compared with its best here.
+        holding = [counts for counts, holds in zip(fleets, answers, strict=True) if holds and not is_half]
+        holding += [] if search.best is None else [search.best]
+        fleet = partial(problem.oracle.fleet, min(holding, key=objective)) if holding else None
         problem.watch(SearchProgress(best, problem.lower or None, problem.oracle.simulations, fleet))
         return answers
 
@@ -175,14 +181,16 @@ def _timed(problem: Problem, search: Search, ask: Holds, *, is_half: bool = Fals
 
 
 def _search_pairs(
-    problem: Problem, over: _Ranges, label: str, search: Search, enough: Callable[[], bool]
+    problem: Problem, space: _SearchSpace, label: str, search: Search, enough: Callable[[], bool]
 ) -> None:
-    """Prefill and decode pools of "one GPU type" or of "two GPU types"."""
+    """Search prefill and decode pools of "one GPU type" or of "two GPU types"; updates `search`."""
     standing = f"prefill and decode pools of {label}; {problem.best_in_words(search.value)}"
     problem.progress(Stage(standing, "pairs"))
     oracle, is_one = problem.oracle, label == "one GPU type"
     ask = AskPairs(_timed(problem, search, oracle.holds))
-    if not problem.trace.after.size:  # answers that take no time bring the next requests of a session earlier
+    # Pools alone refute no pair where requests wait for others: answers that take no time bring the next
+    # requests of a session earlier.
+    if not problem.trace.after.size:
         ask = AskPairs(
             ask.holds,
             _timed(problem, search, oracle.prefill_meets_ttft_alone, is_half=True),
@@ -193,14 +201,14 @@ def _search_pairs(
         is_alike = prefill.type.gpu.name == decode.type.gpu.name
         return is_alike is is_one and may_hand_over((prefill.type, decode.type))
 
-    search_two_pools(over.prefill, over.decode, ask, search, side_by_side, enough, allowed)
+    search_two_pools(space.prefill, space.decode, ask, search, side_by_side, enough, allowed)
 
 
 def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: float) -> Search:
     """Simulate every fleet of level 0 that costs less than `value`, where that takes no more than so much
-    effort. `level0` is the search of a question that all fleets which hold here keep too.
+    effort. `level0` is the search of an easier problem: fleets that fail there fail here too.
 
-    The `best` of the result holds; with `is_exact` every cheaper one than that, or than `value`, fails.
+    The `best` of the result holds; with `is_exact`, every fleet cheaper than `best` (or than `value`) fails.
     """
     search = Search(problem.limits, value=value, assumed=level0.search.assumed & {pruning_rules.LINK})
     of_role = {
@@ -222,7 +230,7 @@ def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: f
 
 
 def designs_of(problem: Problem, level0: Level0) -> list[Design]:
-    """All designs of level 0, with what its search has learned, to be asked about further."""
+    """All designs of level 0 with what its search has learned, for a search that goes on from there."""
     oracle, prefills = problem.oracle, {option.name for option in level0.options if option.role == "prefill"}
     search = Search(problem.limits)
     search.learned = {
@@ -250,8 +258,8 @@ def designs_of(problem: Problem, level0: Level0) -> list[Design]:
 def _offer_known(
     problem: Problem, start: Sequence[Fleet], options: Sequence[Option], holds: Holds, search: Search
 ) -> None:
-    """Give the search those fleets of `start` that are of level 0 and still hold: any other fleet must beat
-    them.
+    """Offer the search those fleets of `start` that are of level 0 and hold: only cheaper ones are looked
+    for.
     """
     for fleet in start:
         counts = counts_of(fleet, options)
@@ -267,7 +275,9 @@ def _offer_known(
 def _search_mixed(
     ordered: list[Bounded], holds: Holds, search: Search, run: Run, enough: Callable[[], bool]
 ) -> None:
-    """One mixed pool; `ordered` begins with the most promising, of equal offers the first stays."""
+    """Search fleets of one mixed pool; `ordered` begins with the most promising, and is reordered: the
+    hardware of the best fleet comes first. Of equal prices the first stays.
+    """
     first_of_kind: dict[Hardware, Bounded] = {}
     for item in ordered:
         first_of_kind.setdefault(hardware(item.option), item)
@@ -293,12 +303,11 @@ def _walk_cheaper(
     simulation of the search has cost.
     """
     before = effort_spent()
-    # those far too small end sooner than what a search looks at
     guess = max(usual_effort / FAR_SOONER, LEAST_EFFORT)
 
     def may_go_on(done: int, left: int) -> bool:
-        """Whether the time suffices for the fleets left, judged by what those so far have taken; the first
-        fleets are a sample of all.
+        """Whether the fleets that are left fit into `most_effort`, at the mean cost of those that are done
+        (`walk` simulates a sample of all first).
         """
         if problem.out_of_time():
             return False
@@ -308,42 +317,46 @@ def _walk_cheaper(
     problem.progress(Stage("every cheaper fleet, one by one", "walk"))
     walk(mixed, pairs, holds, problem.oracle.verdicts, search, side_by_side, may_go_on)
     if not search.is_exact and problem.out_of_time():
-        raise StoppedError  # what was begun depends on the clock
+        raise StoppedError  # How far the walk came depends on the clock, so the plan must not use it.
 
 
-def _bounded(problem: Problem, option: Option, guess: SloWork) -> Bounded:
-    """The option with the least number of workers that the SLO obliges, and a likely number by the work that
-    `guess` expects of it.
+def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> Bounded:
+    """The option with bounds on its workers: `least` for the work that the SLO obliges, `most` within the
+    limits, `likely` for the work of `guess`, and for decode `busy` and `few` (one_pool.Bounded).
     """
     oracle, lengths = problem.oracle, coarser_lengths(problem.lengths)
     least = oracle.workers_needed(option, least_workers(option, lengths, problem.obliged))
     likely = least_workers(option, lengths, guess)
-    if oracle.policies.prefix_cache and problem.hits is not None:  # with the hits that so many can keep
+    if oracle.policies.prefix_cache and problem.hits is not None:
+        # Guess again, with the hits in the caches of the first guess's workers and their offloaded stores.
         offload, worker = oracle.policies.kv_offload, option.type
-        beside = 0 if offload is None else offload.kv_tokens(problem.llm, worker.tp)
+        store_tokens = 0 if offload is None else offload.kv_tokens(problem.llm, worker.tp)
         stores = 1 if offload is not None and offload.is_shared else likely
-        lengths = coarser_lengths(problem.hits.lengths(likely * worker.kv_tokens + stores * beside))
+        cache_tokens = likely * worker.kv_tokens + stores * store_tokens
+        lengths = coarser_lengths(problem.hits.lengths(cache_tokens))
         likely = least_workers(option, lengths, guess)
     likely = oracle.workers_needed(option, likely)
     most = problem.limits.most_workers(option.type)
     if option.role != "decode" or option.type.speculation is not None or problem.trace.after.size:
         return Bounded(option, least, most, likely)
-    busy, few = max(math.ceil(keeping_up(problem, option, full_workers)), 1), 1
-    if len(problem.trace) > FEW_REQUESTS:
-        few = max(math.ceil(FEW_FRAC * keeping_up(problem, option, fewest_decode_workers)), 1)
+    busy, few = max(math.ceil(workers_for_backlog_test(problem, option, full_workers)), 1), 1
+    if len(problem.trace) > SEATS_REQUESTS:
+        few = max(math.ceil(FEW_FRAC * workers_for_backlog_test(problem, option, fewest_decode_workers)), 1)
     return Bounded(
         option, least, most, likely, oracle.workers_needed(option, busy), oracle.workers_needed(option, few)
     )
 
 
-def keeping_up(
+def workers_for_backlog_test(
     problem: Problem, option: Option, workers: Callable[[Option, TraceLengths, float], float]
 ) -> float:
-    """How many decode workers pass the backlog test behind instant prefill (`Oracle.follows`), where so many
-    `workers` are needed for these requests in so many seconds.
+    """About how many decode workers pass the backlog test behind instant prefill
+    (`Oracle.decode_keeps_up_alone`). `workers(option, lengths, seconds)` is how many serve all requests in so
+    many seconds.
 
-    It looks at the last tenth, the middle of which may wait two patiences.
+    The test lets the middle request of the last tenth wait twice the SLO's patience, so the requests up to
+    that one have until then.
     """
-    share = 1 - LAST_FRAC / 2
+    share = 1 - BACKLOG_FRAC / 2
     seconds = share * problem.trace.duration_s + 2 * problem.slo.patience_s(judged_span_s(problem.trace))
     return share * workers(option, coarser_lengths(problem.lengths), seconds)

@@ -1,8 +1,9 @@
 """The rules by which searches leave fleets out without simulating them, and how often each was wrong.
 
-Each rule comes with two figures: on the traffic of the question, from pairs of fleets that were both
-simulated; and on random questions of which all fleets were simulated (`python benchmarks/brute_force.py
---rates`, 2026-11-20), SEATS on pools by themselves (`benchmarks/decode_pools.py`, 2026-11-23).
+Each rule comes with two figures. One is of the question's traffic: how many pairs of fleets, both simulated,
+contradict the rule. The other, IN_TESTS, is of random questions of which all fleets were simulated (`python
+benchmarks/brute_force.py --rates`, 2026-11-20); for SEATS of decode pools alone
+(`benchmarks/decode_pools.py`, 2026-11-23).
 """
 
 from __future__ import annotations
@@ -27,19 +28,23 @@ FOLLOWS: Shortcut = "follows"
 """A decode pool whose backlog grows with instant prefill has a growing backlog behind any prefill pool."""
 
 SEATS: Shortcut = "seats"
-"""A decode pool falls behind if it has less than 0.8 of the workers that make all tokens at their best batch
-size with every seat taken at the end (`master.fewest_decode_workers`). Such pools are not simulated.
+"""A decode pool falls behind if it has less than 0.8 (`level0_search.FEW_FRAC`) of the workers that could
+just make all tokens, at their best batch size and with full batches at the end
+(`master.fewest_decode_workers`).
 """
 
 LINK: Shortcut = "link"
-"""Pairs are left out whose link cannot carry all KV blocks in the order of the prefills. That assumes that no
-hand-off passes an earlier one that waits for room.
+"""A pair fails if its link cannot carry all KV blocks in the order of the prefills. That assumes that no
+hand-off overtakes an earlier one that waits for room.
 """
 
 RACED: Shortcut = "raced"
-"""Policies that let no cheaper fleet near the best one hold let none hold (mixed/policy_search.py)."""
+"""Policies with which no cheaper fleet near the best one holds make no fleet hold that costs less
+(mixed/policy_search.py).
+"""
 
-# Measured with jsq and first come first served; the tests with `least_requests` had 1,000 to 5,000 requests.
+# (wrong, comparisons) of each rule. Measured with routing jsq and queues in order of arrival; the rows with
+# `least_requests` had 1,000 to 5,000 requests.
 IN_TESTS: Mapping[Shortcut, tuple[Tested, ...]] = {
     MORE_MIXED: (Tested(11, 511, most_requests=400), Tested(0, 135, least_requests=400)),
     MORE_DECODE: (Tested(9, 511, most_requests=400), Tested(0, 135, least_requests=400)),

@@ -1,32 +1,32 @@
 """Level 0 with two pools: the cheapest p workers of a prefill option with d of a decode option.
 
 More prefill workers hand requests over in larger bursts, so a pair that holds with p of them may fail with
-p + 1, and p + 1 may need more decode workers than p: the counts that hold are no staircase. What is searched
-is therefore every prefill count by itself:
+p + 1, and p + 1 may need more decode workers than p. So the least d does not fall steadily as p grows, and
+every prefill count is searched by itself:
 
     for each pair of options, for each p from the least that can keep TTFT:
-        do the most decode workers that could still pay hold beside p?     no: p is out for this pair
+        do the most decode workers below the best price hold beside p?     no: p is out for this pair
         yes: the least d that holds beside p, by bisection
 
 It takes for granted
 
     MORE_DECODE   beside the same prefill pool, what holds with d decode workers holds with d + 1
-    LEADS         a prefill pool that misses TTFT when every request leaves with its first token (`leads`)
-                  misses it beside any decode pool, and so do smaller ones
+    LEADS         a prefill pool that misses TTFT when every request ends with its first token
+                  (`prefill_alone`) misses it beside any decode pool, and so do smaller ones
 
 and, if there are more than MANY_PAIRS pairs, or MANY_WORKERS of prefill in all of them,
 
-    FOLLOWS       a decode pool whose backlog grows when every prompt arrives prefilled (`follows`) has a
+    FOLLOWS       a decode pool whose backlog grows when every prompt arrives prefilled (`decode_alone`) has a
                   growing backlog behind any prefill pool, and so have smaller ones
-    SEATS         of a large question, so has a decode pool that could not make the tokens at its best batch
-                  size, with every seat taken at the end (`Bounded.few`)
+    SEATS         of a large question, a decode pool falls behind that could not make the tokens at its best
+                  batch size, with full batches at the end (`Bounded.few`)
 
-These are assumptions (planner/search/level0/pruning_rules.py has how often they failed in tests). Where a
-decode pool can change what prefill does by more than holding it up, `leads` is None, and p begins at what
-the work obliges.
+These are assumptions (planner/search/level0/pruning_rules.py says how often they failed in tests). Where a
+decode pool can change what prefill does by more than delaying it, `prefill_alone` is None, and p begins at
+the least number of workers for the work that the SLO obliges.
 
-The search always works on the pairs whose next p has the lowest price, and ends when none is below the best
-fleet's (cheapest.py, of one LLM).
+The search always works on the pairs whose next p has the lowest price, and ends when no such price is below
+that of the best fleet (cheapest.py, which is written for several LLMs, called for one).
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from planner.search.oracle.fleet_counts import objective
 from planner.solvers.master import Option
 
 MANY_PAIRS = 1000  # Above so many pairs decode pools are simulated by themselves too (FOLLOWS).
-MANY_WORKERS = 10_000  # So are they above so many prefill workers in all pairs, as each count is a row.
+MANY_WORKERS = 10_000  # The same above so many prefill workers in all pairs, as each count is a search.
 
 
 @dataclass(frozen=True, slots=True)
 class AskPairs:
     """The simulations of pairs, and of their pools alone; None where a pool cannot be simulated alone.
 
-    `holds`: whether fleets keep the SLO. `leads`: whether a prefill pool keeps the limits on TTFT with
-    unlimited decode. `follows`: whether a decode pool keeps up if every prompt arrives prefilled.
+    `holds`: whether fleets keep the SLO. `prefill_alone`: whether a prefill pool keeps the limits on TTFT
+    with unlimited decode. `decode_alone`: whether a decode pool keeps up if every prompt arrives prefilled.
     """
 
     holds: Holds
-    leads: Holds | None = None
-    follows: Holds | None = None
+    prefill_alone: Holds | None = None
+    decode_alone: Holds | None = None
 
 
 def search_two_pools(
@@ -69,8 +69,7 @@ def search_two_pools(
 ) -> None:
     """Cheapest fleet of one prefill and one decode option among the `allowed` pairs; updates `search`.
 
-    Of pairs with equal prices those named first are looked at first, after those of the likeliest prefill
-    option.
+    The pairs of the likeliest prefill option come first. Of equal prices those of earlier pairs come first.
     """
     pairs = pair_up(prefills, decodes, ask, search, allowed)
     likely = _likely(pairs)
@@ -113,16 +112,15 @@ def pair_up(
     search: Search,
     allowed: Callable[[Option, Option], bool] = lambda prefill, decode: True,
 ) -> list[Design]:
-    """The `allowed` pairs as designs, with what `search` has learned of their pools.
-
-    Without those of which even the least that may do is no better than the best fleet.
+    """The `allowed` pairs as designs, with what `search` has learned of their pools. Pairs are left out whose
+    least counts already cost as much as the best fleet.
     """
     pairs = [(p, d) for p in prefills for d in decodes if allowed(p.option, d.option)]
     are_many = len(pairs) > MANY_PAIRS or sum(prefill.least for prefill, _ in pairs) > MANY_WORKERS
-    follows = ask.follows if are_many else None
-    front = {p.option.name: DesignPool(p, search, ask.leads, pruning_rules.LEADS) for p in prefills}
-    back = {d.option.name: DesignPool(d, search, follows, pruning_rules.FOLLOWS) for d in decodes}
-    if follows is not None:
+    decode_alone = ask.decode_alone if are_many else None
+    front = {p.option.name: DesignPool(p, search, ask.prefill_alone, pruning_rules.LEADS) for p in prefills}
+    back = {d.option.name: DesignPool(d, search, decode_alone, pruning_rules.FOLLOWS) for d in decodes}
+    if decode_alone is not None:
         for pool in back.values():
             pool.take_few_to_fail()
     each = [(front[p.option.name], back[d.option.name]) for p, d in pairs]

@@ -13,7 +13,7 @@ from planner.fleet import WorkerType
 from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.mixed.mixed_fleets import MixedFleets, search_mixed_fleets
 from planner.search.oracle.fleet_counts import Counts, is_within, workers_of
-from planner.search.oracle.work_clock import now_s, what_ended
+from planner.search.oracle.work_clock import ended_by, now_s
 from planner.search.problem.build_problem import OutOfReachError
 from planner.search.problem.options import floor_s, mixed_options, split
 from planner.search.problem.plan_problem import Problem, on_all_draws, with_policies
@@ -213,7 +213,7 @@ def _undecided(problem: Problem, level0: Level0, names: str) -> InfeasibleError:
     """Neither a fleet was found nor that there is none."""
     within = f"within the limits ({names}) " if names else ""
     if problem.out_of_time():
-        why, help_ = f"{what_ended()} came first", "raise --time-limit"
+        why, help_ = f"{ended_by()} came first", "raise --time-limit"
     else:
         first = list(level0.search.refuted.items())[:3]
         failing = "; ".join(f"{name}: {reason_text(because)}" for name, because in first)

@@ -1,9 +1,9 @@
-"""Pins placed better than a search places them, for the best fleet and for those with one worker fewer.
+"""Better placements of pinned prefixes, for the best fleet and for those with one worker fewer.
 
-A search places the pinned prefixes of each fleet quickly. Of the fleets that matter the placement is polished
-(solvers/prefix_replication.py): the load of the busiest worker is made smaller, by a fixed amount of work. A
-smaller load is no proof, so the simulation decides: a polished placement is used where a fleet with fewer
-workers holds with it, or where more requests keep their limits.
+A search places the pinned prefixes of each fleet quickly (oracle/pinning.py). For the best fleet and its
+smaller neighbours the placement is polished (solvers/prefix_replication.py): a fixed amount of work looks for
+a smaller load of the busiest worker. The simulation decides whether that helps: a polished placement is used
+where a fleet with fewer workers holds with it, or where more requests keep their limits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from planner.search.problem.plan_problem import Problem
 def polish_pins(
     problem: Problem, found: FleetSearch, search_from: Callable[[Sequence[Fleet]], FleetSearch]
 ) -> FleetSearch:
-    """The best fleet with pins as they are placed best, which costs no more than `found`.
+    """The best fleet with polished placements, which costs no more than `found`.
 
     Where a fleet with a worker fewer holds with a polished placement, `search_from` searches again from it.
     """
@@ -47,8 +47,8 @@ def polish_pins(
 
 
 def is_worth_polishing(problem: Problem) -> bool:
-    """Whether the fleets that are simulated are those that would be polished. After a loss, and in a scale
-    model, they are smaller ones.
+    """Whether prefixes are pinned, there is time, and fleets are simulated as they are planned: simulations
+    after a loss and in a scale model are of smaller fleets, for which prefixes are placed anew.
     """
     oracle = problem.oracle
     is_whole = oracle.downscale == 1 and not oracle.has_losses
@@ -56,15 +56,15 @@ def is_worth_polishing(problem: Problem) -> bool:
 
 
 def polish_placements(problem: Problem, pools: Sequence[Pool]) -> dict[str, PolishedPins]:
-    """The polished placements of these pools; the wall's clock ends them only where it ends the plan."""
+    """The polished placements of these pools. Only the time limit of the plan ends that work early."""
     assert problem.oracle.pinning is not None
-    left_s = max(wall_deadline_s(problem.deadline) - time.monotonic(), 1.0)
+    left_s = max(wall_deadline_s(problem.deadline) - time.monotonic(), 1.0)  # 1 s even if the time is over
     return problem.oracle.pinning.polish(pools, time_limit_s=left_s)
 
 
 def find_lighter_fleet(problem: Problem, counts: Counts) -> Counts | None:
-    """A fleet with one worker fewer, of the dearest first, that holds with a polished placement, which is
-    then in use.
+    """A fleet with one worker fewer that holds with a polished placement, which is then in use; None if no
+    such fleet holds. The dearest worker is taken away first.
     """
     oracle, pinning = problem.oracle, problem.oracle.pinning
     assert pinning is not None
@@ -85,8 +85,9 @@ def find_lighter_fleet(problem: Problem, counts: Counts) -> Counts | None:
 
 
 def use_if_better(problem: Problem, counts: Counts, is_kept: Callable[[], bool] = lambda: True) -> bool:
-    """Use the polished placement of a fleet where the fleet holds with it, fewer requests miss their limits
-    on what is written, and it `is_kept` where else it must be; whether it is used.
+    """Use the polished placement of a fleet if the fleet holds with it, if fewer requests of the trace miss
+    their limits, and if `is_kept`, which simulates the fleet wherever else it must hold. Returns whether it
+    is used.
     """
     oracle, pinning = problem.oracle, problem.oracle.pinning
     assert pinning is not None
@@ -104,7 +105,9 @@ def use_if_better(problem: Problem, counts: Counts, is_kept: Callable[[], bool] 
 
 
 def _misses(oracle: Oracle, counts: Counts) -> tuple[float, float]:
-    """The largest share, over the lines of the SLO, of the misses that are allowed; then the mean TTFT."""
+    """How badly a fleet does: its misses per allowed miss, the most over the lines of the SLO; on ties, the
+    mean TTFT.
+    """
     simulation, verdict = oracle.verdict(oracle.fleet(counts), record=False)
     shares = [(1 - line.decides[1]) / max(1 - line.limit.percentile_frac, 1e-9) for line in verdict.lines]
     mean_s = float(np.nanmean(simulation.ttft_s))

@@ -1,4 +1,4 @@
-"""The settings of a router that do best in simulation: one after the other, on a fleet known to do."""
+"""Fits a router's settings in simulation, one after the other, on a fleet that keeps the SLO."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from planner.search.oracle.fleet_oracle import Oracle
 def fitted(oracle: Oracle, counts: Counts) -> Policies:
     """The oracle's policies with their router's settings fitted to its trace and SLO, on these workers.
 
-    Each setting takes the value that leaves the limits most room, beside what was chosen for those before; of
-    equal ones the default.
+    Each setting gets the value with the most room below the limits, given the values chosen for the settings
+    before it. A value that is no better than the default is not chosen.
     """
     best = oracle.policies
     candidates = ROUTING[best.routing].setting_grid
@@ -31,15 +31,17 @@ def fitted(oracle: Oracle, counts: Counts) -> Policies:
 
 
 def _room(oracle: Oracle, policies: Policies, counts: Counts) -> float:
-    """How far the fleet is from missing a limit: of the requests (or gaps) that a limit may miss, the share
-    that it did not miss, least over all limits. Negative where one misses more than it may.
+    """How far the fleet is from missing a limit: the share of the allowed misses (of requests, or of gaps)
+    that did not happen, the least over all limits. Negative where a limit is missed more often than allowed.
     """
     _, verdict = oracle.verdict(replace(oracle.fleet(counts), policies=policies), record=False)
     if not verdict.is_steady:
         return -float("inf")
+    # (share of requests within the limit, share that must be) of each line.
     shares = [(line.decides[1], line.limit.percentile_frac) for line in verdict.lines]
     if oracle.slo.attainment_frac is not None:
         worst = verdict.attainment_worst
         attained = verdict.attainment_frac if worst is None else worst.kept_frac
         shares.append((attained, oracle.slo.attainment_frac))
+    # A limit on all requests allows no miss; 0.1 % keeps the quotient finite.
     return min((kept - needed) / max(1 - needed, 1e-3) for kept, needed in shares)

@@ -1,9 +1,10 @@
-"""Things that are asked side by side, so that what comes of them depends neither on how many workers there
-are nor on who is done first.
+"""Runs tasks in parallel, with results that depend neither on the number of worker processes nor on which
+task ends first.
 
-A wave is a fixed set of tasks. Effort is counted by one meter per question. A task reckons with what had been
-spent when its wave began, and with what it has spent itself, AT_ONCE times: as if so many were under way.
-What is remembered in order (`told`) is put into the order of the tasks when all are done.
+A wave is a fixed set of tasks. The effort of simulations is counted by one meter per question. What a task
+sees as spent (`effort_spent`) is what was spent when its wave began, and AT_ONCE times what it has spent
+itself, whatever the other tasks of the wave do. When all tasks have ended, the answers that they remembered
+are put into the order of the tasks.
 """
 
 from __future__ import annotations
@@ -22,22 +23,24 @@ from planner.parallel.executors import parallel_width
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-AT_ONCE = 2
+AT_ONCE = 2  # A task counts its own effort so often, as if so many tasks of its wave ran on the same clock.
 
 
 @dataclass(slots=True)
 class Wave:
-    """What all tasks of a wave share: what each question of it has cost, whoever had asked it first."""
+    """What all tasks of a wave share: the cost of each query, whichever task ran it first."""
 
     tasks: int
     before: int  # the effort that was spent when it began
     cost: dict[object, int] = field(default_factory=dict)
-    fresh: set[tuple[int, object]] = field(default_factory=set)  # entries that were not told before
+    fresh: set[tuple[int, object]] = field(
+        default_factory=set
+    )  # (id of a dict, key) that this wave has added
 
 
 @dataclass(slots=True)
 class WaveTask:
-    """One of a wave: what it has spent, and what it has told, to whom."""
+    """A task of a wave: its effort, and the answers that it remembered, as (dict, key)."""
 
     wave: Wave
     spent: int = 0
@@ -58,7 +61,7 @@ class Meter:
 
 _task: ContextVar[WaveTask | None] = ContextVar("task", default=None)
 _meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
-_of_all = Meter()  # of what is asked outside of any question
+_outer_meter = Meter()  # for simulations outside of any question
 
 
 def has_meter() -> bool:
@@ -72,7 +75,7 @@ def use_meter(meter: Meter) -> Token[Meter | None]:
 
 
 def _current_meter() -> Meter:
-    return _meter.get() or _of_all
+    return _meter.get() or _outer_meter
 
 
 def current_task() -> WaveTask | None:
@@ -81,8 +84,10 @@ def current_task() -> WaveTask | None:
 
 
 def charge_effort(question: object, cost: int | None) -> None:
-    """What a question has cost, None where the answer was known: to the task that is under way what it cost
-    whoever asked first.
+    """Charge a query's cost to the meter and the current task; `cost` is None where the answer was known.
+
+    A task pays for an answer that another task of its wave found first, so its effort does not depend on
+    which of them was faster.
     """
     if cost is not None:
         _current_meter().add(cost)
@@ -94,7 +99,7 @@ def charge_effort(question: object, cost: int | None) -> None:
 
 
 def remember_answer(answers: dict[Any, bool], key: Any, answer: bool) -> None:
-    """Remember an answer."""
+    """Set `answers[key]`; the order of new keys is mended when the wave ends (`_merge_in_order`)."""
     if (own := current_task()) is not None:
         entry = id(answers), key
         if key not in answers:
@@ -105,15 +110,15 @@ def remember_answer(answers: dict[Any, bool], key: Any, answer: bool) -> None:
 
 
 def effort_spent() -> int:
-    """The effort that a search reckons with."""
+    """The effort that limits of a search are compared with, in simulated requests."""
     if (own := current_task()) is None:
         return _current_meter().spent
     return own.wave.before + min(AT_ONCE, own.wave.tasks) * own.spent
 
 
 def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
-    """Run closures, as many at a time as there are workers; the first exception, in their order, is raised
-    here.
+    """Run closures in parallel, up to `parallel_width` at a time; raises the first exception in their
+    order.
     """
     if len(tasks) < 2:
         for todo in tasks:
@@ -129,7 +134,7 @@ def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
     try:
         _run(list(zip(contexts, tasks, strict=True)), at_once)
     finally:
-        _in_order(each)
+        _merge_in_order(each)
 
 
 def run_each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
@@ -150,7 +155,7 @@ def _run(tasks: Sequence[tuple[contextvars.Context, Callable[[], None]]], at_onc
         for context, todo in tasks:
             try:
                 context.run(todo)
-            except Exception as raised:  # as where they run side by side the others go on
+            except Exception as raised:  # The other tasks go on, as they do in parallel.
                 error = error or raised
         if error is not None:
             raise error
@@ -160,7 +165,9 @@ def _run(tasks: Sequence[tuple[contextvars.Context, Callable[[], None]]], at_onc
         pending = [pool.submit(context.run, todo) for context, todo in tasks]
         for future in pending:
             future.result()
-    except KeyboardInterrupt:  # a simulation under way cannot be stopped, and may take long
+    except (
+        KeyboardInterrupt
+    ):  # A simulation under way cannot be stopped and may take long: do not wait for it.
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     except BaseException:
@@ -169,12 +176,14 @@ def _run(tasks: Sequence[tuple[contextvars.Context, Callable[[], None]]], at_onc
     pool.shutdown()
 
 
-def _in_order(tasks: Sequence[WaveTask]) -> None:
-    """What tasks have told stands as if they had been asked one after the other."""
+def _merge_in_order(tasks: Sequence[WaveTask]) -> None:
+    """Reorder the answers of a wave's tasks as if these had run one after the other, and hand the answers and
+    the effort to the task that started the wave.
+    """
     outer = current_task()
     for own in tasks:
         for answers, key in own.answers:
-            answers[key] = answers.pop(key)
+            answers[key] = answers.pop(key)  # moves the key to the end
             if outer is not None:
                 outer.answers.append((answers, key))
         if outer is not None:

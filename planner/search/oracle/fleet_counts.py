@@ -30,7 +30,7 @@ def counts_of(fleet: Fleet, options: Sequence[Option]) -> Counts | None:
 
 
 def counts_named(names: Iterable[tuple[str, int]], options: Sequence[Option]) -> Counts | None:
-    """A fleet by the names of its options; None if one of the names is not among `options`."""
+    """The counts of a fleet that is given by option names; None if a name is not among `options`."""
     by_name, names = {option.name: option for option in options}, list(names)
     if any(name not in by_name for name, _ in names):
         return None
@@ -53,7 +53,9 @@ def is_within(limits: FleetLimits, counts: Iterable[tuple[Option, int]]) -> bool
     return limits.first_exceeded(workers_of(counts)) is None
 
 
-FEWER_FRAC = 1e-6  # Breaks ties: of fleets on the same whole nodes the one with fewer GPUs in use is better.
+# This share of the price of the GPUs in use is added where nodes are sold whole. It breaks ties: of two
+# fleets on the same nodes the one that uses fewer GPUs is better.
+FEWER_FRAC = 1e-6
 
 
 def by_gpu(counts: Iterable[tuple[Option, int]]) -> float:
@@ -64,7 +66,7 @@ def by_gpu(counts: Iterable[tuple[Option, int]]) -> float:
 def objective(counts: Iterable[tuple[Option, int]]) -> float:
     """The value that a search minimises: a sum over workers, and where nodes are sold whole their idle GPUs.
 
-    With whole nodes FEWER_FRAC of the cost of GPUs in use is added. More workers never have a lower value.
+    More workers never have a lower value.
     """
     total, whole = 0.0, []
     for option, count in counts:

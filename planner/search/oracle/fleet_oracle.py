@@ -1,8 +1,8 @@
 """Asks the simulator whether fleets keep the SLO, after whatever losses they must survive; remembers answers.
 
-A fleet must hold without its workers that may be down: the spare ones of any one pool, whatever can lie on
-the spare nodes, and as many spot workers as are down at once in all but `SPOT_RISK_FRAC` of the time. A
-worker that is down for the whole window is a worker that is not there, so each loss is a smaller fleet. Spot
+A fleet must keep the SLO without the workers that may be down: `spare_workers` of any one pool, or whatever
+workers can stand on `spare_nodes` nodes; and without as many spot workers as are down at once in all but
+`SPOT_RISK_FRAC` of the time. A worker is down for the whole trace, so each loss is a smaller fleet. Spot
 workers fail independently of each other: of n, Binomial(n, down_frac) are down.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from planner.documents.facts import Headroom
 from planner.documents.task import Spot
 from planner.domain import Limit, Slo
-from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
+from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.search.oracle import deterministic_parallel
@@ -51,27 +51,29 @@ def without_spare_workers(fleet: Counts, oracle: Oracle) -> Counts:
     return tuple((option, counts[option.name]) for option, _ in fleet if counts[option.name])
 
 
-# Stands for prefill that takes no time and a link that never delays.
+# A prefill that takes no time (the step times must be above 0) and a link that never delays: with both, a
+# fleet's latencies are those of its decode pool alone.
 INSTANT = StepLatency((1.0, 2.0), (1e-12, 1e-12), 0.0, 0.0, 0.0, 0.0, 0.0, basis="instant")
-
 NO_LINK = Network(bandwidth_bytes_per_s=1e30)
 
-LEAST_EFFORT = 1_000  # what beginning a simulation costs, in requests
+LEAST_EFFORT = 1_000  # Beginning a simulation costs as much as simulating so many requests.
 
-# What a request costs in the kernels of some fleets, beside that of an ordinary one. Over whole plans with
+# A request in the kernels of some fleets costs so many times one of an ordinary fleet. Over whole plans with
 # compiled kernels (2026-11-24) it was 2 to 4 times with prefix caches, 7 with several ranks, 8 with drafts.
 CACHED_EFFORT, RANKS_EFFORT, DRAFTS_EFFORT = 3, 7, 8
 
 POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
 
-SPOT_RISK_FRAC = 0.001
+SPOT_RISK_FRAC = 0.001  # The share of time in which more spot workers may be down than a fleet provides for.
 
+# From so many scenarios that may be missed on, `prefill_meets_ttft_alone` looks at scenarios too: without
+# that, it takes many whole simulations to refute a fleet.
 MANY_MISSED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """How far a fleet holds, and the limits that it misses first beyond."""
+    """A fleet's headroom, and the limits that it misses first with more traffic or with longer steps."""
 
     headroom: Headroom
     by_traffic: tuple[Limit, ...]
@@ -80,25 +82,25 @@ class Ends:
 
 @dataclass(slots=True)
 class Answers:
-    """What simulations said, for questions to come: per fleet and traffic the SLOs asked, and the answers.
+    """A cache of simulations: per fleet and traffic the SLOs that were simulated, and whether each is kept.
 
-    A fleet that keeps an SLO keeps every looser one, a fleet that misses it misses every stricter one. Prices
-    are no part of a fleet here. Traces are told apart by identity, so a trace should be scaled once.
+    A fleet that keeps an SLO keeps every looser one, a fleet that misses it misses every stricter one. The
+    keys hold no prices. They tell traces apart by identity, so two equal copies of a trace share nothing.
     """
 
     known: dict[tuple[object, ...], list[tuple[Slo, bool]]] = field(default_factory=dict)
-    ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)  # how far fleets hold
-    faster: dict[tuple[Trace, float], tuple[Trace, Answers]] = field(default_factory=dict)  # a trace, sped up
-    decided: Decided | None = None  # where they are kept for a run that goes on (resuming.py)
+    ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)
+    faster: dict[tuple[Trace, float], tuple[Trace, Answers]] = field(default_factory=dict)  # sped-up traces
+    decided: Decided | None = None  # A copy in a file, from which a killed run can go on (resuming.py).
     _asking: dict[tuple[object, Slo], threading.Event] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def fresh(self) -> Answers:
-        """No answers yet, for other traffic; a run that goes on keeps them in the same place as these."""
+        """An empty cache for other traffic, with the same file behind it."""
         return Answers(decided=self.decided)
 
     def answer_once(self, key: tuple[object, ...], slo: Slo, find: Callable[[], bool]) -> bool:
-        """The answer; of several who ask the same at a time one finds it."""
+        """The cached answer, or that of `find`; of several threads that ask the same, one calls `find`."""
         query = key, slo
         while True:
             with self._lock:
@@ -131,9 +133,9 @@ class Answers:
 
 
 def is_looser(slo: Slo, other: Slo) -> bool:
-    """Whether what keeps `other` keeps `slo`: the same percentiles, each at the same or a larger limit, over
-    the whole or in the same windows, with the same guarantees to tenants or none. Windows of another length
-    need not be made of whole ones of this.
+    """Whether every fleet that keeps `other` keeps `slo`: `slo` has the same percentiles, each at the same or
+    a larger limit, over the whole trace or in the same windows, and the same guarantees to tenants or none.
+    SLOs with windows of different lengths do not imply each other.
     """
     if slo.every_s is not None and slo.every_s != other.every_s:
         return False
@@ -150,15 +152,16 @@ def is_looser(slo: Slo, other: Slo) -> bool:
 class Oracle:
     """The subproblem of the decomposition: a fleet holds if its simulation on `trace` keeps `slo`.
 
-    With `draws` it must keep it on each of them too, and in all but `may_miss` of `scenarios`. With `z` step
-    times are so many standard deviations of their spread above the medians, those of prefills and of decodes.
-    `of_pairs` are the policies of fleets with prefill and decode workers, where they differ.
-    Fleets that are worth less than `refuted_below` are not asked about: another search has refuted them.
-    Those worth less than `doubted_below` are asked about what is written first, where most of them fail.
-    `spot` holds the terms of spot workers by the GPU's name, `verdicts` what was said of fleets, by the
-    names of their options. Simulations run where the workers are (simulation_queries.py). With `future` they
-    are asked of that, and `trace` is what is written. With `downscale` all traffic is one request in so many,
-    and a pool is simulated with one worker in so many, rounded down (scale_model.py).
+    With `draws` it must keep the SLO on each of them too, and in all but `may_miss` of `scenarios`.
+    With `step_time_sigmas`, step times of (prefills, decodes) lie so many standard deviations of their spread
+    above the medians. `of_pairs` are the policies of fleets with prefill and decode workers, where they
+    differ from `policies`. Fleets with an objective below `refuted_below` fail without a simulation: another
+    search has refuted them. Below `doubted_below`, `trace` is simulated before the scenarios, as most of
+    these fleets fail on it. `spot` holds the terms of spot workers by the GPU's name, `verdicts` whether
+    fleets hold, by the names of their options. Simulations run in this process or in others
+    (simulation_queries.py). With `scenario` they run on it in place of `trace`. With `downscale` all traffic
+    is one request in so many, and a pool is simulated with one worker in so many, rounded down
+    (scale_model.py).
     """
 
     llm: Llm
@@ -180,10 +183,10 @@ class Oracle:
     pinning: Pinning | None = None  # places prefixes, where policies route by what is pinned
     scenario: Scenario | None = None
     downscale: int = 1
-    until: float = math.inf  # on the search's clock: beyond, scenarios are not asked: StoppedError
+    until: float = math.inf  # Time on work_clock.py's clock from which on scenarios raise StoppedError.
     verdicts: dict[Named, bool] = field(default_factory=dict, init=False)
     _queried: set[tuple[object, ...]] = field(default_factory=set, init=False)
-    _verdicts: int = field(default=0, init=False)
+    _whole_runs: int = field(default=0, init=False)
     _effort: int = field(default=0, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _on_draws: tuple[Oracle, ...] = field(init=False)  # one for each of `draws`
@@ -191,6 +194,7 @@ class Oracle:
     _asker: Asker = field(init=False)
 
     def __post_init__(self) -> None:
+        # Scenarios, of which there are dozens, have step-time sigmas: of a long one nothing stays in memory.
         is_kept = self.step_time_sigmas is None or len(self.trace) <= KEPT_REQUESTS
         self._asker = Asker(self._traffic, kept=is_kept)
         self._on_draws = tuple(self.as_written(trace=trace) for trace in self.draws)
@@ -202,25 +206,25 @@ class Oracle:
 
     @property
     def queried_trace(self) -> Trace:
-        """The trace that queries are about; a scenario has its own, drawn when it is first needed."""
+        """The trace that is simulated; a scenario's is drawn when it is first needed."""
         return self.trace if self.scenario is None else self.scenario.trace
 
     def as_written(self, **changes: Any) -> Oracle:
-        """The same question without draws and futures: of what is written, or of `changes` in its place."""
+        """An oracle of the trace alone, without draws and scenarios, with `changes` of its fields."""
         own = {"refuted_below": -math.inf, "doubted_below": -math.inf} | changes
         return replace(self, draws=(), scenarios=(), may_miss=0, **own)
 
-    def in_scenario(self, future: Scenario) -> Oracle:
-        """The same question of one scenario in place of what is written."""
-        known = Answers(future.known, decided=self.answers.decided)
-        return self.as_written(scenario=future, step_time_sigmas=future.z, answers=known)
+    def in_scenario(self, scenario: Scenario) -> Oracle:
+        """An oracle of one scenario in place of the trace."""
+        answers = Answers(scenario.known, decided=self.answers.decided)
+        return self.as_written(scenario=scenario, step_time_sigmas=scenario.z, answers=answers)
 
-    def of_question(self) -> tuple[object, ...]:
-        """What the answers of simulations depend on beside the fleet and the SLO."""
+    def question_key(self) -> tuple[object, ...]:
+        """The part of a cache key beside the fleet and the SLO."""
         return self.llm, self.network, self.policies, self.of_pairs, self._traffic, self.step_time_sigmas
 
     def fleet(self, counts: Counts) -> Fleet:
-        """The fleet of these options; pools of one role are numbered if there are several."""
+        """The fleet of these counts; pools of one role are numbered if there are several."""
         counts = tuple((option, count) for option, count in counts if count > 0)
         pools = []
         for option, count in counts:
@@ -228,16 +232,16 @@ class Oracle:
             suffix = f"-{alike.index(option)}" if len(alike) > 1 else ""
             pools.append(Pool(POOL_NAMES[option.role] + suffix, option.role, option.type, count))
         is_pair = any(option.role == "prefill" for option, _ in counts)
-        policies = self._of_pairs if is_pair else self.policies
+        policies = self._pair_policies if is_pair else self.policies
         pinned = () if self.pinning is None else self.pinning.of(pools)
         return Fleet(self.llm, tuple(pools), policies, self.network, pinned=pinned)
 
     @property
-    def _of_pairs(self) -> Policies:
+    def _pair_policies(self) -> Policies:
         return self.policies if self.of_pairs is None else self.of_pairs
 
     def counts(self, fleet: Fleet) -> Counts:
-        """A fleet as options with their counts; objectives are its prices."""
+        """A fleet as counts of options whose objectives are its prices, USD per h."""
         return tuple(
             (Option(pool.role, pool.type, pool.type.price_usd_per_h), pool.count)
             for pool in fleet.pools
@@ -246,15 +250,15 @@ class Oracle:
 
     @property
     def simulations(self) -> int:
-        """How many different simulations were asked for, whoever had asked for them before."""
+        """How many different simulations this search needed, cached ones of other searches among them."""
         return (
             len(self._queried)
-            + self._verdicts
+            + self._whole_runs
             + sum(other.simulations for other in (*self._on_draws, *self._in_scenarios))
         )
 
     def effort(self) -> int:
-        """What the simulations have cost that were asked for here first, in requests of ordinary fleets."""
+        """What the simulations that ran for this oracle have cost, in requests of ordinary fleets."""
         return self._effort + sum(other.effort() for other in (*self._on_draws, *self._in_scenarios))
 
     @property
@@ -264,13 +268,15 @@ class Oracle:
 
     def holds(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether fleets keep the SLO, after any loss that must be survived."""
-        answers = [self._holds(counts) for counts in fleets]
+        answers = [self._survives_all(counts) for counts in fleets]
         for counts, answer in zip(fleets, answers, strict=True):
             deterministic_parallel.remember_answer(self.verdicts, names_of(counts), answer)
         return answers
 
-    def _holds(self, counts: Counts) -> bool:
-        """Futures are asked first: a fleet for which they matter mostly holds on what is written."""
+    def _survives_all(self, counts: Counts) -> bool:
+        """Whether a fleet holds. Scenarios are simulated before the trace, because they refute more fleets;
+        below `doubted_below` after it, because there the trace does.
+        """
         written = (self, *self._on_draws)
         return (
             not (math.isfinite(self.refuted_below) and objective(counts) < self.refuted_below)
@@ -286,7 +292,8 @@ class Oracle:
         """
         missed, at, count = 0, 0, len(self._in_scenarios)
         while missed <= self.may_miss < missed + count - at:
-            # so many are asked whatever they say
+            # Neither all misses nor all hits among fewer scenarios than these would decide, so they run at
+            # once.
             sure = min(self.may_miss + 1 - missed, missed + count - at - self.may_miss)
             missed += self._missed_by(counts, self._in_scenarios[at : at + sure])
             at += sure
@@ -309,45 +316,49 @@ class Oracle:
         """The number of scenarios in which a fleet misses the SLO, counted up to `most` + 1."""
         missed = at = 0
         while at < len(self._in_scenarios) and missed <= most:
-            sure = self._in_scenarios[at : at + most + 1 - missed]
-            missed, at = missed + self._missed_by(counts, sure), at + len(sure)
+            batch = self._in_scenarios[at : at + most + 1 - missed]
+            missed, at = missed + self._missed_by(counts, batch), at + len(batch)
         return missed
 
-    def in_future(self, number: int) -> Oracle:
-        """What asks about one of the scenarios."""
+    def scenario_oracle(self, number: int) -> Oracle:
+        """The oracle of one of `scenarios`."""
         return self._in_scenarios[number]
 
     def failing_loss(self, counts: Counts) -> tuple[Oracle, Counts] | None:
-        """What is left of a fleet by the first loss that it does not survive, and who says so: this oracle,
-        or that of another draw; None if it survives all.
+        """What the first loss that a fleet does not survive leaves of it, and the oracle that refutes this
+        rest: this one, or that of a draw. None if the fleet survives all losses.
         """
         return next(
             (
                 (oracle, left)
                 for oracle in (self, *self._on_draws)
                 for left in self._losses(counts)
-                if not oracle._simulated(left)
+                if not oracle._keeps_slo(left)
             ),
             None,
         )
 
     def prefill_meets_ttft_alone(self, fleets: Sequence[Counts]) -> list[bool]:
-        """Whether prefill pools keep the limits on TTFT if every request leaves with its first token.
+        """Whether prefill pools keep the limits on TTFT if every request ends with its first token.
 
-        Queues are ordered as if it stayed. That hand-offs can only hold a prefill pool up is an assumption
-        (search/level0/pruning_rules.py), and a false one where requests wait for others, as answers that
-        take no time bring the next ones earlier. Where MANY_MISSED scenarios may be missed, so that it takes
-        many simulations to refute a fleet, a pool fails too that misses TTFT in all of so many and one more,
-        those asked first.
+        Queues are ordered by the whole output lengths. That hand-offs can only delay a prefill pool is an
+        assumption (search/level0/pruning_rules.py). It is false where requests of a session wait for others:
+        answers that take no time bring the next ones earlier. Where `may_miss` is MANY_MISSED or more, a pool
+        fails too if it misses TTFT in each of the first `may_miss` + 1 scenarios.
         """
-        return [self._leads_enough(option, self._modelled(option, count)) for ((option, count),) in fleets]
+        return [
+            self._prefill_meets_ttft(option, self._simulated_count(option, count))
+            for ((option, count),) in fleets
+        ]
 
     def decode_keeps_up_alone(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether decode pools keep up if every prompt arrives prefilled at once: the backlog test alone."""
-        return [self._decode_alone(option, self._modelled(option, count)) for ((option, count),) in fleets]
+        return [
+            self._decode_alone(option, self._simulated_count(option, count)) for ((option, count),) in fleets
+        ]
 
-    def _modelled(self, option: Option, count: int) -> int:
-        """The number of workers with which a pool is simulated, where some of its workers may be lost."""
+    def _simulated_count(self, option: Option, count: int) -> int:
+        """The number of workers with which a pool is simulated after its largest loss."""
         return self.workers_left(option, count) // self.downscale
 
     def workers_left(self, option: Option, count: int) -> int:
@@ -356,29 +367,29 @@ class Oracle:
         return count - self.spot_down(option, count) - self.spare_workers - self.spare_nodes * on_node
 
     def workers_needed(self, option: Option, least: int) -> int:
-        """Fewest workers of one option of which `least` are left."""
+        """The fewest workers of one option of which a loss leaves at least `least`."""
         count = least
         while self.workers_left(option, count) < least:
             count += least - self.workers_left(option, count)
         return count
 
     def spot_down(self, option: Option, count: int) -> int:
-        """How many of so many workers may be down at once: more are in SPOT_RISK_FRAC of the time at most."""
+        """How many of `count` workers may be down at once: more are in SPOT_RISK_FRAC of the time at most."""
         terms = self.spot.get(option.type.gpu.name)
         if terms is None or count <= 0:
             return 0
-        from scipy.special import bdtr  # here: a fifth of a second, for every command
+        from scipy.special import bdtr  # Importing it takes 0.2 s, which commands without spot GPUs save.
 
         down = np.arange(count + 1)
         return int(np.argmax(bdtr(down, count, terms.down_frac) >= 1 - SPOT_RISK_FRAC))
 
     def verdict(self, fleet: Fleet, *, record: bool) -> tuple[Simulation, Verdict]:
         """The whole simulation, to the end, with its judgement."""
-        self._verdicts += 1
+        self._whole_runs += 1
         record = record or self.slo.every_s is not None  # gaps of each window
         self._charge_whole(fleet)
         simulation = simulate(
-            self._at(fleet),
+            self._with_spread(fleet),
             self.queried_trace,
             limits=self.slo.limits,
             record=record,
@@ -387,8 +398,8 @@ class Oracle:
         return simulation, judge(simulation, self.slo)
 
     def worst_verdict(self, counts: Counts) -> Verdict | None:
-        """The judgement, without percentiles, after the loss that leaves the fewest limits kept, and of these
-        the least share of some; None where a loss leaves no worker of a role.
+        """The judgement, without percentiles, after the worst loss; None where a loss leaves no worker of a
+        role. Losses are ranked by whether the SLO holds, then by the lowest share of requests within a limit.
         """
         worst: list[Verdict] = []
         for left in self._losses(counts):
@@ -396,28 +407,34 @@ class Oracle:
             if not roles or ("prefill" in roles) != ("decode" in roles):
                 return None
             worst.append(self.judgement(left))
-        return min(worst, key=lambda said: (said.holds, *sorted(line.kept_frac for line in said.lines)))
+        return min(
+            worst, key=lambda verdict: (verdict.holds, *sorted(line.kept_frac for line in verdict.lines))
+        )
 
     def judgement(self, counts: Counts) -> Verdict:
-        """What the whole simulation of what is left of a fleet says, without percentiles."""
+        """Judge a fleet by a simulation to the end of the trace, without percentiles and without losses."""
         fleet = self.fleet(counts)
         self._charge_whole(fleet)
-        return self._asker.judge_whole(SimulationQuery(self._at(fleet), self.slo))
+        return self._asker.judge_whole(SimulationQuery(self._with_spread(fleet), self.slo))
 
     def _charge_whole(self, fleet: Fleet) -> None:
-        """A simulation to the end, which is not remembered."""
+        """Charge a simulation to the end of the trace. Such simulations are not cached, so each counts
+        anew.
+        """
         cost = LEAST_EFFORT + request_effort(fleet) * len(self.queried_trace)
         deterministic_parallel.charge_effort(object(), cost)
 
     def _survives(self, counts: Counts) -> bool:
-        return all(self._simulated(left) for left in self._losses(counts))
+        return all(self._keeps_slo(left) for left in self._losses(counts))
 
-    def _at(self, fleet: Fleet) -> Fleet:
-        """The fleet with the step times that this oracle asks about."""
+    def _with_spread(self, fleet: Fleet) -> Fleet:
+        """The fleet with step times that lie `step_time_sigmas` above their medians."""
         return fleet if self.step_time_sigmas is None else fleet.with_step_spread(*self.step_time_sigmas)
 
     def _losses(self, counts: Counts) -> list[Counts]:
-        """What may be left of a fleet: without the spot workers that are down, and one spare pool or node."""
+        """What each loss leaves of a fleet: without the spot workers that may be down, and without the spare
+        workers of one pool or the workers on the spare nodes; in counts of the simulation (`downscale`).
+        """
         counts = tuple(
             (option, count - self.spot_down(option, count)) for option, count in counts if count > 0
         )
@@ -427,7 +444,7 @@ class Oracle:
                 tuple(self.spare_workers * (i == k) for i in range(len(counts))) for k in range(len(counts))
             ]
         elif self.spare_nodes:
-            lost = self._nodes(counts)
+            lost = self._node_losses(counts)
         return [
             tuple(
                 (option, (count - gone) // self.downscale)
@@ -436,16 +453,20 @@ class Oracle:
             for each in lost
         ]
 
-    def _nodes(self, counts: Counts) -> list[tuple[int, ...]]:
-        """The fullest ways in which workers can share the spare nodes, wherever they are placed."""
+    def _node_losses(self, counts: Counts) -> list[tuple[int, ...]]:
+        """Per pool how many workers the loss of `spare_nodes` nodes takes: every set of workers that fits on
+        them and is part of no larger one that does. Which workers share a node is not known here.
+        """
         node_mixes: list[tuple[int, ...]] = []
-        for kind in dict.fromkeys(option.type.gpu.base for option, _ in counts):
+        for gpu_base in dict.fromkeys(option.type.gpu.base for option, _ in counts):
+            is_of_base = [option.type.gpu.base == gpu_base for option, _ in counts]
             room = self.spare_nodes * max(
-                int(option.type.gpu.gpus_per_node) for option, _ in counts if option.type.gpu.base == kind
+                int(option.type.gpu.gpus_per_node) for option, _ in itertools.compress(counts, is_of_base)
             )
+            # A worker larger than a node is lost with any node of its own, so it counts as one that fits.
             ranges = [
-                range(min(count, max(room // option.type.gpus, 1)) + 1 if option.type.gpu.base == kind else 1)
-                for option, count in counts
+                range(min(count, max(room // option.type.gpus, 1)) + 1 if of_base else 1)
+                for (option, count), of_base in zip(counts, is_of_base, strict=True)
             ]
             gpus = [min(option.type.gpus, room) for option, _ in counts]
             fits = [
@@ -461,13 +482,15 @@ class Oracle:
         return node_mixes
 
     def _is_known_to_fail(self, counts: Counts) -> bool:
-        """Whether an earlier simulation says that it misses the SLO after some loss."""
+        """Whether a cached simulation says that the fleet misses the SLO after some loss. Without scenarios
+        the simulation is the next step anyway, and looks into the same cache.
+        """
         if not self._in_scenarios:
             return False
         keys = (self._key(left) for left in self._losses(counts))
-        return any(self.answers.look_up((*self.of_question(), *key), self.slo) is False for key in keys)
+        return any(self.answers.look_up((*self.question_key(), *key), self.slo) is False for key in keys)
 
-    def _simulated(self, counts: Counts) -> bool:
+    def _keeps_slo(self, counts: Counts) -> bool:
         roles = {option.role for option, count in counts if count > 0}
         if not roles or ("prefill" in roles) != ("decode" in roles):
             return False
@@ -476,19 +499,19 @@ class Oracle:
         return self._answer(self._key(counts), lambda: self.fleet(counts), self.slo)
 
     def _key(self, counts: Counts) -> tuple[object, ...]:
-        """A fleet as far as a simulation depends on it, its pins included."""
-        key = _key(counts)
+        """A fleet as far as a simulation depends on it, its pinned prefixes included."""
+        key = _fleet_key(counts)
         return (*key, "polished") if self.places_polished(counts) else key
 
     def places_polished(self, counts: Counts) -> bool:
-        """Whether the pins of this fleet are others than those that a search places."""
+        """Whether this fleet's pinned prefixes are placed by `Pinning.polish` instead of quickly."""
         if self.pinning is None:
             return False
         return self.pinning.uses_polished(
             [Pool(option.role, option.role, option.type, count) for option, count in counts if count > 0]
         )
 
-    def _leads_enough(self, option: Option, count: int) -> bool:
+    def _prefill_meets_ttft(self, option: Option, count: int) -> bool:
         hardest = self._in_scenarios[: self.may_miss + 1]
         if not MANY_MISSED <= self.may_miss < len(hardest):
             return self._prefill_alone(option, count)
@@ -506,15 +529,16 @@ class Oracle:
             pools = (Pool("pre", "mixed", option.type, count),)
             as_prefill = (replace(pools[0], role="prefill"),)
             pinned = () if self.pinning is None else self.pinning.of(as_prefill)
-            return Fleet(self.llm, pools, self._of_pairs, self.network, pinned=pinned)
+            return Fleet(self.llm, pools, self._pair_policies, self.network, pinned=pinned)
 
-        key = ("leads", _machine(option), count)
+        key = ("prefill alone", _worker_key(option), count)
         return count > 0 and self._answer(key, fleet, slo, is_prompts=True)
 
     def _decode_alone(self, option: Option, count: int) -> bool:
         if self.slo.selectors:
-            return True  # As above.
-        # a prompt that keeps TTFT comes so much later, so the backlog test may see that much less of a wait
+            return True  # What may wait for whom is up to the classes, so nothing is ruled out.
+        # The simulated prompts arrive at once; real ones come up to their TTFT limit later. A limit twice as
+        # long leaves a request that comes so late the same wait as the SLO does.
         slo = Slo(
             tuple(
                 Limit("ttft", 0.0, 2 * limit.limit_s) for limit in self.slo.limits if limit.metric == "ttft"
@@ -528,14 +552,14 @@ class Oracle:
             if (lora := option.type.lora) is not None:
                 instant = replace(instant, lora=lora.without_cost())
             pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
-            policies = replace(self._of_pairs, prefix_cache=False, kv_offload=None, routing="jsq")
+            policies = replace(self._pair_policies, prefix_cache=False, kv_offload=None, routing="jsq")
             return Fleet(self.llm, pools, policies, NO_LINK)
 
-        key = ("follows", _machine(option), count)
+        key = ("decode alone", _worker_key(option), count)
         return count > 0 and self._answer(key, fleet, slo, is_prefilled=True)
 
     def _answer(self, own: tuple[object, ...], fleet: Callable[[], Fleet], slo: Slo, **query: bool) -> bool:
-        decided, key = self.answers.decided, (*self.of_question(), *own)
+        decided, key = self.answers.decided, (*self.question_key(), *own)
         self._queried.add(key)
 
         def find() -> bool:
@@ -544,11 +568,11 @@ class Oracle:
                 question = (self.llm, self.network, self.policies, self.of_pairs, self.step_time_sigmas, own)
                 name = answer_name(question, self._traffic, slo)
                 kept = None if name is None else decided.look_up(name)
-            asked = self._at(fleet())
-            holds, seen = kept or self._asker.answer(SimulationQuery(asked, slo, **query))
+            simulated = self._with_spread(fleet())
+            holds, seen = kept or self._asker.answer(SimulationQuery(simulated, slo, **query))
             if kept is None and decided is not None and name is not None:
                 decided.add(name, holds=holds, seen=seen)
-            cost = LEAST_EFFORT + request_effort(asked) * seen
+            cost = LEAST_EFFORT + request_effort(simulated) * seen
             with self._lock:
                 self._effort += cost
             deterministic_parallel.charge_effort((key, slo), cost)
@@ -567,19 +591,17 @@ def request_effort(fleet: Fleet) -> int:
     return effort
 
 
-def _key(counts: Counts) -> tuple[object, ...]:
-    """A fleet as far as a simulation depends on it."""
-    return tuple(_alike((option.role, _machine(option), count) for option, count in counts if count > 0))
+def _fleet_key(counts: Counts) -> tuple[object, ...]:
+    """A fleet as far as a simulation depends on it: owned and rented workers of one type are one pool."""
+    pools = ((option.role, _worker_key(option), count) for option, count in counts if count > 0)
+    alike = itertools.groupby(pools, key=lambda pool: pool[:2])
+    return tuple((*role_and_worker, sum(count for _, _, count in each)) for role_and_worker, each in alike)
 
 
-def _alike(pools: Iterable[tuple[Role, Any, int]]) -> Iterator[tuple[Role, Any, int]]:
-    """Neighbours that are alike as one pool: owned or rented is no matter to a simulation."""
-    for (role, machine), each in itertools.groupby(pools, key=lambda pool: pool[:2]):
-        yield role, machine, sum(count for _, _, count in each)
-
-
-def _machine(option: Option) -> tuple[object, ...]:
-    """All of a worker that a simulation depends on: not its price, nor the name of its GPU."""
+def _worker_key(option: Option) -> tuple[object, ...]:
+    """Everything about a worker that a simulation reads; its price and the name of its GPU are not among
+    it.
+    """
     worker = option.type
     return (
         worker.tp,

@@ -27,7 +27,7 @@ def find_headroom(
     """
     as_written, known_ends = oracle.as_written(), oracle.answers.ends
     losses = (oracle.spare_workers, oracle.spare_nodes, frozenset(oracle.spot.items()))
-    query = (*oracle.of_question(), oracle.slo, losses, counts, oracle.places_polished(counts))
+    query = (*oracle.question_key(), oracle.slo, losses, counts, oracle.places_polished(counts))
     if query in known_ends:
         return known_ends[query]
     headroom: dict[str, tuple[float, tuple[Limit, ...]]] = {}

@@ -1,9 +1,9 @@
-"""How often pinned prefixes must be asked for so that an engine without pins keeps them, and what that costs.
+"""How often a router must request pinned prefixes so that an engine without pins keeps them, and the cost.
 
-vLLM knows no pin: the blocks that were used longest ago leave its cache first. A prefix stays if it is used
-before so many other tokens come to its worker as there is room for beside what is pinned there. The shortest
-time in which so many came is read off the plan's simulation; a prefix that nobody asked for in half of that
-time is asked for by a request of the router, for one token. All but the prefix's last block hits.
+vLLM cannot pin blocks: those used longest ago leave its cache first. A prefix stays if it is used again
+before new tokens have filled the room beside the pinned prefixes of its worker. The shortest time in which
+they do (the turnover) is read off the plan's simulation. A prefix that no user has requested for half of it
+is requested by the router, for one token; all but the prefix's last block hits.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from planner.search.oracle.prefix_placing import KeepAlive, Leaf, PoolPrefixes, 
 from planner.simulator.simulation import Simulation
 from planner.traffic.trace import FloatArray, IntArray, Trace
 
-SAFE_FRAC = 0.5  # Of the shortest time in which a prefix would leave; traffic may be denser than the trace.
-LEAST_S = 1.0  # The router looks for prefixes that were not used no more often.
+TURNOVER_FRAC = 0.5  # A margin, because traffic may be denser than the trace.
+LEAST_S = 1.0  # The router looks for unused prefixes once per second, so no prefix is requested more often.
 
 
 def with_keep_alive(
     prefixes: Sequence[PoolPrefixes], fleet: Fleet, simulation: Simulation, trace: Trace
 ) -> tuple[PoolPrefixes, ...]:
-    """The pools' pinned prefixes with how often each must be asked for."""
+    """The pools' pinned prefixes, each with the time after which the router requests it."""
     first, begin = 0, {}
     for pool in fleet.pools:
         begin[pool.name], first = first, first + pool.count
@@ -56,8 +56,10 @@ def find_keep_alive(
     room_tokens: Sequence[float],
     leaves: Sequence[Sequence[Leaf]],
 ) -> KeepAlive:
-    """For a pool whose workers are numbered from `first` on in the simulation. Worker r has `room_tokens[r]`
-    beside its pinned prefixes, which are `leaves[r]` and what they begin with.
+    """How often the router requests each worker's prefixes, and the time of engines that takes.
+
+    The pool's workers are numbered from `first` on in the simulation. Worker r has room for `room_tokens[r]`
+    beside its pinned prefixes: `leaves[r]` and all shorter ones that those begin with.
     """
     assert simulation.cached_tokens is not None
     outputs = trace.output_tokens if pool.role == "mixed" else np.ones(len(trace), np.int64)
@@ -68,34 +70,35 @@ def find_keep_alive(
     number, busiest_s = 0, 0.0
     for r, own_leaves in enumerate(leaves):
         own = np.flatnonzero(simulation.prefill_worker == first + r)
-        turnover_s = shortest_s(trace.arrival_s[own], new_tokens[own], room_tokens[r])
+        turnover_s = turnover_s_of(trace.arrival_s[own], new_tokens[own], room_tokens[r])
         if not own_leaves or math.isinf(turnover_s):
             all_every_s.append(None)
             continue
-        every_s, busy_s = max(SAFE_FRAC * turnover_s, LEAST_S), 0.0
+        every_s, busy_s = max(TURNOVER_FRAC * turnover_s, LEAST_S), 0.0
         all_every_s.append(every_s)
         for leaf, used_s in zip(own_leaves, times_of_use_s(trace, own, own_leaves), strict=True):
             gaps_s = np.diff([span_s[0], *used_s, span_s[1]])
-            posts = int(np.floor(gaps_s / every_s).sum())
-            tokens = min(KV_BLOCK_TOKENS, leaf.tokens)
+            router_requests = int(np.floor(gaps_s / every_s).sum())
+            tokens = min(KV_BLOCK_TOKENS, leaf.tokens)  # the last block, computed anew
             step_s = pool.type.latency.step_s(float(tokens), float(tokens * leaf.tokens), 0.0, 0.0)
-            number, busy_s = number + posts, busy_s + posts * float(step_s)
+            number, busy_s = number + router_requests, busy_s + router_requests * float(step_s)
         busiest_s = max(busiest_s, busy_s)
     return KeepAlive(tuple(all_every_s), 3600 * number / trace.duration_s, busiest_s / trace.duration_s)
 
 
-def shortest_s(arrival_s: FloatArray, tokens: IntArray, room_tokens: float) -> float:
-    """The shortest time from one request to another in which requests of `room_tokens` arrive, both included;
-    infinite where all have fewer.
+def turnover_s_of(arrival_s: FloatArray, tokens: IntArray, room_tokens: float) -> float:
+    """The shortest time between two arrivals such that they and the requests between them have `room_tokens`
+    together; infinite where all requests together have fewer.
     """
     upto = np.cumsum(tokens)
+    # For each request, the latest one from which on `room_tokens` have arrived with it; -1 if there is none.
     begin = np.searchsorted(upto - tokens, upto - room_tokens, side="right") - 1
     enough = np.flatnonzero(begin >= 0)
     return float((arrival_s[enough] - arrival_s[begin[enough]]).min()) if len(enough) else math.inf
 
 
 def times_of_use_s(trace: Trace, own: IntArray, leaves: Sequence[Leaf]) -> list[list[float]]:
-    """When each of these prefixes is asked for by these requests."""
+    """For each leaf, the arrivals of those of the requests `own` that begin with it."""
     numbers = {leaf.block_ids: k for k, leaf in enumerate(leaves)}
     lengths = sorted({len(ids) for ids in numbers})
     used_s: list[list[float]] = [[] for _ in leaves]

@@ -1,11 +1,12 @@
 """Traffic in which other prefixes are popular than before.
 
-A share of the requests, drawn at random, become requests over another stable prefix: those over one prefix
-all over the same other one, by a permutation of the prefixes drawn at random, so that hot ones may become
-cold and cold ones hot. Such a request is a copy of one that had that prefix, and arrives as the one whose
-place it takes. Sessions change as a whole.
+A random permutation maps each prefix to another one. A share of the sessions, drawn at random, is replaced:
+a session that begins with prefix p becomes a copy of a random session (the donor) that begins with the prefix
+to which p is mapped, and starts when the old one did. So hot prefixes may become cold and cold ones hot. A
+request outside of sessions is a session by itself.
 
-The prefixes are the stable ones that none other continues. Requests over shorter ones, and over none, stay.
+Only the longest stable prefixes (prefix_placing.py) take part, those that no other stable one continues.
+Requests that begin with a shorter stable prefix, or with none, stay.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from planner.traffic.trace import IntArray, Trace
 
 
 def drift_popularity(trace: Trace, drift_frac: float, rng: np.random.Generator) -> Trace:
-    """The trace with this share of the popularity of its prefixes moved to others; the same trace where it
-    has fewer than two of them.
+    """The trace with this share of the popularity of its prefixes moved to others; the trace itself where it
+    has fewer than two such prefixes.
     """
     if not trace.duration_s > 0:
         return trace
@@ -38,7 +39,8 @@ def drift_popularity(trace: Trace, drift_frac: float, rng: np.random.Generator) 
     next_of = dict(zip(order.tolist(), np.roll(order, -1).tolist(), strict=True))
     members = {p: np.flatnonzero(prefix == p) for p in prefixes.tolist()}
     moved = np.flatnonzero((prefix >= 0) & (rng.random(len(prefix)) < drift_frac))
-    # The k-th copy of a session stands in part k; part 0 is what stays.
+    # `combine_parts` takes each session at most once per part: the k-th copy of a session is in part k, and
+    # part 0 has the sessions that stay.
     copies = np.zeros(len(prefix), np.int64)
     parts: list[list[tuple[int, float]]] = []
     for place in moved.tolist():
@@ -78,8 +80,8 @@ def may_drift(trace: Trace) -> bool:
 
 
 def popular_prefixes(trace: Trace) -> IntArray:
-    """(n,): the stable prefix of each request that none other continues, by its node in the tree; -1 of the
-    others.
+    """(n,): the longest stable prefix with which each request begins, as a node of the tree; -1 for requests
+    without one, and where the longest one is continued by another stable prefix.
     """
     tree = prefix_tree(block_uses(trace))
     stable = stable_nodes(trace, tree)

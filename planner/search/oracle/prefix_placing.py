@@ -1,9 +1,9 @@
 """Which prefixes a pool of workers should keep, and what that saves: a trace and a fleet into `replicate`.
 
-Prefixes are of two kinds. Stable ones (system prompts, tool instructions, popular documents) are used in most
-parts of the trace: they are placed on workers. What else is reused belongs to sessions that come and go: it
-is served by what memory is left, at the hit curve of one LRU cache of that size over all workers, which takes
-a router that keeps a session on its worker.
+Stable prefixes (system prompts, tool instructions, popular documents) are used in most parts of the trace:
+they are placed on workers. All other reuse is taken for that of sessions that come and go. It hits in the
+memory that is left, as often as in one LRU cache of that size over all workers, which is true of a router
+that keeps a session on its worker.
 
 Seconds of work are those of the master problem (`least_seconds`): the least that a request costs a busy
 worker. Memory for prefixes is what running requests leave by Little's law, with the hits that it allows.
@@ -38,32 +38,27 @@ from planner.traffic.prefixes import (
 from planner.traffic.trace import FloatArray, IntArray, Trace
 from planner.traffic.workload import prefix_sharing
 
-Seconds = Callable[[IntArray, npt.NDArray[np.integer[Any]]], FloatArray]
+PrefillSeconds = Callable[[IntArray, npt.NDArray[np.integer[Any]]], FloatArray]
 
-PARTS = 10  # of the trace, and how many of them a stable prefix is used in:
-
+# A stable prefix is used in at least STABLE_PARTS of so many equal parts of the trace's time.
+TRACE_PARTS = 10
 STABLE_PARTS = 8
-
-MOST_NODES = 100  # that are placed; what is below them is left to sessions
-
-CURVE_CORNERS = 12
-
-AGREEMENTS = 10  # of room and hits, at most
-
-FULL_FRAC = 0.95  # a worker's prefill share beyond which Little's law would ask for endless memory
-
-GAP_FRAC, ROUTINGS = 0.02, 400  # that the placement may be off, and how many are tried at most
-
-FEW_ROUTINGS = 100  # for each smaller pool
+MOST_NODES = 100  # At most so many nodes of the prefix tree are placed; the nodes below are left to sessions.
+CURVE_CORNERS = 12  # Pieces of the concave curve by which session hits enter the formulation.
+ROOM_ITERATIONS = 10  # Room depends on hits and hits on room; they mostly agree after three rounds.
+FULL_FRAC = 0.95  # Beyond this prefill share of a worker's time Little's law would ask for endless memory.
+GAP_FRAC, ROUTINGS = 0.02, 400  # The search for a placement ends at this gap to its bound, or after so many.
+FEW_ROUTINGS = 100  # The same for each smaller pool that `workers_for_same_load` tries.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StableTraffic:
-    """A trace as `replicate` sees it on one type of worker.
+    """A trace as `replicate_prefixes` sees it on one type of worker.
 
-    Node 0 of `demand` is empty: requests without a stable prefix. `node_of` (V,) is each node's number in
-    `tree`, -1 for node 0. `session_hits` are the hits of everything else, tokens; `prefill_s` is all prefill
-    work per second if nothing is cached.
+    `demand` has the V placed nodes of `tree`; node 0 is empty and stands for requests without a stable
+    prefix. `node_of` (V,) is each node's number in `tree`, -1 for node 0. `session_hits` is the share of
+    input tokens that a cache for everything else hits, by its size; `prefill_s` is all prefill work per
+    second if nothing is cached.
     """
 
     tree: PrefixTree
@@ -77,9 +72,10 @@ class StableTraffic:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixPlan:
-    """Where the prefixes of a trace go in a pool, and what is expected of that before any simulation.
+    """Where the prefixes of a trace go in a pool, and its estimated effect, before any simulation.
 
-    Hit ratios are shares of input tokens; loads are seconds of work per second of one worker.
+    Hit shares are of input tokens; `prefill_saved_frac` is of all prefill work; `uncached_load` is the
+    seconds of work per second of one worker if nothing is cached.
     """
 
     pool: Pool
@@ -107,15 +103,16 @@ class WarmUp:
     tokens: int
     request: int
     block_ids: tuple[int, ...]
-    keep_alive_s: float | None = None  # Asked for again so long after its last use; None: it stays.
+    keep_alive_s: float | None = None  # The router repeats it so long after its last use; None: never.
 
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """Requests that keep pinned prefixes of a pool in the caches of its engines (keep_alive.py).
+    """Requests of the router that keep pinned prefixes of a pool in the caches of its engines
+    (keep_alive.py).
 
-    On worker r of the pool a prefix is asked for `every_s[r]` after its last use; None: nothing leaves there.
-    In all `per_h` such requests take at most `busy_frac` of one worker's time.
+    On worker r a prefix is requested `every_s[r]` after its last use; None: no prefix leaves that cache. The
+    whole pool gets `per_h` such requests, and each worker spends at most `busy_frac` of its time on them.
     """
 
     every_s: tuple[float | None, ...]
@@ -138,10 +135,10 @@ def prefill_pool(fleet: Fleet, name: str | None = None) -> Pool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolPrefixes:
-    """Prefixes of one pool: what is planned, and what a simulation from cold caches on came to.
+    """Prefixes of one pool: the plan, and the result of a simulation that began with cold caches.
 
-    Simulated hits are of the pool's requests, as is `possible_hit_frac`, what one endless cache for all would
-    spare. Loads are the least seconds of work, hits taken off, per second of each worker.
+    Both hit shares are of the input tokens of the pool's requests; `possible_hit_frac` is that of one endless
+    cache for all. Loads are the least seconds of work, hits taken off, per second of each worker.
     """
 
     plan: PrefixPlan
@@ -161,8 +158,8 @@ def pool_prefixes(
     rng: np.random.Generator,
     pinned: Callable[[Pool], PrefixPlan] | None = None,
 ) -> tuple[PoolPrefixes, ...]:
-    """For every pool that prefills: its placement, of the requests that the simulation sent there; what was
-    `pinned` in the simulation where that is given.
+    """For every pool that prefills: the placement for the requests that the simulation sent there. Where
+    `pinned` is given, it is the placement that was simulated.
     """
     answers: list[PoolPrefixes] = []
     if not fleet.policies.prefix_cache or simulation.cached_tokens is None:
@@ -214,11 +211,13 @@ def plan_prefixes(trace: Trace, pool: Pool, *, time_limit_s: float, rng: np.rand
         routings=ROUTINGS,
         rng=rng,
     )
-    return planned(pool, traffic, plan, memory_tokens)
+    return estimate_plan(pool, traffic, plan, memory_tokens)
 
 
-def planned(pool: Pool, traffic: StableTraffic, replication: Replication, memory_tokens: int) -> PrefixPlan:
-    """What is expected of a placement."""
+def estimate_plan(
+    pool: Pool, traffic: StableTraffic, replication: Replication, memory_tokens: int
+) -> PrefixPlan:
+    """A placement with its estimated hits and loads."""
     demand = traffic.demand
     hits_rps = replication.hits_rps(demand).sum(axis=1)
     uncached = float(demand.rate_rps @ demand.work_s)
@@ -289,7 +288,7 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
     kept = stable_nodes(trace, tree)
     number = np.full(len(tree) + 1, 0)  # the last entry is what -1 refers to
     number[kept] = np.arange(1, len(kept) + 1)
-    # the deepest kept node of every node; kept ones are closed under parents
+    # For every node, the deepest kept node on its path, -1 if there is none. Each round moves up one level.
     nearest = np.where(number[:-1] > 0, np.arange(len(tree)), tree.parent)
     while len(above := np.flatnonzero((nearest >= 0) & (number[nearest] == 0))):
         nearest[above] = tree.parent[nearest[above]]
@@ -329,10 +328,12 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
 
 
 def stable_nodes(trace: Trace, tree: PrefixTree) -> IntArray:
-    """The most used nodes that occur in STABLE_PARTS of PARTS equal parts of the trace; parents first."""
+    """The most used nodes that occur in STABLE_PARTS of TRACE_PARTS equal parts of the trace; parents first.
+    A parent is used wherever its children are, so it is stable too.
+    """
     through_frac = (trace.arrival_s - trace.arrival_s[0]) / trace.duration_s
-    part = np.minimum(through_frac * PARTS, PARTS - 1).astype(int)
-    seen = np.zeros((len(tree), PARTS), bool)
+    part = np.minimum(through_frac * TRACE_PARTS, TRACE_PARTS - 1).astype(int)
+    seen = np.zeros((len(tree), TRACE_PARTS), bool)
     at = tree.end.copy()
     while len(still := np.flatnonzero(at >= 0)):
         seen[at[still], part[still]] = True
@@ -343,9 +344,11 @@ def stable_nodes(trace: Trace, tree: PrefixTree) -> IntArray:
 
 
 def _session_reuse(
-    trace: Trace, blocks: Blocks, kept_blocks: FloatArray, prefill_s: Seconds
+    trace: Trace, blocks: Blocks, kept_blocks: FloatArray, prefill_s: PrefillSeconds
 ) -> tuple[SessionReuse, HitCurve]:
-    """Seconds per second and tokens that hit beyond the first `kept_blocks` (n,) of every prompt."""
+    """The reuse of blocks beyond the first `kept_blocks` (n,) of every prompt: the work that a cache saves,
+    seconds per second, and the share of input tokens that hit, both by its size.
+    """
     owner = blocks.owner
     within = np.arange(len(owner)) - blocks.offsets[owner]
     rest = within >= kept_blocks[owner]
@@ -365,8 +368,8 @@ def _session_reuse(
 class Room:
     """KV tokens that a worker has for prefixes, in whole blocks.
 
-    `placed_tokens` beside the longest request, for what never leaves; `lru_tokens` beside what runs in the
-    mean, `sequences` in decode.
+    `placed_tokens` is for prefixes that never leave, so it leaves room for the longest request; `lru_tokens`
+    is the mean room beside the running requests, `sequences` of which decode.
     """
 
     placed_tokens: int
@@ -375,21 +378,21 @@ class Room:
 
 
 def room_tokens(trace: Trace, pool: Pool, workers: int | None = None) -> int:
-    """KV tokens that each of `workers` has for prefixes beside its running requests, in whole blocks."""
+    """`Room.placed_tokens` where `workers` share all requests; by default those of the pool."""
     return room_of(trace, pool, workers).placed_tokens
 
 
 def room_of(trace: Trace, pool: Pool, workers: int | None = None) -> Room:
-    """What each of `workers` has for prefixes beside its running requests.
+    """What each of `workers` has for prefixes beside its running requests; by default those of the pool.
 
-    Hits leave room for more hits: from all that could hit, room and hits (of one LRU cache of all rooms) are
-    taken in turn until they agree.
+    Hits leave room for more hits. So room and hits (of one LRU cache of all rooms) are computed in turn until
+    they agree, beginning with the hits of an endless cache.
     """
     workers = workers or pool.count
     blocks = block_uses(trace)
     curve = hit_curve(trace, blocks.tokens, stack_distances(blocks.offsets, blocks.node, len(blocks.parent)))
     hit_frac = curve.infinite_frac
-    for _ in range(AGREEMENTS):
+    for _ in range(ROOM_ITERATIONS):
         room = _room(trace, pool, workers, hit_frac)
         hit_frac, before = float(curve.at(room.placed_tokens * workers)), hit_frac
         if abs(hit_frac - before) < 1e-3:
@@ -398,17 +401,16 @@ def room_of(trace: Trace, pool: Pool, workers: int | None = None) -> Room:
 
 
 def _room(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> Room:
-    """Room where so much of the prompts hits, and lies in the room.
+    """The room on each worker where `hit_frac` of the prompts hits; these tokens lie in the room.
 
     Sequences in decode by Little's law: arrivals x tokens to come x the time between two tokens, which is a
-    step of that many sequences, stretched by the share of time that prefill takes. The longest request must
-    fit.
+    step of that many sequences, stretched by the share of time that prefill takes.
     """
     sequences = 0.0
     worker, rate_rps = pool.type, len(trace) / trace.duration_s / workers
     longest = int((trace.input_tokens + trace.output_tokens).max())
     own_tokens = (1 - hit_frac) * trace.input_tokens
-    held = float(own_tokens.mean())  # one prompt in prefill
+    running_tokens = float(own_tokens.mean())  # one prompt in prefill
     if pool.role == "mixed":
         prefill = Option("prefill", worker, 0.0)
         prompts_s = least_seconds(
@@ -416,18 +418,18 @@ def _room(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> Room:
         )
         busy_frac = min(rate_rps * float(prompts_s.mean()), FULL_FRAC)
         gaps = trace.output_tokens - 1.0
-        in_decode = max(float(gaps.sum()), 1.0)
+        in_decode = max(float(gaps.sum()), 1.0)  # Each token's step counts alike; 1: no request decodes.
         context = float((gaps * (trace.input_tokens + gaps / 2)).sum()) / in_decode
         own = float((gaps * (own_tokens + gaps / 2)).sum()) / in_decode
-        for _ in range(100):
+        for _ in range(100):  # A step's time depends on its sequences, which depend on the step's time.
             step_s = worker.latency.step_s(max(sequences, 1.0), 0.0, sequences, sequences * context)
             sequences = min(
                 rate_rps * float(gaps.mean()) * float(step_s) / (1 - busy_frac), worker.max_num_seqs
             )
-        held += sequences * own
+        running_tokens += sequences * own
     placed, lru = (
         max(int((worker.kv_tokens - taken) // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS, 0)
-        for taken in (max(held, float(longest)), held)
+        for taken in (max(running_tokens, float(longest)), running_tokens)
     )
     return Room(placed, lru, sequences)
 

@@ -1,10 +1,9 @@
 """Estimates which prompts hit in a fleet of pinned prefixes, without a simulation.
 
-The trace is gone through once, in its order of arrival. A worker is a queue of prompts in seconds and an LRU
-cache of whole blocks beside what is pinned; a request goes where routing `pinned-prefix` sends it: of the
-workers that have the longest pinned part of its prompt to the one that needs the least seconds for what waits
-there and for what it does not have. Steps are not formed, nothing is preempted, and a block is found as soon
-as its prompt was sent.
+The requests are routed once, in their order of arrival. A worker is a queue of prompts, measured in seconds,
+and an LRU cache of whole blocks beside the pinned ones. Routing is that of `pinned-prefix`: of the workers
+with the longest pinned part of a prompt, the one that would prefill it soonest. What is left out: steps,
+preemption, and the time until the blocks of a prompt are computed; they hit as soon as it was sent.
 """
 
 from __future__ import annotations
@@ -23,20 +22,21 @@ from planner.solvers.master import Option, cheapest_token_s, least_seconds
 from planner.traffic.prefixes import block_uses
 from planner.traffic.trace import Trace
 
-REQUESTS = 50_000  # A longer trace is cut after these, as each placing of prefixes is replayed.
+MOST_REQUESTS = 50_000  # A longer trace is cut here, because every placement of prefixes is replayed.
 BUSY_FRAC = 0.9  # Decodes take at most this share of a worker's time, so that prompts never stand still.
 
 
 @dataclass(slots=True)
 class _Queue:
-    """One worker: its cache, and what waits there.
+    """One worker: its cache, and its queue of prompts, which is empty at `free_s`.
 
-    Prompts take `slower` times as long as alone, because decodes run beside them. A decode makes a token
-    every `token_gap_s`. The cache has room for `blocks`, pinned ones among them.
+    A prompt takes `token_s` for each token that misses and `attention_pair_s` for each pair of one with a
+    token before it, times `slower`, because decodes run beside it. A decode makes a token every
+    `token_gap_s`. The cache has room for `blocks`, pinned ones among them.
     """
 
     token_s: float
-    pair_s: float
+    attention_pair_s: float
     slower: float
     token_gap_s: float
     blocks: int
@@ -45,7 +45,7 @@ class _Queue:
     free_s: float = 0.0
     ends_s: list[float] = field(default_factory=list)  # When each request that was sent here ends, a heap.
 
-    def waits_s(self, time_s: float) -> float:
+    def wait_s(self, time_s: float) -> float:
         """How long a new prompt waits here, as routing `pinned-prefix` counts: for the prompts before it, and
         a token's time for each request that has not ended.
         """
@@ -63,7 +63,7 @@ class _Queue:
     def take(self, path: Sequence[int], hit: int, tokens: int, outputs: int, time_s: float) -> None:
         """Queue a prompt of `tokens`, of which the first `hit` are here, and keep its blocks in the cache."""
         missed = tokens - hit
-        seconds = self.token_s * missed + self.pair_s * missed * (hit + (missed + 1) / 2)
+        seconds = self.token_s * missed + self.attention_pair_s * missed * (hit + (missed + 1) / 2)
         self.free_s = max(self.free_s, time_s) + self.slower * seconds
         heapq.heappush(self.ends_s, self.free_s + outputs * self.token_gap_s)
         for block in reversed(path):
@@ -77,12 +77,12 @@ class _Queue:
 def replayed_hits(
     trace: Trace, pools: Sequence[Pool], rooms: Sequence[Room], pinned: Sequence[PinnedPrefix]
 ) -> list[float]:
-    """For each pool the share of the input tokens sent there that hit; 0 for decode pools, and for those to
-    which nothing was sent.
+    """For each pool the share of the input tokens sent there that hit; 0 for pools without requests, and for
+    decode pools.
 
     `rooms[p]` is the room of a worker of pool p. `pinned` numbers the workers in the order of the pools.
     """
-    part = trace.select(np.arange(REQUESTS)) if len(trace) > REQUESTS else trace
+    part = trace.select(np.arange(MOST_REQUESTS)) if len(trace) > MOST_REQUESTS else trace
     uses = block_uses(part)
     offsets, nodes = uses.offsets.tolist(), uses.node.tolist()
     workers: list[_Queue] = []
@@ -97,14 +97,14 @@ def replayed_hits(
     columns = part.arrival_s.tolist(), part.input_tokens.tolist(), part.output_tokens.tolist()
     for i, (time_s, tokens, outputs) in enumerate(zip(*columns, strict=True)):
         path = nodes[offsets[i] : offsets[i + 1]]
-        depth = {w: _depth(workers[w].pinned, path) for w in fronts}
+        depth = {w: _pinned_blocks(workers[w].pinned, path) for w in fronts}
         most = max(depth.values())
         best, best_s, best_hit = fronts[0], float("inf"), 0
         for w in fronts:
             if depth[w] == most:
                 worker = workers[w]
                 hit = min(worker.match(path, most) * part.prefix_block_tokens, tokens - 1)
-                seconds = worker.waits_s(time_s) + worker.token_s * (tokens - hit)
+                seconds = worker.wait_s(time_s) + worker.token_s * (tokens - hit)
                 if seconds < best_s:
                     best, best_s, best_hit = w, seconds, hit
         workers[best].take(path, best_hit, tokens, outputs, time_s)
@@ -118,7 +118,7 @@ def _queue(trace: Trace, pool: Pool, room: Room, workers: int) -> _Queue:
     kind = pool.type
     share, gap_s = 0.0, 0.0
     if pool.role == "mixed":
-        # The share of time for decodes is what whole requests take beyond their prompts, over all workers.
+        # Decodes get the time that whole requests take beyond their prompts, spread over all workers.
         whole, prompts = (
             float(least_seconds(Option(role, kind, 0.0), trace.input_tokens, trace.output_tokens).sum())
             for role in ("mixed", "prefill")
@@ -142,9 +142,11 @@ def _pin(
     offsets: Sequence[int],
     nodes: Sequence[int],
 ) -> None:
-    """Put into each worker the blocks that it holds, as the trace numbers them."""
+    """Add to each worker's pinned blocks the tree nodes of its pinned prefixes; a prefix that the trace does
+    not use has none, and cannot hit.
+    """
     ids = trace.prefix_ids.tolist()
-    known = {tuple(ids[first:end]): first for first, end in _beginnings(pinned, ids, offsets)}
+    known = {tuple(ids[first:end]): first for first, end in _first_uses(pinned, ids, offsets)}
     for prefix in pinned:
         first = known.get(prefix.block_ids)
         if first is not None:
@@ -152,7 +154,7 @@ def _pin(
                 workers[w].pinned.update(nodes[first : first + len(prefix.block_ids)])
 
 
-def _beginnings(
+def _first_uses(
     pinned: Sequence[PinnedPrefix], ids: Sequence[int], offsets: Sequence[int]
 ) -> list[tuple[int, int]]:
     """The first and last index (exclusive) at which `ids` has each pinned prefix for the first time."""
@@ -169,7 +171,7 @@ def _beginnings(
     return beginnings
 
 
-def _depth(pinned: set[int], path: Sequence[int]) -> int:
+def _pinned_blocks(pinned: set[int], path: Sequence[int]) -> int:
     """How many of the first blocks of a prompt are pinned here."""
     for i, block in enumerate(path):
         if block not in pinned:

@@ -1,15 +1,17 @@
-"""What a search has simulated and decided, kept in a file, so that a run that was killed can go on.
+"""The simulated answers of a search, kept in a file, so that a run that was killed can go on.
 
-A search decides by asking whether fleets keep an SLO on a traffic. Each such answer is kept under the digest
-of all that it depends on, with the requests that it took to see, because some searches count those. A run
-that goes on begins anew and finds these answers there, so it takes the same way to the same end, to the byte.
+A search simulates whether fleets keep an SLO on some traffic. Each answer is kept under a digest of all that
+it depends on, with the number of requests that were simulated, because that is the search's clock
+(work_clock.py). A resumed run begins anew, takes these answers from the file, and so ends with the same plan,
+to the byte.
 
-The file is begun once a run has taken FROM_S and written again every EVERY_S, aside and renamed; a run that
-comes to its end removes it. It belongs to one question and one version of the code.
+The file is first written once a run has taken FROM_S, and again every EVERY_S: to another name, then renamed.
+A run that comes to its end removes it. It belongs to one question and one version of the code.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -30,23 +32,23 @@ from planner.simulator.numba_compile import SOURCES
 from planner.traffic.trace import Trace
 
 NAME = "resume.json"
-FROM_S, EVERY_S = 300.0, 60.0
+FROM_S, EVERY_S = 300.0, 60.0  # A shorter run is sooner done again than resumed.
 
 _digests: weakref.WeakKeyDictionary[Trace, str] = weakref.WeakKeyDictionary()
 
 
 class Decided:
-    """The answers of one question's simulations, in the folder of its plan. Threads may ask at once."""
+    """The answers of one question's simulations, in the folder of its plan; safe for threads."""
 
     def __init__(self, folder: Path, question: str) -> None:
         self.path, self.question = folder / NAME, question
-        self.found = 0  # answers that were kept by an earlier run, and asked again
+        self.found = 0  # how many answers were looked up and known
         self._known: dict[str, tuple[bool, int]] = {}
-        self._written_s = time.monotonic() + FROM_S - EVERY_S
+        self._written_s = time.monotonic() + FROM_S - EVERY_S  # so that the first writing is due at FROM_S
         self._lock, self._writing = threading.Lock(), threading.Lock()
 
     def load(self) -> None:
-        """Take what an earlier run has left. Raises InputError where there is nothing, or it is of another
+        """Read the file of an earlier run. Raises InputError where there is none, or it belongs to another
         question or version."""
         try:
             document = json.loads(self.path.read_text(encoding="utf-8"))
@@ -67,20 +69,20 @@ class Decided:
         self._known = kept
 
     def look_up(self, name: str) -> tuple[bool, int] | None:
-        """Whether the SLO is kept, and how many requests it took to see."""
+        """Whether the SLO is kept, and how many requests were simulated to see it; None if not known."""
         with self._lock:
             known = self._known.get(name)
             self.found += known is not None
         return known
 
     def add(self, name: str, *, holds: bool, seen: int) -> None:
-        """Keep one more answer; what cannot be written is tried again later."""
+        """Keep one more answer; where the file cannot be written, the next writing tries again."""
         with self._lock:
             self._known[name] = (holds, seen)
             if time.monotonic() < self._written_s + EVERY_S:
                 return
             self._written_s = time.monotonic()
-        with self._writing:  # the later one knows more
+        with self._writing:  # One thread after the other, so that an older text never replaces a newer one.
             with self._lock:
                 text = json.dumps({"question": self.question, "known": self._known})
             self._write(text)
@@ -92,11 +94,9 @@ class Decided:
             self._written_s = time.monotonic()
 
     def remove(self) -> None:
-        """The run has come to its end."""
-        try:
+        """Remove the file, as the run has come to its end; one that cannot be removed does no harm."""
+        with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
-        except OSError:
-            return
 
 
 def question_digest(document: Mapping[str, Any], trace: Trace, seed: int, *question: object) -> str:
@@ -106,23 +106,24 @@ def question_digest(document: Mapping[str, Any], trace: Trace, seed: int, *quest
 
 
 def answer_name(question: tuple[object, ...], traffic: Trace | Scenario, slo: Slo) -> str | None:
-    """Under which an answer is kept; None where its words do not tell all of it."""
+    """The digest under which an answer is kept; None where the `repr` of the question is incomplete."""
     text = repr((question, slo))
-    return None if _is_cut(text) else _digest(text, traffic_digest(traffic))
+    return None if _is_incomplete(text) else _digest(text, traffic_digest(traffic))
 
 
-def _is_cut(text: str) -> bool:
-    return " at 0x" in text or "..." in text  # an object without words, an array that is cut short
+def _is_incomplete(text: str) -> bool:
+    """Whether a `repr` has an object that shows only its address, or an array that NumPy has abbreviated."""
+    return " at 0x" in text or "..." in text
 
 
 def traffic_digest(traffic: Trace | Scenario) -> str:
     """A digest of a trace, or of what a scenario is drawn from, so that it need not be drawn."""
     if isinstance(traffic, Trace):
         return trace_digest(traffic)
-    futures = traffic.futures
-    if futures.trace is None or _is_cut(words := futures.words()):
+    scenarios = traffic.source
+    if scenarios.trace is None or _is_incomplete(words := scenarios.words()):
         return trace_digest(traffic.trace)
-    return _digest(words, traffic.number, trace_digest(futures.trace), futures.trace.coarse_s)
+    return _digest(words, traffic.number, trace_digest(scenarios.trace), scenarios.trace.coarse_s)
 
 
 def trace_digest(trace: Trace) -> str:
@@ -139,7 +140,7 @@ def trace_digest(trace: Trace) -> str:
             ),
             *(trace.tenant, trace.adapter, trace.after, trace.think_s, trace.image_tokens),
         ):
-            if column is None or column.strides == (0,):
+            if column is None or column.strides == (0,):  # one value, broadcast to all requests
                 digest.update(b"-" if column is None else repr((len(column), column[:1])).encode())
             else:
                 digest.update(np.ascontiguousarray(column).data)

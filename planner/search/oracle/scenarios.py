@@ -1,13 +1,12 @@
-"""What may come instead of what is written: other requests of the same kind, more of them, other step times.
+"""Draws scenarios: other requests of the same kind, growth, and other step times than the question has.
 
-A scenario is drawn as a whole: the traffic by a seed, the growth that was asked for, and how far the step
-times of the next cluster are from the predicted ones (planner/models/spread.py), prefills and decodes apart.
-With `prefix_drift` other prefixes are popular (prefix_drift.py).
-In one scenario that is one draw of each for all workers.
+Each scenario has its own requests, drawn with a seed, `growth_frac` more traffic, and one error of the
+predicted step times for all workers (planner/models/spread.py): one draw for prefills, one for decodes. With
+`prefix_drift` other prefixes are popular (prefix_drift.py).
 
-Described traffic is drawn anew from its description. A trace is drawn anew by what `traffic: rate` draws
-where that lays two or more copies of it over each other, or keeps a part of it; else from blocks of the trace
-itself (planner/traffic/redraw.py).
+Described traffic is drawn anew from its description. How a trace is drawn anew, `drawn_by` says: where
+`traffic: rate` lays two or more copies of the trace over each other, or keeps a part of it, by another draw
+of the copies or the part; else from blocks of the trace itself (planner/traffic/redraw.py).
 
 Scenarios that a search sees have step times spread evenly over their distribution (Latin hypercube), so that
 few scenarios stand for all; those that test its answer are independent, and of other seeds.
@@ -30,20 +29,24 @@ from planner.traffic.redraw import redraw_trace
 from planner.traffic.scaling import SAME_FRAC, rescale
 from planner.traffic.trace import Trace, spread_stamps
 
-SEARCHED, TESTED = 1, 2  # which futures: those a search sees, those that test its answer
-SEARCH_REQUESTS = 1_000_000  # of all scenarios that a search sees,
-SEARCH_LEAST, SEARCH_MOST = 20, 32  # within these
-KEPT_REQUESTS = 7_000_000  # of all scenarios of one kind: those of one test, and more
+SEARCHED, TESTED = 1, 2  # Kinds of scenarios: those that a search sees, those that test its answer.
+# A search sees as many scenarios as have so many requests together, within these numbers.
+SEARCH_REQUESTS, SEARCH_LEAST, SEARCH_MOST = 1_000_000, 20, 32
+KEPT_REQUESTS = (
+    7_000_000  # Scenarios of one kind stay in memory up to so many requests, more than a test has.
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Scenario:
-    """One of `futures`: its requests, which are drawn when they are first looked at, and how many standard
-    deviations of their spread step times of (prefill, decode) are above the medians. `known`: what
-    simulations said of fleets in it (`oracle.Answers`), gone when it is.
+    """One of the scenarios of `source`. Its requests are drawn when they are first looked at.
+
+    `z` says how many standard deviations of their spread step times of (prefill, decode) lie above the
+    medians. `known` caches the simulations of fleets in this scenario (`fleet_oracle.Answers.known`), so
+    that they leave the memory together with it.
     """
 
-    futures: Scenarios
+    source: Scenarios
     number: int
     z: tuple[float, float]
     known: dict[tuple[object, ...], list[tuple[Slo, bool]]] = field(default_factory=dict)
@@ -54,17 +57,18 @@ class Scenario:
     def trace(self) -> Trace:
         with self._lock:
             if not self._drawn:
-                self._drawn.append(self.futures.drawn(self.number))
+                self._drawn.append(self.source.drawn(self.number))
             return self._drawn[0]
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Scenarios:
-    """Futures of one kind by number. Those that a search sees are kept, and KEPT_REQUESTS of the others, so
-    that what was simulated in them is known; what is beyond is drawn whenever it is asked for.
+    """Scenarios of one kind, by number.
 
-    `trace` is the whole one, as it was read; a scenario has about `requests`. The first `count` have step
-    times that are evenly spread. Drawn is one request in `one_in`, as users there were so much fewer.
+    Those that a search sees stay in memory, and others up to KEPT_REQUESTS; further ones are drawn anew
+    whenever they are asked for. `trace` is the whole one, as it was read; a scenario has about `requests`
+    requests. The first `count` scenarios have evenly spread step times. One request in `one_in` is drawn, as
+    if there were so many times fewer users (production/scale_model.py).
     """
 
     task: PlanQuestion
@@ -81,13 +85,13 @@ class Scenarios:
         with self._lock:
             if number in self._kept:
                 return self._kept[number]
-            future = Scenario(self, number, self._z(number))
+            scenario = Scenario(self, number, self._z(number))
             if number < self.count or (len(self._kept) + 1) * self.requests <= KEPT_REQUESTS:
-                self._kept[number] = future
-            return future
+                self._kept[number] = scenario
+            return scenario
 
     def __getstate__(self) -> tuple[object, ...]:
-        """What they are drawn from."""
+        """What scenarios are drawn from, without the drawn ones, which would be large to send."""
         return self.task, self.trace, self.seed, self.kind, self.count, self.requests, self.one_in
 
     def __setstate__(self, state: tuple[PlanQuestion, Trace, int, int, int, int, int]) -> None:
@@ -99,28 +103,29 @@ class Scenarios:
         return Scenarios(self.task, self.trace, self.seed, self.kind, self.count, requests, many)
 
     def with_more(self, more_frac: float) -> Scenarios:
-        """The same scenarios with so much more traffic: those of a plan that asks for that growth."""
+        """The same scenarios with `more_frac` more traffic, beside the growth that the plan asks for."""
         safety = self.task.safety
         assert safety is not None
         growth_frac = (1 + safety.growth_frac) * (1 + more_frac) - 1
         return replace(self, task=replace(self.task, safety=replace(safety, growth_frac=growth_frac)))
 
     def words(self) -> str:
-        """All that says which they are, beside the trace."""
+        """Everything that the scenarios are drawn from, beside the trace, as text for a digest."""
         return repr((self.task, self.seed, self.kind, self.count, self.one_in))
 
     def _z(self, number: int) -> tuple[float, float]:
+        """The step-time errors (prefill, decode) of a scenario, in standard deviations."""
         normal = NormalDist().inv_cdf
         if number >= self.count:
             rng = np.random.default_rng([self.seed, self.kind, number, 1])
             prefill, decode = rng.standard_normal(2)
             return float(prefill), float(decode)
         rng = np.random.default_rng([self.seed, self.kind])
-        even = (rng.permuted(np.tile(np.arange(self.count), (2, 1)), axis=1) + 0.5) / self.count
-        return normal(even[0, number]), normal(even[1, number])
+        quantiles = (rng.permuted(np.tile(np.arange(self.count), (2, 1)), axis=1) + 0.5) / self.count
+        return normal(quantiles[0, number]), normal(quantiles[1, number])
 
     def drawn(self, number: int) -> Trace:
-        """The requests of that scenario."""
+        """Draw the requests of a scenario."""
         assert self.task.safety is not None
         trace, drift_frac = self._drawn(number), self.task.safety.prefix_drift_frac
         if not drift_frac:
@@ -128,7 +133,7 @@ class Scenarios:
         return drift_popularity(trace, drift_frac, np.random.default_rng([self.seed, self.kind, number, 2]))
 
     def _drawn(self, number: int) -> Trace:
-        """The same requests before prefixes are popular otherwise."""
+        """Draw the requests of a scenario, with prefixes as popular as in the trace."""
         assert self.task.safety is not None
         rng = np.random.default_rng([self.seed, self.kind, number])
         seed, growth = int(rng.integers(2**31)), 1.0 + self.task.safety.growth_frac
@@ -151,12 +156,14 @@ class Scenarios:
 
 
 def one_of(trace: Trace, many: int, rng: np.random.Generator) -> Trace:
-    """One request in so many, sessions whole."""
+    """One request in `many`, drawn at random; sessions stay whole."""
     return trace if many == 1 else rescale(trace, trace.rate_rps / many, how="thin", rng=rng)
 
 
 def drawn_by(task: PlanQuestion, trace: Trace) -> DrawnBy:
-    """How traffic is drawn anew."""
+    """How a scenario's traffic is drawn: from its "description", as "copies" or "part" of the trace, or from
+    "blocks" of it, where `traffic: rate` itself draws nothing, or so little that scenarios would be alike.
+    """
     if task.described is not None:
         return "description"
     if task.rate_rps is None or task.scale == "compress":

@@ -1,8 +1,9 @@
-"""Asks simulations, here or wherever the workers are (planner/parallel/executors.py).
+"""Runs simulations in this process, or in worker processes here or on a cluster
+(planner/parallel/executors.py).
 
-A question is data: a fleet, an SLO, and whether its requests are prompts alone. The traffic that it is asked
-of is laid where the workers are once, a scenario is drawn there. What comes back is the answer, and how many
-requests it took to see, so whoever asks need not know who simulated.
+A query is data: a fleet, an SLO, and whether its requests are prompts alone. Its traffic is sent to the
+worker processes once; a scenario is drawn there. The answer comes back with the number of requests that the
+simulation took to see it. In this module a worker is such a process, not an engine.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from planner.simulator.replay import RequestRecords, simulate, simulate_if_kept
 from planner.simulator.slo_verdict import Verdict, judge
 from planner.traffic.trace import Trace, judged_span_s
 
-KEPT_REQUESTS = 20_000  # of a scenario: of more, of which there are dozens, nothing is kept beside the trace
-KEPT_REPLAYS = 16  # that a worker has laid out at a time
+# Of a longer scenario the simulator's arrays are not kept beside the trace: there are dozens of scenarios.
+KEPT_REQUESTS = 20_000
+KEPT_REPLAYS = 16  # The traffics whose `Replay` a worker process keeps; the oldest goes first.
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationQuery:
-    """Does this fleet keep this SLO? `is_prompts`: if every request leaves with its first token;
-    `is_prefilled`: if every prompt arrives computed.
+    """Does this fleet keep this SLO? With `is_prompts`, every request ends with its first token; with
+    `is_prefilled`, every prompt arrives with its KV computed.
     """
 
     fleet: Fleet
@@ -48,14 +50,14 @@ class Replay:
         self._prompts: tuple[Trace, RequestRecords] | None = None
 
     def _of_prompts(self) -> tuple[Trace, RequestRecords]:
-        """Queues are ordered as if they stayed."""
+        """The trace with one output token per request; queues are still ordered by the whole lengths."""
         if self._prompts is None:
             prompts = replace(self.trace, output_tokens=np.ones_like(self.trace.output_tokens))
             self._prompts = prompts, RequestRecords(prompts, self.trace.output_tokens, reused=self._kept)
         return self._prompts
 
     def answer(self, query: SimulationQuery) -> tuple[bool, int]:
-        """Whether the SLO is kept, and how many requests it took to see."""
+        """Whether the SLO is kept, and how many requests had entered when the simulation could stop."""
         trace, requests = self._of_prompts() if query.is_prompts else (self.trace, self._requests)
         slo = query.slo
         simulation = simulate_if_kept(
@@ -72,15 +74,15 @@ class Replay:
 
 
 def judge_whole(trace: Trace, query: SimulationQuery) -> Verdict:
-    """What the whole simulation says, without percentiles."""
+    """Judge a simulation to the end of the trace, without percentiles."""
     slo = query.slo
-    record = slo.every_s is not None
+    record = slo.every_s is not None  # Limits per window need every gap between tokens.
     simulation = simulate(query.fleet, trace, limits=slo.limits, record=record, every_s=slo.every_s)
     return judge(simulation, slo, values=False)
 
 
 class Asker:
-    """Asks of one traffic: of a trace, or of a scenario, which is drawn when it is first looked at."""
+    """Simulates one traffic: a trace, or a scenario, which is drawn when it is first needed."""
 
     def __init__(self, traffic: Trace | Scenario, *, kept: bool) -> None:
         self._traffic, self._kept = traffic, kept
@@ -88,21 +90,21 @@ class Asker:
         self._replay: Replay | None = None
 
     def answer(self, query: SimulationQuery) -> tuple[bool, int]:
-        """As Replay.answer; wherever the workers are."""
+        """As Replay.answer, in this process or in a worker process."""
         if (workers := current_crew()) is None:
             with current_slot():
                 return self._here().answer(query)
         trace_at_workers, key = _trace_at_workers(workers, self._traffic)
-        holds, seen = workers.start_item(_answer, trace_at_workers, (key, query, self._kept))()
+        holds, seen = workers.start_item(_answer_at_worker, trace_at_workers, (key, query, self._kept))()
         return bool(holds), int(seen)
 
     def judge_whole(self, query: SimulationQuery) -> Verdict:
-        """As the function of that name; wherever the workers are."""
+        """As the function of that name, in this process or in a worker process."""
         if (workers := current_crew()) is None:
             with current_slot():
                 return judge_whole(_trace(self._traffic), query)
         trace_at_workers, _ = _trace_at_workers(workers, self._traffic)
-        verdict: Verdict = workers.start_item(_judged, trace_at_workers, query)()
+        verdict: Verdict = workers.start_item(_judge_at_worker, trace_at_workers, query)()
         return verdict
 
     def _here(self) -> Replay:
@@ -117,54 +119,59 @@ def _trace(traffic: Trace | Scenario) -> Trace:
     return traffic.trace if isinstance(traffic, Scenario) else traffic
 
 
-# -- where the workers are
-
-_laid: weakref.WeakKeyDictionary[Any, tuple[Crew, Any, str]] = weakref.WeakKeyDictionary()
-_laying: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
+# Traffic that lies at the workers: traffic -> (whose workers, reference to it there, its name there).
+_placed: weakref.WeakKeyDictionary[Any, tuple[Crew, Any, str]] = weakref.WeakKeyDictionary()
+_placing: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 def _trace_at_workers(workers: Crew, traffic: Trace | Scenario) -> tuple[Any, str]:
-    """A trace as the workers hold it, and a name for it."""
+    """A reference to the trace at the workers, and a name for it. Of a scenario, what all scenarios are drawn
+    from is sent once, and each trace is drawn there.
+    """
     if isinstance(traffic, Scenario):
-        futures, number = traffic.futures, traffic.number
-        of_all = _once(workers, futures, lambda: workers.put_value(futures))[0]
-        return _once(workers, traffic, lambda: workers.put_result(_draw, of_all, number))
-    return _once(workers, traffic, lambda: workers.put_value(traffic))
+        scenarios, number = traffic.source, traffic.number
+        source = _place_once(workers, scenarios, lambda: workers.put_value(scenarios))[0]
+        return _place_once(workers, traffic, lambda: workers.put_result(_draw_at_worker, source, number))
+    return _place_once(workers, traffic, lambda: workers.put_value(traffic))
 
 
-def _once(workers: Crew, of: Any, lay: Callable[[], Any]) -> tuple[Any, str]:
+def _place_once(workers: Crew, traffic: Any, place: Callable[[], Any]) -> tuple[Any, str]:
+    """What `place` returned for this traffic and these workers, and a name that no other traffic gets, as
+    Python reuses ids.
+    """
     with _lock:
-        lock = _laying.setdefault(of, threading.Lock())
+        lock = _placing.setdefault(traffic, threading.Lock())
     with lock:
-        known = _laid.get(of)
+        known = _placed.get(traffic)
         if known is None or known[0] is not workers:
-            known = _laid[of] = workers, lay(), f"{id(workers)} {id(of)} {_number()}"
+            name = f"{id(workers)} {id(traffic)} {_next_number()}"
+            known = _placed[traffic] = workers, place(), name
         return known[1:]
 
 
-_laid_so_far = 0
+_placed_so_far = 0
 
 
-def _number() -> int:
-    global _laid_so_far
+def _next_number() -> int:
+    global _placed_so_far
     with _lock:
-        _laid_so_far += 1
-        return _laid_so_far
+        _placed_so_far += 1
+        return _placed_so_far
 
 
-def _draw(futures: Scenarios, number: int) -> Trace:
-    return futures.drawn(number)
+def _draw_at_worker(scenarios: Scenarios, number: int) -> Trace:
+    return scenarios.drawn(number)
 
 
-def _judged(trace: Trace, query: SimulationQuery) -> Verdict:
+def _judge_at_worker(trace: Trace, query: SimulationQuery) -> Verdict:
     return judge_whole(writable(trace), query)
 
 
 _replays: dict[str, Replay] = {}
 
 
-def _answer(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> tuple[bool, int]:
+def _answer_at_worker(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> tuple[bool, int]:
     key, query, kept = item
     with _lock:
         replay = _replays.get(key)
@@ -177,8 +184,8 @@ def _answer(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> tuple[bool
 
 
 def writable(trace: Trace) -> Trace:
-    """The same requests in arrays of one's own where an object store lends them: to a compiled function a
-    read-only array is of another type.
+    """The trace with copies of its read-only arrays, which an object store of a cluster hands out: Numba
+    treats a read-only array as another type and would compile its functions again.
     """
     columns = {each.name: getattr(trace, each.name) for each in fields(trace)}
     lent: dict[str, Any] = {

@@ -1,11 +1,11 @@
-"""The clock of a search goes by work: by what its simulations cost on a machine of reference.
+"""The clock of a search: the seconds that its simulations so far would take on a reference machine.
 
-So one question comes to one answer, byte for byte, on an idle and on a busy machine and on any number of
-cores. All deadlines of a search are times of this clock. Behind it stands a safety net, the time limit on the
-wall's clock: once that is reached every deadline has passed, and the answer says so.
+All deadlines of a search are times of this clock, so a question has one answer, byte for byte, on an idle or
+a busy machine with any number of cores. The time limit on the wall clock is a safety net: once it is reached,
+every deadline has passed, and the answer says so.
 
-What solvers do between simulations is not counted: each has a limit of its own on the wall's clock, which is
-long for what it is asked.
+Work of solvers between simulations is not counted. Each solver has a limit on the wall clock, far longer than
+it usually needs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EFFORT_S = 1.2e-6
 
 @dataclass(slots=True)
 class SafetyNet:
-    """When the wall's clock ends a question, and whether it did."""
+    """When the wall clock (`time.monotonic`) ends a question, and whether it did."""
 
     ends_s: float = math.inf
     is_reached: bool = field(default=False)
@@ -44,35 +44,37 @@ _lock = threading.Lock()
 
 
 def now_s() -> float:
-    """The time of the search's clock: what was simulated so far takes so many seconds."""
+    """The time of the search's clock."""
     return EFFORT_S * deterministic_parallel.effort_spent()
 
 
 def is_over(deadline: float) -> bool:
-    """Whether a deadline on the search's clock has passed, or the time limit is reached."""
+    """Whether a deadline on the search's clock has passed, or the time limit of the wall clock is reached."""
     net = _net.get()
     return (net is not None and net.holds()) or now_s() >= deadline
 
 
-def is_cut() -> bool:
-    """Whether the time limit on the wall's clock has ended what was asked here."""
+def is_time_limit_reached() -> bool:
+    """Whether the time limit on the wall clock has ended the current question."""
     net = _net.get()
     return net is not None and net.is_reached
 
 
-def what_ended() -> str:
-    """What came first of the two, where a search had to end."""
-    return "the time limit" if is_cut() else "the most work that a plan may take"
+def ended_by() -> str:
+    """Which limit ended a search, in words: the time limit, or the work limit."""
+    return "the time limit" if is_time_limit_reached() else "the most work that a plan may take"
 
 
 def work_limit_s(time_limit_s: float) -> float:
-    """How far the search's clock may go for a question with this time limit on the wall's clock."""
+    """The search's clock at which a question must end, for this time limit on the wall clock: longer limits
+    than the usual one allow more work in proportion, and no limit allows more than its own seconds.
+    """
     return min(time_limit_s, max(WORK_S, time_limit_s * WORK_S / USUAL_LIMIT_S))
 
 
 def wall_deadline_s(deadline: float, share: float = 1.0) -> float:
-    """When a solver must end, on time.monotonic's clock: after this share of what is left of the time limit;
-    at once where the deadline on the search's clock has passed.
+    """When a solver must end, on `time.monotonic`: after `share` of what is left of the time limit; at once
+    where the deadline on the search's clock has passed.
     """
     net, now = _net.get(), time.monotonic()
     if now_s() >= deadline:
@@ -84,8 +86,9 @@ def wall_deadline_s(deadline: float, share: float = 1.0) -> float:
 
 @contextmanager
 def time_limit(time_limit_s: float, *, grace: bool = False) -> Iterator[float]:
-    """Limit what is asked within on the wall's clock, by no more than an outer limit does; with `grace` by no
-    less than `time_limit_s`. Yields the deadline on the search's clock, which one question has for itself.
+    """Limit the wall-clock time of the `with` block; an outer limit that ends earlier holds, but not with
+    `grace`. Yields the deadline on the search's clock. The outermost block gets a meter of its own, so that
+    questions asked at the same time do not count each other's work.
     """
     outer, ends_s = _net.get(), time.monotonic() + time_limit_s
     if outer is not None:

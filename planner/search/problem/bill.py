@@ -1,8 +1,8 @@
-"""What a fleet costs as its machines are sold.
+"""What a fleet costs per hour.
 
 Owned GPUs cost nothing. Where a node is sold whole, its idle GPUs are paid too (solvers/whole_nodes.py).
-Where electricity is paid beside the prices, GPUs in use draw their provisioned power, as in the search, and
-idle GPUs of whole nodes their idle power.
+Where electricity is paid beside the prices, GPUs in use are billed at their provisioned power, as in the
+search, and idle GPUs of whole nodes at their idle power.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from planner.solvers.whole_nodes import PricedNode, node_of
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Nodes of one GPU that are sold whole: the price of all of them, and GPUs that hold no worker."""
+    """Nodes of one GPU that are sold whole: the price of all `count`, and how many GPUs hold no worker."""
 
     gpu: str
     count: int
@@ -41,7 +41,7 @@ class Bill:
 
     `by_gpu_usd_per_h` is the price of the GPUs in use alone, `usd_per_h` what is paid. Both include
     `electricity_usd_per_h` where electricity is paid beside the prices. `expected_electricity_usd_per_h` is
-    what it would be at the power that the simulation expects; None where that is not known.
+    the electricity at the power that the simulation predicts; None where that is not known.
     """
 
     usd_per_h: float
@@ -66,13 +66,16 @@ class Bill:
 def bill_fleet(
     fleet: Fleet, placement: NodePlacement | None = None, power: ExpectedPower | None = None
 ) -> Bill:
-    """The bill on the nodes of the placement, or without one on the fewest nodes that have enough GPUs."""
+    """The bill on the nodes of `placement`; without a placement on the fewest nodes with enough GPUs."""
     pools = [(pool.type.gpu, pool.count * pool.type.gpus) for pool in fleet.running_pools]
     placed: dict[str, int] = {}
     for node in placement.nodes if placement else ():
         placed[node.kind] = placed.get(node.kind, 0) + 1
-    nodes = _nodes(pools, placed)
-    rent, electricity = (_singly(pools) + sum(each.usd_per_h for each in nodes), _electricity(pools, nodes))
+    nodes = _nodes_sold_whole(pools, placed)
+    rent, electricity = (
+        _rent_of_single_gpus(pools) + sum(each.usd_per_h for each in nodes),
+        _electricity(pools, nodes),
+    )
     owned = sum(gpus for gpu, gpus in pools if gpu.name.endswith(OWNED))
     return Bill(
         rent + electricity,
@@ -81,7 +84,7 @@ def bill_fleet(
         fleet.gpus - owned,
         nodes,
         electricity,
-        _expected(fleet, nodes, power),
+        _expected_electricity(fleet, nodes, power),
     )
 
 
@@ -109,12 +112,15 @@ def commitments(
             continue
         prices = {gpu: each.usd_per_h for gpu, each in offers.items()}
         on_demand = {gpu: terms[gpu]["on-demand"].usd_per_h for gpu in offers}
+        # The term's discount is the quotient of two rents in which GPUs without an offer cost nothing.
         nothing = dict.fromkeys(names, 0.0)
-        rents = [_at(fleet, nothing | each, placement).rent_usd_per_h for each in (prices, on_demand)]
+        rents = [
+            _with_prices(fleet, nothing | each, placement).rent_usd_per_h for each in (prices, on_demand)
+        ]
         bills.append(
             Commitment(
                 term,
-                _at(fleet, prices, placement).usd_per_h,
+                _with_prices(fleet, prices, placement).usd_per_h,
                 rents[0] / rents[1] if rents[1] else None,
                 tuple(f"{gpu}: {each.provider}, {each.usd_per_h:g} USD/h" for gpu, each in offers.items()),
                 tuple(sorted(firm - set(offers))),
@@ -123,7 +129,9 @@ def commitments(
     return tuple(bills)
 
 
-def _at(fleet: Fleet, prices_usd_per_h: Mapping[str, float], placement: NodePlacement | None) -> Bill:
+def _with_prices(
+    fleet: Fleet, prices_usd_per_h: Mapping[str, float], placement: NodePlacement | None
+) -> Bill:
     """The bill where these GPUs have these prices and all others their own."""
 
     def priced(worker: WorkerType) -> WorkerType:
@@ -134,7 +142,7 @@ def _at(fleet: Fleet, prices_usd_per_h: Mapping[str, float], placement: NodePlac
     return bill_fleet(fleet.with_types(priced), placement)
 
 
-def _singly(pools: Iterable[tuple[Gpu, int]]) -> float:
+def _rent_of_single_gpus(pools: Iterable[tuple[Gpu, int]]) -> float:
     """The rent of GPUs that are sold one by one."""
     return sum(gpu.price_usd_per_h * gpus for gpu, gpus in pools if node_of(gpu) is None)
 
@@ -145,7 +153,7 @@ def _electricity(pools: Iterable[tuple[Gpu, int]], nodes: Iterable[Nodes]) -> fl
     return used + sum(each.idle_electricity_usd_per_h for each in nodes)
 
 
-def _expected(fleet: Fleet, nodes: Iterable[Nodes], power: ExpectedPower | None) -> float | None:
+def _expected_electricity(fleet: Fleet, nodes: Iterable[Nodes], power: ExpectedPower | None) -> float | None:
     """Electricity [USD/h] at the power that each worker is expected to draw; None where it is not known."""
     if power is None:
         return None
@@ -157,17 +165,20 @@ def _expected(fleet: Fleet, nodes: Iterable[Nodes], power: ExpectedPower | None)
     return used + sum(each.idle_electricity_usd_per_h for each in nodes)
 
 
-def _nodes(pools: Iterable[tuple[Gpu, int]], placed: Mapping[str, int]) -> tuple[Nodes, ...]:
+def _nodes_sold_whole(pools: Iterable[tuple[Gpu, int]], placed: Mapping[str, int]) -> tuple[Nodes, ...]:
+    """Nodes by kind; `placed` is the number of nodes of each kind where workers have been placed on nodes.
+    Rows of one kind with different prices are billed at the highest.
+    """
     used: dict[str, int] = {}
-    of_kind: dict[str, PricedNode] = {}
+    priced_nodes: dict[str, PricedNode] = {}
     for gpu, gpus in pools:
         if (node := node_of(gpu)) is not None:
             used[node.kind] = used.get(node.kind, 0) + gpus
-            known = of_kind.get(node.kind, node)
-            of_kind[node.kind] = max(known, node, key=lambda each: each.gpu_usd_per_h)
+            known = priced_nodes.get(node.kind, node)
+            priced_nodes[node.kind] = max(known, node, key=lambda each: each.gpu_usd_per_h)
     priced = []
     for kind, gpus in used.items():
-        node, size = of_kind[kind], of_kind[kind].gpus
+        node, size = priced_nodes[kind], priced_nodes[kind].gpus
         count = placed.get(kind, math.ceil(gpus / size))
         idle = count * size - gpus
         idle_usd_per_h = idle * node.idle_electricity_usd_per_h

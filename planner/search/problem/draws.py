@@ -1,13 +1,13 @@
-"""Is a plan true of its traffic, or of one draw of it? And of its spot workers?
+"""Simulates a found fleet on other draws of its traffic, and with random interruptions of its spot workers.
 
-The seed draws the traffic where copies of a trace are laid over each other, where it is thinned, and where a
-coarse clock's stamps are spread. The search saw one draw (or those of `traffic: {draws: 8}`); its fleet is
-simulated on further ones, with the seeds that follow. The whole fleet runs, so that what must survive losses
-is asked for apart.
+The seed draws the traffic where copies of a trace are laid over each other, where a trace is thinned, and
+where the time stamps of a coarse clock are spread. The search saw one draw (or those of `traffic: {draws:
+8}`); its fleet is simulated on further ones, with the seeds that follow. The whole fleet runs there; whether
+it holds after losses is a second simulation.
 
 Spot workers: between interruptions a worker is up for a time drawn from an exponential distribution, then
-down for as long as a restart takes. That is a renewal process, begun in its steady state: it is down with
-probability `slo.Spot.down_frac`, for what a uniform share leaves of the restart.
+down for as long as a restart takes. A history begins in the steady state of this renewal process: a worker is
+down with probability `Spot.down_frac`, for a time drawn uniformly from 0 to the length of a restart.
 """
 
 from __future__ import annotations
@@ -31,16 +31,12 @@ from planner.solvers.repeats import Repeats, run_until_decided
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
 
-RUNS_MOST = 100
-
-RUN_REQUESTS = 1_500_000  # simulated requests that further draws may cost: counted, so that no clock decides
-
-RUNS_LEAST = 3
+# Further draws may simulate so many requests in all, within these numbers of runs. Requests are counted, not
+# seconds, so that a plan does not depend on the machine.
+RUN_REQUESTS, RUNS_LEAST, RUNS_MOST = 1_500_000, 3, 100
 
 OTHER_DRAWS: Literal["other-draws"] = "other-draws"
-
 MORE_DRAWS: Literal["more-draws"] = "more-draws"
-
 HISTORIES: Literal["histories"] = "histories"
 
 
@@ -49,7 +45,7 @@ def on_other_draws(
 ) -> Repeats | None:
     """The fleet on draws of the traffic that the search has not seen; None where every draw is the same.
 
-    `trace` is the whole one, as it was read.
+    `trace` is the whole one, as it was read. `goes_on` says whether there is time for one more run.
     """
     first = seed + problem.task.draws
     drawn = requested_traffic(trace, problem.task, seed=first)[0]
@@ -64,7 +60,7 @@ def on_other_draws(
         verdict = oracle.verdict(oracle.fleet(best), record=True)[1]
         return verdict.holds and (not oracle.has_losses or oracle.holds([best])[0]), verdict
 
-    verdicts = run_until_decided(OTHER_DRAWS, run, _most(problem), goes_on)
+    verdicts = run_until_decided(OTHER_DRAWS, run, _most_runs(problem), goes_on)
     return replace(verdicts, after_losses=problem.oracle.has_losses)
 
 
@@ -83,7 +79,7 @@ def on_histories(
         verdict = oracle.verdict(disturbed, record=True)[1]
         return verdict.holds, verdict
 
-    return run_until_decided(HISTORIES, run, _most(problem), goes_on)
+    return run_until_decided(HISTORIES, run, _most_runs(problem), goes_on)
 
 
 def interruptions(
@@ -107,12 +103,14 @@ def interruptions(
     return tuple(events)
 
 
-def _most(problem: Problem) -> int:
+def _most_runs(problem: Problem) -> int:
     return int(np.clip(RUN_REQUESTS // len(problem.trace), RUNS_LEAST, RUNS_MOST))
 
 
 def warnings(repeats: Sequence[Repeats]) -> tuple[MissedOnDraws, ...]:
-    """What a reader must know of runs that missed the SLO."""
+    """A warning for each kind of runs that missed the SLO sometimes and did not come to decide that it
+    holds.
+    """
     return tuple(
         MissedOnDraws(each) for each in repeats if each.decision != "holds" and each.kept < each.runs
     )

@@ -1,4 +1,8 @@
-"""Whether the link between prefill and decode pools carries the KV blocks at all."""
+"""Whether the link between prefill and decode pools is too slow for the KV blocks, whatever the pools are.
+
+Both tests speak of the backlog test (planner/simulator/slo_verdict.py): of the last tenth of the requests,
+half must have their second token soon after their arrival.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ from planner.search.problem.plan_problem import Problem
 from planner.solvers.required_work import find_deadlines, steady_work
 
 
-def too_slow(problem: Problem) -> LinkTooSlow | None:
-    """Whether the link cannot carry the KV blocks of those requests that the SLO obliges pairs to decode.
+def link_too_slow(problem: Problem) -> LinkTooSlow | None:
+    """Whether the link cannot carry the KV blocks of the requests that the SLO obliges pairs to decode.
 
-    Of all measured ones until their whole work must be done; of half of the last tenth (the backlog test)
-    until their second token is due.
+    Two sets of requests are tested: those of the whole trace, until their work must be done; and half of the
+    last tenth, until their second token is due.
     """
     trace, bandwidth = problem.trace, problem.task.network.bandwidth_bytes_per_s
     if problem.task.network.topology is not None:  # there is no one link
@@ -28,26 +32,26 @@ def too_slow(problem: Problem) -> LinkTooSlow | None:
         last = tested.arrives(trace)
         until_s = tested.window_s[1] - tested.window_s[0] + tested.prefill_s + tested.gap_s
         needs.append((last, int(np.ceil(last.sum() / 2)), until_s))
-    for those, least, seconds in needs:
-        bytes_per_s = _least_bytes(problem, those, least) / seconds
+    for requests, least, seconds in needs:  # `least` of these requests must hand over within `seconds`
+        bytes_per_s = _least_bytes(problem, requests, least) / seconds
         if bytes_per_s > bandwidth * (1 + 1e-9):
             return LinkTooSlow(bytes_per_s, bandwidth, earlier=False)
     return None
 
 
-def falls_behind(problem: Problem) -> LinkTooSlow | None:
+def link_falls_behind(problem: Problem) -> LinkTooSlow | None:
     """Whether the link is still busy with earlier hand-offs when the last tenth of the requests hands over.
 
-    Those whose limit on TTFT ends before, and that keep it, are prefilled before any of the last tenth, half
-    of which must have a second token soon (the backlog test). That the link serves in the order of the
-    prefills is an assumption: pruning_rules.LINK.
+    Requests whose limit on TTFT ends before the last tenth arrives, and that keep it, are prefilled before
+    any of the last tenth. That the link serves in the order of the prefills is an assumption:
+    pruning_rules.LINK.
     """
     trace, network, tested = problem.trace, problem.task.network, steady_work(problem.slo, problem.trace)
     limits = [each for each in problem.slo.limits if each.metric == "ttft" and each.selector is None]
     if not network.is_shared or network.topology is not None or tested is None or not limits:
         return None
     if (trace.output_tokens[tested.arrives(trace)] > 1).mean() <= 0.5:
-        return None
+        return None  # Half of the last tenth have no second token, so the backlog test needs no hand-off.
     start_s, end_s = tested.window_s
     measured = find_deadlines(problem.slo, trace).arrives(trace)
     until_s = end_s + tested.prefill_s + tested.gap_s - float(trace.arrival_s[0])
@@ -60,11 +64,11 @@ def falls_behind(problem: Problem) -> LinkTooSlow | None:
     return None
 
 
-def _least_bytes(problem: Problem, those: npt.NDArray[np.bool_], least: int) -> float:
-    """What so many of these requests move at least: those with the fewest KV blocks."""
+def _least_bytes(problem: Problem, requests: npt.NDArray[np.bool_], least: int) -> float:
+    """The bytes that the `least` of these requests with the fewest KV blocks hand over."""
     if least <= 0:
         return 0.0
     trace = problem.trace
-    blocks = (np.ceil(trace.input_tokens / KV_BLOCK_TOKENS) * (trace.output_tokens > 1))[those]
+    blocks = (np.ceil(trace.input_tokens / KV_BLOCK_TOKENS) * (trace.output_tokens > 1))[requests]
     carried = float(np.partition(blocks, least - 1)[:least].sum())
     return carried * KV_BLOCK_TOKENS * problem.llm.kv_bytes_per_token

@@ -1,9 +1,9 @@
 """How a fleet is bought: owned GPUs before rented ones, and what is paid for it.
 
-An owned and a rented GPU of one catalog row are two worker types of one machine, so that every option has one
-price. Which of a fleet's workers are owned changes its price and not its simulation: the cheapest way to buy
-a fleet takes as many owned GPUs as there are. `planner/search/level0/owned_gpus.py` looks for fleets that fit
-what is owned.
+An owned and a rented GPU of one catalog row make two worker types of one kind, so that every option has one
+price. Which of a fleet's workers are owned changes its price but not its simulation. The cheapest way to buy
+a fleet mostly takes as many owned GPUs as there are. `planner/search/level0/owned_gpus.py` looks for fleets
+that fit what is owned.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MANY = 2**31  # GPUs of a row whose stock is not limited.
 
 
 def owned_first(problem: Problem, counts: Counts) -> Counts:
-    """The same machines with as many owned GPUs as there are; the largest workers get owned GPUs first.
+    """The same workers on as many owned GPUs as there are; the largest workers get owned GPUs first.
 
-    Where rented workers fit on nodes that are paid anyway, and owned ones would draw electricity, those stay
-    rented. Returns `counts` unchanged where the rest would need rented GPUs that are not offered.
+    Workers stay rented where they fit on nodes that are paid anyway while owned GPUs would draw electricity.
+    Returns `counts` unchanged where the rest would need rented GPUs that are not offered.
     """
     if not problem.task.owned:
         return counts
@@ -37,31 +37,31 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
     }
     alike: dict[tuple[object, ...], list[tuple[Option, int]]] = {}
     for option, count in counts:
-        alike.setdefault(_machine(option), []).append((option, count))
+        alike.setdefault(_worker_kind(option), []).append((option, count))
     bought: dict[tuple[object, ...], list[tuple[Option, int]]] = {}
-    for machine, pools in sorted(alike.items(), key=lambda item: -item[1][0][0].type.gpus):
+    for kind, pools in sorted(alike.items(), key=lambda item: -item[1][0][0].type.gpus):
         option, total = pools[0][0], sum(count for _, count in pools)
-        row = row_of(option.type.gpu.name)
-        if row not in left or machine[-1] or _rents_for_less(row, gpus):
-            bought[machine] = pools
+        row, is_spot = row_of(option.type.gpu.name), kind[-1]
+        if row not in left or is_spot or _rents_for_less(row, gpus):
+            bought[kind] = pools
             continue
         owned = min(total, left[row] // option.type.gpus)
         left[row] -= owned * option.type.gpus
         if owned < total and row not in gpus:
             return counts
         each = ((row + OWNED, owned), (row, total - owned))
-        bought[machine] = [(_of(gpus[name], option, problem), count) for name, count in each if count]
-    counts_owned = tuple(pool for machine in alike for pool in bought[machine])
+        bought[kind] = [(_option_on(gpus[name], option, problem), count) for name, count in each if count]
+    counts_owned = tuple(pool for kind in alike for pool in bought[kind])
     return _on_idle_gpus(problem, counts_owned, gpus) if problem.priced == "cost" else counts_owned
 
 
 def _on_idle_gpus(problem: Problem, counts: Counts, gpus: Mapping[str, Gpu]) -> Counts:
-    """Owned workers are moved to idle rented GPUs as long as less is paid."""
+    """Move owned workers to GPUs of rented nodes that would idle, as long as less is paid."""
     for option, count in counts:
         rented = gpus.get(row_of(option.type.gpu.name))
         if rented is None or not rented.is_sold_whole or not option.type.gpu.name.endswith(OWNED):
             continue
-        other = _of(rented, option, problem)
+        other = _option_on(rented, option, problem)
         for moved in range(1, count + 1):
             on_idle = dict(counts) | {option: count - moved}
             on_idle[other] = on_idle.get(other, 0) + moved
@@ -78,24 +78,28 @@ def _rents_for_less(row: str, gpus: Mapping[str, Gpu]) -> bool:
     return row in gpus and gpus[row].usd_per_h < gpus[row + OWNED].usd_per_h
 
 
-def workers_by_machine(counts: Counts) -> dict[tuple[object, ...], int]:
-    """How many workers there are of each machine, owned and rented ones together."""
-    by_machine: dict[tuple[object, ...], int] = {}
+def workers_by_kind(counts: Counts) -> dict[tuple[object, ...], int]:
+    """How many workers there are of each kind, owned and rented ones together."""
+    by_kind: dict[tuple[object, ...], int] = {}
     for option, count in counts:
-        by_machine[_machine(option)] = by_machine.get(_machine(option), 0) + count
-    return by_machine
+        by_kind[_worker_kind(option)] = by_kind.get(_worker_kind(option), 0) + count
+    return by_kind
 
 
-def of_machines(counts: Counts) -> Counts:
-    """One pool of each machine, of owned and rented workers together."""
-    workers = workers_by_machine(counts)
-    first = {_machine(option): option for option, _ in reversed(counts)}
-    return tuple((first[machine], count) for machine, count in workers.items())
+def merge_owned_and_rented(counts: Counts) -> Counts:
+    """One pool per kind of worker, which stands for owned and rented ones with the first of their options."""
+    workers = workers_by_kind(counts)
+    first = {_worker_kind(option): option for option, _ in reversed(counts)}
+    return tuple((first[kind], count) for kind, count in workers.items())
 
 
 def one_more(problem: Problem, counts: Counts) -> Counts:
-    """A worker more of each machine, owned and rented ones together: after any loss no fewer are left."""
-    return owned_first(problem, tuple((option, count + 1) for option, count in of_machines(counts)))
+    """One more worker of each kind, owned and rented ones together, so that the loss of any worker leaves
+    no fewer of its kind than `counts` has.
+    """
+    return owned_first(
+        problem, tuple((option, count + 1) for option, count in merge_owned_and_rented(counts))
+    )
 
 
 def objective_paid(problem: Problem, counts: Counts) -> float:
@@ -104,23 +108,26 @@ def objective_paid(problem: Problem, counts: Counts) -> float:
     """
     if problem.priced == "cost":
         return paid_whole_usd_per_h(counts)
-    return objective(counts) - _hair(problem, counts)
+    return objective(counts) - _tie_break(problem, counts)
 
 
 def paid_at_least(problem: Problem, bound: float) -> float:
-    """A lower bound on `objective_paid` from one on the objective: every owned GPU may be in the fleet."""
+    """A lower bound on `objective_paid` from one on the objective: less the tie-breaking amounts of all owned
+    GPUs, each of which may be in the fleet.
+    """
     if not problem.task.owned or problem.task.objective != "cost":
         return bound
-    hair_usd_per_h = {
+    tie_break_usd_per_h = {
         row_of(gpu.name): max(OWNED_USD_PER_H - gpu.usd_per_h, 0.0)
         for gpu in problem.gpus
         if gpu.name.endswith(OWNED)
     }
     owned = problem.task.owned
-    return max(bound - sum(hair_usd_per_h.get(row, 0.0) * count for row, count in owned.items()), 0.0)
+    return max(bound - sum(tie_break_usd_per_h.get(row, 0.0) * count for row, count in owned.items()), 0.0)
 
 
-def _hair(problem: Problem, counts: Counts) -> float:
+def _tie_break(problem: Problem, counts: Counts) -> float:
+    """The part of the objective that only breaks ties: what owned GPUs count above their price."""
     if problem.task.objective != "cost":
         return 0.0
     return sum(
@@ -130,13 +137,14 @@ def _hair(problem: Problem, counts: Counts) -> float:
     )
 
 
-def _machine(option: Option) -> tuple[object, ...]:
-    """What owned and rented workers of one kind share: role, settings, GPU row, and whether it is spot."""
+def _worker_kind(option: Option) -> tuple[object, ...]:
+    """What owned and rented workers of one kind share: role, settings and GPU row, and whether it is spot."""
     worker, gpu = option.type, option.type.gpu.name
     plain = replace(worker, gpu=replace(worker.gpu, name=row_of(gpu), price_usd_per_h=0.0))
     return option.role, plain.name, market_of(gpu) not in ("", OWNED)
 
 
-def _of(gpu: Gpu, option: Option, problem: Problem) -> Option:
+def _option_on(gpu: Gpu, option: Option, problem: Problem) -> Option:
+    """The option with another GPU, and that GPU's price."""
     worker = replace(option.type, gpu=gpu)
     return option_of(option.role, worker, problem.priced)

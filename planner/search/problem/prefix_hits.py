@@ -1,10 +1,10 @@
-"""What prefix caches can spare every request of a trace: for bounds that hold with caches, and for guesses.
+"""The prefill work that prefix caches can save each request of a trace: for lower bounds, and for guesses.
 
-Whatever the routing and the order, a worker computes every distinct block of the requests that it serves at
-least once. Requests that count a block only if no earlier one of the whole trace had it count no more than
-that, in any part of the trace and on any worker: `PrefixHits.lengths` and `classes` with an endless cache are
-an under-estimate of prefill work under every policy. Memory is another matter: a block in use counts once
-however many requests share it, so a bound may count on those only that no other request has.
+Under every routing and order a worker computes every distinct block of its requests at least once. Here a
+block counts only for the first request of the whole trace that has it. So `PrefixHits.lengths` and `classes`
+with an endless cache never over-estimate the prefill work of any part of the trace on any worker. A bound on
+memory is another matter: a block in use takes room once, however many requests share it, so a bound may count
+only blocks that no other request has.
 """
 
 from __future__ import annotations
@@ -43,13 +43,17 @@ class PrefixHits:
         return cls(trace, blocks.owner, blocks.tokens, used.distance, shared.astype(np.int64))
 
     def cached_tokens(self, cache_tokens: float = math.inf) -> IntArray:
-        """(n,): what one LRU cache of that size, common to all, would hold of each prompt when it arrives."""
+        """(n,): the tokens of each prompt that one LRU cache of that size, common to all, has at its
+        arrival.
+        """
         is_hit = (self.distance >= 0) & ((self.distance + 1) * self.trace.prefix_block_tokens <= cache_tokens)
         hits = np.bincount(self.owner, weights=self.tokens * is_hit, minlength=len(self.trace))
         return hits.astype(np.int64)
 
     def lengths(self, cache_tokens: float = math.inf) -> TraceLengths:
-        """The distinct lengths, with what a cache of about that size (to a power of two) spares them."""
+        """The distinct lengths with their cached tokens. The cache's size is rounded to a power of two, so
+        that few sizes are computed.
+        """
         if not math.isinf(cache_tokens):
             cache_tokens = 2.0 ** round(math.log2(max(cache_tokens, 1.0)))
         if cache_tokens not in self._known:
@@ -68,5 +72,5 @@ class PrefixHits:
         return self._known[cache_tokens]
 
     def classes(self) -> Workload:
-        """Classes of requests by what an endless cache leaves of their prompts, then by their lengths."""
+        """Classes of requests with similar lengths and similar hits in an endless cache."""
         return to_classes(self.trace, cached_tokens=self.cached_tokens(), shared_tokens=self.shared_tokens)

@@ -1,4 +1,6 @@
-"""Why a kind of fleet is ruled out, in words: errors need them too, so they stand below planner/reports."""
+"""Why a kind of fleet is ruled out, in words. Errors of this room need them too, so they are not in
+reports.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,9 @@ def _(because: facts.SmallerHolds) -> str:
 
 
 def left_out_text(gpus: Sequence[str]) -> str:
-    """Which GPUs nobody asked for by name and nobody can judge, and how they are allowed."""
+    """Which GPUs were left out because nobody named them and their speed or price was not measured or
+    checked, and how they are allowed.
+    """
     return (
         "not considered, as nobody measured kernels of such GPUs, or their step times are estimated and "
         f"their price remembered: {', '.join(gpus)}; allow them all with "
@@ -122,7 +126,7 @@ def left_out_text(gpus: Sequence[str]) -> str:
 
 
 def also_left_out(gpus: Sequence[str]) -> str:
-    """What ends a message where GPUs were left out that might cure it; nothing where none were."""
+    """The end of a message about a plan that failed: `left_out_text`, or nothing if no GPU was left out."""
     return f". {left_out_text(gpus)}" if gpus else ""
 
 

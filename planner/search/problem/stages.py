@@ -1,4 +1,6 @@
-"""How far a plan is: every stage that is told, with the share of the time that has passed when it begins."""
+"""How far a plan is: every stage that is reported, with the share of the time that has passed when it
+begins.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,13 @@ BEGINS = {
     "each GPU": 0.88,
     "report": 0.93,
 }
-"""Of the sample's plan (`make plan`, two shared cores, 2026-11-22); others differ: time left is a guess."""
+"""Shares of the time of the sample's plan (`make plan`, two shared cores, 2026-11-22). Other plans differ, so
+the time left is a guess.
+"""
 
 
 class Stage(str):
-    """What is told of a stage, and the share of the whole that is done when it begins."""
+    """A progress message that opens a stage, with the share of the whole that is done when it begins."""
 
     __slots__ = ("done_frac",)
     done_frac: float
@@ -33,16 +37,16 @@ class Stage(str):
 
 
 class Urgent(str):
-    """What is told however short the work has been so far."""
+    """A progress message that is shown at once; others wait until the work has taken a while."""
 
     __slots__ = ()
 
 
-LEAST_DONE_FRAC = 0.4  # Before production is tested, the time left is anybody's guess.
+LEAST_DONE_FRAC = 0.4  # No time left is shown before the stage "test": it was off by too much.
 
 
 def left_s(elapsed_s: float, done_frac: float, limit_s: float) -> float | None:
-    """About how long it will take yet, at most until the time limit; None where too little is done to say."""
+    """About how long the plan will still take, at most until the time limit; None before LEAST_DONE_FRAC."""
     if done_frac < LEAST_DONE_FRAC:
         return None
     return min(elapsed_s * (1 / done_frac - 1), max(limit_s - elapsed_s, 0.0))

@@ -1,13 +1,13 @@
-"""What becomes of fleets that are cheaper than one for production: level 0 of its problem, walked to the end.
+"""Simulates all fleets of level 0 that are cheaper than the fleet of production, in its scenarios.
 
     min  cost(n)                                          over fleets n with one worker type per pool
-    s.t. n keeps the SLO on what is written               (as on paper)
+    s.t. n keeps the SLO on the trace as written          (as on paper)
          n keeps it in at least S - m of S scenarios      (kept_in)
 
-The S scenarios are drawn once, for all fleets. A fleet is refuted by what is written, or by m + 1 scenarios
-that it misses; the hardest are asked first, and each simulation ends once more requests are late than a
-percentile lets go. So a cheaper fleet mostly costs one or m + 1 short simulations, and where all of them cost
-little they are simulated one by one, as those on paper are (planner/search/level0/walk.py).
+The S scenarios are drawn once, for all fleets. A fleet is refuted by the trace as written, or by m + 1
+scenarios that it misses. The hardest scenarios come first, and each simulation ends once more requests are
+late than a percentile allows. So refuting a cheaper fleet mostly takes one or m + 1 short simulations, and
+where that is little in all, they are simulated one by one, as those on paper are (level0/walk.py).
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ LIKE_PRICE_FRAC = 0.01
 def walk_cheaper_fleets(
     scenario_problem: Problem, paper: FleetSearch, best: Counts
 ) -> tuple[Counts | None, CheaperMiss]:
-    """The cheapest fleet that keeps enough scenarios and costs more than LIKE_PRICE_FRAC less than `best`,
-    None where there is none, and what is known of all such fleets, or of those cheaper than the one found.
+    """The cheapest fleet that keeps enough scenarios and costs less than `best` by more than LIKE_PRICE_FRAC,
+    None where there is none; and how many cheaper fleets there are and were simulated.
     """
     level0, value = paper.level0, objective(best) * (1 - LIKE_PRICE_FRAC)
     problem = scenario_problem
     if level0.search.is_exact:
         problem = refuted_below(problem, level0.search.value)
+    # Fleets cheaper than the one on paper mostly fail on the trace as written, so that is simulated first.
     problem = replace(problem, oracle=replace(problem.oracle, doubted_below=level0.search.value))
     problem.oracle.verdicts.update(scenario_problem.oracle.verdicts)
     search = walk_below(problem, level0, value, most_effort=MOST_EFFORT)

@@ -30,12 +30,12 @@ from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts, names_of, objective
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.stopping import in_time
-from planner.search.problem.owned_first import owned_first, workers_by_machine
+from planner.search.problem.owned_first import owned_first, workers_by_kind
 from planner.search.problem.plan_problem import Problem, with_effort_limit, with_scenarios
 from planner.solvers.master import Option
 
-# A machine grows to at most this many times its workers on paper; a fleet that misses then is taken to miss
-# with any number.
+# A kind of worker grows to at most this many times its workers on paper; a fleet that misses then is taken to
+# miss with any number.
 MOST_GROWTH = 16
 # A search may simulate at least this many requests.
 LEAST_SEARCH_REQUESTS = 3_000_000
@@ -136,7 +136,7 @@ def grow_until_kept(
     its price, and twice as many as the step before. The pools `beside` the fleet may be added, with at most
     the given counts.
     """
-    oracle, first = problem.oracle, workers_by_machine(least)
+    oracle, first = problem.oracle, workers_by_kind(least)
     counts, kept_scenarios, step = least, list[int](), 1
     missed_scenarios = list(range(len(oracle.scenarios)))
 
@@ -151,7 +151,7 @@ def grow_until_kept(
         return (
             objective(counts) <= most * (1 + 1e-9)
             and problem.allows(counts)
-            and all(n <= MOST_GROWTH * first.get(m, 1) for m, n in workers_by_machine(counts).items())
+            and all(n <= MOST_GROWTH * first.get(m, 1) for m, n in workers_by_kind(counts).items())
         )
 
     while True:
@@ -202,7 +202,7 @@ def _kept_scenarios(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> l
 
     def is_kept(i: int) -> bool:
         oracle.stop_in_time()
-        return oracle.in_future(i).holds([counts])[0]
+        return oracle.scenario_oracle(i).holds([counts])[0]
 
     return [i for i, is_kept in zip(numbers, run_each(is_kept, numbers), strict=True) if is_kept]
 

@@ -23,7 +23,7 @@ from planner.search.mixed.best_fleet import search_again
 from planner.search.mixed.infeasible import with_relaxation
 from planner.search.oracle.stopping import StoppedError
 from planner.search.oracle.traffic_request import requested_traffic
-from planner.search.oracle.work_clock import is_over, what_ended
+from planner.search.oracle.work_clock import ended_by, is_over
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.plan_problem import (
     Conditions,
@@ -273,9 +273,7 @@ def falling_rates(throughput: Throughput) -> Iterator[Throughput]:
 def _no_rate_error(task: PlanQuestion, climb: RateClimb, conditions: Conditions) -> PlannerError:
     """The error that no rate is carried, or that the time was over before one was found."""
     if math.isinf(climb.failed_rps) or is_over(conditions.deadline):
-        return OutOfTimeError(
-            f"the most traffic was not found: {what_ended()} came first; raise --time-limit"
-        )
+        return OutOfTimeError(f"the most traffic was not found: {ended_by()} came first; raise --time-limit")
     return _infeasible_at_any_rate_error(task, climb.failed_rps)
 
 

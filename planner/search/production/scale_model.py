@@ -56,6 +56,6 @@ def restore_full_size(problem: Problem, modelled: Problem) -> Problem:
     kinds = {
         scenarios.kind: scenarios for scenarios in (problem.searched, problem.tested) if scenarios is not None
     }
-    scenarios = [kinds[scenario.futures.kind][scenario.number] for scenario in modelled.oracle.scenarios]
+    scenarios = [kinds[scenario.source.kind][scenario.number] for scenario in modelled.oracle.scenarios]
     whole = replace(problem, oracle=replace(problem.oracle, until=modelled.oracle.until))
     return with_scenarios(whole, scenarios, modelled.oracle.may_miss)

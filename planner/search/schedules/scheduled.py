@@ -193,6 +193,8 @@ class _ScheduledPool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LlmRun:
+    """The simulation of one LLM, and its pools in the order of `run`'s."""
+
     run: ElasticRun
     pools: tuple[_ScheduledPool, ...]
 
@@ -210,7 +212,7 @@ def _pools_of(market: Market, firm: Counts, spot: Counts, each: ScheduledLlm) ->
                 name = f"{capacity.name} {pool.name}{' spot' if is_spot else ''}"
                 elastic = ElasticPool(
                     start_s=capacity.start_s,
-                    most=2 * int(sizes.max()),
+                    most=2 * int(sizes.max()),  # Of two windows, as old workers drain while new ones start.
                     interruptions_per_h=offer.interruptions_per_h if is_spot else 0.0,
                     notice_s=NOTICE_S if is_spot else 0.0,
                 )

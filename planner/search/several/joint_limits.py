@@ -16,7 +16,7 @@ from planner.search.level0.cheapest import Cheapest, SharedLimit, Weigh, cheapes
 from planner.search.level0.designs import Design
 from planner.search.oracle.deterministic_parallel import side_by_side
 from planner.search.oracle.fleet_counts import Counts, is_within
-from planner.search.oracle.work_clock import what_ended
+from planner.search.oracle.work_clock import ended_by
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import FleetLimits
 
@@ -155,7 +155,7 @@ def infeasible_error(
     names = ", ".join(limits)
     if not is_exact:
         return InfeasibleError(
-            f"no fleets of all LLMs within the limits they share ({names}) were found: {what_ended()} "
+            f"no fleets of all LLMs within the limits they share ({names}) were found: {ended_by()} "
             "came first; raise --time-limit",
             kind="capacity",
             constraint=limits,

@@ -1,10 +1,10 @@
-"""Several LLMs by what is paid. They share nodes, so their search counts GPUs in use; but nodes are paid
-whole, and a GPU that is cheapest by itself may leave seven beside it idle.
+"""Plans several LLMs by their common bill. They share nodes, so the search that places them together prices
+only GPUs in use (`by_gpu`). But nodes are paid whole, and a cheap GPU may leave seven beside it idle.
 
-    plan     by the GPU, on all of the stock
-    again    of the plan with the least bill of those in which paid GPUs idle: without each kind of GPU that
-             it uses, with each of these alone, and without all kinds that idled in any plan
-    end      where no plan that is left has a value by the GPU below the least bill
+    1. Plan by GPU prices, on all of the stock.
+    2. Of the plans in which paid GPUs idle, take the one with the least bill. Plan again without each kind of
+       GPU that it uses, with each of these kinds alone, and without all kinds that idled in any plan.
+    3. Repeat 2 until no plan that is left has a value by GPU prices below the least bill.
 
 Not every choice of kinds is tried, so a smaller bill may exist. `limits: {cost}` is of the bill.
 """
@@ -24,12 +24,12 @@ from planner.search.problem.plan_problem import Progress
 from planner.search.several.shared_paper import gives_way_facts
 from planner.search.several.shared_plan import LimitUse, SharedPlan
 
-# Plans beyond the first: as many as there are ways to leave out some of three kinds of GPU. Each takes as
-# long as the first.
+# Plans beyond the first, each of which takes as long: there are as many ways to leave out some of three kinds
+# of GPU.
 MOST_PLANS = 6
 # A smaller relative saving is rounding.
 CHEAPER_FRAC = 1e-6
-_RANK = {"best found": 1, "not for production": 2}
+_RANK = {"best found": 1, "not for production": 2}  # How much worse a status is; all others are 0.
 
 PlanTogether = Callable[[SeveralLlmsQuestion], SharedPlan]
 
@@ -121,7 +121,9 @@ def _is_less(shared: SharedPlan, best: SharedPlan) -> bool:
 
 
 def _bills(shared: SharedPlan) -> tuple[float, float]:
-    """What is paid for the plan [USD/h], and with a loss: 0 where no plan has that answer."""
+    """What is paid for the plan and for the fleets with a loss [USD/h]. The second is 0 where the answer was
+    not asked for, infinite where it was not found.
+    """
     losses = [
         math.inf if total.paid_usd_per_h is None else total.paid_usd_per_h
         for total in shared.answers
@@ -131,13 +133,16 @@ def _bills(shared: SharedPlan) -> tuple[float, float]:
 
 
 def _known(bill: float) -> float | None:
+    """A bill of `_bills`, None where it stands for no answer."""
     return bill if 0.0 < bill < math.inf else None
 
 
 def _beside_first(
     best: SharedPlan, first: SharedPlan, parts: Iterable[LlmQuestion], left_out: frozenset[str]
 ) -> SharedPlan:
-    """The plan with what is known of all of the stock: bounds, fleets alone, and that kinds were left out."""
+    """The plan `best`, with the facts that hold for all of the stock taken from the `first` plan: the bounds,
+    the fleets alone, and which kinds were left out.
+    """
     parts = list(parts)
     (paid, loss), (was_paid, was_loss) = _bills(best), _bills(first)
     filled = NodesFilled(tuple(sorted(left_out)), paid, _known(loss), was_paid, _known(was_loss))
