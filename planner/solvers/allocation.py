@@ -31,7 +31,7 @@ from planner.solvers.backend import Engine, SolverOutcome, run_highs, whole_valu
 
 Floats = npt.NDArray[np.float64]
 
-SMALLEST_SHARE = 1e-9
+SMALLEST_SHARE = 1e-9  # Smaller shares of a bucket are the solver's rounding.
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +75,21 @@ def allocate(instance: Instance, *, time_limit_s: float = 60.0, engine: Engine =
     problem, n, x = _formulate(instance)
     outcome = run_highs(problem, time_limit_s=time_limit_s, engine=engine)
     if outcome.status == "infeasible":
-        raise _short_of(instance, time_limit_s)
+        raise _stock_error(instance, time_limit_s)
     if outcome.status == "optimal":
         return _allocation(instance, n, x, outcome)
     relaxed, relaxed_n, relaxed_x = _formulate(instance, is_integer=False)
     relaxation = run_highs(relaxed, engine=engine)
     if relaxation.status == "infeasible":
-        raise _short_of(instance, time_limit_s)
+        raise _stock_error(instance, time_limit_s)
     if outcome.bound is None or (relaxation.bound or 0.0) > outcome.bound:
         outcome = SolverOutcome(outcome.status, relaxation.bound)
     if outcome.status == "feasible":
         return _allocation(instance, n, x, outcome)
     if relaxation.status != "optimal" or instance.slice_factor is not None:
         raise PlannerError(f"no allocation was found in {time_limit_s:g} s; allow more with --time-limit")
-    for variable in relaxed_n:  # rounded up, a relaxed mix is a mix: every stock is whole
+    # The relaxed counts, rounded up, carry the traffic and stay within the stock, which is whole.
+    for variable in relaxed_n:
         variable.varValue = float(np.ceil(variable.value() - 1e-9))
     return _allocation(instance, relaxed_n, relaxed_x, outcome)
 
@@ -136,7 +137,9 @@ def _formulate(
 
 
 def _undominated(instance: Instance) -> npt.NDArray[np.bool_]:
-    """Types that no unlimited other one replaces at the same price or less; of equals the first stays."""
+    """(J,): the types that no other type with unlimited stock replaces at the same price or less. Of equal
+    types the first stays.
+    """
     k, c = instance.sustained_rps, instance.price_usd_per_h
     used = np.ones(len(c), bool)
     for j in range(len(c)):
@@ -166,8 +169,10 @@ def _allocation(
     return Allocation(counts, share, cost, bound, is_optimal or bound >= cost * (1 - 1e-9))
 
 
-def _short_of(instance: Instance, time_limit_s: float) -> PlannerError:
-    """Why the stock does not suffice: the fewest workers that would have to be added, of which types."""
+def _stock_error(instance: Instance, time_limit_s: float) -> PlannerError:
+    """The error for a stock that is too small: it names the fewest workers of which types that are
+    missing.
+    """
     problem, _, _ = _formulate(instance, may_exceed_stock=True)
     outcome = run_highs(problem, time_limit_s=time_limit_s)
     if outcome.status not in ("optimal", "feasible"):

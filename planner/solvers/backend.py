@@ -1,12 +1,13 @@
-"""Run a PuLP problem, or one in arrays, and say honestly what came back.
+"""Runs a PuLP problem, or one in arrays, and checks what the solver claims.
 
-HiGHS solves; CBC (bundled with PuLP) where HiGHS is missing; OR-tools (SCIP) to check both. Habits of solvers
-that live here and nowhere else: after a time limit PuLP's `status` still says "Optimal" (only `sol_status`
-tells), its HiGHS calls an unbounded problem infeasible and a stopped simplex a solution, CBC keeps its bound
-to itself and calls infeasible what it was stopped in before it had a point, and integers come back as
-3.9999999.
+HiGHS solves; CBC (bundled with PuLP) where HiGHS is missing; OR-tools (SCIP) checks both in tests. Habits of
+solvers are known in this module alone:
+- After a time limit PuLP's `status` still says "Optimal"; only `sol_status` tells.
+- PuLP's HiGHS calls an unbounded problem infeasible, and a stopped simplex a solution.
+- CBC reports no bound, and calls a problem infeasible if it was stopped before it had a point.
+- Integers come back as 3.9999999.
 
-Where a problem has too many rows to be written term by term, or many of its kind are solved, it comes as a
+A problem with too many rows to be written term by term, or one of which many are solved, is given as a
 `Program` of arrays, for HiGHS alone. (SciPy's own HiGHS would do, but prints to stdout when it is stopped.)
 """
 
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
 Engine = Literal["highs", "cbc", "ortools"]
 Status = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
 
-FEASIBILITY_TOLERANCE = 1e-6  # of a row, beside its largest term
+FEASIBILITY_TOLERANCE = 1e-6  # A row may be violated by this share of its largest term.
 NO_OPTIONS: Mapping[str, bool | int] = MappingProxyType({})
-SMALL: Mapping[str, bool | int] = MappingProxyType(
+# For a program with tens of columns, whose solution takes less time than these preparations.
+SMALL_OPTIONS: Mapping[str, bool | int] = MappingProxyType(
     {"mip_detect_symmetry": False, "mip_allow_restart": False, "mip_heuristic_run_feasibility_jump": False}
 )
 
@@ -45,9 +47,9 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SolverOutcome:
-    """What is known after a run; the values of an "optimal" or "feasible" one are in the variables.
+    """The result of a run. Where `status` is "optimal" or "feasible", the solution is in the variables.
 
-    No solution is better than `bound` (None: nothing proven); at an optimum it is the objective, to the gap.
+    No solution is better than `bound` (None: nothing proven). At an optimum it is the objective, to the gap.
     """
 
     status: Status
@@ -66,15 +68,14 @@ def run_highs(
 ) -> SolverOutcome:
     """Solve in place, on one thread. "feasible": stopped, with a point that keeps every constraint.
 
-    With `start` the values that integer variables have already are HiGHS's first incumbent, and its search
-    ends after `most_nodes` nodes, on any machine with the same answer. Where the program `is_small`, with
-    tens of columns, HiGHS looks for no symmetry, restarts nothing and guesses nothing first, which takes half
-    of the time there.
+    With `start` the values that integer variables already have are HiGHS's first incumbent, and its search
+    ends after `most_nodes` nodes, on every machine with the same answer. `is_small` is for tens of columns:
+    without looking for symmetry, restarts and feasibility jumps HiGHS takes half the time there.
     """
     if engine == "highs" and not pulp.HiGHS(msg=False).available():
         engine = "cbc"
     solvers: dict[Engine, Callable[[pulp.LpProblem, float, float], SolverOutcome]] = {
-        "highs": partial(_highs, options=SMALL) if is_small else _highs,
+        "highs": partial(_highs, options=SMALL_OPTIONS) if is_small else _highs,
         "cbc": _cbc,
         "ortools": _ortools,
     }
@@ -83,7 +84,9 @@ def run_highs(
         solvers["highs"] = partial(_highs, solver=_StartedHighs, options=nodes)
     try:
         outcome = solvers[engine](problem, time_limit_s, gap_frac)
-    except ValueError as error:  # HiGHS fails on a few programs from inside, with "vector::reserve"
+    except (
+        ValueError
+    ) as error:  # On a few programs HiGHS fails inside, with "vector::reserve"; CBC solves them.
         if engine != "highs" or "vector" not in str(error):
             raise
         outcome = _cbc(problem, time_limit_s, gap_frac)
@@ -109,13 +112,15 @@ def solve(
 
 
 CP_WORK_FRAC = 0.25
-"""The share of a time limit that CP-SAT may use by its own count of work, which is about as long on an idle
-machine, so that the clock ends it on a slow one alone.
+"""The share of a time limit that CP-SAT may use by its own count of work. On an idle machine its seconds are
+about as long as real ones. So the clock ends it only on a machine four times as slow.
 """
 
 
 def cp_solver(time_limit_s: float) -> cp_model.CpSolver:
-    """CP-SAT on one thread. By itself it takes Ctrl-C for the end of its time, and the plan would go on."""
+    """CP-SAT on one thread. Left to itself it would treat Ctrl-C as its time limit, and the plan would go
+    on.
+    """
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
@@ -135,8 +140,7 @@ def whole_value(variable: pulp.LpVariable) -> int:
 class Program:
     """min cost x  with  matrix x >= least,  low <= x <= high,  and x integer where `is_integer`.
 
-    `matrix` is sparse, (rows, columns). `low` and `high` are finite, so that there is no optimum only where
-    there is no point.
+    `matrix` is sparse, (rows, columns). `low` and `high` are finite, so the program is never unbounded.
     """
 
     cost: Floats
@@ -151,7 +155,8 @@ class Program:
 class Point:
     """`x` of an "optimal" or "feasible" answer, its integers whole; `duals` of the rows of a relaxation.
 
-    No x costs less than `bound`: minus infinity where nothing is proven, infinity where there is none.
+    No x costs less than `bound`, which is minus infinity where nothing is proven, and infinity where no x
+    keeps the rows.
     """
 
     status: Status
@@ -162,8 +167,8 @@ class Point:
 
 def minimise(program: Program, *, time_limit_s: float = 30.0, gap_frac: float = 0.0) -> Point:
     """Solve, on one thread, to `gap_frac` of the optimum."""
-    highs = _solved(program, program.is_integer, time_limit_s, gap_frac)
-    status, x = _claim(highs), np.array(highs.getSolution().col_value)
+    highs = _run_program(program, program.is_integer, time_limit_s, gap_frac)
+    status, x = _status_of(highs), np.array(highs.getSolution().col_value)
     if status in ("infeasible", "unknown"):
         return Point(status, np.inf if status == "infeasible" else -np.inf)
     info = highs.getInfo()
@@ -172,16 +177,16 @@ def minimise(program: Program, *, time_limit_s: float = 30.0, gap_frac: float = 
 
 
 def solve_relaxation(program: Program, *, time_limit_s: float = 30.0) -> Point:
-    """Solve without the integers, with the duals of the rows (>= 0): an optimum's, or nothing."""
-    highs = _solved(program, np.zeros_like(program.is_integer), time_limit_s, 0.0)
-    if (status := _claim(highs)) != "optimal":
+    """Solve with `is_integer` ignored. `x` and `duals` (>= 0) are given for an optimum only."""
+    highs = _run_program(program, np.zeros_like(program.is_integer), time_limit_s, 0.0)
+    if (status := _status_of(highs)) != "optimal":
         return Point(status, np.inf) if status == "infeasible" else Point("unknown", -np.inf)
     solution = highs.getSolution()
     duals = np.maximum(solution.row_dual, 0.0)
     return Point("optimal", highs.getInfo().objective_function_value, np.array(solution.col_value), duals)
 
 
-def _solved(
+def _run_program(
     program: Program, is_integer: npt.NDArray[np.bool_], time_limit_s: float, gap_frac: float
 ) -> highspy.Highs:
     import highspy
@@ -204,8 +209,10 @@ def _solved(
     return highs
 
 
-def _claim(highs: highspy.Highs) -> Status:
-    """What has bounds is not unbounded; a stopped simplex has no solution, a stopped search may have one."""
+def _status_of(highs: highspy.Highs) -> Status:
+    """The status of a run of a `Program`, which is never unbounded. A stopped simplex has no solution, a
+    stopped search for integers may have one.
+    """
     name, info = highs.getModelStatus().name, highs.getInfo()
     if name in ("kInfeasible", "kUnboundedOrInfeasible"):
         return "infeasible"
@@ -226,7 +233,9 @@ class _StartedHighs(pulp.HiGHS):  # type: ignore[misc]
         super().callSolver(lp)
 
     def findSolutionValues(self, lp: pulp.LpProblem) -> tuple[int, int]:
-        """PuLP has no word for the end of a search by its nodes; by then the variables have their values."""
+        """PuLP knows no status for a search that ends by its number of nodes: it sets the values of the
+        variables and then raises KeyError.
+        """
         if lp.solverModel.getModelStatus().name != "kSolutionLimit":
             return tuple(super().findSolutionValues(lp))
         with suppress(KeyError):
@@ -252,7 +261,7 @@ def _highs(
     if any(variable.cat == pulp.LpInteger for variable in problem.variables()):
         sign = -1 if problem.sense == pulp.LpMaximize else 1
         mip_bound = sign * highs.getInfo().mip_dual_bound + problem.objective.constant
-        bound = mip_bound if abs(mip_bound) < 1e100 else None
+        bound = mip_bound if abs(mip_bound) < 1e100 else None  # HiGHS gives an infinite bound where it has none.
     return SolverOutcome(_status(problem, is_unbounded=name == "kUnbounded"), bound)
 
 
@@ -262,7 +271,7 @@ def _cbc(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> Solve
     problem.solve(pulp.COIN_CMD(path=path, msg=False, timeLimit=time_limit_s, threads=1, gapRel=gap_frac))
     status = _status(problem, is_unbounded=problem.status == pulp.LpStatusUnbounded)
     if status == "infeasible" and time.monotonic() - began_s >= time_limit_s:
-        status = "unknown"
+        status = "unknown"  # CBC also says so where it was stopped before it had a point.
     return SolverOutcome(status, None)
 
 
@@ -324,7 +333,7 @@ def _ortools(problem: pulp.LpProblem, time_limit_s: float, gap_frac: float) -> S
 
 
 def _unbounded_or_infeasible(problem: pulp.LpProblem, time_limit_s: float, engine: Engine) -> SolverOutcome:
-    """Presolve knows that there is no optimum, not why: is there a point at all?"""
+    """Tell the two apart, which presolve does not: without an objective, a problem with a point is solved."""
     objective, sense = problem.objective, problem.sense
     problem.setObjective(pulp.LpAffineExpression())
     status = run_highs(problem, time_limit_s=time_limit_s, engine=engine).status

@@ -2,8 +2,8 @@
 deadline.
 
 Sets   i  measured request        j  option (worker type in a role)        v  interval (start_v, end_v]
-Data   a_i     arrival; s_i, w_i  seconds after it by which its prefill, its whole work, must be done
-(Deadlines)
+Data   a_i     arrival of i;  s_i, w_i  seconds after it by which its prefill and its whole work must be done
+               (Deadlines)
        l_i     latest arrival: a_i, unless i waits for others (BoundRequests)
        c_j     objective of one worker
        pi_i    least objective x seconds that the whole work of i takes of any options;  pi'_i  its prefill
@@ -17,16 +17,16 @@ Vars   R >= 0  objective of the fleet;   0 <= d_i <= 1  i is given up
   s.t.  demand_v    sum_i p_iv (1 - d_i) <= R (end_v - start_v)    for all v
         given_up    sum_i d_i <= D
 
-A second of n_j workers costs c_j n_j, so no fleet of objective R does more work than that in an interval,
-however it routes and orders; what is given up is the same in all intervals. There are as many rows as pairs
-of arrivals. Violated rows are found in one pass over the arrivals (the largest sum of a run of terms) and
-added until there are none, so a bound that stops early is lower, never wrong. Requests of like price that are
-in the same rows share one variable d: each that is given up takes at most the dearest's work out of the
-group's sum.
+A second of n_j workers costs c_j n_j, so a fleet of objective R does at most R seconds' worth of work per
+second, however it routes and orders. A request that is given up is so in all intervals. There are as many
+rows as pairs of arrivals. Violated rows are found in one pass over the arrivals (the largest sum of a run of
+terms) and added until there are none; a bound that stops early is lower, never wrong. Requests of like price
+that are in the same rows share one variable d: each that is given up takes at most the dearest one's work out
+of the group's sum.
 
 Prices. A step of N tokens takes at least alpha + beta N seconds, for any line (alpha, beta) below the step
-times. D tokens that are decoded take at least D / max_num_seqs steps, and at least as many as the KV tokens
-that they attend to, over the KV tokens of a worker; 1 / (1 + k) of that if k tokens are drafted. So under
+times. Decoding D tokens takes at least D / max_num_seqs steps. It also takes at least as many steps as the KV
+tokens that all D attend to make full KV caches. With k drafted tokens both are 1 / (1 + k) of that. So under
 each line a request costs a worker at least beta times its tokens and alpha times its share of the steps
 (`least_work`). For each option one line prices all requests: the one that makes the whole trace dearest. Each
 request then has the price of its cheapest option, of those whose KV cache holds it.
@@ -224,10 +224,8 @@ def _bound_by_rows(
 
     group, rows = _slices(pi, spared), DemandRows([], [], [])
     intervals_s: set[tuple[float, float]] = set()
-    kept_frac, least = (
-        np.ones(len(pi)),
-        0.0,
-    )  # kept_frac (m,) is 1 - d_i, and least is R, of the last solution.
+    # Of the last solution: kept_frac (m,) is 1 - d_i, least is R.
+    kept_frac, least = np.ones(len(pi)), 0.0
     for _ in range(ROUNDS):
         ends_s = {_busiest_end_s(arrival_s, pi * kept_frac, least) + float(slack_s) for slack_s in slacks_s}
         violated = []

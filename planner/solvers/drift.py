@@ -30,14 +30,16 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-SIZES_SIGMA = (0.2, 0.5, 1.0)
+SIZES_SIGMA = (0.2, 0.5, 1.0)  # k above
 CLIP_SIGMA = 3.0
-FALL = math.log(1000.0)  # so far evidence must fall below its most until a drift is over
+OVER_AFTER_FALL = math.log(
+    1000.0
+)  # A drift is over when its log evidence has fallen this far below its most.
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A drift: the window it began in by the likeliest account, the one it was noticed in, and the one
+    """A drift, in numbers of windows: the likeliest first one, the one in which it was noticed, and the one
     after its last, None while it lasts.
     """
 
@@ -49,8 +51,8 @@ class Alarm:
 def find_alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> tuple[Alarm, ...]:
     """The model above; a window with infinite variance, or with NaN, says nothing.
 
-    `beyond_frac`, `variance` (n,); `threshold` is c. A drift is over once the evidence for it, of the size
-    that saw most, has fallen by FALL; the next one is looked for from there on.
+    `beyond_frac` x and `variance` v are (n,); `threshold` is c. A drift is over once the evidence for the
+    size k with the most evidence has fallen by OVER_AFTER_FALL; the next drift is looked for from there on.
     """
     evidence = log_evidence(beyond_frac, variance)  # (n, K)
     sizes = evidence.shape[1]
@@ -58,24 +60,28 @@ def find_alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> t
     start = 0
     while (noticed := _noticed(evidence[start:], math.log(threshold) + math.log(sizes))) is not None:
         k, at = noticed
-        ahead = np.append(0.0, np.cumsum(evidence[start : start + at + 1, k]))
-        began = start + int(np.argmin(ahead[:-1]))
+        # The likeliest beginning is where the summed evidence was lowest: from there it rose most.
+        summed = np.append(0.0, np.cumsum(evidence[start : start + at + 1, k]))
+        began = start + int(np.argmin(summed[:-1]))
         sums = np.cumsum(evidence[began:], axis=0)
-        upto = sums[: start + at + 1 - began]
-        of_size = sums[:, int(np.argmax(upto[-1]))]
-        most = np.maximum.accumulate(of_size)
-        over = np.flatnonzero((most - of_size >= FALL) & (np.arange(len(most)) >= len(upto)))
+        upto_notice = start + at + 1 - began
+        evidence_of_size = sums[:, int(np.argmax(sums[upto_notice - 1]))]
+        most = np.maximum.accumulate(evidence_of_size)
+        has_fallen = most - evidence_of_size >= OVER_AFTER_FALL
+        over = np.flatnonzero(has_fallen & (np.arange(len(most)) >= upto_notice))
         if not over.size:
             alarm_list.append(Alarm(began, start + at, None))
             break
-        ended = began + int(np.argmax(of_size[: over[0]])) + 1
+        ended = began + int(np.argmax(evidence_of_size[: over[0]])) + 1
         alarm_list.append(Alarm(began, start + at, ended))
         start = began + int(over[0]) + 1
     return tuple(alarm_list)
 
 
 def _noticed(evidence: Floats, log_c: float) -> tuple[int, int] | None:
-    """Which size sees most, and in which window, where the sum of M over the sizes first reaches c."""
+    """The first window in which the sum of M over the sizes reaches c, after the index of the size with the
+    largest M in it; None if there is no such window.
+    """
     log_m = np.full(evidence.shape[1], -np.inf)
     for t, row in enumerate(evidence):
         log_m = row + np.logaddexp(log_m, 0.0)
@@ -87,7 +93,7 @@ def _noticed(evidence: Floats, log_c: float) -> tuple[int, int] | None:
 def log_evidence(beyond_frac: Floats, variance: Floats) -> Floats:
     """log L (n, D) per window and size of drift."""
     x, v = np.asarray(beyond_frac, float)[:, None], np.asarray(variance, float)[:, None]
-    says = np.isfinite(x) & np.isfinite(v) & (v > 0)
-    z = np.clip(np.where(says, x, 0.0) / np.sqrt(np.where(says, v, 1.0)), -CLIP_SIGMA, CLIP_SIGMA)
+    is_known = np.isfinite(x) & np.isfinite(v) & (v > 0)
+    z = np.clip(np.where(is_known, x, 0.0) / np.sqrt(np.where(is_known, v, 1.0)), -CLIP_SIGMA, CLIP_SIGMA)
     size = np.array(SIZES_SIGMA)
-    return np.asarray(np.where(says, size * z - size * size / 2, 0.0))
+    return np.asarray(np.where(is_known, size * z - size * size / 2, 0.0))

@@ -32,7 +32,9 @@ class GroupChoice:
 def choose(
     groups: Sequence[Sequence[GroupChoice]], amounts: Sequence[float], *, time_limit_s: float = 20.0
 ) -> tuple[list[int] | None, float]:
-    """Which of each group is taken, None if no choice is within the limits; and what any choice weighs."""
+    """The taken index of each group, None if no choice is within the limits; and a lower bound on the weight
+    of every choice. Raises PlannerError where the solver finds nothing within `time_limit_s`.
+    """
     problem = pulp.LpProblem("multiple_choice", pulp.LpMinimize)
     x = [
         [problem.add_variable(f"x_{i}_{f}", 0, 1, cat="Integer") for f in range(len(group))]

@@ -13,12 +13,12 @@ Data   pi_i   least USD that all work of request i costs in any pool (demand.wor
 Vars   f_v    least USD that is paid in v
 
   prefilled_v   f_v >= sum of pi'_i over the i of v with a_i + s <= e_(v+1), without the d_v dearest of these
-  always_v      f_v >= b (e_(v+1) - e_v)                           (nothing for the last stretch, which is
-  open) someone_v     f_v >= b' o_v from_v        sum of f_w over w >= v  >=  sum of pi_i over i that arrive
-  at e_v or later
+  always_v      f_v >= b (e_(v+1) - e_v)      (0 for the last stretch, which is open)
+  someone_v     f_v >= b' o_v
+  from_v        sum of f_w over w >= v  >=  sum of pi_i over the i that arrive at e_v or later
 
-The bound is the least sum of f, computed from the last v to the first: F_v = max(F_(v+1) + f_v, work from e_v
-on).
+The bound is the least sum of f. It is computed from the last v to the first:
+F_v = max(F_(v+1) + f_v, sum of pi_i of from_v).
 
 Suppose that no worker that prefills is paid at a moment u. Then none is ready before u + g, and every request
 that arrives from u to u + g - s is late. If these are more than may be late in one window, a worker must be
@@ -26,9 +26,8 @@ paid at u. o_v is how long that is so in v.
 
 A worker does at most a second of work per second it is paid for, whether it starts, drains or moves. So the
 bound holds for every controller and policy whose run keeps each limit on TTFT or E2E in each window of the
-SLO (prefilled_v) and serves every request that a worker can hold to its end (from_v). `of_slo_usd` does
-without from_v: it is the sum of f with the other rows alone. A bill by started hours or whole nodes is
-higher.
+SLO (prefilled_v) and serves every request that a worker can hold to its end (from_v). `of_slo_usd` is the
+bound without the rows from_v. A bill by started hours or whole nodes is higher.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Data   l_q  length of a cell [h]                 s_c  start-up of a worker [s]
        p_c  price of a worker [USD/h]            g_c  its GPUs,  S_k  stock of GPUs of kind k
        low_tc, most_c  sizes allowed             G_k  GPUs of a node sold whole,  i_k  an idle GPU [USD/h]
        C_u  set of (t, c), with sizes n^u_tc that failed together in a simulation
-       h    what is billed by: seconds, or started units (hours)
+       h    the unit of the bill: a second, or a longer one that is paid once it is begun (an hour)
 Vars   x_tc  integer: workers ready in step t    y_qc  workers paid in cell q: asked for, or ready
        m_qk  nodes of kind k                     z_abc workers ready from step a on and paid for b units
 
@@ -18,13 +18,13 @@ Vars   x_tc  integer: workers ready in step t    y_qc  workers paid in cell q: a
         lives_tc    sum of z_abc over (a, b) that are paid through step t >= x_tc
         cut_u       x_tc >= n^u_tc + 1 for at least one (t, c) of C_u    (more than a sequence that fails)
 
-A worker is asked for s_c before it is to be ready, and paid from then on, so y is x extended by the start-up.
+A worker is started s_c before it is to be ready, and paid from then on, so y is x extended by the start-up.
 A worker that must be ready sooner than s_c after the beginning is there from the beginning. A worker that
-would be given up for no longer than a start-up is kept (`ready_workers_at_no_cost`). While it ends its last
-requests a worker is paid beyond this, so the model's cost is a lower bound of the bill.
+would be given up for no longer than a start-up is kept (`ready_workers_at_no_cost`). A worker is also paid
+while it ends its last requests, which the model leaves out, so its cost is a lower bound of the bill.
 
-HiGHS solves it: a day of 144 steps by seconds takes 0.05 s, and CP-SAT took as long or did not end. The one
-assumption is that more workers never hurt, so that a cut rules out all smaller sizes too.
+HiGHS solves the model: a day of 144 steps billed by the second takes 0.05 s; CP-SAT took as long or did not
+end. The one assumption is that more workers never hurt, so that a cut rules out all smaller sizes too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ from planner.solvers.whole_nodes import PricedNode
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Cut = tuple[tuple[int, int, int], ...]
-"""(step, pool, size) each: in one of them at least the size must be larger than this."""
+"""(step, pool, size) each: for at least one of them, the pool's size in the step must be larger than
+`size`.
+"""
 
 TOLERANCE = 1e-6  # The solver keeps rows to within this share.
 LONG_UNIT_S = 60.0  # Bills are rounded up to started units; for units up to this the model ignores that.
@@ -289,7 +291,7 @@ def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> floa
     for c, since_s, until_s in lives:
         paid_s = until_s - since_s
         if day.unit_s > 0:
-            # Not a unit more for a rounding error.
+            # 1e-9 less, so that a rounding error does not begin another unit.
             paid_s = math.ceil(paid_s / day.unit_s - 1e-9) * day.unit_s
         total += prices[c] * paid_s / 3600
     for node, pools in day.pools_by_node_kind().values():
@@ -313,10 +315,10 @@ def solve(
     if not all(cuts) or (low > most).any():
         return Sizes(None, math.inf, math.inf, is_optimal=True)
     rows = _Rows(day, low)
-    paid = _paid(rows)
-    _nodes(rows, paid)
+    paid = _add_paid_rows(rows)
+    _add_node_rows(rows, paid)
     if day.is_by_unit:
-        _lives(rows)
+        _add_life_rows(rows)
     else:
         hours, prices = np.diff(day.cells_s()) / 3600, day.prices()
         for (q, c), variable in np.ndenumerate(paid):
@@ -413,7 +415,7 @@ class _Rows:
         return Program(np.array(self.cost), matrix, least, low, high, np.ones(len(low), bool))
 
 
-def _paid(rows: _Rows) -> Ints:
+def _add_paid_rows(rows: _Rows) -> Ints:
     """Add asked_qct and stock_qk; returns the columns of y (Q, C)."""
     day = rows.day
     paid = np.zeros((len(day.cells_s()) - 1, len(day.pools)), np.int64)
@@ -433,7 +435,7 @@ def _paid(rows: _Rows) -> Ints:
     return paid
 
 
-def _nodes(rows: _Rows, paid: Ints) -> None:
+def _add_node_rows(rows: _Rows, paid: Ints) -> None:
     """Add node_qk, and to the objective what the idle GPUs of nodes cost."""
     hours = np.diff(rows.day.cells_s()) / 3600
     for node, pools in rows.day.pools_by_node_kind().values():
@@ -448,7 +450,7 @@ def _nodes(rows: _Rows, paid: Ints) -> None:
             rows.at_least(terms | {nodes: float(node.gpus)}, 0.0)
 
 
-def _lives(rows: _Rows) -> None:
+def _add_life_rows(rows: _Rows) -> None:
     """Add lives_tc, and to the objective what the lives cost."""
     day, prices = rows.day, rows.day.prices()
     for c, pool in enumerate(day.pools):

@@ -50,8 +50,10 @@ from planner.solvers.prefix_prices import PrefixPrices, Routed, RoutingBudget
 
 Cells = dict[tuple[int, int], pulp.LpVariable]
 
-WHOLE_CELLS = 300  # Up to so many nodes x replicas the whole program goes to the solver,
-WHOLE_WORK = 30_000  # which branches at so many nodes of its own at most, times cells: 5 CPU s for 300 cells.
+WHOLE_CELLS = 300  # Up to so many nodes x replicas (cells) the whole program goes to the solver.
+WHOLE_WORK = (
+    30_000  # The solver's branch-and-bound nodes times cells are at most these: 5 CPU s for 300 cells.
+)
 ROUTINGS = 1400  # The search computes so many routings at most,
 POLISH_ROUTINGS = 200  # and so many where it polishes a placement: 2 CPU s for 120 nodes on 8 replicas.
 OPTIMAL_FRAC = 10 * SAME_FRAC  # A load so close to its bound is optimal but for the solver's tolerance.
@@ -130,7 +132,7 @@ def replicate_prefixes(
     best = prices.descend(start, low * (1 + gap_frac), budget)
     bound = prices.load_bound(low, best.largest_load)
     if len(demand) * replicas <= WHOLE_CELLS:
-        best, proven = _whole(prices, best, time_limit_s=budget.left_s())
+        best, proven = _solve_whole_program(prices, best, time_limit_s=budget.left_s())
         bound = max(bound, proven)
     elif best.largest_load > bound * (1 + gap_frac):
         best = prices.search(best, bound * (1 + gap_frac), budget, rng)
@@ -171,7 +173,7 @@ def polish_replication(
     )
     low = max(start.bound, hot_bound(demand, prices.replicas, memory_tokens, sessions))
     if best.placed.size <= WHOLE_CELLS:
-        best, proven = _whole(prices, best, time_limit_s=budget.left_s())
+        best, proven = _solve_whole_program(prices, best, time_limit_s=budget.left_s())
         low = max(low, min(proven, best.largest_load))
     bound = prices.load_bound(low, best.largest_load)
     if best.largest_load > bound * (1 + OPTIMAL_FRAC):
@@ -199,7 +201,7 @@ def _replication(prices: PrefixPrices, best: Routed, bound: float) -> Replicatio
     )
 
 
-def _whole(prices: PrefixPrices, best: Routed, *, time_limit_s: float) -> tuple[Routed, float]:
+def _solve_whole_program(prices: PrefixPrices, best: Routed, *, time_limit_s: float) -> tuple[Routed, float]:
     """Solve the module's program from the placement `best` on; returns the better of both, and a bound on
     L.
     """

@@ -1,19 +1,22 @@
-"""How the model of reserved_schedule.py is solved: windows alone, priced so that they fit together.
+"""How the model of reserved_schedule.py is solved: windows one by one, at prices that make them fit together.
 
 Two things tie the windows to each other: GPUs that are reserved for all of them, and starts from one to the
 next. Without these every window is a small integer program, solved in milliseconds.
 
 relaxation   The model without integers, tightened by mixed-integer rounding (Nemhauser, Wolsey: Integer and
-             Combinatorial Optimization, 1988, II.1.7). sum_j f_j z_j >= b in whole z >= 0, divided by any d:
+             Combinatorial Optimization, 1988, II.1.7). From sum_j f_j z_j >= b with whole z >= 0 follows, for
+             every divisor d:
                  sum_j (floor(f_j/d) + min(frac(f_j/d) / frac(b/d), 1)) z_j >= ceil(b/d)
-             Covers are rounded so by the divisors of `_divisors`, as far as that cuts the solution off.
-prices       Of its duals: pi_gt of a reserved GPU in a window, sum_t pi_gt what it costs in all of them;
-             mu_kt of a worker that is there already when window t begins, at most its start.
-bound        Lagrange: at any such prices, the optima of parts of L windows, each with reserved GPUs of its
-             own and the counts before it free, sum up to no more than the model's.
-schedule     With the relaxation's reserved GPUs, rounded: window after window, each from the counts before
-             it, what it leaves behind worth mu. Then, 2 L windows at a time, decided again between those
-             around them.
+             The covers are rounded so by the divisors of `_divisors`, as long as that excludes the solution.
+prices       The duals of the relaxation: pi_gt is the price of a reserved GPU g in window t, and sum_t pi_gt
+             its price in all of them; mu_kt is the worth of a worker of kind k that is already there when
+             window t begins, at most the cost of its start.
+bound        By Lagrange's relaxation: the windows are cut into parts of L. Each part chooses its own reserved
+             GPUs and the counts before it, at these prices. The optima of the parts sum up to no more than
+             the optimum of the model.
+schedule     With the relaxation's reserved GPUs, rounded: window after window, each starts from the counts of
+             the one before it, and what it leaves to the next is worth mu. Then 2 L windows at a time are
+             solved again, between fixed windows on both sides.
 
 L is 1, 2, 4, ... until bound and schedule are near enough. At L = T both are the whole model's.
 """
@@ -35,17 +38,19 @@ from planner.solvers.backend import Point, Program, minimise, solve_relaxation
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-ROUNDS = 8  # of rounding, at most
-CUTS_EACH = 3  # per LLM, window and round
-LEAST_VIOLATION = 1e-3
-DIVISOR_PARTS = 8  # rates are divided by 1 to so many
-PART_OF_GAP = 0.04  # parts are solved to this share of the gap that is asked for
-RATE_TOLERANCE = 5e-7  # so that what fits exactly still does once computed
+ROUNDING_ROUNDS = 8  # The relaxation is tightened at most so often,
+CUTS_EACH = 3  # each time by so many rows per LLM and window,
+LEAST_VIOLATION = 1e-3  # which the solution violates by more than this, as a distance.
+DIVISOR_PARTS = 8  # The divisors d are the rates over 1 to so many.
+PART_GAP_SHARE = 0.04  # Parts are solved to this share of the gap that the caller allows.
+RATE_TOLERANCE = 5e-7  # Needed rates are lowered by this share, so that rounding errors refuse no exact fit.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cover:
-    """What an LLM needs: sum_j rate_j z_jt >= needed_t; j are its kinds of workers, the `columns` (n,)."""
+    """The rates that an LLM needs: sum_j rate_j z_jt >= needed_t in every window t. Its n kinds of workers j
+    are the `columns` of the model.
+    """
 
     columns: npt.NDArray[np.intp]
     rate_rps: Floats  # (n,)
@@ -54,18 +59,21 @@ class Cover:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SchedulePrices:
-    """pi (G, T) of a reserved GPU in a window; mu (K, T) of a worker that is there when it begins."""
+    """pi (G, T), the price of a reserved GPU in a window; mu (K, T), the worth of a worker that is there when
+    the window begins.
+    """
 
     reserved: Floats
     there: Floats
 
 
 class Windows:
-    """The model in arrays: K kinds of workers and G of on-demand GPUs in a window, S that all windows share.
+    """The model in arrays. A window has K columns for its workers and G for its on-demand GPUs; S = G columns
+    for the reserved GPUs are shared by all windows.
 
-    `rows` (R, K + G + S) >= `least` (R,) hold in every window, beside the covers. Costs: of a worker or an
-    on-demand GPU per window (K + G,), of what is shared once (S,), of a start (K,). `most` (K + G + S,) are
-    upper limits. What is shared are the reserved GPUs, one for each on-demand one; `search` expects no more.
+    `rows` (R, K + G + S) >= `least` (R,) hold in every window, beside the covers. `cost` (K + G,) is that of
+    a worker or an on-demand GPU in a window, `reserved_cost` (S,) that of a reserved GPU in all windows,
+    `start_cost` (K,) that of a start. `most` (K + G + S,) are upper limits.
     """
 
     def __init__(
@@ -85,7 +93,9 @@ class Windows:
         self.rows = [list(zip(rows, least.tolist(), strict=True)) for _ in range(self.windows)]
         for cover in covers:
             for t, needed_rps in enumerate(cover.needed_rps):
-                if needed_rps > 0:  # no worker counts for more than all that is needed
+                if (
+                    needed_rps > 0
+                ):  # A worker counts for at most the whole need, which tightens the relaxation.
                     shares = np.minimum(cover.rate_rps / needed_rps, 1.0)
                     self._add_row(t, cover, shares, 1 - RATE_TOLERANCE)
 
@@ -103,11 +113,12 @@ class Windows:
         after: Counts | None = None,
         reserved: Counts | None = None,
     ) -> Program:
-        """Consecutive windows; all of them follow each other in a ring. Counts (K,) before and after them,
-        and reserved GPUs (G,), are priced where they are not given.
+        """The integer program of the consecutive windows `part`; if these are all windows, the first follows
+        the last. The counts (K,) before and after the part, and the reserved GPUs (G,), are fixed where they
+        are given, else free at their prices.
 
-        Columns: workers and on-demand GPUs window by window, starts into each and into the one after,
-        reserved GPUs. Rows: those of the windows in order, then of the starts.
+        Columns: workers and on-demand GPUs window by window, starts into each window and into the one after,
+        reserved GPUs. Rows: those of the windows in order, then those of the starts.
         """
         length, local, kinds = len(part), self.local, self.kinds
         is_ring = length == self.windows
@@ -168,7 +179,7 @@ class Windows:
         )
 
     def split(self, x: Floats, length: int) -> tuple[Floats, Floats]:
-        """Workers (K, length) and reserved GPUs (G,) of a solution of so many windows."""
+        """Workers (K, length) and reserved GPUs (G,) of a solution of `length` windows."""
         local = x[: length * self.local].reshape(length, -1)
         return local[:, : self.kinds].T, x[-self.shared :]
 
@@ -194,10 +205,10 @@ class Windows:
         return SchedulePrices(reserved, np.clip(there, 0.0, self.start_cost[:, None]))
 
     def tighten(self, workers: Floats) -> bool:
-        """Round the covers; whether that cuts these counts (K, T) off in any window."""
+        """Add rounded covers that these counts (K, T) violate; returns whether there were any."""
         is_new = False
         for cover in self.covers:
-            rounded = [_rounded(cover, divisor) for divisor in _divisors(cover.rate_rps)]
+            rounded = [_round_cover(cover, divisor) for divisor in _divisors(cover.rate_rps)]
             rows, least = np.array([row for row, _ in rounded]), np.array([amount for _, amount in rounded])
             reached = np.einsum("dtn,nt->dt", rows, workers[cover.columns])
             missing = (least - reached) / np.linalg.norm(rows, axis=2).clip(1e-9)
@@ -210,24 +221,28 @@ class Windows:
 
 
 def _divisors(rates: Floats) -> list[float]:
-    own = sorted({float(rate) for rate in rates if rate > 0})
-    apart = {more - less for less, more in itertools.combinations(own, 2) if more - less > 1e-3 * more}
-    return sorted({rate / parts for rate in own for parts in range(1, DIVISOR_PARTS + 1)} | apart)
+    """The rates over 1 to DIVISOR_PARTS, and the differences of two rates."""
+    distinct = sorted({float(rate) for rate in rates if rate > 0})
+    pairs = itertools.combinations(distinct, 2)
+    differences = {more - less for less, more in pairs if more - less > 1e-3 * more}
+    return sorted({rate / n for rate in distinct for n in range(1, DIVISOR_PARTS + 1)} | differences)
 
 
-def _rounded(cover: Cover, divisor: float) -> tuple[Floats, Floats]:
-    """Rows (T, n) and what they must reach (T,), by mixed-integer rounding; 0 >= 0 where it says nothing."""
+def _round_cover(cover: Cover, divisor: float) -> tuple[Floats, Floats]:
+    """Rows (T, n) and what they must reach (T,), by mixed-integer rounding; 0 >= 0 where b / d is whole, as
+    rounding gains nothing there.
+    """
     needed = cover.needed_rps * (1 - RATE_TOLERANCE) / divisor
     part = needed - np.floor(needed)
     steps = np.floor(cover.rate_rps / divisor + 1e-9)
     rest = np.clip(cover.rate_rps / divisor - steps, 0.0, 1.0)
-    is_cut = part > 1e-4
-    rows = steps + np.minimum(rest / np.where(is_cut, part, 1.0)[:, None], 1.0)
-    return np.where(is_cut[:, None], rows, 0.0), np.where(is_cut, np.ceil(needed), 0.0)
+    is_useful = part > 1e-4
+    rows = steps + np.minimum(rest / np.where(is_useful, part, 1.0)[:, None], 1.0)
+    return np.where(is_useful[:, None], rows, 0.0), np.where(is_useful, np.ceil(needed), 0.0)
 
 
 Proposal = tuple[Counts, Counts]
-"""Workers (K, T or L), reserved GPUs (G,)."""
+"""Workers (K, T) of all windows or (K, L) of a part, and reserved GPUs (G,)."""
 
 
 def search(
@@ -235,11 +250,11 @@ def search(
 ) -> tuple[float, Counts | None]:
     """A lower bound, infinite where there is no schedule; and the counts (K, T) of the best one found.
 
-    `cost_of` is infinite for counts that break what no window knows. Ends with the gap closed and the budget
-    kept, or with a bound beyond the budget.
+    `cost_of` is infinite for counts that violate a constraint over several windows that `model` leaves out.
+    The search ends when the gap is closed within the budget, when the bound exceeds the budget, or in time.
     """
     bound, wished, prices = solve_windows_relaxation(model, deadline)
-    parts = _Parts(model, prices, PART_OF_GAP * gap_frac, deadline)
+    parts = _PricedParts(model, prices, PART_GAP_SHARE * gap_frac, deadline)
     best: Proposal | None = None
     cost = math.inf
 
@@ -265,7 +280,7 @@ def search(
             try_out(chosen[0] if chosen else None)
             break
         if best is not None and not is_done():
-            try_out(parts.solve_parts_again(2 * length, best))
+            try_out(parts.improve_parts(2 * length, best))
         length = min(2 * length, model.windows)
     return bound, None if best is None else best[0]
 
@@ -273,7 +288,7 @@ def search(
 def solve_windows_relaxation(model: Windows, deadline: float) -> tuple[float, Floats | None, SchedulePrices]:
     """The tightened relaxation's bound, its reserved GPUs (G,) if it came to an end, and prices."""
     prices, reserved, bound = model.true_prices(), None, -math.inf
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDING_ROUNDS):
         program = model.program(range(model.windows), model.true_prices())
         point = solve_relaxation(program, time_limit_s=deadline - time.monotonic())
         bound = max(bound, point.bound)
@@ -287,7 +302,7 @@ def solve_windows_relaxation(model: Windows, deadline: float) -> tuple[float, Fl
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Parts:
+class _PricedParts:
     """Parts of the windows, each solved to `gap_frac` of its own optimum."""
 
     model: Windows
@@ -296,17 +311,19 @@ class _Parts:
     deadline: float
 
     def first_schedules(self, wished: Floats) -> Iterator[Proposal | None]:
-        """Schedules with about the reserved GPUs wished for, or as few as can be; None comes to nothing."""
+        """Schedules with about the reserved GPUs that the relaxation wishes for, then with as few as
+        possible; None where no such schedule was found.
+        """
         is_rented = self.model.most[self.model.kinds : self.model.local] > 0
         needed = np.zeros(len(wished), np.int64)
         if not is_rented.all():
             _, chosen = self.solve_parts_apart(1)
             needed = np.max([needed, *(reserved for _, reserved in chosen)], axis=0)
-        yield self.in_order(np.where(is_rented, np.round(wished).astype(np.int64), needed))
-        yield self.in_order(np.where(is_rented, 0, needed))
+        yield self.schedule_in_order(np.where(is_rented, np.round(wished).astype(np.int64), needed))
+        yield self.schedule_in_order(np.where(is_rented, 0, needed))
 
     def solve_parts_apart(self, length: int) -> tuple[float, list[Proposal]]:
-        """The bound of priced parts, and what they chose, where every one chose something."""
+        """The bound by parts that are solved at prices, and their choices; no choices if a part has none."""
         bound, proposals = 0.0, list[Proposal]()
         cut = self._cut(length)
         for part in cut:
@@ -319,8 +336,10 @@ class _Parts:
                 proposals.append((workers.astype(np.int64), reserved.astype(np.int64)))
         return bound, proposals if len(proposals) == len(cut) else []
 
-    def in_order(self, reserved: Counts) -> Proposal | None:
-        """Window after window from the counts before it; the last one knows the first."""
+    def schedule_in_order(self, reserved: Counts) -> Proposal | None:
+        """A schedule made window after window, each from the counts before it, the last also up to those of
+        the first; None if a window has no solution.
+        """
         model = self.model
         counts = np.zeros((model.kinds, model.windows), np.int64)
         for t in range(model.windows):
@@ -333,8 +352,10 @@ class _Parts:
             counts[:, [t]] = model.split(point.x, 1)[0]
         return counts, reserved
 
-    def solve_parts_again(self, length: int, best: Proposal) -> Proposal | None:
-        """Parts of so many windows decided again, one after the other, each between the counts around it."""
+    def improve_parts(self, length: int, best: Proposal) -> Proposal | None:
+        """The schedule `best` with parts of `length` windows solved again, one after the other, each between
+        fixed counts on both sides. None for parts as long as the schedule.
+        """
         model, counts, reserved = self.model, best[0].copy(), best[1]
         if length >= model.windows:
             return None
@@ -348,7 +369,7 @@ class _Parts:
         return counts, reserved
 
     def _cut(self, length: int, first: int = 0) -> list[list[int]]:
-        """All windows, from `first` around, in parts of so many; the last may be shorter."""
+        """All windows, from `first` on and around, in parts of `length`; the last may be shorter."""
         windows = self.model.windows
         order = [(first + t) % windows for t in range(windows)]
         return [order[i : i + length] for i in range(0, windows, length)]

@@ -31,7 +31,7 @@ from planner.solvers.reserved_schedule import (
     find_broken_constraint,
     schedule,
 )
-from planner.solvers.schedule_pricing import Cover, SchedulePrices, _divisors, _rounded
+from planner.solvers.schedule_pricing import Cover, SchedulePrices, _divisors, _round_cover
 from planner.traffic.trace import Trace
 
 HOUR_S = 3600.0
@@ -292,7 +292,7 @@ def test_rounding_cuts_no_whole_workers_off() -> None:
         cover = Cover(np.arange(3), rng.uniform(0.5, 4, 3).round(2), rng.uniform(0.1, 9, 4).round(1))
         counts = np.array(list(itertools.product(range(19), repeat=3)))
         for divisor in _divisors(cover.rate_rps):
-            rows, least = _rounded(cover, divisor)
+            rows, least = _round_cover(cover, divisor)
             for t, needed_rps in enumerate(cover.needed_rps):
                 covering = counts[counts @ cover.rate_rps >= needed_rps * (1 - 1e-9)]
                 assert (covering @ rows[t]).min() >= least[t] - 1e-9
