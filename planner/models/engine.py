@@ -2,12 +2,13 @@
 
     host     h = h0 + h1 D + h2 log2 TP         scheduler, sampler, detokenizer; D sequences in the step
     sync     t = g + h                          a step begins when the host has seen the last one's tokens
-    async    t = max(g, h) + r                  the next step is formed while this one runs, so whoever comes
-                                                after this one began is not in the next; r as h, of what no
-                                                step hides
+    async    t = max(g, h) + r                  the next step is formed when this one begins, so a request
+                                                that arrives later is not in it; r has the form of h, and is
+                                                host time that runs beside no step
 
-A request reaches the engine `front_end_s` after it arrives (HTTP, tokenizer). One API server in front of the
-engine passes on at most `tokens_per_s`: t is at least D over that. g is `planner.models.latency`.
+g is the GPUs' seconds (`planner.models.latency`). A request reaches the engine `front_end_s` after it arrives
+(HTTP, tokenizer). One API server in front of the engine passes on at most `tokens_per_s` tokens, so
+t >= D / tokens_per_s.
 """
 
 from __future__ import annotations
@@ -60,9 +61,8 @@ class Engine:
     basis: str = ""
     is_nearest: bool = False
     tokens_per_s: float = math.inf
-    is_checked: bool = (
-        True  # False for engines that nobody has compared with the simulator, which models vLLM.
-    )
+    # False for engines that nobody has compared with the simulator, which models vLLM.
+    is_checked: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.front_end_s < math.inf:
@@ -87,5 +87,5 @@ class Engine:
 
 
 def vllm_version_of(engine: Engine | None) -> str:
-    """The version of vLLM whose memory a worker with this engine has: the deployed one of all but vLLM."""
+    """The version of vLLM by which a worker's memory is computed; for other engines the deployed version."""
     return engine.version if engine is not None and engine.name == "vllm" else DEPLOYED_VERSION

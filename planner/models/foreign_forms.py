@@ -1,8 +1,9 @@
-"""Step times in the forms of other programs, exactly: the simulator replays their results with these.
+"""Step times in the exact forms of other programs, with which the simulator reproduces their results.
 
 A form compiles itself for the kernel (`planner.simulator.step_times`); `StepLatency` and
-`planner.models.correction.CorrectedFormula` do too. Forms that are read from a file know how short a step may
-get (`shortest_s`): with a negative step time would run backwards, and the simulation would never end.
+`planner.models.correction.CorrectedFormula` do too. Forms that are read from a file also compute their
+shortest step (`shortest_s`), so that a file with negative step times is refused: simulated time would run
+backwards and never end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from planner.errors import InputError
 
 Floats = npt.NDArray[np.float64]
 
+# The `code` of each form: FIVE is `latency.StepLatency`, with its five numbers.
 FIVE, SPLITWISE_LOOKUP, VIDUR_TABLES, DISTSERVE_FIT, CORRECTED, SPECULATIVE = range(6)
 
 
@@ -38,13 +40,14 @@ class StepForm(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SplitwiseLookup:
-    """Splitwise's simulator: prompts by their tokens, decodes by their number, each interpolated between the
-    knots and extrapolated beyond.
+    """The form of Splitwise's simulator: `prompt_s` by tokens for prompts, `token_s` by their number for
+    decodes, each interpolated between the knots and extrapolated beyond.
 
-    A step with both phases takes `mixed_factor` times a prompt of all its tokens, with one token per decode.
-    The profile has `token_s` by *tokens*, and the program looks it up by number of *sequences*, so 64 decodes
-    cost what one does. With `b_s` and `d_s`, per decode and per KV token, and one value in `token_s` the form
-    is a fit without that mistake; then prompts are looked up by their own tokens.
+    A step with both phases takes `mixed_factor` times as long as a prompt with all its tokens, one of them
+    per decode. Splitwise's program looks `token_s`, which its profile gives by *tokens*, up by number of
+    *sequences*, so 64 decodes cost what one does; that mistake is kept. With one value in `token_s`, and
+    `b_s` per decode and `d_s` per KV token, the form is a fit without it; then prompts are looked up by their
+    own tokens.
     """
 
     knots_tokens: tuple[float, ...]
@@ -77,7 +80,7 @@ class SplitwiseLookup:
                 raise InputError(f"{name}: must be >= 0, found {seconds:g}")
 
     def shortest_s(self, most_tokens: int, most_decodes: int, most_kv_tokens: int) -> tuple[float, str]:
-        """Seconds of the shortest step of up to this many tokens and decodes, and its list."""
+        """Seconds of the shortest step of up to this many tokens and decodes, and the list that gives it."""
         shortest = []
         for name, times_s, most in (
             ("prompt_s", self.prompt_s, most_tokens),
@@ -106,9 +109,9 @@ class SplitwiseLookup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VidurTables:
-    """Vidur's predictor as tables: `linear_s` (N / 8,) by tokens in eights; `prefill_s` by cached tokens in
-    sixty-fours and by the root of the summed squares of the chunks; `decode_s` by decodes and by their mean
-    context in sixty-fours.
+    """Vidur's predictor as tables. `linear_s` (N / 8,) is indexed by tokens / 8; `prefill_s` (C, edge) by
+    cached tokens / 64 and by the root of the summed squares of the chunks; `decode_s` (D, context) by decodes
+    and by their mean context / 64.
 
     Attention takes longer by `prefill_over_frac` or `decode_over_frac` where a step has several prefills or
     decodes. Sending to the next pipeline stage takes `send_s`, and `send_s_per_token`. The simulator refuses
@@ -116,8 +119,8 @@ class VidurTables:
     """
 
     linear_s: Floats
-    prefill_s: Floats  # (C, edge)
-    decode_s: Floats  # (D, context)
+    prefill_s: Floats
+    decode_s: Floats
     prefill_over_frac: float = 0.0
     decode_over_frac: float = 0.0
     send_s_per_token: float = 0.0
@@ -134,9 +137,9 @@ class VidurTables:
 
 @dataclass(frozen=True, slots=True)
 class DistServeSteps:
-    """DistServe's fits: prefill a + b sum n + c sum n^2; decodes a + b K + c D below and from `threshold` on,
-    all over pp. The first rank adds the engine's overhead, and `per_rank_s` times pp comes on top beside
-    prefills.
+    """DistServe's fits: prefills take a + b sum n + c sum n^2, decodes a + b K + c D, with other numbers from
+    `threshold` decodes on; all are divided by pp. The first pipeline rank adds the engine's overhead, and a
+    step with prefills `per_rank_s` times pp.
     """
 
     prefill_s: tuple[float, float, float]
@@ -159,11 +162,11 @@ class DistServeSteps:
                 raise InputError(f"{name}: must be >= 0, found {getattr(self, name):g}")
 
     def shortest_s(self, most_tokens: int, most_decodes: int, most_kv_tokens: int) -> tuple[float, str]:
-        """The shortest step of up to this many tokens, decodes and tokens of context in seconds, and its
-        list.
+        """Seconds of the shortest step of up to this many tokens, decodes and tokens of context, and the list
+        that gives it.
 
-        Coefficients of a least-squares fit may be negative while times are not. The simulator relies on
-        decodes that do not get shorter with context, so where b is negative that number is returned.
+        Coefficients of a least-squares fit may be negative while its times are not. But the simulator relies
+        on decodes that do not get shorter with context, so a negative b is returned as if it were a step.
         """
         a, b, c = self.prefill_s
         n = np.arange(1.0, most_tokens + 1)

@@ -4,7 +4,7 @@ pool.
 Layers of a kind (the same keys and values, the same window) form groups of equally many layers; a block of
 the pool holds one group's layers (vLLM 0.32, `_get_kv_cache_groups_uniform_page_size`):
 
-    g = layers of a group = the fewest layers of a kind, or the most if less than 1.5 times as many
+    g = layers of a group = layers of the rarest kind, or of the commonest if that has < 1.5 times as many
     groups of a kind      = ceil(layers / g), the last one padded
     bytes of a block      = g * the largest page of a layer
 
@@ -21,20 +21,20 @@ LLMs whose layers are alike, or latent with an index among them, need no such bl
 = 0.
 
 Compressed attention (DeepSeek-V4) has pages of 256 tokens of all layers; the windows, and the tokens that
-wait for compression, fill pages of that size of their own with 64, 4 and 8 tokens each. So every token of a
-prefill takes a hundred times the bytes while its step is under way that it takes for good
+wait for compression, fill pages of their own, of the same size, with 64, 4 and 8 tokens each. So while its
+step is under way, a token of a prefill takes a hundred times the bytes that it takes for good
 (vllm-project/vllm#54703 has the groups of V4-Flash: pages of 1,002,240 bytes, 2 + 1 + 1 groups beside).
 
-A prefix is found only while the pages of the window at its end are there, which go back to the pool when the
-window has moved on. vLLM before 0.23 gave such pages out again in the order in which they came back, those
-that nobody can find among them; since then it first gives out those
-(vllm-project/vllm#43447). So a prefix is lost when the worker has computed so many tokens that their pages
-fill what running requests leave of the pool (planner/simulator/caches.py). Windows beside layers that
-attend to all tokens (gpt-oss, Gemma) do the same until 0.26: a token takes window_ratio / 16 blocks for them.
+A prefix is found only while the pages of the window at its end are there. They go back to the pool when the
+window has moved on. vLLM before 0.23 gave pages out again in the order in which they came back; since then it
+first gives out those in which no prefix can be found (vllm-project/vllm#43447). So a prefix is lost when the
+worker has computed so many tokens that their pages fill the memory that running requests leave
+(planner/simulator/caches.py). Windows beside layers that attend to all tokens (gpt-oss, Gemma) do the same
+until 0.26: a token takes window_ratio / 16 blocks for them.
 
-Since 0.27 vLLM keeps windows and states only where a prompt ends and where prompts were seen to part
+Since 0.27 vLLM keeps windows and states only where a prompt ends and where two prompts began to differ
 (--prefix-cache-retention-interval 0, vllm-project/vllm#52216). So a shared beginning is found from its third
-request on, where the plan counts it from the second; and few blocks go to windows, where of compressed
+request on, while the plan counts it from the second. And few blocks go to windows, while for compressed
 attention the plan counts those at the end of each page. A plan with prefix caches for such an LLM says so.
 
 What vLLM logs as "GPU KV cache size" is derived: the requests of `max_model_len` tokens that fit, each with a
@@ -65,9 +65,9 @@ WAITING_PAGE_TOKENS = {4: 4, 128: 8}
 class KvBeside:
     """KV blocks that a sequence takes beside those of its tokens.
 
-    Windows and tokens that wait for compression give their blocks back soon, but each token that is computed
-    has taken `passing_blocks` for them by then, of which `findable_blocks` are at the end of a page and can
-    be found again.
+    Windows and tokens that wait for compression give their blocks back soon. Until then each computed token
+    has taken `passing_blocks` for them, of which `findable_blocks` are at the end of a page, where a prefix
+    can be found again.
     """
 
     constant_blocks: int = 0

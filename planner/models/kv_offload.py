@@ -9,13 +9,13 @@ the rank's own link:
 With latent attention all GPUs of a TP group have the same keys and values, of which one copy is kept; every
 GPU still loads all of it.
 
-Behind it may be a disk of the same node: KV blocks go there when they leave CPU memory, and come back over
-the disk's link and the GPU's, of which the slower decides.
+Behind the CPU memory may be a disk of the same node: KV blocks go there when they leave CPU memory, and come
+back over the disk's link and then the GPU's, at the rate of the slower one.
 
-A shared store (Mooncake's, on machines of its own) serves all workers. Its tokens are its bytes over those of
-a KV token on all GPUs of a worker. Its one link carries the loads of all workers one after the other: each as
-many bytes as one GPU needs, times the TP degree. Workers of several TP degrees share blocks where `is_common`
-says so.
+A shared store (Mooncake's, on machines of its own) serves all workers. It holds as many tokens as its bytes
+over those of a KV token on all GPUs of a worker. One link carries the loads of all workers one after the
+other; a load has the bytes that one GPU needs, times the TP degree. Workers of several TP degrees share
+blocks where `is_common` says so.
 """
 
 from __future__ import annotations

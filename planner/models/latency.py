@@ -11,12 +11,12 @@ included). Five numbers describe it:
     t = f(N) + a A_p + b D + d K + e P + h       f piecewise linear, nondecreasing;  a, b, d, e, h >= 0
         + m K where P > 0                        m >= 0
 
-m is what decodes take longer beside prefills: kernels that serve both in one launch (FlashAttention 2)
-read the decodes' KV in the prefills' tiles, and no longer split it over the GPU. On an RTX PRO 6000 that
-doubles d.
+m is what decodes take longer beside prefills: a kernel that serves both in one launch (FlashAttention 2)
+reads the decodes' KV in the tiles of prefills, which does not split it over the whole GPU. On an RTX PRO 6000
+that doubles d.
 
 Data-parallel ranks of one worker step together (vLLM's --data-parallel-size), and experts see the tokens of
-all of them. With g the part of f that is theirs, and ranks i:
+all ranks. With g the experts' part of f, and ranks i:
 
     t = g(sum N_i) + max_i ( f(N_i) - g(N_i) + a A_i + b D_i + d K_i + e P_i (+ m K_i) ) + h
 """
@@ -72,9 +72,7 @@ class StepLatency:
     uncertainty_frac: float | None = None
     kind: Kind = "given"
     m_s: float = 0.0  # Additional seconds per KV token read by decodes in steps with prefills.
-    spread: StepTimeSpread | None = (
-        None  # The spread of other engines' times around these; None where unknown.
-    )
+    spread: StepTimeSpread | None = None  # Of other engines' times around these; None where unknown.
     joint_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -237,7 +235,7 @@ class StepLatency:
         )
 
     def _with_knot(self, tokens: float) -> StepLatency:
-        """The same times with a knot at so many tokens."""
+        """The same times with a knot at `tokens`; beyond the last knot one more is added, with its slope."""
         if tokens in self.knots_tokens[:-1] or tokens <= self.knots_tokens[0]:
             return self
         beyond = (2 * tokens,) if tokens >= self.knots_tokens[-1] else ()

@@ -2,16 +2,16 @@
 
 A module of the LLM, a matrix of `in` x `out` values on one GPU, has for every slot a pair A (r x in) and B
 (out x r) in 16 bits, r the largest rank that is allowed. Modules that are several matrices in one (qkv_proj,
-gate_up_proj) have an A for each of them. Under TP an A of a whole input is whole on every GPU, as is a B of a
-whole output: half of LoRA is not split, unless vLLM's --fully-sharded-loras is set.
+gate_up_proj) have an A for each of them. TP splits a module's input or its output. The side that is not split
+keeps its A or B whole on every GPU, unless vLLM's --fully-sharded-loras is set.
 
     slot bytes   2 r sum (A + B)                        of one GPU, over all modules
     step         kernels + K read + min(n k/E, K) experts + n token         where K adapters are in it, else 0
 
-n tokens of the step have an adapter. `read` is what an adapter's matrices take to be read, `experts` those of
-all its experts, of which a token visits k of E. `token` is 2 FLOPs per value and token at the rate of
-GEMMs, and each input read once and each output twice. All of it is a roofline with the efficiencies of
-catalogs/roofline.yaml; nobody has measured it.
+n tokens of the step have an adapter. `read` is the time to read an adapter's matrices outside of experts,
+`experts` the time to read those of all its experts, of which a token visits k of E. `token` is the time of 2
+FLOPs per value and token at the rate of GEMMs, with each input read once and each output twice. All of it is
+a roofline with the efficiencies of catalogs/roofline.yaml; nobody has measured it.
 
 After vLLM 0.32, vllm/lora/layers and vllm/config/lora.py (github.com/vllm-project/vllm).
 """

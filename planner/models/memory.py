@@ -38,20 +38,21 @@ from planner.models.kv_layout import kv_layout
 from planner.models.latency import Array
 from planner.models.llm import CompressedAttention, FeedForward, LatentAttention, LayerGroup, Llm
 
-# nvidia-smi reports this much more of a card than CUDA, of which vLLM takes its share: 81559 MiB and
-# 79.19 GiB on H100, 284208 MiB and 277.0 GiB on GB300.
+# nvidia-smi, and so the catalog, reports this much more memory than CUDA, of which vLLM takes its share:
+# 81559 MiB against 79.19 GiB on H100, 284208 MiB against 277.0 GiB on GB300.
 HIDDEN_BYTES = 0.5 * 2**30
-# Non-torch memory of one GPU, and what a group of GPUs adds: over NVLink 5 buffers of NCCL and FlashInfer's
-# all-reduces. Medians of what benchmarks/kv_capacity.yaml leaves after all else.
+# Non-torch memory of one GPU. A group of GPUs adds GROUP_BYTES by link: over NVLink 5 the buffers of NCCL and
+# of FlashInfer's all-reduces. All are medians of what the logs of benchmarks/kv_capacity.yaml leave after all
+# other terms.
 NON_TORCH_BYTES = 0.4 * 2**30
-# Releases before 0.14 had more: 1.8 GiB, and twice that in a group of GPUs.
-FIRST_WITH_LITTLE = (0, 14)
+# Releases before 0.14 had more non-torch memory: 1.8 GiB, and twice that in a group of GPUs.
+FIRST_WITH_SMALL_NON_TORCH = (0, 14)
 OLD_NON_TORCH_BYTES = 1.8 * 2**30
 GROUP_BYTES = {"NVLink 5": 3.0 * 2**30}
 OTHER_GROUP_BYTES = 0.5 * 2**30
 # A layer's share of the captured CUDA graphs, by what the layer is.
 GRAPH_BYTES = {"dense": 15e6, "experts": 29e6, "latent": 46e6, "compressed": 72e6}
-# The first release that keeps the graphs free before it sizes the cache, and that samples without sorting.
+# From this release on the graphs are kept free before the cache is sized, and sampling does not sort.
 FIRST_WITH_GRAPHS = (0, 21)
 # Bytes per row and word in the sampler; releases before that one sort the logits.
 SAMPLER_BYTES = 2.0 + 4.0 + 4.0 + 4.0
@@ -159,6 +160,7 @@ def stage_memory(
             f"LLM {llm.name}: data parallelism is {dp}, must be 1 without routed experts: its ranks would "
             "share nothing, take several workers"
         )
+    # Values per token that are alive in the layers, as the module's docstring counts them.
     width = (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / (tp if dp == 1 else 1)
     if llm.experts > 1:
         width += llm.experts_per_token * llm.hidden
@@ -216,7 +218,7 @@ def _whole_bytes(llm: Llm) -> float:
 
 def _reserve_bytes(gpu: Gpu, gpus: int, utilization: float, version: tuple[int, ...]) -> float:
     """What CUDA hides of the card, non-torch memory, and the buffers of a group of GPUs."""
-    if version < FIRST_WITH_LITTLE:
+    if version < FIRST_WITH_SMALL_NON_TORCH:
         return HIDDEN_BYTES * utilization + OLD_NON_TORCH_BYTES * (2 if gpus > 1 else 1)
     group_bytes = GROUP_BYTES.get(gpu.link, OTHER_GROUP_BYTES) if gpus > 1 else 0.0
     return HIDDEN_BYTES * utilization + NON_TORCH_BYTES + group_bytes

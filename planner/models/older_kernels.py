@@ -1,7 +1,7 @@
-"""What vLLM adds to the kernels of the tables, which are of version 0.24: older versions, and launches.
+"""What vLLM takes beyond the kernel tables (profiles of version 0.24): on older versions, and for launches.
 
-Up to 0.18 a layer of experts in fp8 by blocks took longer by the same time at every batch, on H100, H200 and
-B200 alike: launches and quantisation that later versions fuse. So it is seconds per layer, and no factor.
+Up to 0.18 a layer of experts in fp8 by blocks took longer by the same time at every batch size, on H100, H200
+and B200 alike: launches and quantisation that later versions fuse. So it is seconds per layer, not a factor.
 
     t = g + l layers          l by the version of the engine, layers those with routed experts
 
@@ -14,12 +14,13 @@ longer than the kernels of short prompts do:
 
     t >= k layers             in steps of more than 512 tokens, k by the version, all layers of the LLM
 
-k is 1.45 ms from 0.16 to 0.18: MiniMax-M2.5 alone says 1.6 and Kimi-K2.5 in nvfp4 alone 1.45, both of 0.17.
-Before it is 0.65 ms: Llama-3.1-70B on 0.10 alone says 0.8 to 1.0, and with more than 0.65 ML.ENERGY's ITLs
-on 0.11 would be too long. Chosen by whether TTFTs lie inside the spread: 92 to 98 %, before 43 to 82 %.
+k is 1.45 ms from 0.16 to 0.18. Fitted alone, MiniMax-M2.5 gives 1.6 ms and Kimi-K2.5 in nvfp4 1.45 ms, both
+on 0.17. Before 0.16 k is 0.65 ms. Llama-3.1-70B on 0.10 alone gives 0.8 to 1.0 ms, but with more than 0.65
+the inter-token latencies of ML.ENERGY on 0.11 would be too long. With these values 92 to 98 % of TTFTs lie
+inside the spread, without the launches 43 to 82 %.
 
-On H100 and H200 experts in fp8 by blocks wait for the same 1.45 ms, which was not fitted there: MiniMax-M2.5
-on 8 H200 takes 105 ms for 1024 tokens, its kernels 48. Llama and gpt-oss take less than that would be.
+On H100 and H200 the same 1.45 ms counts for LLMs with experts in fp8 by blocks, without a fit there:
+MiniMax-M2.5 on 8 H200 takes 105 ms for 1024 tokens, its kernels 48. Llama and gpt-oss do not show it there.
 
 Sparse latent attention (DeepSeek-V3.2, GLM-5) is launched outside graphs on every version and GPU:
 
@@ -40,35 +41,37 @@ from planner.models.llm import Llm
 from planner.models.roofline import experts_layers, index_layers
 
 BLOCK_FORMAT = "fp8-block"
-# The first version that no longer takes so long, and what versions before it take per layer.
-UNTIL_VERSION = (((0, 14), 150e-6), ((0, 18), 45e-6), ((0, 19), 15e-6))
-# Seconds per layer that steps beyond the captured graphs took there before a version.
+# (first version without it, seconds per layer that versions before it take longer).
+LAYER_S_BEFORE = (((0, 14), 150e-6), ((0, 18), 45e-6), ((0, 19), 15e-6))
 BLACKWELL = ("b200-180g", "b300-288g", "gb200-186g", "gb300-279g")
-LAUNCHES_UNTIL_VERSION = (((0, 16), 0.65e-3), ((0, 19), 1.45e-3))
-# From here on experts in fp8 by blocks no longer have them: a nightly after 0.18 (April 2026) has none
-# for MiniMax-M2.5 in fp8 on B300, and all of them for the same LLM in nvfp4 on B200.
-BLOCK_LAUNCHES_UNTIL = (0, 18, 2)
-BLOCK_LAUNCHES_FROM = (0, 16)  # On other GPUs; before, nothing is seen of them there.
+# (first version without it, k of versions before it), on the GPUs of BLACKWELL.
+LAUNCHES_S_BEFORE = (((0, 16), 0.65e-3), ((0, 19), 1.45e-3))
+# LLMs with experts in fp8 by blocks have no such launches from this version on: a nightly after 0.18 (April
+# 2026) has none for MiniMax-M2.5 in fp8 on B300, and all of them for the same LLM in nvfp4 on B200.
+BLOCK_LAUNCHES_GONE = (0, 18, 2)
+BLOCK_LAUNCHES_SEEN = (0, 16)  # On GPUs other than BLACKWELL they were seen from this version on.
 SPARSE_LAUNCHES_S = 1.5e-3
 
 
 def longer_layer_s(llm: Llm, engine: Engine | None) -> float:
-    """Seconds that a layer of experts takes longer on the version of this engine than in the tables."""
+    """Seconds that a layer of experts takes longer on the version of this engine than in the kernel
+    tables.
+    """
     if not _has_block_experts(llm) or (version := _vllm_version(engine)) is None:
         return 0.0
-    return next((layer_s for first, layer_s in UNTIL_VERSION if version < first), 0.0)
+    return next((layer_s for first, layer_s in LAYER_S_BEFORE if version < first), 0.0)
 
 
 def least_large_step_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
-    """Seconds that launches take in steps larger than the captured graphs on the version of this engine; 0
-    where nothing is known of them.
+    """Seconds that launches take in steps larger than the captured graphs (k layers above); 0 for versions
+    and GPUs where none were seen.
     """
     has_blocks = _has_block_experts(llm)
-    if (version := _vllm_version(engine)) is None or (has_blocks and version >= BLOCK_LAUNCHES_UNTIL):
+    if (version := _vllm_version(engine)) is None or (has_blocks and version >= BLOCK_LAUNCHES_GONE):
         return 0.0
-    if gpu.base not in BLACKWELL and not (has_blocks and version >= BLOCK_LAUNCHES_FROM):
+    if gpu.base not in BLACKWELL and not (has_blocks and version >= BLOCK_LAUNCHES_SEEN):
         return 0.0
-    return llm.layers * next((least_s for first, least_s in LAUNCHES_UNTIL_VERSION if version < first), 0.0)
+    return llm.layers * next((least_s for first, least_s in LAUNCHES_S_BEFORE if version < first), 0.0)
 
 
 def _has_block_experts(llm: Llm) -> bool:
@@ -81,7 +84,9 @@ def sparse_launches_s(llm: Llm, engine: Engine | None) -> float:
 
 
 def on_version(latency: StepLatency, llm: Llm, gpu: Gpu, engine: Engine | None) -> StepLatency:
-    """Step times of kernels or of a roofline as the version of this engine takes them."""
+    """Step times of kernels or of a roofline, corrected for the version of this engine. Measured steps
+    (other kinds) are returned as they are.
+    """
     if engine is None or latency.kind not in ("kernels", "roofline"):
         return latency
     if layer_s := longer_layer_s(llm, engine):

@@ -57,13 +57,13 @@ def all_reduce_s(
 
 
 def mixed_kv_s(llm: Llm, gpu: Gpu, tp: int) -> float:
-    """Seconds per KV token of decodes in steps with prefills, where attention serves both in one launch and
-    so reads keys and values once per query head; 0 where attention does not. Layers with a window are left
-    out: they read little.
+    """Seconds per KV token that decodes read in steps with prefills (m of `latency.py`), where one launch of
+    the attention kernel serves both and so reads keys and values once per query head; 0 for GPUs without such
+    a rate. Layers with a window are left out, because they read little.
     """
     if gpu.mixed_kv_bytes_per_s is None:
         return 0.0
-    read_bytes = 2 * llm.kv_dtype_bytes * llm.layers * llm.heads / tp * llm.head_dim
+    read_bytes = 2 * llm.kv_dtype_bytes * llm.layers * llm.heads / tp * llm.head_dim  # of layers all alike
     if llm.groups:
         values = sum(
             group.count * group.attention.heads * (group.attention.head_dim + group.attention.value_dim)
@@ -86,7 +86,8 @@ def tp_s(
 ) -> Array:
     """Seconds of the all-reduces in a step of `tokens` tokens: two per layer.
 
-    Times measured on such GPUs are preferred to the link's rate, of which `link_frac` is reached.
+    Where the GPU's row has times measured with this `tp`, they count; else the link at `link_frac` of its
+    rate.
     """
     payload_bytes = np.asarray(tokens, dtype=float) * llm.hidden * ACTIVATION_BYTES
     if measured := next((each for each in gpu.all_reduce if each.gpus == tp), None):

@@ -38,8 +38,8 @@ BASIS = (
 LOWEST_CAP_FRAC = 0.5
 PREFILL_SLOWDOWN_AT_LOWEST = 1.3
 
-
-_Four = tuple[float, float, float, float]
+_CurveShares = tuple[float, float, float, float]
+"""floor, m, c and top of the formula above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Power:
     basis: str = BASIS
     prefill_mape_frac: float | None = None
     decode_mape_frac: float | None = None
-    measured: Mapping[str, _Four] = field(default_factory=dict)
+    measured: Mapping[str, _CurveShares] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shares = (self.floor_frac, self.memory_frac, self.compute_frac, self.other_idle_frac)
@@ -114,11 +114,12 @@ def step_utilisations(
     """Utilisation of compute and of memory bandwidth, as the module defines them, in a step of N tokens whose
     decodes attend to K tokens.
     """
-    seconds = np.maximum(np.asarray(step_s, dtype=float) * gpus, 1e-12)
-    kv_bytes = np.asarray(kv_tokens) * llm.kv_bytes_per_token * max(1.0, gpus / llm.kv_heads)
+    gpu_seconds = np.maximum(np.asarray(step_s, dtype=float) * gpus, 1e-12)  # no division by 0
+    kv_copies = max(1.0, gpus / llm.kv_heads)  # More GPUs than KV heads each read a copy.
+    kv_bytes = np.asarray(kv_tokens) * llm.kv_bytes_per_token * kv_copies
     flops = 2 * llm.active_parameters * np.asarray(tokens, dtype=float)
     read_bytes = active_weight_bytes(llm, tokens) + kv_bytes
-    return flops / seconds / gpu.dense_flops_per_s, read_bytes / seconds / gpu.bandwidth_bytes_per_s
+    return flops / gpu_seconds / gpu.dense_flops_per_s, read_bytes / gpu_seconds / gpu.bandwidth_bytes_per_s
 
 
 @cache
@@ -130,7 +131,7 @@ def shipped_power() -> Power:
         floor, memory, compute, top, other_idle, prefill, decode = (float(document[key]) for key in _FIELDS)
         idle = {str(name): float(row["frac"]) for name, row in document["idle"].items()}
         measured = {
-            str(name): cast(_Four, tuple(float(row[key]) for key in _FIELDS[:4]))
+            str(name): cast(_CurveShares, tuple(float(row[key]) for key in _FIELDS[:4]))
             for name, row in document["measured"].items()
         }
     except (KeyError, TypeError, ValueError) as error:
@@ -167,7 +168,7 @@ def cap_slowdowns(cap_frac: float) -> tuple[float, float]:
 def cap_gpu(gpu: Gpu, power_w: float) -> Gpu:
     """`gpu` under a power limit of this many Watts, as a catalog row "gpu@350W" would have it."""
     prefill, decode = cap_slowdowns(power_w / gpu.board_w)
-    if power_w == gpu.board_w:
+    if power_w == gpu.board_w:  # A cap at the board's own limit is none.
         return replace(
             gpu, name=gpu.base, power_w=power_w, uncapped_w=None, prefill_slowdown=1.0, decode_slowdown=1.0
         )

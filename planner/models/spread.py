@@ -16,7 +16,7 @@ from planner.errors import InputError
 # The share of all cases that lie between `low` and `high`.
 WITHIN_FRAC = 0.9
 INTERVAL_SIGMAS = NormalDist().inv_cdf((1 + WITHIN_FRAC) / 2)
-MOST_FACTOR = 10.0
+MOST_FACTOR = 10.0  # A catalog with a factor beyond this, or below its inverse, is refused as a mistake.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeSpread:
-    """The factors on prefills and decodes; `is_own` marks those of this engine's own runs."""
+    """The factors on prefills and decodes; `is_own`: they come from runs of this very engine and hardware."""
 
     prefill: Factor
     decode: Factor

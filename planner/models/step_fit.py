@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from planner.errors import ExtrapolationError, InputError
 from planner.models.latency import Array, StepLatency
 
+# Corners of f, tokens of a step.
 KNOTS_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 # Decodes of at most this many sequences count as a small batch.
 SMALL_BATCH = 8
@@ -160,7 +161,7 @@ def equal_shares(X: Array) -> Array:
 
     A grid of measurements has few decode steps, while an engine runs little else.
     """
-    kind = np.where(X[:, 4] == 0, 0, np.where(X[:, 2] == 0, 1, 2))
+    kind = np.where(X[:, 4] == 0, 0, np.where(X[:, 2] == 0, 1, 2))  # decode, prefill, mixed
     rows = np.bincount(kind, minlength=3)
     return np.asarray(1 / np.sqrt(rows[kind]))
 
