@@ -280,3 +280,16 @@ def test_a_search_started_from_the_best_fleet_ends_there() -> None:
     found = search(problem)
     again = search(problem, (problem.oracle.fleet(found.best),))
     assert again.value == found.value == pytest.approx(objective(again.best))
+
+
+def test_what_a_limit_must_be_raised_to_is_searched_with_fleets_of_any_settings() -> None:
+    """A node of each kind stands the loss of a node: 4.4 kW, where two nodes of one kind take 7 kW."""
+    asked = {
+        "slo": {"ttft": {"p90": "2 s"}, "tbt": {"p99": "80 ms"}},
+        "spare": "1 node",
+        "fleet": {"gpus": ["h100-80g", "a100-80g"], "max_num_batched_tokens": 2048},
+    }
+    trace = traffic(requests=60, rate_rps=1.0)
+    with pytest.raises(InfeasibleError, match="Raise power from 2500 to 4400 W"):
+        plan(question(limits={"power": "2.5 kW"}, **asked), trace, CATALOG)
+    assert plan(question(limits={"power": "4.4 kW"}, **asked), trace, CATALOG).fleet.power_w <= 4400

@@ -247,7 +247,7 @@ def _relaxations(problem: Problem) -> list[tuple[Change, ...]]:
         wanted: Objective = limit.of if limit.of in ("power", "cost") else "gpus"
         wider = replace(problem, limits=limits, task=replace(problem.task, objective=wanted))
         level0 = search_level0(wider)
-        best = search_mixed_fleets(wider, level0, refines=False).best
+        best = search_mixed_fleets(wider, level0).best
         if best is None:
             continue
         ways.append(_exceeded(problem.limits, best))
