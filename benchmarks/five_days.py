@@ -133,7 +133,7 @@ def main() -> None:
         first, *others = options.queue.split(",")
         question = {**slo, "policies": {"queue": [first, *others]}}
         stands = {**fleet, "policies": {"queue": first}}
-        result = day(question, read(options.traces), standing=stands, terms=terms, time_limit_s=300.0)
+        result = day(question, read(options.traces), standing=stands, terms=terms, time_limit_s=900.0)
         assert isinstance(result, DayResult)
         print(f"{name}: {result.headline()}", *result.sentences()[:4], sep="\n")
         for each in result.answer.fleets:

@@ -41,9 +41,9 @@ STEP_FRAC = (
 )  # Of the frontier, at the finest. Wider where a day has many windows that need many workers.
 EXACT_FRAC = 1 / 150  # Cuts of the master's answers are as exact as this.
 SLICE_WORK = 1000  # A slice takes about so long beside its requests as so many requests.
-# Requests simulated, and SLICE_WORK a slice: 20 s or less on an idle core. Days of few windows get less.
-MOST_WORK = 25_000_000
-MOST_SLICES_PER_WINDOW = 400
+# Requests simulated, and SLICE_WORK a slice: 30 s or less on an idle core. Days of few windows get less.
+MOST_WORK = 50_000_000
+MOST_SLICES_PER_WINDOW = 500
 FRONTIER_SHARE = 0.5  # The share of it that the frontier may take.
 SLICES_OF_FRONTIER = 3.5  # Per point of its grid, as counted on the five days.
 GAP_FRAC = 0.003  # The master is solved to this share of its optimum; its bound is what counts.
