@@ -130,6 +130,17 @@ class FilesOrCommands(TyperGroup):
                 ctx.fail(f"{args[0]!r} is no command; did you mean: plan {meant}")
         return super().resolve_command(ctx, args)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer does; the options that look alike (--gpus for --qps) are seldom those that are meant."""
+        own = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        for arg in args:
+            if arg in self.commands:
+                break
+            name = arg.split("=")[0]
+            if name.startswith("--") and name not in own and (meant := OTHER_OPTIONS.get(name[2:].lower())):
+                ctx.fail(f"No such option: {name}; did you mean: {meant}")
+        return list(super().parse_args(ctx, args))
+
 
 # What newcomers call what other commands, or options, do.
 OTHER_WORDS = {
@@ -139,6 +150,26 @@ OTHER_WORDS = {
     **{"explain": "--slo slo.yaml --explain", "cost": "what-if", "deploy": "manifests", "diff": "compare"},
     **{"autoscale": "day", "headroom": "sensitivity", "capacity": "goodput", "benchmark": "validate"},
     **{"gpus": "catalog gpus", "llms": "catalog llms", "models": "catalog llms", "prices": "catalog prices"},
+}
+# What newcomers call options, and limits without their percentile.
+OTHER_OPTIONS = {
+    **dict.fromkeys(("qps", "rps", "request-rate"), "--rate 5, in requests/s"),
+    **dict.fromkeys(
+        ("isl", "input-tokens", "input-len", "prompt"), "--input 1500, the mean tokens of prompts"
+    ),
+    **dict.fromkeys(("osl", "output-tokens", "output-len"), "--output 300, the mean tokens of answers"),
+    **dict.fromkeys(("model", "model-id"), "--llm"),
+    **dict.fromkeys(("gpu", "hardware", "gpu-type"), "--gpus h100,l40s, or h100:16 for sixteen"),
+    **dict.fromkeys(
+        ("users", "concurrency"), "--agents for agents at work at once; else --rate in requests/s"
+    ),
+    **dict.fromkeys(("budget", "max-cost"), "limits: {cost: 20 usd/h} in slo.yaml"),
+    **dict.fromkeys(("power", "max-power"), "limits: {power: 60 kW} in slo.yaml"),
+    **dict.fromkeys(("slo-file", "config"), "--slo slo.yaml"),
+    **{f"ttft{at}": "--ttft-p95 800ms" for at in ("", "-p50", "-ms")},
+    **{f"itl{at}": "--tbt-p99 200ms, or --tpot-p95 50ms" for at in ("", "-p95", "-p99")},
+    **{f"tpot{at}": "--tpot-p95 50ms" for at in ("", "-p50", "-ms")},
+    **{f"{name}{at}": "--e2e-p95 20s" for name in ("latency", "e2e") for at in ("", "-p50")},
 }
 OPTION_OF_SUFFIX = {".yaml": "--slo", ".yml": "--slo", ".csv": "--trace", ".jsonl": "--trace"}
 

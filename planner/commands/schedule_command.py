@@ -87,7 +87,7 @@ def schedule(
     4: the gap was not closed in time.
     """
     from planner.api.scheduling import read_market, schedule
-    from planner.documents.planned_market import PART, is_planned
+    from planner.documents.planned_market import schedule_caveat
     from planner.files.checked_files import check_output_directory, check_output_file
     from planner.reports.schedule_page import NAMES
 
@@ -106,7 +106,7 @@ def schedule(
     with Progress() as progress:
         sold = read_market(market, slo=slo, catalog=catalog)
         traces = {llm: read_requests(path, drop_invalid=drop_invalid) for llm, path in paths.items()}
-        mind = [PART] if is_planned(market) else []
+        mind = [caveat] if (caveat := schedule_caveat(market)) else []
         warnings = mind + [line for read in traces.values() for line in read.warnings]
         answer = schedule(
             sold,

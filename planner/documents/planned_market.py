@@ -44,9 +44,18 @@ def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None)
         raise InputError(f"{file}: is no plan as `plan -o` writes it ({error})") from None
 
 
-def is_planned(path: Path) -> bool:
-    """Whether that is a plan for one LLM, or its folder."""
-    return _is_plan(_read_plan_file(path)[1])
+def schedule_caveat(path: Path) -> str:
+    """What a schedule of a plan's fleet does not count, with what the plan pays for idle GPUs; empty for
+    what is no plan.
+    """
+    plan = _read_plan_file(path)[1]
+    if not _is_plan(plan):
+        return ""
+    bill = plan.get("bill", {})
+    idle, by_gpu = bill.get("idle_gpus", 0), bill.get("by_gpu_usd_per_h", 0.0)
+    if not idle:
+        return PART
+    return f"{PART}, for which the plan pays {bill['usd_per_h'] - by_gpu:.2f} USD/h more ({idle} idle GPUs)"
 
 
 def _read_plan_file(path: Path) -> tuple[Path, Document]:

@@ -13,7 +13,7 @@
       clients: {count: 100, skew: 1.2, cv: 2, lengths: 10 %}
       sessions: {turns: 4, think_time: 30 s, most_tokens: 32000}
       prefixes: {shared: 800, count: 20, skew: 1}
-      tenants: 3
+      tenants: 3                     # or {chat: {rate: 4, task: chat}, batch: {rate: 1, input: 6000, ...}}
       agents: 500                    # at once, in place of rate; or {count: 500, turns: 9, tool: {mean: 5 s}}
 
 planner/traffic/described.py and planner/traffic/agents.py draw the requests, and define what each key means.
@@ -69,6 +69,10 @@ HOUR_S = 3600.0
 MOST_INTERVALS = 100_000
 # There may be at most this many clients, prefixes or tenants.
 MOST_COUNT = 100_000
+# What each tenant may say of its requests, where tenants differ in kind.
+TENANT_KEYS = ("rate", "task", "input", "output", "joint", "burstiness", "clients")
+# Without `duration`, what is drawn has at least this many requests of each such tenant, within USUAL_MOST_S.
+USUAL_TENANT_REQUESTS = 500
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 
@@ -127,6 +131,8 @@ def parse_description(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descrip
             raise InputError(
                 f"{traffic.path_of(key)}: is for a trace, and this traffic is described; drop {key}"
             )
+    if isinstance(traffic.get("tenants"), Mapping):
+        return _parse_tenants(traffic, tasks)
     task = _task(traffic, tasks)
     given = traffic.values
     section = Section({**(task.values if task else {}), **given}, traffic.where)
@@ -174,6 +180,47 @@ def parse_description(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descrip
     except InputError as error:
         raise InputError(with_place(error, traffic.where)) from None
     return description
+
+
+def _parse_tenants(traffic: Section, tasks: Mapping[str, TaskRow]) -> Description:
+    """Tenants whose requests differ in kind: `tenants: {chat: {rate: 4, task: chat}, batch: {...}}`."""
+    for key in ("rate", "task", "drift", *SHAPE_KEYS):
+        if key in traffic and key != "tenants":
+            raise InputError(
+                f"{traffic.path_of(key)}: stands beside tenants that are described one by one; write it with "
+                f"each tenant, or drop it (each may have {', '.join(TENANT_KEYS)})"
+            )
+    where = traffic.path_of("tenants")
+    by_name = check_mapping(traffic.get("tenants"), where, "{chat: {rate: 4, task: chat}}")
+    sections = {
+        str(name): Section.from_document(value, f"{where}: {name}", TENANT_KEYS)
+        for name, value in by_name.items()
+    }
+    if len(sections) < 2:
+        raise InputError(f"{where}: expected two tenants or more, found {list(sections)}; describe one alone")
+    rates_rps = [each.positive("rate", "rps") for each in sections.values()]
+    total_rps = sum(rates_rps)
+    if "duration" in traffic:
+        duration_s = traffic.positive("duration", "s")
+    else:
+        usual_s = max(USUAL_REQUESTS / total_rps, USUAL_TENANT_REQUESTS / min(rates_rps), USUAL_LEAST_S)
+        duration_s = math.ceil(min(usual_s, USUAL_MOST_S))
+    by_tenant = []
+    for name, section in sections.items():
+        whole = Section({**section.values, "duration": f"{duration_s} s"}, section.where)
+        description = parse_description(whole, tasks)
+        assert description is not None, "a duration describes traffic"
+        by_tenant.append((name, description))
+    busiest = by_tenant[max(range(len(rates_rps)), key=rates_rps.__getitem__)][1]
+    return Description(
+        rate_rps=(total_rps,),
+        duration_s=duration_s,
+        input=busiest.input,
+        output=busiest.output,
+        growth=_parse_growth(traffic),
+        by_tenant=tuple(by_tenant),
+        basis=tuple(f"{name}: {line}" for name, each in by_tenant for line in each.basis),
+    )
 
 
 def _task(traffic: Section, tasks: Mapping[str, TaskRow]) -> TaskRow | None:
@@ -452,6 +499,12 @@ def _parse_prefixes(traffic: Section) -> Prefixes | None:
 
 def description_document(description: Description) -> dict[str, Any]:
     """The section `traffic` that `parse_description` reads as this description. Its rates include growth."""
+    if description.by_tenant:
+        factor, tenants = description.growth, {}
+        for name, each in description.by_tenant:
+            own = description_document(each.at_rate(each.mean_rps * factor))
+            tenants[name] = {key: value for key, value in own.items() if key in TENANT_KEYS}
+        return {"duration": _show_duration(description.duration_s), "tenants": tenants}
     curve = [_without_point(rate * description.growth) for rate in description.rate_rps]
     rate: Any = {"curve": curve, "every": _show_duration(description.every_s)} if len(curve) > 1 else curve[0]
     load: dict[str, Any] = {"rate": rate}

@@ -262,8 +262,13 @@ def router_text(under: facts.UnderRouter) -> str:
 
 
 def decided_text(under: facts.UnderRouter) -> str:
-    """The figures that decide: "ttft p90 6.36 s, limit 5 s", ", 1 of 4 scenarios" where some were asked."""
+    """The figures that decide: "ttft p90 6.36 s, limit 5 s", ", 1 of 4 scenarios" where some were asked.
+
+    Where scenarios alone decide against the fleet, a figure within its limit would say nothing.
+    """
     kept_in = under.kept_in
+    if kept_in is not None and under.outcome.holds and not under.passes:
+        return f"as written kept, but the test not passed: {kept_in.kept} of {kept_in.futures} scenarios"
     scenarios = "" if kept_in is None else f", {kept_in.kept} of {kept_in.futures} scenarios"
     return _written_text(under) + scenarios
 
@@ -955,7 +960,7 @@ def _(fact: facts.CheaperMiss) -> str:
     less = f"of fleets with one worker type per pool that cost {over}less"
     misses = f"misses the SLO as written or in more than {fact.may_miss} of {fact.scenarios} scenarios"
     if fact.is_exact and not fact.cheaper:
-        return f"{less} none has the workers that the work takes"
+        return f"{less} none is left: each misses the SLO as written or has too few workers for the work"
     if fact.is_exact:
         return f"{less} every one {misses}, exactly: all {fact.cheaper:,} were simulated"
     of = f"{fact.simulated:,}" if fact.cheaper is None else f"{fact.simulated:,} of {fact.cheaper:,}"

@@ -223,9 +223,13 @@ def _amount_walk(task: PlanQuestion, name: str, key: str, of: Callable[[Fleet], 
 
 
 def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
-    requested_rate_rps = (
-        study.traffic_request(task).requests.rate_rps if task.rate_rps is None else task.rate_rps
-    )
+    # A description's own rate is the one that is asked for: what is drawn from it comes a little off.
+    if task.rate_rps is not None:
+        requested_rate_rps = task.rate_rps
+    elif task.described is not None:
+        requested_rate_rps = task.described.mean_rps
+    else:
+        requested_rate_rps = study.traffic_request(task).requests.rate_rps
 
     def at(rate_rps: float) -> PlanQuestion:
         return replace(task, rate_rps=rate_rps)

@@ -99,6 +99,10 @@ class Description:
     the shortest first) and of outputs. `drift` has, for inputs and for outputs, by how many standard
     deviations of their normal scores lengths of an interval of the curve are longer than all. `fano` are rows
     (window [s], variance / mean of counts). `name` opens notes, `basis` is what was taken for granted.
+
+    `by_tenant` has tenants whose requests differ in kind, each by name with a description of its own. Each is
+    drawn by itself, `growth` times as often as it says; `rate_rps` is then the sum of theirs, and of all else
+    here `duration_s` alone counts.
     """
 
     rate_rps: tuple[float, ...]
@@ -117,6 +121,8 @@ class Description:
     prefixes: Prefixes | None = None
     agents: Agents | None = None  # In place of arrivals at a rate; `input` is then what a turn adds.
     tenants: int = 1
+    by_tenant: tuple[tuple[str, Description], ...] = ()
+    most_tokens: int = 0  # Of a prompt and its answer, which are cut to it; 0: no limit.
     name: str = "described traffic"
     basis: tuple[str, ...] = ()
 
@@ -162,12 +168,24 @@ class Description:
 
 
 def fit_context(description: Description, most_tokens: int) -> Description:
-    """The same with agents that compact their contexts before an LLM's longest."""
-    agents = description.agents
-    if agents is None or agents.most_tokens <= most_tokens:
-        return description
-    basis = (*description.basis, f"agents compact contexts of more than {most_tokens} tokens, the LLM's most")
-    return replace(description, agents=replace(agents, most_tokens=most_tokens), basis=basis)
+    """The same for an LLM that accepts so many tokens: agents compact their contexts before that, sessions
+    end, and other requests are cut. The tail of a distribution of which a mean is known is our assumption.
+    """
+    sessions, agents, basis = description.sessions, description.agents, description.basis
+    if sessions is not None and sessions.most_tokens > most_tokens:
+        sessions = replace(sessions, most_tokens=most_tokens)
+    if agents is not None and agents.most_tokens > most_tokens:
+        agents = replace(agents, most_tokens=most_tokens)
+        basis = (*basis, f"agents compact contexts of more than {most_tokens} tokens, the LLM's most")
+    by_tenant = tuple((name, fit_context(each, most_tokens)) for name, each in description.by_tenant)
+    return replace(
+        description,
+        sessions=sessions,
+        agents=agents,
+        by_tenant=by_tenant,
+        most_tokens=most_tokens,
+        basis=basis,
+    )
 
 
 def check_description(description: Description) -> None:
@@ -204,6 +222,37 @@ def draw_requests(description: Description, *, seed: int) -> Trace:
     check_description(description)
     if description.agents is not None:
         return _draw_agents(description, description.agents, seed)
+    return _draw_tenants(description, seed) if description.by_tenant else _draw_clients(description, seed)
+
+
+def _draw_tenants(description: Description, seed: int) -> Trace:
+    """The requests of tenants that differ in kind, in order of arrival."""
+    seeds = np.random.SeedSequence([seed, 21]).generate_state(len(description.by_tenant)).tolist()
+    drawn = [
+        _draw_clients(each.at_rate(each.mean_rps * description.growth), own)
+        for (_, each), own in zip(description.by_tenant, seeds, strict=True)
+    ]
+    arrival_s = np.concatenate([part.arrival_s for part in drawn])
+    order = np.argsort(arrival_s, kind="stable")
+    return Trace(
+        name=description.name,
+        arrival_s=arrival_s[order],
+        input_tokens=np.concatenate([part.input_tokens for part in drawn])[order],
+        output_tokens=np.concatenate([part.output_tokens for part in drawn])[order],
+        tenant=np.repeat(np.arange(len(drawn)), [len(part) for part in drawn])[order],
+        tenants=tuple(name for name, _ in description.by_tenant),
+        notes=(f"drawn from a description, seed {seed}", *description.basis),
+        warnings=tuple(
+            f"{name}: {line}"
+            for (name, _), part in zip(description.by_tenant, drawn, strict=True)
+            for line in part.warnings
+        ),
+        drawn_from=description,
+    )
+
+
+def _draw_clients(description: Description, seed: int) -> Trace:
+    """The requests of clients, or of their sessions."""
     rng = np.random.default_rng([seed, 20])
     at_s, client = _arrivals(description, rng)
     inside = at_s >= 0
@@ -217,7 +266,9 @@ def draw_requests(description: Description, *, seed: int) -> Trace:
     added, outputs = _lengths(description, shares, client, at_s, rng)
     prefix = _prefixes(description.prefixes, session, rng)
     shared = 0 if description.prefixes is None else description.prefixes.tokens
-    inputs = added
+    inputs, warnings = added, tuple[str, ...]()
+    if description.sessions is None and description.most_tokens:
+        inputs, outputs, warnings = _cut_to_fit(inputs, outputs, description.most_tokens)
     if description.sessions is not None:
         inputs = _context_tokens(added, outputs, session, turn) + shared
         fits = inputs + outputs <= description.sessions.most_tokens
@@ -243,9 +294,25 @@ def draw_requests(description: Description, *, seed: int) -> Trace:
         after=_edges_of_turns(session, turn, keep),
         think_s=think_s[keep],
         notes=(f"drawn from a description, seed {seed}", *description.basis),
+        warnings=warnings,
         drawn_from=description,
     )
     return drawn
+
+
+def _cut_to_fit(
+    inputs: IntArray, outputs: IntArray, most_tokens: int
+) -> tuple[IntArray, IntArray, tuple[str, ...]]:
+    """Prompts and answers of at most `most_tokens` together, the prompts cut first, and a warning of it."""
+    cut = int((inputs + outputs > most_tokens).sum())
+    if not cut:
+        return inputs, outputs, ()
+    outputs = np.minimum(outputs, most_tokens - 1)
+    warning = (
+        f"{cut} of {len(inputs)} requests were drawn with more than the {most_tokens} tokens that the LLM "
+        "accepts, and are cut to that; traffic: input: {mean: .., p95: .., max: ..} describes the longest"
+    )
+    return np.minimum(inputs, most_tokens - outputs), outputs, (warning,)
 
 
 def _draw_agents(description: Description, agents: Agents, seed: int) -> Trace:

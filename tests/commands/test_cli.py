@@ -136,6 +136,15 @@ def test_the_command_line_alone_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [("--qps", "--rate"), ("--isl=900", "--input"), ("--model", "--llm"), ("--budget", "limits: {cost")],
+)
+def test_options_of_other_tools_are_answered_by_ours(option: str, meant: str) -> None:
+    outcome = script("plan", "--llm", "qwen3-8b", option, "5")
+    assert outcome.code == 2 and f"did you mean: {meant}" in outcome.err
+
+
 def test_the_sample_is_planned_into_one_folder(planned: Planned) -> None:
     assert planned.said.code == 0, planned.said.err
     assert {path.name for path in planned.folder.iterdir()} == WRITTEN

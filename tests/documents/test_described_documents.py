@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from plans import CATALOG
 
@@ -13,7 +14,7 @@ from planner.documents.traffic_description import description_document, parse_de
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml, yaml_value
 from planner.files.document_values import Section
-from planner.traffic.described import Description
+from planner.traffic.described import Description, draw_requests, fit_context
 from planner.traffic.lengths import LengthHistogram, Lognormal, Percentiles
 
 PLAIN: dict[str, Any] = {"rate": 30, "input": 1500, "output": 300}
@@ -29,6 +30,13 @@ FULL: dict[str, Any] = {
     "prefixes": {"shared": 800, "count": 20, "skew": 1},
     "tenants": 3,
 }
+TENANTS: dict[str, Any] = {
+    "duration": "1000 s",
+    "tenants": {
+        "chat": {"rate": 4, "task": "chat"},
+        "batch": {"rate": 1, "input": 6000, "output": {"fixed": 800}},
+    },
+}
 
 
 def read(document: dict[str, Any]) -> Description:
@@ -42,6 +50,49 @@ def test_a_description_reads_as_it_was_written(document: dict[str, Any]) -> None
     first = read(document)
     text = to_yaml({"traffic": description_document(first)})
     assert read(yaml_value(text)["traffic"]) == replace(first, basis=())
+
+
+def test_tenants_of_two_kinds_are_drawn_each_by_its_own_description() -> None:
+    """4 and 1 requests/s for 1,000 s, three times as many at three times the rate; written and read again
+    they draw the same.
+    """
+    found = read(TENANTS)
+    again = read(yaml_value(to_yaml(description_document(found))))
+    trace, same = draw_requests(found, seed=1), draw_requests(again, seed=1)
+    assert np.array_equal(trace.input_tokens, same.input_tokens) and trace.tenants == ("chat", "batch")
+    chat, batch = (trace.tenant == k for k in (0, 1))
+    assert (chat.sum(), batch.sum()) == pytest.approx((4000, 1000), rel=0.1)
+    assert trace.input_tokens[chat].mean() == pytest.approx(1155, rel=0.1)
+    assert trace.input_tokens[batch].mean() == pytest.approx(6000, rel=0.1)
+    assert set(trace.output_tokens[batch]) == {800}
+    assert len(draw_requests(found.at_rate(15), seed=1)) == pytest.approx(15_000, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        ({"rate": 5}, "rate: stands beside tenants that are described one by one"),
+        ({"sessions": {"turns": 3, "think_time": "9 s"}}, "sessions: stands beside tenants"),
+        ({"tenants": {"chat": {"rate": 4, "task": "chat"}}}, "expected two tenants or more"),
+        (
+            {"tenants": {"a": {"rate": 4}, "b": {"rate": 1, "input": 9, "output": 9}}},
+            "tenants: a: input: is missing",
+        ),
+        ({"tenants": {"a": {"task": "chat"}, "b": {"task": "chat"}}}, "tenants: a: rate is missing"),
+    ],
+)
+def test_tenants_that_say_too_much_or_too_little_are_refused(changes: dict[str, Any], needed: str) -> None:
+    with pytest.raises(InputError, match=needed):
+        read({**TENANTS, **changes})
+
+
+def test_what_is_longer_than_the_llm_accepts_is_cut_and_said() -> None:
+    """Lognormal prompts of 6,000 on average: 0.35 % are longer than 40,960 - 800 tokens, z = 2.70."""
+    fitted = fit_context(read({"rate": 20, "duration": "1000 s", "input": 6000, "output": 800}), 40_960)
+    trace = draw_requests(fitted, seed=0)
+    total = trace.input_tokens + trace.output_tokens
+    assert total.max() == 40_960 and 0.002 < (total == 40_960).mean() < 0.006
+    assert "are cut to that" in trace.warnings[0]
 
 
 def test_a_mean_alone_has_a_spread_that_is_said() -> None:
@@ -96,7 +147,7 @@ def test_buckets_of_prometheus_are_read() -> None:
 def test_a_question_takes_it_in_place_of_a_rate() -> None:
     document = {"llm": "llama-3.1-70b", "slo": {"ttft": {"p90": "2 s"}}, "traffic": PLAIN}
     task = parse_task(document, CATALOG)
-    assert task.rate_rps is None and task.described == read(PLAIN)
+    assert task.rate_rps is None and task.described == fit_context(read(PLAIN), 131_072)
     assert parse_task({**document, "traffic": {"rate": 20}}, CATALOG).described is None
 
 

@@ -45,6 +45,7 @@ from planner.documents.schemas.values import (
     whole,
 )
 from planner.documents.slo import CLASS_NAME, MATCH_KEYS, OF_REQUESTS
+from planner.documents.traffic_description import TENANT_KEYS
 from planner.files.document_values import MOST
 from planner.models.engine import NAMES as ENGINES
 from planner.models.lora import MODULES
@@ -246,9 +247,13 @@ def traffic_section(catalog: Catalog) -> Schema:
             ),
             "Tokens at the beginning that prompts share.",
         ),
-        "tenants": doc(whole(), "How many tenants the clients belong to."),
         "agents": doc(any_of(whole(most=MOST_AGENTS), agents()), "How many agents work at once."),
     }
+    each = section({key: schemas[key] for key in TENANT_KEYS} | {"rate": quantity("rps")}, required=("rate",))
+    schemas["tenants"] = doc(
+        any_of(whole(), by_name(each) | {"minProperties": 2}),
+        "How many tenants the clients belong to; or what each sends: {chat: {rate: 4, task: chat}, ...}.",
+    )
     return section(schemas, task.TRAFFIC_KEYS)
 
 

@@ -33,6 +33,8 @@ from planner.units import show_s
 
 # --max-num-batched-tokens of the worker to which a relative SLO refers.
 REFERENCE_BATCHED_TOKENS = 8192
+# Of described requests at most this share may be cut to the LLM's longest; then the description is of others.
+MOST_CUT_FRAC = 0.01
 MORE_STAGES = (2, 4)  # Pipeline stages that are tried where the LLM fits on no worker of one stage.
 
 
@@ -52,6 +54,18 @@ class OutOfReachError(InfeasibleError):
             kind="latency",
             constraint=limit.name,
             relaxation=f"{limit.name} > {least_s:.6g} s, how much more is unknown",
+        )
+
+
+def _check_cut(requests: Trace, llm: Llm) -> None:
+    """Raise InputError where too many described requests were cut to what the LLM accepts."""
+    cut_frac = float((requests.input_tokens + requests.output_tokens >= llm.context_tokens).mean())
+    if cut_frac > MOST_CUT_FRAC:
+        raise InputError(
+            f"{requests.name}: {100 * cut_frac:.3g} % of its requests have more than the "
+            f"{llm.context_tokens} tokens (prompt + output) that {llm.name} accepts; describe shorter "
+            "ones, such as traffic: input: {mean: 1500, p95: 5000, max: 20000}, or choose an "
+            "LLM with a longer context"
         )
 
 
@@ -80,6 +94,8 @@ def build_problem(
             f"{trace.name}: its longest request has {longest} tokens (prompt + output), {llm.name} accepts "
             f"{llm.context_tokens}; drop such requests or choose an LLM with a longer context"
         )
+    if task.described is not None and task.described.agents is None:
+        _check_cut(requests, llm)
     gpus = task.priced_gpus(catalog)
     types, left_out = _workers(task, llm, gpus, catalog, longest)
     hits = _prefix_hits(task, requests)
