@@ -18,7 +18,9 @@ Reads these (the README beside the data says how they were measured):
     *.requests.jsonl, *.meta.json              every request of a run, by the engine's own clock;
                                                RUN--tpN--*.csv.gz: kernel profiles for `plan import`
     *inferencex*.jsonl                         closed loop, one line per run, medians and 99th percentiles
-    *llmd*.jsonl, *.runs.json                  counted as left out: routers, prefill/decode and sessions
+    *llmd*.jsonl                               open loop, fleets of llm-d's guides: ladders of rates, and
+                                               prefill and decode apart
+    *.runs.json                                counted as left out: sessions
     systems/silicon_sample.csv of the wheel    closed loop, means of TTFT and TPOT
 """
 
@@ -48,8 +50,9 @@ from planner.documents.fleet_file import fleet_of
 from planner.errors import InputError, PlannerError
 from planner.fleet import Fleet
 from planner.importers import Facts
+from planner.models.engine import DEPLOYED_VERSION
 from planner.models.latency import StepLatency
-from planner.models.memory import active_weight_bytes
+from planner.models.memory import Served, active_weight_bytes, worker_memory
 from planner.models.spread import INTERVAL_SIGMAS
 from planner.models.step_tables import StepTable
 from planner.simulator import Simulation, simulate
@@ -65,6 +68,7 @@ CONFIGS = Path(__file__).parent / "configs"  # LLMs that are in no catalog: shap
 GPUS = {  # as the sources call them
     "H100 SXM 80 GB": "h100-80g",
     "H100": "h100-80g",
+    "H200": "h200-141g",
     "B200": "b200-180g",
     "h100_sxm": "h100-80g",
     "h200_sxm": "h200-141g",
@@ -120,6 +124,17 @@ DRAFTS = {"zai-org/GLM-5-FP8": (1, 0.8)}
 # bmk_glm5_sbatch.sh beside it sends all runs of one length to one server, with more and more clients and the
 # prompts of one seed: vLLM's prefix cache knows those that the run before has sent.
 ONE_SERVER = ("zai-org/GLM-5-FP8",)
+# llm-d's guides (modelserver, benchmark-templates and router in guides of llm-d/llm-d, read on 2026-11-26).
+# A stock Kubernetes Service sends each connection to a worker drawn at random. llm-d's scorers send a prompt
+# to whoever has its beginning, one that nobody has to the worker that had to compute such a one longest ago,
+# and load weighs as much: cache-aware.
+LLMD_ROUTING: Mapping[str, Document] = {"rr": {"routing": "random"}, "aware": {"routing": "cache-aware"}}
+LLMD_WEIGHTS = {"openai/gpt-oss-120b": "mxfp4"}
+LLMD_MEMORY_FRAC = 0.95  # --gpu-memory-utilization of the optimized baseline
+LLMD_WARM_UP = (15.0, 50.0)  # requests/s and seconds of the stage before a ladder, which is not reported
+LLMD_SEEDS = 3  # ladders of which a prediction is the mean
+LLMD_GAP_S = 600.0  # Stages begin when the one before has ended; longer than any request takes.
+LLMD_SATURATED_S = 5.0  # From a mean TTFT of so much on requests queue for seconds: the stage is saturated.
 CLIENT_ROUNDS = 10  # requests per client where a load generator reports on all of them
 
 
@@ -214,14 +229,24 @@ class Engines:
     every: int = 1
 
     def fleet(
-        self, run: Run, engine: Document, *, weights: str = "", count: int = 1, cache: bool = False
+        self,
+        run: Run,
+        engine: Document,
+        *,
+        weights: str = "",
+        count: int = 1,
+        cache: bool = False,
+        policies: Document | None = None,
+        workers: Sequence[Document] = ({},),
     ) -> Fleet:
-        """`engine`: keys of the worker besides SERVER. Raises PlannerError for what is not modelled."""
+        """`engine`: keys of every worker besides SERVER, `workers`: what each pool has of its own. Raises
+        PlannerError for what is not modelled.
+        """
         worker = {"gpu": run.gpu, "tp": run.tp, "count": count, **SERVER, **engine}
         document: dict[str, Any] = {
             "llm": self._llm(run.llm, weights),
-            "workers": [worker],
-            "policies": {"prefix_cache": cache},
+            "workers": [{**worker, **each} for each in workers],
+            "policies": {"prefix_cache": cache, **(policies or {})},
         }
         if not self.modelled:
             document["engine"] = "none"
@@ -809,14 +834,142 @@ def _one_seed(earlier: int, n: int, inputs: int, outputs: int) -> Trace:
     )
 
 
+# --- llm-d's guides: open loop, several workers behind a router
+
+
+def llmd(path: Path, engines: Engines) -> Found:
+    """Of a ladder of rates mean and P90 of TTFT and tokens per second; with prefill and decode apart E2E.
+
+    inference-perf draws exponential intervals (those of a constant rate fill its stage exactly) and begins
+    every stage with the first of its prompts again, when the one before has ended. Tokens per second go to
+    the end of a stage's last request. TTFT of prefill and decode apart is not compared: the client saw
+    several tokens in its first chunk.
+    """
+    ladders: dict[tuple[str, str, str], list[Document]] = {}
+    for line in path.read_text().splitlines():
+        point = json.loads(line)
+        if "shared_prefix" in point:
+            ladders.setdefault((point["llm"], point["gpu"], point["routing"]), []).append(point)
+        else:
+            yield from _llmd_constant(point, engines)
+    for points in ladders.values():
+        yield from _llmd_ladder(points, engines)
+
+
+def _llmd_run(point: Document, campaign: str, tp: int) -> Run:
+    regime = "saturated" if point["ttft_s"]["mean"] > LLMD_SATURATED_S else ""
+    gpu, rate = str(GPUS.get(point["gpu"], point["gpu"])), f"{point['rate']:g}/s"
+    return Run("llm-d", campaign, rate, point["llm"], gpu, tp, "vLLM", regime)
+
+
+def _llmd_ladder(points: Sequence[Document], engines: Engines) -> Found:
+    count, tp = (int(each) for each in points[0]["workers"].split(" x TP"))
+    runs = [_llmd_run(point, f"{point['llm']}, {point['routing']}", tp) for point in points]
+    policies = LLMD_ROUTING[points[0]["routing"]]
+    try:
+        fleet = engines.fleet(runs[0], {}, count=count, cache=True, policies=policies)
+        use = worker_memory(
+            fleet.llm,
+            fleet.pools[0].type.gpu,
+            tp,
+            max_num_batched_tokens=SERVER["max_num_batched_tokens"],
+            max_num_seqs=SERVER["max_num_seqs"],
+            served=Served(DEPLOYED_VERSION, None, LLMD_MEMORY_FRAC),
+        )
+        kv_tokens = int(use.kv_bytes / use.kv_bytes_per_token)
+        engine = {"kv_tokens": kv_tokens}
+        fleet = engines.fleet(runs[0], engine, count=count, cache=True, policies=policies)
+    except PlannerError as error:
+        yield from (refused(each, error) for each in runs)
+        return
+    predicted: dict[tuple[int, str, str], list[float]] = {}
+    for seed in range(LLMD_SEEDS):
+        trace, stage_of = ladder(points, seed=seed)
+        simulation = simulate(fleet, trace)
+        for k in range(len(runs)):
+            of_it = stage_of == k + 1
+            arrivals_s, e2e_s = simulation.arrival_s[of_it], simulation.e2e_s[of_it]
+            tokens_per_s = trace.output_tokens[of_it].sum() / ((arrivals_s + e2e_s).max() - arrivals_s.min())
+            predicted.setdefault((k, "throughput", "mean"), []).append(float(tokens_per_s))
+            for name in ("mean", "p90"):
+                value = statistic(simulation.ttft_s[of_it], name)
+                predicted.setdefault((k, "ttft", name), []).append(value)
+    for (k, quantity, name), values in predicted.items():
+        point = points[k]
+        measured = point["output_tokens_per_s"] if quantity == "throughput" else point["ttft_s"][name]
+        yield Row(runs[k], engines.basis(fleet), quantity, name, float(np.mean(values)), float(measured))
+
+
+def ladder(points: Sequence[Document], *, seed: int = 0) -> tuple[Trace, Ints]:
+    """The requests of a ladder after its warm-up, and the stage of each: 0 is the warm-up."""
+    rng, data = np.random.default_rng(seed), points[0]["shared_prefix"]
+    stages = [LLMD_WARM_UP, *((point["rate"], point["duration_s"]) for point in points)]
+    counts = [int(rate * duration_s) for rate, duration_s in stages]
+    arrivals, start_s = [], 0.0
+    for (rate, _), n in zip(stages, counts, strict=True):
+        arrivals.append(start_s + np.cumsum(rng.exponential(1 / rate, n)))
+        start_s = float(arrivals[-1][-1]) + LLMD_GAP_S
+    members = int(data["prompts_per_group"])
+    prompts = rng.permutation(int(data["groups"]) * members)
+    prompt = np.concatenate([prompts[np.arange(n) % len(prompts)] for n in counts])
+    common = int(data["system_tokens"]) // BLOCK_TOKENS
+    own = int(data["system_tokens"] + data["question_tokens"]) // BLOCK_TOKENS - common
+    ids = np.concatenate(
+        (
+            (prompt // members)[:, None] * 1_000_000 + np.arange(common),
+            1_000_000_000 + prompt[:, None] * 1_000_000 + np.arange(own),
+        ),
+        axis=1,
+    )
+    n = len(prompt)
+    trace = Trace(
+        "llm-d",
+        np.concatenate(arrivals),
+        np.full(n, int(points[0]["input_tokens"])),
+        np.full(n, int(points[0]["output_tokens"])),
+        prefix_offsets=np.arange(n + 1) * (common + own),
+        prefix_ids=ids.ravel(),
+        prefix_block_tokens=BLOCK_TOKENS,
+    )
+    return trace, np.repeat(np.arange(len(counts)), counts)
+
+
+def _llmd_constant(point: Document, engines: Engines) -> Found:
+    """One rate, prompts with nothing in common: workers of one kind, or prefill and decode apart."""
+    pairs = bool(point["disaggregated"])
+    pools = [point["prefill"], point["decode"]] if pairs else [point["workers"]]
+    sizes = [tuple(int(each) for each in pool.split(" x TP")) for pool in pools]
+    workers: list[Document] = [{"count": count, "tp": tp} for count, tp in sizes]
+    if pairs:
+        workers = [{**row, "role": role} for row, role in zip(workers, ("prefill", "decode"), strict=True)]
+    policies = (
+        {"routing": "pending-tokens", "decode_routing": "least-outstanding"}
+        if pairs
+        else {"routing": "round-robin"}
+    )
+    run = _llmd_run(point, f"{point['llm']}, {'prefill and decode' if pairs else 'mixed'}", sizes[0][1])
+    try:
+        fleet = engines.fleet(run, {}, weights=LLMD_WEIGHTS[point["llm"]], policies=policies, workers=workers)
+    except PlannerError as error:
+        yield refused(run, error)
+        return
+    n = int(point["rate"] * point["duration_s"])
+    trace = Trace(
+        "llm-d",
+        np.sort(np.random.default_rng(0).uniform(0, point["duration_s"], n)),
+        np.full(n, int(point["input_tokens"])),
+        np.full(n, int(point["output_tokens"])),
+    )
+    simulation = simulate(fleet, trace)
+    for quantity, values in (("ttft", simulation.ttft_s), ("e2e", simulation.e2e_s)):
+        for name in QUANTILES:
+            if name in point[f"{quantity}_s"] and not (pairs and quantity == "ttft"):
+                measured = float(point[f"{quantity}_s"][name])
+                yield Row(run, engines.basis(fleet), quantity, name, statistic(values, name), measured)
+
+
 def unread(folder: Path) -> Iterator[LeftOut]:
     """Runs of known files that are not replayed here, so that their share is counted."""
-    for path in sorted(folder.rglob("*llmd*.jsonl")):
-        for line in path.read_text().splitlines():
-            point = json.loads(line)
-            gpu, llm = GPUS.get(point["gpu"], point["gpu"]), point["llm"]
-            run = Run("llm-d", point["run"], f"{point.get('rate')}/s", llm, gpu, 0, point.get("engine", ""))
-            yield LeftOut(run, "several workers behind a router, or prefill and decode apart")
     for path in sorted(folder.rglob("*.runs.json")):
         for each in json.loads(path.read_text()):
             run = Run(
@@ -1117,7 +1270,7 @@ def _cell(rows: Sequence[Row], quantity: str) -> str:
     return f"{' / '.join(shown)} ({100 * np.mean(measured[0]):+.0f})"
 
 
-SOURCES = ("inference-perf", "ml-energy", "llmservingsim", "inferencex", "silicon-sample")
+SOURCES = ("inference-perf", "ml-energy", "llmservingsim", "inferencex", "llm-d", "silicon-sample")
 
 
 def found(folder: Path, engines: Engines, only: str | None = None) -> Found:
@@ -1136,6 +1289,9 @@ def found(folder: Path, engines: Engines, only: str | None = None) -> Found:
     if only in (None, "inferencex"):
         for path in sorted(folder.rglob("*inferencex*.jsonl")):
             yield from inferencex(path, engines)
+    if only in (None, "llm-d"):
+        for path in sorted(folder.rglob("*llmd*.jsonl")):
+            yield from llmd(path, engines)
     if only is None:
         yield from unread(folder)
     if only in (None, "silicon-sample") and (wheel := _wheel()) is not None:

@@ -136,6 +136,7 @@ def _engine_rows(known: Catalog) -> list[dict[str, Any]]:
             "us per sequence": round(1e6 * row.host.sequence_s, 3),
             "ms per log2 TP": 1e3 * row.host.log2_tp_s,
             "front end ms": 1e3 * row.front_end_s,
+            "us per prompt token": round(1e6 * row.prompt_token_s, 3),
             "source": row.source,
         }
         for row in known.engines.values()

@@ -6,8 +6,9 @@
                                                 that arrives later is not in it; r has the form of h, and is
                                                 host time that runs beside no step
 
-g is the GPUs' seconds (`planner.models.latency`). A request reaches the engine `front_end_s` after it arrives
-(HTTP, tokenizer). One API server in front of the engine passes on at most `tokens_per_s` tokens, so
+g is the GPUs' seconds (`planner.models.latency`). A request reaches its worker `front_end_s` after it
+arrives. There an API server (one per data-parallel rank) makes tokens of one prompt after the other,
+`prompt_token_s` for each token of a prompt, cached or not. It passes on at most `tokens_per_s` tokens, so
 t >= D / tokens_per_s.
 """
 
@@ -63,10 +64,13 @@ class Engine:
     tokens_per_s: float = math.inf
     # False for engines that nobody has compared with the simulator, which models vLLM.
     is_checked: bool = True
+    prompt_token_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.front_end_s < math.inf:
             raise InputError(f"front_end is {self.front_end_s:g} s, must be a number >= 0")
+        if not 0 <= self.prompt_token_s < math.inf:
+            raise InputError(f"prompt_token is {self.prompt_token_s:g} s, must be a number >= 0")
         if not self.tokens_per_s > 0:
             raise InputError(f"tokens_per_s is {self.tokens_per_s:g}, must be > 0")
 

@@ -70,6 +70,7 @@ class LiveFleet:
         self.policies = _routing_alone(fleet.policies)
         self.state = _empty_state(replace(fleet, policies=self.policies, disturbances=(), pinned=()))
         self.state.policy[layout.LIVE] = 1.0
+        self.state.types["prompt_token_s"] = 0.0  # The workers' own API servers do that.
         self.roles = [pool.role for pool in fleet.pools for _ in range(pool.count)]
         self.types = [pool.type for pool in fleet.pools for _ in range(pool.count)]
         self.is_up = np.zeros(len(self.types), bool)

@@ -299,7 +299,7 @@ def compare_part(run: Measurement, part: ReplayPart, fleet: Fleet, slo: Slo) -> 
     served = run.served() if run.is_timed_by_engines else {}
     sent_trace, order = _simulated_trace(run, part, served)
     if served:
-        fleet = fleet.with_engines(lambda engine: replace(engine, front_end_s=0.0))
+        fleet = fleet.with_engines(lambda engine: replace(engine, front_end_s=0.0, prompt_token_s=0.0))
     simulation = simulate(fleet, sent_trace, limits=slo.limits, record=True)
     known = {sent.request: sent for sent in outcomes_of_part(run, part)}
     keep = np.array([request in known for request in order])

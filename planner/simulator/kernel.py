@@ -71,6 +71,7 @@ from planner.simulator.layout import (
     PAUSE,
     PREFILL,
     PREFILLED,
+    READING,
     READY,
     RELEASED,
     RESTING,
@@ -184,6 +185,19 @@ def _send(state, r, w, time_s, cause):
     assign(state, w, r, 1.0)
     load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
     give_number(state, w, r)
+    prompt_token_s = state.types[worker.type].prompt_token_s
+    if prompt_token_s > 0.0:
+        worker.read_s = max(worker.read_s, time_s) + prompt_token_s * request.input_tokens
+        request.epoch = worker.epoch
+        state.counters[READING] = put(state.requests, state.counters[READING], r, worker.read_s)
+    else:
+        _queue(state, r, w, time_s, cause)
+
+
+@kernel_jit
+def _queue(state, r, w, time_s, cause):
+    """Request r, whose prompt is tokens now, queues in the engine of worker w."""
+    request, worker = state.requests[r], state.workers[w]
     is_first = worker.first_waiting == NONE
     charge_running(state, w, time_s)
     kind = state.types[worker.type]
@@ -197,6 +211,18 @@ def _send(state, r, w, time_s, cause):
     overtakes = overtakes or passes_over(state) or may_be_passed(state)
     if is_first or worker.first_waiting == r or overtakes:
         wake(state, w, time_s, cause)
+
+
+@kernel_jit
+def _be_read(state, time_s):
+    """The API server of its worker has made tokens of the next prompt."""
+    r = state.counters[READING]
+    state.counters[READING] = without_root(state.requests, r)
+    request = state.requests[r]
+    if state.workers[request.prefill_worker].epoch == request.epoch:
+        _queue(state, r, request.prefill_worker, time_s, NONE)
+    else:
+        _lose(state, r)  # its worker went down meanwhile
 
 
 @kernel_jit
@@ -635,8 +661,15 @@ def _entry(sources):
             if freed != NONE and state.requests[freed].key + front_end_s < coming_s:
                 coming_s = state.requests[freed].key + front_end_s
                 r, is_caused = freed, coming_s == cause_s
+            reading = state.counters[READING]
+            is_read = reading != NONE and state.requests[reading].key <= coming_s
+            if is_read:
+                coming_s, is_caused = state.requests[reading].key, False
             is_arrival = coming_s < time_s or (coming_s == time_s < np.inf and not (starts and is_caused))
-            if is_arrival:
+            if is_arrival and is_read:
+                time_s = coming_s
+                _be_read(state, time_s)
+            elif is_arrival:
                 time_s = coming_s
                 if r == entered:
                     entered += 1

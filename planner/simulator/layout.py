@@ -75,6 +75,7 @@ TYPE = np.dtype(
         ("host_s", "f8", 2),  # of the engine's host, per step and per sequence in it
         ("rest_s", "f8", 2),  # ... that no asynchronous step hides
         ("token_s", "f8"),  # that its API server takes to pass a token on: no step is shorter than its tokens
+        ("prompt_token_s", "f8"),  # that its API server takes to make a token of a prompt's text
         # of speculative decoding: how likely i drafts or more are accepted, KV slots it keeps beyond the
         # tokens it checks, and what the draws begin with
         ("accepted", "f8", MOST_DRAFTS),
@@ -104,6 +105,7 @@ WORKER = np.dtype(
         ("formed_s", "f8"),
         ("late_blocks", "i8"),
         ("late_seats", "i8"),
+        ("read_s", "f8"),  # when its API server will have made tokens of all prompts sent to it
         ("asked_blocks", "i8"),  # of its KV, by the first of the hand-offs for which there was no room
         ("stage_free_s", "f8", MAX_PP),
         ("tried_steps", "i8"),  # lightllm: decode steps since new prompts were last tried
@@ -412,8 +414,9 @@ SIZE, TURN, ROUTING = np.int64(0), np.int64(3), np.int64(5)  # + FRONT or BACK; 
     HELD,  # root of the heap of requests that wait at the router for a worker to be free for them
     IN_DOUBT,  # how many more of the last requests must decode before LATEST_S for the backlog test
     PREFILLED,  # 1: every prompt arrives computed, on the first worker
-) = range(7, 24)
-COUNTERS = 24
+    READING,  # root of the heap of requests whose prompts API servers make tokens of, by when they are done
+) = range(7, 25)
+COUNTERS = 25
 
 # numbers of the policies: best-fit's gamma and theta and the limits it packs to; idle seconds before a flip;
 # seconds from a request's arrival until it reaches an engine; heavy-light's tokens, period, and when it last

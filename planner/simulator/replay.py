@@ -440,7 +440,9 @@ def _check_done(state: State) -> None:
     wait for ever, and a step whose time is NaN never ends; `results` has an error for that.
     """
     counters, n = state.counters, len(state.requests)
-    if counters[layout.DONE] == n or counters[layout.PENDING] > 0 or counters[layout.FREED] != layout.NONE:
+    if counters[layout.DONE] == n or counters[layout.PENDING] > 0:
+        return
+    if (counters[[layout.FREED, layout.READING]] != layout.NONE).any():
         return
     if counters[layout.ENTERED] < counters[layout.RELEASED] or (state.lanes["run_steps"] > 0).any():
         return
@@ -816,7 +818,7 @@ def _counters(policies: Policies, released: int) -> Ints:
     """The kernel's counters at time zero; `released` requests may arrive before others are done."""
     counters = np.zeros(layout.COUNTERS, dtype=np.int64)
     counters[layout.RELEASED] = released
-    counters[[layout.LIMBO, layout.LOST, layout.FREED, layout.HELD]] = layout.NONE
+    counters[[layout.LIMBO, layout.LOST, layout.FREED, layout.HELD, layout.READING]] = layout.NONE
     counters[layout.RANDOM_STATE] = 2 * policies.seed + 0x9E3779B97F4A7C1
     counters[layout.ROUTING + layout.FRONT] = ROUTING[policies.routing].code
     counters[layout.ROUTING + layout.BACK] = ROUTING[policies.decode_routing].code
@@ -913,6 +915,7 @@ def _fill_type(
         row[name] = value
     if (engine := worker_type.engine) is not None:
         row["overlaps"], row["token_s"] = engine.async_scheduling, 1 / engine.tokens_per_s
+        row["prompt_token_s"] = engine.prompt_token_s
         if worker_type.pp == 1:  # A pipeline has several steps in flight anyway.
             row["is_async"] = engine.async_scheduling
             row["kv_delay_steps"] = KV_DELAY_STEPS[engine.async_scheduling]

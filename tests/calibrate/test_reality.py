@@ -54,10 +54,10 @@ def why(found: reality.Found) -> list[str]:
 @pytest.mark.parametrize(
     ("source", "ran", "asked"),
     [
-        ("inference-perf", "vLLM 0.15.1", ("0.15.1", True, 7.2 * 1e-3)),
+        ("inference-perf", "vLLM 0.15.1", ("0.15.1", True, 3.7 * 1e-3)),
         ("ml-energy", "vLLM 0.11.1", ("0.11.1", False, 7.2 * 1e-3)),
         ("llmservingsim", "vLLM 0.19.0", ("0.19.0", True, 0.0)),
-        ("silicon-sample", "vLLM of an unstated version", ("0.33.0", True, 7.2 * 1e-3)),
+        ("silicon-sample", "vLLM of an unstated version", ("0.33.0", True, 3.7 * 1e-3)),
     ],
 )
 def test_the_engine_that_ran_is_modelled(
@@ -412,11 +412,25 @@ def test_the_share_left_out_comes_first_and_repeats_are_no_loss(
     assert first.startswith("Left out: 1 of 2 runs (50 %), and 1 lines that repeat one. Of the 1 replayed")
 
 
-def test_routers_and_sessions_are_counted_as_left_out(tmp_path: Path) -> None:
-    point = {"run": "ladder", "llm": LLM, "gpu": "H100", "engine": "vllm", "rate": 3}
-    (tmp_path / "llmd_a.jsonl").write_text(json.dumps(point) + "\n")
+def test_sessions_are_counted_as_left_out(tmp_path: Path) -> None:
+    point = {"run": "agents", "llm": LLM, "gpu": "H100", "engine": "vllm", "rate": 3}
     (tmp_path / "b.runs.json").write_text(json.dumps([point]))
-    assert [each.run.source for each in reality.unread(tmp_path)] == ["llm-d", "sessions"]
+    assert [each.run.source for each in reality.unread(tmp_path)] == ["sessions"]
+
+
+def test_a_ladder_begins_each_stage_with_the_same_prompts_when_the_one_before_has_ended() -> None:
+    """Stages of 2 requests after a warm-up of 750: prompts 0 and 1 again, of 3 blocks, 2 of a group's."""
+    shared = {"groups": 4, "prompts_per_group": 2, "system_tokens": 32, "question_tokens": 16}
+    point = {"rate": 2.0, "duration_s": 1, "shared_prefix": shared, "input_tokens": 50, "output_tokens": 5}
+    trace, stage_of = reality.ladder([point, point])
+    assert np.bincount(stage_of).tolist() == [750, 2, 2]
+    assert trace.prefix_ids is not None
+    blocks = trace.prefix_ids.reshape(-1, 3)
+    assert (blocks[:2] == blocks[750:752]).all() and (blocks[:2] == blocks[752:]).all()
+    starts_s = [trace.arrival_s[stage_of == k][0] for k in (1, 2)]
+    assert (
+        starts_s[1] - trace.arrival_s[751] > reality.LLMD_GAP_S / 2 and (np.diff(trace.arrival_s) > 0).all()
+    )
 
 
 def test_shares_inside_shorter_and_longer_than_the_spread_are_told(

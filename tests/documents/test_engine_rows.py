@@ -129,6 +129,7 @@ def test_a_fleet_with_an_engine_is_read_back_to_the_last_bit(catalog: Catalog, k
         ({"host": {"step": "3 s"}}, "engine: host: step: must be at most 1 s, found '3 s'"),
         ({"rest": {"sequence": "1 s"}}, "engine: rest: sequence: must be at most 0.01 s"),
         ({"front_end": "1 min"}, "engine: front_end: must be at most 10 s"),
+        ({"prompt_token": "5 ms"}, "engine: prompt_token: must be at most 0.001 s"),
         ({"host": {"step": 2}}, "engine: host: step: 2 has no unit"),
         ({"async": True}, "engine: .*async"),
         (3, "engine: expected keys and values, found 3"),

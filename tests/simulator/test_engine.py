@@ -68,6 +68,45 @@ def test_no_step_is_shorter_than_its_api_server_takes_for_the_tokens(engine: Eng
     assert simulate(fleet, make_trace([0] * 4, [4] * 4, [3] * 4)).e2e_s.tolist() == [6.0] * 4
 
 
+def test_an_api_server_makes_tokens_of_one_prompt_after_the_other() -> None:
+    """A second for each prompt of 4 tokens: they queue at 1, 2 and 3 s, for steps of a second. Two workers
+    have an API server each.
+    """
+    engine = replace(SYNC, prompt_token_s=0.25)
+    trace = make_trace([0] * 3, [4] * 3, [1] * 3)
+    assert simulate(with_engine(mixed(STEP), engine), trace).ttft_s.tolist() == [2.0, 3.0, 4.0]
+    pool = replace(mixed(STEP).pools[0], count=2)
+    two = with_engine(replace(mixed(STEP), pools=(pool,)), engine)
+    assert sorted(simulate(two, trace).ttft_s.tolist()) == [2.0, 2.0, 3.0]
+
+
+def test_a_worker_that_goes_down_loses_the_prompts_its_api_server_has() -> None:
+    """The only worker is down from 0.5 to 3 s: the prompt is read from 3 to 4 s and computed till 5."""
+    fleet = with_engine(mixed(STEP), replace(SYNC, prompt_token_s=0.25))
+    fleet = replace(fleet, disturbances=(Disturbance(0.5, "down", 0), Disturbance(3.0, "up", 0)))
+    assert simulate(fleet, make_trace([0], [4], [1])).ttft_s.tolist() == [5.0]
+
+
+@pytest.mark.parametrize("engine", [SYNC, ASYNC])
+@pytest.mark.parametrize("seed", range(3))
+def test_prompts_that_are_read_first_are_served_as_if_they_came_when_read(engine: Engine, seed: int) -> None:
+    """On one worker, where the order of arrival is that of the queue."""
+    rng = np.random.default_rng(seed)
+    arrivals_s, lengths = np.sort(rng.uniform(0, 20, 40)), rng.integers(1, 60, 40)
+    read_s, read = np.zeros(40), 0.0
+    for k in range(40):
+        read = max(read, arrivals_s[k]) + 0.01 * lengths[k]
+        read_s[k] = read
+    fleet, outputs = mixed(make_latency(d=0.001)), rng.integers(1, 9, 40).tolist()
+    found = simulate(
+        with_engine(fleet, replace(engine, prompt_token_s=0.01)),
+        make_trace(arrivals_s.tolist(), lengths.tolist(), outputs),
+    )
+    later = simulate(with_engine(fleet, engine), make_trace(read_s.tolist(), lengths.tolist(), outputs))
+    assert found.arrival_s + found.e2e_s == pytest.approx(later.arrival_s + later.e2e_s, abs=1e-9)
+    assert found.arrival_s + found.ttft_s == pytest.approx(later.arrival_s + later.ttft_s, abs=1e-9)
+
+
 def test_steps_that_were_measured_have_their_host_already() -> None:
     engine = replace(SYNC, host=HostTime(0.25, 0.125), front_end_s=0.5)
     fleet = with_engine(mixed(make_latency(h=0.25)), engine)

@@ -436,6 +436,7 @@ def engine_section() -> Schema:
         "host": host,
         "rest": host,
         "front_end": quantity("s", positive=False),
+        "prompt_token": quantity("s", positive=False),
         "tokens_per_s": number(above=0),
         "basis": TEXT,
         "nearest": FLAG,
