@@ -92,7 +92,7 @@ def test_a_fleet_that_stands_a_loss_for_less_is_production(monkeypatch: pytest.M
     lossy = add_workers(made.best, 1)
     missing = Answered("with-a-loss", (), None, None, None)
     monkeypatch.setattr(
-        "planner.search.production.three_answers._answer_with_a_loss", lambda *_: (missing, lossy)
+        "planner.search.production.three_answers._answer_with_a_loss", lambda *_: (missing, lossy, lossy)
     )
     dear = replace(made, best=tuple((option, 10 * count) for option, count in made.best))
     said = with_answers(problem, paper, dear)
@@ -114,7 +114,7 @@ def test_a_fleet_that_stands_a_loss_at_the_same_price_is_production(monkeypatch:
     for lossy, best in ((two, two), (dear, one)):
         monkeypatch.setattr(
             "planner.search.production.three_answers._answer_with_a_loss",
-            lambda *_, lossy=lossy: (missing, lossy),
+            lambda *_, lossy=lossy: (missing, lossy, lossy),
         )
         assert with_answers(problem, paper, made).best == best
 

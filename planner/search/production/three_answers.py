@@ -338,8 +338,9 @@ def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Pro
     """
     answer, lossy_fleet = None, None
     if not problem.oracle.has_losses and not problem.out_of_time():
-        answer, lossy_fleet = _answer_with_a_loss(trial, paper)
-        trial = _prefer_lossy_fleet(trial, lossy_fleet)
+        answer, lossy_fleet, first_found = _answer_with_a_loss(trial, paper)
+        # The first that the search finds has more to spare than production, even where it fails its test.
+        trial = _prefer_lossy_fleet(trial, first_found)
     best, kept_in = trial.best, trial.kept_in
     paper_kept_in = _kept_in_of_paper_fleet(problem, paper, trial)
     answer_on_paper = (
@@ -507,8 +508,11 @@ def _fewest_missed(most: int, oracle: Oracle, counts: Counts, count: int) -> int
     return min(most, oracle.missed_count(counts, count))
 
 
-def _answer_with_a_loss(production: FleetTrial, paper: FleetSearch) -> tuple[Answered, Counts | None]:
-    """The answer "with a loss", and its fleet.
+def _answer_with_a_loss(
+    production: FleetTrial, paper: FleetSearch
+) -> tuple[Answered, Counts | None, Counts | None]:
+    """The answer "with a loss", its fleet, and the first fleet that the search found, which may have failed
+    its test.
 
     The cheapest fleet found is tested as production is, in scenarios that no search has seen, each after the
     loss of any one worker. If it fails, these scenarios join the search. Production with one more worker of
@@ -520,13 +524,14 @@ def _answer_with_a_loss(production: FleetTrial, paper: FleetSearch) -> tuple[Ans
     """
     scenario_problem = production.searched_problem
     more = one_more(scenario_problem, production.best)
+    missing = Answered("with-a-loss", (), None, None, None)
     test = production.test.after_a_loss()
     if scenario_problem.oracle.downscale > 1:
         if not scenario_problem.allows(more):
-            return Answered("with-a-loss", (), None, None, None), None
+            return missing, None, None
         kept_in = test.count_kept(more, test.side_scenarios)
-        return _answer_without_headroom(production.problem, "with-a-loss", more, kept_in), more
-    scenarios = scenario_problem.oracle.scenarios
+        return _answer_without_headroom(production.problem, "with-a-loss", more, kept_in), more, more
+    scenarios, first_found = scenario_problem.oracle.scenarios, None
     for attempt in range(MOST_LOSS_TESTS + 1):
         may_miss = test.safety.most_missed(len(scenarios))
         hard = with_scenarios(scenario_problem, scenarios[: may_miss + LOSS_SCENARIOS], may_miss)
@@ -538,12 +543,13 @@ def _answer_with_a_loss(production: FleetTrial, paper: FleetSearch) -> tuple[Ans
             found = more
         if found is None:
             break
+        first_found = first_found or found
         kept_in, missed, kept = test.decide_and_split(found)
         if found is more or is_test_passed(kept_in, test.safety) or scenario_problem.out_of_time():
-            return _answer_with_headroom(lossy, "with-a-loss", found, kept_in), found
+            return _answer_with_headroom(lossy, "with-a-loss", found, kept_in), found, first_found
         scenarios = (*missed, *scenarios, *kept)
         test = replace(test, first=test.first + kept_in.futures)
-    return Answered("with-a-loss", (), None, None, None), None
+    return missing, None, first_found
 
 
 def _find_lossy_fleet(
