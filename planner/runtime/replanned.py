@@ -1,9 +1,11 @@
-"""What the plan would be with the corrected fits: does its fleet still keep the SLO, and the fewest workers.
+"""Plans again with the step times that a validation corrected: does the fleet still keep the SLO, and which
+is the smallest fleet that does.
 
-Both are simulated on the whole traffic that was given, with its sessions, prefixes and tenants, and on the
-whole fleet where a slice of it was validated. The fewest are found by the plan's own fits in the same way, so
-that nothing but the fits lies between the two. Counts of the plan's own pools alone are tried; other GPUs and
-settings are for `plan --catalog DIR/catalog`, which holds the corrected fits.
+Both questions are also answered with the plan's own step times, in the same way, so that the two results
+differ by the step times alone. Simulated are the whole trace, with its sessions, prefixes and tenants, and
+the whole fleet, even if only a slice of it was validated. Only the numbers of workers in the plan's pools
+change. To plan with other GPUs and settings, use `plan --catalog DIR/catalog`, which holds the corrected step
+times.
 """
 
 from __future__ import annotations
@@ -18,14 +20,13 @@ from planner.simulator import judge
 from planner.simulator.replay import RequestRecords, simulate_if_kept
 from planner.traffic.trace import Trace, judged_span_s
 
-MOST_TIMES = 16  # The search ends at so many times the plan's workers.
+MOST_TIMES = 16  # The search ends without a fleet at 16 times the plan's workers.
 
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """The plan's fleet, simulated with the plan's own step times and with those corrected by a run: whether
-    it keeps the SLO, and the fewest workers of its pools that keep it. These are None where MOST_TIMES as
-    many do not.
+    """Results with the plan's own step times (`before`) and with the corrected ones (`after`): whether the
+    plan's fleet keeps the SLO, and the smallest fleet that does, None if MOST_TIMES as many workers do not.
     """
 
     kept_before: bool
@@ -35,18 +36,22 @@ class Replanned:
 
     @property
     def is_exact(self) -> bool:
-        """Whether no fleet of these workers is cheaper. With several pools only each pool alone was made
-        smaller, so other mixes may be cheaper.
+        """Whether no smaller fleet holds. This is known for a single pool only: of several, each was made
+        smaller by itself, so another mix may be cheaper.
         """
         smallest = self.fewest_after or self.fewest_before
         return smallest is not None and len(smallest.running_pools) == 1
 
 
 def replan(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned | None:
-    """`before` and `after` are the plan's fleet with either fits; None without an SLO."""
+    """Compare the plan's fleet with its own step times (`before`) and with corrected ones (`after`); None
+    without an SLO.
+    """
     if not slo.limits:
         return None
-    requests, before, after = RequestRecords(trace), _multiply_workers(before, 1), _multiply_workers(after, 1)
+    requests = RequestRecords(trace)
+    # Called for its other effect: the copies have no empty pools and no disturbances.
+    before, after = _multiply_workers(before, 1), _multiply_workers(after, 1)
 
     @cache
     def holds(fleet: Fleet) -> bool:
@@ -61,9 +66,9 @@ def replan(before: Fleet, after: Fleet, trace: Trace, slo: Slo) -> Replanned | N
 
 
 def find_fewest_workers(fleet: Fleet, holds: Callable[[Fleet], bool]) -> Fleet | None:
-    """All pools grow alike until the fleet holds; then each, the dearest first, shrinks while it does.
+    """Double all pools until the fleet holds; then make each pool as small as possible, the dearest first.
 
-    More workers are taken never to hurt, as everywhere in a plan.
+    The bisection assumes that more workers never hurt, as all searches of a plan do.
     """
     times = 1
     while not holds(grown := _multiply_workers(fleet, times)):
@@ -72,18 +77,19 @@ def find_fewest_workers(fleet: Fleet, holds: Callable[[Fleet], bool]) -> Fleet |
             return None
     dearest = sorted(grown.running_pools, key=lambda pool: pool.type.price_usd_per_h, reverse=True)
     for name in [pool.name for pool in dearest]:
-        most = next(pool.count for pool in grown.pools if pool.name == name)
-        fails = 0
-        while most - fails > 1:
-            middle = (most + fails) // 2
+        good = next(pool.count for pool in grown.pools if pool.name == name)
+        bad = 0
+        while good - bad > 1:
+            middle = (good + bad) // 2
             if holds(fewer := _with_count(grown, name, middle)):
-                grown, most = fewer, middle
+                grown, good = fewer, middle
             else:
-                fails = middle
+                bad = middle
     return grown
 
 
 def _multiply_workers(fleet: Fleet, times: int) -> Fleet:
+    """The fleet's running pools with `times` the workers, and without disturbances, which name workers."""
     pools = tuple(replace(pool, count=times * pool.count) for pool in fleet.running_pools)
     return replace(fleet, pools=pools, disturbances=())
 

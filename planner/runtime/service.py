@@ -1,4 +1,4 @@
-"""The router as a service: its log, and its end once nothing is in flight."""
+"""Runs the router as a service: a limited log, and an orderly end when SIGTERM comes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from socket import socket
 from planner.runtime.connection_limits import listening
 from planner.runtime.router import LiveRouter
 
-LINES_PER_S = 20
+LINES_PER_S = 20  # Of the router's own log; enough to see a fault, too few to fill a disk in a day.
 LOG_BYTES = 64 * 2**20  # Limit of an engine's log, and of its step log.
 
 
 async def serve_until_drained(
     router: LiveRouter, sockets: Sequence[socket], workers: str, *, drain_s: float, say: Callable[[str], None]
 ) -> None:
-    """Serve on `sockets` until SIGTERM came and what was in flight has ended, at most `drain_s` later.
+    """Serve on `sockets` until SIGTERM comes and all requests in flight have ended, at most `drain_s` later.
 
-    While it drains, /health answers 503 and new requests are refused with Retry-After. A second signal ends
-    it at once.
+    While the router drains, /health answers 503 and new requests are refused with Retry-After. A second
+    SIGTERM ends the router at once.
     """
     stop_requested, task, loop = asyncio.Event(), asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
@@ -46,20 +46,20 @@ async def serve_until_drained(
 
 
 def log_to_stderr() -> None:
-    """Warnings of router and workers, a line each with its time, and not more than a disk can bear."""
+    """Write warnings of router and workers to stderr with their times, at most LINES_PER_S lines a second."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    handler.addFilter(Sparing(LINES_PER_S))
+    handler.addFilter(LineLimit(LINES_PER_S))
     logging.getLogger().addHandler(handler)
 
 
-class Sparing(logging.Filter):
-    """Lets so many lines through in a second; the next one says how many were left out."""
+class LineLimit(logging.Filter):
+    """Drops lines beyond `lines_per_s` in a second; the next line that passes says how many were dropped."""
 
     def __init__(self, lines_per_s: int) -> None:
         super().__init__()
         self.lines_per_s = lines_per_s
-        self.second, self.lines, self.left_out = 0, 0, 0
+        self.second, self.lines, self.left_out = 0, 0, 0  # `lines` counts those of the present `second`.
 
     def filter(self, record: logging.LogRecord) -> bool:
         if (second := int(record.created)) != self.second:

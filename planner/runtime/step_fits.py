@@ -1,4 +1,4 @@
-"""What the engines' steps say of the fits: their errors, and the fits corrected by them."""
+"""Compares the step times that engines logged with the plan's fits, and corrects the fits by them."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ from planner.models.step_tables import COLUMNS, StepTable
 from planner.runtime.measured_against_simulated import Measurement
 
 Floats = npt.NDArray[np.float64]
-LEAST_STEPS = 20  # A pool needs so many steps to calibrate its fit.
+LEAST_STEPS = 20  # A fit is corrected by no fewer steps.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """Measured steps of one pool: `X`, `y` as in a step table, and the fit's errors on them."""
+    """The measured steps of one pool (a table of models/step_tables.py), and the fit's errors on them."""
 
     pool: str
     table: StepTable
     predicted_s: Floats
     errors: Mapping[str, float]  # Kind of step -> mean relative error.
-    bias_frac: float  # Predicted over measured seconds of all steps together, less one.
+    bias_frac: float  # Predicted over measured seconds, each summed over all steps, less 1.
 
 
 def compare_steps(run: Measurement, fleet: Fleet, *, on_wall: bool = False) -> list[Steps]:
-    """Per pool, every step its engines logged while the traffic ran, against its fit; on the engines' own
-    clocks where they keep one, unless `on_wall`."""
+    """Compare every step that the engines of a pool logged while the traffic ran with the pool's fit. Steps
+    are timed by the engine's own clock, which stands still while other processes have its core, if the log
+    has one; with `on_wall` never.
+    """
     pool_steps = []
     parts = run.journal.parts
     for pool in fleet.running_pools:
         logs = [run.logs[name] for name in pool.worker_names if name in run.logs]
         frames = []
-        for log in logs if parts else ():
+        for log in logs if parts else ():  # Without parts no traffic was sent.
             start_s = parts[0].start_s
             if log.has_own_clock and not on_wall:
                 log, start_s = log.on_its_own_clock(start_s)
@@ -60,9 +62,11 @@ def compare_steps(run: Measurement, fleet: Fleet, *, on_wall: bool = False) -> l
 
 @dataclass(frozen=True, slots=True)
 class FitCorrection:
-    """A pool's fit, corrected by its measured steps, each with the median of those that are alike.
-    `held_out`: mean relative error of such steps in the second half of the run, before and after a correction
-    by those of the first half alone."""
+    """A pool's fit, corrected by its measured steps (`_with_median_times`).
+
+    The `held_out` errors show whether a correction carries over: mean relative errors on the second half of
+    the run, without a correction and with one by the first half alone.
+    """
 
     pool: str
     calibrated: Calibrated
@@ -71,66 +75,73 @@ class FitCorrection:
 
 
 def correct_fits(measured_steps: Iterable[Steps], fleet: Fleet) -> list[FitCorrection]:
-    """A corrected fit for each pool with at least LEAST_STEPS steps."""
+    """A corrected fit for each pool with at least LEAST_STEPS steps in either half of the run."""
     types = {pool.name: pool.type for pool in fleet.running_pools}
     pool_corrections = []
-    for one in measured_steps:
-        frame = one.table.steps
+    for pool_steps in measured_steps:
+        frame = pool_steps.table.steps
         if len(frame) < 2 * LEAST_STEPS:
             continue
         is_late = (frame.start_s > frame.start_s.median()).to_numpy()
-        early, late = _typical(frame[~is_late]), _typical(frame[is_late])
-        kind = types[one.pool]
-        half = replace(kind, latency=calibrate(_with_host(kind), steps=[early]).latency, form=None)
-        before, after = (float(np.mean(np.abs(_predicted_s(t, late) / late.y - 1))) for t in (kind, half))
-        whole = calibrate(_with_host(kind), steps=[_typical(frame)])
-        pool_corrections.append(FitCorrection(one.pool, whole, before, after))
+        early, late = _with_median_times(frame[~is_late]), _with_median_times(frame[is_late])
+        worker = types[pool_steps.pool]
+        start = _with_host(worker)
+        by_early = replace(worker, latency=calibrate(start, steps=[early]).latency, form=None)
+        before, after = (
+            float(np.mean(np.abs(_predicted_s(each, late) / late.y - 1))) for each in (worker, by_early)
+        )
+        by_all = calibrate(start, steps=[_with_median_times(frame)])
+        pool_corrections.append(FitCorrection(pool_steps.pool, by_all, before, after))
     return pool_corrections
 
 
 def fits_by_machine(measured_steps: Iterable[Steps], fleet: Fleet) -> dict[tuple[str, int], StepLatency]:
-    """Corrected fits by (GPU, TP), each by the steps of all pools on these together; not with stages (PP)."""
+    """Corrected fits for a catalog, by (GPU, TP). Each is corrected by the steps of all pools with this GPU
+    and TP; pools with pipeline stages (PP) are left out, because a catalog's fit is of one stage.
+    """
     groups: dict[tuple[str, int], list[Steps]] = {}
     types = {pool.name: pool.type for pool in fleet.running_pools}
-    for one in measured_steps:
-        kind = types[one.pool]
-        if kind.pp == 1 and len(one.table.y) >= 2 * LEAST_STEPS:
-            groups.setdefault((kind.gpu.name, kind.tp), []).append(one)
-    return {
-        key: calibrate(
-            _with_host(types[group[0].pool]), steps=[_typical(one.table.steps) for one in group]
-        ).latency
-        for key, group in groups.items()
-    }
+    for pool_steps in measured_steps:
+        worker = types[pool_steps.pool]
+        if worker.pp == 1 and len(pool_steps.table.y) >= 2 * LEAST_STEPS:
+            groups.setdefault((worker.gpu.name, worker.tp), []).append(pool_steps)
+    fits = {}
+    for key, group in groups.items():
+        tables = [_with_median_times(pool_steps.table.steps) for pool_steps in group]
+        fits[key] = calibrate(_with_host(types[group[0].pool]), steps=tables).latency
+    return fits
 
 
-def _typical(frame: pd.DataFrame) -> StepTable:
-    """The steps with the median time of those that are alike: same prefills and decodes, tokens and context
-    within a factor of 1.4. A step that the machine interrupted says nothing about the engine.
+def _with_median_times(frame: pd.DataFrame) -> StepTable:
+    """The steps, each with the median time of similar steps: as many prefills and decodes, tokens and context
+    within a factor of 1.4 (half a power of 2). The median drops steps that the machine interrupted, which say
+    nothing about the engine.
     """
-    wide = ("prefill_tokens", "prefill_pairs", "kv_tokens")
-    alike = [frame[name] for name in ("n_prefill", "n_decode")]
-    alike += [np.round(2 * np.log2(1.0 + frame[name])) for name in wide]
-    return StepTable(frame.assign(t_s=frame.t_s.groupby(alike).transform("median"))[[*COLUMNS]])
+    similar = [frame[name] for name in ("n_prefill", "n_decode")]
+    for name in ("prefill_tokens", "prefill_pairs", "kv_tokens"):
+        similar.append(np.round(2 * np.log2(1.0 + frame[name])))
+    return StepTable(frame.assign(t_s=frame.t_s.groupby(similar).transform("median"))[[*COLUMNS]])
 
 
 def with_corrections(fleet: Fleet, fit_corrections: Iterable[FitCorrection]) -> Fleet:
-    """The fleet with those fits, in place of any other form of step times."""
-    return _with_fits(fleet, {one.pool: one.calibrated.latency for one in fit_corrections})
+    """The fleet with the corrected fits, which replace any other form of step times."""
+    return _with_fits(fleet, {each.pool: each.calibrated.latency for each in fit_corrections})
 
 
 def fleet_as_run(run: Measurement, fleet: Fleet) -> Fleet | None:
-    """The fleet with fits corrected by every step as the wall saw it, so that what else runs on the machine
-    is in them; None where engines keep no clock of their own: `correct_fits` then already
-    uses the wall's."""
+    """The fleet with fits corrected by the wall-clock time of every step, so that they contain what other
+    processes on the machine took. None if the engines have no clock of their own, because `correct_fits` then
+    uses the wall clock already.
+    """
     if not any(log.has_own_clock for log in run.logs.values()):
         return None
-    fits = {pool.name: _with_host(pool.type) for pool in fleet.running_pools}
-    seen = [one for one in compare_steps(run, fleet, on_wall=True) if len(one.table.y) >= LEAST_STEPS]
-    corrected_fits = {one.pool: calibrate(fits[one.pool], steps=[one.table]).latency for one in seen}
-    return _with_fits(
-        fleet, {pool: replace(fit, basis=fit.basis + ON_WALL) for pool, fit in corrected_fits.items()}
-    )
+    types = {pool.name: pool.type for pool in fleet.running_pools}
+    fits = {}
+    for pool_steps in compare_steps(run, fleet, on_wall=True):
+        if len(pool_steps.table.y) >= LEAST_STEPS:
+            fit = calibrate(_with_host(types[pool_steps.pool]), steps=[pool_steps.table]).latency
+            fits[pool_steps.pool] = replace(fit, basis=fit.basis + ON_WALL)
+    return _with_fits(fleet, fits)
 
 
 def counts_others(fleet: Fleet) -> bool:
@@ -148,24 +159,27 @@ def _with_fits(fleet: Fleet, fits: Mapping[str, StepLatency]) -> Fleet:
     return replace(fleet, pools=pools)
 
 
-def _predicted_s(kind: WorkerType, table: StepTable) -> Floats:
-    """Predicted step times: the simulator's if they are a formula, else those of the fit beside it."""
-    g_s = np.asarray(kind.latency.step_s(*table.X.T))
-    if isinstance(kind.form, CorrectedFormula):
-        g_s = kind.form.step_s(table.X)
-    (host_s, host_each_s), (rest_s, rest_each_s) = (part.per_step_s(kind.tp) for part in kind.host)
-    sequences = table.X[:, 2] + table.X[:, 4]
-    h_s = host_s + host_each_s * sequences
-    if kind.engine is None or not kind.engine.async_scheduling:
-        return g_s + h_s
-    return np.maximum(g_s, h_s) + rest_s + rest_each_s * sequences
+def _predicted_s(worker: WorkerType, table: StepTable) -> Floats:
+    """Predicted step times. If the simulator takes them from a table (`form`), the fit stands in for it."""
+    gpu_s = np.asarray(worker.latency.step_s(*table.X.T))
+    if isinstance(worker.form, CorrectedFormula):
+        gpu_s = worker.form.step_s(table.X)
+    (host_step_s, host_sequence_s), (rest_step_s, rest_sequence_s) = (
+        part.per_step_s(worker.tp) for part in worker.host
+    )
+    sequences = table.X[:, 2] + table.X[:, 4]  # Prefills and decodes, in the order of step_tables.COLUMNS.
+    host_s = host_step_s + host_sequence_s * sequences
+    if worker.engine is None or not worker.engine.async_scheduling:
+        return gpu_s + host_s
+    # Asynchronous scheduling does the host's work while the GPU computes, but for the rest.
+    return np.maximum(gpu_s, host_s) + rest_step_s + rest_sequence_s * sequences
 
 
-def _with_host(kind: WorkerType) -> StepLatency:
-    """The step times of a worker type with the host's part of every step, from which a correction by measured
-    steps starts: all of the host's time, or the rest that asynchronous scheduling does not hide.
+def _with_host(worker: WorkerType) -> StepLatency:
+    """The step times of a worker type, with the host's time in every step, from which a correction by
+    measured steps starts: all of the host's time, or the rest that asynchronous scheduling does not hide.
     """
-    is_async = kind.engine is not None and kind.engine.async_scheduling
-    step_s, sequence_s = kind.host[is_async].per_step_s(kind.tp)
-    fit = kind.latency
+    is_async = worker.engine is not None and worker.engine.async_scheduling
+    step_s, sequence_s = worker.host[is_async].per_step_s(worker.tp)
+    fit = worker.latency
     return replace(fit, h_s=fit.h_s + step_s, b_s=fit.b_s + sequence_s, e_s=fit.e_s + sequence_s)

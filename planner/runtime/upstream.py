@@ -1,4 +1,6 @@
-"""What a worker answers against what was asked of it: whole, of the right shape, and not longer."""
+"""Checks the answers of workers before the router passes them on: they must be complete, of the form of the
+OpenAI API, and no longer than the request allows.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,14 @@ from typing import Any
 
 import aiohttp
 
-# The longest line of a stream: one event with the log-probabilities of a long prompt.
-LINE_BYTES = 16 * 2**20
-REFUSAL_BYTES = 2**20  # The longest answer that says what is wrong with a request.
+LINE_BYTES = 16 * 2**20  # The limit of a line: an event with the log-probabilities of a long prompt fits.
+REFUSAL_BYTES = 2**20  # The limit of an answer that says what is wrong with a request.
 _READ_VALUE = json.JSONDecoder().raw_decode  # It takes half as long as json.loads for a short event.
-SPARE_TOKENS = 64  # Tokens beyond the request's limit: engines may count a stop or a role as one.
+SPARE_TOKENS = 64  # Tokens that may come beyond the request's limit, as engines may count a stop or a role.
 
 
 class WorkerError(Exception):
-    """A worker did not answer, or not what it was asked for."""
+    """A worker did not answer, or its answer is not valid."""
 
 
 class WorkerDiedError(WorkerError):
@@ -23,8 +24,8 @@ class WorkerDiedError(WorkerError):
 
 
 class WorkerRefusedError(WorkerError):
-    """The worker refuses such requests whatever they contain: its status asks for another key, path or
-    moment.
+    """The worker refuses requests whatever they contain: its HTTP status says that the key or the path is
+    wrong, or that it takes no requests now.
     """
 
     def __init__(self, message: str, status: int) -> None:
@@ -33,10 +34,11 @@ class WorkerRefusedError(WorkerError):
 
 
 class StreamCheck:
-    """The events of one stream. What `take` gives back is whole lines, each of them read.
+    """Checks one stream of server-sent events. `take` and `end` give back the lines that passed.
 
-    `tokens` counts events with an answer in them, or what the worker says it counted where that is more.
-    `error_code` is that of an event that reports an error, 0 where none came.
+    `tokens` is the number of events with output, or the worker's own count if that is larger. `finished` is
+    how many of the request's `choices` have ended. `error_code` is the code of an event that reports an
+    error, or 0.
     """
 
     def __init__(self, worker: str, *, most_bytes: int, most_tokens: int, choices: int = 1) -> None:
@@ -44,7 +46,7 @@ class StreamCheck:
         self.most_tokens, self.choices = most_tokens, choices
         self.tokens = self.bytes = self.finished = self.error_code = 0
         self.is_done = False
-        self.rest = bytearray()
+        self.rest = bytearray()  # The beginning of a line whose end has not come yet.
 
     @property
     def is_whole(self) -> bool:
@@ -52,7 +54,9 @@ class StreamCheck:
         return self.is_done or self.finished >= self.choices or self.error_code > 0
 
     def take(self, chunk: bytes) -> bytes:
-        """The lines that are whole now. Raises WorkerError for what is no event, and for too many."""
+        """The lines that `chunk` completes. Raises WorkerError for a line that is no event, and if the answer
+        is too long.
+        """
         self.bytes += len(chunk)
         if self.bytes > self.most_bytes:
             raise WorkerError(f"{self.worker}: the answer is larger than {self.most_bytes} bytes")
@@ -82,7 +86,7 @@ class StreamCheck:
             if line.startswith(b"data:"):
                 self._read_event(line[5:].strip())
             elif line and line.strip() and not line.startswith((b":", b"event:", b"id:", b"retry:")):
-                raise self._garbage()
+                raise self._invalid_event()
 
     def _read_event(self, data: bytes) -> None:
         if data == b"[DONE]":
@@ -92,32 +96,33 @@ class StreamCheck:
             text = data.decode()
             event, end = _READ_VALUE(text)
         except (ValueError, RecursionError):
-            raise self._garbage() from None
+            raise self._invalid_event() from None
         if end < len(text) or not isinstance(event, dict):
-            raise self._garbage()
+            raise self._invalid_event()
         if error := event.get("error"):
             code = error.get("code") if isinstance(error, dict) else None
+            # An error without an HTTP status counts as a fault of the worker.
             self.error_code = code if isinstance(code, int) and 400 <= code < 600 else 500
             return
         choices = event.get("choices")
         if not isinstance(choices, list):
-            raise self._garbage()
-        self.tokens += bool(choices)
+            raise self._invalid_event()
+        self.tokens += bool(choices)  # A last event with the usage alone has no choices.
         for choice in choices:
             if not isinstance(choice, dict):
-                raise self._garbage()
+                raise self._invalid_event()
             self.finished += bool(choice.get("finish_reason"))
         if event.get("usage"):
-            self.tokens = max(self.tokens, _counted(event))
+            self.tokens = max(self.tokens, _usage_tokens(event))
         if self.tokens > self.most_tokens:
             raise WorkerError(f"{self.worker}: more tokens came than the {self.most_tokens} asked for")
 
-    def _garbage(self) -> WorkerError:
+    def _invalid_event(self) -> WorkerError:
         return WorkerError(f"{self.worker}: the stream brought what is no event of an answer")
 
 
 async def read_limited(answer: aiohttp.ClientResponse, worker: str, most_bytes: int) -> bytes:
-    """A body that is no stream; raises WorkerError where it is too large."""
+    """Read the body of an answer that is no stream. Raises WorkerError if it is larger than `most_bytes`."""
     body = bytearray()
     async for chunk in answer.content.iter_any():
         body += chunk
@@ -128,21 +133,23 @@ async def read_limited(answer: aiohttp.ClientResponse, worker: str, most_bytes: 
 
 
 def read_answer(body: bytes, worker: str, most_tokens: int) -> tuple[dict[str, Any], int]:
-    """A whole answer, and how many tokens the worker says it has, 0 where it does not."""
+    """Parse an answer that is no stream; with its number of output tokens, or 0 if the worker does not say
+    it.
+    """
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or not isinstance(document.get("choices"), list):
         raise WorkerError(f"{worker}: what came is no answer")
-    tokens = _counted(document)
+    tokens = _usage_tokens(document)
     if tokens > most_tokens:
         raise WorkerError(f"{worker}: more tokens came than the {most_tokens} asked for")
     return document, tokens
 
 
-def _counted(document: dict[str, Any]) -> int:
-    """Tokens of output so far, where the worker counts them."""
+def _usage_tokens(document: dict[str, Any]) -> int:
+    """The number of output tokens that the worker reports; 0 if it reports none."""
     usage = document.get("usage")
     count = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return count if type(count) is int and count > 0 else 0  # A bool is an int too.
+    return count if type(count) is int and count > 0 else 0  # isinstance would take a bool for an int.

@@ -1,9 +1,10 @@
-"""`plan validate`: start the plan's engines, send them the traffic, and say how far the prediction was off.
+"""`plan validate`: starts the plan's engines, sends them the traffic, and compares prediction and
+measurement.
 
-In DIR: journal.jsonl (what was sent and what came back, while it runs), engines/ (logs and step logs), then
-validation.json, requests.csv, report.html, and corrected.yaml and catalog/, the fleet and the fits as the
-measured steps correct them. A run that was interrupted goes on with the requests that are missing; one that
-is complete is compared again without starting anything.
+While it runs, the output folder gets journal.jsonl (what was sent and what came back) and engines/ (logs and
+step logs). At the end it gets validation.json, requests.csv and report.html, and with the step times that the
+measured steps correct corrected.yaml and catalog/. An interrupted run is continued with the missing requests;
+a complete run is compared again without starting an engine.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from planner.units import counted
 
 WARM_UPS = 4  # Requests per worker before the traffic.
 _METRIC = re.compile(r"^vllm:(\w+)\{([^}]*)\} (\S+)$", re.MULTILINE)
-_COUNTED = (
+_COPIED = (  # Metrics of vLLM that are copied as they are.
     "prompt_tokens_total",
     "generation_tokens_total",
     "num_preemptions_total",
@@ -71,56 +72,51 @@ class InterruptedRunError(PlannerError):
 
 
 def slice_of(fleet: Fleet, trace: Trace) -> tuple[Fleet, Trace, str]:
-    """A fleet with one worker of each pool, the requests that the simulator sends to these, and a sentence on
-    what that leaves out.
+    """A fleet with one worker of each pool, the requests that the simulator sends to these workers, and a
+    sentence on what is left out.
 
-    A prefill and a decode worker share the requests of whichever serves fewer: the other one carries less
-    than in the plan. Where requests wait for others whole sessions are chosen: those of which these workers
-    serve most, with as many tokens in all.
+    Prefill and decode workers of the slice serve the same requests: those of the side that has fewer in the
+    simulation, so the other side carries less than in the plan. Sessions are taken whole: those of which
+    these workers serve the largest share, with about as many tokens in all.
     """
     pools = fleet.running_pools
     simulation = simulate(fleet, trace)
-    firsts = np.cumsum([0, *(pool.count for pool in pools)])[:-1]
-    share = {pool.name: simulation.prefill_worker == first for pool, first in zip(pools, firsts, strict=True)}
-    for pool, first in zip(pools, firsts, strict=True):
-        if pool.role == "decode":
-            share[pool.name] = simulation.decode_worker == first
-    note = ""
-    mixed = [pool for pool in pools if pool.role == "mixed"]
-    fronts, backs = ([p for p in pools if p.role == role] for role in ("prefill", "decode"))
-    chosen = np.zeros(len(trace), dtype=bool)
-    for pool in mixed:
-        chosen |= share[pool.name]
-    if fronts:
-        front, back = (np.any([share[p.name] for p in side], axis=0) for side in (fronts, backs))
-        fewer = front if front.sum() <= back.sum() else back
-        chosen |= fewer
+    first_worker = np.cumsum([0, *(pool.count for pool in pools)])[:-1]
+    is_served = {"mixed": np.zeros(len(trace), dtype=bool)}
+    for pool, worker in zip(pools, first_worker, strict=True):
+        serving = simulation.decode_worker if pool.role == "decode" else simulation.prefill_worker
+        is_served[pool.role] = is_served.get(pool.role, False) | (serving == worker)
+    note, chosen = "", is_served["mixed"]
+    if "prefill" in is_served:
+        prefilled, decoded = is_served["prefill"], is_served["decode"]
+        fewer = prefilled if prefilled.sum() <= decoded.sum() else decoded
+        chosen = chosen | fewer
         note = (
             f"; a pair carries {int(fewer.sum())} requests, where the plan gives its prefill worker "
-            f"{int(front.sum())} and its decode worker {int(back.sum())}"
+            f"{int(prefilled.sum())} and its decode worker {int(decoded.sum())}"
         )
-    if trace.after.size:
+    if trace.after.size:  # Some requests wait for the answer to an earlier one.
         chosen = _whole_sessions(trace, chosen)
         note += f"; {len(np.unique(session_numbers(trace)[chosen]))} sessions, all of them whole"
     if not chosen.any():
         raise InputError("the slice would serve no request; give a longer trace")
-    one = Fleet(fleet.llm, tuple(replace(pool, count=1) for pool in pools), fleet.policies, fleet.network)
+    single = Fleet(fleet.llm, tuple(replace(pool, count=1) for pool in pools), fleet.policies, fleet.network)
     workers = counted(fleet.workers, "worker")
-    what = f"slice: {one.workers} of {workers}, {int(chosen.sum())} of {len(trace)} requests{note}"
-    return one, trace.select(chosen), what
+    sentence = f"slice: {single.workers} of {workers}, {int(chosen.sum())} of {len(trace)} requests{note}"
+    return single, trace.select(chosen), sentence
 
 
 def _whole_sessions(trace: Trace, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Whole sessions with about as many tokens as the chosen requests, first those with the largest chosen
-    share.
+    """The requests (n,) of whole sessions that have together about as many tokens as the chosen requests. The
+    sessions with the largest share of chosen tokens are taken first.
     """
     session, tokens = session_numbers(trace), trace.input_tokens + trace.output_tokens
-    size = np.bincount(session, tokens)
-    wanted = np.bincount(session, tokens * chosen)
-    # The order is random, so that among equals not the earliest is taken.
-    anyhow = np.random.default_rng(0).permutation(len(size))
-    order = np.lexsort((anyhow, -wanted / size))
-    taken = int(np.abs(np.cumsum(size[order]) - wanted.sum()).argmin()) + 1
+    session_tokens = np.bincount(session, tokens)
+    chosen_tokens = np.bincount(session, tokens * chosen)
+    # Sessions with equal shares are taken in random order, so that the sample is not of the earliest ones.
+    random_order = np.random.default_rng(0).permutation(len(session_tokens))
+    order = np.lexsort((random_order, -chosen_tokens / session_tokens))
+    taken = int(np.abs(np.cumsum(session_tokens[order]) - chosen_tokens.sum()).argmin()) + 1
     return np.isin(session, order[:taken])
 
 
@@ -132,9 +128,10 @@ def validate(
     progress: Callable[[str], None] = lambda _: None,
     png: bool = False,
 ) -> Validation:
-    """Measure what `out` lacks, compare, and write all files; with `png` every chart as a picture too.
+    """Measure the requests that the journal in `out` lacks, compare, and write all files; with `png` also
+    every chart as a picture.
 
-    Raises InterruptedRunError, saying what is missing, where Ctrl-C or SIGTERM ended the replay.
+    Raises InterruptedRunError if Ctrl-C or SIGTERM ended the replay before all requests had ended.
     """
     with checked_files.reserve_folder(out):
         return _validate(wanted, out, tolerances or Tolerances(), progress, png=png)
@@ -157,15 +154,13 @@ def _validate(
             measuring = _measure(wanted, out, journal, missing, progress)
         else:
             measuring = remote_validation.measure_endpoint(wanted, journal, missing, progress)
-        try:
+        with suppress(asyncio.CancelledError):  # A signal; the journal says below what is missing.
             asyncio.run(until_signalled(measuring))
-        except asyncio.CancelledError:
-            pass
-        left = len(journal.read().missing(wanted.trace))
-        if left and not remote_validation.is_complete(wanted, journal):
+        unfinished = len(journal.read().missing(wanted.trace))
+        if unfinished and not remote_validation.is_complete(wanted, journal):
             raise InterruptedRunError(
-                f"interrupted: {left} of {len(wanted.trace)} requests have not ended; the same command goes "
-                f"on with them ({journal.path})"
+                f"interrupted: {unfinished} of {len(wanted.trace)} requests have not ended; the same command "
+                f"goes on with them ({journal.path})"
             )
     progress("comparing")
     validation = analyse_run(wanted, out, tolerances)
@@ -187,7 +182,9 @@ async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
 async def _measure(
     wanted: Wanted, out: Path, journal: JournalFile, missing: list[int], progress: Callable[[str], None]
 ) -> None:
-    """Start the engines, send the missing requests, and write a record of the part to the journal."""
+    """Start the engines, send the missing requests, and write a record of this part of the run to the
+    journal.
+    """
     from profiling.machine import describe
 
     commands, devices = engine_commands(wanted, out)
@@ -198,6 +195,7 @@ async def _measure(
         router = LiveRouter(
             group.workers,
             wanted.fleet,
+            # The simulated router has no limit on requests in flight, so this one has none either.
             RouterSettings(max_in_flight=10**9, longest_tokens=wanted.max_model_len),
             lengths=(float(wanted.trace.input_tokens.mean()), float(wanted.trace.output_tokens.mean())),
             history=(wanted.trace.input_tokens, wanted.trace.output_tokens),
@@ -209,8 +207,8 @@ async def _measure(
             await router.warm_up()
             if router.warm_prompts and None in router.warm:
                 raise InputError("warm-up: a worker did not compute what it is to keep; its log says why")
-            before = await scrape(client, group)
-            load = os.getloadavg()[0]
+            counters_before = await scrape(client, group)
+            load_before = os.getloadavg()[0]
             ranks = sum(len(spot.devices) for spot in spots)
             try:
                 await replay_trace(
@@ -227,20 +225,22 @@ async def _measure(
                     "part": part,
                     "events": list(group.events),
                     "router": {**router.outcomes, "retries": router.retries},
-                    "load_average": [load, os.getloadavg()[0]],
+                    "load_average": [load_before, os.getloadavg()[0]],
                     "date": time.strftime("%Y-%m-%d"),
                     "machine": describe(),
+                    # Without GPUs each rank of an engine computes on a core of its own.
                     "spare_cores": None if devices else len(os.sched_getaffinity(0)) - ranks,
                     "engines": [],
                 }
+                # A second signal must not prevent the record; it then lacks the counters.
                 with suppress(asyncio.CancelledError):
-                    record["engines"] = traffic_counters(before, await scrape(client, group))
+                    record["engines"] = traffic_counters(counters_before, await scrape(client, group))
                 journal.write({"record": record})
 
 
 def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
-    """The commands that start engines, and the number of GPUs for them (None: they need none). Raises
-    InputError for a fleet that our engines do not run as the plan simulates it.
+    """The commands that start the engines, and the number of visible GPUs; None for engines without GPUs.
+    Raises InputError for a fleet that our engines do not run as the plan simulates it.
     """
     from profiling.vllm_install import INSTALL, is_cpu_build, is_installed
 
@@ -257,15 +257,18 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
         raise InputError(
             "policies.kv_offload: what engines find in CPU memory is not compared; validate without it"
         )
-    ours = Policies(
+    # Our router and engines follow these four policies of the plan, and otherwise work by the default
+    # policies.
+    possible = Policies(
         routing=policies.routing,
         decode_routing=policies.decode_routing,
         queue=policies.queue,
         prefix_cache=policies.prefix_cache,
     )
     for name, value in asdict(policies).items():
-        if isinstance(value, str | bool) and value != (own := getattr(ours, name)):
-            raise InputError(f"policies.{name} is {value!r}: our engines do {own!r}; plan with that")
+        # Policies are texts or yes/no; numbers are parameters of the policies that are followed.
+        if isinstance(value, str | bool) and value != (default := getattr(possible, name)):
+            raise InputError(f"policies.{name} is {value!r}: our engines do {default!r}; plan with that")
     if wanted.engine == "rehearsal":
         return rehearsal_commands(
             prefix_cache=policies.prefix_cache, by_priority=QUEUE[policies.queue].is_by_priority
@@ -276,7 +279,7 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
     if wanted.config is not None:
         model = model_folder(wanted.config, out / "engines")
     elif not wanted.real_weights and Path(model).exists():
-        model = model_folder(Path(model), out / "engines")
+        model = model_folder(Path(model), out / "engines")  # The folder may have no weights.
     is_cpu = is_cpu_build()
     devices = [str(core) for core in sorted(os.sched_getaffinity(0))] if is_cpu else visible_gpus()
     commands = vllm_commands(
@@ -291,14 +294,15 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
 
 
 async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, workers: int) -> None:
-    """Send requests of the trace's median length, all at once, so that the policy spreads them over the
-    workers.
+    """Send WARM_UPS requests per worker, of the trace's median prompt length. They are sent all at once, so
+    that the router spreads them over the workers.
     """
     trace = wanted.trace
     tokens = int(np.median(trace.input_tokens))
     body = {"model": wanted.fleet.llm.name, "max_tokens": 8, "ignore_eos": True, "temperature": 0}
 
     async def one(number: int) -> None:
+        # Another seed than the traffic's, so that no request finds its prompt in a cache.
         request_json = {**body, "prompt": unique_prompt(tokens, number, wanted.seed + 1)}
         async with client.post(f"{url}/v1/completions", json=request_json) as answer:
             if answer.status != 200:
@@ -308,8 +312,8 @@ async def _warm_up(wanted: Wanted, client: aiohttp.ClientSession, url: str, work
 
 
 def _pinned_prompts(wanted: Wanted) -> tuple[WarmPrompt, ...]:
-    """The prompts that workers keep from the start on, in the token ids that the replay uses for the trace's
-    blocks.
+    """The prompts of pinned prefixes, which workers compute before the traffic and keep. Their token ids are
+    those that the replay makes of the trace's blocks.
     """
     if not wanted.shares_prefixes:
         return ()
@@ -326,6 +330,7 @@ async def scrape(client: aiohttp.ClientSession, group: LiveWorkers) -> dict[str,
 
 
 async def _metrics(client: aiohttp.ClientSession, worker: LiveWorker) -> dict[str, float]:
+    """The counters of one engine; empty if it does not answer."""
     counters: dict[str, float] = {}
     try:
         async with client.get(f"{worker.url}/metrics", timeout=aiohttp.ClientTimeout(total=10)) as answer:
@@ -336,10 +341,11 @@ async def _metrics(client: aiohttp.ClientSession, worker: LiveWorker) -> dict[st
         if name == "cache_config_info":
             sizes = {key: int(n) for key, n in re.findall(r'(block_size|num_gpu_blocks)="(\d+)"', labels)}
             if len(sizes) == 2:
+                # vLLM keeps one block empty, as a placeholder.
                 counters["kv_tokens"] = sizes["block_size"] * (sizes["num_gpu_blocks"] - 1)
         elif name == "prompt_tokens_by_source_total" and "external_kv_transfer" in labels:
             counters["transferred_tokens"] = float(value)
-        elif name in _COUNTED:
+        elif name in _COPIED:
             counters[name.removesuffix("_total")] = float(value)
         elif name == "nixl_bytes_transferred_sum":
             counters["transferred_bytes"] = float(value)

@@ -1,4 +1,6 @@
-"""A validation as files: validation.json, requests.csv as measured, the corrected fleet, and report.html."""
+"""Renders a validation (analysis.py) as files: report.html, validation.json, requests.csv as measured, and
+the fleet and catalog with corrected step times.
+"""
 
 from __future__ import annotations
 
@@ -33,48 +35,42 @@ from planner.runtime.validation_document import (
     validation_document,
     verdict_text,
 )
-from planner.simulator import Verdict
 from planner.slo_metrics import METRICS
 from planner.units import show_s
 
 Floats = npt.NDArray[np.float64]
-POINTS = 1500  # Points of a scatter chart.
-LATE_S = 0.05  # A client that sends later than this could not keep up with the trace.
+POINTS = 1500  # A scatter chart shows no more points, so that the page stays small.
+LATE_S = 0.05  # If the client sent a request later than this, it could not keep up with the trace.
 
 
 def render_files(validation: Validation) -> dict[str, str]:
-    """Path -> content of all that `plan validate -o DIR` leaves besides the journal and the logs."""
+    """The files that `plan validate -o DIR` writes besides the journal and the logs: path -> content."""
     wanted = validation.wanted
-    fleets = {
-        "corrected.yaml": with_corrections(wanted.fleet, validation.corrections)
-        if validation.corrections
-        else None,
-        "as-run.yaml": validation.as_run,
-    }
-    fits = {
-        f"catalog/latency/{name}": fit_yaml(fit, command="plan validate")
-        for name, fit in validation.fits.items()
-    }
-    return {
+    files = {
         "validation.json": json.dumps(validation_document(validation), indent=2, allow_nan=False) + "\n",
         "requests.csv": requests_csv(validation.comparison.measured.requests),
         "report.html": _html(validation),
-        **{
-            name: to_yaml(fleet_document(fleet) | {"max_model_len": wanted.max_model_len})
-            for name, fleet in fleets.items()
-            if fleet is not None
-        },
-        **fits,
     }
+    has_corrections = bool(validation.corrections)
+    fleets = {
+        "corrected.yaml": with_corrections(wanted.fleet, validation.corrections) if has_corrections else None,
+        "as-run.yaml": validation.as_run,
+    }
+    for name, fleet in fleets.items():
+        if fleet is not None:
+            files[name] = to_yaml(fleet_document(fleet) | {"max_model_len": wanted.max_model_len})
+    for name, fit in validation.fits.items():
+        files[f"catalog/latency/{name}"] = fit_yaml(fit, command="plan validate")
+    return files
 
 
 def _html(validation: Validation) -> str:
     fleet, values = validation.wanted.fleet, validation_document(validation)
     lead = [verdict_text(validation), *values["notes"]]
     if values["client_late_s"] > LATE_S:
-        lead.append(
-            f"Mind: the client was up to {show_s(values['client_late_s'])} late; it could not keep up."
-        )
+        late = show_s(values["client_late_s"])
+        lead.append(f"Mind: the client was up to {late} late; it could not keep up.")
+    planned_kv_tokens = {pool.name: pool.type.kv_tokens for pool in fleet.running_pools}
     body = [
         f"<header><p class=eyebrow>Validation · {escape(fleet.llm.name)}</p>",
         f"<h1>{_title(validation.comparison)}</h1>",
@@ -86,13 +82,12 @@ def _html(validation: Validation) -> str:
             _table(error_rows(validation), "Predicted and measured", range(1, 7)) + _errors_note(values),
         ),
         section("Distributions", drawn(_distributions(validation))),
-        section("The SLO", _slo(validation)),
-        section("Request by request", _by_request(validation)),
-        section("Step by step", _steps(validation)),
-        *([section("The endpoint", _endpoint(validation))] if validation.lengths is not None else []),
-        section(
-            "Engines", _engines(values, {pool.name: pool.type.kv_tokens for pool in fleet.running_pools})
-        ),
+        section("The SLO", _slo_html(validation)),
+        section("Request by request", _requests_html(validation)),
+        section("Step by step", _steps_html(validation)),
+        # Only a run against an endpoint has lengths of its own.
+        *([section("The endpoint", _endpoint_html(validation))] if validation.lengths is not None else []),
+        section("Engines", _engines_html(values, planned_kv_tokens)),
     ]
     footer = (
         f"Measured on {values['machine'].get('device', 'a machine that was not noted')}; requests.csv holds "
@@ -109,6 +104,7 @@ def _title(comparison: MeasuredComparison) -> str:
 
 
 def _table(lines: Sequence[Mapping[str, Any]], caption: str, numeric: Iterable[int] = ()) -> str:
+    """A table with a column for each key of the lines; `numeric` are the numbers of columns aligned right."""
     if not lines:
         return "<p class=note>None.</p>"
     # A line may lack some keys, such as a correction.
@@ -118,47 +114,33 @@ def _table(lines: Sequence[Mapping[str, Any]], caption: str, numeric: Iterable[i
 
 
 def _headline(values: Mapping[str, Any]) -> str:
+    """The large figures at the top of the page: (name, value, what stands below it)."""
     lost = values["requests"] - sum(values[status] for status in STATUSES)
-    hits = values["prefix_hits"]
-    return headline(
-        [
-            (
-                "Requests",
-                str(values["requests"]),
-                f"{values['finished']} finished, {values['rejected']} rejected, "
-                f"{values['failed']} failed, {values['unsent']} unsent, {lost} lost",
-            ),
-            (
-                "Attainment",
-                _share(values["attainment"]["measured"] if values["slo"] else None),
-                f"predicted {_share(values['attainment']['predicted'])}, by the client's clock "
-                f"{_share(values['attainment']['client'])}"
-                if values["slo"]
-                else "no SLO was given",
-            ),
-            (
-                "Times",
-                "engine" if values["times"] != "client" else "client",
-                f"taken from the {values['times']}",
-            ),
-            (
-                "Outside the engine",
-                show_s(values["outside_engine_s"]["p50"] or math.nan),
-                "median from the client's send to the engine's receipt",
-            ),
-            *(
-                [
-                    (
-                        "Prefix hits",
-                        _share(hits["measured_frac"]),
-                        f"predicted {_share(hits['predicted_frac'])}",
-                    )
-                ]
-                if hits["measured_frac"] is not None
-                else []
-            ),
-        ]
+    statuses = (
+        f"{values['finished']} finished, {values['rejected']} rejected, "
+        f"{values['failed']} failed, {values['unsent']} unsent, {lost} lost"
     )
+    attainment, attainment_note = None, "no SLO was given"
+    if values["slo"]:
+        attainment = values["attainment"]["measured"]
+        attainment_note = (
+            f"predicted {_share(values['attainment']['predicted'])}, by the client's clock "
+            f"{_share(values['attainment']['client'])}"
+        )
+    clock = "client" if values["times"] == "client" else "engine"
+    outside_s = values["outside_engine_s"]["p50"] or math.nan  # Without a value the page shows a dash.
+    rows = [
+        ("Requests", str(values["requests"]), statuses),
+        ("Attainment", _share(attainment), attainment_note),
+        ("Times", clock, f"taken from the {values['times']}"),
+        ("Outside the engine", show_s(outside_s), "median from the client's send to the engine's receipt"),
+    ]
+    hits = values["prefix_hits"]
+    if hits["measured_frac"] is not None:
+        rows.append(
+            ("Prefix hits", _share(hits["measured_frac"]), f"predicted {_share(hits['predicted_frac'])}")
+        )
+    return headline(rows)
 
 
 def _share(frac: float | None) -> str:
@@ -177,11 +159,12 @@ def _errors_note(values: Mapping[str, Any]) -> str:
 
 
 def all_figures(validation: Validation) -> list[Figure]:
-    """All charts of the page."""
+    """All charts of the page, for pictures."""
     return [*_distributions(validation), *_scatters(validation), *_step_charts(validation)]
 
 
 def _distributions(validation: Validation) -> list[Figure]:
+    """A chart per metric with the measured and the predicted distribution, if both have values."""
     comparison = validation.comparison
     sides = {"measured": comparison.measured, "predicted": comparison.predicted}
     pictured = []
@@ -195,7 +178,7 @@ def _distributions(validation: Validation) -> list[Figure]:
 
 
 def _curve(run: Run, metric: Metric, comparison: MeasuredComparison) -> tuple[Floats, Floats]:
-    """(value, share at or below), thinned to what a chart can show."""
+    """Values in ascending order with the share of values up to each, thinned to CURVE_POINTS."""
     values, weights = run.values_s(metric, comparison.chosen)
     order = np.argsort(values)
     share = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
@@ -208,14 +191,14 @@ def _curves_chart(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> An
 
     names = list(curves)
     lines = [
-        {"x": max(x, 1e-6), "y": y, "what": name}
+        {"x": max(x, 1e-6), "y": y, "what": name}  # The axis is logarithmic, so 0 is drawn at 1 us.
         for name, (values, share) in curves.items()
         for x, y in zip(values.tolist(), share.tolist(), strict=True)
     ]
     colours = alt.Scale(domain=names, range=[VERMILLION, BLUE])
     dashes = alt.Scale(domain=names, range=[[1, 0], [4, 2]])
     legend = alt.Legend(title=None, orient="top", symbolType="stroke")
-    data: Any = alt.Data
+    data: Any = alt.Data  # Altair's stubs refuse plain lists.
     return (
         alt.Chart(data(values=_rounded(lines)))
         .mark_line(strokeWidth=1.8, interpolate="step-after")
@@ -249,7 +232,7 @@ def _scatters(validation: Validation) -> list[Figure]:
     return pictured
 
 
-def _by_request(validation: Validation) -> str:
+def _requests_html(validation: Validation) -> str:
     lines = [
         {
             "metric": metric,
@@ -263,7 +246,7 @@ def _by_request(validation: Validation) -> str:
 
 
 def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
-    """Predicted over measured, with the line on which they are equal."""
+    """A logarithmic scatter chart of predicted over measured times, with the line on which they are equal."""
     import altair as alt
 
     at = np.unique(np.linspace(0, len(measured) - 1, min(len(measured), POINTS)).astype(int))
@@ -290,54 +273,53 @@ def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
 
 
 def _rounded(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The points of a chart with five digits, more than it can show, for a smaller page."""
     return [
         {key: float(f"{value:.5g}") if isinstance(value, float) else value for key, value in line.items()}
         for line in lines
     ]
 
 
-def _slo(validation: Validation) -> str:
+def _slo_html(validation: Validation) -> str:
     comparison = validation.comparison
     if not comparison.measured_verdict.lines:
         return "<p class=note>No SLO was given.</p>"
     lines = [
         {
-            "metric": p.limit.name,
-            "limit": show_s(p.limit.limit_s),
-            "predicted within": _share(p.kept_frac),
-            "measured within": _share(m.kept_frac),
-            "measured": _kept(comparison.measured_verdict, k),
+            "metric": predicted.limit.name,
+            "limit": show_s(predicted.limit.limit_s),
+            "predicted within": _share(predicted.kept_frac),
+            "measured within": _share(measured.kept_frac),
+            "measured": "kept" if measured.holds else "MISSED",
         }
-        for k, (p, m) in enumerate(
-            zip(comparison.predicted_verdict.lines, comparison.measured_verdict.lines, strict=True)
+        for predicted, measured in zip(
+            comparison.predicted_verdict.lines, comparison.measured_verdict.lines, strict=True
         )
     ]
     return _table(lines, "Limits", (1, 2, 3))
 
 
-def _kept(verdict: Verdict, k: int) -> str:
-    return "kept" if verdict.lines[k].holds else "MISSED"
-
-
-def _steps(validation: Validation) -> str:
+def _steps_html(validation: Validation) -> str:
     if not validation.steps:
         return "<p class=note>The engines kept no step log.</p>"
-    fixes = {one.pool: one for one in validation.corrections}
+    corrections = {correction.pool: correction for correction in validation.corrections}
     lines = []
-    for one in validation.steps:
+    for steps in validation.steps:
         line = {
-            "pool": one.pool,
-            "steps": f"{len(one.table.y):,}",
-            "seconds predicted": signed_percent(one.bias_frac),
+            "pool": steps.pool,
+            "steps": f"{len(steps.table.y):,}",
+            "seconds predicted": signed_percent(steps.bias_frac),
         }
         line |= {
-            f"mean error, {kind}": _share(one.errors.get(kind)) for kind in ("prefill", "decode", "mixed")
+            f"mean error, {kind}": _share(steps.errors.get(kind)) for kind in ("prefill", "decode", "mixed")
         }
-        if fix := fixes.get(one.pool):
+        if correction := corrections.get(steps.pool):
+            fit = correction.calibrated
+            before_frac, after_frac = correction.held_out_before_frac, correction.held_out_after_frac
             line |= {
-                "correction": f"compute x{fix.calibrated.compute:.3g}, "
-                f"bandwidth x{fix.calibrated.bandwidth:.3g}, host {1e3 * fix.calibrated.host_s:+.3g} ms",
-                "held out": f"{_share(fix.held_out_before_frac)} to {_share(fix.held_out_after_frac)}",
+                "correction": f"compute x{fit.compute:.3g}, bandwidth x{fit.bandwidth:.3g}, "
+                f"host {1e3 * fit.host_s:+.3g} ms",
+                "held out": f"{_share(before_frac)} to {_share(after_frac)}",
             }
         lines.append(line)
     note = (
@@ -345,64 +327,59 @@ def _steps(validation: Validation) -> str:
         "medians of the second half of the run, with the fit as it was and with one corrected by the first "
         "half.</p>"
     )
-    return (
-        f"{drawn(_step_charts(validation))}<div "
-        f"class=below>{_table(lines, 'Errors step by step')}</div>{note}"
-    )
+    errors = _table(lines, "Errors step by step")
+    return f"{drawn(_step_charts(validation))}<div class=below>{errors}</div>{note}"
 
 
 def _step_charts(validation: Validation) -> list[Figure]:
     return [
         Figure(
             f"steps-{k}",
-            _scatter_chart(one.table.y, one.predicted_s, f"step of {one.pool}"),
-            f"Each engine step of {one.pool}: on the line, prediction and measurement are equal.",
+            _scatter_chart(steps.table.y, steps.predicted_s, f"step of {steps.pool}"),
+            f"Each engine step of {steps.pool}: on the line, prediction and measurement are equal.",
         )
-        for k, one in enumerate(validation.steps)
+        for k, steps in enumerate(validation.steps)
     ]
 
 
-def _endpoint(validation: Validation) -> str:
+def _endpoint_html(validation: Validation) -> str:
     endpoint_values = endpoint_document(validation) or {}
     lines = [
         {"what": name.replace("_", " "), "value": "-" if value is None else str(value)}
         for name, value in endpoint_values.items()
         if not isinstance(value, dict)
     ]
-    clocks = [
+
+    def mean_text(row: Mapping[str, Any], side: str) -> str:
+        return show_s(math.nan if row[f"{side}_mean_s"] is None else row[f"{side}_mean_s"])
+
+    engine_lines = [
         {
             "metric": row["metric"],
-            **{
-                text: show_s(math.nan if row[f"{name}_mean_s"] is None else row[f"{name}_mean_s"])
-                for name, text in (
-                    ("engine", "mean, engines"),
-                    ("predicted", "predicted"),
-                    ("client", "client"),
-                )
-            },
+            "mean, engines": mean_text(row, "engine"),
+            "predicted": mean_text(row, "predicted"),
+            "client": mean_text(row, "client"),
             "p90 of the engines at most": show_s(row.get("engine_p90_at_most_s", math.nan)),
         }
         for row in engine_rows(validation)
     ]
     note = "<p class=note>No metrics of the engines were asked for (--prometheus).</p>"
-    if validation.engine_times is not None:
+    if (times := validation.engine_times) is not None:
         note = (
-            f"<p class=note>The engines counted {validation.engine_times.requests:,} requests, whoever "
-            "sent them, "
-            f"and {validation.engine_times.preemptions:,} preemptions.</p>"
+            f"<p class=note>The engines counted {times.requests:,} requests, whoever sent them, "
+            f"and {times.preemptions:,} preemptions.</p>"
         )
-    clock = _table(clocks, "By the engines' own clock", range(1, 5)) if clocks else ""
-    return f"{_table(lines, 'How it was asked')}<div class=below>{clock}{note}</div>"
+    engine_table = _table(engine_lines, "By the engines' own clock", range(1, 5)) if engine_lines else ""
+    return f"{_table(lines, 'How it was asked')}<div class=below>{engine_table}{note}</div>"
 
 
-def _engines(values: Mapping[str, Any], planned: Mapping[str, int]) -> str:
-    """`planned`: KV tokens of a worker of each pool, as the plan has them."""
+def _engines_html(values: Mapping[str, Any], planned_kv_tokens: Mapping[str, int]) -> str:
+    """The engines of each part of the run. `planned_kv_tokens`: of a worker of each pool, by the plan."""
     lines, events = [], []
     for part in values["parts"]:
-        lines += [
-            {"part": str(part["part"]), **_engine_line(engine, planned[engine["worker"].rpartition("-")[0]])}
-            for engine in part["engines"]
-        ]
+        for engine in part["engines"]:
+            pool = engine["worker"].rpartition("-")[0]  # Workers are named POOL-NUMBER.
+            lines.append({"part": str(part["part"]), **_engine_line(engine, planned_kv_tokens[pool])})
         events += [f"part {part['part']}, {at_s:.1f} s: {name} {what}" for at_s, name, what in part["events"]]
     reasons = [f"{count} x {reason}" for reason, count in values["reasons"].items()]
     loads = [load for part in values["parts"] for load in part["load_average"]]
@@ -410,15 +387,12 @@ def _engines(values: Mapping[str, Any], planned: Mapping[str, int]) -> str:
     note = "<p class=note>"
     note += f"Load average of the machine: {min(loads):.1f} to {max(loads):.1f}." if loads else "Not noted."
     note += f" Others ran in {escape(stolen)} steps.</p>" if stolen else "</p>"
-    return (
-        _table(lines, "Engines", range(2, 10))
-        + note
-        + "".join(
-            f"<h3>{title}</h3><ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"
-            for title, items in (("Events", events), ("Requests that did not finish", reasons))
-            if items
-        )
-    )
+    html = _table(lines, "Engines", range(2, 10)) + note
+    for title, items in (("Events", events), ("Requests that did not finish", reasons)):
+        if items:
+            list_html = "".join(f"<li>{escape(item)}</li>" for item in items)
+            html += f"<h3>{title}</h3><ul>{list_html}</ul>"
+    return html
 
 
 def _engine_line(engine: Mapping[str, Any], planned_kv_tokens: int) -> dict[str, str]:

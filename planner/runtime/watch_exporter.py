@@ -8,7 +8,9 @@ from planner.studies.watch_words import GAUGES, prometheus_samples
 
 
 class Exporter:
-    """Serves /metrics on an address until the process ends; nothing but help texts before the first look."""
+    """Serves /metrics on an address until it is closed. Before the first `show`, gauges without labels are
+    NaN and those with labels have no samples.
+    """
 
     def __init__(self, address: str) -> None:
         try:
@@ -19,22 +21,25 @@ class Exporter:
             ) from None
         host, port = parse_address(address)
         registry = CollectorRegistry()
-        labels = {"fleetplan_drifted": ["quantity"], "fleetplan_drift_frac": ["quantity"]}
-        labels["fleetplan_slo_kept"] = ["limit"]
+        labels = {
+            "fleetplan_drifted": ["quantity"],
+            "fleetplan_drift_frac": ["quantity"],
+            "fleetplan_slo_kept": ["limit"],
+        }
         self._gauges = {
             name: Gauge(name, text, labels.get(name, []), registry=registry) for name, text in GAUGES.items()
         }
         for name, gauge in self._gauges.items():
             if name not in labels:
-                gauge.set(float("nan"))
+                gauge.set(float("nan"))  # The client would start them at 0, which is a value.
         try:
             self._server, _ = start_http_server(port, addr=host, registry=registry)
         except (OSError, OverflowError) as error:
             raise InputError(f"--export {address}: cannot be listened on ({error})") from None
-        self.port = int(self._server.server_port)
+        self.port = int(self._server.server_port)  # It is known only now if the address has port 0.
 
     def show(self, watched: WatchedPlan) -> None:
-        """Take over the values of a look."""
+        """Set the gauges to the values of one comparison."""
         for name, labels, value in prometheus_samples(watched):
             gauge = self._gauges[name]
             (gauge.labels(**labels) if labels else gauge).set(value)
@@ -45,7 +50,7 @@ class Exporter:
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """ ":9109" or "9109", both of this machine alone, or "0.0.0.0:9109": host and port."""
+    """Host and port of "0.0.0.0:9109", ":9109" or "9109"; without a host only this machine can connect."""
     host, _, port = address.rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) < 2**16):
         raise InputError(

@@ -1,9 +1,10 @@
-"""Several fleets, or policies, on the same requests: one table and one picture.
+"""Compares several fleets, or policies, on the same requests: in a table, in charts of TTFT and TBT, and as
+JSON.
 
-Every variant is simulated to the end on one list of requests, so all differences come from the variants.
-With an SLO, each is also simulated in the same scenarios, with more traffic and with longer steps
-(fleet_standing.py). The dollars per million output tokens are the fleet's price for the whole run, from the
-first arrival to the last token, over the output tokens of the finished requests.
+Every variant is simulated to the end on the same requests, so all differences come from the variants. With an
+SLO, each is also simulated in the same scenarios, with more traffic and with longer steps
+(fleet_standing.py). The cost per million output tokens is the fleet's bill from the first arrival to the last
+token, divided by the output tokens of the finished requests.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ from planner.studies.fleet_standing import FleetStanding, measure_standing
 from planner.traffic.trace import Trace
 from planner.units import show_s
 
-DRAWN = 8  # The colours of one picture are distinct for at most eight curves.
+MOST_CURVES = 8  # The colours of one picture are distinct for at most eight curves.
 NAMES = ("compare.html", "compare.csv", "compare.json")
 PICTURED: tuple[Metric, ...] = ("ttft", "tbt")
+# Pictures of an earlier run in the same folder; they are removed if this run draws none.
 OUTDATED = tuple(f"charts/{metric}.png" for metric in PICTURED)
 PERCENTILES = ("p50", "p90", "p99")
 
@@ -56,7 +58,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VariantRow:
-    """A variant and what became of it; `curves` are its distributions of ttft and tbt."""
+    """A variant with the results of its simulations; `curves` are its distributions of TTFT and TBT."""
 
     variant: Variant
     summary: output.Document
@@ -65,7 +67,7 @@ class VariantRow:
 
     @property
     def usd_per_million_output_tokens(self) -> float | None:
-        """The price of all hours until the last answer per million tokens; None where no request finished."""
+        """The bill until the last answer per million output tokens; None if no request finished."""
         per_s = self.summary["output_tokens_per_s"]
         return self.cost_usd_per_h / 3600 / per_s * 1e6 if per_s else None
 
@@ -75,7 +77,7 @@ class VariantRow:
         return bill_fleet(self.variant.fleet).usd_per_h
 
     def cells(self) -> dict[str, Any]:
-        """One line of compare.csv. A value is None where it never occurred or the SLO has no such limit."""
+        """One line of compare.csv. A latency is None if no request has one, a verdict if there is no SLO."""
         fleet, summary = self.variant.fleet, self.summary
         slo, power = summary["slo"] or {}, summary["power"] or {}
         return {
@@ -105,23 +107,26 @@ class VariantRow:
 
     def _standing_cells(self) -> dict[str, Any]:
         """The number of scenarios that keep the SLO, the headroom, and the limits that are missed first."""
-        stands = self.standing
-        kept_in, ends = (None, None) if stands is None else (stands.kept_in, stands.ends)
-        room = None if ends is None else ends.headroom
-        first: tuple[Limit, ...] = ()
-        if ends is not None and room is not None:
-            first = ends.by_traffic if room.traffic_frac <= room.steps_frac else ends.by_steps
+        standing = self.standing
+        kept_in, ends = (None, None) if standing is None else (standing.kept_in, standing.ends)
+        headroom = None if ends is None else ends.headroom
+        missed_first: tuple[Limit, ...] = ()
+        if ends is not None and headroom is not None:
+            is_by_traffic = headroom.traffic_frac <= headroom.steps_frac
+            missed_first = ends.by_traffic if is_by_traffic else ends.by_steps
         return {
             "kept": None if kept_in is None else kept_in.kept,
             "futures": None if kept_in is None else kept_in.futures,
-            "holds_to_traffic_frac": None if room is None else _rounded(room.traffic_frac),
-            "holds_to_steps_frac": None if room is None else _rounded(room.steps_frac),
-            "breaks_first": " or ".join(limit.name for limit in first) or None,
+            "holds_to_traffic_frac": None if headroom is None else _rounded(headroom.traffic_frac),
+            "holds_to_steps_frac": None if headroom is None else _rounded(headroom.steps_frac),
+            "breaks_first": " or ".join(limit.name for limit in missed_first) or None,
         }
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetComparison:
+    """The rows of all variants on `requests`; `seed` drew these and is the policies' seed."""
+
     requests: Trace
     slo: Slo | None
     seed: int
@@ -129,10 +134,12 @@ class FleetComparison:
 
     @property
     def notes(self) -> list[str]:
-        """The warnings that stand beside the figures, such as rejected requests and a growing queue."""
+        """Warnings on the table: curves left out, lost requests, growing backlogs, different LLMs."""
         notes = []
-        if len(self.rows) > DRAWN:
-            notes.append(f"the picture shows the first {DRAWN} of {len(self.rows)} variants, the table all")
+        if len(self.rows) > MOST_CURVES:
+            notes.append(
+                f"the picture shows the first {MOST_CURVES} of {len(self.rows)} variants, the table all"
+            )
         for row in self.rows:
             lost = {kind: row.summary[kind] for kind in ("rejected", "unfinished") if row.summary[kind]}
             if lost:
@@ -158,21 +165,21 @@ def compare_fleets(
     executor: Executor | None = SERIAL,
     scenarios: Scenarios | None = None,
 ) -> FleetComparison:
-    """Simulate every variant on `requests`; `seed`, by which they were drawn, is the policies' too. With
-    `scenarios` each is simulated in some of these, too.
+    """Simulate every variant on `requests`, and with `scenarios` in some of these. `seed`, which drew the
+    requests, is also the policies' seed.
 
-    Raises InputError for none, or for two of one name.
+    Raises InputError if there is no variant, or if two have the same name.
     """
     names = [variant.name for variant in variants]
     if not names:
         raise InputError("compare: expected at least one fleet")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise InputError(f"compare: two variants are named {twice[0]!r}; name a fleet with --fleet NAME=FILE")
-    rows = run_items(_row, variants, shared=(requests, slo, seed, scenarios), executor=executor)
+    rows = run_items(_variant_row, variants, shared=(requests, slo, seed, scenarios), executor=executor)
     return FleetComparison(requests, slo, seed, tuple(rows))
 
 
-def _row(shared: tuple[Trace, Slo | None, int, Scenarios | None], variant: Variant) -> VariantRow:
+def _variant_row(shared: tuple[Trace, Slo | None, int, Scenarios | None], variant: Variant) -> VariantRow:
     requests, slo, seed, scenarios = shared
     simulated = outcome(variant.fleet, requests, slo, seed=seed)
     limits = slo.limits if slo is not None else ()
@@ -182,12 +189,12 @@ def _row(shared: tuple[Trace, Slo | None, int, Scenarios | None], variant: Varia
         )
         for metric in PICTURED
     }
-    stands = None if slo is None else measure_standing(variant.fleet, requests, slo, scenarios)
-    return VariantRow(variant, simulated.summary(), curves, stands)
+    standing = None if slo is None else measure_standing(variant.fleet, requests, slo, scenarios)
+    return VariantRow(variant, simulated.summary(), curves, standing)
 
 
 def render_comparison(comparison: FleetComparison) -> dict[str, str]:
-    """Everything `plan compare -o DIR` writes: path relative to DIR -> content."""
+    """The files that `plan compare -o DIR` writes: name -> content."""
     document = json.dumps(to_json(comparison), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return dict(zip(NAMES, (_html(comparison), _csv(comparison), document), strict=True))
 
@@ -215,19 +222,21 @@ def to_json(comparison: FleetComparison) -> output.Document:
 
 def comparison_lines(comparison: FleetComparison) -> list[tuple[str, list[str]]]:
     """The rows of the printed table: a label and one cell per variant. Rows without a value are left out."""
-    every = [row.cells() for row in comparison.rows]
-    is_by_node = any(cells["cost_usd_per_h"] != cells["by_gpu_usd_per_h"] for cells in every)
+    variant_cells = [row.cells() for row in comparison.rows]
+    is_by_node = any(cells["cost_usd_per_h"] != cells["by_gpu_usd_per_h"] for cells in variant_cells)
 
     def line(label: str, key: str, show: Callable[[Any], str]) -> tuple[str, list[str]]:
-        return label, ["-" if cells[key] is None else show(cells[key]) for cells in every]
+        return label, ["-" if cells[key] is None else show(cells[key]) for cells in variant_cells]
+
+    def latency_text(cells: dict[str, Any], key: str) -> str:
+        if cells[key] is not None:
+            return show_s(cells[key])
+        # Lost requests count as infinitely late, so with enough of them a percentile is never reached.
+        return "never" if cells["rejected"] or cells["unfinished"] else "-"
 
     def latency(metric: Metric, name: str) -> tuple[str, list[str]]:
-        values_s = [cells[f"{metric}_{name}_s"] for cells in every]
-        lost = ["never" if cells["rejected"] or cells["unfinished"] else "-" for cells in every]
-        shown = [
-            other if value is None else show_s(value) for value, other in zip(values_s, lost, strict=True)
-        ]
-        return f"{METRICS[metric].abbreviation} {name}", shown
+        label, key = f"{METRICS[metric].abbreviation} {name}", f"{metric}_{name}_s"
+        return label, [latency_text(cells, key) for cells in variant_cells]
 
     table_lines = [
         ("fleet", [describe(row.variant.fleet) for row in comparison.rows]),
@@ -238,7 +247,7 @@ def comparison_lines(comparison: FleetComparison) -> list[tuple[str, list[str]]]
         line("SLO", "verdict", {"kept": "kept", "missed": "MISSED"}.__getitem__),
         line("requests that keep all limits", "attainment_frac", _percent),
         line("backlog steady", "steady", str),
-        ("kept in scenarios", [_kept_text(cells) for cells in every]),
+        ("kept in scenarios", [_kept_text(cells) for cells in variant_cells]),
         line("holds to more traffic", "holds_to_traffic_frac", more_text),
         line("holds to longer steps", "holds_to_steps_frac", more_text),
         line("missed first beyond", "breaks_first", str),
@@ -255,26 +264,26 @@ def comparison_lines(comparison: FleetComparison) -> list[tuple[str, list[str]]]
 
 
 def comparison_summary(comparison: FleetComparison) -> str:
-    """The comparison in a sentence."""
+    """Which variants keep the SLO, which do so in enough scenarios, and the cheapest of each kind."""
     rows = comparison.rows
     if comparison.slo is None:
         cheapest = min(rows, key=_by_price)
-        return f"No SLO was given; {cheapest.variant.name} costs least, {_price(cheapest)}."
+        return f"No SLO was given; {cheapest.variant.name} costs least, {_price_text(cheapest)}."
     kept = [row for row in rows if row.summary["slo"]["holds"]]
     if not kept:
         return f"None of {len(rows)} variants keeps the SLO."
     best = min(kept, key=_by_price)
-    least = f"the cheapest is {best.variant.name}, {_price(best)}."
+    cheapest_text = f"the cheapest is {best.variant.name}, {_price_text(best)}."
     if not any(row.standing is not None and row.standing.kept_in is not None for row in rows):
-        return f"{len(kept)} of {len(rows)} keep the SLO; {least}"
-    sure = [row for row in kept if row.standing is not None and row.standing.is_kept_in_enough]
-    summary = f"{len(kept)} of {len(rows)} keep the SLO on this traffic; {least}"
-    if not sure:
+        return f"{len(kept)} of {len(rows)} keep the SLO; {cheapest_text}"
+    safe = [row for row in kept if row.standing is not None and row.standing.is_kept_in_enough]
+    summary = f"{len(kept)} of {len(rows)} keep the SLO on this traffic; {cheapest_text}"
+    if not safe:
         return f"{summary} None keeps it in enough scenarios."
-    surest = min(sure, key=_by_price)
+    cheapest_safe = min(safe, key=_by_price)
     return (
-        f"{summary} In enough scenarios: {len(sure)}, the cheapest is {surest.variant.name}, "
-        f"{_price(surest)}."
+        f"{summary} In enough scenarios: {len(safe)}, the cheapest is {cheapest_safe.variant.name}, "
+        f"{_price_text(cheapest_safe)}."
     )
 
 
@@ -283,7 +292,7 @@ def _kept_text(cells: dict[str, Any]) -> str:
 
 
 def _by_price(row: VariantRow) -> tuple[float, float]:
-    """The sort key of a variant: its bill, then the price of the GPUs that are in use."""
+    """The sort key of a variant: its bill, then the price of the used GPUs, which differs for whole nodes."""
     return row.cost_usd_per_h, row.variant.fleet.price_usd_per_h
 
 
@@ -292,7 +301,7 @@ def _percent(share: float) -> str:
     return f"{math.floor(1e4 * share) / 100:.2f} %"
 
 
-def _price(row: VariantRow) -> str:
+def _price_text(row: VariantRow) -> str:
     return f"{row.cost_usd_per_h:,.2f} USD/h"
 
 
@@ -321,11 +330,11 @@ def _html(comparison: FleetComparison) -> str:
 
 
 def draw_latencies(comparison: FleetComparison) -> list[Figure]:
-    """Distributions of TTFT and TBT; none where no request got that far."""
+    """Charts of the distributions of TTFT and TBT; without a chart for a metric that no request has."""
     limits = comparison.slo.limits if comparison.slo is not None else ()
     pictures = []
     for metric in PICTURED:
-        curves = {row.variant.name: row.curves[metric] for row in comparison.rows[:DRAWN]}
+        curves = {row.variant.name: row.curves[metric] for row in comparison.rows[:MOST_CURVES]}
         if not any((curve.value_s > 0).any() for curve in curves.values()):
             continue
         watched = [limit for limit in limits if limit.metric == metric]
@@ -346,5 +355,5 @@ def _csv(comparison: FleetComparison) -> str:
 
 
 def _rounded(value: float | None) -> float | None:
-    """To ten digits, as all our files; None for what is not finite."""
+    """The value with ten digits, as in all our files; None if it is not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.10g}")

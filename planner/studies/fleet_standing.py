@@ -1,7 +1,8 @@
-"""The safety of a given fleet: how many scenarios keep the SLO, its headroom, and the limits missed first.
+"""Measures the safety of a given fleet: in how many scenarios it keeps the SLO, its headroom, and the limits
+that it misses first.
 
-`plan` reports the same of its answers (search/production/scenario_test.py); this module does so for a fleet
-that no search proposed. Fleets that are compared are simulated in the same scenarios.
+`plan` reports the same for its answers (search/production/scenario_test.py); this module serves fleets that
+no search proposed. Fleets that are compared are simulated in the same scenarios.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ MOST_REQUESTS = 300_000  # Scenarios of a longer trace would take minutes, so th
 
 @dataclass(frozen=True, slots=True)
 class FleetStanding:
-    """`kept_in` is None without scenarios, and `ends` where the fleet misses the SLO on the given traffic.
-    `required_frac` is the share of scenarios that `safety: kept_in` requires.
+    """How safe a fleet is. `kept_in` is None without scenarios. `ends`, the headroom with the limits missed
+    beyond it, is None if the fleet misses the SLO on the given traffic. `required_frac` is the share of
+    scenarios that `safety: kept_in` requires.
     """
 
     kept_in: KeptIn | None
@@ -33,8 +35,9 @@ class FleetStanding:
 
     @property
     def is_kept_in_enough(self) -> bool:
-        """Whether enough of the simulated scenarios keep the SLO. Their number is fixed in advance."""
-        return self.kept_in is not None and self.kept_in.kept_frac >= self.required_frac - 1e-9
+        """Whether the fleet keeps the SLO in enough of the simulated scenarios."""
+        rounding = 1e-9
+        return self.kept_in is not None and self.kept_in.kept_frac >= self.required_frac - rounding
 
 
 def measure_standing(
@@ -50,15 +53,15 @@ def measure_standing(
     counts = oracle.counts(fleet)
     kept_in, required_frac = None, 0.0
     if scenarios is not None and (safety := scenarios.task.safety) is not None:
-        test, required_frac = ScenarioTest(oracle, scenarios, safety, 0, lambda: False), safety.kept_in_frac
+        required_frac = safety.kept_in_frac
+        test = ScenarioTest(oracle, scenarios, safety, 0, lambda: False)  # There is no time limit.
         kept_in = test.count_kept(counts, test.side_scenarios)
-    return FleetStanding(
-        kept_in, find_headroom(oracle, counts) if oracle.holds([counts])[0] else None, required_frac
-    )
+    ends = find_headroom(oracle, counts) if oracle.holds([counts])[0] else None
+    return FleetStanding(kept_in, ends, required_frac)
 
 
 def scenarios_for(task: PlanQuestion, trace: Trace, seed: int) -> Scenarios | None:
-    """The scenarios in which fleets are compared; None with `safety: none`. `trace` is the whole trace as it
-    was read.
+    """The scenarios in which fleets are compared; None with `safety: none`. `trace` must be the whole trace,
+    from which scenarios draw.
     """
     return None if task.safety is None else Scenarios(task, trace, seed, TESTED, requests=len(trace))

@@ -1,15 +1,18 @@
-"""The frontier of cost against one limit: every fleet on it, with the exact limit at which it stops holding.
+"""Finds the frontier of cost against one limit: every fleet on it, and the limit at which it stops holding.
 
-The loosest limit in the range is planned; the fleet found holds down to its corner; just beyond the corner is
-planned again, and so on (the epsilon-constraint method). No grid: a step of the staircase takes one plan, and
-none is missed between two plans. It is as exact as the plans are: between two corners a cheaper fleet is one
-that a plan would not have found either.
+The question is planned with the loosest limit of the range. The fleet of this plan holds down to a limit that
+is called its corner. The question is planned again just beyond the corner, and so on (the epsilon-constraint
+method). There is no grid: each step of the staircase takes one plan, and no step between two plans is missed.
+The frontier is as exact as its plans are.
 
-    ttft, tbt, tpot, e2e   the corner is the fleet's own percentile in the simulation, where it still passes
-                           there (backlog test, attainment, losses), else found by bisection, to CORNER_FRAC
-    power, cost            the corner is what the fleet draws (at its limit) or costs
-    rate                   the most requests/s that the fleet carries, by bisection, to RATE_FRAC. Rates are
-                           drawn from the trace anew, so that more traffic is harder is an assumption here
+    ttft, tbt, tpot, e2e   The corner is the percentile that the fleet has in the simulation, if the fleet
+    passes
+                           with this limit (backlog test, attainment, losses); else a bisection finds the
+                           corner, to CORNER_FRAC.
+    power, cost            The corner is the fleet's power (at its cap) or its cost.
+    rate                   The corner is the highest rate that the fleet carries, by bisection, to RATE_FRAC.
+    Each
+                           rate draws other requests of the trace; a higher rate is assumed to be harder.
 """
 
 from __future__ import annotations
@@ -33,8 +36,9 @@ from planner.studies.what_if import Study, StudyAnswer, answer_document, is_kept
 from planner.units import finite_or_none
 
 UNITS = {"power": "W", "cost": "USD/h", "rate": "requests/s"}
-CORNER_FRAC = 1e-3
-RATE_FRAC = 5e-3
+CORNER_FRAC = 1e-3  # A bisected limit in seconds is this exact.
+RATE_FRAC = 5e-3  # A bisected rate is this exact: every trial draws and simulates other requests.
+ROUNDING = 1e-9  # Limits and costs that differ by this share are equal but for rounding.
 NEXT_FRAC = 1e-6  # The next plan is made this far beyond an exact corner.
 
 
@@ -53,8 +57,9 @@ class FrontierStep:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The steps from loose to tight. `question_limit` is the limit of the question, or None without one;
-    `loosest` is infinite where the walk began without the limit."""
+    """The steps from loose to tight. `question_limit` is the limit of the question, or None if it has none;
+    `loosest` is infinite if the first plan had no such limit.
+    """
 
     axis: str  # Examples are "ttft p90" and "power".
     unit: str
@@ -67,11 +72,11 @@ class Frontier:
     ended: str  # The reason why no further step follows.
 
     def best_at(self, limit: float) -> FrontierStep | None:
-        """The best fleet at a limit in the range that was walked."""
-        sign = -1 if self.is_rising else 1
-        if sign * limit > sign * self.loosest * (1 + sign * 1e-9):
+        """The best fleet at a limit; None if it is looser than `loosest`, or tighter than every corner."""
+        sign = -1 if self.is_rising else 1  # A rate is tighter when it is higher, other limits when lower.
+        if sign * limit > sign * self.loosest * (1 + sign * ROUNDING):
             return None
-        within = [step for step in self.steps if sign * step.corner <= sign * limit * (1 + sign * 1e-9)]
+        within = [step for step in self.steps if sign * step.corner <= sign * limit * (1 + sign * ROUNDING)]
         return min(within, key=lambda step: step.value, default=None)
 
 
@@ -84,19 +89,19 @@ def find_frontier(
     last: float | None = None,
     points: int = 12,
 ) -> Frontier:
-    """Walk from the loosest limit to the tightest (of `first` and `last`), with at most `points` plans.
+    """Walk from the looser of the limits `first` and `last` to the tighter, with at most `points` plans.
 
-    Without them the range is from half to twice the question's limit, and for power and cost from what the
-    best fleet takes without that limit down to where nothing holds. `axis` is one of AXES, or a limit such
-    as "ttft.p90" where there are several on a metric. Raises InfeasibleError if nothing holds at the loosest.
+    By default the range is from half to twice the question's limit; for power and cost it begins without a
+    limit and ends where no fleet holds. `axis` is a metric, one of UNITS, or a limit such as "ttft.p90" if
+    the SLO has several of a metric. Raises InfeasibleError if no fleet holds at the loosest limit.
     """
     walk = _axis_walk(study, task, axis)
     low, high = sorted((walk.low if first is None else first, walk.high if last is None else last))
     if not 0 < low < high:
         raise InputError(f"the range of {walk.name} is empty: {low:g} to {high:g} {walk.unit}")
     sign = -1 if walk.is_rising else 1
-    at, tightest = (low, high) if walk.is_rising else (high, low)
-    loosest = at
+    loosest, tightest = (low, high) if walk.is_rising else (high, low)
+    at = loosest
     steps: list[FrontierStep] = []
     answer: StudyAnswer | None = None
     ended = f"{points} plans were made; allow more --points to see tighter limits"
@@ -110,8 +115,12 @@ def find_frontier(
             ended = f"beyond {steps[-1].corner:.6g} {walk.unit} no fleet holds ({error.constraint} binds)"
             break
         corner, at = walk.corner(answer, at, tightest)
-        simplest = answer.search_result.level0.search
-        level0 = simplest.value if simplest.best is None else objective_paid(answer.problem, simplest.best)
+        level0_search = answer.search_result.level0.search
+        level0 = (
+            level0_search.value
+            if level0_search.best is None
+            else objective_paid(answer.problem, level0_search.best)
+        )
         proof = answer.is_exact, answer.is_exhausted
         steps.append(FrontierStep(corner, answer.value, answer.fleet, *proof, level0, answer.answers))
         if sign * at < sign * tightest:
@@ -132,12 +141,14 @@ def find_frontier(
 
 
 def _without_dominated(steps: list[FrontierStep], sign: int) -> tuple[FrontierStep, ...]:
-    """Without steps that a tighter one makes pointless: it holds where they do, and is as cheap."""
+    """The steps without those whose fleet is beaten: a later plan found one that holds at a limit as tight
+    and costs no more. This happens because searches need not be exact.
+    """
     return tuple(
         step
         for k, step in enumerate(steps)
         if not any(
-            other.value <= step.value * (1 + 1e-9) and sign * other.corner <= sign * step.corner
+            other.value <= step.value * (1 + ROUNDING) and sign * other.corner <= sign * step.corner
             for other in steps[k + 1 :]
         )
     )
@@ -145,7 +156,9 @@ def _without_dominated(steps: list[FrontierStep], sign: int) -> tuple[FrontierSt
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """An axis: the question at a limit, and the corner of the fleet found at one, with a limit beyond it."""
+    """How to walk along an axis. `task` gives the question at a limit. `corner` takes a fleet's answer, the
+    limit of its plan and the tightest limit; it gives the corner, and the next limit to plan at.
+    """
 
     name: str
     unit: str
@@ -165,6 +178,7 @@ def _axis_walk(study: Study, task: PlanQuestion, axis: str) -> _Walk:
     if metric == "power":
         return _amount_walk(task, "power", "power_limit_w", lambda fleet: fleet.power_w)
     if metric == "cost":
+        # A plan for cost with a limit on cost finds the same fleet at every limit, so power is planned for.
         wanted = "power" if task.objective == "cost" else task.objective
         return _amount_walk(
             replace(task, objective=wanted),
@@ -195,8 +209,9 @@ def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
         return replace(task, slo=replace(task.slo, limits=moved))
 
     def corner(answer: StudyAnswer, at_s: float, tightest_s: float) -> tuple[float, float]:
-        simulated_s = answer.verdict.lines[k].decides[0] * (1 + 1e-9)
-        if math.isnan(simulated_s):  # Traffic without a single gap between tokens keeps any limit on gaps.
+        simulated_s = answer.verdict.lines[k].decides[0] * (1 + ROUNDING)
+        if math.isnan(simulated_s):
+            # No value of this metric occurred (for instance no gap between tokens), so any limit is kept.
             return tightest_s, tightest_s * (1 - NEXT_FRAC)
         oracle = with_search_scenarios(on_all_draws(answer.problem)).oracle
         counts = oracle.counts(answer.fleet)
@@ -219,7 +234,8 @@ def _amount_walk(task: PlanQuestion, name: str, key: str, of: Callable[[Fleet], 
     def corner(answer: StudyAnswer, _: float, __: float) -> tuple[float, float]:
         return of(answer.fleet), of(answer.fleet) * (1 - NEXT_FRAC)
 
-    return _Walk(name, UNITS[name], getattr(task, key), 1e-9, math.inf, at, corner)
+    least = 1e-9  # The walk ends before it, where no fleet holds; 0 is no limit that a question may have.
+    return _Walk(name, UNITS[name], getattr(task, key), least, math.inf, at, corner)
 
 
 def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
@@ -257,9 +273,11 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
 
 
 def _bisect_edge(keeps: Callable[[float], bool], good: float, bad: float, frac: float) -> tuple[float, float]:
-    """The last value from `good` towards `bad` that keeps, and the next that does not, a share `frac` on."""
+    """The value nearest to `bad` that keeps the SLO, and one that does not, at most a share `frac` apart.
+    `good` is assumed to keep it and `bad` to miss it.
+    """
     while abs(good - bad) > frac * abs(good):
-        middle = math.sqrt(good * bad)
+        middle = math.sqrt(good * bad)  # The geometric mean, as the precision is relative.
         if keeps(middle):
             good = middle
         else:
@@ -268,7 +286,7 @@ def _bisect_edge(keeps: Callable[[float], bool], good: float, bad: float, frac: 
 
 
 def frontier_document(frontier: Frontier) -> dict[str, Any]:
-    """The frontier as plain values."""
+    """The frontier as pareto.json has it."""
     return {
         "over": frontier.axis,
         "unit": frontier.unit,

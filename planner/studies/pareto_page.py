@@ -20,20 +20,20 @@ NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")
 
 
 def render_frontier(frontier: Frontier) -> dict[str, str | bytes]:
-    """The page, CSV, JSON and the picture, by their names."""
+    """The four files of NAMES: file name -> content."""
     values, text = frontier_document(frontier), io.StringIO()
-    flat = [_csv_row(step) for step in values["steps"]]
-    columns = list(dict.fromkeys(key for line in flat for key in line))  # a step may lack an answer
-    lines = csv.DictWriter(text, columns, lineterminator="\n")
-    lines.writeheader()
-    lines.writerows(flat)
+    rows = [_csv_row(step) for step in values["steps"]]
+    # A step without one of the answers has fewer columns, so the header is the union over all rows.
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     caption = f"{frontier.objective} over {frontier.axis}: a dot where each fleet stops holding"
     question_note = "" if frontier.question_limit is None else "; the circle is what was asked"
     figure = Figure("pareto", draw_frontier(frontier), f"{caption}{question_note}.")
     numbers = json.dumps(values, indent=2) + "\n"
-    return dict(
-        zip(NAMES, (_html(frontier, figure), text.getvalue(), numbers, chart_png(figure)), strict=True)
-    )
+    files = _html(frontier, figure), text.getvalue(), numbers, chart_png(figure)
+    return dict(zip(NAMES, files, strict=True))
 
 
 def _html(frontier: Frontier, figure: Figure) -> str:
@@ -52,13 +52,14 @@ def _html(frontier: Frontier, figure: Figure) -> str:
 
 
 def draw_frontier(frontier: Frontier) -> Any:
-    """The frontier as an Altair chart, with the question's own limit on it."""
+    """The frontier as an Altair chart, with a circle at the question's limit."""
     question_step = None if frontier.question_limit is None else frontier.best_at(frontier.question_limit)
     return charts.staircase_chart(
         [step.corner for step in frontier.steps],
         [step.value for step in frontier.steps],
         [f"{step.fleet.gpus} GPUs" for step in frontier.steps],
         (f"{frontier.axis} [{frontier.unit}]", f"{frontier.objective} [{frontier.objective_unit}]"),
+        # Without a loosest limit the chart ends a little beyond the first corner.
         loosest=frontier.loosest if math.isfinite(frontier.loosest) else 1.05 * frontier.steps[0].corner,
         requested=None
         if question_step is None or frontier.question_limit is None
@@ -71,19 +72,19 @@ def _limit_text(frontier: Frontier, limit: float) -> str:
 
 
 def question_line(frontier: Frontier) -> str:
-    """Where the frontier begins, and what was asked."""
+    """The limit at which the frontier begins, and the question's limit."""
     start = (
         f"from {_limit_text(frontier, frontier.loosest)}"
         if math.isfinite(frontier.loosest)
         else "from no limit"
     )
-    message = (
+    line = (
         start
         if frontier.question_limit is None
         else f"{start}; asked was {_limit_text(frontier, frontier.question_limit)}"
     )
-    anew = "; each rate draws other requests, so that a plan at one rate may cost less than the steps say"
-    return message + anew if frontier.axis == "rate" else message
+    note = "; each rate draws other requests, so that a plan at one rate may cost less than the steps say"
+    return line + note if frontier.axis == "rate" else line
 
 
 def ended_line(frontier: Frontier) -> str:
@@ -92,23 +93,28 @@ def ended_line(frontier: Frontier) -> str:
 
 
 def _csv_row(step: dict[str, Any]) -> dict[str, Any]:
-    """A line of pareto.csv: each answer's price and scenarios in columns of their own."""
-    answers = {each["name"].replace("-", "_"): each for each in step["answers"]}
-    return {key: value for key, value in step.items() if key != "answers"} | {
-        f"{name}_{key}": each[key] for name, each in answers.items() for key in ("value", "kept", "futures")
-    }
+    """A line of pareto.csv. Each of the three answers has columns such as "on_paper_value"."""
+    row = {key: value for key, value in step.items() if key != "answers"}
+    for answer in step["answers"]:
+        name = answer["name"].replace("-", "_")
+        row |= {f"{name}_{key}": answer[key] for key in ("value", "kept", "futures")}
+    return row
 
 
 def _answer_cells(step: dict[str, Any]) -> dict[str, str]:
-    """The cost of the cheapest fleet on paper, and the scenarios that it and the step's fleet keep."""
+    """The cost of the cheapest fleet on paper, and in how many scenarios it and the step's fleet keep the
+    SLO.
+
+    A question without safety has neither answer, and then no such cells.
+    """
     answers = {each["name"]: each for each in step["answers"]}
     if not {"on-paper", "production"} <= answers.keys():
         return {}
-    paper, made = answers["on-paper"], answers["production"]
+    paper, production = answers["on-paper"], answers["production"]
     return {
         "on paper": "-" if paper["value"] is None else f"{paper['value']:.6g}",
         "on paper, kept in": f"{paper['kept']} of {paper['futures']}",
-        "kept in scenarios": f"{made['kept']} of {made['futures']}",
+        "kept in scenarios": f"{production['kept']} of {production['futures']}",
     }
 
 

@@ -28,8 +28,8 @@ from planner.search.problem.stages import Stage
 from planner.search.production.three_answers import plan_production
 from planner.studies.what_if import Study
 
-# Without `fleet: per_gpu` up to so many GPU types are searched alone: all of them take about as long as the
-# plan.
+# Without `fleet: per_gpu` the types are searched alone only if there are no more than these, as the searches
+# of four types take about as long as the plan itself.
 MOST_DEFAULT_GPU_TYPES = 4
 LEAST_S = 1.0  # Each GPU type is searched for this long at least, however little time is left.
 SAME_COST = 1 - 1e-9  # Costs nearer to each other than this factor are equal but for rounding.
@@ -50,14 +50,14 @@ def add_each_gpu(study: Study, task: PlanQuestion, plan: Plan, *, seconds: float
     These rows replace those of the cheapest mixed pools of the same types. Each type is searched for its
     share of `seconds`, and its row says when that did not suffice.
     """
-    if (
-        plan.throughput is not None
-    ):  # The rows compare what it costs to serve the most traffic that was found.
+    if plan.throughput is not None:
+        # A plan for the most traffic has one cost; the rows say what the same traffic costs on each GPU type.
         task = replace(task, objective="cost", rate_rps=plan.throughput.rate_rps)
     types = gpu_types(task, study)
     share_s = max(seconds / math.ceil(len(types) / AT_ONCE), LEAST_S)
     study.progress(Stage(f"{' and '.join(types)}, each alone", "each GPU"))
-    for stock in types.values():  # The study remembers the traffic, so that the parallel part only reads it.
+    for stock in types.values():
+        # Called for its effect: the study remembers the traffic, so that the parallel searches only read it.
         study.traffic_request(replace(task, stock=stock))
     rows = run_each(lambda name: _plan_on_gpu(study, task, plan, name, types[name], share_s), types)
     replaced_labels = {
@@ -66,16 +66,15 @@ def add_each_gpu(study: Study, task: PlanQuestion, plan: Plan, *, seconds: float
         for gpu in _answered_gpus(row, stock)
     }
     cheapest = min((row.objective for row in rows if row.is_priced), default=math.inf)
-    # The row for one GPU type of any kind says nothing where a row for a certain type is as cheap.
+    # The row of the cheapest fleet with any single GPU type is left out if one of the new rows is as cheap.
     other_rows = [
         row
         for row in plan.alternatives
         if row.label not in replaced_labels
         and not (row.label == ONE_GPU and row.objective >= cheapest * SAME_COST)
     ]
-    if (
-        plan.certificate.answers
-    ):  # The report shows these answers with their fleets, so rows need not repeat them.
+    if plan.certificate.answers:
+        # The report shows these answers with their fleets, so rows need not repeat them.
         rows = [row for row in rows if row.fleet is None or row.fleet not in (plan.fleet, plan.on_paper)]
     return replace(plan, alternatives=(*other_rows, *rows))
 
@@ -86,9 +85,8 @@ def _answered_gpus(row: Alternative, stock: Mapping[str, int | None]) -> set[str
     """
     if any(isinstance(note, NoneAlone) and not note.is_proved for note in row.notes):
         return set()
-    return {
-        gpu + market for gpu in stock for market in ("", SPOT, OWNED)
-    }  # "h100-80g@spot" is a GPU by name.
+    # A GPU's market is a suffix of its name: "h100-80g@spot".
+    return {gpu + market for gpu in stock for market in ("", SPOT, OWNED)}
 
 
 def _plan_on_gpu(
@@ -123,6 +121,7 @@ def _plan_on_gpu(
         and is_for_production
         and (production_counts := _production_counts(problem, best)) is not None
     ):
+        # An answer without a value is dearer than any fleet.
         counts, compared_value, is_on_paper = production_counts, production_answer.value or math.inf, False
     alone_value = objective_paid(problem, counts)
     if alone_value < compared_value * SAME_COST:

@@ -1,14 +1,16 @@
-"""A deployment held against its plan: what has drifted, since when, and how far the plan still holds.
+"""Compares a deployment with its plan: what has drifted, since when, and how much traffic the plan carries.
 
-Of each quantity (rate, lengths, what prefix caches miss) the plan's own traffic says which levels it has and
-how much its windows scatter; `solvers/drift.py` says whether the live windows have left these levels.
+For each quantity (rate, lengths, share missed by prefix caches) the plan's own traffic says which levels are
+normal and how much its windows scatter; `solvers/drift.py` says whether the live windows have left the
+levels.
 
 A mean over a window with exposure e (seconds for a rate, requests for a length) has the relative variance
-phi c^2 / e: c^2 is that of one request (of a rate: 1 / rate, as Poisson's), phi the overdispersion, the
-larger one of what batches of 1, 2 and 5 windows show in the plan's traffic and neighbouring windows show
-live. Levels are means of LEVEL_WINDOWS windows. Where they differ by more than chance (chi-square, 1 %), all
-between the lowest and the highest of them are within the plan: the course of a day is no drift. Else there is
-one level, known as well as its requests tell.
+phi c^2 / e. Here c^2 is the relative variance of one request (for a rate 1 / rate, as of Poisson arrivals),
+and phi is the overdispersion. phi is estimated from batches of 1, 2 and 5 windows of the plan's traffic and
+from neighbouring live windows, and the larger estimate is used. A level is the mean of LEVEL_WINDOWS windows.
+If the levels differ by more than chance (chi-square, 1 %), everything from the lowest to the highest is
+within the plan, so that the course of a day is no drift. Otherwise the plan has a single level with an
+interval.
 """
 
 from __future__ import annotations
@@ -43,17 +45,17 @@ LEVEL_WINDOWS = 10
 TOLERANCE_FRAC = 0.03  # A mean this close to a level of the plan is no drift.
 FALSE_ALARM_FRAC, PER_WINDOWS = 0.01, 1000  # The chance of any false alarm is 1 % per 1000 windows.
 RECENT_S = 3600.0  # Without drift, live figures are means over the last hour.
-_BATCHES = (1, 2, 5)
-_LEAST_FREEDOM = 8
-_SIDES = 2
-_FEWEST_REQUESTS = 100  # Percentiles of fewer requests scatter too much.
+_BATCHES = (1, 2, 5)  # Windows per batch. Longer batches show scatter that is correlated over time.
+_LEAST_FREEDOM = 8  # With fewer degrees of freedom an estimate of phi scatters too much, and phi is 1.
+_SIDES = 2  # A quantity is tested for a rise and for a fall.
+FEWEST_REQUESTS = 100  # Percentiles of fewer requests scatter too much.
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a plan took a quantity for: its mean, its lowest and highest level, and how windows scatter.
+    """A quantity in the plan's traffic: its mean, its lowest and highest level, and how windows scatter.
 
-    `variance` is c^2, that of one unit of exposure relative to the mean; `dispersion` is phi.
+    `variance` is c^2 and `dispersion` is phi of the module's docstring.
     """
 
     what: str
@@ -65,8 +67,8 @@ class Reference:
     levels: int
 
     def edge(self, is_up: bool) -> float:
-        """What a mean must be beyond to have drifted: TOLERANCE_FRAC off the levels, no less than a single
-        level is known to.
+        """A live mean beyond this value has drifted. The edge is TOLERANCE_FRAC outside the levels; with a
+        single level it is at least the end of that level's interval.
         """
         high, low = (self.mean, self.mean) if self.levels == 1 else (self.high, self.low)
         if is_up:
@@ -76,10 +78,10 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class LiveDrift:
-    """A quantity now. `alarm` is None while it is within the plan; times are Unix [s].
+    """A live quantity. `since_s` and `noticed_s` are None while it is within the plan; times are Unix [s].
 
-    `change_frac` is the mean since `since_s` (else of the last hour) relative to the plan's mean, between
-    `low_frac` and `high_frac` at 95 %; `is_up` says to which side of the plan's levels it went.
+    `now` is its mean since `since_s`, or of the last hour. `low_frac` and `high_frac` are the 95 % interval
+    of `change_frac`. `is_up` says that it left the plan's levels upwards.
     """
 
     what: str
@@ -97,6 +99,7 @@ class LiveDrift:
 
     @property
     def change_frac(self) -> float:
+        """The live mean relative to the plan's mean, less 1."""
         return self.now / self.planned - 1
 
     @property
@@ -127,8 +130,8 @@ class LatencyLine:
 class LiveHeadroom:
     """The headroom with live lengths: the plan keeps its SLO up to `until_rps`; `now_rps` is the live rate.
 
-    `is_at_most` is True if the plan held at the highest simulated rate. `input_frac` and `output_frac` are
-    the factors on the lengths of prompts and of outputs.
+    `is_at_most` is True if the plan held at the highest simulated rate, and may hold beyond it. `input_frac`
+    and `output_frac` say how much longer prompts and outputs are than planned, as shares.
     """
 
     until_rps: float
@@ -145,7 +148,7 @@ class LiveHeadroom:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WatchedPlan:
-    """The result of one look; `drifts` has what the metrics allow, in the order of QUANTITIES."""
+    """The result of one comparison; `drifts` has a row for each quantity that the engines' metrics report."""
 
     live: Live
     drifts: tuple[LiveDrift, ...]
@@ -176,54 +179,59 @@ class WatchedPlan:
 
 
 def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float | None) -> Reference:
-    """The reference distribution of an amount, from windows of the plan's traffic: `amounts` (n,) were
-    counted over `exposure` (n,). `variance` is c^2, the squared coefficient of variation; None for a rate,
-    whose own is 1 / mean.
+    """The reference of a quantity, from windows of the plan's traffic: `amounts` (n,) were counted over
+    `exposure` (n,). `variance` is c^2, the squared coefficient of variation; None for a rate, where c^2 is
+    1 / mean.
     """
-    blocks = max(len(amounts) // LEVEL_WINDOWS, 1)
+    blocks = max(len(amounts) // LEVEL_WINDOWS, 1)  # Each block of windows gives one level.
     width = len(amounts) // blocks
     amounts = amounts[: blocks * width].reshape(blocks, width)
     exposure = exposure[: blocks * width].reshape(blocks, width)
     mean = float(amounts.sum() / exposure.sum())
-    unit = 1 / mean if variance is None else variance
+    c2 = 1 / mean if variance is None else variance
     total = exposure.sum(axis=1)
     level = amounts.sum(axis=1) / np.maximum(total, 1e-12)
-    has = (total > 0) & (level > 0)
-    units = np.full(blocks, unit) if variance is not None else 1 / np.maximum(level, 1e-12)
+    has_level = (total > 0) & (level > 0)
+    c2_of_block = np.full(blocks, c2) if variance is not None else 1 / np.maximum(level, 1e-12)
     dispersion = _largest_dispersion(
-        [_dispersion(amounts[has], exposure[has], units[has], size) for size in _BATCHES]
+        [
+            _dispersion(amounts[has_level], exposure[has_level], c2_of_block[has_level], size)
+            for size in _BATCHES
+        ]
     )
-    noise = dispersion * unit / total[has]
-    away = level[has] / mean - 1
-    chi_square, freedom = float((away**2 / noise).sum()), int(has.sum()) - 1
+    noise = dispersion * c2 / total[has_level]  # The variance of each level that chance alone explains.
+    deviation = level[has_level] / mean - 1
+    chi_square, freedom = float((deviation**2 / noise).sum()), int(has_level.sum()) - 1
     if freedom < 1 or chi_square <= _chi_square(0.99, freedom):
-        known = 2 * math.sqrt(dispersion * unit / float(exposure.sum()))
-        return Reference(what, mean, mean * max(1 - known, 0.0), mean * (1 + known), unit, dispersion, 1)
+        # The levels differ by chance: one level, with about 95 % confidence (two standard errors).
+        half = 2 * math.sqrt(dispersion * c2 / float(exposure.sum()))
+        return Reference(what, mean, mean * max(1 - half, 0.0), mean * (1 + half), c2, dispersion, 1)
+    # The measured levels scatter more than the true ones, so each is moved towards the mean (shrinkage).
     between = (chi_square / freedom - 1) * float(noise.mean())
-    shrunk = mean * (1 + away * np.sqrt(between / (between + noise)))
-    return Reference(what, mean, float(shrunk.min()), float(shrunk.max()), unit, dispersion, freedom + 1)
+    shrunk = mean * (1 + deviation * np.sqrt(between / (between + noise)))
+    return Reference(what, mean, float(shrunk.min()), float(shrunk.max()), c2, dispersion, freedom + 1)
 
 
-def _dispersion(amounts: Floats, exposure: Floats, units: Floats, size: int) -> tuple[float, float]:
-    """phi from batches of `size` windows around their block's mean, and its degrees of freedom; `units` are
-    c^2 of the blocks.
+def _dispersion(amounts: Floats, exposure: Floats, c2_of_block: Floats, size: int) -> tuple[float, float]:
+    """phi from the scatter of batches of `size` windows around the mean of their block, and its degrees of
+    freedom (0 for an assumed phi of 1).
     """
-    per = amounts.shape[1] // size
-    freedom = amounts.shape[0] * (per - 1)
+    batches = amounts.shape[1] // size
+    freedom = amounts.shape[0] * (batches - 1)
     if freedom < _LEAST_FREEDOM:
         return 1.0, 0.0
-    y = amounts[:, : per * size].reshape(-1, per, size).sum(axis=2)
-    e = exposure[:, : per * size].reshape(-1, per, size).sum(axis=2)
-    centre = (y.sum(axis=1) / np.maximum(e.sum(axis=1), 1e-12))[:, None]
+    y = amounts[:, : batches * size].reshape(-1, batches, size).sum(axis=2)
+    e = exposure[:, : batches * size].reshape(-1, batches, size).sum(axis=2)
+    block_mean = (y.sum(axis=1) / np.maximum(e.sum(axis=1), 1e-12))[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
-        z2 = np.where((e > 0) & (centre > 0), (y / e / centre - 1) ** 2 * e / units[:, None], 0.0)
-    return float(z2.sum() / freedom), freedom
+        z2 = (y / e / block_mean - 1) ** 2 * e / c2_of_block[:, None]
+    return float(np.where((e > 0) & (block_mean > 0), z2, 0.0).sum() / freedom), freedom
 
 
-def _largest_dispersion(alarms: Sequence[tuple[float, float]]) -> float:
-    """The first phi, or one of a longer batch that is larger by more than chance; at least 1."""
-    phi = max(alarms[0][0], 1.0)
-    for other, freedom in alarms[1:]:
+def _largest_dispersion(estimates: Sequence[tuple[float, float]]) -> float:
+    """The first phi, or that of a longer batch if it is larger by two standard errors; at least 1."""
+    phi = max(estimates[0][0], 1.0)
+    for other, freedom in estimates[1:]:
         if freedom and other > phi * (1 + 2 * math.sqrt(2 / freedom)):
             phi = other
     return phi
@@ -236,7 +244,7 @@ def _chi_square(frac: float, freedom: int) -> float:
 
 
 def plan_references(trace: Trace, hit_frac: float | None) -> dict[str, Reference]:
-    """What the plan's traffic says of rate, lengths and, where it has prefix caches, of what they miss."""
+    """The references of a plan's traffic, by quantity; of missed tokens only with prefix caches."""
     window_s = min(WINDOW_S, trace.duration_s / (2 * LEVEL_WINDOWS))
     if not window_s > 0:
         raise InputError(
@@ -255,18 +263,23 @@ def plan_references(trace: Trace, hit_frac: float | None) -> dict[str, Reference
     for what, tokens in (("prompt", trace.input_tokens), ("output", trace.output_tokens)):
         by_metric[what] = fit_reference(what, per_window(tokens), requests, _variance(tokens))
     if hit_frac is not None and 0 < hit_frac < 1:
+        # The simulation gives only the mean. Its scatter is taken as that of a prompt that is either cached
+        # or not, with prompts of different lengths.
         missed = 1 - hit_frac
-        spread = hit_frac / missed * (1 + by_metric["prompt"].variance)
-        by_metric["missed"] = Reference("missed", missed, missed, missed, spread, 1.0, 1)
+        c2 = hit_frac / missed * (1 + by_metric["prompt"].variance)
+        by_metric["missed"] = Reference("missed", missed, missed, missed, c2, 1.0, 1)
     return by_metric
 
 
 def _variance(tokens: npt.NDArray[np.int64]) -> float:
+    """c^2 of lengths. It is never 0, so that equal lengths do not make every deviation an alarm."""
     return max(float(tokens.var() / tokens.mean() ** 2), 1e-6)
 
 
 def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats, tests: int) -> LiveDrift:
-    """A quantity's live windows held against the plan; so many `tests` share the chance of false alarms."""
+    """Compare a quantity's live windows with the plan's. `tests` is how many tests share the chance of a
+    false alarm.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.where((exposure > 0) & np.isfinite(amounts), amounts / exposure, np.nan)
     is_rate = ref.what == "rate"
@@ -278,33 +291,33 @@ def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats,
     by_side: dict[bool, tuple[Alarm, ...]] = {}
     for is_up in (True, False):
         edge = ref.edge(is_up)
-        if edge <= 0:
+        if edge <= 0:  # No mean is below 0, so nothing can leave this side.
             continue
-        unit = 1 / edge if is_rate else ref.variance
+        c2 = 1 / edge if is_rate else ref.variance
         with np.errstate(divide="ignore", invalid="ignore"):
-            variance = np.where(exposure > 0, dispersion * unit / exposure, np.inf)
+            variance = np.where(exposure > 0, dispersion * c2 / exposure, np.inf)
         beyond = values / edge - 1 if is_up else 1 - values / edge
         by_side[is_up] = find_alarms(beyond, variance, threshold=threshold)
-    on = [(alarm, is_up) for is_up, rows in by_side.items() for alarm in rows if alarm.ended is None]
+    active = [(alarm, is_up) for is_up, rows in by_side.items() for alarm in rows if alarm.ended is None]
     past = tuple(
         (float(edges_s[alarm.began]), float(edges_s[alarm.ended]))
         for rows in by_side.values()
         for alarm in rows
         if alarm.ended is not None
     )
-    current = max(on, key=lambda pair: pair[0].began, default=None)
+    current = max(active, key=lambda pair: pair[0].began, default=None)
     recent = max(len(values) - max(int(RECENT_S / (edges_s[1] - edges_s[0])), 1), 0)
     first = recent if current is None else current[0].began
     now, half = _mean(amounts[first:], exposure[first:], dispersion * ref.variance, ref)
-    about = now / ref.mean - 1
+    change_frac = now / ref.mean - 1
     return LiveDrift(
         ref.what,
         ref.mean,
         ref.low,
         ref.high,
         now,
-        about - half,
-        about + half,
+        change_frac - half,
+        change_frac + half,
         dispersion,
         None if current is None else float(edges_s[current[0].began]),
         None if current is None else float(edges_s[current[0].noticed + 1]),
@@ -325,7 +338,9 @@ def _mean(amounts: Floats, exposure: Floats, variance: float, ref: Reference) ->
 
 
 def _live_dispersion(amounts: Floats, exposure: Floats, ref: Reference, size: int) -> tuple[float, float]:
-    """phi from differences of neighbours, by their median: a shift of the level changes one of them."""
+    """phi from the median of differences between neighbouring batches, and its degrees of freedom. A shift of
+    the level, which is no scatter, changes only one difference.
+    """
     n = len(amounts) // size
     y = amounts[: n * size].reshape(n, size).sum(axis=1)
     e = exposure[: n * size].reshape(n, size).sum(axis=1)
@@ -335,9 +350,9 @@ def _live_dispersion(amounts: Floats, exposure: Floats, ref: Reference, size: in
     y, e = y[keep], e[keep]
     value = y / e
     middle = (value[1:] + value[:-1]) / 2
-    unit = 1 / middle if ref.what == "rate" else ref.variance
-    z2 = ((value[1:] - value[:-1]) / middle) ** 2 / (unit * (1 / e[1:] + 1 / e[:-1]))
-    # a median of n such squares scatters as a variance of n / 3 would
+    c2 = 1 / middle if ref.what == "rate" else ref.variance
+    z2 = ((value[1:] - value[:-1]) / middle) ** 2 / (c2 * (1 / e[1:] + 1 / e[:-1]))
+    # The median of n squares scatters as much as a variance from n / 3 values.
     return float(np.median(z2)) / _chi_square(0.5, 1), len(z2) / 3
 
 
@@ -356,7 +371,7 @@ def latency_lines(
         counts = np.nan_to_num(whole.counts[-recent:]).sum(axis=0)
         low_s, high_s, requests = percentile_between(whole.edges, counts, limit.percentile_frac)
         is_kept = None
-        if requests >= _FEWEST_REQUESTS:
+        if requests >= FEWEST_REQUESTS:
             is_kept = True if high_s <= limit.limit_s else False if low_s >= limit.limit_s else None
         lines.append(LatencyLine(limit, requests, low_s, high_s, planned, is_kept))
     return tuple(lines)
@@ -376,8 +391,10 @@ def stretch_lengths(trace: Trace, input_factor: float, output_factor: float) -> 
     """The same requests with longer or shorter prompts and outputs; shared prefixes stay as they are."""
     if input_factor == 1 and output_factor == 1:
         return trace
-    least = np.diff(trace.prefix_offsets) * trace.prefix_block_tokens
-    prompts = np.maximum(np.rint(trace.input_tokens * input_factor).astype(np.int64), np.maximum(least, 1))
+    # A prompt is never shorter than its shared prefix.
+    prefix_tokens = np.diff(trace.prefix_offsets) * trace.prefix_block_tokens
+    least_tokens = np.maximum(prefix_tokens, 1)
+    prompts = np.maximum(np.rint(trace.input_tokens * input_factor).astype(np.int64), least_tokens)
     outputs = np.maximum(np.rint(trace.output_tokens * output_factor).astype(np.int64), 1)
     images = trace.image_tokens
     return replace(
@@ -390,10 +407,10 @@ def stretch_lengths(trace: Trace, input_factor: float, output_factor: float) -> 
 
 
 def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> float:
-    """The most traffic, as a factor on `trace`'s, at which the fleet keeps the plan's SLO, by bisection.
+    """The largest factor on the traffic of `trace` at which the fleet keeps the plan's SLO, by bisection.
 
-    As `search/oracle/headroom.py`: the same requests by a faster clock. 0 where it holds at no rate that was
-    tried.
+    As in `search/oracle/headroom.py`, more traffic is the same requests at a faster clock. The factor is 0 if
+    the fleet holds at no simulated rate.
     """
 
     def holds(factor: float) -> bool:
@@ -424,8 +441,8 @@ def most_carried_traffic(fleet: Fleet, written: WrittenPlan, trace: Trace) -> fl
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """A plan as live windows are held against it; `carried` remembers `most_carried_traffic` by factors
-    on the lengths.
+    """A plan and its references. `carried` remembers results of `most_carried_traffic`, by the factors on
+    prompt and output lengths, because each takes several simulations.
     """
 
     written: WrittenPlan
@@ -440,13 +457,15 @@ class Planned:
 
 
 def read_expectations(written: WrittenPlan) -> Planned:
-    """Read a plan folder. Where its traffic has prefixes, its prefix caches are simulated once more."""
+    """The references of a plan folder. A plan with prefixes is simulated again for its share of cached
+    tokens, which the folder does not have.
+    """
     hits = simulate(written.fleet, written.trace).token_hit_frac if written.trace.has_prefixes else None
     return Planned(written, plan_references(written.trace, hits), hits)
 
 
 def drifts_of(refs: Mapping[str, Reference], live: Live) -> tuple[LiveDrift, ...]:
-    """Every quantity of a deployment that can be held against the plan's."""
+    """The drift of each quantity of which the plan has a reference and the deployment has figures."""
     finished = np.nan_to_num(live.finished)
     with np.errstate(divide="ignore", invalid="ignore"):
         missed = np.where(live.queried_tokens > 0, 1 - live.hit_tokens / live.queried_tokens, np.nan)
@@ -475,7 +494,7 @@ def watch_windows(plan: Planned, live: Live) -> WatchedPlan:
 
 
 def length_factors(drifts: Mapping[str, LiveDrift]) -> tuple[float, float]:
-    """Factors on prompts and outputs that the drifts amount to; 1 where there is none."""
+    """The factors by which lengths of prompts and outputs have drifted; 1 without a drift."""
     factors = [
         drifts[what].now / drifts[what].planned if what in drifts and drifts[what].is_drift else 1.0
         for what in ("prompt", "output")
@@ -484,6 +503,7 @@ def length_factors(drifts: Mapping[str, LiveDrift]) -> tuple[float, float]:
 
 
 def _holds(plan: Planned, drifts: Mapping[str, LiveDrift]) -> LiveHeadroom:
+    """The plan's headroom with the drifted lengths; remembered for lengths that agree to 1 %."""
     prompts, outputs = length_factors(drifts)
     factors = round(prompts, 2), round(outputs, 2)
     if factors not in plan.carried:
@@ -502,7 +522,7 @@ def _holds(plan: Planned, drifts: Mapping[str, LiveDrift]) -> LiveHeadroom:
 
 
 def busiest_rps(rate: Reference) -> float:
-    """The rate that stands for a plan's traffic: its highest level, its mean where it has but one."""
+    """The rate at which the plan's trace is hardest: its highest level, or its mean if it has one level."""
     return rate.high if rate.levels > 1 else rate.mean
 
 
@@ -517,10 +537,9 @@ def current_trace(plan: Planned, watched: WatchedPlan) -> Trace:
 
 
 def replan_now(study: Study, task: PlanQuestion, plan: Planned, horizon_h: float) -> Replan:
-    """What `plan replan` answers on `current_trace`, which is the study's trace; `task` is of the plan's
-    slo.yaml.
-
-    The plan's traffic was rescaled and cut as that says already. Raises what `replan.replan` raises.
+    """Replan the running fleet (studies/replanning.py) on `current_trace`, which must be the study's trace.
+    `task` is the question of the plan's slo.yaml. Its rate and window are dropped, as the plan's trace is
+    already scaled and cut by them. Raises what `replanning.replan` raises.
     """
     current_task = replace(task, rate_rps=None, window="whole")
     return replan(study, current_task, plan.written.fleet, horizon_h=horizon_h, start_usd=1.0, stop_usd=0.0)

@@ -10,14 +10,15 @@ Vars   n_j integer >= 0 workers;   i_k GPUs of nodes of kind k without a worker 
         holds     the simulation of n keeps the SLO, with `safety` in enough scenarios of the search
 
 All count vectors that cost less than the best known are listed. The one expected to carry most is simulated.
-If it fails, it and all below it are out; if it holds, it is stripped and becomes the best known. That a fleet
-fails if a larger one does is an assumption, and not always true of pairs: more prefill workers hand over in
-bursts. The answer is exact over these options only where none was left out by it. Running workers of a GPU
-that is no longer in stock are stopped. Policies, which move no worker, are those of the plan from scratch.
+If it fails, it and all smaller vectors are dropped; if it holds, spare workers are removed from it, and it is
+the best known. That a fleet fails if a larger one fails is an assumption, and not always true of prefill and
+decode pools: more prefill workers hand over in bursts. So the answer is exact over these options only if no
+vector was dropped by this assumption. Running workers of a GPU that is no longer in stock are stopped.
+Policies are those of the plan from scratch, as a change of policy moves no worker.
 
-`compare_traffic` compares the traffic that the running fleet was planned on with today's: Kolmogorov and
-Smirnov's D is the largest share of requests by which the two distributions differ. With thousands of
-requests any D is significant, so what counts is its size.
+`compare_traffic` compares the traffic that the running fleet was planned on with today's. The D of Kolmogorov
+and Smirnov is the largest difference between two cumulative distributions, a share of requests. With
+thousands of requests any D is significant, so its size is judged as well.
 """
 
 from __future__ import annotations
@@ -54,8 +55,10 @@ from planner.units import finite_or_none
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-MOST_VECTORS = 2_000_000
-MOST_REQUESTS = 8_000_000  # It bounds the requests simulated for a smaller change.
+MOST_VECTORS = 2_000_000  # Count vectors in memory; with six options they take 100 MB.
+MOST_REQUESTS = 8_000_000  # The requests that all simulations of cheaper vectors may have together.
+FEWEST_TRIES, MOST_TRIES = 24, 400  # Simulated vectors, however long or short the trace is.
+ROUNDING = 1e-9  # Costs and limits that differ by this share are equal but for rounding.
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +98,10 @@ class Way:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replan:
-    """The cheapest way to go on and the others. `keeps` if the running fleet holds and stays.
+    """The cheapest change and the others in `ways`. `keeps` says that the running fleet holds and stays.
 
-    `is_exhausted`: of all counts of these `options` that are cheaper over the horizon `assumed` were left out
-    because a larger fleet fails; the others were simulated and fail.
+    `is_exhausted` says that no cheaper count vector of these `options` is left. `assumed` of them were
+    dropped because a larger fleet fails; the others were simulated and fail.
     """
 
     best: Way
@@ -106,7 +109,7 @@ class Replan:
     moves: tuple[Move, ...]
     ways: tuple[Way, ...]
     verdict: Verdict
-    running_verdict: Verdict | None  # It is None without stock for the fleet.
+    running_verdict: Verdict | None  # It is None if some of its GPUs are no longer in stock.
     options: tuple[str, ...]
     is_exhausted: bool
     assumed: int
@@ -116,7 +119,7 @@ class Replan:
 
     @property
     def is_exact(self) -> bool:
-        """Whether no other counts of these options are cheaper, whatever is assumed."""
+        """Whether no other counts of these options are cheaper, without any assumption."""
         return self.is_exhausted and not self.assumed
 
 
@@ -132,13 +135,14 @@ def replan(
     gone = sum(pool.count for pool in gone_pools)
     change = _build_change(scratch, running, gone, terms)
     names = [option.name for option in change.universe]
-    n0, counted = change.n0, {option.name: k for option, k in scratch.search_result.best}
-    n_scratch = np.array([counted.get(name, 0) for name in names])
+    n0 = change.n0
+    scratch_count = {option.name: count for option, count in scratch.search_result.best}
+    n_scratch = np.array([scratch_count.get(name, 0) for name in names])
     running_holds = gone == 0 and bool(change.is_within_limits(n0)) and change.holds(n0)
     best = n_scratch
     if running_holds and float(change.horizon_usd(n0)) <= float(change.horizon_usd(best)):
         best = n0
-    best, assumed, is_exhausted = _cheaper_ways(study, change, scratch, best)
+    best, assumed, is_exhausted = _find_cheaper(study, change, scratch, best)
     oracle = change.oracle
     lost = [Move(f"{pool.role} {pool.type.name}", pool.count, 0) for pool in gone_pools]
     return Replan(
@@ -167,9 +171,11 @@ def replan(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Change:
-    """The model above as arrays over `universe` (J,): `n0` runs, and `gone` workers more that may not stay.
+    """The model above as arrays over the options of `universe` (J,).
 
-    `uses` (limits, J) is what one worker takes of each limit, `amounts` (limits,) what there is.
+    `n0` are the running workers, without the `gone` workers whose GPUs are no longer in stock. `uses`
+    (limits, J) is what one worker takes of each limit, `amounts` (limits,) what there is. Methods take one
+    count vector (J,) or many (V, J), but for `holds` and `way_of`.
     """
 
     universe: Sequence[Option]
@@ -187,10 +193,12 @@ class _Change:
         return tuple((option, k) for option, k in zip(self.universe, n.tolist(), strict=True) if k)
 
     def migration_usd(self, n: Ints) -> Floats:
+        """The cost of starting and stopping workers, once; `gone` workers are stopped in any case."""
         started, stopped = np.maximum(n - self.n0, 0).sum(-1), np.maximum(self.n0 - n, 0).sum(-1)
         return np.asarray(self.terms.start_usd * started + self.terms.stop_usd * (stopped + self.gone))
 
     def horizon_usd(self, n: Ints) -> Floats:
+        """The objective of the model above."""
         return np.asarray(self.terms.horizon_h * self.paid_usd_per_h(n) + self.migration_usd(n))
 
     def paid_usd_per_h(self, n: Ints) -> Floats:
@@ -200,6 +208,7 @@ class _Change:
         return np.asarray(n @ self.price + idle_usd_per_h(pools))
 
     def holds(self, n: Ints) -> bool:
+        """Whether the fleet keeps the SLO in simulation, with safety in enough scenarios of the search."""
         return self.oracle.holds([self.fleet_counts(n)])[0]
 
     def is_within_limits(self, n: Ints) -> npt.NDArray[np.bool_]:
@@ -218,7 +227,7 @@ def _build_change(
     scratch: StudyAnswer, running: Sequence[tuple[Option, int]], gone: int, terms: ReplanTerms
 ) -> _Change:
     universe, limits = _candidate_options(running, scratch), scratch.problem.limits
-    rows, counted = limits.rows(), {option.name: k for option, k in running}
+    rows, running_count = limits.rows(), {option.name: count for option, count in running}
     uses = np.array([[limits.use(name, option.type) for option in universe] for name, _ in rows])
     problem, test = scratch.problem, None
     if problem.task.safety is not None and problem.tested is not None:
@@ -227,54 +236,62 @@ def _build_change(
         universe,
         with_search_scenarios(on_all_draws(problem)).oracle,
         terms,
-        n0=np.array([counted.get(option.name, 0) for option in universe]),
+        n0=np.array([running_count.get(option.name, 0) for option in universe]),
         gone=gone,
         price=np.array([option.type.price_usd_per_h for option in universe]),
-        uses=uses.reshape(len(rows), len(universe)),
-        amounts=np.array([amount for _, amount in rows]) * (1 + 1e-9),
-        budget_usd_per_h=math.inf if limits.cost_usd_per_h is None else limits.cost_usd_per_h * (1 + 1e-9),
+        uses=uses.reshape(len(rows), len(universe)),  # Without limits `uses` has lost its second axis.
+        amounts=np.array([amount for _, amount in rows]) * (1 + ROUNDING),
+        budget_usd_per_h=math.inf
+        if limits.cost_usd_per_h is None
+        else limits.cost_usd_per_h * (1 + ROUNDING),
         test=test,
     )
 
 
-def _cheaper_ways(study: Study, change: _Change, scratch: StudyAnswer, best: Ints) -> tuple[Ints, int, bool]:
-    """Cheaper ways than `best`, those that carry most first: the best found, how many were left out as
-    smaller than one that fails, and whether none is left.
+def _find_cheaper(study: Study, change: _Change, scratch: StudyAnswer, best: Ints) -> tuple[Ints, int, bool]:
+    """Simulate counts cheaper than `best`, those expected to carry most first.
+
+    Returns the best counts found, how many vectors were dropped as smaller than one that fails, and whether
+    no cheaper vector is left.
     """
     value = float(change.horizon_usd(best))
-    vectors, left_out = _cheaper_counts(change, value)
-    vectors = vectors[change.horizon_usd(vectors) < value * (1 - 1e-9)]
+    vectors, lacks_options = _cheaper_counts(change, value)
+    vectors = vectors[change.horizon_usd(vectors) < value * (1 - ROUNDING)]
     vectors = vectors[change.is_within_limits(vectors)]
     share = np.array([_share_per_worker(option, scratch) for option in change.universe])
     capacity = _capacity_shares(change.universe, share, vectors)
     vectors, capacity = vectors[capacity > 0], capacity[capacity > 0]
-    traces = 1 + len(change.oracle.scenarios)
-    tries = int(np.clip(MOST_REQUESTS / (traces * len(scratch.problem.trace)), 24, 400))
+    traces = 1 + len(change.oracle.scenarios)  # Each vector is simulated on the trace and in the scenarios.
+    requests_per_try = traces * len(scratch.problem.trace)
+    tries = int(np.clip(MOST_REQUESTS / requests_per_try, FEWEST_TRIES, MOST_TRIES))
     deadline, assumed = now_s() + study.work_limit_s, 0
     while len(vectors) and tries > 0 and not is_over(deadline):
         tries -= 1
+        # The largest expected capacity, and of equal ones the most workers.
         candidate = vectors[np.lexsort((vectors.sum(axis=1), capacity))[-1]]
         study.progress(f"a smaller change: {len(vectors)} left, best {value:.6g} USD")
         if change.holds(candidate):
             best = _remove_spare_workers(candidate, change)
             value = float(change.horizon_usd(best))
-            alive = change.horizon_usd(vectors) < value * (1 - 1e-9)
+            alive = change.horizon_usd(vectors) < value * (1 - ROUNDING)
         else:
             alive = ~(vectors <= candidate).all(axis=1)
             assumed += int((~alive).sum()) - 1
         vectors, capacity = vectors[alive], capacity[alive]
-    return best, assumed, not len(vectors) and not left_out
+    return best, assumed, not len(vectors) and not lacks_options
 
 
 def _gpu_names(gpu: str) -> tuple[str, ...]:
-    """The names of a running GPU in the question, which has separate names for owned and rented ones."""
+    """The names that a running GPU may have in the question, which names owned and rented GPUs apart. A spot
+    GPU stays a spot GPU.
+    """
     row = row_of(gpu)
     return (gpu,) if market_of(gpu) == SPOT else (gpu, row, row + OWNED)
 
 
 def _running_options(problem: Problem, current: Fleet) -> tuple[list[tuple[Option, int]], list[Pool]]:
-    """The running workers as options at today's prices and step times, as many of them owned as there are,
-    and the pools that have no GPU in stock.
+    """The running workers as options at today's prices and step times, on owned GPUs first; and the pools
+    whose GPU is no longer in stock.
     """
     types = {worker.name: worker for worker in problem.types}
     gpus = {gpu.name: gpu for gpu in problem.gpus}
@@ -286,7 +303,7 @@ def _running_options(problem: Problem, current: Fleet) -> tuple[list[tuple[Optio
             gone += [pool]
         else:
             moved = replace(pool.type, gpu=gpu)
-            worker = types.get(moved.name) or moved
+            worker = types.get(moved.name) or moved  # A running type need not be one that is searched.
             known.append((option_of(pool.role, worker, problem.priced), pool.count))
     return list(owned_first(problem, tuple(known))), gone
 
@@ -304,7 +321,10 @@ def _candidate_options(running: Sequence[tuple[Option, int]], scratch: StudyAnsw
 
 
 def _share_per_worker(option: Option, scratch: StudyAnswer) -> float:
-    """The expected share of the traffic that one worker of an option carries."""
+    """The expected share of the traffic that one worker of an option carries. For an option that level 0 did
+    not search, it is the worker's share of the price of the plan from scratch, or of its GPUs if these are
+    free.
+    """
     level0 = scratch.search_result.level0
     if option.name in level0.bounded:
         return expected_share(option, level0, {})
@@ -314,39 +334,44 @@ def _share_per_worker(option: Option, scratch: StudyAnswer) -> float:
 
 
 def _cheaper_counts(change: _Change, value: float) -> tuple[Ints, bool]:
-    """A box that holds every count vector cheaper than `value`, (V, J), and whether options were left out.
+    """All count vectors (V, J) of a box that contains every vector cheaper than `value`, and whether the box
+    lacks options.
 
-    Options are left out from the last on where the box would be too large; their count is then 0.
+    If the box has more than MOST_VECTORS, options are left out of it from the last one on (their count is 0).
     """
     price, n0, uses = change.price, change.n0, change.uses
     horizon_h, start_usd = change.terms.horizon_h, change.terms.start_usd
-    room = value - change.terms.stop_usd * change.gone
+    budget_usd = value - change.terms.stop_usd * change.gone
     most = np.zeros(len(price), dtype=np.int64)
     for j, c in enumerate(price):
-        alone = np.floor(room / (horizon_h * c)) if c > 0 else MOST_VECTORS
-        if start_usd and c * horizon_h * n0[j] < room:
-            alone = min(alone, np.floor((room + start_usd * n0[j]) / (horizon_h * c + start_usd)))
-        bounded = [a / u for a, u in zip(change.amounts, uses[:, j], strict=True) if u > 0]
-        most[j] = int(min([alone, MOST_VECTORS, *bounded]))
-    kept = len(price)
-    while kept > 1 and np.prod(most[:kept] + 1.0) > MOST_VECTORS:
-        kept -= 1
-    most[kept:] = 0
-    if np.prod(most + 1.0) > MOST_VECTORS:
+        # The most workers of option j that the budget pays if there are no others.
+        affordable = np.floor(budget_usd / (horizon_h * c)) if c > 0 else MOST_VECTORS
+        if start_usd and c * horizon_h * n0[j] < budget_usd:  # Workers beyond n0 cost a start as well.
+            with_starts = np.floor((budget_usd + start_usd * n0[j]) / (horizon_h * c + start_usd))
+            affordable = min(affordable, with_starts)
+        by_limit = [a / u for a, u in zip(change.amounts, uses[:, j], strict=True) if u > 0]
+        most[j] = int(min([affordable, MOST_VECTORS, *by_limit]))
+    options = len(price)
+    while options > 1 and np.prod(most[:options] + 1.0) > MOST_VECTORS:
+        options -= 1
+    most[options:] = 0
+    if np.prod(most + 1.0) > MOST_VECTORS:  # Even the first option alone has too many counts.
         return np.zeros((0, len(price)), dtype=np.int64), True
     axes = np.meshgrid(*(np.arange(m + 1) for m in most), indexing="ij")
-    return np.stack([axis.ravel() for axis in axes], axis=1), kept < len(price)
+    return np.stack([axis.ravel() for axis in axes], axis=1), options < len(price)
 
 
 def _capacity_shares(universe: Sequence[Option], share: Floats, vectors: Ints) -> Floats:
-    """Expected share of the traffic that each vector carries; 0 where prefill or decode lacks the other."""
+    """The expected share of the traffic that each vector (V, J) carries: (V,). It is 0 for vectors with
+    prefill workers and no decode workers, or the reverse.
+    """
     carried = {
         role: vectors @ (share * np.array([option.role == role for option in universe]))
         for role in ("mixed", "prefill", "decode")
     }
-    pair = np.minimum(carried["prefill"], carried["decode"])
-    lone = (carried["prefill"] > 0) != (carried["decode"] > 0)
-    return np.asarray(np.where(lone, 0.0, carried["mixed"] + pair))
+    by_pairs = np.minimum(carried["prefill"], carried["decode"])
+    is_half_pair = (carried["prefill"] > 0) != (carried["decode"] > 0)
+    return np.asarray(np.where(is_half_pair, 0.0, carried["mixed"] + by_pairs))
 
 
 def _remove_spare_workers(n: Ints, change: _Change) -> Ints:
@@ -364,7 +389,9 @@ def _remove_spare_workers(n: Ints, change: _Change) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class TrafficDrift:
-    """How far one figure of the traffic has moved. `d` and `p` are Kolmogorov and Smirnov's, of lengths."""
+    """How far one figure of the traffic has moved. `d` and `p` are the statistic and the p-value of the
+    Kolmogorov-Smirnov test; None for the rate.
+    """
 
     what: str
     before: float  # The rate [requests/s], or a median length or gap.
@@ -375,22 +402,24 @@ class TrafficDrift:
 
 
 def compare_traffic(before: Trace, after: Trace) -> tuple[TrafficDrift, ...]:
-    """Rate, lengths and burstiness of two traces. Drift: the rate moved, or D is, by OTHER_FRAC or more, and
-    chance would rarely do that. Gaps between arrivals are compared in units of their mean.
+    """Compare rate, lengths and burstiness of two traces. A drift is a rate that moved by OTHER_FRAC or more,
+    or a D of OTHER_FRAC or more that chance would rarely make (BY_CHANCE). Gaps between arrivals are compared
+    in units of their mean, so that they show burstiness and not the rate.
     """
     from scipy.stats import ks_2samp
 
-    moved = after.rate_rps / before.rate_rps - 1
-    rows = [TrafficDrift("requests/s", before.rate_rps, after.rate_rps, None, None, abs(moved) >= OTHER_FRAC)]
+    change_frac = after.rate_rps / before.rate_rps - 1
+    is_other_rate = abs(change_frac) >= OTHER_FRAC
+    rows = [TrafficDrift("requests/s", before.rate_rps, after.rate_rps, None, None, is_other_rate)]
 
-    def gaps(trace: Trace) -> Floats:
-        between = np.diff(trace.arrival_s)
-        return np.asarray(between / between.mean())
+    def relative_gaps(trace: Trace) -> Floats:
+        gap_s = np.diff(trace.arrival_s)
+        return np.asarray(gap_s / gap_s.mean())
 
     for what, old, new in (
         ("prompt tokens", before.input_tokens, after.input_tokens),
         ("output tokens", before.output_tokens, after.output_tokens),
-        ("gap between arrivals / mean", gaps(before), gaps(after)),
+        ("gap between arrivals / mean", relative_gaps(before), relative_gaps(after)),
     ):
         test = ks_2samp(old, new)
         d, p = float(test.statistic), float(test.pvalue)
@@ -400,8 +429,8 @@ def compare_traffic(before: Trace, after: Trace) -> tuple[TrafficDrift, ...]:
 
 
 def change_document(answer: Replan, moved: tuple[TrafficDrift, ...] | None) -> dict[str, Any]:
-    """What `plan replan --json` prints; `compare_traffic` is null where the running fleet's traffic is
-    not known.
+    """What `plan replan --json` prints; `drift` is null if the running fleet's traffic is not known.
+    Scenarios are called futures in these files.
     """
     return {
         "keeps": answer.keeps,

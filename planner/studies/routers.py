@@ -1,8 +1,9 @@
-"""The plan's fleet under the router of every target that can run it, on its traffic as it is written.
+"""Simulates the plan's fleet with the router of every target that can run it, on the traffic as it is
+written.
 
-`policies.deployed` says what routes there and what the simulator runs in its place. Targets with the same
-routing share a simulation. Where the target's routing is the plan's own, or each role has one worker and so
-no choice, the plan's simulation counts.
+`policies.find_deployed_routing` says how a target routes and which policies the simulator runs in its place.
+Targets with the same routing share a simulation. The plan's own simulation is used where the target routes as
+the plan does, and where each role has one worker, so that a router has no choice.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ from planner.simulator.slo_verdict import Verdict, judge
 def simulate_routers(
     plan: Plan, target: str | None = None, deadline: float = math.inf, *, bring_priority: bool = True
 ) -> Plan:
-    """The plan with what its fleet does under each router, and a warning of the routers that do not keep the
-    SLO: on the traffic as it is written, and in the scenarios in which the plan passed its test.
+    """The plan with the verdict on its fleet under each router, and with a warning that names the routers
+    which miss the SLO. Judged are the traffic as it is written and the scenarios in which the plan passed its
+    test.
 
-    With `target` only that target is simulated, and a warning says where it cannot run the plan. Simulations
+    With `target` only that target is simulated, and a warning says if it cannot run the plan. Simulations
     that would begin after `deadline`, on the search's clock, are left out, and a warning says so. Unless
     requests `bring_priority`, targets serve them as they arrive, whatever order `plan serve` would give them.
     """
@@ -53,11 +55,12 @@ def simulate_routers(
         warnings.append(NotDeployable(target, refused[target]))
     names = [name for name in manifests.TARGETS if name not in refused and target in (None, name)]
     production = plan.certificate.find_answer("production")
-    own = None if plan.trial is None or production is None else production.kept_in
-    known: dict[Policies, RouterVerdict | None] = {
-        _effective_policies(plan.fleet, plan.fleet.policies): RouterVerdict(plan.verdict, own, passes=True)
+    plan_kept_in = None if plan.trial is None or production is None else production.kept_in
+    plan_verdict = RouterVerdict(plan.verdict, plan_kept_in, passes=True)
+    verdicts: dict[Policies, RouterVerdict | None] = {
+        _effective_policies(plan.fleet, plan.fleet.policies): plan_verdict
     }
-    rows, late = list[UnderRouter](), list[str]()
+    rows, not_simulated = list[UnderRouter](), list[str]()
     for name in names:
         if (services := manifests.services_apart(plan.fleet, name)) > 1:
             warnings.append(ServicesApart(name, services))
@@ -66,27 +69,27 @@ def simulate_routers(
         if not bring_priority:
             routed = without_priority(routed)
         key = _effective_policies(plan.fleet, routed.policies)
-        if key not in known:
-            known[key] = _judge_policies(plan, routed.policies, deadline)
-        if (judged := known[key]) is None:
-            late.append(name)
+        if key not in verdicts:
+            verdicts[key] = _judge_policies(plan, routed.policies, deadline)
+        if (judged := verdicts[key]) is None:
+            not_simulated.append(name)
         else:
             rows.append(_under_router_fact(name, routed, judged, plan))
     if missed := tuple(each for each in rows if not each.keeps):
         warnings.append(RoutersMiss(missed))
-    if late:
+    if not_simulated:
         warnings.append(NotSimulated(("routers",)))
     return replace(
         plan,
         certificate=replace(plan.certificate, deploy=target, routers=tuple(rows)),
         warnings=(*plan.warnings, *warnings),
-        trial=None,
+        trial=None,  # The test is large, and only this function needs it.
     )
 
 
 def without_priority(routed: Deployed) -> Deployed:
-    """The same where no request brings the priority that the order of prompts goes by: vLLM then serves them
-    as they arrive.
+    """The same routing for requests without a priority. An order of prompts by priority has no effect then:
+    vLLM serves requests as they arrive.
     """
     if not QUEUE[routed.policies.queue].has_rank:
         return routed
@@ -97,7 +100,9 @@ def without_priority(routed: Deployed) -> Deployed:
 
 
 def simulate_routers_of_each(shared: SharedPlan, question: SeveralLlmsQuestion) -> SharedPlan:
-    """The plans of several LLMs, each with what its fleet does under the routers."""
+    """The plans of several LLMs, each with the verdicts under its routers, and their new warnings in one
+    list.
+    """
     plans = {
         part.name: simulate_routers(
             shared.plans[part.name], part.task.deploy, bring_priority=not part.task.policies.is_queue_assumed
@@ -113,18 +118,18 @@ def simulate_routers_of_each(shared: SharedPlan, question: SeveralLlmsQuestion) 
 
 
 def plan_each_target(plan: Plan, planned_for: Callable[[str], Plan]) -> Plan:
-    """The plan with a fleet for each target that does not keep it, planned once for targets whose routers are
-    alike.
+    """The plan with another fleet for each target whose router misses the SLO with the plan's own fleet.
 
-    `planned_for` answers the same question for the router of one target.
+    `planned_for` answers the same question for the router of one target; it is called once for targets whose
+    routers and possible fleets are alike.
     """
-    kept = {each.target for each in plan.certificate.routers if each.keeps}
-    alike: dict[object, list[str]] = {}
+    keeping = {each.target for each in plan.certificate.routers if each.keeps}
+    targets_by_kind: dict[object, list[str]] = {}
     for name in manifests.TARGETS:
-        if name not in kept:
+        if name not in keeping:
             kind = ROUTERS_OF[name], name in ONE_KIND, name in ONLY_PAIRS
-            alike.setdefault(kind, []).append(name)
-    rows = tuple(_plan_for_targets(names, planned_for) for names in alike.values())
+            targets_by_kind.setdefault(kind, []).append(name)
+    rows = tuple(_plan_for_targets(names, planned_for) for names in targets_by_kind.values())
     return replace(plan, certificate=replace(plan.certificate, for_targets=rows))
 
 
@@ -137,18 +142,21 @@ def _plan_for_targets(names: Sequence[str], planned_for: Callable[[str], Plan]) 
         return ForTargets(tuple(names), "not possible", (), None)
     refused = manifests.find_refused_targets(plan.fleet, plan.max_model_len)
     able = tuple(name for name in names if name not in refused)
+    # If no target can run the fleet, the row names them all and has no price.
     usd_per_h = plan.bill.usd_per_h if able else None
     return ForTargets(able or tuple(names), plan.status, bought_pools(plan.fleet), usd_per_h)
 
 
 def _effective_policies(fleet: Fleet, policies: Policies) -> Policies:
-    """The policies with the usual routing for roles of one worker, which have no choice."""
-    front = sum(pool.count for pool in fleet.pools if pool.role != "decode")
-    back = sum(pool.count for pool in fleet.pools if pool.role == "decode")
+    """The policies with the default routing for a role with one worker. A router has no choice there, so that
+    policies which differ in nothing else are the same.
+    """
+    arrival_workers = sum(pool.count for pool in fleet.pools if pool.role != "decode")
+    decode_workers = sum(pool.count for pool in fleet.pools if pool.role == "decode")
     usual = Policies()
-    if front < 2:
+    if arrival_workers < 2:
         policies = replace(policies, routing=usual.routing)
-    if back < 2:
+    if decode_workers < 2:
         policies = replace(policies, decode_routing=usual.decode_routing)
     return policies
 
@@ -163,16 +171,17 @@ class RouterVerdict:
 
 
 def _judge_policies(plan: Plan, policies: Policies, deadline: float) -> RouterVerdict | None:
-    """The verdict on the plan's fleet under other policies; None where the time was over."""
+    """The verdict on the plan's fleet under other policies; None if there was no time left for it."""
     if is_over(deadline):
         return None
-    # Only a router that pins prefixes keeps them on workers; other caches keep what is used.
+    # Only a router that pins prefixes to workers needs the plan's assignment of prefixes.
     pinned = plan.fleet.pinned if ROUTING[policies.routing].pins else ()
     fleet, slo = replace(plan.fleet, policies=policies, pinned=pinned), plan.slo
-    has_gaps = slo.every_s is not None or any(limit.row.is_of_gaps for limit in slo.limits)
-    verdict = judge(simulate(fleet, plan.trace, limits=slo.limits, record=has_gaps), slo)
+    # Windows, and limits on gaps between tokens, are judged by the records of single steps.
+    needs_records = slo.every_s is not None or any(limit.row.is_of_gaps for limit in slo.limits)
+    verdict = judge(simulate(fleet, plan.trace, limits=slo.limits, record=needs_records), slo)
     if plan.trial is None or not verdict.holds:
-        return RouterVerdict(verdict, None, passes=True)
+        return RouterVerdict(verdict, None, passes=True)  # There is no test, or no need for one.
     kept_in, passes = plan.trial.kept_with_policies(policies, fleet)
     if plan.trial.test.out_of_time():
         return None

@@ -1,9 +1,9 @@
 """What each tenant of a trace costs on a fleet.
 
-The bill is divided among the pools by their prices, and a pool's part among tenants by the seconds of its
-workers that their requests take. A prompt takes its tokens' share of a full step, and its attention; a token
-of output takes its share of a step with as many decodes as ran on average, and what it reads of the KV cache.
-Prompt tokens that a prefix cache had take nothing. What stands idle is paid by all in the same proportion.
+The bill is divided among the pools by their prices, and a pool's part among the tenants by the worker seconds
+that their requests take. A prompt takes its tokens' share of a step with a full token budget, and the time of
+its attention. A token of output takes its share of a step with the mean number of decodes, and the time to
+read its KV cache. Prompt tokens found in a prefix cache take no time. Idle time is paid in the same shares.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class TenantCost:
-    """A tenant's requests and tokens, and its part of the bill; over the whole trace."""
+    """A tenant's requests and tokens in the whole trace, and its share of the bill. The cost per million
+    tokens counts tokens of prompts and of outputs.
+    """
 
     tenant: str
     requests: int
@@ -35,61 +37,73 @@ class TenantCost:
 
 
 def tenant_costs(simulation: Simulation, fleet: Fleet) -> tuple[TenantCost, ...]:
-    """Costs in the order of the trace's tenants; empty where it names none."""
+    """One row per tenant, in the trace's order; empty if the trace names no tenant."""
     if not simulation.tenants:
         return ()
-    pool_of = np.repeat(np.arange(len(fleet.pools)), [pool.count for pool in fleet.pools])
-    shares, total = np.zeros(len(simulation.tenants)), bill_fleet(fleet).usd_per_h
+    pool_of_worker = np.repeat(np.arange(len(fleet.pools)), [pool.count for pool in fleet.pools])
+    shares = np.zeros(len(simulation.tenants))
+    fleet_usd_per_h = bill_fleet(fleet).usd_per_h
     prices = np.array([pool.count * pool.type.price_usd_per_h for pool in fleet.pools])
     gpus = np.array([pool.count * pool.type.gpus for pool in fleet.pools], dtype=float)
-    weights = prices if prices.sum() > 0 else gpus
-    used = 0.0
+    weights = prices if prices.sum() > 0 else gpus  # A fleet of owned GPUs alone may have no price.
+    used_weight = 0.0  # The weight of an idle pool is paid in the shares of the other pools.
     for number, pool in enumerate(fleet.pools):
-        work_s = _work_s(simulation, pool, number, pool_of)
-        per_tenant = np.bincount(simulation.tenant, weights=work_s, minlength=len(shares))
-        if per_tenant.sum() > 0:
-            shares += weights[number] * per_tenant / per_tenant.sum()
-            used += weights[number]
-    shares = shares / used if used else shares
-    hours = max(float(simulation.end_s - simulation.arrival_s[0]), 1e-9) / 3600
+        work_s = _request_work_s(simulation, pool, number, pool_of_worker)
+        tenant_s = np.bincount(simulation.tenant, weights=work_s, minlength=len(shares))
+        if tenant_s.sum() > 0:
+            shares += weights[number] * tenant_s / tenant_s.sum()
+            used_weight += weights[number]
+    shares = shares / used_weight if used_weight else shares
+    hours = _span_s(simulation) / 3600
     costs = []
-    for u, name in enumerate(simulation.tenants):
-        mine = simulation.tenant == u
-        inputs, outputs = (int(n[mine].sum()) for n in (simulation.input_tokens, simulation.output_tokens))
-        usd = total * float(shares[u])
-        per_million = 1e6 * usd * hours / max(inputs + outputs, 1)
-        costs.append(TenantCost(name, int(mine.sum()), inputs, outputs, float(shares[u]), usd, per_million))
+    for number, name in enumerate(simulation.tenants):
+        mine = simulation.tenant == number
+        inputs, outputs = int(simulation.input_tokens[mine].sum()), int(simulation.output_tokens[mine].sum())
+        usd_per_h = fleet_usd_per_h * float(shares[number])
+        per_million = 1e6 * usd_per_h * hours / max(inputs + outputs, 1)
+        share_frac = float(shares[number])
+        costs.append(TenantCost(name, int(mine.sum()), inputs, outputs, share_frac, usd_per_h, per_million))
     return tuple(costs)
 
 
-def _work_s(simulation: Simulation, pool: Pool, number: int, pool_of: npt.NDArray[np.int64]) -> Floats:
-    """Seconds of the pool's workers that each request takes (n,)."""
+def _span_s(simulation: Simulation) -> float:
+    """Time from the first arrival to the end; never 0, because it is divided by."""
+    return max(float(simulation.end_s - simulation.arrival_s[0]), 1e-9)
+
+
+def _request_work_s(
+    simulation: Simulation, pool: Pool, number: int, pool_of_worker: npt.NDArray[np.int64]
+) -> Floats:
+    """The time that each request takes on workers of pool `number` (n,); 0 where it used none of them."""
     step_s, budget = pool.type.latency.step_s, pool.type.max_num_batched_tokens
     cached = (
         np.zeros(len(simulation.tenant)) if simulation.cached_tokens is None else simulation.cached_tokens
     )
+    # An engine computes at least the last token of a prompt, even if all of the prompt is cached.
     tokens = np.maximum(simulation.input_tokens - cached, 1).astype(float)
     full_s = float(step_s(budget))
+    # Each new token attends to the cached ones, to the new ones before it and to itself.
     pairs = tokens * cached + tokens * (tokens + 1) / 2
     prefill_s = tokens * full_s / budget + (step_s(budget, pairs) - full_s)
-    gaps = simulation.output_tokens - 1.0
+    gaps = simulation.output_tokens - 1.0  # The prefill makes the first token.
     decoding_s = np.nan_to_num(simulation.e2e_s - simulation.ttft_s)
-    here = _in_pool(simulation.decode_worker, number, pool_of)
-    span_s = max(float(simulation.end_s - simulation.arrival_s[0]), 1e-9)
-    batch = max(float(decoding_s[here].sum()) / (span_s * max(pool.count, 1)), 1.0)
-    alone_s = float(step_s(batch, 0.0, batch))
-    context = simulation.input_tokens + simulation.output_tokens / 2
-    reads_s = step_s(batch, 0.0, batch, context) - alone_s
-    decode_s = gaps * (alone_s / batch + reads_s)
-    prefilled = _in_pool(simulation.prefill_worker, number, pool_of)
-    return np.asarray(np.where(prefilled, prefill_s, 0.0) + np.where(here, decode_s, 0.0))
+    decoded = _in_pool(simulation.decode_worker, number, pool_of_worker)
+    # The mean number of decodes on a worker, as of Little's law; a decode is never in a smaller batch than 1.
+    batch = max(float(decoding_s[decoded].sum()) / (_span_s(simulation) * max(pool.count, 1)), 1.0)
+    without_kv_s = float(step_s(batch, 0.0, batch))
+    mean_context = simulation.input_tokens + simulation.output_tokens / 2
+    kv_read_s = step_s(batch, 0.0, batch, mean_context) - without_kv_s
+    decode_s = gaps * (without_kv_s / batch + kv_read_s)
+    prefilled = _in_pool(simulation.prefill_worker, number, pool_of_worker)
+    return np.asarray(np.where(prefilled, prefill_s, 0.0) + np.where(decoded, decode_s, 0.0))
 
 
 def _in_pool(
-    worker: npt.NDArray[np.int64], number: int, pool_of: npt.NDArray[np.int64]
+    worker: npt.NDArray[np.int64], number: int, pool_of_worker: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    known = (worker >= 0) & (worker < len(pool_of))
-    return np.asarray(known & (pool_of[np.where(known, worker, 0)] == number))
+    """Whether each `worker` (n,) is of pool `number`; negative numbers stand for no worker."""
+    known = (worker >= 0) & (worker < len(pool_of_worker))
+    return np.asarray(known & (pool_of_worker[np.where(known, worker, 0)] == number))
 
 
 def tenant_rows(costs: tuple[TenantCost, ...]) -> list[dict[str, Any]]:

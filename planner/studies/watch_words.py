@@ -1,4 +1,4 @@
-"""What `plan watch` says: sentences, a document, and gauges for Prometheus."""
+"""The result of `plan watch` (plan_watch.py) as sentences, as a document, and as Prometheus gauges."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from planner.fleet import Fleet
 from planner.manifests.monitoring import HEADROOM, HOLDS
 from planner.reports.words import describe, usd
-from planner.studies.plan_watch import LatencyLine, LiveDrift, WatchedPlan
+from planner.studies.plan_watch import FEWEST_REQUESTS, RECENT_S, LatencyLine, LiveDrift, WatchedPlan
 from planner.studies.replanning import Replan
 from planner.units import finite_or_none, show_s
 
+# The quantities that may drift: the name in sentences, and the unit.
 WHAT = {
     "rate": ("traffic", "requests/s"),
     "prompt": ("prompts", "tokens"),
     "output": ("outputs", "tokens"),
     "missed": ("prompt tokens that caches miss", "share"),
 }
-_WAYS = {"rate": ("more", "less"), "prompt": ("longer", "shorter"), "output": ("longer", "shorter")}
+_UP_AND_DOWN = {"rate": ("more", "less"), "prompt": ("longer", "shorter"), "output": ("longer", "shorter")}
 GAUGES: Mapping[str, str] = {
     HOLDS: "1 while the plan holds: SLO kept, and live traffic is within what it carries",
     HEADROOM: "how much more traffic of the present lengths the plan carries, as a share",
@@ -35,30 +39,31 @@ GAUGES: Mapping[str, str] = {
 def watch_sentences(watched: WatchedPlan) -> list[str]:
     """The result as sentences, the most important one first."""
     lines = [_headline(watched)]
-    lines += [_drifted(drift) for drift in watched.drifts if drift.is_drift]
-    if inside := [_inside(drift) for drift in watched.drifts if not drift.is_drift]:
+    lines += [_drift_line(drift) for drift in watched.drifts if drift.is_drift]
+    if inside := [_inside_text(drift) for drift in watched.drifts if not drift.is_drift]:
         lines.append(f"still inside: {'; '.join(inside)}")
-    lines += [_latency(line) for line in watched.latencies]
-    planned, hits = watched.hit_frac
-    if hits is not None:
-        planned_text = "" if planned is None else f", planned {100 * planned:.0f} %"
-        lines.append(f"prefix caches had {100 * hits:.0f} % of the prompt tokens{planned_text}")
-    lines.append(_load(watched))
+    lines += [_latency_line(line) for line in watched.latencies]
+    planned_hit_frac, live_hit_frac = watched.hit_frac
+    if live_hit_frac is not None:
+        planned_text = "" if planned_hit_frac is None else f", planned {100 * planned_hit_frac:.0f} %"
+        lines.append(f"prefix caches had {100 * live_hit_frac:.0f} % of the prompt tokens{planned_text}")
+    lines.append(_load_line(watched))
     return lines
 
 
 def _headline(watched: WatchedPlan) -> str:
+    """The verdict in one line: missed limits, or else drifts, and up to which rate the plan holds."""
     holds = watched.holds
-    more = "at least " if holds.is_at_most else ""
-    until = f"the plan holds until {more}{holds.until_rps:.3g} req/s (now {holds.now_rps:.3g})"
+    at_least = "at least " if holds.is_at_most else ""
+    until = f"the plan holds until {at_least}{holds.until_rps:.3g} req/s (now {holds.now_rps:.3g})"
     if holds.input_frac or holds.output_frac:
         until += " at these lengths"
     if holds.headroom_frac < 0:
         until = (
             f"the plan no longer holds: it does until {holds.until_rps:.3g} req/s, now {holds.now_rps:.3g}"
         )
-    harder = ", ".join(_short(drift) for drift in watched.drifts if drift.is_harder)
-    easier = ", ".join(_short(drift) for drift in watched.drifts if drift.is_drift and not drift.is_up)
+    harder = ", ".join(_short_text(drift) for drift in watched.drifts if drift.is_harder)
+    easier = ", ".join(_short_text(drift) for drift in watched.drifts if drift.is_drift and not drift.is_up)
     if watched.missed:
         missed = ", ".join(line.limit.name for line in watched.missed)
         return f"the SLO is missed ({missed}){'; drifted: ' + harder if harder else ''}; {until}"
@@ -69,46 +74,52 @@ def _headline(watched: WatchedPlan) -> str:
     return f"still inside the plan; {until}"
 
 
-def _short(drift: LiveDrift) -> str:
-    assert drift.since_s is not None
-    return f"{_change(drift)} since {utc_text(drift.since_s)}"
+def _short_text(drift: LiveDrift) -> str:
+    """For instance "12 % more traffic since Tue 2026-11-24 14:05 UTC"."""
+    assert drift.since_s is not None  # Only drifts are written so, and these have a beginning.
+    return f"{_change_text(drift)} since {utc_text(drift.since_s)}"
 
 
-def _change(drift: LiveDrift) -> str:
-    by = f"{100 * abs(drift.change_frac):.0f} %"
+def _change_text(drift: LiveDrift) -> str:
+    percent = f"{100 * abs(drift.change_frac):.0f} %"
     if drift.what == "missed":
-        return f"prefix caches miss {by} {'more' if drift.change_frac > 0 else 'less'}"
-    way = _WAYS[drift.what][drift.change_frac < 0]
-    return f"{by} {way} traffic" if drift.what == "rate" else f"{WHAT[drift.what][0]} {by} {way}"
+        return f"prefix caches miss {percent} {'more' if drift.change_frac > 0 else 'less'}"
+    up, down = _UP_AND_DOWN[drift.what]
+    comparative = down if drift.change_frac < 0 else up
+    if drift.what == "rate":
+        return f"{percent} {comparative} traffic"
+    return f"{WHAT[drift.what][0]} {percent} {comparative}"
 
 
-def _drifted(drift: LiveDrift) -> str:
+def _drift_line(drift: LiveDrift) -> str:
     name, unit = WHAT[drift.what]
     assert drift.noticed_s is not None
     return (
-        f"{name}: {drift.now:,.4g} {unit}, planned {drift.planned:,.4g}{_levels(drift)}: "
-        f"{_interval(drift)}; noticed {utc_text(drift.noticed_s)}"
+        f"{name}: {drift.now:,.4g} {unit}, planned {drift.planned:,.4g}{_levels_text(drift)}: "
+        f"{_interval_text(drift)}; noticed {utc_text(drift.noticed_s)}"
     )
 
 
-def _inside(drift: LiveDrift) -> str:
+def _inside_text(drift: LiveDrift) -> str:
+    """A quantity that is within the plan, with the drifts that it came back from."""
     name, unit = WHAT[drift.what]
     past = f", drifted {len(drift.past)} times and came back" if drift.past else ""
     if math.isnan(drift.now):
         return f"{name}: nothing in the last hour"
-    planned = f"planned {drift.planned:,.4g}{_levels(drift)}"
-    return f"{name} {drift.now:,.4g} {unit}, {planned} ({_interval(drift)}){past}"
+    planned = f"planned {drift.planned:,.4g}{_levels_text(drift)}"
+    return f"{name} {drift.now:,.4g} {unit}, {planned} ({_interval_text(drift)}){past}"
 
 
-def _levels(drift: LiveDrift) -> str:
+def _levels_text(drift: LiveDrift) -> str:
     return f", levels {drift.planned_low:,.4g} to {drift.planned_high:,.4g}"
 
 
-def _interval(drift: LiveDrift) -> str:
+def _interval_text(drift: LiveDrift) -> str:
+    """The 95 % interval of the change from the planned mean."""
     return f"{100 * drift.low_frac:+.0f} to {100 * drift.high_frac:+.0f} %"
 
 
-def _latency(line: LatencyLine) -> str:
+def _latency_line(line: LatencyLine) -> str:
     verdict = {True: "kept", False: "MISSED", None: "not known"}[line.is_kept]
     if not line.requests:
         return f"{line.limit.name}: nothing counted in the last hour"
@@ -116,22 +127,22 @@ def _latency(line: LatencyLine) -> str:
     planned = "" if line.planned_s is None else f", predicted {show_s(line.planned_s)}"
     why = ""
     if line.is_kept is None:
-        why = " (too few)" if line.requests < 100 else " (the limit lies within a bucket)"
+        is_few = line.requests < FEWEST_REQUESTS
+        why = " (too few)" if is_few else " (the limit lies within a bucket)"
     return f"{line.limit.name} <= {show_s(line.limit.limit_s)}: {between}{planned}: {verdict}{why}"
 
 
-def _load(watched: WatchedPlan) -> str:
+def _load_line(watched: WatchedPlan) -> str:
     live = watched.live
-    recent = slice(-max(int(3600 / live.every_s), 1), None)
+    recent = slice(-max(int(RECENT_S / live.every_s), 1), None)
 
-    def mean(values: Any) -> str:
-        known = values[recent][~(values[recent] != values[recent])]
-        return f"{known.mean():.3g}" if known.size else "-"
+    def mean_text(values: npt.NDArray[np.float64]) -> str:
+        measured = values[recent][np.isfinite(values[recent])]
+        return f"{measured.mean():.3g}" if measured.size else "-"
 
-    use = mean(100 * live.kv_use_frac)
     return (
-        f"{live.instances} engine(s), last hour: {mean(live.running)} requests running, {mean(live.waiting)} "
-        f"waiting, {use} % of the KV cache in use"
+        f"{live.instances} engine(s), last hour: {mean_text(live.running)} requests running, "
+        f"{mean_text(live.waiting)} waiting, {mean_text(100 * live.kv_use_frac)} % of the KV cache in use"
     )
 
 
@@ -206,11 +217,10 @@ def prometheus_samples(watched: WatchedPlan) -> list[tuple[str, dict[str, str], 
 
 def replan_sentence(replanned: Replan, running: Fleet) -> str:
     """What replanning would change, and what it costs."""
-    best, before = (
-        replanned.best,
-        next((way for way in replanned.ways if way.label == "keep what runs"), None),
-    )
-    now = "" if before is None else f" (now {usd(before.cost_usd_per_h)} per hour)"
+    best = replanned.best
+    # A fleet with GPUs that are no longer in stock cannot be kept, so there is no such way and no price.
+    kept = next((way for way in replanned.ways if way.label == "keep what runs"), None)
+    now = "" if kept is None else f" (now {usd(kept.cost_usd_per_h)} per hour)"
     if replanned.keeps:
         return (
             f"replanning on this traffic would keep {describe(running)}, {usd(best.cost_usd_per_h)} per hour"

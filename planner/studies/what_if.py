@@ -1,12 +1,13 @@
-"""Several questions about one trace: what moves when the question changes, and what each limit costs.
+"""Answers several questions about one trace: how the plan changes with the question, and what each limit
+costs.
 
-Whatever one search simulated, the next one knows (`oracle.Answers`), and the fleet found before is the first
-that others must beat. Of equal offers it stays, so that nothing moves without a reason.
+Searches share their simulations (`fleet_oracle.Answers`). A search for a changed question starts from the
+fleet of the question before, and keeps it among fleets of equal cost, so that no change is without a reason.
 
-`change_question` edits slo.yaml, `sensitivity` asks the questions around one: step times, traffic and prices
-that are wrong by a share, limits that are tighter or looser, more GPUs of each kind. Its differences are
-shadow prices by re-solving: exact where the search is, for steps as large as they are. `headroom` is how far
-the fleet itself holds.
+`change_question` edits slo.yaml. `sensitivity` answers the questions around one: step times, traffic and
+prices that are wrong by a share, limits that are tighter or looser, more GPUs of each kind. The differences
+in cost are shadow prices found by planning again; they are as exact as the plans, and hold for changes of
+just this size. `headroom` says how much more traffic, or how much longer steps, the fleet itself stands.
 """
 
 from __future__ import annotations
@@ -58,27 +59,30 @@ from planner.simulator.slo_verdict import Verdict
 from planner.traffic.trace import Trace
 from planner.units import finite_or_none, show_s
 
-BY_FRAC = 0.1
+BY_FRAC = 0.1  # The questions of `sensitivity` differ by this share unless the user names another.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StudyAnswer:
-    """The best fleet for one question, simulated to the end. With safety it has `answers`, as a plan."""
+    """The best fleet for one question, simulated to its end. With safety, `answers` has the three answers of
+    a plan (on paper, production, with a loss).
+    """
 
     problem: Problem
     search_result: FleetSearch
     fleet: Fleet
     verdict: Verdict
-    served_s: float  # The fleet is paid for this long; see plan.served_s.
+    served_s: float  # The time for which the fleet is paid; see `evidence.plan.served_s`.
     answers: tuple[Answered, ...] = ()
 
     @property
     def value(self) -> float:
+        """The fleet's objective, for instance its bill [USD/h]."""
         return objective_paid(self.problem, self.search_result.best)
 
     @property
     def is_exact(self) -> bool:
-        """Whether, on paper, every cheaper fleet of level 0 was simulated or has too few workers: as
+        """Whether every fleet of level 0 that is cheaper on paper was simulated or is too small for the work;
         `level0_exact` of a certificate.
         """
         return self.search_result.level0.search.is_exact
@@ -89,13 +93,13 @@ class StudyAnswer:
         return self.search_result.level0.search.is_exhausted
 
 
-LEAST_S = 1.0
+LEAST_S = 1.0  # A search gets at least this long, however long reading took.
 
 
 @dataclass(slots=True, eq=False)
 class Study:
-    """One trace, and what was learned about it; every question has `time_limit_s`, a plan all of it but the
-    `taken_s` of it that reading took and a report will.
+    """One trace and the simulations of it. Every question has `time_limit_s`; for a plan, `taken_s` of this
+    is used up by reading the input and writing the report.
     """
 
     trace: Trace
@@ -105,36 +109,44 @@ class Study:
     progress: Progress = report_nothing
     answers: Answers = field(default_factory=Answers)
     taken_s: float = 0.0
-    work_s: float = math.inf  # the most that a question may take on the search's clock
+    work_s: float = math.inf  # The limit of a question on the search's clock (oracle/work_clock.py).
     _requests_by_task: dict[tuple[object, ...], TrafficRequest] = field(default_factory=dict)
 
     @property
     def work_limit_s(self) -> float:
-        """How far the search's clock may go for each question."""
+        """The limit of each question on the search's clock."""
         return min(work_limit_s(self.time_limit_s), self.work_s)
 
     @property
     def left_s(self) -> float:
-        """Of the time limit, for a plan; reading or a report never leave less than a second, or a tenth."""
+        """What `taken_s` leaves of the time limit to a plan: at least a tenth, and at least LEAST_S, so that
+        slow reading does not end a search before it began; never more than the limit.
+        """
         least_s = min(max(LEAST_S, 0.1 * self.time_limit_s), self.time_limit_s)
         return max(self.time_limit_s - self.taken_s, least_s)
 
     def on_part(self, trace: Trace, work_s: float) -> Study:
-        """The same study of a part of its trace, where a question may take `work_s` of the search's clock."""
+        """A study of a part of the trace, with a limit per question of `work_s` on the search's clock. It
+        shares no simulations, as these are of other requests.
+        """
         return replace(self, trace=trace, work_s=work_s, answers=self.answers.fresh(), _requests_by_task={})
 
     def traffic_request(self, task: PlanQuestion) -> TrafficRequest:
-        """The requests that a question is about, scaled once for every traffic."""
+        """The requests that a question is about. They are remembered by what they depend on."""
         robust = task.robust
         traffic_key = (task.described, task.rate_rps, task.scale, task.window)
-        base = (*traffic_key, robust.traffic_frac, robust.traffic_from_frac)
-        key = (*base, task.draws)
+        key_without_draws = (*traffic_key, robust.traffic_frac, robust.traffic_from_frac)
+        key = (*key_without_draws, task.draws)
         if key not in self._requests_by_task:
-            known = next((each for one, each in self._requests_by_task.items() if one[:-1] == base), None)
+            same_traffic = (
+                each for other, each in self._requests_by_task.items() if other[:-1] == key_without_draws
+            )
+            known = next(same_traffic, None)
+            # Simulations are remembered by the trace object, so another number of draws must not make a copy.
             requests, note = (
                 requested_traffic(self.trace, task, seed=self.seed)
                 if known is None
-                else (known.requests, known.note)  # The same object lets a search reuse its simulations.
+                else (known.requests, known.note)
             )
             further = further_traffic(self.trace, task, requests, seed=self.seed)
             self._requests_by_task[key] = TrafficRequest(requests, note, further)
@@ -142,7 +154,7 @@ class Study:
 
     @property
     def cached_requests(self) -> int:
-        """Requests of all the traffic that is remembered: 24 bytes each, and what was said of them."""
+        """How many requests all remembered traffic has; each takes 24 bytes and its simulated times."""
         traces = {
             id(trace): trace
             for each in self._requests_by_task.values()
@@ -151,6 +163,9 @@ class Study:
         return sum(map(len, traces.values()))
 
     def pose(self, task: PlanQuestion) -> Problem:
+        """The problem that a search for this question solves. Raises InfeasibleError, with the limit that
+        would have to be relaxed, if no worker type can keep the SLO.
+        """
         if task.objective == "throughput":
             raise InputError("objective: throughput: ask `plan` itself; here, use cost, power or gpus")
         return with_relaxation(lambda: self._build(task, self.work_limit_s))
@@ -166,18 +181,18 @@ class Study:
         )
 
     def find_paper_fleet(self, task: PlanQuestion, work_s: float) -> tuple[Problem, FleetSearch]:
-        """The cheapest fleet on paper of a search that may take `work_s` of the search's clock. It is never
-        called exact, as the cheaper fleets are not simulated one by one.
+        """The problem, and the cheapest fleet on paper that a search finds in `work_s` on its clock. It is
+        never exact, as the cheaper fleets are not simulated one by one.
 
-        Raises InfeasibleError where none is found.
+        Raises InfeasibleError if no fleet is found.
         """
         return best_of(search_policies(self._build(task, work_s), walks=False))
 
     def ask(self, task: PlanQuestion, start: Sequence[Fleet] = ()) -> StudyAnswer:
-        """The best fleet, for production where safety is asked for: that of a plan, as the same functions
-        decide, also between fleets at one bill. Those of `start` are tried first.
+        """The fleet that a plan would have for this question; for production if safety is asked for. The
+        search simulates the fleets of `start` first.
 
-        Raises what `pose.pose`, `best_fleet.search` and `answers.tried` raise, and OutOfTimeError.
+        Raises InfeasibleError, and OutOfTimeError if no fleet for production is found in time.
         """
         with time_limit(self.time_limit_s):
             return self._ask(task, start)
@@ -186,14 +201,14 @@ class Study:
         problem, search_result = best_of(search_policies(self.pose(task), start))
         answers: tuple[Answered, ...] = ()
         if task.safety is not None:
-            if (made := find_production_fleet(problem, search_result, start)) is None:
+            if (trial := find_production_fleet(problem, search_result, start)) is None:
                 raise OutOfTimeError(
                     f"no fleet for production was found: {ended_by()} came first; raise --time-limit, or "
                     "ask with safety: none"
                 )
-            whole = with_answers(problem, search_result, made)
-            answers = whole.answers
-            search_result = replace(search_result, best=whole.best, value=objective(whole.best))
+            production = with_answers(problem, search_result, trial)
+            answers = production.answers
+            search_result = replace(search_result, best=production.best, value=objective(production.best))
         fleet = problem.oracle.fleet(search_result.best)
         simulation, verdict = problem.oracle.verdict(fleet, record=True)
         return StudyAnswer(
@@ -201,21 +216,23 @@ class Study:
         )
 
     def bound(self, answer: StudyAnswer) -> float:
-        """What any fleet costs at least, under any policy."""
+        """A cost below which no fleet can keep the SLO, under any policy (mixed/bounds.py)."""
         problem, value = answer.problem, objective(answer.search_result.best)
-        return min(paid_at_least(problem, checked_bound(lower_bound(problem), value)), answer.value)
+        bound = paid_at_least(problem, checked_bound(lower_bound(problem), value))
+        return min(bound, answer.value)  # Rounding must not put it above the fleet's own cost.
 
 
 _FACTOR = re.compile(r"\s*[x*×]\s*(\d+(?:\.\d+)?)\s*")
-_TIMES = re.compile(r"^\s*(\S+?)\s*[x*×]\s*(\d+(?:\.\d+)?)\s*$")
+_KEY_TIMES_FACTOR = re.compile(r"^\s*(\S+?)\s*[x*×]\s*(\d+(?:\.\d+)?)\s*$")
 
 
 def change_question(document: Mapping[str, Any], text: str) -> dict[str, Any]:
-    """slo.yaml with one key set, "slo.ttft.p90=1 s"; without a value, "limits.cost=", it is taken out.
+    """slo.yaml with one key changed. The text "slo.ttft.p90=1 s" sets a key, and "limits.cost=" removes one.
 
     "traffic.rate=x2", or "traffic.rate x 2", multiplies the number or quantity that is there.
     """
-    path, equals, written = (_TIMES.sub(r"\1=x\2", text) if "=" not in text else text).partition("=")
+    assignment = text if "=" in text else _KEY_TIMES_FACTOR.sub(r"\1=x\2", text)
+    path, equals, written = assignment.partition("=")
     if not equals or not all(keys_of(path)):
         raise InputError(f"--change {text!r}: expected KEY=VALUE such as 'slo.ttft.p90=1 s'")
     try:
@@ -228,11 +245,11 @@ def change_question(document: Mapping[str, Any], text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moved:
-    """A changed question: whether the fleet of before keeps it, and the best fleet now, if there is one.
+    """A changed question: whether the fleet of the question before still keeps it, and the best fleet now.
 
-    `kept` is None where the changed question does not know that fleet's workers. `why` says what stands in
-    the way, of the old fleet or of any; `under` names the policies with which its workers keep the question
-    where their own are no longer among those that may be chosen.
+    `kept` is None if the changed question does not offer the worker types of that fleet. `answer` is None if
+    no fleet was found, and `why` then says what is in the way. `under` names the policies with which the old
+    workers keep the changed question, and is empty if these are the fleet's own.
     """
 
     label: str
@@ -251,19 +268,20 @@ def ask_again(study: Study, before: StudyAnswer, task: PlanQuestion, label: str)
     except InfeasibleError as error:
         return Moved(label, task, False, None, str(error))
     fleet = workers_in_question(problem, before.fleet)
-    under = None if fleet is None else find_keeping_policies(problem, fleet)
-    kept = None if fleet is None else under is not None
-    message = ""
-    if fleet is not None and under is not None and under != fleet.policies:
-        message = name_policies(under, (under, fleet.policies)) or "the longest wait asked for"
+    policies = None if fleet is None else find_keeping_policies(problem, fleet)
+    kept = None if fleet is None else policies is not None
+    under = ""
+    if fleet is not None and policies is not None and policies != fleet.policies:
+        # Policies that differ without a name for it differ in the longest wait alone.
+        under = name_policies(policies, (policies, fleet.policies)) or "the longest wait asked for"
     try:
-        return Moved(label, task, kept, study.ask(task, (before.fleet,)), under=message)
+        return Moved(label, task, kept, study.ask(task, (before.fleet,)), under=under)
     except InfeasibleError as error:
-        return Moved(label, task, kept, None, str(error), message)
+        return Moved(label, task, kept, None, str(error), under)
 
 
 def workers_in_question(problem: Problem, fleet: Fleet) -> Fleet | None:
-    """The same workers at this question's step times and prices; None if it does not know one of them."""
+    """The same workers at this question's step times and prices; None if it lacks one of their types."""
     types = {worker.name: worker for worker in problem.types}
     pools = fleet.running_pools
     if any(pool.type.name not in types for pool in pools):
@@ -280,10 +298,11 @@ def is_kept(problem: Problem, fleet: Fleet) -> bool:
 
 
 def find_keeping_policies(problem: Problem, fleet: Fleet) -> Policies | None:
-    """The policies under which a fleet's workers keep the limits, and the SLO on every draw and rate asked,
-    after all losses that must be survived; None if they do under none.
+    """The first policies with which a fleet's workers keep limits and SLO: on every draw and rate of the
+    question, and after the losses that must be survived. None if there are no such policies.
 
-    Its own policies if they may still be chosen, else those that may, in order: no worker moves for them.
+    The fleet's own policies are simulated if the question still allows them, else all that it allows, in
+    order: other policies move no worker.
     """
     counts = problem.oracle.counts(fleet)
     if not problem.allows(counts):
@@ -294,7 +313,8 @@ def find_keeping_policies(problem: Problem, fleet: Fleet) -> Policies | None:
         choices = (fleet.policies,)
     for policies in choices:
         oracle = with_policies(production_problem, policies).oracle
-        if policies.prefix_cache and policies != fleet.policies:  # as a search would set its router
+        if policies.prefix_cache and policies != fleet.policies:
+            # A search would fit the parameters of the router to the fleet (mixed/router_fit.py).
             oracle = with_policies(production_problem, fitted(oracle, counts)).oracle
         if oracle.holds([counts])[0]:
             return oracle.policies
@@ -302,12 +322,12 @@ def find_keeping_policies(problem: Problem, fleet: Fleet) -> Policies | None:
 
 
 def _kind(policies: Policies) -> tuple[object, ...]:
-    """What of policies a question names; the rest is fitted."""
+    """The policies that a question names. Other parameters are fitted, so they do not tell policies apart."""
     return policies.prefix_cache, policies.routing, policies.queue, policies.queue_window_s
 
 
 def sensitivity(study: Study, before: StudyAnswer, *, by_frac: float = BY_FRAC) -> list[Moved]:
-    """The questions around one, in order: what may be wrong, then what could be otherwise."""
+    """Answers to the questions around one: step times and traffic first, then prices, then limits."""
     changes = (
         *uncertain_changes(before, by_frac),
         *price_changes(before, by_frac),
@@ -317,7 +337,7 @@ def sensitivity(study: Study, before: StudyAnswer, *, by_frac: float = BY_FRAC) 
 
 
 def headroom(study: Study, before: StudyAnswer) -> Headroom:
-    """How far the fleet holds, as the plan says it (planner/search/oracle/headroom.py)."""
+    """The headroom of the fleet, found as for a plan (planner/search/oracle/headroom.py)."""
     study.progress("how far the plan holds")
     return find_headroom(before.problem.oracle, before.search_result.best).headroom
 
@@ -325,35 +345,32 @@ def headroom(study: Study, before: StudyAnswer) -> Headroom:
 def explain_limits(
     study: Study, task: PlanQuestion, fleet: Fleet, *, by_frac: float = BY_FRAC
 ) -> tuple[PromisedAt | AskedAgain, ...]:
-    """What each limit of the question costs; `fleet` is its plan."""
+    """Facts on what each limit of the question costs: the tightest value that its plan, `fleet`, keeps as it
+    is, and the cost with each limit moved.
+    """
     before = study.ask(task, (fleet,))
     moves = [
         ask_again(study, before, changed_task, label)
         for label, changed_task in limit_changes(before, by_frac)
     ]
-    tight = tuple(
+    tightest = tuple(
         PromisedAt(line.limit, line.decides[0])
         for line in before.verdict.lines
         if math.isfinite(line.decides[0])
     )
     unit = OBJECTIVE_UNITS[before.problem.task.objective]
-    return tight + tuple(
-        AskedAgain(
-            moved.label,
-            before.value,
-            None if moved.answer is None else moved.answer.value,
-            unit,
-            ""
-            if moved.answer is None or moved.answer.value == before.value
-            else describe(moved.answer.fleet),
-        )
-        for moved in moves
-    )
+    costs = []
+    for moved in moves:
+        value = None if moved.answer is None else moved.answer.value
+        is_same = moved.answer is None or value == before.value
+        fleet_text = "" if moved.answer is None or is_same else describe(moved.answer.fleet)
+        costs.append(AskedAgain(moved.label, before.value, value, unit, fleet_text))
+    return (*tightest, *costs)
 
 
 def uncertain_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
-    """Step times and traffic that are wrong by a share; and steps and traffic wrong to the bad side, the
-    traffic by anything up to that share.
+    """Questions with step times or traffic off by a share in either direction, and one with both off to the
+    worse side, where the SLO must be kept with all traffic up to that share more.
     """
     percent = f"{100 * by_frac:g} %"
     for label, steps_frac, traffic_frac in (
@@ -370,7 +387,9 @@ def uncertain_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str
 def _wrong_by(
     before: StudyAnswer, steps_frac: float, traffic_frac: float, *, up_to: bool = False
 ) -> PlanQuestion:
-    """The question where steps and traffic are wrong by shares; the traffic by all shares `up_to` it."""
+    """The question with steps and traffic off by shares, on top of what it has itself. With `up_to` its
+    lightest traffic stays, so that all traffic from there to the heaviest must be kept.
+    """
     task, robust = before.problem.task, before.problem.task.robust
     changed = Robust(
         (1 + robust.step_times_frac) * (1 + steps_frac) - 1,
@@ -382,30 +401,34 @@ def _wrong_by(
 
 
 def price_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
-    """One GPU at a time dearer and cheaper; all at once would change no choice."""
+    """Questions with one GPU dearer or cheaper. With a single GPU there are none, as its price changes no
+    choice.
+    """
     task = before.problem.task
-    firm = {gpu.base: gpu.price_usd_per_h for gpu in before.problem.gpus if gpu.name == gpu.base}
-    if len(firm) < 2:
+    # Spot, owned and power-capped GPUs have the name of their base with a suffix.
+    base_prices = {gpu.base: gpu.price_usd_per_h for gpu in before.problem.gpus if gpu.name == gpu.base}
+    if len(base_prices) < 2:
         return
-    for name, price in firm.items():
+    for name, price in base_prices.items():
         for label, factor in (("dearer", 1 + by_frac), ("cheaper", 1 - by_frac)):
             changed = {**task.prices_usd_per_h, name: factor * price}
             yield f"{name} {100 * by_frac:g} % {label}", replace(task, prices_usd_per_h=changed)
 
 
 def limit_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
-    """Each limit of the SLO tighter and looser (gaps by 10 ms, others by a share), GPUs for one more of the
-    smallest worker of each kind, more power, more money."""
+    """Questions with one limit moved: each limit of the SLO tighter and looser (`_limit_move_s`), enough GPUs
+    of a kind for one more of its smallest worker, more power, more money.
+    """
     task, slo = before.problem.task, before.problem.slo
-    if task.slowdowns is None:
+    if task.slowdowns is None:  # A relative SLO is stated as slowdowns and has no limit in seconds to move.
         for k, limit in enumerate(slo.limits):
+            move_s = _limit_move_s(limit, by_frac)
             for sign, label in ((-1, "tighter"), (1, "looser")):
-                step_s = _step_s(limit, by_frac)
-                if limit.limit_s + sign * step_s > 0:
-                    moved = replace(limit, limit_s=limit.limit_s + sign * step_s)
+                if limit.limit_s + sign * move_s > 0:
+                    moved = replace(limit, limit_s=limit.limit_s + sign * move_s)
                     lines = (*slo.limits[:k], moved, *slo.limits[k + 1 :])
                     yield (
-                        f"{limit.name} {show_s(step_s)} {label}",
+                        f"{limit.name} {show_s(move_s)} {label}",
                         replace(task, slo=replace(slo, limits=lines)),
                     )
     for name, count in task.stock.items():
@@ -421,8 +444,10 @@ def limit_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, Pl
             yield f"{100 * by_frac:g} % more {what} allowed", replace(task, **changed)
 
 
-def _step_s(limit: Limit, by_frac: float) -> float:
-    """10 ms for gaps between tokens, unless that is much of the limit."""
+def _limit_move_s(limit: Limit, by_frac: float) -> float:
+    """How far a limit is moved: by a share of itself; for limits between tokens by 10 ms, which users can
+    judge better, but by no more than twice the share.
+    """
     share_s = by_frac * limit.limit_s
     return min(0.010, 2 * share_s) if limit.row.is_pace else share_s
 
@@ -468,7 +493,7 @@ def document(answer: StudyAnswer) -> dict[str, Any]:
 
 
 def answer_document(answer: Answered) -> dict[str, Any]:
-    """One of the three answers as plain values, for --json."""
+    """One of the three answers as plain values, for --json. Scenarios are called futures in these files."""
     kept_in = answer.kept_in
     return {
         "name": answer.name,
@@ -492,13 +517,13 @@ def moved_document(moved: Moved, before: StudyAnswer) -> dict[str, Any]:
 
 
 def difference(moved: Moved, before: StudyAnswer) -> str:
-    """What a change moves, in words: "+2.99 USD/h (+12.5 %)"."""
+    """The difference that a change makes to the objective: "+2.99 USD/h (+12.5 %)"."""
     value = None if moved.answer is None else moved.answer.value
     return moved_text(before.value, value, OBJECTIVE_UNITS[before.problem.task.objective])
 
 
 def verdict_text(moved: Moved) -> str:
-    """What becomes of the fleet of before."""
+    """Whether the fleet of the question before still holds."""
     if moved.answer is None:
         return f"after the change no fleet is left: {moved.why}"
     if moved.kept is None:

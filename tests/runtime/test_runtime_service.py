@@ -29,7 +29,7 @@ from planner.fleet import Policies
 from planner.runtime.connection_limits import ConnectionLimits, Door, bind_sockets, connections_for, listening
 from planner.runtime.launch import API_KEYS, IDENTITY, IDENTITY_HEADER
 from planner.runtime.router import LiveRouter, RouterSettings
-from planner.runtime.service import Sparing, serve_until_drained
+from planner.runtime.service import LineLimit, serve_until_drained
 from planner.runtime.step_log import StepLog
 from planner.runtime.workers import Command, Patience, place_workers, run_engines
 
@@ -426,7 +426,7 @@ def test_address_and_keys_are_checked_before_an_engine_starts(
 
 def test_a_log_is_not_flooded() -> None:
     """Five lines a second: of a thousand at once five are kept, and the next one says how many were not."""
-    spared = Sparing(5)
+    spared = LineLimit(5)
     records = [logging.makeLogRecord({"msg": "x", "created": 10.0}) for _ in range(1000)]
     assert sum(spared.filter(record) for record in records) == 5
     after = logging.makeLogRecord({"msg": "y", "created": 11.0})

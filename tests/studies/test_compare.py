@@ -28,7 +28,7 @@ from planner.reports.simulated_run import outcome
 from planner.reports.words import measured_line
 from planner.simulator import judge, simulate
 from planner.studies.fleet_comparison import (
-    DRAWN,
+    MOST_CURVES,
     NAMES,
     FleetComparison,
     Variant,
@@ -197,12 +197,13 @@ def test_csv_and_json_hold_the_same_figures() -> None:
 
 
 def test_more_variants_than_can_be_told_apart_are_told_but_not_drawn() -> None:
-    variants = [Variant(f"variant-{k}", small(2)) for k in range(DRAWN + 1)]
+    variants = [Variant(f"variant-{k}", small(2)) for k in range(MOST_CURVES + 1)]
     comparison = compare_fleets(variants, a_trace(), PROMISE)
     page = render_comparison(comparison)["compare.html"]
-    for k in range(DRAWN + 1):  # both legends, and the head of the table
-        assert page.count(f">variant-{k}<") == (3 if k < DRAWN else 1)
-    assert comparison.notes == [f"the picture shows the first {DRAWN} of {DRAWN + 1} variants, the table all"]
+    for k in range(MOST_CURVES + 1):  # both legends, and the head of the table
+        assert page.count(f">variant-{k}<") == (3 if k < MOST_CURVES else 1)
+    shown = f"the first {MOST_CURVES} of {MOST_CURVES + 1} variants"
+    assert comparison.notes == [f"the picture shows {shown}, the table all"]
 
 
 def test_each_of_twelve_curves_has_a_look_of_its_own() -> None:
