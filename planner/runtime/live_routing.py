@@ -1,19 +1,19 @@
-"""Which worker takes a request: the simulator's decisions and its books, kept from what a router sees.
+"""Chooses the worker for each request of a live router with the simulator's own routing functions.
 
-`LiveFleet` has a state of the simulator (planner/simulator/layout.py) in which nothing is simulated: it is
-told what happens, and the simulator's own compiled functions say where a request goes. They know of the
-workers what they know in a simulation, but for what a router cannot see:
+`LiveFleet` keeps a state of the simulator (planner/simulator/layout.py) up to date with what the router sees
+(planner/runtime/events.py). The simulator's compiled functions read this state and choose a worker. It
+differs from the state in a simulation where a router cannot see what an engine does:
 
 - A prompt counts as admitted to an engine's batch, and as computed, when the first byte of its answer comes
-  (all of it, where it is not streamed), so the cache that it hits, and the KV it takes, is that of this
-  moment; e2 takes for its wait what it did not need to compute.
-- The KV that requests hold is that of their prompts and of as many tokens as have come. An engine that is
-  short of it preempts, and which blocks it then keeps nobody says. Blocks of outputs count for no prompt.
-- The output a request will have is its limit, `max_tokens`; with `prediction_buckets` the mean of recent
-  outputs, where that is less.
-- Engines drop blocks as the simulator's do, least recently used first; what else they drop is not heard of.
-- Means of lengths, where a policy needs them (e2's cost of an output, the quantum of d2lpm), are those of the
-  requests so far, the recent ones first.
+  (the whole answer, if it is not streamed). Its cache hits and its KV are those of this moment. The policy e2
+  counts only the tokens that had to be computed as the wait of a request.
+- Requests hold the KV of their prompts and of the output tokens that have come. Preemptions in an engine, and
+  the blocks that it drops then, are not known. Blocks of outputs are not reused by other prompts.
+- The output length of a request is its limit, `max_tokens`; with `prediction_buckets` the mean of recent
+  outputs, if it is smaller.
+- Engines are taken to drop blocks as the simulated ones do, least recently used first.
+- Mean lengths, which some policies need (e2 for the cost of an output, d2lpm for its quantum), are taken over
+  the requests so far, with more weight on recent ones.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from planner.traffic.classes import takes_request
 from planner.traffic.trace import Trace
 
 SEATS = 1024  # Initial size; the arrays grow.
-WINDOW_SEATS = 1 << 17  # Beyond so many seats the window of the policy e2 is cut short.
-NODES = 1 << 14  # Initial size; the arrays grow.
-SWEEP = 4096  # Nodes that one step of the sweep looks at.
+WINDOW_SEATS = 1 << 17  # The window of the policy e2 keeps no more requests than these, which bounds memory.
+NODES = 1 << 14  # Initial number of known prompt blocks; the arrays grow.
+SWEEP = 4096  # The number of nodes that one step of the sweep for free nodes looks at.
 TENANTS = 1024  # Tenants with accounts of their own, besides those that the policies name.
-RECENT = 1024  # After so many requests the means are taken anew, of these and half as many before them.
+RECENT = 1024  # Mean lengths are updated after this many requests, which halves the weight of older ones.
 
 
 class LiveFleet:
-    """The account of a running fleet by which requests are routed: its workers, in the fleet's order, and the
-    requests they have. All workers are down at first.
+    """The state of a running fleet by which requests are routed: its workers, in the fleet's order, and their
+    requests. All workers are down at first.
 
-    A request has a seat from `take_seat` to `release_seat`. All times are of one clock that never goes back.
-    `lengths` are the mean tokens of prompts and outputs. `history` has the tokens of earlier prompts and
-    outputs, from which outputs are predicted. Without them both are learnt from the requests. Raises
-    InputError for policies that the simulator does not know, or that real engines cannot follow.
+    A request has a seat, a row of the state, from `take_seat` to `release_seat`. All times are of one clock
+    that never goes back. `lengths` are the mean tokens of prompts and of outputs. `history` has the tokens of
+    earlier prompts and outputs, from which outputs are predicted. Without these arguments both are learnt
+    from the requests. Raises InputError for policies that real engines cannot follow.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class LiveFleet:
         self.flips = POOLS[self.policies.pools].code in (FLIP, REPURPOSE)
         # These workers take no more requests, because they restart soon.
         self.is_draining = np.zeros(len(self.types), bool)
-        self.is_turning = np.zeros(len(self.types), bool)  # These restart in the other role.
-        # Workers that have got another role, until the caller takes them from here.
+        self.is_turning = np.zeros(len(self.types), bool)  # These are restarting in the other role.
+        # Workers with a new role, which the caller removes from the list and restarts.
         self.turned: list[int] = []
         self._see_most_tokens()
         self.free: list[int] = []
@@ -86,13 +86,14 @@ class LiveFleet:
         self.keeps_prefixes = self.state.caches is not None
         self.has_window = ROUTING[self.policies.routing].has_window
         self.holds_back = ROUTING[self.policies.routing].holds_back
-        # Whether tenants have accounts here, and whether engines or router go by their names at all.
+        # Whether the router keeps accounts of tenants, and whether router or engines use their names at all.
         self.is_by_tenant, self.reads_tenants = by_tenant(self.policies), by_tenant(fleet.policies)
         self.tenants = {name: u for u, (name, _) in enumerate(self.policies.tenant_weights)}
         self.lengths, self.requests, self.sums = lengths, 0, (0.0, 0.0, 0.0)
         if lengths is not None:
             self._expect(*lengths)
-        # Prompts and outputs of the latest requests; None unless they are read.
+        # Prompt and output tokens of the latest requests that ended; None unless outputs are predicted from
+        # them.
         self.ended: deque[tuple[int, int]] | None = None
         if self.policies.prediction_buckets:
             if history is None:
@@ -106,7 +107,9 @@ class LiveFleet:
             self.touched = np.zeros(len(self.nodes), np.uint8)
             self.most_nodes = 2 * len(self.caches.entries)
             self.path_end = 0
-            self.hand = self.freed = self.poor_turns = 0  # The state of the sweep for free nodes.
+            # The sweep for free nodes (`_free_nodes`): its position, the nodes freed in this round, and how
+            # many rounds in a row have freed few.
+            self.hand = self.freed = self.poor_turns = 0
         self._compile()
 
     def _see_most_tokens(self) -> None:
@@ -157,16 +160,18 @@ class LiveFleet:
         return seat
 
     def send_to_worker(self, seat: int, time_s: float, excluded: Collection[int] = ()) -> int | None:
-        """Send the request to the worker that computes its prompt, none of those in `excluded`, and return
-        it.
+        """Choose a worker outside `excluded` to compute the request's prompt, note the request there, and
+        return the worker.
 
-        Returns None if the request fits on no worker that is up, or none is free (`is_held_back`). Then the
-        caller tries again, in the order of arrival.
+        Returns None if the request fits on no worker that is up, or if no worker is free (`is_held_back`).
+        The caller must then try again, in the order of arrival.
         """
         return self._choose(events.SEND, seat, time_s, excluded)
 
     def is_held_back(self, seat: int, excluded: Collection[int] = ()) -> bool:
-        """Whether a request that got no worker waits until one is free that is up and not `excluded`."""
+        """Whether a request that got no worker will get one that is up and not `excluded`, once it
+        is free.
+        """
         if not self.holds_back:
             return False
         self.workers["is_up"][:] = self.is_up
@@ -174,7 +179,7 @@ class LiveFleet:
         return bool(events.note_event(self.state, events.IS_HELD_BACK, seat, 0, 0.0))
 
     def queue_number(self, seat: int) -> int | None:
-        """The request's number in its worker's queue, the smallest first; None if the engine orders its
+        """The request's place in its worker's queue, the smallest first; None if the engine itself orders its
         queue.
         """
         if not QUEUE[self.policies.queue].by_turns:
@@ -182,21 +187,24 @@ class LiveFleet:
         return int(self.caches.prompts["place"][seat])
 
     def hand_off(self, seat: int, time_s: float, excluded: Collection[int] = ()) -> int | None:
-        """As `send_to_worker`, for the worker that decodes, once the request has left its prefill worker."""
+        """Choose the decode worker as `send_to_worker` does; after the request has left its prefill
+        worker.
+        """
         return self._choose(events.HAND_OFF, seat, time_s, excluded)
 
     def _choose(self, event: int, seat: int, time_s: float, excluded: Collection[int]) -> int | None:
-        is_up = self.workers["is_up"]
+        is_up = self.workers["is_up"]  # A view of the state, which the compiled functions read and write.
         is_up[:] = self.is_up
         if self.flips:
             is_up[self.is_draining] = layout.DRAINING
             is_up[self.is_turning] = layout.TURNING
-        passed_over = list(excluded)
-        is_up[passed_over] = 0
+        excluded_workers = list(excluded)
+        is_up[excluded_workers] = 0
         worker = int(events.note_event(self.state, event, seat, 0, time_s))
         if self.flips:
+            # The event may have begun or ended the draining of workers; it did not see the excluded ones.
             still_drains = is_up == layout.DRAINING
-            still_drains[passed_over] = self.is_draining[passed_over]
+            still_drains[excluded_workers] = self.is_draining[excluded_workers]
             self.is_draining = still_drains & self.is_up
             self._see_flips()
         return None if worker == layout.NONE else worker
@@ -214,33 +222,38 @@ class LiveFleet:
             self._see_most_tokens()
 
     def note_admitted(self, seat: int, time_s: float) -> None:
-        """The worker begins to compute the prompt. Callers that cannot see this only call `note_computed`."""
+        """Note that the worker begins to compute the prompt. A caller that cannot see this calls
+        `note_computed` alone.
+        """
         events.note_event(self.state, events.ADMIT, seat, 0, time_s)
 
     def note_computed(self, seat: int, time_s: float) -> None:
-        """The prompt is computed, because the first byte of the answer has come."""
+        """Note that the prompt is computed: the first byte of the answer has come."""
         events.note_event(self.state, events.COMPUTE, seat, 0, time_s)
 
     def note_output(self, seat: int, tokens: int, time_s: float) -> None:
-        """`tokens` tokens of output have come so far."""
+        """Note that `tokens` tokens of output have come so far."""
         events.note_event(self.state, events.GROW, seat, tokens, time_s)
 
     def note_left(self, seat: int, time_s: float, tokens: int = 0) -> None:
-        """The request has left its worker after so many tokens of output, finished or not."""
+        """Note that the request has left its worker after `tokens` tokens of output, finished or not."""
         events.note_event(self.state, events.LEAVE, seat, tokens, time_s)
         if self.ended is not None and tokens > 0:
             self.ended.append((int(self.state.requests["input_tokens"][seat]), tokens))
             self.ends += 1
+            # The table is made again after each power of two, while there are few, and then regularly.
             if self.ends & (self.ends - 1) == 0 or self.ends % (RECENT // 4) == 0:
                 self._predict_from(*np.array(self.ended).T)
 
     def _predict_from(self, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> None:
-        """Predict outputs from those of requests that ended."""
+        """Predict the outputs of new requests from these requests that have ended."""
         table = output_table(input_tokens, output_tokens, self.policies.prediction_buckets)
         self.state = self.state._replace(outputs=table)
 
     def release_seat(self, seat: int) -> None:
-        """Give back the seat of a request that is on no worker."""
+        """Give back the seat of a request that is on no worker. In e2's window the request keeps it for a
+        while.
+        """
         if self.has_window:
             self.state.requests["status"][seat] = events.GONE
         else:
@@ -253,17 +266,19 @@ class LiveFleet:
         pin_nodes(self.state, worker, nodes)
 
     def note_up(self, worker: int, time_s: float = 0.0) -> None:
-        """The worker is up, and idle since `time_s`."""
+        """Note that the worker is up, and idle since `time_s`."""
         self.is_up[worker], self.is_turning[worker] = True, False
         self.workers["idle_since_s"][worker] = time_s
 
     def note_down(self, worker: int, time_s: float) -> None:
-        """The worker is down, and its cache is lost."""
+        """Note that the worker is down, and its cache lost."""
         self.is_up[worker] = self.is_draining[worker] = False
         events.note_event(self.state, events.GO_DOWN, 0, worker, time_s)
 
     def _learn(self, inputs: int, outputs: int) -> None:
-        """Update mean lengths with a request: after each power of two of them, and every RECENT."""
+        """Count a request for the mean lengths. The means are set after each power of two of requests, and
+        after every RECENT; from then on older requests lose half of their weight each time.
+        """
         self.requests += 1
         count, input_sum, output_sum = self.sums
         count, input_sum, output_sum = count + 1, input_sum + inputs, output_sum + outputs
@@ -295,6 +310,7 @@ class LiveFleet:
         return self.tenants.get(tenant, shared_account)
 
     def _more_seats(self, size: int) -> None:
+        """Lengthen the arrays of requests to `size` seats."""
         first = len(self.state.requests)
         state = self.state._replace(requests=_lengthened(self.state.requests, size))
         if state.caches is not None:
@@ -305,7 +321,7 @@ class LiveFleet:
         self.free.extend(range(size - 1, first - 1, -1))
 
     def _free_seats(self) -> None:
-        """Free the seats of requests that have left e2's window; add seats if these are few."""
+        """Free the seats of requests that have left e2's window; double the seats if few are free then."""
         size = len(self.state.requests)
         if self.has_window:
             if size >= WINDOW_SEATS:
@@ -324,7 +340,7 @@ class LiveFleet:
         self.free.append(seat)
 
     def _write_path(self, names: Sequence[int]) -> int:
-        """Write the nodes of a prompt into the path table and return where they start."""
+        """Write the nodes (numbers of blocks) of a prompt into the path table and return where they start."""
         if len(self.nodes.free) < len(names):
             self._free_nodes(len(names))
         if len(self.caches.path) < self.path_end + len(names):
@@ -337,7 +353,9 @@ class LiveFleet:
         return start
 
     def _compact_path(self, needed: int) -> None:
-        """Remove prompts of ended requests from the path table and make room for twice what is needed."""
+        """Remove the prompts of ended requests from the path table. The table then has room for `needed`
+        further nodes and is no more than half full.
+        """
         seats = np.flatnonzero(self.state.requests["status"] != events.FREE)
         caches, prompts = self.caches, self.caches.prompts
         depth = prompts["depth"][seats]
@@ -350,11 +368,11 @@ class LiveFleet:
         self.state = self.state._replace(caches=caches._replace(path=path, used=used))
 
     def _free_nodes(self, needed: int) -> None:
-        """Free `needed` nodes that no request uses and no worker has; a sweep goes round over all nodes.
+        """Free at least `needed` nodes that no request uses and no worker caches, by a sweep over all nodes.
 
-        If a whole round frees few, nodes are added. Once there are twice as many as the caches can hold,
-        nodes that workers are only believed to have are freed too, first those that no prompt has used since
-        the last round.
+        If a whole round of the sweep frees few, nodes are added. If there are already twice as many nodes as
+        the caches can hold, the sweep frees cached nodes too, as a worker may have dropped them unseen: first
+        those that no prompt has used since the last round.
         """
         free_nodes = np.empty(SWEEP, np.int32)
         while len(self.nodes.free) < needed:
@@ -392,7 +410,9 @@ class LiveFleet:
 
 
 def _routing_alone(policies: Policies) -> Policies:
-    """The policies that a router carries out; batching, admission and most queues are the engines' own."""
+    """The policies with the defaults for all that engines do themselves: batching, admission and
+    most queues.
+    """
     defaults = Policies()
     if POOLS[policies.pools].code not in (STATIC, FLIP, REPURPOSE):
         raise InputError(
@@ -412,7 +432,8 @@ def _routing_alone(policies: Policies) -> Policies:
 def _empty_state(fleet: Fleet) -> State:
     """The simulator's state for this fleet without any request.
 
-    It is made from a trace of one request, whose prompt sets the number of nodes, and then emptied.
+    It is made from a trace of one request, which is then removed. The prompt of this request has as many
+    blocks as the state needs nodes, and its tenants are as many as there are accounts.
     """
     if fleet.lora is not None:
         raise InputError(
@@ -446,6 +467,7 @@ def _empty_state(fleet: Fleet) -> State:
 
 
 def _new_prefix() -> npt.NDArray[np.void]:
+    """The row of a prompt block that has no worker yet and was never copied to a second one."""
     prefix = np.zeros(1, cache_layout.PREFIX)
     prefix["replicated_s"], prefix["home"] = -np.inf, layout.NONE
     return prefix
@@ -468,16 +490,18 @@ def priority_number(
     tenant: str = "",
     llm: str = "",
 ) -> int:
-    """A request's priority for a vLLM that schedules by it; the smallest comes first. `tenant` and `llm` are
-    the names by which classes of the SLO take it.
+    """A request's priority for a vLLM that schedules by priority; the smallest comes first. `tenant` and
+    `llm` are the names by which classes of the SLO select requests.
 
-    The order is the simulator's (slots.enqueue), whose longest prompt is here the longest request that the
-    engines take: only such a request may be overtaken for all of `queue_window_s`.
+    The order is that of the simulator (slots.enqueue). Where the simulator uses the longest prompt of the
+    trace, this uses `longest_tokens`, the longest request that the engines take: a request of this length may
+    be overtaken by requests that arrive up to `queue_window_s` later.
     """
     if QUEUE[policies.queue].by_deadline:
+        # vLLM's priorities are whole numbers, so times become milliseconds.
         return round(1000 * (arrival_s + _due_s(policies, inputs, tenant, llm)))
     rank = QUEUE[policies.queue].rank
-    assert rank is not None, "first come, first served: nobody asks"
+    assert rank is not None, "a queue that is first come, first served needs no priorities"
     tokens = rank(inputs, outputs, longest_tokens)
     if policies.queue_window_s == math.inf:
         return tokens
@@ -485,10 +509,8 @@ def priority_number(
 
 
 def _due_s(policies: Policies, inputs: int, tenant: str, llm: str) -> float:
-    """How many seconds after its arrival a request is due: those of its class, or of the most patient class
-    where it is of none.
-
-    No request names an adapter, because this router serves no fleets with LoRA.
+    """How long after its arrival a request is due [s]: the time of its class, or that of the most patient
+    class if it is in none. No request names an adapter, because this router serves no fleets with LoRA.
     """
     for selector, due_s in policies.due:
         if takes_request(selector, inputs, tenant=tenant, llm=llm):

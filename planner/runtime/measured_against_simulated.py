@@ -1,18 +1,18 @@
-"""The measured run against the simulation of the same requests on the same fleet.
+"""Compares a measured run with the simulation of the same requests on the same fleet.
 
-What was measured is put into the simulator's own form (`Simulation`), so one set of functions judges both.
-Each part of a run that was interrupted is simulated by itself, from an idle fleet, as it was measured.
+The measurement is converted to the simulator's own form (`Simulation`), so the same functions judge both.
+Each part of an interrupted run is simulated by itself, from an idle fleet, as it was measured.
 
-Times are the engines' own where their step logs are there: from the moment a request reaches the engine to
-the moment its tokens are on the host. The simulation then starts each request at that moment too, without the
-engine's front end; what lies outside of the engine (client, router, HTTP) is reported beside it. Without step
-logs they are the client's, and the front end is part of the prediction.
+If engines have step logs, times are the engines' own: from the moment when a request reaches the engine to
+the moment when its tokens are on the host. The simulation starts each request at the same moment, without the
+engine's front end; the time outside the engine (client, router, HTTP) is reported separately. Without step
+logs, times are the client's, and the simulation includes the front end.
 
-A request that waits for others arrives in the simulation when that has answered them, so late answers add up
-along a session there as they do on the engines; every latency counts from its own side's arrival.
+A request that waits for others arrives in the simulation when the simulation has answered these, so that late
+answers add up along a session as they do on the engines. Each side's latencies count from its own arrivals.
 
-A pair of prefill and decode workers runs one token more than was asked for: vLLM's decode worker computes
-the first token again. Both sides count it: the first token is the prefill worker's.
+A pair of prefill and decode workers computes one token more than was requested: vLLM's decode worker computes
+the first token again. Both sides count this token; the first one is the prefill worker's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from planner.units import percentile_name
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 PERCENTILES = (0.5, 0.9, 0.99)
-PER_REQUEST = (
+PER_REQUEST = (  # Arrays of a Simulation with one value per request; see `_per_request_columns`.
     "arrival_s",
     "input_tokens",
     "output_tokens",
@@ -57,9 +57,9 @@ PER_REQUEST = (
     "status",
 )
 SESSION_METRICS = ("session", "session-served")  # See `times_s`.
-# The numbers of simulation.STATUS.
+# The simulator's numbers for the outcomes of a replay (simulation.STATUS); an unsent request was rejected.
 STATUS_OF: Mapping[Status, int] = {"finished": 0, "rejected": 1, "failed": 2, "unsent": 1}
-_NAME = re.compile(r"p(\d+)r(\d+)")
+_NAME = re.compile(r"p(\d+)r(\d+)")  # Part and request number in a name of `live_replay.request_name`.
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Tolerances:
 
     def tolerance_of(self, percentile_frac: float) -> float | None:
         """The tolerance of a percentile; None for P99, which is shown but not judged, because it scatters
-        more than that.
+        more than any useful tolerance.
         """
         return {0.5: self.p50_frac, 0.9: self.p90_frac}.get(percentile_frac)
 
@@ -85,7 +85,8 @@ CPU_TOLERANCES = Tolerances(p50_frac=0.2, p90_frac=0.3, attainment_frac=0.05)
 class Run:
     """A measured or simulated run: its requests in the simulator's form, and every gap between tokens.
 
-    `session` numbers the session of each request, -1 where it is alone or its session is not all here.
+    `session` is the number of each request's session; -1 for a request without a session, or if the run lacks
+    requests of the session.
     """
 
     requests: Simulation
@@ -101,7 +102,7 @@ class Run:
         return values_s[np.isfinite(values_s)], None
 
     def sessions_s(self, chosen: npt.NDArray[np.bool_]) -> dict[str, Floats]:
-        """The times of each session all of whose requests are chosen, by the name of the metric."""
+        """The times of the sessions of which all requests are chosen, by the names in SESSION_METRICS."""
         whole = chosen & (self.session >= 0) & ~np.isin(self.session, self.session[~chosen])
         arrival_s, e2e_s = self.requests.arrival_s[whole], self.requests.e2e_s[whole]
         return dict(
@@ -111,7 +112,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class PercentileRow:
-    """A percentile of a metric, or of sessions' times, predicted and measured; NaN where there is none."""
+    """A percentile of a metric, or of the times of sessions, predicted and measured; NaN without values."""
 
     metric: str
     percentile_frac: float
@@ -121,8 +122,8 @@ class PercentileRow:
 
     @property
     def error_frac(self) -> float:
-        """Predicted over measured, less one. Infinite if a measured 0 was predicted above 0; NaN without
-        values.
+        """Predicted over measured, less 1. It is infinite if 0 was measured and more was predicted, and NaN
+        without values.
         """
         if self.measured_s == 0:
             return math.inf if self.predicted_s > 0 else 0.0
@@ -130,8 +131,8 @@ class PercentileRow:
 
     @property
     def is_judged(self) -> bool:
-        """Whether the row counts for agreement; not if there are no values, as with gaps of one-token
-        answers.
+        """Whether the row counts for agreement. It does not without a tolerance or without values (for
+        instance the gaps of answers of one token).
         """
         return self.tolerance_frac is not None and not math.isnan(self.error_frac)
 
@@ -153,7 +154,9 @@ class PercentileRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredComparison:
-    """Prediction against measurement. `chosen`: requests that count, finished on both sides in the window."""
+    """Prediction and measurement. `chosen` are the requests that count: those that arrived in the measured
+    window and finished on both sides.
+    """
 
     predicted: Run
     measured: Run
@@ -169,7 +172,8 @@ class MeasuredComparison:
 
     @property
     def attainment_agrees(self) -> bool:
-        return abs(self.attainment_error_frac) <= self.tolerances.attainment_frac + 1e-12
+        rounding = 1e-12
+        return abs(self.attainment_error_frac) <= self.tolerances.attainment_frac + rounding
 
     @property
     def judged_rows(self) -> tuple[PercentileRow, ...]:
@@ -185,7 +189,7 @@ class MeasuredComparison:
         )
 
     def scatter(self, metric: Metric) -> tuple[Floats, Floats]:
-        """(predicted, measured) of each request that counts."""
+        """The predicted and the measured values of a metric, for each request that counts."""
         values_s = METRICS[metric].values_s
         pair = [values_s(run.requests)[self.chosen] for run in (self.predicted, self.measured)]
         both = np.isfinite(pair[0]) & np.isfinite(pair[1])
@@ -205,8 +209,8 @@ class Measurement:
     logs: Mapping[str, EngineLog]
 
     def served(self) -> dict[tuple[int, int], dict[str, EngineRequest]]:
-        """What the engines logged since each part began: (part, request) -> worker -> its log of that
-        request.
+        """What the engines logged: (part, request) -> worker -> the worker's log of the request. Older logs
+        in the same folder are left out, and requests of the warm-up, whose names are different.
         """
         starts = {part.part: part.start_s for part in self.journal.parts}
         by_request: dict[tuple[int, int], dict[str, EngineRequest]] = {}
@@ -221,6 +225,7 @@ class Measurement:
 
     @property
     def is_timed_by_engines(self) -> bool:
+        """Whether every finished request is in the logs of all workers that served it."""
         served = self.served()
         finished = [sent for sent in self.journal.sent.values() if sent.status == "finished"]
         return (
@@ -243,47 +248,34 @@ def compare_with_simulation(
 
 
 def compare_parts(parts: Sequence[tuple[Run, ...]], slo: Slo, tolerances: Tolerances) -> MeasuredComparison:
-    """One comparison of all (predicted, measured) parts, laid one after the other; the SLO is judged over the
-    whole.
-    """
+    """Join the (predicted, measured) parts one after the other, and compare them as one run."""
     predicted, observed = (_join_parts([part[side] for part in parts]) for side in (0, 1))
+    finished = STATUS_OF["finished"]
     chosen = measured(observed.requests)
-    chosen &= (observed.requests.status == 0) & (predicted.requests.status == 0)
-    rows = []
-    for metric in (key for key, row in METRICS.items() if not row.is_of_agents):
-        (p, p_weight), (m, m_weight) = (side.values_s(metric, chosen) for side in (predicted, observed))
-        rows += [
-            PercentileRow(
-                metric,
-                frac,
-                percentile_s(p, frac, p_weight),
-                percentile_s(m, frac, m_weight),
-                tolerances.tolerance_of(frac),
-            )
-            for frac in PERCENTILES
-        ]
+    chosen &= (observed.requests.status == finished) & (predicted.requests.status == finished)
+    # Values and their weights on both sides, by the names of rows.
+    values: dict[str, list[tuple[Floats, Floats | None]]] = {
+        metric: [side.values_s(metric, chosen) for side in (predicted, observed)]
+        for metric, row in METRICS.items()
+        if not row.is_of_agents
+    }
     if (observed.session >= 0).any():
-        p_times, m_times = (side.sessions_s(chosen) for side in (predicted, observed))
-        rows += [
-            PercentileRow(
-                name,
-                frac,
-                percentile_s(p_times[name], frac),
-                percentile_s(m_times[name], frac),
-                tolerances.tolerance_of(frac),
-            )
-            for name in SESSION_METRICS
-            for frac in PERCENTILES
-        ]
-    # Engines do not say when a request began, so what tenants are promised of service is not measured.
-    verdicts = [
-        judge(side.requests, replace(slo, every_s=None, guarantees=())) for side in (predicted, observed)
-    ]
+        session_times = [side.sessions_s(chosen) for side in (predicted, observed)]
+        values |= {name: [(times[name], None) for times in session_times] for name in SESSION_METRICS}
+    rows = []
+    for name, sides in values.items():
+        for frac in PERCENTILES:
+            predicted_s, measured_s = (percentile_s(of_side, frac, weight) for of_side, weight in sides)
+            rows.append(PercentileRow(name, frac, predicted_s, measured_s, tolerances.tolerance_of(frac)))
+    # A measured run is not judged by windows, nor by guarantees of service to tenants: engines do not say
+    # when they began to serve a request.
+    judged_slo = replace(slo, every_s=None, guarantees=())
+    verdicts = [judge(side.requests, judged_slo) for side in (predicted, observed)]
     return MeasuredComparison(predicted, observed, chosen, tuple(rows), verdicts[0], verdicts[1], tolerances)
 
 
 def outcomes_of_part(run: Measurement, part: ReplayPart) -> list[Sent]:
-    """The outcomes of the requests that ended in this part."""
+    """The outcomes of the requests that ended in this part; others were sent again in a later part."""
     return [
         run.journal.sent[request]
         for request in part.requests
@@ -292,21 +284,21 @@ def outcomes_of_part(run: Measurement, part: ReplayPart) -> list[Sent]:
 
 
 def compare_part(run: Measurement, part: ReplayPart, fleet: Fleet, slo: Slo) -> tuple[Run, Run]:
-    """(predicted, measured) of one part, over the requests that have an outcome.
+    """The predicted and the measured run of one part, with the requests that have an outcome.
 
-    Requests without one were in flight when it was interrupted: they count as load, sent when they were due.
+    Requests without an outcome were in flight when the part was interrupted. They are simulated too, as load,
+    and arrive at their times in the trace.
     """
     served = run.served() if run.is_timed_by_engines else {}
     sent_trace, order = _simulated_trace(run, part, served)
     if served:
         fleet = fleet.with_engines(lambda engine: replace(engine, front_end_s=0.0, prompt_token_s=0.0))
     simulation = simulate(fleet, sent_trace, limits=slo.limits, record=True)
-    known = {sent.request: sent for sent in outcomes_of_part(run, part)}
-    keep = np.array([request in known for request in order])
-    ended = [known[request] for request in order if request in known]
-    predicted = replace(
-        simulation, **{name: getattr(simulation, name)[keep] for name in _per_request_columns(simulation)}
-    )
+    outcomes = {sent.request: sent for sent in outcomes_of_part(run, part)}
+    has_outcome = np.array([request in outcomes for request in order])
+    ended = [outcomes[request] for request in order if request in outcomes]
+    columns = {name: getattr(simulation, name)[has_outcome] for name in _per_request_columns(simulation)}
+    predicted = replace(simulation, **columns)
     observed, gaps = _observed_simulation(
         run, part, predicted, ended, served, slo, measured_window(sent_trace)
     )
@@ -318,46 +310,52 @@ def compare_part(run: Measurement, part: ReplayPart, fleet: Fleet, slo: Slo) -> 
 def _simulated_trace(
     run: Measurement, part: ReplayPart, served: Mapping[tuple[int, int], Mapping[str, EngineRequest]]
 ) -> tuple[Trace, list[int]]:
-    """The trace of a part to simulate, and the number that each of its requests has in the run's trace.
+    """The trace to simulate for a part, and the number of each of its requests in the run's trace.
 
-    A request arrives when it was measured to; one that waits for others of the part not before its own time,
-    and when they have been answered in the simulation.
+    A request arrives when it was measured to arrive. One that waits for others of the part arrives when the
+    simulation has answered these; its time in the trace is only a lower limit.
     """
-    trace, requests = run.trace, sorted(part.requests)  # A parent stands before its children.
-    waits: dict[int, list[int]] = {}
-    here = set(requests)
+    trace, requests = run.trace, sorted(part.requests)  # A parent has a smaller number than its children.
+    parents_of: dict[int, list[int]] = {}
+    in_part = set(requests)
     for child, parent in trace.after.tolist():
-        if child in here:
-            waits.setdefault(child, []).append(parent)
+        if child in in_part:
+            parents_of.setdefault(child, []).append(parent)
     start_s: dict[int, float] = {}
     for request in requests:
         due_s = float(trace.arrival_s[request]) - part.first_s
-        parents = [parent for parent in waits.get(request, ()) if parent in here]
+        parents = [parent for parent in parents_of.get(request, ()) if parent in in_part]
         if parents:
             start_s[request] = max(due_s, *(start_s[parent] for parent in parents))
         elif (sent := run.journal.sent.get(request)) and sent.part == part.part:
             start_s[request] = _request_times_s(sent, served.get((part.part, request), {}), part)[0]
         else:
-            start_s[request] = max(due_s, float(trace.think_s[request]) if request in waits else 0.0)
+            # The parents were answered in an earlier part, so the user's thinking began before this one.
+            think_s = float(trace.think_s[request]) if request in parents_of else 0.0
+            start_s[request] = max(due_s, think_s)
     requests.sort(key=lambda request: max(start_s[request], 0.0))
     arrival_s = np.maximum([start_s[request] for request in requests], 0.0)
     sent_trace = trace.select(requests, arrival_s=arrival_s)
-    pairs = [len(sent.workers) == 2 if (sent := run.journal.sent.get(r)) else False for r in requests]
-    return replace(sent_trace, output_tokens=sent_trace.output_tokens + np.array(pairs)), requests
+    # A pair of workers computes one token more (see the module's docstring).
+    is_pair = [len(sent.workers) == 2 if (sent := run.journal.sent.get(r)) else False for r in requests]
+    return replace(sent_trace, output_tokens=sent_trace.output_tokens + np.array(is_pair)), requests
 
 
 def _complete_sessions(trace: Trace, requests: Sequence[int]) -> Ints:
-    """The session of each of these requests, in the form of `Run.session`."""
-    session = session_numbers(trace)
-    size, present = (np.bincount(of, minlength=len(trace)) for of in (session, session[list(requests)]))
-    mine = session[list(requests)]
-    return np.where((size[mine] > 1) & (size[mine] == present[mine]), mine, -1)
+    """The session of each of these requests, as in `Run.session`."""
+    all_sessions = session_numbers(trace)
+    session = all_sessions[list(requests)]
+    size = np.bincount(all_sessions, minlength=len(trace))
+    present = np.bincount(session, minlength=len(trace))
+    return np.where((size[session] > 1) & (size[session] == present[session]), session, -1)
 
 
 def _request_times_s(
     sent: Sent, logged: Mapping[str, EngineRequest], part: ReplayPart
 ) -> tuple[float, float, Floats]:
-    """(Start, scheduled, tokens) of a request, in seconds since its part began; NaN if no log knows them."""
+    """When a request started, was scheduled, and got its tokens, in seconds since its part began: by the
+    engines' logs, or else by the client, which does not know when it was scheduled (NaN).
+    """
     engines = [logged[worker] for worker in sent.workers if worker in logged]
     if not engines:
         return sent.sent_s, math.nan, np.array(sent.token_s)
@@ -374,7 +372,9 @@ def _observed_simulation(
     slo: Slo,
     window_s: tuple[float, float],
 ) -> tuple[Simulation, Floats]:
-    """The measured requests in the simulator's form, and the gaps between tokens that ended in the window."""
+    """The measured requests in the simulator's form, and the gaps between tokens that ended in the window.
+    Values that no measurement gives, such as classes, are those of the simulation `like`.
+    """
     n = len(ended)
     values: dict[str, Any] = {
         name: np.full(n, np.nan) for name in ("queue_s", "ttft_s", "tpot_s", "tbt_max_s", "e2e_s")
@@ -386,7 +386,7 @@ def _observed_simulation(
     status = np.array([STATUS_OF[sent.status] for sent in ended])
     arrival_s = like.arrival_s.copy()  # Requests that were not answered are taken to arrive as predicted.
     all_gaps: list[Floats] = []
-    gap_of: list[int] = []  # the request of each part of `all_gaps`
+    gap_of: list[int] = []  # The request of each array in `all_gaps`.
     violations = np.zeros(len(slo.limits), dtype=np.int64)
     counted = np.zeros(len(slo.limits), dtype=np.int64)
     for k, sent in enumerate(ended):
@@ -411,8 +411,9 @@ def _observed_simulation(
     end_s = max(sent.end_s for sent in ended)
     for j, limit in enumerate(slo.limits):
         if limit.row.is_of_gaps:
-            is_own = np.repeat(like.of_limit(limit)[gap_of], [len(part) for part in all_gaps])
-            counted[j], violations[j] = int(is_own.sum()), int((gap_s[is_own] > limit.limit_s).sum())
+            # A limit of a class applies to the gaps of the requests of this class.
+            applies = np.repeat(like.of_limit(limit)[gap_of], [len(gaps) for gaps in all_gaps])
+            counted[j], violations[j] = int(applies.sum()), int((gap_s[applies] > limit.limit_s).sum())
     logs = [run.logs.get(name) for name in like.worker_names]
     steps = [None if log is None else _steps_of(log, part) for log in logs]
     return (
@@ -442,7 +443,7 @@ def _observed_simulation(
 
 
 def _steps_of(log: EngineLog, part: ReplayPart) -> pd.DataFrame:
-    """The steps since the part began, so without those of its warm-up."""
+    """The steps since the part began; those of the warm-up came before."""
     return log.steps[log.steps.start_s >= part.start_s]
 
 
@@ -453,7 +454,7 @@ def _per_request_columns(simulation: Simulation) -> tuple[str, ...]:
 
 
 def _join_parts(runs: Sequence[Run]) -> Run:
-    """Join the parts of a run, each beginning at the last arrival of the one before."""
+    """Join the parts of a run, so that each begins at the last arrival of the part before."""
     if len(runs) == 1:
         return runs[0]
     shift_s, arrivals = 0.0, []
@@ -475,6 +476,7 @@ def _join_parts(runs: Sequence[Run]) -> Run:
         last,
         **whole,
         **totals,
+        # The same warm-up as in trace.measured_window.
         window_s=(start_s + min((end_s - start_s) / 20, 120.0), end_s),
         complete=all(run.requests.complete for run in runs),
         runs=last.runs[:0],
@@ -489,26 +491,28 @@ def _join_parts(runs: Sequence[Run]) -> Run:
 
 
 def times_s(session: Ints, arrival_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
-    """(total, served) of each session, in the order of their numbers.
+    """The total and the served time of each session, in the order of their numbers.
 
-    total   from the arrival of its first request to the end of its last, the user's thinking included
-    served  the part of it in which at least one of its requests had arrived and not ended
+    The total time is from the arrival of the first request to the end of the last, with the user's thinking.
+    The served time is the part of it in which at least one request of the session had arrived and not ended.
     """
     order = np.lexsort((arrival_s, session))
     firsts = np.flatnonzero(np.diff(session[order], prepend=-1))
     groups = zip(np.split(arrival_s[order], firsts[1:]), np.split(end_s[order], firsts[1:]), strict=True)
     total, served = [], []
     for begin, end in groups if len(order) else ():
-        reach = np.maximum.accumulate(end)
-        fresh = np.maximum(begin, np.concatenate(([begin[0]], reach[:-1])))
-        total.append(reach[-1] - begin[0])
-        served.append(np.maximum(end - fresh, 0.0).sum())
+        latest_end = np.maximum.accumulate(end)
+        # The time of a request that no earlier request of the session has covered begins here.
+        uncovered = np.maximum(begin, np.concatenate(([begin[0]], latest_end[:-1])))
+        total.append(latest_end[-1] - begin[0])
+        served.append(np.maximum(end - uncovered, 0.0).sum())
     return np.array(total), np.array(served)
 
 
 def outside_s(run: Measurement) -> Floats:
-    """The time each finished request spent outside the engines [s]: from the client's send to the engine's
-    receipt, and from the first token on the engine's host to the client.
+    """The time that each finished request spent outside the engines before its first token [s]: from the
+    client to the engine, and with the first token from the engine's host to the client. Empty without engine
+    logs.
     """
     if not run.is_timed_by_engines:
         return np.zeros(0)

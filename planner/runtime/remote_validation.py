@@ -1,9 +1,10 @@
-"""`plan validate --url`: the traffic against a deployment that others run, by the client's clock.
+"""`plan validate --url`: sends the traffic to a deployment that others run, and times it by the client's
+clock.
 
-First the endpoint is asked what it is (planner/runtime/probe.py), then requests warm it up, one in the first
-second and twice as many in each further one up to the traffic's rate, so that a wrong address is not hit at
-once. The traffic itself is sent at its own times, whatever comes back: nothing is sent again, and a request
-that a gateway refuses is an outcome. Where too many fail the run ends.
+First the endpoint is probed (planner/runtime/probe.py). Then requests warm it up, one in the first second and
+twice as many in each further second up to the traffic's rate, so that a wrong address does not get the full
+rate at once. The traffic itself is sent at its own times, whatever the endpoint answers: no request is sent
+twice, and a refusal is an outcome. If too many requests fail, the run ends.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ from planner.runtime.live_replay import JournalFile, Sent, Status, request_name,
 from planner.runtime.probe import ProbedEndpoint, Probing, refusal_message
 from planner.traffic.trace import Trace
 
-# After one of these no other request can do better.
+# HTTP codes after which all other requests would fail too: a wrong address or key, or no money left.
 FATAL_CODES = (301, 302, 303, 307, 308, 401, 402, 403, 404)
-RECENT = 50  # The share of failures is taken over so many requests.
+RECENT = 50  # The share of failures is taken over this many requests.
 LEAST_FAILED = 5  # Fewer failures do not end a run, unless none is allowed (--max-failed 0).
-IN_A_ROW = 10  # After as many failures one after the other the endpoint is taken for down.
-# How an endpoint says that it does not take the request: too long, malformed, too many at once, overloaded.
+IN_A_ROW = 10  # After this many failures in a row the endpoint is taken to be down.
+# An endpoint refuses a request with these codes: too long, malformed, too many at once, overloaded.
 REFUSAL_CODES = (400, 413, 422, 429, 503)
-# A router that deals requests out in turns reaches each worker with these. They cost time and money, so they
-# are limited.
+# With four requests per worker, a router that takes workers in turn reaches each of them. Warm-ups cost time
+# and money, so their number is limited.
 WARM_UPS_PER_WORKER, MOST_WARM_UPS = 4, 256
-WARM_UP_OUTPUT_TOKENS = 8  # A prompt is what warms an engine; some tokens show that it decodes too.
+WARM_UP_OUTPUT_TOKENS = 8  # Prompts warm an engine up; a few output tokens make it decode as well.
 WARM_UP_FRAC = 0.1  # Share of the budget for warm-up and probes.
-TEXT_MARGIN_FRAC = 0.5  # A prompt of text may be longer by this share than its tokens were measured.
+TEXT_MARGIN_FRAC = 0.5  # A prompt of text may have this share more tokens than the probe measured.
 
 
 @dataclass(slots=True)
 class Failures:
-    """Ends a run where more than a share of the last RECENT requests failed, or IN_A_ROW did."""
+    """Ends a run if more than a share of the last RECENT requests failed, or IN_A_ROW requests in a row."""
 
     endpoint: Endpoint
     sent_rps: float
@@ -73,15 +74,17 @@ class Failures:
             self._raise_error()
 
     def have_ended(self) -> None:
-        """Say that no more answers will come. Raises EndpointError if most of the recent requests failed."""
+        """Check the requests once no more answers come. Raises EndpointError if most of the recent ones
+        failed.
+        """
         if 2 * sum(self.recent) > len(self.recent):
             self._raise_error()
 
     def _raise_error(self) -> None:
         endpoint, answer, failed = self.endpoint, self.last, sum(self.recent)
-        if endpoint.max_failed_frac >= 1:
+        if endpoint.max_failed_frac >= 1:  # The user wants all failures as outcomes.
             return
-        # Where most failures are refusals for too many requests (HTTP 429), the error says what helps there.
+        # If most failures are refusals for too many requests (HTTP 429), the message says how to send less.
         limited = sum(code == 429 for code in self.codes)
         if 2 * limited > failed:
             wait = f" (Retry-After: {answer.retry_after})" if answer.retry_after else ""
@@ -98,7 +101,9 @@ class Failures:
 
 @dataclass(slots=True)
 class ToEndpoint:
-    """Sends requests of the trace in the endpoint's dialect; a `replay.Sender`."""
+    """Sends requests of the trace in the endpoint's dialect (a `live_replay.Sender`). `inexact` is the number
+    of answers without an exact number of tokens.
+    """
 
     wanted: Wanted
     client: aiohttp.ClientSession
@@ -122,8 +127,9 @@ class ToEndpoint:
         return dialect.body(self.probed.model, prompt, int(trace.output_tokens[request]), user)
 
     def may_send(self, request: int) -> bool:
-        """Charge the request to the budget with the most that it can cost; False if the budget is spent."""
+        """Charge the budget with the most that the request can cost; False if the budget is spent."""
         trace, dialect = self.wanted.trace, self.probed.dialect
+        # The shortest prompt that the endpoint can be sent is one word within its chat template.
         inputs = max(float(trace.input_tokens[request]), dialect.added_tokens + dialect.tokens_per_word)
         if not dialect.by_ids:
             inputs *= 1 + TEXT_MARGIN_FRAC
@@ -181,7 +187,9 @@ class ToEndpoint:
 async def measure_endpoint(
     wanted: Wanted, journal: JournalFile, missing: list[int], progress: Callable[[str], None]
 ) -> None:
-    """Ask, warm up, send the missing requests as far as the budget goes, write down how it went."""
+    """Probe the endpoint, warm it up, send the missing requests as far as the budget goes, and write a record
+    of this part of the run to the journal.
+    """
     from profiling.machine import describe
 
     endpoint = wanted.endpoint
@@ -198,12 +206,12 @@ async def measure_endpoint(
         warm_ups = await warm_up(wanted, client, probed, budget, failures, progress)
         await clock.start(probed.model)
         sender = ToEndpoint(wanted, client, endpoint, probed, budget, failures)
-        load = os.getloadavg()[0]
+        load_before = os.getloadavg()[0]
         record: dict[str, Any] = {"part": part, "events": [], "router": {}, "engines": []}
         record |= {"date": time.strftime("%Y-%m-%d"), "machine": describe(), "spare_cores": None}
         try:
             sent = await send_at_times(wanted.trace, missing, sender, journal, part=part, progress=progress)
-            if sender.is_spent and not sent and not part:
+            if sender.is_spent and not sent and not part:  # Not a single request in all parts.
                 raise EndpointError(
                     f"the budget does not last for one request of the traffic ({budget.describe_use()} used "
                     "before it); raise --max-requests or --max-usd"
@@ -212,7 +220,7 @@ async def measure_endpoint(
                 journal.write({"budget_ended": budget.limit_values()})
             record["engine_clock"] = await clock.end(progress)
         finally:
-            record["load_average"] = [load, os.getloadavg()[0]]
+            record["load_average"] = [load_before, os.getloadavg()[0]]
             record["endpoint"] = {
                 "url": endpoint.url,
                 "model": probed.model,
@@ -226,20 +234,21 @@ async def measure_endpoint(
 
 
 def rate_of(trace: Trace, requests: list[int]) -> float:
-    """Mean rate of these requests [requests/s]; 1 where they all come at once."""
+    """The mean rate of these requests [requests/s]; 1 if they all arrive at once, which is no rate."""
     arrival_s = trace.arrival_s[requests]
     span_s = float(arrival_s[-1] - arrival_s[0])
     return len(requests) / span_s if span_s > 0 else 1.0
 
 
 def warm_up_times(rate_rps: float, requests: int) -> list[float]:
-    """Times of warm-up requests: one in the first second, then twice as many in each second, up to
-    `rate_rps`.
+    """Times of warm-up requests [s]: one in the first second, then twice as many in each second, up to
+    `rate_rps` but not below one per second.
     """
     times, at_s = [], 0.0
     for _ in range(requests):
         times.append(at_s)
-        at_s += 1 / max(1.0, min(2.0 ** math.floor(at_s), rate_rps))
+        doubled_rps = 2.0 ** math.floor(at_s)
+        at_s += 1 / max(1.0, min(doubled_rps, rate_rps))
     return times
 
 
@@ -251,17 +260,16 @@ async def warm_up(
     failures: Failures,
     progress: Callable[[str], None],
 ) -> int:
-    """Send requests of the trace's median length before the traffic, and return how many.
-
-    They take at most WARM_UP_FRAC of the budget: some for each worker, and as many as two seconds of traffic.
+    """Send requests of the trace's median length before the traffic, and return their number: some for each
+    worker, at least as many as two seconds of traffic have, within WARM_UP_FRAC of the budget.
     """
     endpoint, dialect = budget.endpoint, probed.dialect
     tokens = int(np.median(wanted.trace.input_tokens))
-    wished = max(WARM_UPS_PER_WORKER * wanted.fleet.workers, math.ceil(2 * failures.sent_rps))
-    times = warm_up_times(failures.sent_rps, min(wished, MOST_WARM_UPS))
+    requests = max(WARM_UPS_PER_WORKER * wanted.fleet.workers, math.ceil(2 * failures.sent_rps))
+    times = warm_up_times(failures.sent_rps, min(requests, MOST_WARM_UPS))
     progress(f"warming up: {len(times)} requests in {times[-1]:.0f} s")
     start_s = time.monotonic()
-    seen = Failures(endpoint, failures.sent_rps)
+    warm_up_failures = Failures(endpoint, failures.sent_rps)  # They do not count for the traffic.
 
     async def one(number: int, charged_usd: float) -> None:
         prompt = dialect.prompt(tokens, number, wanted.seed + 1)
@@ -276,7 +284,7 @@ async def warm_up(
             timeout_s=min(endpoint.timeout_s, PROBE_TIMEOUT_S),
         )
         budget.settle(charged_usd, answer)
-        seen.note_answer(answer)
+        warm_up_failures.note_answer(answer)
 
     sent = 0
     try:
@@ -289,14 +297,14 @@ async def warm_up(
                     break
                 group.create_task(one(sent, charged))
                 sent += 1
-    except ExceptionGroup as errors:
+    except ExceptionGroup as errors:  # Several requests may fail in the same way; the user reads one message.
         raise errors.exceptions[0] from None
-    seen.have_ended()
+    warm_up_failures.have_ended()
     return sent
 
 
 def is_complete(wanted: Wanted, journal: JournalFile) -> bool:
-    """Whether nothing is left to send, because all was or because the budget is spent."""
+    """Whether there is nothing left to send: every request was sent, or the endpoint's budget is spent."""
     read = journal.read()
     if not read.missing(wanted.trace):
         return True
@@ -304,6 +312,6 @@ def is_complete(wanted: Wanted, journal: JournalFile) -> bool:
 
 
 def check_comparable(wanted: Wanted) -> None:
-    """Raises InputError for what cannot be compared with a deployment of others."""
+    """Raise InputError for a plan that cannot be compared with a deployment that others run."""
     if wanted.fleet.lora is not None:
         raise InputError("lora: our replays name no adapters; validate the plan without lora")

@@ -1,8 +1,9 @@
-"""Workers that somebody else keeps alive, by their addresses: our router before a deployment of manifests.
+"""Runs our router in front of workers that others start and keep alive, for instance a deployment's
+manifests.
 
-The router asks each worker for its /health and sends requests to those that answer. It does not notice a
-worker that dies and is back before it is asked again: the router then believes that this worker still caches
-what it cached before.
+The router asks each worker for its /health and sends requests to those that answer. If a worker restarts
+between two health checks the router does not notice it, and believes that the worker still caches what it
+cached before.
 """
 
 from __future__ import annotations
@@ -30,9 +31,8 @@ HEALTH_EVERY_S, HEALTH_TIMEOUT_S, HEALTH_FAILURES = 2.0, 5.0, 3
 
 @dataclass
 class Remote:
-    """A worker as the router sees it (`router.Backend`). `identity` is empty, because the answers of a
-    remote worker do not say which process gave them. `starts` and `gave_up` keep their values, because nobody
-    here starts it.
+    """A remote worker as a `router.Backend`. `identity` is empty, because the answers of such a worker do not
+    name its process. `starts` and `gave_up` never change, because we do not start the worker.
     """
 
     name: str
@@ -48,7 +48,9 @@ class Remote:
         raise NotImplementedError
 
     async def watch(self, every_s: float) -> None:
-        """Ask for /health for ever: up after one answer, down after HEALTH_FAILURES without one in a row."""
+        """Check /health every `every_s`, until cancelled. The worker is up after one answer, and down after
+        HEALTH_FAILURES checks in a row without an answer.
+        """
         failures = HEALTH_FAILURES  # A worker that was never asked is not up.
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)) as client:
             while True:
@@ -78,8 +80,8 @@ def parse_workers(given: Sequence[str]) -> dict[str, list[str]]:
 
 
 def make_remote_workers(fleet: Fleet, addresses: Mapping[str, Sequence[str]]) -> list[Remote]:
-    """One worker per address, in the fleet's order. Raises InputError unless each worker has an address of
-    its own.
+    """One worker per address, in the fleet's order. Raises InputError unless every worker of the plan has an
+    address and no two have the same.
     """
     pools = {pool.name: pool.count for pool in fleet.running_pools}
     if unknown := set(addresses) - set(pools):
@@ -126,7 +128,7 @@ async def serve(
     say: Callable[[str], None],
     warm_up: Sequence[WarmPrompt] = (),
 ) -> None:
-    """Our router before workers that run elsewhere, until it has drained or is cancelled."""
+    """Run our router in front of remote workers until it has drained or is cancelled."""
     workers = make_remote_workers(fleet, addresses)
     router = LiveRouter(workers, fleet, settings, warm_up=warm_up)
     async with watch_health(workers):

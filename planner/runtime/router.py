@@ -1,12 +1,13 @@
-"""One address in front of all workers, with OpenAI's API: chooses, forwards, retries, refuses, counts.
+"""The live router: an HTTP server with OpenAI's API that forwards each request to a worker and retries
+failures.
 
-A request goes to a mixed worker, or to a prefill worker and then, with the KV transfer parameters that this
-one answers, to a decode worker (vLLM's KV connectors); planner/runtime/live_routing.py decides which. Until
-the first byte of an answer is on its way to the client, a worker that fails costs nothing but time: the
-request is sent to another one. After that the stream ends with an error event, never in silence; nothing is
-generated twice. What a worker answers is read (planner/runtime/upstream.py): a stream without its end,
-garbage and more than was asked for are failures too. planner/runtime/trust.py says which workers are passed
-over for a while, and which request has killed too many.
+A request goes to a mixed worker, or to a prefill worker and then to a decode worker with the KV transfer
+parameters in the prefill worker's answer (vLLM's KV connectors). planner/runtime/live_routing.py chooses the
+workers. If a worker fails before the first byte of its answer has gone to the client, the request is sent to
+another worker. After the first byte nothing is generated again: the stream ends with an error event. Answers
+are checked (planner/runtime/upstream.py): a stream that breaks off, an invalid event and an answer that is
+too long are failures too. planner/runtime/trust.py decides which workers get no requests for a while, and
+which request has killed too many workers to be tried again.
 """
 
 from __future__ import annotations
@@ -60,16 +61,17 @@ from planner.runtime.upstream import (
 )
 
 LOG = logging.getLogger("fleetplan.router")
-MAX_BODY_BYTES = 32 * 2**20
+MAX_BODY_BYTES = 32 * 2**20  # A prompt of a million tokens, or several images, fits.
 ANSWER_BYTES = 256 * 2**20  # Enough for 131,072 tokens with 20 log-probabilities each.
-WARM_EVERY_S = 1.0  # Time between looks for workers that have come up.
-OF_THE_REQUEST = (400, 413, 422)  # These statuses mean that the request is wrong; others speak of the worker.
-ALIVE_S = 2.0  # A worker that is to get a suspect must answer a health check within this.
-CONNECT_S = 5.0  # A worker that does not accept a connection within this has failed.
-KEEP_ALIVE_S = 60.0  # An idle connection to a worker is kept open so long.
-LAST_S = 1.0  # Allowed from the last event of a stream to its end.
-WATCH_EVERY_S = 0.5
-LOOK_EVERY_S = 0.05  # Time between looks for a worker, while there is none.
+WARM_EVERY_S = 1.0  # Time between two checks for workers that have come up.
+OF_THE_REQUEST = (400, 413, 422)  # HTTP statuses that mean a wrong request; others are a fault of the worker.
+ALIVE_S = 2.0  # A worker must answer a health check within this time before it gets a suspect (trust.py).
+CONNECT_S = 5.0  # A worker that does not accept a connection within this time has failed.
+KEEP_ALIVE_S = 60.0  # An idle connection to a worker is kept open for this time.
+LAST_S = 1.0  # Time allowed from the last event of a stream to the end of the stream.
+WATCH_EVERY_S = 0.5  # Time between two checks of all attempts for overdue answers.
+LOOK_EVERY_S = 0.05  # Time between two tries to find a worker, while none is free.
+# In a request to a prefill worker: compute the KV cache, and say in the answer where it can be fetched.
 REMOTE_DECODE = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -81,29 +83,32 @@ REMOTE_DECODE = {
 
 
 class Backend(Protocol):
-    """A worker as the router sees it. `identity` names its present start and is in each of its answers."""
+    """A worker as the router sees it. `identity` names the engine's present start; each answer
+    contains it.
+    """
 
     name: str
     url: str
     identity: str
     is_up: bool
     starts: int  # How often we have started its engine.
-    gave_up: str  # Why it is not tried for a while; empty while it is.
-    can_turn: bool  # Whether `turn` restarts its engine in another role.
+    gave_up: str  # Why the engine is not started again for a while; else empty.
+    can_turn: bool  # Whether `turn` can restart the engine in another role.
 
     def turn(self, role: Role) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RouterSettings:
-    """More than `max_in_flight` requests are refused. After a failure `retries` other workers are tried, and
-    a request waits `patience_s` for some worker to come up. `keys` are the API keys; on loopback none is
-    needed. `longest_tokens` are those of the longest request that the engines take.
+    """The router's limits. Requests beyond `max_in_flight` are refused. After a failure up to `retries` other
+    workers are tried, and a request waits `patience_s` for a worker to come up. `keys` are the API keys of
+    clients; without any, no key is needed. `longest_tokens` is the length of the longest request, prompt and
+    output, that the engines take.
 
-    A body must come within `body_s`, and a client must read what is written to it within `client_s`. A stream
-    must begin within `first_byte_s` and is ended after `silence_s` without a byte. An answer that is no
-    stream must be there within `whole_s`. No answer may be larger than `answer_bytes`, or have more tokens
-    than were requested. `limits` are those on connections.
+    A body must arrive within `body_s`, and a client must read what is written to it within `client_s`. A
+    stream must begin within `first_byte_s`, and is ended after `silence_s` without a byte. An answer that is
+    no stream must be complete within `whole_s`. No answer may be larger than `answer_bytes`. `limits` are the
+    limits on connections.
     """
 
     max_in_flight: int = 20_000
@@ -172,19 +177,20 @@ class LiveRouter:
         self.warm: list[str | None] = [None] * len(self.backends)
         self.warming = asyncio.Lock()
         self.kept: list[list[_KeptPrompt]] = [[] for _ in self.backends]
-        self.keep_alives = 0  # Prompts that were asked for again.
+        self.keep_alives = 0  # How often a prompt was sent again so that its worker keeps it cached.
         # The identity with which each worker was last seen up.
         self.up: list[str | None] = [None] * len(self.backends)
         self.attempts: list[dict[asyncio.Timeout, Reply]] = [{} for _ in self.backends]
         self.door = Door(self.settings.limits)
-        self.line: list[tuple[float, int]] = []  # Requests held back: when they came, and their seats.
-        # An event for each of them, set once it is the first.
+        # The requests that a policy holds back, first come first: (arrival time, seat in `live`).
+        self.line: list[tuple[float, int]] = []
+        # An event for each request in `line`, set when the request becomes the first.
         self.first: dict[tuple[float, int], asyncio.Event] = {}
-        self.room = asyncio.Event()  # Set when something has changed that may let the first one go.
+        self.room = asyncio.Event()  # Set when a change may allow the first request in `line` to be sent.
         self.is_draining = False
         self.in_flight = 0
         self.outcomes: Counter[str] = Counter()  # Outcomes of requests, each counted once.
-        self.retries = self.poison = 0
+        self.retries = self.poison = 0  # `poison` counts requests refused because workers died of them.
         self.trust = Trust(len(self.backends))
         self.ttft_counts: Counter[float] = Counter()
         self.ttft_sum_s = 0.0
@@ -204,6 +210,7 @@ class LiveRouter:
 
     async def _keep_warm(self, _: web.Application) -> AsyncIterator[None]:
         """While the router runs, warm up each worker that has come up, and keep prompts in the caches."""
+        # A prompt is due at its own interval, so four checks per interval find it late by a quarter at most.
         every_s = [each.keep_alive_s for each in self.warm_prompts if each.keep_alive_s is not None]
         look_every_s = min([WARM_EVERY_S, *(seconds / 4 for seconds in every_s)])
 
@@ -237,7 +244,7 @@ class LiveRouter:
                             self.kept[w].append(_KeptPrompt(each, len(names), names[-1], _now_s()))
 
     async def _keep_alive(self, w: int) -> None:
-        """Ask a worker for each of its prompts that no request has begun with for too long."""
+        """Send a worker each of its kept prompts that no request has begun with for `keep_alive_s`."""
         backend = self.backends[w]
         for each in self.kept[w]:
             if not backend.is_up or self.warm[w] != backend.identity:
@@ -249,14 +256,14 @@ class LiveRouter:
                 await self._is_computed(backend, each.asked.prompt)
 
     def _note_use(self, w: int, names: Sequence[int]) -> None:
-        """A request of these blocks goes to worker `w`."""
+        """Note that a request with these prompt blocks goes to worker `w`, and so uses its kept prompts."""
         for each in self.kept[w]:
             if len(names) >= each.blocks and names[each.blocks - 1] == each.name:
                 each.used_s = _now_s()
 
     async def _is_computed(self, worker: Backend, prompt: tuple[int, ...] | str) -> bool:
-        """Send a prompt to a worker; whether it was computed. A failure is logged, and `_keep_warm` tries
-        again.
+        """Whether the worker has computed the prompt, which is sent to it now. A failure is logged, and
+        `_keep_warm` tries again.
         """
         body = {"model": self.fleet.llm.name, "prompt": prompt, "max_tokens": 1, "temperature": 0}
         identity = worker.identity
@@ -287,8 +294,8 @@ class LiveRouter:
             watching.cancel()
 
     async def _watch(self) -> None:
-        """End attempts on workers that went down, answers that begin or go on too late, and connections of
-        clients that do not read.
+        """Every WATCH_EVERY_S, end the attempts on workers that went down, the answers that begin late or
+        have stopped, and the connections of clients that do not read.
         """
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
@@ -307,8 +314,8 @@ class LiveRouter:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        """Check the API key. Every refusal becomes a JSON error, counted, and logged without the request's
-        content.
+        """Check the API key, then handle the request. Every refusal is answered as a JSON error, counted, and
+        logged without the content of the request.
         """
         try:
             if self.digests and request.path != "/health" and not self._is_allowed(request):
@@ -347,7 +354,7 @@ class LiveRouter:
             answer = Reply(request, routed_request, _now_s())
             with suppress(ClientGoneError):
                 outcome = await self._try_workers(answer)
-            return answer.response or web.Response(status=499)
+            return answer.response or web.Response(status=499)  # The client is gone; nobody reads the status.
         except web.HTTPException:
             outcome = ""  # The guard counts the outcome.
             raise
@@ -399,7 +406,7 @@ class LiveRouter:
                     if isinstance(error, WorkerRefusedError):
                         status = 429 if error.status == 429 else 502
                         if all(w in failed or not each.is_up for w, each in enumerate(self.backends)):
-                            break  # Another worker would refuse it again.
+                            break  # Every worker that is up has refused the request.
                     self.retries += 1
         finally:
             self.live.release_seat(answer.seat)
@@ -408,6 +415,7 @@ class LiveRouter:
         raise refusal(status, why, retry_after_s=1 if status == 429 else None)
 
     async def _serve(self, answer: Reply, failed: set[int]) -> None:
+        """One try: the whole request on a mixed worker, or its prefill and then its decode on two workers."""
         async with self._first_in_line(answer):
             w = await self._choose(self.live.send_to_worker, answer, failed)
         self._note_use(w, answer.routed_request.blocks)
@@ -428,7 +436,7 @@ class LiveRouter:
 
     @asynccontextmanager
     async def _first_in_line(self, answer: Reply) -> AsyncIterator[None]:
-        """If the policy holds requests back, wait until this request is the first of those that wait."""
+        """Run the block when this request is the first of `line`; at once if the policy holds none back."""
         if not self.live.holds_back:
             yield
             return
@@ -469,8 +477,9 @@ class LiveRouter:
         """
         timeout, others = asyncio.timeout(None), self.attempts[w]
         answer.sent_s, answer.limit_s, answer.heard_s, answer.overdue = _now_s(), limit_s, 0.0, ""
+        # If a worker dies, only a request that was alone on it is known to be the cause (trust.py).
         answer.is_shared = bool(others)
-        if len(others) == 1:  # Of several others each is marked already.
+        if len(others) == 1:  # If there are more, each was marked when the second one came.
             next(iter(others.values())).is_shared = True
         try:
             try:
@@ -503,12 +512,12 @@ class LiveRouter:
     async def _choose(
         self, choose: Callable[[int, float, Collection[int]], int | None], answer: Reply, failed: set[int]
     ) -> int:
-        """The worker that the policy chooses among those that are up; waits for one to come up.
+        """The worker that the policy chooses among those that are up; waits up to `patience_s` for one.
 
-        A worker that has failed this request before, or others lately, is only chosen if there is no other.
+        A worker that has failed this request before, or others lately, is chosen only if there is no other.
         """
         deadline_s = _now_s() + self.settings.patience_s
-        silent: set[int] = set()  # Workers that were to get a suspect and did not answer their health check.
+        silent: set[int] = set()  # Workers that did not answer the health check before a suspect.
         while True:
             now_s = _now_s()
             self._see_who_is_up(now_s)
@@ -520,6 +529,7 @@ class LiveRouter:
                     return w
                 silent.add(w)
                 continue
+            # A worker will take this request later, so the wait is not for a worker to come up.
             if self.live.is_held_back(answer.seat) or barred - silent:
                 deadline_s = now_s + self.settings.patience_s
             elif now_s > deadline_s:
@@ -535,7 +545,9 @@ class LiveRouter:
         barred: set[int],
         now_s: float,
     ) -> int | None:
-        """The policy's worker, tried with ever fewer workers excluded; those `barred` always are."""
+        """The policy's choice. Excluded are at first the workers that failed this request, failed others
+        lately or are `barred`; as long as no worker is left, fewer are excluded, but `barred` ones always.
+        """
         resting = self.trust.resting(now_s)
         wider_choices = [failed.union(resting, barred)] if resting else []
         for excluded in (*wider_choices, failed | barred, barred):
@@ -545,9 +557,8 @@ class LiveRouter:
         return None
 
     async def _is_alive(self, w: int, answer: Reply) -> bool:
-        """Whether a worker answers a health check before a suspect goes to it.
-
-        Were it down or frozen already, the suspect would get the blame. The suspect's trial there begins now.
+        """Whether a worker answers a health check before a suspect is sent to it; a worker that is dead
+        already would be blamed on the suspect. The suspect's trial on this worker (trust.py) begins here.
         """
         worker, is_alive = self.backends[w], False
         self.trust.begin_trial(w, answer, _now_s())
@@ -575,7 +586,7 @@ class LiveRouter:
                 self.backends[w].turn(self.live.roles[w])
 
     def _see_who_is_up(self, now_s: float) -> None:
-        """Note which workers went down or came up; one with another identity than before did both."""
+        """Note which workers went down or came up. A worker with a new identity has done both."""
         up = [backend.identity if backend.is_up else None for backend in self.backends]
         if up == self.up:
             return
@@ -597,6 +608,7 @@ class LiveRouter:
         routed_request = answer.routed_request
         body = {key: value for key, value in routed_request.body.items() if key != "stream_options"}
         body |= {"max_tokens": 1, "stream": False, "kv_transfer_params": REMOTE_DECODE}
+        # These keys would contradict `max_tokens`.
         body |= {key: 1 for key in ("min_tokens", "max_completion_tokens") if key in body}
         async with self._post(worker, routed_request, json.dumps(body).encode()) as upstream:
             if upstream.status != 200:
@@ -611,7 +623,7 @@ class LiveRouter:
         return document["kv_transfer_params"]
 
     async def _forward(self, w: int, answer: Reply, raw: bytes) -> None:
-        """Send the request and pass the answer on as it comes."""
+        """Send the request to worker `w` and pass its answer on to the client as it comes."""
         name, seat, routed_request = self.backends[w].name, answer.seat, answer.routed_request
         most_bytes = self.settings.answer_bytes
         async with self._post(self.backends[w], routed_request, raw) as upstream:
@@ -627,7 +639,7 @@ class LiveRouter:
                 most_tokens=routed_request.most_tokens,
                 choices=routed_request.choices,
             )
-            told_tokens = 0  # Output tokens of which the fleet's account knows; it is updated once per block.
+            noted_tokens = 0  # Output tokens that `live` knows of; it is told once per KV block.
             async for lines in _read_lines(upstream, check, answer):
                 now_s = answer.heard_s
                 if answer.response is None:
@@ -639,9 +651,9 @@ class LiveRouter:
                     await answer.begin(name)
                     self._note_ttft(now_s - answer.start_s)
                 answer.tokens = check.tokens
-                if answer.tokens >= told_tokens + KV_BLOCK_TOKENS:
-                    told_tokens = answer.tokens
-                    self.live.note_output(seat, told_tokens, now_s)
+                if answer.tokens >= noted_tokens + KV_BLOCK_TOKENS:
+                    noted_tokens = answer.tokens
+                    self.live.note_output(seat, noted_tokens, now_s)
                 await answer.write(lines, now_s)
             if check.error_code:
                 answer.is_broken = True
@@ -653,14 +665,15 @@ class LiveRouter:
     async def _post(
         self, worker: Backend, routed_request: RoutedRequest, raw: bytes
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send the request and yield the worker's answer, also one that says what is wrong with the request.
+        """Send the request and yield the worker's answer, if its status is 200 or says that the request is
+        wrong.
 
-        Raises WorkerError for any other answer and for none.
+        Raises WorkerError for any other status, and if no answer comes.
         """
         headers = {"Content-Type": "application/json", "X-Request-Id": routed_request.id}
         try:
-            # A file, because aiohttp warns of large bytes.
-            body, identity = io.BytesIO(raw), worker.identity  # A restart changes the identity.
+            body = io.BytesIO(raw)  # Large bodies are sent as a file, because aiohttp warns of large bytes.
+            identity = worker.identity  # A restart during the request changes it.
             sending = self.client.post(
                 worker.url + routed_request.path, data=body, headers=headers, allow_redirects=False
             )
@@ -714,7 +727,7 @@ class LiveRouter:
 async def _read_lines(
     upstream: aiohttp.ClientResponse, check: StreamCheck, answer: Reply
 ) -> AsyncIterator[bytes]:
-    """The whole lines of a stream, once `check` has read them, to its proper end."""
+    """Yield the lines of a stream that `check` has passed. Raises WorkerError if the stream breaks off."""
     async for chunk in upstream.content.iter_any():
         answer.heard_s = _now_s()
         if lines := check.take(chunk):
@@ -729,7 +742,7 @@ async def _read_lines(
 
 async def _until_end(upstream: aiohttp.ClientResponse) -> None:
     """After the last event, wait up to LAST_S for the end of the stream, so that the connection can be used
-    again; else close it.
+    again; close the connection if the end does not come.
     """
     try:
         async with asyncio.timeout(LAST_S):
@@ -743,7 +756,7 @@ async def _until_end(upstream: aiohttp.ClientResponse) -> None:
 def _end_block(until: asyncio.Timeout, now_s: float) -> None:
     """End the block under this timeout with TimeoutError, unless it is ending already."""
     if not until.expired():
-        with suppress(RuntimeError):
+        with suppress(RuntimeError):  # The block has not been entered, or has been left.
             until.reschedule(now_s)
 
 

@@ -1,18 +1,19 @@
-"""Measure the step times of engines as they are deployed: behind API servers and our router, under load.
+"""Measures the step times of engines as they are deployed: behind API servers and our router, under load.
 
     python -m planner.runtime.served config.json steps.csv '{"engines": 2, "dtype": "bfloat16", ...}'
 
-Each engine is kept at 1 sequence, then at more, up to its seats (max_num_seqs): clients send their next
-request as soon as they are answered. Every step is a row of the CSV. `t_s` is the time since the end of the
-step before it, which is what users wait for. `own_s` is the part of `t_s` in which the engine's thread did
-not wait for a core; it is known only where that thread computes (on a CPU). The `#` lines say what the
-parts around the engine cost:
+Each engine is kept at 1 sequence, then at more, up to max_num_seqs: each client sends its next request as
+soon as its last one is answered. Every step is a row of the CSV. `t_s` is the time since the end of the step
+before, which is what users wait for. `own_s` is the part of `t_s` in which the engine's thread did not wait
+for a core; it is known only if that thread computes the steps itself (on a CPU). The `#` lines of the CSV say
+what the parts around the engine cost:
 
     front_end_s                     TTFT that the client saw, less the engine's own; the median at the
                                     second level, where engines are neither idle nor full
     servers_step_s, servers_token_s CPU seconds of API servers, router and clients, per step and per token
 
-It runs in a process of its own: vLLM's CPU engine cannot start where Numba is loaded, which the router needs.
+The profiler starts this module in a process of its own, because vLLM's CPU engine cannot start in a process
+that has loaded Numba, which the router needs.
 """
 
 from __future__ import annotations
@@ -62,13 +63,13 @@ from planner.traffic.trace import Trace
 from profiling.config import read_config, sharded
 from profiling.vllm_install import is_cpu_build
 
-LEVEL_S = 6.0  # Each number of sequences is measured for so long.
-SETTLE_S = 1.0  # The first part of a level is left out: its batch is still filling.
+LEVEL_S = 6.0  # Each number of sequences is measured for this time.
+SETTLE_S = 1.0  # This first part of a level is left out, because the batch is still filling.
 MOST_PROMPT_TOKENS = 1024
 LEVEL_REQUESTS = 50_000  # More than a level can send.
-OUTPUT_TOKENS = (16, 64)
-CPU_KV_BYTES = 2 * 2**30
-WATCHED = "served"
+OUTPUT_TOKENS = (16, 64)  # Answers are short, so that many requests begin and end in LEVEL_S.
+CPU_KV_BYTES = 2 * 2**30  # Most machines have this much memory left for the KV cache of an engine on a CPU.
+POOL_NAME = "served"
 PLACEHOLDER_LATENCY = StepLatency(
     (1.0, 2.0), (1e-3, 1e-3), a_s=0.0, b_s=0.0, d_s=0.0, e_s=0.0, h_s=0.0, basis="any"
 )
@@ -93,14 +94,17 @@ class WatchedEngines:
 
 
 def sequence_levels(seats: int) -> list[int]:
-    """Sequences per engine at each level: one, two levels between (an eighth, a third), and all seats."""
+    """Sequences per engine at each level: 1, an eighth and a third of `seats` (max_num_seqs), and
+    all seats.
+    """
     return sorted({1, max(seats // 8, 1), max(seats // 3, 1), seats})
 
 
 def watch_engines(config: Path, watched: WatchedEngines) -> StepTable:
     """Start the engines, load them level by level, and return all their steps.
 
-    The columns `level` (sequences per engine) and `server` (the engine's name) say where each was taken.
+    The columns `level` (sequences per engine) and `server` (the engine's name) say how each step was
+    measured.
     """
     with tempfile.TemporaryDirectory(prefix="fleetplan-served-") as folder_name:
         folder = Path(folder_name)
@@ -116,20 +120,24 @@ def watch_engines(config: Path, watched: WatchedEngines) -> StepTable:
 
 
 def _fleet(folder: Path, watched: WatchedEngines) -> Fleet:
+    """The watched engines as a fleet of mixed workers, with a KV cache for all sequences at full length; on a
+    CPU with no more than CPU_KV_BYTES.
+    """
     llm, catalog = llm_from_config(folder), read_catalog()
     longest = min(watched.max_model_len, llm.context_tokens)
     kv_tokens = watched.max_num_seqs * longest
     if is_cpu_build():
         cpu_kv_tokens = min(kv_tokens, int(CPU_KV_BYTES / llm.kv_bytes_per_token))
         kv_tokens = max(cpu_kv_tokens // CPU_BLOCK_TOKENS, 2) * CPU_BLOCK_TOKENS
-    gpu = next(iter(catalog.gpus.values()))  # Any GPU does: nothing of it is used.
+    gpu = next(iter(catalog.gpus.values()))  # A worker type needs a GPU, but nothing here reads it.
     engine = WorkerType(
         gpu, 1, PLACEHOLDER_LATENCY, kv_tokens, watched.max_num_batched_tokens, watched.max_num_seqs
     ).with_llm(llm)
-    return Fleet(replace(llm, name=str(folder)), (Pool(WATCHED, "mixed", engine, watched.engines),))
+    return Fleet(replace(llm, name=str(folder)), (Pool(POOL_NAME, "mixed", engine, watched.engines),))
 
 
 def _commands(fleet: Fleet, watched: WatchedEngines) -> Commands:
+    """The commands that a plan's engines have (workers.py), with the options of the watched ones."""
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
     is_cpu = is_cpu_build()
     base_commands = vllm_commands(
@@ -167,13 +175,14 @@ async def _run_levels(
 ) -> list[LoadLevel]:
     measured_levels = []
     async with run_engines(places, _commands(fleet, watched)) as group:
+        # No request may be refused: the clients fill the engines on purpose.
         router = LiveRouter(group.workers, fleet, RouterSettings(max_in_flight=10**9))
         async with listening(router.app, "127.0.0.1", 0) as url:
             timeout = aiohttp.ClientTimeout(total=600)
             async with aiohttp.ClientSession(
                 timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
             ) as client:
-                warm_up_level = 1
+                warm_up_level = 1  # It is measured like the others, and dropped.
                 levels = (warm_up_level, *sequence_levels(watched.max_num_seqs))
                 for part_number, sequences in enumerate(levels):
                     before_s = _cpu_s(group)
@@ -193,6 +202,7 @@ def _cpu_s(group: LiveWorkers) -> float:
     ticks = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # The process has ended since the directory was listed.
+            # The name in parentheses may contain spaces, so fields are counted from its end.
             fields = path.read_text().rpartition(")")[2].split()
             session, user_ticks, system_ticks = (int(fields[k]) for k in (3, 11, 12))
             if session in sessions:
@@ -233,8 +243,9 @@ def _level_trace(fleet: Fleet, watched: WatchedEngines, part: int) -> Trace:
     rng = np.random.default_rng((watched.seed, part))
     low, high = OUTPUT_TOKENS
     worker = fleet.pools[0].type
-    room = min(watched.max_model_len, fleet.llm.context_tokens, worker.kv_tokens) - high
-    longest = max(min(MOST_PROMPT_TOKENS, worker.max_num_batched_tokens, room), 1)
+    # A prompt must fit into the context and the cache with its output, and be computed in one step.
+    beside_output = min(watched.max_model_len, fleet.llm.context_tokens, worker.kv_tokens) - high
+    longest = max(min(MOST_PROMPT_TOKENS, worker.max_num_batched_tokens, beside_output), 1)
     prompts = np.exp(rng.uniform(0, np.log(longest), LEVEL_REQUESTS)).astype(np.int64).clip(1)
     return Trace("closed loop", np.zeros(LEVEL_REQUESTS), prompts, rng.integers(low, high, LEVEL_REQUESTS))
 
@@ -242,6 +253,7 @@ def _level_trace(fleet: Fleet, watched: WatchedEngines, part: int) -> Trace:
 def _table(
     measured_levels: Sequence[LoadLevel], logs: dict[str, EngineLog], fleet: Fleet, watched: WatchedEngines
 ) -> StepTable:
+    """All steps of the measured levels as a table, with the costs around the engine in its header."""
     frames, front_end_s_by_level = [], []
     for level in measured_levels:
         start_s = level.part.start_s
@@ -287,6 +299,7 @@ def _servers_s(measured_levels: Sequence[LoadLevel], logs: dict[str, EngineLog])
         ]
         used_s = sum(float(each.used_s.iloc[-1] - each.used_s.iloc[0]) for each in steps if len(each))
         rows.append([sum(map(len, steps)), sum(len(request.token_s) for request in level.sent)])
+        # Logs of GPU engines have no CPU seconds (NaN); their threads' seconds count as the servers' then.
         cpu_s.append(max(level.cpu_s - (0.0 if np.isnan(used_s) else used_s), 0.0))
     weight = 1 / np.maximum(cpu_s, 1e-9)  # The floor only avoids a division by zero.
     per_step_s, per_token_s = nnls(np.array(rows) * weight[:, None], cpu_s * weight)[0].tolist()
@@ -294,16 +307,17 @@ def _servers_s(measured_levels: Sequence[LoadLevel], logs: dict[str, EngineLog])
 
 
 def _back_to_back_steps(log: EngineLog) -> pd.DataFrame:
-    """Steps that began right after the step before them, with `t_s` from the end of that one to their own.
+    """The steps that followed another step without a pause, with `t_s` from the end of that step to their
+    own.
 
-    A log with the engine's own clock says how long the engine `waited` for requests before a step. In others
-    the start must lie within 1 us of the end before it.
+    A log with the engine's own clock says whether the engine `waited` for requests before a step. In other
+    logs a step must start within 1 us of the end of the step before.
     """
     steps = log.steps
-    before_s = steps.end_s.shift()
-    follows = (steps.waited == 0) if log.has_own_clock else (steps.start_s <= before_s + 1e-6)
-    known = steps.assign(t_s=steps.end_s - before_s, own_s=steps.own_end_s - steps.own_end_s.shift())
-    return known[follows & (steps.end_s > before_s)]
+    last_end_s = steps.end_s.shift()
+    follows = (steps.waited == 0) if log.has_own_clock else (steps.start_s <= last_end_s + 1e-6)
+    timed = steps.assign(t_s=steps.end_s - last_end_s, own_s=steps.own_end_s - steps.own_end_s.shift())
+    return timed[follows & (steps.end_s > last_end_s)]
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
-"""What an engine did, told by the engine: every step with its load and time, every request with its tokens.
+"""Writes the step log of an engine: every step with its load and times, every request with its token times.
 
-A client that shares its cores with the engine cannot be trusted with the time between two tokens, so the
-engine core itself writes them down, one JSON object per line:
+A client that shares its cores with the engine measures the time between two tokens badly, so the engine core
+writes the log itself, one JSON object per line:
 
     {"engine": {"version": "0.32.0", "async_scheduling": false}}
     {"step": [start_s, end_s, n_prefill, prefill_tokens, cached_tokens, prefill_pairs, n_decode, kv_tokens],
@@ -9,19 +9,21 @@ engine core itself writes them down, one JSON object per line:
     {"request": "r7", "queued_s": 1.2, "scheduled_s": 1.3, "token_s": [1.4, 1.41], "preemptions": 0,
      "cached_tokens": 0}
 
-The first line says what vLLM it is, and whether it schedules asynchronously. Times are CLOCK_MONOTONIC, which
-all processes of a machine share. A step ends when its tokens are on the host. It starts where the one before
-it ended, since the next tokens wait for the engine's books too; where the engine had no work before, or notes
-its CPU seconds, when it was scheduled. A request is written when it has finished; `cached_tokens` are those
-it did not have to compute when it was first scheduled. On a CPU, where the engine's own thread computes,
-`own` are the seconds that this thread has not had to wait for a core, when the step was scheduled and when it
-ended: what is missing to the wall's, others took. `used_s` are its CPU seconds so far. `waited` is 1 where
-the step found the engine without work before.
+The first line has vLLM's version, and whether it schedules asynchronously. Times are CLOCK_MONOTONIC, which
+all processes of a machine share. A step ends when its tokens are on the host. It starts at the end of the
+step before, because users also wait for the engine's work between two steps. It starts when it was scheduled
+if the engine had no work before, and in logs with `own`. A request is written when it has finished;
+`cached_tokens` are the prompt tokens that it found in the cache when it was first scheduled.
 
-Lines that cannot be written are left out: an engine does not stop for its log. With `most_bytes` the file is
-renamed to end in .1 at half of them, and a new one begun.
+On a CPU, where the engine's own thread computes the steps, three values are added. `own` is the clock of this
+thread, which stands still while it waits for a core, at the scheduling and at the end of the step: other
+processes took the difference to the wall clock. `used_s` are the thread's CPU seconds so far. `waited` is 1
+if the engine had no work before the step.
 
-This module runs inside the engine, so it imports little; planner/runtime/engine_log.py reads what it writes.
+Lines that cannot be written are dropped, so that an engine never stops for its log. With `most_bytes` the
+file is renamed to end in .1 once it has half of these bytes, and a new file is begun.
+
+This module runs inside the engine, so it imports little; planner/runtime/engine_log.py reads the logs.
 """
 
 from __future__ import annotations
@@ -37,11 +39,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-BUFFER_BYTES = 8192
+BUFFER_BYTES = 8192  # Lines are collected up to this size, so that not every step writes to the file.
 
 
 @dataclass(slots=True)
 class _Request:
+    """A request that has not ended; `scheduled_s` is -1 before it is scheduled."""
+
     prompt_tokens: int
     queued_s: float
     scheduled_s: float = -1.0
@@ -51,17 +55,17 @@ class _Request:
 
 
 class StepLog:
-    """Writes the lines of one engine, which calls it; see `hook_vllm` and planner/runtime/fake_engine.py."""
+    """The log of one engine. The engine calls a method for each event; see `hook_vllm` and fake_engine.py."""
 
     def __init__(self, path: Path, most_bytes: int = 0) -> None:
         self.path, self.most_bytes = path, most_bytes
         self.lines = bytearray()  # Lines that are not written yet.
-        self.head = b""
+        self.head = b""  # The first line, which each new file begins with.
         self.written_bytes = 0
         self.file: IO[bytes] | None = None
         self.requests: dict[str, _Request] = {}
         self.last_end_s = 0.0
-        self.has_waited = True
+        self.has_waited = True  # Whether the engine has had no work since the last step.
         atexit.register(self.close)
 
     def runs(self, version: str, *, async_scheduling: bool) -> None:
@@ -86,23 +90,28 @@ class StepLog:
         chunks: Iterable[tuple[str, int, int]],
         own_s: tuple[float, float] | None = None,
     ) -> None:
-        """`chunks`: (request, new tokens, tokens computed before) of all that were in the step; `own_s`:
-        the engine's own clock when it was scheduled and when it ended."""
-        prefills = new = cached = pairs = decodes = attended = 0
-        for name, n, c in chunks:
+        """Write a step. `chunks` has (request, new tokens, tokens computed before) of each request in the
+        step; `own_s` is the engine's own clock when the step was scheduled and when it ended.
+        """
+        prefills = prefill_tokens = cached_tokens = pairs = decodes = kv_tokens = 0
+        for name, new, computed in chunks:
             request = self.requests.get(name)
-            if n == 1 and c > 0 and request is not None and c >= request.prompt_tokens - 1:
+            # The last token of a prompt, computed by itself, is as much work as a decode.
+            is_past_prompt = request is not None and computed >= request.prompt_tokens - 1
+            if new == 1 and computed > 0 and is_past_prompt:
                 decodes += 1
-                attended += c + 1
+                kv_tokens += computed + 1
             else:
                 prefills += 1
-                new += n
-                cached += c
-                pairs += n * (2 * c + n + 1) // 2
+                prefill_tokens += new
+                cached_tokens += computed
+                # Each new token attends to the computed ones, to the new ones before it and to itself.
+                pairs += new * (2 * computed + new + 1) // 2
         follows = own_s is None and not self.has_waited
         start_s = self.last_end_s if follows else max(scheduled_s, self.last_end_s)
         self.last_end_s = end_s
-        row = [round(start_s, 6), round(end_s, 6), prefills, new, cached, pairs, decodes, attended]
+        load = [prefills, prefill_tokens, cached_tokens, pairs, decodes, kv_tokens]
+        row = [round(start_s, 6), round(end_s, 6), *load]
         own: dict[str, Any] = {}
         if own_s is not None:
             own = {"own": [round(s, 6) for s in own_s], "used_s": round(time.thread_time(), 6)}
@@ -131,6 +140,7 @@ class StepLog:
         self.flush()
 
     def forget(self, name: str) -> None:
+        """Drop a request that was aborted."""
         self.requests.pop(name, None)
         self.has_waited = self.has_waited or not self.requests
 
@@ -140,7 +150,7 @@ class StepLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write the lines that wait. Those that cannot be written are lost."""
+        """Write the collected lines. Lines that cannot be written are lost."""
         try:
             if self.file is None:
                 self.file = self.path.open("ab", buffering=0)
@@ -153,7 +163,7 @@ class StepLog:
                 self.path.replace(self.path.with_name(self.path.name + ".1"))
                 self.lines[:] = self.head
         except OSError:
-            self.lines[:] = b"\n"
+            self.lines[:] = b"\n"  # It ends a line that was written in part.
 
     def close(self) -> None:
         """Write the remaining lines and close the file; also called when the process ends."""
@@ -169,7 +179,9 @@ def _line(document: Mapping[str, Any]) -> bytes:
 
 
 def hook_vllm(path: Path, *, with_cpu: bool, most_bytes: int = 0) -> None:
-    """Have every engine core of this process write to `path` (vLLM 0.26 to 0.33, engine v1)."""
+    """Make every engine core of this process write a step log to `path` (vLLM 0.26 to 0.33, engine v1).
+    `with_cpu` says that the engine's own thread computes the steps.
+    """
     from vllm import __version__
     from vllm.v1.engine.core import EngineCore
 
@@ -187,19 +199,19 @@ def hook_vllm(path: Path, *, with_cpu: bool, most_bytes: int = 0) -> None:
 
 
 def _let_pollers_wait() -> None:
-    """Give the engine's core to its own thread first. NIXL's threads, which Python does not know, poll on the
-    same core without a pause and took half of it.
+    """Lower the priority of threads that Python did not start. NIXL's threads poll without a pause on the
+    same core as the engine's thread, and took half of its time.
     """
     ours = {thread.native_id for thread in threading.enumerate()}
     for task in Path("/proc/self/task").glob("*"):  # The directory exists on Linux alone.
         if int(task.name) not in ours:
             with suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PROCESS, int(task.name), 19)
+                os.setpriority(os.PRIO_PROCESS, int(task.name), 19)  # The lowest priority of Linux.
 
 
 def _own_clock() -> Callable[[], float]:
-    """A clock of the calling thread: seconds in which it did not wait for a core, as Linux counts them; on
-    other systems its CPU seconds.
+    """A clock of the calling thread that stands still while the thread waits for a core. Systems other than
+    Linux do not count this wait; there the clock shows the thread's CPU seconds.
     """
     file = Path("/proc/thread-self/schedstat")
     descriptors: dict[int, int] = {}
@@ -208,18 +220,20 @@ def _own_clock() -> Callable[[], float]:
         thread = threading.get_ident()
         if thread not in descriptors:
             descriptors[thread] = os.open(file, os.O_RDONLY)
-        return time.monotonic() - int(os.pread(descriptors[thread], 80, 0).split()[1]) / 1e9
+        waited_ns = int(os.pread(descriptors[thread], 80, 0).split()[1])
+        return time.monotonic() - waited_ns / 1e9
 
     return clock if file.exists() else time.thread_time
 
 
 def hook_core(core: Any, log: StepLog, *, with_cpu: bool) -> None:
-    """Have one engine core write to `log`. A request counts as queued when the core's process receives it.
-    Its scheduler learns of it only after the step under way, and that wait is part of the request's time.
+    """Make one engine core write to `log`. A request counts as queued when the core's process receives it.
+    The scheduler gets the request only after the present step, and this wait is part of the request's time.
     """
     scheduler, receive = core.scheduler, core.preprocess_add_request
     add, schedule, update = scheduler.add_request, scheduler.schedule, scheduler.update_from_output
     finish = scheduler.finish_requests
+    # By the id of the scheduler's output: when the step was scheduled, by both clocks, and its chunks.
     planned: dict[int, tuple[float, float, list[tuple[str, int, int]]]] = {}
     received_s: dict[str, float] = {}
     own_clock = _own_clock()
@@ -254,12 +268,13 @@ def hook_core(core: Any, log: StepLog, *, with_cpu: bool) -> None:
         now_s, own_s = time.monotonic(), own_clock()
         results = update(output, *args, **kwargs)
         if step_plan := planned.pop(id(output), None):
-            log.step(step_plan[0], now_s, step_plan[2], (step_plan[1], own_s) if with_cpu else None)
+            scheduled_s, scheduled_own_s, chunks = step_plan
+            log.step(scheduled_s, now_s, chunks, (scheduled_own_s, own_s) if with_cpu else None)
         for result in results.values():
-            for one in result.outputs:
-                log.token(one.request_id, len(one.new_token_ids), now_s)
-                if one.finish_reason is not None:
-                    log.finished(one.request_id)
+            for request_output in result.outputs:
+                log.token(request_output.request_id, len(request_output.new_token_ids), now_s)
+                if request_output.finish_reason is not None:
+                    log.finished(request_output.request_id)
         return results
 
     def finished(names: Any, *args: Any, **kwargs: Any) -> Any:
