@@ -1,6 +1,6 @@
-"""Distributions of simulated times, and the load of a fleet over time, thinned to what a chart can show.
+"""Computes the curves of charts from a simulation: distributions of times, and the load of a fleet over time.
 
-Every curve has about POINTS points, so a chart is as large for a thousand requests as for a million.
+Every curve has about POINTS points, so that a chart is no larger for a million requests than for a thousand.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from planner.units import percentile_name
 
 Floats = npt.NDArray[np.float64]
 
-POINTS = 240  # A chart is some hundred pixels wide.
-BINS = 120  # Times at which the load of a fleet is shown.
+POINTS = 240  # Points of a distribution; a chart is some hundred pixels wide.
+BINS = 120  # Intervals of a chart of load over time.
 TAIL_DECADES = 4  # Half of the points lie in the tail, down to the largest value in 10,000.
 MAX_GAPS = 2_000_000  # With more gaps the curve is made of every k-th run of engine steps.
 PERCENTILES = (0.5, 0.9, 0.99)
-MOST_SORTED = 1_000_000  # With more values the mean is summed in another order, without sorting.
+MOST_SORTED = 1_000_000  # More values are not sorted; their mean may differ in the last digits.
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Curve:
 
 
 def cumulative_curve(simulation: Simulation, metric: Metric, at_s: Sequence[float] = ()) -> Curve:
-    """The cumulative distribution of a metric, exact at `at_s`. It ends below 1 where requests never got that
-    far.
+    """The cumulative distribution of a metric, exact at `at_s`. It ends below 1 if some requests have no
+    value, because these count as infinitely late.
     """
     if METRICS[metric].is_of_gaps:
         return _thinned_curve(*sampled_gaps_s(simulation), at_s)
@@ -50,7 +50,9 @@ def cumulative_curve(simulation: Simulation, metric: Metric, at_s: Sequence[floa
 
 
 def sampled_gaps_s(simulation: Simulation) -> tuple[Floats, Floats, int]:
-    """Gaps between tokens, how many requests saw each, and k where only every k-th run of steps was taken."""
+    """The gaps between tokens, how many requests had each gap, and k: of long simulations only every k-th run
+    of equal engine steps is read, so that there are no more than about MAX_GAPS gaps.
+    """
     if not len(simulation.runs):
         return np.zeros(0), np.zeros(0), 1
     every = max(1, -(-int(simulation.runs["steps"].sum()) // MAX_GAPS))
@@ -60,14 +62,14 @@ def sampled_gaps_s(simulation: Simulation) -> tuple[Floats, Floats, int]:
 def _thinned_curve(values: Floats, weights: Floats | None, every: int, at_s: Sequence[float]) -> Curve:
     """The cumulative distribution at about POINTS points.
 
-    Half of them have evenly spaced shares; for the others the share above is evenly spaced in its logarithm,
-    so that a chart of the tail has points too. The values next below `at_s` are among them.
+    Half of the points have evenly spaced shares. The others lie in the tail: the logarithm of the share above
+    them is evenly spaced. The last values at or below each of `at_s` are also points.
     """
     order = np.argsort(values)
     values = values[order]
     count: Floats = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
     share = count / count[-1] if len(count) else count
-    # The last of equal values has their cumulative share.
+    # Of equal values the last one has the cumulative share of all.
     last_of_equal = np.flatnonzero(np.append(values[1:] > values[:-1], True))
     last_of_equal = last_of_equal[np.isfinite(values[last_of_equal])] if len(values) else last_of_equal[:0]
     values, share = values[last_of_equal], share[last_of_equal]
@@ -77,14 +79,15 @@ def _thinned_curve(values: Floats, weights: Floats | None, every: int, at_s: Seq
         np.minimum(np.searchsorted(share, wanted_shares), len(share) - 1),
         np.searchsorted(values, at_s, side="right") - 1,
     )
-    points_kept = np.unique(points[points >= 0])
-    return Curve(values[points_kept], share[points_kept], every)
+    points = np.unique(points[points >= 0])
+    return Curve(values[points], share[points], every)
 
 
 def mean_and_percentiles(values_s: Floats, weights: Floats | None = None) -> dict[str, float]:
     """Mean and nearest-rank percentiles of values, each counted `weights` times.
 
-    NaN (it never happened) and infinity count as longer than anything, and are left out of the mean.
+    NaN, the time of what never happened, and infinity count as longer than any other value in percentiles,
+    and are left out of the mean.
     """
     if weights is None and len(values_s) > MOST_SORTED:
         return _unsorted_mean_and_percentiles(values_s)
@@ -107,14 +110,16 @@ def mean_and_percentiles(values_s: Floats, weights: Floats | None = None) -> dic
 
 
 def _unsorted_mean_and_percentiles(values_s: Floats) -> dict[str, float]:
-    """As `mean_and_percentiles` without weights, without a sort and with one copy at most."""
-    if values_s.base is not None:  # A view is copied, because its array belongs to others.
+    """As `mean_and_percentiles` without weights, but without a sort, and with at most one copy of the values.
+    An array that is no view is changed in place: its caller must not use it again.
+    """
+    if values_s.base is not None:  # A view shares its memory with an array that others use.
         values_s = values_s.copy()
     values_s = np.nan_to_num(values_s, copy=False, nan=np.inf)
     is_finite = np.isfinite(values_s)
     count, total = int(is_finite.sum()), len(values_s)
     values = {"mean": float(values_s.sum(where=is_finite) / count) if count else float("nan")}
-    del is_finite
+    del is_finite  # It takes memory that the partition needs.
     rank_by_percentile = {
         percentile_frac: nearest_rank(percentile_frac, total) - 1 for percentile_frac in PERCENTILES
     }
@@ -131,19 +136,24 @@ def counted_mean_and_percentiles(gaps: GapCounts) -> dict[str, float]:
 
 
 def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats) -> Floats:
-    """Share of the time between edges that these workers were in a step, (bins,)."""
+    """The share of each interval between `edges_s` in which these workers were in a step (bins,),
+    on average.
+    """
     runs = simulation.runs
-    # Other rows are gaps of single requests, which take no engine time.
+    # Rows with a negative number are gaps of single requests, which take no engine time.
     is_step = runs["prefill_tokens"] >= 0
     runs = runs[is_step & np.isin(runs["worker"], workers)]
     start_s = runs["start_s"]
     end_s = start_s + run_seconds(runs)
-    until = _elapsed_sum_s(start_s, edges_s) - _elapsed_sum_s(end_s, edges_s)
-    return np.clip(np.diff(until) / (np.diff(edges_s) * max(len(workers), 1)), 0.0, 1.0)
+    busy_until_s = _elapsed_sum_s(start_s, edges_s) - _elapsed_sum_s(end_s, edges_s)
+    # The clip removes rounding errors.
+    return np.clip(np.diff(busy_until_s) / (np.diff(edges_s) * max(len(workers), 1)), 0.0, 1.0)
 
 
 def _elapsed_sum_s(since_s: Floats, at_s: Floats) -> Floats:
-    """sum over i of max(at - since_i, 0), for every `at` [s]; its differences give the time since then."""
+    """The sum over i of max(at - since_i, 0) for each `at` [s]: the time that has passed since all of
+    `since_s`, added up.
+    """
     ordered = np.sort(since_s)
     sums = np.concatenate(([0.0], np.cumsum(ordered)))
     count = np.searchsorted(ordered, at_s)
@@ -151,7 +161,7 @@ def _elapsed_sum_s(since_s: Floats, at_s: Floats) -> Floats:
 
 
 def running_and_queued(simulation: Simulation, at_s: Floats) -> tuple[Floats, Floats]:
-    """(running, queued) requests at these times."""
+    """How many requests run and how many wait at each of these times."""
     arrival_s = np.sort(simulation.arrival_s)
     scheduled_s = np.sort(np.nan_to_num(simulation.arrival_s + simulation.queue_s, nan=np.inf))
     finish_s = np.sort(np.nan_to_num(simulation.arrival_s + simulation.e2e_s, nan=np.inf))
@@ -164,9 +174,12 @@ def running_and_queued(simulation: Simulation, at_s: Floats) -> tuple[Floats, Fl
 
 
 def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats) -> Floats:
-    """KV blocks in use on these workers at these times (times,), by the step that is under way then."""
+    """KV blocks in use on these workers at these times (times,): those of the step that runs at the time. A
+    worker between steps counts as empty.
+    """
     runs = simulation.runs
-    rows = np.flatnonzero(runs["prefill_tokens"] >= 0)  # Other rows are gaps of single requests.
+    # Rows with a negative number are gaps of single requests, not steps.
+    rows = np.flatnonzero(runs["prefill_tokens"] >= 0)
     rows = rows[np.lexsort((runs["start_s"][rows], runs["worker"][rows]))]
     start_s, worker_of_row, total = runs["start_s"][rows], runs["worker"][rows], np.zeros(len(at_s))
     for worker in workers:
@@ -180,7 +193,9 @@ def kv_blocks_at(simulation: Simulation, workers: Sequence[int], at_s: Floats) -
 
 
 def load_edges_s(simulation: Simulation) -> Floats:
-    """Edges of BINS equally long intervals, from the first arrival to the end; never of no length."""
+    """The edges of BINS equal intervals from the first arrival to the end. They have a length even if
+    everything happens at once, so that it can be divided by.
+    """
     start_s = float(simulation.arrival_s[0])
     end_s = max(simulation.end_s, start_s + 1e-3)
     return np.linspace(start_s, end_s, BINS + 1)

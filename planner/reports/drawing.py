@@ -1,7 +1,8 @@
-"""How a chart of Altair looks, and what becomes of it: Vega-Lite, SVG, PNG; without a browser.
+"""Gives Altair charts our fonts and colours, and draws them as Vega-Lite, SVG or PNG without a browser.
 
-Colours are Okabe and Ito's, which stay apart for colour-blind readers (orange darker, to be seen on white).
-Altair and vl-convert are imported inside the functions: they take most of a second.
+The colours are those of Okabe and Ito, which colour-blind readers can tell apart (orange is darker here, to
+be seen on white). Altair and vl-convert are imported inside functions, because the import takes most of a
+second.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 from planner.files.checked_files import cached_text
 from planner.files.wants import is_limited, survives_in_copy
 
-# As drawn for a light page, and the name of the CSS variable that takes its place in a report.
+# Colours on a light page; THEME has the CSS variable that replaces each of them in a report.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE = "#0072b2", "#d55e00", "#009e73", "#aa4499", "#a87400"
 INK, MUTED, SOFT, GRID, PAPER = "#1c2430", "#5d6876", "#a3adb8", "#dfe3e8", "#ffffff"
 THEME = {
@@ -63,7 +64,7 @@ def chart_spec(chart: Any) -> dict[str, Any]:
         "titleFont": FONT,
         "labelOverlap": True,
     }
-    # Tests validate it; here that would take longer than all the rest.
+    # Only tests validate the specification, because that takes longer than all the rest.
     spec: dict[str, Any] = chart.to_dict(validate=False)
     spec["config"] = {
         "background": "transparent",
@@ -77,7 +78,9 @@ def chart_spec(chart: Any) -> dict[str, Any]:
 
 
 def themed(text: str) -> str:
-    """SVG or a specification with CSS variables for our colours, so that it follows light and dark pages."""
+    """An SVG or a specification with CSS variables in place of our colours, so that the chart fits light and
+    dark pages.
+    """
     for colour, variable in THEME.items():
         text = text.replace(f'"{colour}"', f'"var({variable},{colour})"')
     return text
@@ -97,7 +100,8 @@ def svg_of(spec: dict[str, Any]) -> str:
     return _svg_of_text(json.dumps(spec))
 
 
-@lru_cache(maxsize=64)  # of eight reports: a page of the app draws its plan again at every visit
+# The charts of eight reports, as the app draws a plan again at every visit of its page.
+@lru_cache(maxsize=64)
 def _svg_of_text(spec: str) -> str:
     import vl_convert
 
@@ -107,8 +111,8 @@ def _svg_of_text(spec: str) -> str:
 
 @cache
 def _check_drawing() -> None:
-    """Let a copy of this process draw first where memory or open files are limited, because the drawing
-    engine ends the process if it lacks them. Raises MemoryError if the copy does not survive.
+    """Raise MemoryError if drawing would end this process, as the drawing engine does when it lacks memory or
+    open files. Where these are limited, a copy of the process draws first, to see whether it survives.
     """
     import vl_convert
 
@@ -138,16 +142,16 @@ def chart_png(figure: Figure, *, scale: float = 2.0) -> bytes:
 
 
 def live_spec(chart: Any) -> dict[str, Any]:
-    """The chart as Vega-Lite that answers to the pointer and fills the width it is given.
+    """The chart as interactive Vega-Lite that fills the width of its container.
 
-    The point of a line next to the pointer tells its values, and so does every bar and dot; a click on names
-    in the legend shows those alone; where there are lines, the horizontal axis moves and zooms.
+    Tooltips show the values of bars, dots, and the point of a line next to the pointer. A click on names in
+    the legend shows only their lines. In a chart with lines the horizontal axis moves and zooms.
     """
     return enlivened(chart_spec(chart))
 
 
 def enlivened(spec: dict[str, Any]) -> dict[str, Any]:
-    """The same chart, changed in place, with tooltips, zoom and a legend that hides lines."""
+    """The same specification, changed in place: with tooltips, zoom and a legend that hides lines."""
     parts = spec.pop("layer", None) or [{key: spec.pop(key) for key in ("mark", "encoding")}]
     has_lines = any(_is_data_line(part) for part in parts)
     axes = {channel: parts[0]["encoding"][channel].get("axis") or {} for channel in ("x", "y")}
@@ -167,6 +171,7 @@ def enlivened(spec: dict[str, Any]) -> dict[str, Any]:
     return spec
 
 
+# Expressions of Vega: the first digit of an axis value; whether it is 1, 2 or 5; and visible if so.
 _DIGIT = "round(datum.value / pow(10, floor(log(datum.value) / LN10 + 1e-6)))"
 _IS_1_2_5 = f"indexof([1, 2, 5], {_DIGIT}) >= 0"
 _AT_1_2_5 = {"condition": {"test": _IS_1_2_5, "value": 1}, "value": 0}
@@ -189,6 +194,7 @@ def _is_data_line(part: dict[str, Any]) -> bool:
 
 
 def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, Any]:
+    """Layer `k` of a chart with tooltips. A line becomes two layers: itself, and a point near the pointer."""
     mark, encoding = part["mark"], part["encoding"]
     if mark["type"] in ("bar", "point", "circle"):
         return part | {"encoding": {"tooltip": {"value": _tooltip(encoding, axes)}} | encoding}
@@ -217,8 +223,8 @@ def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, 
 
 
 def _tooltip(encoding: dict[str, Any], axes: dict[str, Any]) -> dict[str, str]:
-    """A tooltip with both axes' values and units; the name of the line is its heading."""
-    # With `nearest`, Vega's datum is the cell around the point, and the row is `datum.datum`.
+    """A tooltip with the values and titles of both axes; its heading is the name of the line."""
+    # With `nearest`, Vega's datum is the area around the point, and the row of data is `datum.datum`.
     text, datum = [], "(datum.datum || datum)"
     if "field" in encoding.get("color", {}):
         text.append(f'"title": {datum}[{json.dumps(encoding["color"]["field"])}]')
@@ -231,13 +237,13 @@ def _tooltip(encoding: dict[str, Any], axes: dict[str, Any]) -> dict[str, str]:
 
 
 def packed(text: str) -> str:
-    """Gzipped, in base64: what page.js unpacks."""
+    """The text gzipped and in base64, as page.js unpacks it."""
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
 def packed_vega() -> str:
-    """Vega, Vega-Lite and vega-embed as one JavaScript that sets window.vegaEmbed, `packed`. Kept once it
-    was made; its licences stand before it.
+    """Vega, Vega-Lite and vega-embed, `packed`, as one script that sets window.vegaEmbed and begins with
+    their licences. The script is made once per version and kept on disk.
     """
     import vl_convert
 

@@ -9,7 +9,7 @@ from planner.search.evidence.plan import Plan
 from planner.search.problem.bill import bill_fleet
 from planner.slo_metrics import METRICS
 
-ALWAYS: tuple[Metric, ...] = ("ttft", "tbt")
+ALWAYS: tuple[Metric, ...] = ("ttft", "tbt")  # Metrics that are drawn even if the SLO has no limit on them.
 NAMES = (*screen_charts.NAMES, *METRICS, "busy", "alternatives", "cost-and-power")
 
 
@@ -25,19 +25,19 @@ def running_figures(plan: Plan) -> list[Figure]:
 def figures_beyond_first_screen(plan: Plan) -> list[Figure]:
     """Charts that the first screen lacks: metrics without a limit in the SLO, and how busy pools are."""
     simulation, limited_metrics = plan.simulation, {limit.metric for limit in plan.slo.limits}
-    drawn = [
+    latencies = [
         screen_charts.latency(simulation, metric, (), ", on which the SLO has no limit")
         for metric in ALWAYS
         if metric not in limited_metrics
     ]
-    values = [figure for figure in drawn if figure is not None]
+    figures = [figure for figure in latencies if figure is not None]
     if (busy := charts.busy_chart(plan.fleet, simulation)) is not None:
         caption = (
             "Share of the time in which the workers of each pool were in a step, however few requests were "
             "in it: a pool at 100 % is full only where its KV cache is, or requests wait."
         )
-        values.append(Figure("busy", busy, caption))
-    return values
+        figures.append(Figure("busy", busy, caption))
+    return figures
 
 
 def alternative_figures(plan: Plan) -> list[Figure]:
@@ -45,21 +45,24 @@ def alternative_figures(plan: Plan) -> list[Figure]:
     certificate = plan.certificate
     others = [alternative for alternative in plan.alternatives if alternative.fleet != plan.fleet]
     bars = [charts.Bar("this plan", plan.value, is_plan=True)]
+    # A plan for production is compared with alternatives on paper, so the best fleet on paper is shown as
+    # well.
     bars += [charts.Bar("on paper", certificate.value)] if certificate.answers else []
     suffix = ", on paper" if certificate.answers else ""
-    bars += [charts.Bar(other.label + suffix, other.objective) for other in others if other.is_priced]
-    if len(bars) == 1 + bool(certificate.answers):
+    priced = [other for other in others if other.is_priced]
+    if not priced:
         return []
+    bars += [charts.Bar(other.label + suffix, other.objective) for other in priced]
     caption = f"{certificate.unit} of the plan and of the alternatives that were priced."
-    values = [Figure("alternatives", charts.bars_chart(bars, certificate.unit), caption)]
+    figures = [Figure("alternatives", charts.bars_chart(bars, certificate.unit), caption)]
     fleets = {"this plan": plan.fleet} | {
         alternative.label: alternative.fleet for alternative in others if alternative.fleet is not None
     }
     dots = {name: (bill_fleet(fleet).usd_per_h, fleet.power_w / 1e3) for name, fleet in fleets.items()}
-    if len(set(dots.values())) > 2:
+    if len(set(dots.values())) > 2:  # Two dots show no more than two bars.
         caption = (
             "The same fleets by cost and provisioned power: the plan is the square; a fleet has a name where "
             "no other is better in both."
         )
-        values.append(Figure("cost-and-power", charts.trade_chart(dots, "this plan"), caption))
-    return values
+        figures.append(Figure("cost-and-power", charts.trade_chart(dots, "this plan"), caption))
+    return figures

@@ -1,7 +1,7 @@
-"""A self-contained HTML page: light and dark, fit to print, readable on a phone.
+"""Parts of a self-contained HTML page: light and dark, fit to print, readable on a phone.
 
-Every chart is there twice: as an SVG, which needs no script and is what is printed, and as a Vega-Lite
-specification, which page.js draws in the SVG's place so that it answers to the pointer.
+The page has every chart twice: as an SVG, which needs no script and is printed, and as a Vega-Lite
+specification, which page.js draws in place of the SVG so that the chart is interactive.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from html import escape
 from planner.files.checked_files import package_text
 from planner.reports.drawing import Figure, chart_spec, enlivened, packed, packed_vega, svg_of, themed
 
-_FIGURE = re.compile(r"(?<=\d) (?=%|USD\b|kW\b|×)|(?<=×) (?=\S)")
+# A space between a number and its unit, or around a multiplication sign.
+_UNBROKEN_SPACE = re.compile(r"(?<=\d) (?=%|USD\b|kW\b|×)|(?<=×) (?=\S)")
+
+
+MANY_COLUMNS = 7  # Numbers in tables with more columns may break over lines.
 
 
 def page(title: str, body: str, footer: str) -> str:
@@ -37,38 +41,34 @@ def section(title: str, body: str) -> str:
 
 
 def later_section(title: str, body: str) -> str:
-    """A section that a reader may fold, and that is folded at first on a phone."""
+    """A section that the reader may fold; on a phone page.css shows it folded at first."""
     heading = f"<summary><h2>{escape(title)}</h2></summary>"
     return f"<section><details class=later open>{heading}\n{body}</details></section>"
 
 
 def headline(cells: Sequence[tuple[str, str, str]]) -> str:
-    """The figures one asks for first: name, value, note."""
-    return (
-        "<dl class=figures>"
-        + "".join(
-            f"<div><dt>{unbroken(name)}</dt><dd>{unbroken(value)}</dd>"
-            f"<dd class=note>{unbroken(note)}</dd></div>"
-            for name, value, note in cells
-        )
-        + "</dl>"
+    """The most important figures, in large letters; each cell is (name, value, note)."""
+    figures = "".join(
+        f"<div><dt>{unbroken(name)}</dt><dd>{unbroken(value)}</dd><dd class=note>{unbroken(note)}</dd></div>"
+        for name, value, note in cells
     )
+    return f"<dl class=figures>{figures}</dl>"
 
 
 def unbroken(text: str) -> str:
-    """Text as HTML, in which a figure stays in one line with what it counts."""
-    return escape(_FIGURE.sub("\u00a0", text))
+    """The text as HTML, with no line break between a number and its unit."""
+    return escape(_UNBROKEN_SPACE.sub("\u00a0", text))
 
 
 def charts(figures: Iterable[Figure]) -> str:
-    """Charts two by two; one below the other where the page is narrow."""
+    """Charts in two columns; in one on a narrow page."""
     drawn = "".join(chart(figure) for figure in figures)
     return f"<div class=charts>{drawn}</div>" if drawn else ""
 
 
 def chart(figure: Figure, *, wide: bool = False) -> str:
-    """A chart with its caption, which is also its name for those who do not see it."""
-    spec = chart_spec(figure.chart)  # Made once: Altair takes as long for it as the drawing does.
+    """A chart with its caption, which screen readers take as its name."""
+    spec = chart_spec(figure.chart)  # It is made once, because Altair takes as long for it as the drawing.
     still = svg_of(spec)
     live = packed(themed(json.dumps(enlivened(spec), separators=(",", ":"))))
     name = escape(f"chart-{figure.name}")
@@ -84,15 +84,16 @@ def chart(figure: Figure, *, wide: bool = False) -> str:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str, numeric: Iterable[int] = ()
 ) -> str:
-    """An HTML table of text; the columns `numeric` are set to the right.
+    """An HTML table of text. The columns with the numbers `numeric` are aligned right.
 
-    Its first column names the rows. `caption` is read aloud, not seen: a heading says as much.
+    The first column names the rows. `caption` is for screen readers alone, as the page has a heading.
     """
-    right = set(numeric)
+    aligned_right = set(numeric)
 
-    def cell(k: int, tag: str, text: str, more: str = "") -> str:
-        return f"<{tag}{more}{' class=n' if k in right else ''}>{escape(text)}</{tag}>"
+    def cell(k: int, tag: str, text: str, attributes: str = "") -> str:
+        return f"<{tag}{attributes}{' class=n' if k in aligned_right else ''}>{escape(text)}</{tag}>"
 
+    # A phone shows each cell with the name of its column, from the attribute data-of.
     top = "".join(cell(k, "th", name, " scope=col") if name else "<td></td>" for k, name in enumerate(head))
     body = "".join(
         "<tr>"
@@ -105,7 +106,7 @@ def table(
     )
     return (
         f'<div class=scroll tabindex=0 role=group aria-label="{escape(caption)}">'
-        f"<table{' class=many' if len(head) > 7 else ''}>"
+        f"<table{' class=many' if len(head) > MANY_COLUMNS else ''}>"
         f"<caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 

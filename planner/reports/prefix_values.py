@@ -1,4 +1,6 @@
-"""A plan of prefixes as plain values: in plan.yaml, certificate.json and what `plan prefixes` writes."""
+"""A plan of prefixes (search/oracle/prefix_placing.py) as plain values, for plan.yaml, certificate.json and
+`plan prefixes`.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ Document = dict[str, Any]
 
 
 def placed_rows(values: PrefixPlan) -> list[Document]:
-    """The stable prefixes, hottest first; `prefix` counts the tree's nodes, 0 holds no token."""
+    """The stable prefixes, the most requested first. `prefix` is the number of a node of the prefix tree, and
+    `after` that of its parent; node 0 is the empty root.
+    """
     demand, placed = values.traffic.demand, values.replication.placed
-    through_rps = demand.subtree_sum(demand.rate_rps)
+    through_rps = demand.subtree_sum(demand.rate_rps)  # The rate of requests that begin with each prefix.
     hits_rps = values.replication.hits_rps(demand).sum(axis=1)
     return [
         {
@@ -33,11 +37,13 @@ def placed_rows(values: PrefixPlan) -> list[Document]:
 
 
 def plan_document(values: PrefixPlan, prompts: Iterable[WarmUp]) -> Document:
-    """The planned prefixes with their copies, expected hits, loads, and tokens to prefill at the start."""
+    """The planned prefixes with their copies, the expected hits and loads, and how many tokens each worker
+    computes of `prompts` at its start.
+    """
     replication = values.replication
-    tokens: dict[str, int] = {}
-    for prompt in sorted(prompts, key=lambda one: one.worker):
-        tokens[prompt.worker] = tokens.get(prompt.worker, 0) + prompt.tokens
+    warm_up_tokens: dict[str, int] = {}
+    for prompt in sorted(prompts, key=lambda prompt: prompt.worker):
+        warm_up_tokens[prompt.worker] = warm_up_tokens.get(prompt.worker, 0) + prompt.tokens
     return {
         "pool": values.pool.name,
         "workers": values.pool.count,
@@ -52,19 +58,20 @@ def plan_document(values: PrefixPlan, prompts: Iterable[WarmUp]) -> Document:
         "load_bound": replication.bound,
         "gap_frac": replication.gap_frac,
         "session_tokens": replication.session_tokens.tolist(),
-        "warm_up_tokens": tokens,
+        "warm_up_tokens": warm_up_tokens,
     }
 
 
 def pool_document(values: PoolPrefixes) -> Document:
     """The document of a pool's plan, with the simulated hits beside the expected ones."""
-    keep = values.keep_alive
-    kept = {} if keep is None else {"keep_alive": dataclasses.asdict(keep) | {"every_s": list(keep.every_s)}}
-    return plan_document(values.plan, values.warm_up) | simulated(values) | kept
+    document = plan_document(values.plan, values.warm_up) | simulated(values)
+    if (keep := values.keep_alive) is not None:
+        document["keep_alive"] = dataclasses.asdict(keep) | {"every_s": list(keep.every_s)}
+    return document
 
 
 def keep_alive_text(keep: KeepAlive) -> str:
-    """What keeps pinned prefixes in engines that know no pins, and what it costs."""
+    """How the router keeps pinned prefixes in the caches of vLLM, which has no pins, and what it costs."""
     every_s = [seconds for seconds in keep.every_s if seconds is not None]
     if not every_s:
         return "vLLM keeps no pins; here none of these prefixes would leave its cache"
@@ -77,6 +84,7 @@ def keep_alive_text(keep: KeepAlive) -> str:
 
 
 def simulated(values: PoolPrefixes) -> Document:
+    """The simulated hits and loads of a pool, beside the most hits that an unlimited cache would give."""
     return {
         "possible_hit_frac": values.possible_hit_frac,
         "simulated_hit_frac": values.simulated_hit_frac,
@@ -85,15 +93,17 @@ def simulated(values: PoolPrefixes) -> Document:
 
 
 def warm_up_json(prompts: Iterable[WarmUp]) -> str:
-    """warm-up.json: per worker the prompts to prefill once, as block ids and a request that begins so."""
+    """warm-up.json: the prompts that each worker computes once at its start, as block ids and as the number
+    of a request of the trace that begins with them.
+    """
     rows = [
         {
-            "worker": one.worker,
-            "tokens": one.tokens,
-            "request": one.request,
-            "block_ids": list(one.block_ids),
-            **({} if one.keep_alive_s is None else {"keep_alive_s": round(one.keep_alive_s, 3)}),
+            "worker": prompt.worker,
+            "tokens": prompt.tokens,
+            "request": prompt.request,
+            "block_ids": list(prompt.block_ids),
+            **({} if prompt.keep_alive_s is None else {"keep_alive_s": round(prompt.keep_alive_s, 3)}),
         }
-        for one in prompts
+        for prompt in prompts
     ]
     return json.dumps(rows, indent=1) + "\n"

@@ -1,4 +1,6 @@
-"""report.html: one page that answers, then shows why. Self-contained, light and dark, fit to print."""
+"""Renders report.html: the first screen with the answer, then why the plan is not cheaper, then the
+details.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,14 @@ from planner.search.evidence.plan import Plan
 from planner.units import counted
 
 LONGEST_OPEN_LIST = 8  # A longer list is folded.
+# The command that the report shows to simulate the plan again.
 CHECK = "plan simulate --fleet plan.yaml --trace requests.csv --window whole"
 
 
 def render_report(plan: Plan, *, command: str = "") -> str:
-    """The whole page. `command` is the command line that made the plan; it is shown to be run again."""
+    """The whole page. `command` is the command line that made the plan; the page shows it. Empty: it does
+    not.
+    """
     body = "\n".join(
         [
             f"<header><p class=eyebrow>{escape(_title_line(plan))}</p>",
@@ -116,12 +121,12 @@ def _running_section(plan: Plan) -> str:
 
 def _prefixes_section(plan: Plan) -> str:
     prefix_table = table(*rows.prefix_rows(plan), caption="Prefixes kept by each pool", numeric=range(1, 7))
-    kept = "".join(
+    keep_alives = "".join(
         f" {escape(pool.plan.pool.name)}: {escape(keep_alive_text(pool.keep_alive))}."
         for pool in plan.prefixes
         if pool.keep_alive is not None
     )
-    note = f"Each prefix with its workers is in plan.yaml, under prefixes.{kept}"
+    note = f"Each prefix with its workers is in plan.yaml, under prefixes.{keep_alives}"
     return f"{prefix_table}<p class=note>{note}</p>"
 
 
@@ -159,7 +164,9 @@ def _fleets_searched(lines: Sequence[str]) -> str:
 
 
 def _folded_block(summary: str, body: str) -> str:
-    """A block that opens on a click; it is not printed."""
+    """A block that opens on a click. Printed pages show its summary alone, with the file that has
+    all of it.
+    """
     return f"<details><summary>{escape(summary)}, as in certificate.json</summary>{body}</details>"
 
 

@@ -1,4 +1,4 @@
-"""What became of a fleet on its requests: simulated to the end, judged, summed up."""
+"""Simulates a fleet on given requests to the end, judges it by an SLO, and sums the results up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from planner.traffic.trace import Trace
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulatedOutcome:
-    """`verdict` is None without an SLO, `power` where no step ran."""
+    """A simulation and its results. `verdict` is None without an SLO, `power` if no engine made a step."""
 
     simulation: Simulation
     verdict: Verdict | None
@@ -23,7 +23,7 @@ class SimulatedOutcome:
     uses: tuple[PoolUse, ...]
 
     def summary(self) -> output.Document:
-        """The output of `plan simulate --json`: plain values, null for what never happened."""
+        """The output of `plan simulate --json`: plain values; the time of what never happened is null."""
         power = output.power_document(self.power)
         values = output.simulation_summary(self.simulation, self.verdict)
         return values | {"power": power, "pools": output.use_rows(self.uses)}
@@ -32,9 +32,10 @@ class SimulatedOutcome:
 def outcome(
     fleet: Fleet, requests: Trace, slo: Slo | None = None, *, seed: int = 0, closed_loop: int = 0
 ) -> SimulatedOutcome:
-    """Simulate `requests` on `fleet` with every step recorded; arguments as for `simulate`.
+    """Simulate `requests` on `fleet` with every step recorded; with `closed_loop`, that many requests at a
+    time.
 
-    `seed` is added to that of the fleet's policies.
+    `seed` is added to the seed of the fleet's policies, so that runs with other seeds route differently.
     """
     fleet = replace(fleet, policies=replace(fleet.policies, seed=fleet.policies.seed + seed))
     limits = slo.limits if slo is not None else ()

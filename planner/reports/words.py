@@ -1,4 +1,4 @@
-"""A plan in words, for the report, the command line and the browser alike."""
+"""Sentences and short texts about a plan, for the report, the command line and the browser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: its head and its lines."""
 
 HOURS_PER_MONTH, HOURS_PER_YEAR = 730, 8760
-MOST_NAMED = 6  # Most worker types that one sentence names.
+MOST_NAMED = 6  # One sentence names no more worker types, and counts the others.
 TERMS = {"on-demand": "On demand", "reserved-1y": "1 year", "reserved-3y": "3 years"}
 
 
@@ -41,12 +41,13 @@ def answer(plan: Plan) -> str:
 
 
 def commitment_rows(plan: Plan) -> Rows:
-    """The bill of the same fleet by each term, and from which share of the hours on it costs less than on
-    demand.
+    """The bill of the same fleet with each term of payment (TERMS), and which share of the hours the fleet
+    must be needed for the term to cost less than GPUs on demand.
     """
     rows = list[tuple[str, ...]]()
     for each in plan.certificate.commitments:
         share = each.needed_frac
+        # On demand has no such share, and a dear term never pays.
         pays = "" if share is None or share >= 1 else f"if needed more than {percent(share)} of the time"
         note = "; ".join(each.sources)
         if each.at_planned:
@@ -57,7 +58,7 @@ def commitment_rows(plan: Plan) -> Rows:
 
 
 def bill_lines(paid: Bill) -> list[str]:
-    """Lines on owned GPUs, and on whole nodes paid beyond the GPUs in use; none if neither applies."""
+    """Notes on a bill: owned GPUs, idle GPUs of whole nodes, electricity; empty for rented GPUs alone."""
     lines = [f"{counted(paid.owned_gpus, 'GPU')} owned, {paid.rented_gpus} rented"] if paid.owned_gpus else []
     if paid.idle_gpus:
         nodes = listed([f"{counted(each.count, 'whole node')} of {each.gpu}" for each in paid.nodes])
@@ -93,7 +94,9 @@ def guarantee_text(guarantee: ServiceGuarantee) -> str:
 
 
 def flags(**requested: bool | None) -> list[str]:
-    """Options without a value: `explain=True` is --explain; None and False leave one out."""
+    """Options of a command line that have no value: `explain=True` gives --explain, None and False
+    nothing.
+    """
     return [f"--{name.replace('_', '-')}" for name, is_set in requested.items() if is_set]
 
 
@@ -106,8 +109,8 @@ def command_line(
     time_limit_s: float,
     flags: Sequence[str] = (),
 ) -> str:
-    """The command that makes the same plan from these files. Their folders are left out, because they may be
-    private.
+    """The command that makes the same plan from these files. Their names stand without folders, because the
+    command is written into the report and folders may be private.
     """
     line = ["plan", *(["--slo", slo.name] if slo else []), *(["--trace", trace.name] if trace else [])]
     line += ["-o", "out/"]
@@ -125,7 +128,7 @@ def _describe_pool(pool: Pool) -> str:
 
 
 def pool_text(role: str, count: int, gpus: int, gpu: str) -> str:
-    """Workers of so many GPUs each."""
+    """For instance '4 prefill workers of 2 × h100-80g'; `gpus` are those of one worker."""
     kind = "worker" if role == "mixed" else f"{role} worker"
     return f"{counted(count, kind)} of {gpus} × {gpu}"
 
@@ -139,10 +142,10 @@ NOT_EXHAUSTED = "NOT exhausted"
 
 
 def level0_proof(*, is_exact: bool, is_exhausted: bool) -> str:
-    """How far it is proved that this is the best fleet with one worker type per pool.
+    """How far it is proved that the best fleet with one worker type per pool was found.
 
-    "exact" only where every cheaper one was simulated or is ruled out by a valid bound; a search that came to
-    its end but left fleets out by assumption has found the best it knows.
+    It is "exact" only if every cheaper fleet was simulated or is ruled out by a valid bound. "Found by
+    search" says that the search ended and left some fleets out by an assumption.
     """
     if is_exact:
         return "exact"
@@ -169,33 +172,35 @@ def policies_line(fleet: Fleet) -> str:
 
 
 def rejected_text(simulation: Simulation, fleet: Fleet) -> str:
-    """How many requests no worker takes, and why; empty where all are taken."""
+    """How many requests are rejected, and why; empty if none is."""
     rejected = simulation.status == REJECTED
     if not rejected.any():
         return ""
     tokens = int((simulation.input_tokens + simulation.output_tokens)[rejected].max())
-    room = max(pool.type.kv_tokens for pool in fleet.running_pools)
+    most_tokens = max(pool.type.kv_tokens for pool in fleet.running_pools)
     why = (
-        f"the longest has {tokens:,} tokens, and the KV memory of the largest worker holds {room:,}"
-        if tokens > room
+        f"the longest has {tokens:,} tokens, and the KV memory of the largest worker holds {most_tokens:,}"
+        if tokens > most_tokens
         else "they, or requests that they wait for, find no worker whose memory or step holds them"
     )
     return f"{int(rejected.sum()):,} of {len(rejected):,} requests are rejected and miss every limit: {why}"
 
 
 def measured_line(plan: Plan) -> str:
-    """Whether the queue grows, who was turned away, and when was measured."""
+    """Sentences on the backlog test, on rejected requests, and on the measured window."""
     verdict = plan.verdict
-    steady = queue_text(verdict.patient_frac, verdict.patience_s)
-    steady = f"{steady[0].upper()}{steady[1:]}."
+    backlog = queue_text(verdict.patient_frac, verdict.patience_s)
+    backlog = f"{backlog[0].upper()}{backlog[1:]}."
     rejected = f" {counted(verdict.rejected, 'request')} did not fit any worker." if verdict.rejected else ""
     start_s, end_s = plan.simulation.window_s
     window = f" Measured from {show_s(start_s)} to {show_s(end_s)} of the trace, after the warm-up."
-    return steady + rejected + window
+    return backlog + rejected + window
 
 
 def excluded_text(cheaper: int | None, simulated: int) -> str:
-    """How many cheaper fleets of level 0 there are and how many of them were simulated; None: without end."""
+    """How many cheaper fleets of level 0 there are and how many of them were simulated; `cheaper` is None if
+    they were not counted.
+    """
     if cheaper is None:
         return f"{simulated:,} cheaper ones were simulated and fail"
     if cheaper == 0:
@@ -207,7 +212,7 @@ def excluded_text(cheaper: int | None, simulated: int) -> str:
 
 
 def too_small_text(certificate: Certificate) -> str:
-    """Which worker types were left out since the longest request does not fit their KV memory."""
+    """Which worker types were left out because the longest request does not fit into their KV memory."""
     small = [each.label for each in certificate.refuted if isinstance(each.because, RequestTooLong)]
     if not small:
         return ""
@@ -216,15 +221,17 @@ def too_small_text(certificate: Certificate) -> str:
 
 
 def value_text(line: Line) -> str:
-    return seconds_text(line.value_s) if line.value_s == line.value_s else "not recorded"
+    """A line's simulated percentile. It is NaN if the simulation kept no records of this metric."""
+    return "not recorded" if math.isnan(line.value_s) else seconds_text(line.value_s)
 
 
 def seconds_text(seconds: float) -> str:
+    """A time for people; infinity is the time of what never happens."""
     return "never" if seconds == float("inf") else show_s(seconds)
 
 
 def level0_line(certificate: Certificate) -> str:
-    """The best fleet with one worker type per pool: how it was found, and how far that goes."""
+    """The value of the best fleet with one worker type per pool, and how far this is proved."""
     fails = excluded_text(certificate.cheaper, certificate.cheaper_simulated) + too_small_text(certificate)
     if not math.isfinite(certificate.level0):
         return f"none was found; {fails}"
@@ -237,7 +244,7 @@ def level0_line(certificate: Certificate) -> str:
 
 
 def throughput_line(values: Throughput) -> str:
-    """The most traffic, in production beside that on paper."""
+    """The most traffic that was found to be carried: on paper, and with safety in production as well."""
     assumed = "that more traffic is never easier to carry is assumed"
     if values.on_paper_rps is None:
         none = "the search over one worker type per pool found none"
@@ -253,7 +260,9 @@ def throughput_line(values: Throughput) -> str:
 
 
 def _up_to(rate_rps: float, refuted_rps: float | None, none: str) -> str:
-    """A rate, and the one at which there was none."""
+    """A rate that is carried, and the lowest simulated rate that is not; `none` says what was not found
+    there.
+    """
     beyond = (
         "the time was over before more was refuted" if refuted_rps is None else f"at {refuted_rps:g} {none}"
     )
@@ -292,7 +301,9 @@ def proof_lines(plan: Plan) -> list[str]:
 
 
 def unpriced_text(alternative: Alternative, unit: str) -> str:
-    """The note on a kind of fleet that has a bound but no price; empty if it has a price."""
+    """The note on an alternative without a price, with its lower bound if there is one; empty if it has a
+    price.
+    """
     if alternative.is_priced:
         return ""
     is_bounded = alternative.at_least and math.isfinite(alternative.objective)

@@ -1,6 +1,8 @@
-"""What a validation was to measure, and all there is to say about what was measured.
+"""Analyses a validation run: `Wanted` says what to measure, and `analyse_run` makes a `Validation` of the
+files that the run left.
 
-compare, own_clock, stepfits, replanned  ->  analyse  ->  document  ->  report  ->  validate
+measured_against_simulated, own_clock, step_fits and replanned do the parts of the analysis. Its result goes
+to validation_document and validation_files, and validate calls them all.
 """
 
 from __future__ import annotations
@@ -49,10 +51,10 @@ EngineKind = Literal["vllm", "rehearsal", "endpoint"]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to validate: a fleet, what it is to serve, and how its engines are started.
+    """What to validate: a fleet, its traffic and SLO, and how its engines are started.
 
-    `plan` are the fleet and the traffic of which these are a slice; None where they are all. `endpoint` is a
-    deployment that others run, which is measured in place of engines of ours.
+    If `fleet` and `trace` are a slice of a plan, `plan` has the whole fleet and the whole traffic; else it is
+    None. `endpoint` is a deployment that others run, which is measured instead of our own engines.
     """
 
     fleet: Fleet
@@ -69,11 +71,11 @@ class Wanted:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether the plan counts on prefix caches: prompts then share what the trace's do, else nothing."""
+        """Whether prompts share prefixes as the trace's do. They do so only if the plan has prefix caches."""
         return self.fleet.policies.prefix_cache
 
     def identity(self) -> dict[str, Any]:
-        """The values that two runs must share, so that one may go on where the other ended."""
+        """The values that a run must share with an earlier one to continue it."""
         digest = hashlib.sha256(json.dumps(fleet_document(self.fleet), sort_keys=True).encode())
         trace = self.trace
         columns = [trace.arrival_s, trace.input_tokens, trace.output_tokens, trace.after, trace.think_s]
@@ -84,9 +86,9 @@ class Wanted:
         if self.config is not None:
             file = self.config / "config.json" if self.config.is_dir() else self.config
             digest.update(file.read_bytes() if file.exists() else b"")  # A missing file is refused later.
-        elsewhere = self.endpoint and {"url": self.endpoint.url, "model": self.endpoint.model}
+        address = self.endpoint and {"url": self.endpoint.url, "model": self.endpoint.model}
         return {
-            **(elsewhere or {}),
+            **(address or {}),
             "sha256": digest.hexdigest(),
             "engine": self.engine,
             "config": str(self.config or ""),
@@ -98,10 +100,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Validation:
-    """All there is to say about a run. `as_run` is the fleet with fits as the wall saw them, `undisturbed`
-    the comparison on the engines' own clocks, both None where they keep none. `by_client` compares by the
-    client's clock, None where `comparison` does. `after` is the comparison with corrected fits, on the
-    engines' own clocks where they keep some; `fits` the corrected fits for a catalog, by file name.
+    """The results of a run.
+
+    Engines on a CPU have a clock of their own, which stands still while other processes have their core. With
+    it, `undisturbed` is the comparison by this clock, and `as_run` the fleet with step times by the wall
+    clock; without it both are None. `by_client` compares by the client's clock, and is None if `comparison`
+    does so. `after` is the comparison with corrected step times, by the engines' own clocks if they have
+    them. `fits` are the corrected step times for a catalog, by file name.
     """
 
     wanted: Wanted
@@ -115,31 +120,31 @@ class Validation:
     by_client: MeasuredComparison | None
     replanned: Replanned | None
     fits: Mapping[str, FittedSteps]
-    # One dictionary per part: its events, its engines, the load of the machine.
+    # The journal's record of each part of the run: events, engines, load of the machine.
     records: tuple[Mapping[str, Any], ...]
-    # Token counts asked of an endpoint and served by it; None for our own engines.
+    # The token counts that an endpoint was asked for and served; None for our own engines.
     lengths: ServedLengths | None = None
     engine_times: EngineTimes | None = None
 
     @property
     def machine(self) -> Mapping[str, str]:
-        """The machine of the last part, which may differ from the one that compares; empty if not noted."""
-        noted_machine: Mapping[str, str] = self.records[-1].get("machine", {}) if self.records else {}
-        return noted_machine
+        """The machine that measured the last part of the run; empty if the journal does not say."""
+        machine: Mapping[str, str] = self.records[-1].get("machine", {}) if self.records else {}
+        return machine
 
     @property
     def plan_fleet(self) -> Fleet:
-        """The whole plan's, where a slice of it was validated."""
+        """The whole fleet of the plan, of which perhaps only a slice was validated."""
         return self.wanted.plan[0] if self.wanted.plan else self.wanted.fleet
 
     @property
     def slo_holds(self) -> bool:
-        """Whether the measured run keeps the SLO; a request that failed keeps no limit."""
+        """Whether the measured run keeps the SLO. A failed request misses every limit."""
         return self.comparison.measured_verdict.holds
 
 
 def analyse_run(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation:
-    """The comparison of what lies in `out`."""
+    """Analyse the journal and the step logs in the folder `out`."""
     file = JournalFile(out / "journal.jsonl", wanted.identity())
     logs = {}
     for pool in wanted.fleet.running_pools:
@@ -159,14 +164,14 @@ def analyse_run(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation
     comparison = compare_with_simulation(run, wanted.fleet, wanted.slo, tolerances)
     measured_steps = compare_steps(run, wanted.fleet)
     fit_corrections = correct_fits(measured_steps, wanted.fleet)
-    after, again = None, None
+    after, replanned = None, None
     if fit_corrections:
-        fixed = with_corrections(wanted.fleet, fit_corrections)
-        after = undisturbed(run, fixed, wanted.slo, tolerances) or compare_with_simulation(
-            run, fixed, wanted.slo, tolerances
+        corrected = with_corrections(wanted.fleet, fit_corrections)
+        after = undisturbed(run, corrected, wanted.slo, tolerances) or compare_with_simulation(
+            run, corrected, wanted.slo, tolerances
         )
-        whole, traffic = wanted.plan or (wanted.fleet, wanted.trace)
-        again = replan(whole, with_corrections(whole, fit_corrections), traffic, wanted.slo)
+        plan_fleet, plan_trace = wanted.plan or (wanted.fleet, wanted.trace)
+        replanned = replan(plan_fleet, with_corrections(plan_fleet, fit_corrections), plan_trace, wanted.slo)
     by_client = None
     if run.is_timed_by_engines:
         by_client = compare_with_simulation(replace(run, logs={}), wanted.fleet, wanted.slo, tolerances)
@@ -180,8 +185,8 @@ def analyse_run(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation
         after=after,
         undisturbed=undisturbed(run, wanted.fleet, wanted.slo, tolerances),
         by_client=by_client,
-        replanned=again,
-        fits=_for_catalog(measured_steps, wanted.fleet, records[-1]["date"] if records else None),
+        replanned=replanned,
+        fits=_catalog_fits(measured_steps, wanted.fleet, records[-1]["date"] if records else None),
         records=records,
         lengths=served,
         engine_times=engine_times(record.get("engine_clock") for record in records),
@@ -189,31 +194,35 @@ def analyse_run(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation
 
 
 def as_deployed(wanted: Wanted, logs: Mapping[str, EngineLog]) -> Wanted:
-    """The fleet with the version and scheduling that its step logs show; constants of the engine stay the
-    plan's.
+    """The fleet with the engine version and scheduling that its step logs name, so that the prediction is for
+    the engine that ran. Other values of the engine stay those of the plan.
     """
-    ran = next((log.engine for log in logs.values() if log.engine), None)
+    logged_engine = next((log.engine for log in logs.values() if log.engine), None)
     planned = wanted.fleet.engine
-    if ran is None or planned is None:
+    if logged_engine is None or planned is None:
         return wanted
 
-    def deployed(engine: Engine) -> Engine:
-        return replace(engine, version=ran["version"], async_scheduling=ran["async_scheduling"])
+    def as_logged(engine: Engine) -> Engine:
+        return replace(
+            engine, version=logged_engine["version"], async_scheduling=logged_engine["async_scheduling"]
+        )
 
-    deployed_engine = deployed(planned)
-    if deployed_engine.title == planned.title:
+    deployed = as_logged(planned)
+    if deployed.title == planned.title:
         return wanted
-    note = f"The plan counts on {planned.title}; deployed here, and predicted, is {deployed_engine.title}."
-    plan = wanted.plan and (wanted.plan[0].with_engines(deployed), wanted.plan[1])
-    fleet = wanted.fleet.with_engines(deployed)
+    note = f"The plan counts on {planned.title}; deployed here, and predicted, is {deployed.title}."
+    plan = wanted.plan and (wanted.plan[0].with_engines(as_logged), wanted.plan[1])
+    fleet = wanted.fleet.with_engines(as_logged)
     return replace(wanted, fleet=fleet, plan=plan, notes=(*wanted.notes, note))
 
 
-def _for_catalog(measured: list[Steps], fleet: Fleet, date: str | None) -> dict[str, FittedSteps]:
-    """One fit for each GPU and TP, from the steps of all pools on them."""
+def _catalog_fits(measured: list[Steps], fleet: Fleet, date: str | None) -> dict[str, FittedSteps]:
+    """Corrected step times for a catalog, by file name: one for each GPU and TP, from the steps of all pools
+    with these.
+    """
     source = "plan validate: the plan's fit, calibrated"
     fits = {}
     for (gpu, tp), latency in fits_by_machine(measured, fleet).items():
-        name = row_of(gpu)
+        name = row_of(gpu)  # The catalog's name of the GPU, without its market.
         fits[f"{name}-tp{tp}.yaml"] = FittedSteps(fleet.llm.name, name, tp, source, latency, {}, date=date)
     return fits

@@ -1,8 +1,9 @@
-"""What the engines themselves counted while traffic ran: vLLM's histograms between two scrapes.
+"""Reads what the engines themselves measured while traffic ran: the increase of vLLM's histograms between two
+scrapes, of the engines' own /metrics or of a Prometheus server.
 
-From the engines' own /metrics, or from a Prometheus server that scrapes them; nothing is restarted. They
-count whatever the engines served in that time, requests of others too: `EngineTimes.requests` beside the
-number that we sent tells. The API key of the endpoint does not come here.
+The histograms count all requests that the engines served in that time, those of others too; if
+`EngineTimes.requests` is more than we sent, there were others. These addresses never get the endpoint's API
+key.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from planner.importers.prometheus_scrape import HISTOGRAMS, Samples, histogram_s
 from planner.runtime.endpoint import UNREADABLE, EndpointError, open_session, read_text
 
 SCRAPE_TIMEOUT_S = 20.0
-SCRAPE_BYTES = 64 * 2**20
-SETTLE_S = 90.0  # Within this a Prometheus server scrapes once more: usual intervals are at most a minute.
-POLL_S = 1.0
-LABEL = "model_name"
+SCRAPE_BYTES = 64 * 2**20  # The limit of a scrape; that of an engine has about 100 KB.
+SETTLE_S = 90.0  # A Prometheus server scrapes again within this time: usual intervals are at most a minute.
+POLL_S = 1.0  # Time between two questions whether it has scraped.
+LABEL = "model_name"  # vLLM's label for the LLM of a sample.
 QUERY = '{__name__=~"vllm:.+_(bucket|sum|count|total)"}'
-FRESH = "min(timestamp(vllm:e2e_request_latency_seconds_count))"
+FRESH = "min(timestamp(vllm:e2e_request_latency_seconds_count))"  # When the oldest scrape of an engine was.
 COUNTERS = ("num_preemptions_total", "prefix_cache_queries_total", "prefix_cache_hits_total")
 
 Rows = Iterable[tuple[str, dict[str, str], float]]
@@ -36,7 +37,7 @@ Rows = Iterable[tuple[str, dict[str, str], float]]
 
 @dataclass(slots=True)
 class EngineClock:
-    """Scrapes of `urls`; with none it does nothing."""
+    """Scrapes each address of `urls` before and after the traffic; without addresses it does nothing."""
 
     urls: Sequence[str]
     client: aiohttp.ClientSession | None = None
@@ -54,18 +55,20 @@ class EngineClock:
         await self.client.close()
 
     async def check(self) -> None:
-        """Raises EndpointError where one of them is neither; before anything is sent that costs money."""
+        """Raise EndpointError if an address is neither an engine's metrics nor a Prometheus server. It is
+        called before any request that costs money.
+        """
         for url in self.urls:
             await self._rows(url)
 
     async def start(self, llm: str) -> None:
-        """Before the traffic: `llm` is what the endpoint calls it."""
+        """Scrape before the traffic. `llm` is the endpoint's name of the LLM."""
         self.llm = llm
         self.before = [await self._scrape(url, lambda _: None) for url in self.urls]
 
     async def end(self, progress: Callable[[str], None]) -> dict[str, Any] | None:
-        """Samples of the traffic for the journal: those at the end less those before, summed over engines, or
-        the error.
+        """Scrape after the traffic. Returns for the journal the increase of each sample, summed over engines,
+        or the error; None without addresses.
         """
         if not self.urls:
             return None
@@ -73,19 +76,19 @@ class EngineClock:
         try:
             for url, before in zip(self.urls, self.before, strict=True):
                 for key, value in (await self._scrape(url, progress)).items():
-                    if (more := value - before.get(key, 0.0)) < 0:
+                    if (increase := value - before.get(key, 0.0)) < 0:
                         raise InputError(f"{url}: {key[0]} fell: an engine was restarted while traffic ran")
-                    total[key] = total.get(key, 0.0) + more
+                    total[key] = total.get(key, 0.0) + increase
         except (EndpointError, InputError) as error:
             return {"trouble": str(error)}
         return {"samples": [[*key, value] for key, value in total.items()]}
 
     async def _scrape(self, url: str, progress: Callable[[str], None]) -> Samples:
         if not is_engine(url):
-            await self._settled(url, progress)
+            await self._wait_for_scrape(url, progress)
         return sum_samples(await self._rows(url), self.llm, url)
 
-    async def _settled(self, url: str, progress: Callable[[str], None]) -> None:
+    async def _wait_for_scrape(self, url: str, progress: Callable[[str], None]) -> None:
         """Wait until a Prometheus server has scraped the engines once more, by its own clock."""
         now = await self._query(url, "time()")
         try:
@@ -95,6 +98,7 @@ class EngineClock:
         deadline_s = time.monotonic() + SETTLE_S
         while True:
             rows = await self._query(url, FRESH)
+            # Without rows there is no engine of vLLM, and no scrape to wait for.
             if not rows or float(rows[0]["value"][1]) >= now_s:
                 return
             if time.monotonic() > deadline_s:
@@ -103,6 +107,7 @@ class EngineClock:
             await asyncio.sleep(POLL_S)
 
     async def _rows(self, url: str) -> list[tuple[str, dict[str, str], float]]:
+        """The samples at an address: (name, labels, value)."""
         if is_engine(url):
             return list(samples_of(await self._get(url), url))
         rows = []
@@ -112,11 +117,13 @@ class EngineClock:
         return rows
 
     async def _query(self, url: str, query: str) -> Any:
+        """A Prometheus server's answer to a query. Raises EndpointError unless it has Prometheus' form."""
         text = await self._get(f"{url.rstrip('/')}/api/v1/query", {"query": query})
         try:
             document = json.loads(text)
             if document["status"] == "success":
                 result = document["data"]["result"]
+                # Read each row once, so that a wrong form is found here and not by the caller.
                 for row in result if document["data"]["resultType"] == "vector" else ():
                     float(row["value"][1]), row["metric"].items()
                 return result
@@ -142,16 +149,17 @@ class EngineClock:
 
 
 def is_engine(url: str) -> bool:
+    """Whether the address is that of an engine's metrics; else it is that of a Prometheus server."""
     return url.endswith("/metrics")
 
 
 def sum_samples(rows: Rows, llm: str, where: str) -> Samples:
-    """vLLM's samples summed over engines; where these serve several LLMs, of `llm` alone."""
+    """vLLM's samples, summed over engines. If these serve several LLMs, only the samples of `llm` count."""
     by_llm: dict[str, Samples] = {}
     for name, labels, value in rows:
         if not name.startswith("vllm:") or not name.endswith(("_bucket", "_sum", "_count", "_total")):
             continue
-        if not 0 <= value < math.inf:
+        if not 0 <= value < math.inf:  # Some exporters write NaN before the first value.
             continue
         samples = by_llm.setdefault(labels.get(LABEL, ""), {})
         key = (name, labels.get("le", "") if name.endswith("_bucket") else "")
@@ -166,9 +174,10 @@ def sum_samples(rows: Rows, llm: str, where: str) -> Samples:
 
 @dataclass(frozen=True, slots=True)
 class EngineTimes:
-    """What the engines measured of `requests`: per metric (queue, ttft, tpot, tbt, e2e) the mean, and edges
-    of buckets below which percentiles lie [s]. `hit_frac`: tokens found in prefix caches, None if none were
-    looked up."""
+    """The engines' own measurements of `requests`: for each metric (queue, ttft, tpot, tbt, e2e) the mean,
+    and for percentiles the upper edge of their bucket [s]. `hit_frac` is the share of looked-up prompt tokens
+    that prefix caches had; None if no token was looked up.
+    """
 
     requests: int
     times_s: dict[str, dict[str, float]]
@@ -177,7 +186,9 @@ class EngineTimes:
 
 
 def engine_times(records: Iterable[Mapping[str, Any] | None]) -> EngineTimes | None:
-    """The engines' times over all parts of a run; None if no engine was read, or one of them failed."""
+    """The engines' times over all parts of a run, from the values that `EngineClock.end` gave for the parts;
+    None if no part has samples.
+    """
     total: Samples = {}
     for record in records:
         for name, le, value in (record or {}).get("samples", ()):
@@ -186,9 +197,9 @@ def engine_times(records: Iterable[Mapping[str, Any] | None]) -> EngineTimes | N
         return None
     times_s = {}
     for metric, histograms in HISTOGRAMS.items():
-        for histogram in histograms:
-            if metric not in times_s and (one := histogram_statistics(total, histogram)):
-                times_s[metric] = one
+        for histogram in histograms:  # Names of the histogram in several versions of vLLM.
+            if metric not in times_s and (statistics := histogram_statistics(total, histogram)):
+                times_s[metric] = statistics
     preemptions, looked_up, hits = (total.get((f"vllm:{name}", ""), 0.0) for name in COUNTERS)
     requests = int(total.get(("vllm:e2e_request_latency_seconds_count", ""), 0.0))
     return EngineTimes(requests, times_s, int(preemptions), hits / looked_up if looked_up else None)

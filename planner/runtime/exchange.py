@@ -1,4 +1,4 @@
-"""What a client asks, and what goes back to it: requests read or refused, answers passed on."""
+"""The router's side towards clients: reads and checks their requests, and writes answers and refusals."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from planner.runtime.upstream import REFUSAL_BYTES, SPARE_TOKENS, read_answer, r
 
 COMPLETIONS_PATH = "/v1/completions"
 PATHS = (COMPLETIONS_PATH, "/v1/chat/completions")
-TENANT_HEADER = "X-Tenant"
-TENANT_CHARACTERS = 256
+TENANT_HEADER = "X-Tenant"  # A gateway in front of the router may name the tenant.
+TENANT_CHARACTERS = 256  # The limit of a tenant's name; the router keeps names in memory.
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 DEFAULT_OUTPUT_TOKENS = 16  # OpenAI's default for a request that names no limit.
-MOST_OUTPUT_TOKENS = 10**9  # JSON may hold integers that are too long to be written in a message.
-# A body is unpacked in pieces of so many bytes, about a millisecond each, and other requests run in between.
+MOST_OUTPUT_TOKENS = 10**9  # JSON may contain integers that are too long to be written in a message.
+# A body is unpacked in pieces of this size, which takes about a millisecond; between them others are served.
 INFLATED_BYTES = 2**20
-GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # zlib then tells the two formats apart by their first bytes.
+GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # With this value zlib recognises the format by its first bytes.
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedRequest:
-    """A request as far as routing needs it."""
+    """A client's request, with the values that routing needs."""
 
     id: str
     path: str
@@ -63,7 +63,10 @@ class ClientGoneError(Exception):
 def read_request(
     request: web.Request, raw: bytes, fleet: Fleet, live: LiveFleet, longest_tokens: int
 ) -> RoutedRequest:
-    """Read `raw`, the body of `request`. Raises the HTTP error of a request that no engine could be sent."""
+    """Read `raw`, the body of `request`. Raises an HTTP error (`refusal`) if no engine can serve the request.
+
+    `longest_tokens` is the length of the longest request that the engines take.
+    """
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError):
@@ -111,12 +114,11 @@ def read_request(
 
 
 async def read_body(request: web.Request, most_bytes: int) -> bytes:
-    """Read the body and unpack it. It is refused at the first byte beyond `most_bytes`, packed or not; the
-    router says the limit in that error. Unpacking waits until here, because by now the API key is known to be
-    right.
+    """Read the body and unpack it. The body is refused at the first byte beyond `most_bytes`, packed or
+    unpacked. The web server does not unpack bodies, because it would do so before the API key is checked.
     """
     if (request.content_length or 0) > most_bytes:
-        raise refusal(413, "")
+        raise refusal(413, "")  # The router's guard adds the message, with the limit.
     packing = request.headers.get("Content-Encoding", "identity").strip().lower()
     if packing == "identity":
         return await request.read()
@@ -142,7 +144,7 @@ async def read_body(request: web.Request, most_bytes: int) -> bytes:
 
 
 def _input_tokens(prompt: object) -> int:
-    """Tokens of a prompt: exact for token ids, a guess for text."""
+    """The number of tokens of a prompt: exact for token ids, estimated for text."""
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
         return len(prompt)
     if words := words_of(prompt):
@@ -151,7 +153,7 @@ def _input_tokens(prompt: object) -> int:
 
 
 def _tenant(request: web.Request, body: dict[str, Any]) -> str:
-    """The tenant of a request: a gateway's header, else OpenAI's field `user`, else an empty name."""
+    """The tenant of a request: TENANT_HEADER, or else OpenAI's field `user`, or else an empty name."""
     tenant = request.headers.get(TENANT_HEADER) or body.get("user")
     if tenant is None:
         return ""
@@ -161,24 +163,24 @@ def _tenant(request: web.Request, body: dict[str, Any]) -> str:
 
 
 class Reply:
-    """The answer to one client. `response` is None until it has begun. `tokens` is the number that have come
-    so far, by the events of a stream or by the count in a whole answer.
+    """The answer to one client. `response` is None until the answer has begun. `tokens` is the number of
+    output tokens so far, by the events of a stream or by the count in an answer that is no stream.
     """
 
     def __init__(self, request: web.Request, routed_request: RoutedRequest, start_s: float) -> None:
         self.request, self.routed_request, self.start_s = request, routed_request, start_s
         self.response: web.StreamResponse | None = None
-        self.prefilled_by = ""
-        self.seat = -1
+        self.prefilled_by = ""  # The prefill worker; empty before the hand-off and for a mixed worker.
+        self.seat = -1  # The request's seat in `live_routing.LiveFleet`.
         self.tokens = 0
-        self.is_broken = False  # Its worker reported an error in the stream.
-        self.is_shared = self.is_suspect = False  # Both concern a worker's death, see trust.Suspect.
-        self.strikes = 0  # How many workers died of the request, see trust.py.
-        self.sent_s = 0.0  # When the request was sent to the worker that has it now.
-        self.limit_s = 0.0  # Within this the worker must begin to answer.
-        self.heard_s = 0.0  # When the worker last sent something of the stream.
-        self.overdue = ""  # The limit that the worker let pass.
-        self.writes_since_s = 0.0  # When the write began that waits for the client; 0 if none waits.
+        self.is_broken = False  # The worker reported an error in the stream.
+        self.is_shared = self.is_suspect = False  # Both concern a worker's death; see trust.Suspect.
+        self.strikes = 0  # How many workers died of the request; see trust.py.
+        self.sent_s = 0.0  # When the request was sent to its present worker.
+        self.limit_s = 0.0  # The worker must begin to answer within this time.
+        self.heard_s = 0.0  # When the worker last sent a part of the stream; 0 before the first.
+        self.overdue = ""  # Which limit of time the worker exceeded, for the message.
+        self.writes_since_s = 0.0  # Since when a write to the client has waited; 0 if none waits.
 
     def _headers(self, worker: str) -> dict[str, str]:
         workers = f"{self.prefilled_by},{worker}" if self.prefilled_by else worker
@@ -208,18 +210,18 @@ class Reply:
             await self.response.write_eof()
 
     async def end_with_error(self, message: str) -> None:
-        """The last event of a stream whose worker failed."""
+        """End a stream whose worker failed, with an error event."""
         event = {"error": {"message": message, "type": "worker_failed", "code": 502}}
         await self.write(f"data: {json.dumps(event)}\n\n".encode(), time.monotonic())
         await self.finish()
 
     async def pass_on(self, upstream: aiohttp.ClientResponse, worker: str, most_bytes: int) -> None:
-        """Pass on a whole answer that is no stream, or an error that tells what is wrong with the request."""
+        """Pass on an answer that is no stream, or an error that says what is wrong with the request."""
         is_answer = upstream.status == 200
         body = await read_limited(upstream, worker, most_bytes if is_answer else REFUSAL_BYTES)
         if is_answer:
             _, tokens = read_answer(body, worker, self.routed_request.most_tokens)
-            # A worker that counts no tokens may have made as many as were asked for.
+            # If the worker reports no count, the answer is taken to be as long as the request allows.
             self.tokens = tokens or self.routed_request.output_tokens
         self.response = web.Response(
             body=body,
@@ -239,7 +241,7 @@ def _client() -> Iterator[None]:
 
 
 def refusal(status: int, message: str, *, retry_after_s: int | None = None) -> web.HTTPException:
-    """An HTTP error in the shape that OpenAI's clients know."""
+    """An HTTP error with a body in the form of OpenAI's API."""
     kinds: dict[int, type[web.HTTPException]] = {
         400: web.HTTPBadRequest,
         401: web.HTTPUnauthorized,
@@ -253,7 +255,7 @@ def refusal(status: int, message: str, *, retry_after_s: int | None = None) -> w
     }
     text = json.dumps({"error": {"message": message, "type": "refused", "code": status}})
     headers = {"Retry-After": str(retry_after_s)} if retry_after_s else {}
-    # aiohttp's errors for these two ask for arguments of their own.
+    # The classes of aiohttp for these two statuses have further arguments.
     if status == 405:
         return web.HTTPMethodNotAllowed("", (), text=text, content_type="application/json")
     if status == 413:

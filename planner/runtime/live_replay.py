@@ -1,16 +1,16 @@
-"""Sends a trace's requests to the router at their own times, whatever comes back (open loop).
+"""Sends a trace's requests to the router at their own times, however slow the answers are (open loop).
 
 A request that waits for others (column `after`: the turns of a session) is sent `think_s` after the last of
-them was answered here, and not before its own time. If one of them is not answered, the request is not sent,
-and its line in the journal says so.
+these was answered, and not before its own time. If one of these is not answered, the request is not sent, and
+its line in the journal says so.
 
-Prompts are token ids, so no tokenizer is needed. Each is unique, so no prefix cache helps, unless the plan
-counts on prefix caches: then equal blocks of the trace become equal token ids. Every answer has exactly the
+Prompts are token ids, so no tokenizer is needed. If the plan has prefix caches, equal blocks of the trace
+become equal token ids; else each prompt is unique, so that no cache helps. Every answer has exactly the
 trace's length (ignore_eos).
 
-The fate of each request is a line of a journal, so that an interrupted run can go on with the requests that
-are missing. If one of them waits for a request of an earlier part, that one counts as answered when the new
-part starts.
+The outcome of each request is a line of a journal, so that an interrupted run can be continued with the
+missing requests. If one of them waits for a request of an earlier part of the run, the earlier request counts
+as answered at the start of the new part.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from planner.traffic.trace import Trace
 Status = Literal["finished", "rejected", "failed", "unsent"]
 FIRST_TOKEN, TOKENS = 3, 997  # Prompts consist of the token ids 3 to 999, which every vocabulary has.
 LEAD_S = 1.0  # Time from the start of a replay to its first request.
-TIMEOUT_S = 600.0
+TIMEOUT_S = 600.0  # A request that takes longer has failed.
 PROGRESS_EVERY_S = 10.0
 READ_BUFFER_BYTES = 2**22  # The first event of a stream names every token of the prompt.
 FORMAT = 2  # Version of the journal's format.
@@ -49,9 +49,10 @@ FORMAT = 2  # Version of the journal's format.
 class Sent:
     """One request as the client saw it; times are seconds since the start of its part of the run.
 
-    `token_s` are the arrivals of its tokens, `reason` says why it did not finish, and `workers` names who
-    served it (prefill, decode). A request is unsent if one that it waits for did not finish; its times are
-    when that was known. `input_tokens` is the server's count of the prompt, 0 if the server did not say.
+    `token_s` are the times when its tokens arrived, `reason` says why it did not finish, and `workers` are
+    the workers that served it (prefill, decode). A request is "unsent" if one that it waits for did not
+    finish; its times are then when this became known. `input_tokens` is the server's count of the prompt, or
+    0.
     """
 
     request: int
@@ -68,9 +69,9 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPart:
-    """One uninterrupted stretch of a run: the `requests` that were sent, or given up, in that order.
+    """One uninterrupted part of a run: the `requests` that were sent, or given up, in that order.
 
-    It started at `start_s` of CLOCK_MONOTONIC, which is `first_s` on the trace's clock.
+    The part started at `start_s` of CLOCK_MONOTONIC, which is `first_s` on the trace's clock.
     """
 
     part: int
@@ -92,14 +93,16 @@ class Journal:
 
 
 class JournalFile:
-    """journal.jsonl: a line that names the run, then parts, sends and outcomes, each on disk at once."""
+    """The file journal.jsonl: a line that identifies the run, then the starts of its parts, what was sent,
+    and outcomes, each written as it happens.
+    """
 
     def __init__(self, path: Path, run: dict[str, Any]) -> None:
-        """`run` identifies the run; a journal of another one is refused."""
+        """`run` identifies the run; the journal of another run is refused."""
         self.path, self.run = path, {"journal": FORMAT} | run
 
     def read(self) -> Journal:
-        """Raises InputError where the file belongs to another run."""
+        """Read the parts and outcomes. Raises InputError if the file belongs to another run."""
         starts: dict[int, tuple[float, float]] = {}
         sends: dict[int, list[int]] = {}
         sent: dict[int, Sent] = {}
@@ -127,7 +130,7 @@ class JournalFile:
         return [row["record"] for row in self.rows("record")]
 
     def machine(self) -> dict[str, str]:
-        """The machine that measured the last part; empty if none has."""
+        """The machine that measured the last part; empty if no line names one."""
         return next((row["machine"] for row in reversed(self._rows()) if "machine" in row), {})
 
     def write(self, row: dict[str, Any]) -> None:
@@ -154,9 +157,8 @@ class JournalFile:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """The part of the run, the API key and the prompts of the requests to send.
-
-    With `shares_prefixes` prompts are those of `trace_prompt`, else each is unique.
+    """How a part of the run is sent: the API key `key`, the prompts (`trace_prompt` with `shares_prefixes`,
+    else `unique_prompt`, both with `seed`), and the time limit of a request.
     """
 
     part: int = 0
@@ -170,7 +172,7 @@ DEFAULT_SENDING = Sending()
 
 
 class Sender(Protocol):
-    """Sends single requests and reads their answers; `send_at_times` calls it."""
+    """Sends single requests and reads their answers, for `send_at_times`."""
 
     def body(self, request: int) -> bytes:
         """The body to post for this request of the trace."""
@@ -219,8 +221,9 @@ async def replay_trace(
     *,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Sent]:
-    """Send these `requests` of the trace to our router, the first one LEAD_S from now; returns when each has
-    ended."""
+    """Send these `requests` of the trace to our router, the first one LEAD_S from now. Returns when all have
+    ended.
+    """
     headers = {"Authorization": f"Bearer {sending.key}"} if sending.key else {}
     timeout = aiohttp.ClientTimeout(total=sending.timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
@@ -240,8 +243,9 @@ async def send_at_times(
     part: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Sent]:
-    """Have `sender` send these requests at their times, the first one LEAD_S from now; returns when each that
-    it may send has ended."""
+    """Send these requests at their times through `sender`, the first one LEAD_S from now. Returns when all
+    have ended, or those that were sent before `may_send` refused one.
+    """
     start_s = time.monotonic() + LEAD_S
     first_s = float(trace.arrival_s[list(requests)].min()) if requests else 0.0
     agenda = _Agenda(trace, requests, journal.read().sent, first_s)
@@ -278,7 +282,7 @@ async def send_at_times(
         while ((agenda.due and is_open) or running) and not failures:
             has_news.clear()
             due_s, request = agenda.due[0] if agenda.due and is_open else (np.inf, -1)
-            if request not in (-1, prepared[0]):
+            if request not in (-1, prepared[0]):  # The body is made before its time has come.
                 prepared = request, sender.body(request)
             wait_s = start_s + due_s - time.monotonic()
             if wait_s > 0:
@@ -310,15 +314,15 @@ class _Agenda:
     def __init__(
         self, trace: Trace, requests: Sequence[int], before: Mapping[int, Sent], first_s: float
     ) -> None:
-        """`before` has the outcomes of earlier parts. `lost_before` becomes the requests that wait for one
-        that did not finish there, with the reason.
+        """`before` has the outcomes of earlier parts. `lost_before` gets the requests that wait for one which
+        did not finish in an earlier part, with the reason.
         """
         own_requests = set(requests)
         self.arrival_s = {request: float(trace.arrival_s[request]) - first_s for request in requests}
         self.think_s = trace.think_s
         self.unanswered_parents: dict[int, int] = {}  # How many unanswered requests each one waits for.
         self.children: dict[int, list[int]] = {}
-        self.last_answer_s: dict[int, float] = {}  # The latest answer so far to one it waits for.
+        self.last_answer_s: dict[int, float] = {}  # The latest answer so far to a request that it waits for.
         self.lost_before: list[tuple[int, str]] = []
         self.given_up: set[int] = set()
         for child, parent in trace.after.tolist():
@@ -337,8 +341,8 @@ class _Agenda:
                 self._add(request)
 
     def ended(self, sent: Sent) -> list[tuple[int, str]]:
-        """Note an outcome. Requests that waited for this one alone become due; if it did not finish, the
-        requests that are given up are returned, with the reason.
+        """Note the outcome of a request. Requests that waited only for this one get their times. If it did
+        not finish, all that wait for it are given up and returned, with the reason.
         """
         waiting = [child for child in self.children.get(sent.request, ()) if child not in self.given_up]
         if sent.status != "finished":
@@ -357,7 +361,9 @@ class _Agenda:
         heapq.heappush(self.due, (due_s, request))
 
     def _lose(self, requests: Iterable[int], status: Status) -> list[tuple[int, str]]:
-        """Give up these requests and all that wait for them; returns each once, with the reason."""
+        """Give up these requests and all that wait for them. Returns those not given up before, with the
+        reason.
+        """
         reasons = {"rejected": "was rejected", "failed": "failed", "unsent": "was not sent"}
         given_up = []
         lost = deque((request, reasons[status]) for request in requests)
@@ -392,8 +398,8 @@ def request_body(trace: Trace, request: int, model: str, seed: int, shares_prefi
 
 
 def unique_prompt(tokens: int, request: int, seed: int) -> list[int]:
-    """A prompt of random token ids. Its first two ids are the request's number in base TOKENS, so up to
-    994,009 requests surely differ at the start.
+    """A prompt of random token ids. Its first two ids are the request's number in base TOKENS, so that up to
+    TOKENS * TOKENS requests (994,009) differ at the start, and no cache finds a common block.
     """
     ids = np.random.default_rng((seed, request)).integers(TOKENS, size=tokens) + FIRST_TOKEN
     request_ids = np.array([request // TOKENS % TOKENS, request % TOKENS]) + FIRST_TOKEN
@@ -402,7 +408,9 @@ def unique_prompt(tokens: int, request: int, seed: int) -> list[int]:
 
 
 def trace_prompt(trace: Trace, request: int, seed: int) -> list[int]:
-    """The prompt of a request: equal blocks of the trace as equal token ids, then ids of its own."""
+    """The prompt of a request: the token ids of its prefix blocks, which are equal for equal blocks of the
+    trace, then unique ids.
+    """
     first, last = trace.prefix_offsets[request : request + 2]
     shared = [
         _block(block, trace.prefix_block_tokens, seed) for block in trace.prefix_ids[first:last].tolist()
@@ -434,6 +442,10 @@ async def send_to_router(
     due_s: float,
     expected_tokens: int,
 ) -> Sent:
+    """Send a request to our router, read the stream to its end, and return the outcome. An answer without
+    exactly `expected_tokens` has failed.
+    """
+
     def now_s() -> float:
         return round(time.monotonic() - start_s, 6)
 
@@ -477,5 +489,7 @@ def request_name(part: int, request: int) -> str:
 
 
 def lateness_s(sent: Iterable[Sent]) -> float:
-    """The largest delay of a request at the client; beyond a few ms the client could not keep up."""
+    """How much later than due a request was sent, at most [s]; more than some ms mean that the client was
+    slow.
+    """
     return max((request.sent_s - request.due_s for request in sent), default=0.0)
