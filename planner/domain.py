@@ -1,4 +1,4 @@
-"""The nouns every stage shares: GPU, limit, SLO. Frozen, units in the names."""
+"""The values that every stage shares: GPU, limit, SLO. They are frozen, with units in the names of fields."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from planner.errors import CatalogError, InputError
 from planner.slo_metrics import METRICS, SloMetric
 from planner.units import percentile_name
 
-Metric = str  # a key of slo_metrics.METRICS
-KV_BLOCK_TOKENS = 16
-SPOT = "@spot"  # suffix of a GPU that is rented on the spot market
-OWNED = "@owned"  # suffix of an owned GPU, which costs no new money
-# Backlog test: this share of the last requests waits no longer than the limit on TTFT, or than this
-# if the SLO has none.
+Metric = str  # A key of slo_metrics.METRICS.
+KV_BLOCK_TOKENS = 16  # vLLM's default.
+SPOT = "@spot"  # The suffix in the name of a GPU that is rented on the spot market.
+OWNED = "@owned"  # The suffix in the name of an owned GPU, which costs no new money.
+# The backlog test: this share of the last requests must wait no longer than the limit on TTFT, or than
+# BACKLOG_LIMIT_S if the SLO has no such limit.
 STEADY_FRAC, BACKLOG_LIMIT_S = 0.5, 60.0
 # Tenants' service is compared over windows of this length, as in the figures of VTC's paper, 2401.00588.
 SERVICE_WINDOW_S = 60.0
 
 
 def row_of(gpu: str) -> str:
-    """The name of a GPU's row, "h100-80g" for "h100-80g@spot" and "h100-80g@owned"."""
+    """The name of a GPU's row in the catalog: "h100-80g" for "h100-80g@spot" and "h100-80g@owned"."""
     return gpu.removesuffix(SPOT).removesuffix(OWNED)
 
 
@@ -34,8 +34,9 @@ def market_of(gpu: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """An all-reduce over `gpus` GPUs of a node: it takes `latency_s` plus the summed bytes over
-    `bytes_per_s`."""
+    """The measured time of an all-reduce over `gpus` GPUs of a node: `latency_s` plus bytes /
+    `bytes_per_s`.
+    """
 
     gpus: int
     latency_s: float
@@ -55,9 +56,9 @@ class Gpu:
     `dense_flops_per_s` is for 16-bit dense matrices, `fp8_flops_per_s` for 8 bits, `fp4_flops_per_s` for 4
     (None: no such units, or unknown); `link_bytes_per_s` is what one GPU sends to the others of its node, in
     one direction. A power-capped variant is a row of its own ("h100-80g@350W"): `power_w` is the cap,
-    `board_w` the board's limit without it, and the slowdowns (>= 1) multiply the compute-bound and the
-    memory-bound part of a step. `unchecked` says why the accuracy of its step times is unknown; a plan
-    considers such a GPU only if the question names it.
+    `board_w` the board's limit without the cap. `prefill_slowdown` and `decode_slowdown` (>= 1) multiply the
+    compute-bound and the memory-bound part of a step. `unchecked` says why the accuracy of the GPU's step
+    times is unknown; a plan considers such a GPU only if the question names it.
     """
 
     name: str
@@ -70,17 +71,19 @@ class Gpu:
     gpus_per_node: int
     price_usd_per_h: float
     node_selector: str
-    base: str  # the uncapped row this one derives from; its own name if it is uncapped
+    base: str  # The name of the row without a power cap; the row's own name if it has none.
     prefill_slowdown: float = 1.0
     decode_slowdown: float = 1.0
-    uncapped_w: float | None = None  # power_w of the base, for a capped row
+    uncapped_w: float | None = None  # For a capped row, `power_w` of the base.
     fp8_flops_per_s: float | None = None
-    all_reduce: tuple[AllReduce, ...] = ()  # measured; other numbers of GPUs use the link's bandwidth
-    mixed_kv_bytes_per_s: float | None = None  # for decodes' KV beside prefills
+    all_reduce: tuple[AllReduce, ...] = ()  # For other numbers of GPUs the link's bandwidth is used.
+    # How fast a step reads the KV of its decodes if it also has prefills; None: at the full bandwidth.
+    mixed_kv_bytes_per_s: float | None = None
     fp4_flops_per_s: float | None = None
     unchecked: str = ""
-    is_sold_whole: bool = False  # by the node of `gpus_per_node`, not by the GPU
-    energy_usd_per_kwh: float = 0.0  # of drawn power, site overhead included; 0 if the price has it
+    is_sold_whole: bool = False  # It is sold by the node of `gpus_per_node`, not by the GPU.
+    # The price of electricity, with the site's overhead; 0 if `price_usd_per_h` includes electricity.
+    energy_usd_per_kwh: float = 0.0
 
     def __post_init__(self) -> None:
         for quantity in (
@@ -123,8 +126,8 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """The requests of one class: those with one of the names in every field that has any, and with a prompt
-    of `least_tokens` to `most_tokens` tokens.
+    """Selects the requests of one class: those whose tenant, adapter and LLM are in these fields, and whose
+    prompt has `least_tokens` to `most_tokens` tokens. An empty field selects all.
     """
 
     name: str
@@ -137,9 +140,8 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One line of an SLO: this percentile of this metric stays at or below `limit_s`.
-
-    It is of all requests, or of those that `selector` takes.
+    """One line of an SLO: a percentile of a metric must be at most `limit_s`, over the requests that
+    `selector` selects, or over all.
     """
 
     metric: Metric
@@ -153,20 +155,21 @@ class Limit:
 
     @property
     def row(self) -> SloMetric:
-        """What there is to know of its metric."""
+        """The row of its metric in the table of metrics."""
         return METRICS[self.metric]
 
     @property
     def name(self) -> str:
-        """For instance 'ttft p90', of a class 'chat ttft p90'."""
+        """For instance 'ttft p90'; with a class called chat 'chat ttft p90'."""
         of_class = "" if self.selector is None else f"{self.selector.name} "
         return f"{of_class}{self.metric} {percentile_name(self.percentile_frac)}"
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceGuarantee:
-    """While a tenant has work waiting it gets at least `share_frac` of its fair share of service, in every
-    window of `window_s` (simulator/service_shares.py). `tenant` None: each that is not named.
+    """While work of a tenant waits, the tenant gets at least `share_frac` of its fair share of service, in
+    every window of `window_s` (simulator/service_shares.py). `tenant` is None for all tenants that no other
+    guarantee names.
     """
 
     tenant: str | None
@@ -184,9 +187,10 @@ class Slo:
     """The SLO: every limit must hold, and `attainment_frac` of requests must keep all limits at once. Tenants
     get their `guarantees`.
 
-    With `every_s` both must hold in every window of that length (traffic.trace.slo_windows_s) and over the
-    whole trace. The whole may miss no more requests than its windows together: n - ceil(p n) is rounded down
-    for each.
+    With `every_s`, limits and attainment must hold in every window of that length
+    (traffic.trace.slo_windows_s) and over the whole trace. The whole trace may miss no more requests than its
+    windows together, which is fewer than its own percentile allows, because n - ceil(p n) is rounded down for
+    each window.
     """
 
     limits: tuple[Limit, ...]
@@ -201,35 +205,37 @@ class Slo:
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
-        """The classes of its lines, each once, in their order."""
+        """The classes of the SLO's lines, each once, in their order."""
         return selectors_of(self.limits)
 
     def patience_s(self, span_s: float) -> float:
         """How long requests of the most patient class may wait in the backlog test of `span_s` seconds."""
-        kinds = (*self.selectors, None) if any(each.selector is None for each in self.limits) else None
-        return max(self.patience_of(each, span_s) for each in kinds or self.selectors or (None,))
+        kinds: tuple[Selector | None, ...] = self.selectors
+        if not kinds or any(each.selector is None for each in self.limits):
+            kinds = (*kinds, None)  # There are limits for requests of no class, or no limits at all.
+        return max(self.patience_of(each, span_s) for each in kinds)
 
     def patience_of(self, selector: Selector | None, span_s: float) -> float:
-        """How long requests of a class may wait in the backlog test, or with None those of a fleet without
-        classes: the largest limit on TTFT.
+        """How long requests of a class may wait in the backlog test, or with None the requests of no class:
+        up to the largest limit on TTFT.
 
-        Work with a deadline may wait as long as that, but never longer than a tenth of the span that is
-        judged: traffic goes on, so what has not been served by its end would never be.
+        A class with limits on E2E alone is work with a deadline. It may wait until then, but no longer than a
+        tenth of the judged span: in traffic that goes on, a longer wait means that the backlog grows.
         """
-        own = [limit for limit in self.limits if limit.selector == selector]
-        ttft_s = [limit.limit_s for limit in own if limit.metric == "ttft"]
-        whole_s = [limit.limit_s for limit in own if limit.metric == "e2e"]
-        if ttft_s or selector is None or not whole_s:
+        own_limits = [limit for limit in self.limits if limit.selector == selector]
+        ttft_s = [limit.limit_s for limit in own_limits if limit.metric == "ttft"]
+        deadlines_s = [limit.limit_s for limit in own_limits if limit.metric == "e2e"]
+        if ttft_s or selector is None or not deadlines_s:
             return max(ttft_s, default=BACKLOG_LIMIT_S)
-        return min(max(whole_s), max(span_s / 10, BACKLOG_LIMIT_S))
+        return min(max(deadlines_s), max(span_s / 10, BACKLOG_LIMIT_S))
 
     def due_s(self, selector: Selector) -> float:
-        """How long after its arrival a request of this class must have been served, for the queue `edf`: its
-        tightest limit on TTFT, else on E2E.
+        """The deadline of a request of this class, after its arrival, by which the queue `edf` orders
+        requests: the tightest limit on TTFT, or else on E2E, or else BACKLOG_LIMIT_S.
         """
-        own = [limit for limit in self.limits if limit.selector == selector]
+        own_limits = [limit for limit in self.limits if limit.selector == selector]
         for metric in ("ttft", "e2e"):
-            if limits_s := [limit.limit_s for limit in own if limit.metric == metric]:
+            if limits_s := [limit.limit_s for limit in own_limits if limit.metric == metric]:
                 return min(limits_s)
         return BACKLOG_LIMIT_S
 
@@ -241,11 +247,11 @@ def selectors_of(limits: Iterable[Limit]) -> tuple[Selector, ...]:
 
 def allowed_above(percentile_frac: float, values: int) -> int:
     """How many of `values` may lie above their percentile, by the nearest-rank definition."""
-    return values - math.ceil(percentile_frac * values - 1e-9)
+    return values - math.ceil(percentile_frac * values - 1e-9)  # 0.07 * 100 is a little more than 7.
 
 
 def nearest_rank(percentile_frac: float, values: int) -> int:
-    """The rank of the percentile among so many values; the smallest value has rank 1."""
+    """The rank of the percentile among this number of `values`; the smallest value has rank 1."""
     return max(values - allowed_above(percentile_frac, values), 1)
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 
 class PlannerError(Exception):
-    """Base of every error a user can mend."""
+    """Base of every error that a user can correct."""
 
     exit_code = 1
 
@@ -62,15 +62,15 @@ class Change:
     def __str__(self) -> str:
         if self.unit == "s":
             return f"{self.limit} >= {self.enough:.9g} s"
-        unit = "" if self.unit == "GPUs" else f" {self.unit}"  # a stock's name says what is counted
+        unit = "" if self.unit == "GPUs" else f" {self.unit}"  # The name of a stock contains the GPU's name.
         return f"{self.limit} from {self.present:g} to {self.enough:g}{unit}"
 
 
 @dataclass(frozen=True, slots=True)
 class MostKept:
-    """The largest share of scenarios in which a fleet within the limits keeps the SLO, that fleet's
-    objective, and the objective of the cheapest fleet on paper, both in `unit`; `asked_frac` is the share
-    wanted.
+    """The largest share of scenarios (`kept_frac`) in which any fleet found within the limits keeps the SLO,
+    and the value of this fleet; `on_paper` is the value of the cheapest fleet on paper, both in `unit`. The
+    question requires the share `asked_frac`.
     """
 
     asked_frac: float
@@ -84,9 +84,9 @@ class InfeasibleError(PlannerError):
     """No fleet keeps the SLO within the limits; or, unless `is_proved`, none was found and nothing proves it.
 
     `kind` is "latency" (no number of workers helps) or "capacity" (stock, power or budget runs out).
-    `constraint` names the binding limit or limits. Each entry of `ways` suffices if all its changes are made;
-    `relaxation` says the same in one line, or what may help if no figures are known. `most_kept` is given
-    where a fleet holds on paper but none in enough scenarios.
+    `constraint` names the binding limit or limits. Each entry of `ways` helps if all its changes are made;
+    `relaxation` says the same in one line, or what may help if no figures are known. `most_kept` is given if
+    a fleet holds on paper but no fleet holds in enough scenarios.
     """
 
     exit_code = 3
@@ -108,7 +108,7 @@ class InfeasibleError(PlannerError):
         names = (constraint,) if isinstance(constraint, str) else constraint
         self.constraints = tuple(dict.fromkeys(names))
         self.ways = tuple(dict.fromkeys(tuple(way) for way in ways))
-        self.relaxation = relaxation or ways_text(self.ways)  # the smallest changes that help, in a line
+        self.relaxation = relaxation or ways_text(self.ways)
         self.is_proved = is_proved
         if not is_proved:
             self.exit_code = 4

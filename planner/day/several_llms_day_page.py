@@ -1,4 +1,4 @@
-"""A day of several LLMs as files: one day.html and day.json of all, and a folder of tables for each LLM."""
+"""Renders a day of several LLMs: day.html and day.json of all LLMs, and for each a folder of tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from planner.units import counted
 
 
 def render_days(answer: JointAnswer) -> dict[str, str]:
-    """Everything `plan day -o DIR` writes: path relative to DIR -> content."""
+    """The files that `plan day -o DIR` writes: path relative to DIR -> content."""
     numbers = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
     files = {"day.html": _html(answer), "day.json": numbers}
     for name, one in answer.each.items():
@@ -28,7 +28,7 @@ def render_days(answer: JointAnswer) -> dict[str, str]:
 
 
 def joint_recommendation(answer: JointAnswer) -> str:
-    """Which controller to take for all, what it costs, and what the best possible is."""
+    """Which controller to use for all LLMs, what it costs, and how far this is above the optimum."""
     best, regret = answer.winner, answer.regret_usd(answer.winner)
     kept = "keeps every window" if best.keeps else f"misses {_missed(best)}"
     above = ""
@@ -49,7 +49,9 @@ def proof_lines(answer: JointAnswer) -> list[str]:
 
 
 def joint_table(answer: JointAnswer) -> Rows:
-    """A row for every controller and the optimum: all LLMs, then what each costs and misses."""
+    """A row for the optimum and for every controller: the totals over all LLMs, then what each LLM costs and
+    how many windows it misses. The controller with the fewest missed windows, then the cheapest, comes first.
+    """
     names = list(answer.each)
     head = ("Controller", "USD", "Windows kept", "Regret", *(f"{name}: USD, missed" for name in names))
     ordered = sorted(answer.rows, key=lambda row: (row.missed_windows, row.usd))
@@ -78,7 +80,7 @@ def _missed(row: JointRan) -> str:
 
 
 def to_json(answer: JointAnswer) -> dict[str, Any]:
-    """What `plan day --json` prints of several LLMs; `llms` holds what it prints of one."""
+    """What `plan day --json` prints for several LLMs; `llms` has what it prints for each one alone."""
     optimum = answer.optimum
     return {
         "winner": answer.winner.name,

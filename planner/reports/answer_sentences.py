@@ -1,4 +1,6 @@
-"""The three answers in words: on paper, in production, with a loss."""
+"""Texts on the three answers of a plan (on paper, production, with a loss) and on the scenarios that test
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ from planner.reports.words import Rows, listed, pool_text
 from planner.search.evidence.plan import Plan
 from planner.units import show_amount, show_s
 
-ROUNDING_FRAC = 1e-9  # Prices that differ by less are equal.
+ROUNDING_FRAC = 1e-9  # Prices that differ by a smaller share are equal.
 LABELS = {"on-paper": "on paper", "production": "production", "with-a-loss": "with a loss"}
-_TRAFFIC = {
+_TRAFFIC = {  # How the traffic of scenarios is drawn, by `ScenariosDrawn.traffic`; other values mean blocks.
     "copies": "copies of the trace laid over each other by other shifts",
     "part": "another part of the trace's requests",
     "description": "other draws of what is described",
@@ -28,10 +30,10 @@ _TRAFFIC = {
 
 
 def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool = False) -> Rows:
-    """A line per answer: what it is, what it costs, in how many scenarios it is kept, how far it holds.
+    """A row per answer: its fleet, its cost, in how many scenarios it is kept, and its headroom.
 
-    `is_by_node`: show the price of whole nodes beside the price of the GPUs in use; by default only if they
-    differ. `is_by_gpu`: the values count the GPUs in use, because several LLMs share the nodes.
+    With `is_by_node` the table shows the price of whole nodes and that of the GPUs in use; by default only if
+    they differ. `is_by_gpu` says that the values count the GPUs in use, because several LLMs share the nodes.
     """
     paper = plan.certificate.find_answer("on-paper")
     unit = plan.certificate.unit
@@ -45,7 +47,7 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
             LABELS[answer.name],
             workers_text(answer.workers) or "none within the limits",
             "-" if answer.value is None else show_amount(answer.value, unit),
-            *([_beside_text(answer, unit, is_by_gpu=is_by_gpu)] if is_by_node else []),
+            *([_other_price_text(answer, unit, is_by_gpu=is_by_gpu)] if is_by_node else []),
             ""
             if answer.value is None or paper is None or paper.value is None or answer is paper
             else costs_more(answer.value, paper.value),
@@ -55,13 +57,19 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
         )
         for answer in plan.certificate.answers
     ]
-    both = ("USD/h paid", "USD/h by the GPU") if unit == "USD/h" else (unit, "USD/h paid")
-    both = ("USD/h by the GPU", "USD/h paid") if is_by_gpu and unit == "USD/h" else both
-    money = both if is_by_node else (unit,)
+    # The first price column shows the answers' values, the second one the other price (`_other_price_text`).
+    if not is_by_node:
+        price_columns: tuple[str, ...] = (unit,)
+    elif unit != "USD/h":
+        price_columns = (unit, "USD/h paid")
+    elif is_by_gpu:
+        price_columns = ("USD/h by the GPU", "USD/h paid")
+    else:
+        price_columns = ("USD/h paid", "USD/h by the GPU")
     return (
         "Answer",
         "Fleet",
-        *money,
+        *price_columns,
         "Against paper",
         "Kept in",
         "As written, holds to",
@@ -80,8 +88,8 @@ def _is_paid_otherwise(answer: Answered) -> bool:
     return paid is not None and by_gpu is not None and abs(paid - by_gpu) > ROUNDING_FRAC * paid
 
 
-def _beside_text(answer: Answered, unit: str, *, is_by_gpu: bool) -> str:
-    """The price that the column before does not show: of the GPUs in use, or of whole nodes."""
+def _other_price_text(answer: Answered, unit: str, *, is_by_gpu: bool) -> str:
+    """The price that the answer's value is not: that of the GPUs in use, or that of whole nodes."""
     usd_per_h = answer.usd_per_h if unit == "USD/h" and not is_by_gpu else answer.paid_usd_per_h
     return "-" if usd_per_h is None else show_amount(usd_per_h, "USD/h")
 
@@ -110,7 +118,7 @@ def _more_text(frac: float) -> str:
 
 
 def first_missed(answer: Answered) -> str:
-    """The limits that more traffic and longer steps miss first."""
+    """The limits that are missed first with more traffic, and those with longer steps if they differ."""
     limits_by_strain = {"traffic": answer.breaks_by_traffic, "steps": answer.breaks_by_steps}
     names = {strain: listed([limit.name for limit in limits]) for strain, limits in limits_by_strain.items()}
     if names["traffic"] == names["steps"]:
@@ -119,7 +127,7 @@ def first_missed(answer: Answered) -> str:
 
 
 def futures_lines(plan: Plan) -> list[str]:
-    """How scenarios are drawn, and whether the test decides; nothing for a plan on paper alone."""
+    """How scenarios are drawn, and what the test says with 95 % confidence; empty without safety."""
     drawn = plan.certificate.futures
     if drawn is None:
         return []
@@ -135,20 +143,21 @@ def _scenario_sentence(drawn: ScenariosDrawn) -> str:
         _TRAFFIC.get(drawn.traffic) or f"blocks of {show_s(drawn.block_s)} of the trace, each from nearby"
     )
     growth = f", {percent(drawn.growth_frac)} more of it" if drawn.growth_frac else ""
-    drift = drawn.prefix_drift_frac
-    moved = f", {percent(drift)} of the popularity of prefixes moved to others" if drift else ""
+    drift_frac = drawn.prefix_drift_frac
+    drift = f", {percent(drift_frac)} of the popularity of prefixes moved to others" if drift_frac else ""
     steps = (
         "step times of prefills and of decodes by the spread that was measured"
         if drawn.have_spread
         else "step times as predicted, as no spread of them is known"
     )
-    scale = drawn.one_in
-    scale_text = (
-        f", one request and one worker in {scale} of each; the test has them all" if scale > 1 else ""
+    sample = (
+        f", one request and one worker in {drawn.one_in} of each; the test has them all"
+        if drawn.one_in > 1
+        else ""
     )
     return (
-        f"A scenario is traffic drawn anew ({traffic}){growth}{moved}, and {steps}. "
-        f"The search saw {drawn.searched}{scale_text}."
+        f"A scenario is traffic drawn anew ({traffic}){growth}{drift}, and {steps}. "
+        f"The search saw {drawn.searched}{sample}."
     )
 
 

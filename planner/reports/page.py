@@ -41,7 +41,7 @@ def section(title: str, body: str) -> str:
 
 
 def later_section(title: str, body: str) -> str:
-    """A section that the reader may fold; on a phone page.css shows it folded at first."""
+    """A section that the reader may fold; on a phone page.js folds it at first."""
     heading = f"<summary><h2>{escape(title)}</h2></summary>"
     return f"<section><details class=later open>{heading}\n{body}</details></section>"
 

@@ -1,5 +1,5 @@
-"""A plan for several LLMs as files: plan.yaml, certificate.json and report.html of the whole, and per LLM a
-folder with all that a plan for one LLM writes, so that every command works on it.
+"""Renders a plan for several LLMs: plan.yaml, certificate.json and report.html of all LLMs together, and for
+each LLM a folder with the files of a plan for one LLM, so that every command works on it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ OF_EACH_SLO = (
 def render(
     plan: SharedPlan, *, command: str = "", png: bool = False, pages: bool = True
 ) -> dict[str, str | bytes]:
-    """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan.
-    Without `pages` all but the reports."""
+    """The files that `plan -o DIR` writes: path relative to DIR -> content. `command` is the command line
+    that made the plan. Without `pages` there are no reports and no pictures.
+    """
     folders: dict[str, dict[str, str | bytes]] = {
         name: {
             **output.render(one, command=command, pages=pages),
@@ -46,10 +47,12 @@ def render(
 
 
 def outdated(plan: SharedPlan) -> list[str]:
-    """Patterns of files that an earlier run may have left: a plan for one LLM, or one for these."""
+    """Patterns of files that an earlier run may have left in the folder: a plan for one LLM, or for
+    several.
+    """
     folders = ("", *(f"{name}/" for name in plan.plans))
-    left = [folder + glob for folder in folders for glob in output.OUTDATED]
-    return [*left, "requests.csv", "manifests/README.md"]
+    patterns = [folder + glob for folder in folders for glob in output.OUTDATED]
+    return [*patterns, "requests.csv", "manifests/README.md"]
 
 
 def summary(plan: SharedPlan) -> Document:
@@ -96,15 +99,14 @@ def summary(plan: SharedPlan) -> Document:
 
 
 def _kept_in(plan: Plan) -> Document | None:
-    """The number of test scenarios in which the LLM's fleet keeps its SLO, of how many; None where the
-    question asks for none.
-    """
-    made = plan.certificate.find_answer("production")
-    return None if made is None or made.kept_in is None else dataclasses.asdict(made.kept_in)
+    """In how many of the test scenarios the LLM's fleet keeps its SLO; None without safety."""
+    production = plan.certificate.find_answer("production")
+    kept_in = None if production is None else production.kept_in
+    return None if kept_in is None else dataclasses.asdict(kept_in)
 
 
 def _answers(plan: SharedPlan) -> list[Document]:
-    """The three answers of all LLMs, and what each LLM has in them."""
+    """The three answers for all LLMs together, with the value of each LLM's fleet."""
     return [
         dataclasses.asdict(total)
         | {
@@ -178,17 +180,19 @@ def _certificate(plan: SharedPlan) -> Document:
 
 
 def proof_lines(plan: SharedPlan) -> list[str]:
-    """Sentences on the fleet that was found and its bound."""
-    value, least, bound = (
+    """Sentences on the value of the fleets, how far it is proved, and the lower bound."""
+    value, level0_bound, bound = (
         show_amount(each, plan.unit) for each in (plan.value_on_paper, plan.level0_bound, plan.bound)
     )
     if plan.level0 is None:
-        level0 = f"no fleets have less than {least} {plan.unit}; those of the plan, of several types, do"
+        level0 = (
+            f"no fleets have less than {level0_bound} {plan.unit}; those of the plan, of several types, do"
+        )
     else:
         level0 = f"{'exactly the best is' if plan.is_exact else 'the best found is'} "
         level0 += f"{show_amount(plan.level0, plan.unit)} {plan.unit}"
         if not plan.is_exhausted:
-            level0 += f", none has less than {least}; the search was stopped"
+            level0 += f", none has less than {level0_bound}; the search was stopped"
         elif not plan.is_exact:
             level0 += ", by a search that rests on the assumptions of the LLMs' certificates"
     return [
@@ -215,16 +219,17 @@ def answer(plan: SharedPlan) -> str:
 
 
 def fleet_rows(plan: SharedPlan) -> Rows:
-    """LLM, fleet, GPUs, objective, objective with all of the fleet for itself, verdict; with scenarios the
-    objective on paper, and in how many the SLO is kept.
+    """A row per LLM: its fleet, GPUs, the value of the fleet, the value if the LLM had the limits for itself,
+    and the verdict. With safety also the value on paper, and in how many scenarios the SLO is kept.
     """
-    has_futures = bool(plan.in_production)
+    has_scenarios = bool(plan.in_production)
     head: tuple[str, ...] = ("LLM", "Fleet", "GPUs", plan.unit, f"Alone, {plan.unit}")
-    head += (f"On paper, {plan.unit}", "Kept in") if has_futures else ()
+    head += (f"On paper, {plan.unit}", "Kept in") if has_scenarios else ()
     rows = []
     for name, one in plan.plans.items():
-        made = one.certificate.find_answer("production")
-        kept = "" if made is None or made.kept_in is None else answer_sentences.kept_text(made.kept_in)
+        production = one.certificate.find_answer("production")
+        kept_in = None if production is None else production.kept_in
+        kept = "" if kept_in is None else answer_sentences.kept_text(kept_in)
         rows.append(
             (
                 f"{name} ({one.fleet.llm.name})",
@@ -232,7 +237,7 @@ def fleet_rows(plan: SharedPlan) -> Rows:
                 str(one.fleet.gpus),
                 show_amount(one.value, plan.unit),
                 show_amount(plan.alone[name], plan.unit),
-                *((show_amount(plan.paper[name], plan.unit), kept) if has_futures else ()),
+                *((show_amount(plan.paper[name], plan.unit), kept) if has_scenarios else ()),
                 "kept" if one.verdict.holds else "missed",
             )
         )
@@ -240,20 +245,21 @@ def fleet_rows(plan: SharedPlan) -> Rows:
 
 
 def answer_rows(plan: SharedPlan) -> Rows:
-    """The three answers of every LLM, then those of several; empty where no LLM asks for safety."""
-    requested = {name: one for name, one in plan.plans.items() if one.certificate.answers}
-    if not requested:
+    """The three answers of every LLM, then those of all LLMs together; empty if no LLM asks for safety."""
+    with_answers = {name: one for name, one in plan.plans.items() if one.certificate.answers}
+    if not with_answers:
         return ("LLM",), []
-    is_by_node = any(map(answer_sentences.pays_idle_gpus, requested.values())) or any(
+    # The price of whole nodes has a column of its own if it differs from that of the GPUs in use.
+    is_by_node = any(map(answer_sentences.pays_idle_gpus, with_answers.values())) or any(
         total.value is not None
         and total.paid_usd_per_h is not None
         and plan.unit == "USD/h"
-        and total.paid_usd_per_h > total.value * (1 + 1e-9)
+        and total.paid_usd_per_h > total.value * (1 + answer_sentences.ROUNDING_FRAC)
         for total in plan.answers
     )
     head: tuple[str, ...] = ()
     rows: list[tuple[str, ...]] = []
-    for name, one in requested.items():
+    for name, one in with_answers.items():
         head, values = answer_sentences.answer_rows(one, is_by_node=is_by_node, is_by_gpu=len(plan.plans) > 1)
         rows += [(name, *row) for row in values]
     paper = next((total.value for total in plan.answers if total.name == "on-paper"), None)
@@ -262,14 +268,17 @@ def answer_rows(plan: SharedPlan) -> Rows:
         money = ["-" if total.value is None else show_amount(total.value, plan.unit)]
         if is_by_node:
             money.append("-" if total.paid_usd_per_h is None else show_amount(total.paid_usd_per_h, "USD/h"))
-        is_more = None not in (total.value, paper) and total.name != "on-paper"
-        more = costs_more(total.value or 0.0, paper or 0.0) if is_more else ""
-        rows.append(("all", answer_sentences.LABELS[total.name], lacks, *money, more, "", "", ""))
+        against_paper = ""
+        if total.value is not None and paper is not None and total.name != "on-paper":
+            against_paper = costs_more(total.value, paper)
+        # Scenarios and headroom are those of single LLMs, so their columns stay empty.
+        label = answer_sentences.LABELS[total.name]
+        rows.append(("all", label, lacks, *money, against_paper, "", "", ""))
     return ("LLM", *head), rows
 
 
 def limit_rows(plan: SharedPlan) -> Rows:
-    """Limit, used, of how much; stocks and GPUs are counts, power is in W and cost in USD/h."""
+    """A row per shared limit: its name, how much is used, and its amount, both with their unit."""
     return ("Limit", "Used", "Of"), [
         (each.limit.name, *(f"{value:,.6g} {each.limit.unit}" for value in (each.used, each.amount)))
         for each in plan.limits
@@ -277,13 +286,13 @@ def limit_rows(plan: SharedPlan) -> Rows:
 
 
 def binding_lines(plan: SharedPlan) -> list[str]:
-    """Which limits bind, and who gives way: of the fleets on paper."""
+    """Which shared limits bind, and which LLM pays more for them. The facts are about fleets on paper."""
     where = "on paper: " if plan.in_production else ""
     return [f"{where}{text}" for text in sentences(plan.binding)]
 
 
 def node_rows(plan: SharedPlan) -> Rows:
-    """Node, GPUs used, workers."""
+    """A row per node: the GPUs in use, and its workers; empty if the plan places no workers."""
     nodes = plan.placement.rows() if plan.placement else []
     return ("Node", "GPUs used", "Workers"), [
         (str(row["node"]), str(row["GPUs used"]), str(row["workers"])) for row in nodes

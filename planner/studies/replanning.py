@@ -429,9 +429,7 @@ def compare_traffic(before: Trace, after: Trace) -> tuple[TrafficDrift, ...]:
 
 
 def change_document(answer: Replan, moved: tuple[TrafficDrift, ...] | None) -> dict[str, Any]:
-    """What `plan replan --json` prints; `drift` is null if the running fleet's traffic is not known.
-    Scenarios are called futures in these files.
-    """
+    """What `plan replan --json` prints; `drift` is null if the running fleet's traffic is not known."""
     return {
         "keeps": answer.keeps,
         "horizon_h": answer.terms.horizon_h,

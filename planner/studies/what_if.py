@@ -493,7 +493,7 @@ def document(answer: StudyAnswer) -> dict[str, Any]:
 
 
 def answer_document(answer: Answered) -> dict[str, Any]:
-    """One of the three answers as plain values, for --json. Scenarios are called futures in these files."""
+    """One of the three answers as plain values, for --json."""
     kept_in = answer.kept_in
     return {
         "name": answer.name,

@@ -1,20 +1,21 @@
-"""What a day costs at least under a controller that changes sizes whenever it likes and knows all traffic.
+"""Bounds the cost of a day for controllers that know all traffic and change sizes at any moment.
 
-The master (solvers/any_moment.py) finds the least that is paid if at least one need of every cut is met: at
-some moment from a to b more than n workers of a pool are ready. A cut is found by simulation: with at most n
-workers from a to b, for all of its needs, and the most of every pool at all other times, a window is missed.
-If more workers, and less work before, never hurt (day_optimum.MORE), then a controller that meets none of the
-needs misses that window too. So each cut holds for every controller that keeps the SLO, at whatever moments
-it acts, and so does the bound, whenever the search is stopped.
+A need is (a, b, pool, n): at some moment from a to b more than n workers of the pool must be ready. A cut is
+a set of needs of which at least one must be met. Cuts are found by simulation: with at most n workers from a
+to b, for all needs of the cut, and the most workers of every pool at all other times, a window is missed. If
+more workers, and less earlier work, never hurt (day_optimum.MORE), a controller that meets none of the needs
+misses the window too. So each cut holds for every controller that keeps the SLO, at whatever moments it acts.
+The master problem (solvers/any_moment.py) finds the least cost that meets all cuts; it is a bound whenever
+the search stops.
 
     grid       the cuts by which `day_optimum` found the cheapest sizes on its grid
-    frontier   for each window and n: all shortest stretches in which n workers are too few, and all pairs of
-               a stretch from the window's beginning and one to its end that are together
-    master     the sizes of the master's answer are simulated; a window that is missed gives two cuts, with
-               stretches as short, as few and with as many workers as still fail, in two orders
+    frontier   for each window and n: all shortest spans in which n workers are too few, and all pairs of a
+               span from the window's beginning and a span to its end in which they are too few together
+    master     the sizes in the master's solution are simulated; each missed window gives two cuts, which are
+               reduced in two orders to the fewest and shortest spans with the most workers that still fail
 
-The search ends after so much work (`MOST_WORK`), counted and not timed, so that it says the same on any
-machine.
+The search ends after a counted amount of work (`MOST_WORK`), not of time, so that the bound is the same on
+any machine.
 """
 
 from __future__ import annotations
@@ -33,28 +34,26 @@ from planner.simulator.slo_verdict import missed_windows
 from planner.solvers.any_moment import LevelStretches, Need, Needs, least_lives, shortest_needs
 from planner.solvers.pool_sizes import Cut
 
-# Lengths as shares of a window of the SLO. A slice of the day begins so long before its window that sizes
-# there still decide; on the days tried longer ones changed no bound by 0.1 %.
+# The next three are shares of the length of a window of the SLO.
+# Sizes this long before a window still decide; a longer time changed no bound by 0.1 % on 5 days.
 LAG_FRAC = 0.5
-STEP_FRAC = (
-    1 / 120
-)  # Of the frontier, at the finest. Wider where a day has many windows that need many workers.
-EXACT_FRAC = 1 / 150  # Cuts of the master's answers are as exact as this.
-SLICE_WORK = 1000  # A slice takes about so long beside its requests as so many requests.
-# Requests simulated, and SLICE_WORK a slice: 30 s or less on an idle core. Days of few windows get less.
+STEP_FRAC = 1 / 120  # The finest grid of the frontier; it is wider on days with many windows and workers.
+EXACT_FRAC = 1 / 150  # Cuts from the master's solutions are shortened to this precision.
+SLICE_WORK = 1000  # A slice takes as long as this many requests, in addition to its own requests.
+# The limit of work: requests simulated, plus SLICE_WORK per slice. It takes at most 30 s on an idle core.
 MOST_WORK = 50_000_000
-MOST_SLICES_PER_WINDOW = 500
-FRONTIER_SHARE = 0.5  # The share of it that the frontier may take.
-SLICES_OF_FRONTIER = 3.5  # Per point of its grid, as counted on the five days.
-GAP_FRAC = 0.003  # The master is solved to this share of its optimum; its bound is what counts.
+MOST_SLICES_PER_WINDOW = 500  # Days of few windows get less work than MOST_WORK.
+FRONTIER_SHARE = 0.5  # The frontier may take this share of the work.
+SLICES_OF_FRONTIER = 3.5  # Slices per point of the frontier's grid, as counted on the same five days.
+GAP_FRAC = 0.003  # The master is solved to this share of its optimum, because only its bound is used.
 LONGEST_SOLVE_S = 30.0
 SAME_FRAC = 1e-6  # Costs that differ by less than this share count as equal.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnyMomentBound:
-    """No controller that keeps every window costs less than `usd`, if more workers never hurt; `up` is when
-    each (pool, k) is up in the master's last answer.
+    """No controller that keeps every window costs less than `usd`, if more workers never hurt. `up` says when
+    the k-th worker of each pool is ready in the master's last solution.
     """
 
     usd: float
@@ -62,7 +61,7 @@ class AnyMomentBound:
 
 
 class _Slices:
-    """Simulates single windows with at most so many workers, and counts the work."""
+    """Simulates slices around single windows with limited numbers of workers, and counts the work."""
 
     def __init__(self, runs: DayRuns, most_work: int):
         self.runs, self.work = runs, 0.0
@@ -77,13 +76,15 @@ class _Slices:
         return self.work >= self.most_work
 
     def span_s(self, window: int) -> tuple[float, float]:
-        """From when until when sizes decide a window."""
+        """The time span in which sizes decide whether a window is missed."""
         windows_s = self.runs.windows_s
         from_s = max(float(windows_s[window]) - self.lag_s, 0.0)
         return from_s, min(float(windows_s[window + 1]) + self.runs.reach_s, self.last_s)
 
     def misses(self, window: int, needs: Sequence[Need]) -> bool:
-        """Whether a window is missed if none of these needs is met and everything else is at its most."""
+        """Whether a window is missed if none of these needs is met, with the most workers at all
+        other times.
+        """
         runs, most = self.runs, self.runs.terms.most[0]
         first_s = min(float(runs.windows_s[window]), *(begin_s for begin_s, *_ in needs))
         start_s = max(first_s - RUN_IN_S, 0.0)
@@ -109,32 +110,32 @@ def any_moment_bound(
     time_limit_s: float = math.inf,
     progress: Callable[[str], None] = lambda _: None,
 ) -> AnyMomentBound:
-    """The least USD of a controller that keeps every window, if more workers never hurt.
+    """A lower bound on the cost [USD] of a controller that keeps every window, if more workers never hurt.
 
-    `cuts` are of the grid of these runs. Where it comes out above `most_usd`, the cost of a day that keeps
-    every window, more workers do hurt, and only what is proved without them is returned. The time limit is
-    for machines that are too slow for the work; a search that it ends may say less.
+    `cuts` are of the grid of these runs. `most_usd` is the cost of a day that keeps every window. A bound
+    above it shows that more workers do hurt, and then the bound without this assumption is returned. The time
+    limit is for slow machines; a search that it ends may return a lower bound.
     """
     deadline = time.monotonic() + time_limit_s
-    # Who starts warm is ready sooner, and any worker may be one of these.
+    # If some workers start warm, which is faster, the bound lets all workers do so.
     quickest = tuple(
         replace(pool, start_s=min(pool.start_s, each.warm_start_s) if each.warm else pool.start_s)
         for pool, each in zip(runs.terms.pools, runs.elastic_pools, strict=True)
     )
     terms = replace(runs.terms, pools=quickest)
-    slices, work = _Slices(runs, most_work), runs.least_paid()
+    slices, least_paid = _Slices(runs, most_work), runs.least_paid()
     edges_s = runs.terms.edges_s
-    known: list[Needs] = [
+    all_cuts: list[Needs] = [
         tuple((float(edges_s[t]), float(edges_s[t + 1]), c, n) for t, c, n in cut) for cut in cuts
     ]
-    known = shortest_needs([*known, *_frontier(slices, deadline)])
-    bound_usd, up = work.usd, LevelStretches()
+    all_cuts = shortest_needs([*all_cuts, *_frontier(slices, deadline)])
+    bound_usd, up = least_paid.usd, LevelStretches()
     while bound_usd < most_usd:
-        answer = least_lives(terms, known, work, gap_frac=GAP_FRAC, time_limit_s=LONGEST_SOLVE_S)
-        bound_usd = max(bound_usd, answer.bound_usd)
-        if answer.up is None:
+        solution = least_lives(terms, all_cuts, least_paid, gap_frac=GAP_FRAC, time_limit_s=LONGEST_SOLVE_S)
+        bound_usd = max(bound_usd, solution.bound_usd)
+        if solution.up is None:  # The master found a bound and no sizes in time.
             break
-        up, new = answer.up, list[Needs]()
+        up, new = solution.up, list[Needs]()
         if slices.is_used_up or time.monotonic() > deadline:
             break
         for window in range(runs.window_count):
@@ -144,38 +145,39 @@ def any_moment_bound(
         progress(f"at any moment: bound {bound_usd:.2f} USD, {len(new)} cuts more")
         if not new:
             break
-        known = shortest_needs([*known, *new])
-    return AnyMomentBound(bound_usd if bound_usd <= most_usd * (1 + SAME_FRAC) else work.usd, up)
+        all_cuts = shortest_needs([*all_cuts, *new])
+    is_possible = bound_usd <= most_usd * (1 + SAME_FRAC)
+    return AnyMomentBound(bound_usd if is_possible else least_paid.usd, up)
 
 
 def _frontier(slices: _Slices, deadline: float) -> list[Needs]:
-    """The frontier cuts, on a grid that its share of the work is enough for."""
+    """The cuts of the frontier, on a grid so wide that the frontier's share of the work suffices."""
     runs = slices.runs
     too_few = _windows_with_too_few(slices)
-    slices_in_all = FRONTIER_SHARE * slices.most_work / slices.usual_work
-    points = slices_in_all / (SLICES_OF_FRONTIER * max(len(too_few), 1))
-    found: list[Needs] = []
+    affordable_slices = FRONTIER_SHARE * slices.most_work / slices.usual_work
+    points = affordable_slices / (SLICES_OF_FRONTIER * max(len(too_few), 1))
+    cuts: list[Needs] = []
     for window, c, n in too_few:
         if slices.work > FRONTIER_SHARE * slices.most_work or time.monotonic() > deadline:
             break
         start_s, end_s = runs.windows_s[window], runs.windows_s[window + 1]
         step_s = float(end_s - start_s) / min(max(points, 4.0), 1 / STEP_FRAC)
-        found += _stretches(slices, window, c, n, step_s)
-        found += _pairs_of_stretches(slices, window, c, n, step_s)
-    return found
+        cuts += _stretches(slices, window, c, n, step_s)
+        cuts += _pairs_of_stretches(slices, window, c, n, step_s)
+    return cuts
 
 
 def _windows_with_too_few(slices: _Slices) -> list[tuple[int, int, int]]:
-    """All (window, c, n) where n workers of pool c all the time are too few."""
-    found: list[tuple[int, int, int]] = []
+    """All (window, c, n) for which n workers of pool c are too few, even if they are there all the time."""
+    too_few: list[tuple[int, int, int]] = []
     for c, pool in enumerate(slices.runs.terms.pools):
-        windows = list(range(slices.runs.window_count))
+        windows = list(range(slices.runs.window_count))  # A window that n workers keep needs no larger n.
         for n in range(pool.least, pool.most):
             windows = [v for v in windows if slices.misses(v, [(*slices.span_s(v), c, n)])]
-            found += [(v, c, n) for v in windows]
+            too_few += [(v, c, n) for v in windows]
             if slices.is_used_up:
-                return found
-    return found
+                return too_few
+    return too_few
 
 
 def _stretches(slices: _Slices, window: int, c: int, n: int, step_s: float) -> list[Needs]:
@@ -223,7 +225,9 @@ def _pairs_of_stretches(slices: _Slices, window: int, c: int, n: int, step_s: fl
 
 
 def _last_that_holds(fails: Callable[[int], bool], low: int, high: int) -> int:
-    """The largest of low ... high that does not fail, beginning at `high`; `low` is taken to hold."""
+    """The largest number from `low` to `high` that does not fail, searched from `high` downwards with growing
+    strides, as it is often near. `low` is taken not to fail.
+    """
     if high <= low or not fails(high):
         return high
     bad, stride = high, 1
@@ -237,8 +241,9 @@ def _last_that_holds(fails: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _unmet(slices: _Slices, window: int, up: LevelStretches) -> list[Need]:
-    """The needs that sizes of the master's answer do not meet near a window: stretches of equal sizes. Each
-    level counts as up for a little longer than it is, so that a cut forbids more than this answer alone.
+    """The needs that the sizes of the master's solution do not meet near a window: a need for each span of
+    equal sizes. Each worker counts as ready for a little longer than it is, so that a cut rules out more than
+    this solution.
     """
     from_s, to_s = slices.span_s(window)
     unmet: list[Need] = []
@@ -262,7 +267,11 @@ def _unmet(slices: _Slices, window: int, up: LevelStretches) -> list[Need]:
 
 
 def _shorten(slices: _Slices, window: int, needs: Sequence[Need], *, is_reversed: bool) -> Needs:
-    """Needs with which a window still fails: fewer, then shorter, then of more workers."""
+    """Reduce needs so that the window still fails: to fewer needs, then to shorter ones, then to more
+    workers.
+
+    Each step makes the cut stronger. `is_reversed` takes the needs, and their two ends, in the other order.
+    """
     kept = dict(enumerate(needs))
 
     def fails(changed: dict[int, Need]) -> bool:

@@ -1,8 +1,9 @@
-"""How much traffic so many workers carry: the table that controllers of the plan's own read.
+"""Makes the table of rates and the pool sizes that carry them, which controllers of the plan's own read.
 
-Along a ladder of rates the least sizes of a fleet's pools that keep the SLO on a sample of the traffic at
-that rate: the sample is the busiest part of it, thinned or with copies laid over it. Of several pools the
-cheapest sizes are taken. Nothing here knows when the traffic comes: who reads the table sees no scenario.
+For each of RUNGS rates the table has the cheapest sizes of a fleet's pools that keep the SLO on a sample of
+the traffic. The sample is the busiest part of the traffic, brought to the rate by leaving requests out or by
+laying copies over it. The table does not say when traffic comes, so a controller that reads it does not know
+the future.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from planner.traffic.trace import Trace, judged_span_s
 from planner.units import show_s
 
 SAMPLE = "busiest 10 min"
-RUNGS = 12
-ABOVE_FRAC = 0.3  # of the highest rate seen: so far beyond it the ladder goes
-MANY_SEQUENCES = 64
-LEAST_REQUESTS = 200  # of a sample: of fewer no percentile is known
+RUNGS = 12  # Rates of the table, equally spaced.
+ABOVE_FRAC = 0.3  # The highest rate of the table is this share above the highest rate of the traffic.
+MANY_SEQUENCES = 64  # The second point of the straight line through decode step times.
+LEAST_REQUESTS = 200  # A smaller sample says too little about a percentile, so its rate is left out.
 
 
 def resized(fleet: Fleet, sizes: Sequence[int]) -> Fleet:
@@ -38,8 +39,8 @@ def resized(fleet: Fleet, sizes: Sequence[int]) -> Fleet:
 def capacity_table(
     fleet: Fleet, trace: Trace, slo: Slo, *, highest_rps: float, most: Sequence[int]
 ) -> CapacityTable | None:
-    """The table for this fleet's pools, up to somewhat above `highest_rps`. It ends at the rung below the
-    first that `most` (P,) workers do not carry; None where they carry not even the first.
+    """The table for this fleet's pools, up to ABOVE_FRAC above `highest_rps`. It ends before the first rate
+    that `most` (P,) workers do not carry, and is None if they do not even carry the lowest rate.
     """
     sample = select_window(trace, SAMPLE)
     rates: list[float] = []
@@ -48,9 +49,10 @@ def capacity_table(
         rate_rps = highest_rps * (1 + ABOVE_FRAC) * rung / RUNGS
         if rate_rps * sample.duration_s < LEAST_REQUESTS:
             continue
-        query = rescale(sample, rate_rps, rng=np.random.default_rng(rung))
+        traffic = rescale(sample, rate_rps, rng=np.random.default_rng(rung))
+        # A higher rate is taken to need no fewer workers in any pool.
         least = rows[-1] if rows else [1] * len(fleet.pools)
-        sizes = least_that_keep(fleet, query, slo, least, most)
+        sizes = least_that_keep(fleet, traffic, slo, least, most)
         if sizes is None:
             break
         rates.append(rate_rps)
@@ -64,23 +66,23 @@ def slo_text(slo: Slo) -> str:
 
 
 def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
-    """A worker's step times as straight lines: a prompt's from its first to a full step's tokens, a decode
-    step's from one sequence to MANY_SEQUENCES; with what the engine's host adds.
+    """A worker's step times as straight lines: of a prompt through 1 token and a full step's tokens, of a
+    decode step through 1 and MANY_SEQUENCES sequences. The engine's host time is added.
     """
-    step_s, sequence_s = (
+    host_step_s, host_sequence_s = (
         sum(part) for part in zip(*(each.per_step_s(worker.tp) for each in worker.host), strict=True)
     )
-    few, many = 1, worker.max_num_batched_tokens
-    first_s, last_s = (float(worker.latency.prefill_s(n, worker.max_num_batched_tokens)) for n in (few, many))
-    prompt_s = (last_s - first_s) / max(many - few, 1)
+    full = worker.max_num_batched_tokens
+    first_s, full_s = (float(worker.latency.prefill_s(n, full)) for n in (1, full))
+    token_s = (full_s - first_s) / max(full - 1, 1)
     sequences = min(MANY_SEQUENCES, worker.max_num_seqs)
     alone_s, together_s = (float(worker.latency.step_s(n, decodes=n)) for n in (1, sequences))
-    more_s = (together_s - alone_s) / max(sequences - 1, 1)
+    sequence_s = (together_s - alone_s) / max(sequences - 1, 1)
     return EngineProfile(
-        prefill_s=first_s - prompt_s + step_s + sequence_s,
-        prefill_s_per_token=prompt_s,
-        decode_s=alone_s - more_s + step_s,
-        decode_s_per_sequence=more_s + sequence_s,
+        prefill_s=first_s - token_s + host_step_s + host_sequence_s,
+        prefill_s_per_token=token_s,
+        decode_s=alone_s - sequence_s + host_step_s,
+        decode_s_per_sequence=sequence_s + host_sequence_s,
         decode_s_per_token=worker.latency.d_s,
         seats=worker.max_num_seqs,
         kv_tokens=float(worker.kv_tokens),
@@ -91,14 +93,16 @@ def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
 def least_that_keep(
     fleet: Fleet, trace: Trace, slo: Slo, least: Sequence[int], most: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """The cheapest sizes of a fleet's pools with which this traffic keeps the SLO over the whole of it."""
-    promise, requests = replace(slo, every_s=None), RequestRecords(trace)
+    """The cheapest sizes of a fleet's pools that keep the SLO on this trace; None if none do. The SLO is
+    judged over the whole trace, as a short sample has too few requests for windows.
+    """
+    whole_slo, requests = replace(slo, every_s=None), RequestRecords(trace)
     prices = [pool.type.price_usd_per_h for pool in fleet.pools]
 
     def holds(sizes: Sequence[int]) -> bool:
-        tried, patience_s = resized(fleet, sizes), promise.patience_s(judged_span_s(trace))
-        run = simulate_if_kept(tried, trace, promise.limits, requests, patience_s=patience_s)
-        return run is not None and judge(run, promise, values=False).holds
+        candidate, patience_s = resized(fleet, sizes), whole_slo.patience_s(judged_span_s(trace))
+        run = simulate_if_kept(candidate, trace, whole_slo.limits, requests, patience_s=patience_s)
+        return run is not None and judge(run, whole_slo, values=False).holds
 
     return least_sizes(holds, prices, least, most)
 
@@ -106,10 +110,10 @@ def least_that_keep(
 def least_sizes(
     holds: Callable[[Sequence[int]], bool], prices: Sequence[float], least: Sequence[int], most: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """The cheapest sizes from `least` to `most` that hold, where more workers never hurt; None if none do.
+    """The cheapest sizes from `least` to `most` that hold, if more workers never hurt; None if none do.
 
-    Each pool is first made as small as holds with all others at their most: no sizes below hold. From there
-    sizes are tried in order of their price.
+    First each pool by itself is made as small as possible, with all others at their most; no smaller size can
+    hold. From these sizes on, all sizes are tried in order of their price.
     """
     if not holds(most):
         return None

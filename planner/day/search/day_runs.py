@@ -1,9 +1,9 @@
-"""What simulations say of sequences of pool sizes over a day: the subproblem of day/search/day_optimum.py.
+"""Simulates sequences of pool sizes over a day; the subproblem of day/search/day_optimum.py.
 
-A whole day is simulated under a timetable. Whether one window fails, and because of which sizes, is simulated
-on a slice of the day: from some time before the first step that matters, with the most workers of every pool
-until then, to a little after the window. If more workers and less work before never hurt, a window that fails
-in the slice fails in the day too. Nothing else rests on slices.
+A whole day is simulated with a timetable of sizes. Whether single sizes make a window fail is simulated on a
+slice of the day. A slice begins some time before the first step in question, with the most workers of every
+pool until this step, and ends a little after the window. If more workers and less earlier work never hurt, a
+window that fails in the slice also fails in the whole day. Slices are used for nothing else.
 """
 
 from __future__ import annotations
@@ -33,22 +33,21 @@ Ints = npt.NDArray[np.int64]
 
 # A slice begins this long before the first step that matters.
 RUN_IN_S = 60.0
-# A slice ends this long after the window, plus the largest limit on TTFT or E2E.
+# A slice ends this long after the window, plus the largest limit on TTFT or E2E (MOST_REACH_S at most): until
+# then sizes decide whether requests of the window are late.
 REACH_S = 10.0
-# The limits on TTFT and E2E lengthen a slice by at most this.
 MOST_REACH_S = 120.0
 
-# The value of a simulation's status for requests that were not finished, in simulation.STATUS.
-UNFINISHED = 2
+UNFINISHED = 2  # The number in simulation.STATUS of a request that was accepted and not finished.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DayRun:
     """A day with a sequence of sizes: the run, its bill, and the windows that miss the SLO.
 
-    `holds` if no window is missed, the backlog is steady, and every request that a worker can hold was
-    served. `fits` if the stock was enough for all workers at every moment, draining ones included. For
-    several LLMs `parts` are the days of each, and `run` is the first one's.
+    `holds` says that no window is missed, the backlog does not grow, and every accepted request was served.
+    `fits` says that the stock was enough for all workers at every moment, draining ones included. For several
+    LLMs `parts` has the day of each, and `run` is that of the first LLM.
     """
 
     workers: Ints
@@ -62,8 +61,8 @@ class DayRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slice:
-    """A part of a day around one window, whose edges are at `bounds_s` (2,) of its clock, and how many
-    requests it has.
+    """A simulated part of a day around one window. `bounds_s` (2,) are the edges of the window on the clock
+    of the slice.
     """
 
     run: ElasticRun
@@ -72,10 +71,11 @@ class Slice:
 
 
 class DayRuns:
-    """Simulates `trace` on the pools of `fleet`, whose counts have no part, with given sizes in given steps.
+    """Simulates `trace` on the pools of `fleet` with given sizes in given steps; the fleet's own counts of
+    workers do not matter.
 
-    `pools` say how each pool may change. `terms.edges_s` (T + 1,) say when, from 0 to the last arrival; by
-    default these are the beginnings of the SLO's windows. Raises InputError for pools whose workers are
+    `pools` say how each pool may change. Steps have the edges `terms.edges_s` (T + 1,), from 0 to the last
+    arrival; by default a step is a window of the SLO. Raises InputError for pools whose workers are
     interrupted by chance.
     """
 
@@ -99,9 +99,9 @@ class DayRuns:
         self.windows_s = slo_edges_s(trace, slo)
         self.terms = terms or day_terms(fleet, trace, slo, pools)
         self.days = self.slices = 0
-        reach_s = max((each.limit_s for each in slo.limits if each.row.has_queue), default=0.0)
-        self.reach_s = REACH_S + min(reach_s, MOST_REACH_S)
-        self._known: dict[bytes, DayRun] = {}
+        longest_limit_s = max((each.limit_s for each in slo.limits if each.row.has_queue), default=0.0)
+        self.reach_s = REACH_S + min(longest_limit_s, MOST_REACH_S)
+        self._simulated_days: dict[bytes, DayRun] = {}
 
     @property
     def window_count(self) -> int:
@@ -133,15 +133,15 @@ class DayRuns:
         return range(own.stop, max(end, own.stop))
 
     def least_paid(self) -> LeastPaid:
-        """The least that any controller pays."""
+        """A lower bound on what any controller pays for this day (solvers/paid_work.py)."""
         pools = list(zip(self.fleet.pools, self.elastic_pools, strict=True))
         options = [Option(pool.role, pool.type, pool.type.price_usd_per_h) for pool, _ in pools]
-        front = [(pool, each) for pool, each in pools if pool.role != "decode"]
+        prefilling = [(pool, each) for pool, each in pools if pool.role != "decode"]
         least_workers = LeastWorkers(
             usd_per_h=paid_usd_per_h((pool.type, each.least) for pool, each in pools),
-            prefill_usd_per_h=min(paid_usd_per_h([(pool.type, 1)]) for pool, _ in front),
+            prefill_usd_per_h=min(paid_usd_per_h([(pool.type, 1)]) for pool, _ in prefilling),
             start_s=min(
-                min(each.start_s, each.warm_start_s) if each.warm else each.start_s for _, each in front
+                min(each.start_s, each.warm_start_s) if each.warm else each.start_s for _, each in prefilling
             ),
         )
         is_cached = self.fleet.policies.prefix_cache
@@ -150,16 +150,16 @@ class DayRuns:
         )
 
     def simulate_day(self, workers: Ints) -> DayRun:
-        """The whole day with these workers (T, C) ready in the steps; each sequence is simulated once."""
+        """Simulate the whole day with these workers (T, C) ready in the steps. Results are remembered."""
         key = workers.tobytes()
-        if key not in self._known:
+        if key not in self._simulated_days:
             run = self._simulate(self.trace, self.terms.edges_s[:-1], workers, self.pools, self.windows_s)
             self.days += 1
-            self._known[key] = self._judge_day(workers, run)
-        return self._known[key]
+            self._simulated_days[key] = self._judge_day(workers, run)
+        return self._simulated_days[key]
 
     def misses_window(self, workers: Ints, window: int, first: int) -> bool:
-        """Whether a window is missed with these workers from step `first` on, and the most until then."""
+        """Whether a window is missed with these workers from step `first` on, and with the most before it."""
         edges_s = self.terms.edges_s
         start_s = max(float(edges_s[first]) - RUN_IN_S, 0.0) if first else 0.0
         end = int(np.searchsorted(edges_s[:-1], self.windows_s[window + 1] + self.reach_s))
@@ -170,8 +170,8 @@ class DayRuns:
         return part is not None and bool(missed_windows(part.run.simulation, self.slo, part.bounds_s))
 
     def simulate_slice(self, window: int, times_s: Floats, workers: Ints) -> Slice | None:
-        """The part of the day from `times_s[0]` to a little after a window, with these workers (N, C) ready
-        from each of `times_s` (N,) on; None where no request comes in it.
+        """Simulate the part of the day from `times_s[0]` to a little after a window, with these workers (N,
+        C) ready from each of `times_s` (N,) on; None if no request arrives in this part.
         """
         start_s, last_s = float(times_s[0]), float(self.windows_s[window + 1])
         # A slice begins with cold prefix caches, which make more work, so with caches it begins with the day.
@@ -183,19 +183,23 @@ class DayRuns:
         if end <= first:
             return None
         part = self.trace.select(np.arange(first, end), arrival_s=arrival_s[first:end] - start_s)
+        # The last window includes its end; others end just before the next one begins.
         is_last = window == self.window_count - 1
         bounds_s = np.array([self.windows_s[window], last_s if is_last else math.nextafter(last_s, 0)])
-        # Sizes count ready workers, so in a slice workers start at once.
-        ample = [
+        # The given sizes count ready workers, so workers start at once. Twice the most workers may exist, as
+        # workers that leave drain while others replace them.
+        free_pools = [
             replace(pool, start_s=0.0, most=2 * int(most))
             for pool, most in zip(self.pools, self.terms.most[0], strict=True)
         ]
         self.slices += 1
-        run = self._simulate(part, times_s - start_s, workers, ample, bounds_s - start_s)
+        run = self._simulate(part, times_s - start_s, workers, free_pools, bounds_s - start_s)
         return Slice(run, bounds_s - start_s, end - first)
 
     def simulate_timetable(self, times_s: Sequence[float] | Floats, workers: Ints) -> DayRun:
-        """The whole day with these workers (N, C) ready from each of `times_s` (N,) on, the first at 0."""
+        """Simulate the whole day with these workers (N, C) ready from each of `times_s` (N,) on, the first at
+        0.
+        """
         run = self._simulate(self.trace, np.asarray(times_s), workers, self.pools, self.windows_s)
         self.days += 1
         return self._judge_day(workers, run)
@@ -223,13 +227,15 @@ class DayRuns:
 
 
 def _with_like_starts(pool: ElasticPool) -> ElasticPool:
-    """The pool with the warm start-up time where all workers may start warm, else the cold one."""
+    """The pool with one start-up time for all its workers: the warm one if all of them may start warm, else
+    the cold one.
+    """
     start_s = pool.warm_start_s if pool.warm >= pool.most else pool.start_s
     return replace(pool, start_s=start_s, warm=0)
 
 
 def slo_edges_s(trace: Trace, slo: Slo) -> Floats:
-    """Edges (V + 1,) of the SLO's windows, or of the measured window where the SLO has none."""
+    """The edges (V + 1,) of the SLO's windows, or of the measured window if the SLO has no windows."""
     if slo.every_s is not None:
         return judged_windows_s(trace, slo.every_s)
     return np.array([measured_window(trace)[0], float(trace.arrival_s[-1])])
@@ -245,7 +251,9 @@ def day_terms(
     unit_s: float = 0.0,
     stock: Mapping[str, int] | None = None,
 ) -> DayTerms:
-    """The master problem's terms for a fleet's pools, in steps of `step_s` or of the SLO's windows."""
+    """The terms of the master problem for a fleet's pools, with steps of `step_s`, or else the
+    SLO's windows.
+    """
     last_s = float(trace.arrival_s[-1])
     if step_s is None:
         edges_s = np.concatenate(([0.0], slo_edges_s(trace, slo)[1:]))

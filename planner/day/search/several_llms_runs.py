@@ -1,7 +1,7 @@
-"""Several LLMs whose pools change on one stock: what simulations say of all their sizes at once.
+"""Simulates a day of several LLMs whose pools change and share one stock; the same methods as day_runs.py.
 
-The master problem has the pools of all LLMs side by side, and their windows one LLM after the other. Each LLM
-is simulated by itself, since LLMs share only GPUs and paid nodes.
+In the master problem (day_optimum.py) the pools of all LLMs are columns side by side, and the windows of one
+LLM follow those of another. Each LLM is simulated by itself, because LLMs share only GPUs and paid nodes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from planner.solvers.paid_work import LeastPaid
 from planner.solvers.pool_sizes import DayTerms, billed_usd, lives_within_stock
 
 Ints = npt.NDArray[np.int64]
-# The traffic of one LLM may end earlier than another's by at most this share of the longest.
+# The traffic of one LLM may end earlier than that of another by at most this share of the longest traffic.
 LATE_FRAC = 0.05
 
 
 def joint_terms(each: Sequence[DayTerms], stock: Mapping[str, int], step_s: float) -> DayTerms:
-    """One grid for all pools, to the end of the shortest traffic.
+    """The terms of the master problem with the pools of all LLMs, on one grid of `step_s` to the end of the
+    shortest traffic.
 
-    Raises InputError where one LLM's traffic ends much earlier than another's.
+    Raises InputError if the traffic of one LLM ends much earlier than that of another (LATE_FRAC).
     """
     ends_s = [float(terms.edges_s[-1]) for terms in each]
     first_s, last_s = min(ends_s), max(ends_s)
@@ -41,39 +42,47 @@ def joint_terms(each: Sequence[DayTerms], stock: Mapping[str, int], step_s: floa
 
 
 class JointRuns:
-    """The days of several LLMs under sizes (T, P) of all their pools, with the methods of `DayRuns`."""
+    """Simulates the days of several LLMs with sizes (T, P) of all their pools; the methods are those of
+    `DayRuns`.
+
+    `columns` are the columns of each LLM's pools. Windows are numbered over all LLMs.
+    """
 
     def __init__(self, each: Sequence[DayRuns], terms: DayTerms):
         self.each, self.terms = tuple(each), terms
         ends = np.cumsum([len(runs.fleet.pools) for runs in each]).tolist()
         self.columns = [range(end - len(runs.fleet.pools), end) for runs, end in zip(each, ends, strict=True)]
-        self._of = [(m, v) for m, runs in enumerate(each) for v in range(runs.window_count)]
-        self._first = [0, *np.cumsum([runs.window_count for runs in each]).tolist()]
+        # For each window the number of its LLM and its number there; for each LLM the number of its first
+        # window.
+        self._llm_and_window = [(m, v) for m, runs in enumerate(each) for v in range(runs.window_count)]
+        self._first_window = [0, *np.cumsum([runs.window_count for runs in each]).tolist()]
 
     @property
     def window_count(self) -> int:
-        return len(self._of)
+        return len(self._llm_and_window)
 
     @property
     def request_count(self) -> int:
         return sum(runs.request_count for runs in self.each)
 
     def own_steps(self, window: int) -> range:
-        m, v = self._of[window]
+        m, v = self._llm_and_window[window]
         return self.each[m].own_steps(v)
 
     def later_steps(self, window: int) -> range:
-        m, v = self._of[window]
+        m, v = self._llm_and_window[window]
         return self.each[m].later_steps(v)
 
     def pools_of(self, window: int) -> range:
-        return self.columns[self._of[window][0]]
+        return self.columns[self._llm_and_window[window][0]]
 
     def is_first(self, window: int) -> bool:
-        return self._of[window][1] == 0
+        return self._llm_and_window[window][1] == 0
 
     def least_paid(self) -> LeastPaid:
-        """The sum over the LLMs, because each LLM's work is done by its own workers."""
+        """The sum of what the LLMs pay at least, because each LLM's work is done by its own workers. The
+        bound at single moments is not known for the sum, so its arrays are empty.
+        """
         each_llm = [runs.least_paid() for runs in self.each]
         total_usd, of_slo_usd = sum(one.usd for one in each_llm), sum(one.of_slo_usd for one in each_llm)
         return LeastPaid(total_usd, of_slo_usd, np.zeros(1), np.zeros(0), np.zeros(0))
@@ -88,7 +97,7 @@ class JointRuns:
             for part, own in zip(parts, self.columns, strict=True)
             for span in part.run.spans
         ]
-        missed = [self._first[m] + v for m, part in enumerate(parts) for v in part.missed]
+        missed = [self._first_window[m] + v for m, part in enumerate(parts) for v in part.missed]
         return DayRun(
             workers,
             parts[0].run,
@@ -100,13 +109,15 @@ class JointRuns:
         )
 
     def misses_window(self, workers: Ints, window: int, first: int) -> bool:
-        m, v = self._of[window]
+        m, v = self._llm_and_window[window]
         own = self.columns[m]
         return self.each[m].misses_window(np.ascontiguousarray(workers[:, own.start : own.stop]), v, first)
 
 
 def joint_runs(each: Sequence[DayRuns], terms: DayTerms) -> JointRuns:
-    """The same runs on the joint grid."""
+    """The runs of all LLMs on the joint grid of `terms`. Only the joint terms have a stock, as the LLMs share
+    it.
+    """
     on_grid = [
         DayRuns(
             runs.fleet,
