@@ -1,10 +1,11 @@
-"""The fleets that are worth standing all day, and which one's day is cheapest.
+"""Chooses among several fleets the one that costs least over a day with its best controller.
 
-The cheapest fleet that stands is not always the one whose day is: a type that is dearer at the peak may come
-in smaller steps, and prefill and decode pools may shrink apart. Beside the plan stand the cheapest fleet of
-each GPU type alone and the cheapest mixed pools of each, where the search knows them; and the plan with each
-other order of the queue that the question allows. A burst that comes before a worker can be ready makes the
-shortest prompts late too where all wait in turn, and only the longest where these let the others go first.
+The plan, the cheapest fleet of constant size, need not be the cheapest over a day: another worker type may be
+dearer at the peak and come in smaller steps, and prefill and decode pools may shrink separately. So the plan
+is compared with the cheapest fleet of each GPU type alone, with the cheapest mixed pools of each type if the
+search knows them, and with the plan under each other order of the queue that the question allows. The order
+matters because of bursts that come before a new worker is ready: first come, first served, even short prompts
+are late then; if short prompts go first, only long ones are.
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ THE_PLAN = "the plan"
 def worth_standing(
     study: Study, task: PlanQuestion, answer: StudyAnswer, deadline: float
 ) -> dict[str, Fleet]:
-    """The plan and its alternatives by label, each fleet once; the deadline may cut the list short."""
+    """The plan and its alternatives by label, each fleet once, at most MOST_FLEETS. Fleets for which there is
+    no time before the deadline are left out.
+    """
     fleets = {THE_PLAN: answer.fleet}
     types = gpu_types(task, study)
     for name, stock in types.items() if len(types) > 1 else ():
         if time.monotonic() < deadline and {pool.type.gpu.base for pool in answer.fleet.pools} != {name}:
-            own = replace(study, time_limit_s=max((deadline - time.monotonic()) / len(types), 1.0))
+            limited = replace(study, time_limit_s=max((deadline - time.monotonic()) / len(types), 1.0))
             try:
-                fleets[f"only {name}"] = own.ask(replace(task, stock=stock)).fleet
+                fleets[f"only {name}"] = limited.ask(replace(task, stock=stock)).fleet
             except PlannerError:  # A fleet that cannot serve the traffic, or not in time, is no alternative.
                 continue
     if time.monotonic() < deadline:
@@ -68,8 +71,9 @@ def other_queues(task: PlanQuestion, fleet: Fleet) -> dict[str, Fleet]:
 def cheapest_fleet(
     fleets: dict[str, Fleet], day_of: Callable[[Fleet, float], DayAnswer], deadline: float
 ) -> DayAnswer:
-    """The day of the fleet that costs least under its best controller, with what missed windows count for
-    the plan; the days of all stand in its `fleets`. Raises what the plan's day raises.
+    """The day of the fleet that costs least under its best controller; its `fleets` has a row for every
+    fleet. A missed window counts as many USD for each fleet as it does for the plan. Raises what the plan's
+    day raises.
     """
     answers: dict[str, DayAnswer] = {}
     rows: dict[str, FleetDay] = {}
@@ -81,7 +85,7 @@ def cheapest_fleet(
         try:
             answer = day_of(fleet, max(left_s / (len(fleets) - k), 1.0))
         except PlannerError as error:
-            if not k:
+            if not k:  # The plan itself comes first.
                 raise
             rows[label] = FleetDay(label, describe_with_queue(fleet), why=str(error))
             continue
@@ -96,7 +100,7 @@ def cheapest_fleet(
             best.missed_windows,
             None if optimum is None else optimum.usd,
         )
-    missed_usd = answers[THE_PLAN].missed_usd  # A window counts for all as it does for the plan.
+    missed_usd = answers[THE_PLAN].missed_usd
     chosen = min(answers, key=lambda label: score_day(answers[label].winner, missed_usd))
     marked_rows = tuple(replace(row, is_chosen=row.label == chosen) for row in rows.values())
     return replace(answers[chosen], fleets=marked_rows if len(marked_rows) > 1 else ())

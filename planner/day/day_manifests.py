@@ -1,4 +1,4 @@
-"""The manifests that run the controller that a day chose, for every target that can."""
+"""Writes the manifests of the controller that a day study chose, for every target that can run it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def controller_manifests(answer: DayAnswer, row: Ran | None = None) -> dict[str,
     manifests/README.md says which targets have none, and why.
     """
     winner, fleet = row or answer.winner, answer.question.fleet
-    # Only the optimum, a fixed sequence of sizes, has neither, and no controller runs it.
+    # Only the optimum has neither: it is a fixed sequence of sizes, and no controller runs it.
     assert winner.chosen is not None and winner.deployment is not None
     trace = answer.question.trace
     longest_tokens = int((trace.input_tokens + trace.output_tokens).max())

@@ -1,13 +1,13 @@
-"""What the request rate will be: as a season ago, scaled to how today compares; else the last value and its
-drift.
+"""Forecasts the request rate y: with a season (a day or a week) from earlier seasons, scaled by the rates of
+today; without one from the last rate and its drift.
 
     with a season:  y(t + h) = s(t + h) x (mean of y over the last buckets / mean of s over them)
     without one:    y(t + h) = y(t) + h x (y(t) - y(t - b)) / b
 
-s is the mean of earlier days at that time of day. Seasonal naive and drift of Hyndman and Athanasopoulos,
-Forecasting: Principles and Practice, 5.2. statsforecast 2.1.1 has them too; it brings 130 MB of wheels
-(statsmodels, fugue, pyarrow; `pip download statsforecast`, 2026-11-21) and asks for pandas < 3, where 3.1 is
-installed. Ten lines of arithmetic need no library.
+Here s is the mean of earlier seasons at the same time, and b the length of a bucket. These are the seasonal
+naive and the drift method of Hyndman and Athanasopoulos, Forecasting: Principles and Practice, 5.2. We do not
+use statsforecast 2.1.1 for them: it brings 130 MB of wheels (`pip download statsforecast`, 2026-11-21) and
+needs pandas < 3, where 3.1 is installed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 
 from planner.day.controllers.deployment import Deployment
 
-LAST_BUCKETS = 3  # over which today is held against the season
-UNLIKE = 3.0  # today is at most so many times the season, at least this part of it
+LAST_BUCKETS = 3  # Today is compared with the season over this number of buckets.
+UNLIKE = 3.0  # The season is scaled by at most this factor, and at least by its reciprocal.
 
 
 class RateForecast:
-    """Fed with the rates that were seen; `at` says what the rate will be at a time of the run."""
+    """Collects measured rates (`add`) and forecasts the rate at a time of the run (`rate_at`)."""
 
     def __init__(self, bucket_s: float, season_s: float, deployment: Deployment) -> None:
         self.bucket_s, self.season_s = bucket_s, season_s
@@ -34,8 +34,10 @@ class RateForecast:
 
     def start(self) -> None:
         self._sums, self._counts = np.zeros(self.buckets), np.zeros(self.buckets)
-        self._recent: deque[tuple[float, float, float]] = deque()  # time, interval, rate
-        self._open: tuple[int, float, float] | None = None  # bucket, seconds, requests
+        self._recent: deque[tuple[float, float, float]] = deque()  # Time, interval and rate.
+        # Bucket, seconds and requests of the present bucket.
+        self._open: tuple[int, float, float] | None = None
+        # Bucket and rate of the last buckets.
         self._past: deque[tuple[int, float]] = deque(maxlen=LAST_BUCKETS)
         history = self.deployment.history
         if history is None:
@@ -72,7 +74,7 @@ class RateForecast:
         self._open = (bucket, seconds + interval_s, requests + rate_rps * interval_s)
 
     def mean_rps(self, over_s: float, ago_s: float = 0.0) -> float:
-        """Of the rates seen in the `over_s` that ended `ago_s` ago; NaN where there were none."""
+        """The mean of the rates in the `over_s` that ended `ago_s` ago; NaN if there were none."""
         if not self._recent:
             return math.nan
         end_s = self._recent[-1][0] - ago_s
@@ -81,7 +83,9 @@ class RateForecast:
         return sum(span * rate for span, rate in spans) / total_s if total_s else math.nan
 
     def rate_at(self, time_s: float) -> float:
-        """The rate at that time [requests/s]; before anything was seen that of the season, 0 without one."""
+        """The forecast for a time of the run [requests/s]. Before any rate was added it is the season's, or
+        0.
+        """
         season = self._season(self._bucket(time_s))
         if not self._recent:
             return 0.0 if math.isnan(season) else season

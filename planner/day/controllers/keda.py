@@ -1,14 +1,15 @@
-"""KEDA's ScaledObject: a Prometheus trigger and cron triggers, through an HPA.
+"""The controller KEDA: its ScaledObject with a Prometheus trigger and cron triggers, which scale through an
+HPA.
 
 Read in kedacore/keda at 8b4f083 (2026-08-20): pkg/scaling/executor/scale_scaledobjects.go (to and from
 zero), pkg/scalers/prometheus_scaler.go (activation threshold), pkg/scalers/cron_scaler.go, defaults in
 apis/keda/v1alpha1/withtriggers_types.go.
 
-The metric of the whole pool is an external metric of an HPA with a target per worker (`threshold`); the HPA
-asks for it live at every sync. A cron trigger is a metric too: its number of workers, with target 1; the HPA
-takes the trigger that asks for most. KEDA itself looks every `poll` and only decides about zero: the pool
-wakes with one worker when a trigger is active (the metric above `activation`, or within a cron window), and
-goes to zero `cooldown` after it was last active.
+The metric of the whole pool is an external metric of an HPA (hpa.py) with a target per worker (`threshold`);
+the HPA reads it at every sync. A cron trigger is a metric too: its number of workers, with target 1. The HPA
+uses the trigger that gives most workers. KEDA itself runs every `poll` and decides only about zero: an empty
+pool gets one worker when a trigger is active (the metric above `activation`, or within a cron window), and a
+pool goes to zero when no trigger has been active for `cooldown`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Keda:
         self.size = size
         self.behaviour.start(size)
         self.polled_s = -math.inf
-        self.active_s = 0.0 if size else -math.inf  # when a trigger was last active
+        self.active_s = 0.0 if size else -math.inf  # When a trigger was last active.
 
     def decide(self, reading: MetricsReading) -> int:
         total = self.metric.total(reading, self.pool) + self.deployment.limbo_of(reading, self.pool)
@@ -80,9 +81,10 @@ class Keda:
         if self.settings.cron:
             replica_counts.append(external_replicas(cron, self.size, 1.0, self.settings.tolerance_frac))
         size = self.behaviour.decide(reading.time_s, self.size, max(replica_counts), self.limits)
-        return max(size, 1)  # an HPA's minReplicas; zero is KEDA's
+        return max(size, 1)  # The HPA's minReplicas; only KEDA itself goes to zero.
 
     def _zero_or_not(self, time_s: float, is_active: bool) -> None:
+        """What KEDA decides itself: wake an empty pool, or empty one that has been inactive for long."""
         if is_active:
             self.active_s = time_s
             self.size = self.size or max(self.limits.least, 1)

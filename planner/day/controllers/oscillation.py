@@ -1,4 +1,4 @@
-"""A controller that asks for workers and gives them up before they were of any use."""
+"""Finds where a controller starts workers and gives them up before they are ready."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from planner.simulator.elastic import Floats, Ints
 
 @dataclass(frozen=True, slots=True)
 class Oscillation:
-    """Of one pool: how often it grew and shrank again within a start-up time, when first, and how many
-    workers were given up so."""
+    """How often a pool grew and shrank again within a start-up time, when it did so first, and how many
+    workers were given up before they were ready.
+    """
 
     pool: int
     times: int
@@ -24,16 +25,15 @@ class Oscillation:
 def find_oscillations(
     decision_s: Floats, decided_sizes: Ints, start_s: Sequence[float]
 ) -> tuple[Oscillation, ...]:
-    """Per pool that did it; `decided_sizes` (D, P) at `decision_s` (D,), `start_s` (P,) until a worker is
-    ready.
+    """The pools that oscillate. `decided_sizes` (D, P) were decided at `decision_s` (D,); a worker of a pool
+    is ready after `start_s` (P,).
 
-    Growth counts as taken back where the pool is smaller than it had grown to before a worker asked for then
-    could be ready; each taking back counts once.
+    Each decision that shrinks a pool while workers of an earlier growth still start counts once.
     """
     per_pool = []
     for pool, within_s in enumerate(start_s):
         changes = np.flatnonzero(np.diff(decided_sizes[:, pool])) + 1
-        grown: list[tuple[float, int]] = []  # when, by how many; those still starting
+        grown: list[tuple[float, int]] = []  # When the pool grew, and how many of these workers still start.
         times, first_s, workers = 0, float("nan"), 0
         for k in changes.tolist():
             now_s, change = float(decision_s[k]), int(decided_sizes[k, pool] - decided_sizes[k - 1, pool])
@@ -44,13 +44,13 @@ def find_oscillations(
             if grown:
                 times += 1
                 first_s = now_s if times == 1 else first_s
-            left = -change
-            while grown and left:  # the youngest first
-                at_s, by = grown.pop()
-                taken = min(by, left)
-                workers, left = workers + taken, left - taken
-                if by > taken:
-                    grown.append((at_s, by - taken))
+            to_remove = -change
+            while grown and to_remove:  # The workers that started last are given up first.
+                at_s, starting = grown.pop()
+                removed = min(starting, to_remove)
+                workers, to_remove = workers + removed, to_remove - removed
+                if starting > removed:
+                    grown.append((at_s, starting - removed))
         if times:
             per_pool.append(Oscillation(pool, times, first_s, workers))
     return tuple(per_pool)

@@ -1,4 +1,4 @@
-"""One scaler per pool, as autoscalers of Kubernetes are deployed: each sees its own pool's metrics."""
+"""Runs one scaler per pool, as autoscalers of Kubernetes are deployed: each sees the metrics of its pool."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from planner.simulator.elastic import MetricsReading
 
 
 class Scaler(Protocol):
-    """Decides for one pool. `size` is what its Deployment has in `spec.replicas`: it decided it, or another
-    did."""
+    """Decides the size of one pool. `size` is `spec.replicas` of the pool's Deployment: the scaler's last
+    decision, as `PerPool` has limited it.
+    """
 
     size: int
 
@@ -21,7 +22,7 @@ class Scaler(Protocol):
 
 
 class PerPool:
-    """A scaler for each pool; their sizes are held within least and most, prefill and decode together."""
+    """A controller made of a scaler per pool. `Deployment.bounded_sizes` limits what the scalers decide."""
 
     def __init__(
         self, scalers: Sequence[Scaler], deployment: Deployment, *, every_s: float, lag_s: float
@@ -34,7 +35,7 @@ class PerPool:
             scaler.start(int(size))
 
     def sizes(self, reading: MetricsReading) -> list[int]:
-        if is_blank(reading):
+        if is_blank(reading):  # Without metrics a scaler changes nothing.
             return self.deployment.bounded_sizes([scaler.size for scaler in self.scalers])
         bounded_sizes = self.deployment.bounded_sizes([scaler.decide(reading) for scaler in self.scalers])
         for scaler, size in zip(self.scalers, bounded_sizes, strict=True):

@@ -1,7 +1,7 @@
-"""The metrics that a scaler may follow, as vLLM exports them, and what a reading says of them.
+"""The metrics that a scaler may follow, as vLLM exports them, and their values in a simulated reading.
 
-Names after vLLM 0.11 to 0.19 (`vllm/v1/metrics/loggers.py`). What waits without any worker is counted by the
-gateway, not by an engine; it stands with the queue of the pools at the front.
+The names are those of vLLM 0.11 to 0.19 (`vllm/v1/metrics/loggers.py`). Requests that wait because a pool has
+no worker are counted by the gateway and not by an engine; `Deployment.limbo_of` has their number.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from planner.simulator.elastic import MetricsReading
 
 @dataclass(frozen=True, slots=True)
 class ScalerMetric:
-    """One gauge of a pool: the names it is exported under, what it counts, a usual target per worker."""
+    """One gauge of a pool: its exported names, a description (`words`), and a usual target per worker."""
 
     name: str
     exported: tuple[str, ...]
     words: str
     target: float
-    total: Callable[[MetricsReading, int], float]  # over the ready workers of a pool
+    total: Callable[[MetricsReading, int], float]  # The sum over the ready workers of a pool.
     is_share: bool = False
 
 
@@ -72,7 +72,7 @@ _BY_EXPORT = {row.exported[0]: row.name for row in METRICS.values() if len(row.e
 
 
 def read_metric(value: object, where: str) -> str:
-    """A metric's name, ours or the exported one; raises InputError for what no engine exports."""
+    """Our name of a metric, from our name or the exported one. Raises InputError for other names."""
     if isinstance(value, str) and (value in METRICS or value in _BY_EXPORT):
         return _BY_EXPORT.get(value, value)
     known = (*METRICS, *_BY_EXPORT)

@@ -1,4 +1,4 @@
-"""Sizes that never change: what a plan without autoscaling deploys."""
+"""The controller whose sizes never change, as of a plan without autoscaling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StaticSettings(ControllerSettings):
 
 
 class Static:
-    """Asks for the same sizes at every look."""
+    """Decides the same sizes every time."""
 
     lag_s = 0.0
 
@@ -36,7 +36,7 @@ class Static:
         self.wanted: list[int] = []
 
     def start(self, sizes: Sequence[int]) -> None:
-        given = self.settings.workers
+        given = self.settings.workers  # None, one number for all pools, or one for each.
         wanted = given * len(sizes) if len(given) == 1 else given or sizes
         self.wanted = self.deployment.bounded_sizes(wanted)
 

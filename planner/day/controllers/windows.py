@@ -1,4 +1,4 @@
-"""Timetables: so many workers from one time of day to another, on some days of the week."""
+"""Daily windows with a number of workers: from one time of day to another, on some days of the week."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _CLOCK = re.compile(r"^([01]?\d|2[0-4]):([0-5]\d)$")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From `begin_s` to `end_s` of the days `days` (0: Monday); over midnight where it ends before it begins.
+    """A window from `begin_s` to `end_s`, in seconds of the day, on each of `days` (0: Monday). If `end_s` is
+    less than `begin_s`, the window ends on the next day.
 
-    `workers` are of all pools alike, or one number for each.
+    `workers` has one number for all pools, or one for each.
     """
 
     begin_s: float
@@ -26,7 +27,7 @@ class Window:
     days: tuple[int, ...] = tuple(range(7))
 
     def holds(self, week_s: float) -> bool:
-        """Whether it is within at this time of the week (seconds since Monday 0:00)."""
+        """Whether the window contains this time of the week (seconds since Monday 0:00)."""
         day, time_s = int(week_s // DAY_S) % 7, week_s % DAY_S
         if self.begin_s < self.end_s:
             return day in self.days and self.begin_s <= time_s < self.end_s
@@ -39,7 +40,9 @@ class Window:
 
 
 def workers_at(windows: tuple[Window, ...], deployment: Deployment, time_s: float) -> list[int]:
-    """The most of all windows that hold then, 0 outside of them; (P,)."""
+    """The workers of each pool (P,) at a time of the run: the largest number of all windows that contain the
+    time, or 0.
+    """
     now = [each for each in windows if each.holds(deployment.clock_s + time_s)]
     return [max((each.workers_of(i) for each in now), default=0) for i in range(len(deployment.pools))]
 
@@ -79,7 +82,7 @@ def _window(value: object, where: str) -> Window:
 
 
 def _clock(value: object, where: str) -> float:
-    # YAML 1.1 reads 08:30 as the base-60 number 510: minutes
+    # YAML 1.1 reads 08:30 as a number with base 60, which is 510 [minutes].
     text = f"{value // 60}:{value % 60:02}" if isinstance(value, int) else str(value).strip()
     clock_match = _CLOCK.match(text)
     if clock_match is None or (seconds := int(clock_match[1]) * 3600 + int(clock_match[2]) * 60) > DAY_S:
