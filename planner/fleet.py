@@ -1,4 +1,6 @@
-"""What serves: worker type, pool, network, policies, fleet. Frozen, units in the names."""
+"""The values that describe a fleet: worker type, pool, network, policies, fleet. They are frozen, with units
+in the names of fields.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,13 @@ from planner.models.lora import Lora, LoraSlots
 from planner.models.speculation import Speculation, SpeculativeSteps
 
 Role = Literal["mixed", "prefill", "decode"]
-# Since this version vLLM gives out blocks first that no prompt can find (vllm-project/vllm#43447).
+# From this version on vLLM first reuses cache blocks that no prompt can find (vllm-project/vllm#43447).
 FINDABLE_KEPT = (0, 23)
-# Since this version vLLM keeps windows and states only where a prompt ends and where prompts were seen to
-# part: --prefix-cache-retention-interval is 0 where it was none (vllm-project/vllm#52216, after 0.26).
+# From this version on vLLM caches the KV of sliding windows and the states of recurrent layers only where a
+# prompt ends and where prompts have diverged: the default of --prefix-cache-retention-interval became 0
+# (vllm-project/vllm#52216, after 0.26).
 ENDS_KEPT = (0, 27)
-MAX_NUM_SEQS = 256  # default of --max-num-seqs: sequences in one step of an engine
+MAX_NUM_SEQS = 256  # The default of vLLM's --max-num-seqs, the sequences in one step of an engine.
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,13 @@ class WorkerType:
     """An engine we can start: GPU, tensor parallelism, engine settings, and the fits that describe it.
 
     One worker occupies `tp * pp * dp` GPUs. Its `dp` data-parallel ranks (vLLM's --data-parallel-size) each
-    have a scheduler, a queue and a KV cache, step together and share the experts; the other fields describe
-    one rank. `kv_tokens` is the KV cache, a multiple of the block; `kv_beside` is what a sequence occupies of
-    it besides its tokens, nothing until `with_llm` names the LLM. `form`, if given, replaces `latency` in the
-    simulator by the step times of another program. `engine` adds the host's time to each step; None adds
-    nothing. With `speculation` decodes draft tokens and verify them. With `ep` every GPU has whole experts,
-    otherwise a slice of each. `lora` are the slots for adapters; `kv_tokens` already excludes their bytes.
+    have a scheduler, a queue and a KV cache, make their steps together and share the experts; the other
+    fields describe one rank. `kv_tokens` is the size of the KV cache, a multiple of the block. `kv_beside` is
+    what a sequence occupies in the cache in addition to its tokens (windows and states); it is nothing until
+    `with_llm` names the LLM. `form`, if given, replaces `latency` in the simulator by the step times of
+    another program. `engine` adds the host's time to each step; None adds nothing. With `speculation` decodes
+    draft tokens and verify them. With `ep` every GPU has whole experts, otherwise a slice of each. `lora` are
+    the slots for adapters; `kv_tokens` already excludes their bytes.
     """
 
     gpu: Gpu
@@ -73,21 +77,22 @@ class WorkerType:
 
     @property
     def recycled_blocks_per_token(self) -> float:
-        """KV blocks of windows after which a token that is computed sends those of others out of the cache,
-        and the token's own block; 0 where no window decides what is found.
+        """How many cached KV blocks a computed token evicts: its own and those of sliding windows. It is 0 if
+        windows have no influence on what the cache keeps.
         """
         beside = self.kv_beside
         version = self._vllm
-        own = 1 / KV_BLOCK_TOKENS
+        own_blocks = 1 / KV_BLOCK_TOKENS
         if beside.window_ratio and version < ENDS_KEPT:
-            return own * (1 + beside.window_ratio)  # Every block of a window can be found, and is kept.
+            # Every block of a window is kept, as it can be found.
+            return own_blocks * (1 + beside.window_ratio)
         if not beside.passing_blocks:
             return 0.0
-        return own + (beside.passing_blocks if version < FINDABLE_KEPT else beside.findable_blocks)
+        return own_blocks + (beside.passing_blocks if version < FINDABLE_KEPT else beside.findable_blocks)
 
     @property
     def keeps_ends_alone(self) -> bool:
-        """Whether its engine keeps windows or states for prefix caches only where prompts end or part."""
+        """Whether its engine caches windows or states only where prompts end or diverge (ENDS_KEPT)."""
         return (self.kv_beside.is_any or self.kv_beside.passing_blocks > 0) and self._vllm >= ENDS_KEPT
 
     @property
@@ -110,9 +115,8 @@ class WorkerType:
 
     @property
     def name(self) -> str:
-        """For instance 'h100-80g tp4 2048': GPU, TP, DP, EP and PP if there is any, token budget per step;
-        then the sequences per step where they are not the usual ones: 'h100-80g tp4 2048 seqs64'; then the
-        drafts: 'h100-80g tp4 2048 spec2'.
+        """GPU, TP, DP, EP and PP if they are used, and token budget per step: 'h100-80g tp4 2048'. Sequences
+        per step follow if they are not MAX_NUM_SEQS ('h100-80g tp4 2048 seqs64'), then drafts ('... spec2').
         """
         stages = f" pp{self.pp}" if self.pp > 1 else ""
         seats = "" if self.max_num_seqs == MAX_NUM_SEQS else f" seqs{self.max_num_seqs}"
@@ -123,8 +127,7 @@ class WorkerType:
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that a decode has in a step, which is also the most it can yield: 1, or 1 plus its
-        drafts."""
+        """The tokens of a decode in a step, of which all may be accepted: 1, or 1 plus its drafts."""
         return 1 if self.speculation is None else self.speculation.most_tokens
 
     @property
@@ -163,8 +166,9 @@ class WorkerType:
 
     @property
     def as_one(self) -> WorkerType:
-        """One rank with the memory and the seats of all ranks, whose steps take no longer than theirs; for
-        bounds."""
+        """A worker of one rank with the memory and the sequences of all ranks, whose steps take no longer
+        than theirs; lower bounds use it.
+        """
         if self.dp == 1:
             return self
         return replace(
@@ -183,10 +187,11 @@ class WorkerType:
 
     @property
     def host(self) -> tuple[HostTime, HostTime]:
-        """What the engine's host adds to each step, and the part that asynchronous scheduling does not hide.
+        """The time that the engine's host adds to each step, and the rest of it that asynchronous scheduling
+        does not hide.
 
-        The latter was fitted as the remainder beside sums of kernel times. Rooflines exceed these sums by
-        more than the remainder, so roofline step times go without it.
+        The rest was fitted as what measured steps take beyond the sum of their kernel times. Roofline step
+        times exceed this sum by more than the rest, so no rest is added to them.
         """
         if self.engine is None or self.latency.has_host:
             return HostTime(), HostTime()
@@ -254,7 +259,7 @@ class Network:
     transfer: Literal["serialised", "layerwise"] = "layerwise"
     layerwise_tokens: int = 0
     is_shared: bool = True
-    topology: Topology | None = None  # None: one link between all workers
+    topology: Topology | None = None  # Without a topology there is one link between all workers.
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,8 +405,8 @@ class Fleet:
 
     @property
     def engine(self) -> Engine | None:
-        """The engine that its workers run, None if not modelled. Workers whose drafts force synchronous
-        scheduling are described by the engine of the others.
+        """The engine that its workers run, or None if it is not modelled. Drafts force some workers to
+        synchronous scheduling; if others schedule asynchronously, the result is the engine of these.
         """
         engines = [pool.type.engine for pool in self.running_pools if pool.type.engine is not None]
         return next((each for each in engines if each.async_scheduling), engines[0] if engines else None)
@@ -412,14 +417,14 @@ class Fleet:
 
     @property
     def is_disaggregated(self) -> bool:
-        """Whether some of its workers prefill alone, and hand over to others."""
+        """Whether prefill and decode have workers of their own."""
         return any(pool.role == "prefill" for pool in self.running_pools)
 
     @property
     def leaves_choice(self) -> bool:
-        """Whether a router has two workers or more to choose from, so that routers may differ."""
-        back = sum(pool.count for pool in self.running_pools if pool.role == "decode")
-        return max(back, self.workers - back) > 1
+        """Whether a router can choose between workers for arriving requests or for hand-offs."""
+        decode_workers = sum(pool.count for pool in self.running_pools if pool.role == "decode")
+        return max(decode_workers, self.workers - decode_workers) > 1
 
     def without_engine(self) -> Fleet:
         """The same fleet with step times straight from the fits, without host time."""
@@ -442,8 +447,9 @@ class Fleet:
 
     @property
     def front_end_s(self) -> float:
-        """Seconds from a request's arrival until the engine that computes its prompt has it; the least of all
-        pools."""
+        """The time from a request's arrival until the engine that computes its prompt has it [s]; the
+        smallest of all pools.
+        """
         engines = [pool.type.engine for pool in self.running_pools if pool.role != "decode"]
         return min((0.0 if engine is None else engine.front_end_s for engine in engines), default=0.0)
 

@@ -1,7 +1,9 @@
-"""Simulates a day of several LLMs whose pools change and share one stock; the same methods as day_runs.py.
+"""Simulates a day of several LLMs whose pools change and share one stock; the same methods as
+day/search/day_runs.py.
 
-In the master problem (day_optimum.py) the pools of all LLMs are columns side by side, and the windows of one
-LLM follow those of another. Each LLM is simulated by itself, because LLMs share only GPUs and paid nodes.
+In the master problem (day/search/day_optimum.py) the pools of all LLMs are columns side by side, and the
+windows of one LLM follow those of another. Each LLM is simulated by itself, because LLMs share only GPUs and
+paid nodes.
 """
 
 from __future__ import annotations
