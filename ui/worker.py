@@ -394,7 +394,9 @@ def _compare(request: Request, tell: Tell) -> tuple[Document, Files]:
     limits = slo.limits if slo else ()
     pictures = []
     for metric in fleet_comparison.PICTURED:
-        curves = {row.variant.name: row.curves[metric] for row in comparison.rows[: fleet_comparison.DRAWN]}
+        curves = {
+            row.variant.name: row.curves[metric] for row in comparison.rows[: fleet_comparison.MOST_CURVES]
+        }
         if any((curve.value_s > 0).any() for curve in curves.values()):
             chart = charts.comparison_chart(curves, metric, [one for one in limits if one.metric == metric])
             caption = f"Distribution of the {METRICS[metric].name}: further left is sooner."
