@@ -22,8 +22,9 @@ from planner.models.parallelism import ALL_REDUCE_S, LINK_FRAC
 class Efficiency:
     """Shares of the catalog's peaks that kernels reach; one set per format of weights, for every GPU and LLM.
 
-    `layer_s` and `expert_layer_s` are the fixed times per layer. `expert_activations` is the number of
-    vectors of the hidden width that a token moves for each expert that it visits.
+    `overlap` p says how reading and computing overlap: together they take (read^p + compute^p)^(1/p) seconds,
+    the sum at 1. `layer_s` and `expert_layer_s` are the fixed times per layer. `expert_activations` is the
+    number of vectors of the hidden width that a token moves for each expert that it visits.
     """
 
     gemm_frac: float
@@ -40,15 +41,15 @@ class Efficiency:
     expert_activations: float = 0.0
 
 
-ROWS = ("bf16", "fp8", "w4a16", "nvfp4")  # Of catalogs/roofline.yaml, by the format that is multiplied.
+ROWS = ("bf16", "fp8", "w4a16", "nvfp4")  # Rows of catalogs/roofline.yaml, by the format that is multiplied.
 MULTIPLIED_IN_8_BITS = ("fp8", "fp8-block", "int8")
 MULTIPLIED_IN_4_BITS = ("nvfp4",)
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A row of catalogs/roofline.yaml: the efficiencies nearest to kernel times, and the errors of prefills
-    and decodes on GPUs that took no part in the calibration, by "dense" and "mixture".
+    """A row of catalogs/roofline.yaml: the efficiencies that fit measured kernel times best, and the errors
+    of prefills and decodes on GPUs that took no part in the calibration, of "dense" LLMs and of a "mixture".
     """
 
     efficiency: Efficiency

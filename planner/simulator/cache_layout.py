@@ -101,12 +101,18 @@ PREFIX = np.dtype(
 TENANT = np.dtype([("waiting", "i8"), ("served", "f8"), ("credit", "f8"), ("sent", "f8")])
 NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])  # Of an eviction, to the router.
 
-# Indices into `Caches.numbers`: tokens and KV blocks of a node; the first free entry; the first and the last
-# request of e2's window and the first of its later half; the first notice and how many are under way; how
-# many more entries may be made for blocks that are of no node.
-NODE_TOKENS, NODE_BLOCKS, FREE, FIRST_ROUTED, FIRST_LATE, LAST_ROUTED, FIRST_NOTICE, NOTICES, OTHERS = range(
-    9
-)
+# Indices into `Caches.numbers`.
+(
+    NODE_TOKENS,  # Tokens of a node,
+    NODE_BLOCKS,  # and its KV blocks.
+    FREE,  # The first free entry.
+    FIRST_ROUTED,  # Requests in the window of routing e2: the first one,
+    FIRST_LATE,  # the first of its later half,
+    LAST_ROUTED,  # and the last one.
+    FIRST_NOTICE,  # The first notice under way,
+    NOTICES,  # and how many there are.
+    OTHERS,  # How many more entries may be made for blocks that belong to no node.
+) = range(9)
 NUMBERS = 9
 # Indices into `Caches.settings`, which are parameters of policies.
 (

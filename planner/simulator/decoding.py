@@ -32,7 +32,7 @@ def decoded(state, l, steps, time_s):
     kind = state.types[worker.type]
     first_s, growth_s = lane.run_first_s, lane.run_growth_s
     normal = lane.decodes - lane.late_decodes
-    is_gap = lane.run_start_s == lane.last_token_s  # else the first gap is longer than the step
+    is_gap = lane.run_start_s == lane.last_token_s  # Otherwise the first gap is longer than the step.
     gap_s = time_s - lane.last_token_s
     if len(state.runs) > 0:
         step_s = first_s if kind.lanes == 1 else lane.stage_s

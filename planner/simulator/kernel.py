@@ -11,17 +11,17 @@ Disaggregated requests leave their prefill worker when the first token is out. T
 blocks, the KV blocks cross the link, the prefill worker frees them, and the request joins the next decode
 step; its first gap holds all of that (transfer.py).
 
-Where decodes draft (planner.models.speculation) each step is an event: every decode makes another number of
-tokens, which leave together (drafts.py).
+With speculative decoding (planner.models.speculation) each step is an event: decodes make different numbers
+of tokens in it, which leave together (drafts.py).
 
 A worker that goes down loses its KV: its requests are routed anew and recompute all their tokens.
 
-Events are ordered by (time, kind): arrivals first, then lanes by State.order, the link, the outside world. A
-lane that something came to while it was idle takes its turn at the same moment, so that whatever arrives at
-one moment is there when its step is formed.
+Events are ordered by (time, kind): arrivals first, then lanes by State.order, the link, the outside world. An
+idle lane that gets work starts by an event of its own at the same moment, after all arrivals of that moment,
+so these are in its step.
 
-A request that waits for others arrives so long after the last of them has finished. If that is at once, steps
-that start at this moment come first: no client is so quick that its next request is in them.
+A request of a session arrives its think time after the last request it waits for has finished. Without think
+time, steps that start at that moment come first: no client is so quick that its next request is in them.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _start_lanes(state, l, time_s):
 
 @where_ranked(_start_lanes)
 def start_steps(state, l, time_s):
-    """Start what the worker of lane l has to do, on l and on its other idle lanes, or on all of its ranks."""
+    """Start the next steps of the worker of lane l: on all of its idle lanes, or on all of its ranks."""
     w = state.lanes[l].worker
     if state.dp_ranks[w].count == 1:
         _start_lanes(state, l, time_s)
@@ -155,7 +155,7 @@ def start_steps(state, l, time_s):
 
 @where_rare(lambda state, pool, r: False)
 def _may_return(state, pool, r):
-    """Whether a worker that is down, or will be as it drains, could hold request r."""
+    """Whether a worker that is not up now could hold request r, once it is."""
     request = state.requests[r]
     need = blocks_of(request.input_tokens + request.output_tokens)
     for w in range(len(state.workers)):
@@ -167,7 +167,7 @@ def _may_return(state, pool, r):
 
 @where_rare(lambda state, time_s, cause: None)
 def send_held(state, time_s, cause):
-    """Send what waits at the router, in its order, until there is no worker for the next."""
+    """Send the requests that wait at the router, in order, until there is no worker for the next one."""
     while state.counters[HELD] != NONE:
         r = state.counters[HELD]
         w = route(state, r, time_s)
@@ -181,7 +181,7 @@ def send_held(state, time_s, cause):
 def _send(state, r, w, time_s, cause):
     """Request r goes to worker w, which computes its prompt."""
     request, worker = state.requests[r], state.workers[w]
-    request.prefill_worker, request.decode_worker = w, NONE  # handed off before, it may stay here now
+    request.prefill_worker, request.decode_worker = w, NONE  # A decode worker of an earlier try is forgotten.
     assign(state, w, r, 1.0)
     load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
     give_number(state, w, r)
@@ -206,7 +206,8 @@ def _queue(state, r, w, time_s, cause):
         append(state.requests, worker, UNKNOWN, r)
     else:
         enqueue(state, w, r)
-    # else the one before it could not be admitted either
+    # Behind a request that could not be admitted another one cannot be either, so the worker is not woken for
+    # it, unless it may overtake.
     overtakes = kind.queue_order > (FCFS if kind.is_async else EDF)
     overtakes = overtakes or passes_over(state) or may_be_passed(state)
     if is_first or worker.first_waiting == r or overtakes:
@@ -222,7 +223,7 @@ def _be_read(state, time_s):
     if state.workers[request.prefill_worker].epoch == request.epoch:
         _queue(state, r, request.prefill_worker, time_s, NONE)
     else:
-        _lose(state, r)  # its worker went down meanwhile
+        _lose(state, r)  # Its worker went down meanwhile.
 
 
 @kernel_jit
@@ -244,7 +245,7 @@ def hand_off(state, r, time_s, cause):
     flip(state, BACK, time_s)
     v = choose(state, BACK, r, time_s)
     if v == NONE:
-        if _may_return(state, BACK, r):  # its KV stays where it is
+        if _may_return(state, BACK, r):  # Its KV stays on the prefill worker.
             state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
             return
         _forget_kv(state, request.prefill_worker, r)
@@ -252,7 +253,8 @@ def hand_off(state, r, time_s, cause):
         return
     request.decode_worker = v
     assign(state, v, r, 1.0)
-    # a run that is not cut ends at the same times, but for the last bit
+    # In the test of decode pools alone (`Oracle.decode_keeps_up_alone`) runs of full workers are not cut,
+    # which saves most events: their steps end at the same times, but for the last bit.
     is_last = state.counters[PREFILLED] > 0 and is_full(state, v)
     append(state.requests, state.workers[v], INBOUND, r)
     if not is_last:
@@ -304,7 +306,9 @@ def _next_slot_done(state, l, slot):
 
 @where_cached(_next_slot_done)
 def _next_done(state, l, slot):
-    """... of all that are done the one admitted first: it lets go of its prefix first."""
+    """The slot that is done and was admitted first, else how many slots there are. With prefix caches the
+    order matters, because prefixes leave the cache in the order in which requests release them.
+    """
     lane = state.lanes[l]
     slot = lane.decodes
     for other in range(lane.decodes):
@@ -317,7 +321,7 @@ def _next_done(state, l, slot):
 
 
 @kernel_jit
-def _leave(state, w, r, time_s):
+def _end_request(state, w, r, time_s):
     """Request r has its last token."""
     worker = state.workers[w]
     if state.types[worker.type].is_async:
@@ -347,7 +351,7 @@ def _end_lane(state, l, time_s):
             slot = _next_done(state, l, ZERO)
             while slot < lane.decodes:
                 r = take_out(state, l, slot)
-                _leave(state, w, r, time_s)
+                _end_request(state, w, r, time_s)
                 slot = _next_done(state, l, slot)
             refresh_next_finish_step(state, l)
     elif len(state.runs) > 0:
@@ -370,13 +374,13 @@ def _end_lane(state, l, time_s):
             request.last_token_s = time_s
         charge_token(state, w, r)
         if request.generated_tokens == request.output_tokens:
-            _leave(state, w, r, time_s)
+            _end_request(state, w, r, time_s)
         elif worker.role == PREFILL:
             assign(state, w, r, -1.0)
             leave_memory(state, w, r)
             worker.running -= 1
             worker.late_seats += kind.is_async
-            request.prefill_step_s = time_s - lane.run_start_s  # room to overlap with the last prefill step
+            request.prefill_step_s = time_s - lane.run_start_s  # The transfer may overlap with this step.
             request.epoch = worker.epoch
             hand_off(state, r, time_s, l)
         else:
@@ -388,7 +392,7 @@ def _end_lane(state, l, time_s):
 
 @where_ranked(_end_lane)
 def end_run(state, l, time_s):
-    """The current run of lane l ends, and that of the ranks beside it."""
+    """End the current run of lane l, and those of the worker's other ranks."""
     first = state.lanes[l].worker
     for w in range(first, first + state.dp_ranks[first].count):
         own = state.workers[w].first_lane if w > first else l
@@ -398,21 +402,23 @@ def end_run(state, l, time_s):
 
 @small_jit
 def _is_lost(state, r):
-    """The prefill worker of r went down while its KV lay there."""
+    """Whether the prefill worker of r went down while its KV lay there."""
     request = state.requests[r]
     return state.workers[request.prefill_worker].epoch != request.epoch
 
 
 @small_jit
 def _note_idle(state, w, time_s):
-    """Something has left worker w between its steps: of one that drains it may have been the last."""
+    """A request has left worker w between its steps; if w drains, it may have been the last one."""
     if state.workers[w].is_up == DRAINING:
         state.workers[w].idle_since_s = time_s
 
 
 @where_rare(lambda state, r, time_s: False)
-def _came_to_nothing(state, r, time_s):
-    """True if one of the two workers of r went down while its KV crossed the link."""
+def _has_lost_transfer(state, r, time_s):
+    """Whether one of the two workers of r went down while its KV crossed the link. If so, the other one gives
+    back what it held for r, and r is routed anew.
+    """
     request = state.requests[r]
     link = len(state.lanes)
     v = request.decode_worker
@@ -437,14 +443,14 @@ def arrived(state, r, time_s):
     request = state.requests[r]
     link = len(state.lanes)
     w, v = request.prefill_worker, request.decode_worker
-    if _came_to_nothing(state, r, time_s):
+    if _has_lost_transfer(state, r, time_s):
         return
     _forget_kv(state, w, r)
     _note_idle(state, w, time_s)
     append(state.requests, state.workers[v], READY, r)
     wake_for_kv(state, v, r, time_s, link)
     if state.workers[w].first_waiting != NONE or is_loading_kv(state, w):
-        wake(state, w, time_s, link)  # Whoever waits, or has been loaded, may find room now.
+        wake(state, w, time_s, link)  # Requests that wait, or have been loaded, may find room now.
 
 
 @kernel_jit
@@ -463,7 +469,7 @@ def _lose(state, r):
 def _start_over(state, r):
     """Request r has lost its KV after its prompt was computed."""
     request = state.requests[r]
-    request.length_tokens += 1  # the token that was not yet in the cache
+    request.length_tokens += 1  # Its last token, which was not in the cache yet.
     request.computed_tokens = 0
     lose_prefix(state, r)
     request.preemptions += 1
@@ -471,7 +477,7 @@ def _start_over(state, r):
 
 @where_rare(lambda state, time_s, cause: None)
 def route_lost(state, time_s, cause):
-    """Route whatever lost its worker: to a decode worker if its KV still lies on the prefill worker."""
+    """Route the requests that lost their worker: to a decode worker if their KV lies on a prefill worker."""
     while state.counters[LOST] != NONE:
         r = state.counters[LOST]
         state.counters[LOST] = without_root(state.requests, r)
@@ -493,7 +499,7 @@ def _go_down_alone(state, w, time_s):
     for l in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
         lane = state.lanes[l]
         if lane.run_steps > 0 and lane.is_decoding and lane.decodes > 0:
-            # what ends at this moment has ended before
+            # Steps that end at this very moment count as ended.
             at_s = np.nextafter(time_s, np.inf)
             done = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, at_s) - 1
             if done > 0:
@@ -501,7 +507,8 @@ def _go_down_alone(state, w, time_s):
                 decoded(state, l, done, lane.run_start_s + run_end_s)
                 worker.busy_s += run_end_s
                 worker.steps += done
-        for i in range(lane.prefills):  # in the list of prompts in part, or here
+        # A prompt is in the list PARTIAL or, during a step, in its chunk only; here all come into the list.
+        for i in range(lane.prefills):
             chunk = state.chunks[l, i]
             if chunk.is_last or state.types[worker.type].batching != VLLM_V1:
                 append(state.requests, worker, PARTIAL, chunk.request)
@@ -540,7 +547,7 @@ def _go_down_alone(state, w, time_s):
     while r != NONE:
         _lose(state, r)
         r = pop_loading(state, w)
-    _clear(state, w, time_s)
+    _empty_worker(state, w, time_s)
     for v in range(len(state.workers)):
         _forget_lost(state, v, time_s)
     state.counters[LOST] = meld(state.requests, state.counters[LOST], state.counters[LIMBO])
@@ -548,8 +555,8 @@ def _go_down_alone(state, w, time_s):
 
 
 @kernel_jit
-def _clear(state, w, time_s):
-    """Nothing is left on worker w, nor in its caches."""
+def _empty_worker(state, w, time_s):
+    """Empty the records and caches of worker w."""
     worker = state.workers[w]
     empty_cache(state, w, time_s)
     forget_adapters(state, w)
@@ -559,13 +566,13 @@ def _clear(state, w, time_s):
 
 
 @kernel_jit
-def _go(state, w, time_s):
-    """Worker w has drained and is gone, with all of its ranks; nobody notices."""
+def _remove_drained(state, w, time_s):
+    """Remove worker w, which has drained, with all of its ranks; routers do not see it already."""
     for v in range(w, w + rank_count(state, w)):
         state.workers[v].is_up, state.workers[v].epoch = 0, state.workers[v].epoch + 1
         state.workers[v].formed_s = np.inf
         forget_memory(state, v)
-        _clear(state, v, time_s)
+        _empty_worker(state, v, time_s)
 
 
 @where_ranked(_go_down_alone)
@@ -579,7 +586,7 @@ def _go_down(state, w, time_s):
 
 @kernel_jit
 def _forget_lost(state, v, time_s):
-    """Route anew what waits to be fetched by worker v from one that went down."""
+    """Route anew the requests of worker v whose KV was to come from a worker that went down."""
     r = state.workers[v].head[INBOUND]
     state.workers[v].head[INBOUND] = NONE
     while r != NONE:
@@ -595,8 +602,8 @@ def _forget_lost(state, v, time_s):
 
 
 @kernel_jit
-def _outside(state, time_s):
-    """The next event of the outside world: a worker goes down, drains or comes up, it or the link changes
+def _next_disturbance(state, time_s):
+    """Carry out the next disturbance: a worker goes down, drains or comes up, or it or the link changes its
     speed. True for a pause.
     """
     disturbance = state.disturbances[state.counters[NEXT_DISTURBANCE]]
@@ -626,7 +633,7 @@ def _disturb(state, disturbance, time_s, cause):
                 state.workers[w].is_up = DRAINING
             set_pools(state)
     elif disturbance.kind == GONE:
-        _go(state, disturbance.worker, time_s)
+        _remove_drained(state, disturbance.worker, time_s)
     elif disturbance.kind == DOWN:
         if state.workers[disturbance.worker].is_up:
             _go_down(state, disturbance.worker, time_s)
@@ -643,9 +650,12 @@ def _entry(sources):
     @entry_jit
     def simulate_events(fields, closed_loop, stop_early):
         state = pointer_to(fields)
-        n = len(state.requests) if sources > 0 else 0  # closed over: `sources` is part of the cache's key
-        entered = state.counters[ENTERED]  # whoever waits for others is passed over
-        cause, cause_s = np.int64(state.paused[0]), state.paused[1]  # the last event that was no arrival
+        # `sources` is always above 0: closed over, it is part of the key of the stored code.
+        n = len(state.requests) if sources > 0 else 0
+        entered = state.counters[
+            ENTERED
+        ]  # The next request by arrival; those that wait for others are skipped.
+        cause, cause_s = np.int64(state.paused[0]), state.paused[1]  # The last event that was no arrival.
         link = len(state.lanes)
         following = state.counters[NEXT_DISTURBANCE]
         if following < len(state.disturbances):
@@ -680,18 +690,18 @@ def _entry(sources):
                     state.counters[FREED] = without_root(state.requests, freed)
                 arrive(state, r, time_s, cause if is_caused else NONE)
             elif time_s == np.inf:
-                return  # nothing will ever happen: every worker is down
+                return  # Nothing will ever happen again: every worker is down.
             elif starts:
                 start_steps(state, entity, time_s)
             elif entity == link:
                 arrived(state, end_transfer(state, time_s), time_s)
             elif entity > link:
-                if _outside(state, time_s):
+                if _next_disturbance(state, time_s):
                     state.paused[0], state.paused[1] = cause, cause_s
                     return
             else:
                 end_run(state, entity, time_s)
-                # its turn to start comes at once, unless something else happens at this moment
+                # The lane's next step starts at once, unless other events of this moment come first.
                 is_next = not is_released or closed_loop > 0
                 is_next = is_next or state.requests[entered].arrival_s + front_end_s > time_s
                 if is_next and is_alone(state, time_s):

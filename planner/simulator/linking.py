@@ -94,7 +94,8 @@ class _Announce(LoweringPass):
         return True
 
 
-# passes for what no function here has: closures, `with`, literals, array expressions, branches on types
+# These passes serve closures, `with`, literals, array expressions and branches on types, which no function of
+# the simulator has.
 UNUSED = (
     untyped_passes.WithLifting,
     untyped_passes.InlineClosureLikes,

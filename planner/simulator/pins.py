@@ -1,4 +1,6 @@
-"""Pinned prefixes: what workers hold before the first request comes."""
+"""Puts pinned prefixes (planner/search/oracle/pinning.py) into the caches of workers before the first
+request.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ from planner.traffic.trace import Trace
 
 
 def pin_prefixes(state: State, fleet: Fleet, trace: Trace) -> None:
-    """Put what the fleet pins into fresh caches; prefixes that no prompt of the trace begins with are left.
+    """Put the fleet's pinned prefixes into fresh caches. Of each prefix only the blocks that some prompt of
+    the trace begins with are put there: no others can hit.
 
-    Raises InputError where a worker has none, or holds no prompt beside what is pinned.
+    Raises InputError for workers that do not exist or keep no prefixes, and where the longest request has no
+    room beside the pinned prefixes.
     """
     if not fleet.pinned or state.caches is None:
         return
@@ -50,13 +54,13 @@ def pin_prefixes(state: State, fleet: Fleet, trace: Trace) -> None:
 
 
 def pinned_nodes(fleet: Fleet, trace: Trace) -> list[npt.NDArray[np.int32]]:
-    """Of each pinned prefix its nodes in this trace, up to the first block that no prompt has there."""
+    """The nodes of each pinned prefix in the trace's tree, up to the first block that no prompt has there."""
     uses = block_uses(trace)
     ids = np.zeros(len(uses.parent), trace.prefix_ids.dtype)
     ids[uses.node] = trace.prefix_ids
     order = np.lexsort((ids, uses.parent))
     parents, ordered = uses.parent[order], ids[order]
-    found = []
+    nodes_of_prefixes = []
     for prefix in fleet.pinned:
         node, nodes = -1, []
         for block in prefix.block_ids:
@@ -66,8 +70,8 @@ def pinned_nodes(fleet: Fleet, trace: Trace) -> list[npt.NDArray[np.int32]]:
                 break
             node = int(order[at])
             nodes.append(node)
-        found.append(np.array(nodes, np.int32))
-    return found
+        nodes_of_prefixes.append(np.array(nodes, np.int32))
+    return nodes_of_prefixes
 
 
 def _entry(sources):
@@ -75,7 +79,7 @@ def _entry(sources):
     def pin_nodes(fields, w, nodes):
         state = pointer_to(fields)
         for node in nodes:
-            if sources > 0:  # closed over, it is part of the cache's key
+            if sources > 0:  # Always so: closed over, `sources` is part of the key of the stored code.
                 pin(state, w, np.int64(node))
 
     return pin_nodes

@@ -29,15 +29,16 @@ from planner.policies import (
     Batching,
 )
 
-OF_RANKS = (SCORE, ROUND_ROBIN, TWO_BY_REQUESTS, LOWEST_BY_LOT)  # that look at a worker's sum alone
+# Routings that look at sums over a whole worker, and so need not know of its data-parallel ranks.
+RANK_ROUTINGS = (SCORE, ROUND_ROBIN, TWO_BY_REQUESTS, LOWEST_BY_LOT)
 
 
 def check(fleet: Fleet) -> None:
     """Raise InputError for policies that are not known, or do not go together or with the fleet."""
     policies = fleet.policies
     for name, known in BY_FIELD.items():
-        if (asked := getattr(policies, name)) not in known:
-            raise InputError(f"policies.{name} is {asked!r}, must be one of {', '.join(known)}")
+        if (chosen := getattr(policies, name)) not in known:
+            raise InputError(f"policies.{name} is {chosen!r}, must be one of {', '.join(known)}")
     batching = BATCHING[policies.batching]
     if batching.needs_reserve and not policies.reserve_tokens:
         raise InputError(f"policies.reserve_tokens is 0, must be > 0 for {batching.name}, which needs it")
@@ -83,7 +84,7 @@ def check(fleet: Fleet) -> None:
 
 
 def _check_places(fleet: Fleet, batching: Batching) -> None:
-    """Whether what is asked of nodes can be said of them."""
+    """Raise InputError for policies that are not simulated with a `network.topology`."""
     topology, policies = fleet.network.topology, fleet.policies
     if topology is None:
         return
@@ -98,7 +99,7 @@ def _check_places(fleet: Fleet, batching: Batching) -> None:
 
 
 def _check_drafts(fleet: Fleet, batching: Batching) -> None:
-    """Whether what is simulated of speculative decoding is all that the fleet needs."""
+    """Raise InputError for settings that are not simulated with speculative decoding."""
     drafters = {
         pool.type.speculation and pool.type.speculation.drafter_key
         for pool in fleet.running_pools
@@ -135,7 +136,7 @@ def _check_drafts(fleet: Fleet, batching: Batching) -> None:
 
 
 def _check_ranks(fleet: Fleet, batching: Batching) -> None:
-    """Whether what is simulated of data-parallel ranks is all that the fleet needs."""
+    """Raise InputError for settings that are not simulated with data-parallel ranks."""
     found = next((pool for pool in fleet.running_pools if pool.type.dp > 1), None)
     if found is None:
         return
@@ -146,15 +147,15 @@ def _check_ranks(fleet: Fleet, batching: Batching) -> None:
         if (value := getattr(policies, name)) != getattr(usual, name):
             raise InputError(f"{where}: needs {name} {getattr(usual, name)}, found {value!r}")
     for name in ("routing", "decode_routing"):
-        if ROUTING[value := getattr(policies, name)].code not in OF_RANKS:
-            known = ", ".join(row.name for row in ROUTING.values() if row.code in OF_RANKS)
+        if ROUTING[value := getattr(policies, name)].code not in RANK_ROUTINGS:
+            known = ", ".join(row.name for row in ROUTING.values() if row.code in RANK_ROUTINGS)
             raise InputError(
                 f"{where}: {name} {value!r} looks into workers, and not into their ranks; take one of {known}"
             )
 
 
 def _check_lora(fleet: Fleet, batching: Batching) -> None:
-    """Whether what is simulated of LoRA is all that the fleet needs."""
+    """Raise InputError for settings that are not simulated with LoRA."""
     served = {pool.type.lora and pool.type.lora.lora.adapters for pool in fleet.running_pools}
     if served == {None}:
         return
@@ -182,7 +183,7 @@ def _check_lora(fleet: Fleet, batching: Batching) -> None:
 
 
 def _check_offload(fleet: Fleet, batching: Batching) -> None:
-    """Whether what is simulated of KV offload is all that the fleet needs."""
+    """Raise InputError for settings that are not simulated with KV offload."""
     policies, where = fleet.policies, "policies.kv_offload"
     if policies.kv_offload is None:
         return
@@ -218,7 +219,7 @@ def _check_offload(fleet: Fleet, batching: Batching) -> None:
 
 
 def _check_engine(policies: Policies, batching: Batching) -> None:
-    """Whether the engine of the batching has the other policies."""
+    """Raise InputError for policies that the engine of the batching does not have."""
     for name, known in BY_FIELD.items():
         row = known[getattr(policies, name)]
         if batching.engine in row.engines:
@@ -251,7 +252,7 @@ def _check_engine(policies: Policies, batching: Batching) -> None:
 
 
 def _check_pools(policies: Policies) -> None:
-    """Whether workers may change sides for good, where it is said when."""
+    """Raise InputError where `repurpose_after` is given for pools that do not use it, or missing."""
     pools, is_said = POOLS[policies.pools], policies.repurpose_after_s < math.inf
     if pools.code not in (MIXED_POOL, REPURPOSE) and is_said:
         raise InputError(
@@ -265,7 +266,7 @@ def _check_pools(policies: Policies) -> None:
 
 
 def _check_caches(policies: Policies) -> None:
-    """Whether the policies go with prefix caches, or do without."""
+    """Raise InputError for policies that need prefix caches where there are none, or do not go with them."""
     if ROUTING[policies.decode_routing].needs_caches:
         raise InputError(
             f"policies.decode_routing is {policies.decode_routing!r}, must not look at prefixes: decode "

@@ -144,7 +144,7 @@ def _least(state, r, by_seconds):
 @kernel_jit
 def _pinned(state, r):
     caches, need = state.caches, _need(state, r)
-    last = NONE  # the deepest node of the prompt that is pinned anywhere
+    last = NONE  # The deepest node of the prompt that is pinned on any worker.
     for i in range(cacheable(state, r) if len(caches.pinned) > 0 else ZERO):
         node, is_any = node_at(state, r, i), False
         for word in caches.pinned[node]:

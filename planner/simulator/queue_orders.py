@@ -1,17 +1,19 @@
 """Which prompt is next on a worker, for queue policies that depend on the prefix cache or on tenants.
 
 lpm (SGLang): the prompt with the longest cached prefix; of equal ones the first to arrive.
+
 vtc (Sheng et al. 2024): the tenant that the worker served least; one that comes back after a pause has no
-credit. dlpm (Cao et al. 2025): lpm among tenants with credit. When no tenant that waits has any, each gets a
-quantum. A
-    tenant that comes back keeps its debt, but no credit.
-dlpm-turns: dlpm for engines that take a number with each request (vLLM's priority). A tenant's turn is how
-many
-    quanta of its work were sent before, those that it let pass included. In one turn the longest cached
-    prefix goes first, as the router knew it. Outputs are charged when they are complete.
+credit.
+
+dlpm (Cao et al. 2025): lpm among tenants with credit. When no tenant that waits has any, each gets a quantum.
+A tenant that comes back keeps its debt, but no credit.
+
+dlpm-turns: dlpm for engines that take a number with each request (vLLM's priority). The number is the
+tenant's turn: how many quanta of its work were sent before, those that it let pass included. In one turn the
+longest cached prefix goes first, as the router knew it. Outputs are charged when they are complete.
+
 preble (Srivatsa et al. 2024): P groups by the cached share of the prompt. In a round each group, the best
-first,
-    may send one prompt more than the next lower one.
+first, may send one prompt more than the next lower one.
 
 Service is the computed tokens of prompts (cached ones are free) and the tokens of output, each with its
 weight, over the tenant's weight. Preempted requests go before all others.

@@ -12,15 +12,15 @@ Fair     F_u(t1, t2) = w_u / sum_{v active} w_v  x  sum_v W_v(t1, t2),   active:
 
   share_u(t1, t2) = W_u / min(F_u, W_u + B_u(t2))
 
-A window is one of the equal parts, as many as are `window_s` long or longer, of a stretch of the measured
-time in which u has work waiting all along; shorter stretches say nothing. The share of a tenant is the least
-of its windows. With B_u a tenant whose requests wait for a step or two, as all do, and who gets all that it
-asks for, misses nothing; one with much work waiting is owed its fair share.
+A stretch of the measured time in which u has work waiting all along is cut into as many equal windows as can
+be at least `window_s` long; a shorter stretch has none. The share of a tenant is the least one of its
+windows. By the term with B_u, a tenant whose requests wait only for a step or two, and all get served, has a
+share of 1 or more; a tenant with much work waiting is owed its fair share.
 
 Service, weights and backlogged intervals are those of VTC (Sheng et al. 2024, arXiv:2401.00588, section 3 and
 Theorem 4.4), whose figures take windows of a minute; only computed prompt tokens count, as in DLPM (Cao et
-al. 2025, arXiv:2501.14312). VTC bounds by how many tokens a tenant may be behind; a share says it relatively.
-A preempted request does not count as waiting again, and what waits to be handed over does not.
+al. 2025, arXiv:2501.14312). VTC bounds how many tokens a tenant may be behind; a share is relative. Preempted
+requests and requests that wait to be handed over do not count as waiting.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ from planner.simulator.layout import REJECTED
 from planner.simulator.simulation import Simulation
 
 Floats = npt.NDArray[np.float64]
-Spans = npt.NDArray[np.float64]  # (S, 2) disjoint spans of time, in order
+Spans = npt.NDArray[np.float64]  # (S, 2): starts and ends of disjoint spans of time, in order.
 
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """The least share of a tenant over its `windows`, and the window it is of; NaN and None without any."""
+    """The least share of a tenant over its `windows`, and the window that has it; NaN and None without
+    windows.
+    """
 
     tenant: str
     share_frac: float
@@ -52,8 +54,8 @@ class TenantShare:
 
 @dataclass(frozen=True, slots=True)
 class GuaranteeLine:
-    """One guarantee and what the simulation says of it: the tenant with the least share of those it is to,
-    over all their windows.
+    """One guarantee and its result in the simulation: of the tenants that have it, the one with the least
+    share, and the number of windows of all of them.
     """
 
     guarantee: ServiceGuarantee
@@ -62,7 +64,7 @@ class GuaranteeLine:
 
     @property
     def holds(self) -> bool:
-        """True where nobody waited for a whole window."""
+        """Whether the least share is large enough; also where no tenant waited for a whole window."""
         return not self.least.share_frac < self.guarantee.share_frac * (1 - 1e-9)
 
 
@@ -106,17 +108,19 @@ def tenant_shares(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ServiceOf:
-    """What some requests got, and when there were any: waiting, or waiting or in service (`present`)."""
+    """The service W of some requests over time, and the spans in which some of them wait (`waiting`), or wait
+    or run (`present`). Service is the sum of a piecewise linear curve and of jumps.
+    """
 
     waiting: Spans
     present: Spans
-    knots_s: Floats  # between which service is linear, but for steps
-    at_knots: Floats
-    steps_s: Floats
-    after_steps: Floats  # (steps + 1,)
-    arrival_s: Floats
-    arrived: Floats  # (n + 1,) service asked for by the first n arrivals
-    scheduled_s: Floats
+    knots_s: Floats  # The corners of the linear curve,
+    at_knots: Floats  # and its values there.
+    steps_s: Floats  # The times of the jumps,
+    after_steps: Floats  # (steps + 1,) and their sums.
+    arrival_s: Floats  # The arrivals in order,
+    arrived: Floats  # (n + 1,) and the service that the first 0, 1, ... of them need.
+    scheduled_s: Floats  # The same by the time at which requests are first scheduled.
     begun: Floats
 
     @classmethod
@@ -165,7 +169,9 @@ class _ServiceOf:
 
 
 def _ramps(starts_s: Floats, ends_s: Floats, amounts: Floats) -> tuple[Floats, Floats]:
-    """The sum of ramps, each from 0 at its start to its amount at its end: at its knots."""
+    """The sum of ramps, each from 0 at its start to its amount at its end: the sum's knots and values
+    there.
+    """
     rates = amounts / (ends_s - starts_s)
     times_s = np.concatenate([starts_s, ends_s])
     order = np.argsort(times_s, kind="stable")
@@ -181,6 +187,7 @@ def _steps(times_s: Floats, amounts: Floats) -> tuple[Floats, Floats]:
 
 
 def _union(starts_s: Floats, ends_s: Floats) -> Spans:
+    """The union of these spans as disjoint ones."""
     is_span = ends_s > starts_s
     order = np.argsort(starts_s[is_span], kind="stable")
     starts_s, ends_s = starts_s[is_span][order], ends_s[is_span][order]
@@ -193,7 +200,7 @@ def _union(starts_s: Floats, ends_s: Floats) -> Spans:
 
 
 def _windows(spans: Spans, within_s: tuple[float, float], window_s: float) -> list[Floats]:
-    """Of each span inside these times the edges of its equal parts of at least `window_s`."""
+    """The edges of the windows in each span, clipped to `within_s`: equal parts of at least `window_s`."""
     edges = []
     for start_s, end_s in np.clip(spans, *within_s).tolist():
         parts = math.floor((end_s - start_s) / window_s * (1 + 1e-12))
@@ -204,6 +211,6 @@ def _windows(spans: Spans, within_s: tuple[float, float], window_s: float) -> li
 
 def _meets(spans: Spans, edges_s: Floats) -> npt.NDArray[np.bool_]:
     """Whether any of the spans has a part in each window between the edges."""
-    first = np.searchsorted(spans[:, 1], edges_s[:-1], "right")  # the first span that ends after the start
+    first = np.searchsorted(spans[:, 1], edges_s[:-1], "right")  # The first span that ends after the start.
     starts_s = np.append(spans[:, 0], np.inf)[first]
     return np.asarray(starts_s < edges_s[1:])

@@ -75,8 +75,8 @@ class Simulation:
     # of the parts of the simulation of which `runs` are kept.
     gaps: GapCounts | None = None
     sampled_s: Floats = field(default_factory=lambda: np.zeros((0, 2)))
-    tasks: Tasks | None = None  # of the trace; None where no request waits for another
-    # (n,) an index into the selectors of `limits`, NONE for none; empty where no limit is of a class.
+    tasks: Tasks | None = None  # None in a trace without sessions.
+    # (n,) an index into the selectors of `limits`, NONE for no class; empty where no limit is of a class.
     of_class: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def class_of(self, selector: Selector | None) -> int:

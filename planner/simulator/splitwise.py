@@ -2,28 +2,28 @@
 
 A request is a prompt task, which makes the first token, and a token task, which makes the others. Both run on
 one machine, or the prompt's KV moves to another in between; both machines are chosen on arrival. A machine
-runs one batch of tasks at a time: a step if there is a prompt in it, else, in closed form, steps until the
-first decode is done. What arrives cuts such a run at the end of its step. The next batch is, in this order:
-tasks left out of several batches (ageing), prompts, decodes that were evicted, decodes that run, all others
-by arrival; a prompt as long as the batch evicts every decode. KV is reserved when a task first runs, for the
-prompt and one token, then for all tokens to come. Transfers do not wait for each other, unless the link is
-shared; where the target has no room they ask again every second.
+runs one batch of tasks at a time: one step if there is a prompt in it, else as many steps, in closed form, as
+the first decode needs to its end. An arrival ends such a run with its current step. The next batch takes, in
+this order: tasks left out of several batches (ageing), prompts, decodes that were evicted, decodes that run,
+all others by arrival; a prompt as long as the batch evicts every decode. KV is reserved when a task first
+runs: for the prompt and one token, then for all tokens to come. Transfers do not wait for each other, unless
+the link is shared; a transfer whose target has no room tries again every second.
 
-Pools "splitwise": a machine of the other pool becomes mixed where a prompt finds only long queues or the
-tokens no room, and goes home when it has nothing left. One that has been mixed for `repurpose_after_s` is of
-the other pool from then on, if its own keeps a machine (section IV-A: machines that stay in the mixed pool
-for a considerable time are re-purposed). It is looked for as a request arrives.
+Pools "splitwise": if a prompt finds only long queues, or its tokens no room, a machine of the other pool
+becomes mixed; it returns to its home pool when it has nothing left. After `repurpose_after_s` in the mixed
+pool it belongs to the other pool, if its own keeps a machine (section IV-A: machines that stay in the mixed
+pool for a considerable time are re-purposed). This is checked when a request arrives.
 
-A machine that goes down loses its KV. Requests that had theirs there, or waited there, start over: the tokens
-that have left are part of the prompt. Of the others those whose tokens were to come there get another token
-machine at once, and keep what their prompt machine has. Who finds no machine waits for one to come up.
+A machine that goes down loses its KV. Requests that had their KV there, or waited there, start over: the
+tokens that have left count as part of the prompt. Requests that only had it as their token machine get
+another one at once, and keep their KV on the prompt machine. Requests without a machine wait for one.
 
-Habits of that program that are kept, because its results depend on them: the list of tasks that wait is in
-order of (batches left out, arrival) as that was when each was put in, by bisection of a list that is no
-longer sorted; ageing counts batches formed, not steps. Under routing "kv-token-jsq", and only there: the load
-of a new request is never added, though subtracted when it is done, so that one machine of each pool gets
-everything. Not kept: what can never go on, because memory is reserved by tasks that wait for more, is
-rejected, where the program would turn without end.
+Habits of that program that are kept, because its results depend on them: the list of waiting tasks is sorted
+by (batches left out, arrival) as these were when each task was put in, by bisection of a list that is no
+longer sorted; ageing counts batches formed, not steps. With routing "kv-token-jsq" alone, the load of a new
+request is never added, though it is subtracted at the end, so that one machine of each pool gets everything.
+Not kept: requests that can never go on, because memory is reserved by tasks that wait for more, are rejected;
+the program would run for ever.
 """
 
 from __future__ import annotations
@@ -99,11 +99,13 @@ from planner.simulator.splitwise_pools import (
 from planner.simulator.step_times import step_seconds
 from planner.simulator.transfer import transfer_end_s
 
-MAX_SKIPS = 4  # batches a task is left out of before it comes first
-RETRY_S = 1.0  # until a transfer asks again for room
+MAX_SKIPS = 4  # A task that so many batches have left out comes first (as in Splitwise's program).
+RETRY_S = 1.0  # After so long a transfer without room tries again.
 
-WAITING, PROMPTS, EVICTED = np.int64(0), np.int64(1), np.int64(2)  # lists of a machine; the first holds all
-PROMPT, FRESH, HAS_RUN = np.int64(0), np.int64(1), np.int64(2)  # phases of a request: prompt, then token task
+WAITING, PROMPTS, EVICTED = np.int64(0), np.int64(1), np.int64(2)  # Lists of a machine; the first holds all.
+# Phases of a request: its prompt task, its token task before it has run, and after.
+PROMPT, FRESH, HAS_RUN = np.int64(0), np.int64(1), np.int64(2)
+# A task's code is 2 r for the prompt of request r, 2 r + 1 for its tokens.
 
 
 # ------------------------------------------------------------------------------------------ tasks that wait
@@ -111,8 +113,9 @@ PROMPT, FRESH, HAS_RUN = np.int64(0), np.int64(1), np.int64(2)  # phases of a re
 
 @small_jit
 def _skips(state, w, code):
+    """How many batches of machine w have left out a task; 0 for tokens whose prompt waits before them."""
     task = state.tasks[code >> 1]
-    if code & 1 and task.phase == PROMPT:  # its prompt waits in its stead
+    if code & 1 and task.phase == PROMPT:
         return ZERO
     return task.skips + state.machines[w].formed
 
@@ -248,10 +251,10 @@ def _take(state, w, r):
 
 @kernel_jit
 def _select(state, w):
-    """Pick who joins the batch of machine w; how many of its decodes stay.
+    """Pick the tasks that join the batch of machine w; returns how many of its decodes stay.
 
-    Every class ends where the batch is full. Prompts, and the others, end at the first that memory cannot
-    hold; the aged pass over it.
+    Each group is taken until the batch is full. Prompts, evicted decodes and the rest end at the first task
+    that memory cannot hold; aged tasks pass over it.
     """
     worker, machine = state.workers[w], state.machines[w]
     kind, decodes = state.types[worker.type], state.lanes[w].decodes
@@ -409,7 +412,7 @@ def _arrive(state, w, code, time_s):
 
 @kernel_jit
 def _come(state, w, code, time_s):
-    """A task comes to machine w, a prompt with its tokens where they stay there."""
+    """A task comes to machine w; a prompt brings its token task if that runs on w too."""
     while True:
         if _arrive(state, w, code, time_s):
             _start(state, w, time_s)
@@ -482,7 +485,7 @@ def _first_token(state, w, r, time_s):
     request, task = state.requests[r], state.tasks[r]
     if request.generated_tokens == 0:
         first_token(state, r, time_s)
-    else:  # it has started over
+    else:  # It has started over and had its first token before.
         single_gap(state, w, r, time_s)
         request.generated_tokens += 1
         request.last_token_s = time_s
@@ -530,7 +533,7 @@ def _release(state, w, r):
 
 @kernel_jit
 def _has_room_again(state, w, time_s):
-    """Memory of machine w was given back: cut its batch for those that wait; True if it is to start now."""
+    """Memory of machine w was given back: cut its batch for waiting tasks. True if it is to start now."""
     worker, lane, machine = state.workers[w], state.lanes[w], state.machines[w]
     kind = state.types[worker.type]
     if worker.waiting == 0:
@@ -614,7 +617,7 @@ def _start_over(state, r, w, time_s):
 
 @kernel_jit
 def _go_down(state, w, time_s):
-    """Machine w dies: whoever has something there starts over, other tokens will come elsewhere."""
+    """Machine w dies: requests with KV or a place there start over; token tasks to come go elsewhere."""
     _stop(state, w, time_s)
     for r in range(state.counters[ENTERED]):
         request = state.requests[r]
@@ -629,7 +632,7 @@ def _go_down(state, w, time_s):
         elif request.decode_worker == w:
             _call_off(state, r)
             request.decode_worker = NONE
-            if state.tasks[r].phase != PROMPT:  # till there is another machine
+            if state.tasks[r].phase != PROMPT:  # Without a target it tries again until there is a machine.
                 _send(state, r, time_s)
     _place_anew(state, time_s)
 
@@ -683,7 +686,7 @@ def _may_overflow(state):
 
 
 @kernel_jit
-def _outside(state, time_s):
+def _next_disturbance(state, time_s):
     """The next event of the outside world: a machine goes down or comes up, it or the links change speed."""
     disturbance = state.disturbances[state.counters[NEXT_DISTURBANCE]]
     state.counters[NEXT_DISTURBANCE] += 1
@@ -707,7 +710,7 @@ def _outside(state, time_s):
 
 @kernel_jit
 def _is_stuck(state):
-    """Nothing will happen but transfers that ask, in vain, for room."""
+    """Whether the only events left are transfers that will never find room."""
     if state.counters[PENDING] > state.marks[RETRYING]:
         return False
     for i in range(state.counters[PENDING]):
@@ -727,7 +730,8 @@ def _entry(sources):
     @entry_jit
     def simulate_events(fields, closed_loop, stop_early):
         state = pointer_to(fields)
-        n = len(state.requests) if sources > 0 else 0  # closed over: `sources` is part of the cache's key
+        # `sources` is always above 0: closed over, it is part of the key of the stored code.
+        n = len(state.requests) if sources > 0 else 0
         machines, marks = len(state.workers), state.marks
         while state.counters[DONE] < n:
             if marks[IS_FULL]:
@@ -747,7 +751,7 @@ def _entry(sources):
                 if _may_overflow(state):
                     marks[IS_FULL] = 1
                 else:
-                    _outside(state, time_s)
+                    _next_disturbance(state, time_s)
             else:
                 r = state.heap[0] - machines
                 schedule(state, state.heap[0], np.inf)

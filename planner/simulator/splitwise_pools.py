@@ -1,4 +1,6 @@
-"""Splitwise's pools of machines, who takes a request, and who changes sides: see splitwise.py."""
+"""Splitwise's pools of machines: which machine takes a request, and which one changes its pool
+(splitwise.py).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from planner.simulator.layout import NONE, REPURPOSE_S, SIZE, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit
 from planner.simulator.slots import assign, load, reject
 
-PROMPT_QUEUE_TOKENS = 8192.0  # no more prompts than that behind one that waits
+PROMPT_QUEUE_TOKENS = 8192.0  # A machine with more prompt tokens than these has a long queue.
 PROMPT_POOL, TOKEN_POOL, MIXED_POOL = np.int64(0), np.int64(1), np.int64(2)
 
-# of State.marks: transfers that wait for room, whether a queue is about to overflow, tasks that came, whether
-# loads count, whether machines change pools
+# Indices into State.marks: transfers that wait for room, whether a queue is about to overflow, tasks that
+# have come so far, whether the loads of new requests count, whether machines change pools.
 RETRYING, IS_FULL, CAME, ADDS, MOVES = range(5)
 MARKS = 5
 
@@ -96,6 +98,9 @@ def least_pending(state, pool, need, best):
 
 @kernel_jit
 def least_reserved(state, pool, need):
+    """The machine of a pool with the fewest promised tokens that holds `need` at all; NONE if there is
+    none.
+    """
     best = NONE
     for i in range(state.counters[SIZE + pool]):
         w = state.pools[pool, i]
@@ -108,7 +113,9 @@ def least_reserved(state, pool, need):
 
 @kernel_jit
 def _open_for_prompt(state, r):
-    """Splitwise's mixed pool: the machine for a prompt, which may change pools; NONE: none is left."""
+    """The machine for a prompt, in Splitwise's order: one of the prompt pool or the mixed pool without a long
+    queue, else one of the token pool, which changes its pool then; NONE if that has none.
+    """
     prompt = prompt_tokens(state, r)
     for pool in (PROMPT_POOL, MIXED_POOL):
         w = least_pending(state, pool, prompt, NONE)
@@ -122,7 +129,7 @@ def _open_for_prompt(state, r):
 
 @kernel_jit
 def open_for_tokens(state, r):
-    """... for its tokens."""
+    """The machine of the token pool or the mixed pool that has room for request r; NONE if there is none."""
     whole = whole_tokens(state, r)
     for pool in (TOKEN_POOL, MIXED_POOL):
         w = least_reserved(state, pool, whole)
@@ -133,6 +140,7 @@ def open_for_tokens(state, r):
 
 @kernel_jit
 def least_pending_of_all(state, r):
+    """The machine of any pool with the least work that holds request r at all; NONE if there is none."""
     best = NONE
     for pool in (PROMPT_POOL, MIXED_POOL, TOKEN_POOL):
         best = least_pending(state, pool, whole_tokens(state, r), best)

@@ -1,5 +1,5 @@
-"""A controller for pool sizes that are known beforehand: how many workers must be ready from which time
-on.
+"""A controller for pool sizes that are known beforehand, as times from which so many workers must be
+ready.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ class Timetable:
     """From `times_s[i]` on, `sizes[i]` (P,) workers are ready. Before the first time the sizes at time zero
     hold.
 
-    With target(v) the sizes of the timetable, it asks at time u for
+    With target(v) the sizes of the timetable, the controller wants at time u
 
         max of target(v) over u <= v <= u + start_s      (of each pool by itself)
 
-    so that workers are asked for a start-up time `start_s` before they must be ready, and given up as soon as
-    they are not needed. A worker that is not needed for less than a start-up is kept: its successor would
-    have to be asked for before it is given up. Workers that must be ready within a start-up of time zero are
-    asked for at time zero, and come late.
+    workers, so that each is started a start-up time `start_s` before it must be ready, and given up as soon
+    as it is not needed. A worker that is not needed for less than a start-up is kept: its successor would
+    have to start before it is given up. Workers that must be ready within a start-up of time zero start at
+    time zero, and are late.
     """
 
     every_s = math.inf  # Decisions are at the times that `next_s` names.
@@ -65,8 +65,8 @@ class Timetable:
         return self.sizes_at(reading.time_s)
 
     def sizes_at(self, time_s: float) -> tuple[int, ...]:
-        """The sizes (P,) it asks for at a time. Rounding must not put off what is due just one start-up
-        later.
+        """The sizes (P,) it wants at a time. The window is 1e-12 longer, so that rounding does not delay a
+        worker that is needed exactly one start-up later.
         """
         targets = (self._at_first, *self.targets)
         wanted = []
