@@ -144,7 +144,7 @@ def plan_file(path: str | Path) -> Path:
 def named_fleets(
     given: Mapping[str, FleetLike] | Iterable[FleetLike | tuple[str, FleetLike]],
 ) -> list[tuple[str, FleetLike]]:
-    """Fleets with their names. A file that was given without a name has its file name, without the ending."""
+    """Fleets with their names. A file that was given without a name is named by `name_of_file`."""
     if isinstance(given, Mapping):
         return list(given.items())
     if isinstance(given, str | Path):
@@ -154,8 +154,16 @@ def named_fleets(
         if isinstance(fleet, tuple):
             pairs.append(fleet)
         else:
-            pairs.append((Path(fleet).stem if isinstance(fleet, str | Path) else f"fleet {number}", fleet))
+            name = name_of_file(Path(fleet)) if isinstance(fleet, str | Path) else f"fleet {number}"
+            pairs.append((name, fleet))
     return pairs
+
+
+def name_of_file(path: Path) -> str:
+    """A fleet's name where none is given: the file's without its ending, of plan.yaml that of its folder, as
+    all plans have that file name.
+    """
+    return path.parent.name if path.name == "plan.yaml" and path.parent.name else path.stem
 
 
 def limits_and_rate(

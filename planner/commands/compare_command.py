@@ -123,10 +123,12 @@ def _policy_variants(texts: list[str]) -> dict[str, dict[str, Any] | None]:
 
 
 def _named(text: str) -> tuple[str, Path]:
-    """NAME=FILE, or a file that is named by its own name without the ending."""
+    """NAME=FILE, or a file that is named as `name_of_file` does."""
+    from planner.api.inputs import name_of_file
+
     name, equals, path = text.partition("=")
     if not equals or Path(text).exists():
-        return Path(text).stem, Path(text)
+        return name_of_file(Path(text)), Path(text)
     if not name.strip() or not path:
         raise InputError(f"--fleet {text}: expected FILE or NAME=FILE")
     return name.strip(), Path(path)

@@ -228,6 +228,10 @@ def _unsure_message(
     text = ",".join(f"{role}={hint[role]}{':' + units[role] if role in units else ''}" for role in core)
     quoted = f"'{text}'" if re.search(r"[^\w=,.:@/-]", text) else text
     why = [*doubts, *(f"no column is told as {role}" for role in missing)]
+    if {"input", "output"} <= set(missing):
+        why.append(
+            "a log without token counts tells the rate alone: plan --rate 5 --task chat describes the rest"
+        )
     guess = "" if missing else text
     return UnsureError(
         f"{where}: {'; '.join(why)}; found {names}. Say it: plan trace --map {quoted}, or traffic: map in "
