@@ -293,3 +293,15 @@ def test_what_a_limit_must_be_raised_to_is_searched_with_fleets_of_any_settings(
     with pytest.raises(InfeasibleError, match="Raise power from 2500 to 4400 W"):
         plan(question(limits={"power": "2.5 kW"}, **asked), trace, CATALOG)
     assert plan(question(limits={"power": "4.4 kW"}, **asked), trace, CATALOG).fleet.power_w <= 4400
+
+
+def test_no_alternative_is_beyond_a_budget_that_the_best_fleet_keeps() -> None:
+    """Without the limit one pool of mixed workers would take 6 or 14 GPUs."""
+    asked = question(
+        slo={"ttft": {"p90": "2 s"}, "tbt": {"p99": "80 ms"}},
+        limits={"gpus": 4},
+        fleet={"gpus": ["h100-80g", "a100-80g"], "max_num_batched_tokens": 2048},
+    )
+    found = plan(asked, traffic(requests=60, rate_rps=2.0), CATALOG)
+    assert found.fleet.gpus == 4
+    assert all(each.fleet is None or each.fleet.gpus <= 4 for each in found.alternatives)

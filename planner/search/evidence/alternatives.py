@@ -75,7 +75,7 @@ def find_alternatives(
     for label, counts in kinds:
         if counts in (best, production):
             continue
-        if counts is None:
+        if counts is None or not problem.allows(counts):
             rows.append(Alternative(label, None, math.inf, (Remarked("not-searched"),)))
         elif oracle.holds([counts])[0]:
             rows.append(Alternative(label, oracle.fleet(counts), objective_paid(problem, counts)))
@@ -138,6 +138,11 @@ def _cheapest_mixed(
         option.name: max(search.most_failed.get(option.name, 0), level0.bounded[option.name].least - 1)
         for option in options
     }
+    # A search without budgets, whose fleet is within them, may have ranged further than they allow.
+    most = {
+        option.name: min(level0.bounded[option.name].most, problem.limits.most_workers(option.type))
+        for option in options
+    }
     counts: Counts | None = None
     ceiling = ALONE_TIMES * value
     notes: tuple[Note, ...] = ()
@@ -152,7 +157,7 @@ def _cheapest_mixed(
 
     def most_below(option: Option, price: float) -> int:
         """The most workers of this option for less than `price`; 0 where all such counts have failed."""
-        count = min(level0.bounded[option.name].most, largest_below(option, price))
+        count = min(most[option.name], largest_below(option, price))
         return int(count) if most_failed[option.name] < count < math.inf else 0
 
     def search_order(option: Option) -> tuple[bool, float, int]:
@@ -165,7 +170,11 @@ def _cheapest_mixed(
         return simulations_left <= 0 or problem.out_of_time()
 
     ordered = sorted(options, key=search_order)
-    known = [option for option in ordered if option.name in search.least_holding]
+    known = [
+        option
+        for option in ordered
+        if option.name in search.least_holding and search.least_holding[option.name] <= most[option.name]
+    ]
     if len(best) == 1 and best[0][0] in options:
         counts, ceiling = best, value
     elif known and not has_stopped() and check_holds(known[0], count := search.least_holding[known[0].name]):
@@ -200,7 +209,7 @@ def _cheapest_mixed(
     least = min(objective_paid(problem, ((option, most_failed[option.name] + 1),)) for option in options)
     if search.is_exhausted and search.best is not None:
         least = max(least, objective_paid(problem, search.best))
-    why = Remarked("effort-ended") if has_stopped() else _why_none(level0, options, most_failed)
+    why = Remarked("effort-ended") if has_stopped() else _why_none(most, options, most_failed)
     return _GpuTypeAlone(None, math.inf, least, (why,))
 
 
@@ -209,8 +218,8 @@ def _least_cost(options: Sequence[Option], failed: Mapping[str, int]) -> float:
     return min(objective(((option, failed[option.name] + 1),)) for option in options)
 
 
-def _why_none(level0: Level0, options: Sequence[Option], failed: Mapping[str, int]) -> Note:
+def _why_none(most: Mapping[str, float], options: Sequence[Option], failed: Mapping[str, int]) -> Note:
     """The reason why no pool of one GPU type was found."""
-    if all(failed[option.name] >= level0.bounded[option.name].most for option in options):
+    if all(failed[option.name] >= most[option.name] for option in options):
         return Remarked("all-too-few")
     return NoneUpTo(ALONE_TIMES)
