@@ -49,7 +49,7 @@ from planner.documents.fits import latency_document
 from planner.documents.fleet_file import fleet_of
 from planner.errors import InputError, PlannerError
 from planner.fleet import Fleet
-from planner.importers import Facts
+from planner.importers import StatedSetup
 from planner.models.engine import DEPLOYED_VERSION
 from planner.models.latency import StepLatency
 from planner.models.memory import Served, active_weight_bytes, worker_memory
@@ -609,7 +609,7 @@ def _profiles(folder: Path, stem: str, tp: int) -> list[Path]:
 
 def imported(run: Run, profiles: Sequence[Path], catalog: Catalog) -> StepLatency:
     """What `plan import llmservingsim` and `plan fit` make of kernel profiles."""
-    facts = Facts(llm=run.llm, gpu=run.gpu, tp=run.tp)
+    facts = StatedSetup(llm=run.llm, gpu=run.gpu, tp=run.tp)
     table = importers.read("llmservingsim", profiles, facts, catalog)
     assert isinstance(table, StepTable)
     return fit_table(table, facts, catalog, where=run.campaign).latency

@@ -284,7 +284,7 @@ def questions_of(question: TaskDocument, trace: TracesLike) -> SeveralLlmsQuesti
         common = Path(trace)
     elif trace is not None:
         common = read_trace(trace)
-    return question_of(document, question.path, common, question.catalog, own=own)
+    return question_of(document, question.path, common, question.catalog, traces=own)
 
 
 def _command(

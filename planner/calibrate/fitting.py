@@ -24,7 +24,7 @@ from planner.files.numeric import as_floats
 from planner.files.text_tables import read_text
 from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, parse_runs
-from planner.importers.foreign_fields import Facts
+from planner.importers.foreign_fields import StatedSetup
 from planner.models.correction import CorrectedFormula
 from planner.models.latency import ON_WALL, Array, StepLatency
 from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, cross_validated_errors
@@ -68,14 +68,14 @@ class FittedSteps:
 
 def fit_table(
     table: StepTable,
-    facts: Facts,
+    stated: StatedSetup,
     catalog: Catalog,
     *,
     where: str,
     host_overhead_s: float | None = None,
     choose_family: bool = False,
 ) -> FittedSteps:
-    """Fit `table`; facts come before its `#` lines.
+    """Fit `table`; what is `stated` comes before its `#` lines.
 
     `host_overhead_s` is the engine's own part of every step. It is taken out of the measured times, or added
     to those of a table of kernel times. None is what the table measured (the median of its column host_s).
@@ -88,7 +88,7 @@ def fit_table(
         slowdown, admission_s = (float(about.get(key, 0.0)) for key in ("slowdown", "admission_s"))
         table = without_host(table, slowdown=slowdown or 1.0, admission_s=admission_s)
     llm, gpu, tp = foreign_fields.read_setup(
-        facts, catalog, where, llm=about.get("llm"), gpu=about.get("gpu"), tp=about.get("tp")
+        stated, catalog, where, llm=about.get("llm"), gpu=about.get("gpu"), tp=about.get("tp")
     )
     _check_identified(table.X, where)
     is_kernel_time = table.is_kernel_time
@@ -198,7 +198,7 @@ def fit_yaml(fitted: FittedSteps, *, command: str, date: str | None = None) -> s
 
 def calibrate_files(
     paths: Sequence[Path],
-    facts: Facts,
+    stated: StatedSetup,
     catalog: Catalog,
     *,
     base: Path | None = None,
@@ -224,14 +224,14 @@ def calibrate_files(
             table = read_step_table(path)
             setup_facts = {key: table.about.get(key) for key in ("llm", "gpu", "tp")}
             steps.append(table)
-        setups.add(foreign_fields.read_setup(facts, catalog, path, **setup_facts))
+        setups.add(foreign_fields.read_setup(stated, catalog, path, **setup_facts))
     if len(setups) != 1:
         engine_names = "; ".join(f"{llm} on {tp} x {gpu}" for llm, gpu, tp in sorted(setups))
         raise InputError(
             f"calibrate: the measurements are of different engines ({engine_names}); give those of one"
         )
     llm_name, gpu_name, tp = setups.pop()
-    llm, gpu = catalog.llm(facts.llm or llm_name), catalog.gpu(gpu_name)
+    llm, gpu = catalog.llm(stated.llm or llm_name), catalog.gpu(gpu_name)
     latency = (catalog if base is None else _only(catalog, base)).step_latency(llm, gpu, tp)
     if base is not None and latency == _only(catalog).step_latency(llm, gpu, tp):
         raise InputError(f"{base}: holds no fit of {llm_name} on {tp} x {gpu_name}")

@@ -51,37 +51,43 @@ def fit_kernels(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="A catalog directory; made if need be.")
     ],
-    gpu: Annotated[list[str] | None, typer.Option("--gpu", help="Of these GPUs; else of all.")] = None,
+    gpu: Annotated[
+        list[str] | None, typer.Option("--gpu", help="Fit these GPUs; default: all with kernel tables.")
+    ] = None,
     tp: Annotated[
-        list[int] | None, typer.Option("--tp", min=1, help="Of these TPs; else 1, 2, 4, 8.")
+        list[int] | None, typer.Option("--tp", min=1, help="Fit these TPs; default: 1, 2, 4, 8.")
     ] = None,
     catalog: CatalogOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """Make fits of step times from AIConfigurator's kernel tables: DIR is then given as --catalog."""
     from planner.files.checked_files import check_output_directory, is_path, to_yaml, write_files
-    from planner.importers.silicon_fits import TPS, file_name, silicon_fits
+    from planner.importers.silicon_fits import NO_MEMORY, TPS, file_name, silicon_fits
 
-    known = read_catalog(catalog)
+    catalog_rows = read_catalog(catalog)
     check_output_directory(out)
-    served, gpus = known.llm(llm), _gpus(known, gpu)
+    llm_read, gpus = catalog_rows.llm(llm), _gpus_to_fit(catalog_rows, gpu)
     # A name of the catalog wins over a file of that name; AIConfigurator reads the folder of a config.json.
-    given = Path(llm) if not known.has_llm(llm) and is_path(llm) else None
+    given = Path(llm) if not catalog_rows.has_llm(llm) and is_path(llm) else None
     folder = given.parent if given is not None and given.is_file() else given
-    command = f"plan catalog fit {served.name if folder is None else llm}"
+    # The files that are written name this command as their origin.
+    command = f"plan catalog fit {llm_read.name if folder is None else llm}"
     documents: dict[str, dict[str, Any]] = {}
     left_out: list[str] = []
     with Progress() as progress:
         for each in gpus:
-            progress(f"{served.name} on {each.name}")
+            progress(f"{llm_read.name} on {each.name}")
             date = datetime.date.today().isoformat()
-            fitted = silicon_fits(served, each, tp or TPS, date=date, command=command, folder=folder)
+            fitted = silicon_fits(llm_read, each, tp or TPS, date=date, command=command, folder=folder)
             left_out += fitted.left_out
             if fitted.document is not None:
-                documents[f"latency/{file_name(served, each)}"] = fitted.document
+                documents[f"latency/{file_name(llm_read, each)}"] = fitted.document
     if not documents:
-        # A lack of memory is the least telling reason: it is named only where there is no other.
-        raise InputError(min(left_out, key=lambda why: why.endswith("does not fit into memory")))
+        # Some small GPU lacks the memory in any case: another reason, if there is one, says more.
+        reasons = [why for why in left_out if not why.endswith(NO_MEMORY)] or left_out
+        raise InputError(
+            reasons[0] if reasons else f"{llm_read.name}: no GPU of the catalog has kernel tables"
+        )
     write_files(out, {name: to_yaml(document) for name, document in documents.items()})
     rows = [
         {
@@ -96,10 +102,10 @@ def fit_kernels(
         for fit in document["fits"]
     ]
     if json_output:
-        print_json({"llm": served.name, "fits": rows, "left_out": left_out})
+        print_json({"llm": llm_read.name, "fits": rows, "left_out": left_out})
     else:
         say_first(left_out)
-        print_rows([_shown(row) for row in rows], served.name)
+        print_rows([_fit_columns(row) for row in rows], llm_read.name)
 
 
 @commands.command("llm")
@@ -116,7 +122,8 @@ def show_row(
 
     llm = llm_from_config(config)
     date = datetime.date.today().isoformat()
-    document = {Path(llm.name).name: {**llm_row(llm), "source": f"config.json of {llm.name}", "date": date}}
+    name = llm.name.rsplit("/", 1)[-1]  # of "organisation/name"
+    document = {name: {**llm_row(llm), "source": f"config.json of {llm.name}", "date": date}}
     if json_output:
         print_json(document)
     else:
@@ -126,48 +133,52 @@ def show_row(
 @commands.command("support")
 def show_support(
     llm: Annotated[str, typer.Argument(help="Name or alias, or the path of its config.json.")],
-    gpu: Annotated[list[str] | None, typer.Option("--gpu", help="On these GPUs; else on all.")] = None,
+    gpu: Annotated[
+        list[str] | None, typer.Option("--gpu", help="Show these GPUs; default: all of the catalog.")
+    ] = None,
     catalog: CatalogOption = None,
     json_output: JsonOption = False,
 ) -> None:
     """What is known of an LLM on each GPU and TP: memory, step times and what they rest on, their spread."""
-    known = read_catalog(catalog)
-    served = known.llm(llm)
+    catalog_rows = read_catalog(catalog)
+    llm_read = catalog_rows.llm(llm)
     # Of a GPU with several power caps, the row without a cap stands for all of them.
-    gpus = [known.gpu(name) for name in gpu] if gpu else [g for g in known.gpus.values() if g.name == g.base]
-    rows = [row for each in gpus for row in support.support_rows(known, served, each)]
+    uncapped = [each for each in catalog_rows.gpus.values() if each.name == each.base]
+    gpus = [catalog_rows.gpu(name) for name in gpu] if gpu else uncapped
+    rows = [row for each in gpus for row in support.support_rows(catalog_rows, llm_read, each)]
     if not rows:
-        weights_text = f"{served.weight_bytes / 1e9:.0f} GB of weights"
+        weights_text = f"{llm_read.weight_bytes / 1e9:.0f} GB of weights"
         raise InputError(
-            f"{served.name}: {weights_text} fit on no node of {', '.join(each.name for each in gpus)}"
+            f"{llm_read.name}: {weights_text} fit on no node of {', '.join(each.name for each in gpus)}"
         )
-    about = {
-        "parameters_b": round(served.parameters / 1e9, 2),
-        "active_b": round(served.active_parameters / 1e9, 2),
-        "weights": served.weights,
-        "weight_gb": round(served.weight_bytes / 1e9, 1),
-        "kv_bytes_per_token": served.kv_bytes_per_token,
-        "state_bytes_per_sequence": served.state_bytes,
-    }
     if json_output:
-        print_json({"llm": served.name, **about, "on": rows})
+        properties = {
+            "parameters_b": round(llm_read.parameters / 1e9, 2),
+            "active_b": round(llm_read.active_parameters / 1e9, 2),
+            "weights": llm_read.weights,  # the number format of most of them, such as bf16
+            "weight_gb": round(llm_read.weight_bytes / 1e9, 1),
+            "kv_bytes_per_token": llm_read.kv_bytes_per_token,
+            "state_bytes_per_sequence": llm_read.state_bytes,
+        }
+        print_json({"llm": llm_read.name, **properties, "on": rows})
         return
-    print_mapping(_in_words(served), served.name)
-    word, _, why = support.support_badge(rows)
+    print_mapping(_llm_in_words(llm_read), llm_read.name)
     has_beside = any(row["blocks_beside"] for row in rows)
     has_ranks = any(row["dp"] > 1 for row in rows)
     print_rows(
-        [_support_shown(row, has_beside, has_ranks) for row in rows], "one worker, with vLLM's usual settings"
+        [_support_columns(row, has_beside, has_ranks) for row in rows],
+        "one worker, with vLLM's usual settings",
     )
     console = stdout_console(soft_wrap=True)
-    console.print(f"{word}: {why[0].lower()}{why[1:]}", markup=False, highlight=False)
+    verdict, _colour, reason = support.support_badge(rows)
+    console.print(f"{verdict}: {reason[0].lower()}{reason[1:]}", markup=False, highlight=False)
     fitting = {row["gpu"] for row in rows}
     for line in _legend(rows, [each.name for each in gpus if each.name not in fitting]):
         console.print(line, markup=False, highlight=False)
 
 
-def _in_words(llm: Llm) -> dict[str, str]:
-    """What `support` says of the LLM itself."""
+def _llm_in_words(llm: Llm) -> dict[str, str]:
+    """What `plan catalog support` says of the LLM, whatever the GPU."""
     active = f", {llm.active_parameters / 1e9:.3g} billion of them for a token" if llm.is_mixture else ""
     about = {
         "parameters": f"{llm.parameters / 1e9:,.4g} billion{active}",
@@ -187,8 +198,8 @@ def _legend(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]:
     lines.append("KV tokens: of all sequences of a worker together.")
     if any(row["dp"] > 1 for row in rows):
         lines.append(
-            "dp: data-parallel ranks of a worker, tp GPUs and so many KV tokens each; plans choose from "
-            "fleet: {dp: [1, 2]}."
+            "dp: data-parallel ranks of a worker; each has tp GPUs and the KV tokens that are shown. Plans "
+            "choose from fleet: {dp: [1, 2]}."
         )
     if any(row["all2all"] for row in rows):
         lines.append(
@@ -197,7 +208,8 @@ def _legend(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]:
         )
     if any(row["blocks_beside"] for row in rows):
         lines.append(
-            "beside: KV tokens that windows and states of one sequence of full context take beside its own."
+            "beside: KV tokens' worth of memory that a sequence of full context takes for its windows and "
+            "states, in addition to its KV tokens."
         )
     kinds = {row["step_times"] for row in rows}
     lines += [
@@ -208,38 +220,41 @@ def _legend(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]:
             "unchecked: no kernels of such GPUs were measured; plans take them only where slo.yaml names "
             "them, or says fleet: {unchecked: true}."
         )
-    # Spreads are two-sided: between them lie WITHIN_FRAC of all measurements, half of the rest above.
+    # A spread is two-sided: WITHIN_FRAC of all measurements lie between its ends, half of the rest above.
     lines.append(
-        f"at most: prefills / decodes take this many times as long in {100 * (1 + WITHIN_FRAC) / 2:.0f} % of "
-        "what was measured; robust: {spread: true} plans for it."
+        f"at most: {100 * (1 + WITHIN_FRAC) / 2:.0f} % of measured prefills / decodes took at most this many "
+        "times the predicted time; robust: {spread: true} plans for it."
     )
     if too_small:
         lines.append(f"Holds no worker on one node: {', '.join(too_small)}.")
     return lines
 
 
-def _support_shown(row: dict[str, Any], has_beside: bool, has_ranks: bool) -> dict[str, Any]:
-    error, spread = row["error_frac"], None if row["unchecked"] else row["spread"]
+def _support_columns(row: dict[str, Any], has_beside: bool, has_ranks: bool) -> dict[str, Any]:
+    error = row["error_frac"]
+    # Where no kernels of a GPU were measured, nobody knows how far its step times are off.
+    upper_ends = None if row["unchecked"] else row["spread"]
     beside = {"beside": f"{KV_BLOCK_TOKENS * row['blocks_beside']:,}"} if has_beside else {}
     return {
         "gpu": row["gpu"],
         "tp": f"{row['tp']} EP" if row["ep"] else f"{row['tp']}",
         "USD/h": row["usd_per_h"],
-        **({"dp": _ranks_shown(row)} if has_ranks else {}),
+        **({"dp": _ranks_text(row)} if has_ranks else {}),
         "weights GB/GPU": row["weight_gb"],
         "KV tokens": f"{row['kv_tokens']:,}",
         **beside,
         "step times": row["step_times"] + (" (unchecked)" if row["unchecked"] else ""),
         "off": "-" if error is None else f"{100 * error:.1f} %",
-        "at most": "unknown" if spread is None else f"x{spread[0]:.2f} / x{spread[1]:.2f}",
+        "at most": "unknown" if upper_ends is None else "x{:.2f} / x{:.2f}".format(*upper_ends),
     }
 
 
-def _ranks_shown(row: dict[str, Any]) -> str:
+def _ranks_text(row: dict[str, Any]) -> str:
+    """The ranks and how they exchange tokens: "16 low latency" for the kernels "deepep_low_latency"."""
     return f"{row['dp']} {row['all2all'].removeprefix('deepep_').replace('_', ' ')}".strip()
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def _fit_columns(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "gpu": row["gpu"],
         "tp": row["tp"],
@@ -250,13 +265,13 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gpus(known: Catalog, names: list[str] | None) -> list[Gpu]:
+def _gpus_to_fit(catalog: Catalog, names: list[str] | None) -> list[Gpu]:
     """The GPUs of these names; without names every GPU that AIConfigurator has kernel tables of."""
     from planner.importers.silicon import SYSTEMS
 
     if names:
-        return [known.gpu(name) for name in names]
-    return [gpu for name, gpu in known.gpus.items() if name in SYSTEMS]
+        return [catalog.gpu(name) for name in names]
+    return [gpu for name, gpu in catalog.gpus.items() if name in SYSTEMS]
 
 
 @commands.command("prices")
@@ -269,13 +284,13 @@ def import_prices(
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="A catalog directory; made if need be.")
     ] = None,
     provider: Annotated[
-        str | None, typer.Option("--provider", help="Who asks these prices; default: the file's folder.")
+        str | None, typer.Option("--provider", help="The provider; default: the file's folder.")
     ] = None,
     date: Annotated[
         str | None, typer.Option("--date", help="When they were listed, 2026-11-21; default: today.")
     ] = None,
     region: Annotated[
-        str | None, typer.Option("--region", help="Of this region; default: the cheapest.")
+        str | None, typer.Option("--region", help="Prices of this region; default: the cheapest of each GPU.")
     ] = None,
     catalog: CatalogOption = None,
     json_output: JsonOption = False,
@@ -294,14 +309,14 @@ def import_prices(
         raise InputError(f"--date {day!r}: expected a date such as 2026-11-21, 2026-11 or 2026")
     if out is not None:
         check_output_directory(out)
-    known = read_catalog(catalog)
+    catalog_rows = read_catalog(catalog)
     if is_billing_export(file):
-        billed = read_billed_prices(file, known, provider=provider, date=day, region=region)
+        billed = read_billed_prices(file, catalog_rows, provider=provider, date=day, region=region)
         offers, notes = billed.offers, list(billed.left_out)
     else:
         who = provider or file.resolve().parent.name
-        listed = read_prices(file, known, provider=who, date=day, region=region)
-        offers, notes = listed.offers, list(listed.unnamed)
+        listed = read_prices(file, catalog_rows, provider=who, date=day, region=region)
+        offers, notes = listed.offers, list(listed.unknown_gpus)
         if listed.without_price:
             notes.append(f"{listed.without_price} rows of GPUs have no price on demand")
     document = offers_document(offers)

@@ -65,7 +65,7 @@ def import_measurements(
     files_in_folders = [file for path in paths if path.is_dir() for file in path.rglob("*.json*")]
     keep_inputs([out], *paths, *files_in_folders)
     duration_s = None if duration is None else quantity(duration, "s", where="--duration")
-    facts = importers.Facts(
+    facts = importers.StatedSetup(
         llm,
         gpu,
         tp,
@@ -107,7 +107,7 @@ def fit(
     """Fit step times to a step table; the file goes into a catalog's latency/, or beside a fleet.yaml."""
     from planner.calibrate.fitting import fit_table, fit_yaml
     from planner.files import checked_files
-    from planner.importers import Facts
+    from planner.importers import StatedSetup
     from planner.models.step_tables import read_step_table
     from planner.units import quantity
 
@@ -117,7 +117,7 @@ def fit(
     with Progress():
         fitted = fit_table(
             read_step_table(table),
-            Facts(llm, gpu, tp),
+            StatedSetup(llm, gpu, tp),
             read_catalog(catalog),
             where=str(table),
             host_overhead_s=overhead_s,
@@ -173,7 +173,7 @@ def calibrate(
     """Correct a fit by a few measured steps or end-to-end runs, and say how sure the result is."""
     from planner.calibrate.fitting import calibrate_files, fit_yaml
     from planner.files import checked_files
-    from planner.importers import Facts
+    from planner.importers import StatedSetup
 
     checked_files.check_output_file(out)
     keep_inputs([out], *measured, base)
@@ -181,7 +181,7 @@ def calibrate(
         progress("calibrating")
         fitted, result = calibrate_files(
             measured,
-            Facts(llm, gpu, tp),
+            StatedSetup(llm, gpu, tp),
             read_catalog(catalog),
             base=base,
             settings=(max_num_batched_tokens, max_num_seqs, kv_tokens),

@@ -182,7 +182,7 @@ def _use_cells(pool: dict[str, Any]) -> dict[str, str]:
 
 
 def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, rejected: str) -> None:
-    from planner.reports.fact_sentences import queue_text
+    from planner.reports.fact_sentences import backlog_text
 
     rows = []
     for name in latency_columns():
@@ -225,7 +225,7 @@ def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, reje
         if not summary["slo"]["is_steady"]:
             slo_summary = summary["slo"]
             print_mapping(
-                {"steady": f"no: {queue_text(slo_summary['patient_frac'], slo_summary['patience_s'])}"}, ""
+                {"steady": f"no: {backlog_text(slo_summary['patient_frac'], slo_summary['patience_s'])}"}, ""
             )
 
 

@@ -40,7 +40,7 @@ class ProviderOffer:
 
 
 def parse_offers(written: Any, where: str) -> tuple[ProviderOffer, ...]:
-    """The offers of a list as documents have it; raises InputError for anything else."""
+    """The offers of a list in prices.yaml or a GPU's row; raises InputError for anything else."""
     if not isinstance(written, list):
         raise refused_value(where, "expected a list of provider, term, price, date and source", written)
     offers: dict[tuple[str, str], ProviderOffer] = {}
@@ -63,10 +63,12 @@ def parse_offers(written: Any, where: str) -> tuple[ProviderOffer, ...]:
     return tuple(offers.values())
 
 
-def merge_offers(own: Sequence[ProviderOffer], others: Sequence[ProviderOffer]) -> tuple[ProviderOffer, ...]:
-    """`others`, with `own` in place of those of the same provider and term."""
-    replaced = {(offer.provider.lower(), offer.term) for offer in own}
-    return (*own, *(offer for offer in others if (offer.provider.lower(), offer.term) not in replaced))
+def merge_offers(
+    overrides: Sequence[ProviderOffer], defaults: Sequence[ProviderOffer]
+) -> tuple[ProviderOffer, ...]:
+    """`overrides` (of prices.yaml), then the `defaults` (of the GPU's row) of other providers and terms."""
+    replaced = {(offer.provider.lower(), offer.term) for offer in overrides}
+    return (*overrides, *(each for each in defaults if (each.provider.lower(), each.term) not in replaced))
 
 
 def offer_of(offers: Iterable[ProviderOffer], provider: str, term: str) -> ProviderOffer | None:

@@ -4,15 +4,15 @@ them.
     llms:                                  # or a list of such entries, each with a name
       chat:
         llm: meta-llama/Llama-3.1-70B
-        slo: {ttft: {p90: 2 s}}            # or preset; and traffic, policies, spare, robust as for one LLM;
-        safety: {kept_in: 0.95}            # its own, in place of what stands beside llms
-        trace: chat.csv                    # beside this file, or
-        model: chat-prod                   # the value of the column `model` of --trace whose rows these are
+        slo: {ttft: {p90: 2 s}}            # or preset, and any key of OWN (docs/tables/keys.md)
+        safety: {kept_in: 0.95}            # in place of the default below
+        trace: chat.csv                    # a file in the folder of this one; or
+        model: chat-prod                   # the rows of --trace with this value in the column `model`
       code: {llm: meta-llama/Llama-3.1-8B, preset: vidur, traffic: {rate: 40}}
     fleet: {gpus: {a100-80g: 64, h100-80g: 32}}
     objective: cost
     limits: {power: 80 kW}
-    safety: {kept_in: 0.9}                 # of every LLM that does not say itself what it must stand
+    safety: {kept_in: 0.9}                 # default for entries without safety
 
 What stands beside `llms` is shared. Two entries may serve the same LLM. Without `model` an entry takes the
 rows that name the entry, else those that name its LLM.
@@ -21,7 +21,7 @@ rows that name the entry, else those that name its LLM.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,10 @@ from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 from planner.units import counted
 
-SHARED = ("fleet", "objective", "limits", "deploy", "day")
-
+SHARED = ("fleet", "objective", "limits", "deploy", "day")  # keys beside `llms`
 OWN = ("llm", "slo", "preset", "traffic", "policies", "engine", "lora", "spare", "robust", "safety")
-
-FOR_ALL = ("safety",)  # A key of each LLM; beside `llms` it holds for those that do not state it themselves.
-
-TRACE = ("trace", "model")
+DEFAULTS = ("safety",)  # keys of entries; beside `llms` they are the default of entries that lack them
+TRACE = ("trace", "model")  # keys that say which requests an entry has
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # Fit for the name of a folder on any system.
 
@@ -51,9 +48,11 @@ _TAKEN = ("plan.yaml", "certificate.json", "report.html", "requests.csv", "manif
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LlmQuestion:
-    """One of the LLMs: what is asked for it, within limits that are those of all, and its own requests.
+    """One of the LLMs: what is asked for it, and its own requests. The limits of `task` are shared by all
+    LLMs.
 
-    Stamps of a coarse clock are not spread yet: each draw of the traffic does so by its seed.
+    Requests that a coarse clock gave the same timestamp still have it. Each draw of the traffic spreads them
+    later, by its seed.
     """
 
     name: str
@@ -72,8 +71,8 @@ class SeveralLlmsQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of `llms` as it is written, its trace not read; `own` is all that it says but that, with the
-    safety of all where it does not say its own.
+    """One entry of `llms` as it is written, before its trace is read. `own` are its keys of OWN, with the
+    DEFAULTS that it lacks.
     """
 
     name: str
@@ -96,35 +95,35 @@ def question_of(
     common: Path | Trace | None,
     catalog: Catalog,
     *,
-    own: Mapping[str, Trace] | None = None,
+    traces: Mapping[str, Trace] | None = None,
     drop_invalid: bool = False,
 ) -> SeveralLlmsQuestion:
-    """Read the question from a mapping, as if `path` held it. The traffic is `common`, a trace or its file,
-    or that of each entry in `own`. See `read_question`.
+    """Read the question from a mapping, as if `path` held it. An entry's traffic is its trace in `traces`, or
+    in its file, or its rows of `common`, a trace or a file. See `read_question`.
     """
-    entry_list, own = parse_entries(document, path, catalog), own or {}
-    refuse_unknown(own, [entry.name for entry in entry_list], "trace")
-    sources = {entry.name: own.get(entry.name, entry.trace) for entry in entry_list}
+    entry_list = parse_entries(document, path, catalog)
+    traces = traces or {}
+    refuse_unknown(traces, [entry.name for entry in entry_list], "trace")
+    sources = {entry.name: traces.get(entry.name, entry.trace) for entry in entry_list}
     return _with_traces(entry_list, sources, path, common, catalog, drop_invalid=drop_invalid)
 
 
 def parse_entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> list[Entry]:
     """The entries of `llms`, each checked with what is shared; `path` opens every error message."""
     for key in document:
-        if key in (*OWN, *TRACE) and key not in FOR_ALL:
+        if key in (*OWN, *TRACE) and key not in DEFAULTS:
             raise InputError(f"{path}: {key} belongs into each entry of llms; beside it: {', '.join(SHARED)}")
-    refuse_unknown(document, ("llms", *SHARED, *FOR_ALL), str(path), BELONGS)
+    refuse_unknown(document, ("llms", *SHARED, *DEFAULTS), str(path), BELONGS)
     if document.get("objective") == "throughput":
         raise InputError(
             f"{path}: objective: throughput raises the rate of one LLM; with llms give each its rate"
         )
-    shared = {key: document[key] for key in (*SHARED, *FOR_ALL) if key in document}
+    shared = {key: document[key] for key in (*SHARED, *DEFAULTS) if key in document}
     if isinstance(fleet := shared.get("fleet"), Mapping) and "per_gpu" in fleet:
         raise InputError(f"{path}: fleet: per_gpu: is for one LLM; leave it out, or plan each LLM by itself")
-    # Read it with one LLM alone first, so that an error in it is not reported as one of an entry.
-    parse_task(
-        {"llm": min(catalog.llms), "slo": {"ttft": {"p90": "1 s"}}, **shared}, catalog, where=str(path)
-    )
+    # What is shared is read first, with any LLM, so that an error in it is not reported as one of an entry.
+    any_llm = {"llm": min(catalog.llms), "slo": {"ttft": {"p90": "1 s"}}}
+    parse_task({**any_llm, **shared}, catalog, where=str(path))
     return [
         _parse_entry(name, given, shared, path, catalog)
         for name, given in _named_entries(document.get("llms"), f"{path}: llms")
@@ -134,7 +133,7 @@ def parse_entries(document: Mapping[str, Any], path: Path, catalog: Catalog) -> 
 def _named_entries(given: Any, where: str) -> list[tuple[str, Mapping[str, Any]]]:
     """The entries with their names, of a mapping or of a list; a name is that of a folder of the answer."""
     if isinstance(given, list):
-        rows = [(_own_name(row), row) for row in given]
+        rows = [(_name_in_list(row), row) for row in given]
     elif isinstance(given, Mapping):
         rows = [(str(name), row) for name, row in given.items()]
     else:
@@ -153,12 +152,12 @@ def _named_entries(given: Any, where: str) -> list[tuple[str, Mapping[str, Any]]
         if name.lower() in seen:
             raise InputError(f"{where}: two entries are named {name}; give each a name of its own")
         seen.add(name.lower())
-    keep = (lambda key: key != "name") if isinstance(given, list) else (lambda key: True)
-    return [(name, {key: value for key, value in row.items() if keep(key)}) for name, row in rows]
+    dropped = {"name"} if isinstance(given, list) else set()
+    return [(name, {key: value for key, value in row.items() if key not in dropped}) for name, row in rows]
 
 
-def _own_name(row: Any) -> str:
-    """The name of an entry in the list of LLMs: its own, else the last part of its LLM's name."""
+def _name_in_list(row: Any) -> str:
+    """The name of an entry in a list of LLMs: its key `name`, else the last part of its LLM's name."""
     if not isinstance(row, Mapping):
         return str(row)
     name = row.get("name", str(row.get("llm", "")).rstrip("/").rpartition("/")[2])
@@ -178,8 +177,9 @@ def _parse_entry(
             check_text(given[key], f"{where}: {key}")
     own = {key: value for key, value in given.items() if key in OWN}
     if "robust" not in own:  # `robust` stands in place of safety.
-        own = {key: shared[key] for key in FOR_ALL if key in shared} | own
+        own = {key: shared[key] for key in DEFAULTS if key in shared} | own
     beside = {key: value for key, value in shared.items() if key in SHARED}
+    # `with_config` finds an LLM that is a config.json in the folder of slo.yaml.
     task = parse_task({**with_config(own, path.parent, catalog), **beside}, catalog, where=where)
     if task.plans_each_target:
         raise InputError(f"{where}: deploy: each is for one LLM; name one target, or plan each LLM by itself")
@@ -214,36 +214,34 @@ def _with_traces(
     taken: dict[tuple[Path | Trace, str | None], str] = {}
     parts = []
     for entry in entry_list:
-        source = sources[entry.name] or common
-        assert source is not None
-        if source not in read:
-            read[source] = (
-                source
-                if isinstance(source, Trace)
-                else read_trace(source, seed=None, drop_invalid=drop_invalid, how=reading_of(entry.own, path))
-            )
         is_own = sources[entry.name] is not None
-        name = _rows_of(entry, read[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own)
-        if not is_own and (source, name) in taken:
-            same = f"the rows to {name!r}" if name is not None else "all rows"
+        source = sources[entry.name] if is_own else common
+        assert source is not None
+        if isinstance(source, Trace):
+            read[source] = source
+        elif source not in read:  # The first entry of a file says how its columns are read.
+            how = reading_of(entry.own, path)
+            read[source] = read_trace(source, seed=None, drop_invalid=drop_invalid, how=how)
+        llm = _llm_in_trace(entry, read[source], catalog, f"{path}: llms: {entry.name}", is_own=is_own)
+        # Entries may name the same file as theirs on purpose; the rows of --trace are dealt out once.
+        if not is_own and (source, llm) in taken:
+            same = f"the rows to {llm!r}" if llm is not None else "all rows"
             raise InputError(
-                f"{path}: llms: {taken[source, name]} and {entry.name} both take {same} of {source.name}; "
+                f"{path}: llms: {taken[source, llm]} and {entry.name} both take {same} of {source.name}; "
                 "tell them apart with model:, or give each its trace:"
             )
         if not is_own:
-            taken[source, name] = entry.name
-        parts.append(
-            LlmQuestion(entry.name, entry.task, read[source] if name is None else read[source].of_llm(name))
-        )
+            taken[source, llm] = entry.name
+        trace = read[source] if llm is None else read[source].of_llm(llm)
+        parts.append(LlmQuestion(entry.name, entry.task, trace))
     files = tuple(source for source in read if isinstance(source, Path))
     return SeveralLlmsQuestion(tuple(parts), _note_left_over(read, common, taken), files)
 
 
-def _rows_of(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, is_own: bool) -> str | None:
-    """Which of the trace's LLMs an entry means; None: all of it."""
+def _llm_in_trace(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, is_own: bool) -> str | None:
+    """The LLM of the trace, as its column `model` has it, whose rows an entry means; None for all rows."""
     if entry.model is None and (is_own or not trace.llms):
         return None
-    names_in_trace = ", ".join(repr(name) for name in trace.llms[:8])
     if not trace.llms:
         raise TraceError(f"{where}: model: {trace.name} has no column `model`; drop it, or add the column")
     wanted = [entry.model] if entry.model is not None else [entry.name, str(entry.own["llm"]), entry.task.llm]
@@ -257,9 +255,12 @@ def _rows_of(entry: Entry, trace: Trace, catalog: Catalog, where: str, *, is_own
                 return name
     raise TraceError(
         f"{where}: {trace.name} has no row for {wanted[0]!r}: its column `model` holds "
-        f"{names_in_trace}; name one of "
-        "them with model:"
+        f"{_list_names(trace.llms, 8)}; name one of them with model:"
     )
+
+
+def _list_names(names: Sequence[str], most: int) -> str:
+    return ", ".join([*(repr(name) for name in names[:most]), *(["..."] if len(names) > most else [])])
 
 
 def _note_left_over(
@@ -267,7 +268,7 @@ def _note_left_over(
     common: Path | Trace | None,
     taken: Mapping[tuple[Path | Trace, str | None], str],
 ) -> tuple[str, ...]:
-    """What of --trace is nobody's."""
+    """A note on the rows of --trace that no entry takes."""
     if common is None or (common, None) in taken:
         return ()
     trace = read[common]
@@ -275,7 +276,7 @@ def _note_left_over(
     if not left:
         return ()
     rows = sum(int((trace.llm == trace.llms.index(name)).sum()) for name in left)
-    named = ", ".join(repr(name) for name in left[:5])
+    named = _list_names(left, 5)
     are = "is" if rows == 1 else "are"
     requests = counted(rows, "request")
     return (f"{requests} of {trace.name} to {named} {are} not planned: no entry of llms takes them",)

@@ -1,6 +1,6 @@
 """Measurements made elsewhere, one file per format.
 
-    read("auto", [Path("result.json")], Facts(gpu="h100-80g", tp=1), read_catalog())
+    read("auto", [Path("result.json")], StatedSetup(gpu="h100-80g", tp=1), read_catalog())
 
 A profile becomes a `StepTable` (times of engine steps), an end-to-end benchmark becomes `MeasuredRuns`
 (latencies of requests under a load). Steps are fitted by
@@ -32,12 +32,12 @@ from planner.importers import (
     vllm_serve,
 )
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, read_runs
-from planner.importers.foreign_fields import Facts
+from planner.importers.foreign_fields import StatedSetup
 from planner.models.step_tables import StepTable
 
-__all__ = ["FORMATS", "Facts", "MeasuredRun", "MeasuredRuns", "detect", "read", "read_runs", "summary"]
+__all__ = ["FORMATS", "MeasuredRun", "MeasuredRuns", "StatedSetup", "detect", "read", "read_runs", "summary"]
 
-Reader = Callable[[Sequence[Path], Facts, Catalog], "StepTable | MeasuredRuns"]
+Reader = Callable[[Sequence[Path], StatedSetup, Catalog], "StepTable | MeasuredRuns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ FORMATS: Mapping[str, ForeignFormat] = {
 }
 
 
-def read(name: str, paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | MeasuredRuns:
+def read(name: str, paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable | MeasuredRuns:
     """Read files of the format `name`, or of the one they look like for "auto". A folder stands for the
     results in it, those of a sweep for instance.
     """
@@ -101,7 +101,7 @@ def read(name: str, paths: Sequence[Path], facts: Facts, catalog: Catalog) -> St
         raise InputError(f"import: format {name} needs a file")
     name = detect_format(paths[0]) if name == "auto" else name
     files = [file for path in paths for file in (_results(path, name) if path.is_dir() else [path])]
-    return FORMATS[name].read(files, facts, catalog)
+    return FORMATS[name].read(files, stated, catalog)
 
 
 def _results(folder: Path, name: str) -> list[Path]:

@@ -16,7 +16,7 @@ from planner.files.numeric import as_floats
 from planner.files.text_tables import read_csv, read_number_column
 from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
-from planner.importers.foreign_fields import Facts
+from planner.importers.foreign_fields import StatedSetup
 from planner.importers.silicon import SYSTEMS, silicon_table
 from planner.models.step_tables import NOT_INCLUDED, StepTable
 
@@ -37,18 +37,18 @@ COLUMNS = (
 ROUNDS = 10  # The requests that each seat of a closed loop is assumed to send: a usual number.
 
 
-def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | MeasuredRuns:
-    """Kernel times of steps where no file is given, else runs of a silicon_sample.csv that fit `facts`."""
+def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable | MeasuredRuns:
+    """Kernel times of steps where no file is given, else runs of a silicon_sample.csv that fit `stated`."""
     if not paths:
-        llm, gpu, tp = foreign_fields.read_setup(facts, catalog, "aiconfigurator")
+        llm, gpu, tp = foreign_fields.read_setup(stated, catalog, "aiconfigurator")
         if catalog.llm(llm).heads % tp:
             raise InputError(f"aiconfigurator: --tp {tp} does not divide the heads of {llm}")
-        steps = silicon_table(catalog.llm(facts.llm or llm), catalog.gpu(gpu), tp)
+        steps = silicon_table(catalog.llm(stated.llm or llm), catalog.gpu(gpu), tp)
         return StepTable(steps.steps, {**steps.about, "host_overhead": NOT_INCLUDED})
     if len(paths) != 1:
         raise InputError(f"aiconfigurator: expected one silicon_sample.csv, found {len(paths)} files")
     path = paths[0]
-    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, path)
+    llm, gpu, tp = foreign_fields.read_setup(stated, catalog, path)
     system = SYSTEMS.get(gpu)
     table = read_csv(path, COLUMNS)
     degrees = {name: as_floats(table[name]) for name in ("tp_size", "pp_size")}
@@ -85,7 +85,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable | M
             concurrency=concurrency,
             notes=(*notes, *foreign_fields.run_remarks(is_summary=True)),
         )
-        runs.append(with_stated_load(run, facts))
+        runs.append(with_stated_load(run, stated))
     return MeasuredRuns(llm, gpu, tp, f"AIConfigurator, {path.name}", tuple(runs))
 
 

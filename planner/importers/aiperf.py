@@ -15,14 +15,14 @@ from planner.files.document_values import check_mapping
 from planner.files.text_tables import read_text
 from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
-from planner.importers.foreign_fields import Facts
+from planner.importers.foreign_fields import StatedSetup
 
 MARKS = (("request_latency", "request_count"), ("metadata", "metrics"))
 NAMES = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
 LENGTHS = ("input_sequence_length", "output_sequence_length")
 
 
-def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
     runs, load_facts = [], None
     files = foreign_fields.file_labels(paths)
     for file, path in zip(files, paths, strict=True):
@@ -38,9 +38,9 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
             document = check_mapping(foreign_fields.parse_json(text, path), path)
             run, model = _summary(file, path, document)
             load_facts = load_facts or model
-        runs.append(with_stated_load(run, facts))
+        runs.append(with_stated_load(run, stated))
     names = foreign_fields.list_first(files)
-    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, names, llm=load_facts)
+    llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names, llm=load_facts)
     return MeasuredRuns(llm, gpu, tp, f"aiperf, {names}", tuple(runs))
 
 

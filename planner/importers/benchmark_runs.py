@@ -150,14 +150,14 @@ class MeasuredRuns:
         return json.dumps(document, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def with_stated_load(run: MeasuredRun, facts: foreign_fields.Facts) -> MeasuredRun:
+def with_stated_load(run: MeasuredRun, stated: foreign_fields.StatedSetup) -> MeasuredRun:
     """The run with the load and the spread of lengths of the command line, where it gives them."""
-    if facts.length_spread_frac is not None:
-        run = replace(run, length_spread_frac=facts.length_spread_frac)
-    if facts.concurrency is not None:
-        return replace(run, concurrency=facts.concurrency, rate_rps=None, arrival_s=())
-    if facts.rate_rps is not None:
-        return replace(run, concurrency=None, rate_rps=facts.rate_rps, arrival_s=())
+    if stated.length_spread_frac is not None:
+        run = replace(run, length_spread_frac=stated.length_spread_frac)
+    if stated.concurrency is not None:
+        return replace(run, concurrency=stated.concurrency, rate_rps=None, arrival_s=())
+    if stated.rate_rps is not None:
+        return replace(run, concurrency=None, rate_rps=stated.rate_rps, arrival_s=())
     return run
 
 

@@ -1,4 +1,4 @@
-"""Checked values of foreign files, and the facts that the command line adds to them."""
+"""Checked values of foreign files, and what the command line states of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COALESCED_FRAC = 0.1  # A median gap below this share of the mean says that toke
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StatedSetup:
     """Facts that a file may leave out. What the user states here comes before what the file says.
 
     `requests` is the number of requests of a file that only gives means; `duration_s` is the time between two
@@ -48,7 +48,7 @@ class Facts:
 
 
 def read_setup(
-    facts: Facts,
+    stated: StatedSetup,
     catalog: Catalog,
     where: object,
     *,
@@ -61,9 +61,9 @@ def read_setup(
     Raises InputError naming every option that is needed.
     """
     catalog_names = {
-        "llm": facts.llm or (llm if isinstance(llm, str) else None),
-        "gpu": facts.gpu or (gpu if isinstance(gpu, str) else None),
-        "tp": facts.tp or (None if tp is None else read_count(tp, f"{where}: tp", most=MAX_TP)),
+        "llm": stated.llm or (llm if isinstance(llm, str) else None),
+        "gpu": stated.gpu or (gpu if isinstance(gpu, str) else None),
+        "tp": stated.tp or (None if tp is None else read_count(tp, f"{where}: tp", most=MAX_TP)),
     }
     if missing := [f"--{name}" for name, value in catalog_names.items() if not value]:
         raise InputError(f"{where}: does not say what was measured; add {' '.join(missing)}")

@@ -12,15 +12,15 @@ from planner.documents.catalog import Catalog
 from planner.files.text_tables import read_csv, read_number_column
 from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
-from planner.importers.foreign_fields import Facts
+from planner.importers.foreign_fields import StatedSetup
 
 COLUMNS = ("input_tokens", "output_tokens", "ttft_ms", "tpot_ms")
 REQUESTS = 200  # Requests per run, for a file that does not say.
 
 
-def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
     names = ", ".join(path.name for path in paths)
-    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, names)
+    llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names)
     runs: list[MeasuredRun] = []
     for path in paths:
         table = read_csv(path, COLUMNS)
@@ -30,13 +30,13 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
             row = {name: float(values[i]) for name, values in columns.items()}
             where = f"{path.name}, row {i + 1}"
             notes = foreign_fields.run_remarks(is_summary=True)
-            if "requests" not in row and facts.requests is None:
+            if "requests" not in row and stated.requests is None:
                 notes = (*notes, f"{REQUESTS} requests are assumed")
             concurrency = row.get("concurrency")
             run = MeasuredRun(
                 where,
                 foreign_fields.read_count(
-                    facts.requests or row.get("requests", REQUESTS), f"{where}: requests"
+                    stated.requests or row.get("requests", REQUESTS), f"{where}: requests"
                 ),
                 (row["input_tokens"],),
                 (row["output_tokens"],),
@@ -47,5 +47,5 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
                 row.get("rate") if concurrency is None else None,
                 notes=notes,
             )
-            runs.append(with_stated_load(run, facts))
+            runs.append(with_stated_load(run, stated))
     return MeasuredRuns(llm, gpu, tp, f"CSV, {names}", tuple(runs))

@@ -15,9 +15,10 @@ from planner.errors import InputError
 from planner.files.document_values import check_mapping, check_rows, is_number
 from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
-from planner.importers.foreign_fields import Facts
+from planner.importers.foreign_fields import StatedSetup
 
-MARKS = ("benchmarks",)
+MARKS = ("benchmarks",)  # Keys by which the importers recognize such a file.
+# Our metrics: guidellm's name, and the factor that makes seconds of its values.
 METRICS = {
     "ttft": ("time_to_first_token_ms", 1e-3),
     "tpot": ("inter_token_latency_ms", 1e-3),
@@ -25,7 +26,7 @@ METRICS = {
 }
 
 
-def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
     runs: list[MeasuredRun] = []
     model_name = None
     files = foreign_fields.file_labels(paths)
@@ -35,18 +36,19 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
             where = f"{file}[{i}]"
             benchmark = check_mapping(row, where)
             model_name = model_name or _model(document, benchmark)
-            runs.append(with_stated_load(_run(where, benchmark), facts))
+            runs.append(with_stated_load(_run(where, benchmark), stated))
     names = foreign_fields.list_first(files)
-    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, names, llm=model_name)
+    llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names, llm=model_name)
     return MeasuredRuns(llm, gpu, tp, f"guidellm, {names}", tuple(runs))
 
 
 def _model(document: Mapping[str, Any], benchmark: Mapping[str, Any]) -> str | None:
+    """The name of the LLM, which guidellm's versions write in different places; None if it is in none."""
     config = document.get("config")
     spec = config.get("spec") if isinstance(config, Mapping) else None
-    for place in (spec, config, document.get("args"), benchmark.get("config")):
-        if isinstance(place, Mapping):
-            for inner in (place, place.get("backend"), place.get("backend_kwargs")):
+    for outer in (spec, config, document.get("args"), benchmark.get("config")):
+        if isinstance(outer, Mapping):
+            for inner in (outer, outer.get("backend"), outer.get("backend_kwargs")):
                 if isinstance(inner, Mapping) and isinstance(name := inner.get("model"), str) and name:
                     return name
     return None
@@ -54,39 +56,39 @@ def _model(document: Mapping[str, Any], benchmark: Mapping[str, Any]) -> str | N
 
 def _run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
     requests = benchmark.get("requests")
-    parts = requests if isinstance(requests, Mapping) else {}
-    successful = parts.get("successful")
+    by_outcome = requests if isinstance(requests, Mapping) else {}
+    successful = by_outcome.get("successful")
     good = [
         check_mapping(row, f"{where}: requests.successful[{i}]")
         for i, row in enumerate(successful if isinstance(successful, list) else [])
     ]
-    errored = parts.get("errored")
+    errored = by_outcome.get("errored")
     failed = len(errored) if isinstance(errored, list) else 0
     metrics = check_mapping(benchmark.get("metrics", {}), f"{where}: metrics")
     totals = metrics.get("request_totals")
+    # The lists of requests may be samples (guidellm can limit their length), the totals count all.
     if isinstance(totals, Mapping) and is_number(totals.get("errored")):
         failed = max(failed, foreign_fields.read_count(totals["errored"], f"{where}: errored", least=0))
-
     finished = totals.get("successful") if isinstance(totals, Mapping) else None
-    # GuideLLM writes at most so many requests as it was told to sample.
     is_sample = isinstance(finished, int) and finished > len(good)
     if good and not is_sample:
         count, lengths, latency, start_s = _detailed(where, good)
     else:
         count, lengths, latency, start_s = _summary(where, metrics)
     if not latency:
-        raise InputError(f"{where}: no request succeeded; there is nothing to import")
+        raise InputError(f"{where}: holds no latency; there is nothing to import")
     concurrency, rate_rps = _load(where, benchmark, count)
     return MeasuredRun(
-        where,
-        count,
-        lengths[0],
-        lengths[1],
-        latency,
-        concurrency,
-        rate_rps,
-        () if concurrency is not None else start_s,
-        failed,
+        name=where,
+        requests=count,
+        input_tokens=lengths[0],
+        output_tokens=lengths[1],
+        latency_s=latency,
+        concurrency=concurrency,
+        rate_rps=rate_rps,
+        # In a closed loop the engine's answers decide when requests arrive, so a simulation makes them anew.
+        arrival_s=() if concurrency is not None else start_s,
+        failed=failed,
         notes=foreign_fields.run_remarks(failed=failed, is_summary=is_sample or not good),
     )
 
@@ -94,9 +96,11 @@ def _run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
 def _detailed(
     where: str, good: Sequence[Mapping[str, Any]]
 ) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]], tuple[float, ...]]:
+    """Count, (input tokens, output tokens), latencies and start times of the requests that succeeded."""
+    # A simulated request has at least one token each way, so a count of 0 becomes 1.
     input_tokens, output_tokens = (
         tuple(
-            max(1.0, foreign_fields.read_number(_any(row, keys), f"{where}: request {i}: {keys[0]}"))
+            max(1.0, foreign_fields.read_number(_first_of(row, keys), f"{where}: request {i}: {keys[0]}"))
             for i, row in enumerate(good)
         )
         for keys in (("prompt_tokens", "input_tokens"), ("output_tokens", "generated_tokens"))
@@ -106,8 +110,9 @@ def _detailed(
         values = [
             foreign_fields.read_optional(row, key, f"{where}: request {i}") for i, row in enumerate(good)
         ]
-        if quantiles := foreign_fields.mean_and_percentiles([value * factor for value in values if value]):
-            latency[metric] = quantiles
+        # 0 stands for a latency that was not measured, such as the gap of an answer of one token.
+        if statistics := foreign_fields.mean_and_percentiles([value * factor for value in values if value]):
+            latency[metric] = statistics
     starts = [foreign_fields.read_optional(row, "request_start_time", where) for row in good]
     known = [start for start in starts if start is not None]
     first = min(known, default=0.0)
@@ -118,46 +123,49 @@ def _detailed(
 def _summary(
     where: str, metrics: Mapping[str, Any]
 ) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]], tuple[float, ...]]:
-    def of(*keys: str) -> Mapping[str, Any]:
-        statistics_row = _any(metrics, keys)
-        good = (
-            statistics_row.get("successful", statistics_row) if isinstance(statistics_row, Mapping) else None
-        )
+    """As `_detailed`, from the statistics of all requests: one mean length stands for all lengths."""
+
+    def statistics_of(*keys: str) -> Mapping[str, Any]:
+        """The statistics of the requests that succeeded, under the first of these keys that is there."""
+        by_outcome = _first_of(metrics, keys)
+        good = by_outcome.get("successful", by_outcome) if isinstance(by_outcome, Mapping) else None
         return good if isinstance(good, Mapping) else {}
 
     latency: dict[str, dict[str, float]] = {}
     for metric, (key, factor) in METRICS.items():
-        row = of(key)
-        percentiles = row.get("percentiles")
-        values = {"mean": row.get("mean"), "p50": row.get("median")} | {
-            name: value
-            for name, value in (percentiles.items() if isinstance(percentiles, Mapping) else ())
-            if name in ("p50", "p90", "p95", "p99")
-        }
+        row = statistics_of(key)
+        values = {"mean": row.get("mean"), "p50": row.get("median")}
+        if isinstance(percentiles := row.get("percentiles"), Mapping):
+            values |= {
+                name: percentiles[name] for name in ("p50", "p90", "p95", "p99") if name in percentiles
+            }
         latencies = {
             name: foreign_fields.read_number(value, f"{where}: {key} {name}") * factor
             for name, value in values.items()
-            if value
+            if value  # 0 as well as None stands for a latency that was not measured.
         }
         if latencies:
             latency[metric] = latencies
-    counted = of("request_latency").get("count")
+    counted = statistics_of("request_latency").get("count")
     count = foreign_fields.read_count(counted, f"{where}: request_latency count") if counted else 0
     if not count:
         raise InputError(f"{where}: no request succeeded; there is nothing to import")
     input_tokens, output_tokens = (
-        (foreign_fields.read_number(of(*keys).get("mean"), f"{where}: {keys[0]} mean", least=1),)
+        (foreign_fields.read_number(statistics_of(*keys).get("mean"), f"{where}: {keys[0]} mean", least=1),)
         for keys in (("prompt_token_count", "prompt_tokens"), ("output_token_count", "output_tokens"))
     )
     return count, (input_tokens, output_tokens), latency, ()
 
 
 def _load(where: str, benchmark: Mapping[str, Any], requests: int) -> tuple[int | None, float | None]:
+    """The load: (concurrency, None) of a closed loop, (None, rate) of an open one; two times None where the
+    file has no strategy that is known here, and only the start times of the requests tell.
+    """
     strategy: Any = None
-    for key in ("config", "args", "scheduler"):
-        place = benchmark.get(key)
-        if isinstance(place, Mapping) and isinstance(place.get("strategy"), Mapping):
-            strategy = place["strategy"]
+    for key in ("config", "args", "scheduler"):  # Versions of guidellm differ in the key.
+        outer = benchmark.get(key)
+        if isinstance(outer, Mapping) and isinstance(outer.get("strategy"), Mapping):
+            strategy = outer["strategy"]
             break
     if strategy is None:
         return None, None
@@ -167,14 +175,16 @@ def _load(where: str, benchmark: Mapping[str, Any], requests: int) -> tuple[int 
     if kind == "concurrent":
         return foreign_fields.read_count(strategy.get("streams"), f"{where}: strategy.streams"), None
     if kind == "throughput":
+        # All requests are sent at once, up to a limit if there is one.
         most = strategy.get("max_concurrency")
-        return foreign_fields.read_count(
-            most, f"{where}: strategy.max_concurrency"
-        ) if most else requests, None
+        if not most:
+            return requests, None
+        return foreign_fields.read_count(most, f"{where}: strategy.max_concurrency"), None
     if kind in ("constant", "poisson"):
         return None, foreign_fields.read_number(strategy.get("rate"), f"{where}: strategy.rate")
     return None, None
 
 
-def _any(row: Mapping[str, Any], keys: Sequence[str]) -> Any:
+def _first_of(row: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    """The value of the first of these keys that has one; versions of guidellm differ in the names."""
     return next((row[key] for key in keys if row.get(key) is not None), None)

@@ -16,29 +16,31 @@ from planner.errors import InputError
 from planner.files.document_values import check_mapping
 from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
-from planner.importers.foreign_fields import Facts
+from planner.importers.foreign_fields import StatedSetup
 
-MARKS = ("load_summary", "successes", "failures")
+MARKS = ("load_summary", "successes", "failures")  # Keys by which the importers recognize such a file.
+# inference-perf's name of each of our metrics.
 METRICS = {
     "ttft": "time_to_first_token",
     "tpot": "time_per_output_token",
     "tbt": "inter_token_latency",
     "e2e": "request_latency",
 }
+# Our name of each of its statistics; the median may have two names.
 STATISTICS = {"mean": "mean", "max": "max", "median": "p50"} | {
     f"p{p}": f"p{p}" for p in foreign_fields.PERCENTILES
 }
 BEHIND_FRAC = 0.05  # A load generator that sent so much less than planned did not keep up.
 
 
-def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
     names = foreign_fields.file_labels(paths)
     runs = tuple(
-        with_stated_load(_run(name, check_mapping(foreign_fields.read_json(path), path)), facts)
+        with_stated_load(_run(name, check_mapping(foreign_fields.read_json(path), path)), stated)
         for name, path in zip(names, paths, strict=True)
     )
     listed = foreign_fields.list_first(names)
-    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, listed)
+    llm, gpu, tp = foreign_fields.read_setup(stated, catalog, listed)
     return MeasuredRuns(llm, gpu, tp, f"inference-perf, {listed}", runs)
 
 
@@ -51,7 +53,7 @@ def _run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
         latencies = {
             ours: foreign_fields.read_number(row[theirs], f"{name}: {key} {theirs}")
             for theirs, ours in STATISTICS.items()
-            if row.get(theirs)
+            if row.get(theirs)  # 0 as well as null stands for a latency that was not measured.
         }
         if latencies:
             latency[metric] = latencies
@@ -63,20 +65,25 @@ def _run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
     gaps = latency.get("tbt", {})
     notes = list(
         foreign_fields.run_remarks(
-            failed=failed, is_summary=True, gap_p50=gaps.get("p50"), gap_mean=gaps.get("mean")
+            # Each file has percentiles of its stage and no single requests.
+            failed=failed,
+            is_summary=True,
+            gap_p50=gaps.get("p50"),
+            gap_mean=gaps.get("mean"),
         )
     )
     if cached := foreign_fields.read_optional(_prompts(name, good), "cached", f"{name}: prompt_tokens"):
         notes.append(f"{cached:g} prompt tokens came from the prefix cache, which is not simulated")
     concurrency, rate_rps = _load(name, document, notes)
     return MeasuredRun(
-        name,
-        requests,
-        (_mean(name, _prompts(name, good), "prompt_tokens"),),
-        (_mean(name, good.get("output_tokens") or good.get("output_len"), "output_tokens"),),
-        latency,
-        concurrency,
-        rate_rps,
+        name=name,
+        requests=requests,
+        # One mean stands for the lengths of all requests.
+        input_tokens=(_mean(name, _prompts(name, good), "prompt_tokens"),),
+        output_tokens=(_mean(name, good.get("output_tokens") or good.get("output_len"), "output_tokens"),),
+        latency_s=latency,
+        concurrency=concurrency,
+        rate_rps=rate_rps,
         failed=failed,
         notes=tuple(notes),
     )

@@ -35,7 +35,7 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.files.text_tables import read_csv, read_number_column
 from planner.importers import foreign_fields
-from planner.importers.foreign_fields import Facts
+from planner.importers.foreign_fields import StatedSetup
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallelism import tp_s
@@ -151,14 +151,14 @@ def interpolate_time(tree: Any, *sizes: float) -> float:
     return low_us + (interpolate_time(tree[high], *rest) - low_us) * share
 
 
-def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
+def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable:
     """The step table of the profile's files, in any order; other files are left out, and the table names
     them.
     """
     llm_name, gpu_name, tp = foreign_fields.read_setup(
-        facts, catalog, foreign_fields.list_first(foreign_fields.file_labels(paths))
+        stated, catalog, foreign_fields.list_first(foreign_fields.file_labels(paths))
     )
-    llm, gpu = catalog.llm(facts.llm or llm_name), catalog.gpu(gpu_name)
+    llm, gpu = catalog.llm(stated.llm or llm_name), catalog.gpu(gpu_name)
     tables, unknown = _files(paths)
     profile = _profile(tables, llm, gpu, tp)
     kv_tokens = kv_cache_tokens(llm, gpu, tp)

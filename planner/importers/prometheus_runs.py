@@ -16,7 +16,7 @@ from planner.documents.catalog import Catalog
 from planner.errors import InputError
 from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
-from planner.importers.foreign_fields import Facts
+from planner.importers.foreign_fields import StatedSetup
 from planner.importers.prometheus_range import Floats, SampledHistogram, Series
 from planner.importers.vllm_metrics import Live, live_traffic
 
@@ -30,7 +30,7 @@ _LAST_S = 1e11  # A greater time is in milliseconds.
 
 
 def runs_of_range(
-    series: tuple[Series, ...], paths: list[Path], facts: Facts, catalog: Catalog
+    series: tuple[Series, ...], paths: list[Path], stated: StatedSetup, catalog: Catalog
 ) -> MeasuredRuns:
     """Up to MOST_RUNS hours of a range, from the quietest to the busiest.
 
@@ -51,13 +51,13 @@ def runs_of_range(
         )
     measured_runs.sort(key=lambda run: run.rate_rps or 0.0)
     chosen = sorted({round(k) for k in np.linspace(0, len(measured_runs) - 1, MOST_RUNS)})
-    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, names, llm=seen.model)
+    llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names, llm=seen.model)
     return MeasuredRuns(
         llm,
         gpu,
         tp,
         f"Prometheus, {names}, {seen.instances} engine(s)",
-        tuple(with_stated_load(measured_runs[k], facts) for k in chosen),
+        tuple(with_stated_load(measured_runs[k], stated) for k in chosen),
     )
 
 

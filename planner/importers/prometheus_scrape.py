@@ -18,7 +18,7 @@ from planner.errors import InputError
 from planner.files.text_tables import read_text
 from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
-from planner.importers.foreign_fields import Facts
+from planner.importers.foreign_fields import StatedSetup
 from planner.importers.prometheus_range import read_series
 from planner.importers.prometheus_runs import is_range, runs_of_range
 from planner.importers.vllm_metrics import LATENCIES, NAMES, OUTPUT, PROMPT
@@ -31,11 +31,11 @@ _LABEL = re.compile(r'([A-Za-z_]\w*)="((?:\\.|[^"\\])*)"')
 Samples = dict[tuple[str, str], float]  # By name and, for a bucket, its edge; otherwise an empty text.
 
 
-def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
     texts = [read_text(path) for path in paths]
     if any(is_range(text) for text in texts):
         series = read_series(paths, frozenset(NAMES).__contains__)
-        return runs_of_range(series, list(paths), facts, catalog)
+        return runs_of_range(series, list(paths), stated, catalog)
     if not 1 <= len(paths) <= 2:
         raise InputError(f"prometheus: expected one or two scrapes, before and after; found {len(paths)}")
     scrapes = [_scrape(path) for path in paths]
@@ -67,8 +67,8 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
         notes.append(f"{preempted:g} preemption(s): the KV cache was full at times")
     if cached := samples.get(("vllm:prefix_cache_hits_total", ""), 0.0):
         notes.append(f"{cached:g} prompt tokens came from the prefix cache, which is not simulated")
-    rate_rps = requests / facts.duration_s if facts.duration_s else None
-    if rate_rps is None and facts.rate_rps is None and facts.concurrency is None:
+    rate_rps = requests / stated.duration_s if stated.duration_s else None
+    if rate_rps is None and stated.rate_rps is None and stated.concurrency is None:
         notes.append("the load is not known: add --duration, --rate or --concurrency to calibrate with it")
     run = MeasuredRun(
         name=names,
@@ -80,8 +80,8 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
         kv_tokens=_kv_tokens(labels),
         notes=(*notes, *foreign_fields.run_remarks(is_summary=True)),
     )
-    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, names, llm=labels.get("model_name"))
-    return MeasuredRuns(llm, gpu, tp, f"vLLM /metrics, {names}", (with_stated_load(run, facts),))
+    llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names, llm=labels.get("model_name"))
+    return MeasuredRuns(llm, gpu, tp, f"vLLM /metrics, {names}", (with_stated_load(run, stated),))
 
 
 def _scrape(path: Path) -> tuple[Samples, Mapping[str, str]]:

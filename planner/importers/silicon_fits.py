@@ -39,6 +39,7 @@ JOINT_TOKENS = (1, *sorted(n * 2**i for i in range(16) for n in (2, 3)))  # Corn
 LEAST_KV_TOKENS = 4096  # A worker that holds fewer KV tokens serves nobody.
 OFF_GRID_STEPS = 900
 WORST_MAPE_FRAC = 0.08  # A fit that misses its own table by more is not written: the roofline is as good.
+NO_MEMORY = "does not fit into memory"  # end of a reason in `left_out`
 SOURCE = f"vLLM kernel times in aiconfigurator-core {VERSION} (NVIDIA, Apache-2.0); docs/models.md"
 BASIS = f"silicon: AIConfigurator {VERSION} kernel times, without host overhead"
 
@@ -73,7 +74,7 @@ def silicon_fits(
             left_out.append(f"{llm.name} on {gpu.name} tp{tp}: its heads are not dealt out to so many")
             continue
         if not fits_memory(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS):
-            left_out.append(f"{llm.name} on {gpu.name} tp{tp}: does not fit into memory")
+            left_out.append(f"{llm.name} on {gpu.name} tp{tp}: {NO_MEMORY}")
         for ep in _splits(llm, tp) if fits_memory(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS) else ():
             try:
                 rows.append(_fitted_row(llm, gpu, tp, ep, folder))

@@ -61,7 +61,7 @@ class Listed:
     """What a file says: offers by GPU, a line for each name that is none of ours, rows without a price."""
 
     offers: Mapping[str, tuple[ProviderOffer, ...]]
-    unnamed: tuple[str, ...]
+    unknown_gpus: tuple[str, ...]
     without_price: int
 
 
@@ -82,7 +82,7 @@ def read_prices(
     """
     rows = _rows(path, region)
     rows_by_term: dict[tuple[str, Term], list[_Row]] = {}
-    unnamed: dict[str, int] = {}
+    unknown_gpus: dict[str, int] = {}
     without_price = 0
     for number, row in rows:
         if not (name := row["AcceleratorName"].strip()):
@@ -92,7 +92,7 @@ def read_prices(
             raise InputError(f"{path}, line {number}: AcceleratorCount: expected 1 or more, found {gpus}")
         gpu, skip_reason = _gpu(name, row.get("GpuInfo") or "", catalog)
         if gpu is None:
-            unnamed[skip_reason] = unnamed.get(skip_reason, 0) + 1
+            unknown_gpus[skip_reason] = unknown_gpus.get(skip_reason, 0) + 1
             continue
         columns: tuple[tuple[Term, str], ...] = (("on-demand", "Price"), ("spot", "SpotPrice"))
         prices = {t: _figure(row.get(c) or "", f"{path}, line {number}: {c}") for t, c in columns}
@@ -109,7 +109,8 @@ def read_prices(
         source = f"SkyPilot catalog {path.name}: {best.instance}, {best.gpus:g} GPUs, {best.region}"
         offers[gpu] = (*offers.get(gpu, ()), ProviderOffer(provider, term, best.usd_per_h, date, source))
     lines = tuple(
-        f"{skip_reason} ({count} row{'' if count == 1 else 's'})" for skip_reason, count in unnamed.items()
+        f"{skip_reason} ({count} row{'' if count == 1 else 's'})"
+        for skip_reason, count in unknown_gpus.items()
     )
     return Listed(offers, lines, without_price)
 

@@ -14,7 +14,7 @@ from planner.errors import CatalogError, InputError
 from planner.files.checked_files import open_input
 from planner.files.text_tables import read_csv, read_number_column
 from planner.importers import foreign_fields
-from planner.importers.foreign_fields import Facts
+from planner.importers.foreign_fields import StatedSetup
 from planner.models.step_tables import COLUMNS as STEP_COLUMNS
 from planner.models.step_tables import StepTable
 
@@ -25,7 +25,7 @@ HARDWARE = {"a100-80g": "a100-80gb", "h100-80g": "h100-80gb"}
 MODELS = {"bloom-176b": "bigscience/bloom", "llama2-70b": "meta-llama/Llama-2-70b-hf"}
 
 
-def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
+def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable:
     """The steps of one model on one kind of worker; --llm, --gpu and --tp choose where there are several."""
     if len(paths) != 1:
         raise InputError(f"splitwise: expected one perf_model.csv, found {len(paths)} files")
@@ -36,8 +36,8 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
 
     chosen, available = [], []
     groups = table[["model", "hardware", "tensor_parallel"]].drop_duplicates()
-    wanted_llm = catalog.llm(facts.llm).name if facts.llm else None
-    wanted_gpu = catalog.gpu(facts.gpu).name if facts.gpu else None
+    wanted_llm = catalog.llm(stated.llm).name if stated.llm else None
+    wanted_gpu = catalog.gpu(stated.gpu).name if stated.gpu else None
     for model, hardware, degree in groups.itertuples(index=False):
         llm = _llm(str(model), catalog)
         gpu = gpus.get(str(hardware)) or _gpu(str(hardware), catalog)
@@ -46,7 +46,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
         if (
             (wanted_llm is None or llm in (None, wanted_llm))
             and (wanted_gpu is None or gpu in (None, wanted_gpu))
-            and facts.tp in (None, tp)
+            and stated.tp in (None, tp)
         ):
             known = (wanted_llm is None or llm is not None) + (wanted_gpu is None or gpu is not None)
             chosen.append((known, model, hardware, degree, llm, gpu, tp))
@@ -60,7 +60,9 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
     rows = table[(table.model == model) & (table.hardware == hardware) & (table.tensor_parallel == degree)]
     for name in NUMBERS:
         read_number_column(rows, name, path, least=1e-9)
-    llm_name, gpu_name, tp = foreign_fields.read_setup(replace(facts, tp=tp), catalog, path, llm=llm, gpu=gpu)
+    llm_name, gpu_name, tp = foreign_fields.read_setup(
+        replace(stated, tp=tp), catalog, path, llm=llm, gpu=gpu
+    )
     try:
         steps = splitwise_table(path, str(model), str(hardware), tp).steps
     except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, TypeError) as error:

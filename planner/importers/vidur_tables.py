@@ -22,7 +22,7 @@ from planner.errors import InputError
 from planner.files.numeric import as_floats
 from planner.files.text_tables import read_csv, read_number_column
 from planner.importers import foreign_fields
-from planner.importers.foreign_fields import Facts
+from planner.importers.foreign_fields import StatedSetup
 from planner.models.latency import Array
 from planner.models.llm import Llm
 from planner.models.step_tables import ALL_REDUCE as REDUCE
@@ -64,22 +64,22 @@ LAUNCH_MS = 0.02
 BYTES = 2
 
 
-def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> StepTable:
+def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable:
     """Either one table of computed steps, or mlp.csv and attention.csv, and all_reduce.csv for TP > 1."""
     tables = [(path, read_csv(path)) for path in paths]
     if len(tables) == 1 and set(COMPUTED) <= set(tables[0][1].columns):
-        return _computed(*tables[0], facts, catalog)
-    return _profiled(tables, facts, catalog)
+        return _computed(*tables[0], stated, catalog)
+    return _profiled(tables, stated, catalog)
 
 
-def _computed(path: Path, table: pd.DataFrame, facts: Facts, catalog: Catalog) -> StepTable:
+def _computed(path: Path, table: pd.DataFrame, stated: StatedSetup, catalog: Catalog) -> StepTable:
     step_columns = {}
     for key, name in (("llm", "model"), ("gpu", "device"), ("tp", "tp")):
         values = table[name].drop_duplicates().tolist() if name in table.columns else []
         if len(values) > 1:
             raise InputError(f"{path}: {name}: expected one, found {foreign_fields.one_line(values)[:200]}")
         step_columns[key] = values[0] if values else None
-    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, path, **step_columns)
+    llm, gpu, tp = foreign_fields.read_setup(stated, catalog, path, **step_columns)
     n, chunk, prefix, decodes, context, total_ms = (
         read_number_column(table, name, path) for name in COMPUTED[1:]
     )
@@ -100,10 +100,12 @@ def _computed(path: Path, table: pd.DataFrame, facts: Facts, catalog: Catalog) -
     return _step_table(steps, operators, llm, gpu, tp, f"Vidur, steps of {path.name}")
 
 
-def _profiled(tables: Sequence[tuple[Path, pd.DataFrame]], facts: Facts, catalog: Catalog) -> StepTable:
+def _profiled(
+    tables: Sequence[tuple[Path, pd.DataFrame]], stated: StatedSetup, catalog: Catalog
+) -> StepTable:
     names = ", ".join(path.name for path, _ in tables)
-    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, names)
-    shape = catalog.llm(facts.llm or llm)
+    llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names)
+    shape = catalog.llm(stated.llm or llm)
     mlp_path, mlp = _find(tables, OP_COLUMNS[0], "mlp.csv (compute profile)")
     attention_path, attention = _find(tables, PREFILL, "attention.csv")
     mlp, attention = (

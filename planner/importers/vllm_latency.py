@@ -16,13 +16,13 @@ from planner.errors import InputError
 from planner.files.document_values import check_mapping
 from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
-from planner.importers.foreign_fields import Facts
+from planner.importers.foreign_fields import StatedSetup
 
 MARKS = ("avg_latency", "latencies")
 
 
-def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
-    llm, gpu, tp = foreign_fields.read_setup(facts, catalog, ", ".join(path.name for path in paths))
+def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
+    llm, gpu, tp = foreign_fields.read_setup(stated, catalog, ", ".join(path.name for path in paths))
     runs = []
     for path in paths:
         document = check_mapping(foreign_fields.read_json(path), path)
@@ -32,7 +32,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
             ("input_tokens", "input_len", "--input-tokens"),
             ("output_tokens", "output_len", "--output-tokens"),
         ):
-            value = getattr(facts, key) or document.get(own)
+            value = getattr(stated, key) or document.get(own)
             if value is None:
                 raise InputError(f"{path}: does not say what was run; add {option}")
             shape[key] = foreign_fields.read_count(value, f"{path}: {own}")
@@ -51,7 +51,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
                     concurrency=shape["requests"],
                     notes=notes,
                 ),
-                facts,
+                stated,
             )
         )
     return MeasuredRuns(llm, gpu, tp, f"vllm bench latency, {', '.join(p.name for p in paths)}", tuple(runs))

@@ -1,7 +1,7 @@
 """Reads results of `vllm bench serve --save-result`, with or without --save-detailed, and summary.json of a
 sweep.
 
-In these files lists per request are in seconds, the summary is in milliseconds. `tpot` is per request and
+In these files, lists per request are in seconds, the summary is in milliseconds. `tpot` is per request and
 leaves the first token out, `itl` is a gap between chunks. The file names neither GPU nor tensor parallelism,
 unless --metadata did (gpu=..., tp=...) or a sweep varied them.
 """
@@ -21,16 +21,16 @@ from planner.errors import InputError
 from planner.files.document_values import check_mapping, check_rows, is_number
 from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import ENGINE_KEYS, MeasuredRun, MeasuredRuns, with_stated_load
-from planner.importers.foreign_fields import Facts
+from planner.importers.foreign_fields import StatedSetup
 
-# Keys by which such a file is told.
+# Keys by which the importers recognize such a file.
 MARKS = ("completed", "total_input_tokens", "total_output_tokens", "request_throughput")
 # Our names of vLLM's metrics.
 NAMES = {"ttft": "ttft", "tpot": "tpot", "itl": "tbt", "e2el": "e2e"}
 _SUMMARY = re.compile(r"(mean|median|p[\d.]+)_(ttft|tpot|itl|e2el)_ms")
 
 
-def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
+def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
     documents: list[tuple[str, Mapping[str, Any]]] = []
     files = foreign_fields.file_labels(paths)
     for file, path in zip(files, paths, strict=True):
@@ -43,7 +43,7 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
             documents.append((name, {str(key).replace("-", "_"): value for key, value in result.items()}))
     setups = {
         foreign_fields.read_setup(
-            facts,
+            stated,
             catalog,
             name,
             llm=row.get("model_id"),
@@ -60,7 +60,8 @@ def read(paths: Sequence[Path], facts: Facts, catalog: Catalog) -> MeasuredRuns:
             f"vllm-bench-serve: the runs are of different engines ({engines}); import each apart"
         )
     llm, gpu, tp = setups.pop()
-    runs = tuple(with_stated_load(_run(name, row), facts) for name, row in documents)
+    # A load that the command line states wins over the file's.
+    runs = tuple(with_stated_load(_run(name, row), stated) for name, row in documents)
     return MeasuredRuns(llm, gpu, tp, f"vllm bench serve, {foreign_fields.list_first(files)}", runs)
 
 
@@ -81,7 +82,7 @@ def _run(name: str, row: Mapping[str, Any]) -> MeasuredRun:
         )
         lengths = (input_tokens / completed,), (output_tokens / completed,)
         latency = _summary_latency(name, row)
-        gaps = latency.get("tbt", {})
+        gaps = latency.get("tbt", {})  # A median far below the mean shows that tokens came in bunches.
         remarks = foreign_fields.run_remarks(
             failed=failed, is_summary=True, gap_p50=gaps.get("p50"), gap_mean=gaps.get("mean")
         )
@@ -125,7 +126,7 @@ def _load(
     concurrency = None if limit is None else foreign_fields.read_count(limit, f"{name}: max_concurrency")
     if rate_rps == math.inf:
         return min(concurrency or requests, requests), None, ()  # Without a limit all requests come at once.
-    if start_s:
+    if start_s:  # The recorded starts show what a limit of concurrency and burstiness did.
         return None, None, start_s
     if concurrency is not None:
         notes.append(f"the limit of {concurrency} requests in flight is not modelled beside a rate")
@@ -138,10 +139,10 @@ def _load(
 def _summary_latency(name: str, row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     latency: dict[str, dict[str, float]] = {}
     for key, value in row.items():
-        if not (match := _SUMMARY.fullmatch(key)) or not is_number(value) or not value > 0:
-            continue
-        statistic = "p50" if match[1] == "median" else match[1]
-        latency.setdefault(NAMES[match[2]], {})[statistic] = float(value) / 1e3
+        match = _SUMMARY.fullmatch(key)
+        if match and is_number(value) and value > 0:  # vLLM writes 0 for what it did not measure.
+            statistic = "p50" if match[1] == "median" else match[1]
+            latency.setdefault(NAMES[match[2]], {})[statistic] = float(value) / 1e3
     return latency
 
 
@@ -154,18 +155,21 @@ def _detailed(
         for key in ("input_lens", "output_lens", "ttfts", "start_times", "latencies")
         if isinstance(row.get(key), list)
     }
+    # An empty column was not recorded. `ttfts` alone stays, because its length is the number of requests.
     columns = {key: values for key, values in columns.items() if values or key == "ttfts"}
     gaps = [
         foreign_fields.read_numbers(item, f"{name}: itls[{i}]")
         for i, item in enumerate(check_rows(row.get("itls"), f"{name}: itls"))
     ]
     n = len(columns["ttfts"])
-    for key, items in {**{key: len(values) for key, values in columns.items()}, "itls": len(gaps)}.items():
+    lengths_by_key = {key: len(values) for key, values in columns.items()} | {"itls": len(gaps)}
+    for key, items in lengths_by_key.items():
         if items != n:
             raise InputError(f"{name}: {key} has {items} items, ttfts has {n}")
     if not {"input_lens", "output_lens"} <= columns.keys():
         raise InputError(f"{name}: input_lens or output_lens is empty; expected one per request")
     errors = row.get("errors")
+    # Without usable errors, a request that failed still shows by zeros in its columns.
     request_errors = errors if isinstance(errors, list) and len(errors) == n else [""] * n
     good = [
         i
@@ -198,6 +202,7 @@ def _detailed(
         if values
     }
     after_first = sum(tokens - 1 for tokens in output)
+    # `failed`, the file's own count, is 0 where the file has none; requests without output count too.
     remarks = foreign_fields.run_remarks(
         failed=max(failed, n - len(good)),
         tokens_per_chunk=after_first / len(every_gap) if every_gap else 1.0,

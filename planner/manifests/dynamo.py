@@ -19,7 +19,7 @@ ENGINE = f"Dynamo {DYNAMO_VERSION} with vLLM 0.31.0"
 IMAGE = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{DYNAMO_VERSION}"
 MAX_COMPONENTS = 25
 MAX_NAMES = 45  # letters of a graph and a component together, as Grove counts them
-COMPONENT_NAME = 12
+COMPONENT_NAME_LETTERS = 12
 TOKEN = [{"secretRef": {"name": kubernetes.SECRET_NAME, "optional": True}}]
 
 
@@ -76,9 +76,8 @@ def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
 
 def graph_pools(fleet: Fleet) -> dict[str, list[tuple[str, Pool]]]:
     """Name of a graph -> its pools, each with the name of its component."""
-    pools = list(
-        zip(engine_command.pool_labels(fleet, length=COMPONENT_NAME), fleet.running_pools, strict=True)
-    )
+    labels = engine_command.pool_labels(fleet, length=COMPONENT_NAME_LETTERS)
+    pools = list(zip(labels, fleet.running_pools, strict=True))
     pools_by_graph = {}
     for kind in ("disagg", "agg"):
         if own := [(name, pool) for name, pool in pools if (pool.role == "mixed") == (kind == "agg")]:

@@ -45,8 +45,8 @@ def refuse(fleet: Fleet, target: str) -> None:
 
 
 def connector(fleet: Fleet) -> Document:
-    """vLLM's `kv_transfer_config` of workers that use the store; for several TP degrees, with how blocks are
-    cut.
+    """vLLM's `kv_transfer_config` of workers that use the store. Where their TP degrees differ, it lists
+    these, so that blocks are split small enough for all.
     """
     connector_config: Document = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
     degrees = sorted({pool.type.tp for pool in fleet.running_pools if serves(fleet, pool)})
@@ -65,9 +65,9 @@ def config(master: str, protocol: str) -> str:
         "metadata_server": HANDSHAKE,
         "master_server_address": f"{master}:{MASTER_PORT}",
         "global_segment_size": 0,  # The worker's own memory in the store.
-        "local_buffer_size": "4GB",
+        "local_buffer_size": "4GB",  # as in vLLM's usage guide
         "protocol": protocol,
-        "device_name": "",
+        "device_name": "",  # Mooncake finds the network device itself.
     }
     return json.dumps(settings, indent=2) + "\n"
 

@@ -1,21 +1,23 @@
 """Speculative decoding: a drafter guesses tokens, the LLM checks them all in its next step.
 
     k     tokens drafted per sequence and step      a_i   how likely the i-th is accepted if all before it are
-    P_i   = a_1 .. a_i                              a step yields 1 + A tokens, P(A >= i) = P_i
-    1 + P_1 + .. + P_k                              its mean: the accepted length of papers and benchmarks
+    P_i   = a_1 * a_2 * ... * a_i                   the chance that at least i tokens are accepted
+    1 + P_1 + ... + P_k                             mean tokens of a step: the accepted length of papers
 
-A step of D decodes, R = D + P sequences in all, with prompts of n tokens together (`planner.models.latency`):
+The letters of step times are those of planner/models/latency.py: a step has D decodes with K tokens of KV,
+and P prompts of n tokens together, with A_p pairs of a query and a key. With R = D + P sequences it takes
 
     verify   f(n + (1 + k) D) + a (A_p + k K + D k (k + 1) / 2) + b (1 + k) D + d (K + k D) + e P + h
     draft    q [ f(n + (1 + k) D) + a A_p + b D + d (K + k D) + e P ]            over all tokens of the step
              + (k - 1) q [ f(R) + b R + d (K + k D) ] + k s                      then a token at a time
 
-A sequence's KV is read once for its 1 + k queries, whose pairs beyond those of one query cost what a prompt's
-do. One pass of the drafter takes the share q of a step of the LLM, and s seconds more. m K is m (K + k D), in
-both. q is estimated as the share of weights that is read, nothing for drafters without any (n-grams).
+The KV of a sequence is read once for its 1 + k queries. Each query after the first adds pairs, at the price a
+of a prompt's pairs. One pass of the drafter takes the share q of a step of the LLM, and s seconds more. Step
+times with a term m K have m (K + k D) instead, in both lines. q is estimated as the share of the LLM's
+weights that the drafter reads, 0 for drafters without weights (n-grams).
 
-After Leviathan, Kalman, Matias 2023 (arXiv:2211.17192, equation 1 where all a_i are alike), and for the steps
-vLLM's: every sequence is checked at full width, whatever was accepted before.
+Acceptance follows Leviathan, Kalman, Matias 2023 (arXiv:2211.17192, equation 1 where all a_i are alike).
+Steps follow vLLM: every sequence is checked at full width, whatever was accepted before.
 """
 
 from __future__ import annotations
@@ -31,18 +33,18 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import Memory, active_weight_bytes
 
-# At most this many tokens may be drafted per step; published acceptance curves end at 8.
+# At most this many tokens may be drafted per step: twice as many as published acceptance curves have.
 MOST_DRAFTS = 16
 
-# vLLM 0.32 profiles sampling with this many rows per sequence: a draft token and the next one.
+# vLLM 0.32 profiles sampling with this many rows per sequence, a draft token and the next one: they take
+# memory (search/problem/options.py).
 SAMPLED_ROWS = 2
 # These methods look tokens up and have no weights.
 WEIGHTLESS = ("ngram", "suffix")
 # The drafter of these methods comes with the LLM's checkpoint.
 OWN_LAYERS = ("mtp",)
-METHODS = ("mtp", "eagle", "eagle3", "draft_model", *WEIGHTLESS)
-# For the drafts of these methods vLLM keeps k more KV slots.
-LOOK_AHEAD = ("mtp", "eagle", "eagle3", "draft_model")
+WITH_WEIGHTS = (*OWN_LAYERS, "eagle", "eagle3", "draft_model")
+METHODS = (*WITH_WEIGHTS, *WEIGHTLESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +97,21 @@ class Speculation:
 
     @property
     def has_weights(self) -> bool:
-        return self.method not in WEIGHTLESS
+        return self.method in WITH_WEIGHTS
 
     @property
     def drafter_key(self) -> tuple[str, str | None] | None:
-        """Method and model of a drafter with KV of its own, alike in prefill and decode workers."""
+        """Method and model of a drafter with KV of its own; prefill and decode workers must have the same,
+        because its KV is handed over too.
+        """
         return (self.method, self.model) if self.has_weights else None
 
     @property
     def lookahead_tokens(self) -> int:
-        """The KV slots that vLLM keeps per sequence beyond those of the checked tokens."""
-        return self.tokens if self.method in LOOK_AHEAD else 0
+        """The KV slots that vLLM keeps per sequence beyond those of the checked tokens: drafters with weights
+        write KV of the tokens that they draft.
+        """
+        return self.tokens if self.has_weights else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +121,12 @@ class SpeculativeSteps:
     latency: StepLatency
     speculation: Speculation
 
-    def step_s(self, tokens: float, pairs: float, decodes: float, kv_tokens: float, prefills: float) -> float:
-        """Seconds of a step with prompts of `tokens` tokens together, and with A_p, D, K and P."""
+    def step_s(
+        self, prompt_tokens: float, pairs: float, decodes: float, kv_tokens: float, prefills: float
+    ) -> float:
+        """Seconds of a step with n, A_p, D, K and P."""
         k, q, latency = self.speculation.tokens, self.speculation.draft_frac, self.latency
-        width, read = tokens + (1 + k) * decodes, kv_tokens + k * decodes
+        width, read = prompt_tokens + (1 + k) * decodes, kv_tokens + k * decodes
         more = k * kv_tokens + decodes * k * (k + 1) / 2
         own_s = float(latency.step_s(width, pairs + more, (1 + k) * decodes, read, prefills))
         first_s = float(latency.step_s(width, pairs, decodes, read, prefills)) - latency.h_s
@@ -127,7 +135,9 @@ class SpeculativeSteps:
         return own_s + q * (first_s + (k - 1) * again_s) + k * self.speculation.draft_s
 
     def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
-        """The form as the kernel reads it: f(N) + h for every N up to `most_tokens`, and other numbers."""
+        """The form as the kernel reads it: f(N) + h for every N up to `most_tokens`, the numbers of
+        `latency`, and then h, k, q, s.
+        """
         latency, speculation = self.latency, self.speculation
         plain = latency.compile_for_kernel(most_tokens, most_decodes)
         numbers = (*plain.numbers, latency.h_s, speculation.tokens, speculation.draft_frac)
@@ -137,8 +147,9 @@ class SpeculativeSteps:
 def least_token_times(latency: StepLatency, speculation: Speculation | None) -> StepLatency:
     """Step times that are a lower bound for each token of a decode, for all bounds on work.
 
-    A token that leaves was one of the step's tokens, and cost f, a and b as such. KV is read once for up to 1
-    + k tokens. The drafter's time comes on top and is left out.
+    Every token that a step yields was checked in that step and took f, a and b there. KV is read once for up
+    to 1 + k tokens, so each takes at least d / (1 + k). Terms that only make steps longer, m and the
+    drafter's time, are left out.
     """
     if speculation is None:
         return latency
@@ -149,8 +160,8 @@ def conditional_acceptance(lengths: Sequence[float], tokens: int) -> tuple[float
     """The a_i of `tokens` drafts from mean accepted lengths, measured apart for 1, 2, ... drafts.
 
     P_i is what the i-th draft added to the length. Measurements scatter while P never rises, so neighbours
-    that rise are averaged (isotonic regression). The whole is scaled to the length at `tokens` where it is
-    longer, as happens where one more draft was measured to shorten the length.
+    that rise are averaged (isotonic regression). If 1 + P_1 + ... + P_k then exceeds the measured length, the
+    P_i are scaled down: that happens where a draft more was measured to shorten the length.
     """
     if tokens > len(lengths):
         raise InputError(f"acceptance is known for up to {len(lengths)} draft tokens, found {tokens}")
@@ -191,8 +202,8 @@ def drafter_of(method: str, llm: Llm, model: Llm | None = None) -> Drafter:
     """The drafter of an LLM; `model` is the small LLM that drafts. The share q is that of the weights that
     are read.
 
-    EAGLE's drafter is one layer like the LLM's own (Li et al. 2024, arXiv:2401.15077) with the LLM's output
-    head, which MTP's layers share with the LLM as well.
+    EAGLE's drafter is one layer like the LLM's own (Li et al. 2024, arXiv:2401.15077). EAGLE and MTP use the
+    LLM's output head: a pass reads it again, and it takes no memory of its own.
     """
     if method in WEIGHTLESS:
         return Drafter()
@@ -202,6 +213,7 @@ def drafter_of(method: str, llm: Llm, model: Llm | None = None) -> Drafter:
     if method == "draft_model":
         if model is None:
             raise InputError("method draft_model needs model: the name of the LLM that drafts")
+        # A mixture reads only the weights of the experts that a token uses.
         frac = float(active_weight_bytes(model) / active_weight_bytes(llm))
         return Drafter(model.weight_bytes, model.kv_bytes_per_token, frac)
     if method in OWN_LAYERS:

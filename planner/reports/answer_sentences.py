@@ -15,7 +15,7 @@ from planner.documents.facts import (
     ScenariosDrawn,
     Workers,
 )
-from planner.reports.fact_sentences import costs_more, percent
+from planner.reports.fact_sentences import percent, relative_cost_text
 from planner.reports.words import Rows, listed, pool_text
 from planner.search.evidence.plan import Plan
 from planner.units import show_amount, show_s
@@ -50,7 +50,7 @@ def answer_rows(plan: Plan, *, is_by_node: bool | None = None, is_by_gpu: bool =
             *([_other_price_text(answer, unit, is_by_gpu=is_by_gpu)] if is_by_node else []),
             ""
             if answer.value is None or paper is None or paper.value is None or answer is paper
-            else costs_more(answer.value, paper.value),
+            else relative_cost_text(answer.value, paper.value),
             "" if answer.kept_in is None else kept_text(answer.kept_in),
             "" if answer.headroom is None else room_text(answer.headroom),
             first_missed(answer),

@@ -1,4 +1,8 @@
-"""Facts in words: the one place that makes a sentence of what speaks for a plan (documents/facts.py)."""
+"""Sentences for the evidence and the warnings of a plan: one function for each class of documents/facts.py.
+
+Certificate, screen and report take their sentences from here. Reasons why an option was left out have theirs
+in search/problem/reasons.py.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,16 @@ from functools import singledispatch
 
 from planner.documents import facts
 from planner.documents.certificate import Alternative
-from planner.domain import STEADY_FRAC, FleetLimit
+from planner.domain import KV_BLOCK_TOKENS, STEADY_FRAC, FleetLimit
 from planner.policies import QUEUE, ROUTING, router_name
 from planner.search.problem.reasons import left_out_text, reason_text
 from planner.solvers.repeats import CONFIDENCE_FRAC, FEW_FRAC, MOST_FRAC, Repeats
 from planner.units import counted, in_unit, show_amount, show_clock, show_s, show_span
 
 LEVEL0 = "with one worker type per pool"
+SAME_FRAC = 1e-9  # Two costs that differ by less are the same; the difference is rounding.
 
-_DRAWN = {
-    "other-draws": "other draws of this traffic",
-    "histories": "histories of interruptions, drawn at random",
-}
+_OTHER_DRAWS, _HISTORIES = "other draws of this traffic", "histories of interruptions, drawn at random"
 _LEFT_OUT: dict[facts.LeftOut, str] = {
     "neighbours": "fleets with one worker fewer",
     "one-more": "fleets with one worker more",
@@ -31,43 +33,45 @@ _LEFT_OUT: dict[facts.LeftOut, str] = {
     "routers": "the fleet under the routers of other targets",
     "shortest-first": "what shortest prompts first would save",
     "spot-gone": "spot workers that go all at once",
-    "other-draws": "other draws of this traffic",
+    "other-draws": _OTHER_DRAWS,
     "more-draws": "more draws of this traffic",
-    "histories": "histories of interruptions, drawn at random",
+    "histories": _HISTORIES,
 }
-_FOUND: dict[facts.FindingName, str] = {
+_FINDINGS: dict[facts.FindingName, str] = {
     "caches-unused": "prefix caches save nothing here: the plan counts on no hit",
     "nothing-drawn": (
         "nothing is drawn here: the trace is replayed as it is, so other seeds give the same run"
     ),
     "no-shared-limit": "no shared limit binds: every LLM has the fleet it would have alone",
 }
-_GRANTED: dict[facts.Granted, str] = {
+_ASSUMPTIONS: dict[facts.Granted, str] = {
     "monotonicity": "more workers never hurt (monotonicity), so one failure refutes every smaller fleet",
     "ttft-ends-with-prefill": (
         "TTFT ends with prefill; the KV transfer of a disaggregated request falls into its first gap"
     ),
+    # traffic/trace.py cuts the warm-up.
     "steady-state": (
         "steady state: warm-up cut (a twentieth of the trace, at most two minutes), backlog test at the end"
     ),
     "sessions-wait": (
-        "requests that wait for others arrive when this fleet has answered those; rate and window are of "
-        "arrivals as if answers took no time; what arrives after the warm-up counts, to the end of the run"
+        "a request that waits for another arrives when this fleet has answered that one; rate and window are "
+        "computed from arrivals of a run in which answers take no time; every request that arrives after the "
+        "warm-up counts, to the end of the run"
     ),
     "sessions-given-up": (
-        "bound: with every request that a percentile lets go, all of its session is given up; of the others "
-        "each begins as late as the limits let the ones before it end"
+        "bound: a percentile allows some requests to miss their limits, and the bound gives up the whole "
+        "sessions of these; every other request begins as late as its predecessors' limits allow"
     ),
     "one-budget-per-role": "beyond level 0 every GPU and TP degree takes part with one token budget per role",
     "board-power": "power: the boards' limits, GPUs only",
     "first-use-of-blocks": (
-        "the bound counts of every block of a prompt its first use in the trace alone, which no cache "
-        "spares, and of memory the blocks that one request has alone"
+        "the bound counts each block of a prompt once, at its first use in the trace, because no cache "
+        "spares that; of memory it counts the blocks that belong to one request alone"
     ),
     "cold-caches": (
-        "caches are cold at the start of the trace; with them monotonicity is no more than likely, since "
-        "more workers may hit less: neighbours and binding have what was simulated with one worker fewer "
-        "and one more"
+        "caches are cold at the start of the trace; with caches monotonicity is likely and not certain, "
+        "since more workers may hit less: the lists `neighbours` and `binding` of the certificate say what "
+        "was simulated with one worker fewer and one more"
     ),
     "pins-placed-quickly": (
         "every fleet was simulated with its prefixes pinned where the search's quick placement has them; the "
@@ -88,16 +92,16 @@ _SHORTCUTS: dict[facts.Shortcut, str] = {
         "a decode pool whose backlog grows with instant prefill has a growing backlog behind any prefill pool"
     ),
     "seats": (
-        "a decode pool has a growing backlog that could not make the tokens in time at its best batch size, "
-        "with every seat taken at the end"
+        "a decode pool that cannot make the tokens in time, even at its best batch size with every place in "
+        "the batch taken at the end, has a growing backlog"
     ),
     "link": (
-        "no pairs, as the link cannot carry all KV blocks in the order of their prefills, and no hand-off "
-        "passes an earlier one that waits for room"
+        "no prefill pool works with any decode pool where the link cannot carry all KV blocks in the order "
+        "of their prefills, and no hand-off overtakes an earlier one that waits for room"
     ),
     "raced": "policies that save nothing near the best fleet save nothing elsewhere",
 }
-_OF_RACE: dict[facts.AnswerName, str] = {
+_OF_ANSWER: dict[facts.AnswerName, str] = {
     "on-paper": " on paper",
     "production": " in production",
     "with-a-loss": " with a loss",
@@ -105,22 +109,22 @@ _OF_RACE: dict[facts.AnswerName, str] = {
 _CAUTIONS: dict[facts.Caution, str] = {
     "spot-nodes": "spot workers need nodes of your cloud's spot market: no manifest asks for them",
     "copies-share-prefixes": (
-        "superposed copies of the trace share their prefixes, sessions included, which overstates hits; "
-        "thin or compress, or plan on a trace of that rate"
+        "superposed copies of the trace share their prefixes, sessions included, which overstates hits; take "
+        "traffic: {scale: compress}, or a trace that was recorded at the rate you ask for"
     ),
     "prompts-are-text": (
         "the LLM has an encoder for images or sound, and the trace has no column image_tokens: all prompts "
         "are taken as text of input_tokens"
     ),
     "only-ends-kept": (
-        "vLLM keeps this LLM's windows or states for the prefix cache only where a prompt ends and where "
-        "prompts were seen to part: a shared beginning is found from its third request on. The plan counts "
-        "it from the second"
+        "vLLM's prefix cache keeps the state, or the KV of sliding-window attention, of this LLM only where "
+        "a prompt ends and where prompts were seen to part: a shared beginning is found from its third "
+        "request on. The plan counts it from the second"
     ),
     "compressed-ends-kept": (
-        "vLLM since 0.27 keeps this LLM's windows for the prefix cache only where a prompt ends and where "
-        "prompts were seen to part. The plan counts windows at the end of each page of 256 tokens, as before "
-        "0.27, so it finds less of long prompts than the engine will"
+        "since 0.27 vLLM's prefix cache keeps the sliding-window KV of this LLM only where a prompt ends and "
+        "where prompts were seen to part. The plan assumes the rule before 0.27, a window at the end of each "
+        "page of 256 tokens, with which less of a long prompt is found"
     ),
     "requests-bring-priority": (
         "the order of the queue goes by the `priority` that each request brings with it: clients or `plan "
@@ -128,9 +132,10 @@ _CAUTIONS: dict[facts.Caution, str] = {
         "which policies: {queue: fcfs} or a deployment target (--target NAME) plans for"
     ),
 }
+# These follow the label of an alternative to the plan, such as a GPU type, which is their "it".
 _REMARKS: dict[facts.Remark, str] = {
-    "not-searched": "none of one worker type per pool was found; mixes of several were not searched for it",
-    "fails-on-other-draw": "its best fails on another draw or rate of the traffic",
+    "not-searched": "no fleet with one worker type per pool was found, and mixed ones were not searched",
+    "fails-on-other-draw": "its best fleet fails on another draw or rate of the traffic",
     "perhaps-not-cheapest": "perhaps not the cheapest, as not all of its settings were tried",
     "effort-ended": "the effort ended",
     "all-too-few": "all that are in stock or within the limits are too few",
@@ -145,7 +150,7 @@ _REMARKS: dict[facts.Remark, str] = {
 
 @singledispatch
 def sentence(fact: object) -> str:
-    """A fact in words, without a capital or a full stop."""
+    """A fact in words, without a capital or a full stop; TypeError for an object that has no sentence."""
     return reason_text(fact)
 
 
@@ -159,11 +164,12 @@ def prices_text(prices: Iterable[facts.Price]) -> str:
 
 def alternative_note(alternative: Alternative, value: float) -> str:
     """A note on an alternative to a plan of this value."""
-    difference = [costs_more(alternative.objective, value)] if alternative.fleet is not None else []
+    has_fleet = alternative.fleet is not None
+    difference = [relative_cost_text(alternative.objective, value)] if has_fleet else []
     return "; ".join([*difference, *sentences(alternative.notes)])
 
 
-def queue_text(patient_frac: float, patience_s: float) -> str:
+def backlog_text(patient_frac: float, patience_s: float) -> str:
     """The result of the backlog test (`Verdict`), in the same words wherever it is shown."""
     values = (
         f"of the requests that arrived in the last tenth of the run {percent(patient_frac)} waited no longer "
@@ -177,7 +183,8 @@ def queue_text(patient_frac: float, patience_s: float) -> str:
 def drawn_text(repeats: Repeats) -> str:
     """The kinds of other draws, for instance "other draws of this traffic"."""
     losses = ", with all workers and after the losses it must survive (the figures are with all workers)"
-    return _DRAWN.get(repeats.what, repeats.what) + (losses if repeats.after_losses else "")
+    drawn = _HISTORIES if repeats.what == "histories" else _OTHER_DRAWS
+    return drawn + (losses if repeats.after_losses else "")
 
 
 def times_text(low: float, high: float) -> str:
@@ -187,17 +194,17 @@ def times_text(low: float, high: float) -> str:
 
 def percent(share: float) -> str:
     """A share as a percentage: 0.9 -> '90 %', 0.9987 -> '99.87 %'; it never rounds up to 100 %."""
-    if share == share and share < 1 and f"{share * 100:.4g}" == "100":
-        return "> 99.99 %"
-    return f"{share * 100:.4g} %"
+    shown = f"{share * 100:.4g}"
+    return "> 99.99 %" if shown == "100" and share < 1 else f"{shown} %"
 
 
-def costs_more(cost: float, value: float) -> str:
+def relative_cost_text(cost: float, value: float) -> str:
+    """How much more or less than `value` a fleet costs: "+1.2 %"; without a fleet the cost is infinite."""
     if not math.isfinite(cost):
         return "not found"
     if value <= 0:  # The whole plan runs on GPUs that are owned.
         return "the same" if cost <= 0 else "costs more"
-    return "the same" if abs(cost / value - 1) < 1e-9 else f"{100 * (cost / value - 1):+.1f} %"
+    return "the same" if abs(cost / value - 1) < SAME_FRAC else f"{100 * (cost / value - 1):+.1f} %"
 
 
 # -- what a simulation says --------------------------------------------------------------------------------
@@ -205,10 +212,10 @@ def costs_more(cost: float, value: float) -> str:
 
 @sentence.register
 def _(fact: facts.Outcome) -> str:
-    reasons = [_at_text(at) for at in fact.missed]
+    reasons = [_line_text(at) for at in fact.missed]
     if fact.attainment is not None:
         reasons.append(
-            f"{100 * fact.attainment.frac:.2f} % of requests keep all limits "
+            f"{percent(fact.attainment.frac)} of requests keep all limits "
             f"({100 * fact.attainment.needed_frac:g} % needed){_window_text(fact.attainment.window_s)}"
         )
     reasons += [
@@ -217,30 +224,29 @@ def _(fact: facts.Outcome) -> str:
         for each in fact.shares
     ]
     if fact.backlog is not None:
-        reasons.append(queue_text(fact.backlog.patient_frac, fact.backlog.patience_s))
+        reasons.append(backlog_text(fact.backlog.patient_frac, fact.backlog.patience_s))
     return "; ".join(reasons) or "keeps the SLO"
 
 
-def _at_text(at: facts.At) -> str:
+def _line_text(at: facts.At) -> str:
+    """A line of the SLO with its value: "ttft p90 is 6 s, 85 % within 5 s (90 % needed)"."""
     return (
-        f"{at.limit.name} is {show_s(at.value_s)}, {100 * at.kept_frac:.2f} % within "
+        f"{at.limit.name} is {show_s(at.value_s)}, {percent(at.kept_frac)} within "
         f"{show_s(at.limit.limit_s)} ({100 * at.limit.percentile_frac:g} % needed){_window_text(at.window_s)}"
     )
 
 
 def _window_text(window_s: tuple[float, float] | None) -> str:
-    return (
-        ""
-        if window_s is None
-        else f", from {show_clock(window_s[0])} to {show_clock(window_s[1])} of the trace"
-    )
+    if window_s is None:
+        return ""
+    return f", from {show_clock(window_s[0])} to {show_clock(window_s[1])} of the trace"
 
 
 @sentence.register
 def _(fact: facts.Neighbour) -> str:
-    after = "on another draw or rate of the traffic, " if fact.on_other_draw else ""
-    after += "after the losses it must survive, " if fact.after_losses else ""
-    return after + ("no worker of this role is left" if fact.outcome is None else sentence(fact.outcome))
+    when = "on another draw or rate of the traffic, " if fact.on_other_draw else ""
+    when += "after the losses it must survive, " if fact.after_losses else ""
+    return when + ("no worker of this role is left" if fact.outcome is None else sentence(fact.outcome))
 
 
 # -- under the routers of deployment targets ---------------------------------------------------------------
@@ -258,6 +264,7 @@ def _(fact: facts.RoutersMiss) -> str:
 
 
 def router_text(under: facts.UnderRouter) -> str:
+    """The router and its routing, in the target's own names (`told`): "vllm-router by random"."""
     return router_name(under.router, under.told)
 
 
@@ -276,6 +283,7 @@ def decided_text(under: facts.UnderRouter) -> str:
 def _written_text(under: facts.UnderRouter) -> str:
     """How the fleet does behind this router with the traffic as it is written."""
     outcome, at = under.outcome, under.decides
+    # It fails by its attainment, its backlog or a tenant's share, and misses no line of its own figure.
     if not outcome.holds and not outcome.missed:
         return sentence(outcome)
     if at is None:
@@ -328,10 +336,10 @@ def _(fact: facts.UsedUp) -> str:
 
 @sentence.register
 def _(fact: facts.BoundPrice) -> str:
-    step = {"power": "one more kW", "cost": "one more USD/h allowed", "gpus": "one more GPU"}
+    one_more = {"power": "one more kW", "cost": "one more USD/h allowed", "gpus": "one more GPU"}
     return (
-        f"{step.get(fact.limit.of, f'one more {fact.limit.gpu}')} lowers the policy-free bound, workers not "
-        f"being whole, by {fact.saves:.3g} {fact.unit} (a dual: of the bound, not of the plan)"
+        f"{one_more.get(fact.limit.of, f'one more {fact.limit.gpu}')} lowers the bound, which allows "
+        f"fractions of a worker, by {fact.saves:.3g} {fact.unit}; the plan itself may not change"
     )
 
 
@@ -352,9 +360,11 @@ def moved_text(planned: float, value: float | None, unit: str) -> str:
     if value is None:
         return "no fleet"
     more = value - planned
-    if abs(more) <= 1e-9 * planned:
+    if abs(more) <= SAME_FRAC * planned:
         return "the same"
-    return f"{more:+.4g} {unit} ({100 * more / planned:+.1f} %)"
+    # A plan on owned GPUs alone may cost nothing.
+    share = f" ({100 * more / planned:+.1f} %)" if planned else ""
+    return f"{more:+.4g} {unit}{share}"
 
 
 @sentence.register
@@ -374,16 +384,16 @@ def _(fact: facts.UpperEnds) -> str:
 @sentence.register
 def _(fact: facts.StepSpread) -> str:
     prefill, decode = (times_text(*ends) for ends in (fact.prefill, fact.decode))
-    how = "measured" if fact.is_own else "estimated"
+    how = "measured" if fact.is_own else "estimated"  # A spread of other engines' steps is an estimate.
     return f"step times of {fact.worker} {how}: prefill {prefill}, decode {decode} of {fact.source}"
 
 
 @sentence.register
 def _(fact: facts.Robustness) -> str:
     sampled = "" if fact.rates is None else f", sampled at {fact.rates} rates"
-    at = " from the upper end of their spread on" if fact.spread else ""
+    than = " than the upper end of their spread" if fact.spread else ""
     return (
-        f"planned for steps {100 * fact.step_times_frac:g} % longer{at} and all traffic up to "
+        f"planned for steps {100 * fact.step_times_frac:g} % longer{than} and all traffic up to "
         f"{100 * fact.traffic_frac:g} % more than expected{sampled}"
     )
 
@@ -392,8 +402,9 @@ def _(fact: facts.Robustness) -> str:
 def _(fact: facts.InsuranceCosts) -> str:
     if fact.expected is None:
         return f"{sentence(fact.robustness)}; what that costs was not found in time"
-    costs = f"{in_unit(fact.value - fact.expected, fact.unit)} ({costs_more(fact.value, fact.expected)})"
-    return f"{sentence(fact.robustness)}; this insurance costs {costs}"
+    more = in_unit(fact.value - fact.expected, fact.unit)
+    share = relative_cost_text(fact.value, fact.expected)
+    return f"{sentence(fact.robustness)}; this insurance costs {more} ({share})"
 
 
 @sentence.register
@@ -416,16 +427,17 @@ def _(fact: facts.NoneForExpected) -> str:
 @sentence.register
 def _(fact: facts.SpotSpare) -> str:
     return (
-        f"{fact.pool}: of {fact.workers} spot workers {fact.down} may be down at once, more are so in "
-        f"{100 * fact.risk_frac:g} % of the time at most ({fact.interruptions_per_h:g} interruptions per "
-        f"worker and hour, back after {show_s(fact.restart_s)}, each on its own); the SLO holds without them"
+        f"{fact.pool}: of {fact.workers} spot workers {fact.down} may be down at once, and more than that at "
+        f"most {100 * fact.risk_frac:g} % of the time ({fact.interruptions_per_h:g} interruptions per worker "
+        f"and hour, each independent of the others, back after {show_s(fact.restart_s)}); the SLO holds "
+        "without them"
     )
 
 
 @sentence.register
 def _(fact: facts.SpotGone) -> str:
-    begin = "if they go at once in the middle of the trace, their requests begin anew"
-    return f"{begin}: {sentence(fact.outcome)}"
+    loss = "if so many spot workers leave together in the middle of the trace, their requests begin anew"
+    return f"{loss}: {sentence(fact.outcome)}"
 
 
 @sentence.register
@@ -440,22 +452,23 @@ def _(fact: facts.CachesSave) -> str:
 @sentence.register
 def _(fact: facts.PolicyGains) -> str:
     value = in_unit(fact.value, fact.unit)
-    return f"{fact.label}: {in_unit(fact.saves, fact.unit)} less{_OF_RACE[fact.of]} ({value})"
+    return f"{fact.label}: {in_unit(fact.saves, fact.unit)} less{_OF_ANSWER[fact.of]} ({value})"
 
 
 @sentence.register
 def _(fact: facts.SharingSaves) -> str:
     alone, shared = sum(each.value for each in fact.alone), show_amount(fact.value, fact.unit)
-    each = ", ".join(f"{of_class.name} {show_amount(of_class.value, fact.unit)}" for of_class in fact.alone)
-    told = f"separate fleets for {len(fact.alone)} classes: {in_unit(alone, fact.unit)} ({each})"
+    by_class = ", ".join(f"{each.name} {show_amount(each.value, fact.unit)}" for each in fact.alone)
+    separate = f"separate fleets for {len(fact.alone)} classes: {in_unit(alone, fact.unit)} ({by_class})"
+    # A sum of several costs rounds more than one cost does, hence not SAME_FRAC.
     if abs(fact.saves) <= 1e-6 * alone:
-        return f"{told}; one fleet for all costs the same"
+        return f"{separate}; one fleet for all costs the same"
     if fact.saves < 0:
-        return f"{told}, {in_unit(-fact.saves, fact.unit)} less than one fleet for all ({shared})"
+        return f"{separate}, {in_unit(-fact.saves, fact.unit)} less than one fleet for all ({shared})"
     share = f"{100 * fact.saves / alone:.0f} %"
     return (
         f"one fleet for all classes saves {in_unit(fact.saves, fact.unit)} ({share}): {shared} instead of "
-        f"{show_amount(alone, fact.unit)} ({each})"
+        f"{show_amount(alone, fact.unit)} ({by_class})"
     )
 
 
@@ -469,8 +482,8 @@ def _(fact: facts.NotShared) -> str:
 @sentence.register
 def _(fact: facts.PoliciesRaced) -> str:
     parts = []
-    if fact.nothing:
-        parts.append(f"save nothing near the best fleet{_OF_RACE[fact.of]}: {'; '.join(fact.nothing)}")
+    if fact.nothing:  # the policies that save nothing
+        parts.append(f"save nothing near the best fleet{_OF_ANSWER[fact.of]}: {'; '.join(fact.nothing)}")
     if fact.rivals:
         parts.append(f"save something near it, and no more than what was taken: {'; '.join(fact.rivals)}")
     if fact.unasked:
@@ -497,8 +510,9 @@ def _(fact: facts.PinsPlaced) -> str:
     how = ""
     if fact.load < fact.quick_load:
         how = f", {100 * (1 - fact.load / fact.quick_load):.1f} % less than by the search's quick placement"
-    elif f"{fact.best_load:.4g}" != f"{fact.load:.4g}":
-        how = f"; one with {fact.best_load:.4g} is known"
+    elif (best_load := f"{fact.best_load:.4g}") != f"{fact.load:.4g}":
+        # The plan has the quick placement, because its simulation is no worse.
+        how = f"; a placement with {best_load} is known, and simulates no better"
     pool = f"{fact.pool} pool" + ("" if fact.is_chosen else " of the best fleet that has them")
     return (
         f"pins of the {pool}: the busiest of {counted(fact.workers, 'worker')} has {fact.load:.4g} s of work "
@@ -514,16 +528,18 @@ def _(fact: facts.WorkerMore) -> str:
 @sentence.register
 def _(fact: Repeats) -> str:
     sure, figures = 100 * CONFIDENCE_FRAC, []
-    says = {
+    # Wald's test rejects one hypothesis: "kept on at most FEW_FRAC" or "kept on at least MOST_FRAC".
+    verdict = {
         "holds": f"with {sure:g} % confidence on more than {100 * FEW_FRAC:g} % of all",
         "fails": f"with {sure:g} % confidence on less than {100 * MOST_FRAC:g} % of all",
         "open": f"too few to say more with {sure:g} % confidence",
     }[fact.decision]
     for name, value in fact.limits.items():
         if math.isfinite(value.mean):
-            spread = f" ± {value.half:.2g}" if math.isfinite(value.half) else ""
-            figures.append(f"{name} {value.mean:.3g}{spread} s on average, {value.most:.3g} s at most")
-    return "; ".join([f"the SLO is kept on {fact.kept} of {fact.runs} {drawn_text(fact)}, {says}", *figures])
+            half_width = f" ± {value.half:.2g}" if math.isfinite(value.half) else ""
+            figures.append(f"{name} {value.mean:.3g}{half_width} s on average, {value.most:.3g} s at most")
+    kept = f"the SLO is kept on {fact.kept} of {fact.runs} {drawn_text(fact)}, {verdict}"
+    return "; ".join([kept, *figures])
 
 
 @sentence.register
@@ -538,11 +554,12 @@ def _(fact: facts.GivesWay) -> str:
 def _(fact: facts.NodesFilled) -> str:
     now: float | None = fact.usd_per_h
     was: float | None = fact.was_usd_per_h
-    is_of_plan = fact.usd_per_h < fact.was_usd_per_h * (1 - 1e-6)
-    if not is_of_plan:
+    plan_is_cheaper = fact.usd_per_h < fact.was_usd_per_h * (1 - 1e-6)
+    # The GPUs were left out for the plan or for the fleet with a loss: one of the two is cheaper.
+    if not plan_is_cheaper:
         now, was = fact.with_loss_usd_per_h, fact.was_with_loss_usd_per_h
     instead = "" if was is None else f" instead of {was:.2f}"
-    cost = "" if now is None else f": {now:.2f}{instead} USD/h{'' if is_of_plan else ' with a loss'}"
+    cost = "" if now is None else f": {now:.2f}{instead} USD/h{'' if plan_is_cheaper else ' with a loss'}"
     return (
         f"planned without {', '.join(fact.without)}, as whole nodes are paid{cost}; not every choice of GPUs "
         "was tried"
@@ -571,8 +588,8 @@ def _(fact: facts.MoreSaves) -> str:
     )
     less = "less saves nothing" if fact.is_least else "less was not tried in time"
     return (
-        f"{LEVEL0}, {more} would save {in_unit(fact.saves, fact.unit)}; {less}, and any amount "
-        f"{in_unit(fact.saves_most, fact.unit)}"
+        f"{LEVEL0}, {more} would save {in_unit(fact.saves, fact.unit)}; {less}, and an unlimited amount "
+        f"would save {in_unit(fact.saves_most, fact.unit)}"
     )
 
 
@@ -590,7 +607,7 @@ def _what(limit: FleetLimit) -> str:
 
 @sentence.register
 def _(fact: facts.Finding) -> str:
-    return _FOUND[fact.name]
+    return _FINDINGS[fact.name]
 
 
 # -- what is taken for granted -----------------------------------------------------------------------------
@@ -598,7 +615,7 @@ def _(fact: facts.Finding) -> str:
 
 @sentence.register
 def _(fact: facts.Assumption) -> str:
-    return _GRANTED[fact.name]
+    return _ASSUMPTIONS[fact.name]
 
 
 @sentence.register
@@ -636,12 +653,12 @@ def _(fact: facts.Drafts) -> str:
 @sentence.register
 def _(fact: facts.Adapters) -> str:
     text = "drawn, each as likely as the next" if fact.drawn else "as the trace names them"
-    kept = min(fact.max_cpu_loras, fact.adapters)
-    disk = f", {show_s(fact.disk_s)} more from disk" if kept < fact.adapters else ""
+    in_host = min(fact.max_cpu_loras, fact.adapters)
+    disk = f", {show_s(fact.disk_s)} more from disk" if in_host < fact.adapters else ""
     return (
         f"{fact.worker} serves {fact.adapters} LoRA adapters ({text}) of rank {fact.max_rank} in "
-        f"{fact.max_loras} slots of {fact.slot_bytes / 1e9:.3g} GB per GPU, {kept} in the host's memory; a "
-        f"step with one token of one adapter takes {show_s(fact.step_s)} longer, a load "
+        f"{fact.max_loras} slots of {fact.slot_bytes / 1e9:.3g} GB per GPU, {in_host} in the host's memory; "
+        f"a step with one token of one adapter takes {show_s(fact.step_s)} longer, a load "
         f"{show_s(fact.load_s)}{disk}: estimated, not measured"
     )
 
@@ -653,7 +670,7 @@ def _(fact: facts.Offloaded) -> str:
         place, whose = ("a store that all workers share", "in all")
     disk = ""
     if fact.disk_bytes:
-        place = "CPU memory and on the disk behind it"
+        place += " and on the disk behind it"
         disk = f", {100 * fact.disk_frac:.1f} % of the tokens from a disk of {fact.disk_bytes / 1e9:.4g} GB"
     return (
         f"{fact.worker} keeps KV of {fact.memory_tokens:,} tokens in {place} "
@@ -673,7 +690,8 @@ def _(fact: facts.EngineSettings) -> str:
     if fact.queue_window_s is not None:
         order += f" (nobody overtaken by what arrives {show_s(fact.queue_window_s)} later)"
     routed = f"routing {fact.routing} ({ROUTING[fact.routing].words})"
-    return f"at most {seats} sequences per worker, 16-token KV blocks, {caches}, {order}, {routed}"
+    blocks = f"{KV_BLOCK_TOKENS}-token KV blocks"
+    return f"at most {seats} sequences per worker, {blocks}, {caches}, {order}, {routed}"
 
 
 @sentence.register
@@ -703,20 +721,21 @@ def _(fact: facts.ObligedWork) -> str:
     else:
         counts = "no request"
     if fact.tail:
-        counts += ", and of half of the last tenth all work, by the backlog test"
+        half = percent(STEADY_FRAC)
+        counts += f", and all work of {half} of the requests of the last tenth, by the backlog test"
     return (
-        f"bound: the SLO obliges {counts}; a percentile of gaps obliges nothing, as few gaps may be long; "
-        "work at its cheapest rate per token, by engines that batch as vLLM V1, under any routing, order and "
-        "admission"
+        f"bound: a fleet must do {counts}, to keep the SLO; a percentile of gaps adds nothing, since a few "
+        "gaps are allowed to be long; work is counted at its cheapest rate per token, for engines that batch "
+        "as vLLM V1, under any routing, order and admission"
     )
 
 
 @sentence.register
 def _(fact: facts.SmallCaches) -> str:
     return (
-        f"the bound is over fleets with {', '.join(fact.workers)} too, whose KV cache is too small for the "
-        f"longest request ({fact.longest_tokens} tokens) with some or all settings, as a fleet may turn away "
-        "what a percentile lets go; the search is over workers that hold it: a plan turns no request away"
+        f"with some or all settings the KV cache of {', '.join(fact.workers)} is too small for the longest "
+        f"request ({fact.longest_tokens} tokens). The bound allows such workers, since a percentile lets a "
+        "fleet turn some requests away; the search does not, since a plan turns none away"
     )
 
 
@@ -747,7 +766,7 @@ def _(fact: facts.PrefixesUncounted) -> str:
 
 @sentence.register
 def _(fact: facts.NotOffered) -> str:
-    return f"not considered, as this provider has no such price of them: {', '.join(fact.gpus)}"
+    return f"GPUs that the provider does not offer at these terms were not considered: {', '.join(fact.gpus)}"
 
 
 @sentence.register
@@ -771,19 +790,23 @@ def _(fact: facts.Assumed) -> str:
 
 
 def _tested(tested: tuple[facts.Tested, ...]) -> str:
+    """The failures of a pruning rule in tests (search/level0/pruning_rules.py), for instance "hid a cheaper
+    fleet in 0 of 90 tests with up to 400 requests, 1 of 25 with more"; a rule on pools has one test.
+    """
     if not tested:
         return "not measured"
     if tested[0].of_pools:
         return f"false of {tested[0].failed} of {tested[0].tests} pools in tests"
-    text = []
-    for k, each in enumerate(tested):
-        tests = "" if k else " tests"
-        if each.most_requests is not None:
-            of = f"{tests} with up to {each.most_requests} requests"
+    texts: list[str] = []
+    for each in tested:
+        text = f"{each.failed} of {each.tests}"
+        if each.least_requests is not None:
+            text += " with more"
         else:
-            of = tests if each.least_requests is None else " with more"
-        text.append(f"{each.failed} of {each.tests}{of}")
-    return f"hid a cheaper fleet in {', '.join(text)}"
+            text += " tests" if not texts else ""
+            text += "" if each.most_requests is None else f" with up to {each.most_requests} requests"
+        texts.append(text)
+    return f"hid a cheaper fleet in {', '.join(texts)}"
 
 
 # -- what a reader must know first -------------------------------------------------------------------------
@@ -806,21 +829,22 @@ def _(fact: facts.FewKeepAll) -> str:
 @sentence.register
 def _(fact: facts.WorstHour) -> str:
     if not fact.missed:
-        return f"every hour of the trace keeps the SLO; the worst: {'; '.join(map(_at_text, fact.hours))}"
+        return f"every hour of the trace keeps the SLO; the worst: {'; '.join(map(_line_text, fact.hours))}"
     return (
         "the SLO is judged over the whole trace, and its worst hour misses it: "
-        f"{'; '.join(map(_at_text, fact.missed))}; {_holding_text(fact)}slo: {{every: 1 h}} plans for it"
+        f"{'; '.join(map(_line_text, fact.missed))}; {_holding_text(fact)}slo: {{every: 1 h}} plans for it"
     )
 
 
 def _holding_text(fact: facts.WorstHour) -> str:
-    """The price of keeping more of the plan's workers in every hour; empty if it is not known."""
+    """The price of so many more of the plan's workers that every hour holds; empty if it is not known."""
     paid, planned = fact.holding_usd_per_h, fact.planned_usd_per_h
     if paid is None or planned is None:
         return ""
     fleet = " + ".join(f"{each.count} {each.role}" for each in fact.holding)
-    more = f"{paid - planned:,.2f} USD/h more" if paid > planned + 5e-3 else "no more"
-    return f"with {fleet} workers in place of the plan's every hour holds, for {more}; "
+    # A difference that rounds to 0.00 is none.
+    more = f"{paid - planned:,.2f} USD/h more" if paid - planned > 0.005 else "no more"
+    return f"with {fleet} workers instead, every hour holds, for {more}; "
 
 
 @sentence.register
@@ -839,8 +863,8 @@ def _(fact: facts.OverTheWhole) -> str:
     fleet = " + ".join(f"{each.count} {each.role}" for each in fact.smaller)
     saved = fact.planned_usd_per_h - fact.smaller_usd_per_h
     return (
-        f"{text}; where only the percentiles over the whole count, {fleet} workers do too, for {saved:,.2f} "
-        "USD/h less"
+        f"{text}; if only percentiles over the whole trace are asked for, {fleet} workers keep it too, for "
+        f"{saved:,.2f} USD/h less"
     )
 
 
@@ -862,14 +886,14 @@ def _(fact: facts.OneTraceRedrawn) -> str:
     ]
     if apart:
         why.append(f"changes in kind between its quarters ({' and '.join(apart)})")
-    more = (
-        f"; beyond the {percent(fact.growth_frac)} growth that is planned for, plan on more of them"
-        if fact.growth_frac
-        else "; plan on more of them, or leave room with safety: {growth: 20 %}"
-    )
+    advice = "plan on a longer trace"
+    if fact.growth_frac:
+        advice = f"beyond the {percent(fact.growth_frac)} growth that is planned for, {advice}"
+    else:
+        advice += ", or leave room with safety: {growth: 20 %}"
     return (
         f"scenarios are redrawn from this trace alone, which {' and '.join(why)}: they say nothing of other "
-        f"hours and days{more}"
+        f"hours and days; {advice}"
     )
 
 
@@ -919,11 +943,12 @@ def _(fact: facts.NotCertified) -> str:
 @sentence.register
 def _(fact: facts.TooFewKept) -> str:
     most, kept = fact.most_kept, percent(fact.most_kept.kept_frac)
+    keepable_frac = int(100 * most.kept_frac) / 100  # rounded down, so that it can be kept
     return (
         f"not for production: no fleet within the limits was found that keeps the SLO in "
         f"{percent(most.asked_frac)} of scenarios; the most that one does is {kept}, for {most.value:.2f} "
         f"{most.unit}. Planned is the cheapest on paper: allow other GPUs or more of them, ask for "
-        f"safety: {{kept_in: {int(100 * most.kept_frac) / 100:g}}}, or relax the SLO"
+        f"safety: {{kept_in: {keepable_frac:g}}}, or relax the SLO"
     )
 
 
@@ -937,10 +962,9 @@ def _(fact: facts.NoneTogether) -> str:
 def _(fact: facts.IdleMisses) -> str:
     return (
         f"not for production: even an idle worker misses {fact.limit.name} <= {show_s(fact.limit.limit_s)} "
-        f"in {fact.missed} of {fact.futures} scenarios, as steps may take longer than predicted. No "
-        "number of "
-        f"workers cures that; relax the limit to {show_s(fact.enough_s)} or more (what {fact.fastest}, the "
-        "fastest, needs), measure the steps (plan profile), or add a faster GPU. Planned is the cheapest "
+        f"in {fact.missed} of {fact.futures} scenarios, as steps may take longer than predicted. No number "
+        f"of workers cures that; relax the limit to {show_s(fact.enough_s)} or more (what {fact.fastest}, "
+        "the fastest, needs), measure the steps (plan profile), or add a faster GPU. Planned is the cheapest "
         "fleet on paper"
     )
 
@@ -957,14 +981,15 @@ def _(fact: facts.NotSimulated) -> str:
 @sentence.register
 def _(fact: facts.CheaperMiss) -> str:
     over = f"over {percent(fact.less_frac)} " if fact.less_frac else ""
-    less = f"of fleets with one worker type per pool that cost {over}less"
+    cheaper_fleets = f"fleets with one worker type per pool that cost {over}less"
     misses = f"misses the SLO as written or in more than {fact.may_miss} of {fact.scenarios} scenarios"
     if fact.is_exact and not fact.cheaper:
-        return f"{less} none is left: each misses the SLO as written or has too few workers for the work"
+        left = "each misses the SLO as written or has too few workers for the work"
+        return f"none of the {cheaper_fleets} is left: {left}"
     if fact.is_exact:
-        return f"{less} every one {misses}, exactly: all {fact.cheaper:,} were simulated"
-    of = f"{fact.simulated:,}" if fact.cheaper is None else f"{fact.simulated:,} of {fact.cheaper:,}"
-    return f"{less} every one simulated, {of}, {misses}"
+        return f"each of the {cheaper_fleets} {misses}, exactly: all {fact.cheaper:,} were simulated"
+    simulated = f"{fact.simulated:,}" if fact.cheaper is None else f"{fact.simulated:,} of {fact.cheaper:,}"
+    return f"of the {cheaper_fleets} {simulated} were simulated, and each {misses}"
 
 
 @sentence.register
@@ -1032,18 +1057,18 @@ def _(fact: facts.Price) -> str:
 
 @sentence.register
 def _(fact: facts.Headroom) -> str:
-    shown = [
-        f"at least {twice}"
-        if values >= facts.HEADROOM_MOST_FRAC
-        else f"up to {100 * values:.2g} % {more}"
-        if values
-        else f"less than {100 * facts.HEADROOM_STEP_FRAC:g} % {more}"
-        for values, twice, more in (
-            (fact.steps_frac, "twice as long", "longer"),
-            (fact.traffic_frac, "twice the traffic", "more traffic"),
-        )
-    ]
-    return f"as written, the plan holds if steps take {shown[0]}, and it carries {shown[1]} of this kind"
+    longer = _headroom_text(fact.steps_frac, "twice as long", "longer")
+    more = _headroom_text(fact.traffic_frac, "twice the traffic", "more traffic")
+    return f"as written, the plan holds if steps take {longer}, and it carries {more} of this kind"
+
+
+def _headroom_text(headroom_frac: float, twice: str, more: str) -> str:
+    """For instance "up to 30 % longer"; `twice` names the most that is looked for."""
+    if headroom_frac >= facts.HEADROOM_MOST_FRAC:
+        return f"at least {twice}"
+    if not headroom_frac:
+        return f"less than {100 * facts.HEADROOM_STEP_FRAC:g} % {more}"
+    return f"up to {100 * headroom_frac:.2g} % {more}"
 
 
 # -- what is said of alternatives --------------------------------------------------------------------------
@@ -1056,7 +1081,7 @@ def _(fact: facts.Remarked) -> str:
 
 @sentence.register
 def _(fact: facts.NoneUpTo) -> str:
-    return f"none holds up to {fact.times:g} times the plan"
+    return f"no fleet up to {fact.times:g} times the plan's value holds"
 
 
 @sentence.register

@@ -10,7 +10,7 @@ from html import escape
 from planner.documents.certificate import facts_document
 from planner.files.checked_files import to_yaml
 from planner.reports import answer_sentences, figures, output, shared_screen
-from planner.reports.fact_sentences import costs_more, percent, sentences
+from planner.reports.fact_sentences import percent, relative_cost_text, sentences
 from planner.reports.output import Document
 from planner.reports.page import bullets, page, section, table
 from planner.reports.words import HOURS_PER_MONTH, Rows, bill_lines, describe, listed, slo_sentence, usd
@@ -270,7 +270,7 @@ def answer_rows(plan: SharedPlan) -> Rows:
             money.append("-" if total.paid_usd_per_h is None else show_amount(total.paid_usd_per_h, "USD/h"))
         against_paper = ""
         if total.value is not None and paper is not None and total.name != "on-paper":
-            against_paper = costs_more(total.value, paper)
+            against_paper = relative_cost_text(total.value, paper)
         # Scenarios and headroom are those of single LLMs, so their columns stay empty.
         label = answer_sentences.LABELS[total.name]
         rows.append(("all", label, lacks, *money, against_paper, "", "", ""))

@@ -13,7 +13,7 @@ from planner.domain import Limit, ServiceGuarantee
 from planner.fleet import Fleet, Pool
 from planner.manifests.engine_command import is_capped
 from planner.policies import BATCHING, ROUTING
-from planner.reports.fact_sentences import percent, queue_text, sentences
+from planner.reports.fact_sentences import backlog_text, percent, sentences
 from planner.search.evidence.plan import Plan
 from planner.search.problem.bill import Bill
 from planner.simulator.layout import REJECTED
@@ -189,7 +189,7 @@ def rejected_text(simulation: Simulation, fleet: Fleet) -> str:
 def measured_line(plan: Plan) -> str:
     """Sentences on the backlog test, on rejected requests, and on the measured window."""
     verdict = plan.verdict
-    backlog = queue_text(verdict.patient_frac, verdict.patience_s)
+    backlog = backlog_text(verdict.patient_frac, verdict.patience_s)
     backlog = f"{backlog[0].upper()}{backlog[1:]}."
     rejected = f" {counted(verdict.rejected, 'request')} did not fit any worker." if verdict.rejected else ""
     start_s, end_s = plan.simulation.window_s

@@ -7,6 +7,7 @@ corrected to their price. A request that failed keeps its full charge, because i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from planner.runtime.endpoint import Endpoint, EndpointAnswer
@@ -26,6 +27,7 @@ class SendingBudget:
         for row in self.journal.rows("charged_usd"):
             self.requests += 1
             self.usd += row["charged_usd"]
+        # A correction (`settle`) is negative where money was given back.
         self.usd += sum(row["given_back_usd"] for row in self.journal.rows("given_back_usd"))
 
     def usd_of(self, input_tokens: int, output_tokens: int) -> float:
@@ -39,10 +41,10 @@ class SendingBudget:
         Returns None, and charges nothing, if all charges together would exceed `share_frac` of the budget.
         Prompts that only warm caches get a share below 1, so that enough is left for what is measured.
         """
-        usd, limits = self.usd_of(input_tokens, output_tokens), self.endpoint
-        if limits.max_requests is not None and self.requests + 1 > limits.max_requests * share_frac:
+        usd, endpoint = self.usd_of(input_tokens, output_tokens), self.endpoint
+        if endpoint.max_requests is not None and self.requests + 1 > endpoint.max_requests * share_frac:
             return None
-        if limits.max_usd is not None and self.usd + usd > limits.max_usd * share_frac:
+        if endpoint.max_usd is not None and self.usd + usd > endpoint.max_usd * share_frac:
             return None
         self.requests += 1
         self.usd += usd
@@ -71,16 +73,18 @@ class SendingBudget:
         return " and ".join(limits)
 
     def limit_values(self) -> list[float | None]:
+        """The limits on requests and on USD, None for no limit: what the journal keeps as `budget_ended`."""
         return [self.endpoint.max_requests, self.endpoint.max_usd]
 
 
 def is_spent(journal: JournalFile, endpoint: Endpoint) -> bool:
-    """Whether an earlier part of the run ended because of the budget, and the budget has not grown since."""
-    present_limits = (endpoint.max_requests, endpoint.max_usd)
+    """Whether an earlier part of the run ended because of the budget, and neither limit has grown since."""
+    now = [_or_infinite(limit) for limit in (endpoint.max_requests, endpoint.max_usd)]
     return any(
-        all(
-            now == earlier or (now is not None and earlier is not None and now <= earlier)
-            for now, earlier in zip(present_limits, row["budget_ended"], strict=True)
-        )
+        all(limit <= _or_infinite(earlier) for limit, earlier in zip(now, row["budget_ended"], strict=True))
         for row in journal.rows("budget_ended")
     )
+
+
+def _or_infinite(limit: float | None) -> float:
+    return math.inf if limit is None else limit

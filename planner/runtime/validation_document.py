@@ -17,6 +17,7 @@ from planner.runtime.measured_against_simulated import MeasuredComparison, Perce
 from planner.runtime.own_clock import stolen_frac
 from planner.runtime.replanned import MOST_TIMES, Replanned
 from planner.runtime.step_fits import counts_others
+from planner.simulator.layout import FINISHED
 from planner.slo_metrics import METRICS
 from planner.units import percentile_name, show_s
 
@@ -57,24 +58,19 @@ def validation_document(validation: Validation) -> dict[str, Any]:
             "p90_frac": comparison.tolerances.p90_frac,
             "attainment_frac": comparison.tolerances.attainment_frac,
         },
-        **{
-            name: [row.as_dict() for row in side.rows] if side else None
-            for name, side in (
-                ("errors", comparison),
-                ("errors_undisturbed", validation.undisturbed),
-                ("errors_corrected", validation.after),
-            )
-        },
+        "errors": _percentile_rows(comparison),
+        "errors_undisturbed": _percentile_rows(validation.undisturbed),
+        "errors_corrected": _percentile_rows(validation.after),
         "attainment": {
             "predicted": comparison.predicted_verdict.attainment_frac,
             "measured": comparison.measured_verdict.attainment_frac,
-            "client": (validation.by_client or comparison).measured_verdict.attainment_frac,
+            "client": _client_comparison(validation).measured_verdict.attainment_frac,
         },
         "slo": _slo_lines(comparison),
         "scatter": {
             metric: _scatter_summary(*comparison.scatter(metric))
             for metric, row in METRICS.items()
-            if not (row.is_of_gaps or row.is_of_agents)
+            if not (row.is_of_gaps or row.is_of_agents)  # These have no single value of a request.
         },
         "steps": [
             {
@@ -107,12 +103,23 @@ def validation_document(validation: Validation) -> dict[str, Any]:
     return plain
 
 
+def _percentile_rows(comparison: MeasuredComparison | None) -> list[dict[str, Any]] | None:
+    return None if comparison is None else [row.as_dict() for row in comparison.rows]
+
+
+def _client_comparison(validation: Validation) -> MeasuredComparison:
+    """The comparison by the client's clock. Without step logs of engines it is the only one."""
+    return validation.by_client or validation.comparison
+
+
 def endpoint_document(validation: Validation) -> dict[str, Any] | None:
     """The endpoint that was measured in place of our engines, how it was reached, and the counts of its
     engines.
     """
-    if validation.lengths is None:
+    if validation.lengths is None:  # Only requests of an endpoint may have other lengths than the trace.
         return None
+    # The last record is of the whole run, since a run may go on after an interruption. Its notes are among
+    # those of `reader_notes`.
     about: dict[str, Any] = next(
         (record["endpoint"] for record in reversed(validation.records) if "endpoint" in record), {}
     )
@@ -133,19 +140,22 @@ def endpoint_document(validation: Validation) -> dict[str, Any] | None:
 
 
 def engine_rows(validation: Validation) -> list[dict[str, Any]]:
-    """Means by the engines' own clock, as predicted and as the client saw them [s], and edges of their
-    histograms below which percentiles lie."""
+    """A row per metric [s]: the mean by the engines' own clock, by prediction and by the client, and the
+    edges of the engines' histograms below which percentiles lie.
+    """
     if validation.engine_times is None:
         return []
+    # What is measured of an endpoint is what its client saw.
     sides = {"predicted": validation.comparison.predicted, "client": validation.comparison.measured}
     rows = []
     for metric, times_s in validation.engine_times.times_s.items():
         row: dict[str, Any] = {"metric": metric, "engine_mean_s": times_s["mean"]}
-        for name, run in sides.items():
-            values, weights = run.gap_s, run.gap_weight
+        for name, side in sides.items():
+            values, weights = side.gap_s, side.gap_weight
             if metric != "tbt":
-                values = getattr(run.requests, f"{metric}_s")[run.requests.status == 0]
-                values, weights = values[np.isfinite(values)], np.ones(np.isfinite(values).sum())
+                of_finished = getattr(side.requests, f"{metric}_s")[side.requests.status == FINISHED]
+                values = of_finished[np.isfinite(of_finished)]
+                weights = np.ones_like(values)
             row[f"{name}_mean_s"] = float(np.average(values, weights=weights)) if len(values) else None
         rows.append(row | {f"engine_{key}_s": value for key, value in times_s.items() if key != "mean"})
     return rows
@@ -157,10 +167,10 @@ def verdict_text(validation: Validation) -> str:
     if not comparison.judged_rows:
         text = "Nothing was measured that could be compared."
     else:
-        worst = max(comparison.judged_rows, key=_used_frac)
+        worst = max(comparison.judged_rows, key=_error_per_tolerance)
         agreed = "The prediction agrees" if comparison.agrees else "The prediction does NOT agree"
         text = (
-            f"{agreed} with the measurement: the largest error for what is allowed is "
+            f"{agreed} with the measurement: the largest error relative to its tolerance is "
             f"{signed_percent(worst.error_frac)} ({worst.metric} "
             f"{percentile_name(worst.percentile_frac)}; allowed "
             f"{100 * (worst.tolerance_frac or 0):g} %)."
@@ -197,7 +207,7 @@ def verdict_text(validation: Validation) -> str:
             comparison
         ):
             alone = f"{100 * _worst_error_frac(validation.undisturbed):.1f} %"
-            text += f", which queues multiply. Without interruptions the largest error is {alone}"
+            text += f"; queues multiply such delays. Without interruptions the largest error is {alone}"
         text += "."
     return text
 
@@ -205,11 +215,12 @@ def verdict_text(validation: Validation) -> str:
 def reader_notes(validation: Validation) -> list[str]:
     """Notes that belong before the figures."""
     sentences = list(validation.wanted.notes)
-    known = (part.get("spare_cores") for part in validation.records)
-    spare = [cores for cores in known if cores is not None]
+    recorded = (record.get("spare_cores") for record in validation.records)
+    spare_cores = [cores for cores in recorded if cores is not None]
+    # Fits made from a run of the whole machine (`counts_others`) already hold what the others take.
     if (
         validation.wanted.engine == "vllm"
-        and min(spare, default=1) <= 0
+        and min(spare_cores, default=1) <= 0
         and not counts_others(validation.wanted.fleet)
     ):
         sentences.append(
@@ -219,22 +230,28 @@ def reader_notes(validation: Validation) -> list[str]:
     planned = {pool.name: pool.type.kv_tokens for pool in validation.wanted.fleet.pools}
     smaller_kv_tokens = {
         engine["worker"]: engine["kv_tokens"]
-        for part in validation.records
-        for engine in part["engines"]
-        if engine.get("kv_tokens", math.inf) < planned[engine["worker"].rpartition("-")[0]]
+        for record in validation.records
+        for engine in record["engines"]
+        if engine.get("kv_tokens", math.inf) < planned[_pool_of(engine["worker"])]
     }
     sentences += [
-        f"{worker} holds {tokens:,} KV tokens, where the plan counts on "
-        f"{planned[worker.rpartition('-')[0]]:,}: it takes fewer requests at once than was predicted."
+        f"{worker} holds {tokens:,} KV tokens, where the plan counts on {planned[_pool_of(worker)]:,}: it "
+        "takes fewer requests at once than was predicted."
         for worker, tokens in smaller_kv_tokens.items()
     ]
     return sentences
 
 
-def _used_frac(row: PercentileRow) -> float:
-    """Share of what is allowed."""
-    error_frac = abs(row.error_frac)
-    return error_frac / row.tolerance_frac if row.tolerance_frac else math.inf if error_frac else 0.0
+def _pool_of(worker: str) -> str:
+    """The pool of a worker such as "decode-3"."""
+    return worker.rpartition("-")[0]
+
+
+def _error_per_tolerance(row: PercentileRow) -> float:
+    """The error as a multiple of what is allowed; with a tolerance of 0 any error is infinitely large."""
+    if row.tolerance_frac:
+        return abs(row.error_frac) / row.tolerance_frac
+    return math.inf if row.error_frac else 0.0
 
 
 def _kept_word(comparison: MeasuredComparison) -> str:
@@ -248,9 +265,9 @@ def _percent(frac: float) -> str:
 def _replanned_sentence(again: Replanned, fleet: Fleet) -> str:
     """A sentence on the fleet that the corrected fits would need."""
     still = "keeps" if again.kept_after else "MISSES"
-    by_own = "as by its own"
+    by_own_fits = "as by its own fits"
     if again.kept_before != again.kept_after:
-        by_own = f"by its own it {'keeps' if again.kept_before else 'misses'} it"
+        by_own_fits = f"by its own fits it {'keeps' if again.kept_before else 'misses'} it"
     fewest = [
         f"more than {MOST_TIMES} times the plan's" if smallest is None else describe(smallest)
         for smallest in (again.fewest_after, again.fewest_before)
@@ -258,7 +275,7 @@ def _replanned_sentence(again: Replanned, fleet: Fleet) -> str:
     least = "the fewest workers that keep it" if again.is_exact else "workers of which no pool can spare one"
     return (
         f"With the corrected fits the plan ({describe(fleet)}) {still} the SLO on its whole traffic in the "
-        f"simulation, {by_own}; {least}: {fewest[0]}, by its own fits {fewest[1]}."
+        f"simulation, {by_own_fits}; {least}: {fewest[0]}, by its own fits {fewest[1]}."
     )
 
 
@@ -270,6 +287,7 @@ def _worst_error_frac(comparison: MeasuredComparison) -> float:
 def stolen_frac_by_engine(validation: Validation) -> dict[str, float]:
     """The share of its steps' time that other processes took, of each engine with a clock of its own."""
     run = validation.measurement
+    # Steps before the run's first part began were warm-up.
     return {
         name: stolen_frac(log, run.journal.parts[0].start_s)
         for name, log in run.logs.items()
@@ -281,7 +299,7 @@ def _is_kept_by_client(validation: Validation) -> bool | None:
     """Whether the SLO was kept by the client's clock; None where no SLO was given."""
     if not validation.wanted.slo.limits:
         return None
-    return (validation.by_client or validation.comparison).measured_verdict.holds
+    return _client_comparison(validation).measured_verdict.holds
 
 
 def _replanned_document(again: Replanned, fleet: Fleet) -> dict[str, Any]:
@@ -351,10 +369,13 @@ def signed_percent(frac: float) -> str:
 
 
 def error_rows(validation: Validation) -> list[dict[str, str]]:
-    """The errors, for a table: here and on the command line."""
-    quiet = "without interruptions"
-    fixed = "and corrected fits" if validation.undisturbed else "with corrected fits"
-    if validation.as_run and not validation.undisturbed:
+    """The errors, for the tables of report.html and of `plan validate`. Comparisons without interruptions,
+    and with corrected fits, add a column each.
+    """
+    quiet, fixed = "without interruptions", "with corrected fits"
+    if validation.undisturbed:
+        fixed = "and corrected fits"  # It stands beside the column `quiet`.
+    elif validation.as_run:
         fixed = f"{quiet}, {fixed}"
     sides = {quiet: validation.undisturbed, fixed: validation.after}
     others = {

@@ -18,7 +18,7 @@ from planner.domain import OWNED, Gpu, market_of
 from planner.models.power import shipped_power
 
 Floats = npt.NDArray[np.float64]
-Number = TypeVar("Number", float, Floats)
+Number = TypeVar("Number", float, Floats)  # one fleet's count, or an array with the counts of many fleets
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,10 @@ def node_of(gpu: Gpu) -> PricedNode | None:
     if not gpu.is_sold_whole or market_of(gpu.name) == OWNED:
         return None
     return PricedNode(
-        kind=gpu.base + market_of(gpu.name),
+        kind=gpu.base + market_of(gpu.name),  # for instance "h100-80g@spot"
         gpus=int(gpu.gpus_per_node),
         gpu_usd_per_h=gpu.price_usd_per_h,
+        # `shipped_power` are the power fits that come with the catalog.
         idle_electricity_usd_per_h=shipped_power().idle_w(gpu) / 1e3 * gpu.energy_usd_per_kwh,
     )
 
@@ -64,7 +65,7 @@ def idle_usd_per_h(pools: Iterable[tuple[PricedNode | None, Number]]) -> Number 
     total: Number | float = 0.0
     for used in used_by_kind.values():
         dearest = max((node for node, _ in used), key=lambda node: node.gpu_usd_per_h)
-        gpus = sum((n for _, n in used[1:]), start=used[0][1])
+        gpus = sum((n for _, n in used[1:]), start=used[0][1])  # A start of 0 would not be of type Number.
         idle_gpus = -gpus % dearest.gpus
         total = total + idle_gpus * dearest.idle_usd_per_h
         for node, n in used:

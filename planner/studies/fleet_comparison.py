@@ -27,7 +27,7 @@ from planner.parallel.executors import SERIAL, Executor, run_items
 from planner.reports import charts, output
 from planner.reports.curves import Curve, cumulative_curve
 from planner.reports.drawing import Figure
-from planner.reports.fact_sentences import queue_text
+from planner.reports.fact_sentences import backlog_text
 from planner.reports.page import charts as drawn
 from planner.reports.page import page, table
 from planner.reports.screen import more_text
@@ -150,7 +150,7 @@ class FleetComparison:
                 )
             if row.summary["slo"] and not row.summary["slo"]["is_steady"]:
                 slo = row.summary["slo"]
-                notes.append(f"{row.variant.name}: {queue_text(slo['patient_frac'], slo['patience_s'])}")
+                notes.append(f"{row.variant.name}: {backlog_text(slo['patient_frac'], slo['patience_s'])}")
         if len({row.variant.fleet.llm.name for row in self.rows}) > 1:
             notes.append("the variants serve different LLMs: equal tokens are not equal work")
         return notes

@@ -46,7 +46,7 @@ def support_rows(catalog: Catalog, llm: Llm, gpu: Gpu) -> Iterator[dict[str, Any
 
 
 def support_badge(rows: Iterable[dict[str, Any]]) -> tuple[str, Colour, str]:
-    """How well step times are catalog, the badge's colour, and why. The first row of each GPU counts, which
+    """How well step times are known, the badge's colour, and why. The first row of each GPU counts, which
     is the row of the smallest TP that holds the LLM.
     """
     kind_by_gpu: dict[str, str] = {}

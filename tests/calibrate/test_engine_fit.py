@@ -16,7 +16,7 @@ from planner.documents.catalog import read_catalog
 from planner.documents.engine_file import parse_engine
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
-from planner.importers import Facts
+from planner.importers import StatedSetup
 from planner.models.latency import ON_WALL, Array, StepLatency
 from planner.models.step_fit import least_absolute
 from planner.models.step_tables import COLUMNS, StepTable
@@ -132,7 +132,7 @@ def test_its_row_is_read_as_an_engine_of_that_version(tmp_path: Path) -> None:
 def test_a_fit_of_such_a_profile_leaves_the_host_to_the_engine() -> None:
     """Device seconds x 1.1 and 2 ms per prompt; without the line `engines` the host stays in, told apart."""
     profile = a_profile()
-    facts = Facts("meta-llama/Llama-3.1-8B", "h100-80g", 1)
+    facts = StatedSetup("meta-llama/Llama-3.1-8B", "h100-80g", 1)
     about = {"engines": "engines.yaml", "slowdown": "1.1", "admission_s": "0.002", "shares_cores": "true"}
     fitted = fit_table(StepTable(profile.steps, about), facts, read_catalog(), where="table.csv")
     X = profile.X

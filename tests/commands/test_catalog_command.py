@@ -152,11 +152,11 @@ def test_every_column_of_what_is_known_is_explained(plan: Plan) -> None:
     for said in (
         "116.8 billion, 4.54 billion of them for a token",
         " 144 ",
-        "beside: KV tokens that windows",
+        "beside: KV tokens' worth of memory",
         "step times, kernels: sums",
         "step times, roofline: computed",
         "unchecked: no kernels",
-        "at most: prefills / decodes",
+        "measured prefills / decodes took at most",
     ):
         assert said in out, said
     code, out, err = plan("catalog", "support", "deepseek-v3", "--gpu", "h200", "--gpu", "l4")

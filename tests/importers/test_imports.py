@@ -25,7 +25,7 @@ from planner.cli import app
 from planner.documents.catalog import Catalog, read_catalog
 from planner.documents.fleet_file import read_fleet
 from planner.errors import InputError, PlannerError
-from planner.importers import Facts, MeasuredRun, MeasuredRuns
+from planner.importers import MeasuredRun, MeasuredRuns, StatedSetup
 from planner.importers.benchmark_runs import read_runs
 from planner.models.latency import Array, StepLatency
 from planner.models.parallelism import tp_s
@@ -33,8 +33,8 @@ from planner.models.step_tables import COLUMNS, NOT_INCLUDED, StepTable, read_st
 
 DATA = Path(__file__).parents[1] / "data"
 LLM = "meta-llama/Llama-3.1-8B"
-H100 = Facts(gpu="h100-80g", tp=1)
-WHOLE = Facts(llm=LLM, gpu="h100-80g", tp=1)
+H100 = StatedSetup(gpu="h100-80g", tp=1)
+WHOLE = StatedSetup(llm=LLM, gpu="h100-80g", tp=1)
 TRUE = StepLatency(
     (1.0, 64.0, 256.0, 1024.0, 4096.0), (0.01, 0.011, 0.02, 0.03, 0.12), 2e-9, 3e-6, 4e-8, 5e-4, 0.0, "true"
 )
@@ -45,13 +45,13 @@ def catalog() -> Catalog:
     return read_catalog()
 
 
-def runs_of(name: str, facts: Facts, catalog: Catalog, *files: str) -> MeasuredRuns:
+def runs_of(name: str, facts: StatedSetup, catalog: Catalog, *files: str) -> MeasuredRuns:
     found = importers.read(name, [DATA / file for file in files], facts, catalog)
     assert isinstance(found, MeasuredRuns)
     return found
 
 
-def steps_of(name: str, facts: Facts, catalog: Catalog, *files: str) -> StepTable:
+def steps_of(name: str, facts: StatedSetup, catalog: Catalog, *files: str) -> StepTable:
     found = importers.read(name, [DATA / file for file in files], facts, catalog)
     assert isinstance(found, StepTable)
     return found
@@ -97,14 +97,14 @@ def test_what_is_no_format_of_ours_is_one_line(tmp_path: Path) -> None:
 
 def test_splitwise_batches_become_prefills_and_decodes(catalog: Catalog) -> None:
     """Batch 2 of 1024 tokens: 2 x 1024 x 1025 / 2 pairs; half way through 64 tokens each attends to 1056."""
-    table = steps_of("splitwise", Facts(gpu="h100-80g"), catalog, "splitwise.csv")
+    table = steps_of("splitwise", StatedSetup(gpu="h100-80g"), catalog, "splitwise.csv")
     assert (table.about["llm"], table.about["tp"]) == ("bigscience/bloom", "8")
     assert table.steps.iloc[1].tolist() == [2, 2048, 0, 1049600, 0, 0, 0.25]
     assert table.steps.iloc[3].tolist() == [0, 0, 0, 0, 2, 2112, 0.04]
 
 
 def test_splitwise_files_of_others_take_names_from_options(catalog: Catalog) -> None:
-    table = steps_of("splitwise", Facts(llm=LLM, gpu="a100-80g", tp=2), catalog, "splitwise.csv")
+    table = steps_of("splitwise", StatedSetup(llm=LLM, gpu="a100-80g", tp=2), catalog, "splitwise.csv")
     assert (table.about["llm"], table.about["gpu"]) == (LLM, "a100-80g")
     assert table.y.tolist() == [0.03, 0.01]
 
@@ -113,7 +113,7 @@ def test_splitwise_asks_which_of_several(catalog: Catalog) -> None:
     with pytest.raises(
         InputError, match="choose one with --llm, --gpu and --tp: bloom-176b on h100-80gb tp8"
     ):
-        importers.read("splitwise", [DATA / "splitwise.csv"], Facts(), catalog)
+        importers.read("splitwise", [DATA / "splitwise.csv"], StatedSetup(), catalog)
 
 
 def test_vidur_adds_up_a_layer(catalog: Catalog) -> None:
@@ -122,7 +122,7 @@ def test_vidur_adds_up_a_layer(catalog: Catalog) -> None:
     cached: 0.106 + 2 (0.0112 + 0.02) + 0.04 = 0.2084.
     """
     files = ("vidur_mlp.csv", "vidur_attention.csv", "vidur_all_reduce.csv")
-    table = steps_of("auto", Facts(llm=LLM, gpu="a100-80g", tp=2), catalog, *files)
+    table = steps_of("auto", StatedSetup(llm=LLM, gpu="a100-80g", tp=2), catalog, *files)
     assert table.y == pytest.approx([32 * 0.5e-3, 32 * 0.2084e-3])
     assert table.X.tolist() == [[51, 51 * 26, 0, 0, 1], [4, 0, 4, 400, 0]]
     operators = table.operators
@@ -154,7 +154,7 @@ def test_vidur_profiles_of_several_llms_and_nodes_are_told_apart(tmp_path: Path,
             other["devices_per_node"] = 1
         files.append(tmp_path / name)
         pd.concat([other, mine]).to_csv(files[-1], index=False)
-    facts = Facts(llm=LLM, gpu="a100-80g", tp=2)
+    facts = StatedSetup(llm=LLM, gpu="a100-80g", tp=2)
     table = importers.read("vidur", files, facts, catalog)
     assert isinstance(table, StepTable)
     assert table.y == pytest.approx([32 * 0.52e-3, 32 * 0.2284e-3])
@@ -186,7 +186,7 @@ def made_us(steps: pd.DataFrame, moe_us: Array | float = 0.0) -> Array:
 
 def test_llmservingsim_adds_up_its_kernels(catalog: Catalog) -> None:
     """Steps of all three kinds within the sizes that were measured, for instance 128 tokens of prompts."""
-    table = steps_of("auto", Facts(llm=LLM, gpu="h100-80g", tp=1), catalog, *LLMSERVINGSIM)
+    table = steps_of("auto", StatedSetup(llm=LLM, gpu="h100-80g", tp=1), catalog, *LLMSERVINGSIM)
     assert table.y * 1e6 == pytest.approx(made_us(table.steps))
     assert table.is_kernel_time
     assert table.about["note"] == "200 tokens and 16 sequences per step were profiled"
@@ -197,7 +197,7 @@ def test_llmservingsim_adds_up_its_kernels(catalog: Catalog) -> None:
         (False, True),
         (True, True),
     }
-    fitted = fit_table(table, Facts(), catalog, where="t")
+    fitted = fit_table(table, StatedSetup(), catalog, where="t")
     assert fitted.latency.kind == "kernels"
     assert fitted.latency.d_s == pytest.approx(32 * 0.125e-6, rel=0.02)
     assert fitted.latency.m_s == pytest.approx(32 * 0.125e-6, rel=0.02)
@@ -206,7 +206,7 @@ def test_llmservingsim_adds_up_its_kernels(catalog: Catalog) -> None:
 def test_llmservingsim_measures_one_gpu_without_all_reduces(catalog: Catalog) -> None:
     """Two per layer are added, as those of the catalog's GPU."""
     llm, gpu = catalog.llm(LLM), catalog.gpu("h100-80g")
-    table = steps_of("llmservingsim", Facts(llm=LLM, gpu="h100-80g", tp=2), catalog, *LLMSERVINGSIM)
+    table = steps_of("llmservingsim", StatedSetup(llm=LLM, gpu="h100-80g", tp=2), catalog, *LLMSERVINGSIM)
     added_s = table.y - made_us(table.steps) / 1e6
     assert added_s == pytest.approx(tp_s(llm, gpu, 2, table.X[:, 0]))
     assert table.about["note"].endswith("all-reduces were not: those of h100-80g in the catalog are added")
@@ -216,7 +216,7 @@ def test_llmservingsim_mixtures_visit_experts(catalog: Catalog) -> None:
     """Mixtral: 8 (1 - 0.75^N) experts of 5 us each on 50 us, but the file begins with 8 of them; 0.1 us per
     token.
     """
-    facts = Facts(llm="mixtral-8x7b", gpu="h200-141g", tp=1)
+    facts = StatedSetup(llm="mixtral-8x7b", gpu="h200-141g", tp=1)
     table = steps_of("llmservingsim", facts, catalog, *LLMSERVINGSIM, "llmservingsim_moe.csv")
     moe_us = 50 + 5 * 8 + 0.1 * table.X[:, 0]
     assert table.y * 1e6 == pytest.approx(made_us(table.steps, moe_us))
@@ -235,7 +235,7 @@ def test_llmservingsim_profiles_must_be_whole(
     files: tuple[str, ...], llm: str, said: str, catalog: Catalog
 ) -> None:
     with pytest.raises(InputError, match=said):
-        steps_of("llmservingsim", Facts(llm=llm, gpu="h200-141g", tp=1), catalog, *files)
+        steps_of("llmservingsim", StatedSetup(llm=llm, gpu="h200-141g", tp=1), catalog, *files)
 
 
 @pytest.mark.parametrize(
@@ -255,12 +255,15 @@ def test_llmservingsim_attention_must_be_measured_alone_and_together(
     pd.read_csv(DATA / LLMSERVINGSIM[0]).query(kept).to_csv(path, index=False)
     with pytest.raises(InputError, match=said):
         importers.read(
-            "auto", [path, *(DATA / file for file in LLMSERVINGSIM[1:])], Facts(LLM, "h100-80g", 1), catalog
+            "auto",
+            [path, *(DATA / file for file in LLMSERVINGSIM[1:])],
+            StatedSetup(LLM, "h100-80g", 1),
+            catalog,
         )
 
 
 def test_llmservingsim_names_files_it_does_not_use(catalog: Catalog) -> None:
-    facts = Facts(llm=LLM, gpu="h100-80g", tp=1)
+    facts = StatedSetup(llm=LLM, gpu="h100-80g", tp=1)
     table = steps_of("llmservingsim", facts, catalog, *LLMSERVINGSIM, "runs.csv")
     assert table.about["note"].endswith("; not used: runs.csv")
 
@@ -268,12 +271,12 @@ def test_llmservingsim_names_files_it_does_not_use(catalog: Catalog) -> None:
 def test_vidur_names_the_file_that_is_missing(catalog: Catalog) -> None:
     files = [DATA / "vidur_mlp.csv", DATA / "vidur_attention.csv"]
     with pytest.raises(InputError, match=r"all_reduce\.csv \(tp is 2\) is missing"):
-        importers.read("vidur", files, Facts(llm=LLM, gpu="a100-80g", tp=2), catalog)
+        importers.read("vidur", files, StatedSetup(llm=LLM, gpu="a100-80g", tp=2), catalog)
 
 
 def test_steps_computed_by_vidur_need_no_options(catalog: Catalog) -> None:
     """Two prompts of 100 after 50: 2 x 100 x (50 + 50.5) pairs."""
-    table = steps_of("auto", Facts(), catalog, "vidur_steps.csv")
+    table = steps_of("auto", StatedSetup(), catalog, "vidur_steps.csv")
     assert table.X.tolist() == [[200, 20100, 0, 0, 2], [72, 64 * 32.5, 8, 8000, 1]]
     assert table.y.tolist() == [0.0125, 0.009]
 
@@ -283,7 +286,7 @@ def test_steps_computed_by_vidur_need_no_options(catalog: Catalog) -> None:
 
 def test_detailed_vllm_runs_keep_requests_and_arrivals(catalog: Catalog) -> None:
     """TPOT of request 0 is (20 + 40) / 2 ms; request 1 has 5 tokens in 3 chunks: 80 / 4 ms. One failed."""
-    run = runs_of("auto", Facts(), catalog, "vllm_serve_detailed.json").runs[0]
+    run = runs_of("auto", StatedSetup(), catalog, "vllm_serve_detailed.json").runs[0]
     assert (run.requests, run.failed) == (3, 1)
     assert run.input_tokens == (100.0, 200.0, 300.0)
     assert run.arrival_s == (0.0, 0.5, 1.25)
@@ -476,7 +479,7 @@ def test_a_scrape_alone_does_not_know_its_load(catalog: Catalog) -> None:
 
 def test_measured_points_of_aiconfigurator(catalog: Catalog) -> None:
     """Of six rows two are vLLM runs of this LLM on four H100."""
-    facts = Facts(llm="Qwen/Qwen3-32B", gpu="h100-80g", tp=4, length_spread_frac=0.2)
+    facts = StatedSetup(llm="Qwen/Qwen3-32B", gpu="h100-80g", tp=4, length_spread_frac=0.2)
     found = runs_of("auto", facts, catalog, "silicon_sample.csv")
     assert [run.concurrency for run in found.runs] == [8, 16]
     assert found.runs[0].latency_s == {"ttft": {"mean": 0.126}, "tpot": {"mean": 0.0115}}
@@ -505,7 +508,7 @@ def test_rows_of_a_csv_are_runs(catalog: Catalog) -> None:
 @pytest.mark.parametrize("file", ["vllm_serve.json", "guidellm.json", "runs.csv", "aiperf.jsonl"])
 def test_facts_that_are_missing_are_one_line(file: str, catalog: Catalog) -> None:
     with pytest.raises(InputError, match=r"does not say what was measured; add .*--gpu --tp$"):
-        importers.read("auto", [DATA / file], Facts(), catalog)
+        importers.read("auto", [DATA / file], StatedSetup(), catalog)
 
 
 def test_runs_come_back_from_their_file(tmp_path: Path, catalog: Catalog) -> None:
@@ -568,7 +571,7 @@ def usual_s(latency: StepLatency) -> Array:
 def test_fit_recovers_the_times_and_goes_into_a_catalog_and_a_fleet(tmp_path: Path) -> None:
     """Table -> fit -> file -> catalog and fleet.yaml: the same step times everywhere."""
     (tmp_path / "table.csv").write_text(true_table(np.random.default_rng(0)).to_csv())
-    fitted = fit_table(read_step_table(tmp_path / "table.csv"), Facts(), read_catalog(), where="t")
+    fitted = fit_table(read_step_table(tmp_path / "table.csv"), StatedSetup(), read_catalog(), where="t")
     assert usual_s(fitted.latency) == pytest.approx(usual_s(TRUE), rel=0.03)
     assert fitted.errors["all"].mape_frac < 0.03
     (tmp_path / "latency").mkdir()
@@ -586,7 +589,7 @@ def test_fit_recovers_the_times_and_goes_into_a_catalog_and_a_fleet(tmp_path: Pa
 def test_choosing_among_families_says_what_each_missed_by() -> None:
     """The times are of the five-number form, so some family meets them on held-out steps."""
     table = true_table(np.random.default_rng(0), rows=150)
-    fitted = fit_table(table, Facts(), read_catalog(), where="t", choose_family=True)
+    fitted = fit_table(table, StatedSetup(), read_catalog(), where="t", choose_family=True)
     assert {"aladdin", "distserve", "splitwise", "five numbers", "vidur"} <= set(fitted.families)
     assert fitted.errors["all"].mape_frac < 0.03
     assert fitted.latency.mape_frac == fitted.errors["all"].mape_frac
@@ -599,7 +602,7 @@ def test_host_overhead_is_told_apart_or_added(host: str, added: float) -> None:
     """2 ms of every measured step are the host's; kernel times do not have them yet."""
     about = {"llm": LLM, "gpu": "h100-80g", "tp": "1", "host_overhead": host}
     table = true_table(np.random.default_rng(1), about=about)
-    fitted = fit_table(table, Facts(), read_catalog(), where="t", host_overhead_s=0.002).latency
+    fitted = fit_table(table, StatedSetup(), read_catalog(), where="t", host_overhead_s=0.002).latency
     assert fitted.h_s == 0.002
     assert usual_s(fitted) - 0.002 == pytest.approx(usual_s(TRUE) + added, rel=0.04)
 
@@ -618,7 +621,7 @@ def test_host_overhead_of_a_profile_is_its_own(host_is: str, expected_s: float) 
         "device": "NVIDIA H100",
         "date": "2026-11-19",
     }
-    fitted = fit_table(StepTable(steps, about), Facts(), read_catalog(), where="t.csv")
+    fitted = fit_table(StepTable(steps, about), StatedSetup(), read_catalog(), where="t.csv")
     assert fitted.latency.h_s == pytest.approx(expected_s)
     assert fitted.source == "t.csv, vllm on NVIDIA H100"
     assert yaml.safe_load(fit_yaml(fitted, command="c"))["date"] == "2026-11-19"
@@ -627,7 +630,11 @@ def test_host_overhead_of_a_profile_is_its_own(host_is: str, expected_s: float) 
 def test_negative_host_overhead_is_refused() -> None:
     with pytest.raises(InputError, match=r"host overhead is -0\.001 s, must be >= 0"):
         fit_table(
-            true_table(np.random.default_rng(5)), Facts(), read_catalog(), where="t", host_overhead_s=-1e-3
+            true_table(np.random.default_rng(5)),
+            StatedSetup(),
+            read_catalog(),
+            where="t",
+            host_overhead_s=-1e-3,
         )
 
 
@@ -645,7 +652,7 @@ def test_tables_that_settle_nothing_say_what_to_measure(
     table = true_table(np.random.default_rng(2))
     table = StepTable(table.steps[keep(table.steps)].reset_index(drop=True), table.about)
     with pytest.raises(InputError, match=f"do not settle the fit; measure {wanted}"):
-        fit_table(table, Facts(), read_catalog(), where="t")
+        fit_table(table, StatedSetup(), read_catalog(), where="t")
 
 
 # --- the commands
@@ -774,10 +781,10 @@ DOCUMENTS = st.recursive(
 )
 JSON_FORMATS = ("auto", "vllm-bench-serve", "vllm-bench-latency", "guidellm", "aiperf", "inference-perf")
 KNOWN = read_catalog()
-ALL = Facts(LLM, "h100-80g", 1, None, None, 8, 10.0, 10.0, 5.0)
+ALL = StatedSetup(LLM, "h100-80g", 1, None, None, 8, 10.0, 10.0, 5.0)
 
 
-def survives(name: str, path: Path, facts: Facts) -> None:
+def survives(name: str, path: Path, facts: StatedSetup) -> None:
     try:
         importers.read(name, [path], facts, KNOWN)
     except PlannerError:
@@ -785,8 +792,8 @@ def survives(name: str, path: Path, facts: Facts) -> None:
 
 
 @settings(max_examples=40)
-@given(content=st.binary(max_size=200), facts=st.sampled_from([ALL, Facts()]))
-def test_random_bytes(content: bytes, facts: Facts, tmp_path_factory: pytest.TempPathFactory) -> None:
+@given(content=st.binary(max_size=200), facts=st.sampled_from([ALL, StatedSetup()]))
+def test_random_bytes(content: bytes, facts: StatedSetup, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "bytes"
     path.write_bytes(content)
     for name in ("auto", *importers.FORMATS):
@@ -862,7 +869,7 @@ def test_text_with_a_piece_replaced(
     path = tmp_path_factory.getbasetemp() / f"replaced-{file}"
     path.write_text(text[:start] + piece + text[end:])
     survives(importers.detect_format(DATA / file), path, ALL)
-    survives("auto", path, Facts(gpu="h100-80g"))
+    survives("auto", path, StatedSetup(gpu="h100-80g"))
 
 
 def test_deep_json_is_one_line(tmp_path: Path) -> None:
@@ -881,7 +888,7 @@ needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="no shared data be
 @pytest.mark.parametrize("gpu", ["a100-80g", "h100-80g"])
 def test_imported_splitwise_fits_are_the_shipped_ones(gpu: str) -> None:
     """Two ways to the same numbers: plan import and plan fit, and profiling.shipped."""
-    facts = Facts(llm="bigscience/bloom", gpu=gpu)
+    facts = StatedSetup(llm="bigscience/bloom", gpu=gpu)
     table = importers.read("auto", [SHARED / "splitwise" / "perf_model.csv"], facts, KNOWN)
     assert isinstance(table, StepTable)
     fitted = fit_table(table, facts, KNOWN, where="t").latency
@@ -899,7 +906,7 @@ def test_imported_splitwise_fits_are_the_shipped_ones(gpu: str) -> None:
 def test_steps_of_vidur_are_fitted(path: Path) -> None:
     """577 steps each, computed by Vidur: at most 6 % off on steps held out."""
     llm = "meta-llama/Llama-2-70b-hf" if "70b" in path.stem else LLM  # only 70B is in the catalog
-    facts = Facts(llm=llm, gpu=f"{path.stem.split('_')[-3]}-80g")
+    facts = StatedSetup(llm=llm, gpu=f"{path.stem.split('_')[-3]}-80g")
     table = importers.read("auto", [path], facts, KNOWN)
     assert isinstance(table, StepTable)
     assert len(table.y) == 577
@@ -921,7 +928,7 @@ def test_a_scrape_of_a_real_vllm(catalog: Catalog) -> None:
 
 
 def test_a_fit_file_is_yaml_of_plain_values() -> None:
-    fitted = fit_table(true_table(np.random.default_rng(3)), Facts(), read_catalog(), where="t")
+    fitted = fit_table(true_table(np.random.default_rng(3)), StatedSetup(), read_catalog(), where="t")
     document = yaml.safe_load(fit_yaml(fitted, command="c", date="2026-11-20"))
     assert list(document) == ["llm", "gpu", "source", "date", "command", "fits"]
     assert "uncertainty_frac" not in document["fits"][0]

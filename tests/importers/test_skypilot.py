@@ -55,7 +55,7 @@ def test_one_gpu_of_the_largest_instance_in_its_cheapest_region(tmp_path: Path) 
         }
     )
     assert asked["h100-80g", "on-demand"][1].endswith("eight_h100, 8 GPUs, there")
-    assert found.unnamed == ("T4: no row of catalogs/gpus.yaml is known to be this GPU (2 rows)",)
+    assert found.unknown_gpus == ("T4: no row of catalogs/gpus.yaml is known to be this GPU (2 rows)",)
     assert found.without_price == 1  # L40S
 
 
@@ -75,7 +75,7 @@ def test_a_card_on_pcie_that_is_no_row_is_named(tmp_path: Path) -> None:
     row = "a,A100-80GB,1,8,117,1.39,here,\"{'Gpus': [{'Name': 'A100 PCIe'}]}\",\nb,L4,1,8,50,0.44,here,,\n"
     found = read_prices(written(tmp_path, HEAD + row), CATALOG, provider="x", date="2026")
     assert set(found.offers) == {"l4-24g"}
-    assert found.unnamed == (
+    assert found.unknown_gpus == (
         "A100-80GB (PCIe): no row of catalogs/gpus.yaml is known to be this GPU (1 row)",
     )
 

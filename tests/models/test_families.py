@@ -12,7 +12,7 @@ import pytest
 from planner import importers
 from planner.documents.catalog import read_catalog
 from planner.errors import ExtrapolationError, InfeasibleError, InputError
-from planner.importers import Facts
+from planner.importers import StatedSetup
 from planner.importers.splitwise_tables import splitwise_table
 from planner.models.correction import formula_s, step_covariance
 from planner.models.families.aladdin_form import AladdinGpus, AladdinKv, AladdinSteps
@@ -416,7 +416,7 @@ def test_operators_of_vidurs_own_profile_add_up_to_steps_held_aside(tp: int) -> 
     are at most 5 % off. With TP the all-reduce is one of the operators.
     """
     path = REFERENCE / "vidur" / f"oracle_{'vidur' if tp == 2 else 'aic'}_a100_llama-2-70b_tp{tp}.csv"
-    facts = Facts(llm="meta-llama/Llama-2-70b-hf", gpu="a100-80g")
+    facts = StatedSetup(llm="meta-llama/Llama-2-70b-hf", gpu="a100-80g")
     table = importers.read("vidur", [path], facts, read_catalog())
     assert isinstance(table, StepTable)
     operators = table.operators

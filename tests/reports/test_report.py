@@ -118,8 +118,8 @@ def test_the_page_answers_and_says_why(page: str) -> None:
         "more workers never hurt",
         "a gap of 20 % to the plan",
         "runner-up",
-        "none holds up to 1.05 times the plan",
-        "84.00 % within 2.00 s",
+        "no fleet up to 1.05 times the plan",
+        "84 % within 2.00 s",
         "a note on the trace",
         "Left out: 3 rows, blank line",
         "seed 7",
@@ -438,7 +438,7 @@ def test_use_of_a_pool_is_over_its_own_workers() -> None:
 def test_other_draws_are_told_with_what_they_decide() -> None:
     """32 of 32 kept decide for more than 90 %; one run alone has no interval."""
     draws = Repeats(
-        "other draws",
+        "other-draws",
         32,
         32,
         "holds",
@@ -456,7 +456,7 @@ def test_other_draws_are_told_with_what_they_decide() -> None:
     plan = a_plan()
     plan = replace(plan, certificate=replace(plan.certificate, repeats=(draws, once)))
     assert rows.repeat_rows(plan)[1] == [
-        ("other draws", "32 of 32", "✓\u00a0more than 90 %", "431 ms ± 9.3 ms (499 ms)"),
+        ("other draws of this traffic", "32 of 32", "✓\u00a0more than 90 %", "431 ms ± 9.3 ms (499 ms)"),
         ("histories of interruptions, drawn at random", "0 of 1", "undecided", "500 ms (500 ms)"),
     ]
     assert "431 ms ± 9.3 ms (499 ms)" in report.render_report(plan)

@@ -182,6 +182,8 @@ def test_a_budget_counts_before_it_sends_and_remembers(tmp_path: Path) -> None:
     assert is_spent(journal, endpoint)
     assert not is_spent(journal, Endpoint(URL, max_usd=0.009, usd_per_million=(2.0, 10.0), max_requests=9))
     assert not is_spent(journal, Endpoint(URL, max_requests=9))
+    journal.write({"budget_ended": [9, None]})
+    assert is_spent(journal, Endpoint(URL, max_usd=100.0, usd_per_million=(2.0, 10.0), max_requests=9))
 
 
 def failures(*codes: int, limit: float = 0.1) -> int:

@@ -15,7 +15,7 @@ from shares import some
 from planner.fleet import Role, WorkerType
 from planner.search.level0 import pruning_rules
 from planner.search.level0.cheapest import Cheapest, SharedLimit, cheapest, shared_limits
-from planner.search.level0.designs import Design, DesignPool, PoolQuestion, explain
+from planner.search.level0.designs import Design, DesignPool, PoolQuestion, record_why_not
 from planner.search.level0.one_pool import Bounded, Search, least_that_holds
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.problem.reasons import reason_text
@@ -265,12 +265,12 @@ def test_a_pool_is_known_after_few_questions_where_the_guess_is_good() -> None:
 def test_counts_that_are_taken_to_fail_are_not_asked_about_and_not_called_simulated() -> None:
     option, search = an_option("decode", "a", 1.0), Search(FleetLimits({}))
     pool = DesignPool(Bounded(option, 1, math.inf, few=30), search, lambda fleets: [fleets[0][0][1] >= 40])
-    pool.take_few_to_fail()
-    explain(pool.item, search)
+    pool.assume_few_fail()
+    record_why_not(pool.item, search)
     assert reason_text(search.refuted[option.name]).endswith("not simulated")
     asked = questions_until_known(pool, 40, 100)
     assert min(asked) >= 30 and pool.least == 40 and search.assumed >= {pruning_rules.SEATS}
-    explain(pool.item, search)
+    record_why_not(pool.item, search)
     assert "fall behind" in reason_text(search.refuted[option.name])
 
 
@@ -278,7 +278,7 @@ def test_what_was_simulated_is_not_taken_to_fail() -> None:
     option, search = an_option("decode", "a", 1.0), Search(FleetLimits({}))
     pool = DesignPool(Bounded(option, 1, math.inf, few=30), search, lambda fleets: [True])
     pool.learned.least_holding = 20
-    pool.take_few_to_fail()
+    pool.assume_few_fail()
     assert pool.least == 1 and pruning_rules.SEATS not in search.assumed
 
 

@@ -116,7 +116,7 @@ def test_spot_is_taken_where_it_is_cheap_and_holds_without_those_that_are_down()
     simulation = simulate(replace(found.fleet, pools=left), found.trace, limits=task.slo.limits)
     assert judge(simulation, task.slo).holds
     assert any("may be down at once" in line for line in sentences(found.certificate.binding))
-    assert any("if they go at once" in line for line in sentences(found.certificate.binding))
+    assert any("leave together" in line for line in sentences(found.certificate.binding))
     assert any("spot market" in line for line in sentences(found.warnings))
     dear = {"gpus": {"h100-80g": 64}, "prices": {"h100-80g": {"on_demand": 1.0} | ON_SPOT}}
     firm = plan(question(fleet=dear), traffic(rate_rps=40.0), CATALOG)

@@ -19,6 +19,7 @@ from planner.search.level0.owned_gpus import owned_beside
 from planner.search.mixed.best_fleet import best_of, search
 from planner.search.mixed.bounds import lower_bound
 from planner.search.problem.build_problem import build_problem
+from planner.search.problem.options import option_of
 from planner.search.problem.owned_first import objective_paid, owned_first, paid_at_least
 from planner.search.problem.plan_problem import Conditions
 from planner.search.production.three_answers import find_production_fleet, with_answers
@@ -176,3 +177,13 @@ def test_a_fleet_that_stands_a_loss_costs_no_more_than_any_near_production() -> 
     ]
     assert stand and objective_paid(problem, made.with_loss) <= min(stand) + 1e-9
     assert lossy.holds([made.with_loss])[0]
+
+
+def test_workers_on_idle_rented_gpus_are_no_workers_more() -> None:
+    """Three owned workers draw electricity, the fourth rents a node with room for them: all four go there."""
+    fleet = {"gpus": H100, "owned": {"h100-80g": 6}, "electricity": {"price": "0.12 usd/kWh", "pue": 1.3}}
+    problem = build_problem(question(fleet=fleet), traffic(), CATALOG)
+    worker = next(w for w in problem.types if w.gpu.name == "h100-80g" and w.tp == 2)
+    assert worker.gpu.is_sold_whole and worker.gpu.gpus_per_node == 8
+    bought = owned_first(problem, ((option_of("mixed", worker, problem.priced), 4),))
+    assert [(o.type.gpu.name, n) for o, n in bought] == [("h100-80g", 4)]

@@ -23,7 +23,7 @@ from planner.models.latency import StepLatency
 from planner.parallel.executors import Executor
 from planner.reports import charts
 from planner.reports.curves import Curve
-from planner.reports.fact_sentences import queue_text
+from planner.reports.fact_sentences import backlog_text
 from planner.reports.simulated_run import outcome
 from planner.reports.words import measured_line
 from planner.simulator import judge, simulate
@@ -161,7 +161,7 @@ def test_a_queue_is_told_in_the_same_words_as_in_a_plan() -> None:
         slo = Slo((Limit("ttft", 0.1, limit_s),))
         found = compare_fleets([Variant("one", fleet)], requests, slo)
         verdict_on = judge(simulate(fleet, requests, limits=slo.limits), slo)
-        said = queue_text(verdict_on.patient_frac, verdict_on.patience_s)
+        said = backlog_text(verdict_on.patient_frac, verdict_on.patience_s)
         assert f"{patient}" in said and f"waited no longer than {show_s(limit_s)}, 50 % must" in said
         told = replace(a_plan(), verdict=verdict_on)
         assert said[1:] in measured_line(told) and "promptly" not in measured_line(told)

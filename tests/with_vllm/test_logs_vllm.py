@@ -53,7 +53,7 @@ def test_lines_of_its_request_logger_are_read(tmp_path: Path) -> None:
 def test_attributes_of_its_spans_are_known() -> None:
     from vllm.tracing import SpanAttributes
 
-    known = {key for keys in otlp._LIKELY.values() for key in keys}
+    known = {key for keys in otlp._ATTRIBUTES_BY_COLUMN.values() for key in keys}
     assert SpanAttributes.GEN_AI_USAGE_PROMPT_TOKENS in known
     assert SpanAttributes.GEN_AI_USAGE_COMPLETION_TOKENS in known
     assert SpanAttributes.GEN_AI_RESPONSE_MODEL in known

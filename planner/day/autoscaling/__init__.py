@@ -21,9 +21,9 @@ from planner.day.autoscaling import (
     scalable_pools,
     variants,
 )
-from planner.day.autoscaling.autoscaler import Autoscaler, ScaledPool, Written, timetable_of
+from planner.day.autoscaling.autoscaler import Autoscaler, ScaledPool, WrittenManifests, timetable_of
 from planner.day.autoscaling.controller_choice import of_chosen
-from planner.day.autoscaling.scalable_pools import MEASURED, SCALABLE, SCALED, find_scale_targets
+from planner.day.autoscaling.scalable_pools import MEASURED, SCALABLE, SCALED_FROM_OUTSIDE, find_scale_targets
 from planner.day.autoscaling.scale_targets import ScaleTarget, with_all_pools
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
@@ -37,7 +37,7 @@ _DYNAMO = {"dynamo": "planner component of DynamoGraphDeployment"}
 # controller -> target -> what is written beside the target's own files
 PAIRS: dict[str, dict[str, str]] = {
     "static": dict.fromkeys(manifests.TARGETS, "nothing: the counts are the target's own"),
-    "cron": dict.fromkeys(SCALED, "KEDA ScaledObject (cron), or CronJob"),
+    "cron": dict.fromkeys(SCALED_FROM_OUTSIDE, "KEDA ScaledObject (cron), or CronJob"),
     "hpa": {
         **dict.fromkeys(MEASURED, "HorizontalPodAutoscaler, prometheus-adapter rule"),
         "ray-serve": "autoscaling_config",
@@ -131,17 +131,19 @@ def at_beginning(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
 
 def _write_beside_target(
     fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler, scale_targets: list[ScaleTarget]
-) -> Written:
+) -> WrittenManifests:
     """What stands beside the target's own files."""
     controller, app = autoscaler.controller, engine_command.llm_label(fleet)
     if target == "ray-serve":
-        return Written({}, (), ray_serve_autoscaler.LIMITS)
+        return WrittenManifests({}, (), ray_serve_autoscaler.LIMITS)
     if controller == "cron":
         jobs, objects = (
             cronjobs.write_cronjobs(scale_targets, app),
             keda_object.write_timetable(scale_targets, autoscaler),
         )
-        return Written(objects.files | jobs.files, objects.steps + jobs.steps, objects.limits)
+        return WrittenManifests(
+            objects.files | jobs.files, objects.instructions + jobs.instructions, objects.limitations
+        )
     if controller == "hpa":
         return hpa_object.write_hpas(scale_targets, autoscaler)
     if controller == "keda":
@@ -153,12 +155,12 @@ def _write_beside_target(
     if controller == "wva":
         return variants.write_variants(scale_targets, autoscaler, fleet)
     if target == "dynamo":
-        return Written({}, (), dynamo_planner.limit_lines(autoscaler))
+        return WrittenManifests({}, (), dynamo_planner.limit_lines(autoscaler))
     return recording_rules.write_recording_rules(scale_targets, autoscaler, app)
 
 
 def _write_readme(
-    target: str, autoscaler: Autoscaler, scale_targets: list[ScaleTarget], written: Written
+    target: str, autoscaler: Autoscaler, scale_targets: list[ScaleTarget], written: WrittenManifests
 ) -> str:
     """What follows the target's own README."""
     lines = [
@@ -175,14 +177,14 @@ def _write_readme(
             for pool in autoscaler.pools
         ),
     ]
-    if written.steps:
+    if written.instructions:
         lines += [
             "",
             "After the target's own:"
             if target != "kserve" or "kserve-knative.yaml" not in written.files
             else "In place of the target's own:",
             "",
-            *written.steps,
+            *written.instructions,
         ]
     if begin := _initial_count_lines(target, scale_targets, autoscaler):
         lines += ["", "Once, for the sizes at the beginning:", "", *begin]
@@ -192,7 +194,7 @@ def _write_readme(
         "",
         *(
             f"- {each}"
-            for each in (*written.limits, *_limit_lines(target, autoscaler.controller, scale_targets))
+            for each in (*written.limitations, *_limit_lines(target, autoscaler.controller, scale_targets))
         ),
     ]
     return "\n".join(lines) + "\n"

@@ -20,11 +20,11 @@ MINUTE_S = 60
 
 @dataclass(frozen=True, slots=True)
 class ScaledPool:
-    """How one pool of the fleet may change: workers at least, at most and at the beginning.
+    """How one pool of the fleet may change: `least` to `most` workers, `size` at the beginning.
 
     `timetable` has pairs (second of the day, workers from then on), in order; the last one holds on until the
-    first of the next day. A worker is ready `start_s` after it is asked for; one that is given up ends what
-    it has within `drain_s`.
+    first of the next day. A worker is ready `start_s` after the autoscaler requests it; one that is given up
+    has `drain_s` to finish its requests.
     """
 
     name: str
@@ -37,6 +37,7 @@ class ScaledPool:
     drain_s: float = 90.0
 
     def __post_init__(self) -> None:
+        # The name comes from the user's file: an error message shows it in one line, however long it is.
         label = f"pool {engine_command.one_line(self.name)[:100]}"
         if not 0 <= self.least <= self.most or self.most < 1:
             raise InputError(
@@ -44,10 +45,11 @@ class ScaledPool:
             )
         if not self.least <= self.size <= self.most:
             raise InputError(f"{label}: begins with {self.size} workers, must be {self.least} to {self.most}")
-        starts = [start_s for start_s, _ in self.timetable]
-        if starts != sorted(set(starts)) or any(not 0 <= start_s < DAY_S for start_s in starts):
+        times_s = [time_s for time_s, _ in self.timetable]
+        if times_s != sorted(set(times_s)) or any(not 0 <= time_s < DAY_S for time_s in times_s):
             raise InputError(
-                f"{label}: timetable: expected seconds of the day that rise, 0 to {DAY_S - 1}, found {starts}"
+                f"{label}: timetable: expected seconds of the day that rise, 0 to {DAY_S - 1}, "
+                f"found {times_s}"
             )
         if wrong := [size for _, size in self.timetable if not self.least <= size <= self.most]:
             raise InputError(f"{label}: timetable: {wrong[0]} workers, must be {self.least} to {self.most}")
@@ -60,10 +62,14 @@ class ScaledPool:
 class Autoscaler:
     """A controller by its name in the table of controllers, its parameters in SI units, and its pools.
 
-    Parameters are named as the fields of the controller's settings; `prefill` and `decode` may hold some of
-    those roles alone. Beside them: rates_rps (R,) and sizes (R, P) of the plan's capacity table (fleetplan,
-    forecast, aladdin), ttft_s and tpot_s of the SLO (dynamo-sla), `rules` (by_load.PoolRule) and `nodes`
-    (nodes.Node, or None) per pool of fleetplan.
+    Parameters are named as the fields of the controller's settings (planner/day/controllers/). The parameters
+    in a mapping under `prefill` or `decode` apply to that role only. Some controllers have more:
+
+        fleetplan, forecast, aladdin: rates_rps, R rates, and sizes, R rows with the size of each pool, the
+                                      plan's capacity table
+        dynamo-sla:                   ttft_s and tpot_s, the limits of the SLO
+        fleetplan:                    rules (by_load.PoolRule) and nodes (node_filling.RentedNode or None),
+                                      one of each pool
     """
 
     controller: str
@@ -71,7 +77,7 @@ class Autoscaler:
     pools: tuple[ScaledPool, ...] = ()
 
     def of_role(self, role: Role) -> Autoscaler:
-        """The same, with what its parameters say of that role alone."""
+        """The autoscaler of a role's pools: what its parameters say under the role's name wins."""
         own = self.parameters.get(role)
         if own is None:
             return self
@@ -96,7 +102,7 @@ class Autoscaler:
         return value
 
     def read_seconds(self, name: str, default: float, *, least: int, most: int) -> int:
-        """The parameter `name` in whole seconds, up, for a field that holds `least` to `most`."""
+        """The parameter `name`, rounded up to whole seconds, for a field that holds `least` to `most`."""
         value_s = math.ceil(self.read_number(name, default))
         if not least <= value_s <= most:
             raise InputError(
@@ -108,39 +114,45 @@ class Autoscaler:
 def timetable_of(
     windows: Sequence[Window], pool: int, *, least: int, most: int
 ) -> tuple[tuple[int, int], ...]:
-    """What windows of every day say of pool number `pool`, for `ScaledPool`: the most of those that hold.
+    """The timetable of pool number `pool` for `ScaledPool`: at each time the largest size among the windows
+    that contain it, or the nearest size from `least` to `most`. Without windows it has one row, at midnight.
 
     Raises InputError for windows of some days of the week: what is written here is the same every day.
     """
     if some := next((each for each in windows if len(set(each.days)) < DAYS), None):
+        clocks = f"{format_clock(some.begin_s)} to {format_clock(some.end_s)}"
         raise InputError(
-            f"windows: {format_clock(some.begin_s)} to {format_clock(some.end_s)} is of "
-            f"{len(set(some.days))} days of the "
-            "week; manifests are written of daily windows alone"
+            f"windows: {clocks} is of {len(set(some.days))} days of the week; manifests are written of daily "
+            "windows alone"
         )
-    times_s = sorted({int(each) % DAY_S for w in windows for each in (w.begin_s, w.end_s)} or {0})
-    sizes = [max((w.workers_of(pool) for w in windows if w.holds(time_s)), default=0) for time_s in times_s]
-    return tuple((time_s, min(max(size, least), most)) for time_s, size in zip(times_s, sizes, strict=True))
+    edges_s = {int(edge_s) % DAY_S for window in windows for edge_s in (window.begin_s, window.end_s)}
+    rows = []
+    for time_s in sorted(edges_s or {0}):
+        size = max((window.workers_of(pool) for window in windows if window.holds(time_s)), default=0)
+        rows.append((time_s, min(max(size, least), most)))
+    return tuple(rows)
 
 
 def format_clock(second: float) -> str:
-    """A second of the day as 06:30."""
+    """A second of the day as 06:30; the end of a day is 24:00."""
     minutes = int(second) % (DAY_S + 1) // MINUTE_S
     return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
 def format_quantity(value: float, what: str) -> str:
     """A number as Kubernetes writes it: whole, or in thousandths."""
-    if value <= 0 or value * 1000 < 1:
+    if value < 0.001:
         raise InputError(f"{what}: {value:g}, must be at least 0.001")
     thousandths = round(value * 1000)
     return str(thousandths // 1000) if thousandths % 1000 == 0 else f"{thousandths}m"
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """`files`: path -> YAML documents; `steps` and `limits`: lines of Markdown for the README."""
+class WrittenManifests:
+    """YAML documents by path, and lines of Markdown for the README: what a user does to apply them, and what
+    the files cannot do that the simulated controller does.
+    """
 
     files: dict[str, list[Document]]
-    steps: tuple[str, ...] = ()
-    limits: tuple[str, ...] = ()
+    instructions: tuple[str, ...] = ()
+    limitations: tuple[str, ...] = ()

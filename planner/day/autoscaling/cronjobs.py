@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.day.autoscaling import keda_object
-from planner.day.autoscaling.autoscaler import DAY_S, MINUTE_S, Document, Written
+from planner.day.autoscaling.autoscaler import DAY_S, MINUTE_S, Document, WrittenManifests
 from planner.day.autoscaling.scale_targets import ScaleTarget
 
 FILE = "cron-jobs.yaml"
@@ -24,7 +24,7 @@ _RESOURCES = {
 }
 
 
-def write_cronjobs(targets: Sequence[ScaleTarget], app: str) -> Written:
+def write_cronjobs(targets: Sequence[ScaleTarget], app: str) -> WrittenManifests:
     """The jobs of all pools, and the service account under which they run."""
     account = f"{app}-timetable"
     documents = _account_with_rights(account, targets)
@@ -32,7 +32,7 @@ def write_cronjobs(targets: Sequence[ScaleTarget], app: str) -> Written:
         documents += [
             _job(target, start_s, size, account) for start_s, size in keda_object.merge_entries(target.scaled)
         ]
-    return Written(
+    return WrittenManifests(
         {FILE: documents},
         (f"    kubectl apply -f {FILE}   # in place of {keda_object.FILE}, in a cluster without KEDA",),
     )

@@ -9,20 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.day.autoscaling import prometheus_queries
-from planner.day.autoscaling.autoscaler import Autoscaler, Document, Written, format_quantity
+from planner.day.autoscaling.autoscaler import Autoscaler, Document, WrittenManifests, format_quantity
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.errors import InputError
 
 FILE = "horizontal-pod-autoscalers.yaml"
-TOLERANCE_FRAC, SYNC_S = 0.1, 15.0  # of kube-controller-manager
+TOLERANCE_FRAC, SYNC_S = 0.1, 15.0  # defaults of kube-controller-manager
+# Defaults of `behavior`, and the most that the API takes.
 UP_WINDOW_S, DOWN_WINDOW_S = 0, 300
-MOST_WINDOW_S, MOST_PERIOD_S = 3600, 1800
 UP_PODS, UP_PERCENT, DOWN_PERCENT, PERIOD_S = 4, 100, 100, 15
+MOST_WINDOW_S, MOST_PERIOD_S = 3600, 1800
 NO_METRIC_AT_ZERO = "a pool without workers exports no metric, so that nothing would start it again"
 
 
-def write_hpas(places: Sequence[ScaleTarget], autoscaler: Autoscaler) -> Written:
-    """HPAs, PodMonitors and the adapter's rule."""
+def write_hpas(places: Sequence[ScaleTarget], autoscaler: Autoscaler) -> WrittenManifests:
+    """The HPAs, the PodMonitors that let Prometheus scrape the pods, and prometheus-adapter's rules, which
+    make metrics of Kubernetes of what it scrapes.
+    """
     refuse_zero(autoscaler, "take cron, or least 1")
     metric_by_place = {
         place.name: prometheus_queries.find_metric(autoscaler.of_role(place.pool.role)) for place in places
@@ -34,7 +37,7 @@ def write_hpas(places: Sequence[ScaleTarget], autoscaler: Autoscaler) -> Written
         FILE: [_of_pods(place, autoscaler, metric_by_place[place.name]) for place in places],
     }
     steps = (*prometheus_queries.monitors_step(), adapter_step(), f"    kubectl apply -f {FILE}")
-    return Written(files, steps, (*prometheus_queries.monitors_limits(), *limit_lines(autoscaler)))
+    return WrittenManifests(files, steps, (*prometheus_queries.monitors_limits(), *limit_lines(autoscaler)))
 
 
 def _of_pods(
@@ -84,26 +87,26 @@ def hpa_document(place: ScaleTarget, autoscaler: Autoscaler, source: Document) -
 
 
 def scaling_behavior(autoscaler: Autoscaler, *, most: int) -> Document:
-    """How fast it may go, up and down; what is not told, at Kubernetes' own defaults, written out.
-
-    Where there is no limit (0 pods and 0 percent), all of `most` may come or go at once.
+    """How fast the HPA may scale up and down. Kubernetes' defaults are written out for what the autoscaler
+    does not set. With no limit (0 pods and 0 percent) all of `most` may come or go at once.
     """
     defaults = {"up": (UP_WINDOW_S, UP_PODS, UP_PERCENT), "down": (DOWN_WINDOW_S, 0, DOWN_PERCENT)}
     rules: Document = {}
-    for way, (window_s, pods, percent) in defaults.items():
-        period_s = autoscaler.read_seconds(f"{way}_period_s", PERIOD_S, least=1, most=MOST_PERIOD_S)
+    for direction, (window_s, pods, percent) in defaults.items():
+        period_s = autoscaler.read_seconds(f"{direction}_period_s", PERIOD_S, least=1, most=MOST_PERIOD_S)
         limits = {
-            "Pods": _whole(autoscaler, f"{way}_pods", pods),
-            "Percent": _whole(autoscaler, f"{way}_percent", percent),
+            "Pods": _whole(autoscaler, f"{direction}_pods", pods),
+            "Percent": _whole(autoscaler, f"{direction}_percent", percent),
         }
-        rate_by_kind = {kind: value for kind, value in limits.items() if value} or {"Pods": most}
-        rules["scaleUp" if way == "up" else "scaleDown"] = {
+        rates = {kind: value for kind, value in limits.items() if value} or {"Pods": most}
+        rules["scaleUp" if direction == "up" else "scaleDown"] = {
             "stabilizationWindowSeconds": autoscaler.read_seconds(
-                f"{way}_window_s", window_s, least=0, most=MOST_WINDOW_S
+                f"{direction}_window_s", window_s, least=0, most=MOST_WINDOW_S
             ),
             "selectPolicy": "Max",
-            "policies": [{"type": k, "value": v, "periodSeconds": period_s} for k, v in rate_by_kind.items()],
+            "policies": [{"type": kind, "value": n, "periodSeconds": period_s} for kind, n in rates.items()],
         }
+    # An older cluster refuses the field, so it is written only where it differs from the default.
     if (tolerance_frac := autoscaler.read_number("tolerance_frac", TOLERANCE_FRAC)) != TOLERANCE_FRAC:
         if tolerance_frac < 0:
             raise InputError(f"{autoscaler.controller}: tolerance: {tolerance_frac:g}, must be >= 0")
@@ -121,18 +124,16 @@ def _whole(autoscaler: Autoscaler, name: str, default: int) -> int:
 
 def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
     """Where an HPA differs from the controller in the plan, a line of Markdown each."""
-    limit_lines = []
+    lines = []
     if (sync_s := autoscaler.read_number("every_s", SYNC_S)) != SYNC_S:
-        limit_lines.append(
+        lines.append(
             f"The plan decides every {sync_s:g} s: that is kube-controller-manager's "
             "`--horizontal-pod-autoscaler-sync-period`, for all HPAs of the cluster at once."
         )
     if autoscaler.read_number("tolerance_frac", TOLERANCE_FRAC) != TOLERANCE_FRAC:
-        limit_lines.append(
-            "`tolerance` needs Kubernetes 1.35, or 1.33 with the gate HPAConfigurableTolerance."
-        )
-    limit_lines.append(
+        lines.append("`tolerance` needs Kubernetes 1.35, or 1.33 with the gate HPAConfigurableTolerance.")
+    lines.append(
         "It counts workers that are not ready as if they had nothing to do while it scales up, and knows "
         "nothing of the time a worker takes to start."
     )
-    return tuple(limit_lines)
+    return tuple(lines)

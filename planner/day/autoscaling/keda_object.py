@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from planner.day.autoscaling import hpa_object, prometheus_queries
-from planner.day.autoscaling.autoscaler import DAY_S, MINUTE_S, Autoscaler, Document, ScaledPool, Written
+from planner.day.autoscaling.autoscaler import (
+    DAY_S,
+    MINUTE_S,
+    Autoscaler,
+    Document,
+    ScaledPool,
+    WrittenManifests,
+)
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.errors import InputError
 
@@ -30,7 +37,7 @@ EXACT_LIMIT = (
 )
 
 
-def write_scaled_objects(targets: Sequence[ScaleTarget], autoscaler: Autoscaler) -> Written:
+def write_scaled_objects(targets: Sequence[ScaleTarget], autoscaler: Autoscaler) -> WrittenManifests:
     """ScaledObjects over vLLM's metrics, and the pool's timetable beside them where it has one."""
     objects = []
     for target in targets:
@@ -51,10 +58,10 @@ def write_scaled_objects(targets: Sequence[ScaleTarget], autoscaler: Autoscaler)
     limits = [*prometheus_queries.monitors_limits(), *hpa_object.limit_lines(autoscaler)]
     if any(target.scaled.timetable for target in targets):
         limits += timetable_limits()
-    return Written(files, (*prometheus_queries.monitors_step(), apply_step()), tuple(limits))
+    return WrittenManifests(files, (*prometheus_queries.monitors_step(), apply_step()), tuple(limits))
 
 
-def write_timetable(targets: Sequence[ScaleTarget], autoscaler: Autoscaler) -> Written:
+def write_timetable(targets: Sequence[ScaleTarget], autoscaler: Autoscaler) -> WrittenManifests:
     """ScaledObjects with cron triggers alone."""
     objects = []
     for target in targets:
@@ -72,7 +79,7 @@ def write_timetable(targets: Sequence[ScaleTarget], autoscaler: Autoscaler) -> W
                 least=least,
             )
         )
-    return Written({FILE: objects}, (apply_step(),), timetable_limits())
+    return WrittenManifests({FILE: objects}, (apply_step(),), timetable_limits())
 
 
 def apply_step() -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from planner.day.autoscaling.autoscaler import Autoscaler, Document, Written
+from planner.day.autoscaling.autoscaler import Autoscaler, Document, WrittenManifests
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.errors import InputError
 from planner.fleet import Fleet
@@ -30,7 +30,7 @@ FEATURES = ("nodeselector", "tolerations", "affinity")  # Parts of a pod that Kn
 
 def write_services(
     places: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet: Fleet, max_model_len: int
-) -> Written:
+) -> WrittenManifests:
     """The services. InputError for pairs: no prefill worker is told of a decode worker there."""
     if any(place.pool.role != "mixed" for place in places):
         raise InputError(
@@ -49,7 +49,7 @@ def write_services(
         f"-p '{{\"data\": {{{patch}}}}}'",
         f"    kubectl apply -f {FILE}",
     )
-    return Written({FILE: services}, steps, _limits(autoscaler))
+    return WrittenManifests({FILE: services}, steps, _limits(autoscaler))
 
 
 def _service(place: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_model_len: int) -> Document:

@@ -1,7 +1,7 @@
 """Ray Serve's own autoscaler: `autoscaling_config` of a deployment (ray/serve/config.py, Ray 2.60.0).
 
-It follows requests in flight per replica, averaged over a time, with delays up and down. Of the controllers,
-those that follow concurrency come nearest.
+It follows requests in flight per replica, averaged over a time, with delays up and down. So it is written for
+those controllers alone that follow concurrency: they come nearest.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.manifests import engine_command
 
-USUAL = 32.0
-LOOK_BACK_S = 30.0
+USUAL_TARGET = 32.0  # requests in flight per replica, as in controllers/scaler_metrics.py
+LOOK_BACK_S = 30.0  # Ray Serve's default
 
 
 def check(autoscaler: Autoscaler) -> None:
     """Raise InputError for a controller that follows anything but concurrency."""
-    if (
-        autoscaler.controller != "knative"
-        and (metric_name := autoscaler.read_text("metric", "queue")) != "concurrency"
-    ):
+    if autoscaler.controller == "knative":
+        return
+    if (metric_name := autoscaler.read_text("metric", "queue")) != "concurrency":
         raise InputError(
             f"{autoscaler.controller}: metric: Ray Serve follows requests in flight alone: expected "
             f"concurrency, found {metric_name[:100]!r}"
@@ -34,13 +33,14 @@ def add_autoscaling(document: Document, fleet: Fleet, autoscaler: Autoscaler) ->
         document["applications"], engine_command.services(fleet, "ray-serve").values(), strict=True
     ):
         args = application["args"]
-        own = args["decode_config"] if prefill is not None else args["llm_configs"][0]
-        _replace(own, autoscaler.of_role(pool.role), scaled[pool.name])
+        config = args["decode_config"] if prefill is not None else args["llm_configs"][0]
+        _let_scale(config, autoscaler.of_role(pool.role), scaled[pool.name])
         if prefill is not None:
-            _replace(args["prefill_config"], autoscaler.of_role("prefill"), scaled[prefill.name])
+            _let_scale(args["prefill_config"], autoscaler.of_role("prefill"), scaled[prefill.name])
 
 
-def _replace(config: Document, autoscaler: Autoscaler, pool: ScaledPool) -> None:
+def _let_scale(config: Document, autoscaler: Autoscaler, pool: ScaledPool) -> None:
+    """Replace the fixed count of a pool's deployment by an autoscaler's settings."""
     deployment = config["deployment_config"]
     del deployment["num_replicas"]
     deployment["autoscaling_config"] = _config(autoscaler, pool)
@@ -53,7 +53,7 @@ def _config(autoscaler: Autoscaler, pool: ScaledPool) -> Document:
         up_s, down_s = 0.0, autoscaler.read_number("down_delay_s", 0.0)
     else:
         name = "threshold" if autoscaler.controller == "keda" else "target"
-        target = autoscaler.read_number(name, USUAL)
+        target = autoscaler.read_number(name, USUAL_TARGET)
         look_back_s = LOOK_BACK_S
         up_s, down_s = (
             autoscaler.read_number("up_window_s", 0.0),

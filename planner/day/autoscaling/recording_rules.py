@@ -29,7 +29,7 @@ from itertools import pairwise
 from typing import Any
 
 from planner.day.autoscaling import by_load, hpa_object, keda_object, node_filling, prometheus_queries
-from planner.day.autoscaling.autoscaler import DAY_S, Autoscaler, Document, Written
+from planner.day.autoscaling.autoscaler import DAY_S, Autoscaler, Document, WrittenManifests
 from planner.day.autoscaling.by_load import EVERY_S
 from planner.day.autoscaling.records import LLM, MOST_STEPS, ROUNDING, of_llm, of_pool, recording_rule
 from planner.day.autoscaling.scale_targets import ScaleTarget
@@ -57,7 +57,9 @@ RULES: dict[str, float] = {  # of the HPA behind KEDA: it follows at once
 }
 
 
-def write_recording_rules(places: Sequence[ScaleTarget], autoscaler: Autoscaler, app: str) -> Written:
+def write_recording_rules(
+    places: Sequence[ScaleTarget], autoscaler: Autoscaler, app: str
+) -> WrittenManifests:
     """The rules, and ScaledObjects that follow them."""
     hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
     followed = keda_object.with_defaults(Autoscaler(autoscaler.controller, {}, autoscaler.pools), RULES)
@@ -78,7 +80,7 @@ def write_recording_rules(places: Sequence[ScaleTarget], autoscaler: Autoscaler,
         "operator",
         keda_object.apply_step(),
     )
-    return Written(files, steps, (*prometheus_queries.monitors_limits(), *_limits(autoscaler)))
+    return WrittenManifests(files, steps, (*prometheus_queries.monitors_limits(), *_limits(autoscaler)))
 
 
 def prometheus_rule(places: Sequence[ScaleTarget], autoscaler: Autoscaler, app: str) -> Document:

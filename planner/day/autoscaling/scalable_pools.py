@@ -1,6 +1,6 @@
-"""A target's own files for pools whose size another decides: no fixed count, and workers that drain.
+"""A target's own files for pools whose size an autoscaler decides: no fixed count, and workers that drain.
 
-What the target writes for the fleet is read back and changed where a pool stands; the rest stays as it is.
+What the target writes for the fleet is read back, and the objects that describe a pool are changed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaling:
-    """What the documents of a target are changed for: the pools where they stand, and who decides."""
+    """What a change of a document needs: the pools, the objects that hold each, and the autoscaler."""
 
     fleet: Fleet
     scale_targets: Sequence[ScaleTarget]
@@ -46,22 +46,23 @@ class Scaling:
 
 
 Change = Callable[[Document, Scaling], None]
-"""Takes the fixed counts out of one document of a target's files, in place."""
+"""Lets an autoscaler set the counts of one document of a target's files; changes it in place."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalableTarget:
-    """A deployment target whose pools another may scale.
+    """A deployment target whose pools an autoscaler may scale.
 
-    `place` says where the workers of a pool are, for objects beside the target's files; None where the target
-    scales them itself. `is_measured`: we know how to scrape its pods. `file_of_pool` is the path of a pool's
-    own file, with `{label}`, where each has one; other files then stay as they are. Labels have `letters` at
-    most. `begins_with_counts`: its files hold the counts of the beginning. `drains`: they tell vLLM to end
-    its requests before it stops. `remark` is a line for README.md.
+    `find_object` finds the object that has the workers of a pool, for autoscalers beside the target's files;
+    None if the target scales pools itself. `is_measured`: we know how to scrape its pods. `file_of_pool` is
+    the path of a pool's own file, with `{label}`, if each pool has one; other files then stay as they are.
+    `letters` is the most that a pool's label may have. `begins_with_counts`: the files keep the sizes of the
+    first hour, and README.md says so. `drains`: the files tell vLLM to finish its requests before it stops.
+    `remark` is a line for README.md.
     """
 
     change: Change
-    place: Callable[[Fleet, str, Pool, ScaledPool], ScaleTarget] | None
+    find_object: Callable[[Fleet, str, Pool, ScaledPool], ScaleTarget] | None
     is_measured: bool = True
     file_of_pool: str = ""
     letters: int = engine_command.POOL_LETTERS
@@ -71,14 +72,14 @@ class ScalableTarget:
 
 
 def find_scale_targets(fleet: Fleet, target: str, autoscaler: Autoscaler) -> list[ScaleTarget]:
-    """One per pool, in order, none where the target scales itself; `fleet` has a worker in each."""
+    """One per pool, in order; none if the target scales itself. Every pool of `fleet` must have a worker."""
     row = SCALABLE.get(target)
-    if row is None or row.place is None:
+    if row is None or row.find_object is None:
         return []
     scaled = {pool.name: pool for pool in autoscaler.pools}
     labels = engine_command.pool_labels(fleet, length=row.letters)
     return [
-        row.place(fleet, label, pool, scaled[pool.name])
+        row.find_object(fleet, label, pool, scaled[pool.name])
         for label, pool in zip(labels, fleet.running_pools, strict=True)
     ]
 
@@ -91,7 +92,7 @@ def scale_pools(
     max_model_len: int,
     autoscaler: Autoscaler,
 ) -> dict[str, str]:
-    """The target's files with scaled pools; the router's stay as they are."""
+    """The target's files with scaled pools. What describes no pool, such as the router, keeps its content."""
     row = SCALABLE[target]
     scaling = Scaling(fleet, scale_targets, autoscaler, engine_command.served_model_len(fleet, max_model_len))
     if not row.file_of_pool:
@@ -102,18 +103,18 @@ def scale_pools(
     scaled = dict(files)
     for scale_target in scale_targets:
         path = row.file_of_pool.format(label=scale_target.label)
-        own = replace(scaling, scale_targets=(scale_target,))
-        scaled[path] = _edit_yaml(files[path], row.change, own)
+        of_pool = replace(scaling, scale_targets=(scale_target,))
+        scaled[path] = _edit_yaml(files[path], row.change, of_pool)
     return scaled
 
 
 def _is_kustomize(path: str) -> bool:
-    """A base, or a component of it: it names and patches the target's objects and has no sizes."""
+    """Whether a file is of Kustomize: such files name and patch the target's objects and have no sizes."""
     return path == kustomize.BASE or path.startswith("components/")
 
 
 def _edit_yaml(text: str, change: Change, scaling: Scaling) -> str:
-    """YAML with comments above it, every document changed in place."""
+    """The text with every document changed. Comment lines at its top stay, others are lost."""
     lines = text.splitlines(keepends=True)
     above = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
     documents = [each for each in yaml.load_all("".join(lines[above:]), Loader=_LOADER) if each is not None]
@@ -123,37 +124,37 @@ def _edit_yaml(text: str, change: Change, scaling: Scaling) -> str:
 
 
 def _kubernetes(document: Document, scaling: Scaling) -> None:
-    own = {(place.kind, place.object_name): place for place in scaling.scale_targets}
-    place = own.get((document["kind"], document["metadata"]["name"]))
-    if place is None:
+    targets = {(target.kind, target.object_name): target for target in scaling.scale_targets}
+    target = targets.get((document["kind"], document["metadata"]["name"]))
+    if target is None:
         return
     del document["spec"]["replicas"]
-    if place.kind == "Deployment":
-        _let_vllm_drain(document["spec"]["template"]["spec"], place)
-    else:
-        _drain_group(document["spec"]["leaderWorkerTemplate"], place)
+    if target.kind == "Deployment":
+        _let_vllm_drain(document["spec"]["template"]["spec"], target)
+    else:  # a LeaderWorkerSet
+        _drain_group(document["spec"]["leaderWorkerTemplate"], target)
 
 
 def _disaggregatedset(document: Document, scaling: Scaling) -> None:
     if document["kind"] != "DisaggregatedSet":
         return
-    own = {place.object_name: place for place in scaling.scale_targets}
+    targets = {target.object_name: target for target in scaling.scale_targets}
     for role in document["spec"]["roles"]:
-        place = own[f"{document['metadata']['name']}-{role['name']}"]
+        target = targets[f"{document['metadata']['name']}-{role['name']}"]
         role["scaling"] = {"mode": "External"}
         del role["spec"]["replicas"]
-        _drain_group(role["spec"]["leaderWorkerTemplate"], place)
+        _drain_group(role["spec"]["leaderWorkerTemplate"], target)
 
 
-def _drain_group(template: Document, place: ScaleTarget) -> None:
+def _drain_group(template: Document, target: ScaleTarget) -> None:
     for name in ("leaderTemplate", "workerTemplate"):
         if name in template:
-            _let_vllm_drain(template[name]["spec"], place)
+            _let_vllm_drain(template[name]["spec"], target)
 
 
-def _let_vllm_drain(pod: Document, place: ScaleTarget) -> None:
-    """vLLM ends what it has before it stops, and Kubernetes waits for that."""
-    drain_s = math.ceil(place.scaled.drain_s)
+def _let_vllm_drain(pod: Document, target: ScaleTarget) -> None:
+    """Let vLLM finish its requests before it stops, and Kubernetes wait for that."""
+    drain_s = math.ceil(target.scaled.drain_s)
     pod["terminationGracePeriodSeconds"] = drain_s + GRACE_S
     for container in pod["containers"]:
         if container.get("command") == ["vllm", "serve"]:
@@ -162,42 +163,47 @@ def _let_vllm_drain(pod: Document, place: ScaleTarget) -> None:
 
 def _llm_d(document: Document, scaling: Scaling) -> None:
     """The chart has a fixed count in any case; the pool's own label keeps its pods apart from others'."""
-    (place,) = scaling.scale_targets
-    document["modelArtifacts"]["labels"][POOL_LABEL] = place.name
+    (target,) = scaling.scale_targets
+    document["modelArtifacts"]["labels"][POOL_LABEL] = target.name
     workers = next(document[role] for role in ("prefill", "decode") if document[role]["create"])
-    workers["replicas"] = place.scaled.size
-    _let_vllm_drain(workers, place)
+    workers["replicas"] = target.scaled.size
+    _let_vllm_drain(workers, target)
 
 
 def _production_stack(document: Document, scaling: Scaling) -> None:
-    own = {place.pods["model"]: place for place in scaling.scale_targets}
+    # The chart finds a pool's pods by their label `model`, which is the name in modelSpec.
+    targets = {target.pods["model"]: target for target in scaling.scale_targets}
     for model in document["servingEngineSpec"]["modelSpec"]:
-        model["replicaCount"] = own[model["name"]].scaled.size
+        model["replicaCount"] = targets[model["name"]].scaled.size
 
 
 def _kserve(document: Document, scaling: Scaling) -> None:
-    """Without `replicas` KServe leaves a Deployment's count alone; the WVA is told in the service itself."""
+    """Without `replicas` KServe leaves a Deployment's count alone. Its Workload Variant Autoscaler ("wva") is
+    configured in the service itself.
+    """
     if document["kind"] != "LLMInferenceService":
         return
     name, spec = document["metadata"]["name"], document["spec"]
-    for place in scaling.scale_targets:
-        for load, suffix in ((spec, "-kserve"), (spec.get("prefill"), "-kserve-prefill")):
-            if load is not None and place.object_name == f"{name}{suffix}":
-                del load["replicas"]
-                load["labels"] = {POOL_LABEL: place.name}
+    for target in scaling.scale_targets:
+        # KServe makes the Deployments' names with these suffixes.
+        for workload, suffix in ((spec, "-kserve"), (spec.get("prefill"), "-kserve-prefill")):
+            if workload is not None and target.object_name == f"{name}{suffix}":
+                del workload["replicas"]
+                workload["labels"] = {POOL_LABEL: target.name}  # manifests/kserve.py writes no labels here.
                 if scaling.autoscaler.controller == "wva":
-                    load["scaling"] = kserve_scaling(place, scaling.autoscaler)
+                    workload["scaling"] = kserve_scaling(target, scaling.autoscaler)
 
 
 def _dynamo(document: Document, scaling: Scaling) -> None:
     autoscaler = scaling.autoscaler
-    own = {place.object_name: place for place in scaling.scale_targets}
+    targets = {target.object_name: target for target in scaling.scale_targets}
     scale_targets: list[ScaleTarget] = []
     for component in document["spec"]["components"]:
-        place = own.get(f"{document['metadata']['name']}-{component['name']}")
-        if place is not None:
-            scale_targets.append(place)
-            component["replicas"] = place.scaled.size
+        target = targets.get(f"{document['metadata']['name']}-{component['name']}")
+        if target is not None:
+            scale_targets.append(target)
+            component["replicas"] = target.scaled.size
+            # The adapter lets an autoscaler outside of Dynamo set the count; Dynamo's planner needs none.
             if autoscaler.controller not in dynamo_planner.CONTROLLERS:
                 component["scalingAdapter"] = {}
     if autoscaler.controller in dynamo_planner.CONTROLLERS:
@@ -238,7 +244,11 @@ SCALABLE: Mapping[str, ScalableTarget] = MappingProxyType(
             remark="Applying the service again leaves the Deployments' counts: the spec has none.",
         ),
         "dynamo": ScalableTarget(
-            _dynamo, dynamo_target, is_measured=False, letters=dynamo.COMPONENT_NAME, begins_with_counts=True
+            _dynamo,
+            dynamo_target,
+            is_measured=False,
+            letters=dynamo.COMPONENT_NAME_LETTERS,
+            begins_with_counts=True,
         ),
         "production-stack": ScalableTarget(
             _production_stack, production_stack_target, begins_with_counts=True, remark=_CHART_SETS_COUNTS
@@ -247,5 +257,6 @@ SCALABLE: Mapping[str, ScalableTarget] = MappingProxyType(
     }
 )
 """The targets whose pools can be scaled; each name is one of `manifests.TARGETS`."""
-SCALED = tuple(name for name, row in SCALABLE.items() if row.place is not None)
-MEASURED = tuple(name for name in SCALED if SCALABLE[name].is_measured)
+# Targets that an autoscaler of Kubernetes can scale; the others do it themselves.
+SCALED_FROM_OUTSIDE = tuple(name for name, row in SCALABLE.items() if row.find_object is not None)
+MEASURED = tuple(name for name in SCALED_FROM_OUTSIDE if SCALABLE[name].is_measured)

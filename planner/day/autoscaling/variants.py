@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.day.autoscaling import hpa_object, keda_object, prometheus_queries
-from planner.day.autoscaling.autoscaler import Autoscaler, Document, Written
+from planner.day.autoscaling.autoscaler import Autoscaler, Document, WrittenManifests
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.errors import InputError
 from planner.fleet import Fleet
@@ -34,7 +34,7 @@ HPA_RULES: dict[str, float] = {  # of the chart's own HPA
 }
 
 
-def write_variants(places: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet: Fleet) -> Written:
+def write_variants(places: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet: Fleet) -> WrittenManifests:
     """VariantAutoscalings, HPAs behind them, the adapter's rule and the controller's own settings."""
     hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
     model = engine_command.plain_name(fleet, autoscaler.controller)
@@ -54,7 +54,7 @@ def write_variants(places: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet:
         *controller_steps(),
         f"    kubectl apply -f {FILE} -f {hpa_object.FILE}",
     )
-    return Written(files, steps, (*prometheus_queries.monitors_limits(), *limit_lines()))
+    return WrittenManifests(files, steps, (*prometheus_queries.monitors_limits(), *limit_lines()))
 
 
 def controller_steps() -> tuple[str, ...]:
@@ -156,13 +156,13 @@ def kserve_scaling(place: ScaleTarget, autoscaler: Autoscaler) -> Document:
     }
 
 
-def write_kserve(places: Sequence[ScaleTarget], autoscaler: Autoscaler) -> Written:
+def write_kserve(places: Sequence[ScaleTarget], autoscaler: Autoscaler) -> WrittenManifests:
     """What stands beside LLMInferenceServices that say `scaling` themselves."""
     files = {
         prometheus_queries.ADAPTER_FILE: [prometheus_queries.adapter_values(external=[_rule()])],
         VALUES_FILE: [chart_values(autoscaler)],
     }
-    return Written(
+    return WrittenManifests(
         files,
         (hpa_object.adapter_step(), *controller_steps()),
         (

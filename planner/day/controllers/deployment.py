@@ -43,15 +43,18 @@ class CapacityTable:
             raise InputError("capacity table: a higher rate may not need fewer workers of a pool")
 
     def sizes_for_rate(self, rate_rps: float) -> Ints:
-        """Sizes (P,) of the least rate that is as high; above all of them, the last ones in proportion."""
+        """Sizes (P,) at the lowest rate of the table that is not below `rate_rps`. Above the table its last
+        sizes grow in proportion.
+        """
         if rate_rps <= 0:
             return np.zeros(self.sizes.shape[1], dtype=np.int64)
+        # The tolerances keep rounding from asking for a row, or a worker, more.
         row = int(np.searchsorted(self.rates_rps, rate_rps * (1 - 1e-12)))
         if row < len(self.rates_rps):
-            carry: Ints = self.sizes[row]
+            sizes: Ints = self.sizes[row]
         else:
-            carry = np.ceil(self.sizes[-1] * (rate_rps / self.rates_rps[-1]) - 1e-9).astype(np.int64)
-        return carry
+            sizes = np.ceil(self.sizes[-1] * (rate_rps / self.rates_rps[-1]) - 1e-9).astype(np.int64)
+        return sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,7 @@ class EngineProfile:
         return self.decode_s + per_sequence * sequences
 
     def most_sequences(self, context_tokens: float) -> int:
-        """That seats and the KV cache hold, at least one."""
+        """The sequences of so many tokens that seats and the KV cache hold, at least one."""
         return max(1, min(self.seats, int(self.kv_tokens / max(context_tokens, 1.0))))
 
 
@@ -122,8 +125,7 @@ def peak_load(work_per_s: Floats) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """Arrivals of earlier days: requests/s in buckets of `bucket_s`, the last of which ends where the run
-    begins."""
+    """Arrivals [requests/s] of earlier days in buckets of `bucket_s`; the last ends where the run begins."""
 
     bucket_s: float
     rates_rps: Floats
@@ -131,10 +133,11 @@ class History:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deployment:
-    """What a controller may know before the day: the pools, and for some what the plan found out.
+    """What a controller may know before the day: the pools, and facts of the plan that some controllers need.
 
     `clock_s` is the time of the week at the beginning of the run, in seconds since Monday 0:00. `ttft_s` and
-    `tpot_s` are the targets of the SLO.
+    `tpot_s` are the targets of the SLO. `nodes` has, for each pool whose nodes are sold whole, the node's
+    kind and GPUs. `front` are the pools that requests reach first: all but decode pools.
     """
 
     pools: tuple[ElasticPool, ...]
@@ -148,7 +151,7 @@ class Deployment:
     history: History | None = None
     rules: tuple[LoadRule, ...] = ()
     gpus: tuple[int, ...] = ()  # of a worker of each pool
-    nodes: tuple[tuple[str, int] | None, ...] = ()  # kind and GPUs of the node it is rented with, sold whole
+    nodes: tuple[tuple[str, int] | None, ...] = ()
     front: tuple[int, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
@@ -170,33 +173,36 @@ class Deployment:
         return self.prices_usd_per_h[pool] if self.prices_usd_per_h else 1.0
 
     def rate_rps(self, reading: MetricsReading) -> float:
-        """Requests/s that came to the fleet during the reading's interval; those that found no worker too."""
+        """Requests/s that came to the fleet during the reading's interval.
+
+        Requests in limbo, which found no worker at all, are not counted as arrived at a pool.
+        """
         arrived = sum(int(reading.arrived[i]) for i in self.front)
         return max(arrived, reading.limbo) / reading.interval_s
 
     def bounded_sizes(self, sizes: Sequence[float]) -> list[int]:
-        """Sizes within least and most; prefill and decode workers are both there, or, where all of their
-        pools may be empty, none of either."""
+        """Sizes within least and most. Prefill and decode pools are of no use without each other, so where
+        one role has a worker the other gets one too.
+        """
         bounded = [
             min(max(int(size), pool.least), pool.most) for size, pool in zip(sizes, self.pools, strict=True)
         ]
         prefill, decode = self.with_role(PREFILL), self.with_role(DECODE)
-        both = (*prefill, *decode)
-        if prefill and decode and (any(bounded[i] for i in both) or any(self.pools[i].least for i in both)):
+        if prefill and decode and any(bounded[i] for i in (*prefill, *decode)):
             for side in (prefill, decode):
                 if not any(bounded[i] for i in side):
                     bounded[side[0]] = 1
         return bounded
 
     def fill_nodes(self, sizes: Sequence[int]) -> list[int]:
-        """These sizes and, on nodes that are sold whole, the workers that their idle GPUs hold: these are
-        paid for anyway. Front pools come first.
+        """These sizes and, on nodes that are sold whole, the workers that the idle GPUs hold, since they are
+        paid for anyway. Front pools come first; an empty pool stays empty.
         """
         filled_sizes = [int(size) for size in sizes]
-        for kind in dict.fromkeys(node for node in self.nodes if node is not None):
-            own = [i for i, node in enumerate(self.nodes) if node == kind]
-            idle = -sum(filled_sizes[i] * self.gpus[i] for i in own) % kind[1]
-            for i in sorted(own, key=lambda i: i not in self.front):
+        for node in dict.fromkeys(node for node in self.nodes if node is not None):
+            on_node = [i for i, each in enumerate(self.nodes) if each == node]
+            idle = -sum(filled_sizes[i] * self.gpus[i] for i in on_node) % node[1]
+            for i in sorted(on_node, key=lambda i: i not in self.front):
                 more = min(idle // self.gpus[i], self.pools[i].most - filled_sizes[i])
                 if filled_sizes[i]:
                     filled_sizes[i] += more
@@ -204,7 +210,7 @@ class Deployment:
         return filled_sizes
 
     def limbo_of(self, reading: MetricsReading, pool: int) -> int:
-        """Requests that wait for a first worker, where a pool's metric counts them: at the front."""
+        """Requests in limbo, which wait for a first worker, if they wait for this pool: at the front."""
         return reading.limbo if pool in self.front else 0
 
     def require_facts(self, controller: str, *facts: str) -> None:
@@ -212,8 +218,8 @@ class Deployment:
         for fact in facts:
             if getattr(self, fact) in (None, ()):
                 raise InputError(
-                    f"controller {controller!r} needs {_FACTS[fact]}, which this run does not have; "
-                    f"leave it out of controllers, or give it"
+                    f"controller {controller!r} needs {_FACTS[fact]}, which this run does not have; leave "
+                    "the controller out, or give it"
                 )
 
 
@@ -228,7 +234,9 @@ _FACTS = {
 
 
 def is_blank(reading: MetricsReading) -> bool:
-    """Whether it is of the first moment of a run, before anything has come: nobody decides by that."""
+    """Whether a reading is of the first moment of a run, before any request came: no controller decides by
+    that.
+    """
     if reading.time_s > 0 or reading.limbo:
         return False
     gauges = (reading.arrived, reading.waiting, reading.running, np.nan_to_num(reading.kv_frac))
@@ -236,7 +244,7 @@ def is_blank(reading: MetricsReading) -> bool:
 
 
 def mean_of(numbers: Floats, pools: Sequence[int]) -> float:
-    """Of those pools that have a number, NaN where none has."""
+    """The mean over those of `pools` that have a number (not NaN); NaN where none has."""
     known_values = [float(numbers[i]) for i in pools if not math.isnan(numbers[i])]
     return sum(known_values) / len(known_values) if known_values else math.nan
 

@@ -8,17 +8,17 @@ no more correction), config/defaults.py at 1ca6015, tests/planner/test_replica_c
     decode workers  = ceil(requests out / interval / tokens/s of a worker whose ITL is target / d)
     p = TTFT seen / TTFT of a prompt alone,  d = ITL seen / ITL at the concurrency seen
 
-`in` and `out` are the mean lengths forecast, as the number of requests is: constant (the last interval) or
-seasonal (the original has ARIMA, Kalman and Prophet). Its throughputs are interpolated in profiling runs;
-here they follow from the plan's step times: a prompt alone, and the largest batch that keeps the ITL. No step
-is taken after an interval without a finished request.
+`in` and `out` are mean lengths. They and the number of requests are forecast: as constant (the last
+interval), or, requests alone, as seasonal (the original has ARIMA, Kalman and Prophet). Dynamo interpolates
+throughputs in profiling runs; here they follow from the plan's step times: a prompt alone, and the largest
+batch that keeps the ITL. Sizes stay as they are after an interval without a finished request.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.day.controllers.deployment import (
     DECODE,
@@ -37,7 +37,7 @@ from planner.simulator.elastic import MetricsReading
 @dataclass(frozen=True, slots=True)
 class DynamoSlaSettings(ControllerSettings):
     predictor: str = settings_field(
-        "constant", NAME, "of the next interval", choices=("constant", "seasonal")
+        "constant", NAME, "forecast of the next interval", choices=("constant", "seasonal")
     )
     corrected: bool = settings_field(True, FLAG, "correction factors; later versions have none")
     season_s: float = settings_field(86400.0, SECONDS, "period of the seasonal predictor", least=600.0)
@@ -59,7 +59,9 @@ class ForecastLoad:
 
 
 def prefill_rps(load: ForecastLoad, tokens_per_s: float, correction: float = 1.0) -> float:
-    """Requests/s of a worker that computes so many prompt tokens/s; queueing, a correction below 1, adds."""
+    """Requests/s of a worker that computes so many prompt tokens/s. `correction` is p above: below 1 prompts
+    took less work than assumed, so the worker carries more.
+    """
     return tokens_per_s / (load.input_tokens * min(1.0, correction))
 
 
@@ -69,33 +71,39 @@ def decode_rps(load: ForecastLoad, tokens_per_s: float) -> float:
 
 
 def count_replicas(rate_rps: float, worker_rps: float) -> int:
-    """At least one (min_endpoint)."""
+    """The workers that carry `rate_rps`, at least one (Dynamo's min_endpoint)."""
     return max(least_whole(rate_rps / worker_rps), 1)
 
 
 def prefill_tokens_per_s(engine: EngineProfile, input_tokens: float) -> float:
-    """One prompt after the other, as the profiler measures it."""
+    """Prompt tokens/s of one prompt after the other, as Dynamo's profiler measures it."""
     return input_tokens / engine.ttft_s(input_tokens)
 
 
 def decode_tokens_per_s(engine: EngineProfile, context_tokens: float, itl_s: float) -> float:
-    """Of the largest batch that keeps the ITL; of one request where none does."""
-    most = engine.most_sequences(context_tokens)
-    per_sequence = engine.itl_s(1, context_tokens) - engine.decode_s
-    fits = (itl_s - engine.decode_s) / per_sequence if per_sequence > 0 else float(most)
-    batch = max(min(math.floor(fits + 1e-9), most), 1)
+    """Tokens/s of the largest batch that keeps the ITL; of one request where no batch does."""
+    per_sequence_s = engine.itl_s(1, context_tokens) - engine.decode_s
+    batch = _largest_batch(engine, context_tokens, itl_s, per_sequence_s)
     return batch / engine.itl_s(batch, context_tokens)
 
 
+def _largest_batch(engine: EngineProfile, context_tokens: float, itl_s: float, per_sequence_s: float) -> int:
+    """The largest batch whose step takes at most `itl_s`, from 1 to what the worker holds."""
+    most = engine.most_sequences(context_tokens)
+    if per_sequence_s <= 0:  # A batch of any size takes as long.
+        return most
+    return max(min(math.floor((itl_s - engine.decode_s) / per_sequence_s + 1e-9), most), 1)
+
+
 def mixed_rps(engine: EngineProfile, load: ForecastLoad, itl_s: float) -> float:
-    """Requests/s of a worker that does both: the largest batch n whose steps, with n / out prompts each, keep
-    the ITL, and no faster than prompts are computed."""
+    """Requests/s of a mixed worker: of the largest batch n whose steps keep the ITL. A request takes `out`
+    steps, so each step computes n / out prompts.
+    """
     out = max(load.output_tokens, 1.0)
     prompts_s = engine.ttft_s(load.input_tokens) / out
-    per_sequence = engine.itl_s(1, load.context_tokens) - engine.decode_s + prompts_s
-    most = engine.most_sequences(load.context_tokens)
-    batch = max(min(math.floor((itl_s - engine.decode_s) / per_sequence + 1e-9), most), 1)
-    return batch / (out * (engine.decode_s + per_sequence * batch))
+    per_sequence_s = engine.itl_s(1, load.context_tokens) - engine.decode_s + prompts_s
+    batch = _largest_batch(engine, load.context_tokens, itl_s, per_sequence_s)
+    return batch / (out * (engine.decode_s + per_sequence_s * batch))
 
 
 class DynamoSla:
@@ -121,26 +129,29 @@ class DynamoSla:
             rate_rps, mean_of(reading.input_tokens, every), mean_of(reading.output_tokens, every)
         )
         ttft_s, itl_s = mean_of(reading.ttft_s, every), mean_of(reading.tpot_s, self.back)
+        # No request finished in the interval.
         if any(map(math.isnan, (seen.input_tokens, seen.output_tokens, ttft_s, itl_s))):
-            if reading.limbo:
+            if reading.limbo:  # Requests wait because a pool is empty.
                 self.current = self.deployment.bounded_sizes([max(size, 1) for size in self.current])
             return list(self.current)
+        load = seen
         if self.settings.predictor == "seasonal":
-            at_s = reading.time_s + self.every_s
-            seen = ForecastLoad(self.forecast.rate_at(at_s), seen.input_tokens, seen.output_tokens)
-        self.current = self.deployment.bounded_sizes(self._replicas(reading, seen, ttft_s, itl_s))
+            load = replace(seen, rate_rps=self.forecast.rate_at(reading.time_s + self.every_s))
+        self.current = self.deployment.bounded_sizes(self._replicas(reading, load, ttft_s, itl_s))
         return list(self.current)
 
     def _replicas(
         self, reading: MetricsReading, load: ForecastLoad, ttft_s: float, itl_s: float
     ) -> list[int]:
-        """(P,): of pools with the same role, the first is sized beside the others as they are."""
+        """Sizes (P,). Dynamo has one pool per role: of several, the first gets what the others do not carry
+        with their present sizes.
+        """
         own = self.deployment
         assert own.tpot_s is not None
         sizes = list(self.current)
         for role in dict.fromkeys(own.roles):
             pools = own.with_role(role)
-            carried = []  # requests/s of a worker of each
+            carried = []  # requests/s of a worker of each pool
             for i in pools:
                 engine = own.engines[i]
                 if role == PREFILL:
@@ -169,7 +180,7 @@ class DynamoSla:
         duration_s = ttft_s + itl_s * max(load.output_tokens - 1, 0.0)
         batch = float(reading.arrived[pool]) / reading.interval_s * duration_s / workers
         factor = itl_s / self.deployment.engines[pool].itl_s(batch, load.context_tokens)
-        return factor if factor > 0 else 1.0
+        return factor if factor > 0 else 1.0  # An ITL of 0 (answers of one token) says nothing.
 
 
 def build(settings: Sequence[DynamoSlaSettings], deployment: Deployment) -> DynamoSla:

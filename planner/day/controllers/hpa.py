@@ -53,7 +53,7 @@ class ScalingRules(ControllerSettings):
         0.1, SHARE, "no change while usage is this near the target", most=1.0
     )
     up_window_s: float = settings_field(
-        0.0, SECONDS, "the least asked for during it counts, going up", most=3600.0
+        0.0, SECONDS, "the smallest size of this time counts, going up", most=3600.0
     )
     up_pods: int = settings_field(4, WHOLE, "most pods that are added per period; 0: no such limit")
     up_percent: float = settings_field(
@@ -61,7 +61,7 @@ class ScalingRules(ControllerSettings):
     )
     up_period_s: float = settings_field(15.0, SECONDS, "period of both", least=1.0, most=1800.0)
     down_window_s: float = settings_field(
-        300.0, SECONDS, "the most asked for during it counts, going down", most=3600.0
+        300.0, SECONDS, "the largest size of this time counts, going down", most=3600.0
     )
     down_pods: int = settings_field(0, WHOLE, "most pods that are taken away per period; 0: no such limit")
     down_percent: float = settings_field(
@@ -76,7 +76,7 @@ class ScalingRules(ControllerSettings):
 class HpaSettings(ScalingRules):
     metric: str = settings_field("queue", NAME, "what it follows", choices=tuple(METRICS), parse=read_metric)
     target: float | None = settings_field(
-        None, NUMBER, "of the metric per worker; none: what is usual for it", least=1e-3, parse=read_target
+        None, NUMBER, "target of the metric per worker; none: its usual one", least=1e-3, parse=read_target
     )
 
     def check(self) -> None:

@@ -33,10 +33,10 @@ class KedaSettings(ScalingRules):
         "queue", NAME, "what the query adds up", choices=tuple(METRICS), parse=read_metric
     )
     threshold: float | None = settings_field(
-        None, NUMBER, "of the metric per worker; none: what is usual for it", least=1e-3, parse=read_target
+        None, NUMBER, "target of the metric per worker; none: its usual one", least=1e-3, parse=read_target
     )
-    activation: float = settings_field(0.0, NUMBER, "an empty pool wakes where the metric is above")
-    poll_s: float = settings_field(30.0, SECONDS, "pollingInterval: time between looks at zero", least=1.0)
+    activation: float = settings_field(0.0, NUMBER, "an empty pool wakes above this metric")
+    poll_s: float = settings_field(30.0, SECONDS, "pollingInterval: time between KEDA's looks", least=1.0)
     cooldown_s: float = settings_field(300.0, SECONDS, "cooldownPeriod: idle so long before zero")
     cron: tuple[Window, ...] = settings_field((), LIST, "windows with workers", parse=read_windows)
 

@@ -4,10 +4,11 @@ Read in knative/serving at 98e5ef9 (2026-08-21): pkg/autoscaler/scaling/autoscal
 windows, rates of change, delay of scaling down), pkg/reconciler/autoscaling/kpa/scaler.go (to zero),
 defaults in pkg/autoscaler/config/config.go.
 
-Every `every` (2 s) the mean concurrency of the pool (requests at its workers and those that wait without any)
-over the stable window and over the panic window, a share of it, is divided by the target per worker. Panic
-begins where the panic window asks for `panic_threshold` times the ready workers; until a whole stable window
-has passed below that, nothing is taken away. Zero: `grace` after a stable window without any request.
+A pool's concurrency is the requests at its workers, and those that wait because the pool has no worker. Every
+`every` (2 s) its mean over the stable window, and over the shorter panic window, is divided by the target per
+worker. Panic begins where the panic window asks for `panic_threshold` times the ready workers; until a whole
+stable window has passed below that, nothing is taken away. A pool goes to zero when `grace` has passed after
+a stable window without any request.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class KnativeSettings(ControllerSettings):
     target: float = settings_field(
         100.0, NUMBER, "concurrency of a worker (autoscaling.knative.dev/target)", least=0.01
     )
-    utilization_frac: float = settings_field(0.7, SHARE, "share of it that is aimed at", least=0.01, most=1.0)
+    utilization_frac: float = settings_field(
+        0.7, SHARE, "share of `target` that is aimed at", least=0.01, most=1.0
+    )
     window_s: float = settings_field(60.0, SECONDS, "stable window", least=6.0, most=3600.0)
     panic_window_frac: float = settings_field(
         0.1, SHARE, "panic window, of the stable one", least=0.01, most=1.0
@@ -38,10 +41,10 @@ class KnativeSettings(ControllerSettings):
     panic_threshold_frac: float = settings_field(
         2.0, SHARE, "panic where the panic window asks for so much of the ready workers", least=1.1, most=10.0
     )
-    max_up_rate: float = settings_field(1000.0, NUMBER, "most times the ready workers", least=1.01)
-    max_down_rate: float = settings_field(2.0, NUMBER, "least: the ready workers through this", least=1.01)
-    down_delay_s: float = settings_field(0.0, SECONDS, "the most asked for during it counts", most=3600.0)
-    grace_s: float = settings_field(30.0, SECONDS, "idle so much longer before zero", most=3600.0)
+    max_up_rate: float = settings_field(1000.0, NUMBER, "at most ready workers times this", least=1.01)
+    max_down_rate: float = settings_field(2.0, NUMBER, "at least ready workers divided by this", least=1.01)
+    down_delay_s: float = settings_field(0.0, SECONDS, "the largest size of this time counts", most=3600.0)
+    grace_s: float = settings_field(30.0, SECONDS, "longer idle before zero", most=3600.0)
     every_s: float = settings_field(2.0, SECONDS, "time between decisions", least=1.0, most=60.0)
     lag_s: float = settings_field(1.0, SECONDS, "age of the metrics", most=600.0)
 
@@ -54,7 +57,7 @@ class KnativeSettings(ControllerSettings):
 
 
 class Mean:
-    """Of the values of the last `window_s`."""
+    """The mean of the values of the last `window_s`."""
 
     def __init__(self, window_s: float) -> None:
         self.window_s = window_s
@@ -71,7 +74,10 @@ class Mean:
 
 
 class Knative:
-    """The autoscaler of one pool: `workers_for_means` is its rule, `decide` adds windows and zero."""
+    """The autoscaler of one pool: `workers_for_means` is its rule, `decide` adds windows and zero.
+
+    PerPool (pools.py) sets `size` after each decision.
+    """
 
     def __init__(self, settings: KnativeSettings, deployment: Deployment, pool: int) -> None:
         self.settings, self.deployment, self.pool = settings, deployment, pool
@@ -85,7 +91,7 @@ class Knative:
         # a new autoscaler panics where there is more than one worker: it keeps them until it has seen enough
         self.panic_s: float | None = 0.0 if size > 1 else None
         self.panic_size = size if size > 1 else 0
-        self.asked: deque[tuple[float, int]] = deque()
+        self.recent_sizes: deque[tuple[float, int]] = deque()
         self.woken_s = 0.0
         self.idle_s: float | None = None
 
@@ -101,39 +107,42 @@ class Knative:
         own, workers = self.settings, max(ready, 1)
         target = own.target * own.utilization_frac
         most, least = math.ceil(own.max_up_rate * workers), math.floor(workers / own.max_down_rate)
+        # Without the 1e-9 rounding could ask for one worker more.
         for_stable, for_panic = math.ceil(stable / target - 1e-9), math.ceil(panic / target - 1e-9)
-        size = min(max(for_stable, least), most)
         if for_panic / workers >= own.panic_threshold_frac:
             self.panic_s = time_s
         elif self.panic_s is not None and time_s > self.panic_s + own.window_s:
             self.panic_s, self.panic_size = None, 0
+        size, in_panic = (min(max(wanted, least), most) for wanted in (for_stable, for_panic))
         if self.panic_s is not None:
-            size = self.panic_size = max(size, min(max(for_panic, least), most), self.panic_size)
+            self.panic_size = size = max(size, in_panic, self.panic_size)
         return self._delayed(time_s, size)
 
     def _delayed(self, time_s: float, size: int) -> int:
+        """The largest size of the last `down_delay_s`."""
         if not self.settings.down_delay_s:
             return size
-        self.asked.append((time_s, size))
-        while self.asked[0][0] <= time_s - self.settings.down_delay_s:
-            self.asked.popleft()
-        return max(each for _, each in self.asked)
+        self.recent_sizes.append((time_s, size))
+        while self.recent_sizes[0][0] <= time_s - self.settings.down_delay_s:
+            self.recent_sizes.popleft()
+        return max(each for _, each in self.recent_sizes)
 
     def _zero(self, time_s: float, wanted: int) -> int:
+        """The size for `wanted` workers, with the steps of a pool that goes to zero (kpa/scaler.go)."""
         if wanted:
             if not self.size:
                 self.woken_s = time_s
             self.idle_s = None
             return wanted
-        if not self.size or self.limits.least:
+        if not self.size or self.limits.least:  # `decide` lifts a pool to its least size.
             return 0
-        if time_s - self.woken_s < self.settings.window_s:
+        if time_s - self.woken_s < self.settings.window_s:  # It woke up less than a stable window ago.
             return 1
         self.idle_s = time_s if self.idle_s is None else self.idle_s
         return 0 if time_s - self.idle_s >= self.settings.grace_s else self.size
 
 
 def build(settings: Sequence[KnativeSettings], deployment: Deployment) -> PerPool:
-    """One autoscaler per pool."""
+    """One autoscaler per pool. `every` and `lag` are one for all pools (table.py: FIXED_BY_ROLE)."""
     scalers = [Knative(each, deployment, pool) for pool, each in enumerate(settings)]
     return PerPool(scalers, deployment, every_s=settings[0].every_s, lag_s=settings[0].lag_s)

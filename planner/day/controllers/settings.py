@@ -1,7 +1,7 @@
 """What may be set of a controller: names, units, defaults and ranges, beside the dataclass that holds them.
 
-    class Hpa(Settings):
-        tolerance_frac: float = setting(0.1, SHARE, "no change within so much of the target", most=1.0)
+    class HpaSettings(ControllerSettings):
+        tolerance_frac: float = settings_field(0.1, SHARE, "no change within so much of the target", most=1.0)
 
 A field's unit is the end of its name, which is left out in a document: `tolerance_frac` is `tolerance: 10 %`.
 """
@@ -101,7 +101,9 @@ def settings_field(
     choices: tuple[str, ...] = (),
     parse: Callable[[object, str], Any] | None = None,
 ) -> Any:
-    """A field of `ControllerSettings`; `parse` reads what has no unit (value, where it stands)."""
+    """A field of `ControllerSettings`. `parse` reads a value that has no unit; its second argument names the
+    place of the value in error messages.
+    """
     metadata = {
         "unit": unit,
         "words": words,
@@ -114,7 +116,7 @@ def settings_field(
 
 
 def parameters_of(settings: type[ControllerSettings]) -> tuple[Parameter, ...]:
-    """In the order in which they are written down."""
+    """The parameters of a controller, in the order of the fields."""
     parameters = []
     for each in dataclasses.fields(settings):
         ending = next((end for end in _ENDINGS if each.name.endswith(end)), "")
@@ -140,7 +142,9 @@ class ControllerSettings:
 def read_settings(
     settings: type[AnySettings], given: Mapping[str, object], where: str, over: AnySettings | None = None
 ) -> AnySettings:
-    """What a document says, over the defaults or over other settings; raises InputError with the place."""
+    """Settings from a document; what it does not give has its default, or the value in `over`. Raises
+    InputError with the place.
+    """
     known = {each.name: each for each in parameters_of(settings)}
     document_values.refuse_unknown(given, known, where)
     read = {

@@ -5,10 +5,11 @@ analyzer.go (its default, the analyzer by percentages) and its tests; thresholds
 config/manager/configmap-saturation-scaling.yaml; interval and HPA of charts/workload-variant-autoscaler.
 
 Pools of one role are variants of one model. A worker is saturated at `kv_threshold` of its KV cache or
-`queue_threshold` waiting prompts; of the others the spare KV and the spare queue are averaged. Below
-`kv_spare` or `queue_spare` the cheapest pool gets a worker more; where one worker fewer would leave both, and
-two workers are not saturated, the dearest pool loses one. While workers start nothing is decided. What it
-wants is a metric that an HPA follows, with that chart's windows of four minutes.
+`queue_threshold` waiting prompts; the spare KV and spare queue of the other workers are averaged. If either
+is below `kv_spare` or `queue_spare`, the cheapest pool gets one worker more. If both would still be above
+with one worker fewer, and two workers are not saturated, the dearest pool loses one. While workers start
+nothing is decided. The wanted size is a metric that an HPA follows, with that chart's windows of four
+minutes.
 
 The metrics here are means of a pool: its workers are saturated all together or not at all.
 """
@@ -30,15 +31,15 @@ LEAST_UNSATURATED = 2  # workers, for one to be taken away
 
 @dataclass(frozen=True, slots=True)
 class WvaRules(ScalingRules):
-    """The HPA behind it, with the chart's `behavior`."""
+    """The settings of the HPA that follows the autoscaler, with the chart's `behavior`."""
 
-    up_window_s: float = settings_field(240.0, SECONDS, "the least asked for during it counts", most=3600.0)
+    up_window_s: float = settings_field(240.0, SECONDS, "the smallest size of this time counts", most=3600.0)
     up_pods: int = settings_field(10, WHOLE, "most pods that are added per period")
     up_percent: float = settings_field(
         0.0, NUMBER, "most percent that are added per period; 0: no such limit"
     )
     up_period_s: float = settings_field(150.0, SECONDS, "period of both", least=1.0, most=1800.0)
-    down_window_s: float = settings_field(240.0, SECONDS, "the most asked for during it counts", most=3600.0)
+    down_window_s: float = settings_field(240.0, SECONDS, "the largest size of this time counts", most=3600.0)
     down_pods: int = settings_field(10, WHOLE, "most pods that are taken away per period")
     down_percent: float = settings_field(0.0, NUMBER, "most percent taken away per period; 0: no such limit")
     down_period_s: float = settings_field(150.0, SECONDS, "period of both", least=1.0, most=1800.0)
@@ -78,22 +79,24 @@ def scaling_direction(settings: WvaSettings, workers: Sequence[ReplicaLoad]) -> 
     if not workers:
         return 0
     kv, queue = settings.kv_threshold_frac, settings.queue_threshold
-    free = [each for each in workers if each.kv_frac < kv and each.waiting < queue]
-    count = max(len(free), 1)
-    kv_load = sum(each.kv_frac for each in free) / count if free else kv
-    queue_load = sum(each.waiting for each in free) / count if free else queue
+    unsaturated = [each for each in workers if each.kv_frac < kv and each.waiting < queue]
+    count = max(len(unsaturated), 1)
+    kv_load = sum(each.kv_frac for each in unsaturated) / count if unsaturated else kv
+    queue_load = sum(each.waiting for each in unsaturated) / count if unsaturated else queue
 
-    def is_short(share: float) -> bool:
-        spare_kv, spare_queue = kv - kv_load * share, queue - queue_load * share
+    def is_short(load_factor: float) -> bool:
+        """Whether too little is spare when each worker has so many times its load."""
+        spare_kv, spare_queue = kv - kv_load * load_factor, queue - queue_load * load_factor
         return spare_kv < settings.kv_spare_frac - 1e-12 or spare_queue < settings.queue_spare - 1e-12
 
     if is_short(1.0):
         return 1
-    return -1 if len(free) >= LEAST_UNSATURATED and not is_short(count / (count - 1)) else 0
+    # One worker fewer leaves its load to the others.
+    return -1 if count >= LEAST_UNSATURATED and not is_short(count / (count - 1)) else 0
 
 
 class Actuated(ABC):
-    """Wanted sizes as a metric, and the HPAs that follow it."""
+    """An autoscaler that exports its wanted sizes as a metric, and the HPAs that follow the metric."""
 
     def __init__(self, rules: WvaRules, deployment: Deployment) -> None:
         self.rules, self.deployment = rules, deployment
@@ -110,7 +113,7 @@ class Actuated(ABC):
 
     @abstractmethod
     def optimised(self, reading: MetricsReading) -> list[int]:
-        """What the autoscaler wants; it looks every `optimize`."""
+        """The sizes that the autoscaler wants; it decides every `optimize`."""
 
     def sizes(self, reading: MetricsReading) -> list[int]:
         if is_blank(reading):
@@ -121,10 +124,10 @@ class Actuated(ABC):
         desired_sizes = []
         for i, behaviour in enumerate(self.behaviours):
             now, limits = self.current[i], self.deployment.pools[i]
-            follows = external_replicas(self.wanted[i], now, 1.0, self.rules.tolerance_frac)
+            replicas = external_replicas(self.wanted[i], now, 1.0, self.rules.tolerance_frac)
             if now:
-                desired_sizes.append(behaviour.decide(reading.time_s, now, follows, limits))
-            else:  # from zero without an HPA
+                desired_sizes.append(behaviour.decide(reading.time_s, now, replicas, limits))
+            else:  # An HPA does not act on an empty pool; the autoscaler itself wakes it.
                 desired_sizes.append(self.wanted[i])
         self.current = self.deployment.bounded_sizes(desired_sizes)
         return list(self.current)
@@ -144,9 +147,9 @@ class Wva(Actuated):
     def _one_more_or_less(self, reading: MetricsReading, role: Role, wanted: list[int]) -> None:
         pools = self.deployment.with_role(role)
         if any(self.deployment.limbo_of(reading, i) for i in pools) and not any(wanted[i] for i in pools):
-            wanted[min(pools, key=self.deployment.price_of)] = 1  # its scale-from-zero engine
+            wanted[min(pools, key=self.deployment.price_of)] = 1  # It wakes the cheapest variant.
             return
-        # desired, spec and pods with metrics must agree
+        # It decides only when the wanted size, the Deployment's and the workers that are ready agree.
         if any(self.wanted[i] != self.current[i] or reading.ready[i] != self.current[i] for i in pools):
             for i in pools:
                 wanted[i] = self.wanted[i]
@@ -159,8 +162,8 @@ class Wva(Actuated):
         limits = self.deployment.pools
         if change > 0 and (room := [i for i in pools if wanted[i] < limits[i].most]):
             wanted[min(room, key=self.deployment.price_of)] += 1
-        elif change < 0 and (more := [i for i in pools if wanted[i] > max(limits[i].least, 1)]):
-            wanted[max(more, key=self.deployment.price_of)] -= 1
+        elif change < 0 and (removable := [i for i in pools if wanted[i] > max(limits[i].least, 1)]):
+            wanted[max(removable, key=self.deployment.price_of)] -= 1
 
 
 def build(settings: Sequence[WvaSettings], deployment: Deployment) -> Wva:

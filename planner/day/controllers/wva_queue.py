@@ -1,4 +1,4 @@
-"""The queue model that llm-d's workload-variant-autoscaler began with ("inferno"), and replicas by it.
+"""The queue model that llm-d's workload-variant-autoscaler began with ("inferno"), and the sizes it asks for.
 
 Read in llm-d/llm-d-workload-variant-autoscaler at 56a651b (2025-10-29): pkg/analyzer/queueanalyzer.go,
 mm1modelstatedependent.go. Times of one worker, in ms, with n requests in a batch of at most N:
@@ -6,9 +6,10 @@ mm1modelstatedependent.go. Times of one worker, in ms, with n requests in a batc
     prefill(n) = gamma + delta in n          decode(n) = alpha + beta n
     mu(n)      = n / (prefill(n) + (out - 1) decode(n)), mu(N) beyond N, at most N + Q requests
 
-The chain's stationary distribution gives throughput X and the mean time in service S. The batch n* whose
-service takes S gives TTFT = wait + prefill(n*) and the gap between tokens decode(n*). A worker carries the
-largest rate that keeps the targets of both; replicas = ceil(rate / that rate).
+With n requests a worker serves mu(n) requests per ms, and requests arrive at random: a Markov chain in n. Its
+stationary distribution gives throughput X and the mean time in service S. The batch n* whose service takes S
+gives TTFT = wait + prefill(n*) and the gap between tokens decode(n*). A worker carries the largest rate that
+keeps the targets of both; replicas = ceil(rate / that rate).
 
 `wva-queue` sizes every pool with the mean lengths of the last interval and the rate that arrives; a pool of
 prefill or decode workers keeps its own phase only (the original has no such pools).
@@ -38,14 +39,15 @@ from planner.day.controllers.settings import NUMBER, settings_field
 from planner.day.controllers.wva import Actuated, WvaRules
 from planner.simulator.elastic import Floats, MetricsReading
 
-EDGE = 0.001  # the rates looked at lie so far within those of one request and of a full batch
-QUEUE_PER_SEAT = 10
-SURE = 1e-6  # relative, of a rate
+# Rates are searched from this share above none to this share below mu(N), as in the original.
+EDGE = 0.001
+QUEUE_PER_SEAT = 10  # Q / N, as in the original
+RATE_TOLERANCE = 1e-6  # relative
 
 
 @dataclass(frozen=True, slots=True)
 class QueueTimes:
-    """A worker as the queue model sees it; times in ms, as its documents give them."""
+    """A worker as the queue model sees it, with the letters above; times in ms."""
 
     seats: int  # N
     queue: int  # Q
@@ -58,7 +60,7 @@ class QueueTimes:
 
     @property
     def decodes(self) -> float:
-        """Decode steps of a request; one for a single token without a prompt."""
+        """Decode steps of a request; the first token comes from the prompt, if there is one."""
         return 1.0 if not self.input_tokens and self.output_tokens == 1 else self.output_tokens - 1
 
     def prefill_ms(self, batch: float) -> float:
@@ -70,7 +72,7 @@ class QueueTimes:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """The chain at one rate; times in ms."""
+    """Means of the chain at one arrival rate; times in ms."""
 
     throughput_rps: float
     wait_ms: float
@@ -82,7 +84,7 @@ class QueueState:
 
 
 class QueueModel:
-    """The chain of one worker: `queue_state_at` a rate, and the `largest_rate_rps` rate within targets."""
+    """The chain of one worker. State n has the weight rate^n / (mu(1) ... mu(n)), kept as a logarithm."""
 
     def __init__(self, times: QueueTimes) -> None:
         self.times = times
@@ -120,7 +122,9 @@ class QueueModel:
         return min(max((serve_ms - fixed) / slope, 0.0), float(own.seats)) if slope else float(own.seats)
 
     def largest_rate_rps(self, of: Callable[[QueueState], float], target_ms: float) -> float:
-        """The largest rate [requests/s] at which `of` is within its target; 0 where none is."""
+        """The largest rate [requests/s] at which `of`, which rises with the rate, is within its target; 0 if
+        it is at none.
+        """
         if of(self.queue_state_at(self.least_rps)) > target_ms:
             return 0.0
         if of(self.queue_state_at(self.most_rps)) <= target_ms:
@@ -130,13 +134,13 @@ class QueueModel:
                 lambda rate: of(self.queue_state_at(rate)) - target_ms,
                 self.least_rps,
                 self.most_rps,
-                rtol=SURE,
+                rtol=RATE_TOLERANCE,
             )
         )
 
 
 def largest_rate_rps(times: QueueTimes, ttft_ms: float | None, itl_ms: float | None) -> float:
-    """That a worker carries within both targets; 0 where not even one request is within them."""
+    """The largest rate that a worker carries within both targets; 0 where one request alone misses them."""
     model = QueueModel(times)
     rates = [model.most_rps]
     if ttft_ms is not None:
@@ -198,7 +202,7 @@ class WvaQueue(Actuated):
         for role in dict.fromkeys(self.deployment.roles):
             pools = self.deployment.with_role(role)
             carried = {i: self._rate(i, prompt, answer) for i in pools}
-            # one accelerator per model: the pool that carries a request for least, others stay as they are
+            # As in the original one pool changes, the one that carries a request at the lowest price.
             best = min(pools, key=lambda i: self.deployment.price_of(i) / max(carried[i], 1e-9))
             others = sum(self.current[i] * carried[i] for i in pools if i != best)
             if carried[best]:

@@ -73,7 +73,7 @@ def slo_schema(catalog: Catalog) -> Schema:
     entry = section(of_one_llm, required=("llm",)) | _one_slo()
     named = entry | {"properties": {"name": TEXT, **entry["properties"]}}
     llms = any_of(by_name(entry), {"type": "array", "items": named, "minItems": 1})
-    keys_with_llms = ("llms", *several_llms_question.SHARED, *several_llms_question.FOR_ALL)
+    keys_with_llms = ("llms", *several_llms_question.SHARED, *several_llms_question.DEFAULTS)
     document = section(keys | {"llms": doc(llms, "Several LLMs on one stock, each with its SLO.")})
     # `section` lets any key be null; none of these may be.
     document["properties"] |= {key: keys[key] for key in ("llm", "slo", "preset")}

@@ -1,6 +1,6 @@
 """What a plan takes for granted, as facts that its report and certificate show.
 
-reports/fact_sentences.py has the sentence of each fact, also of those with a name alone.
+reports/fact_sentences.py has the sentence of each fact, also of each `Assumption` by its name.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from planner.simulator.simulation import Simulation
 
 def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> tuple[Assuming, ...]:
     """Everything that the plan, its bound and its simulation take for granted."""
-    task, policies, latencies = problem.task, fleet.policies, [w.latency for w in problem.types]
-    network = task.network
+    task, policies, network = problem.task, fleet.policies, problem.task.network
+    # The bound and the search rest on the step times of all worker types, not of the fleet's alone.
+    latencies = [worker.latency for worker in problem.types]
     facts: list[Assuming] = [
         Assumption("monotonicity"),
         StepTimes(tuple(sorted({latency.basis for latency in latencies}))),
@@ -82,6 +83,7 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
     if task.gpus_not_offered:
         facts.append(NotOffered(task.gpus_not_offered))
     if (electricity := task.electricity) is not None:
+        # `electricity.of`: the GPUs whose electricity the cost counts, "owned" or "all".
         facts.append(ElectricityCounted(electricity.usd_per_kwh, electricity.pue, electricity.of))
     if task.engine is not None:
         facts.append(EngineModelled(task.engine.title, task.engine.basis))
@@ -127,26 +129,30 @@ def _adapters_facts(fleet: Fleet, *, drawn: bool) -> list[Assuming]:
     return [
         Adapters(
             worker=pool.type.name,
-            adapters=slots.lora.adapter_count,
-            max_loras=slots.lora.max_loras,
-            max_rank=slots.lora.max_rank,
-            max_cpu_loras=slots.lora.max_cpu_loras,
-            slot_bytes=slots.cost.slot_bytes,
-            step_s=slots.cost.one_token_s,
-            load_s=slots.cost.load_s,
-            disk_s=slots.cost.disk_s,
+            adapters=lora_slots.lora.adapter_count,
+            max_loras=lora_slots.lora.max_loras,
+            max_rank=lora_slots.lora.max_rank,
+            max_cpu_loras=lora_slots.lora.max_cpu_loras,
+            slot_bytes=lora_slots.cost.slot_bytes,
+            step_s=lora_slots.cost.one_token_s,
+            load_s=lora_slots.cost.load_s,
+            disk_s=lora_slots.cost.disk_s,
             drawn=drawn,
         )
         for pool in fleet.running_pools
-        if (slots := pool.type.lora) is not None
+        if (lora_slots := pool.type.lora) is not None
     ]
 
 
 def _offload_facts(fleet: Fleet, simulation: Simulation) -> list[Assuming]:
-    """What the plan takes for granted of KV blocks in the host's memory, and their hit rates."""
+    """What the plan takes for granted of KV blocks in the host's memory, one fact per pool that prefills.
+
+    Memory and bandwidth are those of one GPU's share, or of the whole store if workers share one. Hit rates
+    and the time of loads are the fleet's.
+    """
     offload = fleet.policies.kv_offload
     hit_frac, reload_frac = simulation.token_hit_frac, simulation.token_reload_frac
-    if offload is None or hit_frac is None or reload_frac is None:
+    if offload is None or hit_frac is None or reload_frac is None:  # without caches
         return []
     return [
         Offloaded(
@@ -174,15 +180,17 @@ def _bound_facts(problem: Problem) -> list[Assuming]:
     work, trace = problem.obliged, problem.trace
     facts: list[Assuming] = [
         ObligedWork(
-            whole_frac=work.whole_frac,
+            whole_frac=work.whole_frac,  # Share of the requests whose whole work must be done.
             # `whole_s` counts from the first arrival (required_work.py); a reader is told what is left after
             # the last one.
             whole_after_s=work.whole_s - trace.duration_s if work.whole_frac > 0 else 0.0,
             prefill_frac=work.prefill_frac,
-            # Turns of sessions have no fixed arrival, so the test for backlog is not made of them.
+            # The backlog test looks at the last tenth of arrivals, and turns of sessions have no fixed
+            # arrival.
             tail=not trace.after.size,
         )
     ]
+    # Only options that were left out because their KV cache is too small name their workers.
     if small := [worker for item in problem.left_out for worker in item.workers]:
         names = sorted({f"{worker.gpu.name} tp{worker.tp}" for worker in small})
         facts.append(SmallCaches(tuple(names), problem.longest_tokens))

@@ -73,7 +73,8 @@ class DesignPool:
     def least(self) -> int:
         return self.learned.failed + 1
 
-    def take_few_to_fail(self) -> None:
+    def assume_few_fail(self) -> None:
+        """Take a pool of fewer than `few` workers to fail without a simulation (pruning_rules.SEATS)."""
         if self.least < self.item.few < self.learned.least_holding:
             self.learned.failed = self.item.few - 1
             self.search.assumed.add(pruning_rules.SEATS)
@@ -83,7 +84,7 @@ class DesignPool:
         return self.alone is None or self.learned.least_holding == self.least
 
 
-def explain(item: Bounded, search: Search) -> None:
+def record_why_not(item: Bounded, search: Search) -> None:
     """Write into `search.refuted` why an option is not in the best fleet."""
     option = item.option
     failed = search.learned[option.name].failed

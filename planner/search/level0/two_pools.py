@@ -36,7 +36,7 @@ from dataclasses import dataclass
 
 from planner.search.level0 import pruning_rules
 from planner.search.level0.cheapest import Run, cheapest, shared_limits
-from planner.search.level0.designs import Design, DesignPool, explain
+from planner.search.level0.designs import Design, DesignPool, record_why_not
 from planner.search.level0.one_pool import Bounded, Holds, Search
 from planner.search.oracle.fleet_counts import objective
 from planner.solvers.master import Option
@@ -87,7 +87,7 @@ def search_two_pools(
             search.is_exhausted = False
             return
     for item in (*prefills, *decodes):
-        explain(item, search)
+        record_why_not(item, search)
 
 
 def _likely(pairs: Sequence[Design]) -> list[Design]:
@@ -122,7 +122,7 @@ def pair_up(
     back = {d.option.name: DesignPool(d, search, decode_alone, pruning_rules.FOLLOWS) for d in decodes}
     if decode_alone is not None:
         for pool in back.values():
-            pool.take_few_to_fail()
+            pool.assume_few_fail()
     each = [(front[p.option.name], back[d.option.name]) for p, d in pairs]
     below = search.value * (1 - 1e-9)
 

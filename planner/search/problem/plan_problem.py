@@ -26,6 +26,7 @@ from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, distinct_lengths
 
 Progress = Callable[[str], None]
+"""Shows a line of text to a person: what the search does now."""
 
 
 def report_nothing(_: str) -> None:
@@ -34,8 +35,8 @@ def report_nothing(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SearchProgress:
-    """How far a search has come, in the objective's unit; None where nothing is known yet. `fleet` makes that
-    of the best value, which takes time where prefixes are pinned.
+    """How far a search has come, in the objective's unit; None where nothing is known yet. `fleet()` builds
+    the fleet whose value is `best`; that takes time where prefixes are pinned.
     """
 
     best: float | None
@@ -45,33 +46,32 @@ class SearchProgress:
 
 
 Watch = Callable[[SearchProgress], None]
-"""Is told the standing after every simulation, from whichever thread ran it."""
+"""Gets a SearchProgress, numbers for a program, after every simulation, in the thread that ran it."""
 
 
 def ignore_progress(_: SearchProgress) -> None:
-    """Lets the standings pass."""
+    """A `Watch` that does nothing."""
 
 
 OnPaper = Callable[["Problem", Fleet], None]
-"""Is told the cheapest fleet on paper, and what it was asked."""
+"""Gets the cheapest fleet on paper, with the problem that it solves, before production is searched."""
 
 
 def ignore_paper_answer(_problem: Problem, _fleet: Fleet) -> None:
-    """Nobody waits for the answer on paper."""
+    """An `OnPaper` that does nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditions:
-    """Until when a search may go on, on its own clock (work_clock.py), who is told how far it is, and the
-    answers of earlier questions. `on_paper` is told the cheapest fleet on paper before production is
-    searched.
+    """How long a search may go on, on its own clock (work_clock.py), what it calls as it goes on, and
+    `answers`, the simulations of earlier searches, which it need not repeat.
     """
 
     deadline: float = math.inf
     progress: Progress = report_nothing
     watch: Watch = ignore_progress
     answers: Answers = field(default_factory=Answers)
-    by_gpu: bool = False  # money counts GPUs in use alone: others pay for what nodes have beside
+    by_gpu: bool = False  # the cost is of GPUs in use: idle GPUs of a node are charged to other LLMs
     on_paper: OnPaper = ignore_paper_answer
     adds_robustness: bool = False  # whether more traffic and fewer workers are simulated too (robustness.py)
 
@@ -83,7 +83,7 @@ class Problem:
     task: PlanQuestion
     llm: Llm
     slo: Slo
-    slo_reference: SloInSeconds | None  # what a relative SLO became seconds by
+    slo_reference: SloInSeconds | None  # the reference that turned a relative SLO into seconds
     trace: Trace
     traffic_note: str
     longest_tokens: int
@@ -99,8 +99,8 @@ class Problem:
     progress: Progress
     watch: Watch
     draws: tuple[Trace, ...] = ()  # beside `trace`, on which the SLO must be kept too
-    searched: Scenarios | None = None  # what a search for production sees, where safety is asked for,
-    tested: Scenarios | None = None  # and what tests it
+    searched: Scenarios | None = None  # in which production is searched; None without `safety`
+    tested: Scenarios | None = None  # in which its fleet is tested; None without `safety`
     lower: float | None = 0.0  # what any fleet costs at least; None: proved that none is within the limits
 
     def allows(self, counts: Counts) -> bool:
@@ -109,7 +109,7 @@ class Problem:
 
     @property
     def priced(self) -> str:
-        """The objective, as options count it."""
+        """The objective's name for `option_of`: with `limits.by_gpu` idle GPUs of nodes cost nothing."""
         is_by_gpu = self.task.objective == "cost" and self.limits.by_gpu
         return "cost-by-gpu" if is_by_gpu else self.task.objective
 
@@ -123,15 +123,16 @@ class Problem:
         return is_over(self.deadline)
 
 
-def with_effort_limit(problem: Problem, most: float) -> Problem:
-    """The same question, for which so many more requests may be simulated."""
-    return replace(problem, deadline=min(problem.deadline, EFFORT_S * (effort_spent() + most)))
+def with_effort_limit(problem: Problem, more_requests: float) -> Problem:
+    """The same question, for which so many more requests may be simulated, each EFFORT_S on the clock."""
+    return replace(problem, deadline=min(problem.deadline, EFFORT_S * (effort_spent() + more_requests)))
 
 
 def with_policies(problem: Problem, policies: Policies) -> Problem:
-    """The same question to a fleet that works in this way."""
+    """The same question under other policies."""
     lengths = problem.lengths
     if policies.prefix_cache and not problem.oracle.policies.prefix_cache:
+        # build_problem.py counts hits wherever a policy with caches is offered.
         assert problem.hits is not None
         lengths = problem.hits.lengths()
     elif problem.oracle.policies.prefix_cache and not policies.prefix_cache:
@@ -148,10 +149,11 @@ def with_policies(problem: Problem, policies: Policies) -> Problem:
 
 
 def on_all_draws(problem: Problem) -> Problem:
-    """The same question of all draws of the traffic at once; `search_policies` asks for as few as will do."""
+    """The same question on all draws of the traffic at once; policy_search.py begins with few of them."""
     if not problem.draws:
         return problem
     oracle = replace(problem.oracle, draws=problem.draws)
+    # The new oracle has no verdicts yet. A fleet that fails on one draw fails on all.
     oracle.verdicts.update({fleet: False for fleet, holds in problem.oracle.verdicts.items() if not holds})
     return replace(problem, oracle=oracle)
 
@@ -161,11 +163,12 @@ def with_search_scenarios(problem: Problem) -> Problem:
     if problem.task.safety is None or problem.searched is None:
         return problem
     count = problem.searched.count
-    scenarios = [problem.searched[i] for i in range(count)]
+    scenarios = [problem.searched[i] for i in range(count)]  # `Scenarios` draws each when it is asked for.
     return with_scenarios(problem, scenarios, problem.task.safety.most_missed(count))
 
 
 def with_scenarios(problem: Problem, scenarios: Sequence[Scenario], may_miss: int) -> Problem:
     """The same problem in these scenarios too, of which a fleet may miss `may_miss`."""
     oracle = replace(problem.oracle, scenarios=tuple(scenarios), may_miss=may_miss)
+    # Production shows its own progress; lines of each search within it would hide that.
     return replace(problem, oracle=oracle, progress=report_nothing)

@@ -4,9 +4,9 @@ A search draws S scenarios (scenarios.py) and lets a fleet miss the SLO in `may_
 
     grow    Workers are added to the cheapest fleet on paper until it misses no more than it may. That gives
             an incumbent, and how hard each scenario is.
-    search  Level 0 is searched as on paper, below the incumbent's price, in the hardest scenarios alone. The
-            scenarios that its fleet misses among the others join them, until a fleet keeps enough of all. A
-            fleet that misses too many is grown too, and may be the next incumbent.
+    search  Level 0 is searched as on paper, below the incumbent's price, in the hardest scenarios alone. If
+            the fleet that is found misses too many of all scenarios, some that it misses join the hardest,
+            and the search runs again. The fleet is also grown, which may give the next incumbent.
 
 Each fleet may miss scenarios of its own. three_answers.py tests the fleet in fresh scenarios; if it fails
 there, these join the S scenarios and the fleet grows again. A cheaper fleet that misses slightly too many is
@@ -34,13 +34,12 @@ from planner.search.problem.owned_first import owned_first, workers_by_kind
 from planner.search.problem.plan_problem import Problem, with_effort_limit, with_scenarios
 from planner.solvers.master import Option
 
-# A kind of worker grows to at most this many times its workers on paper; a fleet that misses then is taken to
-# miss with any number.
+# The workers of a kind (owned_first.py) grow to at most this many times their number on paper; a fleet that
+# still misses is taken to miss with any number.
 MOST_GROWTH = 16
-# A search may simulate at least this many requests.
-LEAST_SEARCH_REQUESTS = 3_000_000
-# A search may simulate 20 fleets in all of its scenarios where that is more, and at most 8 million requests.
-SEARCH_FLEETS, MOST_SEARCH_REQUESTS = 20, 8_000_000
+# The requests that a search may simulate are those of SEARCH_FLEETS fleets in all of its scenarios, and no
+# fewer than LEAST_SEARCH_REQUESTS, no more than MOST_SEARCH_REQUESTS.
+SEARCH_FLEETS, LEAST_SEARCH_REQUESTS, MOST_SEARCH_REQUESTS = 20, 3_000_000, 8_000_000
 # The price of added workers is taken to be at least this, so that free ones (owned GPUs) are preferred.
 LEAST_PRICE_STEP = 1e-9
 # A search begins with this many scenarios more than a fleet may miss.
@@ -64,8 +63,10 @@ def find_cheapest_kept(
     """The problem with the hardest scenarios first, and the cheapest fleet found that misses no more of them
     than it may; None where none was found. Among equal fleets those of `start` are preferred.
     """
-    beside = owned_beside(problem, paper.level0, paper.best)
-    ordered, best = in_time(lambda: grow_until_kept(problem, paper.best, beside), (problem, None))
+    unused_owned = owned_beside(problem, paper.level0, paper.best)
+    ordered, best = in_time(
+        lambda: grow_until_kept(problem, paper.best, unused_owned), otherwise=(problem, None)
+    )
     if best is not None and objective(best) <= paper.value * (1 + 1e-9):
         return ordered, best
     return ordered, find_cheaper_kept(ordered, paper, best, start, refuted=paper.value)
@@ -94,6 +95,7 @@ def find_cheaper_kept(
     known = [*start, *([] if best is None else [oracle.fleet(best)])]
     numbers = range(len(oracle.scenarios))
     hard_scenarios = set(numbers[: oracle.may_miss + HARDEST_SCENARIOS])
+    # All rounds share one limit. It is a point on the search's clock, which counts simulated requests.
     deadline = with_search_limit(problem, most).deadline
     while True:
         hard_problem = with_scenarios(
@@ -101,21 +103,22 @@ def find_cheaper_kept(
         )
         hard_problem = refuted_below(hard_problem, refuted)
         fleet = in_time(
-            partial(search_again, replace(hard_problem, deadline=deadline), known, is_mixed=is_mixed), best
+            partial(search_again, replace(hard_problem, deadline=deadline), known, is_mixed=is_mixed),
+            otherwise=None,
         )
         oracle.verdicts.update(hard_problem.oracle.verdicts)
         if fleet is None or (best is not None and _is_no_cheaper(fleet, best)):
             return best
-        missed = in_time(partial(_missed_scenarios, oracle, fleet), None)
+        missed = in_time(partial(_missed_scenarios, oracle, fleet), otherwise=None)
         if missed is None:
             return best
         if len(missed) <= oracle.may_miss:
             return fleet
         dearest = math.inf if best is None else objective(best)
         # The fleet keeps enough of the hardest scenarios, so it needs little growth to keep enough of all.
-        more = in_time(partial(grow_until_kept, problem, fleet, most=dearest), (problem, None))[1]
-        if more is not None and (best is None or not _is_no_cheaper(more, best)):
-            best = more
+        _, grown = in_time(partial(grow_until_kept, problem, fleet, most=dearest), otherwise=(problem, None))
+        if grown is not None and (best is None or not _is_no_cheaper(grown, best)):
+            best = grown
             known.append(oracle.fleet(best))
         hard_scenarios |= set(sorted(missed - hard_scenarios)[:HARDEST_SCENARIOS])
 
@@ -126,17 +129,17 @@ def _is_no_cheaper(fleet: Counts, best: Counts) -> bool:
 
 
 def grow_until_kept(
-    problem: Problem, least: Counts, beside: Counts = (), *, most: float = math.inf
+    problem: Problem, least: Counts, unused_owned: Counts = (), *, most: float = math.inf
 ) -> tuple[Problem, Counts | None]:
     """Add workers to a fleet until it misses no more scenarios than it may, with the scenarios ordered
     hardest first.
 
     The fleet is None where it leaves the limits, needs over MOST_GROWTH times as many workers, is worth more
     than `most`, or the time is over. Each step adds workers to the pool that gains most kept scenarios for
-    its price, and twice as many as the step before. The pools `beside` the fleet may be added, with at most
-    the given counts.
+    its price, to all pools if none gains any, and twice as many as the step before. Pools of `unused_owned`
+    GPUs may be added, with at most the given counts.
     """
-    oracle, first = problem.oracle, workers_by_kind(least)
+    oracle, workers_at_first = problem.oracle, workers_by_kind(least)
     counts, kept_scenarios, step = least, list[int](), 1
     missed_scenarios = list(range(len(oracle.scenarios)))
 
@@ -151,37 +154,37 @@ def grow_until_kept(
         return (
             objective(counts) <= most * (1 + 1e-9)
             and problem.allows(counts)
-            and all(n <= MOST_GROWTH * first.get(m, 1) for m, n in workers_by_kind(counts).items())
+            # A kind that was added counts as one worker at first.
+            and all(
+                n <= MOST_GROWTH * workers_at_first.get(kind, 1)
+                for kind, n in workers_by_kind(counts).items()
+            )
         )
 
     while True:
-        kept = _kept_scenarios(oracle, counts, missed_scenarios)
-        kept_scenarios += kept
-        missed_scenarios = [i for i in missed_scenarios if i not in kept]
+        newly_kept = _kept_scenarios(oracle, counts, missed_scenarios)
+        kept_scenarios += newly_kept
+        missed_scenarios = [i for i in missed_scenarios if i not in newly_kept]
         if len(missed_scenarios) <= oracle.may_miss:
             return ordered_problem(), counts
         if problem.out_of_time():
             return ordered_problem(), None
-        more = [add_workers(counts, step, [k]) for k in range(len(counts))]
-        idle = [(option, count) for option, count in beside if option not in dict(counts)]
-        more += [_add_pool(counts, option, n) for option, own in idle for n in {min(step, own), own}]
-        more = [owned_first(problem, each) for each in more]
-        more = [each for each in more if is_allowed(each)]
-        if len(more) > 1:
+        larger = [add_workers(counts, step, [k]) for k in range(len(counts))]
+        for option, unused in unused_owned:
+            if option not in dict(counts):
+                larger += [_add_pool(counts, option, n) for n in {min(step, unused), unused}]
+        larger = [owned_first(problem, each) for each in larger]
+        larger = [each for each in larger if is_allowed(each)]
+        if len(larger) > 1:
             some = missed_scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
-            dearer = [max(objective(each) - objective(counts), LEAST_PRICE_STEP) for each in more]
-            kept_per_price = [
-                kept / dear for kept, dear in zip(_count_kept(oracle, more, some), dearer, strict=True)
-            ]
-            more = (
-                [more[int(np.argmax(kept_per_price))]]
-                if any(kept_per_price)
-                else [owned_first(problem, add_workers(counts, step))]
-            )
-        if more and is_allowed(more[0]):
-            counts, step = more[0], 2 * step
+            prices = [max(objective(each) - objective(counts), LEAST_PRICE_STEP) for each in larger]
+            gains = [n / price for n, price in zip(_count_kept(oracle, larger, some), prices, strict=True)]
+            best = int(np.argmax(gains))
+            larger = [larger[best] if gains[best] else owned_first(problem, add_workers(counts, step))]
+        if larger and is_allowed(larger[0]):
+            counts, step = larger[0], 2 * step
         elif step > 1:
-            step = 1
+            step = 1  # One worker may still fit into the limits that `step` workers exceed.
         else:
             return ordered_problem(), None
 
@@ -200,11 +203,11 @@ def _missed_scenarios(oracle: Oracle, counts: Counts) -> set[int]:
 def _kept_scenarios(oracle: Oracle, counts: Counts, numbers: Sequence[int]) -> list[int]:
     """The numbers of those scenarios, among `numbers`, in which a fleet keeps the SLO."""
 
-    def is_kept(i: int) -> bool:
+    def keeps(i: int) -> bool:
         oracle.stop_in_time()
         return oracle.scenario_oracle(i).holds([counts])[0]
 
-    return [i for i, is_kept in zip(numbers, run_each(is_kept, numbers), strict=True) if is_kept]
+    return [i for i, is_kept in zip(numbers, run_each(keeps, numbers), strict=True) if is_kept]
 
 
 def _count_kept(oracle: Oracle, fleets: Sequence[Counts], numbers: Sequence[int]) -> list[int]:

@@ -1,13 +1,14 @@
 """A scale model of a large problem: 1 in `downscale` requests, served by 1 in `downscale` workers.
 
-Production simulates every fleet in dozens of scenarios, so a search limited to MOST_SEARCH_REQUESTS would see
-few fleets of a problem with hundreds of thousands of requests. Behind a balancing router a pool of hundreds
-of workers behaves much like one of dozens with as much work for each worker. The smaller pool waits a little
-longer, because its load varies more. So a fleet that keeps the SLO in the model mostly keeps it at full size
-too, with a few workers to spare. Every fleet from the model is still tested at full size, in scenarios that
-no search has seen (scenario_test.py).
+Production simulates every fleet in dozens of scenarios, and its search may simulate a limited number of
+requests (cheapest_kept.py: 8 million), so it would see few fleets of a problem with hundreds of thousands.
+Behind a balancing router a pool of hundreds of workers behaves much like one of dozens with as much work for
+each worker. The smaller pool waits a little longer, because its load varies more. So a fleet that keeps the
+SLO in the model mostly keeps it at full size too, with a few workers to spare. Every fleet from the model is
+still tested at full size, in scenarios that no search has seen (scenario_test.py).
 
-Where requests share prefixes or adapters, a sample of them finds less in the caches, so no model is built.
+No model is built where requests share prefixes or adapters, because a sample of them finds less in the
+caches, nor where the SLO must be kept on several draws of the traffic, which are traces of their own.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def build_scale_model(problem: Problem, paper: Counts) -> Problem:
     if downscale < 2 or len(problem.trace) <= FULL_REQUESTS or has_shared_work or problem.draws:
         return problem
     assert problem.searched is not None and problem.tested is not None
+    # Only what is simulated shrinks: `problem.trace` stays, because answers and reports tell of the whole.
     return replace(
         problem,
         oracle=replace(
@@ -53,9 +55,8 @@ def restore_full_size(problem: Problem, modelled: Problem) -> Problem:
     """The problem at full size in the scenarios of its model, in the same order."""
     if modelled.oracle.downscale == problem.oracle.downscale:
         return modelled
-    kinds = {
-        scenarios.kind: scenarios for scenarios in (problem.searched, problem.tested) if scenarios is not None
-    }
-    scenarios = [kinds[scenario.source.kind][scenario.number] for scenario in modelled.oracle.scenarios]
+    set_by_kind = {each.kind: each for each in (problem.searched, problem.tested) if each is not None}
+    scenarios = [set_by_kind[each.source.kind][each.number] for each in modelled.oracle.scenarios]
+    # The search that runs next keeps the time limit that the model's search was given.
     whole = replace(problem, oracle=replace(problem.oracle, until=modelled.oracle.until))
     return with_scenarios(whole, scenarios, modelled.oracle.may_miss)

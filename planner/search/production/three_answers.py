@@ -51,7 +51,7 @@ from planner.search.oracle.scenarios import drawn_by
 from planner.search.oracle.stopping import StoppedError, in_time
 from planner.search.problem.bill import bill_fleet, bought_pools
 from planner.search.problem.options import OBJECTIVE_UNITS, hardware
-from planner.search.problem.owned_first import merge_owned_and_rented, objective_paid, one_more, owned_first
+from planner.search.problem.owned_first import merge_kinds, objective_paid, one_more, owned_first
 from planner.search.problem.plan_problem import (
     Problem,
     with_effort_limit,
@@ -615,7 +615,7 @@ def _cheapest_neighbour(
     one fails, all smaller fleets fail too.
     """
     lossy = with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
-    own = merge_owned_and_rented(best)
+    own = merge_kinds(best)
     idle = [(option, 0) for option, _ in owned_beside(lossy, paper.level0, best)]
     counted_pools = [*own, *idle[: max(MOST_MACHINES_CHANGED - len(own), 0)]]
     options = [option for option, _ in counted_pools]

@@ -46,7 +46,8 @@ class CommonShare:
 
     @property
     def relaxation(self) -> str:
-        return f"safety: {{kept_in: {int(100 * self.kept_frac + 1e-9) / 100:g}}}"
+        """What to ask for instead: the share, rounded down to whole percents."""
+        return f"safety: {{kept_in: {_floor(100 * self.kept_frac) / 100:g}}}"
 
 
 def find_common_share(
@@ -56,19 +57,26 @@ def find_common_share(
     out_of_time: Callable[[], bool],
 ) -> CommonShare:
     """The largest share found until the time is over. The fleets `on_paper` fit together."""
-    steps = max(len(problem.oracle.scenarios) for problem in problems)
+    # Shares are counted in scenarios of the LLM that has the most of them.
+    scenario_count = max(len(problem.oracle.scenarios) for problem in problems)
     best = CommonShare(problems, on_paper, _kept_frac(problems, on_paper))
-    low, high = int(best.kept_frac * steps + 1e-9), int(max(map(_required_frac, problems)) * steps + 1e-9) + 1
+    low = _floor(best.kept_frac * scenario_count)  # kept
+    high = _floor(max(map(_required_frac, problems)) * scenario_count) + 1  # more than anybody requires
     while high - low > 1 and not out_of_time():
         middle = (low + high) // 2
-        fleets = _find_fleets_for_share(problems, limits, middle / steps, out_of_time)
+        fleets = _find_fleets_for_share(problems, limits, middle / scenario_count, out_of_time)
         if fleets is None:
             high = middle
             continue
         kept_frac = _kept_frac(problems, fleets)
-        low = max(middle, int(kept_frac * steps + 1e-9))
+        low = max(middle, _floor(kept_frac * scenario_count))
         best = CommonShare(problems, fleets, kept_frac)
     return best
+
+
+def _floor(count: float) -> int:
+    """The whole part of a count, where a value just below a whole number is that number, rounded."""
+    return int(count + 1e-9)
 
 
 def _required_frac(problem: Problem) -> float:
@@ -86,13 +94,13 @@ def _find_fleets_for_share(
     def serve(k: int, left: FleetLimits) -> Counts | None:
         if out_of_time():
             return None
-        problem, scenarios = problem_within(problems[k], left), problems[k].oracle.scenarios
-        may_miss = int((1 - min(kept_frac, _required_frac(problem))) * len(scenarios) + 1e-9)
-        fleet = search_again(
-            with_search_limit(with_scenarios(problem, scenarios, may_miss), LEAST_SEARCH_REQUESTS),
-            [],
-            is_mixed=False,
-        )
+        problem = problem_within(problems[k], left)
+        scenarios = problem.oracle.scenarios
+        may_miss = _floor((1 - min(kept_frac, _required_frac(problem))) * len(scenarios))
+        # The bisection repeats this search, so each may simulate the least number of requests.
+        limited = with_search_limit(with_scenarios(problem, scenarios, may_miss), LEAST_SEARCH_REQUESTS)
+        fleet = search_again(limited, start=[], is_mixed=False)
+        # Which workers are owned changes what is left for the next LLM, not what the fleet keeps.
         return None if fleet is None else owned_first(problem, fleet)
 
     return serve_in_turn(len(problems), limits, serve)
@@ -102,8 +110,8 @@ def _kept_frac(problems: Sequence[Problem], fleets: Sequence[Counts]) -> float:
     """The smallest kept share among the LLMs that keep less than they require; 1 where none does."""
     kept = [1.0]
     for problem, counts in zip(problems, fleets, strict=True):
-        if count := len(problem.oracle.scenarios):
-            kept_frac = 1 - problem.oracle.missed_count(counts, count) / count
+        if scenario_count := len(problem.oracle.scenarios):
+            kept_frac = 1 - problem.oracle.missed_count(counts, scenario_count) / scenario_count
             if kept_frac < _required_frac(problem) - 1e-9:
                 kept.append(kept_frac)
     return min(kept)

@@ -29,29 +29,34 @@ COLUMNS = Columns(
     request_id="request_id",
     units={"arrival": "ns"},
 )
-_LIKELY: Mapping[str, tuple[str, ...]] = {
+# Of each column, the attributes that may hold it: the first that a span has counts.
+_ATTRIBUTES_BY_COLUMN: Mapping[str, tuple[str, ...]] = {
     "input_tokens": ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.usage.prompt_tokens"),
     "output_tokens": (
-        *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.usage.completion_tokens"),
+        "gen_ai.usage.output_tokens",
+        "gen_ai.usage.completion_tokens",
+        "llm.usage.completion_tokens",
     ),
     "tenant": ("enduser.id", "user.id", "tenant.id"),
     "model": ("gen_ai.response.model", "gen_ai.request.model"),
     "operation": ("gen_ai.operation.name", "llm.request.type"),
 }
-_CONVERSATION = ("gen_ai.conversation.id", "session.id")  # whose traces are turns of one session
-_OF_MODELS = ("gen_ai.", "llm.")
-_SCALARS = ("intValue", "doubleValue", "stringValue", "boolValue")
+# OpenTelemetry traces that share a value of one of these attributes are turns of one session.
+_CONVERSATION = ("gen_ai.conversation.id", "session.id")
+_MODEL_PREFIXES = ("gen_ai.", "llm.")  # A span with such an attribute is of a model, an agent or a tool.
+_PLAIN_TYPES = ("intValue", "doubleValue", "stringValue", "boolValue")
 _END = "endTimeUnixNano"
-_PARENTS = {"invoke_agent", "create_agent", "execute_tool", "invoke_workflow"}
+_AGENT_OPERATIONS = {"invoke_agent", "create_agent", "execute_tool", "invoke_workflow"}
+_ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")
 
 
 def span_rows(
     documents: Iterable[tuple[int, Mapping[str, Any]]], path: Path, tree: SpanTree
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """A row for each span of a model. Spans of anything else are passed over; `tree` gets all of them.
+    """A row for each call of a model, with its line's number. `tree` gets the spans of anything else too.
 
-    Where a span and one within it both tell tokens (a gateway's and the engine's), they are one request: the
-    inner one counts, which carries none of the outer's waits.
+    A gateway's span and the engine's span within it are one request. The inner one counts, if it says how
+    many input tokens it had; the spans around it are left out, whether or not they do.
     """
     span_list: list[tuple[int, str, dict[str, Any]]] = []
     above: dict[str, str] = {}
@@ -67,24 +72,29 @@ def span_rows(
             tree.add(span_id, parent, trace, str(conversation), *times)
             row = _row(span, given)
             if row is not None:
+                # By this number SpanTree finds the call again, when it says what each request waited for.
                 row[SERIAL] = tree.add_call(span_id, trace, *times)
                 span_list.append((number, span_id, row))
     outer: set[str] = set()
     for _, span_id, row in span_list:
-        at = above.get(span_id) if row["input_tokens"] is not None else None
-        while at and at not in outer:
-            outer.add(at)
-            at = above.get(at)
-    answers: dict[tuple[str, str], dict[str, Any]] = {}  # a request may have several (vLLM's n), a span each
-    inner = [(number, row) for number, span_id, row in span_list if span_id not in outer]
-    for _, row in inner:
-        if row["request_id"] is not None:
-            first = answers.setdefault((str(row["request_id"]), str(row["start"])), row)
-            if first is not row and row["output_tokens"] and first["output_tokens"]:
-                first["output_tokens"] = _sum(first["output_tokens"], row["output_tokens"])
-    for number, row in inner:
-        if answers.get((str(row["request_id"]), str(row["start"])), row) is row:
-            yield number, row
+        ancestor = above.get(span_id) if row["input_tokens"] is not None else None
+        while ancestor and ancestor not in outer:
+            outer.add(ancestor)
+            ancestor = above.get(ancestor)
+    # A request may have several answers (vLLM's parameter n), each with a span: the first takes the tokens of
+    # all. If one of two does not say how many, nobody knows the sum, and the first stays as it is.
+    first_answers: dict[tuple[str, str], dict[str, Any]] = {}
+    rows: list[tuple[int, dict[str, Any]]] = []
+    for number, span_id, row in span_list:
+        if span_id in outer:
+            continue
+        key = str(row["request_id"]), str(row["start"])
+        first = row if row["request_id"] is None else first_answers.setdefault(key, row)
+        if first is row:
+            rows.append((number, row))
+        elif row["output_tokens"] and first["output_tokens"]:
+            first["output_tokens"] = _sum(first["output_tokens"], row["output_tokens"])
+    yield from rows
 
 
 def _sum(one: Any, other: Any) -> Any:
@@ -97,8 +107,9 @@ def _sum(one: Any, other: Any) -> Any:
 
 def _spans(document: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
     for resource in _list(document, MARK, where):
-        scopes = "scopeSpans" if "scopeSpans" in resource else "instrumentationLibrarySpans"
-        for scope in _list(resource, scopes, where):
+        # OTLP before 0.15 (2022) called scopes instrumentation libraries.
+        scopes_key = "scopeSpans" if "scopeSpans" in resource else "instrumentationLibrarySpans"
+        for scope in _list(resource, scopes_key, where):
             yield from _list(scope, "spans", where)
 
 
@@ -110,27 +121,27 @@ def _list(document: Mapping[str, Any], key: str, where: str) -> list[Any]:
 
 
 def _attributes(span: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The attributes of a span that have one plain value."""
+    """The attributes of a span; None for a value that is a list or an object."""
     given = {}
     for pair in _list(span, "attributes", where):
         value = pair.get("value")
         if isinstance(value, dict) and isinstance(pair.get("key"), str):
-            given[pair["key"]] = next((value[kind] for kind in _SCALARS if kind in value), None)
+            given[pair["key"]] = next((value[type_] for type_ in _PLAIN_TYPES if type_ in value), None)
     return given
 
 
 def _row(span: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The columns of a span of a model; None for any other."""
-    if not any(key.startswith(_OF_MODELS) for key in given):
+    """The columns of a span of a model; None for any other, such as an agent's: it has the calls within."""
+    if not any(key.startswith(_MODEL_PREFIXES) for key in given):
         return None
     row_columns = {
         name: next((given[key] for key in keys if given.get(key) is not None), None)
-        for name, keys in _LIKELY.items()
+        for name, keys in _ATTRIBUTES_BY_COLUMN.items()
     }
-    if row_columns["operation"] in _PARENTS:  # of agents: calls of models are spans within
+    if row_columns["operation"] in _AGENT_OPERATIONS:
         return None
-    code = (span.get("status") or {}).get("code") if isinstance(span.get("status") or {}, dict) else None
-    is_error = code in (2, "2", "STATUS_CODE_ERROR")
+    status = span.get("status")
+    is_error = isinstance(status, dict) and status.get("code") in _ERROR_CODES
     request_id = given.get("gen_ai.request.id") or given.get("gen_ai.response.id")
     return {
         **row_columns,
