@@ -57,6 +57,17 @@ class OutOfReachError(InfeasibleError):
         )
 
 
+def _longest_tokens(name: str, traces: Sequence[Trace], llm: Llm) -> int:
+    """Prompt and output of the longest request. Raises InputError where the LLM does not accept so many."""
+    longest = max(int((each.input_tokens + each.output_tokens).max()) for each in traces)
+    if longest > llm.context_tokens:
+        raise InputError(
+            f"{name}: its longest request has {longest} tokens (prompt + output), {llm.name} accepts "
+            f"{llm.context_tokens}; drop such requests or choose an LLM with a longer context"
+        )
+    return longest
+
+
 def _check_cut(requests: Trace, llm: Llm) -> None:
     """Raise InputError where too many described requests were cut to what the LLM accepts."""
     cut_frac = float((requests.input_tokens + requests.output_tokens >= llm.context_tokens).mean())
@@ -88,12 +99,7 @@ def build_problem(
     check_adapters(task.lora, trace, prefix_cache=task.prefix_cache)
     conditions, request = conditions or Conditions(), request or TrafficRequest.of(trace, task, seed=seed)
     requests, draws = request.requests, request.further
-    longest = max(int((each.input_tokens + each.output_tokens).max()) for each in (requests, *draws))
-    if longest > llm.context_tokens:
-        raise InputError(
-            f"{trace.name}: its longest request has {longest} tokens (prompt + output), {llm.name} accepts "
-            f"{llm.context_tokens}; drop such requests or choose an LLM with a longer context"
-        )
+    longest = _longest_tokens(trace.name, (requests, *draws), llm)
     if task.described is not None and task.described.agents is None:
         _check_cut(requests, llm)
     gpus = task.priced_gpus(catalog)
