@@ -481,7 +481,7 @@ def test_a_plan_says_whether_it_survives_the_error_of_its_step_times(
 def test_a_capped_gpu_at_the_same_price_is_not_preferred(catalog: Catalog) -> None:
     """Capped and uncapped cost the same per hour, and the capped one is never faster."""
     task = question(catalog, fleet={"gpus": ["h100-80g@350W", "h100-80g"]})
-    found = plan(task, traffic(), catalog)
+    found = plan(task, traffic(1), catalog)
     assert {pool.type.gpu.name for pool in found.fleet.pools} == {"h100-80g"}
 
 
