@@ -123,6 +123,22 @@ def _cheapest_by_gpu(
     return dict(zip(groups, run_each(cheapest_of, groups.values()), strict=True))
 
 
+def _known_ranges(
+    problem: Problem, level0: Level0, options: Sequence[Option]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """By each option's name the most workers that are known to fail, and the most that are allowed."""
+    most_failed = {
+        option.name: max(level0.search.most_failed.get(option.name, 0), level0.bounded[option.name].least - 1)
+        for option in options
+    }
+    # A search without budgets, whose fleet is within them, may have ranged further than they allow.
+    most = {
+        option.name: min(level0.bounded[option.name].most, problem.limits.most_workers(option.type))
+        for option in options
+    }
+    return most_failed, most
+
+
 def _cheapest_mixed(
     problem: Problem, level0: Level0, options: Sequence[Option], best: Counts, value: float, effort: int
 ) -> _GpuTypeAlone:
@@ -134,15 +150,7 @@ def _cheapest_mixed(
     oracle, search = problem.oracle, level0.search
     requests = len(problem.trace) + sum(map(len, problem.draws))
     simulations_left = max(effort / requests, ALONE_LEAST_SIMULATIONS)
-    most_failed = {
-        option.name: max(search.most_failed.get(option.name, 0), level0.bounded[option.name].least - 1)
-        for option in options
-    }
-    # A search without budgets, whose fleet is within them, may have ranged further than they allow.
-    most = {
-        option.name: min(level0.bounded[option.name].most, problem.limits.most_workers(option.type))
-        for option in options
-    }
+    most_failed, most = _known_ranges(problem, level0, options)
     counts: Counts | None = None
     ceiling = ALONE_TIMES * value
     notes: tuple[Note, ...] = ()
