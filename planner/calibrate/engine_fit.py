@@ -6,14 +6,14 @@ prompts among them, and p = p0 + p1 S the host's seconds in the profile's steps:
     synchronous    t = c (g + p) + e + a P        h = c p + e
     asynchronous   t = max(g, p) + r + a P        h = p
 
-e = e0 + e1 S, or r = r0 + r1 S, is what the watched steps take besides, a what it takes to admit a request,
-which the profile does not time. c is 1 but where device and host are the same cores (a CPU): how much slower
-an engine computes beside its like. There t are the seconds in which the engine's thread did not wait for a
-core, and if no core is left for API servers, router and clients, their CPU seconds per step and per token are
-added to h.
+h is the host time that the fitted engine row gets [s]. e = e0 + e1 S, or r = r0 + r1 S, is what watched steps
+take besides; a is the time to admit a request, which no profile measures. c is 1 on a GPU. On a CPU, where
+device and host share cores, c says how much slower an engine computes while others run beside it; t then
+counts only the seconds in which the engine's thread had a core. If no core is left for API servers, router
+and clients, their CPU seconds per step and per token are added to h.
 
-Watched steps are averaged over those alike (of a level and of similar g), since queues grow with means; then
-the mean size of the relative errors is least.
+The fit is over means of similar watched steps (of one level, with similar g), since queues depend on the mean
+step time; it minimises the mean absolute relative error.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ from planner.models.latency import Array
 from planner.models.step_fit import PiecewiseLinearStepLatency, least_absolute
 from planner.models.step_tables import NOT_INCLUDED, StepTable
 
-GROUPS = 8  # of watched steps of a level, by g
-MOST_SLOWDOWN = 2.0
-LEAST_DEVICE_FRAC = 0.05  # of a step, whatever its host is said to take
+GROUPS_PER_LEVEL = 8  # Watched steps of one level are averaged in so many groups of similar g.
+MOST_SLOWDOWN = 2.0  # The largest c that a fit on a CPU may give.
+# The least share of a step that counts as device time, so that it stays positive beside a large host time.
+LEAST_DEVICE_FRAC = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFit:
-    """Constants of one engine on one machine. `slowdown` is c, `admission_s` a; `shares_cores`: what others
-    take of the engine's cores is in them; `error_frac` is the mean size of the errors on levels left out in
-    turn.
+    """Constants of one engine on one machine; `slowdown` is c, `admission_s` is a.
+
+    `shares_cores`: `host` includes the CPU time of servers, router and clients. `error_frac` is the mean
+    absolute relative error on each level, predicted by a fit to the other levels.
     """
 
     version: str
@@ -61,26 +63,26 @@ class EngineFit:
             "from": minor,
             "to": minor,
             "async_scheduling": self.async_scheduling,
-            "host": _document(self.host),
-            "rest": _document(self.rest),
-            "front_end": _written(self.front_end_s),
+            "host": _host_document(self.host),
+            "rest": _host_document(self.rest),
+            "front_end": _milliseconds(self.front_end_s),
             "error": f"steps {100 * self.error_frac:.1f} % with numbers of sequences left out in turn",
             "source": source,
             "date": date,
         }
 
 
-def _document(host: HostTime) -> dict[str, str]:
-    return {key: _written(getattr(host, f"{key}_s")) for key in ("step", "sequence", "log2_tp")}
+def _host_document(host: HostTime) -> dict[str, str]:
+    return {key: _milliseconds(getattr(host, f"{key}_s")) for key in ("step", "sequence", "log2_tp")}
 
 
-def _written(seconds: float) -> str:
-    """Three digits are more than is known."""
+def _milliseconds(seconds: float) -> str:
+    """Rounded to three digits; the fit is less precise than that."""
     return f"{1e3 * seconds:.3g} ms"
 
 
 def without_host(profile: StepTable, *, slowdown: float = 1.0, admission_s: float = 0.0) -> StepTable:
-    """The profile with the device's seconds alone, `slowdown` times as many, and those of admitting."""
+    """The profile's step times without host time: `slowdown` times the device time, plus admissions."""
     device_s = np.maximum(profile.y - profile.steps.host_s.to_numpy(float), LEAST_DEVICE_FRAC * profile.y)
     t_s = slowdown * device_s + admission_s * profile.X[:, 4]
     return StepTable(profile.steps.assign(t_s=t_s), {**profile.about, "host_overhead": NOT_INCLUDED})
@@ -88,37 +90,43 @@ def without_host(profile: StepTable, *, slowdown: float = 1.0, admission_s: floa
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """Means over watched steps that are alike: g and t [s], S, P, p [s]; and their level."""
+    """Means over groups of similar watched steps: g, t, S, P, p of this module's formulas, and the level."""
 
     g_s: Array
     t_s: Array
     sequences: Array
     prompts: Array
-    own_s: Array
+    profile_host_s: Array
     level: Array
 
     def subset(self, chosen: Array) -> _Cells:
         return _Cells(*(getattr(self, name)[chosen] for name in self.__slots__))
 
-    def fitted(self, *, is_async: bool, most_slowdown: float) -> Array:
-        """c, e0, e1, a; or 1, r0, r1, a."""
+    def fit_constants(self, *, is_async: bool, most_slowdown: float) -> Array:
+        """(c, e0, e1, a) of a synchronous engine; (1, r0, r1, a) of an asynchronous one."""
         ones = np.ones(len(self.t_s))
-        more = np.column_stack([ones, self.sequences, self.prompts])
+        host_columns = np.column_stack([ones, self.sequences, self.prompts])
         if is_async:
-            beyond_s = self.t_s - np.maximum(self.g_s, self.own_s)
-            return np.concatenate(([1.0], least_absolute(more, beyond_s, scale=self.t_s)))
-        columns = np.column_stack([self.g_s + self.own_s, more])
+            beyond_s = self.t_s - np.maximum(self.g_s, self.profile_host_s)
+            return np.concatenate(([1.0], least_absolute(host_columns, beyond_s, scale=self.t_s)))
+        columns = np.column_stack([self.g_s + self.profile_host_s, host_columns])
         bounds = [(1.0, most_slowdown), (0.0, None), (0.0, None), (0.0, None)]
         return least_absolute(columns, self.t_s, bounds=bounds)
 
     def errors(self, constants: Array, *, is_async: bool) -> Array:
-        base_s = np.maximum(self.g_s, self.own_s) if is_async else constants[0] * (self.g_s + self.own_s)
+        base_s = (
+            np.maximum(self.g_s, self.profile_host_s)
+            if is_async
+            else constants[0] * (self.g_s + self.profile_host_s)
+        )
         predicted_s = base_s + constants[1] + constants[2] * self.sequences + constants[3] * self.prompts
         return np.asarray(np.abs(predicted_s / self.t_s - 1))
 
 
 def fit_engine(profile: StepTable, watched: StepTable, rows: Sequence[EngineRow] = ()) -> EngineFit:
-    """Fit the constants. One GPU tells nothing of log2 TP, which is that of the nearest of `rows`."""
+    """Fit the constants. Steps of one GPU cannot show how host time grows with log2 TP, so that constant is
+    taken from the row of `rows` with the nearest version.
+    """
     if "host_s" not in profile.steps.columns or not (profile.steps.host_s > 0).all():
         raise InputError("engine: the profile has no host_s, so device and host cannot be told apart")
     about = watched.about
@@ -126,14 +134,14 @@ def fit_engine(profile: StepTable, watched: StepTable, rows: Sequence[EngineRow]
     on_cpu = bool(watched.steps.own_s.notna().all())
     most_slowdown = MOST_SLOWDOWN if on_cpu else 1.0
     shares_cores = on_cpu and float(about["spare_cores"]) < 1
-    own = _own_host(profile)
-    cells = _cells(profile, watched, own)
+    own = _fit_profile_host(profile)
+    cells = _group_steps(profile, watched, own)
     errors = []
-    for one in np.unique(cells.level):
-        if (others := cells.level != one).any():
-            constants = cells.subset(others).fitted(is_async=is_async, most_slowdown=most_slowdown)
+    for level in np.unique(cells.level):
+        if (others := cells.level != level).any():
+            constants = cells.subset(others).fit_constants(is_async=is_async, most_slowdown=most_slowdown)
             errors.append(cells.subset(~others).errors(constants, is_async=is_async))
-    slowdown, step_s, sequence_s, admission_s = cells.fitted(
+    slowdown, step_s, sequence_s, admission_s = cells.fit_constants(
         is_async=is_async, most_slowdown=most_slowdown
     ).tolist()
     nearest = min(rows, key=lambda row: row.version_distance(about["version"]), default=None)
@@ -160,30 +168,30 @@ def fit_engine(profile: StepTable, watched: StepTable, rows: Sequence[EngineRow]
     )
 
 
-def _own_host(profile: StepTable) -> tuple[float, float]:
-    """p0 and p1 of the profile."""
+def _fit_profile_host(profile: StepTable) -> tuple[float, float]:
+    """p0 and p1 [s], fitted to the host time of the profile's steps."""
     host_s = profile.steps.host_s.to_numpy(float)
     sequences = profile.X[:, 2] + profile.X[:, 4]
     step_s, sequence_s = least_absolute(np.column_stack([np.ones(len(host_s)), sequences]), host_s).tolist()
     return step_s, sequence_s
 
 
-def _cells(profile: StepTable, watched: StepTable, own: tuple[float, float]) -> _Cells:
-    """On the engine's own clock where it keeps one, else on the wall."""
+def _group_steps(profile: StepTable, watched: StepTable, own: tuple[float, float]) -> _Cells:
+    """Means of similar watched steps. t is on the engine's own clock if each step has it, else wall time."""
     device = PiecewiseLinearStepLatency(beyond="extrapolate").fit(profile.X, without_host(profile).y).latency_
     X, level = watched.X, watched.steps.level.to_numpy(float)
     g_s, sequences, own_s = device.step_s(*X.T), X[:, 2] + X[:, 4], watched.steps.own_s.to_numpy(float)
     t_s = own_s if np.isfinite(own_s).all() else watched.y
     columns = np.column_stack([g_s, t_s, sequences, X[:, 4], own[0] + own[1] * sequences, level])
     rows = []
-    for one in np.unique(level):
-        steps = np.flatnonzero(level == one)
-        alike = np.array_split(steps[np.argsort(g_s[steps], kind="stable")], GROUPS)
-        rows += [columns[each].mean(axis=0) for each in alike if len(each)]
+    for level_value in np.unique(level):
+        steps = np.flatnonzero(level == level_value)
+        similar = np.array_split(steps[np.argsort(g_s[steps], kind="stable")], GROUPS_PER_LEVEL)
+        rows += [columns[each].mean(axis=0) for each in similar if len(each)]
     return _Cells(*np.array(rows).T)
 
 
 def about_engine(fit: EngineFit, watched: Mapping[str, str]) -> str:
-    """What the constants were measured on, in a line."""
+    """One line that says how and when the constants were measured."""
     engines = watched["engines"]
     return f"plan profile: {engines} engine{'s' if engines != '1' else ''} behind a router, {watched['date']}"

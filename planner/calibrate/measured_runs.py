@@ -2,15 +2,15 @@
 
     t' = m f(1) + c (f(N) - f(1)) + c a A_p + m b D + m d K + c e P + h_s + h
 
-c scales the compute-bound part of a step, m the bandwidth-bound part (as `StepLatency.slowed` splits them),
+c scales the compute-bound part of a step, m the bandwidth-bound part (as `StepLatency.scale_times` splits them),
 h is host overhead [s]. Measurements are step times, or latencies of end-to-end runs, which our own simulator
 predicts. With r the logs of predicted over measured,
 
     min  sum r(c, m, h)^2 / sigma^2  +  (log c)^2 / s^2  +  (log m)^2 / s^2  +  h^2 / s_h^2
 
-so a part that nothing measured stays where it was. sigma, the scatter of a measurement around the corrected
-fit, is estimated along with it, starting at SIGMA. The covariance is the inverse of the Hessian of the sum;
-the standard error of a step time joins it with sigma.
+so a part that no measurement depends on keeps its value. sigma, the scatter of measurements around the
+corrected fit, is estimated with it, starting at SIGMA. The covariance is the inverse of the Hessian of the
+sum; the standard error of a step time joins it with sigma.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from planner.parallel import executors
 from planner.simulator import simulate
 from planner.traffic.trace import Trace
 
-FACTOR_PRIOR = 0.3  # standard deviation of log c and log m
-HOST_PRIOR_S = 5e-3  # of h
-SIGMA, SIGMA_POINTS = 0.05, 2.0  # scatter expected beforehand, and how many points that guess is worth
-SEEDS = (0, 1, 2)  # of arrivals and lengths that were not recorded
-ROUNDS = 3
-RUN_STEP = 0.05  # for derivatives: a simulated percentile jumps where requests swap places
-FACTOR_RANGE = (0.1, 10.0)
-MOST_HOST_S = 1.0
+FACTOR_PRIOR = 0.3  # s: the prior standard deviation of log c and log m.
+HOST_PRIOR_S = 5e-3  # s_h: that of h.
+SIGMA, SIGMA_POINTS = 0.05, 2.0  # The prior of sigma, and how many measurements it counts as.
+SEEDS = (0, 1, 2)  # Arrivals and lengths that were not recorded are drawn with each of these.
+ROUNDS = 3  # How often the constants are fitted, each time with the sigma of the fit before.
+# The relative step of derivatives of runs: large, as simulated percentiles jump where requests swap places.
+RUN_STEP = 0.05
+FACTOR_RANGE = (0.1, 10.0)  # Of c and m.
+MOST_HOST_S = 1.0  # Of h.
 # Steps over which the standard error is averaged: N, A_p, D, K, P of prefills and of decodes.
 USUAL_STEPS = np.array(
     [[n, n * (n + 1) / 2, 0, 0, 1] for n in (128, 512, 2048, 8192)]
@@ -53,7 +54,7 @@ USUAL_STEPS = np.array(
 
 @dataclass(frozen=True, slots=True)
 class MeasuredEngine:
-    """The engine that was measured; `kv_tokens` None is what the memory model says."""
+    """The engine that was measured. Without `kv_tokens` the memory model computes them."""
 
     llm: Llm
     gpu: Gpu
@@ -61,7 +62,7 @@ class MeasuredEngine:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     kv_tokens: int | None = None
-    version: models.Engine | None = None  # how it schedules, and what its host adds
+    version: models.Engine | None = None  # Its scheduling and host time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def calibrate(
     engine: MeasuredEngine | None = None,
 ) -> Calibrated:
     """Fit c, m and h to measured steps, runs, or both; runs need the `engine` that served them. What its
-    host adds to sums of kernels is where h starts, so the result has the host in it.
+    host adds to kernel times is where h starts, so the result includes host time.
     """
     if not steps and not runs:
         raise InputError("calibration: nothing was measured; give a step table or a runs.json")
@@ -170,10 +171,12 @@ def calibrate(
 def _fitted(
     log_errors: Callable[[Array], Array], weights: Array, h_s: float, step: float
 ) -> tuple[Array, Array, float]:
-    """z = c, m, 1 + h / HOST_PRIOR_S, all near 1, so that one relative difference suits them all; its
-    covariance, and sigma. The derivatives are differences of `step`.
+    """Minimise the sum at the top of this module. Returns z, its covariance, and sigma.
+
+    z = (c, m, 1 + h / HOST_PRIOR_S): all near 1, so that one relative `step` suits the numerical derivatives.
     """
 
+    # sigma depends on the fit and the fit on sigma, so they are found in turn.
     def residuals(z: Array, sigma: float) -> Array:
         prior = [np.log(z[0]) / FACTOR_PRIOR, np.log(z[1]) / FACTOR_PRIOR, z[2] - 1]
         return np.concatenate([log_errors(z) * weights / sigma, prior])
@@ -203,7 +206,7 @@ def _fitted(
 
 
 def with_host(latency: StepLatency, engine: MeasuredEngine | None) -> StepLatency:
-    """The same with what the engine's host adds to it, where that is not in it already."""
+    """The latency plus the engine's host time, unless that is included already or no version is known."""
     if engine is None:
         raise InputError("calibration: runs need the engine that served them")
     if engine.version is None or latency.has_host:
@@ -247,7 +250,7 @@ def predict(run: MeasuredRun, engine: MeasuredEngine, latency: StepLatency) -> d
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Target:
-    """One measured statistic; the statistics of a metric share one vote."""
+    """One measured statistic. `weight` makes all statistics of a metric together count as one measurement."""
 
     run: MeasuredRun
     key: tuple[str, str]
@@ -256,7 +259,7 @@ class _Target:
 
 
 def _targets(run: MeasuredRun) -> list[_Target]:
-    """TTFT and TPOT where they were measured, else gaps, else end to end."""
+    """The fit compares TTFT and TPOT (or the mean TBT); E2E only if one of these two is missing."""
     usable = {
         metric: {name: value for name, value in values.items() if not name.endswith("_at_most")}
         for metric, values in run.latency_s.items()
@@ -302,11 +305,11 @@ def _statistic(values: Mapping[str, Array], gaps: Array, key: tuple[str, str], r
     if metric == "tbt":  # every gap counts once, so a request counts as often as it has gaps
         value_s = float(np.nansum(values["tpot"] * gaps) / max(gaps.sum(), 1))
     else:
-        of = values[metric][np.isfinite(values[metric])]
-        if not of.size:
+        finite_s = values[metric][np.isfinite(values[metric])]  # The TPOT of a one-token answer is NaN.
+        if not finite_s.size:
             raise InputError(f"run {run.name}: {metric} was measured, yet every request has one output token")
         percent = {"mean": None, "max": 100.0}[name] if name in ("mean", "max") else float(name[1:])
-        value_s = float(of.mean() if percent is None else np.percentile(of, percent))
+        value_s = float(finite_s.mean() if percent is None else np.percentile(finite_s, percent))
     if not value_s > 0:
         raise InputError(f"run {run.name}: {metric} {name} was measured, but is zero in simulation")
     return value_s
@@ -327,7 +330,7 @@ def _kv_tokens(engine: MeasuredEngine, budget: int, seats: int) -> int:
 
 
 def _variance(latency: StepLatency, z: Array, covariance: Array) -> float:
-    """Mean variance of the log of the usual steps' times, from that of z."""
+    """Variance of the log of a step time, as the `covariance` of z makes it; the mean over USUAL_STEPS."""
 
     def logs(at: Array) -> Array:
         moved = corrected(latency, at[0], at[1], (at[2] - 1) * HOST_PRIOR_S)

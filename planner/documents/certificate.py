@@ -1,7 +1,8 @@
 """certificate.json: what was proved about a plan, over which fleets, under which assumptions.
 
-What is a sentence there also stands under `facts` as values, in the same order: first `kind`, the fact's
-class (facts.py), then its fields. planner/reports makes the sentences; they are never parsed.
+Each sentence of `certificate` and `warnings` also stands under `facts` as values, in the same order: first
+`kind`, the fact's class (facts.py), then its fields. planner/reports writes the sentences; they are never
+parsed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from planner.solvers.repeats import Interval, Repeats
 
 Document = dict[str, Any]
 Say = Callable[[Any], str]
-"""Makes a sentence of a fact."""
+"""Writes a fact as a sentence."""
 
 ROUNDING_FRAC = 1e-12  # Smaller gaps are rounding errors.
 IN_SENTENCES = ("binding", "assumptions", "assumed")
@@ -63,8 +64,8 @@ class Alternative:
 
     `label` is for people: "one GPU type only", "mixed pools only", "runner-up". `fleet` is None where no
     such fleet was found; `notes` then say why. `objective` is in the unit of the plan's objective.
-    `at_least` marks an objective that is no price but a lower bound: none of that kind that costs less holds.
-    It has no fleet, and is never to be shown as if one cost so much.
+    `at_least` marks an objective that is a lower bound, not a price: no cheaper fleet of that kind keeps the
+    SLO. Such an alternative has no fleet, and its bound must not be shown as the cost of one.
     """
 
     label: str
@@ -83,17 +84,17 @@ class Alternative:
 class Certificate:
     """What was found, what bounds it, and what was assumed. Written as certificate.json.
 
-    All of it but `answers`, `futures`, `around`, `commitments`, `repeats` and `routers` is about the cheapest
-    fleet on paper: on the traffic and with the step times as they are written.
+    All fields are about the cheapest fleet on paper (traffic and step times as they are written), except
+    `answers`, `futures`, `around`, `commitments`, `repeats` and `routers`.
 
     `bound` is the policy-free lower bound of the master problem over all fleets; `level0` the optimum over
     fleets with one worker type per pool (infinite if none was found). `level0_exact`: each of the `cheaper`
-    fleets of level 0 was simulated and fails, or has too few workers for the work that the SLO obliges, so
-    nothing was taken for granted. Else, where `level0_exhausted`, the search came to its end by what it
-    `assumed`; `cheaper_simulated` is how many were simulated all the same. `cheaper` is None where there are
-    fleets without end. `shadow_prices` say by how much a GPU, Watt or USD/h more of a limit lowers the bound,
-    workers not being whole: the duals of its linear program, in the objective's unit. Gaps are shares of the
-    plan's objective. `universe` says what level 0 ranged over.
+    fleets of level 0 was simulated and fails, or has too few workers for the work that the SLO requires; no
+    pruning rule was used. With `level0_exhausted` alone, the search ended by the pruning rules in `assumed`
+    and simulated `cheaper_simulated` of the cheaper fleets. `cheaper` is None if they are infinitely many.
+    `shadow_prices` say by how much one more GPU, Watt or USD/h of a limit lowers the bound, in the
+    objective's unit: duals of its linear program, in which counts of workers are fractions. Gaps are shares
+    of the plan's objective. `universe` says what level 0 ranged over.
     """
 
     objective: str  # "cost", "power" or "gpus".
@@ -146,8 +147,8 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """The most traffic that the limits allow, and the next rate, at which no fleet of level 0 was found; None
-    where the time was over before a rate was refuted.
+    """The most traffic that the limits allow. At the next rate, `refuted_rps`, no fleet of level 0 was found;
+    it is None if time ran out before a rate was refuted.
 
     With safety a fleet keeps the SLO in enough scenarios at `rate_rps`; `on_paper_rps` and
     `on_paper_refuted_rps` are then the two rates on paper, else None.
@@ -192,7 +193,7 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
 
 
 def facts_document(**facts_by_name: Iterable[Fact]) -> Document:
-    """`facts`: what stands elsewhere in sentences, as values, in the same order."""
+    """`facts` of certificate.json: by name of a list of sentences, its facts as values in the same order."""
     return {name: [fact_document(fact) for fact in each] for name, each in facts_by_name.items()}
 
 
@@ -231,11 +232,11 @@ NULL_STANDS_FOR: Mapping[type, float] = {Interval: math.nan, **facts.NULL_STANDS
 def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certificate:
     """`certificate` of certificate.json, with its `facts`.
 
-    Raises LookupError, TypeError or ValueError where they are none.
+    Raises LookupError, TypeError or ValueError if `row` or `values` is not what this module writes.
     """
     level0 = math.inf if row["level0"] is None else row["level0"]
     facts_by_name = {name: _check_one_value_each(row[name], values[name], name) for name in IN_SENTENCES}
-    around = row.get("around")  # An older certificate has no such key, or not all fields.
+    around = row.get("around")  # Older certificates lack the key or some fields.
     if around is not None and not {each.name for each in fields(Around)} <= around.keys():
         around = None
     routers = [{"kept_in": None, "passes": True, **each} for each in row["routers"]]
@@ -259,7 +260,7 @@ def read_warnings(sentences: Any, values: Any) -> tuple[Warned, ...]:
 
 
 def _check_one_value_each(written: Any, values: Any, where: str) -> Any:
-    """The values beside the sentences; raises ValueError where their numbers differ."""
+    """The `values` of the sentences `written`; raises ValueError if their numbers differ."""
     sentences = value_of(tuple[str, ...], written, where)
     if not isinstance(values, list) or len(values) != len(sentences):
         raise ValueError(f"facts: {where} are not those that are said")
@@ -267,14 +268,14 @@ def _check_one_value_each(written: Any, values: Any, where: str) -> Any:
 
 
 def read_alternative(row: Mapping[str, Any], fleet: Fleet | None) -> Alternative:
-    """One of `alternatives`; `fleet` is what its own fleet says."""
+    """One of `alternatives`, with the `fleet` that the caller has read from it."""
     value = row["bound"] if row["at_least"] else row["objective"]
     given = {**row, "objective": math.inf if value is None else value}
     return dataclass_of(Alternative, given, "alternatives", fleet=fleet)
 
 
 def dataclass_of(kind: type[Written], row: Any, where: str, **given: Any) -> Written:
-    """A dataclass out of its fields as they are written down; `given` are those that are not read here."""
+    """A dataclass from its written fields; `given` are the fields that do not come from `row`."""
     hints = get_type_hints(kind)
     if kind in NULL_STANDS_FOR:
         null = NULL_STANDS_FOR[kind]
@@ -286,7 +287,7 @@ def dataclass_of(kind: type[Written], row: Any, where: str, **given: Any) -> Wri
 
 
 def value_of(hint: Any, value: Any, where: str) -> Any:
-    """A value of the type that a field has; raises ValueError for another type."""
+    """`value` as the type `hint` of a field; raises ValueError if it has another type."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (types.UnionType, Union):
         return _one_of(inner, value, where)
@@ -305,7 +306,7 @@ def value_of(hint: Any, value: Any, where: str) -> Any:
 
 
 def _one_of(inner: tuple[Any, ...], value: Any, where: str) -> Any:
-    """A value that may be missing, or a fact by its kind."""
+    """A value of a union: None, the only other type, or the fact whose class `kind` names."""
     if types.NoneType in inner:
         if value is None:
             return None

@@ -2,9 +2,9 @@
 
 kernels, 16 bit:
   kind: kernels             # planner.models.latency.Kind
-  weights: [bf16]           # of the LLMs it is of; default: all
-  experts: false            # likewise
-  gpus: [h100-80g]          # on which; default: all. The first row that fits counts.
+  weights: [bf16]           # weight formats of the LLMs; default: all
+  experts: false            # LLMs with experts (true) or without; default: both
+  gpus: [h100-80g]          # default: all. The first row that fits counts.
   prefill: {median: 1.02, log_sd: 0.08}
   decode: {median: 1.00, log_sd: 0.05}
   source: ...
@@ -39,7 +39,7 @@ class SpreadRow:
     spread: StepTimeSpread
     gpus: tuple[str, ...] = ()
 
-    def is_of(self, latency: StepLatency, llm: Llm, gpu: str) -> bool:
+    def applies_to(self, latency: StepLatency, llm: Llm, gpu: str) -> bool:
         return (
             self.kind == latency.kind
             and (not self.gpus or gpu in self.gpus)
@@ -54,7 +54,7 @@ def spread_of(latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow
         return latency.spread
     if latency.uncertainty_frac is not None:
         return StepTimeSpread.calibrated(latency.uncertainty_frac)
-    return next((row.spread for row in rows if row.is_of(latency, llm, gpu)), None)
+    return next((row.spread for row in rows if row.applies_to(latency, llm, gpu)), None)
 
 
 def parse_row(row: Section) -> SpreadRow:
@@ -71,10 +71,10 @@ def parse_row(row: Section) -> SpreadRow:
 
 
 def at_medians(latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRow]) -> StepLatency:
-    """The same step times moved to the medians of their row, and what spread is left around these.
+    """Step times multiplied by the median factors of their row, so that a prediction is a median of measured
+    runs; their spread is that of the row around these medians.
 
-    A prediction is a median: what measured runs took longer in the middle is in it. Step times with a spread
-    or a calibration of their own are left as they are.
+    Step times with a spread or a calibration of their own are not multiplied.
     """
     known = spread_of(latency, llm, gpu, rows)
     moved = replace(latency, spread=known)
@@ -86,11 +86,11 @@ def at_medians(latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRo
     factors = [
         f"{name} x{factor:g}" for name, factor in (("prefills", prefill), ("decodes", decode)) if factor != 1
     ]
-    left = replace(
+    spread_around_medians = replace(
         known, prefill=replace(known.prefill, median=1.0), decode=replace(known.decode, median=1.0)
     )
     basis = f"{latency.basis}; {' and '.join(factors)}, the median of runs that others measured"
-    return replace(latency.scale_steps(prefill, decode), spread=left, basis=basis)
+    return replace(latency.scale_steps(prefill, decode), spread=spread_around_medians, basis=basis)
 
 
 def _parse_gpus(row: Section) -> tuple[str, ...]:

@@ -27,13 +27,14 @@ from planner.errors import InfeasibleError
 from planner.fleet import WorkerType
 from planner.models.families.aladdin_form import AladdinGpus, AladdinKv, AladdinSteps
 
+# Decode steps of these batches and contexts are what eq. 3 is fitted to.
 BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS_TOKENS = (64, 256, 1024, 2048)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSize:
-    """What a worker of so many GPUs gives: tokens per second and GPU, by memory and by the limit."""
+    """A worker of `gpus` GPUs: its batch and tokens/s per GPU as memory and as the TPOT limit bound them."""
 
     gpus: int
     batch_by_memory: float
@@ -56,7 +57,7 @@ def kv_of_requests(input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) ->
 def decode_times(worker: WorkerType) -> AladdinSteps:
     """Eq. 3, learned from the step times of a worker over `BATCHES` and `CONTEXTS_TOKENS`."""
     batch, context = (grid.ravel() for grid in np.meshgrid(BATCHES, CONTEXTS_TOKENS))
-    nothing = np.zeros_like(batch)
+    nothing = np.zeros_like(batch)  # These steps have no prefill.
     X = np.column_stack([batch, nothing, batch, batch * context, nothing]).astype(float)
     return AladdinSteps(beyond="extrapolate").fit(X, worker.latency.step_s(*X.T))
 
@@ -72,22 +73,27 @@ def worker_sizes_of(
     kv = kv_of_requests(input_tokens, output_tokens)
     request_tokens = float(kv.predict(np.array([input_tokens, output_tokens], float).T).mean())
     context_tokens = float(np.mean(np.asarray(input_tokens)) + np.mean(np.asarray(output_tokens)) / 2)
-    roomy = sorted((w for w in workers if w.kv_tokens >= request_tokens), key=lambda w: w.gpus)
-    times = {worker.gpus: decode_times(worker) for worker in roomy}
+    large_enough = sorted((w for w in workers if w.kv_tokens >= request_tokens), key=lambda w: w.gpus)
+    times = {worker.gpus: decode_times(worker) for worker in large_enough}
     worker_sizes = []
-    for worker in roomy:
+    for worker in large_enough:
         batch = worker.kv_tokens / request_tokens
         step = times[worker.gpus]
-        of_gpus = AladdinGpus().fit(
+        time_by_gpus = AladdinGpus().fit(
             np.array([[gpus] for gpus in times], float),
             np.array([_decode_s(each, batch, context_tokens) for each in times.values()]),
         )
-        step_s = float(of_gpus.predict(np.array([[worker.gpus]], float))[0])
-        most = (tpot_s - step.c3_s_) / (step.c2_s_ + step.k2_s_ * context_tokens)
-        if most >= 1:
-            per_gpu = 1 / worker.gpus
+        step_s = float(time_by_gpus.predict(np.array([[worker.gpus]], float))[0])
+        batch_by_limit = (tpot_s - step.c3_s_) / (step.c2_s_ + step.k2_s_ * context_tokens)
+        if batch_by_limit >= 1:
             worker_sizes.append(
-                WorkerSize(worker.gpus, batch, most, per_gpu * batch / step_s, per_gpu * most / tpot_s)
+                WorkerSize(
+                    worker.gpus,
+                    batch,
+                    batch_by_limit,
+                    by_memory_tokens_per_s=batch / step_s / worker.gpus,
+                    by_limit_tokens_per_s=batch_by_limit / tpot_s / worker.gpus,
+                )
             )
     if not worker_sizes:
         raise InfeasibleError(

@@ -29,7 +29,7 @@ LEAST_REQUESTS = 100  # The lowest rate keeps at least so many requests of a tra
 LOWEST_RPS = 1e-4
 
 Watch = Callable[[float, bool | None], None]
-"""Hears a rate before it is tried (None), and then whether it held."""
+"""Called with each rate: with None before it is simulated, then with whether the SLO was kept."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,7 @@ class FleetGoodput:
 
     @property
     def residences(self) -> float:
-        """Mean residences of a request that the run lasts."""
+        """The duration of the run in mean times that a request stays in the fleet."""
         return count_residences(self.run)
 
     @property
@@ -54,11 +54,11 @@ class FleetGoodput:
 
     @property
     def usd_per_1000_requests(self) -> float:
-        return self.fleet.price_usd_per_h / 3.6 / self.goodput.rate_rps
+        return self.fleet.price_usd_per_h / 3.6 / self.goodput.rate_rps  # 3600 s/h over 1000 requests.
 
     @property
     def values_s(self) -> dict[Limit, float]:
-        """What the percentile of each limit comes to in that run."""
+        """The percentile of each limit in `run`."""
         return {
             limit: value_s(self.run, limit.metric, limit.percentile_frac) for limit in self.rule.slo.limits
         }
@@ -74,10 +74,10 @@ def fleet_goodput(
     tolerance_frac: float = TOLERANCE_FRAC,
     watch: Watch = lambda *_: None,
 ) -> FleetGoodput:
-    """Search the rate; traffic is the trace, rescaled and cut as `traffic_request` says, else Poisson of its
-    lengths.
+    """Search the highest rate. Traffic is the trace, rescaled and cut as `traffic_request` says; without it,
+    Poisson arrivals with the trace's lengths.
 
-    `requests` with coarse stamps not yet spread. Raises InfeasibleError where no rate is kept.
+    Coarse time stamps of `requests` are spread here. Raises InfeasibleError if no rate keeps the SLO.
     """
     traffic: Traffic
     if traffic_request is None:
@@ -94,6 +94,7 @@ def fleet_goodput(
         watch(rate_rps, holds)
         return holds
 
+    # The bisection begins well below the bound by work.
     rate = bisect_highest(
         carries, guess_rps=most_rps(fleet, requests) / 4, tolerance_frac=tolerance_frac, lowest_rps=lowest_rps
     )

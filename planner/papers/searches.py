@@ -20,11 +20,14 @@ from planner.search.problem.options import OBJECTIVE_UNITS, weight
 from planner.traffic.trace import Trace
 from planner.units import finite_or_none, show_s
 
-MACHINE_TP = 8
-MOST_MACHINES = 256
-MOST_SPLITS = 20  # It bounds the splits of a budget that are simulated per design.
-RATE_TOLERANCE_FRAC, LOWEST_RATE_RPS = 0.02, 0.05
-MOST_GPUS = 1024  # It bounds a deployment of Vidur's search.
+MACHINE_TP = 8  # Splitwise's machines are DGX servers with eight GPUs.
+MOST_MACHINES = 256  # A pool of Splitwise's search has no more machines.
+MOST_SPLITS = 20  # So many splits of a budget are simulated per design.
+RATE_TOLERANCE_FRAC, LOWEST_RATE_RPS = (
+    0.02,
+    0.05,
+)  # How precisely, and from which rate on, a rate is searched.
+MOST_GPUS = 1024  # A deployment of Vidur's search has no more GPUs.
 
 Paper = Literal["distserve", "vidur", "splitwise"]
 
@@ -40,9 +43,9 @@ class PaperSearch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PaperQuestion:
-    """What is asked of a paper's search; `nodes` is DistServe's, `gpus` Vidur's.
+    """The input of a paper's search. DistServe's alone reads `nodes`, Vidur's alone `gpus`.
 
-    `lengths` are the trace, of which arrivals count nowhere: they are Poisson at `rate_rps`.
+    Of the trace `lengths` only the token counts are used: arrivals are Poisson at `rate_rps`.
     """
 
     task: PlanQuestion
@@ -55,14 +58,16 @@ class PaperQuestion:
 
 
 def search_as(paper: Paper, question: PaperQuestion) -> PaperSearch:
-    """Search as this paper does. Raises InputError for what it does not know, InfeasibleError for none."""
+    """Search as this paper does. Raises InputError for a task that the paper does not cover, and
+    InfeasibleError if no fleet keeps the SLO.
+    """
     if not 0 < question.rate_rps < math.inf:
         raise InputError(f"--rate: expected a number of requests/s > 0, found {question.rate_rps:g}; name it")
     return {"distserve": _distserve, "vidur": _vidur, "splitwise": _splitwise}[paper](question)
 
 
 def _distserve(question: PaperQuestion) -> PaperSearch:
-    """Algorithms 1 and 2, and free counts of prefill and decode instances, for the rate asked."""
+    """DistServe's Algorithms 1 and 2, and any counts of prefill and decode instances, at `rate_rps`."""
     task, known, rate_rps = question.task, question.catalog, question.rate_rps
     _needs_seconds(task)
     if len(task.stock) != 1:
@@ -92,7 +97,7 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
         "Algorithm 2: pairs in a node": pairs.fleet,
         "free counts": free,
     }
-    kept = {
+    goodput_rps = {
         name: find_goodput(rules.whole, fleet, guess_rps=rate_rps).rate_rps for name, fleet in fleets.items()
     }
     rows = [
@@ -101,14 +106,15 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
             "fleet": _shape(fleet),
             "GPUs": fleet.gpus,
             "USD/h": round(fleet.price_usd_per_h, 2),
-            f"carries ({rate_rps:g} asked)": round(kept[name], 2),
+            f"carries ({rate_rps:g} asked)": round(goodput_rps[name], 2),
         }
         for name, fleet in fleets.items()
     ]
     document = {
         "rate_rps": rate_rps,
         "placements": [
-            {"search": name, "carries_rps": kept[name]} | _fleet_json(fleet) for name, fleet in fleets.items()
+            {"search": name, "carries_rps": goodput_rps[name]} | _fleet_json(fleet)
+            for name, fleet in fleets.items()
         ],
         "neighbours": [
             {"carries": carries} | _fleet_json(fleet)
@@ -141,10 +147,10 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
             constraint="slo",
             relaxation="a looser limit",
         )
-    on = [vidur_search.pareto_configurations(rows, i) for i in (0, 1)]
-    shown = [row for row in rows if row is rows[0] or row in on[0] or row in on[1]]
+    frontiers = [vidur_search.pareto_configurations(rows, i) for i in (0, 1)]
+    shown = [row for row in rows if row is rows[0] or row in frontiers[0] or row in frontiers[1]]
 
-    def line(row: vidur_search.SearchedConfiguration) -> dict[str, Any]:
+    def shown_row(row: vidur_search.SearchedConfiguration) -> dict[str, Any]:
         names = ("TTFT", "TBT")
         return {
             "configuration": row.name,
@@ -152,7 +158,9 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
             "requests/s": round(row.rate_rps, 2),
             "TTFT p90": show_s(row.values_s[0]),
             "TBT p99": show_s(row.values_s[1]),
-            "frontier of": ", ".join(name for name, rows_on in zip(names, on, strict=True) if row in rows_on),
+            "frontier of": ", ".join(
+                name for name, frontier in zip(names, frontiers, strict=True) if row in frontier
+            ),
         }
 
     document = {
@@ -163,13 +171,13 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
                 "requests_per_usd": row.requests_per_usd,
                 "ttft_p90_s": finite_or_none(row.values_s[0]),
                 "tbt_p99_s": finite_or_none(row.values_s[1]),
-                "on_ttft_frontier": row in on[0],
-                "on_tbt_frontier": row in on[1],
+                "on_ttft_frontier": row in frontiers[0],
+                "on_tbt_frontier": row in frontiers[1],
             }
             for row in rows
         ]
     }
-    return PaperSearch([line(row) for row in shown], document, rows[0].fleet)
+    return PaperSearch([shown_row(row) for row in shown], document, rows[0].fleet)
 
 
 def _splitwise(question: PaperQuestion) -> PaperSearch:
@@ -186,7 +194,11 @@ def _splitwise(question: PaperQuestion) -> PaperSearch:
     unit = OBJECTIVE_UNITS[task.objective]
     slowdowns = _Slowdowns(question)
     designs = sorted(
-        (row for design in _designs(task, known) if (row := _of_design(design, question, slowdowns))),
+        (
+            row
+            for design in _designs(task, known)
+            if (row := _cheapest_of_design(design, question, slowdowns))
+        ),
         key=lambda pair: float(pair[0][unit]),
     )
     if not designs:
@@ -253,6 +265,7 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
         ]
         best, rate_rps = None, 0.0
         for fleet in fleets:
+            # A split that does not beat the best one by the tolerance needs no bisection.
             least = rate_rps * (1 + RATE_TOLERANCE_FRAC)
             if best is not None and not slowdowns.keeps(fleet, least):
                 continue
@@ -301,10 +314,10 @@ def _designs(task: PlanQuestion, known: Catalog) -> list[splitwise_search.Machin
     ]
 
 
-def _of_design(
+def _cheapest_of_design(
     design: splitwise_search.MachineDesign, question: PaperQuestion, slowdowns: _Slowdowns
 ) -> tuple[dict[str, Any], Fleet] | None:
-    """The best counts of machines of this design, and their fleet; None where no counts hold."""
+    """The cheapest fleet of this design that keeps the slowdowns, and its row; None if there is none."""
     task = question.task
     llm, network = question.catalog.served_llm(task.llm), _own_links(task.network)
     costs = [weight(type_, task.objective) for type_ in (design.prompt, design.token) if type_]

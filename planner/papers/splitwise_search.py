@@ -9,12 +9,11 @@ Vars   p, t   machines of each pool; r  requests/s
   cheapest          iso-throughput:  min c_p p + c_t t   s.t.  holds(p, t, r)
   highest rate      iso-power or iso-cost:  max r   s.t.  holds(p, t, r),  c_p p + c_t t <= C
 
-The paper simulates a grid. `holds` is monotone in p and t but for the noise of routing, so
-`find_cheapest_splits` walks the staircase of the cells that hold: for each t the least p, by bisection, and
-only where it would cost no more than the best known. benchmarks/splitwise_provisioning.py has the search for
-the highest rate.
+The paper simulates a grid. `holds` is monotone in p and t, apart from noise of routing, so
+`find_cheapest_splits` bisects the least p for each t, and only up to the cost of the best split so far.
+benchmarks/splitwise_provisioning.py has the search for the highest rate.
 
-TBT is the paper's program's: (E2E - TTFT) over all output tokens, the first included.
+TBT is computed as the paper's program does: (E2E - TTFT) over all output tokens, the first included.
 """
 
 from __future__ import annotations
@@ -75,6 +74,7 @@ def alone_on(machine: WorkerType, trace: Trace) -> Mapping[Metric, Floats]:
     """The reference from a machine's step times: each request by itself, its prompt in one step."""
     latency, n, m = machine.latency, trace.input_tokens.astype(float), trace.output_tokens.astype(float)
     prompt_s = latency.step_s(n, pairs=n * (n + 1) / 2, prefills=1)
+    # The mean decode step reads the prompt and half of the output.
     decode_s = latency.step_s(1, decodes=1) + latency.d_s * (n + m / 2)
     decodes_s = (m - 1) * decode_s
     return {"ttft": prompt_s, "tbt": decodes_s / m, "e2e": prompt_s + decodes_s}
@@ -116,18 +116,18 @@ def find_cheapest_splits(
     """All cheapest (p, t), both at least 1 and at most `most`; without `splits` t is 0."""
     known_verdicts: dict[tuple[int, int], bool] = {}
 
-    def ask(p: int, t: int) -> bool:
+    def is_enough(p: int, t: int) -> bool:
         if (p, t) not in known_verdicts:
             known_verdicts[p, t] = holds(p, t)
         return known_verdicts[p, t]
 
     def least_p(t: int, low: int, high: int) -> int | None:
         """Least p in [low, high] that holds beside t."""
-        if high < low or not ask(high, t):
+        if high < low or not is_enough(high, t):
             return None
         while low < high:
             middle = (low + high) // 2
-            if ask(middle, t):
+            if is_enough(middle, t):
                 high = middle
             else:
                 low = middle + 1
@@ -139,7 +139,7 @@ def find_cheapest_splits(
         if (p := least_p(0, 1, most)) is not None:
             value, counts = p * prompt_cost, [(p, 0)]
         return Provisioning(value, tuple(counts), len(known_verdicts))
-    fewest = least_p(most, 1, most)
+    fewest = least_p(most, 1, most)  # No smaller count of prompt machines holds beside any t.
     if fewest is None:
         return Provisioning(value, (), len(known_verdicts))
     high = most
@@ -151,7 +151,7 @@ def find_cheapest_splits(
         p = least_p(t, fewest, high)
         if p is None:
             continue
-        high = p
+        high = p  # More token machines never need more prompt machines.
         cost = p * prompt_cost + t * token_cost
         if cost < value * (1 - 1e-9):
             value, counts = cost, []
@@ -162,7 +162,7 @@ def find_cheapest_splits(
 def splits_within(
     budget: float, prompt_cost: float, token_cost: float, *, step: int = 1
 ) -> list[tuple[int, int]]:
-    """Every p, by steps, with as many token machines as the rest of the budget buys; at least one of each."""
+    """(p, t) for every `step`-th p, with t the token machines that the rest of the budget buys; both >= 1."""
     most = math.floor((budget - token_cost) / prompt_cost + 1e-9)
     return [
         (p, math.floor((budget - p * prompt_cost) / token_cost + 1e-9)) for p in range(step, most + 1, step)
@@ -170,7 +170,7 @@ def splits_within(
 
 
 def even_splits(budget: float, costs: Sequence[float], *, most: int) -> list[tuple[int, int]]:
-    """Up to `most` splits of a budget, spread over `splits_within`; of one cost all machines in one."""
+    """Up to `most` of `splits_within`, evenly spread; with one cost, the only split: machines of one kind."""
     if len(costs) == 1:
         machines = math.floor(budget / costs[0] + 1e-9)
         return [(machines, 0)] if machines else []

@@ -8,8 +8,9 @@ Data   G   GPUs of the deployment;  n_c = floor(G / GPUs of one replica) replica
   max   3600 g_c / c_c       requests per dollar                                             (best)
   and   the configurations that no other beats both in requests per dollar and in a latency  (frontier)
 
-`goodput.Steady` has the SLO inside. Vidur's own rule (benchmarks/vidur_search.py) bounds the time until a
-request is first scheduled, and its SLO is compared with that one run afterwards.
+With the rule `goodput.Steady` a rate is carried only if the SLO is kept. Vidur's own rule
+(benchmarks/vidur_search.py) bounds the time until a request is first scheduled, and its SLO is compared with
+that one run afterwards.
 """
 
 from __future__ import annotations
@@ -85,13 +86,13 @@ def configurations(
                     continue
                 latency = add_pipeline(catalog.step_latency(llm, gpu, tp), llm, gpu, tp, pp)
                 for budget in space.budgets:
-                    for most in space.seats:
+                    for seats in space.seats:
                         kv_tokens = kv_cache_tokens(
-                            llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=most
+                            llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=seats
                         )
-                        if kv_tokens < max(least_kv_tokens, 1) or budget < most:
+                        if kv_tokens < max(least_kv_tokens, 1) or budget < seats:
                             continue
-                        type_ = WorkerType(gpu, tp, latency, kv_tokens, budget, most, pp).with_llm(llm)
+                        type_ = WorkerType(gpu, tp, latency, kv_tokens, budget, seats, pp).with_llm(llm)
                         pool = Pool("mixed", "mixed", type_, total_gpus // type_.gpus)
                         fleets += [Fleet(llm, (pool,), Policies(batching=name)) for name in space.batchings]
     if not fleets:
@@ -102,7 +103,7 @@ def configurations(
 
 
 def most_rps(fleet: Fleet, lengths: Trace) -> float:
-    """A rate near which the engines run out of seconds: mean prompts, decodes in as full a batch as fits."""
+    """About the highest rate that the engines have time for, with mean lengths and full decode batches."""
     n, m = float(lengths.input_tokens.mean()), float(lengths.output_tokens.mean())
     rate_rps = 0.0
     for pool in fleet.pools:
@@ -122,7 +123,7 @@ def search_configurations(
     *,
     tolerance_frac: float = 0.02,
 ) -> tuple[SearchedConfiguration, ...]:
-    """The capacity of every configuration, most requests per dollar first; `lengths` tell where to begin."""
+    """The capacity of every configuration, most requests per dollar first; the bisection begins by `lengths`."""
     rows = []
     for fleet in fleets:
         best = find_goodput(

@@ -38,8 +38,9 @@ from planner.traffic.trace import FloatArray, IntArray, Trace, no_edges
 
 MOST_DRAWN = 20_000_000  # One description may draw no more requests than this.
 MOST_IDS = 20_000_000  # All drawn prompts together may have no more block ids.
-CLIENT_RATE_VAR = 0.25  # of the rate of a client, at each of
-CLIENT_RATE_S = (60.0, 600.0)  # these time scales
+# A client's rate, relative to its mean, has the variance CLIENT_RATE_VAR on each time scale of CLIENT_RATE_S.
+CLIENT_RATE_VAR = 0.25
+CLIENT_RATE_S = (60.0, 600.0)
 MOST_CELLS = 400_000  # of time, in which a rate is constant
 CLIENT_CELLS = 5_000
 TRIED, TRIED_CELLS = 6, 400_000  # how often factors are moved, and on how many cells they are tried
@@ -51,8 +52,10 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The k-th of `count` clients sends a share in proportion to k^-skew; the gaps between its requests have
-    the coefficient of variation `gap_cv`, and `lengths_frac` of the variance of lengths is between clients.
+    """The k-th of `count` clients sends a share of the requests in proportion to k^-skew.
+
+    Gaps between the requests of a client have the coefficient of variation `gap_cv`. The share `lengths_frac`
+    of the variance of lengths lies between clients, the rest within each.
     """
 
     count: int = 100
@@ -81,7 +84,7 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """A prompt begins with one of `count` texts of `tokens`, the k-th as often as k^-skew says."""
+    """A prompt begins with one of `count` texts of `tokens` tokens, the k-th with a frequency of k^-skew."""
 
     tokens: int
     count: int = 1
@@ -128,11 +131,11 @@ class Description:
 
     @property
     def mean_rps(self) -> float:
-        """Over what is drawn."""
+        """The mean rate over the part of the curve that is drawn, with growth."""
         return float(self.expected_requests(np.array([0.0, self.duration_s])).sum()) / self.duration_s
 
     def at_rate(self, rate_rps: float) -> Description:
-        """The same at another mean rate. Fano factors rise with it, as more of the same requests' do."""
+        """The same traffic at another mean rate; its Fano factors follow F(T) at the top of this module."""
         factor = rate_rps / self.mean_rps
         return self if factor == 1 else self._times(factor)
 
@@ -151,7 +154,7 @@ class Description:
         return len(set(self.rate_rps)) > 1
 
     def expected_requests(self, edges_s: FloatArray) -> FloatArray:
-        """Requests between neighbouring times of what is drawn, which begins at 0."""
+        """Expected requests between neighbouring `edges_s`, times since the start of what is drawn."""
         within_s = self.every_s * np.arange(len(self.rate_rps) + 1)
         requests = np.concatenate(([0.0], np.cumsum(self.rate_rps))) * self.every_s * self.growth
         laps, rest_s = np.divmod(edges_s + self.from_s(), within_s[-1])

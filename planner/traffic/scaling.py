@@ -39,10 +39,11 @@ if TYPE_CHECKING:
 
 Scaling = Literal["superpose", "compress", "thin"]
 
-BLOCK = 1_000_000  # Requests that are looked at together.
-WINDOW_BINS, TRACE_BINS = 4096, 1 << 18  # into which both are cut at most to see where the busiest may begin
-AROUND = 3  # bins
-LEAST_BINS = 16  # of a window
+BLOCK = 1_000_000  # `find_busiest_window` tests so many requests at a time, to save memory.
+# A window and the trace are cut into at most so many bins, to see where the busiest window may begin.
+WINDOW_BINS, TRACE_BINS = 4096, 1 << 18
+AROUND = 3  # Bins by which a request may lie beside its own: `_may_be_busiest` says why.
+LEAST_BINS = 16  # A window of fewer bins is found without them.
 SAME_FRAC = 1e-9  # Factors this near to 1 change nothing.
 
 
@@ -79,7 +80,7 @@ def same_requests(trace: Trace, other: Trace) -> bool:
 
 
 def sped_up(trace: Trace, factor: float) -> Trace:
-    """The same requests by a clock so many times as fast."""
+    """The same requests, arriving `factor` times as fast."""
     return rescale(trace, trace.rate_rps * factor, how="compress", rng=np.random.default_rng(0))
 
 
@@ -97,7 +98,7 @@ def rescale(trace: Trace, rate_rps: float, *, how: Scaling = "superpose", rng: n
 def busiest_at(
     trace: Trace, rate_rps: float, spec: str, *, how: Scaling = "superpose", rng: np.random.Generator
 ) -> Trace:
-    """`window(rescale(...), spec)`. Of copies only what may be in the busiest window is put in order."""
+    """`select_window(rescale(...), spec)`, but only requests that may be in the busiest window are sorted."""
     match = _window_spec(spec)
     length_s = _length_s(match) if match is not None and match[1] == "busiest" else np.inf
     is_short = how == "superpose" and not trace.after.size and 0 < length_s <= trace.duration_s
@@ -113,7 +114,7 @@ def busiest_at(
 def _rescaled(
     trace: Trace, rate_rps: float, how: Scaling, rng: np.random.Generator, busiest_s: float | None = None
 ) -> Trace:
-    """With `busiest_s` of copies only what may be in the busiest window of this length."""
+    """`rescale`; with `busiest_s`, copies hold only what may be in the busiest window of that length."""
     if how not in ("superpose", "compress", "thin"):
         raise InputError(f"scale: expected superpose, compress or thin, found {how!r}")
     if not 0 < rate_rps < np.inf:
@@ -160,7 +161,7 @@ def _rescaled(
 def _whole_sessions(
     trace: Trace, requests: int, rng: np.random.Generator, *, always: tuple[int, ...] = ()
 ) -> IntArray:
-    """About so many requests: sessions in random order, those of `always` first, as many as come nearest."""
+    """Random whole sessions, with those of the requests `always`, of about `requests` requests together."""
     session = session_numbers(trace)
     order = rng.permutation(session.max() + 1)
     first = session[list(always)]
@@ -200,7 +201,7 @@ def _superpose(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Copy:
-    """Some requests of a trace, None for all; arriving so much later, around a circle, None: as they are."""
+    """The requests `some` of a trace (None: all), shifted around its duration by `shift_s` (None: not)."""
 
     some: IntArray | None
     shift_s: float | None
@@ -209,7 +210,7 @@ class _Copy:
         return np.arange(len(trace)) if self.some is None else self.some
 
     def turned(self, trace: Trace, rows: IntArray) -> tuple[FloatArray, FloatArray]:
-        """When these of its requests arrive, and 1 for those that went around the circle, else 0."""
+        """When the requests `rows` arrive, and 1.0 for those that the shift moved past the end, else 0.0."""
         arrival_s = trace.arrival_s[rows]
         if self.shift_s is None:
             return arrival_s, np.zeros(len(rows))
@@ -239,10 +240,11 @@ def combine_parts(
 def _with_waits(
     merged_trace: Trace, trace: Trace, rows: Sequence[IntArray], laps: FloatArray, order: IntArray
 ) -> Trace:
-    """Copies of a trace, `rows` of it each, with their waits, but across the seam, and blocks of their own.
+    """Give `merged_trace` the waits inside each copy, except across the seam, and each copy blocks of its
+    own.
 
-    `laps` says of the requests, copy by copy, who went around the circle, `order` how they stand in
-    `merged_trace`.
+    `rows` are the requests of each copy. `laps` says, copy by copy, which of them went around the circle;
+    `order` sorts them into `merged_trace`.
     """
     place = np.argsort(order, kind="stable")
     edges, first = [], 0
@@ -262,16 +264,19 @@ def _with_waits(
 
 
 def with_own_blocks(merged_trace: Trace, trace: Trace, copy: IntArray) -> Trace:
-    """Copies of a trace, of which request i is in that of number `copy[i]`: blocks that only one session has
-    are another's in each copy, all others keep their ids.
+    """Give blocks that only one session has a new id in each copy; blocks of several sessions keep theirs.
+
+    Request i of `merged_trace` belongs to the copy of number `copy[i]`.
     """
     ids, which = np.unique(trace.prefix_ids, return_inverse=True)
-    of = np.repeat(session_numbers(trace), np.diff(trace.prefix_offsets))
+    session = np.repeat(session_numbers(trace), np.diff(trace.prefix_offsets))  # Of each block.
     low, high = np.full(len(ids), len(trace)), np.full(len(ids), -1)
-    np.minimum.at(low, which, of)
-    np.maximum.at(high, which, of)
+    np.minimum.at(low, which, session)
+    np.maximum.at(high, which, session)
     used = np.searchsorted(ids, merged_trace.prefix_ids)
-    own = np.repeat(copy, np.diff(merged_trace.prefix_offsets)) * (low == high)[used]
+    own = (
+        np.repeat(copy, np.diff(merged_trace.prefix_offsets)) * (low == high)[used]
+    )  # low == high: one session.
     beyond = int(ids[-1]) + 1
     return replace(merged_trace, prefix_ids=merged_trace.prefix_ids + own * beyond)
 
@@ -289,7 +294,7 @@ def _may_be_busiest(
     bin_s, since_s = length_s / whole, trace.arrival_s - trace.arrival_s[0]
     count = int(trace.duration_s / bin_s) + 1
     tokens = trace.input_tokens + trace.output_tokens
-    bin_tokens = np.zeros(2 * AROUND + count + whole)  # whole numbers, exact; of bin b: held[AROUND + b]
+    bin_tokens = np.zeros(2 * AROUND + count + whole)  # Bin b is bin_tokens[AROUND + b].
     for copy in copies:
         of_copy, some = since_s, tokens
         if copy.some is not None:
@@ -303,7 +308,7 @@ def _may_be_busiest(
     at_most = before[b + 2 * AROUND + whole] - before[b]
     at_least = before[b + whole] - before[b + 2 * AROUND]
     may_begin = np.flatnonzero(at_most >= at_least.max())
-    # kept is what lies at most a window behind one that may begin it
+    # A request is kept if it lies in a window that begins in one of these bins.
     edges_s = _spans(may_begin - AROUND, may_begin + whole + AROUND) * bin_s
     rows, arrival_s = [], []
     for copy in copies:
@@ -328,7 +333,7 @@ def _either_side(since_s: FloatArray, shift_s: float | None, period_s: float) ->
 
 
 def _spans(begins: IntArray, ends: IntArray) -> IntArray:
-    """(first, end) of the stretches that these, in order of both, cover together."""
+    """(first, end) of the union of the intervals from `begins` to `ends`, both in rising order."""
     is_new = np.concatenate(([True], begins[1:] > ends[:-1]))
     return np.column_stack([begins[is_new], ends[np.concatenate((np.flatnonzero(is_new)[1:] - 1, [-1]))]])
 
@@ -340,7 +345,7 @@ def find_busiest_window(trace: Trace, length_s: float) -> int:
     np.add(trace.input_tokens, trace.output_tokens, out=tokens[1:])
     np.cumsum(tokens, out=tokens)
     most, first = -1, 0
-    for block in range(0, len(trace), BLOCK):  # so that a long trace takes little more than its tokens
+    for block in range(0, len(trace), BLOCK):
         starts_s = arrival_s[block : block + BLOCK]
         ends = np.searchsorted(arrival_s, starts_s + length_s, side="left")
         window_tokens = tokens[ends] - tokens[block : block + len(starts_s)]

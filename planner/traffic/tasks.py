@@ -34,7 +34,7 @@ class Tasks:
 
     number: IntArray
     after: IntArray
-    level_ends: IntArray  # where the waits of each depth end
+    level_ends: IntArray  # The end in `after` of the waits of each depth.
     tools_s: FloatArray
 
     @cached_property
@@ -46,7 +46,7 @@ class Tasks:
 
     @property
     def is_last(self) -> BoolArray:
-        """(n,): which requests have the times of a task."""
+        """(n,): which requests carry the times of their task."""
         marks = np.zeros(len(self.number), dtype=bool)
         marks[self.last] = True
         return marks
