@@ -2,9 +2,9 @@
 
     t' = m f(1) + c (f(N) - f(1)) + c a A_p + m b D + m d K + c e P + h_s + h
 
-c scales the compute-bound part of a step, m the bandwidth-bound part (as `StepLatency.scale_times` splits them),
-h is host overhead [s]. Measurements are step times, or latencies of end-to-end runs, which our own simulator
-predicts. With r the logs of predicted over measured,
+c scales the compute-bound part of a step, m the bandwidth-bound part (as `StepLatency.scale_times` splits
+them), h is host overhead [s]. Measurements are step times, or latencies of end-to-end runs, which our own
+simulator predicts. With r the logs of predicted over measured,
 
     min  sum r(c, m, h)^2 / sigma^2  +  (log c)^2 / s^2  +  (log m)^2 / s^2  +  h^2 / s_h^2
 

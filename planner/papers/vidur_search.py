@@ -123,7 +123,7 @@ def search_configurations(
     *,
     tolerance_frac: float = 0.02,
 ) -> tuple[SearchedConfiguration, ...]:
-    """The capacity of every configuration, most requests per dollar first; the bisection begins by `lengths`."""
+    """The capacity of every configuration, most requests per dollar first; `lengths` give the first guess."""
     rows = []
     for fleet in fleets:
         best = find_goodput(
