@@ -125,7 +125,7 @@ def _cheapest_by_gpu(
 
 def _known_ranges(
     problem: Problem, level0: Level0, options: Sequence[Option]
-) -> tuple[dict[str, int], dict[str, int]]:
+) -> tuple[dict[str, int], dict[str, float]]:
     """By each option's name the most workers that are known to fail, and the most that are allowed."""
     most_failed = {
         option.name: max(level0.search.most_failed.get(option.name, 0), level0.bounded[option.name].least - 1)
