@@ -286,7 +286,7 @@ def test_a_plan_for_sessions_holds_where_it_is_simulated_and_says_what_that_mean
     )
     assert 0 < found.certificate.bound <= found.certificate.value
     said = " ".join(sentences(found.certificate.assumptions))
-    assert "arrive when this fleet has answered those" in said and "all of its session is given up" in said
+    assert "arrives when this fleet has answered that one" in said and "the whole sessions of these" in said
 
 
 def test_a_million_tokens_cost_what_the_run_takes_until_they_are_out() -> None:
