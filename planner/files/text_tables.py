@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,20 @@ def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataF
         needs = ", ".join(columns)
         raise InputError(f"{where}: lacks the column(s) {', '.join(missing)}; needs {needs}")
     return table
+
+
+def read_text_rows(path: Path, columns: Iterable[str], expected: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows of a CSV with a header that has all of `columns`: the number of the line with which each ends,
+    and its texts by column. `expected` says in an error what the file should have been.
+    """
+    reader = csv.DictReader(io.StringIO(read_text(path)), restval="")
+    if missing := [column for column in columns if column not in (reader.fieldnames or ())]:
+        raise InputError(f"{path}: no column {', '.join(missing)}; expected {expected}")
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num}: cannot be read ({error})") from None
 
 
 def read_number_column(

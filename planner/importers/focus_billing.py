@@ -14,22 +14,22 @@ learn.microsoft.com/azure/virtual-machines/sizes (2026-11).
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from planner.documents.catalog import Catalog
 from planner.documents.offers import ProviderOffer, Term
 from planner.errors import InputError
-from planner.files.text_tables import read_text
+from planner.files.checked_files import open_input
+from planner.files.text_tables import read_text_rows
 
 # A file with these columns is such an export; the others of NEEDED are asked for in an error.
 MARKS = ("EffectiveCost", "ChargeCategory")
 NEEDED = (*MARKS, "ConsumedQuantity", "ConsumedUnit", "BillingCurrency", "PricingCategory", "ProviderName")
+MOST_HEADER_BYTES = 2**16  # of the first line, by which the file is known; providers add columns of their own
 HOURS = {"hour", "hours", "hrs", "1 hour", "hour(s)"}
 TERMS: Mapping[str, Term] = {"standard": "on-demand", "dynamic": "spot"}
 _YEARS = re.compile(r"\b(?P<years>1|3|one|three)[ -]?(?:yr|year)", re.IGNORECASE)
@@ -90,8 +90,9 @@ class Billed:
 
 def is_billing_export(path: Path) -> bool:
     """Whether the first line of a file has the columns by which FOCUS is told from SkyPilot's catalog."""
-    header = read_text(path).split("\n", 1)[0]
-    return all(mark in header for mark in MARKS)
+    with open_input(path) as stream:
+        header = stream.readline(MOST_HEADER_BYTES)
+    return all(mark.encode() in header for mark in MARKS)
 
 
 def read_billed_prices(
@@ -105,7 +106,9 @@ def read_billed_prices(
     used: dict[tuple[str, Term], _Used] = {}
     skipped: dict[str, int] = {}
     providers: set[str] = set()
-    for number, row in _rows(path, region):
+    for number, row in read_text_rows(path, NEEDED, "a bill in FOCUS 1.0 or later"):
+        if region not in (None, row.get("RegionId", "").strip(), row.get("RegionName", "").strip()):
+            continue
         if row["ChargeCategory"].strip().lower() != "usage":
             continue  # Taxes, credits and the purchase of a commitment, which its hours repeat.
         if (found := _instance(row)) is None:
@@ -144,19 +147,6 @@ def read_billed_prices(
         offer = ProviderOffer(who, term, total.usd / total.gpu_hours, date, source)
         offers[gpu] = (*offers.get(gpu, ()), offer)
     return Billed(offers, lines)
-
-
-def _rows(path: Path, region: str | None) -> Iterator[tuple[int, dict[str, str]]]:
-    reader = csv.DictReader(io.StringIO(read_text(path)), restval="")
-    if missing := [column for column in NEEDED if column not in (reader.fieldnames or ())]:
-        raise InputError(f"{path}: no column {', '.join(missing)}; expected a bill in FOCUS 1.0 or later")
-    try:
-        for row in reader:
-            places = (row.get(key, "").strip() for key in ("RegionId", "RegionName"))
-            if region is None or region in places:
-                yield reader.line_num, row
-    except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num}: cannot be read ({error})") from None
 
 
 def _texts(row: Mapping[str, str]) -> str:

@@ -10,18 +10,17 @@ and a name may be of two cards, which GpuInfo tells apart where it says PCIe.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from planner.documents.catalog import Catalog
 from planner.documents.offers import ProviderOffer, Term
 from planner.errors import InputError
-from planner.files.text_tables import read_text
+from planner.files.text_tables import read_text_rows
 
+EXPECTED = "SkyPilot's catalog of a cloud, such as catalogs/v8/lambda/vms.csv"
 COLUMNS = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "Region")
 NAMES = {  # SkyPilot's names, in lower case without dashes, and ours.
     "a100": "a100-40g",
@@ -80,11 +79,12 @@ def read_prices(
 
     Raises InputError for a file that is no such catalog, or that has no price of a known GPU.
     """
-    rows = _rows(path, region)
     rows_by_term: dict[tuple[str, Term], list[_Row]] = {}
     unknown_gpus: dict[str, int] = {}
     without_price = 0
-    for number, row in rows:
+    for number, row in read_text_rows(path, COLUMNS, EXPECTED):
+        if region is not None and row["Region"].strip() != region:
+            continue
         if not (name := row["AcceleratorName"].strip()):
             continue  # The instance has no GPU.
         gpus = _figure(row["AcceleratorCount"], f"{path}, line {number}: AcceleratorCount")
@@ -113,19 +113,6 @@ def read_prices(
         for skip_reason, count in unknown_gpus.items()
     )
     return Listed(offers, lines, without_price)
-
-
-def _rows(path: Path, region: str | None) -> Sequence[tuple[int, dict[str, str]]]:
-    reader = csv.DictReader(io.StringIO(read_text(path)), restval="")
-    if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
-        raise InputError(
-            f"{path}: no column {', '.join(missing)}; expected SkyPilot's catalog of a cloud, such as "
-            "catalogs/v8/lambda/vms.csv"
-        )
-    try:
-        return [(reader.line_num, row) for row in reader if region is None or row["Region"].strip() == region]
-    except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num}: cannot be read ({error})") from None
 
 
 def _gpu(name: str, info: str, catalog: Catalog) -> tuple[str | None, str]:
