@@ -6,6 +6,7 @@ Power and slowdowns are those of planner/models/power.py; price, memory and link
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,15 +40,21 @@ def capped(gpu: Gpu, power_w: float) -> Gpu:
     return cap_gpu(gpu, power_w)
 
 
+def _split_known(rows: Mapping[str, object], name: str) -> tuple[str, float]:
+    """As `split_cap`; KeyError unless the name is that of a row with a power limit."""
+    if (parts := split_cap(name)) is None or parts[0] not in rows:
+        raise KeyError(name)
+    return parts
+
+
 class GpuRows(dict[str, Gpu]):
     """GPUs by the names of their rows. A capped GPU without a row is derived when it is looked up, and no
     row of a table: iteration and `in` know rows alone.
     """
 
     def __missing__(self, name: str) -> Gpu:
-        if (parts := split_cap(name)) is None or parts[0] not in self:
-            raise KeyError(name)
-        return capped(self[parts[0]], parts[1])
+        row, power_w = _split_known(self, name)
+        return capped(self[row], power_w)
 
 
 _SOURCE = (
@@ -62,6 +69,5 @@ class ProvenanceRows(dict[str, Any]):
     """
 
     def __missing__(self, name: str) -> Any:
-        if (parts := split_cap(name)) is None or parts[0] not in self:
-            raise KeyError(name)
-        return replace(self[parts[0]], source=_SOURCE, aliases=())
+        row, _ = _split_known(self, name)
+        return replace(self[row], source=_SOURCE, aliases=())

@@ -146,12 +146,11 @@ class Catalog:
         """A GPU by name or alias, in any case; "h100-80g@spot" is the same GPU on the spot market,
         "h100-80g@owned" an owned one without a price, and "h100-80g@500W" one under a power limit.
         """
-        row_name, market = self._gpu_name(row_of(name.lower())), market_of(name.lower())
-        if row_name is not None:
-            gpu = self.gpus[row_name]
-            price_usd_per_h = 0.0 if market == OWNED else gpu.price_usd_per_h
-            return replace(gpu, name=gpu.name + market, price_usd_per_h=price_usd_per_h)
-        raise _unknown_name("GPU", name, self.gpus, self.gpu_aliases, "gpus.yaml")
+        gpu, market = self._rented_gpu(row_of(name.lower())), market_of(name.lower())
+        if gpu is None:
+            raise _unknown_name("GPU", name, self.gpus, self.gpu_aliases, "gpus.yaml")
+        price_usd_per_h = 0.0 if market == OWNED else gpu.price_usd_per_h
+        return replace(gpu, name=gpu.name + market, price_usd_per_h=price_usd_per_h)
 
     def gpu_of_question(self, name: str, where: str) -> Gpu:
         """As `gpu`, for a name in slo.yaml, where the market is no part of it. Raises InputError."""
@@ -164,14 +163,16 @@ class Catalog:
             )
         return self.gpu(name)
 
-    def _gpu_name(self, alias: str) -> str | None:
-        """The name under which `gpus` has the GPU of a lower-case name or alias; None where there is none."""
+    def _rented_gpu(self, alias: str) -> Gpu | None:
+        """The GPU of a lower-case name or alias, under the power limit that a name may end with; None where
+        there is none.
+        """
         if (row_name := self.gpu_aliases.get(alias)) is not None:
-            return row_name
+            return self.gpus[row_name]
         parts = split_cap(alias)
         if parts is None or (base := self.gpu_aliases.get(parts[0])) is None:
             return None
-        return capped(self.gpus[base], parts[1]).name
+        return capped(self.gpus[base], parts[1])
 
     def llm(self, name: str) -> Llm:
         """An LLM by name or alias, or from a Hugging Face config.json (or the folder that holds it)."""
