@@ -21,7 +21,6 @@ Document = dict[str, Any]
 BASE = "kustomization.yaml"
 CACHE, POLICIES = "components/model-cache", "components/network-policy"
 MONITORING, GATEWAY = "components/monitoring", "components/gateway"
-SCRAPE_S = 15
 MODELS = "/models"
 # Files beside the weights, and layers that no plan counts (drafts of more tokens in the checkpoint).
 CACHE_FACTOR, CACHE_SPARE_GIB = 1.2, 10
@@ -221,16 +220,9 @@ def _network(app: str, app_label: str, role_label: str) -> dict[str, str]:
 def _monitoring(fleet: Fleet, app: str, app_label: str, role_label: str) -> dict[str, str]:
     """Prometheus scrapes every worker, and Grafana gets a dashboard of what vLLM exports."""
     not_router = {"key": role_label, "operator": "NotIn", "values": ["router"]}
-    monitor = {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PodMonitor",
-        "metadata": {"name": f"{app}-workers"},
-        "spec": {
-            "selector": {"matchLabels": {app_label: app}, "matchExpressions": [not_router]},
-            "podTargetLabels": [app_label, role_label],
-            "podMetricsEndpoints": [{"port": "http", "path": "/metrics", "interval": f"{SCRAPE_S}s"}],
-        },
-    }
+    pods = {"matchLabels": {app_label: app}, "matchExpressions": [not_router]}
+    monitor = monitoring.pod_monitor(f"{app}-workers", pods, "http")
+    monitor["spec"]["podTargetLabels"] = [app_label, role_label]
     dashboard = {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -15,6 +15,7 @@ RULES_FILE, DASHBOARD_FILE = "fleetplan-rules.yaml", "fleetplan-dashboard.json"
 HOLDS, HEADROOM, DRIFTED = "fleetplan_plan_holds", "fleetplan_headroom_traffic_frac", "fleetplan_drifted"
 _STALE_S = 3600
 _LOW_HEADROOM_FRAC = 0.1
+SCRAPE_S = 15
 MOST_UID = 40  # characters of a dashboard's uid in Grafana
 
 
@@ -71,6 +72,24 @@ def _rules(llm: str) -> dict[str, Any]:
                 ],
             }
         ]
+    }
+
+
+def pod_monitor(name: str, pods: Mapping[str, Any], port: str | int, **more: Any) -> dict[str, Any]:
+    """A PodMonitor (monitoring.coreos.com/v1): Prometheus scrapes this port of the pods of a selector every
+    SCRAPE_S; `more` are further fields of the endpoint.
+    """
+    endpoint = {
+        ("port" if isinstance(port, str) else "portNumber"): port,
+        "path": "/metrics",
+        "interval": f"{SCRAPE_S}s",
+        **more,
+    }
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": {"name": name},
+        "spec": {"selector": dict(pods), "podMetricsEndpoints": [endpoint]},
     }
 
 

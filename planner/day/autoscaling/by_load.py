@@ -25,6 +25,7 @@ from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.day.controllers.deployment import DECODE, PEAK_FRAC, PREFILL, EngineProfile, LoadRule, Role
 from planner.day.controllers.planned import MOST_GROWTH
 from planner.errors import InputError
+from planner.manifests import monitoring
 
 PROMPT, OUTPUT = "fleetplan:prompt_mean_tokens", "fleetplan:output_mean_tokens"
 TOKEN_WORK, REQUEST_WORK, WORK, NOW, GROWTH, LOAD = (
@@ -138,7 +139,7 @@ def load_rules(
         f"sum({of_pool(name, app, place)})" for name in (TOKEN_WORK, REQUEST_WORK, GROWTH)
     )
     # two scrapes a span apart are in a span and a scrape
-    range_s = max(span_s, prometheus_queries.SCRAPE_S) + prometheus_queries.SCRAPE_S
+    range_s = max(span_s, monitoring.SCRAPE_S) + monitoring.SCRAPE_S
     expr_by_record, of_request, of_tokens = {}, [], []
     if rule.prompt_token_s:
         of_request.append(f"{rule.prompt_token_s!r} * {prompt}")
@@ -221,7 +222,7 @@ def limit_lines(autoscaler: Autoscaler, rules: Sequence[PoolRule]) -> tuple[str,
         "Seconds of work per prompt token and per output token are written into the rules; the context of an "
         "output token is the mean of the last window, there it was that of each span. Another GPU, model or "
         "engine setting needs other rules: plan again.",
-        f"Metrics come every {prometheus_queries.SCRAPE_S} s, so a span as short lies between two "
+        f"Metrics come every {monitoring.SCRAPE_S} s, so a span as short lies between two "
         "scrapes: a worker "
         "of which one is lost is missing from that span.",
     )

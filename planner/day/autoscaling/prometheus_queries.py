@@ -16,9 +16,9 @@ from planner.day.autoscaling.autoscaler import Autoscaler, Document
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.day.controllers import scaler_metrics
 from planner.errors import InputError
+from planner.manifests import monitoring
 
 POOL = "fleetplan_pool"
-SCRAPE_S = 15
 # The address of the chart kube-prometheus-stack, released as `prometheus` in the namespace `monitoring`.
 HOST = "http://prometheus-kube-prometheus-prometheus.monitoring.svc.cluster.local"
 PORT = 9090
@@ -116,20 +116,10 @@ def _pool_matcher(*pools: str) -> str:
 
 def pod_monitor(target: ScaleTarget) -> Document:
     """A PodMonitor (monitoring.coreos.com/v1) of one pool."""
-    endpoint: Document = {
-        ("port" if isinstance(target.port, str) else "portNumber"): target.port,
-        "path": "/metrics",
-        "interval": f"{SCRAPE_S}s",
-        "relabelings": [{"targetLabel": POOL, "replacement": target.name}],
-    }
+    more: Document = {"relabelings": [{"targetLabel": POOL, "replacement": target.name}]}
     if target.scheme == "https":  # with a certificate that the service signed itself
-        endpoint |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
-    return {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PodMonitor",
-        "metadata": {"name": target.name},
-        "spec": {"selector": {"matchLabels": dict(target.pods)}, "podMetricsEndpoints": [endpoint]},
-    }
+        more |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
+    return monitoring.pod_monitor(target.name, {"matchLabels": dict(target.pods)}, target.port, **more)
 
 
 def adapter_rule(pod_metric: PrometheusMetric) -> Document:
@@ -160,8 +150,8 @@ def monitors_step() -> tuple[str, ...]:
 def monitors_limits() -> tuple[str, ...]:
     """What is taken for granted of the Prometheus, for every autoscaler that reads these metrics."""
     return (
-        f"Metrics are read every {SCRAPE_S} s by a Prometheus that looks at PodMonitors everywhere: "
-        "kube-prometheus-stack does with "
+        f"Metrics are read every {monitoring.SCRAPE_S} s by a Prometheus that looks at PodMonitors "
+        "everywhere: kube-prometheus-stack does with "
         "`prometheus.prometheusSpec.podMonitorSelectorNilUsesHelmValues=false` (and `rule` for `podMonitor` "
         f"where there are rules). Its address is taken to be {ADDRESS}: change it where yours is another.",
         f"Queries know pools by the label {POOL} alone, in every namespace that this Prometheus looks at: "
