@@ -136,6 +136,27 @@ def _round_rate(rate_rps: float) -> float:
     return float(f"{rate_rps:.4g}")
 
 
+def _climb(
+    find_fleet: Callable[..., Fleet | None],
+    rate_rps: float,
+    known: Fleet | None = None,
+    *,
+    step_frac: float,
+    least_rps: float,
+    deadline: float,
+    failed_rps: float = math.inf,
+) -> RateClimb:
+    """The climb from a rate with fleets of level 0, and where they carry no rate that with any mix of worker
+    types. `find_fleet` is a FindFleetAtRate that takes `any_mix`; the rest is as RateClimb has it.
+    """
+    for any_mix in (False, True):
+        climb = RateClimb(partial(find_fleet, any_mix=any_mix), step_frac, least_rps, failed_rps=failed_rps)
+        climb.climb_from(rate_rps, known)
+        if climb.fleet is not None or is_over(deadline):
+            break
+    return climb
+
+
 def find_most_traffic(
     task: PlanQuestion, trace: Trace, catalog: Catalog, *, seed: int, conditions: Conditions
 ) -> tuple[Throughput, Fleet]:
@@ -175,13 +196,13 @@ def find_most_traffic(
             raise StoppedError
         return None
 
-    for any_mix in (False, True):
-        climb = RateClimb(
-            partial(find_fleet, any_mix=any_mix), RATE_STEP_FRAC, _FEWEST_REQUESTS / trace.duration_s
-        )
-        climb.climb_from(float(f"{trace.rate_rps:.3g}"))
-        if climb.fleet is not None or is_over(conditions.deadline):
-            break
+    climb = _climb(
+        find_fleet,
+        float(f"{trace.rate_rps:.3g}"),
+        step_frac=RATE_STEP_FRAC,
+        least_rps=_FEWEST_REQUESTS / trace.duration_s,
+        deadline=conditions.deadline,
+    )
     if climb.fleet is None:
         raise _no_rate_error(task, climb, conditions)
     return Throughput(climb.holds_rps, climb.refuted_rps), climb.fleet
@@ -232,13 +253,15 @@ def find_most_kept_traffic(
 
     refuted_rps = math.inf if on_paper.refuted_rps is None else on_paper.refuted_rps
     least_rps = _FEWEST_REQUESTS / trace.duration_s
-    for any_mix in (False, True):
-        climb = RateClimb(
-            partial(find_fleet, any_mix=any_mix), KEPT_STEP_FRAC, least_rps, failed_rps=refuted_rps
-        )
-        climb.climb_from(_round_rate(FIRST_RATE_FRAC * on_paper.rate_rps), paper_fleet)
-        if climb.fleet is not None or is_over(conditions.deadline):
-            break
+    climb = _climb(
+        find_fleet,
+        _round_rate(FIRST_RATE_FRAC * on_paper.rate_rps),
+        paper_fleet,
+        step_frac=KEPT_STEP_FRAC,
+        least_rps=least_rps,
+        deadline=conditions.deadline,
+        failed_rps=refuted_rps,
+    )
     if climb.fleet is None and is_over(conditions.deadline):
         return None
     if climb.fleet is None:

@@ -86,12 +86,16 @@ def _fill_nodes(
     while len(plans) <= MOST_PLANS and not out_of_time():
         limit = best.bill.usd_per_h * (1 - CHEAPER_FRAC)
         made = {key: one for key, one in plans.items() if one is not None}
-        idle = [key for key, one in made.items() if one.bill.idle_gpus and one.value < limit]
-        if not (parents := [key for key in idle if key not in expanded]):
+        parents = [
+            (key, one)
+            for key, one in made.items()
+            if one.bill.idle_gpus and one.value < limit and key not in expanded
+        ]
+        if not parents:
             break
-        parent = min(parents, key=lambda key, made=made: _bills(made[key]))  # type: ignore[misc]
+        parent, parent_plan = min(parents, key=lambda pair: _bills(pair[1]))
         expanded.add(parent)
-        used = _kinds_used(made[parent])
+        used = _kinds_used(parent_plan)
         alone = [stocked - {kind} for kind in used] if len(used) > 1 else []
         for without in (*(parent | {kind} for kind in used), *alone, parent | _idle_kinds(made.values())):
             if without in plans or not stocked - without:
@@ -104,7 +108,7 @@ def _fill_nodes(
             except InfeasibleError:
                 plans[without] = None
                 continue
-            plans[without] = made[without] = shared
+            plans[without] = shared
             if _is_less(shared, best):
                 best, left_out = shared, without
     return best if best is first else _beside_first(best, first, question.parts, left_out)
