@@ -10,7 +10,7 @@ INSTALL = $(BIN)/pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAI
 # where a machine says that no bytecode is written, every process compiles all that it imports: half of a short one
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: plan ui test test-peers test-bounds test-weekly test-vllm test-wheel test-browser check audit docs bench format clean
+.PHONY: plan ui test test-peers test-bounds test-weekly test-vllm test-wheel test-browser check audit dist docs bench format clean
 
 plan: $(VENV)/installed  ## plan the sample trace, into out/
 	$(BIN)/plan --slo examples/slo.yaml --trace examples/traces/azure-conversation-sample.csv -o $(OUT)
@@ -59,6 +59,19 @@ $(AUDIT_VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(AUDIT_VENV)
 	$(AUDIT_VENV)/bin/pip install --quiet --upgrade "pip>=25.1"
 	$(AUDIT_VENV)/bin/pip install --quiet --group audit
+	touch $@
+
+DIST_VENV := .venv-dist
+dist: $(DIST_VENV)/installed  ## sdist and wheel into dist/, checked as the package index does
+	rm -rf dist
+	$(DIST_VENV)/bin/python -m build --outdir dist .
+	$(DIST_VENV)/bin/twine check --strict dist/*
+	$(DIST_VENV)/bin/check-wheel-contents --toplevel fleetplan,planner,profiling,ui dist/*.whl
+
+$(DIST_VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(DIST_VENV)
+	$(DIST_VENV)/bin/pip install --quiet --upgrade "pip>=25.1"
+	$(DIST_VENV)/bin/pip install --quiet --group dist
 	touch $@
 
 docs: $(VENV)/installed-docs  ## the documentation's site, into site/; warnings are errors
@@ -141,4 +154,4 @@ $(VENV)/installed-docs: pyproject.toml $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(AUDIT_VENV) $(OUT) site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(AUDIT_VENV) $(DIST_VENV) dist $(OUT) site .mypy_cache .ruff_cache .pytest_cache

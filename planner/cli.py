@@ -29,6 +29,7 @@ from planner.commands import measurement_commands
 from planner.commands import validate_command as validation
 from planner.commands.allocate_command import allocate
 from planner.commands.catalog_command import commands as catalog_commands
+from planner.commands.check_command import check
 from planner.commands.command_output import (
     AddressOption,
     CatalogOption,
@@ -206,6 +207,7 @@ for _name, _command in (
     ("serve", validation.serve),
     ("watch", watch),
     ("ui", show_ui),
+    ("check", check),
     ("schema", write_schema),
     ("mcp", serve_mcp),
 ):

@@ -20,6 +20,7 @@ from planner.documents.log_columns import KEYS, parse_reading, reading_of
 from planner.documents.slo import parse_slo
 from planner.domain import Slo
 from planner.errors import InputError
+from planner.files.checked_files import read_yaml
 from planner.fleet import Fleet
 from planner.traffic.described import Description, draw_requests
 from planner.traffic.scaling import RateRequest
@@ -134,6 +135,19 @@ def read_fleet(fleet: FleetLike, catalog: CatalogLike = None, *, policies: Secti
             return own_fleet
         fleet = fleets.fleet_document(own_fleet)
     return fleets.parse_fleet(fleet, Path("fleet"), catalog_rows, policies=policies)
+
+
+def check_file(path: str | Path, catalog: CatalogLike = None) -> list[str]:
+    """Read slo.yaml, fleet.yaml or plan.yaml as the commands do, and plan nothing: what is doubtful in it.
+
+    Raises InputError for what a command would refuse.
+    """
+    catalog_rows, file = read_catalog(catalog), plan_file(path)
+    if "workers" in read_yaml(file):
+        fleets.read_fleet(file, catalog_rows)
+        return []
+    question = read_task(file, catalog_rows)
+    return [] if question.has_several_llms else list(question.task().doubts)
 
 
 def plan_file(path: str | Path) -> Path:

@@ -277,6 +277,20 @@ def print_rows(rows: list[dict[str, Any]], title: str) -> None:
     stdout_console().print(table)
 
 
+def print_markdown(rows: list[dict[str, Any]], title: str) -> None:
+    """The same as a table of Markdown below its title, the first column in bold."""
+    console = stdout_console(soft_wrap=True)
+    names = list(rows[0]) if rows else []
+
+    def line(cells: Iterable[Any]) -> str:
+        texts = [" ".join(short_text(cell).split()).replace("|", r"\|") for cell in cells]
+        return f"| {' | '.join(texts)} |"
+
+    lines = [f"{title}:", "", line(names), "|---" * len(names) + "|"]
+    lines += [line([f"**{label}**", *cells]) for label, *cells in (row.values() for row in rows)]
+    console.print("\n".join(lines), end="\n\n", markup=False)
+
+
 def print_mapping(document: dict[str, Any], title: str) -> None:
     """A row for each key; what lies in a value stands in its row, shortened."""
     table = Table(title=title or None, show_header=False, title_justify="left")

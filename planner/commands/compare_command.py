@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,7 @@ from planner.commands.command_output import (
     WindowOption,
     keep_inputs,
     print_json,
+    print_markdown,
     print_rows,
     read_requests,
     stdout_console,
@@ -30,6 +31,9 @@ from planner.commands.command_output import (
 )
 from planner.errors import InputError
 from planner.files.checked_files import yaml_value
+
+if TYPE_CHECKING:
+    from planner.studies.fleet_comparison import FleetComparison
 
 OWN = "own"
 
@@ -64,6 +68,9 @@ def compare(
     png: PngOption = False,
     drop_invalid: DropOption = False,
     json_output: JsonOption = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table as Markdown, for a comment or a page.")
+    ] = False,
 ) -> None:
     """Simulate several fleets, or one under several policies, on the same requests: one table, one picture.
 
@@ -73,7 +80,7 @@ def compare(
     from planner.api.simulating import compare as compare_fleets
     from planner.files.checked_files import check_output_directory
     from planner.parallel.executors import Executor
-    from planner.studies.fleet_comparison import NAMES, comparison_lines
+    from planner.studies.fleet_comparison import NAMES
 
     paths = [_named(text) for text in fleet]
     if out is not None:
@@ -102,18 +109,22 @@ def compare(
     if json_output:
         return print_json(result.to_dict(), requests.warnings)
     comparison = result.comparison
-    names = [row.variant.name for row in comparison.rows]
-    print_rows(
-        [
-            {"": label, **dict(zip(names, cells, strict=True))}
-            for label, cells in comparison_lines(comparison)
-        ],
-        f"{len(comparison.requests)} requests of {comparison.requests.name}",
-    )
+    _print_table(comparison, markdown=markdown)
     notes = (f"mind: {note}" for note in result.sentences())
     written = [] if out is None else [f"written to {out}: {', '.join(NAMES)}"]
     for sentence in (result.headline(), *notes, *written):
         stdout_console(soft_wrap=True).print(sentence, markup=False)
+
+
+def _print_table(comparison: FleetComparison, *, markdown: bool) -> None:
+    from planner.studies.fleet_comparison import comparison_lines
+
+    names = [row.variant.name for row in comparison.rows]
+    rows = [
+        {"": label, **dict(zip(names, cells, strict=True))} for label, cells in comparison_lines(comparison)
+    ]
+    show = print_markdown if markdown else print_rows
+    show(rows, f"{len(comparison.requests)} requests of {comparison.requests.name}")
 
 
 def _policy_variants(texts: list[str]) -> dict[str, dict[str, Any] | None]:

@@ -1,0 +1,46 @@
+"""`plan check`: are these files ones that the other commands can read? Nothing is planned or simulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner.commands.command_output import CatalogOption, JsonOption, print_json, stdout_console
+from planner.errors import InputError, PlannerError
+from planner.units import counted
+
+
+def check(
+    files: Annotated[
+        list[Path], typer.Argument(readable=False, help="slo.yaml, fleet.yaml, plan.yaml or its folder.")
+    ],
+    catalog: CatalogOption = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Read questions and fleets as the other commands do, without planning: for editors, hooks and CI."""
+    from planner.api.inputs import check_file, read_catalog
+
+    catalog_rows = read_catalog(catalog)
+    doubts: dict[str, list[str]] = {}
+    errors: dict[str, str] = {}
+    for file in files:
+        try:
+            doubts[str(file)] = check_file(file, catalog_rows)
+        except PlannerError as error:
+            errors[str(file)] = " ".join(str(error).split())
+    if json_output:
+        print_json({"read": list(doubts), "doubts": doubts, "errors": errors})
+    else:
+        console = stdout_console(soft_wrap=True)
+        for name, sentences in doubts.items():
+            console.print(
+                "\n".join([f"{name}: ok", *(f"  mind: {each}" for each in sentences)]), markup=False
+            )
+    first, *others = errors.values() or [""]
+    if others:
+        typer.echo("\n".join(f"plan: {each}" for each in others), err=True)
+        first += f" ({counted(len(errors), 'file')} of {len(files)} cannot be read)"
+    if first:
+        raise InputError(first)
