@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,10 +13,14 @@ from benchmarks.generated_traffic import lognormal, synthesise
 from planner.documents import facts
 from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
+from planner.errors import InfeasibleError
+from planner.fleet import Fleet
 from planner.policies import PLANNED_QUEUES
 from planner.reports.fact_sentences import sentences
 from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
+from planner.search.mixed import policy_search
+from planner.search.problem.plan_problem import Problem
 from planner.simulator import judge, simulate
 from planner.traffic.trace import Trace
 
@@ -89,3 +94,21 @@ def test_in_production_policies_are_raced_in_scenarios() -> None:
         "on-paper",
         "production",
     ]
+
+
+def test_a_policy_begins_with_fleets_beyond_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best fleet without the budget that the first queue order finds, the second one begins with: from
+    it a fleet within the budget may be found that neither finds by itself (benchmarks/metamorphic.py, seed
+    707).
+    """
+    trace, started_from = bursts(0, requests=60), list[list[Fleet]]()
+    free = planned(trace, {"queue": ["fcfs", "sjf"]})
+
+    def none_within(problem: Problem, start: Sequence[Fleet], **_: object) -> tuple[InfeasibleError, Fleet]:
+        started_from.append(list(start))
+        return InfeasibleError("none", kind="capacity", constraint="cost", relaxation=""), free.fleet
+
+    monkeypatch.setattr(policy_search, "search_beyond_budgets", none_within)
+    with pytest.raises(InfeasibleError):
+        planned(trace, {"queue": ["fcfs", "sjf"]}, limits={"cost": free.certificate.value * 1.01})
+    assert started_from == [[], [free.fleet]]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from planner.documents import facts
 from planner.domain import Gpu, market_of
+from planner.errors import InfeasibleError
 from planner.fleet import Fleet
 from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.level0.one_pool import Search
@@ -47,18 +48,29 @@ def search(
     `search_level0`; without it, fleets of several types are looked for only with the settings that did best.
     Raises InfeasibleError if no fleet within the limits was found; the error says whether that is proved.
     """
-    wider = _without_budgets(problem)
+    result, _ = search_beyond_budgets(problem, start, prove=prove, walks=walks)
+    if isinstance(result, InfeasibleError):
+        raise result
+    return result
+
+
+def search_beyond_budgets(
+    problem: Problem, start: Sequence[Fleet], *, prove: bool = False, walks: bool = True
+) -> tuple[FleetSearch | InfeasibleError, Fleet | None]:
+    """What `search` returns or raises, and the best fleet without budgets, None where there are none or
+    nothing was found. A search under other policies that begins with that fleet may find one within them.
+    """
+    wider, unlimited = _without_budgets(problem), None
     if wider is not None:
         result = _search(wider, start, prove=prove, walks=walks)[0]
+        unlimited = None if result is None else problem.oracle.fleet(result.best)
         if result is not None and problem.allows(result.best):
             if not wider.out_of_time() or problem.out_of_time():
-                return _with_level0_within(problem, result, start, prove=prove, walks=walks)
+                return _with_level0_within(problem, result, start, prove=prove, walks=walks), unlimited
             # The search was cut short: in the rest of the time others must beat what it found.
             start = (*start, problem.oracle.fleet(result.best))
-    result, level0, mixed_fleets = _search(problem, start, prove=prove, walks=walks)
-    if result is None:
-        raise infeasible(problem, level0, mixed_fleets)
-    return result
+    within, level0, mixed_fleets = _search(problem, start, prove=prove, walks=walks)
+    return (infeasible(problem, level0, mixed_fleets) if within is None else within), unlimited
 
 
 def _with_level0_within(

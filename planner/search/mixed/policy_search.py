@@ -19,7 +19,7 @@ from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Policies
 from planner.search.level0 import pruning_rules
 from planner.search.level0.level0_search import Level0
-from planner.search.mixed.best_fleet import FleetSearch, best_of, search
+from planner.search.mixed.best_fleet import FleetSearch, best_of, search, search_beyond_budgets
 from planner.search.mixed.polished_pins import polish_pins
 from planner.search.mixed.router_fit import fitted
 from planner.search.oracle.deterministic_parallel import run_each
@@ -70,9 +70,10 @@ def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
 def _each_policy(
     problem: Problem, start: Sequence[Fleet], *, prove: bool, walks: bool
 ) -> list[tuple[Problem, FleetSearch]]:
-    """Each choice's search begins with the best fleets of those before."""
+    """Each choice's search begins with the best fleets of those before, within the budgets and without."""
     answers: list[tuple[Problem, FleetSearch]] = []
     errors: list[InfeasibleError] = []
+    unlimited_best: list[Fleet] = []
     choices = problem.task.policy_choices()
     for policies in choices:
         policy_problem = with_policies(problem, policies)
@@ -81,14 +82,18 @@ def _each_policy(
         if len(choices) > 1:
             problem.progress(name_policies(policies, choices))
         known = [*start, *(policy_problem.oracle.fleet(result.best) for _, result in answers)]
-        try:
-            found = search(policy_problem, known, prove=prove, walks=walks)
-            if policy_problem.oracle.pinning is not None:
-                again = partial(search, policy_problem, prove=prove, walks=walks)
-                found = polish_pins(policy_problem, found, again)
-            answers.append((policy_problem, found))
-        except InfeasibleError as error:
-            errors.append(error)
+        result, unlimited = search_beyond_budgets(
+            policy_problem, [*known, *unlimited_best], prove=prove, walks=walks
+        )
+        unlimited_best += [] if unlimited is None else [unlimited]
+        if isinstance(result, InfeasibleError):
+            errors.append(result)
+            continue
+        if policy_problem.oracle.pinning is not None:
+            result = polish_pins(
+                policy_problem, result, partial(search, policy_problem, prove=prove, walks=walks)
+            )
+        answers.append((policy_problem, result))
     if not answers:
         raise errors[0]
     return race_policies(problem, answers)
