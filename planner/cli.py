@@ -1,10 +1,14 @@
-"""The command line: files in, one library call, files and a short answer out.
+"""The command line: the table of all commands (each has a module in planner/commands/), and `plan` itself.
 
 stdout carries the answer (a table, or one JSON object with --json), stderr progress and errors. Exit codes:
-0 done; 1 bad input or failure; 2 usage; 3 infeasible; 4 a plan is written that is less than was asked for:
-not finished in time, or on paper as there is none for production; or nothing was found; 5 validation ran and
-the engines missed the SLO, or a watched plan no longer holds; 6 the prediction was off, or a watched plan's
-traffic has drifted; 130 interrupted, 143 by SIGTERM.
+
+    0  done                          1  bad input or failure                2  wrong usage
+    3  infeasible
+    4  nothing was found, or a plan is written that is less than was asked for: not finished in time, or the
+       cheapest on paper because there is none for production
+    5  validation ran and the engines missed the SLO, or a watched plan no longer holds
+    6  the prediction was off, or the traffic of a watched plan has drifted
+    130  interrupted                 143  ended by SIGTERM
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -44,7 +48,7 @@ from planner.commands.command_output import (
 )
 from planner.commands.compare_command import compare
 from planner.commands.day_command import day
-from planner.commands.described_command import Options, init
+from planner.commands.described_command import QuestionOptions, init
 from planner.commands.lengths_command import tell_lengths
 from planner.commands.manifests_command import write_manifests
 from planner.commands.mcp_command import serve_mcp
@@ -71,10 +75,7 @@ from planner.policies import ROUTERS_OF
 from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
 
-if TYPE_CHECKING:
-    pass
-
-LONGEST_MESSAGE = 2000
+LONGEST_MESSAGE_CHARS = 2000
 
 TimeOption = Annotated[
     float,
@@ -109,7 +110,9 @@ TargetOption = Annotated[
 
 
 class CommandLine(typer.Typer):
-    """Typer whose commands are read from the signatures of their functions once in a process: 40 ms."""
+    """Typer that reads the commands from the signatures of their functions once in a process, which takes
+    40 ms, and not at every call.
+    """
 
     @cached_property
     def commands(self) -> Callable[..., Any]:
@@ -132,18 +135,20 @@ class FilesOrCommands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Typer does; the options that look alike (--gpus for --qps) are seldom those that are meant."""
-        own = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        """As Typer does, but for an option of another tool (--qps) the error names ours. Typer itself would
+        suggest the option that is spelt most alike (--gpus), which is seldom the one that is meant.
+        """
+        known = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
         for arg in args:
             if arg in self.commands:
                 break
             name = arg.split("=")[0]
-            if name.startswith("--") and name not in own and (meant := OTHER_OPTIONS.get(name[2:].lower())):
+            if name.startswith("--") and name not in known and (meant := OTHER_OPTIONS.get(name[2:].lower())):
                 ctx.fail(f"No such option: {name}; did you mean: {meant}")
         return list(super().parse_args(ctx, args))
 
 
-# What newcomers call what other commands, or options, do.
+# Words that newcomers use in place of a command, and what to write for each.
 OTHER_WORDS = {
     **dict.fromkeys(
         ("plan", "run", "optimize", "optimise", "size"), "--slo slo.yaml --trace trace.csv -o out/"
@@ -152,7 +157,7 @@ OTHER_WORDS = {
     **{"autoscale": "day", "headroom": "sensitivity", "capacity": "goodput", "benchmark": "validate"},
     **{"gpus": "catalog gpus", "llms": "catalog llms", "models": "catalog llms", "prices": "catalog prices"},
 }
-# What newcomers call options, and limits without their percentile.
+# Options of other tools, and limits without their percentile, with what to write for each.
 OTHER_OPTIONS = {
     **dict.fromkeys(("qps", "rps", "request-rate"), "--rate 5, in requests/s"),
     **dict.fromkeys(
@@ -218,11 +223,12 @@ app.add_typer(catalog_commands, name="catalog")
 def main() -> None:
     """Entry point: a PlannerError is one line on stderr and its exit code; anything else is our bug."""
     _fill_closed_streams()
-    gc.freeze()  # a search makes few cycles: to look for them took a twentieth of a plan
+    # The search makes few reference cycles; to look for them as often as by default took 5 % of its time.
+    gc.freeze()
     gc.set_threshold(20_000, 50, 50)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show × shows \xd7
+            stream.reconfigure(errors="backslashreplace")  # A terminal that cannot show × shows \xd7.
     try:
         try:
             app()
@@ -231,23 +237,27 @@ def main() -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EPIPE):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
-        sys.exit(_say(PlannerError(f"the answer cannot be written to stdout ({error.strerror})")))
+        # Python flushes stdout once more when it exits, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(_print_error(PlannerError(f"the answer cannot be written to stdout ({error.strerror})")))
     except InfeasibleError as error:
         if "--json" in sys.argv:
             print_json(error.to_dict())
-        sys.exit(_say(error))
+        sys.exit(_print_error(error))
     except PlannerError as error:
-        sys.exit(_say(error))
+        sys.exit(_print_error(error))
     except BaseException as error:
-        if (want := missing_resource(error)) is None:
+        if (resource := missing_resource(error)) is None:
             raise
         why = f" ({error})" if str(error) else ""
-        sys.exit(_say(PlannerError(f"the {want} of this machine does not suffice{why}; ask for less")))
+        message = f"the {resource} of this machine does not suffice{why}; ask for less"
+        sys.exit(_print_error(PlannerError(message)))
 
 
 def _fill_closed_streams() -> None:
-    """Whoever starts us with a standard stream closed: no other file may get its number, nor print() fail."""
+    """Open the standard streams that were closed when this process was started. Otherwise the next file would
+    get their numbers, and print() would fail.
+    """
     fill_standard_streams()
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w")
@@ -255,10 +265,11 @@ def _fill_closed_streams() -> None:
         sys.stderr = os.fdopen(2, "w")
 
 
-def _say(error: PlannerError) -> int:
+def _print_error(error: PlannerError) -> int:
+    """Print the error as one line on stderr; returns the exit code."""
     message = " ".join(str(error).split())
-    if len(message) > LONGEST_MESSAGE:  # The message quotes a value that fills a file.
-        message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 4 :]}"
+    if len(message) > LONGEST_MESSAGE_CHARS:  # The message quotes a value that fills a file.
+        message = f"{message[: LONGEST_MESSAGE_CHARS // 2]} ... {message[-LONGEST_MESSAGE_CHARS // 4 :]}"
     print(f"plan: {message}", file=sys.stderr)  # noqa: T201
     return error.exit_code
 
@@ -271,15 +282,16 @@ OBJECTIVE_HELP = "cost, power, gpus; throughput: how much do --gpus h100:16 carr
 
 
 def _option(name: str, help: str) -> Any:
-    """An option that says a part of the question, in place of slo.yaml."""
+    """An option that gives a part of the question, in place of slo.yaml."""
     return typer.Option(name, help=help, rich_help_panel="The question, where there is no slo.yaml")
 
 
 def _limit(name: str) -> Any:
+    """The option of a limit of the SLO, such as --ttft-p95."""
     metric, percentile = name.removeprefix("--").split("-")
     row = METRICS[metric]
-    words = f"{row.abbreviation} that {percentile[1:]} % of {row.counted} keep, such as 800ms."
-    return _option(name, words[0].upper() + words[1:])
+    text = f"{row.abbreviation} that {percentile[1:]} % of {row.counted} keep, such as 800ms."
+    return _option(name, text[0].upper() + text[1:])
 
 
 @app.callback(invoke_without_command=True)
@@ -350,54 +362,57 @@ def plan(
         return
     if context.invoked_subcommand is not None:
         return
+    # ttft_p95 is of the metric ttft: four characters are the percentile.
     limits = {name.replace("_", "-"): to for name, to in context.params.items() if name[:-4] in METRICS}
-    options = Options(llm, rate, input_, output, task, duration, gpus, safety, limits, agents, objective)
-    if slo is None and trace is None and out is None and not options.given():
+    flags = QuestionOptions(
+        llm, rate, input_, output, task, duration, gpus, safety, limits, agents, objective
+    )
+    if slo is None and trace is None and out is None and not flags.given():
         typer.echo(context.get_help())
         return
-    wish = PlanOptions(
+    plan_options = PlanOptions(
         slo, trace, out, catalog, seed, time_limit, explain, prove, per_gpu, drop_invalid, png, json_output
     )
-    wish = replace(wish, verbose=verbose, quiet=quiet, resume=resume, executor=executor, address=address)
-    wish = replace(wish, target=target)
-    _plan(wish, options)
+    plan_options = replace(plan_options, verbose=verbose, quiet=quiet, resume=resume, target=target)
+    _run_plan(replace(plan_options, executor=executor, address=address), flags)
 
 
-def _plan(wish: PlanOptions, options: Options) -> None:
-    """By options, or by slo.yaml, which has one LLM or several."""
-    slo, given = wish.slo, options.given()
+def _run_plan(plan_options: PlanOptions, flags: QuestionOptions) -> None:
+    """Plan for the question that the options give, or for slo.yaml, which has one LLM or several."""
+    slo, given = plan_options.slo, flags.given()
     if given:
         if slo is not None:
             raise InputError(
                 f"--{next(iter(given))}: is in place of slo.yaml; write it into {slo}, ask "
                 f"plan what-if --slo {slo} --change KEY=VALUE, or drop --slo"
             )
-        flags = tuple(part for name, value in given.items() for part in (f"--{name}", value))
-        question_document = options.document(has_trace=wish.trace is not None)
-        plan_one(replace(wish, question_options=question_document, flags=flags))
+        arguments = tuple(part for name, value in given.items() for part in (f"--{name}", value))
+        question_document = flags.document(has_trace=plan_options.trace is not None)
+        plan_one(replace(plan_options, question_options=question_document, flags=arguments))
         return
-    is_shared = slo is not None and wish.out is not None and has_several_llms(slo)
-    if slo is None or wish.out is None or not (wish.trace is not None or is_shared or describes_traffic(slo)):
+    is_shared = slo is not None and plan_options.out is not None and has_several_llms(slo)
+    if (
+        slo is None
+        or plan_options.out is None
+        or not (plan_options.trace is not None or is_shared or describes_traffic(slo))
+    ):
         if slo is not None:
-            check_keys(slo)  # trafic: describes none
-        lacks = (
-            "-o DIR"
-            if slo is not None and wish.out is None
-            else "--slo FILE"
-            if slo is None
-            else "--trace FILE"
-        )
+            check_keys(slo)  # Raises for a misspelt `trafic:`, which otherwise looks like no traffic.
+        if slo is None:
+            missing = "--slo FILE"
+        else:
+            missing = "-o DIR" if plan_options.out is None else "--trace FILE"
         typer.echo(
-            f"plan: {lacks} is missing: a plan needs all of --slo FILE, --trace FILE and -o DIR, or --slo "
+            f"plan: {missing} is missing: a plan needs all of --slo FILE, --trace FILE and -o DIR, or --slo "
             "FILE that describes its traffic and -o DIR, or --llm, --rate, --input, --output and a limit; "
             "see plan --help",
             err=True,
         )
         raise typer.Exit(2)
     if is_shared:
-        plan_several(wish)
+        plan_several(plan_options)
     else:
-        plan_one(wish)
+        plan_one(plan_options)
 
 
 if __name__ == "__main__":

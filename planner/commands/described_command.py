@@ -24,7 +24,7 @@ _LIMIT = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class QuestionOptions:
     """The question's options as text, or None where one was not given.
 
     `limits` has the name of an option, such as "ttft-p95", and its text.

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from planner.day.day_study import DayAnswer, Ran, terms_of, workers_over_time
+from planner.day.day_study import ControllerDay, DayAnswer, terms_of, workers_over_time
 from planner.simulator.elastic import ElasticRun
 from planner.solvers.pool_sizes import DayTerms, billed_usd
 
@@ -58,12 +58,12 @@ class DayCauses:
         return sum(parts) + self.kept_usd + self.unneeded_usd + self.without_usd
 
 
-def find_causes(answer: DayAnswer, row: Ran) -> DayCauses | None:
+def find_causes(answer: DayAnswer, row: ControllerDay) -> DayCauses | None:
     """The causes of one day above the optimum; None where no optimum is known."""
     if answer.optimum is None:
         return None
     terms = terms_of(replace(answer.question, trace=answer.judged))
-    best = answer.optimum.ran
+    best = answer.optimum.day
     own_usd, best_usd = _bill_parts(terms, row.run), _bill_parts(terms, best.run)
     starting_usd, draining_usd, idle_usd, rounding_usd = (own_usd - best_usd).tolist()
     kept_usd, unneeded_usd, without_usd = _compare_ready(terms, row.run, best.run).tolist()
@@ -137,7 +137,9 @@ def _compare_ready(terms: DayTerms, run: ElasticRun, best: ElasticRun) -> Floats
     return total_usd
 
 
-def _missed_by_cause(row: Ran, best: Ran) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+def _missed_by_cause(
+    row: ControllerDay, best: ControllerDay
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Missed windows for which too few workers were asked, those for which they came too late, and all
     others.
     """
@@ -176,7 +178,7 @@ HEAD = (
 )
 
 
-def cause_rows(answer: DayAnswer, rows: Sequence[Ran]) -> list[tuple[str, ...]]:
+def cause_rows(answer: DayAnswer, rows: Sequence[ControllerDay]) -> list[tuple[str, ...]]:
     """A row for each controller: USD above the optimum by cause, then missed windows by cause."""
     table_rows = []
     for row in rows:

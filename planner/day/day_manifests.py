@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.day import autoscaling
-from planner.day.day_study import STATIC, DayAnswer, Ran
+from planner.day.day_study import STATIC, ControllerDay, DayAnswer
 from planner.errors import InputError
 
 _OF_ONE = ("manifests/*/*.*", "manifests/*/*/*.*", "manifests/README.md")
@@ -11,7 +11,7 @@ _OF_ONE = ("manifests/*/*.*", "manifests/*/*/*.*", "manifests/README.md")
 OUTDATED = (*_OF_ONE, *(f"{name}/{path}" for name in autoscaling.PAIRS for path in _OF_ONE))
 
 
-def controller_manifests(answer: DayAnswer, row: Ran | None = None) -> dict[str, str]:
+def controller_manifests(answer: DayAnswer, row: ControllerDay | None = None) -> dict[str, str]:
     """The files manifests/TARGET/... of this row's controller, or of the winner's.
 
     manifests/README.md says which targets have none, and why.

@@ -1,5 +1,5 @@
-"""A day under several controllers as files: day.html with its charts, day.csv, windows.csv, events.csv and
-day.json; and for the terminal.
+"""The answer of `plan day` (planner/day/day_study.py) as files, which are day.html with its charts, day.csv,
+windows.csv, events.csv and day.json, and as text for the terminal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from planner.day import day_causes
-from planner.day.day_study import STATIC, DayAnswer, Optimum, Ran, workers_over_time
+from planner.day.day_study import STATIC, ControllerDay, DayAnswer, Optimum, workers_over_time
 from planner.day.search.capacity import slo_text
 from planner.day.search.causal_bound import BLOCKS_S
 from planner.domain import row_of
@@ -35,18 +35,18 @@ HEAD = (
     "GPU hours",
     "Windows kept",
     "Worst window",
-    "Hurt by changes",
+    "ChangeEffect by changes",
     "Regret",
 )
-FEW_MISSED_FRAC = 0.01  # Missed windows that the bound without a look ahead is shown for.
-MOST_MISSED = 12  # More missed windows than this are only counted.
+FEW_MISSED_FRAC = 0.01  # The causal bound is shown for a controller that misses this share of windows.
+MOST_LISTED = 12  # More missed windows than this are counted and not listed.
 
 
 def render_day(answer: DayAnswer) -> dict[str, str]:
     """Everything `plan day -o DIR` writes but manifests: path relative to DIR -> content."""
-    numbers = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
-    written = _html(answer), to_csv(answer), windows_csv(answer), events_csv(answer), numbers
-    return dict(zip(NAMES, written, strict=True))
+    answer_json = json.dumps(to_json(answer), indent=2, allow_nan=False) + "\n"
+    contents = _html_page(answer), to_csv(answer), windows_csv(answer), events_csv(answer), answer_json
+    return dict(zip(NAMES, contents, strict=True))
 
 
 def recommendation(answer: DayAnswer) -> str:
@@ -68,16 +68,15 @@ def proof_lines(answer: DayAnswer) -> list[str]:
         return [f"No optimum: {answer.no_optimum}."]
     return [
         f"The optimum, knowing the traffic, is {usd(optimum.usd)}: {optimum.status}.",
-        f"No controller that keeps every window costs less than {usd(optimum.proved_usd)}: proved, "
-        "whenever it "
-        "acts.",
+        f"No controller that keeps every window costs less than {usd(optimum.proved_usd)}: proved, whenever "
+        "it acts.",
         *_any_moment_lines(optimum),
         *_causal_lines(answer),
     ]
 
 
 def _any_moment_lines(optimum: Optimum) -> list[str]:
-    """The bound for controllers that act at any moment, where it says more than what is proved."""
+    """The bound that holds if more workers never hurt, where it lies above the proved one."""
     bound_usd = optimum.any_moment_usd
     if bound_usd is None or bound_usd <= optimum.proved_usd:
         return []
@@ -88,10 +87,10 @@ def _any_moment_lines(optimum: Optimum) -> list[str]:
 
 
 def least_gpu_hours(answer: DayAnswer) -> list[str]:
-    """The GPU hours that a controller pays that knows all traffic, beside those of each one that does not."""
+    """The GPU hours of the optimum, which knows all traffic, and those of each controller."""
     if answer.optimum is None:
         return []
-    own = answer.optimum.ran.gpu_hours
+    own = answer.optimum.day.gpu_hours
     others = ", ".join(
         f"{row.name} {row.gpu_hours:,.1f} ({percent(row.gpu_hours - own, own)}, {row.missed_windows} missed)"
         for row in sorted(answer.rows, key=lambda row: (row.missed_windows, row.gpu_hours))
@@ -100,7 +99,9 @@ def least_gpu_hours(answer: DayAnswer) -> list[str]:
 
 
 def _causal_lines(answer: DayAnswer) -> list[str]:
-    """What a controller without a look ahead pays at least for few missed windows, if there is a bound."""
+    """What a controller that does not know the future pays at least where it misses few windows, if there is
+    such a bound (day/search/causal_bound.py).
+    """
     if answer.optimum is None or answer.optimum.causal is None:
         return []
     few = FEW_MISSED_FRAC * len(answer.static.windows)
@@ -115,12 +116,12 @@ def _causal_lines(answer: DayAnswer) -> list[str]:
 
 
 def day_table(answer: DayAnswer) -> Rows:
-    """A row for every controller and the optimum, the cheapest that keep most windows first."""
+    """A row for the optimum, then one for every controller, by missed windows and then by cost."""
     table_rows = [
-        _row(answer, row) for row in sorted(answer.rows, key=lambda row: (row.missed_windows, row.usd))
+        _table_row(answer, row) for row in sorted(answer.rows, key=lambda row: (row.missed_windows, row.usd))
     ]
     if answer.optimum is not None:
-        table_rows.insert(0, _row(answer, answer.optimum.ran))
+        table_rows.insert(0, _table_row(answer, answer.optimum.day))
     return HEAD, table_rows
 
 
@@ -128,7 +129,7 @@ FLEETS_HEAD = ("", "Fleet", "Standing: USD", "Best controller", "USD", "Windows 
 
 
 def fleet_rows(answer: DayAnswer) -> list[tuple[str, ...]]:
-    """A row for every fleet that could stand all day, that of this page first."""
+    """A row for every fleet that was compared, the one of this page first."""
 
     def usd_text(usd: float | None) -> str:
         return "-" if usd is None else f"{usd:,.2f}"
@@ -147,19 +148,19 @@ def fleet_rows(answer: DayAnswer) -> list[tuple[str, ...]]:
     ]
 
 
-def _row(answer: DayAnswer, row: Ran) -> tuple[str, ...]:
+def _table_row(answer: DayAnswer, row: ControllerDay) -> tuple[str, ...]:
     worst, regret = row.worst, answer.regret_usd(row)
-    rerouted, late = (sum(getattr(each, name) for each in row.hurt) for name in ("rerouted", "late"))
-    hurt = f"{late:,} late, {rerouted:,} again" if row.hurt else "-"
-    span = f"{show_clock(worst.start_s)}: {100 * worst.kept_frac:.1f} % of {worst.short_limit}"
+    rerouted, late = (sum(getattr(each, name) for each in row.effects) for name in ("rerouted", "late"))
+    effects = f"{late:,} late, {rerouted:,} again" if row.effects else "-"
+    worst_text = f"{show_clock(worst.start_s)}: {100 * worst.kept_frac:.1f} % of {worst.short_limit}"
     return (
         row.name,
         f"{row.usd:,.2f}",
         f"{row.usd / hours_of(answer):,.2f}",
         f"{row.gpu_hours:,.1f}",
         f"{len(row.windows) - row.missed_windows} of {len(row.windows)}",
-        span,
-        hurt,
+        worst_text,
+        effects,
         "-" if regret is None else f"{regret:+,.2f} USD ({percent(regret, _best_usd(answer))})",
     )
 
@@ -174,22 +175,23 @@ def hours_of(answer: DayAnswer) -> float:
 
 
 def percent(part: float, whole: float | None) -> str:
+    """`part` as a signed percentage of `whole`; "-" where there is no whole, or it is 0."""
     return f"{100 * part / whole:+.1f} %" if whole else "-"
 
 
-def _missed(row: Ran) -> str:
+def _missed(row: ControllerDay) -> str:
     return f"{counted(row.missed_windows, 'window')} of {len(row.windows)}"
 
 
-def missed_lines(row: Ran) -> list[str]:
+def missed_lines(row: ControllerDay) -> list[str]:
     """The missed windows of a controller, the worst first."""
-    short = sorted((each for each in row.windows if not each.holds), key=lambda each: each.kept_frac)
+    missed = sorted((each for each in row.windows if not each.holds), key=lambda each: each.kept_frac)
     lines = [
         f"{show_clock(each.start_s)} to {show_clock(each.end_s)}: {100 * each.kept_frac:.1f} % keep "
         f"{each.short_limit}"
-        for each in short[:MOST_MISSED]
+        for each in missed[:MOST_LISTED]
     ]
-    return lines + ([f"and {len(short) - MOST_MISSED} more"] if len(short) > MOST_MISSED else [])
+    return lines + ([f"and {len(missed) - MOST_LISTED} more"] if len(missed) > MOST_LISTED else [])
 
 
 def to_json(answer: DayAnswer) -> dict[str, Any]:
@@ -222,7 +224,7 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
         "optimum": None
         if optimum is None
         else {
-            **_controller_json(answer, optimum.ran),
+            **_controller_json(answer, optimum.day),
             "status": optimum.status,
             "bound_if_more_never_hurt_usd": optimum.bound_usd,
             "proved_usd": optimum.proved_usd,
@@ -251,7 +253,7 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
     }
 
 
-def _controller_json(answer: DayAnswer, row: Ran) -> dict[str, Any]:
+def _controller_json(answer: DayAnswer, row: ControllerDay) -> dict[str, Any]:
     regret, status = answer.regret_usd(row), row.run.simulation.status
     return {
         "name": row.name,
@@ -269,9 +271,9 @@ def _controller_json(answer: DayAnswer, row: Ran) -> dict[str, Any]:
         "finished": int((status == 0).sum()),
         "rejected": int((status == 1).sum()),
         "unfinished": int((status == 2).sum()),
-        "changes": len(row.hurt),
-        "late_while_starting": sum(each.late for each in row.hurt),
-        "rerouted": sum(each.rerouted for each in row.hurt),
+        "changes": len(row.effects),
+        "late_while_starting": sum(each.late for each in row.effects),
+        "rerouted": sum(each.rerouted for each in row.effects),
         "regret_usd": regret,
         "regret_windows": row.missed_windows,
         "causes": None
@@ -281,10 +283,10 @@ def _controller_json(answer: DayAnswer, row: Ran) -> dict[str, Any]:
 
 
 def to_csv(answer: DayAnswer) -> str:
-    """A row per controller: the figures of day.json."""
+    """A row per controller and one for the optimum: the figures of day.json that are no mappings."""
     controllers = [_controller_json(answer, row) for row in _rows_and_optimum(answer)]
     flat = [{k: v for k, v in each.items() if not isinstance(v, dict)} for each in controllers]
-    return _csv(list(flat[0]), (list(each.values()) for each in flat))
+    return _csv_text(list(flat[0]), (list(each.values()) for each in flat))
 
 
 def windows_csv(answer: DayAnswer) -> str:
@@ -306,14 +308,14 @@ def windows_csv(answer: DayAnswer) -> str:
                     *(int(each.holds), each.short_limit, f"{each.kept_frac:.6f}"),
                 ]
             )
-    return _csv(head, lines)
+    return _csv_text(head, lines)
 
 
 def events_csv(answer: DayAnswer) -> str:
     """A row per controller and change of a pool's size."""
     pools = answer.question.fleet.pools
     head = ["controller", "time_s", "pool", "before", "after", "late_while_starting", "rerouted"]
-    return _csv(
+    return _csv_text(
         head,
         (
             [
@@ -326,24 +328,25 @@ def events_csv(answer: DayAnswer) -> str:
                 each.rerouted,
             ]
             for row in _rows_and_optimum(answer)
-            for each in row.hurt
+            for each in row.effects
         ),
     )
 
 
-def _rows_and_optimum(answer: DayAnswer) -> list[Ran]:
-    return [*answer.rows, *([] if answer.optimum is None else [answer.optimum.ran])]
+def _rows_and_optimum(answer: DayAnswer) -> list[ControllerDay]:
+    return [*answer.rows, *([] if answer.optimum is None else [answer.optimum.day])]
 
 
-def _csv(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+def _csv_text(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     text = io.StringIO()
-    written = csv.writer(text, lineterminator="\n")
-    written.writerow(head)
-    written.writerows(lines)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(lines)
     return text.getvalue()
 
 
-def edges_of(row: Ran) -> np.ndarray[Any, np.dtype[np.float64]]:
+def edges_of(row: ControllerDay) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The times [s] between which the windows of a day lie, one more than windows."""
     return np.array([*(each.start_s for each in row.windows), row.windows[-1].end_s])
 
 
@@ -355,7 +358,7 @@ def rates_rps(answer: DayAnswer, edges_s: Any) -> Any:
 def draw_day(answer: DayAnswer) -> list[Figure]:
     """The charts: demand and ready capacity, workers, verdicts of the windows, and costs."""
     shown = [answer.static, *([answer.winner] if answer.winner is not answer.static else [])]
-    shown += [] if answer.optimum is None else [answer.optimum.ran]
+    shown += [] if answer.optimum is None else [answer.optimum.day]
     edges_s = edges_of(answer.static)
     window_s = float(edges_s[-1] - edges_s[0]) / (len(edges_s) - 1)
     pools = answer.question.fleet.pools
@@ -373,7 +376,7 @@ def draw_day(answer: DayAnswer) -> list[Figure]:
         pictures.append(Figure(f"workers-{p}", chart, f"{pool.name}: workers that take requests."))
     kept = {row.name: [each.kept_frac for each in row.windows] for row in shown}
     chart = charts.windows_chart(kept, window_s, "share within the limit")
-    pictures.append(Figure("kept", chart, "Of each window the share within the limit that fewest keep."))
+    pictures.append(Figure("kept", chart, "The share within the limit that fewest keep, in each window."))
     bars = [charts.Bar(row.name, row.usd, is_plan=row is answer.winner) for row in answer.rows]
     if answer.optimum is not None:
         bars.insert(0, charts.Bar("optimum", answer.optimum.usd))
@@ -382,7 +385,7 @@ def draw_day(answer: DayAnswer) -> list[Figure]:
     return pictures
 
 
-def _html(answer: DayAnswer) -> str:
+def _html_page(answer: DayAnswer) -> str:
     best, static, question = answer.winner, answer.static, answer.question
     saved = static.usd - best.usd
     cells = [
@@ -430,23 +433,23 @@ def settings_lines(answer: DayAnswer) -> list[str]:
     for row in answer.rows:
         if row.name == STATIC:
             continue
-        own = ", ".join(f"{name} {value}" for name, value in row.parameters.items()) or "defaults"
-        settings_text = (
+        parameters = ", ".join(f"{name} {value}" for name, value in row.parameters.items()) or "defaults"
+        tried = (
             f"; best of {row.settings_count} settings on the part that trains"
             if row.settings_count > 1
             else ""
         )
-        lines.append(f"{row.name}: {own}{settings_text}{_oscillation_lines(answer, row)}")
+        lines.append(f"{row.name}: {parameters}{tried}{_oscillation_text(answer, row)}")
     return lines + [f"{name} did not run: {why}" for name, why in answer.left_out]
 
 
-def _oscillation_lines(answer: DayAnswer, row: Ran) -> str:
-    """The times at which the controller oscillates."""
+def _oscillation_text(answer: DayAnswer, row: ControllerDay) -> str:
+    """How often each pool oscillated under the controller, and when first; empty if none did."""
     pools = answer.question.fleet.pools
     return "".join(
         f"; oscillates: {pools[each.pool].name} grew and shrank again before a worker could be ready, "
         f"{counted(each.times, 'time')}, first at {show_clock(each.first_s)}"
-        for each in row.swings
+        for each in row.oscillations
     )
 
 
@@ -462,6 +465,7 @@ def basis_lines(answer: DayAnswer) -> list[str]:
     lines += [
         f"no more than {count} GPUs of {gpu} at any moment, those that start or drain among them"
         for gpu, count in question.stock.items()
+        # Stock may name one market of a GPU ("h100-80g@spot"), or its row.
         if any(gpu in (name := pool.type.gpu.name, row_of(name)) for pool in question.fleet.pools)
     ]
     nodes = dict.fromkeys(node_of(pool.type.gpu) for pool in question.fleet.pools)

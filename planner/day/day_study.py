@@ -51,7 +51,7 @@ STATIC, CRON, OPTIMUM = "static", "cron", "optimum"
 ALL_AT_ONCE = "all limits at once"  # The label of `slo: attainment`.
 BUCKET_S = 300.0  # The width of the buckets in which the history that controllers see counts arrivals.
 LEAST_OPTIMUM_S = 20.0  # The optimum gets at least this long, even when no time is left.
-MOST_VARIANTS = 40  # So many settings of one controller are simulated at most.
+MOST_VARIANTS = 40  # At most this many settings of one controller are simulated.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +81,8 @@ class DayQuestion:
 @dataclass(frozen=True, slots=True)
 class WindowVerdict:
     """The verdict of one window of the SLO. `holds` is True if every limit and the attainment, if any, are
-    kept. `short_limit` names the limit with the smallest share of values within it, `kept_frac`.
+    kept. `short_limit` names the limit that decides: of those that fail, or of all where none does, the one
+    with the smallest share of values within it, which is `kept_frac`.
     """
 
     start_s: float
@@ -92,9 +93,10 @@ class WindowVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Hurt:
+class ChangeEffect:
     """The effect of one change of a pool's size: `rerouted` requests lost their worker when it stopped;
-    `late` requests arrived while new workers were starting, and missed a limit.
+    `late` requests arrived while new workers were starting, and missed a limit. `before` and `after` are
+    sizes, and `pool` is an index.
     """
 
     time_s: float
@@ -106,9 +108,10 @@ class Hurt:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ran:
+class ControllerDay:
     """The simulated day of one controller: its parameters as a document has them, the bill, the verdict of
-    every window, the effects of its changes, and its oscillations within one start-up time.
+    every window, the effects of its changes, and its oscillations: growth that was taken back within one
+    start-up time.
     """
 
     name: str
@@ -117,8 +120,8 @@ class Ran:
     usd: float
     gpu_hours: float
     windows: tuple[WindowVerdict, ...]
-    hurt: tuple[Hurt, ...]
-    swings: tuple[Oscillation, ...] = ()  # The oscillations.
+    effects: tuple[ChangeEffect, ...]
+    oscillations: tuple[Oscillation, ...] = ()
     chosen: Chosen | None = None  # It is None for a fixed sequence of sizes.
     deployment: Deployment | None = None
     settings_count: int = 1  # The number of settings simulated on the training part.
@@ -134,6 +137,7 @@ class Ran:
 
     @property
     def worst(self) -> WindowVerdict:
+        """The window with the lowest share within its limit, of those that fail if any does."""
         return min(self.windows, key=lambda each: (each.holds, each.kept_frac))
 
 
@@ -146,7 +150,7 @@ class Optimum:
     `any_moment_usd` is `proved_usd` if more workers never hurt; it is None where it was not computed.
     """
 
-    ran: Ran
+    day: ControllerDay
     edges_s: Floats
     sizes: Ints
     bound_usd: float
@@ -157,7 +161,7 @@ class Optimum:
 
     @property
     def usd(self) -> float:
-        return self.ran.usd
+        return self.day.usd
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +189,7 @@ class DayAnswer:
 
     question: DayQuestion
     judged: Trace
-    rows: tuple[Ran, ...]
+    rows: tuple[ControllerDay, ...]
     optimum: Optimum | None
     no_optimum: str
     capacity: CapacityTable | None
@@ -195,7 +199,7 @@ class DayAnswer:
     fleets: tuple[FleetDay, ...] = ()  # The alternatives; empty where none was compared.
 
     @property
-    def static(self) -> Ran:
+    def static(self) -> ControllerDay:
         return self.rows[0]
 
     @property
@@ -204,13 +208,13 @@ class DayAnswer:
         return missed_usd_of(self.question, self.static)
 
     @property
-    def winner(self) -> Ran:
+    def winner(self) -> ControllerDay:
         """The day of least cost, missed windows included; of equal ones the simplest controller."""
         if self.winner_name is not None:
             return next(row for row in self.rows if row.name == self.winner_name)
         return min(self.rows, key=lambda row: score_day(row, self.missed_usd))
 
-    def regret_usd(self, row: Ran) -> float | None:
+    def regret_usd(self, row: ControllerDay) -> float | None:
         """The cost above the optimum; negative for a controller that is cheaper because it misses windows."""
         return None if self.optimum is None else row.usd - self.optimum.usd
 
@@ -239,8 +243,8 @@ def study_day(
     rows = [simulate_controller(judged_question, parse_controller(STATIC, None), deployment)]
     missed_usd, left_out = missed_usd_of(question, rows[0]), list[tuple[str, str]]()
     others = [one for one in chosen if one.row.name != STATIC]
-    day = Day(judged_question, train, deployment, missed_usd, deadline - time.monotonic())
-    for each, (row, why_not) in zip(others, _rows(day, others, progress), strict=True):
+    inputs = DayInputs(judged_question, train, deployment, missed_usd, deadline - time.monotonic())
+    for each, (row, why_not) in zip(others, _run_controllers(inputs, others, progress), strict=True):
         if row is None:
             left_out.append((each.row.name, why_not))
         else:
@@ -259,7 +263,7 @@ def study_day(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Day:
+class DayInputs:
     """What every controller of a day is run on: the judged question, the traffic that trains, if any, and how
     many seconds are left to choose parameters."""
 
@@ -269,58 +273,67 @@ class Day:
     missed_usd: float
     left_s: float
 
-    def known(self, each: Chosen) -> Deployment:
+    def knowledge_of(self, each: Chosen) -> Deployment:
         """What a controller may know. Without training traffic, a timetable is made of the judged traffic."""
         has_no_earlier_days = each.row.name == CRON and self.train is None
         return in_hindsight(self.deployment, self.question.trace) if has_no_earlier_days else self.deployment
 
 
-def _rows(day: Day, chosen: Sequence[Chosen], progress: Progress) -> list[tuple[Ran | None, str]]:
+def _run_controllers(
+    inputs: DayInputs, chosen: Sequence[Chosen], progress: Progress
+) -> list[tuple[ControllerDay | None, str]]:
     """The day of each controller, run by the executor; None and the reason for a day that could not run."""
     if executors.current_crew() is None:
-        deadline, rows = time.monotonic() + day.left_s, []
+        deadline, rows = time.monotonic() + inputs.left_s, []
         for each in chosen:
             progress(f"{each.row.name}: the day")
-            left = replace(day, left_s=deadline - time.monotonic())
-            rows.append(_row(left, each, progress))
+            inputs_now = replace(inputs, left_s=deadline - time.monotonic())
+            rows.append(_run_controller(inputs_now, each, progress))
         return rows
     progress(f"{', '.join(each.row.name for each in chosen)}: the day")
-    sent = executors.run_items(_row_to_send, chosen, shared=day)
+    sent = executors.run_items(_run_to_send, chosen, shared=inputs)
     return [
-        (row and replace(row, chosen=replace(each, **settings), deployment=day.known(each)), why_not)
+        (
+            row and replace(row, chosen=replace(each, **settings), deployment=inputs.knowledge_of(each)),
+            why_not,
+        )
         for each, (row, settings, why_not) in zip(chosen, sent, strict=True)
     ]
 
 
-def _row_to_send(day: Day, each: Chosen) -> tuple[Ran | None, dict[str, Any], str]:
-    """What a worker process sends back: the row without what the caller has already, the settings that were
-    chosen, and the reason if there is no row.
+def _run_to_send(inputs: DayInputs, each: Chosen) -> tuple[ControllerDay | None, dict[str, Any], str]:
+    """What a worker process sends back: the day without what the caller has already, the settings that were
+    chosen, and the reason if there is no day.
     """
-    row, why_not = _row(day, each, report_nothing)
+    row, why_not = _run_controller(inputs, each, report_nothing)
     if row is None or row.chosen is None:
         return row, {}, why_not
     settings = {"settings": row.chosen.settings, "by_role": row.chosen.by_role}
     return replace(row, chosen=None, deployment=None), settings, why_not
 
 
-def _row(day: Day, each: Chosen, progress: Progress) -> tuple[Ran | None, str]:
+def _run_controller(inputs: DayInputs, each: Chosen, progress: Progress) -> tuple[ControllerDay | None, str]:
     """The day of one controller, tuned first if there is traffic to train on; else None and the reason."""
     try:
         tuned, settings_count = each, 1
-        if day.train is not None:
-            training_question = replace(day.question, trace=day.train)
-            deadline = time.monotonic() + day.left_s
+        if inputs.train is not None:
+            training_question = replace(inputs.question, trace=inputs.train)
+            deadline = time.monotonic() + inputs.left_s
             tuned, settings_count = tune_controller(
-                training_question, each, day.deployment, day.missed_usd, deadline, progress
+                training_question, each, inputs.deployment, inputs.missed_usd, deadline, progress
             )
-        row = simulate_controller(day.question, tuned, day.known(each))
+        row = simulate_controller(inputs.question, tuned, inputs.knowledge_of(each))
         return replace(row, settings_count=settings_count), ""
     except InputError as error:
         return None, str(error)
 
 
 def best_sizes(
-    question: DayQuestion, rows: Sequence[Ran], *, time_limit_s: float, progress: Progress = report_nothing
+    question: DayQuestion,
+    rows: Sequence[ControllerDay],
+    *,
+    time_limit_s: float,
+    progress: Progress = report_nothing,
 ) -> Optimum:
     """The cheapest sequence of sizes on the grid, or that of a controller which costs less at other moments.
 
@@ -331,7 +344,7 @@ def best_sizes(
     runs = DayRuns(fleet, trace, slo, pools, terms)
     cheapest = cheapest_day(runs, time_limit_s=max(time_limit_s, LEAST_OPTIMUM_S), progress=progress)
     best, status = summarize_run(question, OPTIMUM, cheapest.best.run, {}), cheapest.status
-    cheaper = min((row for row in rows if row.keeps), key=lambda row: row.usd, default=None)
+    controller = min((row for row in rows if row.keeps), key=lambda row: row.usd, default=None)
     bound_usd, edges_s, sizes = cheapest.bound_usd, terms.edges_s, cheapest.best.workers
     bound = any_moment_bound(
         runs,
@@ -345,9 +358,9 @@ def best_sizes(
         status = f"changes at any moment; on the grid {best.usd:,.2f} USD, {status}"
         best = summarize_run(question, OPTIMUM, finer.day.run, {})
         edges_s, sizes = np.append(finer.times_s, terms.edges_s[-1]), finer.workers
-    if cheaper is not None and cheaper.usd < best.usd:
-        best = replace(cheaper, name=OPTIMUM, parameters={}, settings_count=1)
-        status = f"what {cheaper.name} did, which changes sizes at other moments than the grid's"
+    if controller is not None and controller.usd < best.usd:
+        best = replace(controller, name=OPTIMUM, parameters={}, settings_count=1)
+        status = f"what {controller.name} did, which changes sizes at other moments than the grid's"
     return Optimum(
         best,
         edges_s,
@@ -356,14 +369,19 @@ def best_sizes(
         cheapest.proved_usd,
         status,
         causal_bound(runs),
+        # Above the cost of a day that keeps every window it is refuted: here more workers did hurt.
         bound.usd if bound.usd <= best.usd else cheapest.proved_usd,
     )
 
 
 def terms_of(question: DayQuestion) -> DayTerms:
     """The windows and the billing terms of the question, as the search for the optimum needs them."""
-    fleet_facts = question.fleet, question.trace, question.slo, question.pools
-    return day_terms(*fleet_facts, step_s=question.step_s, unit_s=question.unit_s, stock=question.stock)
+    return day_terms(
+        *(question.fleet, question.trace, question.slo, question.pools),
+        step_s=question.step_s,
+        unit_s=question.unit_s,
+        stock=question.stock,
+    )
 
 
 def split_training(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace]:
@@ -382,19 +400,19 @@ def split_training(trace: Trace, train_frac: float) -> tuple[Trace | None, Trace
     return trace.select(np.arange(first)), replace(later, arrival_s=later.arrival_s - cut_s)
 
 
-def missed_usd_of(question: DayQuestion, static: Ran) -> float:
+def missed_usd_of(question: DayQuestion, static: ControllerDay) -> float:
     """The cost of a missed window: as asked for, else what the static fleet pays for a window."""
     static_window_usd = static.usd / len(static.windows)
     return static_window_usd if question.missed_usd is None else question.missed_usd
 
 
-def score_day(row: Ran, missed_usd: float) -> tuple[float, int]:
+def score_day(row: ControllerDay, missed_usd: float) -> tuple[float, int]:
     """The sort key of a day: its bill plus the cost of its missed windows, then the number of these."""
-    counted_usd = missed_usd * row.missed_windows if row.missed_windows else 0.0
-    return row.usd + counted_usd, row.missed_windows
+    missed_cost_usd = missed_usd * row.missed_windows if row.missed_windows else 0.0  # inf * 0 is NaN
+    return row.usd + missed_cost_usd, row.missed_windows
 
 
-def simulate_controller(question: DayQuestion, chosen: Chosen, deployment: Deployment) -> Ran:
+def simulate_controller(question: DayQuestion, chosen: Chosen, deployment: Deployment) -> ControllerDay:
     """Simulate one controller on the question's traffic."""
     slo, controller = question.slo, chosen(deployment)
     part = ElasticFleet(question.fleet, question.trace, question.pools, controller, slo.limits, slo.every_s)
@@ -403,18 +421,20 @@ def simulate_controller(question: DayQuestion, chosen: Chosen, deployment: Deplo
     return replace(row, chosen=chosen, deployment=deployment)
 
 
-def summarize_run(question: DayQuestion, name: str, run: ElasticRun, parameters: Mapping[str, object]) -> Ran:
+def summarize_run(
+    question: DayQuestion, name: str, run: ElasticRun, parameters: Mapping[str, object]
+) -> ControllerDay:
     """Summarize one simulated day: bill, windows, changes of size and oscillations."""
     slo, pools, gpus = question.slo, question.pools, [pool.type.gpus for pool in question.fleet.pools]
     terms = terms_of(question)
-    return Ran(
+    return ControllerDay(
         name,
         dict(parameters),
         run,
         billed_usd(terms, ((span.pool, span.asked_s, span.gone_s) for span in run.spans)),
         sum(gpus[span.pool] * (span.gone_s - span.asked_s) for span in run.spans) / 3600,
-        kept_in_windows(run.simulation, slo, run.simulation.edges_s),
-        hurt_by_changes(run, slo),
+        window_verdicts(run.simulation, slo, run.simulation.edges_s),
+        effects_of_changes(run, slo),
         find_oscillations(run.asked_s, run.asked, [pool.start_s for pool in pools]),
     )
 
@@ -440,7 +460,7 @@ def tune_controller(
     return best, settings_count
 
 
-def kept_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> tuple[WindowVerdict, ...]:
+def window_verdicts(simulation: Simulation, slo: Slo, edges_s: Floats) -> tuple[WindowVerdict, ...]:
     """The verdict of every window between these edges, from a simulation that counted per window."""
     by_name = {limit.name: in_windows(simulation, k, edges_s) for k, limit in enumerate(slo.limits)}
     if slo.attainment_frac is not None:
@@ -468,10 +488,10 @@ def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Flo
     return paid, ready
 
 
-def hurt_by_changes(run: ElasticRun, slo: Slo) -> tuple[Hurt, ...]:
+def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:
     """The effect of every change of a pool's size by the controller, in order of time."""
-    simulation, hurt = run.simulation, []
-    late_before = np.concatenate(([0], np.cumsum(~keeps_all(simulation, slo))))
+    simulation, effects = run.simulation, []
+    late_before = np.concatenate(([0], np.cumsum(~keeps_all(simulation, slo))))  # of the first i requests
     for p in range(run.asked.shape[1]):
         sizes, pool_spans = run.asked[:, p], [span for span in run.spans if span.pool == p]
         for d in np.flatnonzero(np.diff(sizes)) + 1:
@@ -481,8 +501,9 @@ def hurt_by_changes(run: ElasticRun, slo: Slo) -> tuple[Hurt, ...]:
             stopped = [span for span in pool_spans if span.given_up_s == at_s and span.was_stopped]
             rerouted = sum(_count_rerouted(simulation, span.gone_s) for span in stopped)
             before, after = int(sizes[d - 1]), int(sizes[d])
-            hurt.append(Hurt(at_s, p, before, after, rerouted, int(late_before[last] - late_before[first])))
-    return tuple(sorted(hurt, key=lambda each: (each.time_s, each.pool)))
+            late = int(late_before[last] - late_before[first])
+            effects.append(ChangeEffect(at_s, p, before, after, rerouted, late))
+    return tuple(sorted(effects, key=lambda each: (each.time_s, each.pool)))
 
 
 def _count_rerouted(simulation: Simulation, gone_s: float) -> int:
@@ -495,13 +516,13 @@ def _count_rerouted(simulation: Simulation, gone_s: float) -> int:
 
 
 def _highest_rps(trace: Trace, every_s: float) -> float:
-    """The highest request rate of any window of a trace."""
+    """The highest request rate of any window of a trace. A trace of less than a second counts as 1 s."""
     edges_s = np.arange(trace.arrival_s[0], trace.arrival_s[-1] + every_s, every_s)
     counts = np.histogram(trace.arrival_s, edges_s)[0] if len(edges_s) > 1 else np.array([len(trace)])
     return float(counts.max() / min(every_s, max(trace.duration_s, 1.0)))
 
 
-def _history(trace: Trace) -> History:
+def _rate_history(trace: Trace) -> History:
     """The arrival rates of the training part, in whole buckets that end with its last request."""
     buckets = max(int(trace.duration_s // BUCKET_S), 1)
     end_s = float(trace.arrival_s[-1])
@@ -510,21 +531,23 @@ def _history(trace: Trace) -> History:
 
 
 def deployment_of(question: DayQuestion, seen: Trace, train: Trace | None) -> Deployment:
-    """The knowledge of a controller: pools, limits, and the traffic before the judged part, if any."""
+    """The knowledge of a controller: pools, limits, and the traffic before the judged part, if any. `seen` is
+    the traffic that its table of capacity and its rules are made of.
+    """
 
-    def limit_s(*metrics: str) -> float | None:
+    def tightest_s(*metrics: str) -> float | None:
         limits_s = [limit.limit_s for limit in question.slo.limits if limit.metric in metrics]
         return min(limits_s, default=None)
 
-    context = int((seen.input_tokens + seen.output_tokens).max())
-    engines = tuple(engine_profile(pool.type, context) for pool in question.fleet.pools)
+    longest_tokens = int((seen.input_tokens + seen.output_tokens).max())
+    engines = tuple(engine_profile(pool.type, longest_tokens) for pool in question.fleet.pools)
     return Deployment(
         pools=question.pools,
         roles=tuple(pool.role for pool in question.fleet.pools),
         prices_usd_per_h=tuple(pool.type.price_usd_per_h for pool in question.fleet.pools),
         clock_s=0.0 if train is None else float(train.arrival_s[-1]),
-        ttft_s=limit_s("ttft", "e2e"),
-        tpot_s=limit_s("tpot", "tbt"),
+        ttft_s=tightest_s("ttft", "e2e"),
+        tpot_s=tightest_s("tpot", "tbt"),
         capacity=capacity_table(
             question.fleet,
             seen,
@@ -541,7 +564,7 @@ def deployment_of(question: DayQuestion, seen: Trace, train: Trace | None) -> De
         rules=load_rules(
             question.fleet, seen, question.slo, engines, most=[pool.most for pool in question.pools]
         ),
-        history=None if train is None else _history(train),
+        history=None if train is None else _rate_history(train),
     )
 
 
@@ -555,7 +578,7 @@ def in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
     return replace(deployment, history=history, clock_s=days * DAY_S)
 
 
-def warnings_of(train: Trace | None, rows: Sequence[Ran]) -> tuple[str, ...]:
+def warnings_of(train: Trace | None, rows: Sequence[ControllerDay]) -> tuple[str, ...]:
     """A warning if a controller was made of the traffic that judges it."""
     learns = any(row.name == CRON or "capacity" in CONTROLLERS[row.name].needs for row in rows)
     if train is not None or not learns:

@@ -19,10 +19,10 @@ from planner.day.day_study import (
     LEAST_OPTIMUM_S,
     OPTIMUM,
     STATIC,
+    ControllerDay,
     DayAnswer,
     DayQuestion,
     Optimum,
-    Ran,
     deployment_of,
     in_hindsight,
     missed_usd_of,
@@ -43,13 +43,13 @@ from planner.traffic.trace import Trace
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class JointRan:
+class JointDay:
     """One controller for all LLMs: what the pools of each did, and the bill for all, on nodes that they
     share.
     """
 
     name: str
-    parts: tuple[Ran, ...]
+    parts: tuple[ControllerDay, ...]
     usd: float
 
     @property
@@ -69,7 +69,7 @@ class JointRan:
 class JointOptimum:
     """The optimum of all LLMs with the fields of `day.Optimum`; `each` has the part of every LLM."""
 
-    ran: JointRan
+    day: JointDay
     each: tuple[Optimum, ...]
     bound_usd: float
     proved_usd: float
@@ -83,7 +83,7 @@ class JointAnswer:
     """
 
     each: Mapping[str, DayAnswer]
-    rows: tuple[JointRan, ...]
+    rows: tuple[JointDay, ...]
     optimum: JointOptimum | None
     no_optimum: str
     stock: Mapping[str, int]
@@ -91,25 +91,25 @@ class JointAnswer:
     warnings: tuple[str, ...] = ()
 
     @property
-    def static(self) -> JointRan:
+    def static(self) -> JointDay:
         return self.rows[0]
 
     @property
-    def winner(self) -> JointRan:
+    def winner(self) -> JointDay:
         """The day of least cost, in which a missed window of each LLM costs what it does for that LLM."""
         questions = [answer.question for answer in self.each.values()]
         return _best_row(self.rows, questions)
 
-    def regret_usd(self, row: JointRan) -> float | None:
-        return None if self.optimum is None else row.usd - self.optimum.ran.usd
+    def regret_usd(self, row: JointDay) -> float | None:
+        return None if self.optimum is None else row.usd - self.optimum.day.usd
 
 
-def _best_row(rows: Sequence[JointRan], questions: Sequence[DayQuestion]) -> JointRan:
+def _best_row(rows: Sequence[JointDay], questions: Sequence[DayQuestion]) -> JointDay:
     window_usd = [
         missed_usd_of(question, part) for question, part in zip(questions, rows[0].parts, strict=True)
     ]
 
-    def score(row: JointRan) -> tuple[float, int]:
+    def score(row: JointDay) -> tuple[float, int]:
         missed_usd = sum(usd * part.missed_windows for usd, part in zip(window_usd, row.parts, strict=True))
         return row.usd + missed_usd, row.missed_windows
 
@@ -143,7 +143,7 @@ def study_day_together(
         deployment_of(question, later if train is None else train, train)
         for question, (train, later) in zip(llm_questions, parts, strict=True)
     ]
-    rows: list[JointRan] = []
+    rows: list[JointDay] = []
     left_out: list[tuple[str, str]] = []
     static = parse_controller(STATIC, None)
     for controller in (static, *(other for other in chosen if other.row.name != STATIC)):
@@ -201,7 +201,7 @@ def _tune_controller(
     chosen: Chosen,
     deployment: Deployment,
     train: Trace | None,
-    rows: Sequence[JointRan],
+    rows: Sequence[JointDay],
     m: int,
     deadline: float,
 ) -> tuple[Chosen, int]:
@@ -219,7 +219,7 @@ def _simulate_day(
     tuned: Sequence[tuple[Chosen, int]],
     deployments: Sequence[Deployment],
     terms: DayTerms,
-) -> JointRan:
+) -> JointDay:
     """The day of one controller, tuned for each LLM, and the number of settings that were
     simulated for that.
     """
@@ -251,10 +251,10 @@ def _simulate_day(
             judged, runs, tuned, used_deployments, strict=True
         )
     ]
-    return JointRan(name, tuple(days), _paid_usd(days, terms))
+    return JointDay(name, tuple(days), _paid_usd(days, terms))
 
 
-def _paid_usd(parts: Sequence[Ran], terms: DayTerms) -> float:
+def _paid_usd(parts: Sequence[ControllerDay], terms: DayTerms) -> float:
     """The bill of all workers, on nodes that the LLMs share."""
     # `terms` number the pools of all LLMs one after another.
     lives, first_pool = [], 0
@@ -266,7 +266,7 @@ def _paid_usd(parts: Sequence[Ran], terms: DayTerms) -> float:
 
 def _find_optimum(
     judged: Sequence[DayQuestion],
-    rows: Sequence[JointRan],
+    rows: Sequence[JointDay],
     terms: DayTerms,
     deadline: float,
     progress: Progress,
@@ -283,7 +283,7 @@ def _find_optimum(
         summarize_run(question, OPTIMUM, part.run, {})
         for question, part in zip(judged, cheapest.best.parts, strict=True)
     ]
-    best = JointRan(OPTIMUM, tuple(parts), cheapest.best.usd)
+    best = JointDay(OPTIMUM, tuple(parts), cheapest.best.usd)
     status, bound_usd = cheapest.status, cheapest.bound_usd
     cheapest_row = min((row for row in rows if row.keeps), key=lambda row: row.usd, default=None)
     if cheapest_row is not None and cheapest_row.usd < best.usd:
@@ -297,7 +297,7 @@ def _find_optimum(
         proved_usd = own_runs.least_paid().usd
         llm_parts.append(
             Optimum(
-                ran=part,
+                day=part,
                 edges_s=terms.edges_s,
                 sizes=cheapest.best.workers[:, columns.start : columns.stop],
                 bound_usd=min(proved_usd, part.usd),

@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.day import day_page
 from planner.day.day_manifests import controller_manifests
-from planner.day.several_llms_day import JointAnswer, JointRan
+from planner.day.several_llms_day import JointAnswer, JointDay
 from planner.reports import charts
 from planner.reports.drawing import Figure
 from planner.reports.page import bullets, headline, page, section, table
@@ -33,7 +33,7 @@ def joint_recommendation(answer: JointAnswer) -> str:
     kept = "keeps every window" if best.keeps else f"misses {_missed(best)}"
     above = ""
     if regret is not None and answer.optimum is not None:
-        above = f", {usd(regret)} ({day_page.percent(regret, answer.optimum.ran.usd)}) above the optimum"
+        above = f", {usd(regret)} ({day_page.percent(regret, answer.optimum.day.usd)}) above the optimum"
     return f"{best.name} {kept} of {counted(len(answer.each), 'LLM')} and costs {usd(best.usd)}{above}."
 
 
@@ -42,7 +42,7 @@ def proof_lines(answer: JointAnswer) -> list[str]:
     if optimum is None:
         return [f"No optimum: {answer.no_optimum}."]
     return [
-        f"The optimum of all LLMs, knowing their traffic, is {usd(optimum.ran.usd)}: {optimum.status}.",
+        f"The optimum of all LLMs, knowing their traffic, is {usd(optimum.day.usd)}: {optimum.status}.",
         f"No controllers that keep every window cost less than {usd(optimum.proved_usd)}: proved, whenever "
         "they act.",
     ]
@@ -55,13 +55,13 @@ def joint_table(answer: JointAnswer) -> Rows:
     names = list(answer.each)
     head = ("Controller", "USD", "Windows kept", "Regret", *(f"{name}: USD, missed" for name in names))
     ordered = sorted(answer.rows, key=lambda row: (row.missed_windows, row.usd))
-    days = [*([answer.optimum.ran] if answer.optimum else []), *ordered]
+    days = [*([answer.optimum.day] if answer.optimum else []), *ordered]
     table_rows = []
     for row in days:
         regret = answer.regret_usd(row)
         above = "-"
         if regret is not None and answer.optimum is not None:
-            above = f"{regret:+,.2f} USD ({day_page.percent(regret, answer.optimum.ran.usd)})"
+            above = f"{regret:+,.2f} USD ({day_page.percent(regret, answer.optimum.day.usd)})"
         each = [f"{part.usd:,.2f}, {part.missed_windows}" for part in row.parts]
         table_rows.append(
             (
@@ -75,7 +75,7 @@ def joint_table(answer: JointAnswer) -> Rows:
     return head, table_rows
 
 
-def _missed(row: JointRan) -> str:
+def _missed(row: JointDay) -> str:
     return f"{counted(row.missed_windows, 'window')} of {row.windows}"
 
 
@@ -102,7 +102,7 @@ def to_json(answer: JointAnswer) -> dict[str, Any]:
         "optimum": None
         if optimum is None
         else {
-            "usd": optimum.ran.usd,
+            "usd": optimum.day.usd,
             "status": optimum.status,
             "bound_if_more_never_hurt_usd": optimum.bound_usd,
             "proved_usd": optimum.proved_usd,
@@ -120,11 +120,11 @@ def _html(answer: JointAnswer) -> str:
         ("Standing all day", usd(static.usd), f"{_missed(static)} missed"),
     ]
     if answer.optimum is not None:
-        cells.append(("Optimum", usd(answer.optimum.ran.usd), "knowing the traffic: no controllers can"))
+        cells.append(("Optimum", usd(answer.optimum.day.usd), "knowing the traffic: no controllers can"))
     head, table_rows = joint_table(answer)
     bars = [charts.Bar(row.name, row.usd, is_plan=row is best) for row in answer.rows]
     if answer.optimum is not None:
-        bars.insert(0, charts.Bar("optimum", answer.optimum.ran.usd))
+        bars.insert(0, charts.Bar("optimum", answer.optimum.day.usd))
         bars.insert(0, charts.Bar("proved bound", answer.optimum.proved_usd, at_least=True))
     costs = [Figure("costs", charts.bars_chart(bars, "USD"), "What all of the traffic costs under each.")]
     shared = [

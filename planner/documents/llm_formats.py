@@ -1,11 +1,12 @@
 """The number format of each module's weights in an LLM, as its checkpoint declares it.
 
-formats = read_formats(file, config)
-formats.format_of(["layers.3.mlp.experts.0.gate_proj"], is_expert=True)       # "nvfp4"
+    formats = read_formats(file, config)
+    formats.format_of(["layers.3.mlp.experts.0.gate_proj"], is_expert=True)       # "nvfp4"
 
 The declaration is `quantization_config` of config.json (fp8, AWQ, GPTQ, mxfp4, compressed-tensors, ModelOpt)
 or hf_quant_config.json beside it (ModelOpt). It names the modules that are not quantised, by name, with *, or
 as a regular expression after "re:". These modules keep 16 bits, as does every module that no target names.
+The names of formats ("fp8", "int4-g32") are those of WEIGHT_BYTES in planner/models/llm.py.
 """
 
 from __future__ import annotations
@@ -56,17 +57,17 @@ _ALGORITHMS = {
     "INT4_AWQ": "int4",
     "INT8_SQ": "int8",
 }
-_MIXED = "MIXED_PRECISION"
+# What checkpoints write before a module's name, which is ours from "layers." on.
 _PREFIXES = ("model.", "model.language_model.", "language_model.model.", "backbone.", "language_model.", "")
-_ONE_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")
+_ONE_EXPERT = re.compile(r"(?<=experts\.)\d+(?=\.)")  # All experts of a layer share a format.
 _GLOB = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True)
 class Formats:
     """The formats of an LLM's modules. `default` is the format of modules that no rule names, and `experts`
-    that of routed experts that no rule names. A rule of `names` names a module, or a module that it is part
-    of; one of `patterns` matches the whole name.
+    that of routed experts that no rule names. A rule of `names` holds for the module of this name and for all
+    modules inside it; one of `patterns` holds for modules whose whole name it matches.
     """
 
     default: str = "bf16"
@@ -91,8 +92,9 @@ class Formats:
         )
 
     def _format_by_rule(self, module: str) -> str | None:
-        """The format by the rules of the checkpoint; None where no rule applies. A rule may name the module,
-        a module that it is part of, or a part of its name.
+        """The format by the rules of the checkpoint; None where no rule applies. A rule may have the module's
+        name, any run of steps between its dots, or a pattern. A rule for the module itself comes before one
+        for what contains it.
         """
         if not self.names and not self.patterns:
             return None
@@ -104,8 +106,8 @@ class Formats:
             steps = _ONE_EXPERT.sub("*", full).split(".") if self.names else []
             for last in range(len(steps), 0, -1):
                 for first in range(last if steps[last - 1] in self._last_parts else 0):
-                    if found := self.names.get(".".join(steps[first:last])):
-                        return found
+                    if named_format := self.names.get(".".join(steps[first:last])):
+                        return named_format
         return None
 
     @cached_property
@@ -129,6 +131,7 @@ class Formats:
 
 
 def read_config(path: Path) -> dict[str, Any]:
+    """A Hugging Face config.json, or another JSON object. Raises CatalogError for anything else."""
     try:
         with open_input(path) as stream:
             raw = stream.read(MAX_CONFIG_BYTES + 1)
@@ -166,14 +169,15 @@ def read_formats(file: Path, config: Config) -> Formats:
                     "vLLM wants it"
                 )
     if len(statements) > 1 and not statements[0][1].is_same(statements[1][1]):
-        (one, a), (other, b) = statements[:2]
-        if a.bytes_per == b.bytes_per:
+        (place, formats), (other_place, other_formats) = statements[:2]
+        (weight_bytes, key_bytes), other_bytes = formats.bytes_per, other_formats.bytes_per
+        if (weight_bytes, key_bytes) == other_bytes:
             raise CatalogError(
-                f"{one} and {other} say different things of some modules; remove what is out of date"
+                f"{place} and {other_place} say different things of some modules; remove what is out of date"
             )
         raise CatalogError(
-            f"{one} counts {a.bytes_per[0]:g} byte(s) per weight and {a.bytes_per[1]:g} per key, "
-            f"{other} {b.bytes_per[0]:g} and {b.bytes_per[1]:g}; remove what is out of date"
+            f"{place} counts {weight_bytes:g} byte(s) per weight and {key_bytes:g} per key, "
+            f"{other_place} {other_bytes[0]:g} and {other_bytes[1]:g}; remove what is out of date"
         )
     if statements:
         return statements[0][1]
@@ -214,13 +218,14 @@ def _parse_section(section: object, where: str, config: Config) -> Formats:
         return _config_groups(groups, f"{where}: config_groups", kv_dtype_bytes, ignored)
     if section.get("quant_method") is None and "quant_algo" in section:
         return Formats(kv_dtype_bytes=kv_dtype_bytes)  # ModelOpt changed the format of keys and values alone.
-    experts = default = _of_method(section, where, method)
+    experts = default = _method_format(section, where, method)
     if method in ("mxfp4", "gpt_oss_mxfp4"):
         default = "bf16"  # gpt-oss has other formats in its experts alone.
     return _formats_of_rules(default, experts, kv_dtype_bytes, ignored)
 
 
-def _of_method(section: Config, where: str, method: str) -> str:
+def _method_format(section: Config, where: str, method: str) -> str:
+    """The one format of a `quant_method` without groups. Raises CatalogError for one that is not modelled."""
     match method:
         case "fp8" | "fbgemm_fp8" | "ptpc_fp8":
             return "fp8-block" if section.get("weight_block_size") else "fp8"
@@ -236,6 +241,7 @@ def _of_method(section: Config, where: str, method: str) -> str:
             if section.get("bits") == 4:
                 return _int4_format(section, where)
             raise _not_modelled(section, where, "bits")
+    # A section without a method is best known by its bits, if it has any.
     name = "bits" if section.get("quant_method") is None and "bits" in section else "quant_method"
     raise _not_modelled(section, where, name)
 
@@ -268,7 +274,7 @@ def _config_groups(groups: object, where: str, kv_dtype_bytes: float, ignored: d
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
             raise CatalogError(f"{at}: weights: expected num_bits and type, found {show_value(weights)}")
-        format = _of_group(weights, at)
+        format = _group_format(weights, at)
         for target in group.get("targets") or ("Linear",):
             if target in ("Linear", "FusedMoE", "RoutedExperts"):
                 if default not in ("bf16", format):
@@ -279,7 +285,8 @@ def _config_groups(groups: object, where: str, kv_dtype_bytes: float, ignored: d
     return _formats_of_rules(default, default, kv_dtype_bytes, names)
 
 
-def _of_group(weights: Config, where: str) -> str:
+def _group_format(weights: Config, where: str) -> str:
+    """The format of one group of `config_groups`, by its bits, kind of number and values per scale."""
     bits, kind, size = weights.get("num_bits"), weights.get("type", "int"), weights.get("group_size")
     match bits, kind:
         case 8, "float":
@@ -292,8 +299,7 @@ def _of_group(weights: Config, where: str) -> str:
             return _int4_format({"group_size": size}, where)
     raise CatalogError(
         f"{where}: weights: {show_value(kind)} of {show_value(bits)} bits in groups of "
-        f"{show_value(size)} are not modelled; "
-        f"{INSTEAD}"
+        f"{show_value(size)} are not modelled; {INSTEAD}"
     )
 
 
@@ -349,6 +355,7 @@ def _formats_of_rules(default: str, experts: str, kv_dtype_bytes: float, named: 
 
 
 def _parse_ignored(section: Config, where: str) -> list[str]:
+    """The names and patterns of the modules that are not quantised."""
     names: list[str] = []
     for key in _IGNORED:
         listed = section.get(key)

@@ -17,6 +17,7 @@
       agents: 500                    # at once, in place of rate; or {count: 500, turns: 9, tool: {mean: 5 s}}
 
 planner/traffic/described.py and planner/traffic/agents.py draw the requests, and define what each key means.
+`p95: 5000` is a percentile of lengths. A row of catalogs/tasks.yaml has the keys from `input` on.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.documents.agents_traffic import agent_rate_rps, agents_document, is_of_agents, parse_agents
-from planner.documents.log_columns import KEYS as READING
+from planner.documents.log_columns import KEYS as LOG_KEYS
 from planner.errors import InputError
 from planner.files.checked_files import read_yaml
 from planner.files.document_values import (
@@ -65,11 +66,14 @@ USUAL_REQUESTS, USUAL_LEAST_S, USUAL_MOST_S = 10_000, 300.0, 3600.0
 USUAL_TASKS = 3.0
 WEEK_H = 168
 HOUR_S = 3600.0
-# A curve of rates may have this many intervals, about the minutes of ten weeks.
-MOST_INTERVALS = 100_000
-# There may be at most this many clients, prefixes or tenants.
-MOST_COUNT = 100_000
-# What each tenant may say of its requests, where tenants differ in kind.
+# The next six refuse what is most likely a slip: a larger value than any trace has.
+MOST_INTERVALS = 100_000  # of a curve of rates, about the minutes of ten weeks
+MOST_COUNT = 100_000  # clients, prefixes or tenants
+MOST_CV = 100.0
+MOST_SKEW = 10.0
+MOST_DRIFT = 5.0  # standard deviations
+MOST_SPREAD_FRAC = 0.99  # of mean lengths between clients
+# The keys of one tenant, where tenants differ in kind.
 TENANT_KEYS = ("rate", "task", "input", "output", "joint", "burstiness", "clients")
 # Without `duration`, what is drawn has at least this many requests of each such tenant, within USUAL_MOST_S.
 USUAL_TENANT_REQUESTS = 500
@@ -78,8 +82,8 @@ _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A row of catalogs/tasks.yaml: values of keys of `traffic` for one kind of request, from a trace or a
-    paper (`source`). `of` says in words what was measured.
+    """A row of catalogs/tasks.yaml: values of SHAPE_KEYS for one kind of request, from a trace or a paper
+    (`source`). `of` says in words what was measured.
     """
 
     name: str
@@ -96,7 +100,9 @@ def parse_task_row(name: str, row: Section) -> TaskRow:
 
 
 def example_of(values: Mapping[str, Any], where: str) -> Description:
-    """Traffic of the kind that these keys describe, at a rate of 10 requests/s or with 10 agents."""
+    """Traffic of the kind that these keys describe, at a rate of 10 requests/s or with 10 agents. Raises
+    InputError as `parse_description` does.
+    """
     load = {"agents": {"count": 10, **values["agents"]}} if "agents" in values else {"rate": 10}
     description = parse_description(Section({**values, **load}, where), {})
     assert description is not None
@@ -104,13 +110,15 @@ def example_of(values: Mapping[str, Any], where: str) -> Description:
 
 
 def is_description(traffic: Section) -> bool:
-    """Whether `traffic` says what requests are like, and not only what to do with a trace."""
+    """Whether `traffic` describes requests. Otherwise it says what to do with a trace, and its `rate` is the
+    number that the trace is scaled to.
+    """
     return any(key in traffic for key in KEYS) or isinstance(traffic.get("rate"), Mapping)
 
 
 def describes_traffic(path: Path) -> bool:
-    """Whether this slo.yaml describes its traffic. False for what is no plain file: a pipe can be read but
-    once, and reading it here would leave nothing.
+    """Whether this slo.yaml describes its traffic. False for a pipe: it can be read only once, and whoever
+    reads the question would find it empty.
     """
     if not os.path.isfile(path):  # noqa: PTH113 - silent about any name
         return False
@@ -126,18 +134,18 @@ def parse_description(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descrip
     """
     if not is_description(traffic):
         return None
-    for key in ("scale", *READING):
+    for key in ("scale", *LOG_KEYS):
         if key in traffic:
             raise InputError(
                 f"{traffic.path_of(key)}: is for a trace, and this traffic is described; drop {key}"
             )
     if isinstance(traffic.get("tenants"), Mapping):
         return _parse_tenants(traffic, tasks)
-    task = _task(traffic, tasks)
+    task = _named_task(traffic, tasks)
+    task_values: Mapping[str, Any] = {} if task is None else task.values
     given = traffic.values
-    section = Section({**(task.values if task else {}), **given}, traffic.where)
-    of_agents = {} if task is None else task.values.get("agents", {})
-    has_agents = is_of_agents(given, of_agents and {"agents": of_agents})
+    section = Section({**task_values, **given}, traffic.where)
+    has_agents = is_of_agents(given, task_values)
     if "rate" not in traffic and not has_agents:
         raise InputError(f"{traffic.path_of('rate')}: is missing; say how many requests/s, such as rate: 30")
     lengths, basis = [], [] if task is None else [f"task {task.name}: {task.of}"]
@@ -147,20 +155,26 @@ def parse_description(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descrip
                 f"{traffic.path_of(key)}: is missing; give tokens such as {key}: 300, or a task: "
                 f"{', '.join(tasks) or 'a row of catalogs/tasks.yaml'}"
             )
-        row = None if task is None or key not in given else task.values.get(key)
-        lengths.append(_parse_lengths(section.get(key), section.path_of(key), row, basis))
-    agents = parse_agents(Section(given, traffic.where), of_agents, _read_lengths) if has_agents else None
-    rate_rps, every_s = ((agent_rate_rps(agents, lengths[1]),), HOUR_S) if agents else _parse_rate(section)
+        task_lengths = task_values.get(key) if key in given else None
+        lengths.append(_parse_lengths(section.get(key), section.path_of(key), task_lengths, basis))
+    input_lengths, output_lengths = lengths
+    agents, agent_task_s = None, None
+    if has_agents:
+        own_keys = Section(given, traffic.where)
+        agents = parse_agents(own_keys, task_values.get("agents", {}), _read_lengths)
+        agent_task_s = agents.task_s(output_lengths)
+        rate_rps: tuple[float, ...] = (agent_rate_rps(agents, output_lengths),)
+        every_s = HOUR_S
+    else:
+        rate_rps, every_s = _parse_rate(section)
     joint, table = _parse_joint(section)
     gap_cv, fano = _parse_burstiness(section)
     tenants = section.whole_number("tenants", 1, most=MOST_COUNT)
     description = Description(
         rate_rps=rate_rps,
-        duration_s=_duration_s(
-            section, rate_rps, every_s, None if agents is None else agents.task_s(lengths[1])
-        ),
-        input=lengths[0],
-        output=lengths[1],
+        duration_s=_duration_s(section, rate_rps, every_s, agent_task_s),
+        input=input_lengths,
+        output=output_lengths,
         every_s=every_s,
         growth=_parse_growth(section),
         joint=joint,
@@ -183,7 +197,9 @@ def parse_description(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descrip
 
 
 def _parse_tenants(traffic: Section, tasks: Mapping[str, TaskRow]) -> Description:
-    """Tenants whose requests differ in kind: `tenants: {chat: {rate: 4, task: chat}, batch: {...}}`."""
+    """Tenants whose requests differ in kind: `tenants: {chat: {rate: 4, task: chat}, batch: {...}}`. Each is
+    parsed as traffic of its own, for one duration.
+    """
     for key in ("rate", "task", "drift", *SHAPE_KEYS):
         if key in traffic and key != "tenants":
             raise InputError(
@@ -207,14 +223,15 @@ def _parse_tenants(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descriptio
         duration_s = math.ceil(min(usual_s, USUAL_MOST_S))
     by_tenant = []
     for name, section in sections.items():
-        whole = Section({**section.values, "duration": f"{duration_s} s"}, section.where)
-        description = parse_description(whole, tasks)
+        with_duration = Section({**section.values, "duration": f"{duration_s} s"}, section.where)
+        description = parse_description(with_duration, tasks)
         assert description is not None, "a duration describes traffic"
         by_tenant.append((name, description))
     busiest = by_tenant[max(range(len(rates_rps)), key=rates_rps.__getitem__)][1]
     return Description(
         rate_rps=(total_rps,),
         duration_s=duration_s,
+        # A description needs lengths; requests are drawn from those of each tenant.
         input=busiest.input,
         output=busiest.output,
         growth=_parse_growth(traffic),
@@ -223,7 +240,8 @@ def _parse_tenants(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descriptio
     )
 
 
-def _task(traffic: Section, tasks: Mapping[str, TaskRow]) -> TaskRow | None:
+def _named_task(traffic: Section, tasks: Mapping[str, TaskRow]) -> TaskRow | None:
+    """The row of the catalog that `task` names; None without the key."""
     if "task" not in traffic:
         return None
     name = traffic.plain_text("task")
@@ -247,9 +265,9 @@ def _parse_rate(traffic: Section) -> tuple[tuple[float, ...], float]:
         curve, every_s = _parse_week(section.get("weekly"), section.path_of("weekly")), HOUR_S
         if "mean" in section and "peak" in section:
             raise InputError(f"{where}: found mean and peak; give one of the two")
-        for key, own in (("mean", sum(curve) / len(curve)), ("peak", max(curve))):
-            if key in section and own > 0:
-                factor = section.positive(key, "rps") / own
+        for key, curve_rps in (("mean", sum(curve) / len(curve)), ("peak", max(curve))):
+            if key in section and curve_rps > 0:  # A week without requests is refused below.
+                factor = section.positive(key, "rps") / curve_rps
                 curve = [rate * factor for rate in curve]
     else:
         section = Section.from_document(value, where, ("curve", "every"))
@@ -294,7 +312,9 @@ def _parse_growth(traffic: Section) -> float:
 def _duration_s(
     traffic: Section, rate_rps: tuple[float, ...], every_s: float, agent_task_s: float | None
 ) -> float:
-    """How long the drawn traffic is [s]: `duration`, else by the rate or by the time of an agent's task."""
+    """How long the drawn traffic is [s]: `duration`, if given. Otherwise a curve is drawn as a whole, but at
+    most one hour of a week; other traffic until its rate, or its agents' tasks, give enough requests.
+    """
     if agent_task_s is not None and "duration" not in traffic:
         return math.ceil(max(USUAL_REQUESTS / rate_rps[0], USUAL_TASKS * agent_task_s))
     if "duration" in traffic:
@@ -306,22 +326,26 @@ def _duration_s(
     return math.ceil(min(max(USUAL_REQUESTS / busiest, USUAL_LEAST_S), at_most_s))
 
 
-def _parse_lengths(value: object, where: str, row: object, basis: list[str]) -> Lengths:
-    """A distribution of lengths. `row` is the one of the task, if there is one: where only a mean is given,
-    that distribution is scaled to it. `basis` collects sentences on what was assumed.
+def _parse_lengths(value: object, where: str, task_lengths: object, basis: list[str]) -> Lengths:
+    """A distribution of lengths. A mean alone scales the distribution of the task, if there is one; otherwise
+    a lognormal one is assumed. `basis` collects sentences on what was assumed.
     """
     if is_number(value):
         mean = check_number(value, where, least=1.0)
-        if row is not None:
-            of_task = _parse_lengths(row, where, None, [])
-            return of_task.scaled(mean / of_task.mean_tokens)
+        if task_lengths is not None:
+            shape = _parse_lengths(task_lengths, where, None, [])
+            return shape.scaled(mean / shape.mean_tokens)
         key = where.rpartition(": ")[2]
         basis.append(f"{key}: a mean of {mean:g} tokens; lognormal with CV {USUAL_CV:g} taken for granted")
         return Lognormal(mean, USUAL_CV)
     given = check_mapping(value, where, "{mean: 1500, p50: 900, p95: 5000}")
-    for key, kind in (("fixed", _fixed), ("lognormal", _lognormal), ("histogram", _histogram)):
+    for key, parse in (
+        ("fixed", _parse_fixed),
+        ("lognormal", _parse_lognormal),
+        ("histogram", _parse_histogram),
+    ):
         if key in given:
-            return kind(Section.from_document(given, where, (key,)))
+            return parse(Section.from_document(given, where, (key,)))
     return _parse_percentiles(given, where)
 
 
@@ -329,11 +353,11 @@ def _read_lengths(value: object, where: str) -> Lengths:
     return _parse_lengths(value, where, None, [])
 
 
-def _fixed(section: Section) -> Fixed:
+def _parse_fixed(section: Section) -> Fixed:
     return Fixed(section.whole_number("fixed", most=MAX_TOKENS))
 
 
-def _lognormal(section: Section) -> Lognormal:
+def _parse_lognormal(section: Section) -> Lognormal:
     part = section.subsection("lognormal", ("mean", "cv"))
     return Lognormal(
         check_number(part.get_required("mean"), part.path_of("mean"), least=1.0),
@@ -341,7 +365,7 @@ def _lognormal(section: Section) -> Lognormal:
     )
 
 
-def _histogram(section: Section) -> LengthHistogram:
+def _parse_histogram(section: Section) -> LengthHistogram:
     part = section.subsection("histogram", ("edges", "counts"))
     edges, counts = part.numbers("edges"), part.numbers("counts")
     if len(edges) != len(counts) + 1 or not counts:
@@ -362,6 +386,7 @@ def _histogram(section: Section) -> LengthHistogram:
 
 
 def _parse_percentiles(given: Mapping[str, Any], where: str) -> Lengths:
+    """`{mean: 1500, p50: 900, p95: 5000, max: 32000}`: two percentiles, one and a mean, or a mean alone."""
     tokens_by_frac: dict[float, float] = {}
     for key in given:
         match = _PERCENTILE.fullmatch(str(key))
@@ -398,6 +423,7 @@ def _parse_percentiles(given: Mapping[str, Any], where: str) -> Lengths:
 
 
 def _parse_joint(traffic: Section) -> tuple[float, tuple[tuple[float, ...], ...]]:
+    """The rank correlation of input and output, or 0 and a table of counts where one is given."""
     value, where = traffic.get("joint", 0.0), traffic.path_of("joint")
     if not isinstance(value, Mapping):
         correlation = check_number(value, where)
@@ -433,20 +459,20 @@ def _parse_drift(traffic: Section, intervals: int) -> tuple[tuple[float, ...], t
                 f"{section.path_of(key)}: holds {len(values)} numbers, expected {intervals}, one for each "
                 "interval of the rate"
             )
-        if any(abs(value) > 5 for value in values):
-            raise refused_value(
-                section.path_of(key), "expected numbers of standard deviations, -5 to 5", list(values)
-            )
+        if any(abs(value) > MOST_DRIFT for value in values):
+            expected = f"expected numbers of standard deviations, -{MOST_DRIFT:g} to {MOST_DRIFT:g}"
+            raise refused_value(section.path_of(key), expected, list(values))
         drifts.append(values)
     return drifts[0], drifts[1]
 
 
 def _parse_burstiness(traffic: Section) -> tuple[float | None, tuple[tuple[float, float], ...]]:
+    """The coefficient of variation of gaps, if given, and rows (window [s], Fano factor of its counts)."""
     if "burstiness" not in traffic:
         return None, ()
     section = traffic.subsection("burstiness", ("cv", "fano"))
     cv = section.number("cv", least=0.0) if "cv" in section else None
-    if cv is not None and cv > 100:
+    if cv is not None and cv > MOST_CV:
         raise refused_value(section.path_of("cv"), "expected a coefficient of variation of 0 to 100", cv)
     where = section.path_of("fano")
     fano = {}
@@ -470,9 +496,9 @@ def _parse_clients(traffic: Section, tenants: int) -> Clients:
         )
     skew = section.number("skew", usual.skew, least=0.0)
     cv = section.number("cv", usual.gap_cv, least=0.0)
-    if skew > 10 or cv > 100:
+    if skew > MOST_SKEW or cv > MOST_CV:
         raise InputError(f"{section.where}: expected skew <= 10 and cv <= 100, found {skew:g} and {cv:g}")
-    return Clients(count, skew, cv, section.share("lengths", usual.lengths_frac, most=0.99))
+    return Clients(count, skew, cv, section.share("lengths", usual.lengths_frac, most=MOST_SPREAD_FRAC))
 
 
 def _parse_sessions(traffic: Section) -> Sessions | None:
@@ -498,19 +524,21 @@ def _parse_prefixes(traffic: Section) -> Prefixes | None:
 
 
 def description_document(description: Description) -> dict[str, Any]:
-    """The section `traffic` that `parse_description` reads as this description. Its rates include growth."""
+    """The section `traffic` that `parse_description` reads as this description. Its rates include growth, and
+    what is as by default is left out.
+    """
     if description.by_tenant:
         factor, tenants = description.growth, {}
         for name, each in description.by_tenant:
-            own = description_document(each.at_rate(each.mean_rps * factor))
-            tenants[name] = {key: value for key, value in own.items() if key in TENANT_KEYS}
+            tenant = description_document(each.at_rate(each.mean_rps * factor))
+            tenants[name] = {key: value for key, value in tenant.items() if key in TENANT_KEYS}
         return {"duration": _show_duration(description.duration_s), "tenants": tenants}
     curve = [_without_point(rate * description.growth) for rate in description.rate_rps]
     rate: Any = {"curve": curve, "every": _show_duration(description.every_s)} if len(curve) > 1 else curve[0]
     load: dict[str, Any] = {"rate": rate}
     if description.agents is not None:
-        at_once = replace(description.agents, count=description.agent_count or 1)
-        load = {"agents": agents_document(at_once, _lengths_document)}
+        agents = replace(description.agents, count=description.agent_count or 1)
+        load = {"agents": agents_document(agents, _lengths_document)}
     document: dict[str, Any] = {
         **load,
         "duration": _show_duration(description.duration_s),

@@ -6,12 +6,13 @@
     ray           a running Ray cluster,  address auto, host:6379 or ray://host:10001, or $RAY_ADDRESS
     dask          a running Dask cluster, address tcp://host:8786, or $DASK_SCHEDULER_ADDRESS
 
-What many items share (a trace, a fleet) travels once, not with every item: processes map its arrays from a
-file in memory, `ray.put` and Dask's `scatter` lay it onto the cluster. What a worker makes of it for others
-(a trace that it draws) stays there too.
+A value that many items share (a trace, a fleet) travels once, not with every item: processes map its arrays
+from a file in memory, `ray.put` and Dask's `scatter` copy it to the cluster. A result that later items need
+(a trace that a worker drew) stays with the workers too.
 
-All workers have this version of fleetplan and of what computes with it, or nothing is computed at all. The
-item of a worker that dies is given to another one, three times at most; then it is one PlannerError.
+Every worker must have the same versions of fleetplan, Python, NumPy and Numba as this process, or nothing is
+computed at all. The item of a worker that dies is given to another one, three times at most; after that a
+PlannerError is raised.
 """
 
 from __future__ import annotations
@@ -49,34 +50,34 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 EXAMPLES = {"ray": "auto, host:6379 or ray://host:10001", "dask": "tcp://host:8786"}
-ADDRESSES = {"ray": "RAY_ADDRESS", "dask": "DASK_SCHEDULER_ADDRESS"}  # variables, as their own clients have
+ADDRESSES = {"ray": "RAY_ADDRESS", "dask": "DASK_SCHEDULER_ADDRESS"}  # the variables their own clients read
 NAMES = ("serial", "threads", "processes", *EXAMPLES)
-COUNTED = ("threads", "processes")
-PARENT_S = 1.0  # how often a process checks that its parent is alive
-ANSWER_S = 10.0  # a cluster that does not answer a connection by then is not there
-FIRST_WORKER_S = 60.0
+WITH_NUMBER = ("threads", "processes")  # `threads:4` says how many
+PARENT_CHECK_S = 1.0  # A process checks this often that its parent is alive.
+CONNECT_TIMEOUT_S = 10.0
+FIRST_WORKER_TIMEOUT_S = 60.0
 TRIES = 4  # of one item: the first, and three after workers that died
-LONGEST_REASON = 300
+LONGEST_REASON_CHARS = 300
 MOST_WORKERS = 1024
-KEPT_VALUES = 32  # values that a process keeps mapped at a time
-IGNORE_LEAK_WARNINGS = "ignore:resource_tracker:UserWarning"  # loky's tracker warns after an interrupt
-IN_MEMORY = Path("/dev/shm")
-FOLDER, LOCK = "fleetplan-crew-", "lock"  # the lock is held as long as the run lasts
-ROOM_BYTES = 2**30  # needed free memory there; with less, files go to the temporary folder
+MAPPED_VALUES = 32  # So many shared values a worker process keeps mapped at a time.
+IGNORE_LEAK_WARNINGS = "ignore:resource_tracker:UserWarning"  # Loky's tracker warns after an interrupt.
+MEMORY_FOLDER = Path("/dev/shm")
+CREW_PREFIX, LOCK_NAME = "fleetplan-crew-", "lock"  # A run holds the lock in its folder until it ends.
+LEAST_FREE_BYTES = 2**30  # With less memory free in MEMORY_FOLDER, files go to the temporary folder.
 COMPUTED_WITH = ("numpy", "numba")
 
 
 @cache
 def deciding_versions() -> str:
-    """The versions that decide the last bit of a result, on this machine."""
+    """The versions on this machine that may change the last bit of a result."""
     names = [f"fleetplan {__version__}", f"Python {sys.version.split()[0]}"]
     return ", ".join([*names, *(f"{name} {metadata.version(name)}" for name in COMPUTED_WITH)])
 
 
 @dataclass(frozen=True, slots=True)
 class Executor:
-    """Where to compute: one of NAMES, `processes:4` with a number; `address` is that of a Ray or Dask
-    cluster, by default what their own environment variables say.
+    """Where to compute: `name` is one of NAMES, `processes:4` with a number; `address` is that of a Ray or
+    Dask cluster, by default from the variables in ADDRESSES.
     """
 
     name: str = "serial"
@@ -84,8 +85,8 @@ class Executor:
 
     def __post_init__(self) -> None:
         kind, _, number = self.name.partition(":")
-        if kind not in NAMES or (":" in self.name and kind not in COUNTED):
-            known = ", ".join(f"{each}[:N]" if each in COUNTED else each for each in NAMES)
+        if kind not in NAMES or (":" in self.name and kind not in WITH_NUMBER):
+            known = ", ".join(f"{each}[:N]" if each in WITH_NUMBER else each for each in NAMES)
             raise InputError(f"--executor: must be one of {known}, found {self.name!r}")
         if ":" in self.name and not (number.isdecimal() and 1 <= int(number) <= MOST_WORKERS):
             raise InputError(
@@ -103,7 +104,7 @@ class Executor:
                 "processes uses the CPUs of this machine"
             )
         if self.address != "auto" or kind == "dask":
-            self.host_and_port()
+            self.host_and_port()  # Raises for a malformed address; Ray alone knows "auto".
 
     @property
     def kind(self) -> str:
@@ -111,8 +112,8 @@ class Executor:
 
     @property
     def workers(self) -> int:
-        """How many processes or threads it has on this machine; 1 for the others."""
-        if self.kind not in COUNTED:
+        """How many processes or threads of this machine compute; 1 for serial, ray and dask."""
+        if self.kind not in WITH_NUMBER:
             return 1
         return int(self.name.partition(":")[2] or os.cpu_count() or 1)
 
@@ -144,8 +145,8 @@ class Crew(Protocol):
 
 _crew: ContextVar[Crew | None] = ContextVar("crew", default=None)
 _threads: ContextVar[int | None] = ContextVar("threads", default=None)
-_here = threading.Semaphore(os.cpu_count() or 1)
-_slots: ContextVar[threading.Semaphore] = ContextVar("slots", default=_here)
+_process_slots = threading.Semaphore(os.cpu_count() or 1)
+_slots: ContextVar[threading.Semaphore] = ContextVar("slots", default=_process_slots)
 
 
 def current_crew() -> Crew | None:
@@ -166,7 +167,7 @@ def parallel_width() -> int:
 
 
 def current_slot() -> threading.Semaphore:
-    """A semaphore that every computation in this process holds, so that threads and memory stay bounded."""
+    """A semaphore that a computation in this process holds while it runs: it bounds threads and memory."""
     return _slots.get()
 
 
@@ -177,17 +178,17 @@ def working_on(executor: Executor) -> Iterator[None]:
     """
     with ExitStack() as stack:
         if executor.kind in ("serial", "threads"):
-            own, threads = None, executor.workers
+            crew, threads = None, executor.workers
         else:
-            own, threads = stack.enter_context(_open_crew(executor)), None
-        slots = _here if threads is None else threading.Semaphore(threads)
-        before = _crew.set(own), _threads.set(threads), _slots.set(slots)
+            crew, threads = stack.enter_context(_open_crew(executor)), None
+        slots = _process_slots if threads is None else threading.Semaphore(threads)
+        crew_before, threads_before, slots_before = _crew.set(crew), _threads.set(threads), _slots.set(slots)
         try:
             yield
         finally:
-            _crew.reset(before[0])
-            _threads.reset(before[1])
-            _slots.reset(before[2])
+            _crew.reset(crew_before)
+            _threads.reset(threads_before)
+            _slots.reset(slots_before)
 
 
 def run_items(
@@ -199,9 +200,10 @@ def run_items(
 ) -> list[Result]:
     """[function(shared, item) for item in items], whatever the executor: same order, same values.
 
-    `function` belongs to a module, depends on nothing but its arguments and changes neither. An error it
-    raises is raised here; of several errors any one. Without `executor` the workers are those of
-    `working_on`. Raises InputError if package or cluster are missing, PlannerError if workers die.
+    `function` is defined at the top of a module, depends on its arguments alone and changes neither of them.
+    An error that it raises is raised here; if several items fail, it is the error of any one. Without
+    `executor` the workers are those of `working_on`. Raises InputError if package or cluster are missing,
+    PlannerError if workers die.
     """
     if executor is not None:
         if executor.kind == "processes" and items:
@@ -221,8 +223,7 @@ def run_items(
 
 def _open_crew(executor: Executor) -> Any:
     """The context manager that opens the executor's crew."""
-    opened = {"processes": _processes, "ray": _ray, "dask": _dask}[executor.kind]
-    return opened(executor)
+    return {"processes": _open_processes, "ray": _open_ray, "dask": _open_dask}[executor.kind](executor)
 
 
 # -- what a worker does
@@ -245,7 +246,7 @@ def _run_item(parent_versions: str, function: Callable[[Any, Any], Any], value: 
     return function(value, item)
 
 
-@lru_cache(maxsize=KEPT_VALUES)
+@lru_cache(maxsize=MAPPED_VALUES)
 def _map_file(path: str) -> Any:
     from joblib import load
 
@@ -254,33 +255,38 @@ def _map_file(path: str) -> Any:
 
 
 def _run_item_on_file(
-    parent_versions: str, function: Callable[[Any, Any], Any], path: str, item: Any, made: str | None = None
+    parent_versions: str,
+    function: Callable[[Any, Any], Any],
+    path: str,
+    item: Any,
+    result_path: str | None = None,
 ) -> Any:
+    """function(value in the file, item); the result is returned, or written to `result_path`."""
     from joblib import dump
 
     result = _run_item(parent_versions, function, _map_file(path), item)
-    if made is None:
+    if result_path is None:
         return result
-    dump(result, f"{made}.part")
-    Path(f"{made}.part").replace(made)
+    dump(result, f"{result_path}.part")  # Renamed when complete: a worker that dies leaves no half file.
+    Path(f"{result_path}.part").replace(result_path)
     return None
 
 
 # -- processes
 
 
-def _end_with(parent: int) -> None:
-    """End this process soon after its parent was killed."""
+def _exit_after_parent(parent: int) -> None:
+    """Start a thread that ends this process soon after its parent was killed."""
 
-    def watch() -> None:
+    def watch_parent() -> None:
         while os.getppid() == parent:
-            time.sleep(PARENT_S)
+            time.sleep(PARENT_CHECK_S)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch_parent, daemon=True).start()
 
 
-class _File:
+class _ValueFile:
     """A value in a file of the crew's folder; the file is deleted with the last reference."""
 
     __slots__ = ("path",)
@@ -292,7 +298,7 @@ class _File:
         self.path.unlink(missing_ok=True)
 
 
-class _Processes:
+class _ProcessCrew:
     """A pool of loky's processes, replaced by a new pool when one of its processes has died."""
 
     def __init__(self, workers: int, folder: Path) -> None:
@@ -303,12 +309,12 @@ class _Processes:
     def _start_pool(self) -> Any:
         from joblib.externals.loky import ProcessPoolExecutor
 
-        with _deaf_to_interrupts():
+        with _workers_ignore_interrupts():
             return ProcessPoolExecutor(
-                self.workers, timeout=None, initializer=_end_with, initargs=(os.getpid(),)
+                self.workers, timeout=None, initializer=_exit_after_parent, initargs=(os.getpid(),)
             )
 
-    def put_value(self, value: Any) -> _File:
+    def put_value(self, value: Any) -> _ValueFile:
         from joblib import dump
 
         path = self.folder / str(next(self._number))
@@ -319,26 +325,32 @@ class _Processes:
                 f"--executor processes: {self.folder}: {error.strerror or error}; make room there, or use "
                 "--executor threads"
             ) from None
-        return _File(path)
+        return _ValueFile(path)
 
-    def put_result(self, function: Callable[[Any, Any], Any], reference: _File, item: Any) -> _File:
-        made = _File(self.folder / str(next(self._number)))
-        self._start_call(
-            _run_item_on_file, deciding_versions(), function, str(reference.path), item, str(made.path)
-        )()
-        return made
+    def put_result(self, function: Callable[[Any, Any], Any], reference: _ValueFile, item: Any) -> _ValueFile:
+        """As in `Crew`, but waits until the result's file is written, so that any later item can read it."""
+        result = _ValueFile(self.folder / str(next(self._number)))
+        wait = self._start_call(
+            _run_item_on_file, deciding_versions(), function, str(reference.path), item, str(result.path)
+        )
+        wait()
+        return result
 
     def start_item(
-        self, function: Callable[[Any, Any], Any], reference: _File, item: Any
+        self, function: Callable[[Any, Any], Any], reference: _ValueFile, item: Any
     ) -> Callable[[], Any]:
         wait = self._start_call(_run_item_on_file, deciding_versions(), function, str(reference.path), item)
 
-        def wait_with_reference(reference: _File = reference) -> Any:  # the default keeps the file until then
+        # The default value refers to the file, which is therefore not deleted before the item is done.
+        def wait_with_reference(reference: _ValueFile = reference) -> Any:
             return wait()
 
         return wait_with_reference
 
     def _start_call(self, *call: Any) -> Callable[[], Any]:
+        """Start call[0](*call[1:]) in the pool; the returned function waits, and repeats it in a new pool if
+        a process died.
+        """
         pool, pending = self._submit(call)
 
         def wait() -> Any:
@@ -361,15 +373,16 @@ class _Processes:
 
     def _submit(self, call: tuple[Any, ...]) -> tuple[Any, Any]:
         for _ in range(TRIES):
-            with self._lock, _deaf_to_interrupts():  # the pool may start workers here
+            with self._lock, _workers_ignore_interrupts():  # `submit` may start worker processes.
                 pool = self._pool
                 try:
                     return pool, pool.submit(*call)
                 except BrokenProcessPool:
                     self._pool = self._start_pool()
-        return pool, pool.submit(*call)
+        return pool, pool.submit(*call)  # Every new pool broke at once: raises BrokenProcessPool.
 
     def _replace(self, broken: Any) -> None:
+        """Start a new pool in place of a broken one, unless another thread already has."""
         with self._lock:
             if self._is_closed:
                 raise PlannerError("--executor processes: it was ended")
@@ -379,86 +392,94 @@ class _Processes:
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
-        threading.excepthook = partial(_unless_of_loky, threading.excepthook)
+        threading.excepthook = partial(_ignore_loky_manager, threading.excepthook)
         self._pool.shutdown(kill_workers=True)
 
 
-def _unless_of_loky(excepthook: Callable[[Any], object], raised: Any) -> None:
-    """Ignore the error of loky's manager thread, which misses what a shutdown with waiting items took
-    away."""
+def _ignore_loky_manager(excepthook: Callable[[Any], object], raised: Any) -> None:
+    """A hook for errors in threads: ignore those of loky's manager thread, which fails when a shutdown takes
+    away the items that it waits for; pass others on to `excepthook`.
+    """
     if raised.thread is None or raised.thread.name != "ExecutorManagerThread":
         excepthook(raised)
 
 
 @contextmanager
-def _processes(executor: Executor) -> Iterator[_Processes]:
-    has_room = os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free >= ROOM_BYTES
-    where = IN_MEMORY if has_room else Path(tempfile.gettempdir())
-    _remove_left_over(where)
-    folder = Path(tempfile.mkdtemp(prefix=FOLDER, dir=where))
-    with tidy_at_end(lambda: shutil.rmtree(folder, ignore_errors=True)), (folder / LOCK).open("w") as lock:
+def _open_processes(executor: Executor) -> Iterator[_ProcessCrew]:
+    has_room = os.access(MEMORY_FOLDER, os.W_OK) and shutil.disk_usage(MEMORY_FOLDER).free >= LEAST_FREE_BYTES
+    parent = MEMORY_FOLDER if has_room else Path(tempfile.gettempdir())
+    _remove_killed_runs(parent)
+    folder = Path(tempfile.mkdtemp(prefix=CREW_PREFIX, dir=parent))
+    with (
+        tidy_at_end(lambda: shutil.rmtree(folder, ignore_errors=True)),
+        (folder / LOCK_NAME).open("w") as lock,
+    ):
         fcntl.flock(lock, fcntl.LOCK_EX)
-        crew = _Processes(executor.workers, folder)
+        crew = _ProcessCrew(executor.workers, folder)
         try:
             yield crew
         finally:
             crew.close()
 
 
-def _remove_left_over(where: Path) -> None:
-    """Delete the folders of killed runs: nobody holds their locks."""
-    for lock in where.glob(f"{FOLDER}*/{LOCK}"):
+def _remove_killed_runs(parent: Path) -> None:
+    """Delete the folders of runs that were killed, known by a lock that no process holds."""
+    for lock in parent.glob(f"{CREW_PREFIX}*/{LOCK_NAME}"):
         with suppress(OSError), lock.open("a") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(lock.parent, ignore_errors=True)
 
 
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Workers started in the block ignore SIGINT and SIGTERM: Ctrl-C reaches every process of a terminal, but
-    this process ends its workers itself. The same holds for the trackers of shared resources, whose warnings
-    about what an interrupt leaves (and they tidy up) are silenced.
-    """
-    from joblib.externals.loky.backend import resource_tracker as of_loky
+def _workers_ignore_interrupts() -> Iterator[None]:
+    """Processes started in the block ignore SIGINT and SIGTERM. Ctrl-C reaches every process of a terminal,
+    but this process ends its workers itself.
 
-    known = os.environ.get("PYTHONWARNINGS")
-    os.environ["PYTHONWARNINGS"] = f"{known},{IGNORE_LEAK_WARNINGS}" if known else IGNORE_LEAK_WARNINGS
-    for tracker in (resource_tracker, of_loky):  # if started later they would unblock the signals
-        tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    Trackers of shared resources are started here too. They warn of what an interrupt leaves, although they
+    remove it themselves, so these warnings are silenced.
+    """
+    from joblib.externals.loky.backend import resource_tracker as loky_tracker
+
+    warnings = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = f"{warnings},{IGNORE_LEAK_WARNINGS}" if warnings else IGNORE_LEAK_WARNINGS
+    for tracker in (resource_tracker, loky_tracker):
+        tracker.ensure_running()  # Done first, because the start of a tracker unblocks the signals.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
-        with _interrupts_held_back():
+        with _postpone_interrupts():
             yield
     finally:
-        if known is None:
+        if warnings is None:
             del os.environ["PYTHONWARNINGS"]
         else:
-            os.environ["PYTHONWARNINGS"] = known
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.environ["PYTHONWARNINGS"] = warnings
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextmanager
-def _interrupts_held_back() -> Iterator[None]:
+def _postpone_interrupts() -> Iterator[None]:
     """Interrupts that come in the block are raised when it ends.
 
-    A blocked signal may still reach another thread of this process; Python then raises in the main thread:
-    between the start of a worker and its entry in the pool, which would not end that worker any more.
+    A signal that this thread blocks may still reach another thread of this process. Python then raises
+    KeyboardInterrupt in the main thread, perhaps after a worker was started and before the pool has it in its
+    list; the pool would not end that worker.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():  # Only the main thread may set handlers.
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
     handlers = {
-        number: signal.signal(number, lambda signal_number, _: came.append(signal_number))
+        number: signal.signal(number, lambda signal_number, _: received.append(signal_number))
         for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
         yield
     finally:
         for number, handler in handlers.items():
+            # None: the handler was not set from Python and cannot be set again.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if came:
-            signal.raise_signal(came[0])
+        if received:
+            signal.raise_signal(received[0])
 
 
 # -- Ray
@@ -467,7 +488,7 @@ def _interrupts_held_back() -> Iterator[None]:
 _NO_MODULE = "No module named"
 
 
-class _Ray:
+class _RayCrew:
     def __init__(self, ray: Any, executor: Executor) -> None:
         self.ray, self.executor = ray, executor
         nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -475,11 +496,11 @@ class _Ray:
         self._work = ray.remote(max_retries=TRIES - 1)(_run_item)
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-        with self._ray_errors_as_ours():
-            here = deciding_versions()
+        with self._ray_errors_as_ours():  # Check the versions on every node with CPUs.
+            versions = deciding_versions()
             check = ray.remote(max_retries=TRIES - 1)(_check_versions)
-            on = [On(node["NodeID"], soft=True) for node in nodes if node["Resources"].get("CPU")]
-            ray.get([check.options(scheduling_strategy=each).remote(here) for each in on])
+            strategies = [On(node["NodeID"], soft=True) for node in nodes if node["Resources"].get("CPU")]
+            ray.get([check.options(scheduling_strategy=each).remote(versions) for each in strategies])
 
     def put_value(self, value: Any) -> Any:
         return self.ray.put(value)
@@ -518,7 +539,7 @@ class _Ray:
 
 
 @contextmanager
-def _ray(executor: Executor) -> Iterator[_Ray]:
+def _open_ray(executor: Executor) -> Iterator[_RayCrew]:
     try:
         import ray
     except ModuleNotFoundError:
@@ -532,7 +553,7 @@ def _ray(executor: Executor) -> Iterator[_Ray]:
             f"--address {executor.address}: no Ray cluster to use ({_one_line(error)})"
         ) from None
     try:
-        yield _Ray(ray, executor)
+        yield _RayCrew(ray, executor)
     finally:
         ray.shutdown()
 
@@ -540,30 +561,33 @@ def _ray(executor: Executor) -> Iterator[_Ray]:
 # -- Dask
 
 
-class _OnDask:
-    """A value on Dask's workers, and how to put it there again: a scattered value is lost with the last
-    worker that has it, and everything that waits for it is cancelled.
+class _DaskValue:
+    """A value on Dask's workers, and the function `put` that puts it there. A scattered value is lost with
+    the last worker that has it, and everything that waits for it is cancelled; it is then put there again.
+    `source` is the value that this one was computed from, if any.
     """
 
-    def __init__(self, lay: Callable[[], Any], source: _OnDask | None = None) -> None:
-        self._lay, self._source, self._lock = lay, source, threading.Lock()
-        self.future = lay()
+    def __init__(self, put: Callable[[], Any], source: _DaskValue | None = None) -> None:
+        self._put, self._source, self._lock = put, source, threading.Lock()
+        self.future = put()
 
-    def lay_again(self, lost: Any) -> None:
-        """Put the value there again unless another thread has since; a lost source is put there first."""
+    def put_again(self, lost: Any) -> None:
+        """Put the value there again, its source first if that is lost too. Does nothing if another thread
+        has replaced the future `lost` meanwhile.
+        """
         with self._lock:
             if self.future is not lost:
                 return
             if self._source is not None and (source := self._source.future).status in ("cancelled", "lost"):
-                self._source.lay_again(source)
-            self.future = self._lay()
+                self._source.put_again(source)
+            self.future = self._put()
 
 
-class _Dask:
+class _DaskCrew:
     def __init__(self, client: Any, executor: Executor) -> None:
         self.client, self.executor = client, executor
         try:
-            client.wait_for_workers(1, timeout=FIRST_WORKER_S)
+            client.wait_for_workers(1, timeout=FIRST_WORKER_TIMEOUT_S)
         except TimeoutError:
             raise InputError(
                 f"--address {executor.address}: the Dask cluster has no worker; start one with `dask worker`"
@@ -571,16 +595,16 @@ class _Dask:
         with self._dask_errors_as_ours():
             client.run(_check_versions, deciding_versions())
         self.workers = max(1, sum(client.nthreads().values()))
-        self._known: set[str] = set()
+        self._imported_modules: set[str] = set()
 
-    def put_value(self, value: Any) -> _OnDask:
+    def put_value(self, value: Any) -> _DaskValue:
         with self._dask_errors_as_ours():
-            return _OnDask(lambda: self.client.scatter(value, broadcast=True, hash=False))
+            return _DaskValue(lambda: self.client.scatter(value, broadcast=True, hash=False))
 
-    def put_result(self, function: Callable[[Any, Any], Any], reference: _OnDask, item: Any) -> _OnDask:
+    def put_result(self, function: Callable[[Any, Any], Any], reference: _DaskValue, item: Any) -> _DaskValue:
         with self._dask_errors_as_ours():
             self._check_importable(function)
-            return _OnDask(
+            return _DaskValue(
                 lambda: self.client.submit(
                     _run_item, deciding_versions(), function, reference.future, item, pure=False
                 ),
@@ -588,7 +612,7 @@ class _Dask:
             )
 
     def start_item(
-        self, function: Callable[[Any, Any], Any], reference: _OnDask, item: Any
+        self, function: Callable[[Any, Any], Any], reference: _DaskValue, item: Any
     ) -> Callable[[], Any]:
         pending = self.put_result(function, reference, item)
 
@@ -598,16 +622,16 @@ class _Dask:
                     future = pending.future
                     with suppress(CancelledError):
                         return future.result()
-                    pending.lay_again(future)
+                    pending.put_again(future)
                 return pending.future.result()
 
         return wait
 
     def _check_importable(self, function: Callable[[Any, Any], Any]) -> None:
-        """Import the function's module on the workers; without it they would die of the item."""
-        if (module := function.__module__) not in self._known:
+        """Import the function's module on the workers: an item whose module is missing would end them."""
+        if (module := function.__module__) not in self._imported_modules:
             self.client.run(exec, f"import {module}")
-            self._known.add(module)
+            self._imported_modules.add(module)
 
     @contextmanager
     def _dask_errors_as_ours(self) -> Iterator[None]:
@@ -624,29 +648,31 @@ class _Dask:
 
 
 @contextmanager
-def _dask(executor: Executor) -> Iterator[_Dask]:
+def _open_dask(executor: Executor) -> Iterator[_DaskCrew]:
     try:
         from distributed import Client
     except ModuleNotFoundError:
         raise _not_installed("dask") from None
     _check_answer(executor)
     try:
-        client = Client(executor.address, timeout=ANSWER_S, set_as_default=False)
+        client = Client(executor.address, timeout=CONNECT_TIMEOUT_S, set_as_default=False)
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(
             f"--address {executor.address}: no Dask cluster to use ({_one_line(error)})"
         ) from None
     with client:
-        yield _Dask(client, executor)
+        yield _DaskCrew(client, executor)
 
 
 # -- what is wrong with a cluster
 
 
 def _check_answer(executor: Executor) -> None:
-    """Refuse an address where nobody listens; both clients would wait for minutes, or end the process."""
+    """Refuse an address where nobody listens: Ray's and Dask's clients would wait for minutes there, or end
+    this process.
+    """
     try:
-        socket.create_connection(executor.host_and_port(), timeout=ANSWER_S).close()
+        socket.create_connection(executor.host_and_port(), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
         raise InputError(
             f"--address {executor.address}: nobody answers there ({error.strerror or error}); "
@@ -678,4 +704,4 @@ def _lost_workers(executor: Executor, error: BaseException) -> PlannerError:
 
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]} ..."
+    return text if len(text) <= LONGEST_REASON_CHARS else f"{text[:LONGEST_REASON_CHARS]} ..."

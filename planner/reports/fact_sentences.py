@@ -20,6 +20,8 @@ from planner.units import counted, in_unit, show_amount, show_clock, show_s, sho
 
 LEVEL0 = "with one worker type per pool"
 SAME_FRAC = 1e-9  # Two costs that differ by less are the same; the difference is rounding.
+SUM_SAME_FRAC = 1e-6  # The same for a sum of costs, or for a cost that a solver found.
+SAME_USD = 0.005  # A smaller difference would be shown as 0.00.
 
 _OTHER_DRAWS, _HISTORIES = "other draws of this traffic", "histories of interruptions, drawn at random"
 _LEFT_OUT: dict[facts.LeftOut, str] = {
@@ -84,7 +86,7 @@ _ASSUMPTIONS: dict[facts.Granted, str] = {
     ),
     "bounds-add-up": "bound: the sum of the LLMs' bounds, each with all of the fleet for itself",
 }
-_SHORTCUTS: dict[facts.Shortcut, str] = {
+_PRUNING_RULES: dict[facts.Shortcut, str] = {
     "more-mixed": "one mixed pool: what holds with n workers holds with n + 1",
     "more-decode": "beside the same prefill pool, what holds with d decode workers holds with d + 1",
     "leads": "a prefill pool that misses TTFT with unlimited decode misses it beside any decode pool",
@@ -150,7 +152,10 @@ _REMARKS: dict[facts.Remark, str] = {
 
 @singledispatch
 def sentence(fact: object) -> str:
-    """A fact in words, without a capital or a full stop; TypeError for an object that has no sentence."""
+    """A fact in words, without a capital or a full stop; TypeError for an object that has no sentence.
+
+    What no function below is registered for must be a reason why an option was left out.
+    """
     return reason_text(fact)
 
 
@@ -199,7 +204,7 @@ def percent(share: float) -> str:
 
 
 def relative_cost_text(cost: float, value: float) -> str:
-    """How much more or less than `value` a fleet costs: "+1.2 %"; without a fleet the cost is infinite."""
+    """How far the cost of a fleet lies above `value`: "+1.2 %". Where no fleet was found it is infinite."""
     if not math.isfinite(cost):
         return "not found"
     if value <= 0:  # The whole plan runs on GPUs that are owned.
@@ -212,7 +217,7 @@ def relative_cost_text(cost: float, value: float) -> str:
 
 @sentence.register
 def _(fact: facts.Outcome) -> str:
-    reasons = [_line_text(at) for at in fact.missed]
+    reasons = [_slo_line_text(line) for line in fact.missed]
     if fact.attainment is not None:
         reasons.append(
             f"{percent(fact.attainment.frac)} of requests keep all limits "
@@ -228,11 +233,12 @@ def _(fact: facts.Outcome) -> str:
     return "; ".join(reasons) or "keeps the SLO"
 
 
-def _line_text(at: facts.At) -> str:
+def _slo_line_text(line: facts.At) -> str:
     """A line of the SLO with its value: "ttft p90 is 6 s, 85 % within 5 s (90 % needed)"."""
+    limit = line.limit
     return (
-        f"{at.limit.name} is {show_s(at.value_s)}, {percent(at.kept_frac)} within "
-        f"{show_s(at.limit.limit_s)} ({100 * at.limit.percentile_frac:g} % needed){_window_text(at.window_s)}"
+        f"{limit.name} is {show_s(line.value_s)}, {percent(line.kept_frac)} within {show_s(limit.limit_s)} "
+        f"({100 * limit.percentile_frac:g} % needed){_window_text(line.window_s)}"
     )
 
 
@@ -269,11 +275,11 @@ def router_text(under: facts.UnderRouter) -> str:
 
 
 def decided_text(under: facts.UnderRouter) -> str:
-    """The figures that decide: "ttft p90 6.36 s, limit 5 s", ", 1 of 4 scenarios" where some were asked.
-
-    Where scenarios alone decide against the fleet, a figure within its limit would say nothing.
+    """The figures that decide: "ttft p90 6.36 s, limit 5 s, 1 of 4 scenarios", without the last part where no
+    scenarios were asked for.
     """
     kept_in = under.kept_in
+    # Scenarios alone decide against the fleet, so a figure within its limit would say nothing.
     if kept_in is not None and under.outcome.holds and not under.passes:
         return f"as written kept, but the test not passed: {kept_in.kept} of {kept_in.futures} scenarios"
     scenarios = "" if kept_in is None else f", {kept_in.kept} of {kept_in.futures} scenarios"
@@ -281,15 +287,15 @@ def decided_text(under: facts.UnderRouter) -> str:
 
 
 def _written_text(under: facts.UnderRouter) -> str:
-    """How the fleet does behind this router with the traffic as it is written."""
-    outcome, at = under.outcome, under.decides
-    # It fails by its attainment, its backlog or a tenant's share, and misses no line of its own figure.
+    """The figure that decides behind this router with the traffic as it is written."""
+    outcome, line = under.outcome, under.decides
+    # Every line of the SLO holds: the fleet fails by its attainment, its backlog or a tenant's share.
     if not outcome.holds and not outcome.missed:
         return sentence(outcome)
-    if at is None:
+    if line is None:
         return "no limit has a figure"
-    window = _window_text(at.window_s)
-    return f"{at.limit.name} {show_s(at.value_s)}, limit {show_s(at.limit.limit_s)}{window}"
+    window = _window_text(line.window_s)
+    return f"{line.limit.name} {show_s(line.value_s)}, limit {show_s(line.limit.limit_s)}{window}"
 
 
 @sentence.register
@@ -409,7 +415,7 @@ def _(fact: facts.InsuranceCosts) -> str:
 
 @sentence.register
 def _(fact: facts.AsExpected) -> str:
-    values = ", ".join(f"{at.limit.name} is {show_s(at.value_s)}" for at in fact.values)
+    values = ", ".join(f"{line.limit.name} is {show_s(line.value_s)}" for line in fact.values)
     return f"if all comes as expected, {values}"
 
 
@@ -460,8 +466,7 @@ def _(fact: facts.SharingSaves) -> str:
     alone, shared = sum(each.value for each in fact.alone), show_amount(fact.value, fact.unit)
     by_class = ", ".join(f"{each.name} {show_amount(each.value, fact.unit)}" for each in fact.alone)
     separate = f"separate fleets for {len(fact.alone)} classes: {in_unit(alone, fact.unit)} ({by_class})"
-    # A sum of several costs rounds more than one cost does, hence not SAME_FRAC.
-    if abs(fact.saves) <= 1e-6 * alone:
+    if abs(fact.saves) <= SUM_SAME_FRAC * alone:
         return f"{separate}; one fleet for all costs the same"
     if fact.saves < 0:
         return f"{separate}, {in_unit(-fact.saves, fact.unit)} less than one fleet for all ({shared})"
@@ -507,16 +512,18 @@ def _(fact: facts.PinnedReplicas) -> str:
 
 @sentence.register
 def _(fact: facts.PinsPlaced) -> str:
-    how = ""
+    comparison = ""
     if fact.load < fact.quick_load:
-        how = f", {100 * (1 - fact.load / fact.quick_load):.1f} % less than by the search's quick placement"
+        less_frac = 1 - fact.load / fact.quick_load
+        comparison = f", {100 * less_frac:.1f} % less than by the search's quick placement"
     elif (best_load := f"{fact.best_load:.4g}") != f"{fact.load:.4g}":
         # The plan has the quick placement, because its simulation is no worse.
-        how = f"; a placement with {best_load} is known, and simulates no better"
+        comparison = f"; a placement with {best_load} is known, and simulates no better"
     pool = f"{fact.pool} pool" + ("" if fact.is_chosen else " of the best fleet that has them")
     return (
         f"pins of the {pool}: the busiest of {counted(fact.workers, 'worker')} has {fact.load:.4g} s of work "
-        f"per second{how}; no placement has less than {fact.bound:.4g}: a gap of {100 * fact.gap_frac:.2f} %"
+        f"per second{comparison}; no placement has less than {fact.bound:.4g}: a gap of "
+        f"{100 * fact.gap_frac:.2f} %"
     )
 
 
@@ -554,7 +561,7 @@ def _(fact: facts.GivesWay) -> str:
 def _(fact: facts.NodesFilled) -> str:
     now: float | None = fact.usd_per_h
     was: float | None = fact.was_usd_per_h
-    plan_is_cheaper = fact.usd_per_h < fact.was_usd_per_h * (1 - 1e-6)
+    plan_is_cheaper = fact.usd_per_h < fact.was_usd_per_h * (1 - SUM_SAME_FRAC)
     # The GPUs were left out for the plan or for the fleet with a loss: one of the two is cheaper.
     if not plan_is_cheaper:
         now, was = fact.with_loss_usd_per_h, fact.was_with_loss_usd_per_h
@@ -583,7 +590,7 @@ def _(fact: facts.ProductionShared) -> str:
 def _(fact: facts.MoreSaves) -> str:
     limit, unit = fact.limit, {"W": " W", "USD/h": " USD/h"}.get(fact.limit.unit, "")
     more = (
-        f"{fact.enough - fact.amount:.6g}{unit} more {_what(limit)} "
+        f"{fact.enough - fact.amount:.6g}{unit} more {_resource_name(limit)} "
         f"({fact.enough:.6g} instead of {fact.amount:.6g})"
     )
     less = "less saves nothing" if fact.is_least else "less was not tried in time"
@@ -596,12 +603,12 @@ def _(fact: facts.MoreSaves) -> str:
 @sentence.register
 def _(fact: facts.MoreSavesNothing) -> str:
     if fact.is_known:
-        return f"{LEVEL0}, more {_what(fact.limit)} alone saves nothing"
-    return f"what more {_what(fact.limit)} would save was not found within the time limit"
+        return f"{LEVEL0}, more {_resource_name(fact.limit)} alone saves nothing"
+    return f"what more {_resource_name(fact.limit)} would save was not found within the time limit"
 
 
-def _what(limit: FleetLimit) -> str:
-    """What there may be more of: GPUs by their name."""
+def _resource_name(limit: FleetLimit) -> str:
+    """What the limit bounds: GPUs of one kind by their name, otherwise power, cost or GPUs."""
     return limit.gpu or limit.name
 
 
@@ -652,11 +659,11 @@ def _(fact: facts.Drafts) -> str:
 
 @sentence.register
 def _(fact: facts.Adapters) -> str:
-    text = "drawn, each as likely as the next" if fact.drawn else "as the trace names them"
+    source = "drawn, each as likely as the next" if fact.drawn else "as the trace names them"
     in_host = min(fact.max_cpu_loras, fact.adapters)
     disk = f", {show_s(fact.disk_s)} more from disk" if in_host < fact.adapters else ""
     return (
-        f"{fact.worker} serves {fact.adapters} LoRA adapters ({text}) of rank {fact.max_rank} in "
+        f"{fact.worker} serves {fact.adapters} LoRA adapters ({source}) of rank {fact.max_rank} in "
         f"{fact.max_loras} slots of {fact.slot_bytes / 1e9:.3g} GB per GPU, {in_host} in the host's memory; "
         f"a step with one token of one adapter takes {show_s(fact.step_s)} longer, a load "
         f"{show_s(fact.load_s)}{disk}: estimated, not measured"
@@ -712,19 +719,19 @@ def _(fact: facts.MeasuredWindow) -> str:
 @sentence.register
 def _(fact: facts.ObligedWork) -> str:
     if fact.whole_frac > 0:
-        counts = (
+        work = (
             f"all work of {100 * fact.whole_frac:.3g} % of the requests, by {fact.whole_after_s:.4g} s after "
             "the trace"
         )
     elif fact.prefill_frac > 0:
-        counts = f"the prefill of {100 * fact.prefill_frac:.3g} % of the requests"
+        work = f"the prefill of {100 * fact.prefill_frac:.3g} % of the requests"
     else:
-        counts = "no request"
+        work = "no request"
     if fact.tail:
-        half = percent(STEADY_FRAC)
-        counts += f", and all work of {half} of the requests of the last tenth, by the backlog test"
+        steady = percent(STEADY_FRAC)
+        work += f", and all work of {steady} of the requests of the last tenth, by the backlog test"
     return (
-        f"bound: a fleet must do {counts}, to keep the SLO; a percentile of gaps adds nothing, since a few "
+        f"bound: a fleet must do {work}, to keep the SLO; a percentile of gaps adds nothing, since a few "
         "gaps are allowed to be long; work is counted at its cheapest rate per token, for engines that batch "
         "as vLLM V1, under any routing, order and admission"
     )
@@ -786,10 +793,10 @@ def _(fact: facts.OthersLeave) -> str:
 @sentence.register
 def _(fact: facts.Assumed) -> str:
     here = f"on this traffic false in {fact.failed} of {fact.compared} comparisons; " if fact.compared else ""
-    return f"assumed: {_SHORTCUTS[fact.name]} ({here}{_tested(fact.tested)})"
+    return f"assumed: {_PRUNING_RULES[fact.name]} ({here}{_test_failures_text(fact.tested)})"
 
 
-def _tested(tested: tuple[facts.Tested, ...]) -> str:
+def _test_failures_text(tested: tuple[facts.Tested, ...]) -> str:
     """The failures of a pruning rule in tests (search/level0/pruning_rules.py), for instance "hid a cheaper
     fleet in 0 of 90 tests with up to 400 requests, 1 of 25 with more"; a rule on pools has one test.
     """
@@ -829,10 +836,12 @@ def _(fact: facts.FewKeepAll) -> str:
 @sentence.register
 def _(fact: facts.WorstHour) -> str:
     if not fact.missed:
-        return f"every hour of the trace keeps the SLO; the worst: {'; '.join(map(_line_text, fact.hours))}"
+        worst = "; ".join(map(_slo_line_text, fact.hours))
+        return f"every hour of the trace keeps the SLO; the worst: {worst}"
     return (
         "the SLO is judged over the whole trace, and its worst hour misses it: "
-        f"{'; '.join(map(_line_text, fact.missed))}; {_holding_text(fact)}slo: {{every: 1 h}} plans for it"
+        f"{'; '.join(map(_slo_line_text, fact.missed))}; {_holding_text(fact)}"
+        "slo: {every: 1 h} plans for it"
     )
 
 
@@ -842,8 +851,7 @@ def _holding_text(fact: facts.WorstHour) -> str:
     if paid is None or planned is None:
         return ""
     fleet = " + ".join(f"{each.count} {each.role}" for each in fact.holding)
-    # A difference that rounds to 0.00 is none.
-    more = f"{paid - planned:,.2f} USD/h more" if paid - planned > 0.005 else "no more"
+    more = f"{paid - planned:,.2f} USD/h more" if paid - planned > SAME_USD else "no more"
     return f"with {fleet} workers instead, every hour holds, for {more}; "
 
 

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from planner.cli import app
-from planner.commands.described_command import Options, parse_stock
+from planner.commands.described_command import QuestionOptions, parse_stock
 from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
 from planner.errors import InputError
@@ -16,9 +16,11 @@ from planner.studies.what_if import change_question
 ROOT = Path(__file__).parents[2]
 
 
-def options(**given: str) -> Options:
+def options(**given: str) -> QuestionOptions:
     texts = dict.fromkeys(("llm", "rate", "input", "output", "task", "duration", "gpus", "safety"))
-    return Options(**{**texts, "llm": "llama-3.1-8b", "rate": "2", **given}, limits={"ttft-p95": "1s"})
+    return QuestionOptions(
+        **{**texts, "llm": "llama-3.1-8b", "rate": "2", **given}, limits={"ttft-p95": "1s"}
+    )
 
 
 def test_gpus_without_names_are_those_of_slo_yaml() -> None:
@@ -84,7 +86,7 @@ def test_a_factor_needs_a_number() -> None:
 
 def test_agents_ask_a_question_that_can_be_read() -> None:
     """The routing was written as its number: every `plan --agents` ended in an error."""
-    options = Options(
+    options = QuestionOptions(
         llm="Qwen/Qwen3-30B-A3B-Instruct-2507", rate=None, input=None, output=None, task="coding-agent",
         duration=None, gpus="h100", safety=None, limits={"ttft-p95": "5s"}, agents="20",
     )  # fmt: skip

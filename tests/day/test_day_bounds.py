@@ -12,7 +12,7 @@ from small_days import SmallDay, random_day
 
 from planner.day.controllers.deployment import Deployment
 from planner.day.controllers.table import parse_controller
-from planner.day.day_study import DayQuestion, Ran, best_sizes, simulate_controller, terms_of
+from planner.day.day_study import ControllerDay, DayQuestion, best_sizes, simulate_controller, terms_of
 from planner.day.search.any_moment_bound import any_moment_bound
 from planner.day.search.day_optimum import cheapest_day
 from planner.day.search.day_runs import DayRuns
@@ -27,7 +27,7 @@ CONTROLLERS: tuple[tuple[str, dict[str, object]], ...] = (
 )
 
 
-def kept_days(seed: int) -> list[tuple[Ran, float, float]]:
+def kept_days(seed: int) -> list[tuple[ControllerDay, float, float]]:
     """Of one random day the runs that keep every window, what is proved, and the optimum; none where even
     the most workers miss one."""
     day = random_day(seed, disaggregated=seed % 2 == 1, windows=3, most=2)
@@ -40,7 +40,7 @@ def kept_days(seed: int) -> list[tuple[Ran, float, float]]:
         found = best_sizes(question, rows, time_limit_s=10.0)
     except InfeasibleError:
         return []
-    assert found.ran.keeps and found.proved_usd <= found.usd * (1 + 1e-9)
+    assert found.day.keeps and found.proved_usd <= found.usd * (1 + 1e-9)
     return [(row, found.proved_usd, found.usd) for row in rows if row.keeps]
 
 

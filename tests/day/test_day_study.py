@@ -20,9 +20,9 @@ from planner.day.day_settings import parse_day
 from planner.day.day_study import (
     DayAnswer,
     DayQuestion,
-    kept_in_windows,
     split_training,
     study_day,
+    window_verdicts,
     workers_over_time,
 )
 from planner.domain import Limit, Slo
@@ -70,12 +70,12 @@ def test_what_stands_all_day_is_simulated_as_ever(answer: DayAnswer) -> None:
     for name in ("ttft_s", "e2e_s", "tbt_max_s", "prefill_worker"):
         assert np.array_equal(getattr(run, name), getattr(alone, name), equal_nan=True)
     assert judge(alone, SLO).holds == static.keeps
-    assert static.hurt == () and static.usd == pytest.approx(3 * static.run.end_s / 3600)  # 1 USD/h each
+    assert static.effects == () and static.usd == pytest.approx(3 * static.run.end_s / 3600)  # 1 USD/h each
 
 
 def test_nobody_costs_less_than_the_optimum_and_keeps_every_window(answer: DayAnswer) -> None:
     assert answer.optimum is not None
-    assert answer.optimum.ran.keeps
+    assert answer.optimum.day.keeps
     assert answer.optimum.proved_usd <= answer.optimum.bound_usd + 1e-9 <= answer.optimum.usd + 1e-9
     for row in answer.rows:
         regret = answer.regret_usd(row)
@@ -110,8 +110,8 @@ def test_workers_over_time_are_what_is_paid(answer: DayAnswer) -> None:
 def test_changes_are_told_with_whom_they_hurt(answer: DayAnswer) -> None:
     row = next(each for each in answer.rows if each.name == "hpa")
     changes = np.abs(np.diff(row.run.asked[:, 0]))
-    assert sum(abs(each.after - each.before) for each in row.hurt) == changes.sum() > 0
-    assert all(each.late <= len(answer.judged) for each in row.hurt)
+    assert sum(abs(each.after - each.before) for each in row.effects) == changes.sum() > 0
+    assert all(each.late <= len(answer.judged) for each in row.effects)
 
 
 def test_windows_are_those_of_the_slo(answer: DayAnswer) -> None:
@@ -119,7 +119,7 @@ def test_windows_are_those_of_the_slo(answer: DayAnswer) -> None:
     asked = answer.question
     alone = simulate(asked.fleet, asked.trace, limits=SLO.limits, record=True)
     edges_s = np.array([*(each.start_s for each in answer.static.windows), answer.static.windows[-1].end_s])
-    assert kept_in_windows(alone, SLO, edges_s) == answer.static.windows
+    assert window_verdicts(alone, SLO, edges_s) == answer.static.windows
 
 
 def test_a_window_holds_by_its_attainment_too(answer: DayAnswer) -> None:
@@ -129,7 +129,7 @@ def test_a_window_holds_by_its_attainment_too(answer: DayAnswer) -> None:
     kept, strict = keeps_all(run, SLO), replace(SLO, attainment_frac=1.0)
     assert any(each.holds for each in windows) and not kept.all()
     edges_s = np.array([*(each.start_s for each in windows), windows[-1].end_s])
-    found = kept_in_windows(run, strict, edges_s)
+    found = window_verdicts(run, strict, edges_s)
     missed = [v for v, each in enumerate(found) if not each.holds]
     assert missed == missed_windows(run, strict, edges_s)
     first, last = (
@@ -185,7 +185,7 @@ def test_pools_of_one_gpu_share_its_stock() -> None:
     asked = DayQuestion(fleet, pools, SLO, trace, 0.0, EVERY_S, stock={"paper": 4})
     chosen = parse_controllers({"hpa": {"metric": "concurrency", "target": 1}})
     found = study_day(asked, chosen, time_limit_s=20)
-    runs = [row.run for row in found.rows] + ([found.optimum.ran.run] if found.optimum else [])
+    runs = [row.run for row in found.rows] + ([found.optimum.day.run] if found.optimum else [])
     for run in runs:
         for at_s in {span.asked_s for span in run.spans}:
             assert sum(span.asked_s <= at_s < span.gone_s for span in run.spans) <= 4
@@ -210,7 +210,7 @@ def test_files(answer: DayAnswer) -> None:
     assert len(list(csv.DictReader(io.StringIO(files["day.csv"])))) == len(answer.rows) + 1
     assert answer.optimum is not None
     events = list(csv.DictReader(io.StringIO(files["events.csv"])))
-    assert len(events) == sum(len(row.hurt) for row in (*answer.rows, answer.optimum.ran))
+    assert len(events) == sum(len(row.effects) for row in (*answer.rows, answer.optimum.day))
     page = files["day.html"]
     assert page.startswith("<!doctype html>") and f"<h1>{answer.winner.name} " in page
 
@@ -235,7 +235,7 @@ def test_an_oracle_tunes_public_autoscalers_and_writes_the_manifests_of_each(ans
     assert answer.optimum is not None
     (told,) = day_page.least_gpu_hours(answer)
     assert told.startswith(
-        f"The cheapest sizes that keep every window pay {answer.optimum.ran.gpu_hours:,.1f} "
+        f"The cheapest sizes that keep every window pay {answer.optimum.day.gpu_hours:,.1f} "
     )
 
 

@@ -58,13 +58,13 @@ def held(runs: list[ElasticRun], at_s: float) -> int:
 
 def test_all_llms_together_keep_the_stock_at_every_moment(found: JointDayResult) -> None:
     answer = found.answer
-    assert answer.optimum is not None and answer.optimum.ran.keeps
-    for row in (*answer.rows, answer.optimum.ran):
+    assert answer.optimum is not None and answer.optimum.day.keeps
+    for row in (*answer.rows, answer.optimum.day):
         runs = [part.run for part in row.parts]
         moments = {span.asked_s for run in runs for span in run.spans}
         assert max(held(runs, at_s) for at_s in moments) <= 4
         assert row.usd == pytest.approx(sum(part.usd for part in row.parts))
-        assert not row.keeps or row.usd >= answer.optimum.ran.usd * (1 - 1e-9)
+        assert not row.keeps or row.usd >= answer.optimum.day.usd * (1 - 1e-9)
         assert not row.keeps or row.usd >= answer.optimum.proved_usd * (1 - 1e-9)
 
 
@@ -78,7 +78,7 @@ def test_with_gpus_enough_the_optimum_is_that_of_each_alone() -> None:
         assert found.answer.optimum is not None and not isinstance(found, JointDayResult)
         alone.append(found.answer.optimum.usd)
     assert both.optimum is not None
-    assert both.optimum.ran.usd == pytest.approx(sum(alone), rel=2e-3)
+    assert both.optimum.day.usd == pytest.approx(sum(alone), rel=2e-3)
 
 
 def test_one_page_and_tables_of_each(found: JointDayResult, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_threads_and_processes_give_the_same_files_though_one_is_killed(
     with working_on(Executor("threads:2")):
         assert planned(tmp_path / "threads") == expected
     asked: list[object] = []
-    start = executors._Processes.start_item
+    start = executors._ProcessCrew.start_item
 
     def counted(self: Any, *what: Any) -> Any:
         asked.append(what)
@@ -56,11 +56,13 @@ def test_threads_and_processes_give_the_same_files_though_one_is_killed(
             os.kill(next(iter(self._pool._processes)), signal.SIGKILL)
         return start(self, *what)
 
-    monkeypatch.setattr(executors._Processes, "start_item", counted)
+    monkeypatch.setattr(executors._ProcessCrew, "start_item", counted)
     with working_on(Executor("processes:2")):
         assert planned(tmp_path / "processes") == expected
     assert len(asked) > 60
-    assert not [each for each in executors.IN_MEMORY.glob("fleetplan-*") if each.stat().st_uid == os.getuid()]
+    assert not [
+        each for each in executors.MEMORY_FOLDER.glob("fleetplan-*") if each.stat().st_uid == os.getuid()
+    ]
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_durations_may_carry_their_unit() -> None:
 
 def test_a_map_is_read_and_written_back() -> None:
     text = "end=done,duration=took:ms,input=in,output=out,tenant=team"
-    assert parse_columns(text).written() == text
+    assert parse_columns(text).map_text() == text
     assert parse_columns(parse_columns(text).document()) == parse_columns(text)
     dated = parse_columns({"arrival": "at:%d/%m/%Y %H:%M", "input": "a:b", "output": "c"})
     assert (dated.arrival, dated.input, dated.units) == ("at", "a:b", {"arrival": "%d/%m/%Y %H:%M"})
@@ -171,7 +171,7 @@ def test_maps_that_are_none_are_refused(text: str, message: str) -> None:
 )
 def test_columns_are_told_by_name_and_value(columns: dict[str, object], expected: str) -> None:
     sample = pd.DataFrame({name: [value] * 3 for name, value in columns.items()}, dtype=object)
-    assert guess_columns(sample, "log").written() == expected
+    assert guess_columns(sample, "log").map_text() == expected
 
 
 def test_two_arrivals_apart_are_not_guessed() -> None:

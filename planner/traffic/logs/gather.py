@@ -78,7 +78,7 @@ class Gatherer:
         """Take rows that stand at `line` (n,) of their file. `where` begins messages: it is the file and the
         word that the number of a line follows.
         """
-        column_names = self.columns.given()
+        column_names = self.columns.by_role()
         blank = is_missing(table[self.clock.name])
         if blank.any():
             blank = np.logical_and.reduce([is_missing(table[name]) for name in set(column_names.values())])

@@ -1,4 +1,6 @@
-"""Which column of a log is what: as somebody says it, or as names, types and values of a sample tell."""
+"""The column of a log for each role (arrival, input tokens, ...): as a user maps them (`parse_columns`), or
+guessed from the names, types and values of a sample (`guess_columns`).
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,16 @@ from planner.traffic.logs.times import (
     unit_of_name,
 )
 
-SAME_S = 1.0  # Two times of a request that are closer than this are one time.
+SAME_S = 1.0  # Two columns of times that are closer than this in the median hold the same time.
 _TIMES = ("arrival", "end")
-_MOST = 0.5  # of a sample's values fit a role: the others are wrong, not the role
+# If at least this share of a sample's values fit a role, the column has it, and other values are errors.
+_FITTING_FRAC = 0.5
+_WHOLE_FRAC = 0.9  # A column of lengths has at least this share of whole numbers.
+_LISTED_COLUMNS = 16  # An error names at most this many columns.
+_COMPARED_ROWS = 100  # Rows in which two columns of times are compared.
+# A duration without a unit is taken to be in ms if its median is above this; one in s would be 2 minutes.
+_LIKELY_MS = 100
+# The words of a column's name that speak for a role, or against it (_NOT_...).
 _PROMPT = {"prompt", "input", "context", "prefill", "request"}
 _ANSWER = {"completion", "output", "generated", "generation", "decode", "response", "candidates", "answer"}
 _LENGTH = {"tokens", "token", "len", "length", "toks", "tok"}
@@ -42,11 +51,13 @@ _START = (
 _END = ("end", "ended", "finish", "finished", "completed", "done", "response", "responded", "logged", "stop")
 _TIME = {"time", "at", "ts", "timestamp", "date", "datetime", "utc", "on", "unix", "epoch", "local", "clock"}
 _TIME |= {"nano", "iso8601", "msec"}
-_COUNTED = {"arrival", "arrived", "start", "started", "timestamp", "time", "ts"}  # a clock that counts from 0
+# Times that count from 0 are of a clock only under a name with one of these words.
+_COUNTED = {"arrival", "arrived", "start", "started", "timestamp", "time", "ts"}
 _NOT_TIME = {"first", "token", "tokens", "updated", "modified", "expires", "expiry", "zone", "cached", "ttft"}
 _SPAN = {"duration", "latency", "elapsed", "took", "runtime", "e2e", "span"}
 _SPAN_NAMES = {"request_time", "response_time", "total_time", "processing_time", "time_taken", "wall_time"}
 _NOT_SPAN = {"first", "ttft", "queue", "upstream", "token", "tpot", "itl", "prefill", "network", "connect"}
+# The likely names of other roles, as `words_of` joined by _, the likeliest first.
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "tenant": (
         *("tenant", "tenant_id", "client", "client_id", "customer", "customer_id", "team_id", "team"),
@@ -69,7 +80,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of a log by what they are, empty where there is none.
+    """The name of a log's column for each role, empty where there is none.
 
     Either `arrival` is there, or `end` and `duration`: a request arrives its duration before its end.
     `status` tells requests that failed, `kind` those that generate no text (embeddings), `cache_hit` answers
@@ -99,19 +110,19 @@ class Columns:
                 "map: arrival is missing; say arrival=COLUMN, or both end=COLUMN,duration=COLUMN"
             )
 
-    def given(self) -> dict[str, str]:
+    def by_role(self) -> dict[str, str]:
         """Columns by role, without those that are not there."""
         return {role: name for role in ROLES if (name := getattr(self, role))}
 
-    def written(self) -> str:
-        """As --map takes it."""
+    def map_text(self) -> str:
+        """The value of --map that gives these columns."""
         return ",".join(f"{role}={name}" for role, name in self.document().items())
 
     def document(self) -> dict[str, str]:
-        """As slo.yaml has it, under traffic: map."""
+        """The mapping that slo.yaml has under traffic: map."""
         return {
             role: name + (f":{self.units[role]}" if role in self.units else "")
-            for role, name in self.given().items()
+            for role, name in self.by_role().items()
         }
 
 
@@ -148,7 +159,7 @@ def parse_columns(given: str | Mapping[str, Any], where: str = "--map") -> Colum
         if not isinstance(value, str) or not value.strip():
             raise InputError(f"{where}: {role}: expected the name of a column, found {show_value(value)}")
         name, unit = _split_unit(value.strip())
-        if unit and role not in (*_TIMES, "duration"):
+        if unit and role not in (*_TIMES, "duration"):  # Other roles have no unit: the colon is of the name.
             name, unit = value.strip(), ""
         column_by_role[role] = name
         if unit:
@@ -174,9 +185,9 @@ def words_of(name: str) -> list[str]:
 
 
 def guess_columns(sample: pd.DataFrame, where: str) -> Columns:
-    """What the columns of a sample are. Raises UnsureError with the likeliest map where it is not certain."""
-    lengths = {role: _lengths(sample, role) for role in ("input", "output")}
-    times = dict(_times(sample))
+    """The roles of a sample's columns. Raises UnsureError, with the likeliest map, where one is uncertain."""
+    lengths = {role: _length_columns(sample, role) for role in ("input", "output")}
+    times = dict(_clock_columns(sample))
     spans = [name for name in sample.columns if name not in times and _is_span(sample, name)]
     doubts: list[str] = []
     column_by_role = {
@@ -186,17 +197,19 @@ def guess_columns(sample: pd.DataFrame, where: str) -> Columns:
     column_by_role |= {"arrival": arrival, "end": end, "duration": duration}
     taken = set(column_by_role.values())
     for role, likely in _NAMES.items():
-        column_by_role[role] = _named(sample, role, likely, taken)
+        column_by_role[role] = _column_named(sample, role, likely, taken)
     missing = [role for role in ("input", "output") if not column_by_role[role]]
     if not arrival and not (end and duration):
         missing.insert(0, "arrival")
     if missing or doubts:
-        raise _unsure_message(sample, column_by_role, units, missing, doubts, where)
+        raise _unsure_error(sample, column_by_role, units, missing, doubts, where)
     return Columns(**column_by_role, units=units)
 
 
 def _day_first_column(sample: pd.DataFrame) -> tuple[str, str] | None:
-    """A column of dates such as 05.10.2026 09:00, with their form; the user says what is first."""
+    """The first column of dates such as 05.10.2026 09:00, and their strptime pattern with the day first;
+    whether it is the month, only the user knows.
+    """
     for name in sample.columns:
         texts = sample[name].dropna().astype(str)
         if len(texts) and all(is_day_first(text) for text in texts):
@@ -204,7 +217,7 @@ def _day_first_column(sample: pd.DataFrame) -> tuple[str, str] | None:
     return None
 
 
-def _unsure_message(
+def _unsure_error(
     sample: pd.DataFrame,
     column_by_role: dict[str, str],
     units: Mapping[str, str],
@@ -212,20 +225,20 @@ def _unsure_message(
     doubts: list[str],
     where: str,
 ) -> UnsureError:
-    """One line with what was found and the --map to type."""
-    names = ", ".join(map(show_value, list(sample.columns)[:16])) or "no column"
-    keep = {role: name for role, name in column_by_role.items() if name}
-    if "arrival" in missing and keep.get("end"):
-        doubts = [*doubts, f"{keep['end']} is when requests ended, and no column says how long they took"]
-        keep["arrival"] = keep.pop("end")
+    """One line with what was found and the --map to type, in which COLUMN stands for what is missing."""
+    names = ", ".join(map(show_value, list(sample.columns)[:_LISTED_COLUMNS])) or "no column"
+    likely = {role: name for role, name in column_by_role.items() if name}
+    if "arrival" in missing and likely.get("end"):
+        doubts = [*doubts, f"{likely['end']} is when requests ended, and no column says how long they took"]
+        likely["arrival"] = likely.pop("end")
         missing = [role for role in missing if role != "arrival"]
-    hint = dict.fromkeys(missing, "COLUMN") | keep
+    columns = dict.fromkeys(missing, "COLUMN") | likely
     if "arrival" in missing and (dated := _day_first_column(sample)):
         name, form = dated
-        hint["arrival"] = f"{name}:{form}"
+        columns["arrival"] = f"{name}:{form}"
         doubts = [*doubts, f"{name} holds dates; swap %d and %m if the month comes first"]
-    core = [role for role in ("arrival", "end", "duration", "input", "output") if role in hint]
-    text = ",".join(f"{role}={hint[role]}{':' + units[role] if role in units else ''}" for role in core)
+    roles = [role for role in ("arrival", "end", "duration", "input", "output") if role in columns]
+    text = ",".join(f"{role}={columns[role]}{':' + units[role] if role in units else ''}" for role in roles)
     quoted = f"'{text}'" if re.search(r"[^\w=,.:@/-]", text) else text
     why = [*doubts, *(f"no column is told as {role}" for role in missing)]
     if {"input", "output"} <= set(missing):
@@ -240,7 +253,7 @@ def _unsure_message(
     )
 
 
-def _lengths(sample: pd.DataFrame, role: str) -> list[str]:
+def _length_columns(sample: pd.DataFrame, role: str) -> list[str]:
     """Columns of whole numbers whose names say tokens of the prompt, or of the answer."""
     length_columns = []
     for name in sample.columns:
@@ -248,7 +261,7 @@ def _lengths(sample: pd.DataFrame, role: str) -> list[str]:
             continue
         values = as_numbers(sample[name])
         present = ~is_missing(sample[name])
-        if present.any() and np.mean(values[present] == np.floor(values[present])) >= 0.9:
+        if present.any() and np.mean(values[present] == np.floor(values[present])) >= _WHOLE_FRAC:
             length_columns.append(name)
     return length_columns
 
@@ -258,9 +271,9 @@ def names_length(name: str, role: str) -> bool:
     own, other = (_PROMPT, _ANSWER) if role == "input" else (_ANSWER, _PROMPT)
     words = [word for word in words_of(name) if word not in ("gen", "ai", "usage", "metadata", "http")]
     meaning_words = set(words) - {"x", "num", "n", "count", "of"}
-    in_out = {"in"} if role == "input" else {"out"}
-    is_own = meaning_words & own or (meaning_words & in_out and meaning_words & _LENGTH)
-    if not is_own or not meaning_words & _LENGTH or meaning_words & _NOT_LENGTH:
+    if not meaning_words & _LENGTH or meaning_words & _NOT_LENGTH:
+        return False
+    if not meaning_words & (own | ({"in"} if role == "input" else {"out"})):
         return False
     return not meaning_words & other or _comes_last(words, own, other)
 
@@ -272,7 +285,7 @@ def _comes_last(words: list[str], own: set[str], other: set[str]) -> bool:
 
 
 def _only_column(sample: pd.DataFrame, names: list[str], what: str, doubts: list[str]) -> str:
-    """The one column, or the first of several that say the same."""
+    """The first of these columns, empty if there is none; a doubt is added if their values differ."""
     if len(names) > 1:
         first = as_numbers(sample[names[0]])
         differ = [
@@ -283,15 +296,15 @@ def _only_column(sample: pd.DataFrame, names: list[str], what: str, doubts: list
     return names[0] if names else ""
 
 
-def _times(sample: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Columns that hold a time of day, and which: start, end, or "" where the name does not say."""
+def _clock_columns(sample: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    """Columns that hold a time, and which: start, end, or "" where the name does not say."""
     for name in sample.columns:
         words = words_of(name)
         if set(words) & (_NOT_TIME | _SPAN):
             continue
         if not set(words) & (_TIME | set(_START) | set(_END)):
             continue
-        if _clock(sample[name], name) is None:
+        if not _holds_times(sample[name], name):
             continue
         is_start, is_end = set(words) & set(_START), set(words) & set(_END)
         if name in ("time_local", "time_iso8601", "msec"):  # nginx writes a line when the answer has ended
@@ -300,17 +313,19 @@ def _times(sample: pd.DataFrame) -> Iterator[tuple[str, str]]:
             yield name, "start" if is_start and not is_end else "end" if is_end and not is_start else ""
 
 
-def _clock(column: pd.Series[Any], name: str) -> LogClock | None:
-    """How the times of a sample are read; None where they are none, or count from zero without a unit."""
+def _holds_times(column: pd.Series[Any], name: str) -> bool:
+    """Whether the column holds times. Numbers that count from zero may also be durations: then the name
+    decides.
+    """
     clock = LogClock(name)
-    if clock.fitting_frac(column) < _MOST:
-        return None
+    if clock.fitting_frac(column) < _FITTING_FRAC:
+        return False
     words = words_of(name)
-    is_counted = clock.since_zero and (not set(words) & _COUNTED or "_".join(words) in _SPAN_NAMES)
-    return None if is_counted else clock
+    return not clock.since_zero or (bool(set(words) & _COUNTED) and "_".join(words) not in _SPAN_NAMES)
 
 
 def _is_span(sample: pd.DataFrame, name: str) -> bool:
+    """Whether the column holds durations, by its name and its values."""
     words = set(words_of(name))
     if not (words & _SPAN or "_".join(words_of(name)) in _SPAN_NAMES) or words & _NOT_SPAN:
         return False
@@ -323,7 +338,9 @@ def _is_span(sample: pd.DataFrame, name: str) -> bool:
 
 
 def span_unit(name: str, columns: Any) -> str:
-    """The unit of a duration where its name, or whose it is, says it: nginx' request_time is in s."""
+    """The unit of a duration, empty where neither its name nor the log's writer tells it. The other columns
+    tell the writer: request_time of nginx is in s.
+    """
     if name == "request_time" and {"time_local", "time_iso8601", "msec"} & set(columns):
         return "s"
     if name == "duration" and {"response_flags", "upstream_host"} & set(columns):
@@ -334,7 +351,9 @@ def span_unit(name: str, columns: Any) -> str:
 def _time_columns(
     sample: pd.DataFrame, times: Mapping[str, str], spans: list[str], doubts: list[str]
 ) -> tuple[str, str, str, dict[str, str]]:
-    """The columns of arrival, end and duration, those that are needed, and their units."""
+    """The columns of arrival, end and duration, empty where one is not needed or missing, and their units. An
+    arrival alone is enough; without one, an end and a duration are needed.
+    """
     by = {kind: [name for name, own in times.items() if own == kind] for kind in ("start", "", "end")}
     by["start"].sort(key=lambda name: min(_START.index(word) for word in words_of(name) if word in _START))
     arrivals = by["start"] or by[""]
@@ -345,47 +364,54 @@ def _time_columns(
             doubts.append(f"{' and '.join([first, *apart][:4])} may both be the arrival")
         return first, "", "", {}
     if not by["end"]:
-        return _counter(sample), "", "", {}
+        return _numeric_arrival(sample), "", "", {}
     end = by["end"][0]
     if not spans:
         return "", end, "", {}
     unit = span_unit(spans[0], sample.columns)
-    carries_unit = bool(np.isnan(as_numbers(sample[spans[0]])).mean() > 0.5)
+    numbers = as_numbers(sample[spans[0]])
+    carries_unit = bool(np.isnan(numbers).mean() > 0.5)  # "1.5s" is no number, and says its own unit.
     if not unit and not carries_unit:
         doubts.append(f"{spans[0]} has no unit")
-        unit = "ms" if float(np.nanmedian(as_numbers(sample[spans[0]]))) > 100 else "s"
+        unit = "ms" if float(np.nanmedian(numbers)) > _LIKELY_MS else "s"
     return "", end, spans[0], {"duration": unit} if unit and unit_of_name(spans[0]) != unit else {}
 
 
-def _counter(sample: pd.DataFrame) -> str:
-    """A column of numbers that counts from zero, whose unit its name says."""
+def _numeric_arrival(sample: pd.DataFrame) -> str:
+    """A column of numbers that a name like `arrived_at_ms` makes the arrival; empty if there is none."""
     named = [name for name in sample.columns if set(words_of(name)) & {"arrival", "arrived", "timestamp"}]
     return next((name for name in named if not np.isnan(as_numbers(sample[name])).all()), "")
 
 
 def _apart_s(sample: pd.DataFrame, one: str, other: str) -> float:
-    """The median distance of two columns of times."""
-    apart = []
+    """The median distance of two columns of times [s]; 0 where no row has both."""
+    distances_ns = []
     clocks = [LogClock(one), LogClock(other)]
-    for _, row in sample.iloc[:100].iterrows():
+    for _, row in sample.iloc[:_COMPARED_ROWS].iterrows():
         try:
-            at = [clock.ns(np.zeros(1, np.int64), row[[clock.name]], "row")[0] for clock in clocks]
+            times_ns = [clock.ns(np.zeros(1, np.int64), row[[clock.name]], "row")[0] for clock in clocks]
         except InputError:
-            continue  # one of the two is missing or wrong here
-        apart.append(abs(int(at[0]) - int(at[1])))
-    return float(np.median(apart)) / 1e9 if apart else 0.0
+            continue  # One of the two times is missing or wrong in this row.
+        distances_ns.append(abs(int(times_ns[0]) - int(times_ns[1])))
+    return float(np.median(distances_ns)) / 1e9 if distances_ns else 0.0
 
 
-def _named(sample: pd.DataFrame, role: str, likely: tuple[str, ...], taken: set[str]) -> str:
-    plain = {"_".join(words_of(name)): name for name in reversed(list(sample.columns)) if name not in taken}
-    ends = {plain_name.removeprefix("gen_ai_"): name for plain_name, name in plain.items()}
-    for known in likely:
-        name = plain.get(known) or ends.get(known)
+def _column_named(sample: pd.DataFrame, role: str, likely: tuple[str, ...], taken: set[str]) -> str:
+    """The first column that has a likely name, with or without gen_ai in front, and holds values; empty if
+    there is none. Of columns with equal words the first in the log counts, hence `reversed`.
+    """
+    by_words = {
+        "_".join(words_of(name)): name for name in reversed(list(sample.columns)) if name not in taken
+    }
+    by_end = {words.removeprefix("gen_ai_"): name for words, name in by_words.items()}
+    for likely_name in likely:
+        name = by_words.get(likely_name) or by_end.get(likely_name)
         if name and not is_missing(sample[name]).all() and (role != "status" or tells_status(sample[name])):
             return name
     return ""
 
 
+# Values of a status that tell a request that was answered, and one that was not.
 _FINE = {
     *(
         "success",
@@ -410,33 +436,36 @@ _BROKEN = {
 
 
 def has_failed(column: pd.Series[Any]) -> tuple[np.ndarray[Any, np.dtype[np.bool_]], list[str]]:
-    """Whether each value says that the request failed, and values of which nobody can say it."""
+    """Whether each value says that the request failed, and the different values that are not understood. A
+    missing value says nothing, which counts as not failed.
+    """
     codes, values = pd.factorize(column.astype(object).where(~is_missing(column), ""))
-    of_value, unknown = np.zeros(len(values) + 1, dtype=bool), []
-    for k, value in enumerate(values):
+    failed_by_code, unknown = np.zeros(len(values) + 1, dtype=bool), []
+    for code, value in enumerate(values):
         text = str(value).strip().lower()
         number = pd.to_numeric(text, errors="coerce") if text else np.nan
-        if 100 <= number < 600:
-            of_value[k] = number >= 400
-        elif text in _BROKEN or text in ("000", "0.0"):
-            of_value[k] = True
+        if 100 <= number < 600:  # a status of HTTP
+            failed_by_code[code] = number >= 400
+        elif text in _BROKEN or text in ("000", "0.0"):  # A status of 0 stands for no answer.
+            failed_by_code[code] = True
         elif text and text not in _FINE:
             unknown.append(str(value))
-    return of_value[codes], unknown
+    return failed_by_code[codes], unknown
 
 
 def tells_status(column: pd.Series[Any]) -> bool:
-    """Whether most of its values say whether a request failed; one that does not is refused later."""
+    """Whether at least half of its values are understood as a status; the others are refused later."""
     unknown = has_failed(column)[1]
-    return float(column.astype(str).isin(unknown).mean()) <= _MOST
+    return float(column.astype(str).isin(unknown).mean()) <= 1 - _FITTING_FRAC
 
 
 EMBEDDINGS, OTHER_CALLS = "embeddings", "other calls that generate no text"
+# Paths and kinds of calls that generate no text.
 _OTHER = re.compile(
     r"rerank|moderat|image|speech|audio|transcri|/health|/metrics|/models\b|/tokenize|/detokenize|/version"
     r"|/ping|/score|/classify|/pooling|/files|/batches|favicon|/ready|/live"
 )
-_SPANS = {"span", "event", "trace", "tool", "retriever", "evaluator", "guardrail", "agent", "chain"}
+_SPAN_KINDS = {"span", "event", "trace", "tool", "retriever", "evaluator", "guardrail", "agent", "chain"}
 _OPERATIONS = {"execute_tool", "invoke_agent", "create_agent", "invoke_workflow"}
 
 
@@ -445,4 +474,4 @@ def other_kind(value: object) -> str:
     text = str(value).strip().lower()
     if "embed" in text:
         return EMBEDDINGS
-    return OTHER_CALLS if text in _SPANS or text in _OPERATIONS or _OTHER.search(text) else ""
+    return OTHER_CALLS if text in _SPAN_KINDS or text in _OPERATIONS or _OTHER.search(text) else ""

@@ -135,7 +135,7 @@ def read_logs(sources: list[LogSource], how: LogOptions = ANY, *, drop_invalid: 
             gatherer = Gatherer(log.columns, how.zone, how.salt, drop_invalid)
         elif gatherer.columns != log.columns:
             raise TraceError(
-                f"{source.path}: has other columns than {sources[0].path.name} ({log.columns.written()}); "
+                f"{source.path}: has other columns than {sources[0].path.name} ({log.columns.map_text()}); "
                 "give "
                 "files of one kind"
             )
@@ -162,12 +162,12 @@ def _taken_as(columns: Columns, gatherer: Gatherer) -> str:
     when = columns.arrival or f"{columns.end} - {columns.duration}"
     others = ", ".join(
         f"{role} {name}"
-        for role, name in columns.given().items()
+        for role, name in columns.by_role().items()
         if role not in ("arrival", "end", "duration")
     )
     return (
         f"taken as arrival: {when} ({gatherer.clock.in_words()}); {others}. Otherwise: --map "
-        f"{columns.written()}"
+        f"{columns.map_text()}"
     )
 
 
@@ -192,7 +192,7 @@ def _vllm(source: LogSource) -> _Log:
 
     def blocks() -> Iterator[log_tables.Block]:
         log.read(source.lines())
-        yield from log_tables.object_blocks(log.rows(), set(vllm_log.COLUMNS.given().values()))
+        yield from log_tables.object_blocks(log.rows(), set(vllm_log.COLUMNS.by_role().values()))
 
     return _Log("vllm", vllm_log.COLUMNS, blocks(), say=log.notes)
 
@@ -209,7 +209,7 @@ def _access(source: LogSource, how: LogOptions, kind: str) -> _Log:
         kind, log_tables.json_sample(rows), f"{source.path}, line {source.at}"
     )
     blocks = log_tables.object_blocks(
-        access.access_rows(kind, source.lines(), source.path), set(columns.given().values())
+        access.access_rows(kind, source.lines(), source.path), set(columns.by_role().values())
     )
     return _Log("access-log", columns, blocks, is_guess=how.columns is None)
 
@@ -231,7 +231,7 @@ def _parquet(path: Path, how: LogOptions) -> _Log:
         )
     _check_there(table_columns, names, where)
     blocks = log_tables.parquet_blocks(
-        path, log_tables.parquet_file(path), set(table_columns.given().values())
+        path, log_tables.parquet_file(path), set(table_columns.by_role().values())
     )
     is_guess = how.columns is None and table is None
     name = table.name if table else COLUMN_MAP
@@ -258,7 +258,7 @@ def _csv(source: LogSource, how: LogOptions) -> _Log:
         raise TraceError(f"{where}: holds figures, expected the names of columns; put a header before them")
     columns = how.columns or guess_columns(log_tables.csv_sample(names, source.ahead()), where)
     _check_there(columns, names, where)
-    given = columns.given()
+    given = columns.by_role()
     figures = [given[role] for role in ("arrival", "end", "input", "output") if role in given]
     lengths = [given[role] for role in ("input", "output") if role in given]
     blocks = _csv_blocks(source, names, set(given.values()), figures, lengths, doubts)
@@ -283,7 +283,7 @@ def _csv_blocks(
 
 def _read_columns(columns: Columns, table: known.ProgramTable, names: Collection[str]) -> set[str]:
     """Columns to read: those of the map that the file has, and what others are made of."""
-    needed = {*columns.given().values(), *(table.reads if table.prepare else ())}
+    needed = {*columns.by_role().values(), *(table.reads if table.prepare else ())}
     return needed & set(names)
 
 
@@ -292,7 +292,7 @@ def _prepared(
 ) -> Iterator[log_tables.Block]:
     """Blocks of a CSV with the columns that are made of others."""
     assert table.prepare is not None
-    wanted = set(columns.given().values())
+    wanted = set(columns.by_role().values())
     for line, block in blocks:
         plain = {
             name: column.astype(object).where(column.notna(), None).tolist() for name, column in block.items()
@@ -323,7 +323,7 @@ def read_frame(name: str, frame: pd.DataFrame, *, drop_invalid: bool = False) ->
     columns = guess_columns(frame.iloc[: log_tables.SAMPLE_ROWS], name)
     gatherer = Gatherer(columns, drop_invalid=drop_invalid)
     gatherer.add(
-        np.arange(len(frame)), {each: frame[each] for each in columns.given().values()}, f"{name}, row"
+        np.arange(len(frame)), {each: frame[each] for each in columns.by_role().values()}, f"{name}, row"
     )
     gatherer.notes = [_taken_as(columns, gatherer), *_not_read(names)]
     return gatherer.trace(name)
@@ -354,7 +354,7 @@ def _refuse_format(how: LogOptions, where: str) -> None:
 
 
 def _check_there(columns: Columns, names: Collection[str], where: str) -> None:
-    for role, name in columns.given().items():
+    for role, name in columns.by_role().items():
         if name not in names:
             column_names = ", ".join(map(show_value, list(names)[:16])) or "no column"
             raise TraceError(
@@ -370,7 +370,7 @@ def _json(source: LogSource, how: LogOptions, tree: SpanTree) -> _Log:
         if not any(otlp.MARK in row for row in sample):
             raise TraceError(f"{source.path}: holds no {otlp.MARK}; expected spans in OTLP's JSON")
         spans = otlp.span_rows(rows, source.path, tree)
-        wanted = {*otlp.COLUMNS.given().values(), SERIAL}
+        wanted = {*otlp.COLUMNS.by_role().values(), SERIAL}
         return _Log("otlp", otlp.COLUMNS, log_tables.object_blocks(spans, wanted))
     names = list(dict.fromkeys(name for row in sample for name in (*row, *log_tables.flatten_row(row))))
     table = _table(names, how)
@@ -378,14 +378,14 @@ def _json(source: LogSource, how: LogOptions, tree: SpanTree) -> _Log:
     if table is not None:
         columns = table.columns(names)
         assert columns is not None
-        blocks = log_tables.object_blocks(rows, set(columns.given().values()), table.prepare)
+        blocks = log_tables.object_blocks(rows, set(columns.by_role().values()), table.prepare)
         return _Log(table.name, columns, blocks, counted)
     _refuse_format(how, where)
     _refuse_sums(names, where)
     columns = how.columns or guess_columns(log_tables.json_sample(sample), where)
     if how.columns is not None:
         _check_there(columns, names, where)
-    blocks = log_tables.object_blocks(rows, set(columns.given().values()))
+    blocks = log_tables.object_blocks(rows, set(columns.by_role().values()))
     return _Log(COLUMN_MAP, columns, blocks, counted, how.columns is None, _not_read(names))
 
 
