@@ -12,6 +12,7 @@
 A worker may consist of several engines. If these have different kinds of GPUs, `gpu` says how many of each,
 and there is no `gpus`: `gpu: {h100-80g: 8, a100-80g: 4}`. `rate` is what one worker sustains within the SLO,
 for instance a plan's traffic divided by its workers. `interruptions` are those of one spot worker per hour.
+With `owned: 8` so many GPUs, and no more, may be had at the price `reserved` (0 where it is left out).
 Demand is a CSV in requests/s with a column per LLM and a row per window, and optionally a column `window` for
 labels; or a trace per LLM, counted in windows.
 """
@@ -39,11 +40,15 @@ from planner.files.document_values import (
 from planner.files.text_tables import read_csv, read_number_column
 from planner.solvers.reserved_schedule import Capacity, Demand, GpuOffer, Market
 from planner.traffic.trace import Trace
+from planner.units import counted, show_s
 
 DEFAULT_START_S = 300.0
 PRICES = ("on_demand", "reserved", "spot")
 CAPACITY_KEYS = ("llm", "worker", "gpu", "gpus", "rate", "power", "start", "fleet")
 LEAST_RATE_RPS = 1e-6
+# A window that a trace does not fill counts from this share of it on, at its rate over so many seconds at
+# least (a trace may have one request); from the last share on nothing is said of it.
+LEAST_PART_FRAC, LEAST_PART_S, FULL_FRAC = 0.1, 1.0, 0.95
 MOST_INTERRUPTIONS_PER_H, MOST_STOCK, MOST_GPUS = 1e4, 10**7, 10**5
 WORDING = Wording(least="expected at least {:g}")
 
@@ -80,14 +85,29 @@ def demand_of_table(table: pd.DataFrame, path: Path, *, window_s: float) -> Dema
 
 
 def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
-    """The mean rates per window of one trace per LLM; all begin at the same time. A last window that is not
-    full is left out.
+    """The mean rates per window of one trace per LLM; all begin at the same time. What the longest trace has
+    beyond its last full window counts as a window, at the rate of that part alone, where it is at least
+    LEAST_PART_FRAC of one; else it is left out, and the demand's note says so.
     """
-    ends_s = [float(trace.arrival_s[-1]) for trace in traces.values()]
-    windows = max(int(max(ends_s) // window_s), 1)
+    end_s = max(float(trace.arrival_s[-1]) for trace in traces.values())
+    full, part_s = divmod(end_s, window_s)
+    windows = max(int(full) + (part_s >= LEAST_PART_FRAC * window_s), 1)
     edges_s = np.arange(windows + 1) * window_s
-    counts = [np.histogram(trace.arrival_s, edges_s)[0] for trace in traces.values()]
-    return Demand(tuple(traces), np.array(counts) / window_s, window_s)
+    counts = np.array([np.histogram(trace.arrival_s, edges_s)[0] for trace in traces.values()])
+    note, left_out = "", sum(len(trace) for trace in traces.values()) - int(counts.sum())
+    if left_out:
+        note = (
+            f"{counted(left_out, 'request')} of the {show_s(part_s)} after the last full window are left "
+            "out; a shorter --window has them"
+        )
+    elif windows > full and part_s < FULL_FRAC * window_s:
+        note = (
+            f"the traffic ends {show_s(part_s)} after the beginning of the last window, which has the "
+            "rate of this part"
+        )
+    return Demand(
+        tuple(traces), counts / np.clip(end_s - edges_s[:-1], LEAST_PART_S, window_s), window_s, note
+    )
 
 
 def parse_market(document: Mapping[str, Any], folder: Path = Path()) -> Market:
@@ -124,10 +144,16 @@ def _parse_offer(gpu: str, row: object) -> GpuOffer:
     section = Section.from_document(
         check_mapping(row, where, "on_demand: 2 usd/h"),
         where,
-        (*PRICES, "interruptions", "stock"),
+        (*PRICES, "interruptions", "stock", "owned"),
         wording=WORDING,
     )
     price = {name: section.at_least(name, "usd_per_h", None) for name in PRICES}
+    stock = section.whole_number("stock", None, least=0, most=MOST_STOCK)
+    owned = section.whole_number("owned", None, least=0, most=MOST_STOCK if stock is None else stock)
+    if owned is not None:
+        price["reserved"] = price["reserved"] or 0.0
+        if price["on_demand"] is None:  # Then there are no more than these.
+            stock = owned
     if price["on_demand"] is None and price["reserved"] is None:
         raise InputError(f"{where}: needs a price on_demand or reserved; spot alone keeps no SLO")
     return GpuOffer(
@@ -136,7 +162,8 @@ def _parse_offer(gpu: str, row: object) -> GpuOffer:
         price["reserved"],
         price["spot"],
         section.share("interruptions", 0.0, most=MOST_INTERRUPTIONS_PER_H, bare=MOST_INTERRUPTIONS_PER_H),
-        section.whole_number("stock", None, least=0, most=MOST_STOCK),
+        stock,
+        owned,
     )
 
 

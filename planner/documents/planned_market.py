@@ -6,6 +6,7 @@ simulated, and may sustain less, as bursts weigh more on few workers.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 from planner.documents.catalog import Catalog
 from planner.documents.markets import parse_market
 from planner.documents.task import PlanQuestion
-from planner.domain import Gpu, market_of, row_of
+from planner.domain import OWNED, Gpu, market_of, row_of
 from planner.errors import InputError
 from planner.files.checked_files import read_yaml
 from planner.solvers.reserved_schedule import Market
@@ -39,7 +40,8 @@ def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None)
     if task is not None and task.llm != plan["llm"]:
         raise InputError(f"{file}: is a plan of {plan['llm']}, its question is of {task.llm}")
     try:
-        return parse_market(of_plans([(plan | {"rate_rps": traffic["rate_rps"]}, task)], catalog))
+        rate_rps = traffic.get("asked_rps", traffic["rate_rps"])
+        return parse_market(of_plans([(plan | {"rate_rps": rate_rps}, task)], catalog))
     except (KeyError, TypeError, AttributeError, InputError) as error:
         raise InputError(f"{file}: is no plan as `plan -o` writes it ({error})") from None
 
@@ -96,7 +98,8 @@ def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None)
     """The line of `gpus` for a GPU of a plan: its price, and how many its question may use.
 
     The price is what the plan pays on average; where it has the GPU on spot or other ones too, that of its
-    task, of the plan as it is written, or of the catalog.
+    task, of the plan as it is written, or of the catalog. Owned GPUs are reserved ones at their price,
+    no more than the task, or else the plan, has of them.
     """
     names = {pool["gpu"] for pool in plan["workers"]}
     usd_per_h, written = gpu.price_usd_per_h, plan.get("prices")
@@ -106,12 +109,32 @@ def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None)
         usd_per_h = quantity(written[gpu.name], "usd_per_h", where=f"prices: {gpu.name}")
     if len(gpus_of_plan(plan)) == 1 and not any(map(market_of, names)):
         usd_per_h = plan.get("bill", {}).get("by_gpu_usd_per_h", plan["cost_usd_per_h"]) / plan["gpus"]
-    if task is None:
-        return {"on_demand": f"{usd_per_h:.12g} usd/h"}
-    reserved = gpu.name in task.reserved or gpu.base in task.reserved
+    reserved = task is not None and (gpu.name in task.reserved or gpu.base in task.reserved)
     offer: Document = {"reserved" if reserved else "on_demand": f"{usd_per_h:.12g} usd/h"}
+    owned = sum(gpus for name, gpus in _gpus_of_pools(plan) if name == gpu.name + OWNED)
+    if task is not None:
+        owned = task.owned.get(gpu.name, 0)
+    if owned:
+        usd_per_kwh = plan.get("electricity", {}).get(gpu.name + OWNED, "0 usd/kWh")
+        owned_usd_per_h = gpu.power_w / 1e3 * quantity(usd_per_kwh, "usd_per_kwh", where="electricity")
+        offer = {
+            "on_demand": f"{usd_per_h:.12g} usd/h",
+            "reserved": f"{owned_usd_per_h:.12g} usd/h",
+            "owned": owned,
+        }
+    if task is None:
+        return offer
     known = [count for count in (task.stock.get(gpu.name), task.gpu_limit) if count is not None]
     return offer | ({"stock": min(known)} if known else {})
+
+
+def _gpus_of_pools(plan: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """The GPU of each pool, by its name, and how many the pool has."""
+    return [(pool["gpu"], pool["count"] * _gpus_of_worker(pool)) for pool in plan["workers"]]
+
+
+def _gpus_of_worker(pool: Mapping[str, Any]) -> int:
+    return int(pool["tp"] * pool.get("pp", 1) * pool.get("dp", 1))
 
 
 def limits_document(task: PlanQuestion) -> Document:
@@ -125,12 +148,15 @@ def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Docum
 
     Of one mixed pool that is a worker; of 6 prefill and 2 decode workers it is 3 and 1, whatever their GPUs.
     """
-    pools = plan["workers"]
-    units = math.gcd(*(pool["count"] for pool in pools))
-    each = [
-        (pool["count"] // units, pool["role"], pool["tp"] * pool.get("pp", 1), row_of(pool["gpu"]))
-        for pool in pools
-    ]
+    counts = Counter[tuple[str, str, str]]()  # Owned, rented and spot workers of one type are alike.
+    sizes = dict[tuple[str, str, str], int]()
+    for pool in plan["workers"]:
+        settings = {key: value for key, value in pool.items() if key not in ("name", "count", "gpu")}
+        kind = pool["role"], row_of(pool["gpu"]), json.dumps(settings, sort_keys=True, default=str)
+        counts[kind] += pool["count"]
+        sizes[kind] = _gpus_of_worker(pool)
+    units = math.gcd(*counts.values())
+    each = [(count // units, kind[0], sizes[kind], kind[1]) for kind, count in counts.items()]
     on: dict[str, int] = Counter()
     for count, _, size, gpu in each:
         on[gpu] += count * size

@@ -142,6 +142,7 @@ def plan_yaml(plan: Plan) -> str:
             "requests": len(trace),
             "duration_s": trace.duration_s,
             "rate_rps": trace.rate_rps,
+            **({} if plan.asked_rps is None else {"asked_rps": plan.asked_rps}),
         },
         "max_model_len": plan.max_model_len,
         "engine": _engine(fleet),

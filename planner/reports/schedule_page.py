@@ -69,6 +69,7 @@ def to_json(answer: ScheduleAnswer) -> dict[str, Any]:
         "gap_frac": values.gap_frac,
         "windows": answer.demand.rate_rps.shape[1],
         "window_s": answer.demand.window_s,
+        "demand_note": answer.demand.note,
         "reserved_gpus": dict(zip(gpus, values.reserved_gpus.tolist(), strict=True)),
         "on_demand_gpus": dict(zip(gpus, values.on_demand_gpus.tolist(), strict=True)),
         "workers": [
@@ -226,9 +227,10 @@ def simulated_lines(answer: ScheduleAnswer) -> list[str]:
     simulated.
     """
     values, rate = answer.simulated, answer.schedule.cost_usd_per_h
+    lines = [f"Mind: {answer.demand.note}."] if answer.demand.note else []
     if values is None:
-        return [f"Not simulated: {answer.not_simulated}. Ramps, bursts, starts and drains are not seen."]
-    lines = []
+        why = f"Not simulated: {answer.not_simulated}. Ramps, bursts, starts and drains are not seen."
+        return [*lines, why]
     for each in values.kept:
         missed, windows = len(each.missed), each.windows
         line = f"Simulated: {each.llm} keeps its SLO in {windows - missed} of {counted(windows, 'window')}"

@@ -53,7 +53,9 @@ EXCESS_MOST = 1e7  # GPUs or Watts
 
 @dataclass(frozen=True, slots=True)
 class GpuOffer:
-    """What a GPU costs, None where it is not sold that way, and how many there are (None: any number)."""
+    """What a GPU costs, None where it is not sold that way, how many there are, and how many of them at the
+    price of reserved ones (None: any number).
+    """
 
     gpu: str
     on_demand_usd_per_h: float | None
@@ -61,6 +63,7 @@ class GpuOffer:
     spot_usd_per_h: float | None = None
     interruptions_per_h: float = 0.0
     stock: int | None = None
+    most_reserved: int | None = None
 
     @property
     def highest_usd_per_h(self) -> float:
@@ -142,11 +145,12 @@ class Market:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """`rate_rps` (M, T) of every LLM in windows of `window_s`."""
+    """`rate_rps` (M, T) of every LLM in windows of `window_s`; `note` says what of traffic is not in it."""
 
     llms: tuple[str, ...]
     rate_rps: Floats
     window_s: float
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,12 +248,8 @@ def buy_gpus(market: Market, demand: Demand, workers: Counts, spot_workers: Coun
     for g, offer in enumerate(market.offers):
         each = [capacity.on.get(offer.gpu, 0) for capacity in market.capacities]
         gpus = sum((n * workers[c] for c, n in enumerate(each)), np.zeros(windows, np.int64))
-        levels = [0, *np.unique(gpus).tolist()] if offer.reserved_usd_per_h is not None else [0]
-        if offer.on_demand_usd_per_h is None:
-            levels = [int(gpus.max())]
-        if offer.stock is not None:
-            spot = sum((n * spot_workers[c] for c, n in enumerate(each)), np.zeros(windows, np.int64))
-            levels = [level for level in levels if level + spot.max() <= offer.stock] or levels[:1]
+        spot = sum((n * spot_workers[c] for c, n in enumerate(each)), np.zeros(windows, np.int64))
+        levels = reserved_levels(offer, gpus, int(spot.max()))
         bills = [
             (offer.reserved_usd_per_h or 0.0) * level
             + (offer.on_demand_usd_per_h or 0.0) * float(np.maximum(gpus - level, 0).mean())
@@ -265,6 +265,22 @@ def buy_gpus(market: Market, demand: Demand, workers: Counts, spot_workers: Coun
             starts = np.maximum(counts - np.roll(counts, 1), 0).mean()
             cost += start * float(starts) / (demand.window_s / 3600)
     return Schedule(workers, spot_workers, reserved, on_demand, cost, 0.0)
+
+
+def reserved_levels(offer: GpuOffer, gpus: Counts, most_spot_gpus: int) -> list[int]:
+    """How many GPUs may be reserved where so many `gpus` are held, one count per window or moment, beside the
+    spot GPUs that count against the stock too: one of these makes the bill least.
+    """
+    if offer.on_demand_usd_per_h is None:
+        levels = [int(gpus.max())]
+    elif offer.reserved_usd_per_h is None:
+        levels = [0]
+    else:
+        most = int(gpus.max()) if offer.most_reserved is None else offer.most_reserved
+        levels = [0, *np.unique(np.minimum(gpus, most)).tolist()]
+    if offer.stock is None:
+        return levels
+    return [level for level in levels if level + most_spot_gpus <= offer.stock] or levels[:1]
 
 
 def cost_by_window(market: Market, demand: Demand, priced_schedule: Schedule) -> Floats:
@@ -354,7 +370,11 @@ def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> W
     least = np.array([0.0] * gpus + [-amount for amount in _window_limits(market).values()])
     needed = on @ most[:count]
     rented = [needed[g] if offer.on_demand_usd_per_h is not None else 0 for g, offer in enumerate(offers)]
-    kept = [needed[g] if offer.reserved_usd_per_h is not None else 0 for g, offer in enumerate(offers)]
+    kept = [
+        0 if offer.reserved_usd_per_h is None else min(needed[g], math.inf if most is None else most)
+        for g, offer in enumerate(offers)
+        for most in (offer.most_reserved,)
+    ]
     spot_usd = [market.spot_worker_usd_per_h(c) for c in capacities]
     cost = np.array([*np.zeros(count), *spot_usd, *(offer.on_demand_usd_per_h or 0.0 for offer in offers)])
     reserved = np.array([windows * (offer.reserved_usd_per_h or 0.0) for offer in offers])

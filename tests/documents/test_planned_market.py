@@ -97,6 +97,39 @@ def test_the_plans_own_traffic_takes_the_plans_own_fleet() -> None:
     assert found.workers.tolist() == [[3, 6]]
 
 
+def test_every_rank_of_a_worker_is_a_gpu() -> None:
+    """Two workers of 1 x 8 ranks are 16 GPUs for 10 requests/s; they were scheduled, and paid, as two."""
+    pools = [{"name": "mixed", "role": "mixed", "count": 2, "tp": 1, "dp": 8, "gpu": "h100-80g"}]
+    plan = PLAN | {"workers": pools, "gpus": 16, "cost_usd_per_h": 48.0, "rate_rps": 10.0}
+    market = parse_market(of_plans([(plan, None)], CATALOG))
+    assert market.capacities[0].on == {"h100-80g": 8}
+
+
+def test_owned_workers_cost_their_electricity_and_others_their_rent() -> None:
+    """Three owned workers and one rented of the same type: each of the four is a part of the fleet. 0.7 kW at
+    0.1 USD/kWh are 0.07 USD/h; the mean of owned and rented was the price of any number.
+    """
+    worker = {"role": "mixed", "tp": 1, "max_num_seqs": 256}
+    pools = [
+        {"name": "own", "count": 3, "gpu": "h100-80g@owned", **worker},
+        {"name": "rent", "count": 1, "gpu": "h100-80g", **worker},
+    ]
+    paid = {"prices": {"h100-80g": "3 usd/h"}, "electricity": {"h100-80g@owned": "0.1 usd/kWh"}}
+    plan = PLAN | paid | {"workers": pools, "gpus": 4, "cost_usd_per_h": 3.21, "rate_rps": 8.0}
+    market = parse_market(of_plans([(plan, None)], CATALOG))
+    (offer,) = market.offers
+    assert (offer.on_demand_usd_per_h, offer.reserved_usd_per_h, offer.most_reserved) == (3.0, 0.07, 3)
+    assert market.capacities[0].rate_rps == 2.0
+
+
+def test_a_plan_carries_the_rate_that_was_asked_for(folder: Path) -> None:
+    """20 requests/s were asked for, and 19.6 drawn: 20 take the plan's fleet, not one part more."""
+    traffic = {"rate_rps": 19.6, "asked_rps": 20.0}
+    (folder / "plan.yaml").write_text(yaml.safe_dump(PLAN | {"traffic": traffic}))
+    market = read_planned(folder, CATALOG)
+    assert market is not None and market.capacities[0].rate_rps == 10.0
+
+
 def test_a_question_of_another_llm_and_a_broken_plan_are_one_line(folder: Path) -> None:
     (folder / "slo.yaml").write_text(SLO.replace(LLM, "qwen3-32b"))
     found = asked(folder, "--demand", folder / "demand.csv", "--slo", folder / "slo.yaml")

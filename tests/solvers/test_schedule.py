@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from planner import cli
-from planner.documents.markets import demand_of, read_market
+from planner.documents.markets import demand_of, parse_market, read_market
 from planner.errors import InfeasibleError, InputError
 from planner.reports.schedule_page import NAMES, ScheduleAnswer, figures, render
 from planner.solvers.backend import minimise
@@ -476,10 +477,39 @@ def test_the_report_draws_every_gpu_as_it_is_bought_and_names_the_others() -> No
 
 
 def test_a_trace_is_counted_in_windows() -> None:
-    """Arrivals at 0, 1, 2 and 5 s in windows of 2 s: 2, 1; the third is cut short at 5 s."""
-    arrivals = np.array([0.0, 1.0, 2.0, 5.0])
-    trace = Trace("t", arrivals, np.ones(4, np.int64), np.ones(4, np.int64))
-    assert demand_of({"llm": trace}, window_s=2.0).rate_rps.tolist() == [[1.0, 0.5]]
+    """Arrivals at 0, 1, 2 and 5 s in windows of 2 s: 2, 1, and 1 in the second of the third that is there."""
+    assert windows_of([0.0, 1.0, 2.0, 5.0], 2.0) == ([1.0, 0.5, 1.0], True)
+
+
+def test_a_part_of_a_window_counts_at_its_own_rate_or_is_said_to_be_left_out() -> None:
+    """A log of two hours whose last request is at 1:59:59.9 was one hour, and ten minutes at 1 request/s an
+    hour of a sixth of it.
+    """
+    assert windows_of([*range(3600), *np.linspace(3600, 7199.9, 7200)], 3600.0)[0][1] == pytest.approx(
+        2, 1e-3
+    )
+    assert windows_of(range(601), 3600.0)[0] == pytest.approx([1.0], rel=2e-3)
+    assert windows_of(range(5400), 3600.0) == (pytest.approx([1.0, 1.0], rel=2e-3), True)
+    assert windows_of(range(3700), 3600.0) == (pytest.approx([1.0], rel=2e-3), True)
+
+
+def windows_of(arrivals: Sequence[float], window_s: float) -> tuple[list[float], bool]:
+    ones = np.ones(len(arrivals), np.int64)
+    found = demand_of({"llm": Trace("t", np.array(arrivals, float), ones, ones)}, window_s=window_s)
+    return found.rate_rps[0].tolist(), bool(found.note)
+
+
+def test_owned_gpus_are_free_as_far_as_they_go() -> None:
+    """Windows of 1 and 4 GPUs, of which 2 are owned: 0 and 2 are rented at 3 USD/h, 3 USD/h on average."""
+    market = parse_market(
+        {
+            "gpus": {"g": {"on_demand": "3 usd/h", "owned": 2}},
+            "capacity": [{"llm": "llm0", "worker": "t", "gpu": "g", "rate": "1 req/s", "start": "0 s"}],
+        }
+    )
+    found = exactly(market, demand([1, 4]))
+    assert (found.cost_usd_per_h, found.bound_usd_per_h) == (3.0, 3.0)
+    assert found.reserved_gpus.tolist() == [2] or found.on_demand_gpus.tolist() == [[0, 2]]
 
 
 MARKET = """

@@ -58,6 +58,7 @@ from planner.search.production.three_answers import (
 )
 from planner.simulator.simulation import Simulation
 from planner.solvers.repeats import Repeats
+from planner.traffic.described import Description
 from planner.traffic.trace import Trace
 
 # With the objective throughput the search for the rate may take this share of the time.
@@ -301,6 +302,7 @@ def certify_plan(
         slo=problem.slo,
         trace=problem.trace,
         traffic_note=problem.traffic_note,
+        asked_rps=_asked_rps(problem),
         simulation=simulation,
         verdict=verdict,
         certificate=certificate,
@@ -460,6 +462,14 @@ def _doubts(problem: Problem, trace: Trace) -> tuple[str, ...]:
     """What is doubtful in the trace as it was read, in the question, and in the two together."""
     trace_and_question = (*of_percentiles(problem.slo, problem.trace), *of_llms(problem.slo, trace))
     return (*trace.warnings, *problem.task.doubts, *trace_and_question)
+
+
+def _asked_rps(problem: Problem) -> float | None:
+    """The rate that the question asks for of all its traffic; None where it asks for none."""
+    task, described = problem.task, problem.trace.drawn_from
+    if task.window not in (None, "whole"):
+        return None
+    return described.mean_rps if isinstance(described, Description) else task.rate_rps
 
 
 def _certificate_of(

@@ -24,7 +24,14 @@ from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.simulator.elastic import ElasticFleet, ElasticPool, ElasticRun, simulate_together
 from planner.simulator.slo_verdict import missed_windows
 from planner.simulator.timetable import Timetable
-from planner.solvers.reserved_schedule import Demand, Market, Schedule, buy_gpus, find_broken_constraint
+from planner.solvers.reserved_schedule import (
+    Demand,
+    Market,
+    Schedule,
+    buy_gpus,
+    find_broken_constraint,
+    reserved_levels,
+)
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]
@@ -357,12 +364,7 @@ def _cheapest_bill(
     for g, offer in enumerate(market.offers):
         times_s, gpus = firm[g]
         lasts = np.diff(times_s) / end_s
-        levels = [0, *np.unique(gpus[:-1]).tolist()] if offer.reserved_usd_per_h is not None else [0]
-        if offer.on_demand_usd_per_h is None:
-            levels = [int(gpus.max())]
-        if offer.stock is not None:
-            room = offer.stock - int(spot[g][1].max())
-            levels = [level for level in levels if level <= room] or levels[:1]
+        levels = reserved_levels(offer, gpus[:-1], int(spot[g][1].max()))
         bills = [
             (
                 (offer.reserved_usd_per_h or 0.0) * level,
