@@ -16,6 +16,7 @@ from planner.commands.command_output import (
     RateOption,
     ScaleOption,
     SeedOption,
+    SloOption,
     WindowOption,
     keep_inputs,
     out_file,
@@ -27,6 +28,7 @@ from planner.commands.command_output import (
     traffic_option,
 )
 from planner.commands.what_if_command import SloArgument, TraceArgument
+from planner.documents.traffic_description import describes_traffic
 from planner.errors import InputError
 from planner.units import counted, show_s
 
@@ -61,8 +63,14 @@ LONGEST_S = 1800.0
 
 
 def find_goodput(
-    fleet: Annotated[Path, typer.Option("--fleet", readable=False, help="fleet.yaml, or a plan.yaml.")],
-    slo: SloArgument,
+    plan: Annotated[
+        Path | None,
+        typer.Argument(readable=False, help="plan.yaml or its folder, with its SLO and its traffic."),
+    ] = None,
+    fleet: Annotated[
+        Path | None, typer.Option("--fleet", readable=False, help="fleet.yaml, or a plan.yaml.")
+    ] = None,
+    slo: SloOption = None,
     trace: TraceArgument = None,
     arrivals: Annotated[
         Arrivals, typer.Option("--arrivals", help="The trace's own, rescaled, or Poisson of its lengths.")
@@ -78,17 +86,31 @@ def find_goodput(
 ) -> None:
     """Find the highest rate at which a fleet keeps an SLO, in steady state.
 
-    The rate in the SLO's traffic section is not used. Exit code 3: no rate is kept. 4: not found in time.
+    Of a plan its own SLO and traffic count where none are given. The rate in the SLO's traffic section is not
+    used. Exit code 3: no rate is kept. 4: not found in time.
     """
     from planner.api.inputs import read_catalog, read_fleet
     from planner.api.simulating import goodput
+    from planner.documents.plan_folder import read_written
 
+    if (plan is None) == (fleet is None):
+        raise InputError("expected PLAN, or --fleet, not both: plan goodput out/plan.yaml")
+    given = plan or fleet
+    assert given is not None
+    if slo is None and not _is_plan(given):
+        raise InputError(f"--slo is missing, and {given} is no plan in the folder that was written for it")
     holds_at_rate: dict[float, bool] = {}
     with Progress() as progress, stopped_after(time_limit, lambda: _bracket(holds_at_rate)):
         known = read_catalog(catalog)
-        engines = read_fleet(fleet, known)
+        engines = read_fleet(given, known)
         traffic = traffic_option(None, scale, window)
-        requests = read_requests(trace, slo, known, drop_invalid=drop_invalid)
+        is_planned = trace is None and _is_plan(given) and not (slo is not None and describes_traffic(slo))
+        written = read_written(given, known) if is_planned or slo is None else None
+        requests = (
+            written.trace
+            if is_planned and written is not None
+            else read_requests(trace, slo, known, drop_invalid=drop_invalid, is_given=traffic is not None)
+        )
         progress(f"searching the goodput of {counted(engines.workers, 'worker')}")
 
         def watch(rate_rps: float, holds: bool | None) -> None:
@@ -100,7 +122,7 @@ def find_goodput(
         result = goodput(
             engines,
             requests,
-            slo,
+            written.slo if slo is None and written is not None else slo,
             traffic="poisson" if arrivals == Arrivals.poisson else traffic,
             seeds=seeds,
             tolerance_frac=tolerance,
@@ -111,6 +133,11 @@ def find_goodput(
         print_json(result.to_dict(), requests.warnings)
     else:
         _print_goodput(result)
+
+
+def _is_plan(path: Path) -> bool:
+    """Whether the files of a plan lie there, with its SLO and its traffic."""
+    return ((path if path.is_dir() else path.parent) / "certificate.json").is_file()
 
 
 def _print_goodput(result: GoodputResult) -> None:

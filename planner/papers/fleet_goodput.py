@@ -19,6 +19,7 @@ from planner.papers.goodput import (
     poisson_traffic,
 )
 from planner.papers.vidur_search import most_rps
+from planner.search.problem.bill import bill_fleet
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import value_s
 from planner.traffic.scaling import RateRequest
@@ -54,7 +55,8 @@ class FleetGoodput:
 
     @property
     def usd_per_1000_requests(self) -> float:
-        return self.fleet.price_usd_per_h / 3.6 / self.goodput.rate_rps  # 3600 s/h over 1000 requests.
+        """What is paid, whole nodes too, over the requests: 3600 s/h over 1000 requests."""
+        return bill_fleet(self.fleet).usd_per_h / 3.6 / self.goodput.rate_rps
 
     @property
     def values_s(self) -> dict[Limit, float]:

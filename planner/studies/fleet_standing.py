@@ -2,7 +2,7 @@
 that it misses first.
 
 `plan` reports the same for its answers (search/production/scenario_test.py); this module serves fleets that
-no search proposed. Fleets that are compared are simulated in the same scenarios.
+no search proposed. Fleets that are compared go through the same scenarios, each until its test decides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from planner.fleet import Fleet
 from planner.search.oracle.fleet_oracle import Ends, Oracle
 from planner.search.oracle.headroom import find_headroom
 from planner.search.oracle.scenarios import TESTED, Scenarios
-from planner.search.production.scenario_test import ScenarioTest
+from planner.search.production.scenario_test import ScenarioTest, is_test_passed
 from planner.traffic.trace import Trace
 
 MOST_REQUESTS = 300_000  # Scenarios of a longer trace would take minutes, so they are not simulated.
@@ -24,20 +24,14 @@ MOST_REQUESTS = 300_000  # Scenarios of a longer trace would take minutes, so th
 
 @dataclass(frozen=True, slots=True)
 class FleetStanding:
-    """How safe a fleet is. `kept_in` is None without scenarios. `ends`, the headroom with the limits missed
-    beyond it, is None if the fleet misses the SLO on the given traffic. `required_frac` is the share of
-    scenarios that `safety: kept_in` requires.
+    """How safe a fleet is. `kept_in` is the result of the test of production, None without scenarios, and
+    `is_kept_in_enough` says whether the fleet passes it. `ends`, the headroom with the limits missed
+    beyond it, is None if the fleet misses the SLO on the given traffic.
     """
 
     kept_in: KeptIn | None
     ends: Ends | None
-    required_frac: float = 0.0
-
-    @property
-    def is_kept_in_enough(self) -> bool:
-        """Whether the fleet keeps the SLO in enough of the simulated scenarios."""
-        rounding = 1e-9
-        return self.kept_in is not None and self.kept_in.kept_frac >= self.required_frac - rounding
+    is_kept_in_enough: bool = False
 
 
 def measure_standing(
@@ -51,13 +45,13 @@ def measure_standing(
         return None
     oracle = Oracle(fleet.llm, requests, slo, fleet.network, fleet.policies)
     counts = oracle.counts(fleet)
-    kept_in, required_frac = None, 0.0
+    kept_in, is_kept = None, False
     if scenarios is not None and (safety := scenarios.task.safety) is not None:
-        required_frac = safety.kept_in_frac
         test = ScenarioTest(oracle, scenarios, safety, 0, lambda: False)  # There is no time limit.
-        kept_in = test.count_kept(counts, test.side_scenarios)
+        kept_in = test.decide(counts)
+        is_kept = is_test_passed(kept_in, safety)
     ends = find_headroom(oracle, counts) if oracle.holds([counts])[0] else None
-    return FleetStanding(kept_in, ends, required_frac)
+    return FleetStanding(kept_in, ends, is_kept)
 
 
 def scenarios_for(task: PlanQuestion, trace: Trace, seed: int) -> Scenarios | None:

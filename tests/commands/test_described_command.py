@@ -126,6 +126,11 @@ def test_the_requests_of_a_plan_are_simulated_as_they_are(plan: Plan) -> None:
     again = ("--trace", "out/requests.csv", "--window", "whole", "--slo", "slo.yaml", "--json")
     code, out, _ = plan("simulate", "--fleet", "out/plan.yaml", *again)
     assert code == 0 and json.loads(out)["slo"]["holds"]
+    asked = [
+        plan("goodput", *words, "--seeds", 1, "--json")
+        for words in (("out",), ("--fleet", "out/plan.yaml", *again))
+    ]
+    assert asked[0][:2] == asked[1][:2] and asked[0][0] == 0
 
 
 def test_futures_are_drawn_from_the_description() -> None:

@@ -69,6 +69,16 @@ def test_the_table_says_the_same(plan: Plan) -> None:
     assert f"{answer(plan, *words)['rate_rps']:.4g} requests/s on 2 GPUs" in text
 
 
+def test_a_thousand_requests_cost_whole_nodes_where_these_are_paid(plan: Plan) -> None:
+    """Two workers of one GPU on a node of eight: four times the price of two GPUs, as `plan compare` says."""
+    words = ("goodput", "--fleet", "fleet.yaml", "--slo", "slo.yaml", "--seeds", 1, "--tolerance", 0.5)
+    costs = []
+    for sold_as in ("gpu", "node"):
+        Path("fleet.yaml").write_text(FLEET + f"sold_as: {{a100-80g: {sold_as}}}\n")
+        costs.append(answer(plan, *words)["usd_per_1000_requests"])
+    assert costs[1] == pytest.approx(4 * costs[0])
+
+
 def test_a_promise_that_no_rate_keeps_is_infeasible(plan: Plan) -> None:
     Path("slo.yaml").write_text(SLO.replace("1 s", "1 ms"))
     code, line = plan("goodput", "--fleet", "fleet.yaml", "--slo", "slo.yaml", "--seeds", 1)

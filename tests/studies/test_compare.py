@@ -141,11 +141,11 @@ def test_how_far_each_fleet_holds_is_found_by_simulating_it_there() -> None:
 
 
 def test_the_command_counts_the_scenarios_that_each_fleet_keeps(here: Path) -> None:
-    """One worker misses them, two keep them: the same scenarios for both, and none with `safety: none`."""
+    """One worker misses, two keep them, until the test of production decides; none with `safety: none`."""
     line = ("compare", "--fleet", "one.yaml", "--fleet", "two.yaml", "--slo", "slo.yaml", "--json")
     one, two = json.loads(plan(*line).stdout)["variants"]
-    assert one["futures"] == two["futures"] >= 10 and one["kept"] <= two["kept"] <= two["futures"]
-    assert "scenarios" in plan(*line[:-1]).stdout
+    assert one["kept"] < 0.9 * one["futures"] and two["kept"] > 0.9 * two["futures"] > 0.9 * 32
+    assert "In enough scenarios: 1" in plan(*line[:-1]).stdout
     (here / "slo.yaml").write_text(SLO + "safety: none\n")
     assert json.loads(plan(*line).stdout)["variants"][0]["futures"] is None
 
