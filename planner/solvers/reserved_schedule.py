@@ -267,7 +267,7 @@ def buy_gpus(market: Market, demand: Demand, workers: Counts, spot_workers: Coun
     return Schedule(workers, spot_workers, reserved, on_demand, cost, 0.0)
 
 
-def reserved_levels(offer: GpuOffer, gpus: Counts, most_spot_gpus: int) -> list[int]:
+def reserved_levels(offer: GpuOffer, gpus: Counts | Floats, most_spot_gpus: int) -> list[int]:
     """How many GPUs may be reserved where so many `gpus` are held, one count per window or moment, beside the
     spot GPUs that count against the stock too: one of these makes the bill least.
     """

@@ -481,16 +481,23 @@ def test_a_trace_is_counted_in_windows() -> None:
     assert windows_of([0.0, 1.0, 2.0, 5.0], 2.0) == ([1.0, 0.5, 1.0], True)
 
 
-def test_a_part_of_a_window_counts_at_its_own_rate_or_is_said_to_be_left_out() -> None:
+@pytest.mark.parametrize(
+    ("arrivals", "rates", "is_noted"),
+    [
+        ([*range(3600), *np.linspace(3600, 7199.9, 7200)], [1.0, 2.0], False),
+        (range(601), [1.0], True),
+        (range(5400), [1.0, 1.0], True),
+        (range(3700), [1.0], True),
+    ],
+)
+def test_a_part_of_a_window_counts_at_its_own_rate_or_is_said_to_be_left_out(
+    arrivals: Sequence[float], rates: list[float], *, is_noted: bool
+) -> None:
     """A log of two hours whose last request is at 1:59:59.9 was one hour, and ten minutes at 1 request/s an
     hour of a sixth of it.
     """
-    assert windows_of([*range(3600), *np.linspace(3600, 7199.9, 7200)], 3600.0)[0][1] == pytest.approx(
-        2, 1e-3
-    )
-    assert windows_of(range(601), 3600.0)[0] == pytest.approx([1.0], rel=2e-3)
-    assert windows_of(range(5400), 3600.0) == (pytest.approx([1.0, 1.0], rel=2e-3), True)
-    assert windows_of(range(3700), 3600.0) == (pytest.approx([1.0], rel=2e-3), True)
+    found, noted = windows_of(arrivals, 3600.0)
+    assert found == pytest.approx(rates, rel=2e-3) and noted is is_noted
 
 
 def windows_of(arrivals: Sequence[float], window_s: float) -> tuple[list[float], bool]:
