@@ -24,7 +24,8 @@ HF_HOME = "/hf-cache"  # A folder of the container, the same for every user that
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """compose/compose.yaml, or compose/node-0.yaml ... with router.yaml and nodes.env."""
     engine_command.refuse_several_nodes(fleet, "compose")
-    return {f"compose/{path}": text for path, text in _files(fleet, max_model_len).items()}
+    files = {f"compose/{path}": text for path, text in _files(fleet, max_model_len).items()}
+    return files | engine_command.router_image_files()
 
 
 def steps(fleet: Fleet) -> list[str]:
@@ -152,14 +153,20 @@ def _routers(fleet: Fleet, nodes: list[DeployedNode], urls: dict[str, str]) -> D
     for number, (name, roles) in enumerate(engine_command.routers(fleet).items()):
         args = engine_command.router_policy_args(fleet, roles)
         for role in roles:
-            role_urls = [f'"{urls[worker.name]}"' for worker in workers if worker.pool.role == role]
+            role_urls = [urls[worker.name] for worker in workers if worker.pool.role == role]
             if role == "mixed":
                 args += ["--worker-urls", *role_urls]
             else:
                 args += [word for url in role_urls for word in (f"--{role}", url)]
         services[name] = {
             "image": engine_command.ROUTER_IMAGE,
-            "command": engine_command.router_command(args),
+            "build": f"../{engine_command.ROUTER_FOLDER}",
+            "entrypoint": engine_command.router_command(args)[:1],
+            "command": engine_command.router_command(args)[1:],
+            "read_only": True,
+            "tmpfs": ["/tmp"],
+            "cap_drop": ["ALL"],
+            "security_opt": ["no-new-privileges:true"],
             "ports": [f"{HTTP_PORT + ROUTER_PORT_STEP * number}:{HTTP_PORT}"],
             "restart": "unless-stopped",
         }

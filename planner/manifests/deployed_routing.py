@@ -57,7 +57,7 @@ def with_notes(files: Mapping[str, str], note_lines: Iterable[str]) -> dict[str,
     what is optional.
     """
     lines = "".join(f"# {note}\n" for note in note_lines)
-    main = [path for path in files if not path.startswith("components/")]
+    main = [path for path in files if not path.startswith(("components/", engine_command.ROUTER_FOLDER))]
     routers = [path for path in files if "router" in Path(path).name] or main
     return {
         path: _below_first_comment(text, lines) if path in routers else text for path, text in files.items()
@@ -76,7 +76,8 @@ def with_first_line(files: Mapping[str, str], line: str) -> dict[str, str]:
     if not line:
         return dict(files)
     return {
-        path: text if path.endswith(".json") else _first(text, f"# {line}\n") for path, text in files.items()
+        path: text if path.endswith((".json", "Dockerfile")) else _first(text, f"# {line}\n")
+        for path, text in files.items()
     }
 
 

@@ -19,12 +19,14 @@ MAX_ROLES = 10
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """disaggregatedset.yaml: everything to apply, in one file."""
     name = "disaggregatedset.yaml"
-    return {name: kubernetes.in_one_file(name, fleet, documents(fleet, max_model_len))}
+    text = kubernetes.in_one_file(name, fleet, documents(fleet, max_model_len))
+    return {name: text, **engine_command.router_image_files()}
 
 
 def steps(fleet: Fleet) -> list[str]:
     """How to apply it."""
     return [
+        *engine_command.router_image_steps("disaggregatedset.yaml"),
         f"    {kubernetes.SECRET}",
         "    kubectl apply -f disaggregatedset.yaml",
         f"    kubectl port-forward service/{engine_command.llm_label(fleet)}-router {HTTP_PORT}",

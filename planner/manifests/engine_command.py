@@ -23,8 +23,28 @@ FIRST_ASYNC = (0, 10)  # The first version of vLLM with --async-scheduling.
 # Node labels of accelerators that neither vLLM's image nor its ROCm image serves.
 OTHER_LABELS = ("habana.ai/", "cloud.google.com/gke-tpu")
 ROCM_IMAGE = f"vllm/vllm-openai-rocm:v{VLLM_VERSION}"
-ROUTER_IMAGE = "python:3.12-slim"
-ROUTER_PACKAGE = "vllm-router==0.1.17"
+ROUTER_VERSION = "0.1.17"
+ROUTER_PACKAGE = f"vllm-router=={ROUTER_VERSION}"
+# Its project publishes images of nights alone, so the manifests bring the file of an image of the release.
+ROUTER_IMAGE = f"vllm-router:{ROUTER_VERSION}"
+ROUTER_FOLDER = "router-image"
+ROUTER_USER = 10001
+ROUTER_DOCKERFILE = f"""\
+# The router of these manifests, without root. By digest: --build-arg PYTHON_DIGEST=@sha256:...
+#   docker build -t REGISTRY/{ROUTER_IMAGE} {ROUTER_FOLDER} && docker push REGISTRY/{ROUTER_IMAGE}
+ARG PYTHON_TAG=3.12-slim-bookworm
+ARG PYTHON_DIGEST=
+
+FROM python:${{PYTHON_TAG}}${{PYTHON_DIGEST}} AS build
+RUN python -m venv /opt/router && /opt/router/bin/pip install --no-cache-dir {ROUTER_PACKAGE}
+
+FROM python:${{PYTHON_TAG}}${{PYTHON_DIGEST}}
+ENV PATH=/opt/router/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1
+COPY --from=build /opt/router /opt/router
+USER {ROUTER_USER}:{ROUTER_USER}
+EXPOSE 8000
+ENTRYPOINT ["vllm-router"]
+"""
 GPU_MEMORY_UTILIZATION = 0.9  # what planner.models.memory assumes
 
 ADAPTERS = "/adapters"  # The folder of adapters on every worker.
@@ -34,7 +54,7 @@ HTTP_PORT = 8000
 NIXL_PORT = 5600
 NIXL_PORT_STEP = 16  # between workers that share a host's network
 START_S = 3600  # a worker may download and load its weights for this long
-ROUTER_START = f"--host 0.0.0.0 --port {HTTP_PORT} --worker-startup-timeout-secs {START_S}"
+ROUTER_START = ("--host", "0.0.0.0", "--port", str(HTTP_PORT), "--worker-startup-timeout-secs", str(START_S))
 
 _KV_ROLES: dict[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _KV_DTYPES = {1.0: "fp8", 2.0: "auto", 4.0: "auto"}
@@ -414,8 +434,21 @@ def routing_sentence(fleet: Fleet) -> str:
 
 
 def router_command(args: Iterable[str]) -> list[str]:
-    """Install the pinned router and start it; `args` are words without spaces or quotes."""
-    return ["sh", "-c", f"pip install {ROUTER_PACKAGE} && exec vllm-router {ROUTER_START} {' '.join(args)}"]
+    """What starts the router in its image."""
+    return ["vllm-router", *ROUTER_START, *args]
+
+
+def router_image_files() -> dict[str, str]:
+    """What the router's image is built of, beside the manifests of a target that has this router."""
+    return {f"{ROUTER_FOLDER}/Dockerfile": ROUTER_DOCKERFILE}
+
+
+def router_image_steps(file: str) -> list[str]:
+    """Lines of the README: build the router's image where the nodes find it, and name it in `file`."""
+    return [
+        f"    docker build -t REGISTRY/{ROUTER_IMAGE} {ROUTER_FOLDER} && docker push REGISTRY/{ROUTER_IMAGE}",
+        f"    sed -i 's|image: {ROUTER_IMAGE}|image: REGISTRY/{ROUTER_IMAGE}|' {file}",
+    ]
 
 
 def is_rocm(gpu: Gpu) -> bool:

@@ -34,7 +34,6 @@ STORE_PROTOCOL = "tcp"  # rdma needs devices that are not asked for here
 CPUS_PER_GPU, MEMORY_PER_GPU_GIB = 2, 8
 LOCKED: Document = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 NO_SYSCALLS_BEYOND_USUAL: Document = {"seccompProfile": {"type": "RuntimeDefault"}}
-ROUTER_USER, ROUTER_HOME = 10001, "/tmp"  # pip installs below its home: the rest of its disk is read-only
 SHM_MOUNT: Document = {"name": "shm", "mountPath": "/dev/shm"}
 
 _LABEL_NAME = re.compile(
@@ -46,12 +45,17 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """kubernetes.yaml: everything to apply, in one file; and what Kustomize can add to it."""
     text = in_one_file("kubernetes.yaml", fleet, documents(fleet, max_model_len))
-    return {"kubernetes.yaml": text, **kustomize.files(fleet, APP, ROLE)}
+    return {
+        "kubernetes.yaml": text,
+        **kustomize.files(fleet, APP, ROLE),
+        **engine_command.router_image_files(),
+    }
 
 
 def steps(fleet: Fleet) -> list[str]:
     """How to apply it."""
     return [
+        *engine_command.router_image_steps("kubernetes.yaml"),
         f"    {SECRET}",
         "    kubectl apply -f kubernetes.yaml",
         f"    kubectl port-forward service/{engine_command.llm_label(fleet)}-router {HTTP_PORT}",
@@ -286,6 +290,8 @@ def _store(fleet: Fleet) -> list[Document]:
         "image": engine_command.IMAGE,
         "command": kv_store.master_args(),
         "ports": [port],
+        "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "8Gi"}},
+        "securityContext": LOCKED,
         "readinessProbe": {"tcpSocket": {"port": "master"}, "periodSeconds": 5},
     }
     owner = {
@@ -294,6 +300,12 @@ def _store(fleet: Fleet) -> list[Document]:
         "command": kv_store.owner_args(size, "$(POD_IP)", STORE_PROTOCOL),
         "env": [address],
         "resources": {"requests": {"cpu": "4", "memory": memory}, "limits": {"memory": memory}},
+        "securityContext": LOCKED,
+    }
+    pod = {
+        "automountServiceAccountToken": False,
+        "securityContext": NO_SYSCALLS_BEYOND_USUAL,
+        "containers": [master, owner],
     }
     selector = {APP: app, PART: name}
     return [
@@ -311,7 +323,7 @@ def _store(fleet: Fleet) -> list[Document]:
                 "replicas": 1,
                 "selector": {"matchLabels": selector},
                 "strategy": {"type": "Recreate"},
-                "template": {"metadata": {"labels": labels}, "spec": {"containers": [master, owner]}},
+                "template": {"metadata": {"labels": labels}, "spec": pod},
             },
         },
         {
@@ -378,26 +390,24 @@ def _router(fleet: Fleet, app: str, router: str, roles: tuple[Role, ...]) -> lis
         *engine_command.router_policy_args(fleet, roles),
         "--service-discovery",
         "--service-discovery-namespace",
-        '"$POD_NAMESPACE"',
+        "$(POD_NAMESPACE)",
         "--service-discovery-port",
         str(HTTP_PORT),
     ]
     for role in roles:
         flag = "--selector" if role == "mixed" else f"--{role}-selector"
         args += [flag, f"{APP}={app}", f"{ROLE}={role}"]
+    command = engine_command.router_command(args)
     container = {
         "name": "router",
         "image": engine_command.ROUTER_IMAGE,
-        "command": engine_command.router_command(args),
-        "env": [
-            {"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
-            {"name": "HOME", "value": ROUTER_HOME},
-            {"name": "PATH", "value": f"{ROUTER_HOME}/.local/bin:/usr/local/bin:/usr/bin:/bin"},
-        ],
+        "command": command[:1],
+        "args": command[1:],
+        "env": [{"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}],
         "ports": [{"name": "http", "containerPort": HTTP_PORT}],
         "resources": {"requests": {"cpu": "2", "memory": "2Gi"}, "limits": {"memory": "4Gi"}},
         "securityContext": {**LOCKED, "readOnlyRootFilesystem": True},
-        "volumeMounts": [{"name": "home", "mountPath": ROUTER_HOME}],
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
         "startupProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 5, "failureThreshold": 60},
         "readinessProbe": {"httpGet": {"path": "/readiness", "port": "http"}, "periodSeconds": 5},
         "livenessProbe": {"httpGet": {"path": "/liveness", "port": "http"}, "periodSeconds": 10},
@@ -417,10 +427,10 @@ def _router(fleet: Fleet, app: str, router: str, roles: tuple[Role, ...]) -> lis
                         "securityContext": {
                             **NO_SYSCALLS_BEYOND_USUAL,
                             "runAsNonRoot": True,
-                            "runAsUser": ROUTER_USER,
+                            "runAsUser": engine_command.ROUTER_USER,
                         },
                         "containers": [container],
-                        "volumes": [{"name": "home", "emptyDir": {}}],
+                        "volumes": [{"name": "tmp", "emptyDir": {}}],
                     },
                 },
             },

@@ -63,10 +63,12 @@ def files(fleet: Fleet, app_label: str, role_label: str) -> dict[str, str]:
 def overlay(fleet: Fleet) -> list[str]:
     """Lines of an overlay that takes every component that needs nothing installed, for a README."""
     components = [*([CACHE] if _downloaded(fleet) else []), POLICIES]
+    image = engine_command.ROUTER_IMAGE.partition(":")[0]
     return [
         "    # prod/kustomization.yaml, beside this folder (here `manifests`)",
         "    resources: [../manifests]",
         f"    components: [{', '.join(f'../manifests/{name}' for name in components)}]",
+        f"    images: [{{name: {image}, newName: REGISTRY/{image}}}]",
     ]
 
 

@@ -18,12 +18,14 @@ ENGINE = f"vLLM {engine_command.VLLM_VERSION}, LeaderWorkerSet v1 (LWS 0.9 or ne
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """lws.yaml: everything to apply, in one file."""
-    return {"lws.yaml": kubernetes.in_one_file("lws.yaml", fleet, documents(fleet, max_model_len))}
+    text = kubernetes.in_one_file("lws.yaml", fleet, documents(fleet, max_model_len))
+    return {"lws.yaml": text, **engine_command.router_image_files()}
 
 
 def steps(fleet: Fleet) -> list[str]:
     """How to apply it."""
     return [
+        *engine_command.router_image_steps("lws.yaml"),
         f"    {kubernetes.SECRET}",
         "    kubectl apply -f lws.yaml",
         f"    kubectl port-forward service/{engine_command.llm_label(fleet)}-router {HTTP_PORT}",

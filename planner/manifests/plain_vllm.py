@@ -173,7 +173,7 @@ def _router(fleet: Fleet, name: str, roles: tuple[Role, ...]) -> str:
         else:
             lines.append(f'for url in ${variable}; do urls+=(--{role} "$url"); done')
     lines.append(
-        f"exec vllm-router {engine_command.ROUTER_START} "
+        f"exec vllm-router {' '.join(engine_command.ROUTER_START)} "
         f"{' '.join(engine_command.router_policy_args(fleet, roles))} "
         '"${urls[@]}" "$@"'
     )

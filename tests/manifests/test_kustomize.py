@@ -20,7 +20,7 @@ from planner import manifests
 from planner.cli import app
 from planner.files.checked_files import write_files
 from planner.fleet import Fleet
-from planner.manifests import kubernetes, kustomize
+from planner.manifests import engine_command, kubernetes, kustomize
 
 Document = dict[str, Any]
 
@@ -62,6 +62,7 @@ def test_an_overlay_with_every_component_is_valid(fleet: Fleet, tmp_path: Path) 
         mounted = any(mount["name"] == "models" and mount["readOnly"] for mount in main["volumeMounts"])
         assert not is_worker or kubernetes.SHM_MOUNT in main["volumeMounts"]
         assert (offline, mounted) == (is_worker, is_worker)
+        assert is_worker or main["image"] == f"REGISTRY/{engine_command.ROUTER_IMAGE}"
     assert len(deployments) == len(fleet.running_pools) + 1
 
 
@@ -92,6 +93,21 @@ def test_the_gateway_leads_to_the_routers_service_and_prometheus_to_the_workers(
     dashboard = yaml.safe_load(files["components/monitoring/dashboard.yaml"])
     (panels,) = (json.loads(text)["panels"] for text in dashboard["data"].values())
     assert panels and not any("fleetplan_" in target["expr"] for each in panels for target in each["targets"])
+
+
+def test_the_routers_image_is_of_its_release_and_of_no_root() -> None:
+    """One file for all targets with this router, of the Python that the planner's own image has."""
+    files = manifests.render(mixed(), 5000).files
+    lines = files["router-image/Dockerfile"].splitlines()
+    assert any(engine_command.ROUTER_PACKAGE in line for line in lines if line.startswith("RUN "))
+    assert f"USER {engine_command.ROUTER_USER}:{engine_command.ROUTER_USER}" in lines
+    ours = (Path(__file__).parents[2] / "Dockerfile").read_text().splitlines()
+    assert [line for line in lines if line.startswith("ARG ")] == [
+        line for line in ours if line.startswith("ARG ")
+    ]
+    for path in ("kubernetes.yaml", "lws.yaml", "compose/compose.yaml"):
+        assert files[path].count(f"image: {engine_command.ROUTER_IMAGE}\n") == 1
+    assert manifests.render(mixed(), 5000, "vllm").files.keys() & {"router-image/Dockerfile"} == set()
 
 
 def test_an_llm_with_two_routers_has_a_path_to_each() -> None:

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from manifest_commands import (
-    EXAMPLES,
-    FLEETS,
-    composed,
-    documents,
-    each_fleet,
-    each_on_nodes,
-    rendered,
-    run_script,
-)
+from manifest_commands import EXAMPLES, FLEETS, composed, documents, each_fleet, each_on_nodes, rendered
 from plans import LLM, mixed, pairs
 
 from planner import manifests
@@ -32,19 +21,15 @@ from planner.policies import ROUTING
 Document = dict[str, Any]
 
 
-def test_the_routers_shell_line_starts_the_router(tmp_path: Path) -> None:
+def test_the_routers_container_starts_the_router() -> None:
     for document in documents(rendered(FLEETS["both roles and mixed"])["kubernetes.yaml"]):
         if document["kind"] == "Deployment" and document["metadata"]["labels"]["fleetplan/role"] == "router":
-            command = document["spec"]["template"]["spec"]["containers"][0]["command"]
-            said = run_script(
-                'exec "$0" "$@"',
-                *command,
-                stubs=("pip", "vllm-router"),
-                folder=tmp_path,
-                POD_NAMESPACE="my ns",
-            )
+            (container,) = document["spec"]["template"]["spec"]["containers"]
+            said = container["args"]
+            assert container["command"] == ["vllm-router"]
             assert said[:4] == ["--host", "0.0.0.0", "--port", "8000"]
-            assert said[said.index("--service-discovery-namespace") + 1] == "my ns"
+            namespace = said[said.index("--service-discovery-namespace") + 1]
+            assert namespace == f"$({container['env'][0]['name']})"  # as Kubernetes puts it in place
 
 
 @each_on_nodes
@@ -55,7 +40,7 @@ def test_the_router_knows_every_worker(fleet_on_nodes: Fleet) -> None:
         for name, service in d["services"].items()
         if name[:6] == "router"
     ]
-    command = " ".join(router["command"][-1] for router in routers)
+    command = " ".join(word for router in routers for word in router["command"])
     assert command.count("http://") == fleet_on_nodes.workers
     if fleet_on_nodes.is_disaggregated:
         assert command.count("--prefill ") == sum(
@@ -72,15 +57,15 @@ def test_the_routers_own_parser_takes_its_command_lines(fleet: Fleet) -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
     router_args.RouterArgs.add_cli_args(parser)
     services = [item for document in composed(fleet).values() for item in document["services"].items()]
-    lines = [service["command"][-1] for name, service in services if name.startswith("router")]
+    lines = [service["command"] for name, service in services if name.startswith("router")]
     for path in ("kubernetes.yaml", "lws.yaml", "disaggregatedset.yaml"):
         for document in documents(rendered(fleet).get(path, "")):
             is_router = document["metadata"].get("labels", {}).get("fleetplan/role") == "router"
             if document["kind"] == "Deployment" and is_router:
-                lines.append(document["spec"]["template"]["spec"]["containers"][0]["command"][-1])
+                lines.append(document["spec"]["template"]["spec"]["containers"][0]["args"])
     assert lines
     for line in lines:
-        parser.parse_args(shlex.split(line.partition("exec vllm-router ")[2]))
+        parser.parse_args(line)
 
 
 def test_one_worker_leaves_the_router_no_choice_of_two() -> None:

@@ -97,7 +97,7 @@ def scale_pools(
     scaling = Scaling(fleet, scale_targets, autoscaler, engine_command.served_model_len(fleet, max_model_len))
     if not row.file_of_pool:
         return {
-            path: text if _is_kustomize(path) else _edit_yaml(text, row.change, scaling)
+            path: text if _has_no_sizes(path) else _edit_yaml(text, row.change, scaling)
             for path, text in files.items()
         }
     scaled = dict(files)
@@ -108,9 +108,9 @@ def scale_pools(
     return scaled
 
 
-def _is_kustomize(path: str) -> bool:
-    """Whether a file is of Kustomize: such files name and patch the target's objects and have no sizes."""
-    return path == kustomize.BASE or path.startswith("components/")
+def _has_no_sizes(path: str) -> bool:
+    """Whether a file is of Kustomize, which patches the target's objects, or of the router's image."""
+    return path == kustomize.BASE or path.startswith(("components/", engine_command.ROUTER_FOLDER))
 
 
 def _edit_yaml(text: str, change: Change, scaling: Scaling) -> str:
