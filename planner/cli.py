@@ -205,8 +205,8 @@ for _name, _command in (
     ("prefixes", plan_prefixes),
     ("lengths", tell_lengths),
     ("import", measurement_commands.import_measurements),
-    ("fit", measurement_commands.fit),
-    ("calibrate", measurement_commands.calibrate),
+    ("fit", measurement_commands.fit_steps),
+    ("calibrate", measurement_commands.calibrate_fit),
     ("profile", measurement_commands.profile_steps),
     ("validate", validation.validate),
     ("serve", validation.serve),
@@ -367,7 +367,7 @@ def plan(
     flags = QuestionOptions(
         llm, rate, input_, output, task, duration, gpus, safety, limits, agents, objective
     )
-    if slo is None and trace is None and out is None and not flags.given():
+    if slo is None and trace is None and out is None and not flags.values_by_option():
         typer.echo(context.get_help())
         return
     plan_options = PlanOptions(
@@ -379,7 +379,7 @@ def plan(
 
 def _run_plan(plan_options: PlanOptions, flags: QuestionOptions) -> None:
     """Plan for the question that the options give, or for slo.yaml, which has one LLM or several."""
-    slo, given = plan_options.slo, flags.given()
+    slo, given = plan_options.slo, flags.values_by_option()
     if given:
         if slo is not None:
             raise InputError(

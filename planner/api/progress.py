@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 
 from planner.search.problem.plan_problem import Progress, report_nothing
 
-Hear: TypeAlias = "Progress | None"
+MaybeProgress: TypeAlias = "Progress | None"
 """Who hears of each stage; None: a notebook shows it, a program does not."""
 
 
-def heard(progress: Hear) -> Progress:
+def or_silent(progress: MaybeProgress) -> Progress:
     """The progress to use in place of None."""
     if progress is not None:
         return progress

@@ -19,7 +19,7 @@ from planner.api.inputs import (
     read_trace,
     requests_of,
 )
-from planner.api.progress import Hear, heard
+from planner.api.progress import MaybeProgress, or_silent
 from planner.api.questions import TaskDocument, read_task
 from planner.api.results import Result
 from planner.documents.facts import Headroom
@@ -37,17 +37,20 @@ from planner.files.document_values import read_share
 from planner.fleet import Fleet
 from planner.reports.fact_sentences import sentence
 from planner.studies import pareto_frontier, pareto_page, replanning
-from planner.studies import what_if as moves
+from planner.studies import what_if as what_if_study
 from planner.studies.what_if import Moved, Study, StudyAnswer
 from planner.traffic.trace import spread_stamps
 from planner.units import quantity
 
 QuestionLike = TaskDocument | Section | str | Path
+PLAN_TIME_LIMIT_S = 120.0  # of each plan that `pareto` and `replan` make
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WhatIfResult(Result):
-    """The best fleet before and after a change, and whether that of before still holds."""
+    """The best fleet before and after a change, and whether that of before still holds. `bounds` are the
+    bounds on the cost before and, if there is a fleet, after the change.
+    """
 
     before: StudyAnswer
     moved: Moved
@@ -64,20 +67,22 @@ class WhatIfResult(Result):
         return None if self.moved.answer is None else self.moved.answer.fleet
 
     def headline(self) -> str:
-        return f"{self.moved.label}: {moves.difference(self.moved, self.before)}"
+        return f"{self.moved.label}: {what_if_study.difference(self.moved, self.before)}"
 
     def sentences(self) -> list[str]:
-        return [moves.verdict_text(self.moved)]
+        return [what_if_study.verdict_text(self.moved)]
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan what-if --json` prints."""
         before, moved = self.before, self.moved
         changed = {
-            key: value for key, value in moves.moved_document(moved, before).items() if key != "answer"
+            key: value
+            for key, value in what_if_study.moved_document(moved, before).items()
+            if key != "answer"
         }
         return {
-            "before": moves.document(before) | {"bound": self.bounds[0]},
-            "after": moved.answer and moves.document(moved.answer) | {"bound": self.bounds[1]},
+            "before": what_if_study.document(before) | {"bound": self.bounds[0]},
+            "after": moved.answer and what_if_study.document(moved.answer) | {"bound": self.bounds[1]},
             **changed,
         }
 
@@ -88,17 +93,18 @@ class WhatIfResult(Result):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SensitivityResult(Result):
-    """Whether a plan holds if step times or traffic are off, and what each limit costs."""
+    """Whether a plan holds if step times or traffic are off, and what each limit costs. A move is the answer
+    to one changed question.
+    """
 
     before: StudyAnswer
     moves: tuple[Moved, ...]
     headroom: Headroom
 
     def headline(self) -> str:
-        held = sum(moved.kept is True for moved in self.moves)
-        return (
-            f"{moves.document(self.before)['fleet']} holds in {held} of {len(self.moves)} changed questions"
-        )
+        fleet = what_if_study.document(self.before)["fleet"]
+        kept_count = sum(moved.kept is True for moved in self.moves)
+        return f"{fleet} holds in {kept_count} of {len(self.moves)} changed questions"
 
     def sentences(self) -> list[str]:
         return [sentence(self.headroom)]
@@ -106,9 +112,9 @@ class SensitivityResult(Result):
     def to_dict(self) -> dict[str, Any]:
         """What `plan sensitivity --json` prints."""
         return {
-            "plan": moves.document(self.before),
+            "plan": what_if_study.document(self.before),
             "headroom": asdict(self.headroom),
-            "changes": [moves.moved_document(moved, self.before) for moved in self.moves],
+            "changes": [what_if_study.moved_document(moved, self.before) for moved in self.moves],
         }
 
     def to_frame(self) -> pd.DataFrame:
@@ -119,7 +125,7 @@ class SensitivityResult(Result):
                     "change": moved.label,
                     "holds": moved.kept,
                     "difference": None if moved.answer is None else moved.answer.value - self.before.value,
-                    **_figures(moved.answer),
+                    **_fleet_columns(moved.answer),
                 }
                 for moved in self.moves
             ]
@@ -151,9 +157,9 @@ class ParetoResult(Result):
     def save(self, folder: str | Path) -> tuple[str, ...]:
         """Write pareto.html, pareto.csv, pareto.json and the picture."""
         check_output_directory(Path(folder))
-        written = pareto_page.render_frontier(self.frontier)
-        write_files(Path(folder), written)
-        return tuple(written)
+        contents = pareto_page.render_frontier(self.frontier)
+        write_files(Path(folder), contents)
+        return tuple(contents)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -205,7 +211,7 @@ def what_if(
     catalog: CatalogLike = None,
     seed: int = 0,
     time_limit_s: float = 120.0,
-    progress: Hear = None,
+    progress: MaybeProgress = None,
 ) -> WhatIfResult:
     """The best fleet before and after a change of the question, on the same traffic.
 
@@ -217,7 +223,7 @@ def what_if(
     if not changes:
         raise InputError("changes: missing; say what changes, such as {'slo.ttft.p90': '1 s'}")
     changed = changes if isinstance(changes, TaskDocument) else question.replace(changes)
-    label = "another question" if isinstance(changes, TaskDocument) else _label(changes)
+    label = "another question" if isinstance(changes, TaskDocument) else _changes_label(changes)
     study = study_of(question, trace, seed=seed, time_limit_s=time_limit_s, progress=progress)
     return what_if_in(study, question, changed, label)
 
@@ -225,7 +231,7 @@ def what_if(
 def what_if_in(study: Study, question: TaskDocument, changed: TaskDocument, label: str) -> WhatIfResult:
     """What-if on the trace of a study, which was read before."""
     before = study.ask(question.task())
-    moved = moves.ask_again(study, before, changed.task(), label)
+    moved = what_if_study.ask_again(study, before, changed.task(), label)
     answers = [answer for answer in (before, moved.answer) if answer is not None]
     return WhatIfResult(before, moved, tuple(study.bound(answer) for answer in answers))
 
@@ -238,7 +244,7 @@ def sensitivity(
     catalog: CatalogLike = None,
     seed: int = 0,
     time_limit_s: float = 120.0,
-    progress: Hear = None,
+    progress: MaybeProgress = None,
 ) -> SensitivityResult:
     """Whether the plan holds if step times, traffic or prices are off by a share, and what limits cost."""
     question = read_task(slo, catalog)
@@ -258,8 +264,8 @@ def share_of(by: str | float, where: str) -> float:
 def sensitivity_in(study: Study, question: TaskDocument, by_frac: float) -> SensitivityResult:
     """Sensitivity on the trace of a study, which was read before."""
     before = study.ask(question.task())
-    changed = tuple(moves.sensitivity(study, before, by_frac=by_frac))
-    return SensitivityResult(before, changed, moves.headroom(study, before))
+    changed = tuple(what_if_study.sensitivity(study, before, by_frac=by_frac))
+    return SensitivityResult(before, changed, what_if_study.headroom(study, before))
 
 
 def pareto(
@@ -271,7 +277,7 @@ def pareto(
     points: int | None = None,
     catalog: CatalogLike = None,
     seed: int = 0,
-    progress: Hear = None,
+    progress: MaybeProgress = None,
 ) -> ParetoResult:
     """The cheapest fleet at every limit: over a line of the SLO ("ttft p90"), "rate", "power" or "cost".
 
@@ -279,11 +285,11 @@ def pareto(
     take two minutes.
     """
     question = read_task(slo, catalog)
-    study = study_of(question, trace, seed=seed, time_limit_s=120.0, progress=progress)
-    unit = {"power": "w", "cost": "usd_per_h", "rate": "rps"}.get(over, "s")
+    study = study_of(question, trace, seed=seed, time_limit_s=PLAN_TIME_LIMIT_S, progress=progress)
+    unit = {"power": "w", "cost": "usd_per_h", "rate": "rps"}.get(over, "s")  # A line of the SLO is in s.
     first, last = (None if text is None else quantity(text, unit, where="limits") for text in limits)
-    more = {} if points is None else {"points": points}
-    frontier = pareto_frontier.find_frontier(study, question.task(), over, first=first, last=last, **more)
+    options = {} if points is None else {"points": points}
+    frontier = pareto_frontier.find_frontier(study, question.task(), over, first=first, last=last, **options)
     return ParetoResult(frontier)
 
 
@@ -304,10 +310,10 @@ def replan(
     """
     question = read_task(slo, catalog)
     running = read_fleet(current, question.catalog)
-    study = study_of(question, trace, seed=seed, time_limit_s=120.0, progress=None)
-    file = plan_file(current).parent / "requests.csv" if isinstance(current, str | Path) else None
+    study = study_of(question, trace, seed=seed, time_limit_s=PLAN_TIME_LIMIT_S, progress=None)
+    planned_on = plan_file(current).parent / "requests.csv" if isinstance(current, str | Path) else None
     horizon_h = quantity(horizon, "s", where="horizon") / 3600
-    return replan_in(study, question, running, file, (horizon_h, start_usd, stop_usd))
+    return replan_in(study, question, running, planned_on, (horizon_h, start_usd, stop_usd))
 
 
 def replan_in(
@@ -333,22 +339,28 @@ def replan_in(
 
 
 def study_of(
-    question: TaskDocument, trace: TraceLike | None, *, seed: int, time_limit_s: float, progress: Hear
+    question: TaskDocument,
+    trace: TraceLike | None,
+    *,
+    seed: int,
+    time_limit_s: float,
+    progress: MaybeProgress,
 ) -> Study:
-    """The traffic of a question, and what is learned about it."""
-    how = reading_of(question.document, question.path)
-    requests = requests_of(trace, question.task().described, seed=seed, how=how)
-    return Study(requests, question.catalog, seed, time_limit_s, heard(progress))
+    """A study on the traffic of a question: it plans several questions and keeps what it has simulated."""
+    log_options = reading_of(question.document, question.path)
+    requests = requests_of(trace, question.task().described, seed=seed, how=log_options)
+    return Study(requests, question.catalog, seed, time_limit_s, or_silent(progress))
 
 
-def _label(changes: Mapping[str, Any]) -> str:
+def _changes_label(changes: Mapping[str, Any]) -> str:
+    """For instance "slo.ttft.p90=1 s, limits="; nothing after the sign where a key is taken out."""
     return ", ".join(f"{path}={'' if value is None else value}" for path, value in changes.items())
 
 
-def _figures(answer: StudyAnswer | None) -> dict[str, Any]:
+def _fleet_columns(answer: StudyAnswer | None) -> dict[str, Any]:
     if answer is None:
         return {"fleet": None, "gpus": None, "cost_usd_per_h": None}
-    document = moves.document(answer)
+    document = what_if_study.document(answer)
     return {key: document[key] for key in ("fleet", "gpus", "cost_usd_per_h")}
 
 
@@ -357,5 +369,5 @@ def _answers_frame(answers: Mapping[str, StudyAnswer | None]) -> pd.DataFrame:
     for name, answer in answers.items():
         lines = [] if answer is None else answer.verdict.lines
         simulated = {f"{line.limit.name.replace(' ', '_')}_s": line.value_s for line in lines}
-        rows.append({"": name, **_figures(answer), **simulated})
+        rows.append({"": name, **_fleet_columns(answer), **simulated})
     return pd.DataFrame(rows)

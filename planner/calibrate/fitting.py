@@ -30,9 +30,10 @@ from planner.models.latency import ON_WALL, Array, StepLatency
 from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, cross_validated_errors
 from planner.models.step_tables import StepTable, read_step_table
 
-FOLDS = 5
-MANY_STEPS = 30  # distinct ones; fewer are fitted with a remark
-MOST_HOST_FRAC = 0.9  # of the quickest step
+FOLDS = 5  # The held-out errors are of five fits, each without a fifth of the distinct steps.
+MANY_STEPS = 30  # With fewer distinct steps the fit has a note.
+MOST_HOST_FRAC = 0.9  # The host's part is at most this much of the quickest step.
+RANK_TOLERANCE = 1e-6  # Of columns scaled to at most 1: a smaller singular value counts as 0.
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,9 @@ class FittedSteps:
     errors: Mapping[str, Errors]
     notes: tuple[str, ...] = ()
     date: str | None = None  # of the measurement
-    families: Mapping[str, Mapping[str, Errors]] = field(default_factory=dict)  # all that were tried
-    form: CorrectedFormula | None = None  # what the simulator takes in place of `latency`
+    # The errors of every family of formulas that was tried, by regime.
+    families: Mapping[str, Mapping[str, Errors]] = field(default_factory=dict)
+    form: CorrectedFormula | None = None  # The simulator takes it in place of `latency`.
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -75,15 +77,16 @@ def fit_table(
     host_overhead_s: float | None = None,
     choose_family: bool = False,
 ) -> FittedSteps:
-    """Fit `table`; what is `stated` comes before its `#` lines.
+    """Fit `table`. What the user `stated` of the engine overrides the table's `#` lines.
 
     `host_overhead_s` is the engine's own part of every step. It is taken out of the measured times, or added
-    to those of a table of kernel times. None is what the table measured (the median of its column host_s).
-    With `choose_family` every family of `planner.models.families` is tried and the one that predicts held-out
-    steps best is taken; its times hold the host's part, which is then not told apart.
+    to those of a table of kernel times. None stands for what the table measured, the median of its column
+    host_s. With `choose_family` every family of `planner.models.families` is tried and the one that predicts
+    held-out steps best is taken; its times include the host's part.
     """
     about = table.about
-    has_separate_host = "engines" in about and host_overhead_s is None  # engines.yaml beside it has the host
+    # `plan profile` measures the host by itself, and writes it to an engines.yaml beside the table.
+    has_separate_host = "engines" in about and host_overhead_s is None
     if has_separate_host:
         slowdown, admission_s = (float(about.get(key, 0.0)) for key in ("slowdown", "admission_s"))
         table = without_host(table, slowdown=slowdown or 1.0, admission_s=admission_s)
@@ -97,7 +100,7 @@ def fit_table(
     if not 0 <= host_overhead_s < 1:
         raise InputError(f"{where}: host overhead is {host_overhead_s:g} s, must be >= 0 and below 1 s")
     source = about.get("source") or where
-    if "engine" in about and "source" not in about:  # of plan profile
+    if "engine" in about and "source" not in about:  # a table of `plan profile`
         source = f"{where}, {about['engine']} on {about.get('device', gpu)}"
     host = "not included" if is_kernel_time else "included"
     if host_overhead_s:
@@ -111,7 +114,7 @@ def fit_table(
         latency: StepLatency = model.fit(table.X, table.y).latency_
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
-    notes, families, form = _notes(table), {}, None
+    notes, families, form = _table_notes(table), {}, None
     if has_separate_host:
         notes = (
             *notes,
@@ -142,12 +145,13 @@ def _measured_host_s(table: StepTable) -> float:
     return min(float(np.median(known)), MOST_HOST_FRAC * float(table.y.min())) if known.size else 0.0
 
 
-def _notes(table: StepTable) -> tuple[str, ...]:
+def _table_notes(table: StepTable) -> tuple[str, ...]:
+    """What a reader must know of the table: what it lacks, and its own note."""
     X, notes = table.X, []
     if not ((X[:, 2] > 0) & (X[:, 4] > 0)).any():
         notes.append("no mixed steps: steps with prefill and decode are predicted by the sum of both")
-    if (cells := len(np.unique(X, axis=0))) < MANY_STEPS:
-        notes.append(f"only {cells} distinct steps: the held-out errors are rough")
+    if (distinct_steps := len(np.unique(X, axis=0))) < MANY_STEPS:
+        notes.append(f"only {distinct_steps} distinct steps: the held-out errors are rough")
     return (*notes, *((str(table.about["note"]),) if table.about.get("note") else ()))
 
 
@@ -159,31 +163,32 @@ def _check_identified(X: Array, where: str) -> None:
     """
     tokens, pairs, decodes, kv_tokens, prefills = X.T
     prefill, decode = decodes == 0, prefills == 0
-    wanted = []
+    missing = []
     if not _is_full_rank(tokens[prefill], pairs[prefill]):
-        wanted.append("prefills without decodes at three or more prompt lengths (say 128, 512, 2048, 8192)")
+        missing.append("prefills without decodes at three or more prompt lengths (say 128, 512, 2048, 8192)")
     if not _is_full_rank(decodes[decode], kv_tokens[decode]):
-        wanted.append(
+        missing.append(
             "decodes without prefill at two or more batch sizes and contexts (say 1, 16, 128 x 512, 4096)"
         )
-    cells = len(np.unique(X, axis=0))
-    if not wanted and cells < 2 * FOLDS:
-        wanted.append(f"{2 * FOLDS - cells} more distinct steps, to hold some out")
-    if wanted:
+    distinct_steps = len(np.unique(X, axis=0))
+    if not missing and distinct_steps < 2 * FOLDS:
+        missing.append(f"{2 * FOLDS - distinct_steps} more distinct steps, to hold some out")
+    if missing:
         raise InputError(
-            f"{where}: {cells} distinct steps do not settle the fit; measure {'; '.join(wanted)}"
+            f"{where}: {distinct_steps} distinct steps do not settle the fit; measure {'; '.join(missing)}"
         )
 
 
 def _is_full_rank(first: Array, second: Array) -> bool:
+    """Whether the columns 1, `first` and `second` are linearly independent."""
     if len(first) < 3:
         return False
     columns = np.column_stack([np.ones(len(first)), first, second])
-    return int(np.linalg.matrix_rank(columns / columns.max(axis=0).clip(min=1.0), tol=1e-6)) == 3
+    return int(np.linalg.matrix_rank(columns / columns.max(axis=0).clip(min=1.0), tol=RANK_TOLERANCE)) == 3
 
 
 def fit_yaml(fitted: FittedSteps, *, command: str, date: str | None = None) -> str:
-    """The text of the file."""
+    """The file's text; its date is `date`, or when the steps were measured, or today."""
     return to_yaml(
         fit_document(
             fitted.llm,
@@ -232,8 +237,8 @@ def calibrate_files(
         )
     llm_name, gpu_name, tp = setups.pop()
     llm, gpu = catalog.llm(stated.llm or llm_name), catalog.gpu(gpu_name)
-    latency = (catalog if base is None else _only(catalog, base)).step_latency(llm, gpu, tp)
-    if base is not None and latency == _only(catalog).step_latency(llm, gpu, tp):
+    latency = (catalog if base is None else _catalog_of_fits(catalog, base)).step_latency(llm, gpu, tp)
+    if base is not None and latency == _catalog_of_fits(catalog).step_latency(llm, gpu, tp):
         raise InputError(f"{base}: holds no fit of {llm_name} on {tp} x {gpu_name}")
     budget, seats, kv_tokens = settings
     engine = MeasuredEngine(llm, gpu, tp, budget, seats, kv_tokens, default_engine(catalog.engines.values()))
@@ -243,6 +248,6 @@ def calibrate_files(
     return FittedSteps(llm_name, gpu_name, tp, source, result.latency, {}, tuple(notes)), result
 
 
-def _only(catalog: Catalog, *fit_files: Path) -> Catalog:
-    """The catalog with these fits and no others."""
+def _catalog_of_fits(catalog: Catalog, *fit_files: Path) -> Catalog:
+    """The catalog with the fits of these files alone; without files it has no fit, only rooflines."""
     return replace(catalog, fit_files=fit_files, _headers={}, _fits={})

@@ -68,8 +68,8 @@ def fit_kernels(
     check_output_directory(out)
     llm_read, gpus = catalog_rows.llm(llm), _gpus_to_fit(catalog_rows, gpu)
     # A name of the catalog wins over a file of that name; AIConfigurator reads the folder of a config.json.
-    given = Path(llm) if not catalog_rows.has_llm(llm) and is_path(llm) else None
-    folder = given.parent if given is not None and given.is_file() else given
+    config_path = Path(llm) if not catalog_rows.has_llm(llm) and is_path(llm) else None
+    folder = config_path.parent if config_path is not None and config_path.is_file() else config_path
     # The files that are written name this command as their origin.
     command = f"plan catalog fit {llm_read.name if folder is None else llm}"
     documents: dict[str, dict[str, Any]] = {}
@@ -173,27 +173,27 @@ def show_support(
     verdict, _colour, reason = support.support_badge(rows)
     console.print(f"{verdict}: {reason[0].lower()}{reason[1:]}", markup=False, highlight=False)
     fitting = {row["gpu"] for row in rows}
-    for line in _legend(rows, [each.name for each in gpus if each.name not in fitting]):
+    for line in _legend_lines(rows, [each.name for each in gpus if each.name not in fitting]):
         console.print(line, markup=False, highlight=False)
 
 
 def _llm_in_words(llm: Llm) -> dict[str, str]:
-    """What `plan catalog support` says of the LLM, whatever the GPU."""
+    """What `plan catalog support` prints of the LLM, whatever the GPU."""
     active = f", {llm.active_parameters / 1e9:.3g} billion of them for a token" if llm.is_mixture else ""
-    about = {
+    words = {
         "parameters": f"{llm.parameters / 1e9:,.4g} billion{active}",
         "weights": f"{llm.weight_bytes / 1e9:,.4g} GB, most of them in {llm.weights}",
         "KV cache": f"{llm.kv_bytes_per_token:,.0f} bytes per token, up to {llm.context_tokens:,} tokens",
     }
     if llm.state_bytes:
-        about["states"] = f"{llm.state_bytes / 1e6:,.3g} MB per sequence, however long it is"
+        words["states"] = f"{llm.state_bytes / 1e6:,.3g} MB per sequence, however long it is"
     if llm.encoder_bytes:
-        about["encoder"] = f"{llm.encoder_bytes / 1e9:.2g} GB of the weights, whole on every GPU"
-    return about
+        words["encoder"] = f"{llm.encoder_bytes / 1e9:.2g} GB of the weights, whole on every GPU"
+    return words
 
 
-def _legend(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]:
-    """What the columns that are shown mean, and which GPUs are missing because they are too small."""
+def _legend_lines(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]:
+    """The meaning of the table's columns, and the GPUs (`too_small`) on which no worker fits."""
     lines = ["tp: GPUs of a worker; EP: each has whole experts, else a slice of all. USD/h: of the worker."]
     lines.append("KV tokens: of all sequences of a worker together.")
     if any(row["dp"] > 1 for row in rows):
@@ -231,7 +231,8 @@ def _legend(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]:
 
 
 def _support_columns(row: dict[str, Any], has_beside: bool, has_ranks: bool) -> dict[str, Any]:
-    error = row["error_frac"]
+    """The columns of one row of studies/support.py; `has_...` says whether any row needs the column."""
+    error = row["error_frac"]  # of the fit, on steps that it was not fitted to
     # Where no kernels of a GPU were measured, nobody knows how far its step times are off.
     upper_ends = None if row["unchecked"] else row["spread"]
     beside = {"beside": f"{KV_BLOCK_TOKENS * row['blocks_beside']:,}"} if has_beside else {}
@@ -314,26 +315,33 @@ def import_prices(
         billed = read_billed_prices(file, catalog_rows, provider=provider, date=day, region=region)
         offers, notes = billed.offers, list(billed.left_out)
     else:
-        who = provider or file.resolve().parent.name
-        listed = read_prices(file, catalog_rows, provider=who, date=day, region=region)
+        folder_name = file.resolve().parent.name  # SkyPilot has a folder for each cloud.
+        listed = read_prices(file, catalog_rows, provider=provider or folder_name, date=day, region=region)
         offers, notes = listed.offers, list(listed.unknown_gpus)
         if listed.without_price:
             notes.append(f"{listed.without_price} rows of GPUs have no price on demand")
     document = offers_document(offers)
-    who = next(iter(offers.values()))[0].provider
+    provider_name = next(iter(offers.values()))[0].provider
     if out is not None:
         write_files(out, {PRICES: to_yaml(document)})
     if json_output:
         print_json({"prices": document, "left_out": notes} | ({"directory": str(out)} if out else {}))
         return
     say_first(notes)
-    print_rows([{"gpu": gpu} | offer for gpu, each in document.items() for offer in each], f"prices of {who}")
-    on_demand = {gpu: o.usd_per_h for gpu, each in offers.items() for o in each if o.term == "on-demand"}
+    rows = [{"gpu": gpu} | offer for gpu, offers_of_gpu in document.items() for offer in offers_of_gpu]
+    print_rows(rows, f"prices of {provider_name}")
+    on_demand = {
+        gpu: offer.usd_per_h
+        for gpu, offers_of_gpu in offers.items()
+        for offer in offers_of_gpu
+        if offer.term == "on-demand"
+    }
     prices = ", ".join(f"{gpu}: {usd_per_h:.6g} usd/h" for gpu, usd_per_h in on_demand.items())
     console = stdout_console(soft_wrap=True)
     console.print(f"for slo.yaml:  fleet: {{prices: {{{prices}}}}}", markup=False)
     if out is not None:
         console.print(
-            f"written to {out / PRICES}; or, with --catalog {out}:  fleet: {{price_of: {{provider: {who}}}}}",
+            f"written to {out / PRICES}; or, with --catalog {out}:  "
+            f"fleet: {{price_of: {{provider: {provider_name}}}}}",
             markup=False,
         )

@@ -16,7 +16,7 @@ from planner.errors import InputError, PlannerError
 from planner.policies import CACHE_AWARE, ROUTING
 from planner.slo_metrics import METRICS
 
-DRAWN_RPS = 5  # Of traffic that is drawn to be scaled to the rate which is sought.
+DRAWN_RPS = 5  # Where the rate is what is sought, traffic of this rate is drawn and then scaled.
 ANY = "any"  # All GPUs of the catalog.
 _LIMIT = re.compile(
     rf"\s*({'|'.join(METRICS)})[ ._-]?(p\d{{1,2}}(?:\.\d+)?)\s*(?:[:=<]=?)?\s*(\S.*?)\s*", re.IGNORECASE
@@ -42,7 +42,7 @@ class QuestionOptions:
     agents: str | None = None
     objective: str | None = None
 
-    def given(self) -> dict[str, str]:
+    def values_by_option(self) -> dict[str, str]:
         """The options that were given, under their names on the command line."""
         given_options = {
             "llm": self.llm,
@@ -175,36 +175,40 @@ def init(
             f"{out}: is there already, and is not written over; name another with -o, or remove it"
         )
     check_output_file(out)
-    known = read_catalog(catalog)
+    catalog_rows = read_catalog(catalog)
     document: dict[str, Any] = {}
 
-    def ask(question: str, usual: str, read: Callable[[str], dict[str, Any]]) -> None:
-        """Ask again until the whole question so far can be read with the answer. A pipe is asked once.
-
-        The limit stands in for an SLO that was not given yet; the answer to `SLO` replaces it.
+    def ask(question: str, default: str, parse: Callable[[str], dict[str, Any]]) -> None:
+        """Ask until the answers so far can be read as a question for the planner, and add this one to
+        `document`. A pipe is asked once.
         """
         while True:
-            answer = _answer(question, usual)
+            answer = _read_answer(question, default)
             try:
-                found = {**document, **read(answer)}
-                read_task({"slo": {"ttft": {"p95": "1 s"}}, **found}, known)
+                answers = {**document, **parse(answer)}
+                # Before the SLO is asked for, a limit stands in for it.
+                read_task({"slo": {"ttft": {"p95": "1 s"}}, **answers}, catalog_rows)
             except PlannerError as error:
                 if not sys.stdin.isatty():
                     raise
                 typer.echo(f"  {error}", err=True)
                 continue
-            document.update(found)
+            document.update(answers)
             return
 
-    ask("LLM: a name (plan catalog llms), or a path to its config.json", "meta-llama/Llama-3.1-70B", _llm)
     ask(
-        f"traffic: requests/s and a task ({', '.join(known.tasks)}),\n"
+        "LLM: a name (plan catalog llms), or a path to its config.json",
+        "meta-llama/Llama-3.1-70B",
+        _parse_llm,
+    )
+    ask(
+        f"traffic: requests/s and a task ({', '.join(catalog_rows.tasks)}),\n"
         "or requests/s, input tokens, output tokens",
         "10 chat",
-        _traffic,
+        _parse_traffic,
     )
-    ask("SLO: limits, with commas between them", "ttft p95 2 s, tpot p95 100 ms", _slo)
-    ask("GPUs that may be rented, with commas between them (plan catalog gpus), or any", "any", _gpus)
+    ask("SLO: limits, with commas between them", "ttft p95 2 s, tpot p95 100 ms", _parse_slo)
+    ask("GPUs that may be rented, with commas between them (plan catalog gpus), or any", "any", _parse_gpus)
     ask(
         "safety: the share of scenarios in which the SLO is kept, or none",
         "0.9",
@@ -215,20 +219,21 @@ def init(
     typer.echo(f"written to {out}; now: {command}")
 
 
-def _answer(question: str, usual: str) -> str:
-    typer.echo(f"{question} [{usual}]: ", err=True, nl=False)
+def _read_answer(question: str, default: str) -> str:
+    """A line of stdin, `default` for an empty one. Raises InputError at the end of the input."""
+    typer.echo(f"{question} [{default}]: ", err=True, nl=False)
     line = sys.stdin.readline()
     if not line:
         typer.echo("", err=True)
         raise InputError(f"{question.partition(':')[0]}: no answer, the input has ended; give five lines")
-    return line.strip() or usual
+    return line.strip() or default
 
 
-def _llm(text: str) -> dict[str, Any]:
+def _parse_llm(text: str) -> dict[str, Any]:
     return {"llm": text}
 
 
-def _traffic(text: str) -> dict[str, Any]:
+def _parse_traffic(text: str) -> dict[str, Any]:
     words = text.replace(",", " ").split()
     words = [word for word in words if word not in ("rps", "req/s", "requests/s", "tokens")]
     if len(words) == 2:
@@ -239,7 +244,7 @@ def _traffic(text: str) -> dict[str, Any]:
     raise InputError(f"traffic: expected '10 chat' or '10 1500 300', found {text[:100]!r}")
 
 
-def _slo(text: str) -> dict[str, Any]:
+def _parse_slo(text: str) -> dict[str, Any]:
     slo: dict[str, dict[str, str]] = {}
     for part in text.split(","):
         match = _LIMIT.fullmatch(part)
@@ -249,5 +254,5 @@ def _slo(text: str) -> dict[str, Any]:
     return {"slo": slo}
 
 
-def _gpus(text: str) -> dict[str, Any]:
+def _parse_gpus(text: str) -> dict[str, Any]:
     return {"fleet": {"gpus": gpus}} if (gpus := parse_stock(text)) else {}

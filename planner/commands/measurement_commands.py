@@ -88,7 +88,7 @@ def import_measurements(
         print_mapping({key: value for key, value in summary.items() if value}, "")
 
 
-def fit(
+def fit_steps(
     table: Annotated[Path, typer.Argument(readable=False, help="A step table, from import or profile.")],
     out: OutOption,
     llm: FactLlm = None,
@@ -151,7 +151,7 @@ def fit(
         print_mapping({"written to": str(out), **({"notes": fitted.notes} if fitted.notes else {})}, "")
 
 
-def calibrate(
+def calibrate_fit(
     measured: Annotated[
         list[Path], typer.Argument(readable=False, help="Step tables and runs.json of one engine.")
     ],
@@ -242,14 +242,14 @@ def profile_steps(
     keep_inputs([out], config)
     subject = Subject(engine, tp, dtype, gpu, max_num_batched_tokens, max_num_seqs, max_model_len, eager)
     command = " ".join(["plan", *sys.argv[1:]])
-    known = read_catalog(catalog)
+    catalog_rows = read_catalog(catalog)
     with Progress() as progress:
         profile_options: dict[str, Any] = {
             "budget_s": budget,
             "seed": seed,
             "command": command,
             "progress": progress,
-            "catalog": known,
+            "catalog": catalog_rows,
         }
         # What host and front end add is measured on vLLM's own server, so only where vLLM is installed.
         if steps_only or engine == "torch" or not is_installed():

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from planner.studies.prefix_study import PlacedPrefixes
     from planner.traffic.prefixes import PrefixSummary
 
-MOST_ROWS = 20
+MOST_ROWS = 20  # Of placed prefixes, the hottest first.
 
 
 def plan_prefixes(
@@ -71,7 +71,7 @@ def plan_prefixes(
     from planner.traffic.trace import spread_stamps
 
     if tree is not None and trace is None and fleet is None and pool is None and out is None:
-        _place(tree, time_limit_s=time_limit, seed=seed, json_output=json_output)
+        _print_tree_placement(tree, time_limit_s=time_limit, seed=seed, json_output=json_output)
         return
     if tree is not None or trace is None:
         raise InputError("plan prefixes: give a trace, or --tree FILE without --fleet, --pool and --out")
@@ -79,30 +79,32 @@ def plan_prefixes(
         check_output_directory(out)
         keep_inputs([out / name for name in NAMES], trace, fleet)
     with Progress() as progress:
-        machines = read_fleet(fleet, read_catalog(catalog)) if fleet else None
-        if machines is not None:
-            prefill_pool(machines, pool)  # A wrong pool ends the command before a long trace is read.
+        placed_fleet = read_fleet(fleet, read_catalog(catalog)) if fleet else None
+        if placed_fleet is not None:
+            prefill_pool(placed_fleet, pool)  # A wrong pool ends the command before a long trace is read.
         requests = spread_stamps(read_requests(trace, drop_invalid=drop_invalid), seed=seed)
-        placement = study_prefixes(
-            requests, machines, pool=pool, seed=seed, time_limit_s=time_limit, progress=progress
+        study = study_prefixes(
+            requests, placed_fleet, pool=pool, seed=seed, time_limit_s=time_limit, progress=progress
         )
-        written = render_prefixes(placement) if out is not None else {}
+        contents = render_prefixes(study) if out is not None else {}
     if out is not None:
-        write_files(out, written, outdated=NAMES)
+        write_files(out, contents, outdated=NAMES)
     if json_output:
-        print_json(prefix_document(placement), requests.warnings)
+        print_json(prefix_document(study), requests.warnings)
         return
-    _print_summary(placement.summary)
-    if placement.placed is not None:
-        _print_plan(placement.placed)
-        for each in placement.placed.simulated:
+    _print_summary(study.summary)
+    if study.placed is not None:
+        _print_plan(study.placed)
+        for each in study.placed.simulated:
             _print_simulated(each)
     if out is not None:
-        stdout_console().print(f"written to {out}: {', '.join(written)}", markup=False)
+        stdout_console().print(f"written to {out}: {', '.join(contents)}", markup=False)
 
 
-def _place(tree: Path, *, time_limit_s: float, seed: int, json_output: bool) -> None:
-    """The prefixes of a tree on replicas, written down in one object or two tables."""
+def _print_tree_placement(tree: Path, *, time_limit_s: float, seed: int, json_output: bool) -> None:
+    """Place the prefixes of a tree (docs/prefixes.md) on replicas, and print one JSON object or two
+    tables.
+    """
     import numpy as np
 
     from planner.documents.prefix_tree import place_tree, read_tree, tree_document
@@ -138,11 +140,12 @@ def _place(tree: Path, *, time_limit_s: float, seed: int, json_output: bool) -> 
 
 
 def _print_summary(summary: PrefixSummary) -> None:
+    """What the prompts share, with the measures of papers under their own names."""
     sharing = summary.sharing
 
-    def spread(name: str, unit: float = 1.0) -> str:
+    def mean_text(name: str, factor: float = 1.0) -> str:
         value = getattr(summary, name)
-        return "-" if value.mean is None else f"{value.mean * unit:.4g} (sd {value.sd * unit:.4g})"
+        return "-" if value.mean is None else f"{value.mean * factor:.4g} (sd {value.sd * factor:.4g})"
 
     print_mapping(
         {
@@ -153,15 +156,15 @@ def _print_summary(summary: PrefixSummary) -> None:
             "blocks that hit (Mooncake)": f"{100 * sharing.block_hit_frac:.1f} %",
             "mean hit of a request": f"{100 * sharing.request_hit_frac:.1f} %",
             "tokens another request has too (Preble)": f"{100 * sharing.shared_token_frac:.1f} %; "
-            f"per prompt {spread('shared_frac', 100)} %",
-            "key portion of a prompt (Preble)": f"{spread('key_frac', 100)} %",
-            "requests of a shared key portion": spread("key_requests"),
+            f"per prompt {mean_text('shared_frac', 100)} %",
+            "key portion of a prompt (Preble)": f"{mean_text('key_frac', 100)} %",
+            "requests of a shared key portion": mean_text("key_requests"),
             "tree": f"{summary.nodes} nodes, {summary.roots} roots, {summary.largest_depth} deep, at most "
             f"{summary.largest_branching} children; {summary.shared_nodes} shared ones hold "
             f"{summary.shared_node_tokens / 1e6:.4g} M tokens",
             "hottest prefix": f"{summary.hottest_node_requests} requests",
             "seconds until a block is used again": {f"p{p}": gap for p, gap in summary.reuse_gap_s.items()},
-            f"distinct tokens in {summary.window_s:g} s": f"{spread('working_set_tokens')}, at most "
+            f"distinct tokens in {summary.window_s:g} s": f"{mean_text('working_set_tokens')}, at most "
             f"{summary.largest_working_set_tokens:.4g}",
         },
         summary.name,
@@ -182,6 +185,7 @@ def _print_summary(summary: PrefixSummary) -> None:
 
 
 def _print_plan(placed: PlacedPrefixes) -> None:
+    """Which prefixes the workers of a pool should keep, and what that saves by the model's estimate."""
     from planner.reports.prefix_values import placed_rows
     from planner.studies.prefix_study import ESTIMATE
 
@@ -201,18 +205,17 @@ def _print_plan(placed: PlacedPrefixes) -> None:
     if rows:
         shown = f", the hottest {MOST_ROWS} of {len(rows)}" if len(rows) > MOST_ROWS else ""
         print_rows(rows[:MOST_ROWS], f"stable prefixes on {pool.count} workers of {pool.name}{shown}")
-    stable, session = 100 * placement.stable_hit_frac, 100 * placement.session_hit_frac
+    stable_percent, session_percent = 100 * placement.stable_hit_frac, 100 * placement.session_hit_frac
     print_mapping(
         {
             "tokens for prefixes per worker": f"{placement.memory_tokens:,}, of which sessions keep "
             f"{replication.session_tokens.min():,.0f} or more",
-            "expected hit ratio": f"{stable + session:.1f} % of input tokens: {stable:.1f} % stable, "
-            f"{session:.1f} % in sessions",
+            "expected hit ratio": f"{stable_percent + session_percent:.1f} % of input tokens: "
+            f"{stable_percent:.1f} % stable, {session_percent:.1f} % in sessions",
             "prefill work saved": f"{100 * placement.prefill_saved_frac:.1f} %",
             "work per second of the busiest worker": f"{replication.largest_load:.4g} s; "
-            f"{placement.uncached_load:.4g} s without caches, no less than {replication.bound:.4g} s "
-            "in any way "
-            f"(gap {100 * replication.gap_frac:.1f} %)",
+            f"{placement.uncached_load:.4g} s without caches, no less than {replication.bound:.4g} s in any "
+            f"way (gap {100 * replication.gap_frac:.1f} %)",
             "workers for the same load": f"{needed} instead of {pool.count}, "
             f"{counted((pool.count - needed) * pool.type.gpus, 'GPU')} fewer",
             "warm-up": f"{counted(len(prompts), 'prompt')} of {sum(one.tokens for one in prompts):,} tokens "
@@ -226,9 +229,8 @@ def _print_simulated(pool_prefixes: PoolPrefixes) -> None:
     planned, load = pool_prefixes.plan.replication.load, pool_prefixes.simulated_load
     print_mapping(
         {
-            "hit ratio": f"{100 * pool_prefixes.simulated_hit_frac:.1f} % of input tokens; planned, "
-            "once warm, "
-            f"{100 * pool_prefixes.plan.hit_frac:.1f} %; possible from cold "
+            "hit ratio": f"{100 * pool_prefixes.simulated_hit_frac:.1f} % of input tokens; planned, once "
+            f"warm, {100 * pool_prefixes.plan.hit_frac:.1f} %; possible from cold "
             f"{100 * pool_prefixes.possible_hit_frac:.1f} %",
             "work per second of the busiest worker": f"{max(load):.4g} s; planned {planned.max():.4g} s",
             "of the idlest": f"{min(load):.4g} s; planned {planned.min():.4g} s",

@@ -59,7 +59,7 @@ ToleranceOption = Annotated[
 TimeOption = Annotated[
     float, typer.Option("--time-limit", min=0.1, help="Seconds after which the search is given up.")
 ]
-LONGEST_S = 1800.0
+USUAL_LIMIT_S = 1800.0
 
 
 def find_goodput(
@@ -81,7 +81,7 @@ def find_goodput(
     tolerance: ToleranceOption = 0.02,
     catalog: CatalogOption = None,
     drop_invalid: DropOption = False,
-    time_limit: TimeOption = LONGEST_S,
+    time_limit: TimeOption = USUAL_LIMIT_S,
     json_output: JsonOption = False,
 ) -> None:
     """Find the highest rate at which a fleet keeps an SLO, in steady state.
@@ -100,34 +100,36 @@ def find_goodput(
     if slo is None and not _is_plan(given):
         raise InputError(f"--slo is missing, and {given} is no plan in the folder that was written for it")
     holds_at_rate: dict[float, bool] = {}
-    with Progress() as progress, stopped_after(time_limit, lambda: _bracket(holds_at_rate)):
-        known = read_catalog(catalog)
-        engines = read_fleet(given, known)
+    with Progress() as progress, stopped_after(time_limit, lambda: _bracket_text(holds_at_rate)):
+        catalog_rows = read_catalog(catalog)
+        searched_fleet = read_fleet(given, catalog_rows)
         traffic = traffic_option(None, scale, window)
         is_planned = trace is None and _is_plan(given) and not (slo is not None and describes_traffic(slo))
-        written = read_written(given, known) if is_planned or slo is None else None
+        written = read_written(given, catalog_rows) if is_planned or slo is None else None
         requests = (
             written.trace
             if is_planned and written is not None
-            else read_requests(trace, slo, known, drop_invalid=drop_invalid, is_given=traffic is not None)
+            else read_requests(
+                trace, slo, catalog_rows, drop_invalid=drop_invalid, is_given=traffic is not None
+            )
         )
-        progress(f"searching the goodput of {counted(engines.workers, 'worker')}")
+        progress(f"searching the goodput of {counted(searched_fleet.workers, 'worker')}")
 
-        def watch(rate_rps: float, holds: bool | None) -> None:
-            if holds is None:
+        def note_rate(rate_rps: float, holds: bool | None) -> None:
+            if holds is None:  # The simulation at this rate begins.
                 progress(f"{rate_rps:.4g} requests/s")
             else:
                 holds_at_rate[rate_rps] = holds
 
         result = goodput(
-            engines,
+            searched_fleet,
             requests,
             written.slo if slo is None and written is not None else slo,
             traffic="poisson" if arrivals == Arrivals.poisson else traffic,
             seeds=seeds,
             tolerance_frac=tolerance,
-            catalog=known,
-            watch=watch,
+            catalog=catalog_rows,
+            watch=note_rate,
         )
     if json_output:
         print_json(result.to_dict(), requests.warnings)
@@ -160,8 +162,10 @@ def _print_goodput(result: GoodputResult) -> None:
     print_rows(rows, f"at {document['rate_rps']:.4g} requests/s, {document['requests']} requests")
 
 
-def _bracket(holds_at_rate: dict[float, bool]) -> str:
-    """Between which rates it lies, as far as they were tried."""
+def _bracket_text(holds_at_rate: dict[float, bool]) -> str:
+    """The rates between which the goodput lies, as far as they were simulated; for a search that is
+    stopped.
+    """
     kept = [rate for rate, holds in holds_at_rate.items() if holds]
     failed = [rate for rate, holds in holds_at_rate.items() if not holds]
     parts = [f"{max(kept):.4g} requests/s hold"] if kept else []
@@ -183,7 +187,7 @@ def search(
     catalog: CatalogOption = None,
     seed: SeedOption = 0,
     drop_invalid: DropOption = False,
-    time_limit: TimeOption = LONGEST_S,
+    time_limit: TimeOption = USUAL_LIMIT_S,
     json_output: JsonOption = False,
 ) -> None:
     """Search fleets as the papers do, on the planner's fits, and in steady state.
@@ -205,17 +209,17 @@ def search(
         check_output_file(out)
         keep_inputs([out], slo, trace)
     with Progress() as progress, stopped_after(time_limit, str):
-        known = read_catalog(catalog)
-        task = read_task(slo, known).task()
+        catalog_rows = read_catalog(catalog)
+        task = read_task(slo, catalog_rows).task()
         requests = spread_stamps(
-            read_requests(trace, slo, known, seed=seed, drop_invalid=drop_invalid), seed=seed
+            read_requests(trace, slo, catalog_rows, seed=seed, drop_invalid=drop_invalid), seed=seed
         )
         if rate is not None and task.objective == "throughput":
             raise InputError(f"--rate: objective throughput looks for the rate, found {rate:g}; drop one")
         rate_rps = rate or task.rate_rps or requests.rate_rps
         progress(f"searching as {formulation.value} does")
         answer = search_as(
-            formulation.value, PaperQuestion(task, known, requests, rate_rps, nodes, gpus, seeds)
+            formulation.value, PaperQuestion(task, catalog_rows, requests, rate_rps, nodes, gpus, seeds)
         )
     if out is not None:
         if answer.best is None:

@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from planner.day.controllers.table import Chosen, parse_controllers
+from planner.day.controllers.table import ChosenController, parse_controllers
 from planner.errors import InputError
 from planner.files.document_values import Section, read_share, refused_value
 
@@ -47,7 +47,7 @@ class DaySection:
     window costs that way. `train_frac` 0: nothing is tuned, and all of the traffic judges.
     """
 
-    controllers: tuple[Chosen, ...]
+    controllers: tuple[ChosenController, ...]
     every_s: float | None = None
     train_frac: float = 0.0
     start_s: float | None = None

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from planner.day.controllers.deployment import DAY_S, CapacityTable, Deployment, History
 from planner.day.controllers.oscillation import Oscillation, find_oscillations
-from planner.day.controllers.table import CONTROLLERS, Chosen, parse_controller, settings_variants
+from planner.day.controllers.table import CONTROLLERS, ChosenController, parse_controller, settings_variants
 from planner.day.search.any_moment_bound import any_moment_bound
 from planner.day.search.capacity import capacity_table, engine_profile
 from planner.day.search.causal_bound import CausalBound, causal_bound
@@ -122,7 +122,7 @@ class ControllerDay:
     windows: tuple[WindowVerdict, ...]
     effects: tuple[ChangeEffect, ...]
     oscillations: tuple[Oscillation, ...] = ()
-    chosen: Chosen | None = None  # It is None for a fixed sequence of sizes.
+    chosen: ChosenController | None = None  # It is None for a fixed sequence of sizes.
     deployment: Deployment | None = None
     settings_count: int = 1  # The number of settings simulated on the training part.
 
@@ -221,7 +221,7 @@ class DayAnswer:
 
 def study_day(
     question: DayQuestion,
-    chosen: Sequence[Chosen],
+    chosen: Sequence[ChosenController],
     *,
     time_limit_s: float = 120.0,
     optimum: bool = True,
@@ -273,14 +273,14 @@ class DayInputs:
     missed_usd: float
     left_s: float
 
-    def knowledge_of(self, each: Chosen) -> Deployment:
+    def knowledge_of(self, each: ChosenController) -> Deployment:
         """What a controller may know. Without training traffic, a timetable is made of the judged traffic."""
         has_no_earlier_days = each.row.name == CRON and self.train is None
         return in_hindsight(self.deployment, self.question.trace) if has_no_earlier_days else self.deployment
 
 
 def _run_controllers(
-    inputs: DayInputs, chosen: Sequence[Chosen], progress: Progress
+    inputs: DayInputs, chosen: Sequence[ChosenController], progress: Progress
 ) -> list[tuple[ControllerDay | None, str]]:
     """The day of each controller, run by the executor; None and the reason for a day that could not run."""
     if executors.current_crew() is None:
@@ -301,7 +301,9 @@ def _run_controllers(
     ]
 
 
-def _run_to_send(inputs: DayInputs, each: Chosen) -> tuple[ControllerDay | None, dict[str, Any], str]:
+def _run_to_send(
+    inputs: DayInputs, each: ChosenController
+) -> tuple[ControllerDay | None, dict[str, Any], str]:
     """What a worker process sends back: the day without what the caller has already, the settings that were
     chosen, and the reason if there is no day.
     """
@@ -312,7 +314,9 @@ def _run_to_send(inputs: DayInputs, each: Chosen) -> tuple[ControllerDay | None,
     return replace(row, chosen=None, deployment=None), settings, why_not
 
 
-def _run_controller(inputs: DayInputs, each: Chosen, progress: Progress) -> tuple[ControllerDay | None, str]:
+def _run_controller(
+    inputs: DayInputs, each: ChosenController, progress: Progress
+) -> tuple[ControllerDay | None, str]:
     """The day of one controller, tuned first if there is traffic to train on; else None and the reason."""
     try:
         tuned, settings_count = each, 1
@@ -412,7 +416,9 @@ def score_day(row: ControllerDay, missed_usd: float) -> tuple[float, int]:
     return row.usd + missed_cost_usd, row.missed_windows
 
 
-def simulate_controller(question: DayQuestion, chosen: Chosen, deployment: Deployment) -> ControllerDay:
+def simulate_controller(
+    question: DayQuestion, chosen: ChosenController, deployment: Deployment
+) -> ControllerDay:
     """Simulate one controller on the question's traffic."""
     slo, controller = question.slo, chosen(deployment)
     part = ElasticFleet(question.fleet, question.trace, question.pools, controller, slo.limits, slo.every_s)
@@ -441,12 +447,12 @@ def summarize_run(
 
 def tune_controller(
     question: DayQuestion,
-    chosen: Chosen,
+    chosen: ChosenController,
     deployment: Deployment,
     missed_usd: float,
     deadline: float,
     progress: Progress,
-) -> tuple[Chosen, int]:
+) -> tuple[ChosenController, int]:
     """The best settings of a controller on the question's traffic, and the number of settings simulated."""
     best, best_value, settings_count = chosen, (np.inf, 0), 0
     for variant in list(settings_variants(chosen))[:MOST_VARIANTS]:

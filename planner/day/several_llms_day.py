@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.day.controllers.deployment import Deployment
-from planner.day.controllers.table import Chosen, parse_controller
+from planner.day.controllers.table import ChosenController, parse_controller
 from planner.day.day_study import (
     CRON,
     LEAST_OPTIMUM_S,
@@ -118,7 +118,7 @@ def _best_row(rows: Sequence[JointDay], questions: Sequence[DayQuestion]) -> Joi
 
 def study_day_together(
     questions: Mapping[str, DayQuestion],
-    chosen: Sequence[Chosen],
+    chosen: Sequence[ChosenController],
     *,
     time_limit_s: float = 120.0,
     optimum: bool = True,
@@ -198,13 +198,13 @@ def study_day_together(
 
 def _tune_controller(
     question: DayQuestion,
-    chosen: Chosen,
+    chosen: ChosenController,
     deployment: Deployment,
     train: Trace | None,
     rows: Sequence[JointDay],
     m: int,
     deadline: float,
-) -> tuple[Chosen, int]:
+) -> tuple[ChosenController, int]:
     """A controller with its best settings for one LLM, and the number of settings simulated."""
     if train is None or chosen.row.name == STATIC:
         return chosen, 1
@@ -216,7 +216,7 @@ def _tune_controller(
 
 def _simulate_day(
     judged: Sequence[DayQuestion],
-    tuned: Sequence[tuple[Chosen, int]],
+    tuned: Sequence[tuple[ChosenController, int]],
     deployments: Sequence[Deployment],
     terms: DayTerms,
 ) -> JointDay:

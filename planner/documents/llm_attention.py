@@ -16,7 +16,7 @@ from typing import Any
 
 from planner.documents.llm_formats import Formats
 from planner.errors import CatalogError, InputError
-from planner.files.document_values import MOST, Section, Wording, refused_value
+from planner.files.document_values import LARGEST_COUNT, Section, Wording, refused_value
 from planner.models.llm import (
     Attention,
     CompressedAttention,
@@ -26,7 +26,7 @@ from planner.models.llm import (
 )
 
 MOST_LAYERS = 1000  # Each layer is looked at by itself; the deepest LLMs have some 130.
-COUNT = f"expected a whole number > 0 and at most {MOST}"
+COUNT = f"expected a whole number > 0 and at most {LARGEST_COUNT}"
 WORDING = Wording(whole=COUNT, most=COUNT)
 BLOCKS = {"M": ("state", None), "*": ("full", None), "E": (None, "experts"), "-": (None, "dense")}
 _BLOCK_NAMES = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}

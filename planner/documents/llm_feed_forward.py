@@ -1,4 +1,6 @@
-"""The feed-forward block of each layer out of a config.json: one, or experts that tokens choose from."""
+"""The feed-forward block of each layer out of a config.json: one dense block, or experts that tokens choose
+from. `shape` is the part of config.json that describes the text model.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +12,31 @@ from planner.errors import CatalogError
 from planner.files.document_values import Section, nearest_names, refused_value
 from planner.models.llm import FeedForward
 
-_FFN = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-_PER_TOKEN = (
+# The keys of config.json under which LLMs have these values, the first that is there counts.
+_WIDTH_KEYS = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+_COUNT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_PER_TOKEN_KEYS = (
     "num_experts_per_tok",
     "num_experts_per_token",
     "experts_per_token",
     "top_k_experts",
     "moe_top_k",
 )
-_STEPS = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", "moe_layer_freq")
-_OF_EXPERTS = (  # Keys that mean nothing in an LLM without experts.
+_INTERVAL_KEYS = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", "moe_layer_freq")
+_EXPERT_KEYS = (  # These mean nothing in an LLM without experts.
     "n_shared_experts",
     "num_shared_experts",
     "shared_expert_intermediate_size",
     "shared_intermediate_size",
     "share_expert_dim",
     "moe_intermediate_size",
-    *_STEPS,
+    *_INTERVAL_KEYS,
     "first_k_dense_replace",
     "mlp_only_layers",
 )
-_FFN_4X = ("bloom", "gpt2")  # LLMs that leave the width out: it is four times the hidden size.
+# The next three have values of model_type. The first leave the width out, which is four times the hidden
+# size.
+_FOUR_TIMES_HIDDEN = ("bloom", "gpt2")
 _UNGATED = (
     "opt",
     "bloom",
@@ -71,26 +76,32 @@ _GATED = (
     "step3p5",
 )
 _GATED_ACTIVATIONS = ("silu", "swiglu", "situ")  # SwiGLU in every LLM we know of.
+# Checkpoints name the block's matrices "layers.3.PARENT.gate_proj".
 _PARENTS = ("mlp", "block_sparse_moe", "ffn", "feed_forward", "mixer", "moe")
 
 
 def expert_count(shape: Section) -> int:
-    """1 without any."""
-    experts = first_count(shape, *_EXPERTS, default=1)
+    """Routed experts of a layer; 1 in an LLM without experts. Raises CatalogError for keys of experts
+    there.
+    """
+    experts = first_count(shape, *_COUNT_KEYS, default=1)
     if "enable_moe_block" in shape and not shape.flag("enable_moe_block"):
         experts = 1
     if experts == 1:
-        for key in _OF_EXPERTS:
-            if shape.get(key) and (key not in _STEPS or shape.get(key) != 1):
+        for key in _EXPERT_KEYS:
+            # An interval of 1 is the default, which LLMs without experts write too.
+            if shape.get(key) and (key not in _INTERVAL_KEYS or shape.get(key) != 1):
                 raise CatalogError(
                     f"{shape.path_of(key)}: of an LLM with experts, and this has none; expected one of "
-                    f"{', '.join(_EXPERTS)} beside it"
+                    f"{', '.join(_COUNT_KEYS)} beside it"
                 )
     return experts
 
 
 def is_gated(shape: Section) -> bool:
-    """Three matrices or two."""
+    """Whether a block has a gate, and so three matrices in place of two. Raises CatalogError for a model_type
+    that is not known, if its activation does not tell either.
+    """
     kind = str(shape.get("model_type", ""))
     if kind == "nemotron_h":
         return False
@@ -106,10 +117,11 @@ def is_gated(shape: Section) -> bool:
 
 
 def feed_forward_of(shape: Section, layer: int, formats: Formats) -> FeedForward | None:
+    """The block of a layer; None for a layer without one."""
     kind = str(shape.get("model_type", ""))
     hidden = first_count(shape, "hidden_size", "n_embed", "n_embd", "d_model")
     if "block_configs" in shape:
-        return _of_block(shape, layer, hidden, formats)
+        return _nemotron_block(shape, layer, hidden, formats)
     has_experts = expert_count(shape) > 1
     if pattern := block_pattern(shape, layer_count(shape)):
         block = BLOCKS[pattern[layer]][1]
@@ -117,17 +129,19 @@ def feed_forward_of(shape: Section, layer: int, formats: Formats) -> FeedForward
             return None
         has_experts = block == "experts"
     elif has_experts:
-        has_experts = _is_sparse(shape, layer)
+        has_experts = _has_experts(shape, layer)
     if has_experts:
         return _parse_experts(shape, layer, formats)
-    wider = ("intermediate_size_mlp", "dense_intermediate_size") if expert_count(shape) > 1 else ()
-    width = first_count(shape, *wider, *_FFN, default=4 * hidden if kind in _FFN_4X else None)
+    # Beside experts the usual keys may have the width of one expert, and these that of the dense layers.
+    dense_keys = ("intermediate_size_mlp", "dense_intermediate_size") if expert_count(shape) > 1 else ()
+    default = 4 * hidden if kind in _FOUR_TIMES_HIDDEN else None
+    width = first_count(shape, *dense_keys, *_WIDTH_KEYS, default=default)
     if kind == "qwen":
         width //= 2  # The first Qwen stores gate and up as one width.
     return FeedForward(width, is_gated(shape), weights=_dense_format(shape, layer, formats))
 
 
-def _of_block(shape: Section, layer: int, hidden: int, formats: Formats) -> FeedForward | None:
+def _nemotron_block(shape: Section, layer: int, hidden: int, formats: Formats) -> FeedForward | None:
     """The feed-forward block of a layer of Llama-Nemotron. Its width is 2/3 of a multiple of the hidden width
     that the layer names, rounded up to a multiple of 256.
     """
@@ -144,7 +158,7 @@ def _of_block(shape: Section, layer: int, hidden: int, formats: Formats) -> Feed
     return FeedForward(width, is_gated(shape), weights=_dense_format(shape, layer, formats))
 
 
-def _is_sparse(shape: Section, layer: int) -> bool:
+def _has_experts(shape: Section, layer: int) -> bool:
     """Whether this layer has experts."""
     layers = layer_count(shape)
     for key in ("mlp_layer_types", "moe_layer_freq"):
@@ -158,42 +172,41 @@ def _is_sparse(shape: Section, layer: int) -> bool:
         return listed[layer] in ("sparse", 1)
     if layer < shape.whole_number("first_k_dense_replace", 0, least=0):
         return False
-    only = shape.get("mlp_only_layers", [])
-    if not isinstance(only, list):
-        raise refused_value(shape.path_of("mlp_only_layers"), "expected a list of layers", only)
-    if layer in only:
+    dense_layers = shape.get("mlp_only_layers", [])
+    if not isinstance(dense_layers, list):
+        raise refused_value(shape.path_of("mlp_only_layers"), "expected a list of layers", dense_layers)
+    if layer in dense_layers:
         return False
     if "moe_layers_enum" in shape:  # Step's LLMs list them as text: "3,4,5".
         return str(layer) in shape.text("moe_layers_enum").replace(" ", "").split(",")
     if isinstance(listed := shape.get("moe_layers"), list):
         return layer in listed
+    # moe_layer_freq counts layers from 0, the other intervals from 1.
     if layer % shape.whole_number("moe_layer_freq", 1):
         return False
-    return all((layer + 1) % shape.whole_number(key, 1) == 0 for key in _STEPS[:3])
+    return all((layer + 1) % shape.whole_number(key, 1) == 0 for key in _INTERVAL_KEYS[:3])
 
 
 def _parse_experts(shape: Section, layer: int, formats: Formats) -> FeedForward:
     shared_width = _shared_width(shape)
-    inner = first_count(shape, "moe_latent_size", "routed_expert_hidden_size", default=0)
+    latent_size = first_count(shape, "moe_latent_size", "routed_expert_hidden_size", default=0)
     return FeedForward(
-        width=first_count(shape, "moe_intermediate_size", *_FFN),
+        width=first_count(shape, "moe_intermediate_size", *_WIDTH_KEYS),
         is_gated=is_gated(shape),
         experts=expert_count(shape),
-        experts_per_token=first_count(shape, *_PER_TOKEN),
+        experts_per_token=first_count(shape, *_PER_TOKEN_KEYS),
         shared_width=shared_width,
-        inner=inner or None,
+        inner=latent_size or None,
         weights=_experts_format(shape, layer, formats),
-        shared_weights=_shared_format(shape, layer, formats) if shared_width or inner else "bf16",
+        shared_weights=_shared_format(shape, layer, formats) if shared_width or latent_size else "bf16",
     )
 
 
 def _shared_width(shape: Section) -> int:
     """The width of all shared experts together."""
     kind = str(shape.get("model_type", ""))
-    if kind.startswith("gemma4"):
-        return first_count(shape, *_FFN)  # The dense block that stands beside the experts.
-    if kind.startswith("llama4"):
-        return first_count(shape, *_FFN)
+    if kind.startswith(("gemma4", "llama4")):  # One dense block stands beside the experts.
+        return first_count(shape, *_WIDTH_KEYS)
     if shape.get("shared_expert_intermediate_size"):
         return shape.whole_number("shared_expert_intermediate_size")
     number = shape.whole_number(
@@ -209,14 +222,16 @@ def _shared_width(shape: Section) -> int:
     return number * each
 
 
-def _dense_format(shape: Section, layer: int, formats: Formats, below: tuple[str, ...] = ("",)) -> str:
-    """The format of the matrices of one dense block. Raises CatalogError where they differ."""
+def _dense_format(shape: Section, layer: int, formats: Formats, parts: tuple[str, ...] = ("",)) -> str:
+    """The format of the matrices of one dense block, which stand in `parts` of it. Raises CatalogError where
+    they differ.
+    """
     formats_of_matrices = {
         formats.format_of(
             [
                 f"layers.{layer}.{parent}.{part}{name}"
                 for parent in _PARENTS
-                for part in below
+                for part in parts
                 for name in names
             ]
         )
@@ -225,8 +240,7 @@ def _dense_format(shape: Section, layer: int, formats: Formats, below: tuple[str
     if len(formats_of_matrices) > 1:
         raise CatalogError(
             f"{shape.where}: the block of layer {layer} in "
-            f"{' and '.join(sorted(formats_of_matrices))}; not modelled: "
-            "expected one format"
+            f"{' and '.join(sorted(formats_of_matrices))}; not modelled: expected one format"
         )
     return formats_of_matrices.pop()
 
@@ -251,7 +265,6 @@ def _experts_format(shape: Section, layer: int, formats: Formats) -> str:
     if len(formats_of_matrices) > 1:
         raise CatalogError(
             f"{shape.where}: the experts of layer {layer} in "
-            f"{' and '.join(sorted(formats_of_matrices))}; not modelled: "
-            "expected one format"
+            f"{' and '.join(sorted(formats_of_matrices))}; not modelled: expected one format"
         )
     return formats_of_matrices.pop()

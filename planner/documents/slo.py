@@ -1,4 +1,8 @@
-"""Limits of an SLO, in seconds or relative to an idle worker, from slo.yaml or a catalog."""
+"""Parses and writes the limits of an SLO, in seconds or relative to an idle worker, of slo.yaml or a catalog.
+
+A line of an SLO is a metric, a percentile and a limit: `ttft: {p90: 2 s}`; planner/slo_metrics.py has the
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,15 @@ from planner.files.document_values import (
 from planner.slo_metrics import METRICS
 from planner.units import percentile_name, shortest_digits
 
-ALSO, CLASS_ALSO = ("attainment", "every", "classes", "tenants"), ("match", "deadline")
+OTHER_KEYS, CLASS_KEYS = ("attainment", "every", "classes", "tenants"), ("match", "deadline")
 EACH, GUARANTEE_KEYS = "each", ("share_frac", "window")
-# Other programs' words for metrics; our own tables are in slo_metrics.
+# The keys of a class, and of an SLO, that are no metrics are above. Other programs name metrics otherwise.
 OTHER_NAMES = {"itl": "tbt", "inter_token_latency": "tbt", "latency": "e2e", "time_to_first_token": "ttft"}
 OF_REQUESTS = ("ttft", "tbt", "tpot", "e2e")  # The metrics that lines of a class may have.
 MATCH_KEYS = ("tenant", "adapter", "model", "input_tokens")
-DEADLINE_FRAC = 0.99  # Of the requests of a class with a deadline so many must be done by then.
+DEADLINE_FRAC = 0.99  # A deadline of a class is a limit on E2E at this percentile.
 MOST_CLASSES = 32  # Every step of an engine is counted for each class with a limit on gaps.
+LEAST_PERCENTILE = 50  # A lower one would let most requests be late.
 CLASS_NAME = r"^[A-Za-z0-9_-]{1,40}$"
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)")
 
@@ -68,24 +73,25 @@ def parse_slo(document: Any, *, where: str) -> Slo:
     attainment = lines.get("attainment")
     if attainment is not None and not (is_number(attainment) and 0 < attainment <= 1):
         raise refused_value(f"{where}: attainment", "expected a share in (0, 1] such as 0.9", attainment)
-    of_classes = parse_classes(lines["classes"], f"{where}: classes") if "classes" in lines else ()
-    own = [key for key in lines if key not in ALSO]
-    limits = tuple(_limits(lines, where) if own or not of_classes else ()) + of_classes
+    class_limits = parse_classes(lines["classes"], f"{where}: classes") if "classes" in lines else ()
+    has_own_lines = any(key not in OTHER_KEYS for key in lines)
+    # Without lines of its own and without classes an SLO is empty, which `_parse_limits` refuses.
+    own_limits = tuple(_parse_limits(lines, where)) if has_own_lines or not class_limits else ()
     every = lines.get("every")
     return Slo(
-        limits,
+        own_limits + class_limits,
         None if attainment is None else float(attainment),
         None if every is None else read_positive(every, "s", f"{where}: every"),
-        _guarantees(lines["tenants"], f"{where}: tenants") if "tenants" in lines else (),
+        _parse_guarantees(lines["tenants"], f"{where}: tenants") if "tenants" in lines else (),
     )
 
 
-def _guarantees(document: Any, where: str) -> tuple[ServiceGuarantee, ...]:
+def _parse_guarantees(document: Any, where: str) -> tuple[ServiceGuarantee, ...]:
     """Shares of service by tenant: {each: {share_frac: 0.9}, gold: {share_frac: 1, window: 2 min}}."""
     guarantees = []
-    for name, given in check_mapping(document, where).items():
+    for name, guarantee in check_mapping(document, where).items():
         place = f"{where}: {name}"
-        section = Section.from_document(check_mapping(given, place), place, GUARANTEE_KEYS)
+        section = Section.from_document(check_mapping(guarantee, place), place, GUARANTEE_KEYS)
         share = section.get("share_frac")
         if not (is_number(share) and 0 < share <= 1):
             raise refused_value(f"{place}: share_frac", "expected a share in (0, 1] such as 0.9", share)
@@ -98,9 +104,10 @@ def _guarantees(document: Any, where: str) -> tuple[ServiceGuarantee, ...]:
     return tuple(guarantees)
 
 
-def _limits(lines: Mapping[str, Any], where: str, selector: Selector | None = None) -> Iterator[Limit]:
-    also = ALSO if selector is None else CLASS_ALSO
-    for metric, percentile_frac, name, value in _percentile_lines(lines, where, also=also):
+def _parse_limits(lines: Mapping[str, Any], where: str, selector: Selector | None = None) -> Iterator[Limit]:
+    """The lines of the SLO, or of the class that `selector` selects."""
+    other_keys = OTHER_KEYS if selector is None else CLASS_KEYS
+    for metric, percentile_frac, name, value in _percentile_lines(lines, where, other_keys=other_keys):
         limit_s = read_positive(value, "s", f"{where}: {metric} {name}")
         yield Limit(metric, percentile_frac, limit_s, selector)
 
@@ -110,11 +117,11 @@ def parse_classes(document: Any, where: str) -> tuple[Limit, ...]:
     deadline: 1 h}}.
     """
     limits: list[Limit] = []
-    for name, given in check_mapping(document, where).items():
+    for name, class_lines in check_mapping(document, where).items():
         place = f"{where}: {name}"
         if not re.fullmatch(CLASS_NAME, str(name)):
             raise refused_value(where, "expected a name of letters, digits, - and _ for a class", name)
-        lines = check_mapping(given, place)
+        lines = check_mapping(class_lines, place)
         if "match" not in lines:
             raise InputError(
                 f"{place}: match is missing; say which requests are {name}, as {{tenant: {name}}}"
@@ -125,12 +132,13 @@ def parse_classes(document: Any, where: str) -> tuple[Limit, ...]:
                 f"{place}: {stray[0]}: is of tasks, and a class is of requests; expected "
                 f"{', '.join(OF_REQUESTS)} or deadline"
             )
-        if any(key not in CLASS_ALSO for key in lines) or "deadline" not in lines:
-            limits += _limits(lines, place, selector)
+        # Without any line and without a deadline a class is empty, which `_parse_limits` refuses.
+        if any(key not in CLASS_KEYS for key in lines) or "deadline" not in lines:
+            limits += _parse_limits(lines, place, selector)
         if "deadline" in lines:
             if any(limit.metric == "e2e" and limit.selector == selector for limit in limits):
                 raise InputError(f"{place}: deadline: is a limit on e2e, which is given too; keep one")
-            limits += _deadlines(lines["deadline"], f"{place}: deadline", selector)
+            limits += _parse_deadline(lines["deadline"], f"{place}: deadline", selector)
     if not limits:
         raise InputError(f"{where}: no class found, expected such as chat: {{match: {{tenant: chat}}, ...}}")
     if len(set(selectors_of(limits))) > MOST_CLASSES:
@@ -144,8 +152,8 @@ def _is_of_requests(key: object) -> bool:
     return _split_key(str(key))[0] in OF_REQUESTS
 
 
-def _deadlines(value: Any, where: str, selector: Selector) -> Iterator[Limit]:
-    """Lines on E2E: a time by which DEADLINE_FRAC of the requests are done, or {p95: 1 h}."""
+def _parse_deadline(value: Any, where: str, selector: Selector) -> Iterator[Limit]:
+    """The lines on E2E that a deadline makes: "1 h" for DEADLINE_FRAC of the requests, or {p95: 1 h}."""
     if isinstance(value, Mapping):
         for _, percentile_frac, name, limit in _percentile_lines({"e2e": value}, where):
             yield Limit("e2e", percentile_frac, read_positive(limit, "s", f"{where}: {name}"), selector)
@@ -165,11 +173,11 @@ def parse_selector(name: str, document: Any, where: str) -> Selector:
         raise InputError(f"{match.path_of('input_tokens')}: expected from, to or both, such as {{to: 2000}}")
     if most is not None and most < least:
         raise InputError(f"{match.path_of('input_tokens')}: to is {most}, must be at least from, {least}")
-    tenants, adapters, llms = (_names(match, key) for key in ("tenant", "adapter", "model"))
+    tenants, adapters, llms = (_parse_names(match, key) for key in ("tenant", "adapter", "model"))
     return Selector(name, tenants, adapters, llms, least, most)
 
 
-def _names(match: Section, key: str) -> tuple[str, ...]:
+def _parse_names(match: Section, key: str) -> tuple[str, ...]:
     """One name, or a list of them."""
     if key not in match:
         return ()
@@ -232,16 +240,18 @@ def parse_slowdowns(document: Any, reference: Any, *, where: str) -> Slowdowns:
 
 
 def _percentile_lines(
-    lines: Mapping[str, Any], where: str, *, also: tuple[str, ...] = ()
+    lines: Mapping[str, Any], where: str, *, other_keys: tuple[str, ...] = ()
 ) -> list[tuple[Metric, float, str, Any]]:
-    """(metric, percentile, as written, value) of every line, in the order given."""
+    """(metric, percentile as a share, percentile as written, value) of every line, in the order given; keys
+    in `other_keys` are left out.
+    """
     lines_by_percentile: dict[tuple[Metric, float], tuple[Metric, float, str, Any]] = {}
     for key, value in lines.items():
-        if key in also:
+        if key in other_keys:
             continue
         metric, percentile = _split_key(str(key))
         if metric not in METRICS:
-            refuse_unknown({key: value}, (*METRICS, *also), where, OTHER_NAMES)
+            refuse_unknown({key: value}, (*METRICS, *other_keys), where, OTHER_NAMES)
         if not percentile and (not isinstance(value, Mapping) or not value):
             raise refused_value(f"{where}: {key}", "expected percentiles such as {p90: 2 s}", value)
         for written, limit in {percentile: value}.items() if percentile else value.items():
@@ -261,6 +271,7 @@ def _split_key(key: str) -> tuple[str, str]:
 
 
 def _percentile_frac(written: object, where: str) -> float:
+    """The share of "p90" or "p99.9", rounded so that p99.9 is 0.999 and not 0.9990000000000001."""
     if str(written).lower() in ("mean", "avg", "average"):
         raise InputError(
             f"{where}: {written!r} is refused: a mean hides the slow requests that an SLO is about; "
@@ -275,7 +286,7 @@ def _percentile_frac(written: object, where: str) -> float:
         )
     if match is None or not 0 < float(match[1]) <= 100:
         raise refused_value(where, "expected a percentile from p50 to p100 such as p90", str(written))
-    if float(match[1]) < 50:
+    if float(match[1]) < LEAST_PERCENTILE:
         raise InputError(
             f"{where}: {str(written)!r} lets {100 - float(match[1]):g} % of the requests be late; expected "
             f"p50 or more, such as {'p90' if match[1][0] == '9' else 'p50'}"

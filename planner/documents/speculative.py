@@ -4,10 +4,10 @@
     speculative: {method: eagle3, tokens: 3, acceptance: kimi-k2.5-eagle3, model: nvidia/Kimi-K2.5-Eagle3}
 
 `acceptance` is how likely each draft token is accepted if those before it are: a list with a number for
-each, one number for all, or a row of the catalog. A list of `tokens` is a decision of the plan, 0 drafts
-none. `draft` is the share of a step of the LLM that one pass of the drafter takes (estimated by its weights
-where it is not given), `draft_step` the seconds that a pass takes on top; planner/models/speculation.py has
-the formula.
+each, one number for all, or a row of the catalog. From a list of `tokens` the plan chooses a number; 0 means
+no drafts. `draft` is the share of a step of the LLM that one pass of the drafter takes (estimated by its
+weights where it is not given), `draft_step` the seconds that a pass takes on top;
+planner/models/speculation.py has the formula.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from planner.units import show_exactly
 
 NONE = "none"
 KEYS = ("method", "tokens", "acceptance", "model", "draft", "draft_step", "basis")
-NOT_YET = ("dspark", "dflash", "medusa", "mlp_speculator", "ngram_gpu")
-# Share of a step that a pass of the drafter takes; a larger one is taken for a slip of the pen.
-MOST_FRAC = 2.0
+NOT_MODELLED = ("dspark", "dflash", "medusa", "mlp_speculator", "ngram_gpu")
+# A pass of the drafter takes at most this share of a step; a larger one is refused as a slip.
+MOST_DRAFT_FRAC = 2.0
 
 
 def parse_speculative(
@@ -61,15 +61,15 @@ def parse_speculative(
         return (None,)
     acceptance, basis = _parse_acceptance(section, method, max(counts), catalog)
     model = section.text("model", None)
-    frac, step_s = (
-        _parse_draft_frac(section, method, llm, model, catalog),
-        section.at_least("draft_step", "s", 0.0),
-    )
+    draft_frac = _parse_draft_frac(section, method, llm, model, catalog)
+    draft_s = section.at_least("draft_step", "s", 0.0)
     choices: list[Speculation | None] = []
     for tokens in counts:
         try:
             choices.append(
-                Speculation(method, acceptance(tokens), frac, step_s, model, section.text("basis", basis))
+                Speculation(
+                    method, acceptance(tokens), draft_frac, draft_s, model, section.text("basis", basis)
+                )
                 if tokens
                 else None
             )
@@ -117,6 +117,7 @@ def check_scheduling(engine: object, choices: tuple[Speculation | None, ...], wh
     if not isinstance(engine, Mapping) or engine.get("async_scheduling") is not True:
         return
     looked_up = next((each.method for each in choices if each and each.method in WEIGHTLESS), None)
+    # With 0 among the counts, the setting is kept for a plan without drafts.
     if looked_up is not None and 0 not in _given_counts(engine):
         raise InputError(f"{where}: async_scheduling: vLLM has none with {looked_up}; drop one of the two")
 
@@ -138,7 +139,7 @@ def _given_counts(engine: Mapping[str, Any]) -> list[object]:
 
 
 def _parse_method(value: object, where: str) -> str:
-    if value in NOT_YET:
+    if value in NOT_MODELLED:
         raise InputError(f"{where}: {value} is not there yet; one of {', '.join(METHODS)}")
     return check_one_of(value, METHODS, where)
 
@@ -166,8 +167,8 @@ def _parse_acceptance(section: Section, method: str, most: int, catalog: Catalog
             raise InputError(f"{where}: {value} knows up to {len(row.lengths)} draft tokens, found {most}")
         return lambda tokens: conditional_acceptance(row.lengths, tokens), f"acceptance {value}: {row.source}"
     if is_number(value) or isinstance(value, str):
-        alike = read_share(value, where)
-        return lambda tokens: (alike,) * tokens, "acceptance as given"
+        share = read_share(value, where)
+        return lambda tokens: (share,) * tokens, "acceptance as given"
     if not isinstance(value, list):
         raise refused_value(
             where, "expected numbers such as [0.8, 0.7], or a row of catalogs/acceptance.yaml", value
@@ -179,6 +180,7 @@ def _parse_acceptance(section: Section, method: str, most: int, catalog: Catalog
 
 
 def _parse_draft_frac(section: Section, method: str, llm: Llm, model: str | None, catalog: Catalog) -> float:
+    """The share of a step that a pass of the drafter takes, estimated where it is not given."""
     if method in (*WEIGHTLESS, *OWN_LAYERS) and model is not None:
         raise InputError(f"{section.path_of('model')}: {method} has no model of its own, found {model!r}")
     if method not in (*WEIGHTLESS, *OWN_LAYERS) and model is None:
@@ -186,7 +188,7 @@ def _parse_draft_frac(section: Section, method: str, llm: Llm, model: str | None
             f"{section.path_of('model')}: {method} needs the name of the drafter's checkpoint, found none"
         )
     if "draft" in section:
-        return section.share("draft", most=MOST_FRAC)
+        return section.share("draft", most=MOST_DRAFT_FRAC)
     try:
         return _drafter_of_method(method, llm, model, catalog).draft_frac
     except InputError as error:

@@ -1,9 +1,10 @@
 """A cache on disk for machine code that Numba compiles: a file per function and types of arguments.
 
 Numba's own cache makes every run fail once a file of it is damaged, the disk is full or its folder cannot be
-written. It also compiles anew for each copy of the same sources, and never deletes. Here each file begins
-with the digest of the rest, so a damaged one is compiled anew. If nothing can be written, one line says so
-and each run compiles. Files of earlier versions of a source are deleted when a new one is written.
+written. It also compiles anew for each copy of the same sources, and never deletes a file. Here each file
+begins with the digest of the rest, so a damaged one is noticed and its code compiled anew. If nothing can be
+written, one warning says so and each run compiles. Files of earlier versions of a source are deleted when a
+new one is written.
 
 The name of a file holds what its code depends on: the source file of the function, what it closes over, the
 types, Numba and Python, the processor, and whether indices are checked. Files are in the folder __pycache__
@@ -84,7 +85,7 @@ class CodeCache(_Cache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The code for these types, or None if it is missing or damaged; then Numba compiles it."""
-        target_context.refresh()
+        target_context.refresh()  # As Numba's own cache does: loads what the code links to.
         path = self._code_path(sig, target_context.codegen())
         code = _read_code(path)
         if code is None:
@@ -99,7 +100,7 @@ class CodeCache(_Cache):
         """Keep the code, and delete files of earlier versions of the source."""
         path = self._code_path(sig, data.target_context.codegen())
         try:
-            if not data.library.has_dynamic_globals:
+            if not data.library.has_dynamic_globals:  # Such code has addresses of this process in it.
                 self._keep_code(path, _dumps(data._reduce()))
         finally:
             _end_turn(path)
@@ -110,7 +111,7 @@ class CodeCache(_Cache):
             path.parent.mkdir(parents=True, exist_ok=True)
             _write_whole(path, hashlib.sha256(code).digest() + code)
         except OSError as error:
-            _say_once(str(path.parent), error.strerror or str(error))
+            _warn_once(str(path.parent), error.strerror or str(error))
             return
         for old in (*path.parent.glob(f"{self._name}-*.code"), *path.parent.glob(f"{self._name}-*{TURN}")):
             if not old.name.startswith(f"{self._name}-{self._source}-"):
@@ -150,9 +151,9 @@ def _take_turn(path: Path) -> None:
         lock = os.open(path.with_suffix(TURN), os.O_RDWR | os.O_CREAT, 0o666)
     except OSError:
         return
-    until_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + PATIENCE_S
     try:
-        while not _try_lock(lock) and time.monotonic() < until_s:
+        while not _try_lock(lock) and time.monotonic() < deadline_s:
             time.sleep(LOOK_AGAIN_S)
     except BaseException:  # An interrupt must not leave the file open.
         os.close(lock)
@@ -203,7 +204,7 @@ def _code_folder(beside: Path) -> Path:
 
 
 @cache
-def _say_once(folder: str, why: str) -> None:
+def _warn_once(folder: str, why: str) -> None:
     LOG.warning(
         "plan: compiled code cannot be kept in %s (%s), so each run compiles anew; make room there, or set "
         "NUMBA_CACHE_DIR to a folder that can be written",

@@ -1,10 +1,11 @@
 """Values out of a document that somebody wrote, checked: an error says where, what is valid, what was found.
 
-    limits = Section.of(document.get("limits"), "slo.yaml: limits", ("power", "gpus"))
-    power_w, gpus = limits.positive("power", "w", default=None), limits.whole("gpus", default=8)
+    limits = Section.from_document(document.get("limits"), "slo.yaml: limits", ("power", "gpus"))
+    power_w, gpus = limits.positive("power", "w", default=None), limits.whole_number("gpus", default=8)
 
-`where` leads to the value, as in "slo.yaml: limits: power". The functions check one value, a `Section` those
-of a mapping by their keys.
+`where` leads to the value, as in "slo.yaml: limits: power". A function `check_...` returns the value as it
+is, `read_...` converts it (units are those of planner/units.py); both raise InputError. A `Section` does the
+same for the values of a mapping, by their keys.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from typing import Any, TypeVar
 from planner.errors import InputError
 from planner.units import LARGEST, quantity
 
-MOST = 10**12  # largest count accepted; products of larger ones overflow 64 bits
-MOST_SHOWN = 60  # characters of a value in an error message
+LARGEST_COUNT = 10**12  # The largest count that is accepted; products of larger ones overflow 64 bits.
+MOST_SHOWN_CHARS = 60  # An error message shows at most this much of a value.
+LEAST_LIKENESS = 0.5  # Of a name that is suggested in place of an unknown one, as difflib measures it.
 
 Read = TypeVar("Read")
 Default = TypeVar("Default")
@@ -29,9 +31,8 @@ Default = TypeVar("Default")
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """What a kind of document says is valid; {} takes the bound or the names.
-
-    A key that is missing is said to be so, or, with `missing` empty, is a value like any other wrong one.
+    """The words in which errors of one kind of document say what is valid; {} stands for the bound or the
+    names. With `missing` empty, a missing key is checked like a value of null.
     """
 
     one_of: str = "expected one of {}"
@@ -63,17 +64,17 @@ def show_value(value: object) -> str:
     """A value for an error message: its text, cut short, on one line."""
     plain = getattr(value, "item", None)  # of a NumPy scalar, whose repr would show its type
     text = repr(plain() if plain is not None and not hasattr(value, "__len__") else value)
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+    return text if len(text) <= MOST_SHOWN_CHARS else f"{text[: MOST_SHOWN_CHARS - 3]}..."
 
 
 def with_place(error: InputError, where: object) -> str:
-    """The error's message, opened by the place unless it already is."""
+    """The error's message with the place before it, unless it begins with the place already."""
     return str(error) if str(error).startswith(str(where)) else f"{where}: {error}"
 
 
 @contextmanager
 def errors_as(kind: type[InputError], where: object = "") -> Iterator[None]:
-    """Raise every InputError within as one of this kind, with the place before it where it says none."""
+    """Raise every InputError of the block as an error of this kind, with the place before its message."""
     try:
         yield
     except InputError as error:
@@ -83,7 +84,8 @@ def errors_as(kind: type[InputError], where: object = "") -> Iterator[None]:
 def nearest_names(name: object, known: Collection[str], count: int = 3) -> list[str]:
     """The known names most like `name`, whatever its case; for error messages."""
     lower = {candidate.lower(): candidate for candidate in known}
-    return [lower[hit] for hit in difflib.get_close_matches(str(name).lower(), lower, n=count, cutoff=0.5)]
+    near = difflib.get_close_matches(str(name).lower(), lower, n=count, cutoff=LEAST_LIKENESS)
+    return [lower[match] for match in near]
 
 
 def refuse_unknown(
@@ -94,7 +96,7 @@ def refuse_unknown(
 ) -> None:
     """Raise InputError at the first key that is not in `known`, naming the nearest that is.
 
-    `elsewhere` has keys that are said in another place or by another name: `{"gpus": "fleet: gpus"}`.
+    `elsewhere` has keys that belong to another place or have another name: `{"gpus": "fleet: gpus"}`.
     """
     for key in document:
         if key not in known:
@@ -170,7 +172,7 @@ def check_numbers(value: object, where: object, wording: Wording = PLAIN) -> tup
 
 
 def check_whole_number(
-    value: object, where: object, *, least: int = 1, most: int = MOST, wording: Wording = PLAIN
+    value: object, where: object, *, least: int = 1, most: int = LARGEST_COUNT, wording: Wording = PLAIN
 ) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise refused_value(where, wording.whole.format(least), value)
@@ -180,14 +182,15 @@ def check_whole_number(
 
 
 def read_share(value: object, where: object, *, most: float = 1.0, bare: float = 1.0) -> float:
-    """A share: 0.1 or "10 %". A bare number above `bare` is refused even if more is valid: 10 may mean 10
-    %."""
-    written = str(value).strip()
-    is_percent = written.endswith("%")
+    """A share from 0 to `most`, written 0.1 or "10 %". A number without a % that is above `bare` is refused
+    even where `most` allows it, because 10 may mean 10 %.
+    """
+    text = str(value).strip()
+    is_percent = text.endswith("%")
     try:
         if isinstance(value, bool):
             raise ValueError
-        frac = float(written.removesuffix("%")) / (100 if is_percent else 1)
+        frac = float(text.removesuffix("%")) / (100 if is_percent else 1)
     except ValueError:
         frac = float("nan")
     valid = f"expected a number from 0 to {min(most, 1.0):g} such as 0.1"
@@ -202,7 +205,7 @@ def read_share(value: object, where: object, *, most: float = 1.0, bare: float =
 def read_at_least(
     value: object, unit: str, where: str, *, least: float = 0.0, bare: bool = False, wording: Wording = PLAIN
 ) -> float:
-    """A quantity of at least so much in the library's unit."""
+    """A quantity in the library's `unit`, at least `least`. `bare` allows a number without a unit."""
     amount = quantity(value, unit, where=where, bare=bare)
     if amount < least:
         raise refused_value(where, wording.least.format(least), value)
@@ -219,7 +222,9 @@ def read_positive(value: object, unit: str, where: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A mapping of a document. A key with null counts as missing; keys with a default may be missing."""
+    """A mapping of a document. A key with null counts as missing. A key that is read without a default must
+    be there.
+    """
 
     values: Mapping[str, Any]
     where: str
@@ -235,8 +240,7 @@ class Section:
         wording: Wording = PLAIN,
         such_as: str = "",
     ) -> Section:
-        """A section of the document's keys, empty for None; raises InputError for a key that is not
-        `known`."""
+        """The section, empty for None. Raises InputError for a key that is not `known`."""
         values = {} if document is None else check_mapping(document, where, such_as)
         if known is not None:
             refuse_unknown(values, known, str(where))
@@ -254,6 +258,7 @@ class Section:
         return f"{self.where}: {key}"
 
     def get_required(self, key: str) -> Any:
+        """The unchecked value of a key that must be there."""
         if key not in self.values and self.wording.missing:
             raise InputError(f"{self.path_of(key)} {self.wording.missing}")
         return self.values.get(key)
@@ -297,7 +302,7 @@ class Section:
         return self._read_value(key, lambda value, where: check_numbers(value, where, self.wording), default)
 
     def whole_number(
-        self, key: str, default: Default | _Required = _REQUIRED, *, least: int = 1, most: int = MOST
+        self, key: str, default: Default | _Required = _REQUIRED, *, least: int = 1, most: int = LARGEST_COUNT
     ) -> int | Default:
         return self._read_value(
             key,

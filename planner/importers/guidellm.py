@@ -27,6 +27,7 @@ METRICS = {
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
+    """The runs of these files, all of one engine. Raises InputError for a file that is not guidellm's."""
     runs: list[MeasuredRun] = []
     model_name = None
     files = foreign_fields.file_labels(paths)
@@ -35,14 +36,14 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
         for i, row in enumerate(check_rows(document.get("benchmarks"), f"{path}: benchmarks")):
             where = f"{file}[{i}]"
             benchmark = check_mapping(row, where)
-            model_name = model_name or _model(document, benchmark)
-            runs.append(with_stated_load(_run(where, benchmark), stated))
+            model_name = model_name or _llm_name(document, benchmark)
+            runs.append(with_stated_load(_parse_run(where, benchmark), stated))
     names = foreign_fields.list_first(files)
     llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names, llm=model_name)
     return MeasuredRuns(llm, gpu, tp, f"guidellm, {names}", tuple(runs))
 
 
-def _model(document: Mapping[str, Any], benchmark: Mapping[str, Any]) -> str | None:
+def _llm_name(document: Mapping[str, Any], benchmark: Mapping[str, Any]) -> str | None:
     """The name of the LLM, which guidellm's versions write in different places; None if it is in none."""
     config = document.get("config")
     spec = config.get("spec") if isinstance(config, Mapping) else None
@@ -54,11 +55,12 @@ def _model(document: Mapping[str, Any], benchmark: Mapping[str, Any]) -> str | N
     return None
 
 
-def _run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
+def _parse_run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
+    """One benchmark, from its requests, or from its statistics where it lists only some requests, or none."""
     requests = benchmark.get("requests")
     by_outcome = requests if isinstance(requests, Mapping) else {}
     successful = by_outcome.get("successful")
-    good = [
+    succeeded = [
         check_mapping(row, f"{where}: requests.successful[{i}]")
         for i, row in enumerate(successful if isinstance(successful, list) else [])
     ]
@@ -69,15 +71,15 @@ def _run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
     # The lists of requests may be samples (guidellm can limit their length), the totals count all.
     if isinstance(totals, Mapping) and is_number(totals.get("errored")):
         failed = max(failed, foreign_fields.read_count(totals["errored"], f"{where}: errored", least=0))
-    finished = totals.get("successful") if isinstance(totals, Mapping) else None
-    is_sample = isinstance(finished, int) and finished > len(good)
-    if good and not is_sample:
-        count, lengths, latency, start_s = _detailed(where, good)
+    total = totals.get("successful") if isinstance(totals, Mapping) else None
+    is_sample = isinstance(total, int) and total > len(succeeded)
+    if succeeded and not is_sample:
+        count, lengths, latency, start_s = _from_requests(where, succeeded)
     else:
-        count, lengths, latency, start_s = _summary(where, metrics)
+        count, lengths, latency, start_s = _from_statistics(where, metrics)
     if not latency:
         raise InputError(f"{where}: holds no latency; there is nothing to import")
-    concurrency, rate_rps = _load(where, benchmark, count)
+    concurrency, rate_rps = _parse_load(where, benchmark, count)
     return MeasuredRun(
         name=where,
         requests=count,
@@ -89,47 +91,47 @@ def _run(where: str, benchmark: Mapping[str, Any]) -> MeasuredRun:
         # In a closed loop the engine's answers decide when requests arrive, so a simulation makes them anew.
         arrival_s=() if concurrency is not None else start_s,
         failed=failed,
-        notes=foreign_fields.run_remarks(failed=failed, is_summary=is_sample or not good),
+        notes=foreign_fields.run_remarks(failed=failed, is_summary=is_sample or not succeeded),
     )
 
 
-def _detailed(
-    where: str, good: Sequence[Mapping[str, Any]]
+def _from_requests(
+    where: str, succeeded: Sequence[Mapping[str, Any]]
 ) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]], tuple[float, ...]]:
     """Count, (input tokens, output tokens), latencies and start times of the requests that succeeded."""
     # A simulated request has at least one token each way, so a count of 0 becomes 1.
     input_tokens, output_tokens = (
         tuple(
             max(1.0, foreign_fields.read_number(_first_of(row, keys), f"{where}: request {i}: {keys[0]}"))
-            for i, row in enumerate(good)
+            for i, row in enumerate(succeeded)
         )
         for keys in (("prompt_tokens", "input_tokens"), ("output_tokens", "generated_tokens"))
     )
     latency = {}
     for metric, (key, factor) in METRICS.items():
         values = [
-            foreign_fields.read_optional(row, key, f"{where}: request {i}") for i, row in enumerate(good)
+            foreign_fields.read_optional(row, key, f"{where}: request {i}") for i, row in enumerate(succeeded)
         ]
         # 0 stands for a latency that was not measured, such as the gap of an answer of one token.
         if statistics := foreign_fields.mean_and_percentiles([value * factor for value in values if value]):
             latency[metric] = statistics
-    starts = [foreign_fields.read_optional(row, "request_start_time", where) for row in good]
+    starts = [foreign_fields.read_optional(row, "request_start_time", where) for row in succeeded]
     known = [start for start in starts if start is not None]
     first = min(known, default=0.0)
-    start_s = tuple(start - first for start in known) if len(known) == len(good) else ()
-    return len(good), (input_tokens, output_tokens), latency, start_s
+    start_s = tuple(start - first for start in known) if len(known) == len(succeeded) else ()
+    return len(succeeded), (input_tokens, output_tokens), latency, start_s
 
 
-def _summary(
+def _from_statistics(
     where: str, metrics: Mapping[str, Any]
 ) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]], tuple[float, ...]]:
-    """As `_detailed`, from the statistics of all requests: one mean length stands for all lengths."""
+    """As `_from_requests`, from the statistics of all requests: one mean length stands for all lengths."""
 
     def statistics_of(*keys: str) -> Mapping[str, Any]:
         """The statistics of the requests that succeeded, under the first of these keys that is there."""
         by_outcome = _first_of(metrics, keys)
-        good = by_outcome.get("successful", by_outcome) if isinstance(by_outcome, Mapping) else None
-        return good if isinstance(good, Mapping) else {}
+        statistics = by_outcome.get("successful", by_outcome) if isinstance(by_outcome, Mapping) else None
+        return statistics if isinstance(statistics, Mapping) else {}
 
     latency: dict[str, dict[str, float]] = {}
     for metric, (key, factor) in METRICS.items():
@@ -157,9 +159,9 @@ def _summary(
     return count, (input_tokens, output_tokens), latency, ()
 
 
-def _load(where: str, benchmark: Mapping[str, Any], requests: int) -> tuple[int | None, float | None]:
-    """The load: (concurrency, None) of a closed loop, (None, rate) of an open one; two times None where the
-    file has no strategy that is known here, and only the start times of the requests tell.
+def _parse_load(where: str, benchmark: Mapping[str, Any], requests: int) -> tuple[int | None, float | None]:
+    """The load: (concurrency, None) of a closed loop, (None, rate) of an open one. (None, None) where the
+    file has no strategy that is known here; then the start times of the requests are the load.
     """
     strategy: Any = None
     for key in ("config", "args", "scheduler"):  # Versions of guidellm differ in the key.

@@ -1,4 +1,8 @@
-"""Fits of step times to AIConfigurator's kernel tables: files as in catalogs/latency."""
+"""Fits step times to AIConfigurator's kernel tables, and makes files as in catalogs/latency of them.
+
+Experts of a mixture are split over the GPUs of a worker as slices of all experts, or (EP) as whole experts.
+Several data-parallel ranks may share them: each has its own attention, and all meet at the experts.
+"""
 
 from __future__ import annotations
 
@@ -37,23 +41,23 @@ TPS = (1, 2, 4, 8)
 DPS = (2, 4, 8)
 JOINT_TOKENS = (1, *sorted(n * 2**i for i in range(16) for n in (2, 3)))  # Corners of the experts' times.
 LEAST_KV_TOKENS = 4096  # A worker that holds fewer KV tokens serves nobody.
-OFF_GRID_STEPS = 900
+OFF_GRID_STEPS = 900  # Random steps, by which a fit is judged beside its own table.
 WORST_MAPE_FRAC = 0.08  # A fit that misses its own table by more is not written: the roofline is as good.
-NO_MEMORY = "does not fit into memory"  # end of a reason in `left_out`
+NO_MEMORY = "does not fit into memory"  # The end of a reason in `left_out`; other modules know it by this.
 SOURCE = f"vLLM kernel times in aiconfigurator-core {VERSION} (NVIDIA, Apache-2.0); docs/models.md"
 BASIS = f"silicon: AIConfigurator {VERSION} kernel times, without host overhead"
 
 
 @dataclass(frozen=True)
 class FittedKernels:
-    """A file of fits, None if nothing could be fitted, and why each of the others could not."""
+    """A file of fits, None if nothing could be fitted, and sentences on each fit that could not be made."""
 
     document: dict[str, Any] | None
     left_out: tuple[str, ...]
 
 
 def fit_kernels(table: StepTable, *, basis: str, kind: Kind) -> tuple[StepLatency, dict[str, Errors]]:
-    """Fitted to all rows; the errors are those on cells held out in turn."""
+    """The fit to all rows, and its errors by regime on steps that were held out in turn."""
     model = PiecewiseLinearStepLatency(basis=basis)
     errors = cross_validated_errors(model, table.X, table.y)
     latency: StepLatency = model.fit(table.X, table.y).latency_
@@ -63,8 +67,9 @@ def fit_kernels(table: StepTable, *, basis: str, kind: Kind) -> tuple[StepLatenc
 def silicon_fits(
     llm: Llm, gpu: Gpu, tps: Iterable[int] = TPS, *, date: str, command: str, folder: Path | None = None
 ) -> FittedKernels:
-    """A fit per TP that fits into memory, has kernels and follows them; of a mixture one with slices of all
-    experts and one with whole experts. `folder` as in `silicon_table`.
+    """A fit for each TP whose worker fits into memory, has kernel times and follows them; of a mixture one
+    with slices of all experts, one with whole experts and those of data-parallel ranks. `folder` as in
+    `silicon_table`.
     """
     if why := why_not_covered(llm, gpu, folder):
         return FittedKernels(None, (f"{llm.name} on {gpu.name}: {why}",))
@@ -73,14 +78,15 @@ def silicon_fits(
         if not llm.splits_over(tp):
             left_out.append(f"{llm.name} on {gpu.name} tp{tp}: its heads are not dealt out to so many")
             continue
-        if not fits_memory(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS):
+        has_memory = fits_memory(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS)
+        if not has_memory:
             left_out.append(f"{llm.name} on {gpu.name} tp{tp}: {NO_MEMORY}")
-        for ep in _splits(llm, tp) if fits_memory(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS) else ():
+        for ep in _expert_splits(llm, tp) if has_memory else ():
             try:
                 rows.append(_fitted_row(llm, gpu, tp, ep, folder))
             except InputError as error:
                 left_out.append(str(error))
-        for dp, all2all in _ranks(llm, gpu, tp):
+        for dp, all2all in _rank_choices(llm, gpu, tp):
             try:
                 if fits_memory(llm, gpu, tp, least_kv_tokens=LEAST_KV_TOKENS, dp=dp):
                     rows.append(_ranks_row(llm, gpu, tp, dp, all2all, folder))
@@ -93,9 +99,11 @@ def silicon_fits(
 
 
 def ranks_latency(own: StepLatency, joint_s: Floats) -> StepLatency:
-    """Step times of data-parallel ranks: of a rank alone, and at JOINT_TOKENS of the experts of all."""
+    """Step times of data-parallel ranks, from those of a rank without its experts (`own`) and the times of
+    the experts of all ranks at JOINT_TOKENS (`joint_s`).
+    """
     knots = np.array(JOINT_TOKENS, dtype=float)
-    joint_s = np.maximum.accumulate(joint_s)
+    joint_s = np.maximum.accumulate(joint_s)  # Measured times fall here and there; more tokens take no less.
     own_s = np.asarray(own.step_s(knots)) - own.h_s
     return dataclasses.replace(
         own,
@@ -109,8 +117,10 @@ def file_name(llm: Llm, gpu: Gpu) -> str:
     return f"{llm.name.split('/')[-1].lower()}--{gpu.name}.yaml"
 
 
-def _ranks(llm: Llm, gpu: Gpu, tp: int) -> Iterator[tuple[int, All2All]]:
-    """How many data-parallel ranks there may be, on one node and on several, and how these meet."""
+def _rank_choices(llm: Llm, gpu: Gpu, tp: int) -> Iterator[tuple[int, All2All]]:
+    """The numbers of data-parallel ranks that there may be, each with the kernels by which they exchange
+    tokens: "" on one node, those of DeepEP on several nodes.
+    """
     per_node = int(gpu.gpus_per_node)
     if not llm.is_mixture:
         return
@@ -120,42 +130,41 @@ def _ranks(llm: Llm, gpu: Gpu, tp: int) -> Iterator[tuple[int, All2All]]:
             yield from ((nodes * per_node // tp, kind) for kind in (LOW_LATENCY, HIGH_THROUGHPUT))
 
 
-def _splits(llm: Llm, tp: int) -> Sequence[bool]:
-    """Ways to share experts over so many GPUs."""
+def _expert_splits(llm: Llm, tp: int) -> Sequence[bool]:
+    """The ways to split experts over `tp` GPUs: False for slices of all experts, True for whole ones."""
     if not llm.is_mixture or tp == 1:
         return (False,)
     return (True,) if is_whole(llm, tp) else (False, True)
 
 
-def _basis(llm: Llm) -> str:
+def _basis_text(llm: Llm) -> str:
     return BASIS + f", prompts past {MOST_TOKENS} tokens carried on" * is_sparse(llm)
 
 
 def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: Path | None) -> dict[str, Any]:
-    """One fit of data-parallel ranks; its errors are on random steps of a rank that is alone, experts
-    included, and, without these ("own"), on cells held out in turn.
+    """One fit of data-parallel ranks. Its errors are those on random steps while the other ranks are idle
+    ("all"), and those without the experts' times on steps held out in turn ("own").
     """
-    basis = f"{_basis(llm)}, {dp} ranks share the experts, whole ones per GPU"
+    basis = f"{_basis_text(llm)}, {dp} ranks share the experts, whole ones per GPU"
     if all2all:
         basis += f"; {all2all} between nodes as measured for SGLang"
     most_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else MOST_STEP_TOKENS
-    some = [step for step in step_grid() if step.prompts * step.new + step.decodes <= most_tokens]
-    table = silicon_table(llm, gpu, tp, some, ep=True, folder=folder, dp=dp)
-    own, left_out = fit_kernels(table, basis=basis, kind="kernels")
+    grid_steps = [step for step in step_grid() if step.prompts * step.new + step.decodes <= most_tokens]
+    table = silicon_table(llm, gpu, tp, grid_steps, ep=True, folder=folder, dp=dp)
+    own, own_errors = fit_kernels(table, basis=basis, kind="kernels")
 
     def experts_s(tokens: Sequence[int]) -> Floats:
         if all2all:
-            of_all_ms = on_nodes_ms(llm, gpu, tp * dp, all2all)
-            return np.array([of_all_ms(n) for n in tokens]) / 1e3
+            experts_ms = on_nodes_ms(llm, gpu, tp * dp, all2all)
+            return np.array([experts_ms(n) for n in tokens]) / 1e3
         return joint_seconds(llm, gpu, tp, tokens, ep=True, dp=dp, folder=folder)
 
     latency = ranks_latency(own, experts_s(JOINT_TOKENS))
     drawn = random_steps(np.random.default_rng(tp), OFF_GRID_STEPS)
     steps = [step for step in drawn if step.prompts * step.new + step.decodes <= most_tokens]
     unseen = silicon_table(llm, gpu, tp, steps, ep=True, folder=folder, dp=dp)
-    error = np.abs(
-        latency.step_s(*unseen.X.T) / (unseen.y + experts_s(unseen.X[:, 0].astype(int).tolist())) - 1
-    )
+    unseen_s = unseen.y + experts_s(unseen.X[:, 0].astype(int).tolist())  # X[:, 0] are the tokens of a step.
+    error = np.abs(latency.step_s(*unseen.X.T) / unseen_s - 1)
     off_grid = Errors(float(error.mean()), float(np.quantile(error, 0.9)), len(error))
     if off_grid.mape_frac > WORST_MAPE_FRAC:
         raise InputError(
@@ -163,12 +172,15 @@ def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: P
             f"{100 * off_grid.mape_frac:.0f} %, more than {100 * WORST_MAPE_FRAC:.0f} %"
         )
     latency = dataclasses.replace(latency, mape_frac=off_grid.mape_frac)
-    return fit_row(tp, latency, {"all": off_grid, "own": left_out["all"]}, ep=True, dp=dp, all2all=all2all)
+    errors = {"all": off_grid, "own": own_errors["all"]}
+    return fit_row(tp, latency, errors, ep=True, dp=dp, all2all=all2all)
 
 
 def _fitted_row(llm: Llm, gpu: Gpu, tp: int, ep: bool, folder: Path | None) -> dict[str, Any]:
-    """One fit; "off_grid" is its error on random steps."""
-    basis = _basis(llm) + ", whole experts per GPU" * ep
+    """One fit without data-parallel ranks; "off_grid" are its errors on random steps. Raises InputError where
+    it misses its own table.
+    """
+    basis = _basis_text(llm) + ", whole experts per GPU" * ep
     latency, errors = fit_kernels(
         silicon_table(llm, gpu, tp, ep=ep, folder=folder), basis=basis, kind="kernels"
     )

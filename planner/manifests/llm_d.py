@@ -1,9 +1,10 @@
-"""llm-d by Helm: values of its chart llm-d-modelservice, one release per pool, and of its router's chart.
+"""The deployment target llm-d: Helm values of its chart llm-d-modelservice, one release per pool, and of its
+router's chart.
 
 The releases share the label llm-d.ai/model, by which llm-d's router finds the pods of all pools. Decode pods
 carry a routing sidecar on 8000 in front of vLLM on 8200. The command is ours (`modelCommand: custom`), since
-the chart would derive flags of its own. The chart puts the environment, but not the arguments, through Helm's
-template engine; nothing that a user names is in there.
+the chart would derive flags of its own. The chart runs Helm's template engine over the environment but not
+over the arguments, so names that a user chose stand in arguments only.
 
 Data-parallel ranks on several nodes are a LeaderWorkerSet (`multinode`), whose pods are all alike: each has a
 front end for its own ranks (--data-parallel-hybrid-lb), and a shell counts the first of them, as in llm-d's
@@ -24,11 +25,11 @@ ROUTER_CHART = "oci://ghcr.io/llm-d/charts/llm-d-router-standalone"
 PLUGINS_FILE = "plan.yaml"
 ENGINE = (
     f"vLLM {engine_command.VLLM_VERSION}, charts llm-d-modelservice {CHART_VERSION} and "
-    "llm-d-router-standalone "
-    f"{ROUTER_VERSION}"
+    f"llm-d-router-standalone {ROUTER_VERSION}"
 )
 BEHIND_SIDECAR_PORT = 8200
 PROXY_PORT = 8081  # of Envoy, beside the endpoint picker
+# Kubernetes makes $$ a plain $ in a container's command, which the shell then computes.
 _START = 'exec vllm serve "$@" --data-parallel-start-rank $$((LWS_WORKER_INDEX * {ranks}))'
 
 
@@ -36,15 +37,13 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     """llm-d/POOL.values.yaml for every pool, and llm-d/router.values.yaml."""
     files = {}
     for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
-        about = (
-            f"# helm install {_release(fleet, name)} ... -f {name}.values.yaml   (chart {CHART_VERSION})\n"
-        )
+        release = _release_name(fleet, name)
+        about = f"# helm install {release} ... -f {name}.values.yaml   (chart {CHART_VERSION})\n"
         if engine_command.is_capped(pool.type.gpu):
             about += engine_command.power_note(pool.type.gpu) + "\n"
         files[f"llm-d/{name}.values.yaml"] = about + to_yaml(values(fleet, pool, max_model_len))
-    about = (
-        f"# helm install {_release(fleet, 'router')} ... -f router.values.yaml   (chart {ROUTER_VERSION})\n"
-    )
+    release = _release_name(fleet, "router")
+    about = f"# helm install {release} ... -f router.values.yaml   (chart {ROUTER_VERSION})\n"
     files["llm-d/router.values.yaml"] = about + to_yaml(router_values(fleet))
     return files
 
@@ -66,16 +65,16 @@ def router_values(fleet: Fleet) -> Document:
 
 
 def steps(fleet: Fleet) -> list[str]:
-    """How to apply it."""
+    """The commands that install the releases, for a README."""
     return [
         "    helm repo add llm-d-modelservice https://llm-d-incubation.github.io/llm-d-modelservice/",
         f"    {kubernetes.SECRET}",
         *(
-            f"    helm install {_release(fleet, name)} llm-d-modelservice/llm-d-modelservice --version "
+            f"    helm install {_release_name(fleet, name)} llm-d-modelservice/llm-d-modelservice --version "
             f"{CHART_VERSION} -f llm-d/{name}.values.yaml"
             for name in engine_command.pool_labels(fleet)
         ),
-        f"    helm install {_release(fleet, 'router')} {ROUTER_CHART} --version {ROUTER_VERSION} "
+        f"    helm install {_release_name(fleet, 'router')} {ROUTER_CHART} --version {ROUTER_VERSION} "
         "-f llm-d/router.values.yaml",
         "",
         "Needs the CRDs of the Gateway API's inference extension. The router's Service answers on port 80.",
@@ -83,11 +82,11 @@ def steps(fleet: Fleet) -> list[str]:
 
 
 def routing(fleet: Fleet) -> str:
-    """What routes, for a README."""
+    """A sentence on what routes requests, for a README."""
     return endpoint_picker.words(fleet.policies, is_pair=fleet.is_disaggregated)
 
 
-def _release(fleet: Fleet, name: str) -> str:
+def _release_name(fleet: Fleet, name: str) -> str:
     return f"{engine_command.llm_label(fleet)}-{name}"
 
 
@@ -173,5 +172,5 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
 
 
 def _volume_gib(fleet: Fleet) -> int:
-    """Room for the checkpoint twice: hubs keep some in two formats."""
+    """The volume for the checkpoint [GiB], twice its size and 10: hubs keep some in two formats."""
     return 10 + round(2 * fleet.llm.weight_bytes / 2**30)

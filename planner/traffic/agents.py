@@ -1,18 +1,20 @@
-"""Agents at work: so many of them at once, each with one task after the other, drawn with a seed.
+"""Draws the requests of agents: a number of them work at once, each at one task after the other.
 
-    an agent    sessions, one after the other; a session: tasks that share one growing context
+    an agent    has sessions, one after the other
+    a session   tasks that share one growing context
     a task      what a user waits for: turns, of which each waits for the one before and for its tools
     a turn      a request; its prompt is the whole session so far and what the tools, or the user, add
     sub-agents  some turns send out several at once, each with a context of its own and turns of its own;
                 the next turn of the task waits for all of them
 
-How many agents there are is the load: an agent's next request comes when its last is answered and its tools
-are done, so a slow fleet gets fewer requests, not a longer queue. All of an agent's requests hang together by
-waits. Every prompt begins with the system prompt that all share, then with one of several repositories.
+The load is the number of agents: an agent's next request comes when its last is answered and its tools are
+done, so a slow fleet gets fewer requests, not a longer queue. Each request of an agent waits for an earlier
+one of it. Every prompt begins with the system prompt that all share; that of an agent, not of a sub-agent,
+goes on with one of several repositories.
 
-Agents are drawn until each has worked for the duration if a token of output takes NOMINAL_TOKEN_S. Each has
-draws of its own, so that more agents are those that there were and others. At the beginning agents are
-somewhere within their first session, and begin one after the other within a turn.
+Each agent is given tasks until it would have worked for the duration if an output token took NOMINAL_TOKEN_S.
+It has random numbers of its own, so that with a larger number of agents the first ones stay as they were. At
+time 0 each agent is at a random place within its first session, and all begin within the time of one turn.
 """
 
 from __future__ import annotations
@@ -28,9 +30,12 @@ from planner.traffic.lengths import Lengths
 from planner.traffic.trace import FloatArray, IntArray, Trace
 
 NOMINAL_TOKEN_S = 0.02  # An output token on a usual fleet: it decides how many tasks an agent is given.
-MOST_AGENT_IDS = 8_000_000  # Blocks are made larger until all prompts together have no more ids,
-MOST_MEAN_IDS = 256  # and a prompt no more in the mean: a simulation takes as long as there are ids.
+# The time of a simulation grows with the ids of blocks. So blocks are made larger until all prompts together,
+# and a prompt in the mean, have no more than these.
+MOST_AGENT_IDS = 8_000_000
+MOST_MEAN_IDS = 256
 MOST_AGENTS = 1_000_000
+AGENT_STREAM = 40  # Tells these random numbers from others that are drawn with the same seed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,9 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class SubAgents:
-    """`per_task` are sent out in the mean, `at_once` by one turn, each with `turns` turns (geometric)."""
+    """A task sends out `per_task` sub-agents in the mean, a sending turn `at_once` of them; each has `turns`
+    turns in the mean (geometric).
+    """
 
     per_task: float
     at_once: int = 1
@@ -59,12 +66,13 @@ class SubAgents:
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """So many agents at once. `turns` are those of a task, `tasks` those of a session (both geometric means);
-    `tool` is the time before each turn but a task's first, `idle` that before a task.
+    """`count` agents at once. A task has `turns` turns in the mean, a session `tasks` tasks (both geometric).
+    `tool` is the time before each turn but a task's first, `idle` the time before a task.
 
     A session begins with `system_tokens` that all have, `repository_tokens` of one of `repositories` (the
-    k-th as often as k^-skew) and `start` of its own. A context that a turn would take beyond `most_tokens` is
-    compacted first: it begins anew, and shares with what was before no more than any other.
+    k-th as often as k^-skew) and `start` tokens of its own. A context that a turn would take beyond
+    `most_tokens` is compacted before: it becomes a new session, which shares only the system prompt and the
+    repository with the old one.
     """
 
     count: int
@@ -81,12 +89,12 @@ class Agents:
     most_tokens: int = 131_072
 
     def task_s(self, output: Lengths) -> float:
-        """Seconds of a task and of the pause before it, if a token takes NOMINAL_TOKEN_S."""
+        """Mean seconds of a task and of the pause before it, if an output token takes NOMINAL_TOKEN_S."""
         turn_s = output.mean_tokens * NOMINAL_TOKEN_S
-        of_others = 0.0
+        sub_agents_s = 0.0
         if (sub := self.sub_agents) is not None:
-            of_others = sub.per_task / sub.at_once * sub.turns * (turn_s + self.tool.mean_s)
-        return self.turns * turn_s + (self.turns - 1) * self.tool.mean_s + of_others + self.idle.mean_s
+            sub_agents_s = sub.per_task / sub.at_once * sub.turns * (turn_s + self.tool.mean_s)
+        return self.turns * turn_s + (self.turns - 1) * self.tool.mean_s + sub_agents_s + self.idle.mean_s
 
     def task_requests(self) -> float:
         """Requests of a task, sub-agents included."""
@@ -95,8 +103,10 @@ class Agents:
 
 
 @dataclass(slots=True)
-class _Drawn:
-    """Requests as they are drawn, agent by agent; each request's parents stand before it."""
+class _DrawnRequests:
+    """Requests as they are drawn, agent by agent. A request waits for its `parents`, which stand before it,
+    and `think_s` after them; `start_s` is the time of one without parents.
+    """
 
     start_s: list[float] = field(default_factory=list)
     think_s: list[float] = field(default_factory=list)
@@ -110,7 +120,9 @@ class _Drawn:
     def add(
         self, prompt: tuple[int, int], owner: tuple[int, int, int], think_s: float, parents: tuple[int, ...]
     ) -> int:
-        """A request with a prompt and an answer of so many tokens, of (session, repository, task)."""
+        """Add a request; `prompt` is (input tokens, output tokens), `owner` is (session, repository, task).
+        Returns its index.
+        """
         self.start_s.append(0.0)
         self.think_s.append(think_s)
         self.inputs.append(prompt[0])
@@ -125,7 +137,11 @@ class _Agent:
     """One agent that draws its requests into `drawn`, with its own random numbers."""
 
     def __init__(
-        self, agents: Agents, lengths: tuple[Lengths, Lengths], drawn: _Drawn, rng: np.random.Generator
+        self,
+        agents: Agents,
+        lengths: tuple[Lengths, Lengths],
+        drawn: _DrawnRequests,
+        rng: np.random.Generator,
     ) -> None:
         self.agents, self.drawn, self.rng = agents, drawn, rng
         self.input, self.output = lengths
@@ -134,52 +150,55 @@ class _Agent:
         self.shared_tokens = agents.system_tokens + agents.repository_tokens
         self.context_tokens = 0  # of the session so far
 
-    def work(self, duration_s: float, sessions: int, tasks: int) -> tuple[int, int]:
-        """Draw tasks until `duration_s` is over; `sessions` and `tasks` are numbered from there on. The next
-        numbers.
+    def draw_tasks(self, duration_s: float, sessions: int, tasks: int) -> tuple[int, int]:
+        """Draw tasks until `duration_s` is over. `sessions` and `tasks` are the first free numbers of
+        sessions and tasks; returns those that are free afterwards.
         """
         rng, agents = self.rng, self.agents
-        past = int(
-            rng.integers(0, max(round(agents.tasks), 1))
-        )  # tasks of the first session before the start
-        at_s, last, left, repository = 0.0, -1, 0, 0
-        while at_s < duration_s:
-            if left == 0:
-                left, sessions = int(rng.geometric(1 / agents.tasks)), sessions + 1
-                self.context_tokens = self._first_context() + self._said(past)
-                repository, past = int(np.searchsorted(self.share_ends, rng.uniform())), 0
+        past_tasks = int(rng.integers(0, max(round(agents.tasks), 1)))  # of the first session, before time 0
+        time_s, last_request, tasks_left, repository = 0.0, -1, 0, 0
+        while time_s < duration_s:
+            if tasks_left == 0:
+                tasks_left, sessions = int(rng.geometric(1 / agents.tasks)), sessions + 1
+                self.context_tokens = self._first_context() + self._past_tokens(past_tasks)
+                repository, past_tasks = int(np.searchsorted(self.share_ends, rng.uniform())), 0
             pause_s = float(agents.idle.draw(rng, 1)[0])
-            took_s, last, sessions = self._task((sessions - 1, repository, tasks), pause_s, last, sessions)
-            at_s, left, tasks = at_s + pause_s + took_s, left - 1, tasks + 1
+            owner = (sessions - 1, repository, tasks)
+            task_s, last_request, sessions = self._draw_task(owner, pause_s, last_request, sessions)
+            time_s, tasks_left, tasks = time_s + pause_s + task_s, tasks_left - 1, tasks + 1
         return sessions, tasks
 
     def _first_context(self) -> int:
         """Tokens with which a session begins, without what its first turn adds."""
-        own = 0 if self.agents.start is None else int(self._lengths(self.agents.start, 1)[0])
-        return self.shared_tokens + own
+        own_tokens = 0 if self.agents.start is None else int(self._draw_lengths(self.agents.start, 1)[0])
+        return self.shared_tokens + own_tokens
 
-    def _said(self, tasks: int) -> int:
-        """Tokens that so many tasks add to a session, no more than half of its room."""
+    def _past_tokens(self, tasks: int) -> int:
+        """Tokens that a session has from `tasks` tasks before time 0, at most a random part of half of its
+        room, so that the first turns have room.
+        """
         if not tasks:
             return 0
         turns = int(self.rng.geometric(1 / self.agents.turns, tasks).sum())
-        said = int(self._lengths(self.input, turns).sum() + self._lengths(self.output, turns).sum())
-        room = (self.agents.most_tokens - self.shared_tokens) // 2
-        return min(said, int(self.rng.uniform(0, max(room, 1))))
+        tokens = int(
+            self._draw_lengths(self.input, turns).sum() + self._draw_lengths(self.output, turns).sum()
+        )
+        room_tokens = (self.agents.most_tokens - self.shared_tokens) // 2
+        return min(tokens, int(self.rng.uniform(0, max(room_tokens, 1))))
 
-    def _lengths(self, lengths: Lengths, count: int) -> IntArray:
+    def _draw_lengths(self, lengths: Lengths, count: int) -> IntArray:
         return lengths.of_scores(self.rng.standard_normal(count))
 
-    def _task(
+    def _draw_task(
         self, owner: tuple[int, int, int], pause_s: float, last: int, sessions: int
     ) -> tuple[float, int, int]:
-        """The nominal seconds of a task, its last request, the number of sessions."""
+        """Draw the requests of a task. Returns its nominal seconds, its last request, and the first number
+        of a session that is free.
+        """
         rng, agents = self.rng, self.agents
         turns = int(rng.geometric(1 / agents.turns))
-        inputs, outputs = (
-            self._lengths(self.input, turns).tolist(),
-            self._lengths(self.output, turns).tolist(),
-        )
+        inputs = self._draw_lengths(self.input, turns).tolist()
+        outputs = self._draw_lengths(self.output, turns).tolist()
         tools_s = agents.tool.draw(rng, turns).tolist()
         sends = self._sending_turns(turns)
         parents: tuple[int, ...] = () if last < 0 else (last,)
@@ -188,7 +207,7 @@ class _Agent:
             if self.context_tokens + inputs[turn] + outputs[turn] > agents.most_tokens:
                 self.context_tokens, sessions = self._first_context(), sessions + 1
                 owner = (sessions - 1, *owner[1:])
-            last = self._add(inputs[turn], outputs[turn], owner, think_s, parents)
+            last = self._add_turn(inputs[turn], outputs[turn], owner, think_s, parents)
             parents, think_s = (last,), tools_s[turn]
             took_s += outputs[turn] * NOMINAL_TOKEN_S + (think_s if turn + 1 < turns else 0.0)
             if turn in sends:
@@ -197,7 +216,7 @@ class _Agent:
                 took_s += longest_s
         return took_s, last, sessions
 
-    def _add(
+    def _add_turn(
         self,
         input_tokens: int,
         output_tokens: int,
@@ -205,7 +224,9 @@ class _Agent:
         think_s: float,
         parents: tuple[int, ...],
     ) -> int:
-        """One more request of the context, which grows by it; what has no room is cut off."""
+        """Add one more request on the present context, which grows by it; tokens beyond `most_tokens` are cut
+        off. Returns its index.
+        """
         most = self.agents.most_tokens
         prompt_tokens = min(self.context_tokens + input_tokens, most - 1)
         output_tokens = min(output_tokens, most - prompt_tokens)
@@ -223,18 +244,23 @@ class _Agent:
     def _send_out(
         self, owner: tuple[int, int, int], sender: int, sessions: int
     ) -> tuple[tuple[int, ...], float]:
-        """The last requests of all sub-agents of one turn, and the nominal seconds of the longest."""
+        """Draw the sub-agents of one turn. Returns the last request of each, and the nominal seconds of the
+        one that takes longest.
+        """
         sub, rng, own_tokens = self.agents.sub_agents, self.rng, self.context_tokens
         assert sub is not None
         ends, longest_s = [], 0.0
         for k in range(sub.at_once):
             turns = int(rng.geometric(1 / sub.turns))
-            inputs, outputs = self._lengths(self.input, turns), self._lengths(self.output, turns)
+            inputs, outputs = self._draw_lengths(self.input, turns), self._draw_lengths(self.output, turns)
             tools_s = self.agents.tool.draw(rng, turns)
             tools_s[0] = 0.0
             self.context_tokens, last = self.agents.system_tokens, sender
-            for added, said, think_s in zip(inputs.tolist(), outputs.tolist(), tools_s.tolist(), strict=True):
-                last = self._add(added, said, (sessions + k, -1, owner[2]), think_s, (last,))
+            for input_tokens, output_tokens, think_s in zip(
+                inputs.tolist(), outputs.tolist(), tools_s.tolist(), strict=True
+            ):
+                sub_owner = (sessions + k, -1, owner[2])  # A sub-agent has no repository.
+                last = self._add_turn(input_tokens, output_tokens, sub_owner, think_s, (last,))
             ends.append(last)
             longest_s = max(longest_s, float(outputs.sum()) * NOMINAL_TOKEN_S + float(tools_s.sum()))
         self.context_tokens = own_tokens
@@ -244,9 +270,9 @@ class _Agent:
 def draw_agents(
     agents: Agents, lengths: tuple[Lengths, Lengths], duration_s: float, *, seed: int, name: str
 ) -> Trace:
-    """The requests of so many agents; `lengths` are tokens that a turn adds to the prompt, and of answers.
+    """The requests of all agents; `lengths` are those of the tokens that a turn adds, and of its answer.
 
-    Raises InputError where what all prompts share has no room in `most_tokens`.
+    Raises InputError where the system prompt and the repository have no room in `most_tokens`.
     """
     if agents.system_tokens + agents.repository_tokens >= agents.most_tokens:
         raise InputError(
@@ -254,19 +280,18 @@ def draw_agents(
             f"{agents.repository_tokens} tokens, and most_tokens is {agents.most_tokens}; raise it, "
             "or name an LLM with a longer context"
         )
-    drawn, sessions, tasks, firsts = _Drawn(), 0, 0, []
+    drawn, sessions, tasks = _DrawnRequests(), 0, 0
     spread_s = lengths[1].mean_tokens * NOMINAL_TOKEN_S + agents.tool.mean_s
     for number in range(agents.count):
-        rng = np.random.default_rng([seed, 40, number])
+        rng = np.random.default_rng([seed, AGENT_STREAM, number])
         first = len(drawn.inputs)
         start_s = float(rng.uniform(0.0, spread_s))
-        sessions, tasks = _Agent(agents, lengths, drawn, rng).work(duration_s, sessions, tasks)
+        sessions, tasks = _Agent(agents, lengths, drawn, rng).draw_tasks(duration_s, sessions, tasks)
         drawn.start_s[first], drawn.think_s[first] = start_s, 0.0
-        firsts.append(first)
-    return _trace(drawn, agents, name)
+    return _to_trace(drawn, agents, name)
 
 
-def _trace(drawn: _Drawn, agents: Agents, name: str) -> Trace:
+def _to_trace(drawn: _DrawnRequests, agents: Agents, name: str) -> Trace:
     """The requests in order of nominal arrival, with the blocks of their prompts."""
     n = len(drawn.inputs)
     at_s = list(drawn.start_s)
@@ -274,15 +299,15 @@ def _trace(drawn: _Drawn, agents: Agents, name: str) -> Trace:
         if parents:
             at_s[i] = max(at_s[parent] for parent in parents) + drawn.think_s[i]
     arrival_s = np.array(at_s)
-    depth = np.arange(n)  # Who waits without a pause stands behind those it waits for.
-    order = np.lexsort((depth, arrival_s))
+    # Of requests at one time, one that waits without a pause stands behind those it waits for.
+    order = np.lexsort((np.arange(n), arrival_s))
     place = np.empty(n, np.int64)
     place[order] = np.arange(n)
     edges = np.array(
         [(place[i], place[parent]) for i, parents in enumerate(drawn.parents) for parent in parents], np.int64
     ).reshape(-1, 2)
     inputs = np.array(drawn.inputs)[order]
-    offsets, ids, block = _blocks(
+    offsets, ids, block = _prompt_blocks(
         inputs, np.array(drawn.session)[order], np.array(drawn.repository)[order], agents
     )
     return Trace(
@@ -299,10 +324,12 @@ def _trace(drawn: _Drawn, agents: Agents, name: str) -> Trace:
     )
 
 
-def _blocks(
+def _prompt_blocks(
     inputs: IntArray, session: IntArray, repository: IntArray, agents: Agents
 ) -> tuple[IntArray, IntArray, int]:
-    """Offsets, ids and size of the prompts' blocks: those of the system prompt, of a repository, its own."""
+    """Offsets, ids and size of the prompts' blocks. An id is made of its owner, which is the system prompt, a
+    repository or a session, and of the block's number within the prompt.
+    """
     block = KV_BLOCK_TOKENS
     while int((inputs // block).sum()) > min(MOST_AGENT_IDS, MOST_MEAN_IDS * len(inputs)):
         block *= 2

@@ -31,7 +31,7 @@ def scaled_by(factor):
 def of_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without NUMBA_CACHE_DIR, and nothing said yet."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
-    code_cache._say_once.cache_clear()
+    code_cache._warn_once.cache_clear()
 
 
 def module(folder: Path, source: str = SOURCE) -> Any:

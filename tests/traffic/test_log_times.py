@@ -15,7 +15,7 @@ AT_NS = 1_767_607_200_250_000_000  # 2026-01-05T10:00:00.25Z
 
 def read(values: list[object], *, name: str = "at", unit: str = "", zone: str | None = None) -> list[int]:
     clock = LogClock(name, unit, zone)
-    return [int(at) for at in clock.ns(np.arange(len(values)), pd.Series(values), "row")]
+    return [int(at) for at in clock.times_ns(np.arange(len(values)), pd.Series(values), "row")]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from planner.day.controllers.keda import KedaSettings
 from planner.day.controllers.planned import FleetplanSettings
 from planner.day.controllers.settings import ControllerSettings
 from planner.day.controllers.static import Static, StaticSettings
-from planner.day.controllers.table import Chosen
+from planner.day.controllers.table import ChosenController
 from planner.day.controllers.windows import Window
 from planner.errors import InputError
 
@@ -24,7 +24,7 @@ USUAL_DRAIN_S = 3600.0  # The time to drain where the simulation had no limit.
 
 
 def of_chosen(
-    chosen: Chosen, deployment: Deployment, names: Sequence[str], sizes: Sequence[int]
+    chosen: ChosenController, deployment: Deployment, names: Sequence[str], sizes: Sequence[int]
 ) -> Autoscaler:
     """The autoscaler with the controller's settings and what it knows of the deployment. `names` (P,) are
     those of the fleet's pools, `sizes` (P,) their sizes at the beginning.
@@ -88,7 +88,7 @@ def _fleetplan_values(deployment: Deployment) -> dict[str, Any]:
     return parameter_values
 
 
-def _timetable_windows(chosen: Chosen, deployment: Deployment) -> tuple[Window, ...]:
+def _timetable_windows(chosen: ChosenController, deployment: Deployment) -> tuple[Window, ...]:
     """The windows of a timetable, which are made of earlier days if none were given; empty for other
     controllers.
     """

@@ -8,10 +8,10 @@ no more correction), config/defaults.py at 1ca6015, tests/planner/test_replica_c
     decode workers  = ceil(requests out / interval / tokens/s of a worker whose ITL is target / d)
     p = TTFT seen / TTFT of a prompt alone,  d = ITL seen / ITL at the concurrency seen
 
-`in` and `out` are mean lengths. They and the number of requests are forecast: as constant (the last
-interval), or, requests alone, as seasonal (the original has ARIMA, Kalman and Prophet). Dynamo interpolates
-throughputs in profiling runs; here they follow from the plan's step times: a prompt alone, and the largest
-batch that keeps the ITL. Sizes stay as they are after an interval without a finished request.
+`in` and `out` are mean lengths, ITL is the mean gap between tokens. The forecast of the next interval is the
+last one (constant), or has a seasonal number of requests (the original has ARIMA, Kalman and Prophet). Dynamo
+interpolates throughputs in profiling runs; here they follow from the plan's step times: a prompt alone, and
+the largest batch that keeps the ITL. Sizes stay as they are after an interval without a finished request.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from planner.day.controllers.forecasting import RateForecast
 from planner.day.controllers.settings import FLAG, NAME, SECONDS, ControllerSettings, settings_field
 from planner.simulator.elastic import MetricsReading
 
+ROUNDING = 1e-9  # A batch that is whole but for rounding counts as whole.
+
 
 @dataclass(frozen=True, slots=True)
 class DynamoSlaSettings(ControllerSettings):
@@ -47,7 +49,7 @@ class DynamoSlaSettings(ControllerSettings):
 
 @dataclass(frozen=True, slots=True)
 class ForecastLoad:
-    """What is expected of the next interval."""
+    """The load that is expected of the next interval; lengths are means."""
 
     rate_rps: float
     input_tokens: float
@@ -92,12 +94,12 @@ def _largest_batch(engine: EngineProfile, context_tokens: float, itl_s: float, p
     most = engine.most_sequences(context_tokens)
     if per_sequence_s <= 0:  # A batch of any size takes as long.
         return most
-    return max(min(math.floor((itl_s - engine.decode_s) / per_sequence_s + 1e-9), most), 1)
+    return max(min(math.floor((itl_s - engine.decode_s) / per_sequence_s + ROUNDING), most), 1)
 
 
 def mixed_rps(engine: EngineProfile, load: ForecastLoad, itl_s: float) -> float:
-    """Requests/s of a mixed worker: of the largest batch n whose steps keep the ITL. A request takes `out`
-    steps, so each step computes n / out prompts.
+    """Requests/s of a mixed worker with the largest batch n whose steps keep the ITL. A request takes `out`
+    steps, so each step computes n / out prompts in the mean.
     """
     out = max(load.output_tokens, 1.0)
     prompts_s = engine.ttft_s(load.input_tokens) / out
@@ -107,12 +109,14 @@ def mixed_rps(engine: EngineProfile, load: ForecastLoad, itl_s: float) -> float:
 
 
 class DynamoSla:
+    """The controller; `sizes` gives the sizes of all pools after an interval."""
+
     def __init__(self, settings: DynamoSlaSettings, deployment: Deployment) -> None:
         deployment.require_facts("dynamo-sla", "engines", "tpot_s")
         self.settings, self.deployment = settings, deployment
         self.every_s, self.lag_s = settings.every_s, settings.lag_s
         self.forecast = RateForecast(settings.every_s, settings.season_s, deployment)
-        self.back = [i for i, role in enumerate(deployment.roles) if role != PREFILL]
+        self.decoding_pools = [i for i, role in enumerate(deployment.roles) if role != PREFILL]
         self.start([0] * len(deployment.pools))
 
     def start(self, sizes: Sequence[int]) -> None:
@@ -124,11 +128,11 @@ class DynamoSla:
             return list(self.current)
         rate_rps = self.deployment.rate_rps(reading)
         self.forecast.add(reading.time_s, reading.interval_s, rate_rps)
-        every = range(len(self.current))
+        pools = range(len(self.current))
         seen = ForecastLoad(
-            rate_rps, mean_of(reading.input_tokens, every), mean_of(reading.output_tokens, every)
+            rate_rps, mean_of(reading.input_tokens, pools), mean_of(reading.output_tokens, pools)
         )
-        ttft_s, itl_s = mean_of(reading.ttft_s, every), mean_of(reading.tpot_s, self.back)
+        ttft_s, itl_s = mean_of(reading.ttft_s, pools), mean_of(reading.tpot_s, self.decoding_pools)
         # No request finished in the interval.
         if any(map(math.isnan, (seen.input_tokens, seen.output_tokens, ttft_s, itl_s))):
             if reading.limbo:  # Requests wait because a pool is empty.
@@ -137,43 +141,45 @@ class DynamoSla:
         load = seen
         if self.settings.predictor == "seasonal":
             load = replace(seen, rate_rps=self.forecast.rate_at(reading.time_s + self.every_s))
-        self.current = self.deployment.bounded_sizes(self._replicas(reading, load, ttft_s, itl_s))
+        self.current = self.deployment.bounded_sizes(self._wanted_sizes(reading, load, ttft_s, itl_s))
         return list(self.current)
 
-    def _replicas(
+    def _wanted_sizes(
         self, reading: MetricsReading, load: ForecastLoad, ttft_s: float, itl_s: float
     ) -> list[int]:
-        """Sizes (P,). Dynamo has one pool per role: of several, the first gets what the others do not carry
-        with their present sizes.
+        """Sizes (P,) of all pools. Dynamo has one pool per role. Of several pools of a role, the first is
+        sized for what the others do not carry with their present sizes.
         """
-        own = self.deployment
-        assert own.tpot_s is not None
+        deployment = self.deployment
+        assert deployment.tpot_s is not None
         sizes = list(self.current)
-        for role in dict.fromkeys(own.roles):
-            pools = own.with_role(role)
-            carried = []  # requests/s of a worker of each pool
+        for role in dict.fromkeys(deployment.roles):
+            pools = deployment.with_role(role)
+            worker_rps = []
             for i in pools:
-                engine = own.engines[i]
+                engine = deployment.engines[i]
                 if role == PREFILL:
                     correction = self._prefill_correction(engine, load, ttft_s)
                     tokens_per_s = prefill_tokens_per_s(engine, load.input_tokens)
-                    carried.append(prefill_rps(load, tokens_per_s, correction))
+                    worker_rps.append(prefill_rps(load, tokens_per_s, correction))
                 elif role == DECODE:
-                    target_s = own.tpot_s / self._decode_correction(reading, i, load, ttft_s, itl_s)
+                    target_s = deployment.tpot_s / self._decode_correction(reading, i, load, ttft_s, itl_s)
                     tokens_per_s = decode_tokens_per_s(engine, load.context_tokens, target_s)
-                    carried.append(decode_rps(load, tokens_per_s))
+                    worker_rps.append(decode_rps(load, tokens_per_s))
                 else:
-                    carried.append(mixed_rps(engine, load, own.tpot_s))
-            others = sum(rate * sizes[i] for rate, i in zip(carried[1:], pools[1:], strict=True))
-            sizes[pools[0]] = count_replicas(max(load.rate_rps - others, 0.0), carried[0])
+                    worker_rps.append(mixed_rps(engine, load, deployment.tpot_s))
+            others_rps = sum(rate * sizes[i] for rate, i in zip(worker_rps[1:], pools[1:], strict=True))
+            sizes[pools[0]] = count_replicas(max(load.rate_rps - others_rps, 0.0), worker_rps[0])
         return sizes
 
     def _prefill_correction(self, engine: EngineProfile, load: ForecastLoad, ttft_s: float) -> float:
+        """p above."""
         return ttft_s / engine.ttft_s(load.input_tokens) if self.settings.corrected else 1.0
 
     def _decode_correction(
         self, reading: MetricsReading, pool: int, load: ForecastLoad, ttft_s: float, itl_s: float
     ) -> float:
+        """d above; the concurrency seen is the rate times the time of a request, by Little's law."""
         if not self.settings.corrected:
             return 1.0
         workers = max(int(reading.ready[pool]), 1)

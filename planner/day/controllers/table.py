@@ -1,10 +1,11 @@
-"""One table of all controllers, and how a document names one.
+"""The table of all controllers (autoscalers) of a day, and the parser of what a document says of one.
 
     chosen = parse_controller("hpa", {"metric": "kv", "target": "70 %"}, "slo.yaml: day: controllers: hpa")
     controller = chosen(deployment)
 
-A controller that runs once per pool may be set apart for prefill and decode workers: `prefill: {metric:
-queue}`, `decode: {metric: kv}` within its parameters.
+A controller that runs once per pool (`by_pool`) may have settings of their own for prefill and decode
+workers: `prefill: {metric: queue}`, `decode: {metric: kv}` within its parameters. Each controller's module
+has its rules and settings.
 """
 
 from __future__ import annotations
@@ -36,16 +37,18 @@ from planner.errors import InputError
 from planner.files import document_values
 from planner.simulator.elastic import Controller
 
-FIXED_BY_ROLE = ("every", "lag")  # one clock for all pools
+SAME_FOR_ALL_POOLS = ("every", "lag")  # A role has none of its own: one clock serves all pools.
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A controller: what it is, what it `reads` of a reading, what it `needs` to know of the deployment
-    (fields of `Deployment`), the manifest `kind` that runs it, where it was read (repository at commit).
+class ControllerRow:
+    """A controller, described in `words`. It `reads` these fields of a `MetricsReading`
+    (simulator/elastic.py) and `needs` these fields of the `Deployment`. `kind` is the manifest that runs it
+    in production, `source` what its rules were taken from (repository at commit). `by_pool`: each pool has a
+    controller of its own.
 
-    `grid` has a few points in the parameters that matter most, as a document has them, for a study that
-    tunes.
+    `grid` has a few values of the parameters that matter most, as a document has them; a study that tunes
+    (`settings_variants`) tries each.
     """
 
     name: str
@@ -64,9 +67,9 @@ class Row:
         return parameters_of(self.settings)
 
 
-def _all(**given: Sequence[object]) -> tuple[Mapping[str, object], ...]:
-    """Every combination of these values."""
-    return tuple(dict(zip(given, point, strict=True)) for point in itertools.product(*given.values()))
+def _combinations(**values: Sequence[object]) -> tuple[Mapping[str, object], ...]:
+    """Every combination of these values of parameters."""
+    return tuple(dict(zip(values, point, strict=True)) for point in itertools.product(*values.values()))
 
 
 _TARGETS: Mapping[str, Sequence[object]] = {
@@ -74,12 +77,13 @@ _TARGETS: Mapping[str, Sequence[object]] = {
     "concurrency": (16, 32, 64),
     "kv": ("50 %", "70 %", "90 %"),
 }
+# Fields of a reading. Requests in limbo wait for a pool that has no worker.
 _GAUGES = ("ready", "starting", "waiting", "running", "kv_frac")
 _RATE = ("arrived", "limbo")
 _LENGTHS = ("input_tokens", "output_tokens")
 
-TABLE: tuple[Row, ...] = (
-    Row(
+TABLE: tuple[ControllerRow, ...] = (
+    ControllerRow(
         "static",
         "the same sizes all day",
         (),
@@ -89,7 +93,7 @@ TABLE: tuple[Row, ...] = (
         "ours",
         (),
     ),
-    Row(
+    ControllerRow(
         "cron",
         "sizes by the time of day",
         (),
@@ -97,9 +101,9 @@ TABLE: tuple[Row, ...] = (
         cron.build,
         "KEDA ScaledObject (cron triggers)",
         "kedacore/keda@8b4f083, AliyunContainerService/kubernetes-cronhpa-controller",
-        _all(step=("30 min", "1 h", "2 h"), headroom=("0 %", "10 %", "20 %")),
+        _combinations(step=("30 min", "1 h", "2 h"), headroom=("0 %", "10 %", "20 %")),
     ),
-    Row(
+    ControllerRow(
         "hpa",
         "Kubernetes' HorizontalPodAutoscaler on a metric of the pods",
         _GAUGES,
@@ -110,7 +114,7 @@ TABLE: tuple[Row, ...] = (
         tuple({"metric": name, "target": each} for name, targets in _TARGETS.items() for each in targets),
         by_pool=True,
     ),
-    Row(
+    ControllerRow(
         "keda",
         "KEDA's ScaledObject: Prometheus and cron triggers through an HPA, and zero",
         (*_GAUGES, "limbo"),
@@ -126,7 +130,7 @@ TABLE: tuple[Row, ...] = (
         ),
         by_pool=True,
     ),
-    Row(
+    ControllerRow(
         "knative",
         "Knative's autoscaler on concurrency, with panic and zero",
         ("ready", "waiting", "running", "limbo"),
@@ -134,10 +138,10 @@ TABLE: tuple[Row, ...] = (
         knative.build,
         "Knative Service, KServe InferenceService (autoscaling.knative.dev/target)",
         "knative/serving@98e5ef9",
-        _all(target=(8, 16, 32, 64), down_delay=("0 s", "300 s")),
+        _combinations(target=(8, 16, 32, 64), down_delay=("0 s", "300 s")),
         by_pool=True,
     ),
-    Row(
+    ControllerRow(
         "wva",
         "llm-d's workload-variant-autoscaler by saturation: spare KV and queue",
         (*_GAUGES, "limbo"),
@@ -145,14 +149,14 @@ TABLE: tuple[Row, ...] = (
         wva.build,
         "llm-d VariantAutoscaling and its HPA",
         "llm-d/llm-d-workload-variant-autoscaler@b08b1c7",
-        _all(
+        _combinations(
             kv_threshold=("60 %", "80 %"),
             queue_threshold=(5, 10),
             tolerance=("0 %", "10 %"),
             up_window=("0 s", "240 s"),
         ),
     ),
-    Row(
+    ControllerRow(
         "wva-queue",
         "the queue model that llm-d's autoscaler began with",
         (*_RATE, *_LENGTHS),
@@ -160,10 +164,10 @@ TABLE: tuple[Row, ...] = (
         wva_queue.build,
         "llm-d VariantAutoscaling and its HPA",
         "llm-d/llm-d-workload-variant-autoscaler@56a651b",
-        _all(margin=(0.8, 1.0, 1.2), tolerance=("0 %", "10 %"), up_window=("0 s", "240 s")),
+        _combinations(margin=(0.8, 1.0, 1.2), tolerance=("0 %", "10 %"), up_window=("0 s", "240 s")),
         needs=("engines", "ttft_s", "tpot_s"),
     ),
-    Row(
+    ControllerRow(
         "dynamo",
         "Dynamo's planner by load: queued prompt tokens and KV in use",
         (*_GAUGES, "limbo", "input_tokens"),
@@ -171,10 +175,10 @@ TABLE: tuple[Row, ...] = (
         dynamo_load.build,
         "DynamoGraphDeployment planner (optimization_target throughput or latency)",
         "ai-dynamo/dynamo@0c6da1e",
-        _all(optimize=("throughput", "latency"), grace=("0 s", "60 s")),
+        _combinations(optimize=("throughput", "latency"), grace=("0 s", "60 s")),
         needs=("engines",),
     ),
-    Row(
+    ControllerRow(
         "dynamo-sla",
         "Dynamo's planner by SLA: the next interval's load over what a worker carries",
         (*_RATE, *_LENGTHS, "ttft_s", "tpot_s", "ready"),
@@ -182,10 +186,10 @@ TABLE: tuple[Row, ...] = (
         dynamo_sla.build,
         "DynamoGraphDeployment planner (optimization_target sla)",
         "ai-dynamo/dynamo@0761925, tests@002a7c3",
-        _all(predictor=("constant", "seasonal"), corrected=(True, False), every=("60 s", "180 s")),
+        _combinations(predictor=("constant", "seasonal"), corrected=(True, False), every=("60 s", "180 s")),
         needs=("engines", "tpot_s"),
     ),
-    Row(
+    ControllerRow(
         "aladdin",
         "Aladdin's rule N = ceil(k r + c), with change points",
         (*_RATE, *_LENGTHS),
@@ -193,10 +197,10 @@ TABLE: tuple[Row, ...] = (
         aladdin_controller.build,
         "none: a paper's rule",
         "arXiv:2405.06856, section 5",
-        _all(learn=(5, 10), threshold=(4, 8)),
+        _combinations(learn=(5, 10), threshold=(4, 8)),
         needs=("capacity",),
     ),
-    Row(
+    ControllerRow(
         "forecast",
         "the rate forecast over what a worker carries",
         _RATE,
@@ -204,10 +208,10 @@ TABLE: tuple[Row, ...] = (
         forecast.build,
         "none: a cloud's predictive scaling",
         "Hyndman and Athanasopoulos, Forecasting: Principles and Practice, 5.2",
-        _all(ahead=("300 s", "600 s", "1200 s"), hold=("300 s", "900 s")),
+        _combinations(ahead=("300 s", "600 s", "1200 s"), hold=("300 s", "900 s")),
         needs=("capacity",),
     ),
-    Row(
+    ControllerRow(
         "fleetplan",
         "what the plan found to be enough for such traffic, forecast for when a worker is ready",
         (*_RATE, *_LENGTHS, "ready", "waiting"),
@@ -216,55 +220,57 @@ TABLE: tuple[Row, ...] = (
         "KEDA ScaledObject (Prometheus and cron triggers)",
         "ours",
         (
-            *_all(headroom=("0 %", "10 %", "25 %"), hold=("120 s", "300 s"), ahead=("60 s",)),
-            *_all(
+            *_combinations(headroom=("0 %", "10 %", "25 %"), hold=("120 s", "300 s"), ahead=("60 s",)),
+            *_combinations(
                 headroom=("0 %", "15 %", "30 %"), hold=("60 s", "600 s"), ahead=("60 s",), memory=("30 min",)
             ),
-            *_all(headroom=("0 %", "10 %"), hold=("120 s", "600 s")),
+            *_combinations(headroom=("0 %", "10 %"), hold=("120 s", "600 s")),
         ),
         needs=("capacity",),
     ),
 )
-CONTROLLERS: Mapping[str, Row] = MappingProxyType({row.name: row for row in TABLE})
+CONTROLLERS: Mapping[str, ControllerRow] = MappingProxyType({row.name: row for row in TABLE})
 
 
-def _fields(settings: ControllerSettings) -> Iterator[tuple[str, object]]:
+def _field_values(settings: ControllerSettings) -> Iterator[tuple[str, object]]:
     return ((each.name, getattr(settings, each.name)) for each in dataclasses.fields(settings))
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """A controller with its settings, those of prefill and decode workers apart where they were given."""
+class ChosenController:
+    """A controller with its settings, and in `by_role` those of prefill or decode workers that differ."""
 
-    row: Row
+    row: ControllerRow
     settings: ControllerSettings
     by_role: Mapping[Role, ControllerSettings]
 
     def __call__(self, deployment: Deployment) -> Controller:
-        """Raises InputError where the deployment lacks what the controller needs."""
+        """The controller for this deployment. Raises InputError where that lacks what the controller
+        needs.
+        """
         settings = [self.by_role.get(role, self.settings) for role in deployment.roles]
         with document_values.errors_as(InputError, f"controller {self.row.name!r}"):
             return self.row.build(settings, deployment)
 
     def values(self) -> dict[str, object]:
-        """Every setting in the library's units, by its field; `prefill` and `decode` hold theirs."""
-        apart = {str(role): dict(_fields(own)) for role, own in self.by_role.items()}
-        return {**dict(_fields(self.settings)), **apart}
+        """Every setting in the library's units, by its field; those of a role in a mapping under its name."""
+        by_role = {str(role): dict(_field_values(settings)) for role, settings in self.by_role.items()}
+        return {**dict(_field_values(self.settings)), **by_role}
 
     def parameters(self) -> dict[str, object]:
-        """What was set, unlike its default: name to value, as a document has it."""
+        """The parameters that differ from their defaults: name to value, as a document has it."""
 
-        def unlike(settings: ControllerSettings, other: ControllerSettings) -> dict[str, object]:
-            pairs = ((p, getattr(settings, p.field), getattr(other, p.field)) for p in self.row.parameters)
-            return {p.name: p.shown(own) for p, own, was in pairs if own != was}
+        def changed_values(settings: ControllerSettings, base: ControllerSettings) -> dict[str, object]:
+            pairs = ((p, getattr(settings, p.field), getattr(base, p.field)) for p in self.row.parameters)
+            return {p.name: p.shown(value) for p, value, base_value in pairs if value != base_value}
 
-        apart = {str(role): unlike(own, self.settings) for role, own in self.by_role.items()}
-        return {**unlike(self.settings, self.row.settings()), **apart}
+        by_role = {str(role): changed_values(own, self.settings) for role, own in self.by_role.items()}
+        return {**changed_values(self.settings, self.row.settings()), **by_role}
 
 
 def parse_controller(
     name: object, parameters: Mapping[str, object] | None, where: str = "controllers"
-) -> Chosen:
+) -> ChosenController:
     """What a document says of one controller; `where` leads to it.
 
     Raises InputError for an unknown name (with the nearest), an unknown parameter, a value out of its range,
@@ -278,24 +284,26 @@ def parse_controller(
             f"{', '.join(CONTROLLERS)}"
         )
     row = CONTROLLERS[name]
-    given = dict(document_values.check_mapping({} if parameters is None else parameters, where))
-    apart: dict[Role, Mapping[str, object]] = {}
+    for_all = dict(document_values.check_mapping({} if parameters is None else parameters, where))
+    for_role: dict[Role, Mapping[str, object]] = {}
     if row.by_pool:
         for role in (PREFILL, DECODE):
-            if role in given:
-                apart[role] = document_values.check_mapping(given.pop(role), f"{where}: {role}")
-    settings = read_settings(row.settings, given, where)
+            if role in for_all:
+                for_role[role] = document_values.check_mapping(for_all.pop(role), f"{where}: {role}")
+    settings = read_settings(row.settings, for_all, where)
     by_role = {}
-    for role, own in apart.items():
-        for key in FIXED_BY_ROLE:
-            if key in own:
+    for role, role_parameters in for_role.items():
+        for key in SAME_FOR_ALL_POOLS:
+            if key in role_parameters:
                 raise InputError(f"{where}: {role}: {key} is one for all pools; set it beside {role}")
-        by_role[role] = read_settings(row.settings, own, f"{where}: {role}", over=settings)
-    return Chosen(row, settings, MappingProxyType(by_role))
+        by_role[role] = read_settings(row.settings, role_parameters, f"{where}: {role}", over=settings)
+    return ChosenController(row, settings, MappingProxyType(by_role))
 
 
-def parse_controllers(value: object, where: str = "controllers") -> tuple[Chosen, ...]:
-    """Names ("hpa,keda", or a list), or names with parameters; each once."""
+def parse_controllers(value: object, where: str = "controllers") -> tuple[ChosenController, ...]:
+    """The controllers of a text ("hpa,keda"), of a list of names, or of a mapping of names to parameters.
+    Raises InputError for a name that is there twice.
+    """
     if isinstance(value, str):
         value = [each.strip() for each in value.split(",") if each.strip()]
     if isinstance(value, list):
@@ -303,19 +311,20 @@ def parse_controllers(value: object, where: str = "controllers") -> tuple[Chosen
         if twice is not None:
             raise InputError(f"{where}: {document_values.show_value(twice)} is there twice; name it once")
         value = {each if isinstance(each, str) else str(each): None for each in value}
-    named = document_values.check_mapping(value, where, "hpa: {metric: kv}")
-    if not named:
+    parameters_by_name = document_values.check_mapping(value, where, "hpa: {metric: kv}")
+    if not parameters_by_name:
         raise InputError(f"{where}: names no controller; valid: {', '.join(CONTROLLERS)}")
     chosen = []
-    for name, parameters in named.items():
+    for name, parameters in parameters_by_name.items():
         place = f"{where}: {name}" if parameters else where
         chosen.append(parse_controller(name, parameters, place))
     return tuple(chosen)
 
 
-def settings_variants(chosen: Chosen) -> Iterator[Chosen]:
-    """The settings as given, then the controller at every point of its grid, over what was given; settings of
-    prefill or decode workers alone stay."""
+def settings_variants(chosen: ChosenController) -> Iterator[ChosenController]:
+    """The controller as it was chosen, then with the values of each point of its grid in place of those that
+    were chosen. Settings for prefill or decode workers alone stay as they are.
+    """
     yield chosen
     known = {each.name: each for each in chosen.row.parameters}
     seen = [chosen.settings]
@@ -323,7 +332,7 @@ def settings_variants(chosen: Chosen) -> Iterator[Chosen]:
         changed = {known[name].field: known[name].read(value, name) for name, value in point.items()}
         try:
             settings = dataclasses.replace(chosen.settings, **changed)
-        except InputError:  # at odds with what was given beside the grid
+        except InputError:  # The point contradicts settings that were chosen and that the grid leaves alone.
             continue
         if settings not in seen:
             seen.append(settings)

@@ -11,8 +11,8 @@ stationary distribution gives throughput X and the mean time in service S. The b
 gives TTFT = wait + prefill(n*) and the gap between tokens decode(n*). A worker carries the largest rate that
 keeps the targets of both; replicas = ceil(rate / that rate).
 
-`wva-queue` sizes every pool with the mean lengths of the last interval and the rate that arrives; a pool of
-prefill or decode workers keeps its own phase only (the original has no such pools).
+`wva-queue` sizes every pool with the mean lengths of the last interval and the rate that arrives; a prefill
+or decode pool has the target of its own phase only (the original has no such pools).
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ from planner.day.controllers.settings import NUMBER, settings_field
 from planner.day.controllers.wva import Actuated, WvaRules
 from planner.simulator.elastic import Floats, MetricsReading
 
-# Rates are searched from this share above none to this share below mu(N), as in the original.
+# The original has these too. Rates are searched from EDGE mu(1) to (1 - EDGE) mu(N).
 EDGE = 0.001
-QUEUE_PER_SEAT = 10  # Q / N, as in the original
+QUEUE_PER_SEAT = 10  # Q / N
 RATE_TOLERANCE = 1e-6  # relative
+KEPT_RATES = 4096  # Rates of so many (pool, lengths) are kept, since each takes a root search.
+LEAST_CARRIED_RPS = 1e-9  # A worker that carries nothing is priced as if it carried this.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,9 @@ class QueueTimes:
 
     @property
     def decodes(self) -> float:
-        """Decode steps of a request; the first token comes from the prompt, if there is one."""
+        """Decode steps of a request; the prompt's step gives the first token, where there is one. The
+        original counts one step for an answer of one token without a prompt.
+        """
         return 1.0 if not self.input_tokens and self.output_tokens == 1 else self.output_tokens - 1
 
     def prefill_ms(self, batch: float) -> float:
@@ -98,13 +102,14 @@ class QueueModel:
         self._log_served: Floats = np.concatenate([[0.0], np.cumsum(served)])
 
     def queue_state_at(self, rate_rps: float) -> QueueState:
+        """The means of the stationary distribution at this arrival rate. Times follow by Little's law."""
         rate = rate_rps / 1000
         log_weight = self._states * math.log(rate) - self._log_served
         weight = np.exp(log_weight - log_weight.max())
         total, seats = float(weight.sum()), self.times.seats
         in_system = float(self._states @ weight) / total
-        beyond = float(weight[seats + 1 :].sum())
-        in_service = (float(self._states[: seats + 1] @ weight[: seats + 1]) + beyond * seats) / total
+        full_weight = float(weight[seats + 1 :].sum())  # of states in which all seats are taken and some wait
+        in_service = (float(self._states[: seats + 1] @ weight[: seats + 1]) + full_weight * seats) / total
         throughput = rate * (1 - float(weight[-1]) / total)
         serve_ms = in_service / throughput
         wait_ms = max(in_system / throughput - serve_ms, 0.0)
@@ -115,23 +120,25 @@ class QueueModel:
         )
 
     def _batch(self, serve_ms: float) -> float:
-        """n*, whose service takes so long; between 0 and N."""
-        own = self.times
-        fixed = own.alpha * own.decodes + (own.gamma if own.input_tokens else 0.0)
-        slope = own.beta * own.decodes + own.delta * own.input_tokens
-        return min(max((serve_ms - fixed) / slope, 0.0), float(own.seats)) if slope else float(own.seats)
+        """n*, the batch whose service takes `serve_ms`, between 0 and N; N if all batches take as long."""
+        times = self.times
+        fixed_ms = times.alpha * times.decodes + (times.gamma if times.input_tokens else 0.0)
+        slope_ms = times.beta * times.decodes + times.delta * times.input_tokens
+        if not slope_ms:
+            return float(times.seats)
+        return min(max((serve_ms - fixed_ms) / slope_ms, 0.0), float(times.seats))
 
-    def largest_rate_rps(self, of: Callable[[QueueState], float], target_ms: float) -> float:
-        """The largest rate [requests/s] at which `of`, which rises with the rate, is within its target; 0 if
-        it is at none.
+    def largest_rate_rps(self, latency_ms: Callable[[QueueState], float], target_ms: float) -> float:
+        """The largest rate [requests/s] at which the latency that `latency_ms` takes from a state, which
+        rises with the rate, is within its target; 0 if it is at none.
         """
-        if of(self.queue_state_at(self.least_rps)) > target_ms:
+        if latency_ms(self.queue_state_at(self.least_rps)) > target_ms:
             return 0.0
-        if of(self.queue_state_at(self.most_rps)) <= target_ms:
+        if latency_ms(self.queue_state_at(self.most_rps)) <= target_ms:
             return self.most_rps
         return float(
             brentq(
-                lambda rate: of(self.queue_state_at(rate)) - target_ms,
+                lambda rate: latency_ms(self.queue_state_at(rate)) - target_ms,
                 self.least_rps,
                 self.most_rps,
                 rtol=RATE_TOLERANCE,
@@ -151,7 +158,9 @@ def largest_rate_rps(times: QueueTimes, ttft_ms: float | None, itl_ms: float | N
 
 
 def times_of(engine: EngineProfile, role: Role, input_tokens: float, output_tokens: float) -> QueueTimes:
-    """A pool's worker with requests of these mean lengths."""
+    """The queue model's times of a worker whose requests have these mean lengths, in mid-answer on
+    average.
+    """
     context = input_tokens + output_tokens / 2
     return QueueTimes(
         engine.most_sequences(context),
@@ -171,28 +180,36 @@ class WvaQueueSettings(WvaRules):
 
 
 class WvaQueue(Actuated):
+    """The controller. `Actuated` (wva.py) calls `optimised` at its interval, and follows the sizes it
+    gives.
+    """
+
     def __init__(self, settings: WvaQueueSettings, deployment: Deployment) -> None:
         deployment.require_facts("wva-queue", "engines", "ttft_s", "tpot_s")
         self.settings = settings
-        self._rate = lru_cache(maxsize=4096)(self._largest)
+        self._carried_rps_of = lru_cache(maxsize=KEPT_RATES)(self._carried_rps)
         super().__init__(settings, deployment)
 
     def start(self, sizes: Sequence[int]) -> None:
         super().start(sizes)
-        self.arrived, self.seen_s = 0.0, 0.0
-        self.lengths = (math.nan, math.nan)
+        self.arrived, self.seen_s = 0.0, 0.0  # requests, and the time in which they arrived
+        self.lengths = (
+            math.nan,
+            math.nan,
+        )  # of prompts and answers, in tokens; NaN until a request has ended
 
     def sizes(self, reading: MetricsReading) -> list[int]:
         if is_blank(reading):
             return list(self.current)
         self.arrived += self.deployment.rate_rps(reading) * reading.interval_s
         self.seen_s += reading.interval_s
-        every = range(len(self.deployment.pools))
-        now = (mean_of(reading.input_tokens, every), mean_of(reading.output_tokens, every))
-        self.lengths = now if not any(math.isnan(each) for each in now) else self.lengths
+        pools = range(len(self.deployment.pools))
+        lengths = (mean_of(reading.input_tokens, pools), mean_of(reading.output_tokens, pools))
+        self.lengths = lengths if not any(math.isnan(each) for each in lengths) else self.lengths
         return super().sizes(reading)
 
     def optimised(self, reading: MetricsReading) -> list[int]:
+        """The sizes for the mean rate since the last call."""
         rate_rps = self.arrived / self.seen_s * self.settings.margin
         self.arrived = self.seen_s = 0.0
         wanted = list(self.current)
@@ -201,24 +218,27 @@ class WvaQueue(Actuated):
         prompt, answer = (max(round(each), 1) for each in self.lengths)
         for role in dict.fromkeys(self.deployment.roles):
             pools = self.deployment.with_role(role)
-            carried = {i: self._rate(i, prompt, answer) for i in pools}
+            worker_rps = {i: self._carried_rps_of(i, prompt, answer) for i in pools}
             # As in the original one pool changes, the one that carries a request at the lowest price.
-            best = min(pools, key=lambda i: self.deployment.price_of(i) / max(carried[i], 1e-9))
-            others = sum(self.current[i] * carried[i] for i in pools if i != best)
-            if carried[best]:
-                wanted[best] = least_whole(max(rate_rps - others, 0.0) / carried[best])
-            else:  # no number of workers keeps the targets
+            best = min(
+                pools, key=lambda i: self.deployment.price_of(i) / max(worker_rps[i], LEAST_CARRIED_RPS)
+            )
+            others_rps = sum(self.current[i] * worker_rps[i] for i in pools if i != best)
+            if worker_rps[best]:
+                wanted[best] = least_whole(max(rate_rps - others_rps, 0.0) / worker_rps[best])
+            else:  # No number of workers keeps the targets, so the size stays.
                 wanted[best] = max(self.current[best], 1)
         return wanted
 
-    def _largest(self, pool: int, input_tokens: int, output_tokens: int) -> float:
-        own = self.deployment
-        assert own.ttft_s is not None and own.tpot_s is not None
-        role = own.roles[pool]
+    def _carried_rps(self, pool: int, input_tokens: int, output_tokens: int) -> float:
+        """Requests/s that a worker of the pool carries within the targets of its role."""
+        deployment = self.deployment
+        assert deployment.ttft_s is not None and deployment.tpot_s is not None
+        role = deployment.roles[pool]
         return largest_rate_rps(
-            times_of(own.engines[pool], role, input_tokens, output_tokens),
-            None if role == DECODE else 1000 * own.ttft_s,
-            None if role == PREFILL else 1000 * own.tpot_s,
+            times_of(deployment.engines[pool], role, input_tokens, output_tokens),
+            None if role == DECODE else 1000 * deployment.ttft_s,
+            None if role == PREFILL else 1000 * deployment.tpot_s,
         )
 
 

@@ -46,7 +46,7 @@ from planner.documents.schemas.values import (
 )
 from planner.documents.slo import CLASS_NAME, MATCH_KEYS, OF_REQUESTS
 from planner.documents.traffic_description import TENANT_KEYS
-from planner.files.document_values import MOST
+from planner.files.document_values import LARGEST_COUNT
 from planner.models.engine import NAMES as ENGINES
 from planner.models.lora import MODULES
 from planner.models.parallelism import MAX_PP
@@ -103,7 +103,7 @@ def question_keys(catalog: Catalog) -> dict[str, Schema]:
         ),
         "limits": doc(
             section(
-                {"power": quantity("w"), "cost": quantity("usd_per_h"), "gpus": whole(most=MOST)},
+                {"power": quantity("w"), "cost": quantity("usd_per_h"), "gpus": whole(most=LARGEST_COUNT)},
                 task.LIMIT_KEYS,
             ),
             "What the fleet may take at most.",
@@ -317,7 +317,7 @@ def fleet_section(catalog: Catalog) -> Schema:
         {"on_demand": price, "reserved": price, **dict.fromkeys(COMMITTED, price), "spot": price, **spot},
         task.PRICE_KEYS,
     ) | {"dependentRequired": {"spot": ["spot_interruptions_per_h"]} | {key: ["spot"] for key in spot}}
-    stock = {"type": ["integer", "null"], "minimum": 0, "maximum": MOST}
+    stock = {"type": ["integer", "null"], "minimum": 0, "maximum": LARGEST_COUNT}
 
     def numbers(most: int = task.MOST_TOKENS) -> Schema:
         return one_or_list(whole(most=most))
@@ -453,7 +453,7 @@ def speculative_section() -> Schema:
         "tokens": one_or_list(whole(0, MOST_DRAFTS)),
         "acceptance": any_of(share(), TEXT, {"type": "array", "items": share()}),
         "model": TEXT,
-        "draft": share(most=speculative.MOST_FRAC),
+        "draft": share(most=speculative.MOST_DRAFT_FRAC),
         "draft_step": quantity("s", positive=False),
         "basis": TEXT,
     }

@@ -164,7 +164,7 @@ class Gatherer:
 
     def _arrivals(self, line: IntArray, table: dict[str, pd.Series[Any]], where: str) -> IntArray:
         """The arrivals (n,) in ns; where a log has only ends, these less the durations."""
-        at_ns = self.clock.ns(line, table[self.clock.name], where)
+        at_ns = self.clock.times_ns(line, table[self.clock.name], where)
         if self.columns.arrival:
             return at_ns
         name = self.columns.duration

@@ -389,7 +389,9 @@ def _apart_s(sample: pd.DataFrame, one: str, other: str) -> float:
     clocks = [LogClock(one), LogClock(other)]
     for _, row in sample.iloc[:_COMPARED_ROWS].iterrows():
         try:
-            times_ns = [clock.ns(np.zeros(1, np.int64), row[[clock.name]], "row")[0] for clock in clocks]
+            times_ns = [
+                clock.times_ns(np.zeros(1, np.int64), row[[clock.name]], "row")[0] for clock in clocks
+            ]
         except InputError:
             continue  # One of the two times is missing or wrong in this row.
         distances_ns.append(abs(int(times_ns[0]) - int(times_ns[1])))

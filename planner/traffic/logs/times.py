@@ -1,4 +1,6 @@
-"""Times of a log: which unit its numbers have, which zone its dates have."""
+"""Reads the times of a log as nanoseconds since 1970: which unit its numbers have, which zone its dates
+have.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from planner.traffic.trace import FloatArray, IntArray
 from planner.traffic.zones import says_zone
 
 NS_PER = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-FIRST_S, LAST_S = 946_684_800.0, 4_102_444_800.0  # the years 2000 to 2100, in which a log was written
+# A log was written in the years 2000 to 2100: numbers outside of them are in another unit, or count from
+# zero.
+FIRST_S, LAST_S = 946_684_800.0, 4_102_444_800.0
+LONGEST_COUNT_S = 100 * 366 * 86400.0  # of a clock that counts from zero
+LONGEST_SPAN_NS = 7 * 86400e9  # A longer duration of a request is an error.
+SAMPLE_VALUES = 1000  # A unit is chosen by so many values at most.
 _ENDINGS = {
     "s": ("s", "sec", "secs", "second", "seconds"),
     "ms": ("ms", "msec", "millis", "milli", "millisecond", "milliseconds"),
@@ -32,12 +39,13 @@ _APACHE = "%d/%b/%Y:%H:%M:%S %z"
 _APACHE_LIKE = re.compile(r"\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}")
 _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|sec|m|min)\s*")
 _SPAN_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0}
-_NOTHING = ("", " ", "-", "null", "None", "NULL", "\\N")  # \\N: of PostgreSQL's COPY
-_STEP_BACK_NS = 30 * 60 * 10**9  # a clock that is put back steps back by more than this
+_EMPTY_TEXTS = ("", " ", "-", "null", "None", "NULL", "\\N")  # PostgreSQL's COPY writes \N.
+_STEP_BACK_NS = 30 * 60 * 10**9  # Times that fall by more than this were written after clocks were put back.
+_NEXT_YEAR_NS = 2 * 3600 * 10**9  # Ambiguous times this much later are of another hour, that of another year.
 
 
 class UnsureError(TraceError):
-    """A file could be read in several ways; `guess` are the options that would read it in the likeliest."""
+    """A file could be read in several ways; `guess` is the --map that reads it in the likeliest, or empty."""
 
     def __init__(self, message: str, guess: str = "") -> None:
         super().__init__(message)
@@ -45,8 +53,9 @@ class UnsureError(TraceError):
 
 
 def unit_of_name(name: str) -> str | None:
-    """The unit that a column's name ends with: `latency_ms`, `durationMs`, `took (s)`, "
-    "`startTimeUnixNano`."""
+    """The unit that a column's name ends with, as in `latency_ms`, `durationMs`, `took (s)` and
+    `startTimeUnixNano`; None where it ends with none, or is nothing but a unit.
+    """
     words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)
     last = words[-1].lower() if words else ""
     return _UNIT_OF.get(last) if len(words) > 1 else None
@@ -76,16 +85,18 @@ def is_missing(column: pd.Series[Any]) -> npt.NDArray[np.bool_]:
     """Where nothing stands: no value, an empty text, or the dash of access logs."""
     missing: npt.NDArray[np.bool_] = column.isna().to_numpy(dtype=bool)
     if column.dtype.kind not in "iufMb":
-        missing = missing | column.isin(_NOTHING).to_numpy(dtype=bool)
+        missing = missing | column.isin(_EMPTY_TEXTS).to_numpy(dtype=bool)
     return missing
 
 
 @dataclass(slots=True)
 class LogClock:
-    """How the times of a column are read; told from the first of them, and held for all.
+    """How the times of a column are read. It is chosen by the first values and holds for all.
 
-    `unit` is one of NS_PER, "date", a pattern of strptime, or empty where the values say it. `zone` is that
-    of dates without one. Raises TraceError at the first time that does not fit.
+    `unit` is one of NS_PER, "date", or a pattern of strptime; empty until `choose_unit` finds it. `zone` is
+    that of dates without one. `has_offsets`: dates carry their zone, None until the first are read.
+    `since_zero`: numbers count from a zero that is not 1970. Methods raise TraceError at the first time that
+    does not fit.
     """
 
     name: str
@@ -95,7 +106,7 @@ class LogClock:
     since_zero: bool = False
     _has_chosen_unit: bool = field(default=False, repr=False)
     _latest_ns: int = field(default=0, repr=False)
-    _is_back: bool = field(default=False, repr=False)
+    _is_put_back: bool = field(default=False, repr=False)
 
     def choose_unit(self, column: pd.Series[Any], where: str) -> None:
         """Choose the unit by the first values."""
@@ -105,39 +116,39 @@ class LogClock:
         if column.dtype.kind == "M" or isinstance(column.dtype, pd.DatetimeTZDtype):
             self.unit = "date"
             return
-        sample = column[~is_missing(column)].iloc[:1000]
+        sample = column[~is_missing(column)].iloc[:SAMPLE_VALUES]
         if not len(sample):
             raise UnsureError(f"{where}: column {self.name} holds no time", "")
         values = as_numbers(sample)
         if np.isnan(values).mean() >= 0.5:
-            self.unit = _date_kind(sample, where, self.name)
+            self.unit = _date_pattern(sample, where, self.name)
             return
         middle = float(np.nanpercentile(values, 50, method="lower"))
-        named = unit_of_name(self.name)
+        named_unit = unit_of_name(self.name)
         for unit, ns in NS_PER.items():
             if FIRST_S <= middle * ns / 1e9 < LAST_S:
-                if named not in (None, unit):
+                if named_unit not in (None, unit):
                     raise UnsureError(
-                        f"{where}: column {self.name} is named as if in {named}, but its times "
-                        f"({middle:.15g}) "
-                        f"are {unit} since 1970; say which with --map arrival={self.name}:{unit}"
+                        f"{where}: column {self.name} is named as if in {named_unit}, but its times "
+                        f"({middle:.15g}) are {unit} since 1970; say which with --map "
+                        f"arrival={self.name}:{unit}"
                     )
                 self.unit = unit
                 return
         self.since_zero = True
-        if named is None and (values != np.floor(values)).any():
-            named = "s"  # Programs count smaller units in whole numbers.
-        if named is None:
+        if named_unit is None and (values != np.floor(values)).any():
+            named_unit = "s"  # Programs count smaller units in whole numbers.
+        if named_unit is None:
             raise UnsureError(
                 f"{where}: column {self.name} counts from {values[0]:g}, in s, ms, us or ns; say which, for "
                 f"instance --map arrival={self.name}:s",
                 f"arrival={self.name}:s",
             )
-        self.unit = named
+        self.unit = named_unit
 
     def fitting_frac(self, column: pd.Series[Any]) -> float:
-        """The share of values that are times as the first of them are; 0 where they are none."""
-        sample = column[~is_missing(column)].iloc[:1000]
+        """The share of values that are times of the kind of the first ones; 0 where those are no times."""
+        sample = column[~is_missing(column)].iloc[:SAMPLE_VALUES]
         if not len(sample):
             return 0.0
         try:
@@ -156,11 +167,14 @@ class LogClock:
         return float(np.mean(fits))
 
     def _is_small(self, column: pd.Series[Any], unit: str) -> bool:
-        values = as_numbers(column[~is_missing(column)].iloc[:1000])
+        """Whether the times lie before the year 2000, and therefore count from another zero than 1970."""
+        values = as_numbers(column[~is_missing(column)].iloc[:SAMPLE_VALUES])
         return bool(values.size) and float(np.nanmedian(values)) * NS_PER[unit] / 1e9 < FIRST_S
 
-    def ns(self, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
-        """Nanoseconds since 1970, or since the clock's zero. `line` (n,) is where each stands in the file."""
+    def times_ns(self, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
+        """Nanoseconds since 1970, or since the clock's zero. `line` (n,) are the lines of the values in the
+        file, for messages.
+        """
         if not self._has_chosen_unit:
             self.choose_unit(column, f"{where} {line[0]}")
             self._has_chosen_unit = True
@@ -169,10 +183,10 @@ class LogClock:
         per = NS_PER[self.unit]
         if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iu":
             values = column.to_numpy(dtype=np.float64)
-            exact: IntArray | None = column.to_numpy(dtype=np.int64)
+            whole_values: IntArray | None = column.to_numpy(dtype=np.int64)
         else:
-            values, exact = as_numbers(column), None
-        low, high = (0.0, 100 * 366 * 86400.0) if self.since_zero else (FIRST_S, LAST_S)
+            values, whole_values = as_numbers(column), None
+        low, high = (0.0, LONGEST_COUNT_S) if self.since_zero else (FIRST_S, LAST_S)
         with np.errstate(over="ignore", invalid="ignore"):
             bad = ~((values * per / 1e9 >= low) & (values * per / 1e9 < high))
         if (at := np.flatnonzero(bad)).size:
@@ -182,14 +196,14 @@ class LogClock:
                 else f"a time in {self.unit} since 1970"
             )
             self._refuse(where, line[at[0]], kind, column.iloc[at[0]])
-        if exact is not None:
-            return exact * per
+        if whole_values is not None:  # Exact, where a float64 of nanoseconds would not be.
+            return whole_values * per
         whole = np.floor(values)
         time_ns: IntArray = whole.astype(np.int64) * per + np.rint((values - whole) * per).astype(np.int64)
         return time_ns
 
     def _dates_ns(self, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
-        dates = self._parsed(line, column, where)
+        dates = self._parse_dates(line, column, where)
         has_offsets = dates.dt.tz is not None
         if self.has_offsets is None:
             self.has_offsets = has_offsets
@@ -201,10 +215,12 @@ class LogClock:
             self._refuse(where, line[at[0]], "a time such as 2026-11-16T18:17:03Z", column.iloc[at[0]])
         naive_dates = dates.dt.tz_convert("UTC").dt.tz_localize(None) if has_offsets else dates
         ns = np.asarray(naive_dates.dt.as_unit("ns").to_numpy().astype(np.int64), dtype=np.int64)
-        return ns if has_offsets or self.zone is None else self._localised(ns, line, column, where)
+        return ns if has_offsets or self.zone is None else self._to_utc_ns(ns, line, column, where)
 
-    def _parsed(self, line: IntArray, column: pd.Series[Any], where: str) -> pd.Series[Any]:
-        """Dates, those that are none as NaT; refuses times with and without a zone beside each other."""
+    def _parse_dates(self, line: IntArray, column: pd.Series[Any], where: str) -> pd.Series[Any]:
+        """The values as dates. Refuses one that is no date, and dates with and without a zone in one
+        column.
+        """
         if column.dtype.kind == "M" or isinstance(column.dtype, pd.DatetimeTZDtype):
             return column
         text = column.astype(str) if column.dtype.kind in "iuf" else column
@@ -222,17 +238,20 @@ class LogClock:
             self._refuse(where, line[0], "a time such as 2026-11-16T18:17:03Z", column.iloc[0])
         if (at := np.flatnonzero(dates.isna().to_numpy())).size:
             self._refuse(where, line[at[0]], "a time such as 2026-11-16T18:17:03Z", column.iloc[at[0]])
-        zoned = np.array([says_zone(one) for one in plain])
+        has_zone = np.array([says_zone(one) for one in plain])
         if self.unit == _APACHE:
-            zoned[:] = True
-        if (at := np.flatnonzero(zoned != zoned[0])).size:
+            has_zone[:] = True
+        if (at := np.flatnonzero(has_zone != has_zone[0])).size:
             kinds = ("without a zone", "with a zone")
-            self._refuse(where, line[at[0]], f"a time {kinds[int(zoned[0])]} as before", column.iloc[at[0]])
-        return dates if zoned[0] else dates.dt.tz_localize(None)
+            self._refuse(
+                where, line[at[0]], f"a time {kinds[int(has_zone[0])]} as before", column.iloc[at[0]]
+            )
+        return dates if has_zone[0] else dates.dt.tz_localize(None)
 
-    def _localised(self, ns: IntArray, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
-        """Local times of `zone` as UTC. Of an hour that there is twice, the second begins where times "
-        "fall."""
+    def _to_utc_ns(self, ns: IntArray, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
+        """Local times of `zone` as UTC. When clocks are put back an hour comes twice: times of it are of the
+        second one from where times in the file fall.
+        """
         zone = zone_of(str(self.zone))
         naive = pd.DatetimeIndex(ns.view("M8[ns]"))
         early = naive.tz_localize(zone, ambiguous=np.ones(len(ns), bool), nonexistent="NaT")
@@ -242,16 +261,17 @@ class LogClock:
         first = early.tz_convert("UTC").tz_localize(None).as_unit("ns").to_numpy().astype(np.int64)
         second = late.tz_convert("UTC").tz_localize(None).as_unit("ns").to_numpy().astype(np.int64)
         for k in np.flatnonzero(first != second).tolist():
-            if ns[k] - self._latest_ns > 2 * 3600 * 10**9:
-                self._is_back = False  # another year's
+            if ns[k] - self._latest_ns > _NEXT_YEAR_NS:
+                self._is_put_back = False
             elif self._latest_ns - ns[k] > _STEP_BACK_NS:
-                self._is_back = True
-            self._latest_ns = int(ns[k]) if self._is_back else max(self._latest_ns, int(ns[k]))
-            if self._is_back:
+                self._is_put_back = True
+            self._latest_ns = int(ns[k]) if self._is_put_back else max(self._latest_ns, int(ns[k]))
+            if self._is_put_back:
                 first[k] = second[k]
         return first
 
     def _refuse(self, where: str, line: int, expected: str, bad_value: object) -> None:
+        """Raise TraceError for this value."""
         raise TraceError(
             f"{where} {line}, column {self.name}: expected {expected}, found {shown_value(bad_value)}"
         )
@@ -271,7 +291,8 @@ def shown_value(value: object) -> str:
     return "nothing" if is_nothing or value is pd.NA else show_value(value)
 
 
-def _date_kind(sample: pd.Series[Any], where: str, name: str) -> str:
+def _date_pattern(sample: pd.Series[Any], where: str, name: str) -> str:
+    """The unit "date" for ISO 8601, or the pattern of Apache's dates. Raises UnsureError for other texts."""
     texts = sample.astype(str).tolist()
     if np.mean([bool(_DATE.match(text)) for text in texts]) >= 0.5:
         return "date"
@@ -290,7 +311,7 @@ def is_day_first(text: str) -> bool:
 
 
 def guess_form(text: str) -> str:
-    """The form of a date such as 05.10.2026 09:00:00.036 as strptime has it, the day taken to come first."""
+    """The pattern of strptime for a date such as 05.10.2026 09:00:00.036, the day taken to come first."""
     match = _DAY_FIRST.fullmatch(text.strip())
     if match is None:
         return "%d/%m/%Y %H:%M:%S"
@@ -299,17 +320,16 @@ def guess_form(text: str) -> str:
 
 
 def spans_ns(line: IntArray, column: pd.Series[Any], unit: str, where: str, name: str) -> IntArray:
-    """Durations as nanoseconds; a value may carry its own unit (350ms). Nothing counts as 0."""
+    """Durations as nanoseconds; a value may carry its own unit (350ms). A missing value counts as 0."""
     missing = is_missing(column)
     values = as_numbers(column) * (NS_PER[unit] if unit else np.nan)
     for k in np.flatnonzero(np.isnan(values) & ~missing).tolist():
         match = _SPAN.fullmatch(str(column.iloc[k]))
         values[k] = float(match[1]) * _SPAN_S[match[2]] * 1e9 if match else np.nan
     values[missing] = 0.0
-    if (at := np.flatnonzero(~((values >= 0) & (values < 7 * 86400e9)))).size:
+    if (at := np.flatnonzero(~((values >= 0) & (values < LONGEST_SPAN_NS)))).size:
         raise TraceError(
-            f"{where} {line[at[0]]}, column {name}: expected a duration below a "
-            f"week{unit and ' in ' + unit}, "
-            f"found {shown_value(column.iloc[at[0]])}"
+            f"{where} {line[at[0]]}, column {name}: expected a duration below a week"
+            f"{unit and ' in ' + unit}, found {shown_value(column.iloc[at[0]])}"
         )
     return np.rint(values).astype(np.int64)
