@@ -39,7 +39,7 @@ from planner.reports.simulated_run import SimulatedOutcome, outcome
 from planner.search.oracle.scenarios import Scenarios
 from planner.slo_metrics import latency_columns
 from planner.studies import fleet_comparison as comparisons
-from planner.studies import routing_moments, tenants
+from planner.studies import operator_times, routing_moments, tenants
 from planner.studies import seeds as many_seeds
 from planner.studies.fleet_standing import scenarios_for
 from planner.studies.seeds import SeedRun
@@ -67,6 +67,8 @@ class SimulationResult(Result):
     requests: Trace
     slo: Slo | None
     outcome: SimulatedOutcome
+    seed: int = 0
+    closed_loop: int = 0
 
     @property
     def holds(self) -> bool | None:
@@ -104,6 +106,19 @@ class SimulationResult(Result):
     ) -> tuple[routing_moments.RoutingMoment, ...]:
         """The workers at `moments` times of the run, beside the best packing of the same requests."""
         return routing_moments.explain_routing(self.fleet, self.outcome.simulation, self.slo, moments)
+
+    def operators(self) -> pd.DataFrame:
+        """The operators that the steps spend their time on, one row per pool and operator: Vidur's operator
+        metrics, as `plan simulate --operators` prints them. The run is simulated once more to record them.
+        """
+        return pd.DataFrame(self.operator_rows())
+
+    def operator_rows(self) -> list[dict[str, Any]]:
+        """What `plan simulate --operators --json` has under `operators`."""
+        recorded = outcome(
+            self.fleet, self.requests, seed=self.seed, closed_loop=self.closed_loop, record_parts=True
+        )
+        return operator_times.operator_rows(operator_times.operator_times(self.fleet, recorded.simulation))
 
     def to_frame(self) -> pd.DataFrame:
         """Percentiles in seconds, one row per metric."""
@@ -298,7 +313,7 @@ def simulate(
             raise InputError("executor: one seed is simulated here; ask for several, such as seed=range(8)")
         requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
         simulation = outcome(engines, requests, limits, seed=seed, closed_loop=closed_loop)
-        return SimulationResult(engines, requests, limits, simulation)
+        return SimulationResult(engines, requests, limits, simulation, seed, closed_loop)
     question = many_seeds.SeedsQuestion(engines, whole_trace, rate_request, limits, closed_loop)
     chosen_executor = _choose_executor(executor, "processes")
     runs = many_seeds.over_seeds(question, seed, executor=chosen_executor, with_requests=True)

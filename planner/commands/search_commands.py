@@ -182,6 +182,12 @@ def search(
         int, typer.Option("--nodes", min=1, help="distserve: an instance may lie on so many nodes.")
     ] = 1,
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="vidur: GPUs of the deployment.")] = 8,
+    offline: Annotated[
+        bool,
+        typer.Option(
+            "--offline", help="vidur: all requests at once; least makespan, the SLO does not count."
+        ),
+    ] = False,
     seeds: SeedsOption = 1,
     out: Annotated[Path | None, out_file("Write the best fleet to this fleet.yaml.")] = None,
     catalog: CatalogOption = None,
@@ -193,7 +199,8 @@ def search(
     """Search fleets as the papers do, on the planner's fits, and in steady state.
 
     distserve: Algorithms 1 and 2, and free counts of prefill and decode instances, for the rate asked.
-    vidur: requests per dollar over TP x PP x batching x token budget x sequences, with Pareto frontiers.
+    vidur: requests per dollar over TP x PP x batching x token budget x sequences, with Pareto frontiers;
+    with --offline the time and the bill of the whole trace, all of it there at the beginning.
     splitwise: machines of each design for the rate asked; needs an SLO of slowdowns, `preset: splitwise`.
     With `objective: throughput` and limits of power or cost: the most each design carries within that.
     Arrivals are Poisson, lengths those of the trace. Exit code 4: not found in time.
@@ -205,6 +212,11 @@ def search(
     from planner.papers.searches import PaperQuestion, search_as
     from planner.traffic.trace import spread_stamps
 
+    if offline and (formulation != Formulation.vidur or rate is not None):
+        other = "--rate" if formulation == Formulation.vidur else formulation.value
+        raise InputError(
+            f"--offline: is of vidur, with all requests at once, found {other}; drop one of them"
+        )
     if out is not None:
         check_output_file(out)
         keep_inputs([out], slo, trace)
@@ -219,7 +231,8 @@ def search(
         rate_rps = rate or task.rate_rps or requests.rate_rps
         progress(f"searching as {formulation.value} does")
         answer = search_as(
-            formulation.value, PaperQuestion(task, catalog_rows, requests, rate_rps, nodes, gpus, seeds)
+            formulation.value,
+            PaperQuestion(task, catalog_rows, requests, rate_rps, nodes, gpus, seeds, offline),
         )
     if out is not None:
         if answer.best is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,6 +42,8 @@ from planner.units import counted
 
 if TYPE_CHECKING:
     from planner.api.simulating import SimulationResult
+    from planner.fleet import Fleet
+    from planner.traffic.trace import Trace
 
 MOST_TENANTS = 20  # Tenants in the table; --json has all.
 AutoscaleOption = Annotated[
@@ -56,6 +59,9 @@ ExplainOption = Annotated[
 ]
 MomentsOption = Annotated[
     int | None, typer.Option("--explain-moments", help="With --explain-routing: at so many moments (20).")
+]
+OperatorsOption = Annotated[
+    bool, typer.Option("--operators", help="Which operators the steps spend their time on.")
 ]
 
 SeedsOption = Annotated[
@@ -86,6 +92,7 @@ def simulate(
     address: AddressOption = None,
     explain_routing: ExplainOption = False,
     explain_moments: MomentsOption = None,
+    operators: OperatorsOption = False,
     drop_invalid: DropOption = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -101,14 +108,13 @@ def simulate(
     from planner.documents.doubtful import of_slo_and_traffic
     from planner.files.checked_files import check_output_file
     from planner.parallel.executors import Executor
-    from planner.reports.fact_sentences import sentences
     from planner.reports.words import rejected_text
-    from planner.search.evidence.findings import image_warnings, uncounted_prefix_warnings
 
     where = Executor(executor or "processes", address)
     if seeds == 1 and (executor or address):
         raise InputError("--executor: one seed is simulated here; ask for several with --seeds")
-    moments = _moments_to_explain(explain_routing, explain_moments, seeds, autoscale)
+    _needs_one_run({"--operators": operators, "--explain-routing": explain_routing}, seeds, autoscale)
+    moments = _moments_to_explain(explain_routing, explain_moments)
     if out is not None:
         check_output_file(out)
         keep_inputs([out], fleet, trace, slo)
@@ -123,15 +129,12 @@ def simulate(
         read = read_requests(
             trace, slo, known, seed=seed, drop_invalid=drop_invalid, is_given=traffic is not None
         )
-        if engines.engine is not None and engines.engine.is_nearest:
-            say_first([f"engine {engines.engine.title}: {engines.engine.basis}"])
-        facts = (*image_warnings(engines, read), *uncounted_prefix_warnings(engines.policies, read))
-        say_first(sentences(facts))
+        _say_doubts(engines, read)
         many, workers = "" if seeds == 1 else f"{seeds} seeds of ", counted(engines.workers, "worker")
         progress(f"simulating {many}{counted(len(read), 'request')} on {workers}")
         run = partial(simulate, engines, read, slo, traffic=traffic, catalog=known, closed_loop=closed_loop)
         result = run(seed=seed) if seeds == 1 else run(seed=range(seed, seed + seeds), executor=where)
-        answer = result.to_dict() | (_routing(result, moments) if moments else {})
+        answer = result.to_dict() | _explained(result, moments, operators)
         say_first(() if result.slo is None else of_slo_and_traffic(result.slo, read))
         if out is not None:
             result.save(out)
@@ -144,21 +147,40 @@ def simulate(
         _print_seeds(answer, result.slo, f"seeds {seed} to {seed + seeds - 1} on {workers}")
 
 
-def _routing(result: SimulationResult, moments: int) -> dict[str, Any]:
+def _explained(result: SimulationResult, moments: int, operators: bool) -> dict[str, Any]:
+    """What --explain-routing and --operators add to the answer."""
     from planner.studies.routing_moments import routing_document
 
-    return {"routing": routing_document(result.explain_routing(moments))}
+    routing = {"routing": routing_document(result.explain_routing(moments))} if moments else {}
+    return routing | ({"operators": result.operator_rows()} if operators else {})
 
 
-def _moments_to_explain(is_explained: bool, moments: int | None, seeds: int, autoscale: str | None) -> int:
+def _say_doubts(fleet: Fleet, requests: Trace) -> None:
+    """Say first what a simulation of these requests on this fleet takes for granted."""
+    from planner.reports.fact_sentences import sentences
+    from planner.search.evidence.findings import image_warnings, uncounted_prefix_warnings
+
+    if fleet.engine is not None and fleet.engine.is_nearest:
+        say_first([f"engine {fleet.engine.title}: {fleet.engine.basis}"])
+    say_first(
+        sentences([*image_warnings(fleet, requests), *uncounted_prefix_warnings(fleet.policies, requests)])
+    )
+
+
+def _needs_one_run(options: Mapping[str, bool], seeds: int, autoscale: str | None) -> None:
+    """Refuse options that explain one run of a fixed fleet where there are several, or its size changes."""
+    other = "--seeds" if seeds > 1 else "--autoscale" if autoscale is not None else ""
+    for name, is_given in options.items():
+        if is_given and other:
+            raise InputError(f"{name}: looks at one run of a fixed fleet; drop {other}")
+
+
+def _moments_to_explain(is_explained: bool, moments: int | None) -> int:
     """At how many moments the routing is explained; 0: it is not."""
     from planner.studies.routing_moments import DEFAULT_MOMENTS, check_moments
 
     if moments is not None and not is_explained:
         raise InputError("--explain-moments: goes with --explain-routing, which is missing")
-    if is_explained and (seeds > 1 or autoscale is not None):
-        other = "--seeds" if seeds > 1 else "--autoscale"
-        raise InputError(f"--explain-routing: looks at one run of a fixed fleet; drop {other}")
     if moments is not None:
         check_moments(moments)
     return 0 if not is_explained else moments or DEFAULT_MOMENTS
@@ -178,6 +200,18 @@ def _use_cells(pool: dict[str, Any]) -> dict[str, str]:
         "bandwidth": share("bandwidth_frac"),
         "KV cache (most)": f"{share('kv_mean_frac')} ({share('kv_most_frac')})",
         "decodes in a step (p99)": batch,
+    }
+
+
+def _operator_cells(row: dict[str, Any]) -> dict[str, str]:
+    """A row for people of what `--json` has under operators."""
+    share_frac, size = row["share_frac"], row["mean_input"]
+    return {
+        "pool": row["pool"],
+        "operator": row["operator"],
+        "share of step time": "-" if share_frac is None else f"{100 * share_frac:.1f} %",
+        "in all": seconds_cell(row["seconds"]),
+        "mean input of a step": "-" if size is None else f"{size:,.0f} {row['unit']}",
     }
 
 
@@ -219,6 +253,7 @@ def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, reje
         )
     if routing := summary.get("routing"):
         _print_routing(routing)
+    print_rows([_operator_cells(row) for row in summary.get("operators", ())], "step time by operator")
     if summary["slo"]:
         lines = slo_rows(summary["slo"], slo)
         print_rows(lines, "SLO: " + ("kept" if summary["slo"]["holds"] else "MISSED"))

@@ -152,6 +152,17 @@ class ExplainedRouting(TypedDict):
     summary: list[str]
 
 
+class OperatorRow(TypedDict):
+    """What `--operators` says of a pool's operator; `mean_input` is null where no step runs it."""
+
+    pool: str
+    operator: str
+    seconds: float
+    share_frac: float
+    mean_input: float | None
+    unit: str
+
+
 class SimulationAnswer(TypedDict):
     """`plan simulate --json`: a fleet on its traffic. Percentiles are over the measured window."""
 
@@ -187,6 +198,7 @@ class SimulationAnswer(TypedDict):
     power: NotRequired[PowerUse | None]
     pools: NotRequired[list[PoolLoad]]
     routing: NotRequired[ExplainedRouting]
+    operators: NotRequired[list[OperatorRow]]
 
 
 class GoodputAnswer(TypedDict):

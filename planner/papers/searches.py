@@ -43,7 +43,8 @@ class PaperSearch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PaperQuestion:
-    """The input of a paper's search. DistServe's alone reads `nodes`, Vidur's alone `gpus`.
+    """The input of a paper's search. DistServe's alone reads `nodes`, Vidur's alone `gpus` and
+    `is_offline`: all requests are there at once, and the makespan counts instead of requests per dollar.
 
     Of the trace `lengths` only the token counts are used: arrivals are Poisson at `rate_rps`.
     """
@@ -55,6 +56,7 @@ class PaperQuestion:
     nodes: int = 1
     gpus: int = 8
     seeds: int = 1
+    is_offline: bool = False
 
 
 def search_as(paper: Paper, question: PaperQuestion) -> PaperSearch:
@@ -137,6 +139,8 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
     fleets = vidur_search.configurations(
         known.llm(task.llm), task.priced_gpus(known), known, space, total_gpus=gpus, least_kv_tokens=longest
     )
+    if question.is_offline:
+        return _vidur_offline(fleets, lengths)
     rows = vidur_search.search_configurations(
         fleets, Steady(task.slo, poisson_traffic(lengths), question.seeds), lengths
     )
@@ -178,6 +182,42 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
         ]
     }
     return PaperSearch([shown_row(row) for row in shown], document, rows[0].fleet)
+
+
+def _vidur_offline(fleets: list[Fleet], requests: Trace) -> PaperSearch:
+    """The makespan of all requests at once, with the frontier of makespan and bill."""
+    rows = vidur_search.search_makespans(fleets, requests)
+    if not math.isfinite(rows[0].makespan_s):
+        raise InfeasibleError(
+            f"none of {len(fleets)} configurations serves every request; leave out the longest, or take "
+            "other GPUs",
+            kind="capacity",
+            constraint="fleet.gpus",
+            relaxation="larger GPUs",
+        )
+    frontier = vidur_search.pareto_makespans(rows)
+    shown = [
+        {
+            "configuration": row.name,
+            "makespan": show_s(row.makespan_s),
+            "USD": f"{row.usd:.4g}",
+            "requests/USD": round(len(requests) / row.usd, 1),
+        }
+        for row in frontier
+    ]
+    document = {
+        "requests": len(requests),
+        "configurations": [
+            {
+                "name": row.name,
+                "makespan_s": finite_or_none(row.makespan_s),
+                "usd": finite_or_none(row.usd),
+                "on_frontier": row in frontier,
+            }
+            for row in rows
+        ],
+    }
+    return PaperSearch(shown, document, rows[0].fleet)
 
 
 def _splitwise(question: PaperQuestion) -> PaperSearch:

@@ -8,6 +8,12 @@ Data   G   GPUs of the deployment;  n_c = floor(G / GPUs of one replica) replica
   max   3600 g_c / c_c       requests per dollar                                             (best)
   and   the configurations that no other beats both in requests per dollar and in a latency  (frontier)
 
+Offline (section 6, last paragraph) all requests are there at once, no SLO applies, and T_c is the time until
+the last token of n_c replicas:
+
+  min  T_c                   makespan                                                        (best)
+  and  the configurations that no other beats both in T_c and in its bill T_c c_c / 3600     (frontier)
+
 With the rule `goodput.Steady` a rate is carried only if the SLO is kept. Vidur's own rule
 (benchmarks/vidur_search.py) bounds the time until a request is first scheduled, and its SLO is compared with
 that one run afterwards.
@@ -17,7 +23,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from planner.documents.catalog import Catalog
 from planner.domain import Gpu, Metric
@@ -27,6 +35,8 @@ from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.models.parallelism import MAX_PP, add_pipeline
 from planner.papers.goodput import GoodputRule, find_goodput
+from planner.simulator.layout import FINISHED
+from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import value_s
 from planner.traffic.trace import Trace
 
@@ -51,8 +61,26 @@ class SearchedConfiguration:
 
     @property
     def name(self) -> str:
-        pool, batching = self.fleet.pools[0], self.fleet.policies.batching
-        return f"{pool.count} x {pool.type.name} {batching} {pool.type.max_num_seqs} seqs"
+        return configuration_name(self.fleet)
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineConfiguration:
+    """A configuration and the seconds in which it serves a whole trace that is there at once; infinite where
+    it rejects requests or leaves some unfinished.
+    """
+
+    fleet: Fleet
+    makespan_s: float
+
+    @property
+    def usd(self) -> float:
+        """The bill of the makespan."""
+        return self.fleet.price_usd_per_h * self.makespan_s / 3600
+
+    @property
+    def name(self) -> str:
+        return configuration_name(self.fleet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +94,11 @@ class Space:
 
 
 WHOLE = Space()
+
+
+def configuration_name(fleet: Fleet) -> str:
+    pool, batching = fleet.pools[0], fleet.policies.batching
+    return f"{pool.count} x {pool.type.name} {batching} {pool.type.max_num_seqs} seqs"
 
 
 def configurations(
@@ -146,3 +179,23 @@ def pareto_configurations(
         if row.rate_rps and (not kept or row.values_s[latency] < kept[-1].values_s[latency]):
             kept.append(row)
     return tuple(kept)
+
+
+def search_makespans(fleets: Iterable[Fleet], requests: Trace) -> tuple[OfflineConfiguration, ...]:
+    """The makespan of every configuration, the shortest first, of equal ones the cheapest."""
+    at_once = replace(requests, arrival_s=np.zeros(len(requests)))
+    rows = []
+    for fleet in fleets:
+        simulation = simulate(fleet, at_once)
+        is_served = bool((simulation.status == FINISHED).all())
+        rows.append(OfflineConfiguration(fleet, simulation.end_s if is_served else math.inf))
+    return tuple(sorted(rows, key=lambda row: (row.makespan_s, row.usd, row.name)))
+
+
+def pareto_makespans(rows: Iterable[OfflineConfiguration]) -> tuple[OfflineConfiguration, ...]:
+    """The rows that no other beats in both makespan and bill, the shortest first."""
+    frontier: list[OfflineConfiguration] = []
+    for row in sorted(rows, key=lambda row: (row.makespan_s, row.usd)):
+        if math.isfinite(row.makespan_s) and (not frontier or row.usd < frontier[-1].usd):
+            frontier.append(row)
+    return tuple(frontier)

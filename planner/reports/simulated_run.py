@@ -30,7 +30,13 @@ class SimulatedOutcome:
 
 
 def outcome(
-    fleet: Fleet, requests: Trace, slo: Slo | None = None, *, seed: int = 0, closed_loop: int = 0
+    fleet: Fleet,
+    requests: Trace,
+    slo: Slo | None = None,
+    *,
+    seed: int = 0,
+    closed_loop: int = 0,
+    record_parts: bool = False,
 ) -> SimulatedOutcome:
     """Simulate `requests` on `fleet` with every step recorded; with `closed_loop`, that many requests at a
     time.
@@ -41,7 +47,13 @@ def outcome(
     limits = slo.limits if slo is not None else ()
     every_s = None if slo is None else slo.every_s
     simulation = simulate(
-        fleet, requests, limits=limits, record=True, closed_loop=closed_loop, every_s=every_s
+        fleet,
+        requests,
+        limits=limits,
+        record=True,
+        record_parts=record_parts,
+        closed_loop=closed_loop,
+        every_s=every_s,
     )
     verdict = judge(simulation, slo) if slo is not None else None
     return SimulatedOutcome(

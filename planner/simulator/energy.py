@@ -96,6 +96,11 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
     )
 
 
+def is_engine_step(simulation: Simulation) -> npt.NDArray[np.bool_]:
+    """(R,) which recorded runs are steps of an engine; the others are gaps of single requests."""
+    return np.asarray((simulation.runs["prefill_tokens"] >= 0) & (simulation.runs["steps"] > 0))
+
+
 def measured_runs(simulation: Simulation) -> tuple[npt.NDArray[np.void], Floats, tuple[float, float]]:
     """Recorded runs of engine steps (R,), the seconds (R,) of each inside the measured window, and the
     window.
@@ -105,8 +110,7 @@ def measured_runs(simulation: Simulation) -> tuple[npt.NDArray[np.void], Floats,
     start_s, end_s = simulation.window_s
     if not end_s > start_s:
         end_s = max(simulation.end_s, start_s + 1e-9)  # All requests came at once: up to the last token.
-    is_step = (simulation.runs["prefill_tokens"] >= 0) & (simulation.runs["steps"] > 0)
-    runs = simulation.runs[is_step]  # The others are gaps of single requests, in which no engine works.
+    runs = simulation.runs[is_engine_step(simulation)]
     starts_s, ends_s = runs["start_s"], runs["start_s"] + run_seconds(runs)
     if not len(simulation.sampled_s):
         return runs, np.clip(ends_s, start_s, end_s) - np.clip(starts_s, start_s, end_s), (start_s, end_s)

@@ -124,6 +124,24 @@ def test_vidurs_search_ranks_by_requests_per_dollar(plan: Plan) -> None:
     assert rows[0]["on_ttft_frontier"] and rows[0]["on_tbt_frontier"]
 
 
+def test_the_shortest_makespan_is_what_simulate_says(plan: Plan) -> None:
+    """All requests in flight from the beginning, as in a closed loop of so many."""
+    words = ("search", "vidur", "--slo", "slo.yaml", "--gpus", 1, "--offline")
+    found = answer(plan, *words, "-o", "best.yaml")
+    best = found["configurations"][0]
+    simulated = answer(plan, "simulate", "--fleet", "best.yaml", "--closed-loop", found["requests"])
+    assert simulated["end_s"] == pytest.approx(best["makespan_s"], rel=1e-3)
+    assert best["on_frontier"] and best["makespan_s"] == min(
+        row["makespan_s"] for row in found["configurations"] if row["makespan_s"] is not None
+    )
+    for refused, other in (
+        ((*words, "--rate", 3), "--rate"),
+        (("search", "distserve", *words[2:]), "distserve"),
+    ):
+        code, line = plan(*refused)
+        assert code == 1 and f"found {other}; drop one" in line
+
+
 @pytest.mark.slow
 def test_splitwises_search_counts_machines(plan: Plan) -> None:
     """At a tenth of a request per second one machine does, or one of each pool."""

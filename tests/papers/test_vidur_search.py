@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,9 @@ from planner.papers.vidur_search import (
     configurations,
     most_rps,
     pareto_configurations,
+    pareto_makespans,
     search_configurations,
+    search_makespans,
 )
 from planner.traffic.trace import Trace
 
@@ -73,6 +76,23 @@ def test_a_configuration_that_carries_nothing_has_no_latency() -> None:
     (row,) = search_configurations([server(1.0)], rule, PROMPTS)
     assert row.rate_rps == 0 and all(map(math.isnan, row.values_s))
     assert pareto_configurations([row], 0) == ()
+
+
+def test_makespans_by_hand() -> None:
+    """Ten requests of a step each: 10 s at 1 s a step and 3 USD/h, 20 s at 2 s and 1 USD/h, 5 s on two of the
+    first. The bills are 30, 20 and 30 USD over 3600; of the equal ones the shorter is on the frontier.
+    """
+    fleets = [server(1.0, 3.0), server(2.0, 1.0), server(1.0, 3.0, replicas=2)]
+    rows = search_makespans(fleets, PROMPTS)
+    assert [row.makespan_s for row in rows] == pytest.approx([5, 10, 20])
+    assert [3600 * row.usd for row in rows] == pytest.approx([30, 30, 20])
+    assert [row.fleet for row in pareto_makespans(rows)] == [fleets[2], fleets[1]]
+
+
+def test_a_fleet_that_rejects_requests_has_no_makespan() -> None:
+    too_long = replace(PROMPTS, input_tokens=np.full(10, 5000))
+    (row,) = search_makespans([server(1.0)], too_long)
+    assert math.isinf(row.makespan_s) and pareto_makespans([row]) == ()
 
 
 @pytest.mark.parametrize("seed", some(range(50), 15))

@@ -1,0 +1,153 @@
+"""Which operators the steps of a simulated run spend their time on, and on inputs of which size.
+
+These are the operator metrics of Vidur (Agrawal et al. 2024, arXiv:2405.05465, section 5). An operator is a
+term of the step time (models/latency.py), added up over the recorded steps of a pool:
+
+  dense layers        f(N) - g(N)      projections, the MLP, collectives; size: tokens of a step
+  experts             g(N)             only where ranks share them; size: tokens of all ranks
+  prefill attention   a A_p + e P      size: query-key pairs
+  decode attention    b D + (d + m) K  size: KV tokens read
+  host and waits      the rest         the engine's host, transfers between stages, ranks that wait
+
+The KV tokens of a step are taken from its KV blocks, the last one of a sequence half full.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.domain import KV_BLOCK_TOKENS
+from planner.errors import InputError
+from planner.fleet import Fleet, Pool
+from planner.reports.output import plain
+from planner.simulator.energy import is_engine_step, measured_runs
+from planner.simulator.layout import run_seconds
+from planner.simulator.simulation import Simulation
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTime:
+    """`seconds` of a pool's steps in the measured window, their share of all its steps, and the mean input of
+    a step that runs the operator, in `unit`; NaN for what has no input.
+    """
+
+    pool: str
+    operator: str
+    seconds: float
+    share_frac: float
+    mean_input: float
+    unit: str
+
+
+def operator_times(fleet: Fleet, simulation: Simulation) -> tuple[OperatorTime, ...]:
+    """The operators that each running pool runs, in the order of the module's docstring. `simulation` needs
+    `record_parts=True`. Raises InputError for step times that are not a sum of operators.
+    """
+    for pool in fleet.running_pools:
+        _check_terms(pool)
+    if not len(simulation.runs):
+        return ()
+    is_step = is_engine_step(simulation)
+    runs, inside_s, _ = measured_runs(simulation)
+    chunks = _ChunkSums.of(simulation, is_step)
+    rows, first = [], 0
+    for pool in fleet.running_pools:
+        end = first + pool.count
+        own = (runs["worker"] >= first) & (runs["worker"] < end) & (inside_s > 0)
+        rows += _pool_rows(pool, runs[own], inside_s[own], chunks.of_runs(own))
+        first = end
+    return tuple(rows)
+
+
+def operator_rows(times: tuple[OperatorTime, ...]) -> list[dict[str, Any]]:
+    """What `plan simulate --operators --json` has under `operators`."""
+    return [plain(asdict(time)) for time in times]
+
+
+def _check_terms(pool: Pool) -> None:
+    kind = pool.type
+    other = "step times of another program" if kind.form else "drafts" if kind.speculation else ""
+    if other:
+        raise InputError(
+            f"operators: pool {pool.name} has {other}, which are not a sum of operators; "
+            "simulate it without --operators"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _ChunkSums:
+    """Of the prompt chunks in each step (R,): query-key pairs, how many they are, and their KV tokens."""
+
+    pairs: Floats
+    prefills: Floats
+    kv_tokens: Floats
+
+    @classmethod
+    def of(cls, simulation: Simulation, is_step: npt.NDArray[np.bool_]) -> _ChunkSums:
+        chunks = simulation.parts[simulation.parts["tokens"] > 0]
+        new, cached = chunks["tokens"], chunks["cached_tokens"]
+
+        def sum_by_run(values: Floats) -> Floats:
+            sums = np.bincount(chunks["run"], weights=values, minlength=len(is_step))
+            return sums[: len(is_step)][is_step].astype(float)
+
+        return cls(
+            sum_by_run(new * (cached + (new + 1) / 2)),
+            sum_by_run(np.ones(len(new))),
+            sum_by_run(new + cached),
+        )
+
+    def of_runs(self, runs: npt.NDArray[np.bool_]) -> _ChunkSums:
+        return _ChunkSums(self.pairs[runs], self.prefills[runs], self.kv_tokens[runs])
+
+
+def _pool_rows(
+    pool: Pool, runs: npt.NDArray[np.void], inside_s: Floats, chunks: _ChunkSums
+) -> list[OperatorTime]:
+    kind, latency = pool.type, pool.type.latency
+    whole_s = run_seconds(runs)
+    steps = runs["steps"] * inside_s / whole_s
+    decodes = runs["decodes"].astype(float)
+    tokens = decodes + runs["prefill_tokens"]
+    # A run's blocks are those at its first step; each decode reads one token more in every later step.
+    in_blocks = runs["blocks"] * float(KV_BLOCK_TOKENS) - decodes * KV_BLOCK_TOKENS / 2 - chunks.kv_tokens
+    kv_tokens = np.where(decodes > 0, np.maximum(in_blocks, 0.0) + decodes * (runs["steps"] - 1) / 2, 0.0)
+    wide_s = np.asarray(latency.step_s(tokens)) - latency.h_s
+    own_experts_s = experts_s = np.zeros(len(runs))
+    if latency.joint_s:
+        own_experts_s, experts_s = latency.joint_at(tokens), latency.joint_at(kind.dp * tokens)
+    mixed_s = latency.m_s * (chunks.prefills > 0)
+    terms: list[tuple[str, Floats, Floats, str]] = [
+        ("dense layers", wide_s - own_experts_s, tokens, "tokens"),
+        ("experts", experts_s, kind.dp * tokens, "tokens"),
+        (
+            "prefill attention",
+            latency.a_s * chunks.pairs + latency.e_s * chunks.prefills,
+            chunks.pairs,
+            "query-key pairs",
+        ),
+        (
+            "decode attention",
+            latency.b_s * decodes + (latency.d_s + mixed_s) * kv_tokens,
+            kv_tokens,
+            "KV tokens",
+        ),
+    ]
+    busy_s = rest_s = float(inside_s.sum())
+    rows = []
+    for name, step_s, size, unit in terms:
+        term_s = float((step_s * steps).sum()) / kind.pp  # Each of pp stages takes so much of a step.
+        rest_s -= term_s
+        if term_s > 0:
+            has_input = steps * (size > 0)
+            mean_input = float(np.average(size, weights=has_input)) if has_input.any() else math.nan
+            rows.append(OperatorTime(pool.name, name, term_s, term_s / busy_s, mean_input, unit))
+    rest_frac = rest_s / busy_s if busy_s else math.nan
+    return [*rows, OperatorTime(pool.name, "host and waits", rest_s, rest_frac, math.nan, "")]
