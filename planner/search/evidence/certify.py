@@ -469,7 +469,9 @@ def _asked_rps(problem: Problem) -> float | None:
     task, described = problem.task, problem.trace.drawn_from
     if task.window not in (None, "whole"):
         return None
-    return described.mean_rps if isinstance(described, Description) else task.rate_rps
+    if isinstance(described, Description):
+        return described.mean_rps if described.agent_count is None else None
+    return task.rate_rps
 
 
 def _certificate_of(

@@ -421,6 +421,14 @@ def idle_prefill_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floa
     return np.asarray(ttft_s)
 
 
+def _least_ttft_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floats) -> Floats:
+    """As `idle_prefill_s`, with the front end, which makes tokens of the whole prompt, cached or not."""
+    idle_s = idle_prefill_s(worker, input_tokens, shared_tokens)
+    if (engine := worker.engine) is None:
+        return idle_s
+    return np.asarray(idle_s + engine.front_end_s + engine.prompt_token_s * input_tokens)
+
+
 def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
     """The limit's percentile [s] if every request had an idle worker of its own: what slowdowns refer to."""
     n, output, requests = lengths.input_tokens, lengths.output_tokens, lengths.requests.astype(float)
@@ -577,7 +585,7 @@ def _least_of_tasks(limit: Limit, types: Sequence[WorkerType], of: Judged) -> fl
     n, gaps = each.input_tokens, each.output_tokens - 1
     latencies = dict.fromkeys((worker.latency, worker.speculation) for worker in types)
     decoding_s = np.min([_decoding_s(*latency, n, gaps, of) for latency in latencies], axis=0)
-    ttft_s = np.min([idle_prefill_s(worker, n, each.shared_tokens) for worker in types], axis=0)
+    ttft_s = np.min([_least_ttft_s(worker, n, each.shared_tokens) for worker in types], axis=0)
     e2e_s = ttft_s + decoding_s
     path_s = e2e_s if limit.metric == "task_served" else each.tasks.turn_s(e2e_s)
     values_s = np.where(each.is_sure, each.tasks.served_s(path_s), 0.0)[each.tasks.last]
@@ -603,7 +611,7 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
     if limit.row.is_of_tasks:
         return _least_of_tasks(limit, types, of)
     decoding_s = np.min([_decoding_s(*latency, n, gaps, of) for latency in latencies], axis=0)
-    ttft_s = np.min([idle_prefill_s(worker, n, of.shared_tokens) for worker in types], axis=0)
+    ttft_s = np.min([_least_ttft_s(worker, n, of.shared_tokens) for worker in types], axis=0)
     values_s = limit.row.values_s(_idle_times(n, of.output_tokens, ttft_s, decoding_s))
     if not limit.row.is_of_decodes:
         return percentile(values_s, of.requests, of.perhaps)
