@@ -1,4 +1,4 @@
-"""All policies, in one table that every other module reads.
+"""All policies in one table; no other module lists them.
 
 Each row gives the kind of policy, its name in files, its number in compiled code, a description, which
 engines and caches it works with, whether a plan may choose it, and its name at each deployment target. A
@@ -19,12 +19,12 @@ from planner.fleet import Policies, WorkerType
 
 # Compiled code identifies policies by these numbers.
 VLLM_V1, SARATHI, VLLM_V0, ORCA, FASTER_TRANSFORMER, LIGHTLLM, DISTSERVE, SPLITWISE = range(8)
-# The queues up to EDF are heaps by a key of each request, those from LPM on look at caches or tenants.
+# Queues up to EDF are heaps with a fixed key per request; those from LPM on look at caches or tenants.
 FCFS, SJF, LJF, SRPT, EDF, LPM, VTC, DLPM, PREBLE, TURNS = range(10)
 GREEDY, RESERVE_STATIC, RESERVE_DYNAMIC = range(3)
 SCORE, ROUND_ROBIN, RANDOM, POWER_OF_TWO, BEST_FIT, TWO_BY_REQUESTS, LOWEST_BY_LOT = range(7)
 HEAVY_LIGHT, REBALANCED, SAME_PLACE, DEFERRED = range(7, 11)
-# These routings look at caches or tenants.
+# Routings from 16 on look at caches or tenants; compiled code compares with AFFINITY.
 AFFINITY, MIN_TTFT, CACHE_AWARE, E2, D2LPM, TENANT_TURNS, PINNED, E2_DYNAMIC = range(16, 24)
 STATIC, FLIP, MIXED_POOL, REPURPOSE = range(4)
 
@@ -53,9 +53,9 @@ def substitute_rule(name: str) -> RouterDifference:
 
 @dataclass(frozen=True, slots=True)
 class DeployedRouter:
-    """A router of a deployment target; `otherwise` is its rule for policies that it lacks.
+    """A router of a deployment target; `otherwise` names the rule that it applies in place of those it lacks.
 
-    With `is_single` one rule routes arrivals and hand-offs alike.
+    With `is_single` one rule routes both arrivals and hand-offs.
     """
 
     title: str
@@ -131,6 +131,7 @@ def _weigh_seconds(worker_type: WorkerType, decode: bool) -> Weights:
         return token_s, token_s, 0.0, 0.0
     seats = worker_type.max_num_seqs
     sequence_s = float(latency.step_s(seats) - latency.step_s(1)) / seats + latency.b_s
+    # A sequence never weighs nothing, so that of workers with equal steps the one with fewer requests wins.
     return 0.0, sequence_s + 1e-12, latency.d_s, 0.0
 
 
@@ -178,10 +179,10 @@ class Batching(Policy):
     engines: tuple[str, ...] = ALONE
     is_chunked: bool = False  # prompts are computed in chunks of the token budget
     is_reserving: bool = False  # `reserve_tokens` of KV are set aside for each request
-    needs_reserve: bool = False  # that setting must then be given
+    needs_reserve: bool = False  # `reserve_tokens` must be given, there is no default
     is_one_stage: bool = False  # without pipeline parallelism
-    is_whole_life: bool = False  # a request stays on its worker to the end
-    is_watermarked: bool = False  # prompts leave `watermark` of the blocks free
+    is_whole_life: bool = False  # for mixed workers only: no hand-off
+    is_watermarked: bool = False  # a prompt is admitted if `watermark_frac` of the blocks stay free
     predicts: bool = True  # output lengths may be predicted wrongly
 
     @property
@@ -236,15 +237,13 @@ class Routing(Policy):
     """
 
     kind: ClassVar[str] = "routing"
-    weights: Callable[[WorkerType, bool], Weights] = (
-        _weigh_seconds  # arguments: worker type, whether it decodes
-    )
+    weights: Callable[[WorkerType, bool], Weights] = _weigh_seconds  # of a worker type that decodes, or not
     setting_grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     draws: bool = False  # it draws at random, so another seed gives another run
     by_tenant: bool = False
     pins: bool = False  # it follows pinned prefixes, which a plan chooses together with the fleet
-    has_window: bool = False  # it looks back over the requests of the last `share_window_s`
-    counts_added: bool = True  # a request counts for its worker as soon as it is sent (Splitwise's engine)
+    has_window: bool = False  # it remembers the requests of the last `share_window_s`
+    counts_added: bool = True  # a request adds to its worker's load at once; read by Splitwise's engine alone
     by_formula: bool = False  # it needs step times of the planner's own form
     holds_back: bool = False  # requests may wait at the router, first come, first served
     at: Mapping[str, RouterDifference] = field(default_factory=dict)
@@ -702,7 +701,7 @@ def _rows_by_name(of: type[AnyPolicy]) -> Mapping[str, AnyPolicy]:
 BATCHING, QUEUE, ADMISSION = _rows_by_name(Batching), _rows_by_name(Queue), _rows_by_name(Admission)
 ROUTING, POOLS = _rows_by_name(Routing), _rows_by_name(Pools)
 QUEUE_OF_CLASSES = next(row for row in QUEUE.values() if row.by_deadline)
-TIES_BY = ROUTING["jsq"]  # Routers list the workers that a request keeps busy for the shortest time first.
+TIES_BY = ROUTING["jsq"]  # Of workers with equal scores, the fastest by these weights comes first.
 # The fields of `Policies` that name a row of the table.
 BY_FIELD: Mapping[str, Mapping[str, Policy]] = MappingProxyType(
     {
@@ -723,22 +722,22 @@ def by_tenant(policies: Policies) -> bool:
     return ROUTING[policies.routing].by_tenant or row.by_turns or is_due_by_tenant
 
 
-# A plan may choose these, whatever its SLO (the queue of classes needs some);
-# routings that need prefix caches only if hits may be counted on.
+# What a plan may choose for any SLO; EDF is left out because it needs classes. Routings that need prefix
+# caches are added if the question allows caches.
 PLANNED_QUEUES = tuple(row.name for row in QUEUE.values() if row.is_planned and not row.by_deadline)
 PLANNED_ROUTINGS = tuple(row.name for row in ROUTING.values() if row.is_planned and not row.needs_caches)
 PLANNED_WITH_CACHES = tuple(row.name for row in ROUTING.values() if row.is_planned and row.needs_caches)
 
 
 def default_routings(*, with_caches: bool) -> tuple[str, ...]:
-    """The routings that a plan considers if the question names none."""
+    """What a plan considers if the question names no routing: with caches, those that need them alone."""
     return tuple(row.name for row in ROUTING.values() if row.is_default and row.needs_caches == with_caches)
 
 
 def is_deployed(row: Policy, target: str | None) -> bool:
-    """Whether vLLM and the routers of a deployment target do what the row says; None: behind `plan serve`.
+    """Whether vLLM and the routers of `target` (None: `plan serve`) do what the row says.
 
-    Batching, admission and roles are vLLM's own, so that only the rows a plan takes by itself are there.
+    Batching, admission and roles are vLLM's own, which only the default rows describe.
     """
     if isinstance(row, Queue):
         return not find_router_difference(row, VLLM).is_lacking and not (row.by_turns and target is not None)
@@ -749,7 +748,7 @@ def is_deployed(row: Policy, target: str | None) -> bool:
 
 
 def go_together(policies: Policies) -> bool:
-    """Whether rows that need prefix caches have them, and rows that do without have none."""
+    """Whether these policies all work with prefix caches if `prefix_cache`, and all without them if not."""
     rows = [known[getattr(policies, name)] for name, known in BY_FIELD.items()]
     if policies.prefix_cache:
         return all(row.with_caches for row in rows) and not ROUTING[policies.decode_routing].needs_caches
@@ -775,8 +774,8 @@ def find_router_difference(row: Queue | Routing, router: str) -> RouterDifferenc
 class RoutingRule:
     """The simulator's equivalent of a router's rule: `routing`, and how the rule `differs` from it.
 
-    `settings` are fields of `Policies` fixed by the router, `otherwise` the defaults of a router that lacks
-    the plan's routing. `back` routes hand-offs to decode workers if `routing` looks at caches.
+    `settings` are fields of `Policies` that the router fixes; `otherwise` are its defaults, used where this
+    rule replaces another routing. `back` routes hand-offs to decode workers if `routing` looks at caches.
     """
 
     routing: str
@@ -786,7 +785,7 @@ class RoutingRule:
     back: str = "least-outstanding"
 
 
-_UNBOUNDED = 10**9  # requests; with such a threshold load never counts as uneven
+_UNBOUNDED = 10**9  # requests: a threshold so high that load never counts as uneven
 _IN_TURNS = RoutingRule("round-robin")
 _TWO = RoutingRule("power-of-two-requests")
 _LOT = RoutingRule("random", "takes workers without room for the KV too")
@@ -885,18 +884,19 @@ def find_deployed_routing(policies: Policies, target: str, *, is_pair: bool) -> 
     rule = rule_of(router, front.name)
     changed: dict[str, Any] = {"routing": rule.routing, **rule.settings}
     if front.is_lacking:
-        usual = Policies()
-        fitted = {name: getattr(usual, name) for name in ROUTING[rule.routing].setting_grid}
-        changed = {**fitted, **rule.otherwise, **changed}
+        # The plan's settings were fitted to the routing that the target lacks.
+        defaults = Policies()
+        unfitted = {name: getattr(defaults, name) for name in ROUTING[rule.routing].setting_grid}
+        changed = {**unfitted, **rule.otherwise, **changed}
     rule_names, differs = [front.name], [rule.differs]
     if is_pair:
         back = find_router_difference(ROUTING[policies.decode_routing], decode).name
         back = front.name if ROUTERS[decode].is_single else back
-        behind = rule_of(decode, back)
-        looks = ROUTING[behind.routing].needs_caches
-        changed["decode_routing"] = behind.back if looks else behind.routing
+        back_rule = rule_of(decode, back)
+        needs_caches = ROUTING[back_rule.routing].needs_caches  # hand-offs cannot be routed by caches
+        changed["decode_routing"] = back_rule.back if needs_caches else back_rule.routing
         rule_names.append(back)
-        differs.append("" if looks else behind.differs)
+        differs.append("" if needs_caches else back_rule.differs)
     named = tuple(dict.fromkeys(each for each in differs if each))
     return Deployed(ROUTERS[router].title, tuple(rule_names), replace(policies, **changed), named)
 

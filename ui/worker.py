@@ -78,7 +78,7 @@ from planner.traffic.described import Description
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 from planner.traffic.trace_reading import read_trace
-from planner.traffic.workload import describe
+from planner.traffic.workload import summarise_trace
 from ui.store import error_line, pack, read_as
 
 Request = Mapping[str, Any]
@@ -120,7 +120,7 @@ def _trace(request: Request, tell: Tell) -> tuple[Document, Files]:
         _picture(charts.rate_chart(planned), f"Requests per second as they are planned for: {rate_text}."),
         _picture(charts.lengths_chart(planned), "Lengths of prompts and of answers."),
     ]
-    return describe(trace).as_dict() | {
+    return summarise_trace(trace).as_dict() | {
         "charts": pictures,
         "tenant_rows": _tenants(trace),
         "planned_rps": planned.rate_rps,

@@ -34,12 +34,12 @@ def allocate(
     if json_output:
         print_json(answer)
     else:
-        _print(answer)
+        _print_mix(answer)
     if not allocated.is_optimal:
         raise typer.Exit(4)
 
 
-def _print(answer: dict[str, Any]) -> None:
+def _print_mix(answer: dict[str, Any]) -> None:
     print_rows([{"type": name, "workers": count} for name, count in answer["counts"].items()], "mix")
     rows = [
         {"bucket": bucket, "split": ", ".join(f"{100 * x:.4g} % {name}" for name, x in share.items())}

@@ -1,4 +1,4 @@
-"""What the commands share: options, progress on stderr, tables and JSON on stdout."""
+"""Shared by all commands: options, progress and warnings on stderr, tables and JSON on stdout."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
     from planner.traffic.trace import Trace
 
 QUIET_S = 1.0  # Work shorter than this shows no progress.
-SILENT_S = 20.0  # After so long without a word from the work, a line says that it goes on.
-PIPE_COLUMNS = 500
-LONGEST_S = 1e8  # Three years; a longer clock cannot be set.
+SILENT_S = 20.0  # After this long without a new stage, a line says that the work goes on.
+PIPE_COLUMNS = 500  # Wide enough that no name is folded in a file or a pipe.
+LONGEST_S = 1e8  # Three years; the system's timer takes no more.
 
 TRACE_HELP = "The traffic: a trace, or a log (docs/traces.md); .gz too."
 
 
 def out_file(help: str) -> Any:
     """The option -o of a command that writes one file."""
-    return typer.Option("--out", "-o", parser=_file, metavar="FILE", help=help)
+    return typer.Option("--out", "-o", parser=_file_path, metavar="FILE", help=help)
 
 
-def _file(text: str) -> Path:
-    """A Path forgets the slash at the end, and a file would be written where a folder is meant."""
+def _file_path(text: str) -> Path:
+    """The path of a file; refuses `folder/`, whose slash a Path would forget."""
     if os.path.basename(text) in ("", ".", ".."):  # noqa: PTH119
         raise InputError(f"-o {text!r}: names a folder, and one file is written; name that file")
     return Path(text)
 
 
 def folder_or_csv(text: str) -> Path:
-    """Of -o, where a name that ends in .csv is a file's."""
-    return _file(text) if Path(text).suffix == ".csv" else Path(text)
+    """The value of -o: a file if it ends in .csv, else a folder."""
+    return _file_path(text) if Path(text).suffix == ".csv" else Path(text)
 
 
 # With readable=False checked_files.py reports every fault of a file in the same way.
@@ -79,7 +79,7 @@ PngOption = Annotated[
     bool, typer.Option("--png", help="Also every chart of the report as a picture, in charts/.")
 ]
 RateOption = Annotated[
-    float | None, typer.Option("--rate", help="Rescale the trace to this many requests/s.")
+    float | None, typer.Option("--rate", help="Rescale the trace to this windows_count requests/s.")
 ]
 ScaleOption = Annotated[str, typer.Option("--scale", help="How: superpose, compress or thin.")]
 WindowOption = Annotated[
@@ -96,7 +96,7 @@ AddressOption = Annotated[
 
 
 def at_work(executor: str | None, address: str | None) -> AbstractContextManager[None]:
-    """What simulates inside does it where these two options say; without them on all cores, here."""
+    """A context whose simulations run where --executor and --address say, by default on all cores here."""
     if executor is None and address is None:
         return nullcontext()
     from planner.parallel.executors import Executor, working_on
@@ -104,13 +104,15 @@ def at_work(executor: str | None, address: str | None) -> AbstractContextManager
     return working_on(Executor(executor or "threads", address))
 
 
-MOST_SLOW = 3.0
+MOST_WALL_PER_CPU = 3.0  # A higher ratio comes from waiting, as for a cluster, and not from other work.
 began_s: float | None = None  # When the process began that runs this one command, on time.monotonic's clock.
 
 
 class Progress:
-    """Tells stages on stderr once the work takes longer than a moment, unless `quiet`; a search that ends
-    after `limit_s` takes no longer. Where stderr is no terminal, a long stage is told again at times.
+    """Shows the stage of the work on stderr once it takes longer than QUIET_S, unless `quiet`.
+
+    The time left is shown as at most `limit_s`, when a search ends. Where stderr is no terminal, a stage
+    that lasts is printed again after SILENT_S.
     """
 
     def __init__(self, *, quiet: bool = False, limit_s: float = math.inf) -> None:
@@ -136,15 +138,17 @@ class Progress:
             self.console.print(f"[{elapsed_s:5.1f} s] {text}", markup=False, soft_wrap=True)
 
     def taken_s(self) -> float:
-        """How long the command has been at work, with what it took to load it."""
+        """How long the command has been at work, loading it included."""
         return time.monotonic() - (began_s or self.start_s)
 
-    def slowness(self) -> float:
-        """Seconds of the clock that one of the processor has taken so far: more than 1 beside other work."""
-        return 1.0 if began_s is None else min(max(self.taken_s() / time.process_time(), 1.0), MOST_SLOW)
+    def wall_per_cpu(self) -> float:
+        """Wall-clock seconds per second of CPU time so far: more than 1 if other work shares the cores."""
+        return (
+            1.0 if began_s is None else min(max(self.taken_s() / time.process_time(), 1.0), MOST_WALL_PER_CPU)
+        )
 
     def _how_far(self, message: str, elapsed_s: float) -> str:
-        """The share that is done and the time left, where the stage says it; it never goes back."""
+        """The share done, which never falls, and the time left, as text; empty if the message has none."""
         if not isinstance(message, Stage):
             return ""
         self.done_frac = max(self.done_frac, message.done_frac)
@@ -152,8 +156,8 @@ class Progress:
         about = "" if left is None else f", about {max(round(left), 1)} s left"
         return f"{100 * self.done_frac:.0f} %{about}: "
 
-    def _repeat(self) -> None:
-        """Say that the stage goes on whenever nothing was said for `SILENT_S`, until the work has ended."""
+    def _repeat_stage(self) -> None:
+        """Print that the stage goes on whenever nothing was printed for SILENT_S, until the end."""
         while not self.has_ended.wait(max(self.spoken_s + SILENT_S - time.monotonic(), 0.01)):
             if time.monotonic() >= self.spoken_s + SILENT_S:
                 self.spoken_s = time.monotonic()
@@ -162,7 +166,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self.status is None and not self.console.quiet:
-            threading.Thread(target=self._repeat, daemon=True).start()
+            threading.Thread(target=self._repeat_stage, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -180,11 +184,11 @@ def read_requests(
     drop_invalid: bool = False,
     is_given: bool = False,
 ) -> Trace:
-    """The traffic, coarse stamps not yet spread; what is wrong with it is said first.
+    """Read the trace, or draw the traffic that `slo` describes; prints warnings. Coarse stamps are not
+    spread.
 
-    Without a file it is what `slo` describes, drawn by the seed. With one it must describe none, unless rate
-    or window are said beside it (`is_given`): then its traffic does not count. What `slo` says of the columns
-    of a log counts.
+    With a trace `slo` must describe no traffic, unless --rate or --window are given (`is_given`), which
+    replace its traffic section. The columns of a log are read as `slo` says.
     """
     from planner.api.inputs import read_catalog, requests_of
     from planner.api.questions import read_task
@@ -199,20 +203,20 @@ def read_requests(
             "output: 300}",
             param_hint="--trace",
         )
-    how = None if path is None else read_reading(slo)
-    requests = requests_of(path, described, seed=seed, drop_invalid=drop_invalid, how=how)
+    columns = None if path is None else read_reading(slo)
+    requests = requests_of(path, described, seed=seed, drop_invalid=drop_invalid, how=columns)
     say_first(requests.warnings)
     return requests
 
 
 def say_first(warnings: Iterable[str]) -> None:
-    """On stderr before any answer, which may be JSON, is on stdout."""
+    """Print warnings on stderr, before the answer on stdout, which may be JSON."""
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
 
 
 def keep_inputs(outputs: Iterable[Path], *inputs: Path | None) -> None:
-    """Refuse to write over what is being read, or where a folder is in the way."""
+    """Refuse outputs that would overwrite an input, or whose name a folder has."""
     for path in outputs:
         if is_path(str(path)) and path.is_dir():
             raise InputError(
@@ -225,19 +229,19 @@ def keep_inputs(outputs: Iterable[Path], *inputs: Path | None) -> None:
 
 @contextmanager
 def stopped_after(seconds: float, so_far: Callable[[], str]) -> Iterator[None]:
-    """Whatever is under way ends after so long with an OutOfTimeError, which says what is known `so_far`.
+    """A context that ends after `seconds` with an OutOfTimeError, whose message includes `so_far()`.
 
-    As Ctrl-C does, between two steps of Python: a single simulation is not cut. For searches that have no
-    clock of their own; only in the main thread, elsewhere there is no limit.
+    For searches without a time limit of their own. Like Ctrl-C it acts between two steps of Python, so that a
+    compiled simulation ends first, and only in the main thread; in others there is no limit.
     """
 
-    def stop(*_: object) -> None:
+    def raise_out_of_time(*_: object) -> None:
         raise OutOfTimeError(f"no answer within {seconds:g} s{so_far()}; raise --time-limit")
 
     if threading.current_thread() is not threading.main_thread() or seconds > LONGEST_S:
         yield
         return
-    before = signal.signal(signal.SIGALRM, stop)
+    before = signal.signal(signal.SIGALRM, raise_out_of_time)
     signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # It repeats, because a callback may drop the signal.
     try:
         yield
@@ -247,22 +251,22 @@ def stopped_after(seconds: float, so_far: Callable[[], str]) -> Iterator[None]:
 
 
 def traffic_option(rate: float | None, scale: str, window: str | None) -> RateRequest | None:
-    """Which traffic --rate and --window mean; None where neither is given, and the SLO file says it."""
+    """The traffic that --rate and --window choose; None without either, where the SLO file decides."""
     from planner.api.inputs import scaling
     from planner.traffic.scaling import RateRequest
 
-    how = scaling(scale, "--scale")
-    return None if rate is None and window is None else RateRequest(rate, how, window or "whole")
+    method = scaling(scale, "--scale")  # Raises for an unknown one, even if it is not used.
+    return None if rate is None and window is None else RateRequest(rate, method, window or "whole")
 
 
 def stdout_console(*, soft_wrap: bool = False) -> Console:
-    """Of the terminal's width; a pipe has none, and a name folded to fit one could not be searched for."""
+    """A console as wide as the terminal; in a pipe so wide that no name is folded, which grep would miss."""
     is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(highlight=False, soft_wrap=soft_wrap, width=None if is_seen else PIPE_COLUMNS)
 
 
 def print_json(document: Any, warnings: Iterable[str] = ()) -> None:
-    """With `warnings` first, those of the traffic, if there are any."""
+    """Print a document, with the key `warnings` in front if there are any (those of the traffic)."""
     if warning_list := list(warnings):
         document = {"warnings": warning_list, **document}
     print(json.dumps(document, indent=2, allow_nan=False))  # noqa: T201
@@ -292,7 +296,7 @@ def print_markdown(rows: list[dict[str, Any]], title: str) -> None:
 
 
 def print_mapping(document: dict[str, Any], title: str) -> None:
-    """A row for each key; what lies in a value stands in its row, shortened."""
+    """Print a table with a row for each key; nested values are shortened to one cell."""
     table = Table(title=title or None, show_header=False, title_justify="left")
     for key, value in document.items():
         if isinstance(value, dict):
@@ -310,53 +314,59 @@ def short_text(value: Any) -> str:
 
 
 def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
-    """The table of an SLO, of a document that `verdict_document` makes: a row for each limit and for
-    `attainment`, and where windows are judged one more each for the worst of them.
+    """The table of an SLO, from a document of `verdict_document`: a row for each limit, for `attainment` and
+    for each guarantee to tenants. If windows are judged, a row below each shows the worst of them.
     """
     rows: list[dict[str, Any]] = []
 
-    def row(*cells: str) -> None:
+    def add_row(*cells: str) -> None:
         rows.append(dict(zip(("metric", "limit", "simulated", "within", "verdict"), cells, strict=True)))
 
-    many = verdict.get("windows", 0)
+    windows_count = verdict.get("windows", 0)
     for line in verdict["lines"]:
-        row(
+        add_row(
             line["limit"],
             seconds_cell(line["limit_s"]),
             seconds_cell(line["simulated_s"]),
             f"{100 * line['kept_frac']:.2f} %",
-            _word(line["holds"]),
+            _verdict_word(line["holds"]),
         )
         if worst := line.get("worst_window"):
             value, share = seconds_cell(worst.get("simulated_s")), f"{100 * worst['kept_frac']:.2f} %"
-            row(window_text(worst, many), "", value, share, "")
+            add_row(window_text(worst, windows_count), "", value, share, "")
     if slo is not None and slo.attainment_frac is not None:
-        row(
+        add_row(
             "attainment",
             f"{100 * slo.attainment_frac:g} %",
             f"{100 * verdict['attainment_frac']:.2f} %",
             "all limits at once",
-            _word(verdict["attainment_holds"]),
+            _verdict_word(verdict["attainment_holds"]),
         )
         if worst := verdict.get("attainment_worst_window"):
-            row(window_text(worst, many), "", f"{100 * worst['kept_frac']:.2f} %", "", "")
+            add_row(window_text(worst, windows_count), "", f"{100 * worst['kept_frac']:.2f} %", "", "")
     for promised in verdict.get("tenants", ()):
         share, windows = promised["share_frac"], counted(promised["windows"], "window")
         got = "-" if share is None else f"{100 * share:.1f} %"
-        what = "nobody waited so long" if share is None else f"{promised['tenant']}, of {windows}"
-        row(
-            promised["guarantee"], f"{100 * promised['needed_frac']:g} %", got, what, _word(promised["holds"])
+        whose = "nobody waited so long" if share is None else f"{promised['tenant']}, of {windows}"
+        add_row(
+            promised["guarantee"],
+            f"{100 * promised['needed_frac']:g} %",
+            got,
+            whose,
+            _verdict_word(promised["holds"]),
         )
     return rows
 
 
-def _word(holds: bool) -> str:
+def _verdict_word(holds: bool) -> str:
     return "kept" if holds else "MISSED"
 
 
-def window_text(worst: dict[str, Any], many: int) -> str:
-    """Which window of the SLO it is, and of how many it is the worst."""
-    return f"  worst of {many} windows: {show_clock(worst['start_s'])} to {show_clock(worst['end_s'])}"
+def window_text(worst: dict[str, Any], windows_count: int) -> str:
+    """The label of the worst window of an SLO."""
+    return (
+        f"  worst of {windows_count} windows: {show_clock(worst['start_s'])} to {show_clock(worst['end_s'])}"
+    )
 
 
 def seconds_cell(value: Any) -> str:

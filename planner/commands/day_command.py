@@ -104,19 +104,20 @@ def day(
     no fleet keeps the SLO. With `llms` in slo.yaml all of them share one stock, and costs are added up.
     """
     from planner.day import day_page
-    from planner.day.day_api import DayResult, day
+    from planner.day.day_api import DayResult
+    from planner.day.day_api import day as run_day
     from planner.files.checked_files import check_output_directory
 
     if out is not None:
         check_output_directory(out)
         keep_inputs([out / name for name in day_page.NAMES], slo, trace, fleet)
-    given: dict[str, str | bool | None] = {
+    terms: dict[str, str | bool | None] = {
         "controllers": controllers,
         "every": every,
         "train": train,
         "start": start,
     }
-    given |= {"storage": storage, "billing": billing, "oracle": oracle or None}
+    terms |= {"storage": storage, "billing": billing, "oracle": oracle or None}
     with Progress() as progress, at_work(executor, address):
         requests = (
             None
@@ -124,11 +125,11 @@ def day(
             else read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
         )
         warnings = () if requests is None else requests.warnings
-        day_result = day(
+        day_result = run_day(
             slo,
             requests,
             standing=fleet,
-            terms={name: value for name, value in given.items() if value is not None},
+            terms={name: value for name, value in terms.items() if value is not None},
             catalog=catalog,
             seed=seed,
             time_limit_s=time_limit,
@@ -161,7 +162,8 @@ def run_controller(
     as_json: bool,
 ) -> None:
     """`plan simulate --autoscale`: one controller beside the fleet that stands all day."""
-    from planner.day.day_api import DayResult, day
+    from planner.day.day_api import DayResult
+    from planner.day.day_api import day as run_day
     from planner.files.checked_files import write_file
     from planner.reports.output import requests_csv
 
@@ -175,13 +177,13 @@ def run_controller(
     terms = {"controllers": controller, "optimum": False} | ({} if start is None else {"start": start})
     with Progress() as progress:
         requests = read_requests(trace, slo, catalog, seed=seed, drop_invalid=drop_invalid)
-        day_result = day(
+        day_result = run_day(
             slo, requests, standing=fleet, terms=terms, catalog=catalog, seed=seed, progress=progress
         )
         if not isinstance(day_result, DayResult):
             raise InputError(f"{slo}: llms: --autoscale takes one LLM; ask `plan day` for all of them")
         if out is not None:
-            # The fleet that stands all day comes first, the controller last.
+            # Row 0 is the fleet that stands all day, the last row the controller.
             write_file(out, requests_csv(day_result.answer.rows[-1].run.simulation))
     if as_json:
         print_json(day_result.to_dict(), requests.warnings)

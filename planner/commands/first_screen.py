@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from planner.search.evidence.plan import Plan
     from planner.search.several.shared_plan import SharedPlan
 
-LABEL, LINE = 20, 80  # Columns of a label, and of a line where the terminal does not say its width.
-MOST_COLUMNS = 110
+LABEL, LINE = 20, 80  # Columns of a label, and of a line outside a terminal.
+MOST_COLUMNS = 110  # Longer lines are hard to read.
 
 
 def print_first_screen(plan: Plan) -> None:
-    """Verdict, the answers, what a buyer asks, why nothing is cheaper, warnings."""
+    """Print verdict, answers, main figures, why nothing is cheaper, and warnings of a plan."""
     from planner.documents.facts import GpusConsidered
     from planner.reports import screen, words
     from planner.reports.fact_sentences import sentence, sentences
@@ -33,7 +33,7 @@ def print_first_screen(plan: Plan) -> None:
     why = screen.why(plan)
     rows = [
         ("SLO", words.slo_sentence(plan)),
-        *_figures(screen.glance(plan)),
+        *_figure_rows(screen.glance(plan)),
         *([("Why not cheaper", "; ".join(why))] if why else []),
         *(
             ("GPUs", sentence(each))
@@ -41,33 +41,35 @@ def print_first_screen(plan: Plan) -> None:
             if isinstance(each, GpusConsidered)
         ),
     ]
-    _print(screen.verdict(plan), [screen.cards(plan)], rows, sentences(plan.warnings))
+    _print_parts(screen.verdict(plan), [screen.cards(plan)], rows, sentences(plan.warnings))
 
 
 def print_shared_screen(plan: SharedPlan) -> None:
-    """The same of all LLMs, then who gets what, who gives way, and what more of a limit would save."""
+    """As `print_first_screen` for several LLMs together; then each LLM's fleet, which LLM gives way to
+    others, and what more of a limit would save.
+    """
     from planner.reports import shared_screen
     from planner.reports.fact_sentences import sentences
     from planner.reports.several_llms_report import binding_lines
 
-    rows = _figures(shared_screen.glance(plan))
+    rows = _figure_rows(shared_screen.glance(plan))
     gives_way = [*sentences(plan.in_production), *binding_lines(plan)]
     rows += [("Who gives way" if k == 0 else "", line) for k, line in enumerate(gives_way)]
     groups = [shared_screen.cards(plan), shared_screen.llm_cards(plan)]
-    _print(shared_screen.verdict(plan), groups, rows, sentences(plan.warnings))
+    _print_parts(shared_screen.verdict(plan), groups, rows, sentences(plan.warnings))
 
 
-def _figures(at_a_glance: Sequence[Glance]) -> list[tuple[str, str]]:
+def _figure_rows(at_a_glance: Sequence[Glance]) -> list[tuple[str, str]]:
     """Label and text of each figure; a figure without a note does not end in a colon."""
     return [(each.name, f"{each.value}: {each.note}" if each.note else each.value) for each in at_a_glance]
 
 
-def _print(
+def _print_parts(
     verdict: str, groups: Sequence[Sequence[Card]], rows: Sequence[tuple[str, str]], warnings: Sequence[str]
 ) -> None:
     console = stdout_console(soft_wrap=True)
     columns = min(console.width, MOST_COLUMNS) if sys.stdout.isatty() else LINE
-    _say(console, verdict, columns, style="bold")
+    _print_wrapped(console, verdict, columns, style="bold")
     for cards in groups:
         console.print()
         for card in cards:
@@ -80,31 +82,31 @@ def _print(
                 card.holds,
             ]
             text = "; ".join(part for part in parts if part)
-            _row(console, card.name, text, columns, style="bold green" if card.is_plan else "")
+            _print_labelled(console, card.name, text, columns, style="bold green" if card.is_plan else "")
     console.print()
     for label, text in rows:
-        _row(console, label, text, columns)
+        _print_labelled(console, label, text, columns)
     for warning in warnings:
-        _row(console, "Warning", warning, columns, style="yellow")
+        _print_labelled(console, "Warning", warning, columns, style="yellow")
 
 
 def print_next(out: Path | None, *, verbose: bool) -> None:
-    """What to do with the answer."""
+    """Print the next command to run."""
     console = stdout_console(soft_wrap=True)
     if out is None:
         next_step = "add -o DIR to write the plan, its report and manifests"
     else:
         page, plan = (shlex.quote(str(out / name)) for name in ("report.html", "plan.yaml"))
         next_step = f"open {page}; plan validate {plan}"
-    _row(console, "Next", next_step + ("" if verbose else "; --verbose prints all tables"), LINE)
+    _print_labelled(console, "Next", next_step + ("" if verbose else "; --verbose prints all tables"), LINE)
 
 
-def _say(console: Console, text: str, columns: int, *, style: str = "") -> None:
+def _print_wrapped(console: Console, text: str, columns: int, *, style: str = "") -> None:
     for line in textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False):
         console.print(Text(line, style=style))
 
 
-def _row(console: Console, label: str, text: str, columns: int, *, style: str = "") -> None:
+def _print_labelled(console: Console, label: str, text: str, columns: int, *, style: str = "") -> None:
     lines = textwrap.wrap(text, columns - LABEL, break_long_words=False, break_on_hyphens=False)
     for k, line in enumerate(lines):
         console.print(Text(f"{label if k == 0 else '':{LABEL}}{line}", style=style))

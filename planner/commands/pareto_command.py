@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -26,10 +26,7 @@ from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
 from planner.units import quantity
 
-if TYPE_CHECKING:
-    pass
-
-# The same names as in studies.pareto_page.
+# The same names as in studies.pareto_page, which is imported late as it takes long.
 NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")
 
 
@@ -73,9 +70,9 @@ def pareto(
         checked_files.check_output_directory(out)
         keep_inputs([out / name for name in NAMES], slo, trace)
     with Progress() as progress, at_work(executor, address):
-        known = read_catalog(catalog)
-        study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
-        task = read_task(slo, known).task()
+        catalog_rows = read_catalog(catalog)
+        study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
+        task = read_task(slo, catalog_rows).task()
         frontier = pareto_frontier.find_frontier(
             study, task, over, first=ends[0], last=ends[1], points=points
         )

@@ -29,6 +29,7 @@ from planner.units import counted
 
 if TYPE_CHECKING:
     from planner.api.questions import TaskDocument
+    from planner.api.results import PlanResult
     from planner.search.evidence.plan import Plan
     from planner.search.oracle.resuming import Decided
     from planner.search.problem.plan_problem import SearchProgress
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
     from planner.traffic.trace import Trace
 
 
-# What the plan's own simulation and its files take on one core: once, and per request.
+# Seconds on one core for the final simulation and the files of a plan: fixed, and per request.
 REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5
-UNFINISHED = ("best found", "not for production")  # A plan of this status ends with exit code 4.
+UNFINISHED_STATUSES = ("best found", "not for production")  # A plan of this status ends with exit code 4.
 ALL_COMPARED = (
     "compared all GPUs measured with this LLM, as none was named: --gpus h100,l40s takes those alone"
 )
@@ -47,8 +48,8 @@ QUESTION_FILE = "slo.yaml"  # The question is written beside the answer if it ca
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """The options of one run; `trace` may be missing where `slo` names one for every LLM, or describes the
-    traffic. Without `slo` the question is `question_options`, and without `out` no file is written.
+    """The options of one run. `trace` may be missing if `slo` names one for every LLM or describes the
+    traffic. Without `slo` the question is `question_options`; without `out` no file is written.
     """
 
     slo: Path | None
@@ -72,7 +73,8 @@ class PlanOptions:
     address: str | None = None
     target: str | None = None
 
-    def command(self) -> str:
+    def to_command_line(self) -> str:
+        """The command that makes this plan again; the report quotes it."""
         from planner.reports.words import command_line, flags
 
         flag_texts = flags(
@@ -92,23 +94,22 @@ class PlanOptions:
         )
 
 
-def plan_one(wish: PlanOptions) -> None:
+def plan_one(options: PlanOptions) -> None:
     """Plan one LLM; exit code 4 if the search did not come to its end in time."""
     from planner.files.checked_files import reserve_folder
 
     with (
-        nullcontext() if wish.out is None else reserve_folder(wish.out),
-        at_work(wish.executor, wish.address),
+        nullcontext() if options.out is None else reserve_folder(options.out),
+        at_work(options.executor, options.address),
     ):
-        _plan_one(wish)
+        _plan_one(options)
 
 
-def _plan_one(wish: PlanOptions) -> None:
+def _plan_one(options: PlanOptions) -> None:
     from planner.api.inputs import read_catalog, requests_of
     from planner.api.planning import answer_question
     from planner.api.questions import read_task
     from planner.documents.log_columns import reading_of
-    from planner.files.checked_files import to_yaml, write_file
     from planner.files.interrupts import last_words
     from planner.files.wants import missing_resource
     from planner.reports import output
@@ -117,87 +118,103 @@ def _plan_one(wish: PlanOptions) -> None:
     from planner.search.oracle.work_clock import work_limit_s
     from planner.studies.what_if import Study
 
-    if wish.out is not None:
-        keep_inputs([wish.out / name for name in (*output.NAMES, QUESTION_FILE)], wish.slo, wish.trace)
-    with Progress(quiet=wish.quiet, limit_s=wish.time_limit_s) as progress:
-        known = read_catalog(wish.catalog)
-        question = read_task(wish.slo if wish.question_options is None else wish.question_options, known)
-        if wish.per_gpu is not None:
-            question = question.replace({"fleet.per_gpu": wish.per_gpu})
-        if wish.target is not None:
-            question = question.replace({"deploy": {"target": wish.target}})
-        described, how = question.task().described, reading_of(question.document, question.path)
-        with stopped_after(wish.time_limit_s, lambda: ": the traffic is not read yet"):
+    if options.out is not None:
+        keep_inputs(
+            [options.out / name for name in (*output.NAMES, QUESTION_FILE)], options.slo, options.trace
+        )
+    with Progress(quiet=options.quiet, limit_s=options.time_limit_s) as progress:
+        catalog = read_catalog(options.catalog)
+        question = read_task(
+            options.slo if options.question_options is None else options.question_options, catalog
+        )
+        if options.per_gpu is not None:
+            question = question.replace({"fleet.per_gpu": options.per_gpu})
+        if options.target is not None:
+            question = question.replace({"deploy": {"target": options.target}})
+        described, reading = question.task().described, reading_of(question.document, question.path)
+        with stopped_after(options.time_limit_s, lambda: ": the traffic is not read yet"):
             requests = requests_of(
-                wish.trace, described, seed=wish.seed, drop_invalid=wish.drop_invalid, how=how
+                options.trace, described, seed=options.seed, drop_invalid=options.drop_invalid, how=reading
             )
         say_first((*requests.warnings, *question.task().doubts))
         progress(f"{counted(len(requests), 'request')} of {requests.name}")
-        decided = _decided(wish, question, requests)
-        study = Study(requests, known, wish.seed, wish.time_limit_s, progress, Answers(decided=decided))
-        searched = searched_requests(question.task(), requests, work_limit_s(wish.time_limit_s))
-        writing_s = 0.0 if wish.out is None else report_s(searched) * progress.slowness()
+        decided = _open_decided(options, question, requests)
+        study = Study(
+            requests, catalog, options.seed, options.time_limit_s, progress, Answers(decided=decided)
+        )
+        searched = searched_requests(question.task(), requests, work_limit_s(options.time_limit_s))
+        # The search may use what reading took and writing will take off the time limit.
+        writing_s = 0.0 if options.out is None else report_s(searched) * progress.wall_per_cpu()
         study.taken_s = progress.taken_s() + writing_s
-        best = BestSoFar(wish.out)
+        best = BestSoFar(options.out)
         try:
-            with last_words(best.save):
+            with last_words(best.write_fleet):
                 planned = answer_question(
-                    question, study, explain=wish.explain, prove=wish.prove, watch=best.see
+                    question, study, explain=options.explain, prove=options.prove, watch=best.note_progress
                 )
-        except BaseException as error:
+        except BaseException as error:  # Also MemoryError and what pools of processes raise for it.
             if (want := missing_resource(error)) is None:
                 raise
             raise PlannerError(
                 f"this machine, or a limit on the process, does not give enough: the {want} is short; "
-                f"{best.save()}; give it more, or ask for less (traffic: window, --executor serial)"
+                f"{best.write_fleet()}; give it more, or ask for less (traffic: window, --executor serial)"
             ) from None
         written: tuple[str, ...] = ()
-        if wish.out is not None:
+        if options.out is not None:
             progress(Stage("writing the report", "report"))
-            with last_words(interrupt_message(wish.out)):
-                written = replace(planned, command=wish.command()).save(wish.out, png=wish.png)
-            if wish.question_options is not None:
-                deploy = {} if wish.target is None else {"deploy": {"target": wish.target}}
-                write_file(wish.out / QUESTION_FILE, to_yaml({**wish.question_options, **deploy}))
-                written = (*written, QUESTION_FILE)
-        if decided is not None and planned.status not in UNFINISHED:
+            written = _save_plan(planned, options, options.out)
+        if decided is not None and planned.status not in UNFINISHED_STATUSES:
             decided.remove()
-    if wish.json_output:
-        print_json(planned.to_dict() | ({} if wish.out is None else {"directory": str(wish.out)}))
+    if options.json_output:
+        print_json(planned.to_dict() | ({} if options.out is None else {"directory": str(options.out)}))
     else:
         print_first_screen(planned.plan)
-        if wish.verbose or wish.explain:
-            _print_details(planned.plan, explain=wish.explain)
-        if wish.question_options is not None and "--gpus" not in wish.flags:
+        if options.verbose or options.explain:
+            _print_details(planned.plan, explain=options.explain)
+        if options.question_options is not None and "--gpus" not in options.flags:
             stdout_console(soft_wrap=True).print(ALL_COMPARED, markup=False)
-        if wish.out is not None:
-            _print_written(wish.out, written)
-        print_next(wish.out, verbose=wish.verbose)
-    if planned.status in UNFINISHED:
+        if options.out is not None:
+            _print_written(options.out, written)
+        print_next(options.out, verbose=options.verbose)
+    if planned.status in UNFINISHED_STATUSES:
         raise typer.Exit(4)
 
 
+def _save_plan(planned: PlanResult, options: PlanOptions, out: Path) -> tuple[str, ...]:
+    """Write the plan's files, and the question if it came from options; returns their names."""
+    from planner.files.checked_files import to_yaml, write_file
+    from planner.files.interrupts import last_words
+
+    with last_words(interrupt_message(out)):
+        written = replace(planned, command=options.to_command_line()).save(out, png=options.png)
+    if options.question_options is None:
+        return written
+    deploy = {} if options.target is None else {"deploy": {"target": options.target}}
+    write_file(out / QUESTION_FILE, to_yaml({**options.question_options, **deploy}))
+    return (*written, QUESTION_FILE)
+
+
 def report_s(requests: int) -> float:
-    """About how long it takes to simulate a plan and to write its files, for so many requests in them."""
+    """Roughly the seconds to simulate a plan of this many requests once and to write its files."""
     return REPORT_S + REPORT_REQUEST_S * requests
 
 
-def _decided(wish: PlanOptions, question: TaskDocument, requests: Trace) -> Decided | None:
-    """Where the run keeps what it decides; with --resume what an earlier one has left there."""
+def _open_decided(options: PlanOptions, question: TaskDocument, requests: Trace) -> Decided | None:
+    """The file of this run's simulated answers, with those of an earlier run if --resume; None without -o."""
     from planner.search.oracle.resuming import Decided, question_digest
 
-    if wish.out is None:
-        if wish.resume:
+    if options.out is None:
+        if options.resume:
             raise InputError("--resume: name the folder of the run that is to go on with -o")
         return None
     run_settings = (
-        wish.prove,
-        wish.explain,
-        wish.per_gpu,
-        None if wish.catalog is None else str(wish.catalog),
+        options.prove,
+        options.explain,
+        options.per_gpu,
+        None if options.catalog is None else str(options.catalog),
     )
-    decided = Decided(wish.out, question_digest(question.document, requests, wish.seed, *run_settings))
-    if wish.resume:
+    decided = Decided(options.out, question_digest(question.document, requests, options.seed, *run_settings))
+    if options.resume:
         decided.load()
     return decided
 
@@ -209,12 +226,12 @@ class BestSoFar:
         self.out = out
         self.standing: SearchProgress | None = None
 
-    def see(self, standing: SearchProgress) -> None:
+    def note_progress(self, standing: SearchProgress) -> None:
         if standing.fleet is not None:
             self.standing = standing
 
-    def save(self) -> str:
-        """Write it down; what to say of it."""
+    def write_fleet(self) -> str:
+        """Write the fleet into `out`, and return what to say of it."""
         if self.standing is None or self.standing.fleet is None:
             return "no fleet was found yet"
         from planner.documents.fleet_file import fleet_document
@@ -232,10 +249,10 @@ class BestSoFar:
 
 
 def interrupt_message(out: Path) -> Callable[[], str]:
-    """What an interrupt says while a plan is written into `out`: whether it is there, and its report."""
+    """A function for `last_words`: it says whether this run's plan and its report are already in `out`."""
     files = out / "plan.yaml", out / "report.html"
 
-    # A file is never changed: another takes its place, with another number.
+    # Files are replaced, never changed, so that a new inode number shows that this run wrote the file.
     def file_numbers() -> list[int | None]:
         return [path.stat().st_ino if path.exists() else None for path in files]
 
@@ -250,7 +267,7 @@ def interrupt_message(out: Path) -> Callable[[], str]:
     return describe_written
 
 
-def plan_several(wish: PlanOptions) -> None:
+def plan_several(options: PlanOptions) -> None:
     """Plan all LLMs of `slo` together and write a folder for each; exit code as for one."""
     from planner.api.inputs import read_catalog
     from planner.api.planning import plan
@@ -260,46 +277,46 @@ def plan_several(wish: PlanOptions) -> None:
     from planner.files.interrupts import last_words
     from planner.reports.several_llms_report import NAMES
 
-    if wish.explain:
+    if options.explain:
         raise InputError("--explain: is for one LLM; what more of a shared limit saves is said without it")
-    if wish.resume:
+    if options.resume:
         raise InputError("--resume: is for one LLM; run without it, or plan each LLM by itself")
-    if wish.target is not None:
-        raise InputError(f"--target: is for one LLM; write deploy: {{target: {wish.target}}} beside llms")
-    if wish.prove:
+    if options.target is not None:
+        raise InputError(f"--target: is for one LLM; write deploy: {{target: {options.target}}} beside llms")
+    if options.prove:
         raise InputError("--prove: is for one LLM; leave it out, or plan each LLM by itself")
-    if wish.per_gpu:
+    if options.per_gpu:
         raise InputError("--per-gpu: is for one LLM; leave it out, or plan each LLM by itself")
-    assert wish.slo is not None and wish.out is not None
+    assert options.slo is not None and options.out is not None
     with (
-        reserve_folder(wish.out),
-        at_work(wish.executor, wish.address),
-        Progress(quiet=wish.quiet, limit_s=wish.time_limit_s) as progress,
+        reserve_folder(options.out),
+        at_work(options.executor, options.address),
+        Progress(quiet=options.quiet, limit_s=options.time_limit_s) as progress,
     ):
-        known = read_catalog(wish.catalog)
-        question = read_question(wish.slo, wish.trace, known, drop_invalid=wish.drop_invalid)
+        catalog = read_catalog(options.catalog)
+        question = read_question(options.slo, options.trace, catalog, drop_invalid=options.drop_invalid)
         say_first(
             dict.fromkeys(
                 line for part in question.parts for line in (*part.trace.warnings, *part.task.doubts)
             )
         )
-        folders = (wish.out, *(wish.out / part.name for part in question.parts))
-        for given in (wish.slo, *question.files):
+        folders = (options.out, *(options.out / part.name for part in question.parts))
+        for given in (options.slo, *question.files):
             keep_inputs([folder / name for folder in folders for name in (*NAMES, "requests.csv")], given)
         for part in question.parts:
             progress(f"{part.name}: {len(part.trace)} requests of {part.trace.name}")
         shared_plan = plan(
-            question, catalog=known, seed=wish.seed, time_limit_s=wish.time_limit_s, progress=progress
+            question, catalog=catalog, seed=options.seed, time_limit_s=options.time_limit_s, progress=progress
         )
         assert isinstance(shared_plan, SharedPlanResult)
         progress("writing the reports")
-        with last_words(interrupt_message(wish.out)):
-            replace(shared_plan, command=wish.command()).save(wish.out, png=wish.png)
-    if wish.json_output:
-        print_json(shared_plan.to_dict() | {"directory": str(wish.out)})
+        with last_words(interrupt_message(options.out)):
+            replace(shared_plan, command=options.to_command_line()).save(options.out, png=options.png)
+    if options.json_output:
+        print_json(shared_plan.to_dict() | {"directory": str(options.out)})
     else:
-        _print_several(shared_plan.shared, wish.out, verbose=wish.verbose)
-    if shared_plan.status in UNFINISHED:
+        _print_several(shared_plan.shared, options.out, verbose=options.verbose)
+    if shared_plan.status in UNFINISHED_STATUSES:
         raise typer.Exit(4)
 
 

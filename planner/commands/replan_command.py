@@ -1,4 +1,4 @@
-"""`plan replan`: from a running fleet to one that holds today, moving as little as pays."""
+"""`plan replan`: from a running fleet to one that keeps today's SLO, at the least cost of change and rent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from planner.errors import InputError
 from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.units import counted, quantity, show_s
 
-MOST_USD = 1e9
+MOST_USD = 1e9  # of starting or stopping a worker; more is a mistake in the unit
 
 
 def replan(
@@ -70,10 +70,10 @@ def replan(
         checked_files.check_output_file(out)
         keep_inputs([out], file, slo, trace)
     with Progress() as progress, at_work(executor, address):
-        known = read_catalog(catalog)
-        running = read_fleet(file, known)
-        task = read_task(slo, known)
-        study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
+        catalog_rows = read_catalog(catalog)
+        running = read_fleet(file, catalog_rows)
+        task = read_task(slo, catalog_rows)
+        study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
         planned_on = file.parent / "requests.csv"
         result = replan_in(study, task, running, planned_on, (horizon_h, start_cost, stop_cost))
         if out is not None:
@@ -82,10 +82,10 @@ def replan(
     if json_output:
         print_json(answer_document, study.trace.warnings)
     else:
-        _print(answer_document, str(planned_on))
+        _print_answer(answer_document, str(planned_on))
 
 
-def _print(document: dict[str, Any], planned_on: str) -> None:
+def _print_answer(document: dict[str, Any], planned_on: str) -> None:
     console = stdout_console(soft_wrap=True)
     if document["drift"] is None:
         console.print(f"there is no {planned_on}: what the fleet was planned on is not known", markup=False)
@@ -150,7 +150,7 @@ def _print(document: dict[str, Any], planned_on: str) -> None:
 
 
 def answer_rows(answers: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """What each of the three answers costs, and in how many scenarios it is kept."""
+    """A row for each of the three answers (glossary, Answer): its cost and scenarios kept."""
     return [
         {
             "answer": each["name"].replace("-", " "),

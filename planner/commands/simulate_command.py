@@ -70,7 +70,7 @@ SeedsOption = Annotated[
 
 
 def simulate(
-    fleet: Annotated[Path, typer.Option("--fleet", readable=False, help="fleet.yaml, or a plan.yaml.")],
+    fleet_path: Annotated[Path, typer.Option("--fleet", readable=False, help="fleet.yaml, or a plan.yaml.")],
     trace: TraceOption = None,
     out: Annotated[Path | None, out_file("Write one row per request to this CSV.")] = None,
     slo: SloOption = None,
@@ -104,7 +104,7 @@ def simulate(
     those at the beginning; `plan day` compares controllers.
     """
     from planner.api.inputs import read_catalog, read_fleet
-    from planner.api.simulating import simulate
+    from planner.api.simulating import simulate as simulate_fleet
     from planner.documents.doubtful import of_slo_and_traffic
     from planner.files.checked_files import check_output_file
     from planner.parallel.executors import Executor
@@ -117,32 +117,37 @@ def simulate(
     moments = _moments_to_explain(explain_routing, explain_moments)
     if out is not None:
         check_output_file(out)
-        keep_inputs([out], fleet, trace, slo)
+        keep_inputs([out], fleet_path, trace, slo)
     if autoscale is not None or start is not None:
+        # Without an SLO file `run_controller` raises, as these options do not go with a controller.
         limits = None if seeds > 1 or closed_loop or rate or window else slo
-        run_controller(fleet, trace, limits, autoscale, start, catalog, seed, out, drop_invalid, json_output)
+        run_controller(
+            fleet_path, trace, limits, autoscale, start, catalog, seed, out, drop_invalid, json_output
+        )
         return
     with Progress() as progress:
-        known = read_catalog(catalog)
-        engines = read_fleet(fleet, known)
+        rows = read_catalog(catalog)
+        fleet = read_fleet(fleet_path, rows)
         traffic = traffic_option(rate, scale, window)
-        read = read_requests(
-            trace, slo, known, seed=seed, drop_invalid=drop_invalid, is_given=traffic is not None
+        requests = read_requests(
+            trace, slo, rows, seed=seed, drop_invalid=drop_invalid, is_given=traffic is not None
         )
-        _say_doubts(engines, read)
-        many, workers = "" if seeds == 1 else f"{seeds} seeds of ", counted(engines.workers, "worker")
-        progress(f"simulating {many}{counted(len(read), 'request')} on {workers}")
-        run = partial(simulate, engines, read, slo, traffic=traffic, catalog=known, closed_loop=closed_loop)
+        _say_doubts(fleet, requests)
+        seeds_text, workers = "" if seeds == 1 else f"{seeds} seeds of ", counted(fleet.workers, "worker")
+        progress(f"simulating {seeds_text}{counted(len(requests), 'request')} on {workers}")
+        run = partial(
+            simulate_fleet, fleet, requests, slo, traffic=traffic, catalog=rows, closed_loop=closed_loop
+        )
         result = run(seed=seed) if seeds == 1 else run(seed=range(seed, seed + seeds), executor=where)
         answer = result.to_dict() | _explained(result, moments, operators)
-        say_first(() if result.slo is None else of_slo_and_traffic(result.slo, read))
+        say_first(() if result.slo is None else of_slo_and_traffic(result.slo, requests))
         if out is not None:
             result.save(out)
     if json_output:
-        print_json(answer, read.warnings)
+        print_json(answer, requests.warnings)
     elif seeds == 1:
         title = f"{counted(answer['requests'], 'request')} on {workers}"
-        _print_simulation(answer, result.slo, title, rejected_text(result.outcome.simulation, engines))
+        _print_simulation(answer, result.slo, title, rejected_text(result.outcome.simulation, fleet))
     else:
         _print_seeds(answer, result.slo, f"seeds {seed} to {seed + seeds - 1} on {workers}")
 
@@ -156,7 +161,7 @@ def _explained(result: SimulationResult, moments: int, operators: bool) -> dict[
 
 
 def _say_doubts(fleet: Fleet, requests: Trace) -> None:
-    """Say first what a simulation of these requests on this fleet takes for granted."""
+    """Print first what a simulation of these requests on this fleet does not model."""
     from planner.reports.fact_sentences import sentences
     from planner.search.evidence.findings import image_warnings, uncounted_prefix_warnings
 
@@ -186,19 +191,19 @@ def _moments_to_explain(is_explained: bool, moments: int | None) -> int:
     return 0 if not is_explained else moments or DEFAULT_MOMENTS
 
 
-def _use_cells(pool: dict[str, Any]) -> dict[str, str]:
-    """A row for people of what `--json` has under pools."""
+def _pool_cells(pool: dict[str, Any]) -> dict[str, str]:
+    """A row of the table of pools, from an entry of `pools` in the JSON answer."""
 
-    def share(key: str) -> str:
+    def percent_of(key: str) -> str:
         return "-" if pool[key] is None else f"{100 * pool[key]:.1f} %"
 
     batch = "-" if pool["decodes_mean"] is None else f"{pool['decodes_mean']:.1f} ({pool['decodes_p99']:.0f})"
     return {
         "pool": pool["pool"],
-        "in a step": share("busy_frac"),
-        "MFU": share("mfu_frac"),
-        "bandwidth": share("bandwidth_frac"),
-        "KV cache (most)": f"{share('kv_mean_frac')} ({share('kv_most_frac')})",
+        "in a step": percent_of("busy_frac"),
+        "MFU": percent_of("mfu_frac"),
+        "bandwidth": percent_of("bandwidth_frac"),
+        "KV cache (most)": f"{percent_of('kv_mean_frac')} ({percent_of('kv_most_frac')})",
         "decodes in a step (p99)": batch,
     }
 
@@ -225,7 +230,7 @@ def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, reje
                 {"metric": name[:-2], **{key: seconds_cell(value) for key, value in summary[name].items()}}
             )
     print_rows(rows, title)
-    print_rows([_use_cells(pool) for pool in summary["pools"]], "")
+    print_rows([_pool_cells(pool) for pool in summary["pools"]], "")
     counts = {
         key: summary[key] for key in ("finished", "rejected", "unfinished", "preemptions") if summary[key]
     }
@@ -246,7 +251,7 @@ def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, reje
         dearest = costs[:MOST_TENANTS]
         print_rows(
             [
-                row | {"tenant": _plain(row["tenant"]), "share_frac": f"{100 * row['share_frac']:.1f} %"}
+                row | {"tenant": _printable(row["tenant"]), "share_frac": f"{100 * row['share_frac']:.1f} %"}
                 for row in dearest
             ],
             f"cost by tenant, of {len(costs)}",
@@ -267,17 +272,17 @@ def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, reje
 def _print_routing(routing: dict[str, Any]) -> None:
     """The moments as a table, and a sentence per role."""
 
-    def share(key: str, row: dict[str, Any]) -> str:
+    def percent_of(key: str, row: dict[str, Any]) -> str:
         return f"{100 * row[key]:.1f} %"
 
-    def fewest(row: dict[str, Any]) -> str:
+    def fewest_cell(row: dict[str, Any]) -> str:
         if row["fewest"] is None:
             return f"more than {row['workers']}" if row["fewest_bound"] > row["workers"] else "none found"
         return f"{row['fewest']}" if row["is_fewest"] else f"{row['fewest_bound']} to {row['fewest']}"
 
-    def least(row: dict[str, Any]) -> str:
-        found = share("least_load_frac", row)
-        return found if row["is_least"] else f"{100 * row['least_load_bound_frac']:.1f} to {found}"
+    def least_load_cell(row: dict[str, Any]) -> str:
+        load = percent_of("least_load_frac", row)
+        return load if row["is_least"] else f"{100 * row['least_load_bound_frac']:.1f} to {load}"
 
     rows = [
         {
@@ -285,9 +290,9 @@ def _print_routing(routing: dict[str, Any]) -> None:
             "role": row["role"],
             "requests": row["requests"],
             "workers in use": f"{row['used']} of {row['workers']}",
-            "fewest": fewest(row),
-            "largest load": share("largest_load_frac", row),
-            "least": least(row),
+            "fewest": fewest_cell(row),
+            "largest load": percent_of("largest_load_frac", row),
+            "least": least_load_cell(row),
         }
         for row in routing["moments"]
     ]
@@ -296,15 +301,15 @@ def _print_routing(routing: dict[str, Any]) -> None:
         print_mapping({"routing": sentence}, "")
 
 
-def _plain(name: str) -> str:
-    """A name out of a trace, as a terminal may have it."""
+def _printable(name: str) -> str:
+    """A name from a trace, without control characters or markup for the terminal."""
     from rich.markup import escape
 
     return escape(name if name.isprintable() else show_value(name))
 
 
 def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:
-    many = len(summary["seeds"])
+    seeds_count = len(summary["seeds"])
     rows = [
         {"metric": name[:-2], **{key: _interval_cell(value) for key, value in summary[name].items()}}
         for name in latency_columns()
@@ -324,7 +329,7 @@ def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:
                 "limit": seconds_cell(line["limit_s"]),
                 "simulated": _interval_cell(line["simulated_s"]),
                 "within": f"{100 * line['kept_frac']['mean']:.2f} %",
-                "kept by": f"{line['kept_by']} of {many} seeds",
+                "kept by": f"{line['kept_by']} of {seeds_count} seeds",
             }
             for line in summary["slo"]["lines"]
         ]
@@ -339,16 +344,18 @@ def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:
                     "kept by": "",
                 }
             )
-        print_rows(lines, f"SLO: kept by {summary['slo']['kept_by']} of {many} seeds")
-        if summary["slo"]["steady"] < many:
+        print_rows(lines, f"SLO: kept by {summary['slo']['kept_by']} of {seeds_count} seeds")
+        if summary["slo"]["steady"] < seeds_count:
             print_mapping(
-                {"steady": f"{summary['slo']['steady']} of {many}; the backlog of the others grows"}, ""
+                {"steady": f"{summary['slo']['steady']} of {seeds_count}; the backlog of the others grows"},
+                "",
             )
     for note in summary["notes"]:
         print_mapping({"mind": note}, "")
 
 
 def _interval_cell(value: dict[str, float | None]) -> str:
+    """Mean ± half of the 95 % interval, whose upper end is `high`."""
     if value["mean"] is None or value["high"] is None:
         return "-"
     half_s = value["high"] - value["mean"]

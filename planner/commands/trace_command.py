@@ -92,34 +92,35 @@ def describe_trace(
         ):
             _describe_metrics(described, files, out, json_output=json_output)
             return
-        how = _how(columns, format, timezone, salt if salt or not hash_ids else secrets.token_hex(16))
-        read_traffic = _read(files, how, seed=seed, drop_invalid=drop_invalid, may_ask=not json_output)
+        salt = salt if salt or not hash_ids else secrets.token_hex(16)
+        how = _log_options(columns, format, timezone, salt)
+        read_traffic = _read_or_ask(files, how, seed=seed, drop_invalid=drop_invalid, may_ask=not json_output)
         say_first(read_traffic.trace.warnings)
         progress(f"read {len(read_traffic.trace)} requests")
-        _write(read_traffic, out)
+        _write_trace(read_traffic, out)
     if is_described:
         _print_description(read_traffic.trace, as_json=json_output)
         return
-    _print(read_traffic, files, json_output=json_output)
+    _print_summary(read_traffic, files, json_output=json_output)
 
 
-def _how(columns: str | None, format: str | None, timezone: str | None, salt: str | None) -> LogOptions:
+def _log_options(map: str | None, format: str | None, timezone: str | None, salt: str | None) -> LogOptions:
     from planner.traffic.logs.log_columns_map import parse_columns
     from planner.traffic.logs.log_reading import NAMES, LogOptions
     from planner.traffic.logs.times import zone_of
 
     if timezone is not None:
-        zone_of(timezone)
+        zone_of(timezone)  # Raises for an unknown one.
     if format is not None and format not in NAMES:
         raise InputError(
             f"--format: expected one of {', '.join((*NAMES, 'prometheus', 'openai-usage'))}, found {format!r}"
         )
-    column_map = None if columns is None else parse_columns(columns)
+    column_map = None if map is None else parse_columns(map)
     return LogOptions(column_map, format, timezone, None if salt is None else salt.encode())
 
 
-def _read(files: list[Path], how: LogOptions, *, seed: int, drop_invalid: bool, may_ask: bool) -> Read:
-    """Read; where the columns are not certain, a person at a terminal is asked whether the guess is right."""
+def _read_or_ask(files: list[Path], how: LogOptions, *, seed: int, drop_invalid: bool, may_ask: bool) -> Read:
+    """Read the files; if their columns are uncertain, ask a person at a terminal to confirm the guess."""
     from planner.traffic.logs.log_columns_map import parse_columns
     from planner.traffic.logs.times import UnsureError
     from planner.traffic.trace_reading import read_files
@@ -136,7 +137,7 @@ def _read(files: list[Path], how: LogOptions, *, seed: int, drop_invalid: bool, 
         return read_files(files, seed=seed, drop_invalid=drop_invalid, how=how)
 
 
-def _write(read_traffic: Read, out: Path | None) -> None:
+def _write_trace(read_traffic: Read, out: Path | None) -> None:
     from planner.files.checked_files import write_file, write_parts
     from planner.traffic.csv_rows import to_csv
     from planner.traffic.json_lines import to_jsonl
@@ -152,10 +153,10 @@ def _write(read_traffic: Read, out: Path | None) -> None:
         write_parts(out, to_csv(read_traffic.trace))
 
 
-def _print(read_traffic: Read, files: list[Path], *, json_output: bool) -> None:
-    from planner.traffic.workload import describe
+def _print_summary(read_traffic: Read, files: list[Path], *, json_output: bool) -> None:
+    from planner.traffic.workload import summarise_trace
 
-    summary: dict[str, Any] = describe(read_traffic.trace).as_dict()
+    summary: dict[str, Any] = summarise_trace(read_traffic.trace).as_dict()
     if read_traffic.format != "trace":
         summary["format"] = read_traffic.format
         if read_traffic.columns is not None:
@@ -167,7 +168,7 @@ def _print(read_traffic: Read, files: list[Path], *, json_output: bool) -> None:
 
 
 def _print_description(requests: Trace, *, as_json: bool) -> None:
-    """The description that fits a trace, as slo.yaml has it."""
+    """Print the description that fits a trace, as a section of slo.yaml."""
     from planner.documents.traffic_description import description_document
     from planner.files.checked_files import to_yaml
     from planner.traffic.described_of import described_of
@@ -185,7 +186,7 @@ def _describe_metrics(
     from planner.files.checked_files import write_file
 
     say_first(description.warnings)
-    text = description.yaml(", ".join(os.path.basename(file) for file in files))  # noqa: PTH119
+    text = description.to_yaml(", ".join(os.path.basename(file) for file in files))  # noqa: PTH119
     if out is not None:
         if out.suffix not in (".yaml", ".yml"):
             raise InputError(
@@ -193,8 +194,8 @@ def _describe_metrics(
             )
         write_file(out, text)
     if json_output:
-        print_json(description.summary(), description.warnings)
+        print_json(description.to_summary(), description.warnings)
     elif out is None:
         typer.echo(text, nl=False)
     else:
-        print_mapping(description.summary(), str(out))
+        print_mapping(description.to_summary(), str(out))

@@ -16,9 +16,9 @@ from planner.errors import InputError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 BLUE = "#0072b2"
-# The dark page has the colours of the report's (reports/page.css).
+# The dark theme has the colours of the report's (reports/page.css).
 LIGHT_BLUE, DARK_PAGE, DARK_CARD, DARK_INK = "#56b4e9", "#12161c", "#1a2029", "#e6eaf0"
-INK = "#0d1117"  # So dark that captions, drawn at 60 %, keep a contrast of 4.5.
+INK = "#0d1117"  # Captions, which Streamlit draws at 60 % opacity, keep a contrast of 4.5.
 
 
 def show_ui(
@@ -38,9 +38,10 @@ def show_ui(
         raise InputError("plan ui needs Streamlit: pip install 'fleetplan[ui]'")
     from planner.api.inputs import read_catalog
 
-    pages = import_module("ui.store")  # Imported by name, because the pages stand above the commands.
-    pages.Store(folder)
-    read_catalog(catalog)
+    # Imported by name: the room `ui` is above the commands (docs/architecture.md).
+    pages = import_module("ui.store")
+    pages.Store(folder)  # Raises now if the folder cannot be used.
+    read_catalog(catalog)  # Raises now if the catalog is not valid.
     if host not in LOOPBACK:
         typer.echo(f"plan: listening on {host} without a password", err=True)
     app = Path(pages.__file__ or "").parent / "serving.py"

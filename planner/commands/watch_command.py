@@ -139,7 +139,7 @@ def _look(
         written = {"watch.json": json.dumps(document, indent=2, allow_nan=False) + "\n"}
         if looked.again is not None and not looked.again.keeps:
             written[NEW_FLEET] = checked_files.to_yaml(fleet_document(looked.again.best.fleet))
-        written |= monitoring.files(plan.written.fleet.llm.name)
+        written |= monitoring.watch_files(plan.written.fleet.llm.name)
         checked_files.write_files(out, written, outdated=[NEW_FLEET])
     if json_output and is_line:
         print(json.dumps(document, allow_nan=False), flush=True)  # noqa: T201

@@ -1,4 +1,4 @@
-"""`plan what-if`: the plan before and after a change; `plan sensitivity`: the changes worth asking about."""
+"""`plan what-if`: the plan before and after a change; `plan sensitivity`: after many small changes."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def what_if(
     if not changes:
         raise InputError("--change is missing: say what changes, such as --change 'slo.ttft.p90=1 s'")
     with Progress() as progress, at_work(executor, address):
-        known = read_catalog(catalog)
-        question = read_task(slo, known)
+        catalog_rows = read_catalog(catalog)
+        question = read_task(slo, catalog_rows)
         document = dict(question.document)
         for text in changes:
             document = change_question(document, text)
-        changed = TaskDocument(document, known, Path(f"{slo} with {', '.join(changes)}"))
-        changed.task()
-        study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
+        changed = TaskDocument(document, catalog_rows, Path(f"{slo} with {', '.join(changes)}"))
+        changed.task()  # Raises now if the changed question is not valid.
+        study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
         result = what_if_in(study, question, changed, ", ".join(changes))
     if json_output:
         print_json(result.to_dict(), study.trace.warnings)
@@ -103,29 +103,29 @@ def sensitivity(
 
     by_frac = share_of(by, "--by")
     with Progress() as progress, at_work(executor, address):
-        known = read_catalog(catalog)
-        study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
-        result = sensitivity_in(study, read_task(slo, known), by_frac)
+        catalog_rows = read_catalog(catalog)
+        study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
+        result = sensitivity_in(study, read_task(slo, catalog_rows), by_frac)
     if json_output:
         print_json(result.to_dict(), study.trace.warnings)
     else:
         print_moves(result.before, list(result.moves))
         stdout_console(soft_wrap=True).print(sentence(result.headroom), markup=False)
         stdout_console(soft_wrap=True).print(
-            robustness(result.before, list(result.moves), by_frac), markup=False
+            robustness_sentence(result.before, list(result.moves), by_frac), markup=False
         )
 
 
-def robustness(before: StudyAnswer, moves: list[Moved], by_frac: float) -> str:
-    """Is the plan robust, and what would a robust one cost?"""
+def robustness_sentence(before: StudyAnswer, moves: list[Moved], by_frac: float) -> str:
+    """Whether the plan holds if step times and traffic are both off, and what a plan that does would cost."""
     from planner.studies.what_if import difference
 
-    was = before.problem.task.robust
+    planned = before.problem.task.robust
     worst = next(
         moved
         for moved in moves
-        if moved.task.robust.step_times_frac > was.step_times_frac
-        and moved.task.robust.traffic_frac > was.traffic_frac
+        if moved.task.robust.step_times_frac > planned.step_times_frac
+        and moved.task.robust.traffic_frac > planned.traffic_frac
     )
     percent = f"{100 * by_frac:g} %"
     if worst.kept:
@@ -139,7 +139,7 @@ def robustness(before: StudyAnswer, moves: list[Moved], by_frac: float) -> str:
 def study_of(
     slo: Path,
     trace: Path | None,
-    known: Any,
+    catalog_rows: Any,
     seed: int,
     time_limit_s: float,
     progress: Progress,
@@ -148,9 +148,9 @@ def study_of(
 ) -> Study:
     from planner.studies.what_if import Study
 
-    requests = read_requests(trace, slo, known, seed=seed, drop_invalid=drop_invalid)
+    requests = read_requests(trace, slo, catalog_rows, seed=seed, drop_invalid=drop_invalid)
     progress(f"{len(requests)} requests of {requests.name}")
-    return Study(requests, known, seed=seed, time_limit_s=time_limit_s, progress=progress)
+    return Study(requests, catalog_rows, seed=seed, time_limit_s=time_limit_s, progress=progress)
 
 
 def print_moves(before: StudyAnswer, moves: list[Moved]) -> None:
@@ -162,25 +162,27 @@ def print_moves(before: StudyAnswer, moves: list[Moved]) -> None:
             "if": moved.label,
             "the plan": {True: "holds", False: "fails", None: "not offered"}[moved.kept],
             "the best then": difference(moved, before),
-            **_made(None if moved.answer is None else document(moved.answer), before),
+            **_safety_cells(None if moved.answer is None else document(moved.answer), before),
             "fleet": "-" if moved.answer is None else document(moved.answer)["fleet"],
         }
         for moved in moves
     ]
-    answers_text = "".join(f"; {name} {text}" for name, text in _answers(document(before)["answers"]).items())
+    answers_text = "".join(
+        f"; {name} {text}" for name, text in _answer_figures(document(before)["answers"]).items()
+    )
     print_rows(table, f"the plan: {document(before)['fleet']}, {amount_text(before)}{answers_text}")
 
 
-def _made(robust_document: dict[str, Any] | None, before: StudyAnswer) -> dict[str, str]:
-    """What the best is on paper, and in how many scenarios it is kept; nothing without safety."""
+def _safety_cells(after: dict[str, Any] | None, before: StudyAnswer) -> dict[str, str]:
+    """Cells on the best fleet on paper and the scenarios kept in production; none without safety."""
     if not before.answers:
         return {}
-    answers = {} if robust_document is None else {each["name"]: each for each in robust_document["answers"]}
+    answers = {} if after is None else {each["name"]: each for each in after["answers"]}
     cells = {"on paper, USD/h": "-", "kept in scenarios": "-"}
     if (paper := answers.get("on-paper")) is not None and paper["cost_usd_per_h"] is not None:
         cells["on paper, USD/h"] = f"{paper['cost_usd_per_h']:.2f}"
-    if (made := answers.get("production")) is not None and made["futures"]:
-        cells["kept in scenarios"] = f"{made['kept']} of {made['futures']}"
+    if (production := answers.get("production")) is not None and production["futures"]:
+        cells["kept in scenarios"] = f"{production['kept']} of {production['futures']}"
     return cells
 
 
@@ -191,11 +193,11 @@ def amount_text(answer: StudyAnswer) -> str:
 
 
 def moved_rows(before: StudyAnswer, moved: Moved, bounds: list[float]) -> list[dict[str, str]]:
-    """What of the plan moves: one row per figure, before and after."""
+    """One row per figure of the plan, before and after the change; a star marks those that differ."""
     from planner.studies.what_if import document
 
     columns = [
-        _figures(document(answer), bound)
+        _plan_figures(document(answer), bound)
         for answer, bound in zip((before, moved.answer), bounds, strict=False)
         if answer is not None
     ]
@@ -213,7 +215,7 @@ def moved_rows(before: StudyAnswer, moved: Moved, bounds: list[float]) -> list[d
     ]
 
 
-def _figures(document: dict[str, Any], bound: float) -> dict[str, str]:
+def _plan_figures(document: dict[str, Any], bound: float) -> dict[str, str]:
     from planner.reports.words import level0_proof
 
     lines = {f"{line['limit']}, limit": show_s(line["limit_s"]) for line in document["slo"]} | {
@@ -224,7 +226,7 @@ def _figures(document: dict[str, Any], bound: float) -> dict[str, str]:
         "fleet": document["fleet"],
         "tokens per step": ", ".join(str(row["max_num_batched_tokens"]) for row in document["workers"]),
         "USD/h": f"{document['cost_usd_per_h']:.2f}",
-        **_answers(document["answers"]),
+        **_answer_figures(document["answers"]),
         "USD per million tokens": f"{document['usd_per_million_tokens']:.3g}",
         "kW": f"{document['power_w'] / 1e3:.1f}",
         "GPUs": str(document["gpus"]),
@@ -237,8 +239,8 @@ def _figures(document: dict[str, Any], bound: float) -> dict[str, str]:
     }
 
 
-def _answers(answers: list[dict[str, Any]]) -> dict[str, str]:
-    """What the answers beside production cost, and in how many scenarios each is kept."""
+def _answer_figures(answers: list[dict[str, Any]]) -> dict[str, str]:
+    """Cost of the answers other than production (whose cost is the plan's), and scenarios kept of each."""
     text_by_name = {}
     for answer in answers:
         name = answer["name"].replace("-", " ")

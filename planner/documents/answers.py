@@ -1,7 +1,7 @@
-"""What commands print with --json and the MCP server returns: the keys of each answer, with their types.
+"""The keys and types of the answers that commands print with --json and that the MCP server returns.
 
 A float that is not finite is written as null. planner/documents/schemas/answer_schemas.py makes the JSON
-Schemas of these; answers are built where they are computed, and tests hold them to the schemas.
+Schemas of these classes; answers are built where they are computed, and tests check them against the schemas.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from planner.documents.certificate import Status
 
 
 class TimeSpread(TypedDict):
-    """Mean and percentiles of a time in seconds; null where more than that share never ended."""
+    """Mean and percentiles of a time in seconds; null for percentiles that requests without an end reach."""
 
     mean: float
     p50: float
@@ -91,7 +91,7 @@ class PowerUse(TypedDict):
 
 
 class PoolLoad(TypedDict):
-    """How much of a pool's GPUs is used, and its batches."""
+    """How busy a pool's GPUs and KV caches are, and how large its batches."""
 
     pool: str
     workers: int
@@ -107,7 +107,7 @@ class PoolLoad(TypedDict):
 
 
 class TenantService(TypedDict):
-    """What one tenant got."""
+    """Service and latencies of one tenant."""
 
     tenant: str
     weight: float
@@ -119,7 +119,7 @@ class TenantService(TypedDict):
 
 
 class Tenants(TypedDict):
-    """What each tenant got, and how equal that is (Jain's index)."""
+    """The service of each tenant, and how equal it is (Jain's index)."""
 
     service_window_s: float
     jain_index: float
@@ -127,8 +127,9 @@ class Tenants(TypedDict):
 
 
 class RoutingAtMoment(TypedDict):
-    """A role's workers at a moment beside the best packing of the same requests; with `is_fewest` and
-    `is_least` proved, else bounds. `fewest` is null where no packing was found within the limits.
+    """A role's workers at one moment, and the best packing of the same requests on them: the fewest workers
+    and the least load of the fullest one, proved if `is_fewest` and `is_least`, else between bound and value.
+    `fewest` is null if no packing was found within the limits.
     """
 
     time_s: float
@@ -146,7 +147,7 @@ class RoutingAtMoment(TypedDict):
 
 
 class ExplainedRouting(TypedDict):
-    """What `--explain-routing` adds to the document: moments of the run, and a sentence for each role."""
+    """What `--explain-routing` adds: the routing at moments of the run, and a sentence for each role."""
 
     moments: list[RoutingAtMoment]
     summary: list[str]
@@ -202,7 +203,9 @@ class SimulationAnswer(TypedDict):
 
 
 class GoodputAnswer(TypedDict):
-    """`plan goodput --json`: the highest rate at which a fleet keeps the SLO, and the next, which fails."""
+    """`plan goodput --json`: the highest rate at which a fleet keeps the SLO, and the next higher one, which
+    fails.
+    """
 
     warnings: NotRequired[list[str]]
     rate_rps: float
@@ -259,7 +262,9 @@ class QuestionAnswer(TypedDict):
 
 
 class WhatIfAnswer(TypedDict):
-    """`plan what-if --json`: the best fleet before and after a change; does that of before still hold?"""
+    """`plan what-if --json`: the best fleet before and after a change; `kept`: the former one still keeps the
+    SLO.
+    """
 
     warnings: NotRequired[list[str]]
     before: QuestionAnswer

@@ -27,7 +27,7 @@ from planner.documents.engine_file import ROW_KEYS as ENGINE_KEYS
 from planner.documents.engine_file import EngineRow, parse_row
 from planner.documents.fits import Split, read_fits, read_header
 from planner.documents.llm_config import fetch_config, llm_from_config, may_be_on_hub
-from planner.documents.llm_row import of_groups, read_groups
+from planner.documents.llm_row import read_groups, summarise_groups
 from planner.documents.offers import ProviderOffer, merge_offers, parse_offers
 from planner.documents.slo import SloPreset, parse_slo, parse_slowdowns
 from planner.documents.spreads import ROW_KEYS as SPREAD_KEYS
@@ -652,7 +652,7 @@ def _llm_of_groups(name: str, row: Section, beside: dict[str, Any]) -> Llm:
         context_tokens=row.whole_number("context"),
         head_weights=row.one_of("head_weights", WEIGHTS, "bf16"),
         **beside,
-        **of_groups(read_groups(row), hidden, row.where),
+        **summarise_groups(read_groups(row), hidden, row.where),
     )
 
 

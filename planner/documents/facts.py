@@ -2,7 +2,8 @@
 
 The search computes these facts, documents/certificate.py writes them to certificate.json, and only
 reports/fact_sentences.py makes sentences of them. The `kind` of a fact in the file is the name of its class:
-`LimitBinds` is "limit-binds".
+`LimitBinds` is "limit-binds". Where a fact has a `unit`, its costs and savings are in that unit, the one of
+the plan's objective (USD/h, GPUs, ...).
 """
 
 from __future__ import annotations
@@ -74,10 +75,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """The planned fleet without one worker of one pool, and how it fails.
+    """The planned fleet without one worker of one pool: whether it `holds` the SLO, and how it fails.
 
     `outcome` is None where the pool's role has no worker left. `on_other_draw`: the fleet fails on another
-    draw or rate of the traffic. `after_losses`: it fails after the losses that a fleet must survive.
+    draw or rate of the traffic only. `after_losses`: only after the losses that a fleet must survive.
     """
 
     pool: str
@@ -112,7 +113,7 @@ class CapacityBinds:
 
 @dataclass(frozen=True, slots=True)
 class UsedUp:
-    """Less is left of this limit than the smallest worker takes."""
+    """`used` of the `amount` that the limit allows; what is left is less than the smallest worker takes."""
 
     limit: FleetLimit
     used: float
@@ -139,7 +140,7 @@ class PromisedAt:
 
 @dataclass(frozen=True, slots=True)
 class AskedAgain:
-    """The best fleet for a changed question; `value` is None where no fleet answers that question."""
+    """What the plan costs, and the best fleet for a changed question (`value`, None without one)."""
 
     change: str  # For instance "ttft p90 200 ms tighter".
     planned: float
@@ -159,8 +160,8 @@ class LongerSteps:
 
 @dataclass(frozen=True, slots=True)
 class UpperEnds:
-    """How the plan fares if step times lie at the upper ends of their spread. The factors are the largest of
-    its worker types.
+    """How the plan fares if step times lie at the upper ends of their spread. `prefill` and `decode` are
+    factors on step times, the largest of the plan's worker types.
     """
 
     prefill: float
@@ -170,8 +171,8 @@ class UpperEnds:
 
 @dataclass(frozen=True, slots=True)
 class StepSpread:
-    """The factors of these step times between which 90 % of measured runs lay. `is_own`: the runs were of
-    this engine.
+    """Measured over predicted step times: the factors between which 90 % of the runs lay. `is_own`: the runs
+    were of this engine.
     """
 
     worker: str
@@ -183,8 +184,8 @@ class StepSpread:
 
 @dataclass(frozen=True, slots=True)
 class Robustness:
-    """What `robust` asked a plan to withstand. `rates`: at how many rates traffic was sampled; None for
-    one."""
+    """What `robust` in slo.yaml wants a plan to withstand. `rates`: at how many rates traffic was sampled,
+    None for one. `spread`: step times at the ends of their measured spread."""
 
     step_times_frac: float
     traffic_frac: float
@@ -194,8 +195,8 @@ class Robustness:
 
 @dataclass(frozen=True, slots=True)
 class InsuranceCosts:
-    """What a robust plan costs, beside the cheapest plan for the expected case (None if not found in
-    time)."""
+    """What a robust plan costs (`value`), and what the cheapest plan for the expected case does (`expected`,
+    None if not found in time)."""
 
     robustness: Robustness
     value: float
@@ -291,7 +292,7 @@ class SharingSaves:
 
 @dataclass(frozen=True, slots=True)
 class NotShared:
-    """Fleets of each class were not compared: that of this class was not found, or because of `why`."""
+    """One fleet was not compared with a fleet for each class: `why`, or none was found for class `name`."""
 
     name: str
     why: str
@@ -299,8 +300,9 @@ class NotShared:
 
 @dataclass(frozen=True, slots=True)
 class PoliciesRaced:
-    """Policies that were raced and save nothing near the best fleet; `rivals` save something there, less than
-    those that were taken; `unasked` are refused beside it, or there was no effort left for them.
+    """Policies compared on fleets near the best one: those that save `nothing`; `rivals`, which save less
+    than the policies of the plan; and `unasked`, which do not go with that fleet or for which no effort was
+    left.
     """
 
     nothing: tuple[str, ...]
@@ -330,13 +332,13 @@ class PinnedReplicas:
 
 @dataclass(frozen=True, slots=True)
 class PinsPlaced:
-    """How evenly a pool's pinned prefixes lay the work on its `workers`, by the program of
-    solvers/prefix_replication.py: the seconds of work per second of the busiest one.
+    """How evenly a placement of pinned prefixes spreads a pool's work over its `workers`. A load is the
+    seconds of work per second of the busiest worker, as in solvers/prefix_replication.py.
 
-    `load` is that of the plan, `quick_load` that of the placement which the search makes of every fleet,
-    `best_load` the least that was found. No placement is below `bound`; `gap_frac` is the share of `load`
-    that lies above it. The plan has the quick placement where the best one simulates no better. Where another
-    routing is chosen the figures are of the best fleet with pins on paper.
+    `load` is that of the plan's placement, `quick_load` that of the heuristic which the search applies to
+    every fleet, `best_load` the least found. No placement is below `bound`; `gap_frac` is the share of `load`
+    above it. The plan keeps the quick placement unless the best one simulates better. If another routing is
+    chosen (`is_chosen` false), the figures are of the best fleet on paper with pinned prefixes.
     """
 
     is_chosen: bool
@@ -359,7 +361,7 @@ class WorkerMore:
 
 @dataclass(frozen=True, slots=True)
 class GivesWay:
-    """An LLM whose fleet costs `more` than if this LLM had the whole stock to itself."""
+    """An LLM whose fleet costs `value`, `more` above that of this LLM alone with the whole stock."""
 
     llm: str
     value: float
@@ -459,7 +461,7 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Where step times come from, and what a host adds to each step."""
+    """Where step times come from, a description for each source."""
 
     bases: tuple[str, ...]
 
@@ -571,8 +573,8 @@ class MeasuredWindow:
 @dataclass(frozen=True, slots=True)
 class ObligedWork:
     """The work that the lower bound counts: all work of the share `whole_frac` of requests, due at most
-    `whole_after_s` after the trace, and the prefill alone of the share `prefill_frac`. `tail`: of the last
-    tenth of the requests, all work of half of them counts too.
+    `whole_after_s` after the end of the trace; of the share `prefill_frac`, only the prefill. `tail`: also
+    all work of half of the last tenth of the requests.
     """
 
     whole_frac: float
@@ -674,8 +676,8 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """A pruning rule of the search: it was false in `failed` of `compared` comparisons on this traffic, and
-    `tested` says how it fared in our own tests.
+    """A pruning rule (search/level0/pruning_rules.py): false in `failed` of `compared` comparisons on this
+    traffic, and `tested` says how it fared in our own tests.
     """
 
     name: Shortcut
@@ -749,9 +751,9 @@ class ShortTrace:
 
 @dataclass(frozen=True, slots=True)
 class OneTraceRedrawn:
-    """All scenarios are redrawn from one trace that is short, or whose quarters differ: their prompts and
-    outputs are this share of requests apart, 0 where they are alike. Each scenario has `growth_frac` more
-    traffic.
+    """All scenarios are redrawn from one trace that is short, or whose quarters differ. `prompts_frac` and
+    `outputs_frac` are the largest distances (Kolmogorov's D) of two quarters' lengths, 0 where they are
+    alike. Each scenario has `growth_frac` more traffic.
     """
 
     duration_s: float
@@ -807,7 +809,7 @@ LeftOut = Literal[
 
 @dataclass(frozen=True, slots=True)
 class OldPrices:
-    """Prices that were listed more than `enough_days` ago; the oldest on `date`, `days` ago at most."""
+    """Prices listed more than `enough_days` ago; the oldest was listed on `date`, `days` ago."""
 
     gpus: tuple[str, ...]
     date: str
@@ -824,7 +826,7 @@ class NotSimulated:
 
 @dataclass(frozen=True, slots=True)
 class EndedByClock:
-    """The time limit on the wall's clock came before the end of the work that a plan may take."""
+    """The limit in wall-clock time ended the search before its limit of work (`effort`) did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -938,7 +940,8 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class KeptIn:
-    """In how many scenarios that no search has seen the SLO was kept; `after_loss`: without any one worker.
+    """The SLO was kept in `kept` of `futures` scenarios that no search has seen; `after_loss`: without any
+    one worker.
 
     `decision` is that of the sequential test on the share: "holds" rejects, with 95 % confidence, that it is
     at most `least_frac`; "fails" rejects that it is at least `most_frac`.
@@ -982,10 +985,10 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class CheaperMiss:
-    """What is known of fleets with one worker type per pool that cost more than `less_frac` less than the one
-    for production: each that was simulated misses the SLO as written, or in more than `may_miss` of so many
-    `scenarios`. They are so many `cheaper` ones with the workers that the work takes (None: without end), of
-    which `simulated` were; `is_exact` says that all were.
+    """Level-0 fleets cheaper than the production fleet by more than `less_frac`: `cheaper` of them have
+    enough workers for the work (None: too many to count). `simulated` of these were simulated, and each
+    misses the SLO on the traffic as written, or in more than `may_miss` of `scenarios`. `is_exact`: all were
+    simulated.
     """
 
     less_frac: float
@@ -1018,13 +1021,14 @@ class ScenariosDrawn:
 
 @dataclass(frozen=True, slots=True)
 class UnderRouter:
-    """The plan's fleet on its traffic, with the router of a deployment target. `told` are the target's names
-    for its routing of arrivals and, for pairs, of hand-offs; `simulated` are our routings in their place, and
-    `differs` says how these are not the same. `decides` is the limit missed by most, or else the one with the
-    least room; None if no limit has a figure. `kept_in` counts the scenarios of the plan's own test, and
-    `passes` says whether enough are kept with this router; `kept_in` is None if there was no such test, or if
-    the SLO is already missed on the traffic as written. `needs_priority`: this is with the priority that the
-    order of prompts goes by, which each request must bring.
+    """The plan's fleet on its traffic, with the router of a deployment target.
+
+    `told` are the target's names for its routing of arrivals and, for pairs, of hand-offs; `simulated` are
+    our routings in their place, and `differs` says how the two are unlike. `decides` is the limit missed by
+    most, else the one with the least room; None if no limit has a figure. `kept_in` counts the scenarios of
+    the plan's own test, None without such a test or if the SLO is missed on the traffic as written; `passes`
+    says whether enough are kept. `needs_priority`: every request must bring the priority that its prompt is
+    queued by.
     """
 
     target: str
@@ -1093,12 +1097,16 @@ class KvHeadsNotStored:
 
 @dataclass(frozen=True, slots=True)
 class HeadsNotShared:
+    """Attention heads do not split evenly over `tp` GPUs."""
+
     heads: int
     tp: int
 
 
 @dataclass(frozen=True, slots=True)
 class LayersNotCut:
+    """The layers do not split evenly into pipeline stages."""
+
     layers: int
     stages: int
 
@@ -1163,7 +1171,7 @@ class AloneFails:
 
 @dataclass(frozen=True, slots=True)
 class SeatsTooFew:
-    """This many decode workers would fall behind: at their best they make fewer tokens than are needed."""
+    """This many decode workers fall behind: even with full batches they make fewer tokens than are needed."""
 
     workers: int
 

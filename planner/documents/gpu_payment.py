@@ -1,10 +1,10 @@
-"""How the GPUs of a fleet are paid, as fleet.yaml says it: `prices`, `sold_as` and `electricity`, by GPU.
+"""How the GPUs of a fleet are paid: the keys `prices`, `sold_as` and `electricity` of fleet.yaml, by GPU.
 
     prices: {h100-80g: 2.99 usd/h, a100-80g@owned: 0 usd/h}
     sold_as: {h100-80g: node, a100-80g@owned: node}
-    electricity: {a100-80g@owned: 0.156 usd/kWh}       # of what the GPU draws, with the site's share (PUE)
+    electricity: {a100-80g@owned: 0.156 usd/kWh}       # of the energy that the GPU draws, PUE included
 
-What is not said is the catalog's; there is no electricity there.
+Missing values are those of the catalog, which has no electricity.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """What a file says, by the name of the GPU: USD/h, whether whole nodes are sold, USD/kWh."""
+    """The values of a file by the name of the GPU: USD/h, whether whole nodes are sold, USD/kWh."""
 
     prices_usd_per_h: Mapping[str, float]
     sold_whole: Mapping[str, bool]
     energy_usd_per_kwh: Mapping[str, float]
 
     def paid_gpu(self, gpu: Gpu) -> Gpu:
-        """The GPU paid in this way."""
+        """The GPU with these values in place of the catalog's."""
         return replace(
             gpu,
             price_usd_per_h=self.prices_usd_per_h.get(gpu.name, gpu.price_usd_per_h),
@@ -42,30 +42,32 @@ class Paid:
 
 
 def parse_paid(file: Section, catalog: Catalog) -> Paid:
-    """Raises InputError naming the file and the key."""
+    """Parse the three keys; raises InputError naming the file and the key."""
     return Paid(
-        _by_gpu(file.subsection("prices"), catalog, lambda part, key: part.at_least(key, "usd_per_h")),
-        _by_gpu(file.subsection("sold_as"), catalog, lambda part, key: part.one_of(key, SOLD_AS) == "node"),
-        _by_gpu(file.subsection("electricity"), catalog, lambda part, key: part.at_least(key, "usd_per_kwh")),
+        _read_by_gpu(file.subsection("prices"), catalog, lambda part, key: part.at_least(key, "usd_per_h")),
+        _read_by_gpu(
+            file.subsection("sold_as"), catalog, lambda part, key: part.one_of(key, SOLD_AS) == "node"
+        ),
+        _read_by_gpu(
+            file.subsection("electricity"), catalog, lambda part, key: part.at_least(key, "usd_per_kwh")
+        ),
     )
 
 
 def paid_document(gpus: Iterable[Gpu]) -> dict[str, Any]:
-    """What `parse_paid` reads; electricity only where it is paid beside the price."""
+    """The keys that `parse_paid` reads; electricity only if it is paid beside the price."""
     gpus = tuple(gpus)
-    energy = {gpu.name: gpu.energy_usd_per_kwh for gpu in gpus if gpu.energy_usd_per_kwh}
+    electricity = {
+        gpu.name: show_exactly(gpu.energy_usd_per_kwh, "usd/kWh") for gpu in gpus if gpu.energy_usd_per_kwh
+    }
     return {
         "prices": {gpu.name: show_exactly(gpu.price_usd_per_h, "usd/h") for gpu in gpus},
         "sold_as": {gpu.name: "node" if gpu.is_sold_whole else "gpu" for gpu in gpus},
-        **(
-            {"electricity": {name: show_exactly(each, "usd/kWh") for name, each in energy.items()}}
-            if energy
-            else {}
-        ),
+        **({"electricity": electricity} if electricity else {}),
     }
 
 
-def _by_gpu(part: Section, catalog: Catalog, read: Callable[[Section, str], Read]) -> dict[str, Read]:
+def _read_by_gpu(part: Section, catalog: Catalog, read: Callable[[Section, str], Read]) -> dict[str, Read]:
     values: dict[str, Read] = {}
     for name in part.values:
         with errors_as(InputError, part.where):

@@ -1,4 +1,4 @@
-"""catalogs/kv_tiers.yaml: memory that KV blocks may go to behind the GPUs', how fast it is and what it costs.
+"""catalogs/kv_tiers.yaml: memory behind the GPUs' that may hold KV blocks, with its bandwidth and price.
 
 tiers = read_kv_tiers()
 tiers["cpu-memory"].usd_per_h(256e9)
@@ -24,7 +24,9 @@ Kind = Literal["memory", "disk", "store"]
 
 @dataclass(frozen=True, slots=True)
 class KvTier:
-    """A tier: `memory` and `disk` by the GPU, a `store` as a whole. `free_bytes` come with a node."""
+    """A tier of memory. Figures are per GPU for kinds `memory` and `disk`, and of the whole for a `store`;
+    `free_bytes` come with a node.
+    """
 
     name: str
     kind: Kind
@@ -35,13 +37,13 @@ class KvTier:
     source: str
 
     def usd_per_h(self, size_bytes: float) -> float:
-        """The price of so much of it, without what comes with a node."""
+        """The price of `size_bytes` of it, of which `free_bytes` cost nothing."""
         return max(size_bytes - self.free_bytes, 0.0) / GB * self.usd_per_gb_month / HOURS_PER_MONTH
 
 
 def read_kv_tiers(directory: Path | None = None) -> Mapping[str, KvTier]:
-    """The shipped tiers, or those of `directory` where it has a kv_tiers.yaml. Raises CatalogError for what
-    cannot be read, with file, row, key, what was found and what is valid.
+    """The tiers of `directory` if it has a kv_tiers.yaml, else the shipped ones. Raises CatalogError with
+    file, row, key, what was found and what is valid.
     """
     path = repository_dir("catalogs") / FILE
     if directory is not None and (directory / FILE).exists():

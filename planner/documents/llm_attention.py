@@ -3,9 +3,9 @@
 kinds = layer_kinds(shape, layers)                   # "full", "window", "linear", "state", None
 attention_of(shape, layer, kinds[layer], formats)
 
-Which layers have which kind stands under a key of each family's own: `layer_types`, `hybrid_layer_pattern`,
+Each family of LLMs has a key of its own for the kinds of its layers: `layer_types`, `hybrid_layer_pattern`,
 `hybrid_override_pattern`, `full_attention_interval`, ... The shapes are those of the matrices that vLLM and
-transformers make of the same keys.
+transformers make of the same keys. `planner/models/llm.py` explains the kinds of attention.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from planner.models.llm import (
 MOST_LAYERS = 1000  # Each layer is looked at by itself; the deepest LLMs have some 130.
 COUNT = f"expected a whole number > 0 and at most {LARGEST_COUNT}"
 WORDING = Wording(whole=COUNT, most=COUNT)
+# Letter of `hybrid_override_pattern` -> the kinds of attention and of feed-forward block of that layer.
 BLOCKS = {"M": ("state", None), "*": ("full", None), "E": (None, "experts"), "-": (None, "dense")}
 _BLOCK_NAMES = {"mamba": "M", "attention": "*", "moe": "E", "mlp": "-"}
 _LAYER_TYPES = {
@@ -37,19 +38,18 @@ _LAYER_TYPES = {
     "chunked_attention": "window",
     "linear_attention": "linear",
 }
-# LLMs without a key for it: every other layer has a window, beginning with the first.
+# Families whose config has no key for it: every other layer has a window, beginning with the first.
 _ALTERNATE = ("gemma2", "gpt_oss")
 _NOPE_INTERVAL = 4  # Llama 4's value, where its config leaves it out.
 _IN_32_BITS = ("float32", "float")
+# What checkpoints call the attention of a layer.
 _MODULE_PARENTS = ("self_attn", "attn", "attention", "linear_attn", "mixer")
 
 Kind = str | None  # Kind of attention: "full", "window", "linear", "state"; None: the layer has none.
 
 
 def first_count(shape: Section, *keys: str, default: int | None = None) -> int:
-    """The number under the first of these keys that the config has, else `default`. Raises InputError where
-    it has none of them and there is no default.
-    """
+    """The number under the first of `keys` that the config has, else `default`; InputError without both."""
     for key in keys:
         if key in shape:
             return shape.whole_number(key)
@@ -80,7 +80,7 @@ def block_pattern(shape: Section, layers: int) -> str | None:
             raise refused_value(
                 shape.path_of("layers_block_type"), f"expected {', '.join(_BLOCK_NAMES)}", unknown[0]
             )
-        return "".join(_BLOCK_NAMES[name] for name in _as_long(shape, "layers_block_type", names, layers))
+        return "".join(_BLOCK_NAMES[name] for name in _per_layer(shape, "layers_block_type", names, layers))
     if "hybrid_override_pattern" not in shape:
         return None
     pattern = shape.text("hybrid_override_pattern")
@@ -88,12 +88,14 @@ def block_pattern(shape: Section, layers: int) -> str | None:
         raise refused_value(
             shape.path_of("hybrid_override_pattern"), f"expected letters {' '.join(BLOCKS)}", strange[0]
         )
-    return "".join(_as_long(shape, "hybrid_override_pattern", list(pattern), layers))
+    return "".join(_per_layer(shape, "hybrid_override_pattern", list(pattern), layers))
 
 
 def layer_kinds(shape: Section, layers: int) -> list[Kind]:
-    """A window that all layers have is not used: keys and values are counted as if they looked at all tokens,
-    as windows of Mistral-7B and Phi-3 are seldom shorter than what is served.
+    """The kind of attention of each layer.
+
+    If all layers have a window, all count as "full": the windows of such LLMs (Mistral-7B, Phi-3) are seldom
+    shorter than the contexts that are served.
     """
     kinds = _layer_kinds(shape, layers)
     return ["full"] * layers if set(kinds) == {"window"} else kinds
@@ -109,20 +111,20 @@ def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
                 f"{shape.path_of('layer_types')}: {strange[0]!r} is not modelled; expected "
                 f"{', '.join(_LAYER_TYPES)}"
             )
-        return [_LAYER_TYPES[one] for one in _as_long(shape, "layer_types", types, layers)]
+        return [_LAYER_TYPES[one] for one in _per_layer(shape, "layer_types", types, layers)]
     if isinstance(pattern := shape.get("hybrid_layer_pattern"), list):
         return [
-            "window" if one else "full" for one in _as_long(shape, "hybrid_layer_pattern", pattern, layers)
+            "window" if one else "full" for one in _per_layer(shape, "hybrid_layer_pattern", pattern, layers)
         ]
     if "linear_attn_config" in shape:
-        return _linear_attn_config(shape.subsection("linear_attn_config"), layers)
+        return _kimi_layer_kinds(shape.subsection("linear_attn_config"), layers)
     if "full_attention_interval" in shape:
         every = shape.whole_number("full_attention_interval")
         return ["full" if (layer + 1) % every == 0 else "linear" for layer in range(layers)]
-    # Only Llama 4 has both keys.
+    # Only Llama 4 has both keys. A layer with rotary embeddings (1 in `no_rope_layers`) attends to a chunk.
     if "attention_chunk_size" in shape and "interleave_moe_layer_step" in shape:
         no_rope = shape.get("no_rope_layers") or [(layer + 1) % _NOPE_INTERVAL for layer in range(layers)]
-        return ["window" if one else "full" for one in _as_long(shape, "no_rope_layers", no_rope, layers)]
+        return ["window" if one else "full" for one in _per_layer(shape, "no_rope_layers", no_rope, layers)]
     if "sliding_window" in shape and shape.flag("use_sliding_window", True):
         if "sliding_window_pattern" in shape or kind in _ALTERNATE:
             every = shape.whole_number("sliding_window_pattern", 2)
@@ -130,8 +132,8 @@ def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
     return ["full"] * layers
 
 
-def _linear_attn_config(part: Section, layers: int) -> list[Kind]:
-    """Kimi's: which layers look at all tokens and which carry a state, counted from 1."""
+def _kimi_layer_kinds(part: Section, layers: int) -> list[Kind]:
+    """Kimi names the layers, counted from 1, that look at all tokens and those that carry a state."""
     full, linear = part.get("full_attn_layers"), part.get("kda_layers")
     for key, listed in (("full_attn_layers", full), ("kda_layers", linear)):
         if not isinstance(listed, list):
@@ -141,13 +143,14 @@ def _linear_attn_config(part: Section, layers: int) -> list[Kind]:
     return ["full" if layer + 1 in full else "linear" for layer in range(layers)]
 
 
-def _as_long(shape: Section, key: str, listed: list[Any], layers: int) -> list[Any]:
-    if len(listed) != layers:
-        raise CatalogError(f"{shape.path_of(key)}: {len(listed)} entries for {layers} layers")
-    return listed
+def _per_layer(shape: Section, key: str, per_layer: list[Any], layers: int) -> list[Any]:
+    if len(per_layer) != layers:
+        raise CatalogError(f"{shape.path_of(key)}: {len(per_layer)} entries for {layers} layers")
+    return per_layer
 
 
 def attention_of(shape: Section, layer: int, kind: Kind, formats: Formats) -> Attention | None:
+    """The attention of one layer whose kind `layer_kinds` gave; None if it has none."""
     hidden = first_count(shape, "hidden_size", "n_embed", "n_embd", "d_model")
     attention: Attention
     match kind:
@@ -164,20 +167,20 @@ def attention_of(shape: Section, layer: int, kind: Kind, formats: Formats) -> At
         case _ if "kv_lora_rank" in shape:
             attention, modules = _latent_attention(shape, layer, hidden)
         case _ if "block_configs" in shape:
-            return _of_block(shape, layer, hidden, formats)
+            return _block_attention(shape, layer, hidden, formats)
         case _:
             attention, modules = _grouped_attention(shape, layer, kind == "window", hidden)
-    return in_formats(attention, modules, layer, formats, shape)
+    return with_formats(attention, modules, layer, formats, shape)
 
 
-Modules = list[tuple[tuple[str, ...], float]]  # The names of a matrix, and its parameters.
+Modules = list[tuple[tuple[str, ...], float]]  # Names under which checkpoints keep a matrix; its parameters.
 
 
-def in_formats(
+def with_formats(
     attention: Attention, modules: Modules, layer: int, formats: Formats, shape: Section
 ) -> Attention:
-    """The attention with the format of its matrices. Matrices in 16 bits beside quantised ones are counted
-    apart (`bf16_parameters`).
+    """The attention with the format of its weights; matrices that stay in 16 bits beside quantised ones are
+    counted in `bf16_parameters`.
     """
     parameters: Counter[str] = Counter()
     for names, each in modules:
@@ -201,8 +204,9 @@ def _grouped_attention(
     heads, kv_heads, head_dim, value_dim = _head_shape(shape, has_window, hidden)
     window_tokens = None
     if has_window:
-        chunks = "interleave_moe_layer_step" in shape
-        window_tokens = first_count(shape, "attention_chunk_size" if chunks else "sliding_window")
+        is_llama4 = "interleave_moe_layer_step" in shape
+        window_tokens = first_count(shape, "attention_chunk_size" if is_llama4 else "sliding_window")
+    # An index chooses the tokens that attention looks at; an empty section stands for a layer without one.
     index = Section.from_document(None, shape.where)
     if "sparse_attention_config" in shape:
         index = shape.subsection("sparse_attention_config")
@@ -236,11 +240,11 @@ def _grouped_attention(
 
 
 def _head_shape(shape: Section, has_window: bool, hidden: int) -> tuple[int, int, int, int]:
-    """Query heads, heads of keys and values, and their widths, where layers with a window differ too."""
+    """Query heads, KV heads, width of a key and of a value; some LLMs have others in layers with a window."""
     kind = str(shape.get("model_type", ""))
     heads = first_count(shape, "num_attention_heads", "n_head", "num_heads")
-    one = 1 if shape.get("multi_query") is True else heads
-    kv_heads = first_count(shape, "num_key_value_heads", "num_attention_groups", default=one)
+    default_kv_heads = 1 if shape.get("multi_query") is True else heads
+    kv_heads = first_count(shape, "num_key_value_heads", "num_attention_groups", default=default_kv_heads)
     head_dim = first_count(shape, "head_dim", "attention_head_dim", "kv_channels", default=hidden // heads)
     value_dim = first_count(shape, "v_head_dim", default=head_dim)
     if has_window and "hybrid_layer_pattern" in shape:
@@ -260,7 +264,7 @@ def _head_shape(shape: Section, has_window: bool, hidden: int) -> tuple[int, int
     return heads, kv_heads, head_dim, value_dim
 
 
-def _of_block(shape: Section, layer: int, hidden: int, formats: Formats) -> Attention | None:
+def _block_attention(shape: Section, layer: int, hidden: int, formats: Formats) -> Attention | None:
     """The attention of a layer of Llama-Nemotron: layers differ in their KV heads, or have no attention."""
     block = block_config(shape, layer, "attention")
     for key in ("window_length", "replace_with_linear", "sparsify", "num_sink_tokens", "unshifted_sink"):
@@ -275,7 +279,7 @@ def _of_block(shape: Section, layer: int, hidden: int, formats: Formats) -> Atte
     else:
         kv_heads = first_count(block, "num_key_value_heads")
     attention = GroupedAttention(heads, kv_heads, head_dim, head_dim)
-    return in_formats(
+    return with_formats(
         attention,
         [
             (("q_proj", "qkv_proj"), hidden * heads * head_dim),
@@ -332,28 +336,28 @@ def _latent_attention(shape: Section, layer: int, hidden: int) -> tuple[LatentAt
 
 
 def _index_of_layer(shape: Section, layer: int) -> tuple[bool, bool]:
-    """Whether this layer has an index of its own, and whether it looks at what an earlier one chose."""
+    """Whether this layer has an index of its own, and whether it uses an earlier layer's choice."""
     if "index_topk" not in shape:
         return False, False
     types = shape.get("indexer_types")
     if isinstance(types, list):
-        one = _as_long(shape, "indexer_types", types, layer_count(shape))[layer]
+        one = _per_layer(shape, "indexer_types", types, layer_count(shape))[layer]
         if one not in ("full", "shared"):
             raise refused_value(shape.path_of("indexer_types"), "expected full or shared", one)
         return one == "full", one == "shared"
     if "index_topk_pattern" in shape:
-        letters = _as_long(
+        letters = _per_layer(
             shape, "index_topk_pattern", list(shape.text("index_topk_pattern")), layer_count(shape)
         )
         return letters[layer] != "S", letters[layer] == "S"
     every = shape.whole_number("index_topk_freq", 1)
-    first = shape.whole_number("index_skip_topk_offset", 2, least=0)
-    has_own = max(layer - first + 1, 0) % every == 0
+    offset = shape.whole_number("index_skip_topk_offset", 2, least=0)
+    has_own = max(layer - offset + 1, 0) % every == 0  # So have all layers before the offset.
     return has_own, not has_own
 
 
 def _compressed_attention(shape: Section, layer: int, hidden: int) -> tuple[CompressedAttention, Modules]:
-    """DeepSeek-V4. `compress_ratios` has an entry more, of the layer for speculative decoding."""
+    """DeepSeek-V4. `compress_ratios` may have one entry more, of the layer for speculative decoding."""
     ratios = shape.get("compress_ratios")
     if not isinstance(ratios, list) or len(ratios) < layer_count(shape):
         raise refused_value(
@@ -362,7 +366,7 @@ def _compressed_attention(shape: Section, layer: int, hidden: int) -> tuple[Comp
     ratio = ratios[layer]
     if ratio not in (0, 4, 128):
         raise refused_value(shape.path_of("compress_ratios"), "expected 0, 4 and 128", ratio)
-    has_index = ratio == 4
+    has_index = ratio == 4  # With 128 tokens to a vector all vectors are read.
     attention = CompressedAttention(
         heads=first_count(shape, "num_attention_heads"),
         head_dim=shape.whole_number("head_dim"),
@@ -380,7 +384,7 @@ def _compressed_attention(shape: Section, layer: int, hidden: int) -> tuple[Comp
 
 
 def _gated_delta_net(shape: Section, hidden: int) -> tuple[StateAttention, Modules]:
-    """Qwen3-Next's and Qwen3.5's: queries and keys of one width, values and their gate of another, and two
+    """Qwen3-Next and Qwen3.5: queries and keys of one width, values and their gate of another, and two
     numbers per head.
     """
     key_width = shape.whole_number("linear_num_key_heads") * shape.whole_number("linear_key_head_dim")
@@ -404,7 +408,7 @@ def _gated_delta_net(shape: Section, hidden: int) -> tuple[StateAttention, Modul
 
 
 def _delta_attention(part: Section, hidden: int) -> tuple[StateAttention, Modules]:
-    """Kimi's: queries, keys, values and a gate of one width; decay by head_dim numbers, one more per head."""
+    """Kimi: queries, keys, values and a gate of one width; decay from head_dim numbers and one per head."""
     part = replace(part, wording=WORDING)
     heads, head_dim = part.whole_number("num_heads"), part.whole_number("head_dim")
     width = heads * head_dim

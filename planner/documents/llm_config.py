@@ -16,7 +16,7 @@ from planner.documents.llm_encoder import encoder_parameters
 from planner.documents.llm_feed_forward import feed_forward_of
 from planner.documents.llm_formats import QUANTISED, Formats, read_config, read_formats
 from planner.documents.llm_keys import refuse_unmodelled
-from planner.documents.llm_row import of_groups
+from planner.documents.llm_row import summarise_groups
 from planner.errors import CatalogError
 from planner.files.document_values import Section, errors_as
 from planner.models.llm import WEIGHT_BYTES, FeedForward, GroupedAttention, LayerGroup, Llm
@@ -96,7 +96,9 @@ def _parse_config(file: Path, config: dict[str, Any]) -> Llm:
     }
     if layer_fields := _fields_if_uniform(groups, formats):
         return Llm(**fields, **layer_fields)
-    return Llm(**fields, **of_groups(groups, hidden, where), head_weights=formats.format_if_named("lm_head"))
+    return Llm(
+        **fields, **summarise_groups(groups, hidden, where), head_weights=formats.format_if_named("lm_head")
+    )
 
 
 def _language_half(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Weights of what turns images and sound into tokens, out of `vision_config` and `audio_config`.
+"""Parameters of the encoder that turns images into tokens, from `vision_config` of a config.json.
 
-Matrices are counted, norms and biases are not. Encoders are served in 16 bits.
+Matrices are counted, norms and biases are not. Encoders are served in 16 bits; those of sound are refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ _GATED = ("gemma4_vision", "pixtral", "qwen2_5_vl")  # Their feed-forward blocks
 
 
 def encoder_parameters(config: Mapping[str, Any], where: str, text_hidden: int) -> float:
-    """0 without an encoder; raises CatalogError for one whose keys we do not know."""
+    """Those of encoder and projector to the LLM's `text_hidden`; 0 without one; CatalogError for unknown
+    keys.
+    """
     if config.get("audio_config"):
         raise CatalogError(
             f"{where}: audio_config: its weights are not counted yet; describe the LLM in a llms.yaml of "
@@ -44,14 +46,15 @@ def encoder_parameters(config: Mapping[str, Any], where: str, text_hidden: int) 
         * shape.whole_number("patch_size", 14) ** 2
     )
     frames = shape.whole_number(
-        "temporal_patch_size", _compression(shape).whole_number("temporal_patch_size", 1)
+        "temporal_patch_size", _compression_config(shape).whole_number("temporal_patch_size", 1)
     )
     patches = pixels * frames * hidden
-    return float(blocks + patches + _positions(shape, hidden) + _projector(shape, hidden, text_hidden))
+    around = _positions_size(shape, hidden) + _projector_size(shape, hidden, text_hidden)
+    return float(blocks + patches + around)
 
 
-def _positions(shape: Section, hidden: int) -> int:
-    """Learned ones."""
+def _positions_size(shape: Section, hidden: int) -> int:
+    """Parameters of learned position embeddings."""
     if "position_embedding_size" in shape:
         # One table for rows and one for columns.
         return 2 * shape.whole_number("position_embedding_size") * hidden
@@ -60,10 +63,8 @@ def _positions(shape: Section, hidden: int) -> int:
     return first_count(shape, "num_position_embeddings", default=0) * hidden
 
 
-def _projector(shape: Section, hidden: int, text_hidden: int) -> int:
-    """Parameters of the matrices between the encoder's width and the LLM's: image patches are merged and pass
-    two matrices, or one.
-    """
+def _projector_size(shape: Section, hidden: int, text_hidden: int) -> int:
+    """Parameters between encoder and LLM: patches are merged and pass one or two matrices."""
     kind = str(shape.get("model_type", ""))
     if kind.startswith("gemma"):
         return hidden * text_hidden
@@ -81,19 +82,20 @@ def _projector(shape: Section, hidden: int, text_hidden: int) -> int:
         return (adapter or hidden * pixels) * inner + inner * out + out * text_hidden
     if "projection_dim" in shape:  # MiniMax-M3 first projects to the LLM's width and merges patches there.
         width = shape.whole_number("projection_dim")
-        return hidden * width + width * width + _merged(shape) * width * width + width * width
-    merged = _merged(shape) * hidden
-    one = merged * merged + merged * first_count(shape, "out_hidden_size", default=text_hidden)
-    return one * (1 + len(shape.get("deepstack_visual_indexes", [])))
+        return hidden * width + width * width + _patches_per_token(shape) * width * width + width * width
+    merged = _patches_per_token(shape) * hidden
+    # Each deepstack index has a merger of its own.
+    merger = merged * merged + merged * first_count(shape, "out_hidden_size", default=text_hidden)
+    return merger * (1 + len(shape.get("deepstack_visual_indexes", [])))
 
 
-def _merged(shape: Section) -> int:
-    """Patches that become one token."""
+def _patches_per_token(shape: Section) -> int:
+    """How many patches become one token."""
     if isinstance(kernel := shape.get("merge_kernel_size"), list) and len(kernel) == 2:
         return int(kernel[0] * kernel[1])
-    each = _compression(shape).whole_number("spatial_merge_size", 1)
-    return int(shape.whole_number("spatial_merge_size", each) ** 2)
+    side = _compression_config(shape).whole_number("spatial_merge_size", 1)
+    return int(shape.whole_number("spatial_merge_size", side) ** 2)
 
 
-def _compression(shape: Section) -> Section:
+def _compression_config(shape: Section) -> Section:
     return shape.subsection("img_token_compression_config")

@@ -1,11 +1,11 @@
-"""Layer groups as a row of llms.yaml has them, and a row out of an LLM.
+"""Parse the layer groups of a row of llms.yaml, and make the row of an LLM.
 
     groups:
       - {layers: 3, attention: {kind: latent, heads: 128, ...}, feed_forward: {width: 18432}}
       - {layers: 58, attention: {...}, feed_forward: {width: 2048, experts: 256, experts_per_token: 8}}
 
-The keys are the fields of planner/models/llm.py; what has its default is left out. A layer without attention
-or without a feed-forward block leaves out that key.
+The keys are the fields of planner/models/llm.py; fields with their default are left out, and so is the key of
+an attention or feed-forward block that the layers lack.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def read_groups(row: Section) -> tuple[LayerGroup, ...]:
     return tuple(groups)
 
 
-def _parse_part(kind: type[Any], part: Section, beside: tuple[str, ...] = ()) -> Any:
-    known = {field.name: field for field in fields(kind)}
-    part = Section.from_document(part.values, part.where, (*known, *beside), wording=part.wording)
+def _parse_part(kind: type[Any], part: Section, extra_keys: tuple[str, ...] = ()) -> Any:
+    by_name = {field.name: field for field in fields(kind)}
+    part = Section.from_document(part.values, part.where, (*by_name, *extra_keys), wording=part.wording)
     values = {}
-    for name, field in known.items():
+    for name, field in by_name.items():
         if name in part or field.default is MISSING:
             values[name] = _parse_field(part, field)
     try:
@@ -139,8 +139,10 @@ def _changed_fields(part: Attention | FeedForward) -> dict[str, Any]:
     return {name: value for name, (value, usual) in values.items() if value != usual}
 
 
-def of_groups(groups: tuple[LayerGroup, ...], hidden: int, where: str) -> dict[str, Any]:
-    """The fields of an LLM that say what is the largest of its kind, and the format of most weights."""
+def summarise_groups(groups: tuple[LayerGroup, ...], hidden: int, where: str) -> dict[str, Any]:
+    """The fields of an LLM that describe it as a whole: the largest of its blocks and heads, and the format
+    of most of its weights.
+    """
     blocks = [group.feed_forward for group in groups if group.feed_forward is not None]
     if not blocks:
         raise CatalogError(f"{where}: no layer has a feed-forward block; such LLMs are not modelled")
@@ -160,7 +162,7 @@ def of_groups(groups: tuple[LayerGroup, ...], hidden: int, where: str) -> dict[s
 
 
 def most_weights(groups: tuple[LayerGroup, ...], hidden: int) -> str:
-    """The format of most weights."""
+    """The format that most parameters have."""
     parameters: Counter[str] = Counter()
     for group in groups:
         if (attention := group.attention) is not None:
@@ -174,7 +176,7 @@ def most_weights(groups: tuple[LayerGroup, ...], hidden: int) -> str:
 
 
 def _largest_heads(attentions: list[Attention | None], where: str) -> dict[str, int]:
-    """The largest of layers that keep keys and values for several heads; latent ones keep one for all."""
+    """Heads of the largest grouped attention, else of the first layer that keeps one KV head for all."""
     grouped = [each for each in attentions if isinstance(each, GroupedAttention)]
     if grouped:
         return {

@@ -3,11 +3,11 @@
     lora: {max_loras: 8, max_rank: 16, adapters: 100, targets: [qkv_proj, o_proj]}
     lora: {max_loras: 2, max_rank: 64, adapters: [sales, support, legal], max_cpu_loras: 3}
 
-`max_loras`, `max_rank` and `max_cpu_loras` are vLLM's settings; the last one is as many as there are adapters
-unless it is given. `adapters` are all that are served, by name or number: a trace with a column `adapter`
-says who asks for which, without it each is as likely as the next. `link` and `disk` are how fast an adapter
-comes from the host's memory into a slot, and from disk into the host's memory (planner/models/lora.py);
-`longer` is by how much what LoRA takes is taken longer, in a plan with robust: step_times.
+`max_loras`, `max_rank` and `max_cpu_loras` are vLLM's settings; the default of the last is the number of
+adapters. `adapters` are all that are served, by name or number. The column `adapter` of a trace names the one
+of each request; without it all are equally likely. `link` is the bandwidth from the host's memory into a
+slot, `disk` that from disk into the host's memory (planner/models/lora.py). `longer` is the share by which
+the times of LoRA are raised in a plan with `robust: step_times`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_ADAPTERS = 100_000
 
 
 def parse_lora(value: object, where: str) -> Lora | None:
-    """None where nothing, or "none", is said. Raises InputError with the key, what was found and is valid."""
+    """None for a missing value or "none". InputError names the key, what was found and what is valid."""
     if value is None or value == NONE:
         return None
     section = Section.from_document(value, where, KEYS)
@@ -49,7 +49,7 @@ def parse_lora(value: object, where: str) -> Lora | None:
 
 
 def lora_document(lora: Lora) -> dict[str, Any]:
-    """The mapping that `parse_lora` reads as the same."""
+    """The mapping that `parse_lora` reads back as this value."""
     return {
         "max_loras": lora.max_loras,
         "max_rank": lora.max_rank,

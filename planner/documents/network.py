@@ -1,4 +1,4 @@
-"""The network of a fleet, in fleet.yaml and in slo.yaml: read and written.
+"""Reads and writes the section `network` of fleet.yaml and slo.yaml.
 
 {bandwidth: 50 GB/s, latency: 0 ms, transfer: layerwise, layerwise_from: 512, shared: false,
  topology: {within: 450 GB/s, nodes_per_rack: 4, rack_bandwidth: 200 GB/s}}

@@ -1,6 +1,6 @@
-"""A folder that `plan -o DIR` wrote: plan.yaml, certificate.json and the traffic, read and held together.
+"""Reads a folder of `plan -o DIR`: plan.yaml, certificate.json and the traffic, checked against each other.
 
-What was simulated is not in these files: planner/search/evidence/written_plan.py simulates it again.
+The simulation itself is not in these files: planner/search/evidence/written_plan.py repeats it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,17 @@ from planner.traffic.trace_reading import read_trace
 Section = Mapping[str, Any]
 Read = TypeVar("Read")
 
+# Keys of certificate.json and the types of their values.
 TRAFFIC = {"trace": str, "note": str, "requests": int, "dropped": Mapping[str, int], "notes": tuple[str, ...]}
-REST = {"status": Status, "prices": str, "command": str, "max_model_len": int}
+TOP_LEVEL = {"status": Status, "prices": str, "command": str, "max_model_len": int}
 NEAR_FRAC = 1e-9  # Figures are written with ten digits.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrittenPlan:
-    """What stands in the files of a plan; `simulated_s` are its percentiles, None where not finite."""
+    """The content of a plan's files. `simulated_s` are the written percentiles of the SLO's lines, None where
+    not finite.
+    """
 
     folder: Path
     status: Status
@@ -62,25 +65,25 @@ class WrittenPlan:
     simulated_s: tuple[float | None, ...]
     max_model_len: int
     prices: tuple[Price, ...]
-    made: Made | None = None  # Older files do not say it.
+    made: Made | None = None  # None for files of older versions.
 
     def check_percentile(self, limit: Limit, line: int, value_s: float) -> None:
-        """Raises InputError where a percentile is not the one that was written."""
+        """Raises InputError if a simulated percentile differs from the written one."""
         written_s = self.simulated_s[line] if line < len(self.simulated_s) else None
         if not _is_near(value_s, written_s):
-            raise InputError(_of_two(self.folder, f"{limit.name} at {value_s:.10g} s", f"{written_s} s"))
+            raise InputError(_mismatch(self.folder, f"{limit.name} at {value_s:.10g} s", f"{written_s} s"))
 
 
 def read_written(path: Path, catalog: Catalog) -> WrittenPlan:
-    """The files in a folder, or beside plan.yaml if `path` is that.
+    """Read a plan from its folder, or from the path of its plan.yaml.
 
-    Raises InputError where a file is missing, or is not of the same plan as the others.
+    Raises InputError if a file is missing, or is of another plan than the others.
     """
     path = path / "plan.yaml" if path.is_dir() else path
     folder = path.parent
     fleet = read_fleet(path, catalog)
     written = read_json(folder / "certificate.json")
-    return _as_written(folder, lambda: _read_plan(path, fleet, written, catalog))
+    return _translate_errors(folder, lambda: _read_plan(path, fleet, written, catalog))
 
 
 def _read_plan(path: Path, fleet: Fleet, written: Section, catalog: Catalog) -> WrittenPlan:
@@ -88,20 +91,20 @@ def _read_plan(path: Path, fleet: Fleet, written: Section, catalog: Catalog) -> 
     traffic = {
         key: value_of(kind, written["traffic"][key], f"traffic: {key}") for key, kind in TRAFFIC.items()
     }
-    rest = {key: value_of(kind, written[key], key) for key, kind in REST.items()}
+    top_level = {key: value_of(kind, written[key], key) for key, kind in TOP_LEVEL.items()}
     slo = parse_slo(written["slo"], where=f"{path}: slo")
     trace = replace(
         _read_traffic(folder), name=traffic["trace"], dropped=traffic["dropped"], notes=traffic["notes"]
     )
     if len(trace) != traffic["requests"]:
-        raise InputError(_of_two(folder, f"{len(trace)} requests", f"{traffic['requests']}"))
+        raise InputError(_mismatch(folder, f"{len(trace)} requests", f"{traffic['requests']}"))
     certificate = read_certificate(written["certificate"], written["facts"])
     if certificate.seed < 0:
         raise ValueError(f"certificate: seed is {certificate.seed}")
     return WrittenPlan(
         folder,
-        rest["status"],
-        rest["command"],
+        top_level["status"],
+        top_level["command"],
         fleet,
         slo,
         trace,
@@ -114,13 +117,14 @@ def _read_plan(path: Path, fleet: Fleet, written: Section, catalog: Catalog) -> 
             value_of(float | None, line["simulated_s"], "simulated: lines")
             for line, _ in zip(written["simulated"]["lines"], slo.limits, strict=True)
         ),
-        rest["max_model_len"],
+        top_level["max_model_len"],
         value_of(tuple[Price, ...], written["facts"]["prices"], "facts: prices"),
         dataclass_of(Made, written["made"], "made") if written.get("made") else None,
     )
 
 
-def _as_written(folder: Path, read: Callable[[], Read]) -> Read:
+def _translate_errors(folder: Path, read: Callable[[], Read]) -> Read:
+    """Call `read`; whatever a certificate.json of another form makes it raise becomes an InputError."""
     try:
         return read()
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -130,7 +134,7 @@ def _as_written(folder: Path, read: Callable[[], Read]) -> Read:
         ) from None
 
 
-def _of_two(folder: Path, simulated: str, written: str) -> str:
+def _mismatch(folder: Path, simulated: str, written: str) -> str:
     return (
         f"{folder}: plan.yaml on the traffic beside it has {simulated}, certificate.json says {written}: "
         "they are not of one plan, or of another version of the planner; plan again"
@@ -138,15 +142,14 @@ def _of_two(folder: Path, simulated: str, written: str) -> str:
 
 
 def _read_traffic(folder: Path) -> Trace:
-    more = folder / "traffic.jsonl"
-    return read_trace(more if more.exists() else folder / "requests.csv", seed=None)
+    # Prefixes and sessions do not fit into requests.csv; a plan on these has traffic.jsonl too.
+    full = folder / "traffic.jsonl"
+    return read_trace(full if full.exists() else folder / "requests.csv", seed=None)
 
 
 def _read_alternative(row: Section, llm: str, path: Path, catalog: Catalog) -> Alternative:
-    of_fleet = row["fleet"]
-    return read_alternative(
-        row, None if of_fleet is None else fleet_of({"llm": llm, **of_fleet}, path, catalog)
-    )
+    fleet = row["fleet"]
+    return read_alternative(row, None if fleet is None else fleet_of({"llm": llm, **fleet}, path, catalog))
 
 
 def _is_near(value: float, written: float | None) -> bool:

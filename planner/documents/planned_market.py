@@ -1,7 +1,7 @@
 """From plans to schedule.yaml: the fleet of each as a kind of worker, with its prices, stock and limits.
 
-A kind of worker is the smallest whole part of a fleet, with its part of the traffic: a part alone was not
-simulated, and may sustain less, as bursts weigh more on few workers.
+A kind of worker is the smallest whole part of a fleet, with its part of the traffic. Such a part was not
+simulated by itself and may sustain less, as bursts weigh more on few workers.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from planner.solvers.reserved_schedule import Market
 from planner.units import quantity
 
 Document = dict[str, Any]
-PART = (
+CAVEAT = (
     "what one worker sustains is the plan's traffic over the equal parts of its fleet, which alone were not "
     "simulated: measure it with `plan goodput`; GPUs in use are counted, not the idle ones of whole nodes"
 )
 
 
 def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None) -> Market | None:
-    """What can be scheduled of plan.yaml, or of the folder it was written to: its fleet at its prices, within
-    the stock and the limits of the task that was planned. None for a file that is no plan for one LLM.
+    """The market of a plan.yaml or its folder: the plan's fleet at its prices, within the stock and limits of
+    the task that was planned. None for a file that is no plan for one LLM.
     """
     file, plan = _read_plan_file(path)
     if not _is_plan(plan):
@@ -41,14 +41,14 @@ def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None)
         raise InputError(f"{file}: is a plan of {plan['llm']}, its question is of {task.llm}")
     try:
         rate_rps = traffic.get("asked_rps", traffic["rate_rps"])
-        return parse_market(of_plans([(plan | {"rate_rps": rate_rps}, task)], catalog))
+        return parse_market(schedule_document([(plan | {"rate_rps": rate_rps}, task)], catalog))
     except (KeyError, TypeError, AttributeError, InputError) as error:
         raise InputError(f"{file}: is no plan as `plan -o` writes it ({error})") from None
 
 
 def schedule_caveat(path: Path) -> str:
-    """What a schedule of a plan's fleet does not count, with what the plan pays for idle GPUs; empty for
-    what is no plan.
+    """What a schedule of a plan's fleet does not count, idle GPUs with their price included; empty if `path`
+    is no plan.
     """
     plan = _read_plan_file(path)[1]
     if not _is_plan(plan):
@@ -56,8 +56,8 @@ def schedule_caveat(path: Path) -> str:
     bill = plan.get("bill", {})
     idle, by_gpu = bill.get("idle_gpus", 0), bill.get("by_gpu_usd_per_h", 0.0)
     if not idle:
-        return PART
-    return f"{PART}, for which the plan pays {bill['usd_per_h'] - by_gpu:.2f} USD/h more ({idle} idle GPUs)"
+        return CAVEAT
+    return f"{CAVEAT}, for which the plan pays {bill['usd_per_h'] - by_gpu:.2f} USD/h more ({idle} idle GPUs)"
 
 
 def _read_plan_file(path: Path) -> tuple[Path, Document]:
@@ -70,36 +70,38 @@ def _is_plan(document: Document) -> bool:
     return is_fleet and isinstance(document.get("traffic"), Mapping)
 
 
-def of_plans(plans: Sequence[tuple[Mapping[str, Any], PlanQuestion | None]], catalog: Catalog) -> Document:
-    """schedule.yaml of what plans run and carry, each with its task where that is known; of one plan with
-    the limits of its task too. GPUs that several have are one stock, the least said.
+def schedule_document(
+    plans: Sequence[tuple[Mapping[str, Any], PlanQuestion | None]], catalog: Catalog
+) -> Document:
+    """schedule.yaml for the fleets of plans, each with its task if known; for a single plan also the limits
+    of its task. A GPU of several plans has one stock, the least of theirs.
     """
     gpus: Document = {}
     capacity: list[Document] = []
     for plan, task in plans:
-        here = {name: catalog.gpu(name) for name in gpus_of_plan(plan)}
-        for name, gpu in here.items():
+        gpus_here = {name: catalog.gpu(name) for name in gpus_of_plan(plan)}
+        for name, gpu in gpus_here.items():
             offer = offer_document(plan, gpu, task)
-            known = gpus.setdefault(name, offer)
-            if known != offer and "stock" in offer:
-                known["stock"] = min(offer["stock"], known.get("stock", offer["stock"]))
-        capacity.append(capacity_document(plan, here))
+            earlier = gpus.setdefault(name, offer)
+            if earlier != offer and "stock" in offer:
+                earlier["stock"] = min(offer["stock"], earlier.get("stock", offer["stock"]))
+        capacity.append(capacity_document(plan, gpus_here))
     task = plans[0][1] if len(plans) == 1 else None
     bounds = {} if task is None else limits_document(task)
     return {"gpus": gpus, "capacity": capacity} | ({"limits": bounds} if bounds else {})
 
 
 def gpus_of_plan(plan: Mapping[str, Any]) -> list[str]:
-    """The GPUs of a plan; those on spot count as the others."""
+    """The names of a plan's GPUs, without the suffix of those on spot."""
     return sorted({row_of(pool["gpu"]) for pool in plan["workers"]})
 
 
 def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None) -> Document:
     """The line of `gpus` for a GPU of a plan: its price, and how many its question may use.
 
-    The price is what the plan pays on average; where it has the GPU on spot or other ones too, that of its
-    task, of the plan as it is written, or of the catalog. Owned GPUs are reserved ones at their price,
-    no more than the task, or else the plan, has of them.
+    The price is the plan's average if it has this GPU alone and none on spot; else that of its task, or if
+    the task is not known that of plan.yaml, or of the catalog. Owned GPUs are offered as reserved ones at the
+    price of their electricity, as many as the task, or else the plan, has.
     """
     names = {pool["gpu"] for pool in plan["workers"]}
     usd_per_h, written = gpu.price_usd_per_h, plan.get("prices")
@@ -124,8 +126,8 @@ def offer_document(plan: Mapping[str, Any], gpu: Gpu, task: PlanQuestion | None)
         }
     if task is None:
         return offer
-    known = [count for count in (task.stock.get(gpu.name), task.gpu_limit) if count is not None]
-    return offer | ({"stock": min(known)} if known else {})
+    counts = [count for count in (task.stock.get(gpu.name), task.gpu_limit) if count is not None]
+    return offer | ({"stock": min(counts)} if counts else {})
 
 
 def _gpus_of_pools(plan: Mapping[str, Any]) -> list[tuple[str, int]]:
@@ -138,15 +140,16 @@ def _gpus_of_worker(pool: Mapping[str, Any]) -> int:
 
 
 def limits_document(task: PlanQuestion) -> Document:
-    """What the question of a plan allows in all, as schedule.yaml has it."""
+    """The limits on the whole fleet in the question of a plan, as schedule.yaml writes them."""
     amounts = {"power": (task.power_limit_w, "W"), "cost": (task.cost_limit_usd_per_h, "usd/h")}
     return {key: f"{amount:.12g} {unit}" for key, (amount, unit) in amounts.items() if amount is not None}
 
 
 def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Document:
-    """The smallest whole part of a plan's fleet, with its part of the rate; `gpus` are its kinds.
+    """The smallest whole part of a plan's fleet, with its part of the rate; `gpus` has the plan's GPUs by
+    name.
 
-    Of one mixed pool that is a worker; of 6 prefill and 2 decode workers it is 3 and 1, whatever their GPUs.
+    Of one mixed pool the part is a worker; of 6 prefill and 2 decode workers it is 3 and 1.
     """
     counts = Counter[tuple[str, str, str]]()  # Owned, rented and spot workers of one type are alike.
     sizes = dict[tuple[str, str, str], int]()
@@ -157,22 +160,22 @@ def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Docum
         sizes[kind] = _gpus_of_worker(pool)
     units = math.gcd(*counts.values())
     each = [(count // units, kind[0], sizes[kind], kind[1]) for kind, count in counts.items()]
-    on: dict[str, int] = Counter()
+    gpus_by_name: dict[str, int] = Counter()
     for count, _, size, gpu in each:
-        on[gpu] += count * size
+        gpus_by_name[gpu] += count * size
     if len(each) == 1:
         ((_, _, size, gpu),) = each
         name = f"{size} × {gpu}"
-    elif len(on) == 1:
+    elif len(gpus_by_name) == 1:
         parts = " + ".join(f"{count} {role} of {size}" for count, role, size, _ in each)
         name = f"{parts} × {each[0][3]}"
     else:
         name = " + ".join(f"{count} {role} of {size} × {gpu}" for count, role, size, gpu in each)
-    one = {"gpu": each[0][3], "gpus": on[each[0][3]]}
+    one = {"gpu": each[0][3], "gpus": gpus_by_name[each[0][3]]}
     return {
         "llm": plan["llm"],
         "worker": name,
-        **(one if len(on) == 1 else {"gpu": dict(on)}),
+        **(one if len(gpus_by_name) == 1 else {"gpu": dict(gpus_by_name)}),
         "rate": f"{plan['rate_rps'] / units:.12g} req/s",
-        "power": f"{sum(count * gpus[gpu].power_w for gpu, count in on.items()):g} W",
+        "power": f"{sum(count * gpus[gpu].power_w for gpu, count in gpus_by_name.items()):g} W",
     }

@@ -15,6 +15,7 @@ from planner.policies import BY_FIELD, QUEUE
 from planner.units import show_exactly
 
 MOST_STEP_TOKENS, MOST = 2**20, 10**9  # Bounded by the simulator's memory.
+# Keys of the section -> fields of `Policies`, by the kind of their values.
 POLICY_SECONDS = {
     "longest_wait": "queue_window_s",
     "heartbeat": "heartbeat_s",
@@ -73,9 +74,9 @@ POLICY_KEYS = (
 
 
 def parse_policies(section: Section) -> tuple[Policies, int | None]:
-    """The policies, and the token budget of workers that name none, if there is one."""
+    """The policies, and `max_num_batched_tokens`, the token budget of workers that have none of their own."""
     chosen: dict[str, Any] = {
-        name: section.one_of(name, tuple(known)) for name, known in BY_FIELD.items() if name in section
+        name: section.one_of(name, tuple(rows)) for name, rows in BY_FIELD.items() if name in section
     }
     chosen |= parse_settings(section)
     for name in ("vidur_restarts", "prefix_cache"):
@@ -92,7 +93,7 @@ def parse_policies(section: Section) -> tuple[Policies, int | None]:
 
 
 def _parse_due(section: Section) -> Iterator[tuple[Selector, float]]:
-    """`due: {chat: {match: {tenant: chat}, within: 0.5 s}}`, for the queue `edf`."""
+    """The classes of `due: {chat: {match: {tenant: chat}, within: 0.5 s}}`, with the time of each [s]."""
     due = section.subsection("due")
     for name in due.values:
         of_class = due.subsection(name, ("match", "within"))
@@ -101,7 +102,7 @@ def _parse_due(section: Section) -> Iterator[tuple[Selector, float]]:
 
 
 def parse_settings(section: Section) -> dict[str, Any]:
-    """The fields of `Policies` that are settings of a policy, those that the section gives."""
+    """The fields of `Policies` that the section sets, other than names of policies."""
     chosen: dict[str, Any] = {}
     for name, field in POLICY_SECONDS.items():
         if name in section:
@@ -123,7 +124,7 @@ def parse_settings(section: Section) -> dict[str, Any]:
 
 
 def policies_document(policies: Policies) -> dict[str, Any]:
-    """The main choices, and whatever else is not as it is by default."""
+    """The section of these policies: the main ones always, other fields if they differ from the default."""
     default = Policies()
     document: dict[str, Any] = {
         name: getattr(policies, name) for name in ("batching", "routing", "decode_routing")

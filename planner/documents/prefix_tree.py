@@ -1,9 +1,9 @@
-"""A prefix tree with known traffic, written down by hand, and where its prefixes should live.
+"""Reads a prefix tree with known traffic, written by hand, and places its prefixes on replicas.
 
-replicas: 3                 # or `largest_load: 0.8`: the fewest replicas none of which has more to do
+replicas: 3                 # or `largest_load: 0.8`: the fewest replicas of which none has a higher load
 memory_tokens: 5000         # of each replica, for prefixes
 token_s: 100 us             # to prefill a token; a node may state its own `prefill` instead
-rest: 40 ms                 # of a request, what no cache spares: its own prompt and its decode
+rest: 40 ms                 # time of a request that no cache spares: its own prompt and its decode
 nodes:
   - {name: system, tokens: 500}
   - {name: tool-a, after: system, tokens: 2000, rate: 4}      # requests/s whose shared prefix ends here
@@ -27,12 +27,12 @@ from planner.traffic.trace import MAX_TOKENS
 KEYS = ("replicas", "largest_load", "memory_tokens", "token_s", "rest", "nodes")
 NODE_KEYS = ("name", "after", "tokens", "prefill", "rate", "rest")
 MOST_REPLICAS = 1000
-SAME_FRAC = 1e-9
+SAME_FRAC = 1e-9  # A load that exceeds the limit by rounding still keeps it.
 
 
 @dataclass(frozen=True, slots=True)
 class TreeQuestion:
-    """`names` (V,) of the nodes of `demand`; without `largest_load` there are `replicas`."""
+    """The nodes of `demand` and their `names` (V,); either `replicas` or `largest_load` is given."""
 
     names: tuple[str, ...]
     demand: PrefixDemand
@@ -61,17 +61,18 @@ def read_tree(path: Path) -> TreeQuestion:
                 f"{here}: {name!r} after {after!r}: each node needs a name of its own, after one that stands "
                 "before it"
             )
-        above = -1 if after is None else place[str(after)]
+        parent_place = -1 if after is None else place[str(after)]
         tokens = row.whole_number("tokens", least=0)
         if tokens > MAX_TOKENS:
             raise InputError(f"{row.path_of('tokens')}: must be at most {MAX_TOKENS}, found {tokens}")
         prefill_s = row.at_least("prefill", "s", token_s * tokens)
         rate_rps, rest_s = row.at_least("rate", "rps", 0.0), row.at_least("rest", "s", least_rest_s)
         place[name] = number
-        columns.append((above, tokens, prefill_s, rate_rps, rest_s))
+        columns.append((parent_place, tokens, prefill_s, rate_rps, rest_s))
     parent, tokens_of, prefill_of, rate_of, rest_of = map(np.array, zip(*columns, strict=True))
-    idle = PrefixDemand(parent, tokens_of, prefill_of, np.zeros(len(parent)), prefill_of)
-    demand = replace(idle, rate_rps=rate_of, work_s=idle.path_sum(prefill_of) + rest_of)
+    # `path_sum` needs a demand, so the work of whole paths is filled in afterwards.
+    without_load = PrefixDemand(parent, tokens_of, prefill_of, np.zeros(len(parent)), prefill_of)
+    demand = replace(without_load, rate_rps=rate_of, work_s=without_load.path_sum(prefill_of) + rest_of)
     replicas = file.whole_number("replicas", None)
     if replicas is not None and replicas > MOST_REPLICAS:
         raise InputError(f"{file.path_of('replicas')}: must be at most {MOST_REPLICAS}, found {replicas}")
@@ -85,9 +86,9 @@ def read_tree(path: Path) -> TreeQuestion:
 
 
 def place_tree(question: TreeQuestion, *, time_limit_s: float, rng: np.random.Generator) -> Replication:
-    """Where the prefixes live, on as many replicas as asked, or on the fewest found within `largest_load`.
+    """Place the prefixes on the given number of replicas, or on the fewest found within `largest_load`.
 
-    Raises InfeasibleError where MOST_REPLICAS are too few.
+    Raises InfeasibleError if MOST_REPLICAS are too few.
     """
     demand, room = question.demand, question.memory_tokens
 
@@ -114,7 +115,7 @@ def place_tree(question: TreeQuestion, *, time_limit_s: float, rng: np.random.Ge
 
 
 def tree_document(question: TreeQuestion, replication: Replication) -> dict[str, Any]:
-    """The answer as plain values: loads, bounds, and of every node its replicas and how much of it hits."""
+    """The answer as plain values: loads, bounds, and the replicas and hit share of every node."""
     demand = question.demand
     through_rps, hits_rps = demand.subtree_sum(demand.rate_rps), replication.hits_rps(demand)
     return {

@@ -1,7 +1,7 @@
 """How the plan fares around its own point: fewer and more workers, more traffic, what breaks it.
 
-The search finds them (search/evidence/robustness.py), certificate.json holds them as `around`, and the
-report draws them. Fields called `futures` count scenarios; certificate.json has always named them so.
+The search computes these facts (search/evidence/robustness.py), certificate.json has them as `around`, and
+the report draws them. Fields called `futures` count scenarios; certificate.json has always named them so.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Share of requests (of gaps, for a limit on TBT) within a limit, over the scenarios: in the worst one,
-    in the worst one of those that must be kept, in the median one, and in the best one.
+    """Share of requests (of gaps, for a limit on TBT) within a limit: in the worst scenario, in the worst of
+    those that must be kept, in the median and in the best one.
     """
 
     limit: Limit
@@ -55,8 +55,8 @@ class AtWorkers:
 @dataclass(frozen=True, slots=True)
 class MoreTraffic:
     """Whether the plan's fleet keeps its SLO with MORE_FRAC more traffic: on the traffic as written and, if
-    scenarios are wanted, in the test and in enough of those that a search sees. `kept` of `futures` scenarios
-    decided; 0 of 0 if the traffic as written did.
+    the question wants scenarios, in enough of those of the test and of the search. The verdict is from `kept`
+    of `futures` scenarios; 0 of 0 if the traffic as written decided.
     """
 
     is_carried: bool
@@ -66,8 +66,8 @@ class MoreTraffic:
 
 @dataclass(frozen=True, slots=True)
 class HeadroomFact:
-    """The plan's fleet holds with up to `frac` more of a strain, on the traffic as written; then it
-    misses."""
+    """The plan's fleet keeps the SLO with up to `frac` more of a strain, on the traffic as written; beyond it
+    misses the limits `missed`."""
 
     strain: Strain
     frac: float
@@ -76,8 +76,8 @@ class HeadroomFact:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The plan's fleet on the traffic as written, without one worker of a pool of `workers`; spare workers
-    and spot workers are all there.
+    """The plan's fleet on the traffic as written, without one worker of a pool that has `workers`; spare and
+    spot workers are all up.
     """
 
     pool: str
@@ -88,8 +88,9 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class PriceTurns:
-    """If the price of a GPU rises by more than this (falls, if below 0), another fleet is cheaper than the
-    plan."""
+    """If the price of a GPU rises by more than `more_frac` (falls, if negative), another fleet is cheaper
+    than the plan.
+    """
 
     gpu: str
     more_frac: float
@@ -100,9 +101,9 @@ class PriceTurns:
 class Around:
     """All that is known of the plan's surroundings.
 
-    `futures` is the number of scenarios of a plan's test, of which `may_miss` may be missed; 0 scenarios
-    stand for the traffic as written. `more_traffic` is None if not simulated. `left_out` names what time did
-    not suffice for.
+    `futures` is the number of scenarios of a plan's test, of which `may_miss` may be missed; 0: only the
+    traffic as written counts. `more_traffic` is None if not simulated. `left_out` names the parts for which
+    time was too short.
     """
 
     futures: int

@@ -9,7 +9,7 @@ from typing import Any
 from planner.errors import InputError
 from planner.files.document_values import Section
 
-KEPT_IN_FRAC = 0.9
+KEPT_IN_FRAC = 0.9  # the default
 LEAST_KEPT_FRAC, MOST_KEPT_FRAC = 0.5, 0.99
 MOST_GROWTH_FRAC = 10.0  # Eleven times the traffic.
 
@@ -27,7 +27,7 @@ class Safety:
 
     def most_missed(self, count: int) -> int:
         """The most of `count` scenarios in which a fleet may miss the SLO."""
-        return int((1 - self.kept_in_frac) * count + 1e-9)
+        return int((1 - self.kept_in_frac) * count + 1e-9)  # In floats 0.1 * 30 is below 3.
 
 
 def parse_safety(value: Any, where: str = "safety") -> Safety | None:

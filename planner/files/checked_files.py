@@ -1,4 +1,4 @@
-"""The library's only file input and output: reading with checks, writing aside and renaming."""
+"""Reads and writes the files of users: checks what is read; writes to a temporary folder, then renames."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from planner.files import interrupts
 from planner.files.jsontext import MOST_DIGITS, is_text, parse_json
 
 MAX_LINE_BYTES = 4 * 2**20
-MAX_DOCUMENT_BYTES = 256 * 2**20  # for a line that is a whole document
+MAX_DOCUMENT_BYTES = 256 * 2**20  # for a line that holds a whole JSON document
 MAX_JSON_BYTES = 16 * 2**20
 MAX_YAML_BYTES = 16 * 2**20
 MAX_YAML_DEPTH = 64  # the parser is recursive, and a stack overflow would kill the process
-ASIDE = ".fleetplan-"
-LEFT_S = 60.0  # an unlocked folder older than this was left by a killed run
+ASIDE = ".fleetplan-"  # how names of temporary folders begin
+ABANDONED_S = 60.0  # an unlocked folder older than this was left by a killed run
 MAX_YAML_VALUES = 200_000  # after aliases are expanded
 _OUTPUT_FOLDERS: set[Path] = set()  # folders of this process that were no links when checked
 
@@ -56,9 +56,9 @@ def user_cache() -> Path | None:
 
 
 def cached_text(name: str, make: Callable[[], str]) -> str:
-    """What `make` gives, kept in the user's cache under a name that tells all it depends on.
+    """The result of `make`, cached under `name` in the user's cache if there is one.
 
-    Without a place to keep it, it is made every time.
+    `name` must change with everything that the text depends on: a cached text is never checked.
     """
     if (folder := user_cache()) is None:
         return make()
@@ -73,7 +73,7 @@ def cached_text(name: str, make: Callable[[], str]) -> str:
 
 @contextmanager
 def open_input(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for reading, unpacking .gz, with one clear line for whatever is not a readable file."""
+    """Open a file for reading, unpacking .gz; raises InputError for whatever is not a readable file."""
     if os.path.isdir(path):  # noqa: PTH112 - unlike Path.is_dir, silent about names that no file can have
         raise InputError(f"{path}: is a directory, expected a file")
     try:
@@ -93,9 +93,9 @@ def open_input(path: Path) -> Iterator[BinaryIO]:
 def open_text(path: Path, *, long_lines: tuple[bytes, ...] = ()) -> Iterator[io.BufferedReader]:
     """Open UTF-8 text as a stream of bytes, without its byte order mark.
 
-    A file that begins with one of `long_lines` may have lines up to MAX_DOCUMENT_BYTES.
     Binary content and a line longer than MAX_LINE_BYTES are refused while they are read, so a line of 2 GB
-    costs no more memory than one that is just too long.
+    costs no more memory than one that is just too long. A file that begins with one of `long_lines` may have
+    lines up to MAX_DOCUMENT_BYTES.
     """
     with open_input(path) as stream:
         yield io.BufferedReader(_TextBytes(path, stream, long_lines), 2**20)
@@ -117,13 +117,14 @@ class _TextBytes(io.RawIOBase):
         block = self.stream.read(min(len(buffer), 2**20))
         if self.is_first:
             block, self.is_first = block.removeprefix(codecs.BOM_UTF8), False
+            # The first spaces are dropped, so that `{ "a"` begins as `{"a"` does.
             if self.long_lines and block.lstrip().replace(b" ", b"", 4).startswith(self.long_lines):
                 self.longest_bytes = MAX_DOCUMENT_BYTES
-        self._check(block)
+        self._check_block(block)
         buffer[: len(block)] = block
         return len(block)
 
-    def _check(self, block: bytes) -> None:
+    def _check_block(self, block: bytes) -> None:
         hint = "expected text (pack it as .gz if it is compressed)"
         if (at := block.find(b"\0")) >= 0:
             line = self.lines + block.count(b"\n", 0, at) + 1
@@ -169,7 +170,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def yaml_value(text: str) -> Any:
-    """One value as YAML files have it; raises InputError for what is none."""
+    """Parse one YAML value; raises InputError where `text` is none."""
     try:
         _check_yaml(text)
         return yaml.load(text, Loader=_Loader)
@@ -178,7 +179,7 @@ def yaml_value(text: str) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file whose top level is an object, read as jsontext.py says."""
+    """A JSON file whose top level is an object; jsontext.py says what is refused."""
     with open_text(path) as stream:
         raw = stream.read(MAX_JSON_BYTES + 1)
     if len(raw) > MAX_JSON_BYTES:
@@ -211,7 +212,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         try:
             value = super().construct_object(node, deep=deep)
         except (ValueError, LookupError, AttributeError, TypeError):  # 2023-13-45, !!int x, !!bool x
-            value = None
+            value = None  # refused below
         else:
             if isinstance(node, yaml.ScalarNode) and (meant := _explain_misread(node, value)):
                 raise yaml.constructor.ConstructorError(None, None, meant, node.start_mark)
@@ -238,7 +239,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         if all(key_node.tag == f"{_TAG}str" for key_node in own):
             return mapping
         keys = [self.construct_object(key_node, deep=True) for key_node in own]
-        if len(set(keys)) < len(keys):  # 1 and 0x1
+        if len(set(keys)) < len(keys):  # one value written in two ways: 1 and 0x1
             twice = next(key for key in keys if keys.count(key) > 1)
             mark = own[len(keys) - 1 - keys[::-1].index(twice)].start_mark
             raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} is given twice", mark)
@@ -246,7 +247,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def _explain_misread(node: yaml.ScalarNode, value: object) -> str:
-    """What to write where YAML 1.1 takes a number for another than people do: 010 for 8, 1:30 for 90."""
+    """What to write for a number that YAML 1.1 reads unlike people (010 as 8, 1:30 as 90), else empty."""
     written = str(node.value)
     if not isinstance(value, int | float) or isinstance(value, bool) or node.style:
         return ""
@@ -259,10 +260,13 @@ def _explain_misread(node: yaml.ScalarNode, value: object) -> str:
 
 
 def _check_yaml(text: str) -> None:
-    """Refuse YAML that is nested too deep, or grows too large once its aliases are written out."""
+    """Refuse YAML that is nested too deep, or grows too large once its aliases are written out.
+
+    `sizes` and `anchors` are stacks of the open collections; a size counts plain values.
+    """
     sizes: list[int] = [0]
     anchors: list[str | None] = [None]
-    known: dict[str | None, int] = {}
+    known: dict[str | None, int] = {}  # sizes of the closed collections, by anchor
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             sizes.append(0)
@@ -305,7 +309,9 @@ class _Dumper(_Layout, yaml.SafeDumper):
 
 
 class _FastDumper(_Layout, getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Eight times as fast as PyYAML's, if built; it refuses lone surrogates, as in names that are no text."""
+    """libyaml's dumper, if built, is eight times as fast; it refuses the lone surrogates of undecodable
+    names.
+    """
 
 
 def _represent_list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
@@ -329,19 +335,19 @@ for _dumper in (_Dumper, _FastDumper):
 
 def to_yaml(document: Mapping[str, Any]) -> str:
     """YAML text, the same bytes for the same document."""
-    how: Any = {"sort_keys": False, "width": 100, "allow_unicode": True}
+    options: Any = {"sort_keys": False, "width": 100, "allow_unicode": True}
     try:
-        return str(yaml.dump(dict(document), Dumper=_FastDumper, **how))
+        return str(yaml.dump(dict(document), Dumper=_FastDumper, **options))
     except UnicodeEncodeError:
-        return str(yaml.dump(dict(document), Dumper=_Dumper, **how))
+        return str(yaml.dump(dict(document), Dumper=_Dumper, **options))
 
 
 def write_files(directory: Path, files: Mapping[str, str | bytes], *, outdated: Collection[str] = ()) -> None:
     """Write all `files` (relative path -> content) into `directory`, or none of them.
 
-    Everything is written aside first and then renamed into place; what stood there is put back if that fails.
-    `outdated` are patterns of files an earlier run may have left: those not written now are removed.
-    Nothing is written through a link: neither `directory` nor a folder in it may be one.
+    Everything is written to a temporary folder and then renamed into place; if that fails, the former files
+    are put back. `outdated` are patterns of files an earlier run may have left: those not written now are
+    removed. Nothing is written through a link: neither `directory` nor a folder in it may be one.
     """
     check_output_directory(directory)
     _write_files(directory, files, outdated)
@@ -354,21 +360,21 @@ def _write_files(directory: Path, files: Mapping[str, str | bytes], outdated: Co
     made: list[Path] = []
     try:
         _make_folder(directory, made)
-        # The temporary folder lies inside, as the folder may be a mount of its own or all that we may write
-        # to.
+        # The temporary folder lies inside `directory`, which may be a mount of its own or the only place that
+        # we may write to.
         with _write_aside(directory) as aside:
             new, old = aside / "new", aside / "old"
             for name, content in files.items():
                 target = new / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content if isinstance(content, bytes) else _encode_text(content))
-            left = {
+            leftovers = {
                 str(path.relative_to(directory))
                 for glob in outdated
                 for path in directory.glob(glob)
                 if path.parent == directory or not path.parent.is_symlink()
             }
-            _swap_files(directory, new, old, list(files), sorted(left - set(files)), made)
+            _swap_files(directory, new, old, list(files), sorted(leftovers - set(files)), made)
     except BaseException as error:
         for folder in reversed(made):
             with suppress(OSError):
@@ -380,13 +386,13 @@ def _write_files(directory: Path, files: Mapping[str, str | bytes], outdated: Co
 
 @contextmanager
 def _write_aside(directory: Path) -> Iterator[Path]:
-    """A folder to write in before renaming, locked while it is in use; what killed runs left is removed."""
-    for left in directory.glob(f"{ASIDE}*"):
+    """A temporary folder, locked while it is in use; those that killed runs left are removed."""
+    for abandoned in directory.glob(f"{ASIDE}*"):
         with suppress(OSError):
-            if left.stat().st_mtime < time.time() - LEFT_S:
-                with _lock_folder(left) as is_ours:
+            if abandoned.stat().st_mtime < time.time() - ABANDONED_S:
+                with _lock_folder(abandoned) as is_ours:
                     if is_ours:
-                        shutil.rmtree(left, ignore_errors=True)
+                        shutil.rmtree(abandoned, ignore_errors=True)
     aside = Path(tempfile.mkdtemp(prefix=ASIDE, dir=directory))
     try:
         with _lock_folder(aside):
@@ -397,9 +403,9 @@ def _write_aside(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def _lock_folder(directory: Path) -> Iterator[bool]:
-    """Hold the lock on a folder; False where another process does. It ends with the process that holds it.
+    """Lock a folder; yields False where another process has it. A lock ends with its process.
 
-    Where a file system has no locks, or the folder may not be read, it counts as held.
+    Where the file system has no locks, or the folder may not be read, yields True: a run goes on unlocked.
     """
     try:
         opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -429,12 +435,12 @@ def reserve_folder(directory: Path) -> Iterator[None]:
     check_output_directory(directory)
     made: list[Path] = []
 
-    def tidy() -> None:
+    def remove_if_empty() -> None:
         for folder in reversed(made):
             with suppress(OSError):
                 folder.rmdir()
 
-    with interrupts.tidy_at_end(tidy):
+    with interrupts.tidy_at_end(remove_if_empty):
         try:
             _make_folder(directory, made)
         except OSError as error:
@@ -448,16 +454,18 @@ def reserve_folder(directory: Path) -> Iterator[None]:
 
 
 def _encode_text(text: str) -> bytes:
-    """UTF-8; what a file's name may hold and UTF-8 cannot is written as \\udcff."""
+    """UTF-8; undecodable bytes of file names, which Python keeps as lone surrogates, become \\udcff."""
     return text.encode(errors="backslashreplace")
 
 
 def _swap_files(
-    directory: Path, new: Path, old: Path, names: list[str], left: list[str], made: list[Path]
+    directory: Path, new: Path, old: Path, names: list[str], leftovers: list[str], made: list[Path]
 ) -> None:
-    """Rename `new` into `directory`, and keep what it replaces, with what is `left` over, in `old`; or undo.
+    """Rename the files `names` from `new` into `directory`; move those they replace, and `leftovers`, to
+    `old`.
 
-    What is replaced stays in its place until then: whoever is killed between leaves the one or the other.
+    An error undoes all renames. A file stays in its place until its successor is renamed over it, so that a
+    killed run leaves either the former file or the new one. Folders that are made are added to `made`.
     """
     undo: list[tuple[Path, Path]] = []
 
@@ -468,7 +476,7 @@ def _swap_files(
         undo.append((source, target))
 
     try:
-        for name in (*names, *left):
+        for name in (*names, *leftovers):
             _make_folder((directory / name).parent, made)
             if os.path.lexists(directory / name):
                 if (directory / name).is_dir():
@@ -487,7 +495,7 @@ def _swap_files(
 
 
 def _link_file(path: Path, other: Path) -> bool:
-    """Give a file a second name; False where the file system has no such names."""
+    """Hard-link a file; False where the file system has no hard links."""
     try:
         os.link(path, other, follow_symlinks=False)
     except (OSError, NotImplementedError):
@@ -496,7 +504,7 @@ def _link_file(path: Path, other: Path) -> bool:
 
 
 def _make_folder(directory: Path, made: list[Path]) -> None:
-    """Make `directory` and what leads to it, and note what was not there."""
+    """Make `directory` and its parents, and add those that were missing to `made`."""
     if not directory.is_dir():
         _make_folder(directory.parent, made)
         directory.mkdir()
@@ -506,7 +514,7 @@ def _make_folder(directory: Path, made: list[Path]) -> None:
 def write_file(path: Path, content: str | bytes) -> None:
     """Write one file whole or not at all; a pipe or a device such as /dev/stdout is written to as it is.
 
-    Text under a name that ends in .gz is packed, as it would be read; bytes are what they are.
+    Text under a name that ends in .gz is compressed, as `open_input` reads it; bytes are written as they are.
     """
     check_output_file(path)
     raw = content if isinstance(content, bytes) else _encode_text(content)
@@ -554,7 +562,7 @@ def check_output_file(path: Path) -> None:
 def check_output_directory(directory: Path) -> None:
     """Refuse a place that `write_files` could not write to, before hours of work rather than after.
 
-    A folder that passed once and is a link later was replaced meanwhile: `write_file` refuses that one too.
+    The folder is remembered, so that `write_file` refuses it too if it becomes a link later.
     """
     _check_writable(directory)
     _refuse_link(directory)
@@ -562,7 +570,7 @@ def check_output_directory(directory: Path) -> None:
 
 
 def _refuse_link(directory: Path) -> None:
-    """Whoever replaces a folder by a link would choose where our files go."""
+    """Refuse a link: whoever replaces a folder by a link would choose where our files go."""
     if directory.is_symlink():
         raise InputError(
             f"{directory}: is a link to {directory.resolve()}, and nothing is written through links; name "
@@ -571,7 +579,7 @@ def _refuse_link(directory: Path) -> None:
 
 
 def _check_writable(directory: Path) -> None:
-    """Refuse a place in which nothing can be made."""
+    """Refuse a folder that cannot be written to, or made."""
     existing = directory
     while (is_directory := _is_directory(existing)) is None:
         if os.path.lexists(existing):
@@ -583,7 +591,7 @@ def _check_writable(directory: Path) -> None:
     if not os.access(existing, os.W_OK | os.X_OK):
         raise InputError(f"{directory}: no permission to write in {existing}; name another one with -o")
     probe = existing / f"{ASIDE}{os.getpid()}"
-    try:  # what `access` says means nothing to root, and on some file systems
+    try:  # `access` is not reliable for root and on some file systems
         with suppress(FileExistsError):
             probe.mkdir()
         probe.rmdir()
@@ -595,7 +603,7 @@ def _check_writable(directory: Path) -> None:
 
 
 def _is_directory(path: Path) -> bool | None:
-    """None where there is nothing; raises InputError for a name that nothing can have."""
+    """None where nothing exists; raises InputError for a name that no file can have."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -605,7 +613,7 @@ def _is_directory(path: Path) -> bool | None:
 
 
 def is_path(name: str) -> bool:
-    """Whether a file or folder of this name exists; a name no file can have is none."""
+    """Whether a file or folder of this name exists; False for a name that no file can have."""
     try:
         return bool(name) and Path(name).exists()
     except OSError:

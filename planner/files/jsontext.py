@@ -1,8 +1,8 @@
-"""JSON as it is read everywhere: what another reader would take otherwise is refused, never read in silence.
+"""Strict JSON for all our files: text that other readers could read differently is refused.
 
-Raises ValueError, whose text says what is wrong and does not name the file: a key given twice, of which
+Raises ValueError, whose text says what is wrong without the file's name, for a key given twice, of which
 Python keeps the last; NaN and Infinity, which JSON does not have; half a character (\\ud800), which no file
-can hold; a whole number of more digits than any count or hash has; and objects nested too deep.
+can hold; a whole number with more digits than any count or hash; and objects nested too deep.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ class TwiceError(ValueError):
 
 
 def parse_json(text: str | bytes, *, has_nan: bool = False, counts_digits: bool = True) -> Any:
-    """The value of a whole JSON text; with `has_nan` NaN and Infinity are floats, as programs write them.
+    """The value of a whole JSON text. With `has_nan`, NaN and Infinity are floats, as some programs write
+    them.
 
-    Without `counts_digits` whoever reads the numbers checks them: traces hold millions of ids.
+    `counts_digits=False` is for traces with millions of ids, whose reader checks the numbers itself.
     """
     try:
         value = json.loads(
@@ -43,12 +44,12 @@ def parse_json(text: str | bytes, *, has_nan: bool = False, counts_digits: bool 
 
 
 def json_decoder() -> json.JSONDecoder:
-    """For values that stand one after the other in a longer text, as `parse_json` reads them."""
+    """A decoder for one value after the other in a longer text, with the checks of `parse_json`."""
     return json.JSONDecoder(object_pairs_hook=_parse_object)
 
 
 def is_text(text: str) -> bool:
-    """Whether a file can hold it; half a character of UTF-16 no file can."""
+    """Whether a file can hold this text: it has no half characters (lone surrogates) of UTF-16."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -71,13 +72,13 @@ def _parse_whole_number(digits: str) -> int:
 
 def _check_texts(values: Iterable[Any]) -> None:
     """Refuse half a character anywhere in these values."""
-    waiting = [values]
-    while waiting:
-        for value in waiting.pop():
+    unchecked = [values]
+    while unchecked:
+        for value in unchecked.pop():
             if isinstance(value, str):
                 if not is_text(value):
                     raise ValueError(f"the text {ascii(value)[:60]} holds half a character")
             elif isinstance(value, dict):
-                waiting += [value.keys(), value.values()]
+                unchecked += [value.keys(), value.values()]
             elif isinstance(value, list):
-                waiting.append(value)
+                unchecked.append(value)

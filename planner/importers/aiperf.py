@@ -1,6 +1,6 @@
 """aiperf: profile_export_aiperf.json (a summary) and profile_export.jsonl (one request per line).
 
-Its inter_token_latency is a request's (last - first) / (n - 1), our tpot. Every value carries its unit.
+Its inter_token_latency is a request's (last - first token) / (n - 1), our TPOT. Every value has its unit.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
 from planner.importers.foreign_fields import StatedSetup
 
+# Keys by which a summary and a file of requests are recognised.
 MARKS = (("request_latency", "request_count"), ("metadata", "metrics"))
 NAMES = {"ttft": "time_to_first_token", "tpot": "inter_token_latency", "e2e": "request_latency"}
 LENGTHS = ("input_sequence_length", "output_sequence_length")
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
-    runs, load_facts = [], None
+    runs, stated_model = [], None
     files = foreign_fields.file_labels(paths)
     for file, path in zip(files, paths, strict=True):
         text = read_text(path)
@@ -33,22 +34,24 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
         except InputError:
             first = None  # The file is one document over several lines.
         if isinstance(first, Mapping) and "metrics" in first:
-            run = _records(file, path, lines)
+            run = _run_of_records(file, path, lines)
         else:
             document = check_mapping(foreign_fields.parse_json(text, path), path)
-            run, model = _summary(file, path, document)
-            load_facts = load_facts or model
+            run, model = _run_of_summary(file, path, document)
+            stated_model = stated_model or model
         runs.append(with_stated_load(run, stated))
     names = foreign_fields.list_first(files)
-    llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names, llm=load_facts)
+    llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names, llm=stated_model)
     return MeasuredRuns(llm, gpu, tp, f"aiperf, {names}", tuple(runs))
 
 
-def _records(file: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
-    """Requests of the profiling phase; the file does not say what load was asked, only when they started."""
+def _run_of_records(file: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
+    """A run from single requests, without the warm-up. The file has start times, but not the load as
+    configured.
+    """
     values_s: dict[str, list[float]] = {metric: [] for metric in NAMES}
     lengths: tuple[list[float], list[float]] = ([], [])
-    starts_s: list[float] = []
+    starts_ns: list[float] = []
     failed = 0
     for i, line in enumerate(lines):
         where = f"{path}, line {i + 1}"
@@ -61,17 +64,17 @@ def _records(file: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
             failed += 1
             continue
         for metric, key in NAMES.items():
-            if (value := _value(metrics.get(key), "value", f"{where}: {key}")) is not None:
+            if (value := _read_latency(metrics.get(key), "value", f"{where}: {key}")) is not None:
                 values_s[metric].append(value)
-        for of, key in zip(lengths, LENGTHS, strict=True):
+        for column, key in zip(lengths, LENGTHS, strict=True):
             length = check_mapping(metrics.get(key), f"{where}: {key}").get("value")
-            of.append(max(1.0, foreign_fields.read_number(length, f"{where}: {key}")))
+            column.append(max(1.0, foreign_fields.read_number(length, f"{where}: {key}")))
         start = foreign_fields.read_optional(metadata, "request_start_ns", where)
-        starts_s += [] if start is None else [start]
+        starts_ns += [] if start is None else [start]
     if not lengths[0]:
         raise InputError(f"{path}: no request succeeded; there is nothing to import")
-    known = len(starts_s) == len(lengths[0])
-    first = min(starts_s, default=0.0)
+    has_starts = len(starts_ns) == len(lengths[0])
+    first_ns = min(starts_ns, default=0.0)
     return MeasuredRun(
         file,
         len(lengths[0]),
@@ -82,13 +85,13 @@ def _records(file: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
             for metric, values in values_s.items()
             if (quantiles := foreign_fields.mean_and_percentiles(values))
         },
-        arrival_s=tuple((start - first) / 1e9 for start in starts_s) if known else (),
+        arrival_s=tuple((start - first_ns) / 1e9 for start in starts_ns) if has_starts else (),
         failed=failed,
         notes=foreign_fields.run_remarks(failed=failed),
     )
 
 
-def _summary(file: str, path: Path, document: Mapping[str, Any]) -> tuple[MeasuredRun, str | None]:
+def _run_of_summary(file: str, path: Path, document: Mapping[str, Any]) -> tuple[MeasuredRun, str | None]:
     latency: dict[str, dict[str, float]] = {}
     for metric, key in NAMES.items():
         row = document.get(key)
@@ -98,7 +101,7 @@ def _summary(file: str, path: Path, document: Mapping[str, Any]) -> tuple[Measur
         latencies = {
             name: value
             for name, theirs in names.items()
-            if (value := _value(row, theirs, f"{path}: {key}")) is not None
+            if (value := _read_latency(row, theirs, f"{path}: {key}")) is not None
         }
         if latencies:
             latency[metric] = latencies
@@ -129,8 +132,8 @@ def _summary(file: str, path: Path, document: Mapping[str, Any]) -> tuple[Measur
 
 
 def _read_load(config: Mapping[str, Any], where: str) -> tuple[str | None, int | None, float | None]:
-    """LLM, concurrency and rate. Of newer versions (0.10) the load stands in `phases`, whose warm-up is left
-    out of the results, of older ones in `loadgen`.
+    """LLM, concurrency and rate. Newer versions (0.10) have the load in `phases`, whose warm-up is left out
+    of the results; older ones have it in `loadgen`.
     """
     items = config.get("models")
     items = items.get("items") if isinstance(items, Mapping) else None
@@ -153,8 +156,8 @@ def _read_load(config: Mapping[str, Any], where: str) -> tuple[str | None, int |
     )
 
 
-def _value(row: object, key: str, where: str) -> float | None:
-    """Seconds of a {key: number, unit: ...}; None where there is none."""
+def _read_latency(row: object, key: str, where: str) -> float | None:
+    """Seconds of `key` in {key: number, unit: ...}; None without a value."""
     if row is None:
         return None
     row = check_mapping(row, where)

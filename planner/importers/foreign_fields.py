@@ -1,4 +1,4 @@
-"""Checked values of foreign files, and what the command line states of them."""
+"""Shared by the importers of benchmark files: checked values, and facts that the command line adds."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from planner.files.text_tables import read_text
 from planner.models.latency import Array
 
 MAX_TP = 1024
-# Input and output tokens: of each request, or one mean.
+# Input tokens and output tokens, a value for each request or one mean.
 Lengths = tuple[tuple[float, ...], tuple[float, ...]]
 PERCENTILES = (50, 90, 95, 99)
-_LISTED = 6  # A source names so many files.
+_LISTED = 6  # The most files that a source lists by name.
 CHUNKED_TOKENS = 1.01  # With more tokens per chunk, several tokens came at once.
-COALESCED_FRAC = 0.1  # A median gap below this share of the mean says that tokens came in bunches.
+COALESCED_FRAC = 0.1  # With a median gap below this share of the mean, tokens came in bunches.
 
 
 @dataclass(frozen=True, slots=True)
 class StatedSetup:
-    """Facts that a file may leave out. What the user states here comes before what the file says.
+    """Facts that a file may leave out; those that the user states override the file.
 
     `requests` is the number of requests of a file that only gives means; `duration_s` is the time between two
     scrapes; with `length_spread_frac` s, lengths lay between (1 - s) and (1 + s) times their mean.
@@ -102,7 +102,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_number(value: object, where: object, *, least: float = 0.0) -> float:
-    """A finite number of at least `least`, also as text, which is what vLLM's --metadata writes."""
+    """A finite number of at least `least`; also as text, as vLLM's --metadata writes numbers."""
     if isinstance(value, str):
         try:
             value = float(value)

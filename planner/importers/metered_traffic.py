@@ -1,11 +1,12 @@
-"""Traffic that is known as figures per interval, not as requests: vLLM's metrics, and bills by the hour.
+"""Traffic known as figures per interval instead of single requests: vLLM's metrics, and OpenAI's usage.
 
 Both become the section `traffic` of slo.yaml: a curve of rates, and lengths.
 
-A range of Prometheus' samples (prometheus_range.py) holds what finished: `vllm:request_success_total` and the
-histograms `vllm:request_prompt_tokens` and `vllm:request_generation_tokens`. Instances are added up. OpenAI's
-usage (GET /v1/organization/usage/completions, or the CSV of its page; openai/openai-openapi, schemas
-UsageTimeBucket and UsageCompletionsResult) holds requests and tokens per bucket: of lengths the mean alone.
+Prometheus' samples over a range of time (prometheus_range.py) count finished requests:
+`vllm:request_success_total` and the histograms `vllm:request_prompt_tokens` and
+`vllm:request_generation_tokens`. Instances are added up. OpenAI's usage (GET
+/v1/organization/usage/completions, or the CSV of its page; openai/openai-openapi, schemas UsageTimeBucket and
+UsageCompletionsResult) holds requests and tokens per bucket: of lengths the mean alone.
 """
 
 from __future__ import annotations
@@ -35,15 +36,19 @@ from planner.importers.prometheus_range import (
     read_series,
 )
 from planner.importers.vllm_metrics import FINISHED, HITS, KV_USE, OUTPUT, PROMPT, QUERIES, WAITING
+from planner.traffic.formats import LAST_YEAR_S, YEAR_2000_S
 from planner.units import quantity
 
 Floats = npt.NDArray[np.float64]
 PROMETHEUS, USAGE = "prometheus", "openai-usage"
 LENGTHS = {"input": PROMPT, "output": OUTPUT}
-MOST_UNKNOWN_FRAC = 0.5
+MOST_UNKNOWN_FRAC = 0.5  # With more intervals without samples the curve would be invented.
 LEAST_EVERY_S = 1.0
-_SHIFT_FRAC = 0.1  # A note says so if the histogram's mean is further from the counted one.
-_WAITED = 1.0  # From so many waiting requests on average in an interval, engines were behind.
+LEAST_GAP_S = 300.0  # Counters are read across gaps of this length even with shorter intervals.
+MOST_USAGE_BUCKETS = 100_000
+SHOWN_HITS_FRAC = 0.01  # A larger share of prompt tokens from prefix caches is a warning.
+_SHIFT_FRAC = 0.1  # A larger difference of the histogram's mean from the counted one is a note.
+_WAITED = 1.0  # With at least this many waiting requests on average in an interval, engines were behind.
 _METRIC = re.compile(
     rb'\s*(?:#\s*(?:HELP|TYPE|EOF)|vllm:\w+(?:\{|\s)|\{(?:__name__|[A-Za-z_]\w*)=")|\s*\{\s*"status"\s*:\s*"(?:success|error)"'
     rb'|\s*[\[{]\s*(?:\{\s*)?"(?:metric|resultType)"\s*:'
@@ -54,8 +59,8 @@ _USAGE_COLUMNS = ("start_time", "end_time", "num_model_requests", "input_tokens"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Described:
-    """Rates (N,) [requests/s] of intervals of `every_s`, and what is known of lengths: the value of `input`
-    and of `output` in slo.yaml. `facts` are other things that the file says.
+    """Rates (N,) [requests/s] of intervals of `every_s`, and `lengths`: the values of `input` and `output` in
+    slo.yaml. `facts` are other figures of the file, for `plan trace` to print.
     """
 
     format: str
@@ -67,26 +72,26 @@ class Described:
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
-    def document(self) -> dict[str, Any]:
+    def to_document(self) -> dict[str, Any]:
         """The section `traffic` of slo.yaml."""
-        curve = [_plain(rate) for rate in self.rate_rps]
-        return {"rate": {"curve": curve, "every": f"{_plain(self.every_s)} s"}, **self.lengths}
+        curve = [_six_digits(rate) for rate in self.rate_rps]
+        return {"rate": {"curve": curve, "every": f"{_six_digits(self.every_s)} s"}, **self.lengths}
 
-    def yaml(self, source: str) -> str:
+    def to_yaml(self, source: str) -> str:
         """The description as text for slo.yaml, with its source and the notes as comments."""
         comment_lines = [f"# Described by {source}: plan trace. Goes into slo.yaml, beside llm and slo."]
         comment_lines += [f"# {line}" for line in (*self.warnings, *self.notes)]
-        curve = ", ".join(str(_plain(rate)) for rate in self.rate_rps)
+        curve = ", ".join(str(_six_digits(rate)) for rate in self.rate_rps)
         lines = [
             *comment_lines,
             "traffic:",
-            f'  rate: {{curve: [{curve}], every: "{_plain(self.every_s)} s"}}',
-            *(f"  {name}: {_flow(value)}" for name, value in self.lengths.items()),
+            f'  rate: {{curve: [{curve}], every: "{_six_digits(self.every_s)} s"}}',
+            *(f"  {name}: {_inline_yaml(value)}" for name, value in self.lengths.items()),
         ]
         return "\n".join(lines) + "\n"
 
-    def summary(self) -> dict[str, Any]:
-        """What was found, in plain values."""
+    def to_summary(self) -> dict[str, Any]:
+        """Figures for `plan trace` to print, as plain values."""
         return {
             "format": self.format,
             "intervals": len(self.rate_rps),
@@ -96,7 +101,7 @@ class Described:
             "mean_input_tokens": self.mean_tokens["input"],
             "mean_output_tokens": self.mean_tokens["output"],
             **self.facts,
-            "traffic": self.document(),
+            "traffic": self.to_document(),
             "notes": list(self.notes),
         }
 
@@ -104,11 +109,11 @@ class Described:
 def described_traffic(
     files: Sequence[Path], *, every: str = "300 s", format: str | None = None
 ) -> Described | None:
-    """What the files describe; None where they hold requests, or `format` says so.
+    """The traffic that files of figures describe; None for files of single requests, by content or `format`.
 
-    Raises InputError for metrics without times (one scrape), without requests, and where most is unknown.
+    Raises InputError for metrics without times (one scrape), without requests, or mostly unknown.
     """
-    format_name = format if format in (PROMETHEUS, USAGE) else None if format else _format(files[0])
+    format_name = format if format in (PROMETHEUS, USAGE) else None if format else _detect_format(files[0])
     if format_name is None:
         return None
     if format_name == USAGE:
@@ -119,10 +124,8 @@ def described_traffic(
     return metrics_traffic(files, every_s)
 
 
-def _format(path: Path) -> str | None:
-    """The format of a file, by its first bytes; None for one that is not known. A pipe is never opened for
-    this, because it can be read but once.
-    """
+def _detect_format(path: Path) -> str | None:
+    """The format of a file by its first bytes, else None. A pipe is not opened: it can be read only once."""
     if not os.path.isfile(path) or path.suffix in (".parquet", ".pq"):  # noqa: PTH113
         return None
     with open_input(path) as stream:
@@ -137,8 +140,8 @@ def _format(path: Path) -> str | None:
 
 
 def metrics_traffic(files: Sequence[Path], every_s: float) -> Described:
-    """Traffic described by samples of vLLM's metrics over a range of time. A counter that falls has begun
-    anew, as after a restart. Gaps between samples are filled, and a note names them.
+    """Traffic from samples of vLLM's metrics over a range of time. A counter that falls has restarted from 0.
+    Intervals without samples are filled, with a warning.
     """
     where = " and ".join(file.name for file in files[:3])
     parts = tuple(f"{name}_{part}" for name in LENGTHS.values() for part in ("bucket", "sum", "count"))
@@ -164,21 +167,21 @@ def metrics_traffic(files: Sequence[Path], every_s: float) -> Described:
             f"{where}: covers less than one interval of {every_s:g} s; query a longer range, or say "
             "--every 60 s"
         )
-    finished = counter_increase(requests, edges_s, gap_s=max(every_s, 300.0))
+    finished = counter_increase(requests, edges_s, gap_s=max(every_s, LEAST_GAP_S))
     warnings: list[str] = []
     notes: list[str] = []
-    rate_rps = _filled(finished / every_s, where, warnings)
+    rate_rps = _fill_unknown(finished / every_s, where, warnings)
     if not rate_rps.any():
         raise InputError(f"{where}: no request finished in this time; query another range")
     lengths, means = {}, {}
     for side, name in LENGTHS.items():
-        lengths[side], means[side] = _lengths(series, name, edges_s, where, notes)
-    facts = _facts(series, edges_s, finished, warnings)
+        lengths[side], means[side] = _length_histogram(series, name, edges_s, where, notes)
+    facts = _more_facts(series, edges_s, finished, warnings)
     return Described(PROMETHEUS, rate_rps, every_s, lengths, means, facts, tuple(notes), tuple(warnings))
 
 
-def _filled(rate_rps: Floats, where: str, warnings: list[str]) -> Floats:
-    """Unknown intervals from those beside them."""
+def _fill_unknown(rate_rps: Floats, where: str, warnings: list[str]) -> Floats:
+    """Fill unknown (NaN) intervals by interpolation; unknown ones at both ends are cut off."""
     unknown = np.isnan(rate_rps)
     if unknown.mean() > MOST_UNKNOWN_FRAC:
         raise InputError(
@@ -201,12 +204,12 @@ def _filled(rate_rps: Floats, where: str, warnings: list[str]) -> Floats:
     return rate_rps
 
 
-def _lengths(
+def _length_histogram(
     series: Sequence[Any], name: str, edges_s: Floats, where: str, notes: list[str]
 ) -> tuple[dict[str, Any], float]:
-    """The histogram of all intervals together, and the mean that the counted sum has."""
+    """The histogram of all intervals together, for slo.yaml, and the mean by the counted sum."""
     sampled_histogram = interval_histogram(
-        list(series), name, edges_s, gap_s=max(float(edges_s[1] - edges_s[0]), 300.0)
+        list(series), name, edges_s, gap_s=max(float(edges_s[1] - edges_s[0]), LEAST_GAP_S)
     )
     if sampled_histogram is None:
         raise InputError(f"{where}: holds no {name}_bucket; query it with all of its buckets")
@@ -218,7 +221,7 @@ def _lengths(
     if math.isinf(upper[-1]):
         if len(upper) < 2:
             raise InputError(f"{where}: {name} has no bucket but +Inf; query all of its buckets")
-        upper[-1] = 2 * upper[-2]
+        upper[-1] = 2 * upper[-2]  # The open bucket needs some end; the note below says so.
         if counts[-1] > 0:
             notes.append(
                 f"{round(float(counts[-1]))} requests are longer than the last bucket of {name} "
@@ -229,18 +232,19 @@ def _lengths(
     used = np.flatnonzero(counts > 0)
     low, high = int(used[0]), int(used[-1]) + 1
     edges, counts = edges[low : high + 1], counts[low:high]
-    middle = float((counts * (edges[1:] + edges[:-1]) / 2).sum() / counts.sum())
-    mean = summed / total if total > 0 and summed > 0 else middle
-    if abs(middle / mean - 1) > _SHIFT_FRAC:
+    middle_mean = float((counts * (edges[1:] + edges[:-1]) / 2).sum() / counts.sum())
+    mean = summed / total if total > 0 and summed > 0 else middle_mean
+    if abs(middle_mean / mean - 1) > _SHIFT_FRAC:
         notes.append(
-            f"the mean of {name} is {mean:.4g} by its sum, {middle:.4g} by the middles of its buckets"
+            f"the mean of {name} is {mean:.4g} by its sum, {middle_mean:.4g} by the middles of its buckets"
         )
-    value = {"edges": [_plain(edge) for edge in edges], "counts": [_plain(count) for count in counts]}
-    return {"histogram": value}, mean
+    return {"histogram": {"edges": [*map(_six_digits, edges)], "counts": [*map(_six_digits, counts)]}}, mean
 
 
-def _facts(series: Sequence[Any], edges_s: Floats, finished: Floats, warnings: list[str]) -> dict[str, Any]:
-    """Requests, how full the caches were, what they spared, and whether the engines were behind."""
+def _more_facts(
+    series: Sequence[Any], edges_s: Floats, finished: Floats, warnings: list[str]
+) -> dict[str, Any]:
+    """Number of requests, fill and hits of the caches, and waiting requests; warns if engines were behind."""
     facts: dict[str, Any] = {"requests": float(np.nansum(finished))}
     aborted = [r for r in series if r.name == FINISHED and r.label("finished_reason") == "abort"]
     if aborted and (count := float(np.nansum(counter_increase(aborted, edges_s)))) > 0:
@@ -266,7 +270,7 @@ def _facts(series: Sequence[Any], edges_s: Floats, finished: Floats, warnings: l
     )
     if queries > 0:
         facts["prefix_hit_frac"] = hits / queries
-        if hits / queries >= 0.01:
+        if hits / queries >= SHOWN_HITS_FRAC:
             warnings.append(
                 f"{hits / queries:.0%} of the prompts' tokens came from prefix caches, which metrics do "
                 "not say more "
@@ -279,8 +283,8 @@ def _facts(series: Sequence[Any], edges_s: Floats, finished: Floats, warnings: l
 
 
 def usage_traffic(files: Sequence[Path]) -> Described:
-    """Traffic described by buckets of time with their counts of requests and tokens: a curve of rates, and
-    mean lengths.
+    """Traffic from OpenAI's buckets of time, with counts of requests and tokens: a curve of rates, and mean
+    lengths. Buckets that are missing had no requests.
     """
     where = " and ".join(file.name for file in files[:3])
     rows = [row for file in files for row in _usage_rows(file)]
@@ -295,8 +299,8 @@ def usage_traffic(files: Sequence[Path]) -> Described:
     if (np.abs(widths - every_s) > 1.0).any() or (np.abs(places - np.round(places)) > 1e-3).any():
         raise InputError(f"{where}: buckets have several widths; ask for one bucket_width, better 1m than 1d")
     intervals_count = round(float(places.max())) + 1
-    if intervals_count > 100_000:
-        raise InputError(f"{where}: spans {intervals_count} buckets, expected at most 100000")
+    if intervals_count > MOST_USAGE_BUCKETS:
+        raise InputError(f"{where}: spans {intervals_count} buckets, expected at most {MOST_USAGE_BUCKETS}")
     counts = np.bincount(np.round(places).astype(int), table[:, 2], intervals_count)
     requests = float(table[:, 2].sum())
     means = {"input": float(table[:, 3].sum()) / requests, "output": float(table[:, 4].sum()) / requests}
@@ -308,7 +312,7 @@ def usage_traffic(files: Sequence[Path]) -> Described:
         warnings.append(
             f"buckets of {every_s / 3600:g} h hide the busiest hour; export with bucket_width=1h or 1m"
         )
-    lengths = {side: {"mean": _plain(mean)} for side, mean in means.items()}
+    lengths = {side: {"mean": _six_digits(mean)} for side, mean in means.items()}
     return Described(
         USAGE,
         counts / every_s,
@@ -331,13 +335,13 @@ def _usage_rows(path: Path) -> list[dict[str, float]]:
 
 
 def _is_given(row: Mapping[Any, Any]) -> bool:
-    """An empty bucket has times alone."""
+    """Whether a row of the CSV has counts: that of an empty bucket has times alone."""
     value = row.get("num_model_requests")
     return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
 def _usage_of_json(text: str, path: Path) -> Iterable[dict[str, float]]:
-    """Pages, a line each or one over several lines; or a list of buckets."""
+    """The rows of one page, of a page per line, or of a list of buckets."""
     try:
         documents = [parse_json(text, has_nan=True)]
     except ValueError:
@@ -371,7 +375,7 @@ def _usage_row(row: Mapping[Any, Any], where: str) -> dict[str, float]:
             figure = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError):
             figure = math.nan
-        least, most = (946_684_800.0, 4_102_444_800.0) if name.endswith("_time") else (0.0, 1e18)
+        least, most = (YEAR_2000_S, LAST_YEAR_S) if name.endswith("_time") else (0.0, 1e18)
         if not least <= figure <= most:
             kind = "Unix time in seconds" if name.endswith("_time") else "a number >= 0"
             raise InputError(f"{where}: {name}: expected {kind}, found {show_value(value)}")
@@ -379,14 +383,14 @@ def _usage_row(row: Mapping[Any, Any], where: str) -> dict[str, float]:
     return columns
 
 
-def _plain(value: float) -> int | float:
-    """Six digits are enough, and a whole number has no point."""
+def _six_digits(value: float) -> int | float:
+    """Six significant digits, as an int if it is whole, for short files."""
     rounded = float(f"{float(value):.6g}")
     return int(rounded) if rounded.is_integer() else rounded
 
 
-def _flow(value: Any) -> str:
+def _inline_yaml(value: Any) -> str:
     """YAML on one line."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_flow(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_inline_yaml(one)}" for key, one in value.items()) + "}"
     return "[" + ", ".join(map(str, value)) + "]" if isinstance(value, list) else str(value)

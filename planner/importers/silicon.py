@@ -7,24 +7,23 @@ tokens is the sum of
     the output head, at a row per prompt and per decode
     attention of the prompts, and attention of the decodes
 
-No scheduler, no sampling, no host, so h = 0 in what is fitted. Needs `pip install 'fleetplan[silicon]'`.
+Scheduler, sampling and host take no time here, so a fit has host overhead h = 0. Needs
+`pip install 'fleetplan[silicon]'`.
 
-Where the tables cannot be meant as they stand:
+The tables are corrected where engines behave otherwise:
 
-  fp8-block       its dense GEMMs were measured without CUDA graphs: none takes less than its launch, 60 to
-                  90 us on H100 and 180 on B200, where fp8 with a scale per tensor takes 10. From 2048 tokens
-                  on, where launches do not count, both take the same (0.9 to 1.2). So the latter's are taken.
-  few tokens      an operation on N tokens takes at most what it takes on more, because it can be padded;
-                  single entries of the tables take twice that.
-  experts         tables have draws of power laws, one draw a size, and one in which no two tokens share an
-                  expert before all are taken. Measured engines (Mixtral, Qwen3, MiniMax) lie at what
-                  independent even choices touch, E (1 - (1 - k/E)^N): read from the latter table. But
-                  gpt-oss-120b lies at the power laws (`planner/importers/silicon_experts.py`).
-  mixed steps     attention of prefills and of decodes was measured apart. Where the GPU's row says that one
-                  launch serves both, the decodes take what `mixed_kv_s` says, if that is longer.
-  unlike layers   LLMs with `groups` are summed in `planner/importers/silicon_config.py`, as AIConfigurator
-                  itself reads their config.json.
-  other nodes     on PCIe all-reduces depend on the server: those of ROW_REDUCES are the GPU's row's.
+  fp8-block       its dense GEMMs were measured without CUDA graphs: none takes less than its launch, 60 to 90
+  us on H100 and 180 on B200, where fp8 with a scale per tensor takes 10. From 2048 tokens on, where launches
+  do not count, their ratio is 0.9 to 1.2. So the times of fp8 are taken. few tokens      an operation on N
+  tokens takes at most its time on more tokens, because it can be padded; single entries of the tables are
+  twice too long. experts         one kind of table draws the experts of a token from a power law; in the
+  other no two tokens share an expert before all are taken. Measured engines (Mixtral, Qwen3, MiniMax) touch
+  as many experts as independent even choices do, E (1 - (1 - k/E)^N), so the other table is read at that
+  number; gpt-oss-120b fits the power law (`planner/importers/silicon_experts.py`). mixed steps     attention
+  of prefills and of decodes was measured apart. If the GPU's row of the catalog says that one launch serves
+  both, decodes take at least `mixed_kv_s`. unlike layers   LLMs with `groups` are summed in
+  `planner/importers/silicon_config.py`, as AIConfigurator itself reads their config.json. other nodes     on
+  PCIe, all-reduces depend on the server: for the GPUs of ROW_REDUCES their times come from the catalog.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from planner.importers.silicon_config import (
     all_reduces,
     config_folder,
     experts_format,
-    is_as_in,
+    has_same_weights,
 )
 from planner.importers.silicon_experts import Milliseconds, dispatch_ms, expert_split, operation_ms
 from planner.importers.silicon_sparse import shares_index
@@ -73,23 +72,25 @@ SYSTEMS = {
     "l40s-48g": "l40s",
     "rtx-pro-6000": "rtx_pro_6000_server",
 }
-# All-reduces after attention, and after the feed-forward block.
+# AIConfigurator's names of all-reduces: after attention, after the feed-forward block, around experts.
 REDUCES = ("ar_1", "ar_2", "moe_pre_dispatch", "moe_post_dispatch")
 ROW_REDUCES = ("rtx-pro-6000",)
-WITHOUT_FP8 = ("a100-80g",)
-# Their tables of FP8 with a scale per tensor are untuned: up to three times the times of 16 bits.
+WITHOUT_FP8 = ("a100-80g",)  # This GPU has no FP8 kernels.
+# Experts in FP8 with a scale per tensor were measured untuned here: up to three times the times of 16 bits.
 UNTUNED_FP8_EXPERTS = ("h100-80g", "h200-141g")
+# Formats of weights: bytes per weight, and AIConfigurator's names for matrices and for experts.
 BYTES = {"bf16": 2, "fp8": 1, "fp8-block": 1}
 GEMMS = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8"}
 # FP8 with a scale per tensor was measured untuned and is left out.
 EXPERTS = {"bf16": "bfloat16", "fp8-block": "fp8_block"}
-MOST_STEP_TOKENS = 32768
+MOST_STEP_TOKENS = 32768  # prompt tokens in a step of the grid
+HALF_MS = 500.0  # Half of the seconds of `tp_s`, which has two all-reduces a layer, in ms.
 # The times at these token counts bound those of fewer tokens.
 TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))
 
 
 def step_grid() -> Iterator[StepShape]:
-    """The steps that are fitted: prefills, decodes, and both in one step as chunked prefill makes them."""
+    """The steps that are fitted: prefills, decodes, and a chunk of a prompt beside decodes."""
     lengths = [*(tokens for tokens in TOKENS if tokens >= 16), MOST_STEP_TOKENS]
     for prompts, new, cached in product((1, 2, 4, 8), lengths, (0, 512, 2048, 8192, 16384, 65536, 122880)):
         if prompts * new <= MOST_STEP_TOKENS:
@@ -106,20 +107,22 @@ def step_grid() -> Iterator[StepShape]:
 
 
 def random_steps(rng: np.random.Generator, steps: int) -> Iterator[StepShape]:
-    """Steps off the grid, a third of each kind, for a check that no fit has seen."""
+    """Steps off the grid, a third of each kind, to check a fit on steps that it has not seen."""
 
-    def between(low: int, high: int) -> int:
+    def draw_log_uniform(low: int, high: int) -> int:
         return int(np.exp(rng.uniform(np.log(low), np.log(high + 1))))
 
     for i in range(steps):
-        cached = int(rng.integers(2)) * between(64, 16384)
+        cached = int(rng.integers(2)) * draw_log_uniform(64, 16384)
         if i % 3 == 0:
-            prompts = between(1, 8)
-            yield StepShape(prompts, between(16, MOST_STEP_TOKENS // prompts), cached, 0, 0)
+            prompts = draw_log_uniform(1, 8)
+            yield StepShape(prompts, draw_log_uniform(16, MOST_STEP_TOKENS // prompts), cached, 0, 0)
         elif i % 3 == 1:
-            yield StepShape(0, 0, 0, between(1, 512), between(128, 32768))
+            yield StepShape(0, 0, 0, draw_log_uniform(1, 512), draw_log_uniform(128, 32768))
         else:
-            yield StepShape(1, between(32, 8192), cached, between(1, 256), between(128, 16384))
+            yield StepShape(
+                1, draw_log_uniform(32, 8192), cached, draw_log_uniform(1, 256), draw_log_uniform(128, 16384)
+            )
 
 
 def silicon_table(
@@ -132,9 +135,11 @@ def silicon_table(
     folder: Path | None = None,
     dp: int = 1,
 ) -> StepTable:
-    """The kernel times of `steps` (default: the grid), of those that context and KV cache allow. `ep`: every
-    GPU has whole experts (`is_whole` says what None means). `folder`: of config.json, where AIConfigurator
-    lacks a copy of the LLM's. With `dp` ranks what is a rank's own: without experts (`joint_seconds`).
+    """The kernel times of those of `steps` (default: the grid) that fit context and KV cache.
+
+    `ep`: every GPU has whole experts (`is_whole` says what None means). `folder` holds config.json if
+    AIConfigurator has no copy of it. With `dp` ranks the experts, which they share, are left out: they are in
+    `joint_seconds`. Raises InputError where AIConfigurator has no kernels.
     """
     if why := why_not_covered(llm, gpu, folder):
         raise InputError(f"{llm.name} on {gpu.name}: {why}")
@@ -146,8 +151,8 @@ def silicon_table(
     ]
     if not fitting:
         raise InputError(f"{llm.name} on {gpu.name} tp{tp}: no step fits its {kv_tokens} KV tokens")
-    kernels = _kernels(llm, gpu, tp, ep, folder, dp)
-    rows = [_row(step, kernels.step_ms(step)) for step in fitting]
+    kernels = _find_kernels(llm, gpu, tp, ep, folder, dp)
+    rows = [_table_row(step, kernels.step_ms(step)) for step in fitting]
     system = SYSTEMS[gpu.name]
     experts = "whole experts per GPU; " if is_whole(llm, tp, ep) else ""
     about = {
@@ -162,14 +167,16 @@ def silicon_table(
 def joint_seconds(
     llm: Llm, gpu: Gpu, tp: int, tokens: Sequence[int], *, ep: bool, dp: int, folder: Path | None = None
 ) -> Floats:
-    """What a step of `dp` ranks takes for experts and for the way to them and back, by the tokens of all."""
-    kernels = _kernels(llm, gpu, tp, ep, folder, dp)
+    """Seconds that `dp` ranks' step spends on experts and on sending tokens there and back, for each number
+    of `tokens` of all ranks together.
+    """
+    kernels = _find_kernels(llm, gpu, tp, ep, folder, dp)
     return np.array([kernels.joint_ms(n) for n in tokens]) / 1e3
 
 
 def is_whole(llm: Llm, tp: int, ep: bool | None = None) -> bool:
-    """Whether the GPUs have whole experts. Unsaid: only where slices would cut through blocks of fp8, as
-    engines of 2025 refuse to.
+    """Whether each GPU has whole experts instead of slices of all. With `ep` None only where slices would cut
+    through blocks of fp8, which engines of 2025 refuse.
     """
     if llm.experts == 1 or tp == 1:
         return False
@@ -177,7 +184,7 @@ def is_whole(llm: Llm, tp: int, ep: bool | None = None) -> bool:
 
 
 @lru_cache(maxsize=4)
-def _kernels(
+def _find_kernels(
     llm: Llm, gpu: Gpu, tp: int, ep: bool | None, folder: Path | None, dp: int = 1
 ) -> Kernels | ConfigKernels:
     if not _is_plain(llm):
@@ -198,7 +205,7 @@ def _kernels(
 
 
 def _is_plain(llm: Llm) -> bool:
-    """Layers alike, in a format whose kernels are found without the LLM's own config."""
+    """Whether all layers are alike, in a format whose kernels need no config.json of the LLM."""
     return not llm.groups and llm.gated_ffn and llm.weights in BYTES
 
 
@@ -207,8 +214,8 @@ def why_not_covered(llm: Llm, gpu: Gpu, folder: Path | None = None) -> str:
     if gpu.name not in SYSTEMS:
         return f"AIConfigurator lacks kernels of this GPU; use one of {', '.join(SYSTEMS)}"
     formats = {weights for _, weights, *_ in llm.parts()}
-    if gpu.name in WITHOUT_FP8 and (eight := sorted(formats & {"fp8", "fp8-block", "nvfp4"})):
-        return f"AIConfigurator lacks kernels of {eight[0]} weights on this GPU"
+    if gpu.name in WITHOUT_FP8 and (lacking := sorted(formats & {"fp8", "fp8-block", "nvfp4"})):
+        return f"AIConfigurator lacks kernels of {lacking[0]} weights on this GPU"
     if llm.kv_dtype_bytes not in (1, 2):
         return f"AIConfigurator lacks kernels of {llm.kv_dtype_bytes:g} bytes per KV value"
     if not llm.groups and not llm.gated_ffn:
@@ -217,7 +224,7 @@ def why_not_covered(llm: Llm, gpu: Gpu, folder: Path | None = None) -> str:
         if folder is None and find_spec("aiconfigurator_core") is not None:
             if (copies := config_folder(llm)) is None:
                 return "AIConfigurator has no config.json of this LLM; give the folder of its own"
-            if not is_as_in(llm, copies):
+            if not has_same_weights(llm, copies):
                 return "AIConfigurator's config.json has other formats of weights; give the folder of its own"
         if shares_index(llm):
             return "AIConfigurator measured no attention of vLLM's without an index of its own"
@@ -232,19 +239,19 @@ def why_not_covered(llm: Llm, gpu: Gpu, folder: Path | None = None) -> str:
 
 
 class Kernels:
-    """The kernels of one LLM on `tp` GPUs of a system. Beyond its tables AIConfigurator extrapolates in
-    silence.
+    """The kernels of one LLM with layers alike on `tp` GPUs of a system; raises InputError where some are
+    lacking. AIConfigurator extrapolates beyond its tables without saying so.
     """
 
     def __init__(self, llm: Llm, gpu: Gpu, tp: int, *, ep: bool | None = None, dp: int = 1) -> None:
         self._llm, self._gpu, self._tp, system = llm, gpu, tp, SYSTEMS[gpu.name]
         self._dp = dp
         self._mixed_kv_ms = 1e3 * mixed_kv_s(llm, gpu, tp)
-        self._engine, self._experts_ms = _compiled(llm, system, tp, ep, dp)
+        self._engine, self._experts_ms = _compile_engine(llm, system, tp, ep, dp)
         self._dispatch_ms = dispatch_ms(self._engine, llm, tp * dp) if dp > 1 else None
         try:
             prompts, decodes = self._engine.run_static_per_op(batch_size=1, isl=64, osl=2)
-            self._experts_ms(1)
+            self._experts_ms(1)  # Raises now if the experts' kernels are lacking.
         except (RuntimeError, ValueError) as error:
             why = str(error).split("{")[0].removesuffix("for ContextKey ").strip()
             raise InputError(f"{llm.name} on {system} tp{tp}: AIConfigurator lacks kernels: {why}") from None
@@ -254,33 +261,29 @@ class Kernels:
         apart = {"attention", "logits_gemm", "moe"}
         if gpu.name in ROW_REDUCES or dp > 1:
             apart |= set(REDUCES)
-        self._alike = [n for n, name in enumerate(names) if name not in apart]
+        self._of_tokens = [n for n, name in enumerate(names) if name not in apart]
         names = [name.removeprefix("generation_") for name, *_ in decodes]
         self._decodes, self._head = [names.index("attention")], [names.index("logits_gemm")]
         self._tokens_ms = cache(self._tokens_ms_anew)
-        self._at_most = np.full((len(TOKENS) + 1, len(self._alike)), np.inf)
+        self._at_most = np.full((len(TOKENS) + 1, len(self._of_tokens)), np.inf)
         for i in reversed(range(len(TOKENS))):
             self._at_most[i] = np.minimum(self._each_ms(TOKENS[i]), self._at_most[i + 1])
 
     def step_ms(self, step: StepShape) -> float:
-        """Plain ints only: AIConfigurator refuses numpy's."""
+        """Time of a step [ms]. The step holds Python's ints: AIConfigurator refuses numpy's."""
         ms = self._tokens_ms(step.prompts * step.new + step.decodes)
         heads = self._engine.evaluate_generation_ops(self._head, batch_size=step.prompts + step.decodes, s=1)
         ms += float(heads[0][1])
         if step.prompts:
-            ms += sum(
-                ms
-                for _, ms, *_ in self._engine.evaluate_context_ops(
-                    self._prompts, batch_size=step.prompts, s=step.new, prefix=step.cached
-                )
+            prompts = self._engine.evaluate_context_ops(
+                self._prompts, batch_size=step.prompts, s=step.new, prefix=step.cached
             )
+            ms += sum(attention_ms for _, attention_ms, *_ in prompts)
         if step.decodes:  # A decode attends to one token more than its cached length.
-            read_ms = sum(
-                ms
-                for _, ms, *_ in self._engine.evaluate_generation_ops(
-                    self._decodes, batch_size=step.decodes, s=step.context
-                )
+            decodes = self._engine.evaluate_generation_ops(
+                self._decodes, batch_size=step.decodes, s=step.context
             )
+            read_ms = sum(attention_ms for _, attention_ms, *_ in decodes)
             ms += max(read_ms, step.decodes * step.context * self._mixed_kv_ms if step.prompts else 0.0)
         return ms
 
@@ -300,36 +303,36 @@ class Kernels:
         return ms
 
     def _attention_reduces_ms(self, tokens: int) -> float:
-        """One all-reduce a layer, over the GPUs of a rank: after experts there is none."""
+        """Time of the all-reduces after attention, over the GPUs of a rank; after experts there is none."""
         if self._tp == 1:
             return 0.0
         if self._gpu.name in ROW_REDUCES:
-            return 500 * float(tp_s(self._llm, self._gpu, self._tp, tokens))
+            return HALF_MS * float(tp_s(self._llm, self._gpu, self._tp, tokens))
         operation = json.dumps([all_reduces(self._llm, self._tp, self._llm.layers)])
         return float(self._engine.evaluate_ops_json(operation, is_context=True, batch_size=1, s=tokens)[0][1])
 
     def joint_ms(self, tokens: int) -> float:
         """Time of the experts that data-parallel ranks share [ms], for the tokens of all ranks."""
         assert self._dispatch_ms is not None
-        if self._gpu.name in ROW_REDUCES:  # Gathered and reduced: as many bytes as in one all-reduce.
-            return self._experts_ms(tokens) + 500 * float(
+        if self._gpu.name in ROW_REDUCES:  # Gathering and reducing move as many bytes as one all-reduce.
+            return self._experts_ms(tokens) + HALF_MS * float(
                 tp_s(self._llm, self._gpu, self._tp * self._dp, tokens)
             )
         return self._experts_ms(tokens) + self._dispatch_ms(tokens)
 
     def _each_ms(self, tokens: int) -> Floats:
-        operations = self._engine.evaluate_context_ops(self._alike, batch_size=1, s=tokens)
+        operations = self._engine.evaluate_context_ops(self._of_tokens, batch_size=1, s=tokens)
         return np.array([ms for _, ms, *_ in operations])
 
 
-def _row(step: StepShape, t_ms: float) -> tuple[float, ...]:
+def _table_row(step: StepShape, t_ms: float) -> tuple[float, ...]:
     """The row of a step-time table for this step, in the order of COLUMNS."""
     prompts, new, cached, decodes, context = step
     pairs = prompts * new * (cached + (new + 1) / 2)
     return prompts, prompts * new, prompts * cached, pairs, decodes, decodes * context, t_ms / 1e3
 
 
-def _compiled(llm: Llm, system: str, tp: int, ep: bool | None, dp: int) -> tuple[Any, Milliseconds]:
+def _compile_engine(llm: Llm, system: str, tp: int, ep: bool | None, dp: int) -> tuple[Any, Milliseconds]:
     """AIConfigurator's engine, and milliseconds that all layers' experts take for N tokens."""
     try:
         from aiconfigurator_core.sdk import EngineHandle
@@ -338,7 +341,7 @@ def _compiled(llm: Llm, system: str, tp: int, ep: bool | None, dp: int) -> tuple
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     split = expert_split(llm.ffn, llm.weights, tp, whole=ep)
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(_config(llm)))
+        Path(folder, "config.json").write_text(json.dumps(_config_json(llm)))
         engine = EngineHandle.compile(
             folder,
             system,
@@ -378,7 +381,7 @@ def _experts_operation(llm: Llm, split: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def _config(llm: Llm) -> dict[str, Any]:
+def _config_json(llm: Llm) -> dict[str, Any]:
     """A Hugging Face config.json of this shape."""
     config = {
         "architectures": ["LlamaForCausalLM"],

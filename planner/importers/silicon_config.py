@@ -1,27 +1,27 @@
-"""Kernel times of an LLM whose config.json AIConfigurator reads itself: where not all layers are alike.
+"""Kernel times of LLMs whose layers differ; AIConfigurator reads their config.json itself.
 
-Its operations fall into what depends on a step's tokens alone (matrices, norms, experts, all-reduces), and
-what depends on its sequences (attention of any kind, states). A step of N tokens takes
+Some operations depend on a step's tokens alone (matrices, norms, experts, all-reduces), the others on its
+sequences (attention of any kind, states). A step of N tokens is the sum of
 
-    the former at N tokens, the output head at a row per prompt and per decode,
-    the sequences' part of the prompts, and that of the decodes
+    the former, at N tokens; the output head, at a row per prompt and per decode
+    the latter for the prompts, and for the decodes
 
-as in `planner/importers/silicon.py`, whose corrections hold here too (fp8-block, few tokens, experts), and
+with the corrections of `planner/importers/silicon.py` (fp8-block, few tokens, experts) and these:
 
   all-reduces     one after every attention and every feed-forward block, and one of the embeddings:
                   AIConfigurator counts those of DeepSeek twice, and those of Gemma 4 by half.
-  shared experts  take no time of their own up to SHARED_STREAM_TOKENS tokens, unless they are the longer:
-                  vLLM runs them beside the routed ones.
-  modules         latent and sparse attention was measured with its projections, for prompts and for decodes
-                  apart. A step that has both reads the weights once: what the decode of one short sequence
-                  takes is taken off.
-  launches        latent attention of decodes was measured without CUDA graphs but on B200: 80 to 120 us for a
-                  sequence of one token where its parts take 40 to 50, and twice as long on GB200 and B300 as
-                  on B200, which are no slower. What one sequence takes longer than the sum of the parts is
-                  taken off at every batch, where that is more than LAUNCHED_FRAC of the sum. Sparse
+  shared experts  run beside the routed ones in vLLM up to MOST_SHARED_STREAM_TOKENS tokens: the longer of
+                  the two counts.
+  modules         latent and sparse attention was measured together with its projections, for prompts and for
+                  decodes apart. A step that has both reads the weights once, so the time of one short decode
+                  is subtracted.
+  launches        latent attention of decodes was measured without CUDA graphs, except on B200: 80 to 120 us
+                  for a sequence of one token whose parts take 40 to 50, and twice as long on GB200 and B300,
+                  which are no slower than B200. The excess of one sequence over its parts counts as launches
+                  if it is above LAUNCHED_FRAC of their sum, and is subtracted at every batch. Sparse
                   attention of prompts likewise: `planner/importers/silicon_sparse.py`.
-  formats         of sparse attention are the row's: AIConfigurator takes it for one of 16 bits where a
-                  checkpoint keeps no more than its norms in them (GLM-5-FP8).
+  formats         of sparse attention come from the catalog's row: AIConfigurator takes a checkpoint for one
+                  in 16 bits if only its norms are (GLM-5-FP8).
 """
 
 from __future__ import annotations
@@ -51,26 +51,30 @@ from planner.models.step_tables import StepShape
 
 Floats = npt.NDArray[np.float64]
 Operation = dict[str, Any]
+# Kinds of operations in AIConfigurator. A name of MODULES is the beginning of a kind.
 OF_TOKENS = ("Gemm", "Elementwise", "Embedding", "Mhc")
 REDUCES = ("CustomAllReduce", "MoeDispatch", "P2P")
 MODULES = ("MlaModule", "Dsa", "Msa", "Dsv4")
 SPARSE = ("DsaContext", "DsaGeneration")
+# Kinds of plain attention -> those under which latent attention was measured as a whole.
 PLAIN = {"ContextAttention": "MlaModuleContext", "GenerationAttention": "MlaModuleGeneration"}
-# Matrices that a measured attention module includes.
+# Ends of the names of matrices that a measured attention module includes.
 LATENT_PARTS = ("downscale_gemm", "q_b_proj_gemm", "kv_b_proj_gemm", "_proj_gemm")
 MOST_SHARED_STREAM_TOKENS = 256  # vLLM's VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD.
-LAUNCHED_FRAC = 0.5
+LAUNCHED_FRAC = 0.5  # See "launches" above: a smaller excess counts as an error of measurement.
 SAME_FRAC = 0.01  # Weights of the same formats differ in bytes by less than this.
-# For these formats of dense matrices the other format's times are taken.
+# Formats of dense matrices that were measured without CUDA graphs -> the format whose times are used instead.
 WITHOUT_GRAPHS = {"fp8_block": "fp8"}
+# The times at these token counts bound those of fewer tokens.
 BOUNDING_TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))
 INSTALL = "kernel times need AIConfigurator: pip install 'fleetplan[silicon]' (Linux x86-64)"
 QUANTISER = "hf_quant_config.json"
+# What AIConfigurator raises where it has no measurement.
 LACKING = (RuntimeError, ValueError, AssertionError, LookupError, TypeError, AttributeError)
 
 
 def config_folder(llm: Llm) -> Path | None:
-    """The folder of AIConfigurator's copies of config.json, where it has this LLM's."""
+    """AIConfigurator's folder of copies of config.json; None if it has none of this LLM."""
     spec = find_spec("aiconfigurator_core")
     if spec is None or spec.origin is None:
         return None
@@ -79,9 +83,9 @@ def config_folder(llm: Llm) -> Path | None:
 
 
 @cache
-def is_as_in(llm: Llm, folder: Path) -> bool:
-    """Whether config.json there has weights of the same bytes. Some of AIConfigurator's copies say NVFP4
-    where the published checkpoint keeps attention and states in 8 or 16 bits.
+def has_same_weights(llm: Llm, folder: Path) -> bool:
+    """Whether the config.json in `folder` has weights of as many bytes as the LLM. Some of AIConfigurator's
+    copies say NVFP4 where the published checkpoint keeps attention and states in 8 or 16 bits.
     """
     with tempfile.TemporaryDirectory() as copy:
         for name, path in _files_of(llm.name, folder).items():
@@ -92,7 +96,9 @@ def is_as_in(llm: Llm, folder: Path) -> bool:
 
 
 def _files_of(name: str, folder: Path) -> dict[str, Path]:
-    """config.json and what a quantiser wrote beside it: of a checkpoint, or of AIConfigurator's copies."""
+    """Name -> path: config.json, and a quantiser's file beside it, of a checkpoint or AIConfigurator's
+    copies.
+    """
     stem = name.replace("/", "--")
     config = next((f for f in (folder / f"{stem}_config.json", folder / "config.json") if f.exists()), None)
     if config is None:
@@ -103,8 +109,11 @@ def _files_of(name: str, folder: Path) -> dict[str, Path]:
 
 
 class ConfigKernels:
-    """The kernels of one LLM on `tp` GPUs of a system, by the config.json in `folder`. `whole_experts`: as
-    `expert_split` has it. `reduces_by_row`: all-reduces are those of the GPU's row.
+    """The kernels of one LLM on `tp` GPUs of a system, by the config.json in `folder`.
+
+    `whole_experts` as in `expert_split`. `reduces_by_row`: times of all-reduces come from the GPU's row of
+    the catalog. `dp`: data-parallel ranks, which share the experts. Raises InputError where kernels are
+    lacking.
     """
 
     def __init__(
@@ -124,21 +133,21 @@ class ConfigKernels:
         self._tokens_ms = cache(self._tokens_ms_anew)
         split = expert_split(llm.ffn, experts_format(llm), tp, whole=whole_experts)
         try:
-            spec = _spec(llm, system, tp, split, folder)
-            experts = self._sort(spec)
+            spec = _build_spec(llm, system, tp, split, folder)
+            experts = self._sort_operations(spec)
             if dp > 1:
                 split = expert_split(llm.ffn, experts_format(llm), tp * dp, whole=whole_experts)
                 experts = [{"Moe": each["Moe"] | split} for each in experts]
-            self._engine = _engine(spec)
+            self._engine = _build_engine(spec)
             self._dispatch_ms = dispatch_ms(self._engine, llm, tp * dp) if dp > 1 else None
             self._experts_ms = [operation_ms(self._engine, each, system, llm) for each in experts]
-            self._launches_ms = self._waited_ms()
+            self._launches_ms = self._launch_excess_ms()
             self._once_ms = self._modules_ms(1, 1)
             self._sparse = SparsePrompts(self._measured_ms, self._once_ms) if self._is_sparse else None
             self._at_most = np.full((len(BOUNDING_TOKENS) + 1, len(self._of_tokens)), np.inf)
             for i in reversed(range(len(BOUNDING_TOKENS))):
                 self._at_most[i] = np.minimum(self._each_ms(BOUNDING_TOKENS[i]), self._at_most[i + 1])
-            self.step_ms(StepShape(1, 64, 0, 1, 64))
+            self.step_ms(StepShape(1, 64, 0, 1, 64))  # Raises now if any kind of kernel is lacking.
         except LACKING as error:
             why = str(error)
             for end in ("{", " at /", ", which", " Supported architectures"):
@@ -147,14 +156,14 @@ class ConfigKernels:
             raise InputError(f"{llm.name} on {system} tp{tp}: AIConfigurator lacks kernels: {why}") from None
 
     def step_ms(self, step: StepShape) -> float:
-        """Plain ints only: AIConfigurator refuses numpy's."""
+        """Time of a step [ms]. The step holds Python's ints: AIConfigurator refuses numpy's."""
         ms = self._tokens_ms(step.prompts * step.new + step.decodes)
         ms += self._heads_ms(step.prompts + step.decodes)
         if step.prompts:
             ms += self._prompts_ms(step.prompts, step.new, step.cached)
         if step.decodes:
             modules_ms = self._modules_ms(step.decodes, step.context)
-            read_ms = self._decodes_ms(self._apart, step.decodes, step.context)
+            read_ms = self._decodes_ms(self._unfused, step.decodes, step.context)
             if step.prompts:
                 modules_ms = max(modules_ms - self._once_ms, 0.0)
                 read_ms = max(read_ms, step.decodes * step.context * self._mixed_kv_ms)
@@ -174,59 +183,63 @@ class ConfigKernels:
             self._engine.evaluate_context_ops(self._of_prompts, batch_size=prompts, s=new, prefix=cached)
         )
 
-    def _sort(self, spec: Operation) -> list[Operation]:
-        """Puts the operations of `spec` into our order, remembers which are what, and returns the experts."""
+    def _sort_operations(self, spec: Operation) -> list[Operation]:
+        """Reorder the operations of `spec`, note the positions of each kind, and return those of experts.
+
+        Operations of tokens come first among `context_ops`; the output head is the first of `generation_ops`.
+        """
         context, decodes = spec["context_ops"], spec["generation_ops"]
-        in_parts = _is_latent(self._llm) and any(_kind(each) in PLAIN for each in decodes)
+        in_parts = _is_latent(self._llm) and any(_kind_of(each) in PLAIN for each in decodes)
         if in_parts:
-            context = [each for each in context if not _name(each).endswith(LATENT_PARTS)]
-        tokens = [_graphed(each) for each in context if _kind(each) in OF_TOKENS and not _is_head(each)]
+            context = [each for each in context if not _name_of(each).endswith(LATENT_PARTS)]
+        tokens = [_as_graphed(each) for each in context if _kind_of(each) in OF_TOKENS and not _is_head(each)]
         prompts = [as_measured(each, self._llm) for each in context if _is_of_sequences(each)]
         states = [as_measured(each, self._llm) for each in decodes if _is_of_sequences(each)]
         heads = [each for each in (*decodes, *context) if _is_head(each)][:1]
         if not heads or not prompts or not states:
             raise ValueError("its operations are not those of a decoder")
         if self._tp > 1 and not self._by_row:
-            tokens.append(all_reduces(self._llm, self._tp, self._reduces() + 1.0))
+            tokens.append(all_reduces(self._llm, self._tp, self._count_reduces() + 1.0))
         self._is_shared = np.array([_is_shared(each) for each in tokens], dtype=bool)
         self._of_tokens = list(range(len(tokens)))
         self._of_prompts = list(range(len(tokens), len(tokens) + len(prompts)))
-        self._is_sparse = all(_kind(each) in SPARSE for each in prompts)
-        is_module = [_kind(each).startswith(MODULES) for each in states]
+        self._is_sparse = all(_kind_of(each) in SPARSE for each in prompts)
+        # Positions count from 1, behind the output head.
+        is_module = [_kind_of(each).startswith(MODULES) for each in states]
         self._modules = [n for n, module in enumerate(is_module, start=1) if module]
-        self._apart = [n for n, module in enumerate(is_module, start=1) if not module]
-        parts = [_parts(each, self._llm) for each in decodes]
+        self._unfused = [n for n, module in enumerate(is_module, start=1) if not module]
+        parts = [_latent_parts(each, self._llm) for each in decodes]
         if in_parts:
-            parts.append([each for each in decodes if _name(each).endswith(LATENT_PARTS)])
+            parts.append([each for each in decodes if _name_of(each).endswith(LATENT_PARTS)])
         self._parts = [json.dumps(part) for part in parts if part]
-        spec["context_ops"] = [_numbered(n, each) for n, each in enumerate(tokens)] + prompts
+        spec["context_ops"] = [_name_uniquely(n, each) for n, each in enumerate(tokens)] + prompts
         spec["generation_ops"] = heads + states
-        return [each for each in context if _kind(each) == "Moe"]
+        return [each for each in context if _kind_of(each) == "Moe"]
 
     def _tokens_ms_anew(self, tokens: int) -> float:
         at_most = self._at_most[np.searchsorted(BOUNDING_TOKENS, tokens)]
         each_ms = np.minimum(self._each_ms(tokens), at_most)
         shared_ms = float(each_ms[self._is_shared].sum())
         experts_ms = sum(of_layers(tokens) for of_layers in self._experts_ms)
-        beside = tokens <= MOST_SHARED_STREAM_TOKENS
-        if self._dp > 1:  # The experts' own time is that of all ranks' tokens.
-            shared_ms = max(shared_ms - experts_ms, 0.0) if beside else shared_ms
+        is_parallel = tokens <= MOST_SHARED_STREAM_TOKENS
+        if self._dp > 1:  # `joint_ms` counts the experts, for the tokens of all ranks.
+            shared_ms = max(shared_ms - experts_ms, 0.0) if is_parallel else shared_ms
             experts_ms = 0.0
-        ms = max(shared_ms, experts_ms) if beside else shared_ms + experts_ms
+        ms = max(shared_ms, experts_ms) if is_parallel else shared_ms + experts_ms
         if self._by_row:
-            share = self._reduces() / (2 * self._llm.layers)
-            ms += 1e3 * share * float(tp_s(self._llm, self._gpu, self._tp, tokens))
+            share = self._count_reduces() / (2 * self._llm.layers)
+            ms += 1e3 * share * float(tp_s(self._llm, self._gpu, self._tp, tokens))  # That is two a layer.
         return ms + float(each_ms[~self._is_shared].sum())
 
-    def _reduces(self) -> int:
-        """All-reduces over the GPUs of TP: of data-parallel ranks none after experts."""
+    def _count_reduces(self) -> int:
+        """All-reduces of a step over the GPUs of TP; data-parallel ranks have none after experts."""
         return count_blocks(self._llm) - (experts_layers(self._llm) if self._dp > 1 else 0)
 
     def joint_ms(self, tokens: int) -> float:
         """Time of the experts that data-parallel ranks share [ms], for the tokens of all ranks."""
         assert self._dispatch_ms is not None
         ms = sum(of_layers(tokens) for of_layers in self._experts_ms)
-        if self._by_row:  # Gathered and reduced: as many bytes as in one all-reduce.
+        if self._by_row:  # Gathering and reducing move as many bytes as one all-reduce.
             share = experts_layers(self._llm) / (2 * self._llm.layers)
             return ms + 1e3 * share * float(tp_s(self._llm, self._gpu, self._tp * self._dp, tokens))
         return ms + self._dispatch_ms(tokens)
@@ -241,19 +254,19 @@ class ConfigKernels:
     def _modules_ms(self, decodes: int, context: int) -> float:
         return max(self._decodes_ms(self._modules, decodes, context) - self._launches_ms, 0.0)
 
-    def _waited_ms(self) -> float:
-        """For launches, in latent attention of a step of decodes."""
+    def _launch_excess_ms(self) -> float:
+        """Time of launches in latent attention of decodes ("launches" above)."""
         if not self._parts:
             return 0.0
         sums_ms = [
             sum(
-                _sum_ms(self._engine.evaluate_ops_json(part, is_context=False, batch_size=few, s=1))
+                _sum_ms(self._engine.evaluate_ops_json(part, is_context=False, batch_size=decodes, s=1))
                 for part in self._parts
             )
-            for few in (1, 2, 4, 8)
+            for decodes in (1, 2, 4, 8)  # The least counts, as single entries of the tables are too long.
         ]
-        waited_ms = self._decodes_ms(self._modules, 1, 1) - min(sums_ms)
-        return waited_ms if waited_ms > LAUNCHED_FRAC * min(sums_ms) else 0.0
+        excess_ms = self._decodes_ms(self._modules, 1, 1) - min(sums_ms)
+        return excess_ms if excess_ms > LAUNCHED_FRAC * min(sums_ms) else 0.0
 
     def _decodes_ms(self, which: list[int], decodes: int, context: int) -> float:
         """Time of these operations for `decodes` sequences [ms], each of which attends to one token more than
@@ -281,8 +294,8 @@ def count_blocks(llm: Llm) -> int:
     )
 
 
-def _spec(llm: Llm, system: str, tp: int, split: Mapping[str, Any], folder: Path) -> Operation:
-    """AIConfigurator's operations of prompts and of decodes, and where their times are."""
+def _build_spec(llm: Llm, system: str, tp: int, split: Mapping[str, Any], folder: Path) -> Operation:
+    """AIConfigurator's operations of prompts (`context_ops`) and of decodes (`generation_ops`)."""
     try:
         from aiconfigurator_core.sdk import engine, perf_database
         from aiconfigurator_core.sdk.config_builders import build_model_config
@@ -318,53 +331,49 @@ def _spec(llm: Llm, system: str, tp: int, split: Mapping[str, Any], folder: Path
     return spec
 
 
-def _engine(spec: Operation) -> Any:
+def _build_engine(spec: Operation) -> Any:
     import aiconfigurator_core
     from aiconfigurator_core.sdk import EngineHandle
 
     return EngineHandle(bytes(aiconfigurator_core.engine_spec_bincode_from_json(json.dumps(spec))))
 
 
-def _kind(operation: Operation) -> str:
+def _kind_of(operation: Operation) -> str:
     return next(iter(operation))
 
 
-def _name(operation: Operation) -> str:
-    return str(operation[_kind(operation)]["name"])
+def _name_of(operation: Operation) -> str:
+    return str(operation[_kind_of(operation)]["name"])
 
 
 def _is_head(operation: Operation) -> bool:
-    return _name(operation).endswith("logits_gemm")
+    return _name_of(operation).endswith("logits_gemm")
 
 
 def _is_shared(operation: Operation) -> bool:
-    """Whether an operation is of experts that every token visits. Gemma's `shared_mlp` is not: it is a dense
-    block before the experts.
+    """Whether an operation is part of a shared expert, which every token visits. Gemma's `shared_mlp` is not:
+    it is a dense block before the experts.
     """
-    return "shared_" in _name(operation) and "shared_mlp" not in _name(operation)
+    return "shared_" in _name_of(operation) and "shared_mlp" not in _name_of(operation)
 
 
 def _is_of_sequences(operation: Operation) -> bool:
-    return _kind(operation) not in (*OF_TOKENS, *REDUCES, "Moe", "Overlap") and not _is_head(operation)
+    return _kind_of(operation) not in (*OF_TOKENS, *REDUCES, "Moe", "Overlap") and not _is_head(operation)
 
 
-def _graphed(operation: Operation) -> Operation:
-    """The operation with the times of that format which was measured inside CUDA graphs."""
-    kind = _kind(operation)
+def _as_graphed(operation: Operation) -> Operation:
+    """A matrix in the format that was measured inside CUDA graphs (WITHOUT_GRAPHS); others as they are."""
+    kind = _kind_of(operation)
     fields = operation[kind]
-    return (
-        {kind: fields | {"quant_mode": WITHOUT_GRAPHS.get(fields["quant_mode"], fields["quant_mode"])}}
-        if (kind == "Gemm")
-        else operation
-    )
+    if kind != "Gemm":
+        return operation
+    return {kind: fields | {"quant_mode": WITHOUT_GRAPHS.get(fields["quant_mode"], fields["quant_mode"])}}
 
 
-def _numbered(n: int, operation: Operation) -> Operation:
-    """The operation with a name of its own, because AIConfigurator adds up the times of operations of one
-    name.
-    """
-    kind = _kind(operation)
-    return {kind: operation[kind] | {"name": f"{n} {_name(operation)}"}}
+def _name_uniquely(n: int, operation: Operation) -> Operation:
+    """The operation with a name of its own: AIConfigurator adds up the times of operations of one name."""
+    kind = _kind_of(operation)
+    return {kind: operation[kind] | {"name": f"{n} {_name_of(operation)}"}}
 
 
 def _is_latent(llm: Llm) -> bool:
@@ -372,11 +381,13 @@ def _is_latent(llm: Llm) -> bool:
 
 
 def as_measured(operation: Operation, llm: Llm) -> Operation:
-    """Attention as it was measured. Latent: as a whole, in 16 bits where its projections have several
-    formats; what AIConfigurator has else are keys and values for each head, which vLLM does not cache.
-    DeepSeek-V4's: with the 8 bits in which vLLM caches it always.
+    """The measured operation that fits how vLLM runs this one.
+
+    Latent attention is taken as a whole module in 16 bits: AIConfigurator's plain attention has keys and
+    values for each head, which vLLM does not cache. DeepSeek-V4's is taken with 8-bit caches, which vLLM
+    always uses.
     """
-    kind = _kind(operation)
+    kind = _kind_of(operation)
     fields = operation[kind]
     if kind == "Fallback":
         primary: Operation = fields["primary"]
@@ -401,7 +412,7 @@ def as_measured(operation: Operation, llm: Llm) -> Operation:
 
 
 def _row_formats(llm: Llm, fields: Operation) -> Operation:
-    """The formats of the projections, where all of them have the same."""
+    """Fields with fp8-block projections if the row has all latent attention in it, else none."""
     formats = {
         (group.attention.weights, group.attention.bf16_parameters)
         for group in llm.layer_groups
@@ -413,14 +424,14 @@ def _row_formats(llm: Llm, fields: Operation) -> Operation:
     return {"gemm_quant_mode": "fp8_block", "attn_projection_quant_modes": projections}
 
 
-def _parts(operation: Operation, llm: Llm) -> list[Operation]:
-    """What a decode's latent attention consists of, each measured on its own: projections, products with the
-    two halves of the expansion, and attention to one token.
+def _latent_parts(operation: Operation, llm: Llm) -> list[Operation]:
+    """The separately measured parts of a decode's latent attention: projections, products with both halves of
+    the expansion, and attention to one token. Empty for other operations.
     """
-    kind = _kind(operation)
+    kind = _kind_of(operation)
     fields = operation[kind]
     if kind == "Fallback":
-        parts = [_graphed(each) for each in fields["fallback"]]
+        parts = [_as_graphed(each) for each in fields["fallback"]]
         module = next(iter(fields["primary"].values()))
         layers, heads = module["scale_factor"], module["num_heads"]
     elif kind == "GenerationAttention" and _is_latent(llm):

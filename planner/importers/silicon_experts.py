@@ -1,6 +1,6 @@
 """Milliseconds of the experts of an LLM, from AIConfigurator's kernel tables.
 
-`planner/importers/silicon.py` asks for them, and explains what the tables hold.
+`planner/importers/silicon.py` calls this module and explains the tables.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from planner.models.llm import Llm, cuts_blocks
 from planner.models.roofline import experts_layers
 
 Milliseconds = Callable[[int], float]  # Milliseconds of N tokens.
-# Systems whose tables were measured with one routing alone: experts drawn by a power law, not evenly.
+# Systems whose tables have only experts drawn from a power law, and no even routing.
 ONE_ROUTING = ("a100_sxm",)
 # LLMs whose tokens do not choose experts evenly: gpt-oss-120b touches as few as the tables' power law has, on
-# real text (ML.ENERGY, H100) and random tokens (InferenceX, H200) alike. Of gpt-oss-20b nothing is measured.
+# real text (ML.ENERGY, H100) and random tokens (InferenceX, H200) alike. gpt-oss-20b was
+# not measured.
 UNEVEN = ("openai/gpt-oss-120b",)
-# Steps of more tokens are taken for prompts: engines decode at most some hundred sequences at once.
+# A step with more tokens must hold prompts: engines decode at most some hundred sequences at once.
 MOST_DECODES = 512
 
 
@@ -38,24 +39,24 @@ def expert_split(width: int, weights: str, tp: int, *, whole: bool | None = None
 
 
 def operation_ms(engine: Any, operation: dict[str, Any], system: str, llm: Llm) -> Milliseconds:
-    """Milliseconds of one kind of experts, which `operation` describes in AIConfigurator's words."""
+    """Milliseconds of N tokens in the experts that `operation` describes, in AIConfigurator's format."""
     kind = operation["Moe"]
-    draws = kind["workload_distribution"]
-    even_ms, drawn_ms = (
+    power_law = kind["workload_distribution"]
+    even_ms, power_law_ms = (
         partial(_read_ms, engine, json.dumps([{"Moe": kind | {"workload_distribution": routing}}]))
-        for routing in ("balanced", draws)
+        for routing in ("balanced", power_law)
     )
     if system in ONE_ROUTING:
-        return drawn_ms
+        return power_law_ms
     share = kind["topk"] / kind["num_experts"]
-    return partial(experts_ms, share, even_ms, drawn_ms, is_even=llm.name not in UNEVEN)
+    return partial(experts_ms, share, even_ms, power_law_ms, is_even=llm.name not in UNEVEN)
 
 
 def dispatch_ms(engine: Any, llm: Llm, gpus: int) -> Milliseconds:
     """Milliseconds of the communication around the experts of all layers, which `gpus` GPUs share.
 
-    Every GPU gets the tokens of all the others and gives its part of the sums back, as vLLM's all-gathers and
-    reduce-scatters do. The argument of what is returned is the tokens of all GPUs together.
+    Every GPU receives the tokens of all others and returns its part of the sums, as vLLM's all-gathers and
+    reduce-scatters do. The argument of the returned function is the number of tokens of all GPUs together.
     """
     layers = experts_layers(llm)
     operations = [
@@ -88,14 +89,14 @@ def dispatch_ms(engine: Any, llm: Llm, gpus: int) -> Milliseconds:
         for is_before in (True, False)
     ]
 
-    def milliseconds(tokens: int) -> float:
+    def both_ways_ms(tokens: int) -> float:
         own = -(-tokens // gpus)
         return sum(
             float(engine.evaluate_ops_json(each, is_context=True, batch_size=1, s=own)[0][1])
             for each in operations
         )
 
-    return milliseconds
+    return both_ways_ms
 
 
 def _read_ms(engine: Any, operation: str, tokens: int) -> float:
@@ -103,15 +104,15 @@ def _read_ms(engine: Any, operation: str, tokens: int) -> float:
 
 
 def experts_ms(
-    share: float, even_ms: Milliseconds, drawn_ms: Milliseconds, tokens: int, *, is_even: bool = True
+    share: float, even_ms: Milliseconds, power_law_ms: Milliseconds, tokens: int, *, is_even: bool = True
 ) -> float:
     """Milliseconds of all experts, of which each token visits the share `share`.
 
-    Tokens of many sequences choose experts evenly. The time to read weights is that of the experts that they
-    touch: it is looked up at the number of tokens that touch as many in the table's even routing, in which no
-    two tokens share an expert before all are taken. The time to compute what more tokens bring is added.
-    Steps of more than MOST_DECODES tokens hold prompts, which prefer some experts: they take at least the
-    power law's time. Where tokens of decodes do not choose evenly either, they take at most that time.
+    Tokens of many sequences choose experts evenly. Reading weights takes the time of the experts that are
+    touched: it is looked up at the number of tokens that touch as many in the table's even routing, in which
+    no two tokens share an expert before all are taken. The computing time of further tokens is added. Steps
+    of more than MOST_DECODES tokens hold prompts, which prefer some experts: they take at least the power
+    law's time. Unless decodes choose evenly (`is_even`), smaller steps take at most that time.
     """
     touched = (1 - (1 - share) ** tokens) / share
     low = max(int(touched), 1)
@@ -120,5 +121,5 @@ def experts_ms(
     if tokens > all_touched:
         ms += max(even_ms(tokens) - even_ms(all_touched), 0.0)
     if tokens > MOST_DECODES:
-        return max(ms, drawn_ms(tokens))
-    return ms if is_even else min(ms, drawn_ms(tokens))
+        return max(ms, power_law_ms(tokens))
+    return ms if is_even else min(ms, power_law_ms(tokens))

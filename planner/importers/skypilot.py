@@ -3,9 +3,9 @@
     InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
     gpu_8x_h100_sxm5,H100,8.0,208.0,1800.0,31.92,us-east-1,"{'Gpus': [{'Name': 'H100', ...",
 
-A row's price is of the whole instance. Of each GPU we take the instances with the most GPUs, as workers of
-any degree fit on them, and of these the cheapest region. SkyPilot's names are not ours: its A100 has 40 GB,
-and a name may be of two cards, which GpuInfo tells apart where it says PCIe.
+A row's price is that of the whole instance. For each GPU we take the instances with the most GPUs, because
+workers of any TP degree fit on them, and of these the cheapest region. SkyPilot's names differ from ours: its
+A100 has 40 GB, and one name may stand for an SXM and a PCIe card, which GpuInfo tells apart.
 """
 
 from __future__ import annotations
@@ -51,13 +51,15 @@ NAMES = {  # SkyPilot's names, in lower case without dashes, and ours.
     "mi355x": "mi355x-288g",
     "gaudi3": "gaudi3-128g",
 }
-# An empty text means that our catalog has no such row.
+# The PCIe card of the same name; empty if our catalog has no row for it.
 ON_PCIE = {"h100-80g": "h100-pcie-80g", "a100-80g": "", "a100-40g": ""}
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What a file says: offers by GPU, a line for each name that is none of ours, rows without a price."""
+    """A file's offers by GPU, a line for each GPU that our catalog lacks, and the number of rows without a
+    price.
+    """
 
     offers: Mapping[str, tuple[ProviderOffer, ...]]
     unknown_gpus: tuple[str, ...]
@@ -87,22 +89,22 @@ def read_prices(
             continue
         if not (name := row["AcceleratorName"].strip()):
             continue  # The instance has no GPU.
-        gpus = _figure(row["AcceleratorCount"], f"{path}, line {number}: AcceleratorCount")
+        gpus = _read_figure(row["AcceleratorCount"], f"{path}, line {number}: AcceleratorCount")
         if gpus is None or gpus < 1:
             raise InputError(f"{path}, line {number}: AcceleratorCount: expected 1 or more, found {gpus}")
-        gpu, skip_reason = _gpu(name, row.get("GpuInfo") or "", catalog)
+        gpu, skip_reason = _catalog_name(name, row.get("GpuInfo") or "", catalog)
         if gpu is None:
             unknown_gpus[skip_reason] = unknown_gpus.get(skip_reason, 0) + 1
             continue
         columns: tuple[tuple[Term, str], ...] = (("on-demand", "Price"), ("spot", "SpotPrice"))
-        prices = {t: _figure(row.get(c) or "", f"{path}, line {number}: {c}") for t, c in columns}
+        prices = {t: _read_figure(row.get(c) or "", f"{path}, line {number}: {c}") for t, c in columns}
         without_price += prices["on-demand"] is None
         for term, usd_per_h in prices.items():
             if usd_per_h is not None and usd_per_h > 0:
-                at = _Row(row["InstanceType"], gpus, usd_per_h / gpus, row["Region"])
-                rows_by_term.setdefault((gpu, term), []).append(at)
+                offer = _Row(row["InstanceType"], gpus, usd_per_h / gpus, row["Region"])
+                rows_by_term.setdefault((gpu, term), []).append(offer)
     if not rows_by_term:
-        raise InputError(f"{path}: holds no price of a GPU of catalogs/gpus.yaml{_of(region)}")
+        raise InputError(f"{path}: holds no price of a GPU of catalogs/gpus.yaml{_region_text(region)}")
     offers: dict[str, tuple[ProviderOffer, ...]] = {}
     for (gpu, term), each in rows_by_term.items():
         best = min(each, key=lambda row: (-row.gpus, row.usd_per_h, row.region))
@@ -115,8 +117,8 @@ def read_prices(
     return Listed(offers, lines, without_price)
 
 
-def _gpu(name: str, info: str, catalog: Catalog) -> tuple[str | None, str]:
-    """Our name for a card; None with the line that is said of it."""
+def _catalog_name(name: str, info: str, catalog: Catalog) -> tuple[str | None, str]:
+    """Our name of a card, or None and why not."""
     ours = NAMES.get("".join(c for c in name.lower() if c.isalnum()))
     if ours is not None and "pcie" in info.lower():
         ours, name = ON_PCIE.get(ours, ours), f"{name} (PCIe)"
@@ -125,8 +127,8 @@ def _gpu(name: str, info: str, catalog: Catalog) -> tuple[str | None, str]:
     return None, f"{name}: no row of catalogs/gpus.yaml is known to be this GPU"
 
 
-def _figure(written: str, where: str) -> float | None:
-    """A number, or None where nothing is written."""
+def _read_figure(written: str, where: str) -> float | None:
+    """A number >= 0, or None for an empty cell."""
     if not written.strip():
         return None
     try:
@@ -138,5 +140,5 @@ def _figure(written: str, where: str) -> float | None:
     return value
 
 
-def _of(region: str | None) -> str:
+def _region_text(region: str | None) -> str:
     return f" in region {region}" if region else ""

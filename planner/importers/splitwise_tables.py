@@ -20,13 +20,13 @@ from planner.models.step_tables import StepTable
 
 NUMBERS = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
 COLUMNS = ("model", "hardware", "tensor_parallel", *NUMBERS)
-HARDWARE = {"a100-80g": "a100-80gb", "h100-80g": "h100-80gb"}
-"""GPUs, and what the file calls them."""
+HARDWARE = {"a100-80g": "a100-80gb", "h100-80g": "h100-80gb"}  # our names -> the file's
+LEAST_OVERFULL_BATCH = 16  # on two GPUs, see `splitwise_table`
 MODELS = {"bloom-176b": "bigscience/bloom", "llama2-70b": "meta-llama/Llama-2-70b-hf"}
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable:
-    """The steps of one model on one kind of worker; --llm, --gpu and --tp choose where there are several."""
+    """The steps of one model on one kind of worker; --llm, --gpu and --tp choose among several."""
     if len(paths) != 1:
         raise InputError(f"splitwise: expected one perf_model.csv, found {len(paths)} files")
     path = paths[0]
@@ -34,13 +34,14 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     read_number_column(table, "tensor_parallel", path, least=1)
     gpus = {hardware: gpu for gpu, hardware in HARDWARE.items()}
 
+    # A row that names a requested LLM and GPU comes before rows whose names the catalog does not know.
     chosen, available = [], []
     groups = table[["model", "hardware", "tensor_parallel"]].drop_duplicates()
     wanted_llm = catalog.llm(stated.llm).name if stated.llm else None
     wanted_gpu = catalog.gpu(stated.gpu).name if stated.gpu else None
     for model, hardware, degree in groups.itertuples(index=False):
-        llm = _llm(str(model), catalog)
-        gpu = gpus.get(str(hardware)) or _gpu(str(hardware), catalog)
+        llm = _catalog_llm(str(model), catalog)
+        gpu = gpus.get(str(hardware)) or _catalog_gpu(str(hardware), catalog)
         tp = foreign_fields.read_count(degree, f"{path}: tensor_parallel", most=foreign_fields.MAX_TP)
         available.append(f"{model} on {hardware} tp{tp}")
         if (
@@ -48,9 +49,9 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
             and (wanted_gpu is None or gpu in (None, wanted_gpu))
             and stated.tp in (None, tp)
         ):
-            known = (wanted_llm is None or llm is not None) + (wanted_gpu is None or gpu is not None)
-            chosen.append((known, model, hardware, degree, llm, gpu, tp))
-    best = [row for row in chosen if row[0] == max(known for known, *_ in chosen)]
+            matches = (wanted_llm is None or llm is not None) + (wanted_gpu is None or gpu is not None)
+            chosen.append((matches, model, hardware, degree, llm, gpu, tp))
+    best = [row for row in chosen if row[0] == max(matches for matches, *_ in chosen)]
     if len(best) != 1:
         raise InputError(
             f"{path}: choose one with --llm, --gpu and --tp: "
@@ -80,33 +81,33 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
 def splitwise_table(path: Path, model: str, hardware: str, tp: int) -> StepTable:
     """Steps of Splitwise's runs: `batch_size` prompts prefilled at once, then decoded together.
 
-    `token_time` is the mean over a run's decode steps, whose context grows from the prompt's length by
-    `token_size`, so it stands for the step half way. On two GPUs batches from 16 on ran out of KV cache and
-    measure something else: they are left out.
+    `token_time` is the mean over a run's decode steps, whose context grows by `token_size` from the prompt's
+    length, so that it is the time of the step half way. On two GPUs larger batches ran out of KV cache and
+    measure preemption: they are left out.
     """
     with open_input(path) as stream:
         runs = pd.read_csv(stream)
     runs = runs[(runs.model == model) & (runs.hardware == hardware) & (runs.tensor_parallel == tp)]
     if tp == 2:
-        runs = runs[runs.batch_size < 16]
+        runs = runs[runs.batch_size < LEAST_OVERFULL_BATCH]
     if runs.empty:
         raise InputError(f"{path}: holds no runs of {model} on {tp} x {hardware}")
     batch, prompt = runs.batch_size.to_numpy(float), runs.prompt_size.to_numpy(float)
-    none = np.zeros(len(runs))
+    zeros = np.zeros(len(runs))
     pairs, context = batch * prompt * (prompt + 1) / 2, prompt + runs.token_size.to_numpy(float) / 2
-    prefills = np.column_stack([batch, batch * prompt, none, pairs, none, none, runs.prompt_time / 1e3])
-    decodes = np.column_stack([none, none, none, none, batch, batch * context, runs.token_time / 1e3])
+    prefills = np.column_stack([batch, batch * prompt, zeros, pairs, zeros, zeros, runs.prompt_time / 1e3])
+    decodes = np.column_stack([zeros, zeros, zeros, zeros, batch, batch * context, runs.token_time / 1e3])
     return StepTable(pd.DataFrame(np.vstack([prefills, decodes]), columns=list(STEP_COLUMNS)))
 
 
-def _llm(model: str, catalog: Catalog) -> str | None:
+def _catalog_llm(model: str, catalog: Catalog) -> str | None:
     try:
         return catalog.llm(MODELS.get(model, model)).name
     except (CatalogError, OSError):
         return None
 
 
-def _gpu(hardware: str, catalog: Catalog) -> str | None:
+def _catalog_gpu(hardware: str, catalog: Catalog) -> str | None:
     try:
         return catalog.gpu(hardware).name
     except CatalogError:

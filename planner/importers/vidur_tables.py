@@ -1,11 +1,12 @@
-"""Vidur's profiles (mlp.csv, attention.csv, all_reduce.csv), and step times computed by Vidur.
+"""Step tables of Vidur: added up from its profiles (mlp.csv, attention.csv, all_reduce.csv), or computed by
+it.
 
-One step is, as Vidur adds it up:
+Vidur adds up a step of N tokens as
 
     t = layers * ( sum of 9 ops (N) + attention + [TP > 1] 2 (all_reduce(N) + 0.02 ms launch) )
 
-N being its tokens. Vidur measures prefill and decode attention apart, so there are no mixed steps; embedding,
-LM head, sampling and the host are left out. The operators' own seconds stay in the table beside the total
+It measures prefill and decode attention apart, so there are no mixed steps; embedding, LM head, sampling and
+the host are left out. The seconds of each operator stay in the table beside the total
 (`StepTable.operators`).
 """
 
@@ -35,6 +36,7 @@ from planner.models.step_tables import (
     operator_column,
 )
 
+NamedTable = tuple[Path, pd.DataFrame]
 OPS = (
     "attn_pre_proj",
     "attn_post_proj",
@@ -51,28 +53,30 @@ PREFILL, DECODE, ALL_REDUCE = (
     f"time_stats.{name}.median" for name in ("attn_prefill", "attn_decode", "all_reduce")
 )
 SAVE = "time_stats.attn_kv_cache_save.median"  # Newer profiles have this column.
+# Columns of a profile -> fields of `Llm` that must agree.
 SHAPE = {"n_embd": "hidden", "n_head": "heads", "n_q_head": "heads", "n_kv_head": "kv_heads"}
-PARTS = {  # Parts of the steps that Vidur computes.
+PARTS = {  # Columns of computed steps -> operators of a StepTable.
     "linear_ms": "linear",
     "allreduce_ms": REDUCE,
     "attn_prefill_ms": ATTN_PREFILL,
     "attn_decode_ms": ATTN_DECODE,
 }
 COMPUTED = ("kind", "n_prefill", "chunk", "prefix", "n_decode", "ctx", "total_ms")
+# Sets of columns, each of which marks a file as Vidur's.
 MARKS = (COMPUTED, OP_COLUMNS[:3], (PREFILL, DECODE), (ALL_REDUCE,))
-LAUNCH_MS = 0.02
-BYTES = 2
+LAUNCH_MS = 0.02  # Vidur's constant for launching an all-reduce
+BYTES = 2  # of an activation (16 bits)
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable:
     """Either one table of computed steps, or mlp.csv and attention.csv, and all_reduce.csv for TP > 1."""
     tables = [(path, read_csv(path)) for path in paths]
     if len(tables) == 1 and set(COMPUTED) <= set(tables[0][1].columns):
-        return _computed(*tables[0], stated, catalog)
-    return _profiled(tables, stated, catalog)
+        return _read_computed_steps(*tables[0], stated, catalog)
+    return _add_up_profiles(tables, stated, catalog)
 
 
-def _computed(path: Path, table: pd.DataFrame, stated: StatedSetup, catalog: Catalog) -> StepTable:
+def _read_computed_steps(path: Path, table: pd.DataFrame, stated: StatedSetup, catalog: Catalog) -> StepTable:
     step_columns = {}
     for key, name in (("llm", "model"), ("gpu", "device"), ("tp", "tp")):
         values = table[name].drop_duplicates().tolist() if name in table.columns else []
@@ -100,27 +104,25 @@ def _computed(path: Path, table: pd.DataFrame, stated: StatedSetup, catalog: Cat
     return _step_table(steps, operators, llm, gpu, tp, f"Vidur, steps of {path.name}")
 
 
-def _profiled(
-    tables: Sequence[tuple[Path, pd.DataFrame]], stated: StatedSetup, catalog: Catalog
-) -> StepTable:
+def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog: Catalog) -> StepTable:
     names = ", ".join(path.name for path, _ in tables)
     llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names)
     shape = catalog.llm(stated.llm or llm)
-    mlp_path, mlp = _find(tables, OP_COLUMNS[0], "mlp.csv (compute profile)")
-    attention_path, attention = _find(tables, PREFILL, "attention.csv")
+    mlp_path, mlp = _find_table(tables, OP_COLUMNS[0], "mlp.csv (compute profile)")
+    attention_path, attention = _find_table(tables, PREFILL, "attention.csv")
     mlp, attention = (
-        _of_tp(_of_llm(table, shape, path), "num_tensor_parallel_workers", tp, path)
+        _rows_of_tp(_rows_of_llm(table, shape, path), "num_tensor_parallel_workers", tp, path)
         for table, path in ((mlp, mlp_path), (attention, attention_path))
     )
-    ops_tokens, ops_ms = _ops(mlp, mlp_path)  # Both are by operator.
+    ops_tokens, ops_ms = _operator_curves(mlp, mlp_path)
     most = ops_tokens[-1]
     reduce_tokens = reduce_ms = np.zeros(1)
     if tp > 1:
-        path, table = _find(tables, ALL_REDUCE, f"all_reduce.csv (tp is {tp})")
-        table = _of_tp(table, "num_workers", tp, path)
+        path, table = _find_table(tables, ALL_REDUCE, f"all_reduce.csv (tp is {tp})")
+        table = _rows_of_tp(table, "num_workers", tp, path)
         if "devices_per_node" in table.columns:  # Only collectives within one node are read.
-            table = _of_tp(table, "devices_per_node", tp, path)
-        reduce_tokens, reduce_ms = _curve(
+            table = _rows_of_tp(table, "devices_per_node", tp, path)
+        reduce_tokens, reduce_ms = _median_curve(
             read_number_column(table, "size", path, least=1) / (shape.hidden * BYTES),
             read_number_column(table, ALL_REDUCE, path),
         )
@@ -142,18 +144,18 @@ def _profiled(
         prefill_ms, decode_ms = prefill_ms + saved_ms, decode_ms + saved_ms
     is_prefill = (chunk > 0) & (batch >= 1) & (prefill_ms > 0) & (batch * chunk <= most)
     is_decode = (chunk == 0) & (batch >= 1) & (decode_ms > 0) & (batch <= most)
-    none = np.zeros(len(attention))
+    zeros = np.zeros(len(attention))
     tokens = np.where(is_prefill, batch * chunk, batch)
     layer_ms = {name: np.interp(tokens, ops_tokens, each) for name, each in ops_ms.items()}
-    launched = 2 * (np.interp(tokens, reduce_tokens, reduce_ms) + LAUNCH_MS)
-    layer_ms[REDUCE] = launched if tp > 1 else none
+    reduces_ms = 2 * (np.interp(tokens, reduce_tokens, reduce_ms) + LAUNCH_MS)
+    layer_ms[REDUCE] = reduces_ms if tp > 1 else zeros
     layer_ms[ATTN_PREFILL] = np.where(is_prefill, prefill_ms, 0.0)
     layer_ms[ATTN_DECODE] = np.where(is_prefill, 0.0, decode_ms)
     operators = {name: shape.layers * each / 1e3 for name, each in layer_ms.items()}
     t_s = np.sum(list(operators.values()), axis=0)
     pairs = batch * chunk * (cached + (chunk + 1) / 2)
-    prefills = np.column_stack([batch, batch * chunk, batch * cached, pairs, none, none, t_s])
-    decodes = np.column_stack([none, none, none, none, batch, batch * (cached + 1), t_s])
+    prefills = np.column_stack([batch, batch * chunk, batch * cached, pairs, zeros, zeros, t_s])
+    decodes = np.column_stack([zeros, zeros, zeros, zeros, batch, batch * (cached + 1), t_s])
     used = is_prefill | is_decode
     if not used.any():
         raise InputError(
@@ -166,7 +168,7 @@ def _profiled(
     return _step_table(steps, kept, llm, gpu, tp, f"Vidur profiles {names}", note)
 
 
-def _find(tables: Sequence[tuple[Path, pd.DataFrame]], column: str, what: str) -> tuple[Path, pd.DataFrame]:
+def _find_table(tables: Sequence[NamedTable], column: str, what: str) -> NamedTable:
     for path, table in tables:
         if column in table.columns:
             return path, table
@@ -175,7 +177,7 @@ def _find(tables: Sequence[tuple[Path, pd.DataFrame]], column: str, what: str) -
     )
 
 
-def _of_llm(table: pd.DataFrame, shape: Llm, path: Path) -> pd.DataFrame:
+def _rows_of_llm(table: pd.DataFrame, shape: Llm, path: Path) -> pd.DataFrame:
     """The rows of an LLM of this shape: older profiles hold several."""
     for name, field in SHAPE.items():
         if name in table.columns:
@@ -190,7 +192,7 @@ def _of_llm(table: pd.DataFrame, shape: Llm, path: Path) -> pd.DataFrame:
     return table
 
 
-def _of_tp(table: pd.DataFrame, name: str, tp: int, path: Path) -> pd.DataFrame:
+def _rows_of_tp(table: pd.DataFrame, name: str, tp: int, path: Path) -> pd.DataFrame:
     if name not in table.columns:
         raise InputError(f"{path}: lacks the column {name}")
     of_tp: pd.DataFrame = table[as_floats(table[name]) == tp]
@@ -199,8 +201,8 @@ def _of_tp(table: pd.DataFrame, name: str, tp: int, path: Path) -> pd.DataFrame:
     return of_tp
 
 
-def _ops(mlp: pd.DataFrame, path: Path) -> tuple[Array, dict[str, Array]]:
-    """Milliseconds of each of the 9 ops of a layer over the tokens of a step."""
+def _operator_curves(mlp: pd.DataFrame, path: Path) -> tuple[Array, dict[str, Array]]:
+    """The token counts of the profile, and milliseconds of each of the 9 operators of a layer at these."""
     if "num_tokens" not in mlp.columns:
         raise InputError(f"{path}: lacks the column num_tokens")
     missing = [name for name in OP_COLUMNS if name not in mlp.columns]
@@ -208,15 +210,15 @@ def _ops(mlp: pd.DataFrame, path: Path) -> tuple[Array, dict[str, Array]]:
         raise InputError(f"{path}: lacks the column(s) {', '.join(missing)}")
     tokens = read_number_column(mlp, "num_tokens", path, least=1)
     curves = {
-        op: _curve(tokens, np.asarray(read_number_column(mlp, name, path), dtype=float))
+        op: _median_curve(tokens, np.asarray(read_number_column(mlp, name, path), dtype=float))
         for op, name in zip(OPS, OP_COLUMNS, strict=True)
         if name in mlp.columns
     }
     return curves[OPS[0]][0], {op: each_ms for op, (_, each_ms) in curves.items()}
 
 
-def _curve(x: Array, y: Array) -> tuple[Array, Array]:
-    """Sorted, repeats replaced by their median."""
+def _median_curve(x: Array, y: Array) -> tuple[Array, Array]:
+    """Distinct x in rising order, and the median of y at each."""
     at = pd.Series(y).groupby(x).median()
     return np.asarray(at.index, dtype=np.float64), np.asarray(at, dtype=np.float64)
 

@@ -1,11 +1,10 @@
-"""What vLLM's metrics say of the traffic and the latencies of a deployment, per window.
+"""Traffic and latencies of a running deployment per window of time, from vLLM's metrics.
 
-A request counts when it finishes. Arrivals are finished requests plus what the number in flight rose by. In a
-deployment with prefill and decode workers both finish every request, the prefill worker after one token: its
-TTFT counts, and everything else of the decode workers.
+A request counts when it finishes. Arrivals are finished requests plus the rise of the number in flight. With
+prefill and decode workers both finish every request, the prefill worker after one token: TTFT is taken from
+prefill workers, everything else from decode workers.
 
-Source: vllm, docs/usage/metrics.md and vllm/v1/metrics/loggers.py (0.11 to 0.32); older names after the
-newer ones.
+Source: vllm, docs/usage/metrics.md and vllm/v1/metrics/loggers.py (0.11 to 0.32); newer names come first.
 """
 
 from __future__ import annotations
@@ -46,16 +45,16 @@ NAMES = (
     *(FINISHED, RUNNING, WAITING, PREEMPTED, *KV_USE, *HITS, *QUERIES),
     *(f"{name}_{part}" for name in _HISTOGRAMS for part in ("bucket", "count", "sum")),
 )
-_PREFILL_TOKENS = 1.5  # An engine whose answers are shorter on average only prefills.
+_PREFILL_TOKENS = 1.5  # An engine with shorter answers on average is a prefill worker.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Live:
     """A deployment between `edges_s` (N + 1,), Unix time [s]; every array (N,), NaN where nothing is known.
 
-    `arrived`, `finished` are requests, `input_tokens`, `output_tokens` those of finished ones, of which
-    prefix caches were asked for `queried_tokens` and had `hit_tokens`. `kv_use_frac` is the mean over
-    workers, `running` and `waiting` are requests in all of them. `instances` is how many engines were seen.
+    `arrived`, `finished` are requests, `input_tokens`, `output_tokens` those of finished ones. Prefix caches
+    looked up `queried_tokens` and had `hit_tokens` of them. `kv_use_frac` is the mean over workers, `running`
+    and `waiting` are requests in all of them. `instances` is the number of engines with samples.
     """
 
     edges_s: Floats
@@ -86,13 +85,13 @@ class Live:
 def live_traffic(
     series: Sequence[Series], *, every_s: float = 60.0, model: str | None = None, splits: bool = False
 ) -> Live:
-    """The deployment by windows of `every_s`; `model` is the label model_name, `splits` whether prefill and
-    decode have workers of their own.
+    """The deployment by windows of `every_s`; `model` is the label model_name, `splits`: prefill and decode
+    have workers of their own.
 
     Raises InputError where the series are of several LLMs and `model` is none of them, where the metrics
     that count requests are missing, and where no window is whole.
     """
-    series, model = _of_model(series, model)
+    series, model = _select_model(series, model)
     finished = find_series(series, FINISHED)
     if not finished:
         known_names = ", ".join(sorted({row.name for row in series})[:4])
@@ -105,14 +104,14 @@ def live_traffic(
             f"Prometheus: the samples cover no whole window of {every_s:g} s; ask for a longer range"
         )
     prefill = _prefill_instances(series, edges_s) if splits else frozenset()
-    serving = [row for row in series if _instance(row) not in prefill]
-    first = [row for row in series if _instance(row) in prefill] or serving
+    serving = [row for row in series if _instance_of(row) not in prefill]
+    first_token_series = [row for row in series if _instance_of(row) in prefill] or serving
 
-    def rise(*names: str) -> Floats:
+    def increase_of(*names: str) -> Floats:
         return counter_increase(find_series(serving, *names), edges_s)
 
-    done = rise(FINISHED)
-    if not np.isfinite(done).any():
+    finished_requests = increase_of(FINISHED)
+    if not np.isfinite(finished_requests).any():
         raise InputError(f"Prometheus: {FINISHED} has gaps in every window of {every_s:g} s")
     kv_use, level = (
         find_series(serving, *KV_USE),
@@ -120,24 +119,24 @@ def live_traffic(
     )
     return Live(
         edges_s,
-        np.maximum(done + sum(_rise_of_level(level[name], edges_s) for name in level), 0.0),
-        done,
-        rise(f"{PROMPT}_sum"),
-        rise(f"{OUTPUT}_sum"),
-        rise(*QUERIES),
-        rise(*HITS),
-        mean_gauge(kv_use, edges_s) / max(len({_instance(row) for row in kv_use}), 1),
+        np.maximum(finished_requests + sum(_rise_of_level(level[name], edges_s) for name in level), 0.0),
+        finished_requests,
+        increase_of(f"{PROMPT}_sum"),
+        increase_of(f"{OUTPUT}_sum"),
+        increase_of(*QUERIES),
+        increase_of(*HITS),
+        mean_gauge(kv_use, edges_s) / max(len({_instance_of(row) for row in kv_use}), 1),
         mean_gauge(level[RUNNING], edges_s),
         mean_gauge(level[WAITING], edges_s),
-        rise(PREEMPTED),
-        _histograms(LATENCIES, {"ttft": first}, serving, edges_s),
-        _histograms({"prompt": (PROMPT,), "output": (OUTPUT,)}, {}, serving, edges_s),
+        increase_of(PREEMPTED),
+        _interval_histograms(LATENCIES, {"ttft": first_token_series}, serving, edges_s),
+        _interval_histograms({"prompt": (PROMPT,), "output": (OUTPUT,)}, {}, serving, edges_s),
         model,
-        len({_instance(row) for row in finished}),
+        len({_instance_of(row) for row in finished}),
     )
 
 
-def _of_model(series: Sequence[Series], model: str | None) -> tuple[Sequence[Series], str]:
+def _select_model(series: Sequence[Series], model: str | None) -> tuple[Sequence[Series], str]:
     models = sorted({row.label("model_name") for row in series if row.name == FINISHED})
     if model is not None and model in models:
         return [row for row in series if row.label("model_name") == model], model
@@ -149,28 +148,28 @@ def _of_model(series: Sequence[Series], model: str | None) -> tuple[Sequence[Ser
     return series, models[0] if models else ""
 
 
-def _instance(row: Series) -> tuple[str, ...]:
+def _instance_of(row: Series) -> tuple[str, ...]:
     return tuple(row.label(key) for key in ("instance", "pod", "engine"))
 
 
 def _prefill_instances(series: Iterable[Series], edges_s: Floats) -> frozenset[tuple[str, ...]]:
-    """Engines that answer with one token."""
-    by: dict[tuple[str, ...], dict[str, float]] = {}
+    """Prefill workers: engines whose answers have about one token on average."""
+    rise_by_instance: dict[tuple[str, ...], dict[str, float]] = {}
     whole = edges_s[[0, -1]]
     for row in series:
         if row.name in (f"{OUTPUT}_sum", f"{OUTPUT}_count"):
             rose = float(np.nan_to_num(counter_increase([row], whole, gap_s=math.inf))[0])
-            each = by.setdefault(_instance(row), {})
+            each = rise_by_instance.setdefault(_instance_of(row), {})
             each[row.name] = each.get(row.name, 0.0) + rose
     return frozenset(
         instance
-        for instance, rose in by.items()
+        for instance, rose in rise_by_instance.items()
         if 0 < rose.get(f"{OUTPUT}_sum", 0.0) < _PREFILL_TOKENS * rose.get(f"{OUTPUT}_count", 0.0)
     )
 
 
 def _rise_of_level(series: Sequence[Series], edges_s: Floats) -> Floats:
-    """What a gauge rose by in each interval, all instances together; 0 where it is not known."""
+    """The rise of a gauge in each interval, summed over instances; 0 where samples are missing."""
     total = np.zeros(len(edges_s) - 1)
     for row in series:
         is_number = np.isfinite(row.values)
@@ -180,16 +179,16 @@ def _rise_of_level(series: Sequence[Series], edges_s: Floats) -> Floats:
     return total
 
 
-def _histograms(
+def _interval_histograms(
     names: Mapping[str, tuple[str, ...]],
-    of: Mapping[str, Sequence[Series]],
+    series_of: Mapping[str, Sequence[Series]],
     serving: Sequence[Series],
     edges_s: Floats,
 ) -> dict[str, SampledHistogram]:
     histogram_by_name: dict[str, SampledHistogram] = {}
     for key, candidates in names.items():
         for name in candidates:
-            read = interval_histogram(of.get(key, serving), name, edges_s)
+            read = interval_histogram(series_of.get(key, serving), name, edges_s)
             if read is not None and key not in histogram_by_name:
                 histogram_by_name[key] = read
     return histogram_by_name

@@ -47,7 +47,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     text = in_one_file("kubernetes.yaml", fleet, documents(fleet, max_model_len))
     return {
         "kubernetes.yaml": text,
-        **kustomize.files(fleet, APP, ROLE),
+        **kustomize.kustomize_files(fleet, APP, ROLE),
         **engine_command.router_image_files(),
     }
 
@@ -65,7 +65,7 @@ def steps(fleet: Fleet) -> list[str]:
         "For production: the weights on one volume in place of a download by each worker, and network "
         "policies. An overlay takes what you want of `components`, and `kubectl apply -k prod` applies it:",
         "",
-        *kustomize.overlay(fleet),
+        *kustomize.overlay_lines(fleet),
         "",
         f"`{kustomize.MONITORING}` (needs the Prometheus operator) and `{kustomize.GATEWAY}` (needs the "
         "Gateway API) can be added there.",

@@ -22,12 +22,13 @@ BASE = "kustomization.yaml"
 CACHE, POLICIES = "components/model-cache", "components/network-policy"
 MONITORING, GATEWAY = "components/monitoring", "components/gateway"
 MODELS = "/models"
-# Files beside the weights, and layers that no plan counts (drafts of more tokens in the checkpoint).
+# Room on the volume for files beside the weights, and for layers that vLLM does not load (built-in drafters).
 CACHE_FACTOR, CACHE_SPARE_GIB = 1.2, 10
-CACHE_USER = 10001
+CACHE_USER = 10001  # any user but root
 METRICS_NAMESPACE = "monitoring"  # where Prometheus usually runs; the component says that it is to be changed
 
-# Weights as safetensors where there are any: a folder may hold them in two or three formats.
+# Arguments: the file that marks the end of the download, then names of checkpoints. A repository may hold its
+# weights in two or three formats; if safetensors are among them, the others are left out.
 DOWNLOAD = """\
 import pathlib, sys
 from huggingface_hub import list_repo_files, snapshot_download
@@ -41,8 +42,8 @@ pathlib.Path(mark).touch()
 """
 
 
-def files(fleet: Fleet, app_label: str, role_label: str) -> dict[str, str]:
-    """The base and its components, by path. An LLM that is a path has no download, so no cache."""
+def kustomize_files(fleet: Fleet, app_label: str, role_label: str) -> dict[str, str]:
+    """The base and its components, path -> text; no model cache for an LLM that is a path, not downloaded."""
     app = engine_command.llm_label(fleet)
     base = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -50,19 +51,19 @@ def files(fleet: Fleet, app_label: str, role_label: str) -> dict[str, str]:
         "resources": ["kubernetes.yaml"],
     }
     written = {BASE: "# kubectl apply -k .   the same as -f kubernetes.yaml\n" + to_yaml(base)}
-    if names := _downloaded(fleet):
-        written |= _cache(fleet, app, app_label, role_label, names)
+    if names := _checkpoint_names(fleet):
+        written |= _cache_files(fleet, app, app_label, role_label, names)
     return (
         written
-        | _network(app, app_label, role_label)
-        | _monitoring(fleet, app, app_label, role_label)
-        | _gateway(fleet, app)
+        | _network_files(app, app_label, role_label)
+        | _monitoring_files(fleet, app, app_label, role_label)
+        | _gateway_files(fleet, app)
     )
 
 
-def overlay(fleet: Fleet) -> list[str]:
-    """Lines of an overlay that takes every component that needs nothing installed, for a README."""
-    components = [*([CACHE] if _downloaded(fleet) else []), POLICIES]
+def overlay_lines(fleet: Fleet) -> list[str]:
+    """Lines for a README: an overlay with every component that works on any cluster."""
+    components = [*([CACHE] if _checkpoint_names(fleet) else []), POLICIES]
     image = engine_command.ROUTER_IMAGE.partition(":")[0]
     return [
         "    # prod/kustomization.yaml, beside this folder (here `manifests`)",
@@ -72,8 +73,8 @@ def overlay(fleet: Fleet) -> list[str]:
     ]
 
 
-def _downloaded(fleet: Fleet) -> list[str]:
-    """The checkpoints that workers would each download: the LLM's, and a drafter's."""
+def _checkpoint_names(fleet: Fleet) -> list[str]:
+    """Checkpoints that each worker would download, the LLM's and drafters'; none if the LLM is a path."""
     try:
         names = [engine_command.hub_name(fleet, "kustomize")]
     except InputError:
@@ -83,13 +84,13 @@ def _downloaded(fleet: Fleet) -> list[str]:
 
 
 def _claim_gib(fleet: Fleet) -> int:
-    """GiB of the volume: the LLM's weights, and room for what lies beside them."""
+    """GiB of the volume for the LLM's weights and the files beside them."""
     pool = fleet.running_pools[0]
     weight_bytes = worker_memory(fleet.llm, pool.type.gpu, 1).weight_bytes
     return math.ceil(CACHE_FACTOR * weight_bytes / 2**30) + CACHE_SPARE_GIB
 
 
-def _cache(fleet: Fleet, app: str, app_label: str, role_label: str, names: list[str]) -> dict[str, str]:
+def _cache_files(fleet: Fleet, app: str, app_label: str, role_label: str, names: list[str]) -> dict[str, str]:
     volume, mark = f"{app}-models", f"{MODELS}/.{app}-complete"
     labels = {app_label: app, role_label: "model-cache"}
     claim = {
@@ -102,7 +103,7 @@ def _cache(fleet: Fleet, app: str, app_label: str, role_label: str, names: list[
         },
     }
     component = {
-        **_component("cache.yaml"),
+        **_component_document("cache.yaml"),
         "patches": [
             {
                 "target": {
@@ -122,12 +123,12 @@ def _cache(fleet: Fleet, app: str, app_label: str, role_label: str, names: list[
     return {
         f"{CACHE}/kustomization.yaml": about + to_yaml(component),
         f"{CACHE}/cache.yaml": to_yaml(claim) + "---\n" + to_yaml(job),
-        f"{CACHE}/workers.yaml": to_yaml(_on_workers(fleet, volume, mark)),
+        f"{CACHE}/workers.yaml": to_yaml(_worker_patch(fleet, volume, mark)),
     }
 
 
-def _on_workers(fleet: Fleet, volume: str, mark: str) -> Document:
-    """What is merged into each worker's Deployment: it waits for the mark, and reads the volume offline."""
+def _worker_patch(fleet: Fleet, volume: str, mark: str) -> Document:
+    """The patch of each worker's Deployment: wait for the file `mark`, then read the volume offline."""
     mount = {"name": "models", "mountPath": MODELS, "readOnly": True}
     waiting = {
         "name": "wait-for-models",
@@ -195,8 +196,8 @@ def _download_job(fleet: Fleet, volume: str, mark: str, labels: Document, names:
     }
 
 
-def _network(app: str, app_label: str, role_label: str) -> dict[str, str]:
-    """Workers hear their own kind, the router and Prometheus; the router hears its namespace, on its port."""
+def _network_files(app: str, app_label: str, role_label: str) -> dict[str, str]:
+    """Workers accept connections of this LLM's pods and of Prometheus; routers those of their namespace."""
     own = {"podSelector": {"matchLabels": {app_label: app}}}
     http = [{"protocol": "TCP", "port": engine_command.HTTP_PORT}]
     metrics = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": METRICS_NAMESPACE}}}
@@ -204,8 +205,8 @@ def _network(app: str, app_label: str, role_label: str) -> dict[str, str]:
     workers = {"matchLabels": {app_label: app}, "matchExpressions": [not_router]}
     router = {"matchLabels": {app_label: app, role_label: "router"}}
     policies = [
-        _policy(f"{app}-workers", workers, [{"from": [own]}, {"from": [metrics], "ports": http}]),
-        _policy(f"{app}-router", router, [{"from": [{"podSelector": {}}, metrics], "ports": http}]),
+        _network_policy(f"{app}-workers", workers, [{"from": [own]}, {"from": [metrics], "ports": http}]),
+        _network_policy(f"{app}-router", router, [{"from": [{"podSelector": {}}, metrics], "ports": http}]),
     ]
     about = (
         "# Workers take connections of this LLM's pods, and of Prometheus in the namespace "
@@ -214,12 +215,12 @@ def _network(app: str, app_label: str, role_label: str) -> dict[str, str]:
         "enforces policies.\n"
     )
     return {
-        f"{POLICIES}/kustomization.yaml": about + to_yaml(_component("policies.yaml")),
+        f"{POLICIES}/kustomization.yaml": about + to_yaml(_component_document("policies.yaml")),
         f"{POLICIES}/policies.yaml": "---\n".join(map(to_yaml, policies)),
     }
 
 
-def _monitoring(fleet: Fleet, app: str, app_label: str, role_label: str) -> dict[str, str]:
+def _monitoring_files(fleet: Fleet, app: str, app_label: str, role_label: str) -> dict[str, str]:
     """Prometheus scrapes every worker, and Grafana gets a dashboard of what vLLM exports."""
     not_router = {"key": role_label, "operator": "NotIn", "values": ["router"]}
     pods = {"matchLabels": {app_label: app}, "matchExpressions": [not_router]}
@@ -237,18 +238,19 @@ def _monitoring(fleet: Fleet, app: str, app_label: str, role_label: str) -> dict
         "autoscaler: each sample would count twice.\n"
     )
     return {
-        f"{MONITORING}/kustomization.yaml": about + to_yaml(_component("workers.yaml", "dashboard.yaml")),
+        f"{MONITORING}/kustomization.yaml": about
+        + to_yaml(_component_document("workers.yaml", "dashboard.yaml")),
         f"{MONITORING}/workers.yaml": to_yaml(monitor),
         f"{MONITORING}/dashboard.yaml": to_yaml(dashboard),
     }
 
 
-def _gateway(fleet: Fleet, app: str) -> dict[str, str]:
-    """A Gateway whose HTTPRoute leads to the router. An LLM with several routers gets a route for each, by a
-    prefix of the path that the route takes away.
+def _gateway_files(fleet: Fleet, app: str) -> dict[str, str]:
+    """A Gateway whose HTTPRoute leads to the router. With several routers each gets a route by a prefix of
+    the path, which the route removes.
     """
     names = list(engine_command.routers(fleet))
-    routes = [_route(f"{app}-{name}", app, "" if len(names) == 1 else f"/{name}") for name in names]
+    routes = [_http_route(f"{app}-{name}", app, "" if len(names) == 1 else f"/{name}") for name in names]
     gateway = {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "Gateway",
@@ -264,12 +266,12 @@ def _gateway(fleet: Fleet, app: str) -> dict[str, str]:
         "namespace to the router's network policy.\n"
     )
     return {
-        f"{GATEWAY}/kustomization.yaml": about + to_yaml(_component("gateway.yaml")),
+        f"{GATEWAY}/kustomization.yaml": about + to_yaml(_component_document("gateway.yaml")),
         f"{GATEWAY}/gateway.yaml": "---\n".join(map(to_yaml, [gateway, *routes])),
     }
 
 
-def _route(service: str, gateway: str, prefix: str) -> Document:
+def _http_route(service: str, gateway: str, prefix: str) -> Document:
     rule: Document = {
         "backendRefs": [{"name": service, "port": engine_command.HTTP_PORT}],
         "timeouts": {"request": "0s"},  # none: the default of some gateways is 15 s
@@ -286,7 +288,7 @@ def _route(service: str, gateway: str, prefix: str) -> Document:
     }
 
 
-def _policy(name: str, pods: Document, ingress: list[Document]) -> Document:
+def _network_policy(name: str, pods: Document, ingress: list[Document]) -> Document:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -295,7 +297,7 @@ def _policy(name: str, pods: Document, ingress: list[Document]) -> Document:
     }
 
 
-def _component(*resources: str) -> Document:
+def _component_document(*resources: str) -> Document:
     return {
         "apiVersion": "kustomize.config.k8s.io/v1alpha1",
         "kind": "Component",

@@ -13,22 +13,22 @@ from planner.files.checked_files import to_yaml
 
 RULES_FILE, DASHBOARD_FILE = "fleetplan-rules.yaml", "fleetplan-dashboard.json"
 HOLDS, HEADROOM, DRIFTED = "fleetplan_plan_holds", "fleetplan_headroom_traffic_frac", "fleetplan_drifted"
-_STALE_S = 3600
+_STALE_S = 3600  # Without a run of `plan watch` for this long an alert fires.
 _LOW_HEADROOM_FRAC = 0.1
 SCRAPE_S = 15
 MOST_UID = 40  # characters of a dashboard's uid in Grafana
 
 
-def files(llm: str) -> dict[str, str]:
-    """Both files, the alerts and the dashboard, by their names."""
+def watch_files(llm: str) -> dict[str, str]:
+    """The files with the alerts and with the dashboard, name -> text."""
     return {
-        RULES_FILE: to_yaml(_rules(llm)),
+        RULES_FILE: to_yaml(_alert_rules(llm)),
         DASHBOARD_FILE: json.dumps(_watch_dashboard(llm), indent=2) + "\n",
     }
 
 
-def _rules(llm: str) -> dict[str, Any]:
-    def rule(name: str, expression: str, severity: str, text: str, wait: str) -> dict[str, Any]:
+def _alert_rules(llm: str) -> dict[str, Any]:
+    def alert_rule(name: str, expression: str, severity: str, text: str, wait: str) -> dict[str, Any]:
         return {
             "alert": name,
             "expr": expression,
@@ -45,24 +45,24 @@ def _rules(llm: str) -> dict[str, Any]:
             {
                 "name": "fleetplan",
                 "rules": [
-                    rule(
+                    alert_rule(
                         "FleetplanPlanBroken", f"{HOLDS} == 0", "critical", "the plan no longer holds", "5m"
                     ),
-                    rule(
+                    alert_rule(
                         "FleetplanHeadroomLow",
                         f"{HEADROOM} < {_LOW_HEADROOM_FRAC:g}",
                         "warning",
                         "the plan carries {{ $value | humanizePercentage }} more traffic at most",
                         "15m",
                     ),
-                    rule(
+                    alert_rule(
                         "FleetplanDrifted",
                         f"{DRIFTED} == 1",
                         "warning",
                         "{{ $labels.quantity }} is no longer what was planned",
                         "5m",
                     ),
-                    rule(
+                    alert_rule(
                         "FleetplanWatchStale",
                         f"time() - fleetplan_watched_timestamp_seconds > {_STALE_S}",
                         "warning",
@@ -96,18 +96,20 @@ def pod_monitor(name: str, pods: Mapping[str, Any], port: str | int, **more: Any
 def serving_dashboard(llm: str, app: str) -> str:
     """A Grafana dashboard, as JSON, of what the workers of an LLM export; Grafana knows it by `app`."""
     uid = f"fleetplan-{app}"[:MOST_UID]
-    return json.dumps(_dashboard(llm, uid, _serving_panels(0)), indent=2) + "\n"
+    return json.dumps(_dashboard_document(llm, uid, _serving_panels(0)), indent=2) + "\n"
 
 
 def _watch_dashboard(llm: str) -> dict[str, Any]:
     rate = "[$__rate_interval]"
     panels = [
-        _panel(0, "stat", "Plan holds", {"holds": f"min({HOLDS})"}, "bool_yes_no"),
-        _panel(1, "timeseries", "Headroom of traffic", {"headroom": f"min({HEADROOM})"}, "percentunit"),
-        _panel(
+        _panel_document(0, "stat", "Plan holds", {"holds": f"min({HOLDS})"}, "bool_yes_no"),
+        _panel_document(
+            1, "timeseries", "Headroom of traffic", {"headroom": f"min({HEADROOM})"}, "percentunit"
+        ),
+        _panel_document(
             2, "timeseries", "Away from the plan", {"{{quantity}}": "fleetplan_drift_frac"}, "percentunit"
         ),
-        _panel(
+        _panel_document(
             3,
             "timeseries",
             "Requests/s: live, and until where the plan holds",
@@ -118,14 +120,14 @@ def _watch_dashboard(llm: str) -> dict[str, Any]:
             "reqps",
         ),
     ]
-    return _dashboard(llm, "fleetplan-watch", [*panels, *_serving_panels(len(panels))])
+    return _dashboard_document(llm, "fleetplan-watch", [*panels, *_serving_panels(len(panels))])
 
 
 def _serving_panels(first: int) -> list[dict[str, Any]]:
     """Panels of vLLM's own metrics, numbered from `first` on."""
     rate = "[$__rate_interval]"
     return [
-        _panel(
+        _panel_document(
             first,
             "timeseries",
             "Mean lengths",
@@ -136,7 +138,7 @@ def _serving_panels(first: int) -> list[dict[str, Any]]:
             },
             "short",
         ),
-        _panel(
+        _panel_document(
             first + 1,
             "timeseries",
             "TTFT",
@@ -147,14 +149,14 @@ def _serving_panels(first: int) -> list[dict[str, Any]]:
             },
             "s",
         ),
-        _panel(
+        _panel_document(
             first + 2,
             "timeseries",
             "Running and waiting",
             {name: f"sum(vllm:num_requests_{name})" for name in ("running", "waiting")},
             "short",
         ),
-        _panel(
+        _panel_document(
             first + 3,
             "timeseries",
             "KV cache in use",
@@ -164,7 +166,7 @@ def _serving_panels(first: int) -> list[dict[str, Any]]:
     ]
 
 
-def _dashboard(llm: str, uid: str, panels: list[dict[str, Any]]) -> dict[str, Any]:
+def _dashboard_document(llm: str, uid: str, panels: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "title": f"fleetplan: {llm}",
         "uid": uid,
@@ -182,7 +184,9 @@ def _dashboard(llm: str, uid: str, panels: list[dict[str, Any]]) -> dict[str, An
     }
 
 
-def _panel(number: int, kind: str, title: str, queries: Mapping[str, str], unit: str) -> dict[str, Any]:
+def _panel_document(
+    number: int, kind: str, title: str, queries: Mapping[str, str], unit: str
+) -> dict[str, Any]:
     source = {"type": "prometheus", "uid": "${source}"}
     return {
         "id": number + 1,

@@ -2,7 +2,7 @@
 
 Each request has a seat, a row r in the state's tables, from `take_seat` until another request gets the seat.
 The simulator's functions choose its worker w and keep account of the worker's load and cache. This module
-maps each event to the functions it calls. The field `status` says how far a request is.
+maps each event to these functions. The field `status` is the stage of a request, below.
 """
 
 from __future__ import annotations
@@ -29,10 +29,17 @@ from planner.simulator.pointers import pointer_to
 from planner.simulator.predictions import note_end, outlive_if_longer, predicted_at_first
 from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queue_orders import begin_turn, give_number, settle
-from planner.simulator.routing import choose, holds_back, set_pools
-from planner.simulator.slots import assign, assign_none, blocks_of, load, request_blocks, seat_blocks
+from planner.simulator.routing import choose_worker, holds_back, set_pools
+from planner.simulator.slots import (
+    add_load,
+    assign_none,
+    assign_request,
+    blocks_of,
+    request_blocks,
+    seat_blocks,
+)
 
-# How far a request is. FREE: nobody has the seat. GONE: the request ended, and only its prefix is remembered.
+# Stages of a request. FREE: the seat has none. GONE: the request ended, and only its prefix is remembered.
 FREE, GONE, ASKED, ROUTED, ADMITTED, COMPUTED, DECODING = (np.int64(stage) for stage in range(7))
 # Kinds of events.
 SEND, HAND_OFF, ADMIT, COMPUTE, GROW, LEAVE, GO_DOWN, FORGET, IS_HELD_BACK = range(9)
@@ -46,7 +53,7 @@ def _worker_of(state, r):
 
 @small_jit
 def _is_on_same_start(state, r):
-    """Whether the worker of request r has not been down since it was sent there."""
+    """Whether the worker of request r has not restarted since the request was sent there."""
     return state.workers[_worker_of(state, r)].epoch == state.requests[r].epoch
 
 
@@ -67,24 +74,24 @@ def _take_prefix(state, w, r, time_s):
     Tokens that were expected in the cache and are not there become load of the worker.
     """
     hit = take_prefix(state, w, r, time_s)
-    load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
+    add_load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
     return hit
 
 
 @where_cached(lambda state, w, r, time_s: time_s)
 def _admitted_s(state, w, r, time_s):
-    """When request r was admitted, estimated: its last prompt token was computed at `time_s`, and its worker
-    is taken to have computed nothing else.
+    """When request r was admitted, estimated from `time_s`, when its last prompt token was computed, as if
+    its worker had computed nothing else.
     """
     missed = state.requests[r].length_tokens - state.caches.prompts[r].expected_tokens
     return max(time_s - missed * state.caches.workers[w].token_s, state.requests[r].arrival_s)
 
 
 @kernel_jit
-def _admit(state, r, time_s):
-    """Request r is admitted. Other requests find its blocks from now on, because real engines do not report
-    the chunks of a prompt. If the worker holds more blocks than it has, nothing of the request counts as
-    cached: the engine will recompute some requests and does not report which.
+def _admit_request(state, r, time_s):
+    """Request r is admitted. From now on its blocks count as cached for others, because real engines do not
+    report the chunks of a prompt. If more blocks are in use than the worker has, nothing of the request
+    counts as cached: the engine will recompute some requests and does not report which.
     """
     request = state.requests[r]
     w = request.prefill_worker
@@ -98,7 +105,7 @@ def _admit(state, r, time_s):
     if worker.used_blocks <= state.types[worker.type].kv_blocks:
         request.computed_tokens = request.length_tokens
         keep_prefix(state, w, r)
-    request.computed_tokens = hit
+    request.computed_tokens = hit  # Above it was all tokens only for `keep_prefix` to keep them.
 
 
 @where_cached(lambda state, limit: None)
@@ -111,8 +118,8 @@ def _forget_window(state, limit):
 
 @kernel_jit
 def _see_saved(state, time_s):
-    """Set `least_saved_s` of each worker, as the simulator does: by how much the answer that is least ahead
-    of the limit per token is ahead of it.
+    """Set `least_saved_s` of each worker, as in the simulator: by how many seconds the answer that is least
+    ahead of the limit per token is ahead of it.
     """
     for worker in state.workers:
         worker.least_saved_s = np.inf
@@ -126,7 +133,7 @@ def _see_saved(state, time_s):
 
 
 @kernel_jit
-def _send(state, r, time_s):
+def _send_request(state, r, time_s):
     """Choose the worker that takes request r and send it there; NONE if it fits on no worker that is up."""
     set_pools(state)
     flip(state, FRONT, time_s)
@@ -136,8 +143,8 @@ def _send(state, r, time_s):
     if w != NONE:
         request = state.requests[r]
         request.prefill_worker, request.status, request.epoch = w, ROUTED, state.workers[w].epoch
-        assign(state, w, r, 1.0)
-        load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
+        assign_request(state, w, r, 1.0)
+        add_load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
         give_number(state, w, r)
     return w
 
@@ -147,32 +154,32 @@ def _hand_off(state, r, time_s):
     """Choose the worker that decodes request r and send it there; NONE if it fits on no worker that is up."""
     set_pools(state)
     flip(state, BACK, time_s)
-    v = choose(state, BACK, r, time_s)
+    v = choose_worker(state, BACK, r, time_s)
     if v != NONE:
         request = state.requests[r]
         request.decode_worker, request.status, request.epoch = v, DECODING, state.workers[v].epoch
-        assign(state, v, r, 1.0)
+        assign_request(state, v, r, 1.0)
         blocks = request_blocks(state, v, request.length_tokens) + seat_blocks(state, v, r)
         state.workers[v].used_blocks += blocks
     return v
 
 
 @kernel_jit
-def _compute(state, r, time_s):
+def _end_prompt(state, r, time_s):
     """The prompt of request r is computed."""
     request = state.requests[r]
     w = request.prefill_worker
     if request.status == ROUTED:
-        _admit(state, r, _admitted_s(state, w, r, time_s))
+        _admit_request(state, r, _admitted_s(state, w, r, time_s))
     if request.status == ADMITTED:
-        load(state, w, -float(request.length_tokens - request.computed_tokens), 0.0, 0.0)
+        add_load(state, w, -float(request.length_tokens - request.computed_tokens), 0.0, 0.0)
         request.status, request.first_token_s = COMPUTED, time_s
         request.computed_tokens = request.length_tokens
         show_prefix(state, w, r)
 
 
 @kernel_jit
-def _grow(state, r, tokens, time_s):
+def _grow_output(state, r, tokens, time_s):
     """Request r now has `tokens` tokens of output."""
     request, w = state.requests[r], _worker_of(state, r)
     state.workers[w].used_blocks += blocks_of(request.input_tokens + tokens) - blocks_of(
@@ -193,10 +200,11 @@ def _cached_tokens(request, tokens):
 
 
 @kernel_jit
-def _leave(state, r, tokens, time_s):
+def _leave_worker(state, r, tokens, time_s):
     """Request r has left its worker after so many tokens of output, finished or not."""
     request, w = state.requests[r], _worker_of(state, r)
     if tokens > 0:
+        # The tenant is charged for the tokens that came, which may be fewer than the request's limit.
         limit_tokens, request.output_tokens = request.output_tokens, tokens
         settle(state, r)
         request.output_tokens = limit_tokens
@@ -204,10 +212,10 @@ def _leave(state, r, tokens, time_s):
         lose_prefix(state, r)
     else:
         if request.status == ROUTED:
-            load(state, w, -float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
+            add_load(state, w, -float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
         elif request.status == ADMITTED:
-            load(state, w, -float(request.length_tokens - request.computed_tokens), 0.0, 0.0)
-        assign(state, w, r, -1.0)
+            add_load(state, w, -float(request.length_tokens - request.computed_tokens), 0.0, 0.0)
+        assign_request(state, w, r, -1.0)
         if state.workers[w].assigned == 0.0:
             state.workers[w].idle_since_s = time_s
         note_end(state, w, r, tokens)
@@ -221,7 +229,7 @@ def _leave(state, r, tokens, time_s):
 
 @kernel_jit
 def _go_down(state, w, time_s):
-    """Worker w has lost all it had. Its requests leave it later, each with an event of its own."""
+    """Worker w has lost its cache and its requests, which leave it later, each with an event of its own."""
     worker = state.workers[w]
     worker.epoch += 1
     empty_cache(state, w, time_s)
@@ -253,12 +261,12 @@ def _forget_believed(state, node):
     return True
 
 
-def _entries(sources):
+def _make_entries(sources):
     @entry_jit
     def take_seat(fields, r, time_s, inputs, outputs, tenant, start, depth):
         state = pointer_to(fields)
         request = state.requests[r]
-        # The lambda closes over it, so it is part of the cache's key.
+        # Reading `sources` makes it part of the key under which the compiled code is stored.
         request.arrival_s = time_s if sources > 0 else 0.0
         request.input_tokens, request.length_tokens, request.computed_tokens = inputs, inputs, 0
         request.output_tokens = outputs
@@ -270,7 +278,7 @@ def _entries(sources):
     def note_event(fields, event, r, number, time_s):
         state = pointer_to(fields)
         if event == SEND and sources > 0:
-            return _send(state, r, time_s)
+            return _send_request(state, r, time_s)
         if event == HAND_OFF:
             return _hand_off(state, r, time_s)
         if event == IS_HELD_BACK:
@@ -282,18 +290,18 @@ def _entries(sources):
             _forget_window(state, number)
         elif state.requests[r].status > ASKED:
             if event == LEAVE:
-                _leave(state, r, number, time_s)
+                _leave_worker(state, r, number, time_s)
             elif _is_on_same_start(state, r):
                 if event == COMPUTE:
-                    _compute(state, r, time_s)
+                    _end_prompt(state, r, time_s)
                 elif event == GROW and state.requests[r].status >= COMPUTED:
-                    _grow(state, r, number, time_s)
+                    _grow_output(state, r, number, time_s)
                 elif event == ADMIT and state.requests[r].status == ROUTED:
-                    _admit(state, r, time_s)
+                    _admit_request(state, r, time_s)
         return NONE
 
     @entry_jit
-    def sweep(fields, users, touched, first, end, forgets, free_nodes):
+    def sweep_nodes(fields, users, touched, first, end, forgets, free_nodes):
         state = pointer_to(fields)
         count = 0
         for node in range(first, end if sources > 0 else first):
@@ -306,10 +314,10 @@ def _entries(sources):
             touched[node] = 0
         return count
 
-    return take_seat, note_event, sweep
+    return take_seat, note_event, sweep_nodes
 
 
-take_seat, note_event, sweep = _entries(SOURCES)
+take_seat, note_event, sweep_nodes = _make_entries(SOURCES)
 take_seat.__doc__ = (
     "Give seat r to a request: its lengths, its tenant, and its `depth` nodes from `start` in the path table."
 )
@@ -317,7 +325,7 @@ note_event.__doc__ = (
     "Apply an event of the request on seat r, or of the worker `number`. Returns the worker that SEND or "
     "HAND_OFF chose, and for IS_HELD_BACK whether the policy holds the request back."
 )
-sweep.__doc__ = """Write unused nodes from `first` up to `end` into `free_nodes`; returns how many.
+sweep_nodes.__doc__ = """Write unused nodes from `first` up to `end` into `free_nodes`; returns how many.
 
 A node is unused if no request and no worker has it. With `forgets` 1 a node that workers are only believed
 to have also becomes unused, unless it was `touched` since the last sweep; with 2 in any case.

@@ -125,7 +125,7 @@ class LiveFleet:
         self.state.requests["status"][0] = events.FREE
         events.note_event(self.state, events.LEAVE, 0, 0, 0.0)
         if self.keeps_prefixes:
-            events.sweep(self.state, self.users, self.touched, 0, 0, 0, np.empty(0, np.int32))
+            events.sweep_nodes(self.state, self.users, self.touched, 0, 0, 0, np.empty(0, np.int32))
 
     @property
     def caches(self) -> Caches:
@@ -379,7 +379,9 @@ class LiveFleet:
             is_large = len(self.nodes) >= self.most_nodes
             end = min(self.hand + SWEEP, len(self.nodes))
             forgets = (1 + self.poor_turns) if is_large else 0
-            count = events.sweep(self.state, self.users, self.touched, self.hand, end, forgets, free_nodes)
+            count = events.sweep_nodes(
+                self.state, self.users, self.touched, self.hand, end, forgets, free_nodes
+            )
             self.users[free_nodes[:count]] = -1
             if self.has_window:
                 self.caches.prefixes[free_nodes[:count]] = _new_prefix()

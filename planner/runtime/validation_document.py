@@ -22,7 +22,8 @@ from planner.slo_metrics import METRICS
 from planner.units import percentile_name, show_s
 
 Floats = npt.NDArray[np.float64]
-# Share of an engine's time without a core; beyond it the verdict says that the machine was busy.
+# If other processes took a larger share of an engine's step times, the verdict says that the machine was
+# busy.
 STOLEN_FRAC = 0.03
 REHEARSED = (
     "A rehearsal: its engines take as long as the fits say, so what was checked is batching, routing and the "
@@ -32,7 +33,7 @@ STATUSES = ("finished", "rejected", "failed", "unsent")
 
 
 def validation_document(validation: Validation) -> dict[str, Any]:
-    """Everything a program may want to know; what never happened is null."""
+    """All results of a validation as plain values; null for parts that it did not have."""
     run, comparison = validation.measurement, validation.comparison
     sent = list(run.journal.sent.values())
     outside = outside_s(run)
@@ -46,7 +47,7 @@ def validation_document(validation: Validation) -> dict[str, Any]:
         "compared": int(comparison.chosen.sum()),
         "reasons": _reason_counts(validation),
         "times": "engines' step logs" if run.is_timed_by_engines else "client",
-        "outside_engine_s": {"p50": _quantile(outside, 0.5), "p99": _quantile(outside, 0.99)},
+        "outside_engine_s": {"p50": _quantile_or_none(outside, 0.5), "p99": _quantile_or_none(outside, 0.99)},
         "client_late_s": lateness_s(sent),
         "stolen_frac": stolen_frac_by_engine(validation),
         "prefix_hits": {
@@ -118,8 +119,8 @@ def endpoint_document(validation: Validation) -> dict[str, Any] | None:
     """
     if validation.lengths is None:  # Only requests of an endpoint may have other lengths than the trace.
         return None
-    # The last record is of the whole run, since a run may go on after an interruption. Its notes are among
-    # those of `reader_notes`.
+    # A run that was interrupted and resumed has several records; the last one is of the whole run. Its notes
+    # are in `reader_notes`.
     about: dict[str, Any] = next(
         (record["endpoint"] for record in reversed(validation.records) if "endpoint" in record), {}
     )
@@ -140,12 +141,12 @@ def endpoint_document(validation: Validation) -> dict[str, Any] | None:
 
 
 def engine_rows(validation: Validation) -> list[dict[str, Any]]:
-    """A row per metric [s]: the mean by the engines' own clock, by prediction and by the client, and the
-    edges of the engines' histograms below which percentiles lie.
+    """A row per metric [s]: its mean by the engines' clock, as predicted and by the client; and upper bounds
+    of percentiles, which are edges of the engines' histograms.
     """
     if validation.engine_times is None:
         return []
-    # What is measured of an endpoint is what its client saw.
+    # Of an endpoint `measured` is by the client's clock.
     sides = {"predicted": validation.comparison.predicted, "client": validation.comparison.measured}
     rows = []
     for metric, times_s in validation.engine_times.times_s.items():
@@ -178,9 +179,9 @@ def verdict_text(validation: Validation) -> str:
     if not comparison.attainment_agrees:
         predicted, measured = comparison.predicted_verdict, comparison.measured_verdict
         text += (
-            f" Attainment was predicted as {_percent(predicted.attainment_frac)} and measured as "
-            f"{_percent(measured.attainment_frac)} (allowed {100 * comparison.tolerances.attainment_frac:g} "
-            "points)."
+            f" Attainment was predicted as {_percent_text(predicted.attainment_frac)} and measured as "
+            f"{_percent_text(measured.attainment_frac)} "
+            f"(allowed {100 * comparison.tolerances.attainment_frac:g} points)."
         )
     if validation.wanted.engine == "rehearsal":
         text = f"{REHEARSED} {text}"
@@ -213,11 +214,11 @@ def verdict_text(validation: Validation) -> str:
 
 
 def reader_notes(validation: Validation) -> list[str]:
-    """Notes that belong before the figures."""
+    """Notes that a reader needs before the figures."""
     sentences = list(validation.wanted.notes)
     recorded = (record.get("spare_cores") for record in validation.records)
     spare_cores = [cores for cores in recorded if cores is not None]
-    # Fits made from a run of the whole machine (`counts_others`) already hold what the others take.
+    # Fits from a run of the whole machine (`counts_others`) include the time of its other processes.
     if (
         validation.wanted.engine == "vllm"
         and min(spare_cores, default=1) <= 0
@@ -258,24 +259,26 @@ def _kept_word(comparison: MeasuredComparison) -> str:
     return "kept" if comparison.measured_verdict.holds else "MISSED"
 
 
-def _percent(frac: float) -> str:
+def _percent_text(frac: float) -> str:
     return f"{100 * frac:.1f} %"
 
 
-def _replanned_sentence(again: Replanned, fleet: Fleet) -> str:
+def _replanned_sentence(replanned: Replanned, fleet: Fleet) -> str:
     """A sentence on the fleet that the corrected fits would need."""
-    still = "keeps" if again.kept_after else "MISSES"
+    keeps_word = "keeps" if replanned.kept_after else "MISSES"
     by_own_fits = "as by its own fits"
-    if again.kept_before != again.kept_after:
-        by_own_fits = f"by its own fits it {'keeps' if again.kept_before else 'misses'} it"
+    if replanned.kept_before != replanned.kept_after:
+        by_own_fits = f"by its own fits it {'keeps' if replanned.kept_before else 'misses'} it"
     fewest = [
         f"more than {MOST_TIMES} times the plan's" if smallest is None else describe(smallest)
-        for smallest in (again.fewest_after, again.fewest_before)
+        for smallest in (replanned.fewest_after, replanned.fewest_before)
     ]
-    least = "the fewest workers that keep it" if again.is_exact else "workers of which no pool can spare one"
+    fewest_text = (
+        "the fewest workers that keep it" if replanned.is_exact else "workers of which no pool can spare one"
+    )
     return (
-        f"With the corrected fits the plan ({describe(fleet)}) {still} the SLO on its whole traffic in the "
-        f"simulation, {by_own_fits}; {least}: {fewest[0]}, by its own fits {fewest[1]}."
+        f"With the corrected fits the plan ({describe(fleet)}) {keeps_word} the SLO on its whole traffic "
+        f"in the simulation, {by_own_fits}; {fewest_text}: {fewest[0]}, by its own fits {fewest[1]}."
     )
 
 
@@ -285,9 +288,9 @@ def _worst_error_frac(comparison: MeasuredComparison) -> float:
 
 
 def stolen_frac_by_engine(validation: Validation) -> dict[str, float]:
-    """The share of its steps' time that other processes took, of each engine with a clock of its own."""
+    """The share of step time that other processes took, of each engine whose log has its own CPU time."""
     run = validation.measurement
-    # Steps before the run's first part began were warm-up.
+    # Earlier steps were warm-up.
     return {
         name: stolen_frac(log, run.journal.parts[0].start_s)
         for name, log in run.logs.items()
@@ -302,13 +305,13 @@ def _is_kept_by_client(validation: Validation) -> bool | None:
     return _client_comparison(validation).measured_verdict.holds
 
 
-def _replanned_document(again: Replanned, fleet: Fleet) -> dict[str, Any]:
-    """Workers per pool: of the plan, and the fewest that keep the SLO by either fits (null: not found)."""
-    fleets = {"plan": fleet, "fewest_by_own_fits": again.fewest_before, "fewest": again.fewest_after}
+def _replanned_document(replanned: Replanned, fleet: Fleet) -> dict[str, Any]:
+    """Workers per pool of the plan, and the fewest that keep the SLO by own and corrected fits (or null)."""
+    fleets = {"plan": fleet, "fewest_by_own_fits": replanned.fewest_before, "fewest": replanned.fewest_after}
     return {
-        "kept_by_own_fits": again.kept_before,
-        "kept": again.kept_after,
-        "is_exact": again.is_exact,
+        "kept_by_own_fits": replanned.kept_before,
+        "kept": replanned.kept_after,
+        "is_exact": replanned.is_exact,
         **{
             name: None if one is None else {pool.name: pool.count for pool in one.running_pools}
             for name, one in fleets.items()
@@ -339,7 +342,7 @@ def _slo_lines(comparison: MeasuredComparison) -> list[dict[str, Any]]:
 
 
 def _scatter_summary(predicted: Floats, measured: Floats) -> dict[str, float | None]:
-    """Request by request: median of the absolute relative errors, and the share within 20 %."""
+    """Absolute relative errors of single requests: their median, and the share within 20 %."""
     if not len(measured):
         return {"median_error_frac": None, "within_20_percent_frac": None}
     errors = np.abs(predicted / measured - 1)
@@ -349,7 +352,7 @@ def _scatter_summary(predicted: Floats, measured: Floats) -> dict[str, float | N
     }
 
 
-def _quantile(values: Floats, frac: float) -> float | None:
+def _quantile_or_none(values: Floats, frac: float) -> float | None:
     return float(np.quantile(values, frac)) if len(values) else None
 
 
@@ -372,12 +375,12 @@ def error_rows(validation: Validation) -> list[dict[str, str]]:
     """The errors, for the tables of report.html and of `plan validate`. Comparisons without interruptions,
     and with corrected fits, add a column each.
     """
-    quiet, fixed = "without interruptions", "with corrected fits"
+    undisturbed, corrected = "without interruptions", "with corrected fits"
     if validation.undisturbed:
-        fixed = "and corrected fits"  # It stands beside the column `quiet`.
+        corrected = "and corrected fits"  # This heading continues that of the column before.
     elif validation.as_run:
-        fixed = f"{quiet}, {fixed}"
-    sides = {quiet: validation.undisturbed, fixed: validation.after}
+        corrected = f"{undisturbed}, {corrected}"
+    sides = {undisturbed: validation.undisturbed, corrected: validation.after}
     others = {
         name: {(row.metric, row.percentile_frac): row.error_frac for row in side.rows}
         for name, side in sides.items()

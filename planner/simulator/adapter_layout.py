@@ -21,8 +21,8 @@ SETTING = np.dtype(  # A record for each worker type; `models.lora.LoraCost` say
     [("max_loras", "i8"), ("max_cpu_loras", "i8"), *((name, "f8") for name in COSTS)]
 )
 ASIDE = np.dtype([("head", "i8", (1,)), ("tail", "i8", (1,))])  # A linked list of requests.
-# Indices into `AdapterState.numbers`: the stamp of the latest step that was looked at (steps are stamped 1,
-# 2, ... in the order in which they are formed), how many adapters are in it, and how many of these it loads.
+# Indices into `AdapterState.numbers`: the stamp of the latest step that was formed (steps are stamped 1, 2,
+# ... in this order), how many adapters are in it, and how many of these it loads.
 STAMP, IN_STEP, LOADING = 0, 1, 2
 NUMBERS = 3
 

@@ -100,20 +100,20 @@ from planner.simulator.queues import append, pop
 from planner.simulator.slots import (
     LONGEST,
     add_chunk,
+    add_load,
     blocks_checked,
     blocks_for,
     blocks_of,
     clear_chunks,
     depart_late,
-    enqueue,
+    enqueue_request,
     foreseen_blocks,
-    join,
+    join_lane,
     latest_in,
-    load,
     preempt_decode,
     preempt_waiting,
     request_blocks,
-    rest,
+    rest_decode,
     seat_blocks,
     steps_with_blocks,
     take_out,
@@ -151,7 +151,7 @@ def _form_step(state, l, time_s):
     hear_of_loads(state, lane.worker, time_s)
     if kind.is_async:
         while worker.head[UNKNOWN] != NONE and is_known(state, worker, worker.head[UNKNOWN]):
-            enqueue(state, lane.worker, pop(state.requests, worker, UNKNOWN))
+            enqueue_request(state, lane.worker, pop(state.requests, worker, UNKNOWN))
     if kind.lanes > 1 and kind.batching != FASTER_TRANSFORMER:
         _gather(state, l)
     if kind.batching == VLLM_V1:
@@ -229,7 +229,7 @@ def _gather(state, l):
     for other in range(worker.first_lane, worker.first_lane + state.types[worker.type].lanes):
         if other != l and (state.lanes[other].run_steps == 0 or state.lanes[other].is_decoding == 0):
             while state.lanes[other].decodes > 0:
-                join(state, l, take_out(state, other, state.lanes[other].decodes - 1))
+                join_lane(state, l, take_out(state, other, state.lanes[other].decodes - 1))
 
 
 @kernel_jit
@@ -275,7 +275,7 @@ def admits(state, l, r, step_blocks, time_s):
 def _use_prefix(state, w, r, time_s):
     """Request r uses what worker w has cached of its prompt; the router's estimate of that is corrected."""
     hit = take_prefix(state, w, r, time_s)
-    load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
+    add_load(state, w, float(state.caches.prompts[r].expected_tokens - hit), 0.0, 0.0)
     charge_prompt(state, w, r)
 
 
@@ -337,7 +337,7 @@ def seat(state, l, r):
     state.workers[state.lanes[l].worker].running += 1
     state.counters[ADMITTED] += 1
     state.requests[r].admission_number = state.counters[ADMITTED]
-    join(state, l, r)
+    join_lane(state, l, r)
 
 
 @kernel_jit
@@ -359,7 +359,7 @@ def _vllm_step(state, l, time_s):
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
     while worker.head[RESTING] != NONE:
-        join(state, l, pop(state.requests, worker, RESTING))
+        join_lane(state, l, pop(state.requests, worker, RESTING))
     longest = UNBOUNDED
     present = worker.running + worker.late_seats + worker.waiting + loading_count(state, lane.worker)
     if kind.long_prefill_tokens > 0 and present > 1:
@@ -447,7 +447,7 @@ def _load(state, l, r, nodes, step_blocks, time_s):
     if blocks + promised > kind.kv_blocks - worker.used_blocks - worker.late_blocks - step_blocks:
         return False
     _leave_queue(state, w, r, time_s)
-    load(state, w, -float(begin_load(state, w, r, nodes, time_s)), 0.0, 0.0)
+    add_load(state, w, -float(begin_load(state, w, r, nodes, time_s)), 0.0, 0.0)
     worker.used_blocks += nodes * caches.numbers[NODE_BLOCKS]
     evict(state, w, step_blocks, time_s)
     return True
@@ -544,7 +544,7 @@ def _rest_decodes(state, l, longest):
         spent += _chunk(state, l, r, longest, spent)
         r = state.requests[r].next
     while lane.decodes * lane.width + spent > state.types[worker.type].token_budget:
-        rest(state, l, _latest(state, l))
+        rest_decode(state, l, _latest(state, l))
 
 
 @kernel_jit

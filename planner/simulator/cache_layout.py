@@ -3,12 +3,12 @@
 A node (of the prefix tree, not a machine) is a block of NODE_TOKENS tokens after all blocks before it: two
 prompts share it if they agree up to its end. Its size is a multiple of the KV block, NODE_BLOCKS KV blocks.
 Every copy of a node on a worker is an entry. The entries of all workers are in one array, with one hash index
-to the first copy of each node on each worker. What a request has left behind besides nodes, above all its
-output, is an entry too.
+to the first copy of each node on each worker. Blocks that a request leaves behind besides nodes, above all
+those of its output, are an entry too.
 
-Routing e2 (Preble) counts for each worker how many of the recent requests share a node. "e2's window" is
-those that were routed in the last WINDOW_S seconds. An entry stays while one of them shares it, even if it is
-evicted.
+Routing e2 (Preble) counts for each worker how many of the recent requests share a node. "e2's window" are the
+requests routed in the last WINDOW_S seconds. An entry remains in the array while one of them shares it, even
+after its eviction.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ENTRY = np.dtype(
         ("twin", "i4"),  # The next copy of the same node on this worker.
         ("is_cached", "i4"),
         ("is_on_disk", "i4"),  # Of a node in CPU memory: it has left that for the disk behind.
-        ("window_at", "f4"),  # What its worker had recycled when the window at its end was there last.
+        ("window_at", "f4"),  # `recycled_blocks` of its worker when a window was last at its end.
         ("older", "i4"),  # Its neighbours in the list of idle entries, by last use;
         ("newer", "i4"),  # of a free entry `newer` is the next free one.
         ("shares", "i4"),  # Requests of e2's window that went to this worker and whose prompt has the node.
@@ -46,8 +46,8 @@ PROMPT = np.dtype(
         ("depth", "i8"),
         ("shared_nodes", "i8"),  # How many nodes of its worker's cache it uses, from the first on.
         ("shown_nodes", "i8"),  # How many of these the router knows of.
-        ("own_blocks", "i8"),  # KV blocks of these nodes that it has a copy of: the last one of a prompt.
-        ("left", "i8"),  # The entry of what else it has left behind; NONE if that is gone.
+        ("own_blocks", "i8"),  # KV blocks of these nodes that are copies of its own: a prompt's last one.
+        ("left", "i8"),  # The entry of the blocks that it left behind besides nodes; NONE if they are gone.
         ("expected_tokens", "i8"),  # Tokens that the router took to be cached, so not counted as pending.
         ("hit_tokens", "i8"),  # Tokens found cached when it was first admitted, NONE before.
         ("tenant", "i8"),
@@ -70,7 +70,7 @@ CACHE = np.dtype(
         ("oldest", "i8"),  # The list of idle entries, which no running request uses.
         ("newest", "i8"),
         ("idle_blocks", "i8"),  # The KV blocks of idle entries.
-        ("recycled_blocks", "f8"),  # The KV blocks that windows have taken since the start.
+        ("recycled_blocks", "f8"),  # KV blocks that attention windows have taken since the start.
         ("known_nodes", "i8"),  # How many nodes the worker has, as far as the router knows.
         ("last_waiting", "i8"),  # The last of the prompts that wait.
         ("served_tenant", "i8"),  # The tenant of the prompt admitted last, NONE before.
@@ -218,7 +218,7 @@ def make_caches(
             f"{trace.name}: blocks of {block} tokens, must be a multiple of {KV_BLOCK_TOKENS} to be cached"
         )
     uses = block_uses(trace)
-    prompts = _prompts(trace, uses)
+    prompts = _prompt_table(trace, uses)
     caches = np.zeros(2 * workers if in_memory else workers, dtype=CACHE)
     for name in ("oldest", "newest", "last_waiting", "served_tenant"):
         caches[name] = NONE
@@ -232,7 +232,7 @@ def make_caches(
     notices = room if policies.eviction_notice_s > 0 else 0
     others = int(sum(worker_types[kind].kv_tokens // KV_BLOCK_TOKENS for kind in kinds))
     others = min(len(trace), others)
-    # A use of a node brings it to one worker's memory at most.
+    # Each use of a node can put at most one copy into a worker's CPU memory.
     room += others + min(in_memory, len(uses.node))
     if has_window:
         room += _most_uses(trace, prompts["depth"], policies.share_window_s)
@@ -270,11 +270,11 @@ def make_caches(
         firsts=np.zeros(policies.priority_groups, dtype=np.int64),
         notices=np.zeros(notices, dtype=NOTICE),
         numbers=numbers,
-        settings=_settings(policies, trace),
+        settings=_setting_values(policies, trace),
     )
 
 
-def _prompts(trace: Trace, uses: Blocks) -> npt.NDArray[np.void]:
+def _prompt_table(trace: Trace, uses: Blocks) -> npt.NDArray[np.void]:
     """The prompts (n,), none of which is routed; only blocks that the prompt fills are nodes of its path."""
     prompts = np.zeros(len(trace), dtype=PROMPT)
     prompts["start"] = uses.offsets[:-1]
@@ -285,7 +285,7 @@ def _prompts(trace: Trace, uses: Blocks) -> npt.NDArray[np.void]:
     return prompts
 
 
-def _settings(policies: Policies, trace: Trace) -> npt.NDArray[np.float64]:
+def _setting_values(policies: Policies, trace: Trace) -> npt.NDArray[np.float64]:
     """The parameters of policies; a quantum that is not given is twice the mean service of a request."""
     work = policies.extend_weight * trace.input_tokens + policies.output_weight * trace.output_tokens
     quantum_tokens = 2.0 * float(work.mean())
@@ -314,9 +314,7 @@ def prefill_token_s(worker_type: WorkerType) -> float:
 
 
 def output_token_s(worker_type: WorkerType, context_tokens: float, batch: int = 0) -> float:
-    """Seconds of a worker that one output token takes in a batch of so many decodes; 0 stands for all its
-    seats.
-    """
+    """Seconds of a worker per output token in a batch of `batch` decodes; 0 stands for all its seats."""
     seats, latency = batch or worker_type.max_num_seqs, worker_type.latency
     return float(latency.step_s(seats, decodes=seats, kv_tokens=seats * context_tokens)) / seats
 

@@ -27,8 +27,16 @@ from planner.simulator.layout import BACK, DECODE, DONE, FRONT, INBOUND, NONE, O
 from planner.simulator.numba_compile import SOURCES, entry_jit, kernel_jit, small_jit
 from planner.simulator.pointers import pointer_to
 from planner.simulator.queues import append, pop
-from planner.simulator.routing import choose
-from planner.simulator.slots import add_chunk, assign, blocks_of, clear_chunks, finish, load, reject
+from planner.simulator.routing import choose_worker
+from planner.simulator.slots import (
+    add_chunk,
+    add_load,
+    assign_request,
+    blocks_of,
+    clear_chunks,
+    finish_request,
+    reject_request,
+)
 from planner.simulator.step_times import step_seconds
 from planner.simulator.transfer import transfer_end_s
 
@@ -60,7 +68,7 @@ def _begin(state, l, which):
 def _count_waiting(state, w, requests):
     """Add `requests`, which may be negative, to those that wait at rank 0 of worker w, for routing."""
     state.workers[w].waiting += requests
-    load(state, w, 0.0, 0.0, 0.0)
+    add_load(state, w, 0.0, 0.0, 0.0)
 
 
 @small_jit
@@ -179,7 +187,7 @@ def _end(state, l, time_s):
             if lane.prefills > 0:
                 first_token(state, r, time_s)
                 request.prefill_step_s = time_s - lane.run_start_s
-                load(state, w, -float(request.input_tokens), 0.0, 0.0)
+                add_load(state, w, -float(request.input_tokens), 0.0, 0.0)
             else:
                 if request.last_token_s != since_s:
                     _count_gap(state, w, since_s, time_s, sequences)
@@ -207,22 +215,22 @@ def _go_on(state, w, r, time_s):
     if request.generated_tokens == request.output_tokens:
         worker.used_blocks -= _blocks(state, w, r)
         worker.running -= 1
-        finish(state, w, r, time_s)
+        finish_request(state, w, r, time_s)
         _use_room(state, w, time_s)
     elif worker.role != PREFILL:
         if worker.role == DECODE:
             _count_waiting(state, w, ONE)
         _queue(state, worker.first_lane, DECODES, r, time_s)
     else:
-        assign(state, w, r, -1.0)
-        v = choose(state, BACK, r, time_s)
+        assign_request(state, w, r, -1.0)
+        v = choose_worker(state, BACK, r, time_s)
         if v == NONE:
             worker.used_blocks -= _blocks(state, w, r)
             worker.running -= 1
-            reject(state, r)
+            reject_request(state, r)
             return
         request.decode_worker = v
-        assign(state, v, r, 1.0)
+        assign_request(state, v, r, 1.0)
         append(state.requests, state.workers[v], INBOUND, r)
         _use_room(state, v, time_s)
 
@@ -265,14 +273,14 @@ def _arrived(state, r, time_s):
 
 @kernel_jit
 def _arrive(state, r, time_s):
-    w = choose(state, FRONT, r, time_s)
+    w = choose_worker(state, FRONT, r, time_s)
     if w == NONE:
-        reject(state, r)
+        reject_request(state, r)
         return
     state.requests[r].prefill_worker = w
-    assign(state, w, r, 1.0)
+    assign_request(state, w, r, 1.0)
     state.workers[w].waiting += 1
-    load(state, w, float(state.requests[r].input_tokens), 0.0, 0.0)
+    add_load(state, w, float(state.requests[r].input_tokens), 0.0, 0.0)
     _queue(state, state.workers[w].first_lane, PREFILLS, r, time_s)
 
 

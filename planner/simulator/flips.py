@@ -37,7 +37,7 @@ from planner.simulator.layout import (
 )
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 from planner.simulator.routing import set_pools
-from planner.simulator.slots import load
+from planner.simulator.slots import add_load
 
 PROMPT_QUEUE_TOKENS = 8192.0  # The threshold of Splitwise's own simulator.
 
@@ -82,7 +82,7 @@ def _turn(state, w, time_s):
     worker.is_up, worker.idle_since_s = 1, time_s
     if state.policy[RESTART_S] > 0.0:
         worker.is_up, worker.idle_since_s = TURNING, time_s + state.policy[RESTART_S]
-    load(state, w, 0.0, 0.0, 0.0)
+    add_load(state, w, 0.0, 0.0, 0.0)
     set_pools(state)
 
 

@@ -103,19 +103,19 @@ from planner.simulator.prefix_routing import expected_tokens, route
 from planner.simulator.queue_orders import charge_running, charge_token, give_number, leave
 from planner.simulator.queues import append, meld, pop, put, without_root
 from planner.simulator.ranks import end_empty, rank_count, runs_empty
-from planner.simulator.routing import choose, fits, holds_back, set_pools
+from planner.simulator.routing import choose_worker, fits_worker, holds_back, set_pools
 from planner.simulator.slots import (
-    assign,
+    add_load,
     assign_none,
+    assign_request,
     blocks_of,
-    depart,
-    enqueue,
-    finish,
-    join,
-    load,
+    depart_now,
+    enqueue_request,
+    finish_request,
+    join_lane,
     refresh_next_finish_step,
-    reject,
-    release,
+    reject_request,
+    release_blocks,
     request_blocks,
     seat_blocks,
     take_out,
@@ -160,7 +160,7 @@ def _may_return(state, pool, r):
     need = blocks_of(request.input_tokens + request.output_tokens)
     for w in range(len(state.workers)):
         worker = state.workers[w]
-        if worker.is_up != 1 and (worker.role == DECODE) == (pool == BACK) and fits(state, w, need):
+        if worker.is_up != 1 and (worker.role == DECODE) == (pool == BACK) and fits_worker(state, w, need):
             return True
     return False
 
@@ -182,8 +182,8 @@ def _send(state, r, w, time_s, cause):
     """Request r goes to worker w, which computes its prompt."""
     request, worker = state.requests[r], state.workers[w]
     request.prefill_worker, request.decode_worker = w, NONE  # A decode worker of an earlier try is forgotten.
-    assign(state, w, r, 1.0)
-    load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
+    assign_request(state, w, r, 1.0)
+    add_load(state, w, float(request.length_tokens - expected_tokens(state, r)), 0.0, 0.0)
     give_number(state, w, r)
     prompt_token_s = state.types[worker.type].prompt_token_s
     if prompt_token_s > 0.0:
@@ -205,7 +205,7 @@ def _queue(state, r, w, time_s, cause):
         request.known_s = known_s(time_s, cause)
         append(state.requests, worker, UNKNOWN, r)
     else:
-        enqueue(state, w, r)
+        enqueue_request(state, w, r)
     # Behind a request that could not be admitted another one cannot be either, so the worker is not woken for
     # it, unless it may overtake.
     overtakes = kind.queue_order > (FCFS if kind.is_async else EDF)
@@ -233,7 +233,7 @@ def _forget_kv(state, w, r):
     is_formed = state.lanes[worker.first_lane].run_steps > 0 and not runs_empty(state, w)
     is_formed = is_formed or worker.formed_s < np.inf
     used_blocks, tokens = worker.used_blocks, state.requests[r].length_tokens
-    release(state, w, r, tokens, tokens)
+    release_blocks(state, w, r, tokens, tokens)
     if state.types[worker.type].is_async and is_formed:
         worker.late_blocks += max(used_blocks - worker.used_blocks, ZERO)
 
@@ -243,16 +243,16 @@ def hand_off(state, r, time_s, cause):
     """The KV of r lies on its prefill worker: pick a decode worker, which will fetch it."""
     request = state.requests[r]
     flip(state, BACK, time_s)
-    v = choose(state, BACK, r, time_s)
+    v = choose_worker(state, BACK, r, time_s)
     if v == NONE:
         if _may_return(state, BACK, r):  # Its KV stays on the prefill worker.
             state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
             return
         _forget_kv(state, request.prefill_worker, r)
-        reject(state, r)
+        reject_request(state, r)
         return
     request.decode_worker = v
-    assign(state, v, r, 1.0)
+    assign_request(state, v, r, 1.0)
     # In the test of decode pools alone (`Oracle.decode_keeps_up_alone`) runs of full workers are not cut,
     # which saves most events: their steps end at the same times, but for the last bit.
     is_last = state.counters[PREFILLED] > 0 and is_full(state, v)
@@ -269,8 +269,8 @@ def _arrive_prefilled(state, r, time_s):
     request.computed_tokens = request.length_tokens
     first_token(state, r, time_s)
     if request.output_tokens == 1:
-        assign(state, ZERO, r, 1.0)
-        finish(state, ZERO, r, time_s)
+        assign_request(state, ZERO, r, 1.0)
+        finish_request(state, ZERO, r, time_s)
         return
     worker.used_blocks += request_blocks(state, ZERO, request.length_tokens) + seat_blocks(state, ZERO, r)
     hand_off(state, r, time_s, worker.first_lane)
@@ -293,7 +293,7 @@ def arrive(state, r, time_s, cause):
     elif _may_return(state, FRONT, r):
         state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
     else:
-        reject(state, r)
+        reject_request(state, r)
 
 
 def _next_slot_done(state, l, slot):
@@ -327,8 +327,8 @@ def _end_request(state, w, r, time_s):
     if state.types[worker.type].is_async:
         append(state.requests, worker, LEAVING, r)
     else:
-        depart(state, w, r)
-    finish(state, w, r, time_s)
+        depart_now(state, w, r)
+    finish_request(state, w, r, time_s)
 
 
 @kernel_jit
@@ -360,7 +360,7 @@ def _end_lane(state, l, time_s):
     for i in range(lane.prefills):
         r = state.chunks[l, i].request
         request = state.requests[r]
-        load(state, w, -float(state.chunks[l, i].tokens), 0.0, 0.0)
+        add_load(state, w, -float(state.chunks[l, i].tokens), 0.0, 0.0)
         show_prefix(state, w, r)
         if state.chunks[l, i].is_last == 0:
             if kind.batching != VLLM_V1:
@@ -376,7 +376,7 @@ def _end_lane(state, l, time_s):
         if request.generated_tokens == request.output_tokens:
             _end_request(state, w, r, time_s)
         elif worker.role == PREFILL:
-            assign(state, w, r, -1.0)
+            assign_request(state, w, r, -1.0)
             leave_memory(state, w, r)
             worker.running -= 1
             worker.late_seats += kind.is_async
@@ -384,7 +384,7 @@ def _end_lane(state, l, time_s):
             request.epoch = worker.epoch
             hand_off(state, r, time_s, l)
         else:
-            join(state, l, r)
+            join_lane(state, l, r)
     lane.prefills = 0
     if not kind.is_async:
         receive(state, w, time_s, l)
@@ -428,7 +428,7 @@ def _has_lost_transfer(state, r, time_s):
     if is_received:
         blocks = request_blocks(state, v, request.length_tokens) + seat_blocks(state, v, r)
         state.workers[v].used_blocks -= blocks
-        assign(state, v, r, -1.0)
+        assign_request(state, v, r, -1.0)
         _note_idle(state, v, time_s)
         receive(state, v, time_s, link)
         if state.workers[v].first_waiting != NONE:
@@ -592,7 +592,7 @@ def _forget_lost(state, v, time_s):
     while r != NONE:
         following = state.requests[r].next
         if _is_lost(state, r):
-            assign(state, v, r, -1.0)
+            assign_request(state, v, r, -1.0)
             _note_idle(state, v, time_s)
             _lose(state, r)
         else:

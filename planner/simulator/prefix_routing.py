@@ -46,7 +46,7 @@ from planner.simulator.cache_layout import (
 from planner.simulator.caches import cacheable, hear, move_window, node_at, promise, remember_routed
 from planner.simulator.layout import FRONT, NONE, ONE, ROUTING, SIZE, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_cached
-from planner.simulator.routing import choose, fits
+from planner.simulator.routing import choose_worker, fits_worker
 from planner.simulator.slots import blocks_of
 from planner.simulator.step_times import UNBOUNDED
 
@@ -61,14 +61,14 @@ def _lowest_bit(typing_context, word):
     return types.int64(types.uint64), codegen
 
 
-@where_cached(lambda state, r, time_s: choose(state, FRONT, r, time_s))
+@where_cached(lambda state, r, time_s: choose_worker(state, FRONT, r, time_s))
 def route(state, r, time_s):
     """The worker for request r, which has nothing computed; NONE if it fits on none."""
     caches, how = state.caches, state.counters[ROUTING + FRONT]
     hear(state, time_s, ZERO)
     _match(state, r)
     if how < AFFINITY:
-        w = choose(state, FRONT, r, time_s)
+        w = choose_worker(state, FRONT, r, time_s)
     elif how == CACHE_AWARE:
         w = _cache_aware(state, r)
     elif how == E2 or how == E2_DYNAMIC:
@@ -129,7 +129,7 @@ def _least(state, r, by_seconds):
     best, best_match, best_s = NONE, NONE, np.inf
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
-        if not fits(state, w, need):
+        if not fits_worker(state, w, need):
             continue
         seconds, match = state.score[w], caches.match[w]
         if by_seconds:
@@ -156,7 +156,7 @@ def _pinned(state, r):
     for i in range(state.counters[SIZE + FRONT] if last != NONE else ZERO):
         w = state.pools[FRONT, i]
         is_pinned = (caches.pinned[last, w // 64] >> np.uint64(w % 64)) & np.uint64(1)
-        if is_pinned == 0 or not fits(state, w, need):
+        if is_pinned == 0 or not fits_worker(state, w, need):
             continue
         missed = state.requests[r].length_tokens - caches.match[w] * caches.numbers[NODE_TOKENS]
         seconds = state.score[w] + missed * caches.workers[w].token_s
@@ -174,7 +174,7 @@ def _cache_aware(state, r):
         w = state.pools[FRONT, i]
         requests = state.workers[w].assigned
         most, fewest = max(most, requests), min(fewest, requests)
-        if not fits(state, w, need):
+        if not fits_worker(state, w, need):
             continue
         if idlest == NONE or requests < state.workers[idlest].assigned:
             idlest = w
@@ -203,7 +203,7 @@ def _e2(state, r, time_s):
     decoding, most_frac = NONE, caches.settings[DECODE_FRAC]
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
-        if not fits(state, w, need):
+        if not fits_worker(state, w, need):
             continue
         longest = max(longest, caches.match[w])
         cache = caches.workers[w]
@@ -281,7 +281,7 @@ def _home(state, r, longest):
     for i in range(min(longest, caches.prompts[r].depth - 1), 0, -1):
         home = caches.prefixes[node_at(state, r, i)].home
         if home != NONE and caches.match[home] >= i:
-            return home if state.workers[home].is_up == 1 and fits(state, home, need) else NONE
+            return home if state.workers[home].is_up == 1 and fits_worker(state, home, need) else NONE
     return NONE
 
 
@@ -367,7 +367,7 @@ def _least_load(state, r, least_match):
     chosen, least_s = NONE, np.inf
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
-        if caches.match[w] < least_match or not fits(state, w, need):
+        if caches.match[w] < least_match or not fits_worker(state, w, need):
             continue
         cache = caches.workers[w]
         missed = request.length_tokens - caches.match[w] * caches.numbers[NODE_TOKENS]
@@ -406,7 +406,7 @@ def _d2lpm(state, r):
     longest, most = NONE, -np.inf
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
-        if fits(state, w, need):
+        if fits_worker(state, w, need):
             longest = max(longest, caches.match[w])
             most = max(most, credit[w])
     if longest == NONE:
@@ -419,7 +419,7 @@ def _d2lpm(state, r):
     best, is_best_near = NONE, False
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
-        if credit[w] <= 0.0 or not fits(state, w, need):
+        if credit[w] <= 0.0 or not fits_worker(state, w, need):
             continue
         is_near = caches.match[w] == longest
         is_fewer = best == NONE or state.workers[w].assigned < state.workers[best].assigned
@@ -437,6 +437,6 @@ def _tenants_turn(state, r):
     for _ in range(size):
         w = state.pools[FRONT, caches.tenant_turns[tenant] % size]
         caches.tenant_turns[tenant] += 1
-        if fits(state, w, need):
+        if fits_worker(state, w, need):
             return w
     return NONE

@@ -1,6 +1,6 @@
-"""Which worker takes a request: one of the pool for arrivals (FRONT), one of that for hand-offs (BACK).
+"""Which worker takes a request: the pool FRONT is for arrivals, the pool BACK for hand-offs.
 
-Policies of one score choose the smallest `state.score`, which `slots.load` keeps up to date. To find it
+Policies by score choose the smallest `state.score`, which `slots.add_load` keeps up to date. To find it
 quickly, workers are in groups of GROUP, and `state.lowest` is a lower bound of the scores in each.
 """
 
@@ -43,13 +43,13 @@ from planner.simulator.layout import (
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 from planner.simulator.predictions import beat, forget_errors, outlive
 from planner.simulator.ranks import leads, rank_for_new
-from planner.simulator.slots import beside, blocks_of, blocks_of_run, steps_done
+from planner.simulator.slots import blocks_of, blocks_of_run, extra_blocks, steps_done
 
 
 @kernel_jit
 def set_pools(state):
-    """List the workers that are up, of either pool, in the order in which a router takes equal ones. Of a
-    worker with several ranks the first one stands for all.
+    """List the workers of both pools that are up, in the order in which a router takes equal ones. The first
+    rank of a worker stands for all its ranks.
     """
     for pool in (FRONT, BACK):
         size = 0
@@ -66,7 +66,7 @@ def set_pools(state):
 
 
 @kernel_jit
-def _drawn(state, n):
+def _draw_below(state, n):
     """A random integer below n: xorshift64*."""
     x = np.uint64(state.counters[RANDOM_STATE])
     x ^= x >> np.uint64(12)
@@ -77,32 +77,32 @@ def _drawn(state, n):
 
 
 @small_jit
-def _two_drawn(state, count):
+def _draw_two(state, count):
     """Two different random integers below `count`; 0 twice if `count` is 1."""
-    first = _drawn(state, count)
+    first = _draw_below(state, count)
     second = first
     if count > 1:
-        second = _drawn(state, count - 1)
+        second = _draw_below(state, count - 1)
         if second >= first:
             second += 1
     return first, second
 
 
 @small_jit
-def fits(state, w, need):
+def fits_worker(state, w, need):
     """Whether worker w alone can hold a request that has `need` KV blocks at its end."""
     kind = state.types[state.workers[w].type]
-    return need + beside(kind, need) <= kind.longest_blocks
+    return need + extra_blocks(kind, need) <= kind.longest_blocks
 
 
 @small_jit
-def choose(state, pool, r, time_s):
+def choose_worker(state, pool, r, time_s):
     """The worker of `pool` for request r, or the rank of it; NONE if the request fits on none."""
-    return rank_for_new(state, _choose(state, pool, r, time_s))
+    return rank_for_new(state, _choose_by_policy(state, pool, r, time_s))
 
 
 @kernel_jit
-def _choose(state, pool, r, time_s):
+def _choose_by_policy(state, pool, r, time_s):
     """The worker of `pool` for request r. Policies that few fleets use are compiled apart."""
     request = state.requests[r]
     need = blocks_of(request.input_tokens + request.output_tokens)
@@ -113,7 +113,7 @@ def _choose(state, pool, r, time_s):
         for _ in range(size):
             w = state.pools[pool, state.counters[TURN + pool] % size]
             state.counters[TURN + pool] += 1
-            if fits(state, w, need):
+            if fits_worker(state, w, need):
                 return w
         return NONE
     if policy == TWO_BY_REQUESTS:
@@ -125,9 +125,9 @@ def _choose(state, pool, r, time_s):
 
 @where_rare(lambda state, pool, r, need, time_s: NONE)
 def _choose_rarely(state, pool, r, need, time_s):
-    """`_choose` by the policies that few fleets use."""
+    """`_choose_by_policy` by the policies that few fleets use."""
     policy = state.counters[ROUTING + pool]
-    if policy == DEFERRED:  # Only arrivals are held back at the router; hand-offs wait with their KV.
+    if policy == DEFERRED:  # The router holds back only arrivals; hand-offs have their KV on a worker.
         return _smallest_score(state, pool, need) if pool == BACK else _smallest_free_score(state, pool, need)
     if policy == SAME_PLACE:
         near = _smallest_score_beside(state, pool, need, state.requests[r].prefill_worker)
@@ -142,7 +142,7 @@ def _choose_rarely(state, pool, r, need, time_s):
             _update_saved_s(state, pool, time_s)
         planned = _best_fit(state, pool, r, need, time_s)
         beat(state, time_s)  # `_best_fit` has corrected predictions, whose errors count before this request.
-        return _rebalanced(state, pool, r, need, planned)
+        return _rebalance_request(state, pool, r, need, planned)
     return _by_lot(state, pool, r, need, policy, time_s)
 
 
@@ -158,7 +158,7 @@ def _smallest_score(state, pool, need):
         for i in range(first, min(first + GROUP, size)):
             w = state.pools[pool, i]
             lowest = min(lowest, state.score[w])
-            if state.score[w] < best_score and fits(state, w, need):
+            if state.score[w] < best_score and fits_worker(state, w, need):
                 best, best_score = w, state.score[w]
         state.lowest[pool, first // GROUP] = lowest
     return best
@@ -174,7 +174,7 @@ def _smallest_free_score(state, pool, need):
         w = state.pools[pool, i]
         worker = state.workers[w]
         is_free = worker.pending_tokens < 2 * state.types[worker.type].token_budget
-        if is_free and state.score[w] < best_score and fits(state, w, need):
+        if is_free and state.score[w] < best_score and fits_worker(state, w, need):
             best, best_score = w, state.score[w]
     return best
 
@@ -187,7 +187,7 @@ def holds_back(state, pool, r):
     request = state.requests[r]
     need = blocks_of(request.input_tokens + request.output_tokens)
     for i in range(state.counters[SIZE + pool]):
-        if fits(state, state.pools[pool, i], need):
+        if fits_worker(state, state.pools[pool, i], need):
             return True
     return False
 
@@ -199,15 +199,20 @@ def _smallest_score_beside(state, pool, need, other):
     if len(state.place) > 0 and pool == BACK:
         for i in range(state.counters[SIZE + pool]):
             w = state.pools[pool, i]
-            if state.place[w] == state.place[other] and state.score[w] < best_score and fits(state, w, need):
+            if (
+                state.place[w] == state.place[other]
+                and state.score[w] < best_score
+                and fits_worker(state, w, need)
+            ):
                 best, best_score = w, state.score[w]
     return best
 
 
 @kernel_jit
 def _by_lot(state, pool, r, need, policy, time_s):
-    """One worker at random, or of two at random the one with the lower score, among those whose free blocks
-    hold all of request r as predicted. If there are none, `is_strict` is dropped: among all that can hold it.
+    """One worker at random, or the one with the lower score of two at random (POWER_OF_TWO), among those
+    whose free blocks hold all of request r as predicted; if there are none, among all that can hold it at
+    all.
     """
     request = state.requests[r]
     blocks = blocks_of(request.input_tokens + max(request.predicted_tokens, 1))
@@ -218,9 +223,9 @@ def _by_lot(state, pool, r, need, policy, time_s):
         if count == 0:
             continue
         if policy == POWER_OF_TWO:
-            first, second = _two_drawn(state, count)
+            first, second = _draw_two(state, count)
         else:
-            first = second = _drawn(state, count)
+            first = second = _draw_below(state, count)
         best = NONE
         for i in range(state.counters[SIZE + pool]):
             w = state.pools[pool, i]
@@ -240,14 +245,14 @@ def _lower_of_two(state, pool, need):
     """
     count = 0
     for i in range(state.counters[SIZE + pool]):
-        count += fits(state, state.pools[pool, i], need)
+        count += fits_worker(state, state.pools[pool, i], need)
     if count == 0:
         return NONE
-    first, second = _two_drawn(state, count)
+    first, second = _draw_two(state, count)
     one, other = NONE, NONE
     for i in range(state.counters[SIZE + pool]):
         w = state.pools[pool, i]
-        if fits(state, w, need):
+        if fits_worker(state, w, need):
             if first == 0:
                 one = w
             if second == 0:
@@ -274,7 +279,7 @@ def _heavy_light(state, pool, r, need, time_s):
             count += _had_room(state, state.pools[pool, i], need, blocks, is_strict)
         if count == 0:
             continue
-        first, second = _two_drawn(state, count)
+        first, second = _draw_two(state, count)
         one, other = NONE, NONE
         for i in range(state.counters[SIZE + pool]):
             w = state.pools[pool, i]
@@ -305,12 +310,12 @@ def _report_loads(state, time_s):
 @small_jit
 def _had_room(state, w, need, blocks, is_strict):
     """Whether worker w can hold `need` blocks, and if `is_strict` also reported `blocks` free ones."""
-    if not fits(state, w, need) or not is_strict:
-        return fits(state, w, need)
+    if not fits_worker(state, w, need) or not is_strict:
+        return fits_worker(state, w, need)
     worker = state.workers[w]
     kind = state.types[worker.type]
     new_blocks = kind.reserved_blocks if kind.reserved_blocks > 0 else blocks
-    return worker.told_blocks + new_blocks + beside(kind, need) <= kind.kv_blocks
+    return worker.told_blocks + new_blocks + extra_blocks(kind, need) <= kind.kv_blocks
 
 
 @small_jit
@@ -333,10 +338,10 @@ def _lowest_by_lot(state, pool, need):
     best, best_score, equals = NONE, np.inf, 0
     for i in range(state.counters[SIZE + pool]):
         w = state.pools[pool, i]
-        if state.score[w] > best_score or not fits(state, w, need):
+        if state.score[w] > best_score or not fits_worker(state, w, need):
             continue
         equals = equals + 1 if state.score[w] == best_score else 1
-        if equals == 1 or _drawn(state, equals) == 0:
+        if equals == 1 or _draw_below(state, equals) == 0:
             best = w
         best_score = state.score[w]
     return best
@@ -345,13 +350,13 @@ def _lowest_by_lot(state, pool, need):
 @kernel_jit
 def _is_candidate(state, w, need, blocks, is_strict, time_s):
     """Whether worker w can hold `need` blocks, and if `is_strict` also has `blocks` free ones."""
-    if not fits(state, w, need) or not is_strict:
-        return fits(state, w, need)
+    if not fits_worker(state, w, need) or not is_strict:
+        return fits_worker(state, w, need)
     worker = state.workers[w]
     kind, lane = state.types[worker.type], state.lanes[worker.first_lane]
     free = (
         kind.kv_blocks - worker.used_blocks - (kind.reserved_blocks if kind.reserved_blocks > 0 else blocks)
-    ) - beside(kind, need)
+    ) - extra_blocks(kind, need)
     # Blocks of the run under way are not in `used_blocks`. They are counted only if they may matter.
     if free < 0 or free >= (lane.run_steps // BLOCK + 1) * lane.decodes:
         return free >= 0
@@ -368,7 +373,7 @@ def _best_fit(state, pool, r, need, time_s):
     emptiest, least_norm = NONE, np.inf
     for i in range(state.counters[SIZE + pool]):
         w = state.pools[pool, i]
-        if not fits(state, w, need):
+        if not fits_worker(state, w, need):
             continue
         worker = state.workers[w]
         kind = state.types[worker.type]
@@ -384,9 +389,9 @@ def _best_fit(state, pool, r, need, time_s):
 
 @kernel_jit
 def _keeps_constraints(state, w, r):
-    """Aladdin's constraints (b) to (e) with request r on worker w: on the step time of the batch, on the
-    prompts computed before the first token, on how long the running decodes can still wait, on KV now and as
-    predicted.
+    """Aladdin's constraints (b) to (e) with request r on worker w: (b) on the step time of the batch, (c) on
+    the prompts computed before the first token, (d) on how long the running decodes can still wait, (e) on KV
+    now and as predicted.
     """
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
@@ -448,7 +453,7 @@ def _update_saved_s(state, pool, time_s):
 
 
 @kernel_jit
-def _rebalanced(state, pool, r, need, planned):
+def _rebalance_request(state, pool, r, need, planned):
     """Aladdin's Algorithm 2, for request r alone: move it from the worker that best fit has `planned` to the
     one that keeps every constraint and brings the prediction errors of both workers closest to zero. It stays
     if no move brings them closer.
@@ -458,13 +463,13 @@ def _rebalanced(state, pool, r, need, planned):
     if planned == NONE or not _keeps_constraints(state, planned, r):
         return planned
     predicted = float(state.requests[r].predicted_tokens)
-    by_leaving = _distance(state, planned, -predicted, -1.0) - _distance(state, planned, 0.0, 0.0)
+    by_leaving = _error_distance(state, planned, -predicted, -1.0) - _error_distance(state, planned, 0.0, 0.0)
     best, best_change = planned, 0.0
     for i in range(state.counters[SIZE + pool]):
         w = state.pools[pool, i]
-        if w == planned or not fits(state, w, need) or not _keeps_constraints(state, w, r):
+        if w == planned or not fits_worker(state, w, need) or not _keeps_constraints(state, w, r):
             continue
-        change = by_leaving + _distance(state, w, predicted, 1.0) - _distance(state, w, 0.0, 0.0)
+        change = by_leaving + _error_distance(state, w, predicted, 1.0) - _error_distance(state, w, 0.0, 0.0)
         if change < best_change - 1e-9:  # Smaller differences are rounding.
             best, best_change = w, change
     if best != planned:
@@ -476,9 +481,9 @@ def _rebalanced(state, pool, r, need, planned):
 
 
 @kernel_jit
-def _distance(state, w, tokens, sequences):
-    """The error of worker w if it had so many tokens and sequences more than predicted: its distance in
-    tokens from the line above.
+def _error_distance(state, w, tokens, sequences):
+    """The error of worker w with `tokens` and `sequences` more than predicted: its distance in tokens from
+    the line in `_rebalance_request`.
     """
     worker = state.workers[w]
     if worker.assigned == 0.0:

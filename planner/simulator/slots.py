@@ -1,8 +1,9 @@
 """Requests and the room they take on a worker: seats, KV blocks, and the slots of the decodes that run.
 
-A seat is a place among the sequences that an engine runs at once (max_num_seqs). A slot is the record of one
-running decode of a lane. All decodes of a lane advance by a step at once, so a slot says at which step of the
-lane its request ends (`finish_step`), and its KV tokens are `context_offset` plus the lane's steps.
+A seat is a place among the sequences that an engine runs at once (max_num_seqs). A lane is where a worker
+forms batches, one of several with pipeline parallelism (layout.py). A slot is the record of one running
+decode of a lane. All decodes of a lane advance by a step together, so a slot has the step of the lane at
+which its request ends (`finish_step`), and its KV tokens are `context_offset` plus the lane's steps.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from planner.simulator.predictions import forget_errors, note_end
 from planner.simulator.queue_orders import line_up, settle
 from planner.simulator.queues import append, drop, pop, put
 
-LONGEST = 1e9  # More tokens than any prompt has, so that keys of one scheduling batch lie below the next.
+LONGEST = 1e9  # More tokens than any prompt has, so that keys of a scheduling batch are below the next one's.
 
 
 @small_jit
@@ -54,8 +55,9 @@ def blocks_of(tokens):
 
 @kernel_jit
 def blocks_for(lane, steps):
-    """KV blocks that the running decodes will ask for in their next `steps` steps. With speculative decoding
-    (`width` above 1) steps are simulated one by one, so `steps` is 0 or 1.
+    """KV blocks that the running decodes will take in their next `steps` steps. With speculative decoding
+    (`width` above 1) steps are simulated one by one, so `steps` is 0 or 1. `residue[k]` counts the decodes
+    whose `context_offset` is k modulo BLOCK, which tells when they need a block.
     """
     if lane.width > 1:
         return lane.coming_blocks if steps > 0 else ZERO
@@ -67,7 +69,7 @@ def blocks_for(lane, steps):
 
 @kernel_jit
 def steps_with_blocks(lane, free):
-    """How many steps the running decodes can take before one of them finds no block of `free`."""
+    """How many steps the running decodes can take with `free` blocks before one of them finds none."""
     steps = (free // lane.decodes) * BLOCK
     rest = free % lane.decodes
     while True:
@@ -78,8 +80,8 @@ def steps_with_blocks(lane, free):
 
 
 @kernel_jit
-def _load_alone(state, w, pending_tokens, requests, kv_tokens):
-    """`load` for a worker with one rank."""
+def _add_load_alone(state, w, pending_tokens, requests, kv_tokens):
+    """`add_load` for a worker with one rank."""
     worker = state.workers[w]
     worker.pending_tokens += pending_tokens
     worker.assigned += requests
@@ -95,14 +97,14 @@ def _load_alone(state, w, pending_tokens, requests, kv_tokens):
     state.lowest[pool, group] = min(state.lowest[pool, group], state.score[w])
 
 
-@where_ranked(_load_alone)
-def load(state, w, pending_tokens, requests, kv_tokens):
-    """Change what the router sees of worker w by these amounts. The router scores a worker with several ranks
-    by the sum over them, which its first rank has.
+@where_ranked(_add_load_alone)
+def add_load(state, w, pending_tokens, requests, kv_tokens):
+    """Add to the load of worker w that the router sees. A worker with several ranks is scored by their sum,
+    which its first rank has.
     """
     ranks = state.dp_ranks[w]
     if ranks.count == 1:
-        _load_alone(state, w, pending_tokens, requests, kv_tokens)
+        _add_load_alone(state, w, pending_tokens, requests, kv_tokens)
         return
     worker = state.workers[w]
     worker.pending_tokens += pending_tokens
@@ -124,10 +126,10 @@ def load(state, w, pending_tokens, requests, kv_tokens):
 
 
 @kernel_jit
-def assign(state, w, r, sign):
-    """Request r is assigned to worker w from now on (sign 1.0), or no longer (-1.0)."""
+def assign_request(state, w, r, sign):
+    """Request r is assigned to worker w (sign 1.0), or no longer (-1.0)."""
     request = state.requests[r]
-    load(state, w, 0.0, sign, sign * request.input_tokens)
+    add_load(state, w, 0.0, sign, sign * request.input_tokens)
     state.workers[w].heavy += np.int64(sign) * (request.predicted_tokens > state.policy[HEAVY_TOKENS])
     state.workers[w].future_tokens += sign * (
         request.input_tokens + state.policy[GAMMA] * request.predicted_tokens
@@ -136,22 +138,22 @@ def assign(state, w, r, sign):
 
 @kernel_jit
 def assign_none(state, w):
-    """No request is assigned to worker w any more: what the router sees of it and predicts begins anew."""
+    """No request is assigned to worker w any more; its load and prediction errors are reset to 0."""
     worker = state.workers[w]
     worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
     worker.heavy = 0
     forget_errors(worker)
-    load(state, w, 0.0, 0.0, 0.0)
+    add_load(state, w, 0.0, 0.0, 0.0)
 
 
 @kernel_jit
-def finish(state, w, r, time_s):
-    """Request r is complete on worker w. The caller gives its seat and blocks back."""
+def finish_request(state, w, r, time_s):
+    """Request r is complete on worker w. The caller frees its seat and blocks."""
     request = state.requests[r]
     request.finish_s = time_s
     request.status = FINISHED
     request.generated_tokens = request.output_tokens
-    assign(state, w, r, -1.0)
+    assign_request(state, w, r, -1.0)
     note_end(state, w, r, request.output_tokens)
     settle(state, r)
     state.counters[DONE] += 1
@@ -166,7 +168,7 @@ def finish(state, w, r, time_s):
 
 @kernel_jit
 def _free_children(state, r, time_s):
-    """Request r has finished: requests of its session that waited for nothing else will arrive."""
+    """Request r has finished: requests that waited for it alone now get their arrival time."""
     for i in range(state.after[r].child, state.after[r + 1].child):
         child = state.children[i]
         wait, request = state.after[child], state.requests[child]
@@ -178,9 +180,9 @@ def _free_children(state, r, time_s):
 
 
 @kernel_jit
-def reject(state, r):
-    """Reject request r, which no worker can ever hold, and with it all that wait for it, and so on."""
-    last = r  # The rejected requests are a list by `next`, to which those that wait for them are appended.
+def reject_request(state, r):
+    """Reject request r, which no worker can ever hold, and all requests that wait for it, directly or not."""
+    last = r  # Rejected requests are linked by `next`; those that wait for them are appended.
     state.requests[r].next = NONE
     while r != NONE:
         _reject_one(state, r)
@@ -218,9 +220,9 @@ def request_blocks(state, w, tokens):
 
 
 @small_jit
-def beside(kind, blocks):
-    """KV blocks that a sequence takes from its first token on for recurrent states and attention windows
-    (planner/models/kv_layout.py), beside those of its tokens, of which there are `blocks` at its end.
+def extra_blocks(kind, blocks):
+    """KV blocks that a sequence takes from its first token on besides those of its tokens, for recurrent
+    states and attention windows (planner/models/kv_layout.py); at its end its tokens fill `blocks`.
     """
     if kind.window_ratio == 0.0:
         return kind.constant_blocks
@@ -229,47 +231,49 @@ def beside(kind, blocks):
 
 @small_jit
 def seat_blocks(state, w, r):
-    """`beside` of request r on worker w: the KV blocks it takes as soon as it has a seat."""
+    """`extra_blocks` of request r on worker w: the KV blocks it takes as soon as it has a seat."""
     request = state.requests[r]
-    return beside(state.types[state.workers[w].type], blocks_of(request.input_tokens + request.output_tokens))
+    return extra_blocks(
+        state.types[state.workers[w].type], blocks_of(request.input_tokens + request.output_tokens)
+    )
 
 
 @small_jit
 def blocks_checked(kind, lane, request, c):
-    """KV blocks that a decode with c tokens in the cache has in its next step: for the drafted tokens that it
-    checks (`width`), and for those that it reserves ahead. They are capped by the worker's KV cache, or a
-    long sequence that fits could never run.
+    """KV blocks of a decode with c tokens in the cache in its next step: with the drafted tokens that it
+    checks (`width`) and those that it reserves ahead, but no more than the worker has, since otherwise a
+    sequence that just fits could never run.
     """
-    available = kind.kv_blocks - beside(kind, blocks_of(request.input_tokens + request.output_tokens))
+    available = kind.kv_blocks - extra_blocks(kind, blocks_of(request.input_tokens + request.output_tokens))
     return max(min(blocks_of(c + lane.width + kind.lookahead_tokens), available), blocks_of(c))
 
 
 @kernel_jit
-def release(state, w, r, tokens, cached_tokens):
-    """Request r, which is in no slot, gives its blocks on worker w back, those of `tokens` tokens. With a
-    prefix cache the first `cached_tokens` of them stay there.
+def release_blocks(state, w, r, tokens, cached_tokens):
+    """Free the blocks of `tokens` tokens of request r, which is in no slot, on worker w. With a prefix cache
+    the first `cached_tokens` of them stay there.
     """
     state.workers[w].used_blocks -= request_blocks(state, w, tokens) + seat_blocks(state, w, r)
     release_prefix(state, w, r, cached_tokens)
 
 
 @kernel_jit
-def depart(state, w, r):
-    """Request r, which is in no slot, gives its seat and its blocks on worker w back."""
+def depart_now(state, w, r):
+    """Free the seat and the blocks of request r, which is in no slot, on worker w."""
     length = state.requests[r].length_tokens
-    release(state, w, r, length, length)
+    release_blocks(state, w, r, length, length)
     leave_memory(state, w, r)
     state.workers[w].running -= 1
 
 
 @kernel_jit
 def depart_late(state, w):
-    """Requests whose last token came with the step before give seat and blocks back: vLLM forms the next step
+    """Free seats and blocks of requests whose last token came with the step before: vLLM forms the next step
     before it sees that they have ended.
     """
     worker = state.workers[w]
     while worker.head[LEAVING] != NONE:
-        depart(state, w, pop(state.requests, worker, LEAVING))
+        depart_now(state, w, pop(state.requests, worker, LEAVING))
 
 
 @where_classed(lambda state, r: 0.0)
@@ -278,7 +282,7 @@ def _due_s(state, r):
 
 
 @kernel_jit
-def enqueue(state, w, r):
+def enqueue_request(state, w, r):
     """Request r waits for its prefill on worker w, in the order of the queue policy."""
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
@@ -345,7 +349,7 @@ def add_chunk(lane, cached, tokens):
 
 
 @kernel_jit
-def join(state, l, r):
+def join_lane(state, l, r):
     """Request r becomes a running decode of lane l, with `length_tokens` of it in the KV cache.
 
     The slots are in two groups: first those whose last token came at `lane.last_token_s`, so that their next
@@ -383,9 +387,7 @@ def join(state, l, r):
 
 @kernel_jit
 def take_out(state, l, slot):
-    """Empty a slot and return its request, whose own record is brought up to date. It keeps the blocks of its
-    tokens.
-    """
+    """Empty a slot and return its request, with its own record up to date. The request keeps its blocks."""
     settle_gap(state, l, slot)
     lane, slots = state.lanes[l], state.slots
     r = slots[l, slot].request
@@ -414,7 +416,7 @@ def take_out(state, l, slot):
 
 @kernel_jit
 def refresh_next_finish_step(state, l):
-    """The lane's next decode to end may have changed: look for it."""
+    """Find the step at which the lane's next decode ends, after its slots have changed."""
     lane = state.lanes[l]
     lane.next_finish_step = np.iinfo(np.int64).max
     for slot in range(lane.decodes):
@@ -423,19 +425,18 @@ def refresh_next_finish_step(state, l):
 
 @kernel_jit
 def _send_back(state, w, r, tokens, cached, recomputed):
-    """Preempt request r, which is in no slot: it gives back its seat and the blocks of `tokens` tokens, of
-    which the first `cached` stay in a prefix cache, and waits before all others to compute `recomputed`
-    tokens again.
+    """Preempt request r, which is in no slot: free its seat and the blocks of `tokens` tokens, of which the
+    first `cached` stay in a prefix cache; it waits before all others to compute `recomputed` tokens again.
     """
     worker, request = state.workers[w], state.requests[r]
     request.preemptions += 1
-    release(state, w, r, tokens, cached)
+    release_blocks(state, w, r, tokens, cached)
     worker.running -= 1
     request.computed_tokens = 0
     if len(state.parts) > 0:
         record_part(state, r, ZERO, ZERO)
     if request.status == UNFINISHED:
-        load(state, w, float(recomputed), 0.0, 0.0)
+        add_load(state, w, float(recomputed), 0.0, 0.0)
         enqueue_first(state, w, r)
     else:
         leave_memory(state, w, r)
@@ -465,10 +466,8 @@ def preempt_decode(state, l, slot):
 
 
 @kernel_jit
-def rest(state, l, slot):
-    """Leave a decode out of the next step, for which no token budget is left. It keeps its seat and
-    blocks.
-    """
+def rest_decode(state, l, slot):
+    """Leave a decode out of the next step, as no token budget is left. It keeps its seat and blocks."""
     worker = state.workers[state.lanes[l].worker]
     cached = cached_tokens(state, l, slot)
     r = take_out(state, l, slot)
@@ -493,9 +492,11 @@ def preempt_waiting(state, w, number, r):
         cached = max(cached, tokens - 1)
     else:
         recomputed = cached
-        if kind.batching == VLLM_V1:  # It has blocks for its chunks so far; others have those for all of it.
+        if (
+            kind.batching == VLLM_V1
+        ):  # vLLM V1 takes blocks chunk by chunk, other engines those of a whole prompt.
             tokens = cached
-        if kind.vidur_restarts > 0:  # Vidur's simulator then decodes what is missing of the prompt.
+        if kind.vidur_restarts > 0:  # Vidur's simulator then decodes the missing part of the prompt.
             missing = request.length_tokens - cached
             request.length_tokens = cached
             request.output_tokens += missing
@@ -526,9 +527,11 @@ def steps_done(lane, time_s):
 
 @kernel_jit
 def blocks_of_run(kind, lane, time_s):
-    """KV blocks that the decodes of a lane have taken since its run began, those of the step under way too.
+    """KV blocks that the decodes of a lane have taken since its run of steps began, the current step
+    included.
 
-    The worker's used_blocks get them when the run ends, unless blocks are set aside or lanes share a worker.
+    They are added to the worker's used_blocks when the run ends. 0 if blocks are reserved for whole requests
+    or lanes share a worker, since `used_blocks` is then always up to date.
     """
     if (
         kind.lanes > 1

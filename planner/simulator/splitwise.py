@@ -65,14 +65,14 @@ from planner.simulator.numba_compile import SOURCES, entry_jit, kernel_jit, smal
 from planner.simulator.pointers import pointer_to
 from planner.simulator.slots import (
     add_chunk,
-    assign,
+    add_load,
     assign_none,
+    assign_request,
     blocks_of,
     clear_chunks,
-    finish,
-    load,
+    finish_request,
     refresh_next_finish_step,
-    reject,
+    reject_request,
 )
 from planner.simulator.splitwise_pools import (
     ADDS,
@@ -476,7 +476,7 @@ def _finish(state, w, r, time_s):
     state.machines[w].held_tokens -= whole_tokens(state, r)
     state.machines[w].promised_tokens -= whole_tokens(state, r)
     state.workers[w].running -= 1
-    finish(state, w, r, time_s)
+    finish_request(state, w, r, time_s)
 
 
 @kernel_jit
@@ -489,7 +489,7 @@ def _first_token(state, w, r, time_s):
         single_gap(state, w, r, time_s)
         request.generated_tokens += 1
         request.last_token_s = time_s
-    load(state, w, -float(request.length_tokens), 0.0, 0.0)
+    add_load(state, w, -float(request.length_tokens), 0.0, 0.0)
     task.phase = FRESH
     if request.generated_tokens == request.output_tokens:
         _finish(state, w, r, time_s)
@@ -604,7 +604,7 @@ def _start_over(state, r, w, time_s):
     if v != w and v != NONE:
         state.machines[v].promised_tokens -= whole_tokens(state, r)
         if state.marks[ADDS]:
-            assign(state, v, r, -1.0)
+            assign_request(state, v, r, -1.0)
         if has_room:
             state.machines[v].held_tokens -= prompt_tokens(state, r)
             if _has_room_again(state, v, time_s):
@@ -670,7 +670,7 @@ def _place_tokens(state, r, time_s):
     request.decode_worker = target
     state.machines[target].promised_tokens += whole
     if state.marks[ADDS]:
-        assign(state, target, r, 1.0)
+        assign_request(state, target, r, 1.0)
     if target == source:
         state.machines[source].promised_tokens -= prompt_tokens(state, r)
         _come(state, source, 2 * r + 1, time_s)
@@ -723,7 +723,7 @@ def _is_stuck(state):
 def _reject_rest(state):
     for r in range(len(state.requests)):
         if state.requests[r].status == UNFINISHED:
-            reject(state, r)
+            reject_request(state, r)
 
 
 def _entry(sources):

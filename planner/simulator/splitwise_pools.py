@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.simulator.layout import NONE, REPURPOSE_S, SIZE, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit
-from planner.simulator.slots import assign, load, reject
+from planner.simulator.slots import add_load, assign_request, reject_request
 
 PROMPT_QUEUE_TOKENS = 8192.0  # A machine with more prompt tokens than these has a long queue.
 PROMPT_POOL, TOKEN_POOL, MIXED_POOL = np.int64(0), np.int64(1), np.int64(2)
@@ -186,14 +186,14 @@ def route(state, r, time_s):
             target = least_pending(state, TOKEN_POOL, whole, NONE)
     if source == NONE or target == NONE:
         if not _may_return(state, r):
-            reject(state, r)
+            reject_request(state, r)
         return False
     if request.output_tokens - request.generated_tokens == 1:
         target = source
     request.prefill_worker, request.decode_worker = source, target
     if state.marks[ADDS]:
-        load(state, source, float(request.length_tokens), 0.0, 0.0)
-        assign(state, target, r, 1.0)
+        add_load(state, source, float(request.length_tokens), 0.0, 0.0)
+        assign_request(state, target, r, 1.0)
     if source != target:
         state.machines[source].promised_tokens += prompt
     state.machines[target].promised_tokens += whole

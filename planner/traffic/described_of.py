@@ -1,9 +1,9 @@
 """A description of a trace: what `described.draw` needs to draw requests like it.
 
-The rate becomes a curve of at most INTERVALS intervals, lengths become histograms over their own quantiles,
-input and output a table of how they go together. Fano factors are those of counts around that curve, and as
-much of the variance of lengths is between clients as makes lengths of one window as alike as in the trace.
-Sessions and shared prefixes are described by their means.
+The rate becomes a curve of at most INTERVALS intervals, lengths become histograms over their own quantiles
+and a joint table of input and output. Fano factors are of counts around that curve. The share of the variance
+of lengths between clients is chosen so that lengths in one window correlate as in the trace. Sessions and
+shared prefixes are described by their means.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ INTERVALS = 48  # Half an hour each over a day.
 # Lengths that an interval may have: whole parts of an hour or a day.
 INTERVALS_S = (60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 21600.0, 43200.0, 86400.0)
 INTERVAL_REQUESTS = 50  # On average at least: the rate of fewer is off by more than 1 / sqrt(50) = 14 %.
-# Windows over which counts are compared, from one step of an engine to the time that it takes to start a
-# worker.
+# Windows of the Fano factors: from one step of an engine to the start of a worker.
 WINDOWS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 1200.0)
-# Quantiles between which a histogram has its first bins, closer together at both ends.
+# Quantiles that are a histogram's first edges, closer together at both ends.
 FRACS = np.array((0, 0.01, 0.025, *np.arange(1, 20) / 20, 0.975, 0.99, 0.995, 0.999, 1))
-BIN_FRAC = 5e-4  # A bin may be wrong by this share of all tokens of the trace.
-MOST_BINS = 100  # A histogram has no more bins, however wrong they are.
-PARTS = 8  # The joint table has as many rows for input lengths, and as many columns for output lengths.
-PART_REQUESTS = 10  # A cell of the joint table has as many requests on average, or there are fewer cells.
+BIN_FRAC = 5e-4  # The tokens of a bin may be off by this share of all tokens of the trace.
+MOST_BINS = 100
+PARTS = 8  # Rows (input lengths) and columns (output lengths) of the joint table.
+PART_REQUESTS = 10  # The least requests per cell on average; with fewer requests there are fewer cells.
 LEAST_REQUESTS = 100  # Of fewer requests nothing can be said about bursts.
-MOST_LENGTHS_FRAC = 0.9  # Else all requests of a client would be alike.
+MOST_LENGTHS_FRAC = (
+    0.9  # The most variance of lengths between clients: with all, a client's requests are equal.
+)
 MOST_SKEW = 6.0  # With that exponent of Zipf's law the first of all clients has 98 % of the requests.
 MOST_PREFIXES = 100_000  # A description names no more texts than this.
 
 
 def described_of(trace: Trace) -> Description:
-    """Raises InputError for a trace of fewer than LEAST_REQUESTS requests, or of one instant."""
+    """Describe a trace; InputError for fewer than LEAST_REQUESTS requests, or if all arrive at once."""
     if len(trace) < LEAST_REQUESTS or not trace.duration_s > 0:
         raise InputError(
             f"{trace.name}: {len(trace)} requests in {trace.duration_s:g} s are too few to describe; "
@@ -44,41 +45,41 @@ def described_of(trace: Trace) -> Description:
         )
     # Longer by a millionth, so that the last request lies inside after rounding to six digits.
     duration_s = float(f"{trace.duration_s * (1 + 1e-6):.6g}")
-    curve_rps, every_s = _curve(trace, duration_s)
+    curve_rps, every_s = _rate_curve(trace, duration_s)
     session = session_numbers(trace) if trace.after.size else None
     starts = trace if session is None else trace.select(np.unique(session, return_index=True)[1])
-    fano = _fano(starts, every_s, duration_s)
-    prefixes = _shared_texts(trace) if trace.has_prefixes and session is None else None
+    fano = _fano_factors(starts, every_s, duration_s)
+    prefixes = _describe_prefixes(trace) if trace.has_prefixes and session is None else None
     if session is None:
-        turns, added = None, trace.input_tokens
+        sessions, added_tokens = None, trace.input_tokens
     else:
-        turns, added = _turns(trace, session)
+        sessions, added_tokens = _describe_sessions(trace, session)
     return Description(
         rate_rps=curve_rps,
         duration_s=duration_s,
-        input=_histogram(added),
-        output=_histogram(trace.output_tokens),
+        input=_length_histogram(added_tokens),
+        output=_length_histogram(trace.output_tokens),
         every_s=every_s,
-        joint_table=_table(added, trace.output_tokens),
+        joint_table=_joint_table(added_tokens, trace.output_tokens),
         drift=(
-            _drift(trace, added, every_s, curve_rps),
-            _drift(trace, trace.output_tokens, every_s, curve_rps),
+            _length_drift(trace, added_tokens, every_s, curve_rps),
+            _length_drift(trace, trace.output_tokens, every_s, curve_rps),
         ),
         gap_cv=1.0,  # Bursts are in the Fano factors; the gaps between them add none.
         fano=fano,
-        clients=_clients(trace, added, every_s),
-        sessions=turns,
+        clients=_describe_clients(trace, added_tokens, every_s),
+        sessions=sessions,
         prefixes=prefixes,
         tenants=max(len(trace.tenants), 1),
         name=trace.name,
     )
 
 
-def _curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], float]:
+def _rate_curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], float]:
     """Requests/s of each interval, and how long an interval is.
 
-    The last interval may lie in the trace in part: its rate is that of the part. A trace of less than two
-    intervals has one rate for all of it; the length of the interval then says nothing.
+    The trace may end inside the last interval, whose rate is then of its part in the trace. A trace of less
+    than two intervals has one rate; the length of the interval then has no meaning.
     """
     least_s = max(duration_s / INTERVALS, INTERVAL_REQUESTS / trace.rate_rps)
     every_s = next((each for each in INTERVALS_S if each >= least_s), duration_s)
@@ -94,18 +95,16 @@ def _curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], float]:
     return tuple(float(f"{rate:.5g}") for rate in rates), every_s
 
 
-def _fano(trace: Trace, every_s: float, duration_s: float) -> tuple[tuple[float, float], ...]:
-    """Fano factor of each window length: the variance of counts around the rate of their interval, over their
-    mean.
-
-    It is at least 1, which is that of a Poisson process.
+def _fano_factors(trace: Trace, every_s: float, duration_s: float) -> tuple[tuple[float, float], ...]:
+    """Fano factor of each window length: variance of the counts around the rate of their interval, over their
+    mean. At least 1, the value of a Poisson process.
     """
     since_s = trace.arrival_s - trace.arrival_s[0]
     rate_rps = len(trace) / duration_s
     longest_s = min(every_s, duration_s) / 3
     fano_factors = []
     for window_s in WINDOWS_S:
-        # Windows of less than half a request hardly ever have two; of fewer than three there is no variance.
+        # With less than half a request per window hardly any has two; variance needs three windows.
         if window_s * rate_rps < 0.5 or window_s > longest_s:
             continue
         within = max(round(min(every_s, duration_s) / window_s), 1)  # windows of an interval
@@ -117,11 +116,11 @@ def _fano(trace: Trace, every_s: float, duration_s: float) -> tuple[tuple[float,
     return tuple(fano_factors)
 
 
-def _histogram(tokens: IntArray) -> LengthHistogram:
+def _length_histogram(tokens: IntArray) -> LengthHistogram:
     """A histogram with edges at quantiles.
 
-    Lengths are drawn evenly within a bin, so the bin with the worst total of tokens is cut at its mean length
-    until no bin is wrong by more than BIN_FRAC of all tokens.
+    Lengths are drawn evenly within a bin, text_of changes its total of tokens; the worst bin is cut at its
+    mean length until none is off by more than BIN_FRAC of all tokens.
     """
     ordered = np.sort(tokens)
     before = np.concatenate(([0], np.cumsum(ordered)))
@@ -130,18 +129,16 @@ def _histogram(tokens: IntArray) -> LengthHistogram:
     while True:
         at = np.searchsorted(ordered, edges, side="right")
         counts, sums = np.diff(at), np.diff(before[at])
-        wrong = np.abs(sums - counts * (edges[1:] + edges[:-1] + 1) / 2) * (np.diff(edges) > 1)
-        worst = int(np.argmax(wrong))
-        if wrong[worst] < BIN_FRAC * before[-1] or len(counts) >= MOST_BINS:
+        off_tokens = np.abs(sums - counts * (edges[1:] + edges[:-1] + 1) / 2) * (np.diff(edges) > 1)
+        worst = int(np.argmax(off_tokens))
+        if off_tokens[worst] < BIN_FRAC * before[-1] or len(counts) >= MOST_BINS:
             return LengthHistogram(tuple(map(float, edges)), tuple(map(float, counts)))
         cut = int(np.clip(sums[worst] // counts[worst], edges[worst] + 1, edges[worst + 1] - 1))
         edges = np.insert(edges, worst + 1, cut)
 
 
-def _table(inputs: IntArray, outputs: IntArray) -> tuple[tuple[float, ...], ...]:
-    """Requests by parts of equal size of input lengths (rows) and output lengths; empty where there are too
-    few.
-    """
+def _joint_table(inputs: IntArray, outputs: IntArray) -> tuple[tuple[float, ...], ...]:
+    """Requests by equal parts of input lengths (rows) and of output lengths; empty for too few requests."""
     parts = min(PARTS, int(np.sqrt(len(inputs) / PART_REQUESTS)))
     if parts < 2:
         return ()
@@ -154,10 +151,12 @@ def _table(inputs: IntArray, outputs: IntArray) -> tuple[tuple[float, ...], ...]
     return tuple(tuple(map(float, row)) for row in table.tolist())
 
 
-def _drift(trace: Trace, tokens: IntArray, every_s: float, curve_rps: tuple[float, ...]) -> tuple[float, ...]:
-    """How long the requests of each interval are: the mean of the normal scores of their lengths' ranks.
+def _length_drift(
+    trace: Trace, tokens: IntArray, every_s: float, curve_rps: tuple[float, ...]
+) -> tuple[float, ...]:
+    """How lengths change over time: per interval, the mean normal score of its requests' ranks by length.
 
-    It is empty where the traffic has one rate for all of it.
+    Empty if the traffic has one rate throughout.
     """
     from scipy.special import ndtri
 
@@ -172,45 +171,48 @@ def _drift(trace: Trace, tokens: IntArray, every_s: float, curve_rps: tuple[floa
     return tuple(float(f"{each:.3g}") for each in sums / np.maximum(counts, 1))
 
 
-def _clients(trace: Trace, added: IntArray, every_s: float) -> Clients:
+def _describe_clients(trace: Trace, added_tokens: IntArray, every_s: float) -> Clients:
     """How many clients there are, how unequal, and how much of the variance of lengths is between them.
 
-    Two requests of one window are of the same client with a probability of `together` where all clients send
-    evenly, and `moves` times that excess where their rates vary as `described.draw` lets them. The share of
-    the variance is what makes the drawn correlation of lengths in a window that of the trace, `alike`.
+    Two requests are of one client with probability `same_client` if all clients send evenly; rates that vary
+    as in `described.draw` raise that by `same_client * rate_excess` within a window. The share of the
+    variance is chosen so that drawn lengths in a window correlate as in the trace.
     """
     usual = Clients()
     count, skew = usual.count, usual.skew
     if len(trace.tenants) > 1:
         requests = np.sort(np.bincount(trace.tenant, minlength=len(trace.tenants)))[::-1]
         count = len(requests)
-        skew = _skew(float(((requests / requests.sum()) ** 2).sum()), count)
-    together = np.square(Clients(count, skew).rate_shares()).sum()
-    moves = (1 + CLIENT_RATE_VAR) ** len(CLIENT_RATE_S) - 1
-    alike = np.mean(
-        [_rank_correlation(trace, each, CLIENT_RATE_S[0], every_s) for each in (added, trace.output_tokens)]
+        skew = _find_skew(float(((requests / requests.sum()) ** 2).sum()), count)
+    same_client = np.square(Clients(count, skew).rate_shares()).sum()
+    rate_excess = (1 + CLIENT_RATE_VAR) ** len(CLIENT_RATE_S) - 1
+    correlation = np.mean(
+        [
+            _rank_correlation(trace, each, CLIENT_RATE_S[0], every_s)
+            for each in (added_tokens, trace.output_tokens)
+        ]
     )
-    frac = float(np.clip(alike / (together * moves), 0.0, MOST_LENGTHS_FRAC))
+    frac = float(np.clip(correlation / (same_client * rate_excess), 0.0, MOST_LENGTHS_FRAC))
     return Clients(count, skew, usual.gap_cv, float(f"{frac:.3g}"))
 
 
-def _skew(together: float, count: int) -> float:
-    """The exponent at which the shares of so many clients have squares of this sum, by bisection."""
+def _find_skew(square_sum: float, count: int) -> float:
+    """The Zipf exponent at text_of the squared shares of `count` clients add up to `square_sum`, by
+    bisection.
+    """
     low, high = 0.0, MOST_SKEW
     for _ in range(40):  # Until the interval is 6 / 2^40, far below the three digits that are written.
         middle = (low + high) / 2
         low, high = (
             (middle, high)
-            if np.square(Clients(count, middle).rate_shares()).sum() < together
+            if np.square(Clients(count, middle).rate_shares()).sum() < square_sum
             else (low, middle)
         )
     return float(f"{(low + high) / 2:.3g}")
 
 
 def _rank_correlation(trace: Trace, tokens: IntArray, window_s: float, every_s: float) -> float:
-    """Correlation of the ranks of the lengths of two requests in one window, around the mean of their
-    interval.
-    """
+    """Correlation of the length ranks of two requests in one window, around the mean of their interval."""
     rank = np.argsort(np.argsort(tokens, kind="stable"), kind="stable") / len(tokens) - 0.5
     interval = ((trace.arrival_s - trace.arrival_s[0]) / every_s).astype(np.int64)
     rank -= (np.bincount(interval, weights=rank) / np.maximum(np.bincount(interval), 1))[interval]
@@ -224,42 +226,41 @@ def _rank_correlation(trace: Trace, tokens: IntArray, window_s: float, every_s: 
     return max(products / pairs / float((rank**2).mean()), 0.0)
 
 
-def _turns(trace: Trace, session: IntArray) -> tuple[Sessions, IntArray]:
+def _describe_sessions(trace: Trace, session: IntArray) -> tuple[Sessions, IntArray]:
     """The means of the trace's sessions, and the tokens that each request adds to its conversation."""
     waits = waits_for_others(trace)
     conversation_tokens = trace.input_tokens + trace.output_tokens
     before = np.zeros(len(trace), np.int64)
     np.maximum.at(before, trace.after[:, 0], conversation_tokens[trace.after[:, 1]])
-    added = np.maximum(np.where(before < trace.input_tokens, trace.input_tokens - before, 1), 1)
+    added_tokens = np.maximum(np.where(before < trace.input_tokens, trace.input_tokens - before, 1), 1)
     turns = len(trace) / (int(session.max()) + 1)
     think_s = float(trace.think_s[waits].mean())
     most = int(conversation_tokens.max())
-    return Sessions(float(f"{turns:.4g}"), float(f"{think_s:.4g}"), most), added
+    return Sessions(float(f"{turns:.4g}"), float(f"{think_s:.4g}"), most), added_tokens
 
 
-def _shared_texts(trace: Trace) -> Prefixes | None:
-    """Prefixes of a trace with block ids: as many texts as there are first blocks, and how skewed their use
-    is.
+def _describe_prefixes(trace: Trace) -> Prefixes | None:
+    """Prefixes of a trace with block ids: as many texts as first blocks, and how skewed their use is.
 
-    Their length is that of the blocks that a prompt has from earlier prompts, on average over prompts that
-    share their first block and have any. None where no first block comes twice.
+    Their length is the mean length of the blocks that a prompt repeats from earlier ones, over prompts that
+    share their first block and repeat any. None if no first block comes twice.
     """
     offsets, ids = trace.prefix_offsets, trace.prefix_ids
     has_blocks = np.diff(offsets) > 0
     first = ids[offsets[:-1][has_blocks]]
-    _, which, requests = np.unique(first, return_inverse=True, return_counts=True)
+    _, text_of, requests = np.unique(first, return_inverse=True, return_counts=True)
     shared = requests[requests > 1]
     if not shared.size:
         return None
     owner = np.repeat(np.arange(len(trace)), np.diff(offsets))
-    _, first_at, of = np.unique(ids, return_index=True, return_inverse=True)
-    is_old = owner[first_at][of] != owner  # Another prompt had the block first.
-    old = np.bincount(owner, weights=is_old, minlength=len(trace))[has_blocks]
-    again = old[(requests[which] > 1) & (old > 0)]
-    if not again.size:
+    _, first_at, block_of = np.unique(ids, return_index=True, return_inverse=True)
+    is_old = owner[first_at][block_of] != owner  # Another prompt had the block first.
+    repeated = np.bincount(owner, weights=is_old, minlength=len(trace))[has_blocks]
+    repeated = repeated[(requests[text_of] > 1) & (repeated > 0)]
+    if not repeated.size:
         return None
     count = len(requests)  # A prompt that shares nothing has its own text.
     shares = requests / requests.sum()
-    skew = _skew(float((shares**2).sum()), count)
-    tokens = int(again.mean() * trace.prefix_block_tokens)
+    skew = _find_skew(float((shares**2).sum()), count)
+    tokens = int(repeated.mean() * trace.prefix_block_tokens)
     return Prefixes(max(tokens, 1), min(count, MOST_PREFIXES), skew)

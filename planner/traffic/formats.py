@@ -1,4 +1,6 @@
-"""The rows of a trace's file, checked column by column and put together: formats, clocks, names, prefixes."""
+"""From the columns of a trace file to a Trace: recognises the format by its header, checks each column, and
+puts clock, lengths, names and prefixes together. trace_reading.py and frames.py feed the rows.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,12 @@ from planner.units import counted
 
 MAX_SPAN_S = 100 * 365.25 * 86400.0
 OUT_OF_ORDER_FRAC = 0.01  # fewer late rows than this are sorted, more are an error
-ANEW_FRAC = 0.01  # a clock that starts again does so this near to where it started, of its span
-YEAR_2000_S, LAST_YEAR_S = 946_684_800.0, 4_102_444_800.0  # a clock since 1970 is between these
-DATE_S = 1e8  # a clock of numbers that begins later counts from a date, and does not start again
+ANEW_FRAC = 0.01  # a clock counts as restarted if it falls to within this share of its span from its start
+YEAR_2000_S, LAST_YEAR_S = 946_684_800.0, 4_102_444_800.0  # Unix times of 2000 and 2100
+DATE_S = 1e8  # a numeric clock that begins above this (3 years) counts from a date, so it never restarts
 REPORTED_DROPPED_FRAC = 0.01  # more rows left out than this are a warning,
 MOST_DROPPED_FRAC = 0.2  # and more than this an error unless they are to be left out
-NESTED = "hash_ids"  # The only column whose parts identify a format.
+NESTED = "hash_ids"  # RAGPulse is recognised by a key inside this column.
 
 NO_OUTPUT = "no output tokens (failed request)"
 NO_INPUT = "no input tokens"
@@ -49,11 +51,12 @@ BLANK = "no field (blank line)"
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """A public trace format: the columns that tell it, compared without regard to case.
+    """A public trace format, recognised by its columns without regard to case.
 
     `clock` is the column of arrival times: dates, or numbers of which `ticks_per_s` make a second.
-    `is_coarse` marks clocks that may tick in steps of many requests; only those are ever spread.
+    `is_coarse`: the clock may give many requests one stamp, so arrivals may be spread between two stamps.
     `block_tokens` is 0 where ids stand for texts of any length, whose lengths are in files beside the trace.
+    `also` are further columns that tell this format from others.
     """
 
     name: str
@@ -94,7 +97,7 @@ PUBLISHED = tuple(each.name for each in FORMATS[2:])  # These formats are publis
 _TENANT = ("tenant", "client")
 _PREFIX = ("hash_ids", "prefix_ids")
 _BLOCK = ("prefix_block_tokens",)
-_IMAGES = ("image_tokens",)  # that an encoder adds to the prompt
+_IMAGES = ("image_tokens",)  # tokens that an encoder adds to the prompt
 _REQUEST_ID, _AFTER, _THINK = ("request_id",), ("after",), ("think_s",)  # who waits for whom, and how long
 
 
@@ -111,49 +114,49 @@ class TraceRows:
         grows: bool = False,
         counted: str = "line",
     ) -> None:
-        """With `grows` columns may begin in a later block of rows, and `widen` must be told of them.
+        """With `grows`, columns may begin in a later block of rows, and `add_columns` must then be called.
 
-        An error says at which `counted` it is: a line of a file, a row of a table.
+        `where` names the header in errors, and `counted` what errors count: lines of a file, rows of a table.
         """
         self.path, self.drop_invalid, self.grows, self.counted = path, drop_invalid, grows, counted
         self.ticks: list[FloatArray] = []
         self.origin: pd.Timestamp | None = None  # the first date, where the clock gives dates
-        self.has_zones: bool | None = None  # whether these say their zone
+        self.has_zones: bool | None = None  # whether dates say their zone; None before the first
         self.doubts: list[str] = []  # what whoever feeds the rows found doubtful in them
         self.tokens: tuple[list[IntArray], list[IntArray]] = ([], [])
         self.image_tokens: list[IntArray] = []
         self.texts: dict[str, list[str]] = {}
         self.parents: list[list[int]] = []
         self.think_s: list[FloatArray] = []
-        self.ids: list[npt.NDArray[Any]] = []  # flat, and how many of them each request has:
-        self.blocks: list[IntArray] = []
+        self.ids: list[npt.NDArray[Any]] = []  # prefix blocks of all requests, flat
+        self.blocks: list[IntArray] = []  # how many of these each request has
         self.dropped: Counter[str] = Counter()
         self._requests = self._block_ids = 0
         self._seen: dict[str, str] = {}  # Each name is stored once.
-        self._name(names, where)
+        self._index_columns(names, where)
         self.format = self._tell_format(where)
         self.clock, *self.counts = (self.known[name.lower()] for name in self.format.columns[:3])
-        self._choose(where)
+        self._choose_columns(where)
 
-    def widen(self, names: dict[str, int]) -> None:
-        """Take columns that begin later, by their first lines: the requests so far have none of them."""
+    def add_columns(self, names: dict[str, int]) -> None:
+        """Take columns that begin later (name -> first line); requests so far have no value in them."""
         where = f"{self.path}, line {max(names.values())}"
-        self._name(list(names), where)
+        self._index_columns(list(names), where)
         self.format = self._tell_format(where)
         first = [self.known[name.lower()] for name in self.format.columns[:3]]
         if late := [name for name in first if name not in (self.clock, *self.counts)]:
             where = f"{self.path}, line {names[late[0]]}"
             raise TraceError(f"{where}: column {late[0]} begins here; expected it in every line, or in none")
-        self._choose(where)
+        self._choose_columns(where)
 
-    def _name(self, names: list[str], where: str) -> None:
+    def _index_columns(self, names: list[str], where: str) -> None:
         self.known = {name.strip().lower(): name for name in names}
         if len(self.known) < len(names):
             twice = Counter(name.strip().lower() for name in names).most_common(1)[0][0]
             raise TraceError(f"{where}: column {show_value(twice)} is given twice; keep one")
 
-    def _choose(self, where: str) -> None:
-        """The columns that are read beside the first three; empty for the rows before they began."""
+    def _choose_columns(self, where: str) -> None:
+        """Find the optional columns; rows that were read before such a column began get empty values."""
         self.tenant = self._one_of(_TENANT)
         self.hash_ids = self._one_of(_PREFIX)
         self.llm = self._one_of(("model",))
@@ -170,7 +173,7 @@ class TraceRows:
             )
         self.lists = [name for name in (self.hash_ids, self.after) if name is not None]
         taken = {self.clock, *self.counts, self.images}
-        self.rivals = {
+        self.rivals = {  # another column of lengths -> the column that is read instead of it
             name: read
             for name in self.known.values()
             if name not in taken
@@ -212,7 +215,9 @@ class TraceRows:
     def _one_of(self, names: Iterable[str]) -> str | None:
         return next((self.known[name] for name in names if name in self.known), None)
 
-    def add(self, line: IntArray, blank: npt.NDArray[np.bool_], columns: dict[str, pd.Series[Any]]) -> None:
+    def add_rows(
+        self, line: IntArray, blank: npt.NDArray[np.bool_], columns: dict[str, pd.Series[Any]]
+    ) -> None:
         """Check a block of rows; `line` (rows,) is where each stands in the file."""
         self.dropped[BLANK] += int(blank.sum())
         if blank.any():
@@ -220,18 +225,18 @@ class TraceRows:
             columns = {name: column[~blank] for name, column in columns.items()}
         if not len(line):
             return
-        inputs, outputs = (self._tokens(line, name, columns[name]) for name in self.counts)
+        inputs, outputs = (self._check_tokens(line, name, columns[name]) for name in self.counts)
         self._compare_rivals(dict(zip(self.counts, (inputs, outputs), strict=True)), columns)
         images = np.zeros(len(line), np.int64)
         if self.images is not None:
             given = columns[self.images]
-            images = self._tokens(line, self.images, given.where(given.notna(), 0))
+            images = self._check_tokens(line, self.images, given.where(given.notna(), 0))
             inputs = inputs + images
             if (at := np.flatnonzero(inputs > MAX_TOKENS)).size:
                 expected = f"at most {MAX_TOKENS} tokens with those of the text"
-                self._refuse(line[at[0]], self.images, expected, str(images[at[0]]))
-        ticks = self._ticks(line, columns[self.clock])
-        # a failure often lacks both lengths; it counts once
+                self._raise_at(line[at[0]], self.images, expected, str(images[at[0]]))
+        ticks = self._parse_clock(line, columns[self.clock])
+        # A failed request often lacks both lengths; it is counted once.
         self.dropped[NO_OUTPUT] += int((outputs == 0).sum())
         self.dropped[NO_INPUT] += int(((inputs == 0) & (outputs > 0)).sum())
         keep = (inputs > 0) & (outputs > 0)
@@ -242,19 +247,19 @@ class TraceRows:
             self.image_tokens.append(images[keep])
         for name, texts in self.texts.items():
             names = columns[name][keep].fillna("").astype(str).tolist()
-            if name != self.request_id:  # few, and each is kept once
+            if name != self.request_id:  # other names repeat, so that each is stored once
                 names = [self._seen.setdefault(each, each) for each in names]
             texts += names
         if self.think is not None:
-            think_s = _numbers(columns[self.think].where(columns[self.think].notna(), 0.0))
+            think_s = _to_floats(columns[self.think].where(columns[self.think].notna(), 0.0))
             if (at := np.flatnonzero(~((think_s >= 0) & (think_s < np.inf)))).size:
                 bad_value = shown_value(columns[self.think].iloc[at[0]])
-                self._refuse(line[at[0]], self.think, "seconds >= 0", bad_value)
+                self._raise_at(line[at[0]], self.think, "seconds >= 0", bad_value)
             self.think_s.append(think_s[keep])
         if self.after is not None:
-            self.parents += self._lists(line, self.after, columns[self.after], keep)
+            self.parents += self._check_lists(line, self.after, columns[self.after], keep)
         if self.hash_ids is not None:
-            ids = self._lists(line, self.hash_ids, columns[self.hash_ids], keep)
+            ids = self._check_lists(line, self.hash_ids, columns[self.hash_ids], keep)
             flat = [block for one in ids for block in one]
             try:
                 self.ids.append(np.array(flat, dtype=np.int64))
@@ -271,9 +276,9 @@ class TraceRows:
             )
 
     def _compare_rivals(self, counts: dict[str, IntArray], columns: dict[str, pd.Series[Any]]) -> None:
-        """Doubt a column by its first block that holds other lengths than the one that is read."""
+        """Warn once of each rival column whose lengths differ from those of the column that is read."""
         for name, read in tuple(self.rivals.items()):
-            lengths = _numbers(columns[name])
+            lengths = _to_floats(columns[name])
             given = lengths >= 0
             if not given.any() or np.array_equal(lengths[given], counts[read][given]):
                 continue
@@ -283,46 +288,46 @@ class TraceRows:
                 f"{name} is meant, say plan trace --map, or traffic: map in slo.yaml"
             )
 
-    def _lists(
+    def _check_lists(
         self, line: IntArray, name: str, column: pd.Series[Any], keep: npt.NDArray[np.bool_]
     ) -> list[list[int]]:
         lists = column.tolist()
         if None in lists:
-            self._refuse(line[lists.index(None)], name, "a list of whole numbers", "something else")
+            self._raise_at(line[lists.index(None)], name, "a list of whole numbers", "something else")
         return [one for one, kept in zip(lists, keep.tolist(), strict=True) if kept]
 
-    def _tokens(self, line: IntArray, name: str, column: pd.Series[Any]) -> IntArray:
-        counts = _numbers(column)
+    def _check_tokens(self, line: IntArray, name: str, column: pd.Series[Any]) -> IntArray:
+        counts = _to_floats(column)
         bad = ~((counts >= 0) & (counts <= MAX_TOKENS) & (counts == np.floor(counts)))
         if (at := np.flatnonzero(bad)).size:
             expected = f"a whole number of tokens, 0 to {MAX_TOKENS}"
-            self._refuse(line[at[0]], name, expected, shown_value(column.iloc[at[0]]))
+            self._raise_at(line[at[0]], name, expected, shown_value(column.iloc[at[0]]))
         return counts.astype(np.int64)
 
-    def _ticks(self, line: IntArray, column: pd.Series[Any]) -> FloatArray:
-        """Times as they stand where they are numbers; where they are dates, seconds after the first."""
+    def _parse_clock(self, line: IntArray, column: pd.Series[Any]) -> FloatArray:
+        """Numbers as they stand; dates as seconds after the first date of the file."""
         first = column.iloc[0]
-        is_date = isinstance(first, str) and bool(np.isnan(_number(first)))
+        is_date = isinstance(first, str) and bool(np.isnan(_to_float(first)))
         if self.ticks and is_date != (self.origin is not None):
             kinds = ("a number", "a date")
             expected = f"{kinds[not is_date]} as in the lines before"
-            self._refuse(line[0], self.clock, expected, shown_value(first))
+            self._raise_at(line[0], self.clock, expected, shown_value(first))
         if is_date:
-            dates = self._dates(line, column.astype(str))
+            dates = self._parse_dates(line, column.astype(str))
             bad = ~dates.dt.year.between(1900, 2100).to_numpy()  # within 64 bits of nanoseconds
             expected = "a date such as 2023-11-16 18:17:03.9799600"
         else:
-            ticks = _numbers(column)
+            ticks = _to_floats(column)
             bad = ~((ticks >= 0) & (ticks < np.inf))
             expected = "a number >= 0"
         if (at := np.flatnonzero(bad)).size:
-            self._refuse(line[at[0]], self.clock, expected, shown_value(column.iloc[at[0]]))
+            self._raise_at(line[at[0]], self.clock, expected, shown_value(column.iloc[at[0]]))
         if is_date:
             self.origin = self.origin or dates.iloc[0]
             ticks = (dates.dt.as_unit("ns") - self.origin).to_numpy().astype(np.int64) / 1e9
         return ticks
 
-    def _dates(self, line: IntArray, text: pd.Series[Any]) -> pd.Series[Any]:
+    def _parse_dates(self, line: IntArray, text: pd.Series[Any]) -> pd.Series[Any]:
         """The times in UTC, NaT where a value is no time. Either all of them name their zone, or none does
         and UTC is taken.
         """
@@ -330,24 +335,25 @@ class TraceRows:
         try:
             dates = pd.to_datetime(text, **form)
             zoned = np.broadcast_to(dates.dt.tz is not None, len(text))
-        except (ValueError, TypeError, OverflowError):  # several zones, none beside others, or no dates
+        except (ValueError, TypeError, OverflowError):  # zones differ, some have none, or some is no date
             dates = pd.to_datetime(text, utc=True, errors="coerce", **form)
             zoned = np.array([says_zone(one) for one in text])
-            zoned = zoned | dates.isna().to_numpy() & bool(zoned[0])  # what is no date is refused as such
+            # A value that is no date must not fail the test on zones: the caller refuses it as no date.
+            zoned = zoned | dates.isna().to_numpy() & bool(zoned[0])
         is_zoned = bool(zoned[0]) if self.has_zones is None else self.has_zones
         self.has_zones = is_zoned
         if (at := np.flatnonzero(zoned != is_zoned)).size:
             kinds = ("without a zone", "with a zone, such as Z,")
             bad_value = show_value(text.iloc[at[0]])
-            self._refuse(line[at[0]], self.clock, f"a date {kinds[is_zoned]} as before", bad_value)
+            self._raise_at(line[at[0]], self.clock, f"a date {kinds[is_zoned]} as before", bad_value)
         return dates.dt.tz_convert("UTC") if dates.dt.tz is not None else dates.dt.tz_localize("UTC")
 
-    def _refuse(self, line: int, name: str, expected: str, bad_value: str) -> None:
+    def _raise_at(self, line: int, name: str, expected: str, bad_value: str) -> None:
         where = f"{self.path}, {self.counted} {line}, column {name}"
         raise TraceError(f"{where}: expected {expected}, found {bad_value}")
 
-    def _warnings(self) -> tuple[str, ...]:
-        """A warning with the share of requests that are left out; blank lines are not counted."""
+    def _warn_of_dropped(self) -> tuple[str, ...]:
+        """Warns of the share of requests left out, blank lines not counted; raises where it is too large."""
         kept = sum(map(len, self.ticks))
         left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         reasons = ", ".join(f"{counted(rows, 'row')} with {reason}" for reason, rows in left_out.items())
@@ -366,17 +372,17 @@ class TraceRows:
             return ()
         return (f"{self.path.name}: {message}; they are left out, so the plan is for the other {kept} alone",)
 
-    def trace(self) -> Trace:
+    def to_trace(self) -> Trace:
         """What was gathered, in order of arrival."""
-        warnings = (*self._warnings(), *self.doubts)
+        warnings = (*self._warn_of_dropped(), *self.doubts)
         dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
-        ticks, restarted = self._restarted(join_arrays(self.ticks))
+        ticks, restarted = self._join_restarted_clock(join_arrays(self.ticks))
         warnings += restarted
-        order, notes = self._order(ticks)
+        order, notes = self._arrival_order(ticks)
         if order is not None:
             warnings += doubts.of_steps_back(self.path.name, self.clock, ticks)
             ticks = ticks[order]
-        per_s = self._per_s(float(ticks[0]), notes)
+        per_s = self._ticks_per_s(float(ticks[0]), notes)
         if self.format.starts_at_zero or self.origin is not None or per_s != self.format.ticks_per_s:
             ticks = ticks - ticks[0]
         arrival_s = ticks if self.origin is not None else ticks / per_s
@@ -385,17 +391,17 @@ class TraceRows:
                 f"{self.path}, column {self.clock}: the last request arrives after {arrival_s[-1]:.3g} s, "
                 "more than 100 years; give times in seconds"
             )
-        warnings += self._doubts(arrival_s, per_s)
+        warnings += self._doubt_clock_unit(arrival_s, per_s)
         quantum_s = (clock_quantum_s(arrival_s) if self.format.is_coarse else None) or 0.0
-        tenant, tenants = self._named(self.tenant)
-        llm, llms = self._named(self.llm)
+        tenant, tenants = self._factorize_names(self.tenant)
+        llm, llms = self._factorize_names(self.llm)
         if len(llms) > 1:
             notes.append(several_llms(llm, llms))
         inputs, outputs = (join_arrays(parts) for parts in self.tokens)
-        offsets, ids, block_tokens = self._prefixes(inputs, notes)
-        adapter, adapters = self._adapters()
+        offsets, ids, block_tokens = self._gather_prefixes(inputs, notes)
+        adapter, adapters = self._index_adapters()
         if ids.size and adapters:
-            ids = _of_adapters(ids, np.repeat(adapter, np.diff(offsets)))
+            ids = _split_by_adapter(ids, np.repeat(adapter, np.diff(offsets)))
         in_file_order = Trace(
             name=self.path.name.removesuffix(".gz"),
             arrival_s=np.zeros(len(ticks)),
@@ -418,7 +424,7 @@ class TraceRows:
             if order is None
             else in_file_order.select(order, arrival_s=arrival_s)
         )
-        after = self._after(everything)
+        after = self._waits_for_parents(everything)
         if waits := len(np.unique(after[:, 0])):
             notes.append(
                 f"{counted(waits, 'request')} {'waits' if waits == 1 else 'wait'} for others, so when they "
@@ -444,7 +450,7 @@ class TraceRows:
             )
         return gathered
 
-    def _doubts(self, arrival_s: FloatArray, per_s: float) -> tuple[str, ...]:
+    def _doubt_clock_unit(self, arrival_s: FloatArray, per_s: float) -> tuple[str, ...]:
         """Doubts about the unit of the clock. A published format names its unit, except Mooncake's with its
         plain names of columns.
         """
@@ -455,8 +461,8 @@ class TraceRows:
             messages = doubts.of_unit(self.path.name, self.clock, lengths, arrival_s, per_s)
         return messages
 
-    def _per_s(self, first: float, notes: list[str]) -> float:
-        """Ticks of the clock in a second; those of a clock that counts from 1970 are told by its size."""
+    def _ticks_per_s(self, first: float, notes: list[str]) -> float:
+        """Ticks of the clock in a second; Unix times in ms, us or ns are recognised by their size."""
         if self.origin is not None or self.format.ticks_per_s != 1.0:
             return self.format.ticks_per_s
         for unit, per_s in (("ms", 1e3), ("us", 1e6), ("ns", 1e9)):
@@ -465,12 +471,12 @@ class TraceRows:
                 return per_s
         return 1.0
 
-    def _after(self, order: IntArray) -> IntArray:
-        """Rows (request, parent), by parent, of the requests in this order."""
+    def _waits_for_parents(self, order: IntArray) -> IntArray:
+        """Rows (request, parent) as positions in `order`, sorted by parent."""
         if self.after is None or self.request_id is None:
             return no_edges()
         names = self.texts[self.request_id]
-        named = Counter(name for name in names if name)  # nobody waits for what has no name
+        named = Counter(name for name in names if name)  # a request without a name cannot be waited for
         if (twice := named.most_common(1)) and twice[0][1] > 1:
             raise TraceError(
                 f"{self.path}, column {self.request_id}: {show_value(twice[0][0])} is given twice"
@@ -488,16 +494,16 @@ class TraceRows:
         by_parent = np.array(sorted(set(edges)), dtype=np.int64).reshape(-1, 2)
         return by_parent[:, ::-1]
 
-    def _named(self, column: str | None) -> tuple[IntArray, tuple[str, ...]]:
+    def _factorize_names(self, column: str | None) -> tuple[IntArray, tuple[str, ...]]:
         """A column of names as indices and the names; empty without such a column."""
         if column is None:
             return no_ids(), ()
         codes, names = pd.factorize(np.array(self.texts[column], dtype=object))
         return codes.astype(np.int64), tuple(names.tolist())
 
-    def _adapters(self) -> tuple[IntArray, tuple[str, ...]]:
+    def _index_adapters(self) -> tuple[IntArray, tuple[str, ...]]:
         """The adapter of each request, -1 where it names none, and the names of all adapters."""
-        codes, names = self._named(self.adapter)
+        codes, names = self._factorize_names(self.adapter)
         if "" not in names:
             return codes, names
         if len(names) == 1:
@@ -506,10 +512,10 @@ class TraceRows:
         places = np.array([-1 if i == base else i - (i > base) for i in range(len(names))])
         return places[codes], tuple(name for name in names if name)
 
-    def _restarted(self, ticks: FloatArray) -> tuple[FloatArray, tuple[str, ...]]:
-        """Times that go on where a clock of numbers starts again, once, and a warning of it.
+    def _join_restarted_clock(self, ticks: FloatArray) -> tuple[FloatArray, tuple[str, ...]]:
+        """The times, and a warning where a numeric clock starts again once: later times are moved to go on.
 
-        Such a file is two logs, one after the other (RAGPulse: two weeks, each from 0). What lies between
+        Such a file is two logs, one after the other (RAGPulse: two weeks, each from 0). The time between
         them is not known; the second is taken to start where the first ends.
         """
         gaps = np.diff(ticks)
@@ -522,7 +528,7 @@ class TraceRows:
         first = int(back[0]) + 1
         before, after = float(ticks[first - 1]), float(ticks[first])
         if after - ticks[0] > max(ANEW_FRAC * (before - ticks[0]), 3 * float(np.median(gaps))):
-            return ticks, ()  # not from the beginning: rows out of order
+            return ticks, ()  # The clock fell to its middle, not its start: rows are out of order.
         if first > 1 and after >= ticks[first - 2]:
             raise TraceError(
                 f"{self.path}, column {self.clock}: the time of request {first} of {len(ticks)} is "
@@ -534,7 +540,7 @@ class TraceRows:
             "from where the first ends",
         )
 
-    def _order(self, ticks: FloatArray) -> tuple[IntArray | None, list[str]]:
+    def _arrival_order(self, ticks: FloatArray) -> tuple[IntArray | None, list[str]]:
         """Positions in order of arrival, None where the file has that order, and a note on it."""
         late = ticks < np.maximum.accumulate(ticks)
         if not late.any():
@@ -550,8 +556,8 @@ class TraceRows:
             f"{rows} of {len(ticks)} rows out of order: sorted by arrival"
         ]
 
-    def _prefixes(self, inputs: IntArray, notes: list[str]) -> tuple[IntArray, IntArray, int]:
-        """Offsets (n + 1,), ids (m,), tokens of a block. No request has more blocks than its input fills."""
+    def _gather_prefixes(self, inputs: IntArray, notes: list[str]) -> tuple[IntArray, IntArray, int]:
+        """Offsets (n + 1,), ids (m,), tokens of a block; ids beyond a request's input are dropped."""
         ids = np.concatenate(self.ids) if self.ids else no_ids()
         block_tokens = self._block_tokens()
         if not ids.size:
@@ -565,7 +571,7 @@ class TraceRows:
                 )
                 return no_ids(), no_ids(), 0
             return *cut_texts(self.path, self.hash_ids or "", inputs, ids, blocks, length), BLOCK_TOKENS
-        if ids.dtype == object:  # Only equality matters.
+        if ids.dtype == object:  # Hashes wider than 64 bits are numbered: only their equality matters.
             ids = pd.factorize(ids)[0].astype(np.int64)
         fit = -(-inputs // block_tokens)
         if over := int((blocks > fit).sum()):
@@ -579,14 +585,14 @@ class TraceRows:
         return np.concatenate(([0], np.cumsum(blocks))), ids, block_tokens
 
     def _block_tokens(self) -> int:
-        """As the file says in a column of its own, which must be the same in every row; else the format's."""
+        """Tokens of a prefix block: the file's own column, the same in every row, else the format's."""
         if self.block is None:
             return self.format.block_tokens
         blocks = np.concatenate(self.blocks) if self.blocks else np.zeros(0, np.int64)
         texts = self.texts[self.block]
         with_ids = [text for text, count in zip(texts, blocks.tolist(), strict=False) if count]
-        block_sizes = sorted(set(with_ids or texts))  # a request without ids need not say
-        tokens = _number(block_sizes[0])
+        block_sizes = sorted(set(with_ids or texts))  # a request without ids may leave its size empty
+        tokens = _to_float(block_sizes[0])
         if len(block_sizes) > 1 or not (1 <= tokens <= MAX_TOKENS and tokens == int(tokens)):
             raise TraceError(
                 f"{self.path}, column {self.block}: expected one whole number of tokens >= 1 in all rows "
@@ -595,8 +601,8 @@ class TraceRows:
         return int(tokens)
 
 
-def _of_adapters(ids: IntArray, adapter: IntArray) -> IntArray:
-    """Ids (m,) of which requests of several adapters have none in common: engines do not share them."""
+def _split_by_adapter(ids: IntArray, adapter: IntArray) -> IntArray:
+    """New ids (m,), distinct per adapter, as engines share no KV blocks between adapters."""
     return np.unique(np.stack([ids, adapter]), axis=1, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
@@ -609,16 +615,15 @@ def clock_quantum_s(arrival_s: FloatArray) -> float | None:
     stamps_s = np.unique(arrival_s)
     if len(stamps_s) < 3 or 2 * len(stamps_s) > len(arrival_s):
         return None
-    usual_s = float(np.median(np.diff(stamps_s)))
+    usual_s = float(np.median(np.diff(stamps_s)))  # rounded as the clock is (2.999 or 3 s), so refined below
     steps = np.round((stamps_s - stamps_s[0]) / usual_s)
-    # the median carries the clock's rounding (2.999 or 3 s): refine it over the whole trace
     quantum_s = float(f"{(stamps_s[-1] - stamps_s[0]) / steps[-1]:.6g}")
-    off = np.abs((stamps_s - stamps_s[0]) / quantum_s - steps)
-    return quantum_s if (off <= 0.01).mean() >= 0.99 else None
+    steps_off = np.abs((stamps_s - stamps_s[0]) / quantum_s - steps)
+    return quantum_s if (steps_off <= 0.01).mean() >= 0.99 else None
 
 
-def _numbers(column: pd.Series[Any]) -> FloatArray:
-    """As float64, NaN where it is not a number; text by Python's float(), which keeps every digit."""
+def _to_floats(column: pd.Series[Any]) -> FloatArray:
+    """As float64, NaN where a value is no number; text goes through float(), which keeps every digit."""
     if column.dtype.kind in "iuf":
         return column.to_numpy(dtype=np.float64)
     try:
@@ -629,11 +634,11 @@ def _numbers(column: pd.Series[Any]) -> FloatArray:
                 return floats
     except (ValueError, TypeError, OverflowError):
         pass
-    return np.array([_number(value) for value in column], dtype=np.float64)
+    return np.array([_to_float(value) for value in column], dtype=np.float64)
 
 
-def _number(value: object) -> float:
-    """Python's float() without its digits of other scripts and the underscores between digits."""
+def _to_float(value: object) -> float:
+    """Like float(), but NaN for booleans, digits of other scripts and underscores between digits."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return np.nan
     if isinstance(value, str) and ("_" in value or not value.isascii()):
@@ -650,7 +655,7 @@ def shown_value(value: object) -> str:
 
 
 def is_known_format(names: Iterable[str]) -> bool:
-    """Whether columns are those of a format, whatever else there is."""
+    """Whether a format's columns are all there, others beside them or not."""
     lower = {name.strip().lower() for name in names}
     return any(all(name.lower() in lower for name in form.columns) for form in FORMATS)
 

@@ -1,4 +1,4 @@
-"""A trace from a table in memory: the columns, checks and messages of a file."""
+"""A trace from a pandas table, with the same columns, checks and messages as a file."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def trace_of(frame: pd.DataFrame, *, drop_invalid: bool = False) -> Trace:
         return read_frame(str(path), frame, drop_invalid=drop_invalid)
     rows = TraceRows(path, list(map(str, frame.columns)), f"{path}", drop_invalid=drop_invalid, counted="row")
     by_name = dict(zip(map(str, frame.columns), frame.columns, strict=True))
-    columns = {name: _plain(frame[by_name[name]]) for name in rows.needed}
+    columns = {name: _as_read_from_file(frame[by_name[name]]) for name in rows.needed}
     blank = np.logical_and.reduce([column.isna().to_numpy() for column in columns.values()])
     for name in rows.lists:
         columns[name] = pd.Series([ids_of(value) for value in columns[name]], dtype=object)
-    rows.add(np.arange(len(frame)), blank, columns)
-    return rows.trace()
+    rows.add_rows(np.arange(len(frame)), blank, columns)
+    return rows.to_trace()
 
 
-def _plain(column: pd.Series[Any]) -> pd.Series[Any]:
+def _as_read_from_file(column: pd.Series[Any]) -> pd.Series[Any]:
     """Numbers, or objects as a file has them: a date is its text, and nothing is None."""
     column = column.reset_index(drop=True)
     if pd.api.types.is_datetime64_any_dtype(column.dtype):

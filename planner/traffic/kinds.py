@@ -1,11 +1,11 @@
-"""Are two parts of the traffic of one kind? By Kolmogorov and Smirnov's D of their lengths.
+"""Whether parts of a trace are alike, by the Kolmogorov-Smirnov distance D of their lengths.
 
     D = max_x |F_1(x) - F_2(x)|        F_i  share of the requests of a part that are no longer than x
 
 D is the largest share of requests by which two distributions differ. With thousands of requests any D is
-significant, so what counts is its size: OTHER_FRAC. Between the quarters of the hours of Azure (code) and of
-Mooncake it is at most 0.08; of the fortnight of RAGPulse 0.22, of Azure's chat 0.30, of a day of ServeGen
-0.37, of Mooncake's synthetic trace 0.44.
+significant, so its size decides (OTHER_FRAC). The largest D between quarters of a trace is 0.08 for Azure's
+hour of code and Mooncake's hour, 0.22 for RAGPulse's fortnight, 0.30 for Azure's chat, 0.37 for a day of
+ServeGen and 0.44 for Mooncake's synthetic trace.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ import numpy.typing as npt
 from planner.traffic.trace import Trace
 
 Ints = npt.NDArray[np.int64]
-OTHER_FRAC = 0.1  # a D from which traffic is called another: see above
-BY_CHANCE = 0.01  # chance that equal parts differ so
-QUARTERS, QUARTER_REQUESTS = 4, 20_000  # requests of a quarter that are looked at, evenly
+OTHER_FRAC = 0.1  # From this D on, two parts count as different traffic.
+BY_CHANCE = 0.01  # the significance level
+QUARTERS, QUARTER_REQUESTS = 4, 20_000  # parts, and the most requests that are sampled of each
 
 
 def quarters_apart(trace: Trace) -> tuple[float, float]:
-    """D of the two quarters of its time that differ the most, of prompts and of outputs; 0 where all are of
-    one kind.
-    """
+    """The largest D between two quarters of a trace's time, of prompts and of outputs; 0 if alike."""
     since_s = trace.arrival_s - trace.arrival_s[0]
     quarter = np.minimum(QUARTERS * since_s / (since_s[-1] or 1.0), QUARTERS - 1).astype(int)
 
@@ -41,14 +39,16 @@ def quarters_apart(trace: Trace) -> tuple[float, float]:
 
 
 def distance_frac(a: Ints, b: Ints) -> float:
-    """D of two sorted samples."""
+    """D of two sorted samples, see above."""
     at = np.concatenate((a, b))
     shares = [np.searchsorted(each, at, side="right") / len(each) for each in (a, b)]
     return float(np.abs(shares[0] - shares[1]).max())
 
 
 def by_chance_frac(a: Ints, b: Ints, comparisons: int) -> float:
-    """The D that equal distributions pass in BY_CHANCE of so many comparisons, for large samples."""
+    """The D that samples of one distribution exceed with probability BY_CHANCE in any of `comparisons`. This
+    is the asymptotic formula, for large samples.
+    """
     return math.sqrt(-math.log(BY_CHANCE / comparisons / 2) / 2 * (len(a) + len(b)) / (len(a) * len(b)))
 
 

@@ -2,9 +2,9 @@
 
 Such a request arrives `think_s` after the last of those it waits for has finished, so its arrival depends on
 the fleet. Its nominal arrival, as if every answer took no time, does not, and no fleet sees it earlier.
-Traces are read with nominal arrivals: rates, windows and copies of a trace go by them.
+Traces are read with nominal arrivals: rates, windows and copies of a trace use them.
 
-A session is all that hangs together by waits; a request that neither waits nor is waited for is one alone.
+A session is a connected set of requests by waits; a request without any is a session of its own.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ def waits_for_others(trace: Trace) -> npt.NDArray[np.bool_]:
 
 def arrivals_s(trace: Trace, residence_s: FloatArray) -> FloatArray:
     """(n,): when requests arrive if each ends `residence_s` (n,) after its arrival; infinite: never."""
-    at_s, after_s, think_s = trace.arrival_s.tolist(), residence_s.tolist(), trace.think_s.tolist()
+    arrival_s, stays_s, think_s = trace.arrival_s.tolist(), residence_s.tolist(), trace.think_s.tolist()
+    # A request's parents come before it in the trace.
     for child, parent in trace.after[np.argsort(trace.after[:, 0], kind="stable")].tolist():
-        at_s[child] = max(at_s[child], at_s[parent] + after_s[parent] + think_s[child])
-    return np.array(at_s)
+        arrival_s[child] = max(arrival_s[child], arrival_s[parent] + stays_s[parent] + think_s[child])
+    return np.array(arrival_s)
 
 
 def with_nominal_arrivals(trace: Trace) -> Trace:
-    """The same requests with their nominal arrivals, in that order; on every fleet the same will happen."""
+    """The requests in order of their nominal arrivals. A simulation of them does not change by this."""
     arrival_s = arrivals_s(trace, np.zeros(len(trace)))
     order = np.argsort(arrival_s, kind="stable")
     return trace.select(order, arrival_s=arrival_s[order])

@@ -1,4 +1,4 @@
-"""Requests as everything else sees them: which arrived when, how long it was, what it shares with others."""
+"""The requests of a trace: when each arrived, how long it was, what it shares with others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_TOKENS = 100_000_000  # One request has no more tokens; a larger number is a
 MAX_REQUESTS = 50_000_000  # One trace has no more requests.
 MAX_IDS = 200_000_000  # All prompts of a trace have no more KV blocks.
 
-WINDOW_REQUESTS = 100  # that a window of an SLO has at least: of fewer even p99 lets none be late
+WINDOW_REQUESTS = 100  # The least in a window of an SLO: of fewer, even p99 allows none to be late.
 
 
 def no_ids() -> IntArray:
@@ -31,12 +31,12 @@ def no_edges() -> IntArray:
 
 
 def constant_array(value: float, n: int) -> npt.NDArray[Any]:
-    """The same value n times, in no more memory than one takes; it cannot be written to."""
+    """A read-only array of n equal values in the memory of one."""
     return np.broadcast_to(np.array(value), n)
 
 
 def chosen_of(column: npt.NDArray[Any], index: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """column[index]; of a constant one that is no larger than before."""
+    """column[index], still in the memory of one value if the column is a `constant_array`."""
     return np.broadcast_to(column[0], len(index)) if column.strides == (0,) and len(column) else column[index]
 
 
@@ -45,7 +45,7 @@ def _never_falls(values: npt.NDArray[Any]) -> bool:
 
 
 def join_arrays(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """One array of many, which are given free."""
+    """Concatenate `parts`, and empty that list so that their memory is freed."""
     joined_array = np.concatenate(parts)
     parts.clear()
     return joined_array
@@ -59,8 +59,8 @@ class Trace:
     values are kept to the last bit. The prompt of request i begins with the blocks
     `prefix_ids[prefix_offsets[i]:prefix_offsets[i + 1]]` of `prefix_block_tokens` each; two requests share a
     prefix where their ids agree from the start. Without ids `prefix_ids` is empty, `prefix_block_tokens` 0.
-    `image_tokens` are those of `input_tokens` that an encoder makes of images or sound, None where nobody
-    said. `adapter` indexes `adapters`, the LoRA adapters that the trace names, -1 for the LLM alone;
+    `image_tokens` are those of `input_tokens` that an encoder makes of images or sound; None if unknown.
+    `adapter` indexes `adapters`, the LoRA adapters that the trace names, -1 for the LLM alone;
     requests of several adapters have no id in common.
     `tenant` indexes `tenants`, which is empty where the trace names none; `llm` and `llms` likewise.
     `task` numbers the task of each request, empty where each session is one task (planner/traffic/tasks.py).
@@ -68,8 +68,8 @@ class Trace:
     its parents has finished, and not before its `arrival_s`, which is when it would arrive if answers took no
     time (planner/traffic/sessions.py). Parents stand before those who wait for them.
     `dropped` counts the rows left out, by reason; `notes` say what else was done to the trace, and `warnings`
-    what of it an answer must begin with. `coarse_s` is the step of a clock whose stamps are still to be
-    `spread_stamps`, 0 where they need not.
+    what a user must read before any answer. `coarse_s` is the step of a clock that gives many requests one
+    stamp, until `spread_stamps` spreads them; else 0.
     """
 
     name: str
@@ -93,7 +93,9 @@ class Trace:
     image_tokens: IntArray | None = None
     adapter: IntArray = field(default_factory=no_ids)
     adapters: tuple[str, ...] = ()
-    copies_share_prefixes: bool = False  # Whether made-up users send the prompts of others.
+    copies_share_prefixes: bool = (
+        False  # Whether copies of a request (planner/traffic/scaling.py) keep its prompt.
+    )
     drawn_from: object = None  # the described.Description where there was no trace
 
     def __post_init__(self) -> None:
@@ -162,8 +164,8 @@ class Trace:
     def select(self, index: npt.ArrayLike, *, arrival_s: FloatArray | None = None) -> Trace:
         """The requests at `index` (positions or a mask of n booleans), in that order, with their prefixes.
 
-        They keep their arrivals, or take those of `arrival_s`, one for each request chosen; whoever waits for
-        a request that is not chosen no longer does.
+        They keep their arrivals, or take those of `arrival_s`, one for each request chosen. A request no
+        longer waits for those that are not chosen.
         """
         chosen = np.asarray(index)
         if chosen.dtype == bool or not chosen.size or chosen.min() < 0:
@@ -180,7 +182,7 @@ class Trace:
         if self.has_prefixes:
             blocks = np.diff(self.prefix_offsets)[chosen]
             offsets = np.concatenate(([0], np.cumsum(blocks)))
-            # position of every kept id: its request's old start, plus how far it stands from its new start
+            # The position of an id is its request's old start plus the id's distance from its new start.
             ids_at = np.repeat(self.prefix_offsets[chosen] - offsets[:-1], blocks) + np.arange(offsets[-1])
         return replace(
             self,
@@ -201,8 +203,8 @@ class Trace:
     def of_llm(self, name: str) -> Trace:
         """The requests to one of `llms`, at their own times. A session must keep to one LLM."""
         index = self.llms.index(name)
-        to, waited_for = self.llm[self.after.T]
-        if (across := (to != waited_for) & ((to == index) | (waited_for == index))).any():
+        waiting, parent = self.llm[self.after.T]
+        if (across := (waiting != parent) & ((waiting == index) | (parent == index))).any():
             raise TraceError(
                 f"{self.name}: {across.sum()} requests wait for requests to another LLM (columns after and "
                 f"model), {show_value(name)} among them; LLMs are planned each on its own traffic, so keep a "
@@ -218,14 +220,14 @@ def measured_window(trace: Trace) -> tuple[float, float]:
     """Seconds of a trace that count: from the end of the warm-up to the last arrival.
 
     The warm-up is a twentieth of the trace, at most two minutes: an empty fleet flatters the first requests.
-    Where requests wait for others the last arrival is not known before: there the rest counts to its end.
+    If requests wait for others, the last arrival depends on the fleet, and the window has no end.
     """
     first, last = float(trace.arrival_s[0]), float(trace.arrival_s[-1])
     return first + min((last - first) / 20, 120.0), np.inf if trace.after.size else last
 
 
 def judged_span_s(trace: Trace) -> float:
-    """How long the measured window is, up to the last arrival: in sessions if answers took no time."""
+    """Length of the measured window up to the last arrival; of sessions, as if answers took no time."""
     return float(trace.arrival_s[-1]) - measured_window(trace)[0]
 
 
@@ -237,10 +239,10 @@ def last_tenth_s(start_s: float, end_s: float) -> float:
 def slo_windows_s(arrival_s: FloatArray, window_s: tuple[float, float], every_s: float) -> FloatArray:
     """Edges (W + 1,) of the windows in which `slo: {every: 10 min}` is judged.
 
-    They are fixed, one after the other from the start of the measured window `window_s`, not sliding. The end
-    that is left over is a window of its own if it is half as long or longer, else it belongs to the one
-    before. Windows of fewer than WINDOW_REQUESTS arrivals are joined to those that follow, at the end to the
-    one before. `arrival_s` (n,) are nominal where requests wait for others: no fleet moves a window.
+    They follow each other from the start of the measured window `window_s`. A remainder at the end is a
+    window of its own if it is at least half as long, else part of the one before. Windows of fewer than
+    WINDOW_REQUESTS arrivals are joined to the next, at the end to the one before. `arrival_s` (n,) are
+    nominal if requests wait for others, so that the edges do not depend on the fleet.
     """
     start_s, end_s = window_s
     last = max(int((end_s - start_s) / every_s + 0.5), 1) - 1
@@ -261,7 +263,7 @@ def window_numbers(times_s: FloatArray, edges_s: FloatArray) -> npt.NDArray[np.i
 
 
 def spread_stamps(trace: Trace, *, seed: int) -> Trace:
-    """A trace of a coarse clock with its stamps spread over the clock's step; any other as it is."""
+    """Spread the stamps of a coarse clock evenly over its step; any other trace stays as it is."""
     quantum_s = trace.coarse_s
     if not quantum_s:
         return trace
@@ -275,7 +277,7 @@ def spread_stamps(trace: Trace, *, seed: int) -> Trace:
 
 
 def several_llms(llm: IntArray, llms: tuple[str, ...]) -> str:
-    """The note on a trace of several LLMs, as long as it is not split."""
+    """The note on a trace of several LLMs; `of_llm` removes it."""
     counts = Counter(dict(zip(llms, np.bincount(llm, minlength=len(llms)).tolist(), strict=True)))
     shares = (f"{show_value(name)} {rows / len(llm):.1%}" for name, rows in counts.most_common(5))
     return f"requests to {len(llms)} LLMs taken as one: {', '.join(shares)}"

@@ -1,7 +1,7 @@
 """Reading a trace: a CSV or JSONL file, plain or packed (.gz), in any of formats.FORMATS, or a log.
 
-A file's format is told by its content, never by its name. What a trace loses or gains on the way in (failed
-requests left out, coarse clocks spread) stands in its `dropped`, `notes` and `warnings`.
+A file's format is recognised by its content, never by its name. What is changed on reading (failed requests
+left out, coarse clocks spread) is recorded in the trace's `dropped`, `notes` and `warnings`.
 """
 
 from __future__ import annotations
@@ -30,24 +30,21 @@ from planner.traffic.trace import Trace, spread_stamps
 from planner.traffic.trace_cache import read_once
 
 _BLOCK_BYTES = 16 * 2**20
-LONG_LINES = (
-    b'{"resourceSpans"',
-    b"[",
-    *agent_files.LONG_LINES,
-)  # how files begin whose lines may be long: whole documents
+# Beginnings of files whose lines may be long, as each is a whole document.
+LONG_LINES = (b'{"resourceSpans"', b"[", *agent_files.LONG_LINES)
 
 
 def read_trace(
     path: str | Path, *, seed: int | None = 0, drop_invalid: bool = False, how: LogOptions | None = None
 ) -> Trace:
-    """Read any of FORMATS, or a log. `seed` serves to `spread` coarse clocks alone; without one they stay
-    coarse. `how` says what a log does not say itself.
+    """Read any of FORMATS, or a log. `seed` is for `spread_stamps` of coarse clocks; with None they stay
+    coarse. `how` has options for a log that does not explain itself.
 
-    Requests without input or output tokens are left out. Where they are more than MOST_DROPPED_FRAC of the
-    file it is refused, unless `drop_invalid` says that they are to be.
+    Requests without input or output tokens are left out; a file with more than MOST_DROPPED_FRAC of them is
+    refused, unless `drop_invalid`.
 
-    Raises TraceError (or its parent InputError for what is no readable text) naming file, line and column,
-    UnsureError with a guess where the columns of a log could be several things.
+    Raises TraceError (or its parent InputError for unreadable text) naming file, line and column, and
+    UnsureError with a guess if the columns of a log are ambiguous.
     """
     return read_files([Path(path)], seed=seed, drop_invalid=drop_invalid, how=how or ANY).trace
 
@@ -55,9 +52,9 @@ def read_trace(
 def read_files(
     paths: Sequence[Path], *, seed: int | None = 0, drop_invalid: bool = False, how: LogOptions = ANY
 ) -> Read:
-    """The same, with what was read; several files are logs of one clock, and become one trace."""
+    """As `read_trace`, with the format and columns found; several files are logs of one clock."""
     with ExitStack() as stack:
-        sources = [_opened(path, stack) for path in paths]
+        sources = [_open_source(path, stack) for path in paths]
         kind = None
         if len(sources) == 1 and not how.says_something and sources[0].first[:1] == b"{":
             kind = agent_files.kind_of(sources[0].first, sources[0].sample_lines())
@@ -66,10 +63,10 @@ def read_files(
         if len(sources) == 1 and not how.says_something and _has_format(sources[0]):
             source = sources[0]
             read = _read_jsonl if source.first[:1] == b"{" else _read_csv
-            now = partial(
+            read_file = partial(
                 read, source.path, source.stream, source.first, source.at, drop_invalid=drop_invalid
             )
-            read_trace = Read(read_once(source.path, now, drop_invalid=drop_invalid), "trace", None)
+            read_trace = Read(read_once(source.path, read_file, drop_invalid=drop_invalid), "trace", None)
         else:
             read_trace = read_logs(sources, how, drop_invalid=drop_invalid)
     return (
@@ -77,7 +74,7 @@ def read_files(
     )
 
 
-def _opened(path: Path, stack: ExitStack) -> LogSource:
+def _open_source(path: Path, stack: ExitStack) -> LogSource:
     if path.suffix in (".parquet", ".pq") and path.is_file():
         return LogSource(path)
     stream = stack.enter_context(open_text(path, long_lines=LONG_LINES))
@@ -89,7 +86,7 @@ def _opened(path: Path, stack: ExitStack) -> LogSource:
 
 
 def _has_format(source: LogSource) -> bool:
-    """Whether the columns are those of a format. Of JSONL those of all lines at the beginning count."""
+    """Whether the columns are those of a format. In JSONL each line of a sample may add columns."""
     if source.stream is None or source.first[:1] == b"[":
         return False
     if source.first[:1] != b"{":
@@ -133,15 +130,17 @@ def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, *, 
         path, stream, at, names, rows.needed, figures, as_text=as_text, doubts=rows.doubts
     )
     for block, table in csv_tables.check_lengths(path, names, lengths, blocks, rows.doubts):
-        here = block.starts
+        line_numbers = block.starts
         blank = np.logical_and.reduce([column.isna().to_numpy() for column in table.values()])
-        if blank.any():  # but not where another column holds something: that row lacks what we need
+        if blank.any():  # A row with text in other columns is not blank: it lacks the columns that we need.
             lines = block.text.split(b"\n")
-            blank[blank] = [not lines[line - here[0]].strip(b', \t\r"') for line in here[blank]]
+            blank[blank] = [
+                not lines[line - line_numbers[0]].strip(b', \t\r"') for line in line_numbers[blank]
+            ]
         for name in rows.lists:
             table[name] = pd.Series([_ids_of_text(text) for text in table[name]], dtype=object)
-        rows.add(here, blank, table)
-    return rows.trace()
+        rows.add_rows(line_numbers, blank, table)
+    return rows.to_trace()
 
 
 def ids_of(value: object) -> list[int] | None:
@@ -150,7 +149,7 @@ def ids_of(value: object) -> list[int] | None:
 
 
 def _ids_of_text(text: object) -> list[int] | None:
-    """'[3, 4]' and '3 4' are blocks 3 and 4; None where it is neither."""
+    """'[3, 4]' and '3 4' are blocks 3 and 4, a missing value is none; None for any other text."""
     if not isinstance(text, str):
         return []
     inner = text.strip()
@@ -163,10 +162,10 @@ def _ids_of_text(text: object) -> list[int] | None:
 
 
 def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, *, drop_invalid: bool) -> Trace:
-    """The columns are those of all lines together: what only some requests have may begin in any of them."""
+    """Read JSON Lines; a column may begin in any line, as some keys are in some requests only."""
     rows: TraceRows | None = None
-    names: dict[str, int] = {}  # and the line in which each is met first
-    for block in _blocks(at, first, stream):
+    names: dict[str, int] = {}  # column -> the first line that has it
+    for block in _read_blocks(at, first, stream):
         requests = [json_object(path, number, line) if line.strip() else {} for number, line in block]
         known = len(names)
         for (number, _), request in zip(block, requests, strict=True):
@@ -177,22 +176,22 @@ def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, *,
         if rows is None:
             rows = TraceRows(path, list(names), f"{path}, line {at}", drop_invalid=drop_invalid, grows=True)
         elif len(names) > known:
-            rows.widen(names)
+            rows.add_columns(names)
         columns: dict[str, list[Any]] = {
             name: [request.get(name) for request in requests] for name in rows.needed
         }
         for name in rows.lists:
             columns[name] = [_ids_of_value(one) for one in columns[name]]
-        rows.add(
+        rows.add_rows(
             np.array([number for number, _ in block]),
             np.array([not line.strip() for _, line in block]),
             {name: pd.Series(column, dtype=object) for name, column in columns.items()},
         )
     assert rows is not None  # there is a first line
-    return rows.trace()
+    return rows.to_trace()
 
 
-def _blocks(at: int, first: bytes, rest: io.BufferedReader) -> Iterator[list[tuple[int, bytes]]]:
+def _read_blocks(at: int, first: bytes, rest: io.BufferedReader) -> Iterator[list[tuple[int, bytes]]]:
     """All lines with their numbers, some MiB at a time."""
     block, line = [first, *rest.readlines(_BLOCK_BYTES)], at
     while block:
@@ -202,7 +201,7 @@ def _blocks(at: int, first: bytes, rest: io.BufferedReader) -> Iterator[list[tup
 
 
 def _ids_of_value(value: object) -> list[int] | None:
-    """[3, 4] or {"a": [3], "b": [4]} are 3 and 4, nothing is none; None where it is something else."""
+    """[3, 4] and {"a": [3], "b": [4]} are blocks 3 and 4, null is none; None for any other value."""
     if value is None:
         return []
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a trace asks for: its summary for people, and its classes of requests for the optimizer."""
+"""A trace in numbers: a summary for people; classes of requests and distinct lengths for the optimizer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from planner.traffic.trace import FloatArray, IntArray, Trace
 
 PEAK_WINDOWS_S = (1, 10, 60, 600)
 DISPERSION_WINDOWS_S = (1, 10, 60)
-PROMPT_PARTS = 3  # by prompt length, of requests with as much left to compute
+PROMPT_PARTS = 3  # With caches, classes of equal uncached length are cut into this many by prompt length.
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class Distribution:
     max: float
 
     @classmethod
-    def of(cls, values: IntArray | FloatArray) -> Distribution:
+    def from_values(cls, values: IntArray | FloatArray) -> Distribution:
         p50, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
         return cls(float(values.mean()), p50, p90, p99, float(values.max()))
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixSharing:
-    """How much of the prompts an ideal cache would spare: infinite, one for all, filled on arrival.
+    """How much of the prompts an ideal cache would spare: one of infinite size, filled as requests arrive.
 
     A block is a hit where it and all blocks before it in its prompt were in earlier requests.
 
@@ -108,7 +108,7 @@ class TraceSummary:
         return plain | {"notes": list(self.notes)}
 
 
-def describe(trace: Trace) -> TraceSummary:
+def summarise_trace(trace: Trace) -> TraceSummary:
     """Summarise a trace of any length, one request included."""
     gaps_s = np.diff(trace.arrival_s)
     is_spread = trace.duration_s > 0
@@ -119,9 +119,9 @@ def describe(trace: Trace) -> TraceSummary:
         rate_rps=trace.rate_rps if is_spread else None,
         peak_rps={window_s: peak_rps(trace.arrival_s, window_s) for window_s in PEAK_WINDOWS_S},
         gap_cv=float(gaps_s.std() / gaps_s.mean()) if is_spread else None,
-        dispersion={window_s: dispersion(trace.arrival_s, window_s) for window_s in DISPERSION_WINDOWS_S},
-        input_tokens=Distribution.of(trace.input_tokens),
-        output_tokens=Distribution.of(trace.output_tokens),
+        dispersion={every_s: count_dispersion(trace.arrival_s, every_s) for every_s in DISPERSION_WINDOWS_S},
+        input_tokens=Distribution.from_values(trace.input_tokens),
+        output_tokens=Distribution.from_values(trace.output_tokens),
         tenants=len(trace.tenants),
         prefixes=prefix_sharing(trace) if trace.has_prefixes else None,
         sessions=session_summary(trace) if trace.after.size else None,
@@ -138,13 +138,13 @@ def peak_rps(arrival_s: FloatArray, window_s: float) -> float | None:
     return float((ends - np.arange(len(arrival_s))).max() / window_s)
 
 
-def dispersion(arrival_s: FloatArray, window_s: float) -> float | None:
+def count_dispersion(arrival_s: FloatArray, window_s: float) -> float | None:
     """Variance / mean of the counts in whole windows from the first arrival on; None below two windows."""
     windows = math.floor((arrival_s[-1] - arrival_s[0]) / window_s)
     if windows < 2:
         return None
     at = np.floor((arrival_s - arrival_s[0]) / window_s)
-    # only windows with arrivals are listed, so a long quiet trace costs no memory
+    # Empty windows add nothing to the sums; leaving them out saves the memory of a long quiet trace.
     counts = np.unique(at[at < windows], return_counts=True)[1]
     mean = counts.sum() / windows
     return float(((counts**2).sum() / windows - mean**2) / mean)
@@ -154,9 +154,8 @@ def session_summary(trace: Trace) -> SessionSummary:
     """See SessionSummary; some request of the trace must wait for another."""
     waits, turns = waits_for_others(trace), np.bincount(session_numbers(trace))
     turns = turns[turns > 1]
-    return SessionSummary(
-        len(turns), int(waits.sum()), Distribution.of(turns), Distribution.of(trace.think_s[waits])
-    )
+    think_s = Distribution.from_values(trace.think_s[waits])
+    return SessionSummary(len(turns), int(waits.sum()), Distribution.from_values(turns), think_s)
 
 
 def prefix_sharing(trace: Trace) -> PrefixSharing:
@@ -164,20 +163,18 @@ def prefix_sharing(trace: Trace) -> PrefixSharing:
     offsets, ids, block = trace.prefix_offsets, trace.prefix_ids, trace.prefix_block_tokens
     blocks = np.diff(offsets)
     owner = np.repeat(np.arange(len(trace)), blocks)  # the request of every id
-    _, first_at, which = np.unique(ids, return_index=True, return_inverse=True)
-    first_owner = owner[first_at][which]
+    _, first_at, distinct = np.unique(ids, return_index=True, return_inverse=True)
+    first_owner = owner[first_at][distinct]  # the first request with the same id
 
-    # a prompt's hits end at its first block that nobody had before
+    # A prompt's hits end at its first block that no earlier request had.
     misses = np.append(np.flatnonzero(first_owner == owner), len(ids))
     hit_blocks = np.minimum(misses[np.searchsorted(misses, offsets[:-1])], offsets[1:]) - offsets[:-1]
     hit_tokens = np.minimum(hit_blocks * block, trace.input_tokens)
 
     last_at = len(ids) - 1 - np.unique(ids[::-1], return_index=True)[1]
-    is_shared = (first_owner != owner) | (owner[last_at][which] != owner)
-    within = np.arange(len(ids)) - offsets[:-1][owner]
-    tokens = np.clip(
-        trace.input_tokens[owner] - within * block, 0, block
-    )  # the last block may be part filled
+    is_shared = (first_owner != owner) | (owner[last_at][distinct] != owner)
+    place = np.arange(len(ids)) - offsets[:-1][owner]
+    tokens = np.clip(trace.input_tokens[owner] - place * block, 0, block)  # The last block may be half full.
     all_tokens = trace.input_tokens.sum()
     return PrefixSharing(
         block_tokens=block,
@@ -194,10 +191,10 @@ def prefix_sharing(trace: Trace) -> PrefixSharing:
 class Workload:
     """A trace as K classes of requests of similar lengths; arrays (K,), by input, then by output length.
 
-    Minima are taken for each length alone, so (min_input_tokens, min_output_tokens) is at most as much work
-    as any request of the class: what a lower bound may count on. `class_of` (n,) is each request's class.
-    With prefix caches `min_uncached_tokens` of a prompt are still to be computed, and `min_own_tokens` are in
-    no other prompt; without them both are the whole prompt.
+    Each minimum is taken by itself, so a request of (min_input_tokens, min_output_tokens) is at most as much
+    work as any of the class, and a lower bound may count on it. `class_of` (n,) is each request's class. With
+    prefix caches at least `min_uncached_tokens` of a prompt must be computed, and at least `min_own_tokens`
+    are in no other prompt; without caches both are the whole prompt.
     """
 
     requests: IntArray
@@ -224,9 +221,10 @@ def to_classes(
 ) -> Workload:
     """Cut the trace into `inputs` parts by quantiles of input length, each into `outputs` by output length.
 
-    Every request is in one class and no class is empty; equal lengths are never parted, so there may be fewer
-    than inputs * outputs classes. `cached_tokens` (n,) of each prompt may hit, `shared_tokens` may lie in
-    memory once for several; then the parts are first cut by what is left to compute.
+    Every request is in one class and no class is empty; equal lengths stay together, so there may be fewer
+    than inputs * outputs classes. `cached_tokens` (n,) of each prompt may hit in a cache, and `shared_tokens`
+    may lie in memory once for several prompts. With caches the first cut is by uncached length, then come
+    prompt length (PROMPT_PARTS) and output length, the latter in half as many parts.
     """
     if inputs < 1 or outputs < 1:
         raise InputError(f"classes: expected at least 1 x 1 buckets, found {inputs} x {outputs}")
@@ -268,9 +266,9 @@ def to_classes(
 class TraceLengths:
     """The distinct pairs of lengths in a trace, (U,), and how many requests have each.
 
-    Traces repeat lengths, scaled ones above all, so sums over requests cost little over these. With prefix
-    caches (`is_cached`, search/problem/prefix_hits.py) `cached_tokens` of a prompt hit and `shared_tokens`
-    are in others too.
+    Traces repeat lengths, above all scaled ones, so that sums over pairs are much cheaper than over requests.
+    With prefix caches (`is_cached`, search/problem/prefix_hits.py) `cached_tokens` of a prompt hit, and
+    `shared_tokens` are in other prompts too.
     """
 
     input_tokens: FloatArray
@@ -288,25 +286,26 @@ def distinct_lengths(trace: Trace) -> TraceLengths:
     return TraceLengths(inputs, outputs, requests.astype(np.int64))
 
 
-@lru_cache(maxsize=16)  # a search asks for the same of every worker type
+@lru_cache(maxsize=16)  # A search needs the same ones for every worker type.
 def coarser_lengths(lengths: TraceLengths, most: int = 20_000) -> TraceLengths:
-    """The same requests as no more pairs than that, each somewhat less work: lengths on a grid of powers.
+    """The same requests as at most `most` pairs, each of somewhat less work, so that lower bounds stay valid.
 
-    Prompts and outputs are rounded down, what hits or is shared up, so a lower bound may rest on them.
+    Prompts and outputs are rounded down to powers of 1.02 or more, cached and shared tokens up.
     """
     return coarsen_pairs(lengths, most, 1.02)[0]
 
 
-def coarsen_pairs(lengths: TraceLengths, most: int, grow: float) -> tuple[TraceLengths, IntArray]:
-    """The same on a grid of powers of `grow` or, where those are too many, of more; (U,) which of them each
-    pair has become."""
-    became = np.arange(len(lengths.requests))
+def coarsen_pairs(lengths: TraceLengths, most: int, ratio: float) -> tuple[TraceLengths, IntArray]:
+    """As `coarser_lengths`, on powers of `ratio` or, until there are at most `most` pairs, of larger ratios;
+    and (U,) the index of the coarse pair of each pair.
+    """
+    coarse_of = np.arange(len(lengths.requests))
     while len(lengths.requests) > most:
-        inputs = _on_grid(lengths.input_tokens, grow, np.floor)
-        columns = [inputs, _on_grid(lengths.output_tokens, grow, np.floor)]
+        inputs = _on_grid(lengths.input_tokens, ratio, np.floor)
+        columns = [inputs, _on_grid(lengths.output_tokens, ratio, np.floor)]
         if lengths.is_cached:
             columns += [
-                np.minimum(_on_grid(np.zeros(len(inputs)) + tokens, grow, np.ceil), inputs)
+                np.minimum(_on_grid(np.zeros(len(inputs)) + tokens, ratio, np.ceil), inputs)
                 for tokens in (lengths.cached_tokens, lengths.shared_tokens)
             ]
         group = np.zeros(len(inputs), np.int64)
@@ -314,20 +313,23 @@ def coarsen_pairs(lengths: TraceLengths, most: int, grow: float) -> tuple[TraceL
             group = np.unique((group << 32) + column.astype(np.int64), return_inverse=True)[1]
         requests = np.bincount(group, weights=lengths.requests).astype(np.int64)
         first = np.zeros(len(requests), np.int64)
-        first[group] = np.arange(len(group))  # any of them: they are alike
+        first[group] = np.arange(len(group))  # any member: all are equal now
         cached, shared = (each[first] for each in columns[2:]) if lengths.is_cached else (0.0, 0.0)
         lengths = TraceLengths(
             columns[0][first], columns[1][first], requests, cached, shared, is_cached=lengths.is_cached
         )
-        became, grow = group[became], 1 + 2 * (grow - 1)
-    return lengths, became
+        coarse_of, ratio = group[coarse_of], 1 + 2 * (ratio - 1)
+    return lengths, coarse_of
 
 
-def _on_grid(tokens: FloatArray, grow: float, rounded: np.ufunc) -> FloatArray:
-    """Tokens rounded to whole powers of `grow`; those below one step of it stay what they are."""
-    power = rounded(np.log(np.maximum(tokens, 1)) / np.log(grow) + (1e-9 if rounded is np.floor else -1e-9))
-    on_grid = rounded(grow**power)
-    return np.where(tokens * (grow - 1) < 1, tokens, on_grid)
+def _on_grid(tokens: FloatArray, ratio: float, rounding: np.ufunc) -> FloatArray:
+    """Tokens on a grid of powers of `ratio`, by np.floor or np.ceil; unchanged where the grid is finer than
+    1.
+    """
+    slack = 1e-9 if rounding is np.floor else -1e-9  # An exact power stays in spite of the logarithm's error.
+    power = rounding(np.log(np.maximum(tokens, 1)) / np.log(ratio) + slack)
+    on_grid = rounding(ratio**power)
+    return np.where(tokens * (ratio - 1) < 1, tokens, on_grid)
 
 
 def _quantile_bucket(tokens: IntArray, buckets: int) -> IntArray:

@@ -25,8 +25,8 @@ from planner.commands import plan_command
 from planner.commands.plan_command import BestSoFar
 
 class Waits(BestSoFar):
-    def see(self, standing):
-        super().see(standing)
+    def note_progress(self, standing):
+        super().note_progress(standing)
         if self.standing is not None:
             os.write(1, b".")
             time.sleep(60)

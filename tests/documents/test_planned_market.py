@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from planner.cli import app
 from planner.documents.catalog import read_catalog
 from planner.documents.markets import parse_market
-from planner.documents.planned_market import of_plans, read_planned
+from planner.documents.planned_market import read_planned, schedule_document
 from planner.errors import InfeasibleError, InputError
 from planner.solvers.reserved_schedule import Demand, schedule
 
@@ -81,7 +81,7 @@ def test_with_its_question_a_plan_keeps_to_its_stock(folder: Path) -> None:
 def test_a_plan_is_as_the_page_makes_schedule_yaml_of_it(folder: Path) -> None:
     market = read_planned(folder, CATALOG)
     assert market is not None
-    assert of_plans([(PLAN | {"rate_rps": 20.0}, None)], CATALOG)["gpus"]["h100-80g"] == {
+    assert schedule_document([(PLAN | {"rate_rps": 20.0}, None)], CATALOG)["gpus"]["h100-80g"] == {
         "on_demand": "3 usd/h"
     }
     assert market.capacities[0].on == {"h100-80g": 4, "a100-80g": 4}
@@ -92,7 +92,7 @@ def test_the_plans_own_traffic_takes_the_plans_own_fleet() -> None:
     """10 requests/s in three parts are 3.3333 each to four digits, of which the schedule would need four."""
     pools = [{"name": "mixed", "role": "mixed", "count": 3, "tp": 4, "gpu": "h100-80g"}]
     plan = PLAN | {"workers": pools, "gpus": 12, "cost_usd_per_h": 36.0, "rate_rps": 10.0}
-    market = parse_market(of_plans([(plan, None)], CATALOG))
+    market = parse_market(schedule_document([(plan, None)], CATALOG))
     found = schedule(market, Demand((LLM,), np.array([[10.0, 20.0]]), 3600.0), gap_frac=0.0)
     assert found.workers.tolist() == [[3, 6]]
 
@@ -101,7 +101,7 @@ def test_every_rank_of_a_worker_is_a_gpu() -> None:
     """Two workers of 1 x 8 ranks are 16 GPUs for 10 requests/s; they were scheduled, and paid, as two."""
     pools = [{"name": "mixed", "role": "mixed", "count": 2, "tp": 1, "dp": 8, "gpu": "h100-80g"}]
     plan = PLAN | {"workers": pools, "gpus": 16, "cost_usd_per_h": 48.0, "rate_rps": 10.0}
-    market = parse_market(of_plans([(plan, None)], CATALOG))
+    market = parse_market(schedule_document([(plan, None)], CATALOG))
     assert market.capacities[0].on == {"h100-80g": 8}
 
 
@@ -116,7 +116,7 @@ def test_owned_workers_cost_their_electricity_and_others_their_rent() -> None:
     ]
     paid = {"prices": {"h100-80g": "3 usd/h"}, "electricity": {"h100-80g@owned": "0.1 usd/kWh"}}
     plan = PLAN | paid | {"workers": pools, "gpus": 4, "cost_usd_per_h": 3.21, "rate_rps": 8.0}
-    market = parse_market(of_plans([(plan, None)], CATALOG))
+    market = parse_market(schedule_document([(plan, None)], CATALOG))
     (offer,) = market.offers
     assert (offer.on_demand_usd_per_h, offer.reserved_usd_per_h, offer.most_reserved) == (3.0, 0.07, 3)
     assert market.capacities[0].rate_rps == 2.0

@@ -68,8 +68,8 @@ def test_a_range_of_metrics_becomes_rates_and_histograms(tmp_path: Path) -> None
     """2 requests/s for an hour: 12 intervals of 300 s; 7200 requests, 1800 below 10 tokens, 3600 to 100."""
     found = described(tmp_path, metrics(TIMES_S))
     assert found.rate_rps == pytest.approx([2.0] * 12)
-    assert found.document() == yaml.safe_load(found.yaml("range.json"))["traffic"]
-    assert found.document() == {
+    assert found.to_document() == yaml.safe_load(found.to_yaml("range.json"))["traffic"]
+    assert found.to_document() == {
         "rate": {"curve": [2] * 12, "every": "300 s"},
         "input": {"histogram": {"edges": [0, 10, 100, 1000], "counts": [1800, 3600, 1800]}},
         "output": {"histogram": {"edges": [10, 100], "counts": [7200]}},
@@ -81,7 +81,7 @@ def test_a_range_of_metrics_becomes_rates_and_histograms(tmp_path: Path) -> None
 def test_what_is_written_is_what_a_question_reads_and_draws(tmp_path: Path) -> None:
     """The curve and the means of the counters come back; a bucket holds no more than its edges."""
     found = described(tmp_path, metrics(TIMES_S))
-    description = parse_description(Section(found.document(), "traffic"), {})
+    description = parse_description(Section(found.to_document(), "traffic"), {})
     assert description is not None
     requests = draw_requests(description, seed=0)
     assert len(requests) == pytest.approx(7200, rel=0.1)
@@ -141,7 +141,7 @@ def test_dumps_of_promtool_say_the_same(tmp_path: Path) -> None:
         (tmp_path / name).write_text("\n".join(lines) + "\n")
         again = described_traffic([tmp_path / name])
         assert again is not None
-        assert again.document() == found.document()
+        assert again.to_document() == found.to_document()
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_usage_of_openai_becomes_a_curve_with_mean_lengths(tmp_path: Path) -> No
     path.write_text(json.dumps(usage()))
     found = described_traffic([path])
     assert found is not None
-    assert found.document() == {
+    assert found.to_document() == {
         "rate": {"curve": [1, 0, 2], "every": "3600 s"},
         "input": {"mean": 1000},
         "output": {"mean": 100},

@@ -18,7 +18,7 @@ from planner.importers.silicon_config import (
     config_folder,
     count_blocks,
     experts_format,
-    is_as_in,
+    has_same_weights,
 )
 from planner.importers.silicon_experts import expert_split, experts_ms
 from planner.importers.silicon_fits import silicon_fits
@@ -335,8 +335,8 @@ def test_formats_of_a_copied_config_are_those_of_the_row(tmp_path: Path) -> None
         "torch_dtype": "bfloat16",
     }
     (tmp_path / "config.json").write_text(json.dumps(shape))
-    assert is_as_in(llm, tmp_path)
-    assert not is_as_in(CATALOG.llm("llama-3.1-8b-fp8"), tmp_path)
+    assert has_same_weights(llm, tmp_path)
+    assert not has_same_weights(CATALOG.llm("llama-3.1-8b-fp8"), tmp_path)
 
 
 @needs_tables

@@ -32,7 +32,7 @@ def built(fleet: Fleet, folder: Path) -> list[Document]:
     write_files(folder / "manifests", manifests.render(fleet, 5000, "kubernetes").files)
     (folder / "prod").mkdir()
     (folder / "prod" / "kustomization.yaml").write_text(
-        "\n".join(line.strip() for line in kustomize.overlay(fleet))
+        "\n".join(line.strip() for line in kustomize.overlay_lines(fleet))
     )
     done = subprocess.run(
         ["kubectl", "kustomize", folder / "prod"], capture_output=True, text=True, timeout=60, check=False
@@ -112,7 +112,9 @@ def test_the_routers_image_is_of_its_release_and_of_no_root() -> None:
 
 def test_an_llm_with_two_routers_has_a_path_to_each() -> None:
     fleet = replace(mixed(), pools=(*mixed().pools, *pairs().pools))
-    _, *routes = yaml.safe_load_all(kustomize.files(fleet, "app", "role")["components/gateway/gateway.yaml"])
+    _, *routes = yaml.safe_load_all(
+        kustomize.kustomize_files(fleet, "app", "role")["components/gateway/gateway.yaml"]
+    )
     paths = [route["spec"]["rules"][0]["matches"][0]["path"]["value"] for route in routes]
     assert len(paths) == len(set(paths)) == 2
 
@@ -133,8 +135,10 @@ def test_an_llm_of_a_path_has_no_download() -> None:
 
 def test_the_volume_holds_the_weights() -> None:
     """70.6 billion parameters of 2 bytes are 131 GiB; a fifth more, and 10 GiB."""
-    (path,) = [path for path in kustomize.files(mixed(), "app", "role") if path.endswith("cache.yaml")]
-    claim, _ = yaml.safe_load_all(kustomize.files(mixed(), "app", "role")[path])
+    (path,) = [
+        path for path in kustomize.kustomize_files(mixed(), "app", "role") if path.endswith("cache.yaml")
+    ]
+    claim, _ = yaml.safe_load_all(kustomize.kustomize_files(mixed(), "app", "role")[path])
     asked_gib = int(claim["spec"]["resources"]["requests"]["storage"].removesuffix("Gi"))
     assert 160 <= asked_gib <= 175
 

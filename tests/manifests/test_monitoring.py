@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.manifests.monitoring import DASHBOARD_FILE, RULES_FILE, files
+from planner.manifests.monitoring import DASHBOARD_FILE, RULES_FILE, watch_files
 from planner.studies.watch_words import GAUGES
 
-FILES = files("meta-llama/Llama-3.1-8B")
+FILES = watch_files("meta-llama/Llama-3.1-8B")
 
 
 def test_every_gauge_that_is_asked_for_is_exported() -> None:

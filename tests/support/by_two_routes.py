@@ -20,7 +20,7 @@ from random_questions import Question, question
 
 from planner.api.scheduling import solve_schedule
 from planner.documents.markets import parse_market
-from planner.documents.planned_market import of_plans
+from planner.documents.planned_market import schedule_document
 from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import InfeasibleError, PlannerError
 from planner.reports import screen
@@ -161,7 +161,7 @@ def replanned(asked: TwoRoutes) -> list[str]:
 def scheduled(asked: TwoRoutes) -> list[str]:
     """One window of the plan's traffic, bought by the hour, against the plan; and of twice as much."""
     made, wrong = asked.plan(), list[str]()
-    market = parse_market(of_plans([(_written(made), asked.task())], asked.drawn.catalog))
+    market = parse_market(schedule_document([(_written(made), asked.task())], asked.drawn.catalog))
     by_gpu_usd_per_h = made.fleet.price_usd_per_h  # a schedule counts GPUs in use, and says so
     for times in (1, 2):
         rate_rps = np.array([[made.trace.rate_rps * times]])

@@ -24,7 +24,7 @@ from planner.traffic.described_of import described_of
 from planner.traffic.lengths import Fixed, LengthHistogram, Lognormal, Percentiles
 from planner.traffic.sessions import session_numbers
 from planner.traffic.trace import Trace
-from planner.traffic.workload import dispersion, prefix_sharing
+from planner.traffic.workload import count_dispersion, prefix_sharing
 
 PLAIN = Description((20.0,), 1000.0, Lognormal(1500, 1.0), Lognormal(300, 0.5), gap_cv=1.0)
 ALIKE = Clients(count=1, skew=0.0, lengths_frac=0.0)
@@ -36,7 +36,7 @@ def draws(description: Description, count: int = 8) -> list[Trace]:
 
 def fano(description: Description, window_s: float) -> float:
     """The mean over draws of variance / mean of counts."""
-    found = [dispersion(trace.arrival_s, window_s) for trace in draws(description, 12)]
+    found = [count_dispersion(trace.arrival_s, window_s) for trace in draws(description, 12)]
     return float(np.mean([each for each in found if each is not None]))
 
 
@@ -220,7 +220,7 @@ def test_a_description_of_a_trace_draws_requests_like_it() -> None:
     assert len(drawn) == pytest.approx(8000, rel=0.1)
     assert drawn.input_tokens.mean() == pytest.approx(trace.input_tokens.mean(), rel=0.04)
     assert drawn.output_tokens.mean() == pytest.approx(trace.output_tokens.mean(), rel=0.04)
-    own = dispersion(trace.arrival_s, 10.0)
+    own = count_dispersion(trace.arrival_s, 10.0)
     assert own is not None and fano(found, 10.0) == pytest.approx(own, rel=0.4)
 
 

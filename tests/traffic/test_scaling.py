@@ -13,7 +13,7 @@ from benchmarks.generated_traffic import empirical, fixed, lognormal, synthesise
 from planner.errors import InputError, TraceError
 from planner.traffic.scaling import busiest_at, rescale, same_requests, select_window
 from planner.traffic.trace import FloatArray, Trace
-from planner.traffic.workload import dispersion
+from planner.traffic.workload import count_dispersion
 
 
 def numbered(arrival_s: FloatArray | list[float]) -> Trace:
@@ -134,7 +134,7 @@ def test_users_smooth_what_a_faster_clock_sharpens() -> None:
     trace = synthesise(4000, 1.0, gap_cv=4.0, input_tokens=fixed(1), output_tokens=fixed(1), rng=rng())
     users = rescale(trace, 5 * trace.rate_rps, rng=rng(1))
     clock = rescale(trace, 5 * trace.rate_rps, how="compress", rng=rng(1))
-    before, summed, sharpened = (dispersion(t.arrival_s, 10.0) for t in (trace, users, clock))
+    before, summed, sharpened = (count_dispersion(t.arrival_s, 10.0) for t in (trace, users, clock))
     assert before and summed and sharpened
     assert summed == pytest.approx(before, rel=0.3)
     assert sharpened > 1.3 * before

@@ -15,7 +15,7 @@ from planner.errors import InputError, TraceError
 from planner.files.checked_files import repository_dir
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
-from planner.traffic.workload import describe, dispersion, peak_rps, prefix_sharing, to_classes
+from planner.traffic.workload import count_dispersion, peak_rps, prefix_sharing, summarise_trace, to_classes
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "traces"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="no shared data beside the checkout")
@@ -39,7 +39,7 @@ def test_summary_of_a_small_trace() -> None:
         dropped={"no input tokens": 3},
         notes=("as read",),
     )
-    summary = describe(trace)
+    summary = summarise_trace(trace)
     assert (summary.requests, summary.duration_s, summary.rate_rps) == (4, 4.0, 1.0)
     assert summary.gap_cv == pytest.approx(2**0.5 / 4)
     assert (summary.input_tokens.mean, summary.input_tokens.p50, summary.input_tokens.max) == (
@@ -63,14 +63,14 @@ def test_dispersion_counts_whole_windows() -> None:
 
     The arrival at 8.5 s lies in a window that the trace does not fill.
     """
-    assert dispersion(np.array([5.0, 5.1, 5.2, 7.0, 8.5]), 1.0) == pytest.approx(7 / 6)
-    assert dispersion(np.array([5.0, 6.9]), 1.0) is None
+    assert count_dispersion(np.array([5.0, 5.1, 5.2, 7.0, 8.5]), 1.0) == pytest.approx(7 / 6)
+    assert count_dispersion(np.array([5.0, 6.9]), 1.0) is None
 
 
 def test_poisson_counts_have_dispersion_one() -> None:
     """100,000 arrivals in windows of 10: 10,000 windows, standard error sqrt(2 / 10,000) = 0.014."""
     arrival_s = np.cumsum(np.random.default_rng(0).exponential(1.0, 100_000))
-    assert dispersion(arrival_s, 10.0) == pytest.approx(1.0, abs=0.07)
+    assert count_dispersion(arrival_s, 10.0) == pytest.approx(1.0, abs=0.07)
 
 
 @pytest.mark.parametrize("arrival_s", [[3.0], [3.0, 3.0], [0.0, 1e-300], [0.0, 3e9]])
@@ -78,7 +78,7 @@ def test_any_trace_has_a_summary_that_json_can_hold(arrival_s: list[float]) -> N
     """One request, two at once, two nearly at once, two that are a century apart."""
     n = len(arrival_s)
     trace = Trace("odd", np.array(arrival_s), np.full(n, 5), np.full(n, 5))
-    plain = json.loads(json.dumps(describe(trace).as_dict(), allow_nan=False))
+    plain = json.loads(json.dumps(summarise_trace(trace).as_dict(), allow_nan=False))
     assert plain["requests"] == n
     assert set(plain["peak_rps"]) == {"1 s", "10 s", "60 s", "600 s"}
     assert (plain["rate_rps"] is None) == (trace.duration_s == 0)
@@ -94,10 +94,10 @@ def test_sessions_are_counted_with_their_turns_and_pauses() -> None:
         after=np.array([[1, 0], [2, 0], [4, 3]]),
         think_s=np.array([0.0, 1.0, 3.0, 0.0, 2.0, 0.0]),
     )
-    found = describe(trace).sessions
+    found = summarise_trace(trace).sessions
     assert found is not None and (found.sessions, found.waiting) == (2, 3)
     assert (found.turns.mean, found.turns.max, found.think_s.p50, found.think_s.max) == (2.5, 3.0, 2.0, 3.0)
-    assert describe(trace.select(np.array([0, 3, 5]))).sessions is None
+    assert summarise_trace(trace.select(np.array([0, 3, 5]))).sessions is None
 
 
 def with_blocks(inputs: list[int], blocks: list[list[int]], block_tokens: int) -> Trace:
@@ -126,7 +126,7 @@ def test_prefix_ratios_by_hand() -> None:
     assert sharing.token_hit_frac == pytest.approx(20 / 85)
     assert sharing.request_hit_frac == pytest.approx(1 / 6)
     assert sharing.shared_token_frac == pytest.approx(50 / 85)
-    assert describe(trace).prefixes == sharing
+    assert summarise_trace(trace).prefixes == sharing
 
 
 def test_a_full_repeat_hits_no_more_than_its_input() -> None:
@@ -221,7 +221,7 @@ def test_samples_have_the_published_shape(
     least_gap_cv: float,
 ) -> None:
     """Within 5 % of the figures Azure published; code comes in bursts."""
-    summary = describe(read_trace(repository_dir("examples") / "traces" / f"azure-{name}-sample.csv"))
+    summary = summarise_trace(read_trace(repository_dir("examples") / "traces" / f"azure-{name}-sample.csv"))
     assert summary.rate_rps == pytest.approx(rate_rps, rel=1e-3)
     assert summary.input_tokens.mean == pytest.approx(mean_input, rel=0.05)
     assert summary.input_tokens.p50 == pytest.approx(p50_input, rel=0.05)
@@ -267,7 +267,7 @@ def test_prefix_sharing_of_mooncake(
     name: str, token_hits: float, request_hits: float, shared_tokens: float
 ) -> None:
     """Measured on these files by others (reference/prefix_and_fairness.md); the paper says 0.40 and 0.66."""
-    sharing = describe(read_trace(SHARED / f"mooncake_{name}_trace.jsonl.gz")).prefixes
+    sharing = summarise_trace(read_trace(SHARED / f"mooncake_{name}_trace.jsonl.gz")).prefixes
     assert sharing is not None
     assert sharing.token_hit_frac == pytest.approx(token_hits, abs=0.001)
     assert sharing.request_hit_frac == pytest.approx(request_hits, abs=0.001)

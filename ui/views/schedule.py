@@ -95,7 +95,7 @@ def _of_plans(session: Session, plans: Sequence[str]) -> Document:
             draw.error(error)
             continue
         planned.append((document, task))
-    return planned_market.of_plans(planned, session.catalog) if planned else market.MADE_UP
+    return planned_market.schedule_document(planned, session.catalog) if planned else market.MADE_UP
 
 
 def _inputs(base: Document) -> Document:

@@ -1,4 +1,4 @@
-"""What a plan says of pools that change: who decides, between which sizes, by which parameters."""
+"""The autoscaler of a plan's pools: which controller decides, between which sizes, by which parameters."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MINUTE_S = 60
 class ScaledPool:
     """How one pool of the fleet may change: `least` to `most` workers, `size` at the beginning.
 
-    `timetable` has pairs (second of the day, workers from then on), in order; the last one holds on until the
-    first of the next day. A worker is ready `start_s` after the autoscaler requests it; one that is given up
+    `timetable` has pairs (second of the day, workers from then on), in order; the last one applies until the
+    first of the next day. A worker is ready `start_s` after the autoscaler requests it; one that is removed
     has `drain_s` to finish its requests.
     """
 
@@ -77,7 +77,7 @@ class Autoscaler:
     pools: tuple[ScaledPool, ...] = ()
 
     def of_role(self, role: Role) -> Autoscaler:
-        """The autoscaler of a role's pools: what its parameters say under the role's name wins."""
+        """The autoscaler of a role's pools; parameters under the role's name override the others."""
         own = self.parameters.get(role)
         if own is None:
             return self
@@ -119,11 +119,11 @@ def timetable_of(
 
     Raises InputError for windows of some days of the week: what is written here is the same every day.
     """
-    if some := next((each for each in windows if len(set(each.days)) < DAYS), None):
-        clocks = f"{format_clock(some.begin_s)} to {format_clock(some.end_s)}"
+    if partial := next((each for each in windows if len(set(each.days)) < DAYS), None):
+        clocks = f"{format_clock(partial.begin_s)} to {format_clock(partial.end_s)}"
         raise InputError(
-            f"windows: {clocks} is of {len(set(some.days))} days of the week; manifests are written of daily "
-            "windows alone"
+            f"windows: {clocks} is of {len(set(partial.days))} days of the week; manifests are written of "
+            "daily windows alone"
         )
     edges_s = {int(edge_s) % DAY_S for window in windows for edge_s in (window.begin_s, window.end_s)}
     rows = []
@@ -140,7 +140,7 @@ def format_clock(second: float) -> str:
 
 
 def format_quantity(value: float, what: str) -> str:
-    """A number as Kubernetes writes it: whole, or in thousandths."""
+    """A Kubernetes quantity: a whole number, or thousandths such as 1500m."""
     if value < 0.001:
         raise InputError(f"{what}: {value:g}, must be at least 0.001")
     thousandths = round(value * 1000)
@@ -149,8 +149,8 @@ def format_quantity(value: float, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WrittenManifests:
-    """YAML documents by path, and lines of Markdown for the README: what a user does to apply them, and what
-    the files cannot do that the simulated controller does.
+    """YAML documents by path, and lines of Markdown for README.md: how to apply them, and what the simulated
+    controller does that the files cannot.
     """
 
     files: dict[str, list[Document]]

@@ -1,4 +1,4 @@
-"""The rules by load of our controller (controllers.planned), in PromQL: workers for work per second.
+"""Our controller's rules by load (controllers.planned) as recording rules in PromQL. Their records:
 
 prompt, output   tokens of a request: means over the window of the rules
 token_work       what an output token adds to the steps of a worker of the pool            [s]
@@ -7,7 +7,7 @@ work             what the tokens of the last span added                         
 growth           the highest rate expected up to `ahead_s` from now, through that expected of now; 1 to 3
 load             the 95th percentile of work over the window or over `memory_s`, a value per span, times
                  growth and 1 + headroom, and the work of what serves the prompts that wait within `drain_s`
-asked            LoadRule.workers of the load
+asked            LoadRule.workers_for_load of the load
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ TOKEN_WORK, REQUEST_WORK, WORK, NOW, GROWTH, LOAD = (
     f"fleetplan:pool_{name}"
     for name in ("token_work_s", "request_work_s", "work", "now_rps", "growth", "load")
 )
-EVERY_S, DRAIN_S, HEADROOM = 60, 60, 0.1
+EVERY_S, DRAIN_S, HEADROOM = 60, 60, 0.1  # defaults, those of controllers.planned
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRule:
-    """A pool's LoadRule, and the seconds of a worker's steps that a prompt token and an output token add; an
-    output token `context_token_s` more per token of its context.
+    """A pool's LoadRule, and the seconds that a prompt token and an output token add to a worker's steps; an
+    output token adds `context_token_s` more per token of its context.
     """
 
     edges: tuple[float, ...]
@@ -67,7 +67,7 @@ class PoolRule:
 
 
 def pool_rule(rule: LoadRule, engine: EngineProfile, role: Role) -> PoolRule:
-    """What is exported of a rule and of the workers that it counts."""
+    """The PoolRule of a LoadRule and of the engines that it counts."""
     decodes = 0.0 if role == PREFILL else 1.0
     return PoolRule(
         rule.edges,
@@ -81,7 +81,7 @@ def pool_rule(rule: LoadRule, engine: EngineProfile, role: Role) -> PoolRule:
 
 
 def rules_of(autoscaler: Autoscaler, pools: int) -> tuple[PoolRule, ...]:
-    """One per pool; none where it goes by rate."""
+    """One rule per pool; none if the controller goes by rate."""
     rules_setting = autoscaler.parameters.get("rules")
     if (
         autoscaler.controller != "fleetplan"
@@ -103,7 +103,9 @@ def rules_of(autoscaler: Autoscaler, pools: int) -> tuple[PoolRule, ...]:
 
 
 def length_rules(rules: Sequence[PoolRule], front: Sequence[str], back: Sequence[str]) -> Mapping[str, str]:
-    """Recording rules of the LLM; `front` are pools that take prompts, `back` pools that decode."""
+    """Recording rules of the LLM's mean lengths; `front` are pools that take prompts, `back` those that
+    decode.
+    """
     window_s = math.ceil(max(rule.window_s for rule in rules))
     expr_by_record = {}
     for name, tokens, pools in (
@@ -120,7 +122,7 @@ def length_rules(rules: Sequence[PoolRule], front: Sequence[str], back: Sequence
 def load_rules(
     autoscaler: Autoscaler,
     app: str,
-    place: ScaleTarget,
+    scale_target: ScaleTarget,
     rule: PoolRule,
     forecast: tuple[str, str],
     pools: tuple[Sequence[str], Sequence[str]],
@@ -136,9 +138,9 @@ def load_rules(
     window_s = max(memory_of(autoscaler, rule), span_s)
     prompt, output = (f"sum({of_llm(name, app)})" for name in (PROMPT, OUTPUT))
     token_work, request_work, growth = (
-        f"sum({of_pool(name, app, place)})" for name in (TOKEN_WORK, REQUEST_WORK, GROWTH)
+        f"sum({of_pool(name, app, scale_target)})" for name in (TOKEN_WORK, REQUEST_WORK, GROWTH)
     )
-    # two scrapes a span apart are in a span and a scrape
+    # A range of a span and one scrape interval has two scrapes that lie a span apart.
     range_s = max(span_s, monitoring.SCRAPE_S) + monitoring.SCRAPE_S
     expr_by_record, of_request, of_tokens = {}, [], []
     if rule.prompt_token_s:
@@ -159,11 +161,11 @@ def load_rules(
         REQUEST_WORK: " + ".join(of_request),
         WORK: " + ".join(of_tokens),
         NOW: now,
-        GROWTH: f"clamp({expected} / (sum({of_pool(NOW, app, place)}) > 0), 1, {MOST_GROWTH:.12g})"
+        GROWTH: f"clamp({expected} / (sum({of_pool(NOW, app, scale_target)}) > 0), 1, {MOST_GROWTH:.12g})"
         " or vector(1)",
     }
-    headroom = headroom_of(autoscaler)
-    spans = f"{of_pool(WORK, app, place)}[{window_s}s:{span_s}s]"
+    headroom = headroom_factor(autoscaler)
+    spans = f"{of_pool(WORK, app, scale_target)}[{window_s}s:{span_s}s]"
     expr_by_record[LOAD] = f"{headroom:.12g} * {growth} * sum(quantile_over_time({PEAK_FRAC:g}, {spans}))"
     if drain_s := drain_of(autoscaler):
         expr_by_record[LOAD] += (
@@ -173,32 +175,32 @@ def load_rules(
 
 
 def worker_steps_expr(rule: PoolRule, load: str) -> str:
-    """LoadRule.workers of `load`, a vector without labels."""
-    own = Counter(edge for edge in rule.edges if edge < rule.highest)
-    if len(own) > MOST_STEPS:
-        raise InputError(f"fleetplan: rules: {len(own)} edges, a rule holds {MOST_STEPS}")
-    last = 1 + own.total()
-    terms = [f"{1 + own.pop(0.0, 0)} * ({load} > bool 0)"]
-    terms += [f"{more} * ({load} > bool {edge!r})" for edge, more in own.items()]
+    """LoadRule.workers_for_load of `load` (PromQL of a vector without labels), as PromQL."""
+    edges = Counter(edge for edge in rule.edges if edge < rule.highest)
+    if len(edges) > MOST_STEPS:
+        raise InputError(f"fleetplan: rules: {len(edges)} edges, a rule holds {MOST_STEPS}")
+    last = 1 + edges.total()
+    terms = [f"{1 + edges.pop(0.0, 0)} * ({load} > bool 0)"]
+    terms += [f"{more} * ({load} > bool {edge!r})" for edge, more in edges.items()]
     beyond = f"(ceil({load} * {last / rule.highest!r} - {ROUNDING}) - {last})"
     return " + ".join([*terms, f"({load} > bool {rule.highest!r}) * {beyond}"])
 
 
 def span_of(autoscaler: Autoscaler, rule: PoolRule) -> float:
-    """Of whole looks, as the controller's spans are [s]."""
+    """The rule's span, rounded up to whole intervals of the controller (`every_s`) [s]."""
     every_s = autoscaler.read_number("every_s", EVERY_S)
     return math.ceil(rule.span_s / every_s - ROUNDING) * every_s
 
 
 def memory_of(autoscaler: Autoscaler, rule: PoolRule) -> int:
-    """Seconds of work that the load is a percentile of."""
+    """Seconds of the past over which the load is a percentile of work."""
     if autoscaler.parameters.get("memory_s") is None:
         return math.ceil(rule.window_s)
     return autoscaler.read_seconds("memory_s", 0, least=1, most=86400)
 
 
-def headroom_of(autoscaler: Autoscaler) -> float:
-    """1 + headroom."""
+def headroom_factor(autoscaler: Autoscaler) -> float:
+    """1 + headroom, by which loads are multiplied."""
     headroom = 1 + autoscaler.read_number("headroom_frac", HEADROOM)
     if headroom <= 0:
         raise InputError(
@@ -208,12 +210,12 @@ def headroom_of(autoscaler: Autoscaler) -> float:
 
 
 def drain_of(autoscaler: Autoscaler) -> int:
-    """Seconds in which waiting prompts are served; 0: they do not count."""
+    """Seconds within which waiting prompts shall be served; 0: they do not count."""
     return autoscaler.read_seconds("drain_s", DRAIN_S, least=0, most=3600)
 
 
 def limit_lines(autoscaler: Autoscaler, rules: Sequence[PoolRule]) -> tuple[str, ...]:
-    """Where the rules differ from what was simulated."""
+    """Lines for README.md: where the rules differ from the simulated controller."""
     spans = ", ".join(f"{span_s:g} s" for span_s in sorted({span_of(autoscaler, rule) for rule in rules}))
     return (
         f"It goes by load, in spans of {spans}. Work was counted as requests came; vLLM counts a prompt with "

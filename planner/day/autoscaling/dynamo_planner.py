@@ -1,8 +1,8 @@
-"""The planner of NVIDIA Dynamo 1.6.1: a component of the graph, told everything by `--config`.
+"""The planner of NVIDIA Dynamo 1.6.1: a component of the graph, configured by `--config`.
 
-Keys, ranges and what excludes what: dynamo/planner/config/planner_config.py and defaults.py of ai-dynamo
-1.6.1 from PyPI. The component: ai-dynamo/dynamo, examples/backends/vllm/deploy/v1beta1/disagg_planner.yaml at
-04521f4.
+Keys, ranges and which exclude each other: dynamo/planner/config/planner_config.py and defaults.py of
+ai-dynamo 1.6.1 from PyPI. The component: ai-dynamo/dynamo,
+examples/backends/vllm/deploy/v1beta1/disagg_planner.yaml at 04521f4.
 """
 
 from __future__ import annotations
@@ -20,49 +20,51 @@ IMAGE = f"nvcr.io/nvidia/ai-dynamo/dynamo-planner:{dynamo.DYNAMO_VERSION}"
 NAME = "planner"
 BY_LOAD, BY_SLA = "dynamo", "dynamo-sla"
 CONTROLLERS = (BY_LOAD, BY_SLA)
-PREDICTORS = {"constant": "constant", "seasonal": "prophet"}  # ours -> its own
+PREDICTORS = {"constant": "constant", "seasonal": "prophet"}  # our names -> Dynamo's
 _THRESHOLDS = ("prefill_up_frac", "prefill_down_frac", "kv_up_frac", "kv_down_frac")
 
 
-def planner_component(places: Sequence[ScaleTarget], autoscaler: Autoscaler, longest_tokens: int) -> Document:
-    """The planner of one graph. InputError where it could not tell components apart."""
-    roles = sorted(place.pool.role for place in places)
+def planner_component(
+    targets: Sequence[ScaleTarget], autoscaler: Autoscaler, longest_tokens: int
+) -> Document:
+    """The planner of one graph; InputError for pools that it cannot tell apart, several of one role."""
+    roles = sorted(target.pool.role for target in targets)
     if roles not in (["mixed"], ["decode", "prefill"]):
         raise InputError(
             f"{autoscaler.controller}: Dynamo's planner scales one prefill and one decode pool, or one mixed "
             f"pool, found {', '.join(roles)}"
         )
-    name = NAME if all(not place.object_name.endswith(f"-{NAME}") for place in places) else f"{NAME}-0"
+    name = NAME if all(not target.object_name.endswith(f"-{NAME}") for target in targets) else f"{NAME}-0"
     main = {
         "name": "main",
         "image": IMAGE,
         "command": ["python3", "-m", "dynamo.planner"],
-        "args": ["--config", json.dumps(planner_config(places, autoscaler, longest_tokens))],
+        "args": ["--config", json.dumps(planner_config(targets, autoscaler, longest_tokens))],
     }
     return {"name": name, "type": "planner", "replicas": 1, "podTemplate": {"spec": {"containers": [main]}}}
 
 
-def planner_config(places: Sequence[ScaleTarget], autoscaler: Autoscaler, longest_tokens: int) -> Document:
+def planner_config(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, longest_tokens: int) -> Document:
     """PlannerConfig of one graph; `longest_tokens` is the longest request."""
-    is_pair = len(places) == 2
+    is_pair = len(targets) == 2
     planner_config: Document = {
         "environment": "kubernetes",
         "backend": "vllm",
         "mode": "disagg" if is_pair else "agg",
         "pre_deployment_sweeping_mode": "none",
-        "max_gpu_budget": sum(place.scaled.most * place.pool.type.gpus for place in places),
-        **_least(places),
+        "max_gpu_budget": sum(target.scaled.most * target.pool.type.gpus for target in targets),
+        **_least_workers(targets),
     }
-    for place in places:
-        side = "prefill" if place.pool.role == "prefill" else "decode"
-        planner_config[f"{side}_engine_num_gpu"] = place.pool.type.gpus
+    for target in targets:
+        side = "prefill" if target.pool.role == "prefill" else "decode"
+        planner_config[f"{side}_engine_num_gpu"] = target.pool.type.gpus
     if autoscaler.controller == BY_SLA:
-        return planner_config | _sla(autoscaler)
-    return planner_config | _load(autoscaler, longest_tokens, is_pair=is_pair)
+        return planner_config | _sla_config(autoscaler)
+    return planner_config | _load_config(autoscaler, longest_tokens, is_pair=is_pair)
 
 
-def _least(places: Sequence[ScaleTarget]) -> Document:
-    least = {place.pool.role: place.scaled.least for place in places}
+def _least_workers(targets: Sequence[ScaleTarget]) -> Document:
+    least = {target.pool.role: target.scaled.least for target in targets}
     if len(set(least.values())) == 1 or "mixed" in least:
         return {"min_endpoint": next(iter(least.values()))}
     if 0 in least.values():
@@ -73,7 +75,7 @@ def _least(places: Sequence[ScaleTarget]) -> Document:
     return {f"{role}_min_endpoint": count for role, count in sorted(least.items())}
 
 
-def _sla(autoscaler: Autoscaler) -> Document:
+def _sla_config(autoscaler: Autoscaler) -> Document:
     predictor = autoscaler.read_text("predictor", "constant")
     if predictor not in PREDICTORS:
         raise InputError(
@@ -99,8 +101,8 @@ def _sla(autoscaler: Autoscaler) -> Document:
     }
 
 
-def _load(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) -> Document:
-    """One of its own two targets, or `load` where a threshold is told."""
+def _load_config(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) -> Document:
+    """Scaling by load, with thresholds of one of its two built-in targets or, if any is given, our own."""
     optimize = autoscaler.read_text("optimize", "throughput")
     if optimize not in THRESHOLDS:
         raise InputError(

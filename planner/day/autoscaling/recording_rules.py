@@ -226,7 +226,7 @@ def _expected_now(autoscaler: Autoscaler, app: str) -> str:
 
 
 def _needed_workers_expr(autoscaler: Autoscaler, app: str, place: ScaleTarget, front: Sequence[str]) -> str:
-    headroom, present = by_load.headroom_of(autoscaler), f"sum({of_llm(PRESENT, app)})"
+    headroom, present = by_load.headroom_factor(autoscaler), f"sum({of_llm(PRESENT, app)})"
     rate = f"{headroom:.12g} * {_larger_of_two_expr(f'sum({of_pool(EXPECTED, app, place)})', present)}"
     if not (drain_s := by_load.drain_of(autoscaler)):
         return rate

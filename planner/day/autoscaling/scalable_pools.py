@@ -1,6 +1,6 @@
-"""A target's own files for pools whose size an autoscaler decides: no fixed count, and workers that drain.
+"""Change a target's files for pools that an autoscaler sizes: no fixed count, and workers that drain.
 
-What the target writes for the fleet is read back, and the objects that describe a pool are changed.
+The files that the target writes for the fleet are parsed, and the objects that describe a pool are changed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
 from planner.manifests import dynamo, engine_command, kustomize
 
-GRACE_S = 30  # between the end of draining and the kill
+GRACE_S = 30  # between the end of draining and Kubernetes' kill
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaling:
-    """What a change of a document needs: the pools, the objects that hold each, and the autoscaler."""
+    """The inputs of a `Change`: the fleet, the scaled object of each pool, and the autoscaler."""
 
     fleet: Fleet
     scale_targets: Sequence[ScaleTarget]
@@ -46,19 +46,19 @@ class Scaling:
 
 
 Change = Callable[[Document, Scaling], None]
-"""Lets an autoscaler set the counts of one document of a target's files; changes it in place."""
+"""Changes one document of a target's files in place, so that an autoscaler may set its counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalableTarget:
     """A deployment target whose pools an autoscaler may scale.
 
-    `find_object` finds the object that has the workers of a pool, for autoscalers beside the target's files;
+    `find_object` returns the object with a pool's workers, which an autoscaler outside the target scales;
     None if the target scales pools itself. `is_measured`: we know how to scrape its pods. `file_of_pool` is
     the path of a pool's own file, with `{label}`, if each pool has one; other files then stay as they are.
-    `letters` is the most that a pool's label may have. `begins_with_counts`: the files keep the sizes of the
-    first hour, and README.md says so. `drains`: the files tell vLLM to finish its requests before it stops.
-    `remark` is a line for README.md.
+    `letters` is the longest label of a pool. `begins_with_counts`: the files keep the sizes of the first
+    hour, as README.md says. `drains`: the files tell vLLM to finish its requests before it stops. `remark` is
+    for README.md.
     """
 
     change: Change
@@ -92,7 +92,7 @@ def scale_pools(
     max_model_len: int,
     autoscaler: Autoscaler,
 ) -> dict[str, str]:
-    """The target's files with scaled pools. What describes no pool, such as the router, keeps its content."""
+    """The target's files with scaled pools; objects that are no pool, such as the router, do not change."""
     row = SCALABLE[target]
     scaling = Scaling(fleet, scale_targets, autoscaler, engine_command.served_model_len(fleet, max_model_len))
     if not row.file_of_pool:
@@ -114,16 +114,18 @@ def _has_no_sizes(path: str) -> bool:
 
 
 def _edit_yaml(text: str, change: Change, scaling: Scaling) -> str:
-    """The text with every document changed. Comment lines at its top stay, others are lost."""
+    """Apply a change to every document of a text. Comments at its top stay, others are lost."""
     lines = text.splitlines(keepends=True)
-    above = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
-    documents = [each for each in yaml.load_all("".join(lines[above:]), Loader=_LOADER) if each is not None]
+    header_lines = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    documents = [
+        each for each in yaml.load_all("".join(lines[header_lines:]), Loader=_LOADER) if each is not None
+    ]
     for document in documents:
         change(document, scaling)
-    return "".join(lines[:above]) + "---\n".join(map(to_yaml, documents))
+    return "".join(lines[:header_lines]) + "---\n".join(map(to_yaml, documents))
 
 
-def _kubernetes(document: Document, scaling: Scaling) -> None:
+def _scale_kubernetes(document: Document, scaling: Scaling) -> None:
     targets = {(target.kind, target.object_name): target for target in scaling.scale_targets}
     target = targets.get((document["kind"], document["metadata"]["name"]))
     if target is None:
@@ -135,7 +137,7 @@ def _kubernetes(document: Document, scaling: Scaling) -> None:
         _drain_group(document["spec"]["leaderWorkerTemplate"], target)
 
 
-def _disaggregatedset(document: Document, scaling: Scaling) -> None:
+def _scale_disaggregatedset(document: Document, scaling: Scaling) -> None:
     if document["kind"] != "DisaggregatedSet":
         return
     targets = {target.object_name: target for target in scaling.scale_targets}
@@ -161,8 +163,8 @@ def _let_vllm_drain(pod: Document, target: ScaleTarget) -> None:
             container["args"] += ["--shutdown-timeout", str(drain_s)]
 
 
-def _llm_d(document: Document, scaling: Scaling) -> None:
-    """The chart has a fixed count in any case; the pool's own label keeps its pods apart from others'."""
+def _scale_llm_d(document: Document, scaling: Scaling) -> None:
+    """The chart always has a count; a label of the pool tells its pods from those of others."""
     (target,) = scaling.scale_targets
     document["modelArtifacts"]["labels"][POOL_LABEL] = target.name
     workers = next(document[role] for role in ("prefill", "decode") if document[role]["create"])
@@ -170,15 +172,15 @@ def _llm_d(document: Document, scaling: Scaling) -> None:
     _let_vllm_drain(workers, target)
 
 
-def _production_stack(document: Document, scaling: Scaling) -> None:
+def _scale_production_stack(document: Document, scaling: Scaling) -> None:
     # The chart finds a pool's pods by their label `model`, which is the name in modelSpec.
     targets = {target.pods["model"]: target for target in scaling.scale_targets}
     for model in document["servingEngineSpec"]["modelSpec"]:
         model["replicaCount"] = targets[model["name"]].scaled.size
 
 
-def _kserve(document: Document, scaling: Scaling) -> None:
-    """Without `replicas` KServe leaves a Deployment's count alone. Its Workload Variant Autoscaler ("wva") is
+def _scale_kserve(document: Document, scaling: Scaling) -> None:
+    """Without `replicas` KServe does not set a Deployment's count. Its Workload Variant Autoscaler ("wva") is
     configured in the service itself.
     """
     if document["kind"] != "LLMInferenceService":
@@ -194,7 +196,7 @@ def _kserve(document: Document, scaling: Scaling) -> None:
                     workload["scaling"] = kserve_scaling(target, scaling.autoscaler)
 
 
-def _dynamo(document: Document, scaling: Scaling) -> None:
+def _scale_dynamo(document: Document, scaling: Scaling) -> None:
     autoscaler = scaling.autoscaler
     targets = {target.object_name: target for target in scaling.scale_targets}
     scale_targets: list[ScaleTarget] = []
@@ -212,7 +214,7 @@ def _dynamo(document: Document, scaling: Scaling) -> None:
         )
 
 
-def _ray_serve(document: Document, scaling: Scaling) -> None:
+def _scale_ray_serve(document: Document, scaling: Scaling) -> None:
     ray_serve_autoscaler.add_autoscaling(document, scaling.fleet, scaling.autoscaler)
 
 
@@ -222,16 +224,16 @@ _CHART_SETS_COUNTS = (
 )
 SCALABLE: Mapping[str, ScalableTarget] = MappingProxyType(
     {
-        "kubernetes": ScalableTarget(_kubernetes, kubernetes_target, drains=True),
-        "lws": ScalableTarget(_kubernetes, lws_target, drains=True),
+        "kubernetes": ScalableTarget(_scale_kubernetes, kubernetes_target, drains=True),
+        "lws": ScalableTarget(_scale_kubernetes, lws_target, drains=True),
         "disaggregatedset": ScalableTarget(
-            _disaggregatedset,
+            _scale_disaggregatedset,
             disaggregatedset_target,
             drains=True,
             remark="`scaling: {mode: External}` and its DisaggregatedSetRoleScaler need LWS 0.10 or newer.",
         ),
         "llm-d": ScalableTarget(
-            _llm_d,
+            _scale_llm_d,
             llm_d_target,
             file_of_pool="llm-d/{label}.values.yaml",
             begins_with_counts=True,
@@ -239,21 +241,24 @@ SCALABLE: Mapping[str, ScalableTarget] = MappingProxyType(
             remark=_CHART_SETS_COUNTS,
         ),
         "kserve": ScalableTarget(
-            _kserve,
+            _scale_kserve,
             kserve_target,
             remark="Applying the service again leaves the Deployments' counts: the spec has none.",
         ),
         "dynamo": ScalableTarget(
-            _dynamo,
+            _scale_dynamo,
             dynamo_target,
             is_measured=False,
             letters=dynamo.COMPONENT_NAME_LETTERS,
             begins_with_counts=True,
         ),
         "production-stack": ScalableTarget(
-            _production_stack, production_stack_target, begins_with_counts=True, remark=_CHART_SETS_COUNTS
+            _scale_production_stack,
+            production_stack_target,
+            begins_with_counts=True,
+            remark=_CHART_SETS_COUNTS,
         ),
-        "ray-serve": ScalableTarget(_ray_serve, None, is_measured=False),
+        "ray-serve": ScalableTarget(_scale_ray_serve, None, is_measured=False),
     }
 )
 """The targets whose pools can be scaled; each name is one of `manifests.TARGETS`."""

@@ -2,7 +2,7 @@
 
 llm-d/llm-d-workload-variant-autoscaler at b08b1c7 (v0.5.1), charts/workload-variant-autoscaler: crds (llmd.ai
 v1alpha1: what to scale, the model, the cost of a replica), values.yaml (thresholds, HPA);
-internal/constants/metrics.go (what was `inferno_desired_replicas` is `wva_desired_replicas` now).
+internal/constants/metrics.go (`wva_desired_replicas`, which replaced `inferno_desired_replicas`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ VERSION = "v0.5.1"
 FILE, VALUES_FILE = "variant-autoscalings.yaml", "workload-variant-autoscaler.values.yaml"
 DESIRED = "wva_desired_replicas"
 REPOSITORY = "https://github.com/llm-d/llm-d-workload-variant-autoscaler"
+# Defaults of the chart: saturation by KV use and by waiting requests, and what must be spare of each.
 KV_THRESHOLD, KV_SPARE, QUEUE_THRESHOLD, QUEUE_SPARE = 0.8, 0.1, 5.0, 3.0
 EVERY_S = 60
 HPA_RULES: dict[str, float] = {  # of the chart's own HPA
@@ -34,18 +35,20 @@ HPA_RULES: dict[str, float] = {  # of the chart's own HPA
 }
 
 
-def write_variants(places: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet: Fleet) -> WrittenManifests:
+def write_variants(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet: Fleet) -> WrittenManifests:
     """VariantAutoscalings, HPAs behind them, the adapter's rule and the controller's own settings."""
     hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
     model = engine_command.plain_name(fleet, autoscaler.controller)
     files: dict[str, list[Document]] = {
-        prometheus_queries.MONITORS_FILE: [prometheus_queries.pod_monitor(place) for place in places],
-        prometheus_queries.ADAPTER_FILE: [prometheus_queries.adapter_values(external=[_rule()])],
+        prometheus_queries.MONITORS_FILE: [prometheus_queries.pod_monitor(target) for target in targets],
+        prometheus_queries.ADAPTER_FILE: [prometheus_queries.adapter_values(external=[_adapter_rule()])],
         VALUES_FILE: [chart_values(autoscaler)],
-        FILE: [_variant(place, model) for place in places],
+        FILE: [_variant_document(target, model) for target in targets],
         hpa_object.FILE: [
-            hpa_object.hpa_document(place, keda_object.with_defaults(autoscaler, HPA_RULES), _source(place))
-            for place in places
+            hpa_object.hpa_document(
+                target, keda_object.with_defaults(autoscaler, HPA_RULES), _metric_source(target)
+            )
+            for target in targets
         ],
     }
     steps = (
@@ -58,7 +61,7 @@ def write_variants(places: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet:
 
 
 def controller_steps() -> tuple[str, ...]:
-    """How the controller itself comes to the cluster."""
+    """Instructions that install the controller in the cluster."""
     return (
         f"    git clone --depth 1 -b {VERSION} {REPOSITORY}",
         "    helm upgrade --install workload-variant-autoscaler llm-d-workload-variant-autoscaler/charts/"
@@ -76,12 +79,12 @@ def limit_lines() -> tuple[str, ...]:
 
 
 def chart_values(autoscaler: Autoscaler) -> Document:
-    """Of the chart workload-variant-autoscaler, without its example of a variant."""
+    """Values of the chart workload-variant-autoscaler, without its example of a variant."""
     thresholds: Document = {
-        "kvCacheThreshold": _share(autoscaler, "kv_threshold_frac", KV_THRESHOLD),
-        "queueLengthThreshold": _count(autoscaler, "queue_threshold", QUEUE_THRESHOLD),
-        "kvSpareTrigger": _share(autoscaler, "kv_spare_frac", KV_SPARE),
-        "queueSpareTrigger": _count(autoscaler, "queue_spare", QUEUE_SPARE),
+        "kvCacheThreshold": _read_share(autoscaler, "kv_threshold_frac", KV_THRESHOLD),
+        "queueLengthThreshold": _read_count(autoscaler, "queue_threshold", QUEUE_THRESHOLD),
+        "kvSpareTrigger": _read_share(autoscaler, "kv_spare_frac", KV_SPARE),
+        "queueSpareTrigger": _read_count(autoscaler, "queue_spare", QUEUE_SPARE),
     }
     return {
         "wva": {
@@ -96,45 +99,49 @@ def chart_values(autoscaler: Autoscaler) -> Document:
     }
 
 
-def worker_cost_text(place: ScaleTarget) -> str:
-    """Of one worker in USD/h, as the CRD's pattern wants it."""
-    return f"{place.pool.type.price_usd_per_h:.2f}"
+def worker_cost_text(target: ScaleTarget) -> str:
+    """The price of one worker in USD/h, in the two decimals of the CRD's pattern."""
+    return f"{target.pool.type.price_usd_per_h:.2f}"
 
 
-def _share(autoscaler: Autoscaler, name: str, default: float) -> float:
+def _read_share(autoscaler: Autoscaler, name: str, default: float) -> float:
     value = autoscaler.read_number(name, default)
     if not 0 <= value <= 1:
         raise InputError(f"{autoscaler.controller}: {name}: {value:g}, must be 0 to 1")
     return value
 
 
-def _count(autoscaler: Autoscaler, name: str, default: float) -> int:
+def _read_count(autoscaler: Autoscaler, name: str, default: float) -> int:
     value = autoscaler.read_number(name, default)
     if value < 0 or value != int(value):
         raise InputError(f"{autoscaler.controller}: {name}: {value:g}, must be whole and >= 0")
     return int(value)
 
 
-def _variant(place: ScaleTarget, model: str) -> Document:
+def _variant_document(target: ScaleTarget, model: str) -> Document:
     return {
         "apiVersion": "llmd.ai/v1alpha1",
         "kind": "VariantAutoscaling",
-        "metadata": {"name": place.name},
-        "spec": {"scaleTargetRef": place.reference, "modelID": model, "variantCost": worker_cost_text(place)},
+        "metadata": {"name": target.name},
+        "spec": {
+            "scaleTargetRef": target.reference,
+            "modelID": model,
+            "variantCost": worker_cost_text(target),
+        },
     }
 
 
-def _source(place: ScaleTarget) -> Document:
+def _metric_source(target: ScaleTarget) -> Document:
     return {
         "type": "External",
         "external": {
-            "metric": {"name": DESIRED, "selector": {"matchLabels": {"variant_name": place.name}}},
+            "metric": {"name": DESIRED, "selector": {"matchLabels": {"variant_name": target.name}}},
             "target": {"type": "AverageValue", "averageValue": "1"},
         },
     }
 
 
-def _rule() -> Document:
+def _adapter_rule() -> Document:
     return {
         "seriesQuery": f'{DESIRED}{{variant_name!="",exported_namespace!=""}}',
         "resources": {"overrides": {"exported_namespace": {"resource": "namespace"}}},
@@ -143,23 +150,23 @@ def _rule() -> Document:
     }
 
 
-def kserve_scaling(place: ScaleTarget, autoscaler: Autoscaler) -> Document:
-    """`scaling` of a workload of an LLMInferenceService (KServe 0.21), whose controller makes the rest."""
+def kserve_scaling(target: ScaleTarget, autoscaler: Autoscaler) -> Document:
+    """`scaling` of a workload of an LLMInferenceService (KServe 0.21), which makes the HPA of it."""
     hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
     rules = hpa_object.scaling_behavior(
-        keda_object.with_defaults(autoscaler, HPA_RULES), most=place.scaled.most
+        keda_object.with_defaults(autoscaler, HPA_RULES), most=target.scaled.most
     )
     return {
-        "minReplicas": place.scaled.least,
-        "maxReplicas": place.scaled.most,
-        "wva": {"variantCost": worker_cost_text(place), "hpa": {"behavior": rules}},
+        "minReplicas": target.scaled.least,
+        "maxReplicas": target.scaled.most,
+        "wva": {"variantCost": worker_cost_text(target), "hpa": {"behavior": rules}},
     }
 
 
-def write_kserve(places: Sequence[ScaleTarget], autoscaler: Autoscaler) -> WrittenManifests:
-    """What stands beside LLMInferenceServices that say `scaling` themselves."""
+def write_kserve(targets: Sequence[ScaleTarget], autoscaler: Autoscaler) -> WrittenManifests:
+    """The files still needed where LLMInferenceServices have `scaling` (`kserve_scaling`)."""
     files = {
-        prometheus_queries.ADAPTER_FILE: [prometheus_queries.adapter_values(external=[_rule()])],
+        prometheus_queries.ADAPTER_FILE: [prometheus_queries.adapter_values(external=[_adapter_rule()])],
         VALUES_FILE: [chart_values(autoscaler)],
     }
     return WrittenManifests(
@@ -168,6 +175,6 @@ def write_kserve(places: Sequence[ScaleTarget], autoscaler: Autoscaler) -> Writt
         (
             *limit_lines(),
             "KServe 0.21 makes VariantAutoscalings and HPAs of `scaling`; later ones are to take KEDA in its "
-            "place.",
+            "target.",
         ),
     )

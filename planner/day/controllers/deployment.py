@@ -22,10 +22,9 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CapacityTable:
-    """The least sizes of the pools that carry a steady rate within the SLO: `sizes` (R, P) at `rates_rps`
-    (R,).
+    """The least pool sizes `sizes` (R, P) that keep the SLO at steady rates `rates_rps` (R,).
 
-    `made` says how: what was simulated, with which traffic. Rates rise, and so do the sizes of every pool.
+    `made` says how the table was made: what was simulated, with which traffic. Rates rise, and no size falls.
     """
 
     rates_rps: Floats
@@ -43,12 +42,12 @@ class CapacityTable:
             raise InputError("capacity table: a higher rate may not need fewer workers of a pool")
 
     def sizes_for_rate(self, rate_rps: float) -> Ints:
-        """Sizes (P,) at the lowest rate of the table that is not below `rate_rps`. Above the table its last
-        sizes grow in proportion.
+        """Sizes (P,) of the lowest table rate that is at least `rate_rps`; beyond the table the last sizes
+        grow in proportion.
         """
         if rate_rps <= 0:
             return np.zeros(self.sizes.shape[1], dtype=np.int64)
-        # The tolerances keep rounding from asking for a row, or a worker, more.
+        # Without the tolerances rounding errors could add a row, or a worker.
         row = int(np.searchsorted(self.rates_rps, rate_rps * (1 - 1e-12)))
         if row < len(self.rates_rps):
             sizes: Ints = self.sizes[row]
@@ -59,7 +58,7 @@ class CapacityTable:
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """Step times of a pool's workers as the queue model and Dynamo's planner need them: linear ones.
+    """Linear step times of a pool's workers, for the queue model and Dynamo's planner.
 
     A prompt of x tokens takes `prefill_s + prefill_s_per_token x` alone; a decode step of n sequences with c
     tokens of context each `decode_s + decode_s_per_sequence n + decode_s_per_token n c`.
@@ -76,6 +75,7 @@ class EngineProfile:
 
     def work_s(self, role: Role, input_tokens: float, output_tokens: float) -> float:
         """What one more request of these lengths adds to the steps of a worker of this role."""
+        # The mean context of its output tokens.
         context = input_tokens + output_tokens / 2
         decode_s = output_tokens * (self.decode_s_per_sequence + self.decode_s_per_token * context)
         prefill_s = self.prefill_s_per_token * input_tokens
@@ -95,11 +95,11 @@ class EngineProfile:
 
 @dataclass(frozen=True, slots=True)
 class LoadRule:
-    """Workers of a pool for the load of a window of its traffic: one, and one more above each of `edges`.
+    """Workers of a pool for the load of a window of `window_s`: one, and one more above each of `edges`.
 
-    The load is the `PEAK_FRAC` quantile, over the window, of the work that arrives per second in spans of
-    `span_s` (`EngineProfile.work_s` of the mean lengths, times requests): it knows lengths and bursts. Above
-    `highest`, the largest load that was seen, workers grow in proportion.
+    The load is the `PEAK_FRAC` quantile, over the window's spans of `span_s`, of the work that arrives per
+    second (requests times `EngineProfile.work_s` of their mean lengths), so that lengths and bursts count.
+    Above `highest`, the largest load of the traffic that made the rule, workers grow in proportion.
     """
 
     edges: tuple[float, ...]  # rising
@@ -133,7 +133,7 @@ class History:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deployment:
-    """What a controller may know before the day: the pools, and facts of the plan that some controllers need.
+    """What a controller may know before the day: the pools, and facts from the plan; None or () if unknown.
 
     `clock_s` is the time of the week at the beginning of the run, in seconds since Monday 0:00. `ttft_s` and
     `tpot_s` are the targets of the SLO. `nodes` has, for each pool whose nodes are sold whole, the node's
@@ -175,14 +175,14 @@ class Deployment:
     def rate_rps(self, reading: MetricsReading) -> float:
         """Requests/s that came to the fleet during the reading's interval.
 
-        Requests in limbo, which found no worker at all, are not counted as arrived at a pool.
+        Requests in limbo, which wait because no pool has a worker, are not counted as arrived at a pool.
         """
         arrived = sum(int(reading.arrived[i]) for i in self.front)
         return max(arrived, reading.limbo) / reading.interval_s
 
     def bounded_sizes(self, sizes: Sequence[float]) -> list[int]:
-        """Sizes within least and most. Prefill and decode pools are of no use without each other, so where
-        one role has a worker the other gets one too.
+        """Sizes within each pool's least and most. A prefill or decode pool is useless without the other, so
+        if one has a worker the other gets one.
         """
         bounded = [
             min(max(int(size), pool.least), pool.most) for size, pool in zip(sizes, self.pools, strict=True)
@@ -195,8 +195,8 @@ class Deployment:
         return bounded
 
     def fill_nodes(self, sizes: Sequence[int]) -> list[int]:
-        """These sizes and, on nodes that are sold whole, the workers that the idle GPUs hold, since they are
-        paid for anyway. Front pools come first; an empty pool stays empty.
+        """Add workers on the idle GPUs of nodes that are sold whole, as these are paid anyway. Front pools
+        come first; an empty pool stays empty.
         """
         filled_sizes = [int(size) for size in sizes]
         for node in dict.fromkeys(node for node in self.nodes if node is not None):
@@ -210,7 +210,7 @@ class Deployment:
         return filled_sizes
 
     def limbo_of(self, reading: MetricsReading, pool: int) -> int:
-        """Requests in limbo, which wait for a first worker, if they wait for this pool: at the front."""
+        """Requests in limbo, which wait for a first worker, if `pool` is one that requests reach first."""
         return reading.limbo if pool in self.front else 0
 
     def require_facts(self, controller: str, *facts: str) -> None:
@@ -234,9 +234,7 @@ _FACTS = {
 
 
 def is_blank(reading: MetricsReading) -> bool:
-    """Whether a reading is of the first moment of a run, before any request came: no controller decides by
-    that.
-    """
+    """Whether a reading is of the start of a run, before any request; no controller decides by that."""
     if reading.time_s > 0 or reading.limbo:
         return False
     gauges = (reading.arrived, reading.waiting, reading.running, np.nan_to_num(reading.kv_frac))
@@ -244,11 +242,11 @@ def is_blank(reading: MetricsReading) -> bool:
 
 
 def mean_of(numbers: Floats, pools: Sequence[int]) -> float:
-    """The mean over those of `pools` that have a number (not NaN); NaN where none has."""
+    """The mean over `pools`, ignoring NaN; NaN if all are."""
     known_values = [float(numbers[i]) for i in pools if not math.isnan(numbers[i])]
     return sum(known_values) / len(known_values) if known_values else math.nan
 
 
 def least_whole(value: float) -> int:
-    """The least whole number that is as large, but for rounding."""
+    """Round up, but not for a rounding error."""
     return math.ceil(value - 1e-9)

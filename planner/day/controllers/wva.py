@@ -1,17 +1,16 @@
 """llm-d's workload-variant-autoscaler by saturation: KV cache and queue, one worker at a time.
 
-Read in llm-d/llm-d-workload-variant-autoscaler at b08b1c7 (2026-02-19, v0.5.1): internal/saturation/
+Source: llm-d/llm-d-workload-variant-autoscaler at b08b1c7 (2026-02-19, v0.5.1): internal/saturation/
 analyzer.go (its default, the analyzer by percentages) and its tests; thresholds of
 config/manager/configmap-saturation-scaling.yaml; interval and HPA of charts/workload-variant-autoscaler.
 
 Pools of one role are variants of one model. A worker is saturated at `kv_threshold` of its KV cache or
 `queue_threshold` waiting prompts; the spare KV and spare queue of the other workers are averaged. If either
 is below `kv_spare` or `queue_spare`, the cheapest pool gets one worker more. If both would still be above
-with one worker fewer, and two workers are not saturated, the dearest pool loses one. While workers start
-nothing is decided. The wanted size is a metric that an HPA follows, with that chart's windows of four
-minutes.
+with one worker fewer, and two workers are not saturated, the dearest pool loses one. Nothing is decided while
+workers start. The wanted size is a metric that an HPA follows, with the chart's windows of four minutes.
 
-The metrics here are means of a pool: its workers are saturated all together or not at all.
+Readings here are means over a pool, so that its workers are saturated all together or not at all.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from planner.day.controllers.settings import NUMBER, SECONDS, SHARE, WHOLE, sett
 from planner.errors import InputError
 from planner.simulator.elastic import MetricsReading
 
-LEAST_UNSATURATED = 2  # workers, for one to be taken away
+LEAST_UNSATURATED = 2  # With fewer unsaturated workers none is taken away.
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +57,12 @@ class WvaSettings(WvaRules):
     queue_spare: float = settings_field(3.0, NUMBER, "one more below so many spare places in the queue")
 
     def check(self) -> None:
-        for of, spare, threshold in (
+        for name, spare, threshold in (
             ("kv", self.kv_spare_frac, self.kv_threshold_frac),
             ("queue", self.queue_spare, self.queue_threshold),
         ):
             if spare > threshold:
-                raise InputError(f"{of}_spare: {spare:g} is above {of}_threshold, {threshold:g}")
+                raise InputError(f"{name}_spare: {spare:g} is above {name}_threshold, {threshold:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ class ReplicaLoad:
 
 
 def scaling_direction(settings: WvaSettings, workers: Sequence[ReplicaLoad]) -> int:
-    """+1, 0 or -1 worker for a model with these workers."""
+    """By how many workers (+1, 0 or -1) a model with these workers should change."""
     if not workers:
         return 0
     kv, queue = settings.kv_threshold_frac, settings.queue_threshold
@@ -85,7 +84,8 @@ def scaling_direction(settings: WvaSettings, workers: Sequence[ReplicaLoad]) -> 
     queue_load = sum(each.waiting for each in unsaturated) / count if unsaturated else queue
 
     def is_short(load_factor: float) -> bool:
-        """Whether too little is spare when each worker has so many times its load."""
+        """Whether too little is spare if every worker has `load_factor` times its load."""
+        # Rounding must not count as a shortage, hence the 1e-12.
         spare_kv, spare_queue = kv - kv_load * load_factor, queue - queue_load * load_factor
         return spare_kv < settings.kv_spare_frac - 1e-12 or spare_queue < settings.queue_spare - 1e-12
 
@@ -112,21 +112,21 @@ class Actuated(ABC):
             behaviour.start(size)
 
     @abstractmethod
-    def optimised(self, reading: MetricsReading) -> list[int]:
-        """The sizes that the autoscaler wants; it decides every `optimize`."""
+    def optimal_sizes(self, reading: MetricsReading) -> list[int]:
+        """The sizes that the autoscaler wants; called every `optimize_s`."""
 
     def sizes(self, reading: MetricsReading) -> list[int]:
         if is_blank(reading):
             return list(self.current)
         if reading.time_s >= self.due_s:
             self.due_s = reading.time_s + self.rules.optimize_s
-            self.wanted = self.deployment.bounded_sizes(self.optimised(reading))
+            self.wanted = self.deployment.bounded_sizes(self.optimal_sizes(reading))
         desired_sizes = []
         for i, behaviour in enumerate(self.behaviours):
-            now, limits = self.current[i], self.deployment.pools[i]
-            replicas = external_replicas(self.wanted[i], now, 1.0, self.rules.tolerance_frac)
-            if now:
-                desired_sizes.append(behaviour.decide(reading.time_s, now, replicas, limits))
+            size, limits = self.current[i], self.deployment.pools[i]
+            replicas = external_replicas(self.wanted[i], size, 1.0, self.rules.tolerance_frac)
+            if size:
+                desired_sizes.append(behaviour.decide(reading.time_s, size, replicas, limits))
             else:  # An HPA does not act on an empty pool; the autoscaler itself wakes it.
                 desired_sizes.append(self.wanted[i])
         self.current = self.deployment.bounded_sizes(desired_sizes)
@@ -138,18 +138,18 @@ class Wva(Actuated):
         self.settings = settings
         super().__init__(settings, deployment)
 
-    def optimised(self, reading: MetricsReading) -> list[int]:
+    def optimal_sizes(self, reading: MetricsReading) -> list[int]:
         wanted = list(self.current)
         for role in dict.fromkeys(self.deployment.roles):
-            self._one_more_or_less(reading, role, wanted)
+            self._change_by_one(reading, role, wanted)
         return wanted
 
-    def _one_more_or_less(self, reading: MetricsReading, role: Role, wanted: list[int]) -> None:
+    def _change_by_one(self, reading: MetricsReading, role: Role, wanted: list[int]) -> None:
         pools = self.deployment.with_role(role)
         if any(self.deployment.limbo_of(reading, i) for i in pools) and not any(wanted[i] for i in pools):
-            wanted[min(pools, key=self.deployment.price_of)] = 1  # It wakes the cheapest variant.
+            wanted[min(pools, key=self.deployment.price_of)] = 1  # The cheapest variant is started.
             return
-        # It decides only when the wanted size, the Deployment's and the workers that are ready agree.
+        # It decides only when wanted size, size of the Deployment and ready workers agree.
         if any(self.wanted[i] != self.current[i] or reading.ready[i] != self.current[i] for i in pools):
             for i in pools:
                 wanted[i] = self.wanted[i]

@@ -180,7 +180,7 @@ class WvaQueueSettings(WvaRules):
 
 
 class WvaQueue(Actuated):
-    """The controller. `Actuated` (wva.py) calls `optimised` at its interval, and follows the sizes it
+    """The controller. `Actuated` (wva.py) calls `optimal_sizes` at its interval, and follows the sizes it
     gives.
     """
 
@@ -208,7 +208,7 @@ class WvaQueue(Actuated):
         self.lengths = lengths if not any(math.isnan(each) for each in lengths) else self.lengths
         return super().sizes(reading)
 
-    def optimised(self, reading: MetricsReading) -> list[int]:
+    def optimal_sizes(self, reading: MetricsReading) -> list[int]:
         """The sizes for the mean rate since the last call."""
         rate_rps = self.arrived / self.seen_s * self.settings.margin
         self.arrived = self.seen_s = 0.0

@@ -1,4 +1,4 @@
-"""The JSON Schemas of answers: those of `planner.documents.answers`, and of certificate.json."""
+"""The JSON Schemas of what commands print with --json (planner/documents/answers.py)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANSWERS: dict[str, Any] = {
 
 
 def answer_schema(name: str) -> Schema:
-    """What a command prints with --json; `name` is the command."""
+    """The schema of the answer of the command `name`, or of "infeasible"."""
     if name == "plan":
         return _plan_answer()
     if name == "infeasible":
@@ -27,20 +27,22 @@ def answer_schema(name: str) -> Schema:
 
 
 def _plan_answer() -> Schema:
-    """The plan with the classes of its certificate and of every fact."""
+    """The schema of a plan, with those of its certificate and of every fact."""
     schema = schema_of(answers.PlanAnswer)
     certificate, fact = schema_of(Certificate), fact_schema()
     parts = schema["$defs"] | certificate["$defs"] | fact.pop("$defs")
     parts["Fact"] = fact
-    _as_written(parts["Certificate"]["properties"])
+    _adapt_certificate(parts["Certificate"]["properties"])
     plan = parts["PlanAnswer"]["properties"]
     plan["certificate"] = {"$ref": "#/$defs/Certificate"}
     plan["facts"]["additionalProperties"]["items"] = {"$ref": "#/$defs/Fact"}
     return {"$ref": schema["$ref"], "$defs": dict(sorted(parts.items()))}
 
 
-def _as_written(certificate: dict[str, Schema]) -> None:
-    """Where `certificate_document` writes something else than the field: sentences, shares, reasons."""
+def _adapt_certificate(certificate: dict[str, Schema]) -> None:
+    """Change the schema where `certificate_document` writes other values than the fields: sentences, shares,
+    reasons.
+    """
     sentences: Schema = {"type": "array", "items": {"type": "string"}}
     certificate |= dict.fromkeys(IN_SENTENCES, sentences)
     certificate["refuted"] = {

@@ -1,7 +1,7 @@
-"""The JSON Schema of a type: dataclasses and TypedDicts, as `certificate_document` and answers write them.
+"""The JSON Schema of a dataclass or TypedDict, as certificate.json and the answers of commands write it.
 
-A float may be null, because a figure that is not finite is written as null. Further keys are allowed: an
-answer may say more in a later version.
+A float may be null, because figures that are not finite are written as null. Further keys are allowed: a
+later version may add some. The first paragraph of a class's docstring is its description.
 """
 
 from __future__ import annotations
@@ -28,52 +28,52 @@ _PLAIN: Mapping[Any, Schema] = {
 def schema_of(kind: Any) -> Schema:
     """The schema of a type, its parts under `$defs`. Raises TypeError for a type that no answer has."""
     parts: dict[str, Schema] = {}
-    schema = _schema(kind, parts)
+    schema = _schema_part(kind, parts)
     return schema | ({"$defs": dict(sorted(parts.items()))} if parts else {})
 
 
-def _schema(kind: Any, parts: dict[str, Schema]) -> Schema:
+def _schema_part(kind: Any, parts: dict[str, Schema]) -> Schema:
     if kind in _PLAIN:
         return dict(_PLAIN[kind])
     origin, inner = get_origin(kind), get_args(kind)
     if origin is NotRequired:
-        return _schema(inner[0], parts)
+        return _schema_part(inner[0], parts)
     if origin is Literal:
         return {"enum": list(inner)}
     if origin in (types.UnionType, Union):
-        return {"anyOf": [_schema(each, parts) for each in inner]}
+        return {"anyOf": [_schema_part(each, parts) for each in inner]}
     if origin is list or (origin is tuple and inner[-1] is Ellipsis):
-        return {"type": "array", "items": _schema(inner[0], parts)}
+        return {"type": "array", "items": _schema_part(inner[0], parts)}
     if origin is tuple:
-        items = [_schema(each, parts) for each in inner]
+        items = [_schema_part(each, parts) for each in inner]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
     if origin in (dict, Mapping):
-        return {"type": "object", "additionalProperties": _schema(inner[1], parts)}
+        return {"type": "object", "additionalProperties": _schema_part(inner[1], parts)}
     if dataclasses.is_dataclass(kind) or is_typeddict(kind):
         name = kind.__name__
         if name not in parts:
-            parts[name] = {}  # a part may hold itself
-            parts[name] = _object(kind, parts)
+            parts[name] = {}  # This ends the recursion for a class that contains itself.
+            parts[name] = _object_schema(kind, parts)
         return {"$ref": f"#/$defs/{name}"}
     raise TypeError(f"no schema of {kind!r}")
 
 
-def _object(kind: Any, parts: dict[str, Schema]) -> Schema:
+def _object_schema(kind: Any, parts: dict[str, Schema]) -> Schema:
     hints = get_type_hints(kind, include_extras=True)
     required = [key for key, hint in hints.items() if get_origin(hint) is not NotRequired]
-    properties = {key: _schema(hint, parts) for key, hint in hints.items()}
-    for key, schema in _written_beside(kind).items():
+    properties = {key: _schema_part(hint, parts) for key, hint in hints.items()}
+    for key, schema in _added_keys(kind).items():
         properties[key] = schema
         required.append(key)
     words = (kind.__doc__ or "").split("\n\n")[0]
-    about = (
-        {} if words.startswith(f"{kind.__name__}(") or not words else {"description": " ".join(words.split())}
-    )
+    # A dataclass without a docstring gets its signature as one.
+    has_docstring = bool(words) and not words.startswith(f"{kind.__name__}(")
+    about = {"description": " ".join(words.split())} if has_docstring else {}
     return {"type": "object", **about, "properties": properties, "required": required}
 
 
-def _written_beside(kind: Any) -> dict[str, Schema]:
-    """What the writer of certificate.json adds to the fields of a class."""
+def _added_keys(kind: Any) -> dict[str, Schema]:
+    """Keys that the writer of certificate.json adds to the fields of a class."""
     if kind is Limit:
         return {"name": {"type": "string"}}
     if kind is FleetLimit:
@@ -87,6 +87,6 @@ def fact_schema() -> Schema:
     kinds: list[Schema] = []
     for name, kind in sorted(KINDS.items()):
         assert name == kind_of(kind)
-        reference = _schema(kind, parts)
+        reference = _schema_part(kind, parts)
         kinds.append({"allOf": [{"properties": {"kind": {"const": name}}, "required": ["kind"]}, reference]})
     return {"anyOf": kinds, "$defs": dict(sorted(parts.items()))}
