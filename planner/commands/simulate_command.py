@@ -70,7 +70,7 @@ SeedsOption = Annotated[
 
 
 def simulate(
-    fleet_path: Annotated[Path, typer.Option("--fleet", readable=False, help="fleet.yaml, or a plan.yaml.")],
+    fleet_file: Annotated[Path, typer.Option("--fleet", readable=False, help="fleet.yaml, or a plan.yaml.")],
     trace: TraceOption = None,
     out: Annotated[Path | None, out_file("Write one row per request to this CSV.")] = None,
     slo: SloOption = None,
@@ -117,17 +117,16 @@ def simulate(
     moments = _moments_to_explain(explain_routing, explain_moments)
     if out is not None:
         check_output_file(out)
-        keep_inputs([out], fleet_path, trace, slo)
+        keep_inputs([out], fleet_file, trace, slo)
     if autoscale is not None or start is not None:
         # Without an SLO file `run_controller` raises, as these options do not go with a controller.
         limits = None if seeds > 1 or closed_loop or rate or window else slo
-        run_controller(
-            fleet_path, trace, limits, autoscale, start, catalog, seed, out, drop_invalid, json_output
-        )
+        settings = (autoscale, start, catalog, seed, out, drop_invalid, json_output)
+        run_controller(fleet_file, trace, limits, *settings)
         return
     with Progress() as progress:
         rows = read_catalog(catalog)
-        fleet = read_fleet(fleet_path, rows)
+        fleet = read_fleet(fleet_file, rows)
         traffic = traffic_option(rate, scale, window)
         requests = read_requests(
             trace, slo, rows, seed=seed, drop_invalid=drop_invalid, is_given=traffic is not None
