@@ -935,7 +935,7 @@ def ladder(points: Sequence[Document], *, seed: int = 0) -> tuple[Trace, Ints]:
 
 
 def _llmd_constant(point: Document, engines: Engines) -> Found:
-    """One rate, prompts with nothing in common: workers of one kind, or prefill and decode apart."""
+    """One rate, prompts with nothing in common: workers behind a Service, or prefill and decode apart."""
     pairs = bool(point["disaggregated"])
     pools = [point["prefill"], point["decode"]] if pairs else [point["workers"]]
     sizes = [tuple(int(each) for each in pool.split(" x TP")) for pool in pools]
@@ -943,9 +943,7 @@ def _llmd_constant(point: Document, engines: Engines) -> Found:
     if pairs:
         workers = [{**row, "role": role} for row, role in zip(workers, ("prefill", "decode"), strict=True)]
     policies = (
-        {"routing": "pending-tokens", "decode_routing": "least-outstanding"}
-        if pairs
-        else {"routing": "round-robin"}
+        {"routing": "pending-tokens", "decode_routing": "least-outstanding"} if pairs else LLMD_ROUTING["rr"]
     )
     run = _llmd_run(point, f"{point['llm']}, {'prefill and decode' if pairs else 'mixed'}", sizes[0][1])
     try:
@@ -1301,16 +1299,18 @@ def found(folder: Path, engines: Engines, only: str | None = None) -> Found:
 def replayed(folder: Path, engines: Engines, only: str | None = None) -> tuple[list[Row], list[LeftOut]]:
     """Every figure of every run, between which bounds its spread lets it lie; and what is left out.
 
-    Prefills and decodes err on their own, so what each of them moves adds up as squares of logs do.
+    Prefills and decodes err on their own, so what each of them moves adds up as squares of logs do. A nominal
+    prediction is the median of its spread.
     """
-    ends = (None, (0.0, 0.0), (INTERVAL_SIGMAS, 0.0), (0.0, INTERVAL_SIGMAS))
-    nominal, middle, prefill, decode = (list(found(folder, replace(engines, z=z), only)) for z in ends)
+    ends = (None, (INTERVAL_SIGMAS, 0.0), (0.0, INTERVAL_SIGMAS))
+    nominal, prefill, decode = (list(found(folder, replace(engines, z=z), only)) for z in ends)
     rows = []
-    for row, *others in zip(nominal, middle, prefill, decode, strict=True):
+    for row, *others in zip(nominal, prefill, decode, strict=True):
         if isinstance(row, Row):
-            at, *moved_to = (each.predicted for each in others if isinstance(each, Row))
-            width = math.hypot(*(math.log(each / at) for each in moved_to))
-            rows.append(replace(row, bounds=(at * math.exp(-width), at * math.exp(width))))
+            moved_to = [each.predicted for each in others if isinstance(each, Row)]
+            width = math.hypot(*(math.log(each / row.predicted) for each in moved_to))
+            bounds = row.predicted * math.exp(-width), row.predicted * math.exp(width)
+            rows.append(replace(row, bounds=bounds))
     return rows, [each for each in nominal if isinstance(each, LeftOut)]
 
 
