@@ -8,7 +8,7 @@ for an aggregated worker with the same GPUs, checkpoint and expert parallelism, 
 the means of the run: prompt, what of it is cached, output, drafts, and requests in flight. Those of open
 loops are told it (rate times the E2E that was measured), because it takes no rate of arrival. LLMs that are
 not in its list are given as a config.json of their shapes; experts that it cannot slice are whole. A run
-that it refuses counts for neither, and is named.
+that it refuses counts for neither, and is named. Fleets behind a router (llm-d) are left out.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ FITTED = {  # to which runs our own constants were fitted
     "inference-perf": "host time and front end",
     "ml-energy": "host time; what older vLLM takes longer",
     "llmservingsim": "front end; all-reduce of RTX PRO 6000",
-    "silicon-sample": "what older vLLM takes longer; medians on Blackwell",
+    "silicon-sample": "what older vLLM takes longer; medians on Blackwell; the tokeniser",
 }
+FLEETS = "llm-d"  # its runs are of several workers behind a router, AIConfigurator estimates one
 Estimate = Callable[[Run, Load], Mapping[str, float]]  # quantity: seconds, or tokens per second
 
 
@@ -190,6 +191,8 @@ def pairs(rows: Iterable[Row | LeftOut], estimate: Estimate) -> Iterator[Pair | 
         if isinstance(row, LeftOut) or row.basis == "import" or (row.quantity, row.statistic) not in FIGURES:
             continue
         run, load = row.run, row.run.load
+        if run.source == FLEETS:
+            continue
         if load is None:
             raise ValueError(f"{run.campaign}, {run.case}: the reader does not say what the engine was given")
         if run.source in ("inference-perf", "llmservingsim") and row.statistic != "mean":

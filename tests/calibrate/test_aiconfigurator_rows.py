@@ -41,3 +41,9 @@ def test_a_run_that_it_refuses_counts_for_neither_and_is_named_once() -> None:
 
     found = list(pairs([row(RUN, "itl", 1.0), row(RUN, "throughput", 1.0)], refuse))
     assert found == [(RUN, "out of memory, by its account")]
+
+
+def test_fleets_behind_a_router_are_left_out() -> None:
+    """Before, a run of llm-d's, which says no load of one worker, ended the comparison with a ValueError."""
+    fleet = Run("llm-d", "c", "3/s", "a/B", "h100-80g", 2, "vLLM")
+    assert list(pairs([row(fleet, "ttft", 1.0)], lambda run, load: {})) == []
