@@ -182,7 +182,6 @@ def test_what_misses_too_many_of_all_futures_grows(monkeypatch: pytest.MonkeyPat
     """
     problem, paper = searched()
     asked = with_search_scenarios(problem)
-    asked = replace(asked, oracle=replace(asked.oracle, may_miss=1))
     assert asked.oracle.missed_count(paper.best, 99) > asked.oracle.may_miss
     found = iter([paper.best, None])
     monkeypatch.setattr("planner.search.production.cheapest_kept.search_again", lambda *_, **__: next(found))
