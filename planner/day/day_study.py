@@ -357,7 +357,7 @@ def best_sizes(
         time_limit_s=max(deadline - time.monotonic(), 0.0),
         progress=progress,
     )
-    finer = finer_day(runs, bound.up, sizes, best.usd, progress)
+    finer = finer_day(runs, bound.up, sizes, best.usd, progress, deadline)
     if finer is not None:
         status = f"changes at any moment; on the grid {best.usd:,.2f} USD, {status}"
         best = summarize_run(question, OPTIMUM, finer.day.run, {})

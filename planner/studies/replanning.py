@@ -44,7 +44,7 @@ from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.options import option_of
 from planner.search.problem.owned_first import owned_first
 from planner.search.problem.plan_problem import Problem, on_all_draws, with_search_scenarios
-from planner.search.production.scenario_test import ScenarioTest
+from planner.search.production.scenario_test import ScenarioTest, is_test_passed
 from planner.simulator.slo_verdict import Verdict
 from planner.solvers.master import Option
 from planner.solvers.whole_nodes import idle_usd_per_h, node_of
@@ -93,7 +93,7 @@ class Way:
     migration_usd: float
     total_usd: float
     holds: bool
-    kept_in: KeptIn | None = None  # All ways share scenarios; None with `safety: none`.
+    kept_in: KeptIn | None = None  # The test of production, in the same scenarios; None with `safety: none`.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +138,8 @@ def replan(
     n0 = change.n0
     scratch_count = {option.name: count for option, count in scratch.search_result.best}
     n_scratch = np.array([scratch_count.get(name, 0) for name in names])
-    running_holds = gone == 0 and bool(change.is_within_limits(n0)) and change.holds(n0)
+    scratch_kept_in = next((each.kept_in for each in scratch.answers if each.name == "production"), None)
+    running_holds = gone == 0 and bool(change.is_within_limits(n0)) and change.holds(n0, is_picked=False)
     best = n_scratch
     if running_holds and float(change.horizon_usd(n0)) <= float(change.horizon_usd(best)):
         best = n0
@@ -154,7 +155,7 @@ def replan(
         ),
         ways=(
             *([change.way_of("keep what runs", n0, is_holding=running_holds)] if gone == 0 else []),
-            change.way_of("plan from scratch", n_scratch, is_holding=True),
+            replace(change.way_of("plan from scratch", n_scratch, is_holding=True), kept_in=scratch_kept_in),
         ),
         verdict=oracle.verdict(oracle.fleet(change.fleet_counts(best)), record=True)[1],
         running_verdict=(
@@ -207,9 +208,16 @@ class _Change:
         pools = [(node_of(option.type.gpu), gpus[..., j]) for j, option in enumerate(self.universe)]
         return np.asarray(n @ self.price + idle_usd_per_h(pools))
 
-    def holds(self, n: Ints) -> bool:
-        """Whether the fleet keeps the SLO in simulation, with safety in enough scenarios of the search."""
-        return self.oracle.holds([self.fleet_counts(n)])[0]
+    def holds(self, n: Ints, *, is_picked: bool = True) -> bool:
+        """Whether the fleet keeps the SLO in simulation; with safety in enough scenarios of the search and in
+        the test of production, twice where the fleet is one that is picked because it passes.
+        """
+        counts = self.fleet_counts(n)
+        is_held = self.oracle.holds([counts])[0]
+        if self.test is None or not is_held:
+            return is_held
+        kept_in = self.test.decide_picked(counts)[1] if is_picked else self.test.decide(counts)
+        return is_test_passed(kept_in, self.test.safety)
 
     def is_within_limits(self, n: Ints) -> npt.NDArray[np.bool_]:
         return np.asarray(
@@ -218,7 +226,7 @@ class _Change:
 
     def way_of(self, label: str, n: Ints, *, is_holding: bool) -> Way:
         counts = self.fleet_counts(n)
-        kept_in = None if self.test is None else self.test.count_kept(counts, self.test.side_scenarios)
+        kept_in = None if self.test is None else self.test.decide(counts)
         costs = float(self.paid_usd_per_h(n)), float(self.migration_usd(n)), float(self.horizon_usd(n))
         return Way(label, self.oracle.fleet(counts), *costs, is_holding, kept_in)
 

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from typer.testing import CliRunner
 
 from planner.cli import app
 from planner.commands.replan_command import answer_rows
+from planner.documents.facts import KeptIn
 from planner.documents.safety import Safety
 from planner.documents.task import PlanQuestion
 from planner.errors import InputError
@@ -26,7 +29,7 @@ from planner.fleet import Fleet
 from planner.search.problem.bill import bill_fleet, paid_whole_usd_per_h
 from planner.search.problem.plan_problem import with_search_scenarios
 from planner.solvers.master import Option
-from planner.studies.replanning import Replan, change_document, compare_traffic, replan
+from planner.studies.replanning import Replan, _Change, change_document, compare_traffic, replan
 from planner.studies.what_if import Study
 from planner.traffic.trace import Trace
 
@@ -131,6 +134,19 @@ def test_what_holds_is_kept_where_moving_is_dear(study: Study, running: Fleet) -
     assert all(move.before == move.after for move in found.moves)
     cheap = replan(study, at(4.0), running, horizon_h=1000.0, start_usd=0.0, stop_usd=0.0)
     assert not cheap.keeps and cheap.best.cost_usd_per_h < bill_fleet(running).usd_per_h
+
+
+def test_what_a_search_keeps_and_the_test_does_not_is_not_kept() -> None:
+    """Six workers kept enough of the search's scenarios and 27 of 32 of the test's: `replan` kept them,
+    where `plan` certifies no such fleet.
+    """
+    results: list[tuple[int, Literal["fails", "holds"], bool]] = [(27, "fails", False), (47, "holds", True)]
+    for kept, decision, holds in results:
+        kept_in = KeptIn(kept, 49, 0.85, 0.95, decision)
+        oracle = SimpleNamespace(holds=lambda fleets: [True] * len(fleets))
+        test = SimpleNamespace(decide=lambda _, kept_in=kept_in: kept_in, safety=Safety())
+        change = SimpleNamespace(oracle=oracle, test=test, fleet_counts=lambda n: n)
+        assert _Change.holds(change, np.array([6]), is_picked=False) is holds  # type: ignore[arg-type]
 
 
 def test_what_no_longer_holds_is_changed_at_any_price(study: Study, running: Fleet) -> None:

@@ -11,6 +11,8 @@ than the grid's sizes, these are shortened in the same way.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -53,14 +55,16 @@ def finer_day(
     grid: Ints,
     grid_usd: float,
     progress: Callable[[str], None] = lambda _: None,
+    deadline: float = math.inf,
 ) -> FinerDay | None:
     """The first of both timetables that keeps every window and costs less than the `grid`'s sizes (T, C) at
-    `grid_usd`; None if neither does, or if bills are by the hour.
+    `grid_usd`; None if neither does, or if bills are by the hour. From `deadline` on (time.monotonic)
+    timetables stay as they are then.
     """
     if runs.terms.is_by_unit:
         return None
     for is_of_bound in (True, False):
-        search = _LifeSearch(runs)
+        search = _LifeSearch(runs, deadline)
         lives = search.repaired(dict(up)) if is_of_bound else search.lives_of_grid(grid)
         found = search.as_day(search.shortened(lives))
         if found is not None and found.day.usd < grid_usd:
@@ -73,12 +77,16 @@ Lives = dict[tuple[int, int], list[Life]]
 
 
 class _LifeSearch:
-    def __init__(self, runs: DayRuns):
-        self.runs, self.windows_s = runs, runs.windows_s.tolist()
+    def __init__(self, runs: DayRuns, deadline: float):
+        self.runs, self.windows_s, self.deadline = runs, runs.windows_s.tolist(), deadline
         self.window_s = float(np.diff(runs.windows_s).max())
         self.last_s = float(runs.terms.edges_s[-1])
         usual_work = 2 * len(runs.trace) / max(runs.window_count, 1) + SLICE_WORK
         self.left_work = min(MOST_WORK, MOST_SLICES_PER_WINDOW * runs.window_count * usual_work)
+
+    def is_over(self) -> bool:
+        """Whether the work or the time is used up."""
+        return self.left_work < 0 or time.monotonic() > self.deadline
 
     def lives_of_grid(self, workers: Ints) -> Lives:
         edges_s, lives = self.runs.terms.edges_s.tolist(), Lives()
@@ -157,7 +165,7 @@ class _LifeSearch:
         for window in range(len(self.windows_s) - 1):
             for _ in range(MOST_REPAIRS):
                 excess = self.excess(lives, window)
-                if excess < 0 or self.left_work < 0:
+                if excess < 0 or self.is_over():
                     break
                 usd, best, best_gain = self.usd(lives), None, 0.0
                 for changed in self._longer(lives, window):
@@ -207,7 +215,7 @@ class _LifeSearch:
 
     def _holds(self, lives: Lives, from_s: float, to_s: float) -> bool:
         """Whether all windows hold that a change between these times may touch."""
-        if self.left_work < 0:
+        if self.is_over():
             return False
         edges_s = self.windows_s
         touched = [
