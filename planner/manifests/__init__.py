@@ -64,7 +64,13 @@ OUTDATED: dict[str, tuple[str, ...]] = {
     **{name: (f"{name}.yaml",) for name in TARGETS},
     "vllm": ("vllm/*.config.yaml", "vllm/*.sh", "vllm/kv-store.json"),
     "compose": ("compose/*.yaml", "compose/nodes.env"),
-    "kubernetes": ("kubernetes.yaml", "kustomization.yaml", "components/*/*.yaml"),
+    "kubernetes": (
+        "kubernetes.yaml",
+        "kustomization.yaml",
+        "components/*/*.yaml",
+        "chart/*.yaml",
+        "chart/*/*.yaml",
+    ),
     "llm-d": (
         "llm-d/*.values.yaml",
         "llm-d/endpoint-picker.yaml",

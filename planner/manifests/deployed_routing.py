@@ -17,6 +17,10 @@ from planner.policies import (
     find_router_difference,
 )
 
+# Files that a cluster takes or leaves, and templates, which are the same for every plan.
+_OPTIONAL = ("components/", engine_command.ROUTER_FOLDER, "chart/templates/", "chart/optional/")
+_UNCOMMENTED = (".json", ".tpl", "Dockerfile")  # Files that take no comments of ours.
+
 
 def notes(fleet: Fleet, target: str) -> list[str]:
     """A sentence for every policy of the plan that the target lacks, or has in another shape."""
@@ -57,8 +61,8 @@ def with_notes(files: Mapping[str, str], note_lines: Iterable[str]) -> dict[str,
     what is optional.
     """
     lines = "".join(f"# {note}\n" for note in note_lines)
-    main = [path for path in files if not path.startswith(("components/", engine_command.ROUTER_FOLDER))]
-    routers = [path for path in files if "router" in Path(path).name] or main
+    main = [path for path in files if not path.startswith(_OPTIONAL) and not path.endswith(_UNCOMMENTED)]
+    routers = [path for path in main if "router" in Path(path).name] or main
     return {
         path: _below_first_comment(text, lines) if path in routers else text for path, text in files.items()
     }
@@ -76,7 +80,7 @@ def with_first_line(files: Mapping[str, str], line: str) -> dict[str, str]:
     if not line:
         return dict(files)
     return {
-        path: text if path.endswith((".json", "Dockerfile")) else _first(text, f"# {line}\n")
+        path: text if path.endswith(_UNCOMMENTED) else _first(text, f"# {line}\n")
         for path, text in files.items()
     }
 

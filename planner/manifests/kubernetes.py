@@ -8,13 +8,16 @@ from here.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
+
+import yaml
 
 from planner.domain import Gpu
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool, Role
-from planner.manifests import engine_command, kustomize, kv_store
+from planner.manifests import engine_command, helm_chart, kustomize, kv_store
 from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT
 from planner.units import counted
 
@@ -43,13 +46,22 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?", re.ASCII)
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    """kubernetes.yaml: everything to apply, in one file; and what Kustomize can add to it."""
-    text = in_one_file("kubernetes.yaml", fleet, documents(fleet, max_model_len))
+    """kubernetes.yaml: everything to apply, in one file; what Kustomize can add to it; the same by Helm."""
+    objects, components = documents(fleet, max_model_len), kustomize.kustomize_files(fleet, APP, ROLE)
     return {
-        "kubernetes.yaml": text,
-        **kustomize.kustomize_files(fleet, APP, ROLE),
+        "kubernetes.yaml": in_one_file("kubernetes.yaml", fleet, objects),
+        **components,
+        **helm_chart.chart_files(fleet, objects, components, ROLE),
         **engine_command.router_image_files(),
     }
+
+
+def chart_of(fleet: Fleet, files: Mapping[str, str]) -> dict[str, str]:
+    """The Helm chart of objects that were changed in kubernetes.yaml, one of `files`."""
+    objects = [each for each in yaml.safe_load_all(files["kubernetes.yaml"]) if each is not None]
+    chart, path = helm_chart.chart_files(fleet, objects, files, ROLE), f"{helm_chart.FOLDER}/values.yaml"
+    above = [line for line in files[path].splitlines(keepends=True) if line.startswith("#")]
+    return chart | {path: "".join(above) + chart[path].partition("\n")[2]}
 
 
 def steps(fleet: Fleet) -> list[str]:
@@ -69,6 +81,8 @@ def steps(fleet: Fleet) -> list[str]:
         "",
         f"`{kustomize.MONITORING}` (needs the Prometheus operator) and `{kustomize.GATEWAY}` (needs the "
         "Gateway API) can be added there.",
+        "",
+        *helm_chart.steps(fleet),
     ]
 
 

@@ -83,6 +83,16 @@ def _checkpoint_names(fleet: Fleet) -> list[str]:
     return list(dict.fromkeys([*names, *(each.model for each in drafters if each and each.model)]))
 
 
+def claim_of(app: str) -> str:
+    """The volume of an LLM's weights."""
+    return f"{app}-models"
+
+
+def mark_of(app: str) -> str:
+    """The file by which the download says that it is complete."""
+    return f"{MODELS}/.{app}-complete"
+
+
 def _claim_gib(fleet: Fleet) -> int:
     """GiB of the volume for the LLM's weights and the files beside them."""
     pool = fleet.running_pools[0]
@@ -91,7 +101,7 @@ def _claim_gib(fleet: Fleet) -> int:
 
 
 def _cache_files(fleet: Fleet, app: str, app_label: str, role_label: str, names: list[str]) -> dict[str, str]:
-    volume, mark = f"{app}-models", f"{MODELS}/.{app}-complete"
+    volume, mark = claim_of(app), mark_of(app)
     labels = {app_label: app, role_label: "model-cache"}
     claim = {
         "apiVersion": "v1",

@@ -52,7 +52,11 @@ def rendered(name: str, plan: str = "mixed") -> manifests.Rendered:
 
 
 def yaml_of(files: dict[str, str]) -> dict[str, list[Any]]:
-    return {path: documents(text) for path, text in files.items() if path.endswith(".yaml")}
+    return {
+        path: documents(text)
+        for path, text in files.items()
+        if path.endswith(".yaml") and not path.startswith("chart/templates/")
+    }
 
 
 @pytest.mark.parametrize("number", every(3, range(len(NAMES))))
@@ -117,7 +121,9 @@ def test_no_name_of_an_llm_changes_the_structure() -> None:
     for name in NAMES:
         files = rendered(name).files
         for path, text in files.items():
-            if path.endswith(".yaml"):
+            if path.startswith("chart/templates/"):
+                assert text == tame[path]
+            elif path.endswith(".yaml"):
                 assert text.count("\n#") == tame[path].count("\n#")
                 assert shape(documents(text)) == shape(documents(tame[path])), (name, path)
         headings = [line for line in files["README.md"].split("\n") if line.startswith("#")]

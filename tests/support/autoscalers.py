@@ -66,11 +66,11 @@ def own_files(fleet: str, target: str) -> dict[str, str]:
 
 
 def objects(files: dict[str, str]) -> list[tuple[str, dict[str, Any]]]:
-    """Path and document of everything in YAML."""
+    """Path and document of everything in YAML, apart from the chart, which holds the same objects."""
     return [
         (path, document)
         for path, text in files.items()
-        if path.endswith(".yaml")
+        if path.endswith(".yaml") and not path.startswith("chart/")
         for document in documents(text)
     ]
 

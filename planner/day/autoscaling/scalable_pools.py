@@ -29,7 +29,7 @@ from planner.day.autoscaling.scale_targets import (
 from planner.day.autoscaling.variants import kserve_scaling
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
-from planner.manifests import dynamo, engine_command, kustomize
+from planner.manifests import dynamo, engine_command, helm_chart, kubernetes, kustomize
 
 GRACE_S = 30  # between the end of draining and Kubernetes' kill
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -96,10 +96,11 @@ def scale_pools(
     row = SCALABLE[target]
     scaling = Scaling(fleet, scale_targets, autoscaler, engine_command.served_model_len(fleet, max_model_len))
     if not row.file_of_pool:
-        return {
+        edited = {
             path: text if _has_no_sizes(path) else _edit_yaml(text, row.change, scaling)
             for path, text in files.items()
         }
+        return edited | kubernetes.chart_of(fleet, edited) if target == "kubernetes" else edited
     scaled = dict(files)
     for scale_target in scale_targets:
         path = row.file_of_pool.format(label=scale_target.label)
@@ -108,9 +109,12 @@ def scale_pools(
     return scaled
 
 
+_WITHOUT_SIZES = ("components/", f"{helm_chart.FOLDER}/", engine_command.ROUTER_FOLDER)
+
+
 def _has_no_sizes(path: str) -> bool:
-    """Whether a file is of Kustomize, which patches the target's objects, or of the router's image."""
-    return path == kustomize.BASE or path.startswith(("components/", engine_command.ROUTER_FOLDER))
+    """Whether a file is of Kustomize, of the chart, which is made anew, or of the router's image."""
+    return path == kustomize.BASE or path.startswith(_WITHOUT_SIZES)
 
 
 def _edit_yaml(text: str, change: Change, scaling: Scaling) -> str:

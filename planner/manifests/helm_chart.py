@@ -1,0 +1,129 @@
+"""A Helm chart of the objects of kubernetes.yaml: templates that are the same for every plan, and values that
+are the plan's. What Kustomize has as components has a value each here, off unless enabled.
+
+The templates lie in chart/, beside this module. `helm template` makes the objects of kubernetes.yaml of them;
+a test holds that where helm is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from planner.files.checked_files import to_yaml
+from planner.fleet import Fleet
+from planner.manifests import engine_command, kustomize
+
+Document = dict[str, Any]
+FOLDER = "chart"
+CHART_VERSION = "0.1.0"  # of the templates
+# Of a container and of its pod, what has a value of its own; the rest lies in `container` and `pod`.
+_OF_CONTAINER = ("image", "args", "env", "resources", "volumeMounts")
+_OF_POD = ("containers", "volumes")
+# Optional part -> the files of Kustomize's components with its objects.
+_PARTS = {
+    "modelCache": (kustomize.CACHE, ("cache.yaml",)),
+    "networkPolicy": (kustomize.POLICIES, ("policies.yaml",)),
+    "monitoring": (kustomize.MONITORING, ("workers.yaml", "dashboard.yaml")),
+    "gateway": (kustomize.GATEWAY, ("gateway.yaml",)),
+}
+_CLASS = "CLASS-NAME"  # What the templates replace by the value className of a part.
+
+
+def chart_files(
+    fleet: Fleet, objects: Sequence[Document], components: Mapping[str, str], role_label: str
+) -> dict[str, str]:
+    """The chart's files by path, from the objects of kubernetes.yaml and the files of Kustomize."""
+    app = engine_command.llm_label(fleet)
+    chart = {
+        "apiVersion": "v2",
+        "name": app,
+        "description": f"vLLM workers and their router for {engine_command.one_line(fleet.llm.name)}",
+        "type": "application",
+        "version": CHART_VERSION,
+        "appVersion": engine_command.VLLM_VERSION,
+    }
+    about = f"# The plan.   helm upgrade --install {app} {FOLDER}\n"
+    written = {
+        "Chart.yaml": to_yaml(chart),
+        "values.yaml": about + to_yaml(values(fleet, objects, role_label)),
+        **_templates(),
+    }
+    for part, (folder, names) in _PARTS.items():
+        for name in names:
+            if (text := components.get(f"{folder}/{name}")) is not None:
+                written[f"optional/{part}-{name}"] = _with_class(text)
+    return {f"{FOLDER}/{path}": text for path, text in written.items()}
+
+
+def steps(fleet: Fleet) -> list[str]:
+    """How to install it, as lines of the README."""
+    return [
+        f"Or by Helm, with the plan in {FOLDER}/values.yaml; a next plan is another values.yaml:",
+        "",
+        f"    helm upgrade --install {engine_command.llm_label(fleet)} {FOLDER} \\",
+        f"      --set routers.router.image=REGISTRY/{engine_command.ROUTER_IMAGE} \\",
+        "      --set modelCache.enabled=true --set networkPolicy.enabled=true",
+        "",
+        "`monitoring.enabled` and `gateway.enabled` (with `gateway.className`) are off as well; not beside "
+        "kubernetes.yaml: same names.",
+    ]
+
+
+def values(fleet: Fleet, objects: Sequence[Document], role_label: str) -> Document:
+    """values.yaml: pools and routers by name, the optional parts, and what is there for this plan alone."""
+    app = engine_command.llm_label(fleet)
+    made = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Deployment"}
+    pools, routers = engine_command.pool_labels(fleet), list(engine_command.routers(fleet))
+    of_templates = {f"{app}-{name}" for name in (*pools, *routers, "router")}
+    return {
+        "app": app,
+        "port": engine_command.HTTP_PORT,
+        "pools": {name: _deployment(made[f"{app}-{name}"], role_label) for name in pools},
+        "routers": {name: _deployment(made[f"{app}-{name}"], role_label) for name in routers},
+        "imagePullSecrets": [],
+        "modelCache": {
+            "enabled": False,
+            "className": "",
+            "folder": kustomize.MODELS,
+            "mark": kustomize.mark_of(app),
+            "claim": kustomize.claim_of(app),
+        },
+        "networkPolicy": {"enabled": False},
+        "monitoring": {"enabled": False},
+        "gateway": {"enabled": False, "className": ""},
+        "extraObjects": [each for each in objects if each["metadata"]["name"] not in of_templates],
+    }
+
+
+def _deployment(made: Document, role_label: str) -> Document:
+    """The values of a pool or router; without `replicas` where a controller decides how many there are."""
+    spec, metadata = made["spec"], made["spec"]["template"]["metadata"]
+    pod = spec["template"]["spec"]
+    (main,) = pod["containers"]
+    return {
+        "role": metadata["labels"][role_label],
+        **{key: spec[key] for key in ("replicas", "strategy") if key in spec},
+        "annotations": metadata.get("annotations", {}),
+        **{key: main[key] for key in _OF_CONTAINER},
+        "extraArgs": [],
+        "container": {key: value for key, value in main.items() if key not in _OF_CONTAINER},
+        "pod": {key: value for key, value in pod.items() if key not in _OF_POD},
+        "volumes": pod["volumes"],
+    }
+
+
+def _with_class(text: str) -> str:
+    """The objects of a component, with a name of a class to be put in where they have one."""
+    text = text.replace("GATEWAY-CLASS", _CLASS)
+    return text.replace("  accessModes:", f"  storageClassName: {_CLASS}\n  accessModes:")
+
+
+@cache
+def _templates() -> Mapping[str, str]:
+    folder = Path(__file__).with_name(FOLDER)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return MappingProxyType({path.relative_to(folder).as_posix(): path.read_text() for path in paths})
