@@ -17,23 +17,25 @@ _PLAIN = (str, int, float, bool)
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CatalogFrames:
-    """The tables of a catalog, indexed by name. `read` is the catalog itself, which every function takes."""
+    """The tables of a catalog, indexed by name. `read` is the catalog itself; functions of this package take
+    it as `catalog`.
+    """
 
     read: Catalog
 
     @property
     def gpus(self) -> pd.DataFrame:
         """Every GPU: memory, bandwidth, price, and whether measured step times are there."""
-        return self._frame(self.read.gpus)
+        return self._table_frame(self.read.gpus)
 
     @property
     def llms(self) -> pd.DataFrame:
         """Every LLM: its shape, parameters, KV bytes of a token."""
-        more = {
+        computed = {
             name: {"parameters": llm.parameters, "kv_bytes_per_token": llm.kv_bytes_per_token}
             for name, llm in self.read.llms.items()
         }
-        return self._frame(self.read.llms).join(pd.DataFrame.from_dict(more, orient="index"))
+        return self._table_frame(self.read.llms).join(pd.DataFrame.from_dict(computed, orient="index"))
 
     @property
     def slos(self) -> pd.DataFrame:
@@ -50,31 +52,31 @@ class CatalogFrames:
         """What requests of a kind are like: mean tokens in and out."""
         rows = []
         for row in self.read.tasks.values():
-            drawn = example_of(row.values, row.name)
-            means = {"input_tokens": drawn.input.mean_tokens, "output_tokens": drawn.output.mean_tokens}
+            example = example_of(row.values, row.name)
+            means = {"input_tokens": example.input.mean_tokens, "output_tokens": example.output.mean_tokens}
             rows.append({"name": row.name, "of": row.of, **means, "source": row.source})
         return pd.DataFrame(rows).set_index("name")
 
     @property
     def engines(self) -> pd.DataFrame:
         """Engines and versions with what their host takes per step."""
-        return pd.DataFrame([_plain(row) for row in self.read.engines.values()])
+        return pd.DataFrame([_plain_fields(row) for row in self.read.engines.values()])
 
-    def _frame(self, rows: Mapping[str, Any]) -> pd.DataFrame:
-        """The plain fields of dataclasses, with where they come from."""
+    def _table_frame(self, rows: Mapping[str, Any]) -> pd.DataFrame:
+        """The plain fields of these dataclasses and of their provenance, a row for each name."""
         provenance = self.read.provenance
         table = {
-            name: _plain(row) | (_plain(provenance[name]) if name in provenance else {})
+            name: _plain_fields(row) | (_plain_fields(provenance[name]) if name in provenance else {})
             for name, row in rows.items()
         }
         frame = pd.DataFrame.from_dict(table, orient="index").drop(columns="name", errors="ignore")
         return frame.rename_axis("name")
 
     def __repr__(self) -> str:
-        known = self.read
+        rows = self.read
         return (
-            f"catalog: {len(known.gpus)} GPUs (.gpus), {len(known.llms)} LLMs (.llms), {len(known.slos)} SLO "
-            f"presets (.slos), {len(known.tasks)} tasks (.tasks), {len(known.engines)} engines (.engines)"
+            f"catalog: {len(rows.gpus)} GPUs (.gpus), {len(rows.llms)} LLMs (.llms), {len(rows.slos)} SLO "
+            f"presets (.slos), {len(rows.tasks)} tasks (.tasks), {len(rows.engines)} engines (.engines)"
         )
 
     def _repr_html_(self) -> str:
@@ -86,7 +88,7 @@ def catalog(folder: CatalogLike = None) -> CatalogFrames:
     return CatalogFrames(read_catalog(folder))
 
 
-def _plain(row: Any) -> dict[str, Any]:
+def _plain_fields(row: Any) -> dict[str, Any]:
     """The fields of a dataclass that a cell can hold."""
     values = {each.name: getattr(row, each.name) for each in fields(row)}
     return {key: value for key, value in values.items() if value is None or isinstance(value, _PLAIN)}

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, Unpack
 
 from planner import __version__
 from planner.api.inputs import CatalogLike, Section, TraceLike, read_catalog, read_trace, requests_of
-from planner.api.progress import MaybeProgress, or_silent
+from planner.api.progress import MaybeProgress, shown_progress
 from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import PlanResult, SharedPlanResult
 from planner.documents.catalog import Catalog
@@ -71,7 +71,7 @@ def plan(
     work that a plan may take (search/oracle/work_clock.py counts it) or `time_limit_s` of wall time is used
     up, the best fleet so far is returned, with the status "best found".
     """
-    report = or_silent(progress)
+    report = shown_progress(progress)
     if isinstance(slo, SeveralLlmsQuestion):
         shared = plan_together(
             slo,

@@ -1,4 +1,4 @@
-"""What a long question says while it is worked on: nothing in a program, one line in a notebook."""
+"""Shows which stage of a long question is worked on: in a notebook in one line, in a program not at all."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 from planner.search.problem.plan_problem import Progress, report_nothing
 
 MaybeProgress: TypeAlias = "Progress | None"
-"""Who hears of each stage; None: a notebook shows it, a program does not."""
+"""The function that is called with each stage; None for the default of `shown_progress`."""
 
 
-def or_silent(progress: MaybeProgress) -> Progress:
-    """The progress to use in place of None."""
+def shown_progress(progress: MaybeProgress) -> Progress:
+    """The function to call with each stage: the one that is given, otherwise the default of this process."""
     if progress is not None:
         return progress
     shell = _notebook_shell()
@@ -22,7 +22,7 @@ def or_silent(progress: MaybeProgress) -> Progress:
 
 
 class NotebookLine:
-    """One line below the cell, which says the stage and the seconds since the question began."""
+    """One line below a notebook's cell, with the stage and the seconds since the question began."""
 
     def __init__(self) -> None:
         self.began_s = time.monotonic()

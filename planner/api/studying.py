@@ -19,7 +19,7 @@ from planner.api.inputs import (
     read_trace,
     requests_of,
 )
-from planner.api.progress import MaybeProgress, or_silent
+from planner.api.progress import MaybeProgress, shown_progress
 from planner.api.questions import TaskDocument, read_task
 from planner.api.results import Result
 from planner.documents.facts import Headroom
@@ -349,7 +349,7 @@ def study_of(
     """A study on the traffic of a question: it plans several questions and keeps what it has simulated."""
     log_options = reading_of(question.document, question.path)
     requests = requests_of(trace, question.task().described, seed=seed, how=log_options)
-    return Study(requests, question.catalog, seed, time_limit_s, or_silent(progress))
+    return Study(requests, question.catalog, seed, time_limit_s, shown_progress(progress))
 
 
 def _changes_label(changes: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`plan catalog`: print what is known."""
+"""`plan catalog show` and `plan catalog gpus`: a table of one kind of facts, with units in the headings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def show_catalog(
     json_output: JsonOption = False,
 ) -> None:
     """Print what the planner knows: GPUs with prices, LLM shapes, SLO presets, step-time fits, engines."""
-    known = read_catalog(catalog)
+    catalog_rows = read_catalog(catalog)
     tables = {
         "gpus": _gpu_rows,
         "llms": _llm_rows,
@@ -31,22 +31,22 @@ def show_catalog(
     }
     if what not in tables:
         raise InputError(f"catalog: {what!r} is not one of {', '.join(tables)}")
-    rows = tables[what](known)
+    rows = tables[what](catalog_rows)
     if json_output:
-        # The tables left out say in a column where each row comes from.
+        # Latency, engines and tasks have a column that says where each row comes from.
         if what not in ("latency", "engines", "tasks"):
-            rows = [row | _provenance(known, next(iter(row.values()))) for row in rows]
+            rows = [row | _provenance_fields(catalog_rows, next(iter(row.values()))) for row in rows]
         print_json({what: rows})
     else:
         print_rows(rows, what)
 
 
-def _provenance(known: Catalog, name: str) -> dict[str, Any]:
-    """Where a row of the catalog comes from."""
-    return {key: value for key, value in asdict(known.provenance[name]).items() if value}
+def _provenance_fields(catalog: Catalog, name: str) -> dict[str, Any]:
+    """Source, date and the like of the row of this name, where there are any."""
+    return {key: value for key, value in asdict(catalog.provenance[name]).items() if value}
 
 
-def _gpu_rows(known: Catalog) -> list[dict[str, Any]]:
+def _gpu_rows(catalog: Catalog) -> list[dict[str, Any]]:
     return [
         {
             "gpu": gpu.name,
@@ -58,13 +58,13 @@ def _gpu_rows(known: Catalog) -> list[dict[str, Any]]:
             "W": gpu.power_w,
             "per node": gpu.gpus_per_node,
             "steps": "roofline only" if gpu.unchecked else "checked",
-            "priced": known.provenance[gpu.name].price_date,
+            "priced": catalog.provenance[gpu.name].price_date,
         }
-        for gpu in known.gpus.values()
+        for gpu in catalog.gpus.values()
     ]
 
 
-def _llm_rows(known: Catalog) -> list[dict[str, Any]]:
+def _llm_rows(catalog: Catalog) -> list[dict[str, Any]]:
     return [
         {
             "llm": llm.name,
@@ -79,13 +79,13 @@ def _llm_rows(known: Catalog) -> list[dict[str, Any]]:
             "experts": llm.experts,
             "KV bytes/token": llm.kv_bytes_per_token,
         }
-        for llm in known.llms.values()
+        for llm in catalog.llms.values()
     ]
 
 
-def _slo_rows(known: Catalog) -> list[dict[str, Any]]:
+def _slo_rows(catalog: Catalog) -> list[dict[str, Any]]:
     rows = []
-    for preset in known.slos.values():
+    for preset in catalog.slos.values():
         limits = [f"{limit.name} <= {show_s(limit.limit_s)}" for limit in preset.slo.limits]
         if preset.slowdowns is not None:
             reference = f"{preset.slowdowns.gpu} tp{preset.slowdowns.tp}"
@@ -104,12 +104,15 @@ def _slo_rows(known: Catalog) -> list[dict[str, Any]]:
     return rows
 
 
-def _latency_rows(known: Catalog) -> list[dict[str, Any]]:
+def _latency_rows(catalog: Catalog) -> list[dict[str, Any]]:
+    """The fits of step times; GPUs with a power cap have those of the row without one, and rooflines are no
+    fits.
+    """
     rows = []
-    for llm in known.llms.values():
-        for gpu in known.gpus.values():
+    for llm in catalog.llms.values():
+        for gpu in catalog.gpus.values():
             for tp in filter(llm.splits_over, range(1, gpu.gpus_per_node + 1)):
-                latency = known.step_latency(llm, gpu, tp)
+                latency = catalog.step_latency(llm, gpu, tp)
                 if gpu.name != gpu.base or latency.kind == "roofline":
                     continue
                 error = "-" if latency.mape_frac is None else f"{100 * latency.mape_frac:.1f} %"
@@ -126,7 +129,7 @@ def _latency_rows(known: Catalog) -> list[dict[str, Any]]:
     return rows
 
 
-def _engine_rows(known: Catalog) -> list[dict[str, Any]]:
+def _engine_rows(catalog: Catalog) -> list[dict[str, Any]]:
     return [
         {
             "engine": row.engine,
@@ -139,15 +142,15 @@ def _engine_rows(known: Catalog) -> list[dict[str, Any]]:
             "us per prompt token": round(1e6 * row.prompt_token_s, 3),
             "source": row.source,
         }
-        for row in known.engines.values()
+        for row in catalog.engines.values()
     ]
 
 
-def _task_rows(known: Catalog) -> list[dict[str, Any]]:
+def _task_rows(catalog: Catalog) -> list[dict[str, Any]]:
     from planner.documents.traffic_description import example_of
 
     rows = []
-    for row in known.tasks.values():
+    for row in catalog.tasks.values():
         description = example_of(row.values, row.name)
         inputs, outputs = description.input.mean_tokens, description.output.mean_tokens
         rows.append(

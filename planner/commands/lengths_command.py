@@ -1,4 +1,6 @@
-"""`plan lengths`: how well the lengths of answers are told before they are made, from a log."""
+"""`plan lengths`: how well the lengths of answers can be predicted from what a log has before they are
+made.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def tell_lengths(
         print_json(document, trace.warnings)
         return
     print_rows(
-        [{"predictor": row["predictor"], **_cells(row)} for row in document["predictors"]],
+        [{"predictor": row["predictor"], **_accuracy_cells(row)} for row in document["predictors"]],
         f"Output lengths of {buckets.later:,} later requests, by fits to {buckets.fitted:,} earlier ones",
     )
     (prediction,) = document["slo"]["policies"].values()
@@ -67,7 +69,7 @@ def tell_lengths(
 
 
 def lengths_document(buckets: LengthAccuracy, mean: MeanAccuracy) -> dict[str, Any]:
-    """The predictors with their errors on later requests, and what slo.yaml says to plan with each."""
+    """The predictors with their errors on later requests, and what slo.yaml must say to plan with them."""
     from planner.models.output_length import BUCKET_TOKENS
 
     is_better = buckets.accuracy_frac > buckets.majority_frac
@@ -99,15 +101,16 @@ def lengths_document(buckets: LengthAccuracy, mean: MeanAccuracy) -> dict[str, A
     }
 
 
-def _cells(row: dict[str, Any]) -> dict[str, str]:
+def _accuracy_cells(row: dict[str, Any]) -> dict[str, str]:
+    """The columns of a predictor's row; a predictor has buckets or means, and leaves the others empty."""
     from planner.models.output_length import BUCKET_TOKENS
 
-    def cell(key: str, text: str) -> str:
+    def cell_text(key: str, text: str) -> str:
         return text.format(row[key]) if key in row else ""
 
     return {
-        f"right bucket of {BUCKET_TOKENS} tokens": cell("right_frac", "{:.1%}"),
-        "within one": cell("within_one_frac", "{:.1%}"),
-        "off by, mean": cell("mean_error_tokens", "{:,.0f} tokens"),
-        "too long by, mean": cell("bias_tokens", "{:+,.0f} tokens"),
+        f"right bucket of {BUCKET_TOKENS} tokens": cell_text("right_frac", "{:.1%}"),
+        "within one": cell_text("within_one_frac", "{:.1%}"),
+        "off by, mean": cell_text("mean_error_tokens", "{:,.0f} tokens"),
+        "too long by, mean": cell_text("bias_tokens", "{:+,.0f} tokens"),
     }

@@ -41,12 +41,12 @@ def build_server() -> Any:
         server.tool()(_with_one_line(tool, errors.ToolError))
     for name in NAMES:
         resource = server.resource(f"schema://{name}", name=name, mime_type="application/schema+json")
-        resource(_reading(name))
+        resource(_schema_reader(name))
     return server
 
 
-def _reading(name: str) -> Callable[[], str]:
-    """What reads the schema of this name when a client asks for it."""
+def _schema_reader(name: str) -> Callable[[], str]:
+    """A function that gives the schema of this name when a client asks for it."""
 
     def read_schema() -> str:
         from planner.documents.catalog import read_catalog
@@ -58,13 +58,13 @@ def _reading(name: str) -> Callable[[], str]:
 
 
 def _with_one_line(tool: Callable[..., Any], error: type[Exception]) -> Callable[..., Any]:
-    """The tool whose bad input is an error of the protocol, in the line that the command says."""
+    """The tool, made so that a PlannerError becomes an error of the protocol with its message in one line."""
 
     @functools.wraps(tool)
-    def answer(*arguments: Any, **options: Any) -> Any:
+    def answer_in_one_line(*arguments: Any, **options: Any) -> Any:
         try:
             return tool(*arguments, **options)
         except PlannerError as bad:
             raise error(" ".join(str(bad).split())) from None
 
-    return answer
+    return answer_in_one_line

@@ -47,16 +47,16 @@ def write_report(
         plan_read, command = read_plan(plan, read_catalog(catalog))
         progress("drawing")
         pictures = output.pictures(figures.all_figures(plan_read)) if png else {}
-        written: dict[str, str | bytes] = {
+        contents: dict[str, str | bytes] = {
             "report.html": render_report(plan_read, command=command),
             **pictures,
         }
-        checked_files.write_files(folder, written)
+        checked_files.write_files(folder, contents)
     if json_output:
-        print_json(output.to_json(plan_read) | {"directory": str(folder), "files": list(written)})
+        print_json(output.to_json(plan_read) | {"directory": str(folder), "files": list(contents)})
         return
     stdout_console().print(
         "simulated again, the figures of certificate.json come out; "
-        f"written to {folder}: {', '.join(written)}",
+        f"written to {folder}: {', '.join(contents)}",
         markup=False,
     )

@@ -39,12 +39,12 @@ def write_schema(
         raise InputError(f"schema: no schema {name[:100]!r}; there are {', '.join((*NAMES, ALL))}")
     if name == ALL and out is None:
         raise InputError("schema: all need a folder; add -o FOLDER")
-    known = read_catalog(catalog)
+    catalog_rows = read_catalog(catalog)  # The schemas list its GPUs, LLMs and tasks.
     if out is None:
-        print(schema_text(name, known), end="")  # noqa: T201
+        print(schema_text(name, catalog_rows), end="")  # noqa: T201
         return
     check_output_directory(out)
     names = NAMES if name == ALL else [name]
-    files: dict[str, str | bytes] = {f"{each}.schema.json": schema_text(each, known) for each in names}
+    files: dict[str, str | bytes] = {f"{each}.schema.json": schema_text(each, catalog_rows) for each in names}
     write_files(out, files)
     stdout_console().print(f"written to {out}: {', '.join(files)}", markup=False)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from planner.studies.plan_watch import Planned
 
 EXIT_CODES = {"inside": 0, "drifted": 6, "outgrown": 5, "missed": 5}
-LEAST_EVERY_S = 1.0
+LEAST_EVERY_S = 1.0  # A shorter time between two looks would load the server for no new samples.
 NEW_FLEET = "replanned-fleet.yaml"
 
 
@@ -90,33 +90,34 @@ def watch(
         )
     with Progress() as progress:
         progress("reading the plan")
-        known = read_planned(plan, catalog)
+        planned = read_planned(plan, catalog)
     if once or not source.is_server:
-        looked = _look(known, source, slo, catalog, out=out, json_output=json_output)
-        raise typer.Exit(EXIT_CODES[looked.status])
-    _again_and_again(known, source, slo, every_s, export, catalog=catalog, out=out, json_output=json_output)
+        result = _look_once(planned, source, slo, catalog, out=out, json_output=json_output)
+        raise typer.Exit(EXIT_CODES[result.status])
+    _look_repeatedly(planned, source, slo, every_s, export, catalog=catalog, out=out, json_output=json_output)
 
 
-def _again_and_again(
+def _look_repeatedly(
     plan: Planned, source: MetricsSource, slo: Path | None, every_s: float, export: str | None, **how: Any
 ) -> None:
+    """Look every `every_s` seconds until the process is ended; `how` are options of `_look_once`."""
     from planner.runtime.prometheus_server import PrometheusError
     from planner.runtime.watch_exporter import Exporter
 
     exporter = None if export is None else Exporter(export)
-    next_s, looked = time.monotonic(), None
+    next_s, result = time.monotonic(), None
     while True:
         try:
-            looked = _look(plan, source, slo, is_line=True, before=looked, **how)
+            result = _look_once(plan, source, slo, is_line=True, before=result, **how)
             if exporter is not None:
-                exporter.show(looked.found)
+                exporter.show(result.found)
         except PrometheusError as error:  # The server may answer the next time.
             typer.echo(f"plan: {error}", err=True)
         next_s = max(next_s + every_s, time.monotonic())
         time.sleep(max(next_s - time.monotonic(), 0.0))
 
 
-def _look(
+def _look_once(
     plan: Planned,
     source: MetricsSource,
     slo: Path | None,
@@ -127,27 +128,30 @@ def _look(
     is_line: bool = False,
     before: WatchResult | None = None,
 ) -> WatchResult:
+    """Compare the metrics with the plan once, print the result and write its files. `is_line`: JSON is
+    printed in one line.
+    """
     from planner.api import watch_api
     from planner.documents.fleet_file import fleet_document
     from planner.files import checked_files
     from planner.manifests import monitoring
 
     with Progress() as progress:
-        looked = watch_api.look_once(plan, source, slo, catalog=catalog, progress=progress, before=before)
-    document = looked.to_dict()
+        result = watch_api.look_once(plan, source, slo, catalog=catalog, progress=progress, before=before)
+    document = result.to_dict()
     if out is not None:
-        written = {"watch.json": json.dumps(document, indent=2, allow_nan=False) + "\n"}
-        if looked.again is not None and not looked.again.keeps:
-            written[NEW_FLEET] = checked_files.to_yaml(fleet_document(looked.again.best.fleet))
-        written |= monitoring.watch_files(plan.written.fleet.llm.name)
-        checked_files.write_files(out, written, outdated=[NEW_FLEET])
+        contents = {"watch.json": json.dumps(document, indent=2, allow_nan=False) + "\n"}
+        if result.again is not None and not result.again.keeps:
+            contents[NEW_FLEET] = checked_files.to_yaml(fleet_document(result.again.best.fleet))
+        contents |= monitoring.watch_files(plan.written.fleet.llm.name)
+        checked_files.write_files(out, contents, outdated=[NEW_FLEET])
     if json_output and is_line:
         print(json.dumps(document, allow_nan=False), flush=True)  # noqa: T201
     elif json_output:
         print_json(document)
     else:
         console = stdout_console(soft_wrap=True)
-        console.print(looked.headline(), style="bold", markup=False)
-        for line in looked.sentences():
+        console.print(result.headline(), style="bold", markup=False)
+        for line in result.sentences():
             console.print(line, markup=False)
-    return looked
+    return result

@@ -1,4 +1,4 @@
-"""`day:` in slo.yaml: how the pools of a fleet may change during a day, and who decides.
+"""`day:` in slo.yaml: how the pools of a fleet may change during a day, and which controllers decide.
 
 day:
   every: 10 min              # the grid from which the optimum starts; the SLO's windows if left out
@@ -6,7 +6,7 @@ day:
   train: 70 %                # parameters are chosen on the first part of the traffic, the rest judges
   start: 4 min               # or, by catalogs/startup.yaml,  storage: nvme-raid0  and  image: none
   warm: 1                    # so many workers at a time start in  warm_start: 30 s
-  drain: 10 min              # who is given up is stopped then, whatever it runs
+  drain: 10 min              # a worker that is given up is stopped after this time, whatever it runs
   billing: second            # or hour: every started hour is paid
   least: 1                   # workers of every pool; most: 16
   missed_window: 5           # USD that a missed window counts where the best is chosen
@@ -34,7 +34,7 @@ USUAL = ("cron", "hpa", "keda", "knative", "wva", "dynamo", "dynamo-sla", "aladd
 # What `plan day --oracle` tunes on the first part of the traffic and judges on the rest: public autoscalers.
 AUTOSCALERS = ("hpa", "keda", "wva", "dynamo", "dynamo-sla")
 ORACLE_TRAIN = "70 %"
-USUAL_STORAGE, USUAL_IMAGE = "object-store-to-disk", "registry"  # a node that is new
+USUAL_STORAGE, USUAL_IMAGE = "object-store-to-disk", "registry"  # A worker starts on a node that is new.
 ALL_FLEETS, PLAN_ALONE = "all", "plan"
 BILLED_S = {"second": 0.0, "hour": 3600.0}
 LEAST_TRAIN_FRAC, MOST_TRAIN_FRAC = 0.05, 0.95
@@ -42,9 +42,10 @@ LEAST_TRAIN_FRAC, MOST_TRAIN_FRAC = 0.05, 0.95
 
 @dataclass(frozen=True, slots=True)
 class DaySection:
-    """How pools may change. None: `every_s` the SLO's windows, `start_s` what the catalog says of `storage`
-    and `image` (of which None: nodes have it), `most` about twice what stands all day, `missed_usd` what a
-    window costs that way. `train_frac` 0: nothing is tuned, and all of the traffic judges.
+    """How pools may change. What is None follows from something else: `every_s` from the SLO's windows,
+    `start_s` from the catalog's `storage` and `image` (None: nodes have the image), `most` is about twice the
+    static fleet, `missed_usd` what that fleet costs in a window. With a `train_frac` of 0 nothing is tuned,
+    and all of the traffic judges.
     """
 
     controllers: tuple[ChosenController, ...]
@@ -66,7 +67,7 @@ class DaySection:
 
 
 def parse_day(document: Any, where: str = "day") -> DaySection:
-    """The section, or what holds without one; raises InputError in one line."""
+    """The section, with defaults for what it leaves out. Raises InputError."""
     section = Section.from_document(
         document, where, KEYS, such_as="{every: 10 min, controllers: [hpa, keda]}"
     )
@@ -108,7 +109,7 @@ def parse_train(value: object, where: str) -> float:
         return 0.0
     if isinstance(value, str):
         value = value.strip().removeprefix("first ").strip()
-    found = read_share(value, where)
-    if not LEAST_TRAIN_FRAC <= found <= MOST_TRAIN_FRAC:
+    train_frac = read_share(value, where)
+    if not LEAST_TRAIN_FRAC <= train_frac <= MOST_TRAIN_FRAC:
         raise refused_value(where, "expected 5 % to 95 %: both parts need traffic", value)
-    return found
+    return train_frac

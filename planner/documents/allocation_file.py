@@ -1,4 +1,5 @@
-"""What `plan allocate` reads, buckets of requests and the rates that types of workers sustain; its answer.
+"""The input of `plan allocate`, which is buckets of requests and the rates at which types of workers serve
+them, and its answer (solvers/allocation.py has the formulation).
 
     {"buckets": [{"name": "short", "rate_rps": 12.0}, {"name": "long", "rate_rps": 0.5}],
      "types": [{"name": "a100", "cost_usd_per_h": 3.67, "stock": null, "rate_rps": [6.0, 0.4]}],
@@ -29,9 +30,9 @@ MELANGE_KEYS = (
     "bucket_index",
     "bucket_upper_bounds",
 )
-# Most workers of one type for one bucket: a rate so small that it needs more is a way of writing 0.
+# A rate so small that a bucket would need more workers of the type is refused: it is a way of writing 0.
 MOST_WORKERS = 1e6
-SHARES_OFF = 1e-3  # Mélange writes its shares rounded.
+SHARE_ROUNDING = 1e-3  # Mélange writes its shares rounded, so that their sum may be off by this.
 # Mélange divides by rates, so a type that cannot serve a bucket has this rate, or less.
 MELANGE_NONE_RPS = 1e-3
 
@@ -42,9 +43,9 @@ def read_instance(path: Path) -> Instance:
 
 
 def parse_instance(document: Mapping[str, Any], *, where: str = "instance") -> Instance:
-    """Read an instance from a mapping; see `read_instance`. `where` opens every error message."""
+    """The instance in a mapping, ours or Mélange's. `where` opens every error message."""
     if "gpu_info" in document:
-        document = _of_melange(document, where)
+        document = _convert_melange(document, where)
     file = Section.from_document(document, where, ("buckets", "types", "slice_factor"))
     buckets = _parse_entries(file, "buckets", ("name", "rate_rps"))
     types = _parse_entries(file, "types", ("name", "cost_usd_per_h", "stock", "rate_rps"))
@@ -85,11 +86,12 @@ def allocation_document(instance: Instance, allocation: Allocation) -> dict[str,
 
 
 def _parse_entries(file: Section, key: str, known: tuple[str, ...]) -> list[Section]:
-    written = file.get(key)
-    if not isinstance(written, list) or not written:
-        raise refused_value(file.path_of(key), "expected a list with at least one entry", written)
+    """The entries of a list of mappings with these keys."""
+    rows = file.get(key)
+    if not isinstance(rows, list) or not rows:
+        raise refused_value(file.path_of(key), "expected a list with at least one entry", rows)
     entries = []
-    for i, row in enumerate(written):
+    for i, row in enumerate(rows):
         if not isinstance(row, dict):
             raise refused_value(f"{file.path_of(key)}[{i}]", "expected an object", row)
         entries.append(Section.from_document(row, f"{file.path_of(key)}[{i}]", known))
@@ -117,16 +119,17 @@ def _parse_rates(row: Section, buckets: int) -> list[float]:
     return [check_number(rate, f"{row.path_of('rate_rps')}[{i}]", least=0.0) for i, rate in enumerate(rates)]
 
 
-def _of_melange(document: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Mélange's configuration in our form: its grid of buckets row by row, named by row and column."""
+def _convert_melange(document: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Mélange's configuration as a mapping of ours; its buckets are a grid, here row by row and named "0, 3"
+    by row and column.
+    """
     config = Section.from_document(document, where, MELANGE_KEYS)
     total_rps = config.number("total_request_rate", least=0.0)
     shares = _parse_grid(config.get("workload_distribution"), config.path_of("workload_distribution"))
-    if abs((total := sum(shares.values())) - 1) > SHARES_OFF:
+    if abs((total := sum(shares.values())) - 1) > SHARE_ROUNDING:
         raise InputError(
             f"{config.path_of('workload_distribution')}: shares of total_request_rate must sum to 1, "
-            "found a sum "
-            f"of {total:.6g}"
+            f"found a sum of {total:.6g}"
         )
     gpus, stock = config.get("gpu_info"), config.get("availability", {})
     if not isinstance(gpus, dict) or not isinstance(stock, dict) or set(stock) - set(gpus):
@@ -134,11 +137,11 @@ def _of_melange(document: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{where}: gpu_info, availability: expected an object per GPU and, of these, how many there are"
         )
     types = []
-    for name, written in gpus.items():
-        here = f"{config.path_of('gpu_info')}: {name}"
-        if not isinstance(written, dict):
-            raise refused_value(here, "expected an object", written)
-        row = Section.from_document(written, here, ("cost", "tputs"))
+    for name, values in gpus.items():
+        place = f"{config.path_of('gpu_info')}: {name}"
+        if not isinstance(values, dict):
+            raise refused_value(place, "expected an object", values)
+        row = Section.from_document(values, place, ("cost", "tputs"))
         rates = _parse_grid(row.get("tputs"), row.path_of("tputs")).values()
         types.append(
             {
@@ -155,12 +158,12 @@ def _of_melange(document: Mapping[str, Any], where: str) -> dict[str, Any]:
     }
 
 
-def _parse_grid(written: object, where: str) -> dict[str, float]:
+def _parse_grid(rows: object, where: str) -> dict[str, float]:
     """The numbers of a list of lists, by "row, column"."""
-    if not isinstance(written, list) or not all(isinstance(row, list) for row in written):
-        raise refused_value(where, "expected a list of lists of numbers", written)
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        raise refused_value(where, "expected a list of lists of numbers", rows)
     return {
         f"{i}, {j}": check_number(value, f"{where}[{i}][{j}]", least=0.0)
-        for i, row in enumerate(written)
+        for i, row in enumerate(rows)
         for j, value in enumerate(row)
     }

@@ -1,7 +1,8 @@
-"""What electricity costs: `fleet: {electricity: {price: 0.12 usd/kWh, pue: 1.3, of: owned}}`.
+"""The cost of electricity: `fleet: {electricity: {price: 0.12 usd/kWh, pue: 1.3, of: owned}}`.
 
-It is added to what a GPU costs per hour, at provisioned power: the GPU's limit or its cap, all the time. So a
-fleet costs no less than it draws, and the cost of a fleet is a sum over its GPUs as before.
+It is added to the price of a GPU per hour, at provisioned power: the GPU's power limit or its cap, all the
+time. So the plan never counts less electricity than the fleet draws, and the cost of a fleet stays a sum over
+its GPUs.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ MOST_PUE = 10.0  # Cooling and losses take a share of what GPUs draw, not many t
 
 @dataclass(frozen=True, slots=True)
 class Electricity:
-    """The price of a kWh, how many the site draws for one of its GPUs (PUE, 1 or more), and whether that of
-    `owned` GPUs is paid, whose rent has none in it, or that of `all`.
+    """The price of a kWh, and the PUE: the site draws so many kWh for each that a GPU draws. It is paid `of`
+    the owned GPUs alone, since rents include electricity, or of all.
     """
 
     usd_per_kwh: float
@@ -29,12 +30,12 @@ class Electricity:
 
     @property
     def gpu_usd_per_kwh(self) -> float:
-        """What a kWh that a GPU draws costs, with what the site takes beside it."""
+        """The cost of a kWh that a GPU draws, with what the site draws for cooling and losses."""
         return self.usd_per_kwh * self.pue
 
 
 def parse_electricity(fleet: Section, owned: Mapping[str, int]) -> Electricity | None:
-    """None where nothing is asked; raises InputError in one line."""
+    """The section `electricity` of `fleet`; None where there is none. Raises InputError."""
     if "electricity" not in fleet:
         return None
     section = fleet.subsection("electricity", ("price", "pue", "of"))

@@ -1,4 +1,5 @@
-"""How a log is read, in slo.yaml beside the other keys of `traffic`: the map that `plan trace` found is kept.
+"""The keys of `traffic` in slo.yaml that say how a log is read; `plan trace` finds the values and prints
+them.
 
 traffic: {map: {arrival: created_at, input: prompt_tokens, output: completion_tokens},
           timezone: Europe/Berlin, format: columns}
@@ -38,14 +39,14 @@ def parse_reading(section: Section) -> LogOptions | None:
         )
     if "timezone" in section:
         zone = check_text(section.get("timezone"), section.path_of("timezone"))
-        zone_of(zone, section.path_of("timezone"))
+        zone_of(zone, section.path_of("timezone"))  # Raises for a zone that there is not.
     if "format" in section:
         name = check_one_of(section.get("format"), NAMES, section.path_of("format"))
     return LogOptions(columns, name, zone)
 
 
 def reading_of(document: Mapping[str, Any], where: object = "slo.yaml") -> LogOptions | None:
-    """What slo.yaml, as a mapping, says of the log; the rest of it is not looked at."""
+    """As `parse_reading`, of all of slo.yaml as a mapping; nothing but its section `traffic` is read."""
     traffic = document.get("traffic")
     return (
         parse_reading(Section.from_document(traffic, f"{where}: traffic"))

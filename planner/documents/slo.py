@@ -24,9 +24,10 @@ from planner.files.document_values import (
 from planner.slo_metrics import METRICS
 from planner.units import percentile_name, shortest_digits
 
+# The keys that are no metrics, of an SLO and of a class.
 OTHER_KEYS, CLASS_KEYS = ("attainment", "every", "classes", "tenants"), ("match", "deadline")
 EACH, GUARANTEE_KEYS = "each", ("share_frac", "window")
-# The keys of a class, and of an SLO, that are no metrics are above. Other programs name metrics otherwise.
+# Names that other programs have for our metrics.
 OTHER_NAMES = {"itl": "tbt", "inter_token_latency": "tbt", "latency": "e2e", "time_to_first_token": "ttft"}
 OF_REQUESTS = ("ttft", "tbt", "tpot", "e2e")  # The metrics that lines of a class may have.
 MATCH_KEYS = ("tenant", "adapter", "model", "input_tokens")

@@ -1,8 +1,8 @@
-"""catalogs/startup.yaml: where weights and images come from, and what engines take to start.
+"""catalogs/startup.yaml: where weights and images come from, and how long engines take to start.
 
 facts = read_startup()
-facts.start(llm, worker_type, "object-store").start_s
-facts.warm(llm, worker_type).start_s
+facts.start_time(llm, worker_type, "object-store").start_s
+facts.warm_start_time(llm, worker_type).start_s
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True)
 class StartupFacts:
-    """The rows by name. Of engines the row of the worker's GPU is taken; where none is, the first, and the
-    start says that it is estimated.
+    """The rows by name. A worker's engine is the row of its GPU. Where there is none, another row stands in
+    (`_find_engine`), and the start time is marked as estimated.
     """
 
     storages: Mapping[str, Storage]
@@ -50,6 +50,7 @@ class StartupFacts:
         return _find_row(self.storages, "storage", name)
 
     def find_image(self, name: str) -> Image:
+        """As `find_storage`."""
         return _find_row(self.images, "image", name)
 
     def start_time(
@@ -63,7 +64,8 @@ class StartupFacts:
         node_s: float = 0.0,
     ) -> StartTime:
         """How long a worker takes to start with weights from a row of storage, by phase. Without an `image`
-        the node has the container's image already.
+        the node has the container's image already. `is_compiled`: it has the compiled kernels too. `node_s`
+        is the time until there is a node.
         """
         engine, other_gpu = self._find_engine(worker.gpu)
         time = start_time(
@@ -87,25 +89,29 @@ class StartupFacts:
         return self.start_time(llm, worker, WARM, is_compiled=True)
 
     def _find_engine(self, gpu: Gpu) -> tuple[EngineStart, bool]:
-        """The row of this GPU, else one of the same generation by its name; whether it is of another."""
-        names = row_of(gpu.base), row_of(gpu.base).partition("-")[0]
+        """The row of this GPU, otherwise of one with the same name before the "-", otherwise the first row;
+        and whether the row is of another GPU.
+        """
+        name = row_of(gpu.base)
         for engine in self.engines.values():
-            if engine.gpu == names[0]:
+            if engine.gpu == name:
                 return engine, False
         for engine in self.engines.values():
-            if engine.gpu.partition("-")[0] == names[1]:
+            if engine.gpu.partition("-")[0] == name.partition("-")[0]:
                 return engine, True
         return next(iter(self.engines.values())), True
 
 
 def start_s(llm: Llm, worker: WorkerType, storage: str) -> float:
-    """Seconds until a worker with weights from a row of the shipped catalog is ready, the image there."""
+    """Seconds until a worker is ready whose weights come from a storage row of the shipped catalog, on a node
+    that has the image.
+    """
     return read_startup().start_time(llm, worker, storage).start_s
 
 
 def read_startup(directory: Path | None = None) -> StartupFacts:
-    """The shipped facts, or those of `directory` where it has a startup.yaml. Raises CatalogError for what
-    cannot be read, with file, row, key, what was found and what is valid.
+    """The shipped facts, or those of `directory` where it has a startup.yaml. Raises CatalogError for a row
+    that is not valid.
     """
     path = repository_dir("catalogs") / FILE
     if directory is not None and (directory / FILE).exists():
@@ -125,9 +131,10 @@ def read_startup(directory: Path | None = None) -> StartupFacts:
 def _parse_rows(
     document: Section, part: str, keys: tuple[str, ...], to_row: Callable[[str, Section], Row]
 ) -> dict[str, Row]:
+    """The rows of one part of the file, by name; each has `keys`, a source and a date."""
     rows = {}
-    for name, written in document.subsection(part).values.items():
-        row = Section.from_document(written, f"{document.path_of(part)}: {name}", (*keys, *COMMON))
+    for name, values in document.subsection(part).values.items():
+        row = Section.from_document(values, f"{document.path_of(part)}: {name}", (*keys, *COMMON))
         if not row.plain_text("source") or not row.plain_text("date"):
             raise refused_value(row.path_of("source"), "expected where it was measured, and when", None)
         rows[str(name)] = to_row(str(name), row)

@@ -3,8 +3,8 @@
     [{"worker": "mixed-0", "prompt": [101, 7, ...]}, {"worker": "mixed-1", "prompt": "You are ..."}]
 
 A plan's warm-up.json names blocks of the trace. A trace has no words, so users who know what the blocks
-stand for add a `prompt` (token ids, or text) to each row. With `keep_alive_s` a prompt that no request began
-with for so long is asked for again, so that it stays in the cache.
+stand for add a `prompt` (token ids, or text) to each row. A prompt with `keep_alive_s` is sent again when no
+request has begun with it for so long, so that it stays in the cache.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from planner.files.checked_files import open_input
 from planner.files.jsontext import parse_json
 from planner.fleet import Fleet
 
-LEAST_KEEP_S = 0.1  # What is asked for more often would be most of a worker's work.
+LEAST_KEEP_S = 0.1  # A prompt that is sent more often would be most of a worker's work.
+MOST_KEEP_S = 1e9
+MOST_NAMED = 5  # An error names at most so many workers.
 
 
 @dataclass(frozen=True, slots=True)
 class WarmPrompt:
-    """A prompt that `worker` computes first: the worker's number, counted over all running pools. It is asked
-    for again `keep_alive_s` after its last use.
+    """A prompt that a worker computes first. `worker` is the worker's number, counted over all running pools.
+    The prompt is sent again `keep_alive_s` after its last use.
     """
 
     worker: int
@@ -32,7 +34,9 @@ class WarmPrompt:
 
 
 def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
-    """Raises InputError for a row without a prompt, or of a worker that the fleet does not have."""
+    """The prompts of a file. Raises InputError for a row without a prompt, or of a worker that the fleet does
+    not have.
+    """
     names = fleet.worker_names
     with open_input(path) as stream:
         try:
@@ -44,7 +48,7 @@ def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
     prompts = []
     for number, row in enumerate(rows):
         if row.get("worker") not in names:
-            first_names = ", ".join(names[:5])
+            first_names = ", ".join(names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
             raise InputError(
                 f"{path}: row {number}: worker is {row.get('worker')!r}, the plan has {first_names}"
             )
@@ -57,7 +61,9 @@ def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
                 "requests will send them"
             )
         every_s = row.get("keep_alive_s")
-        if every_s is not None and (type(every_s) not in (int, float) or not LEAST_KEEP_S <= every_s < 1e9):
+        if every_s is not None and (
+            type(every_s) not in (int, float) or not LEAST_KEEP_S <= every_s < MOST_KEEP_S
+        ):
             raise InputError(
                 f"{path}: row {number}: keep_alive_s is {every_s!r}, must be seconds, >= {LEAST_KEEP_S:g}"
             )

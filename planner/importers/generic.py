@@ -1,6 +1,6 @@
-"""A CSV of one's own: one run per row.
+"""A CSV that a user made of measured runs, one run per row; the times are means.
 
-input_tokens,output_tokens,ttft_ms,tpot_ms[,requests][,concurrency|rate]; the times are means.
+input_tokens,output_tokens,ttft_ms,tpot_ms[,requests][,concurrency|rate]
 """
 
 from __future__ import annotations
@@ -15,28 +15,34 @@ from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_sta
 from planner.importers.foreign_fields import StatedSetup
 
 COLUMNS = ("input_tokens", "output_tokens", "ttft_ms", "tpot_ms")
-REQUESTS = 200  # Requests per run, for a file that does not say.
+USUAL_REQUESTS = 200  # Of a run, where the file does not say; the run has a note on it.
+LEAST_VALUE = 1e-9  # All values must be above 0.
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
+    """The runs of these files, all of one engine. Raises InputError for values that are missing or not >
+    0.
+    """
     names = ", ".join(path.name for path in paths)
     llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names)
     runs: list[MeasuredRun] = []
     for path in paths:
         table = read_csv(path, COLUMNS)
-        extra = [name for name in ("requests", "concurrency", "rate") if name in table.columns]
-        columns = {name: read_number_column(table, name, path, least=1e-9) for name in (*COLUMNS, *extra)}
+        optional = [name for name in ("requests", "concurrency", "rate") if name in table.columns]
+        columns = {
+            name: read_number_column(table, name, path, least=LEAST_VALUE) for name in (*COLUMNS, *optional)
+        }
         for i in range(len(table)):
             row = {name: float(values[i]) for name, values in columns.items()}
             where = f"{path.name}, row {i + 1}"
             notes = foreign_fields.run_remarks(is_summary=True)
             if "requests" not in row and stated.requests is None:
-                notes = (*notes, f"{REQUESTS} requests are assumed")
+                notes = (*notes, f"{USUAL_REQUESTS} requests are assumed")
             concurrency = row.get("concurrency")
             run = MeasuredRun(
                 where,
                 foreign_fields.read_count(
-                    stated.requests or row.get("requests", REQUESTS), f"{where}: requests"
+                    stated.requests or row.get("requests", USUAL_REQUESTS), f"{where}: requests"
                 ),
                 (row["input_tokens"],),
                 (row["output_tokens"],),

@@ -30,13 +30,14 @@ METRICS = {
 STATISTICS = {"mean": "mean", "max": "max", "median": "p50"} | {
     f"p{p}": f"p{p}" for p in foreign_fields.PERCENTILES
 }
-BEHIND_FRAC = 0.05  # A load generator that sent so much less than planned did not keep up.
+BEHIND_FRAC = 0.05  # A load generator whose rate is this much below the planned one did not keep up.
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
+    """The runs of these files, all of one engine. Raises InputError for a file that is not of this form."""
     names = foreign_fields.file_labels(paths)
     runs = tuple(
-        with_stated_load(_run(name, check_mapping(foreign_fields.read_json(path), path)), stated)
+        with_stated_load(_parse_run(name, check_mapping(foreign_fields.read_json(path), path)), stated)
         for name, path in zip(names, paths, strict=True)
     )
     listed = foreign_fields.list_first(names)
@@ -44,9 +45,10 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
     return MeasuredRuns(llm, gpu, tp, f"inference-perf, {listed}", runs)
 
 
-def _run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
-    good = check_mapping(document.get("successes"), f"{name}: successes")
-    times = check_mapping(good.get("latency"), f"{name}: successes.latency")
+def _parse_run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
+    """The run of one file, from its statistics: no file has single requests."""
+    succeeded = check_mapping(document.get("successes"), f"{name}: successes")
+    times = check_mapping(succeeded.get("latency"), f"{name}: successes.latency")
     latency: dict[str, dict[str, float]] = {}
     for metric, key in METRICS.items():
         row = check_mapping(times.get(key) or {}, f"{name}: {key}")
@@ -57,7 +59,7 @@ def _run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
         }
         if latencies:
             latency[metric] = latencies
-    requests = foreign_fields.read_count(good.get("count"), f"{name}: successes.count", least=0)
+    requests = foreign_fields.read_count(succeeded.get("count"), f"{name}: successes.count", least=0)
     if not requests or not latency:
         raise InputError(f"{name}: no request succeeded; there is nothing to import")
     failures = check_mapping(document.get("failures") or {}, f"{name}: failures")
@@ -65,22 +67,24 @@ def _run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
     gaps = latency.get("tbt", {})
     notes = list(
         foreign_fields.run_remarks(
-            # Each file has percentiles of its stage and no single requests.
-            failed=failed,
-            is_summary=True,
-            gap_p50=gaps.get("p50"),
-            gap_mean=gaps.get("mean"),
+            failed=failed, is_summary=True, gap_p50=gaps.get("p50"), gap_mean=gaps.get("mean")
         )
     )
-    if cached := foreign_fields.read_optional(_prompts(name, good), "cached", f"{name}: prompt_tokens"):
+    if cached := foreign_fields.read_optional(
+        _prompt_tokens(name, succeeded), "cached", f"{name}: prompt_tokens"
+    ):
         notes.append(f"{cached:g} prompt tokens came from the prefix cache, which is not simulated")
-    concurrency, rate_rps = _load(name, document, notes)
+    concurrency, rate_rps = _parse_load(name, document, notes)
     return MeasuredRun(
         name=name,
         requests=requests,
         # One mean stands for the lengths of all requests.
-        input_tokens=(_mean(name, _prompts(name, good), "prompt_tokens"),),
-        output_tokens=(_mean(name, good.get("output_tokens") or good.get("output_len"), "output_tokens"),),
+        input_tokens=(_mean_tokens(name, _prompt_tokens(name, succeeded), "prompt_tokens"),),
+        output_tokens=(
+            _mean_tokens(
+                name, succeeded.get("output_tokens") or succeeded.get("output_len"), "output_tokens"
+            ),
+        ),
         latency_s=latency,
         concurrency=concurrency,
         rate_rps=rate_rps,
@@ -89,30 +93,33 @@ def _run(name: str, document: Mapping[str, Any]) -> MeasuredRun:
     )
 
 
-def _load(name: str, document: Mapping[str, Any], notes: list[str]) -> tuple[int | None, float | None]:
+def _parse_load(name: str, document: Mapping[str, Any], notes: list[str]) -> tuple[int | None, float | None]:
+    """(concurrency, None) of a closed loop, (None, rate) of an open one; (None, None) with a note where the
+    load is not known.
+    """
     load = check_mapping(document.get("load_summary") or {}, f"{name}: load_summary")
     if (seats := load.get("concurrency")) is not None:
         return foreign_fields.read_count(seats, f"{name}: load_summary.concurrency"), None
-    requested_rate_rps, sent = (
+    requested_rps, sent_rps = (
         foreign_fields.read_optional(load, f"{key}_rate", f"{name}: load_summary")
         for key in ("requested", "achieved")
     )
-    if not requested_rate_rps:
+    if not requested_rps:
         notes.append("the load is not known: give the files of single stages, or --rate or --concurrency")
         return None, None
-    if sent and sent < (1 - BEHIND_FRAC) * requested_rate_rps:
+    if sent_rps and sent_rps < (1 - BEHIND_FRAC) * requested_rps:
         notes.append(
-            f"asked for {requested_rate_rps:g} requests/s, the client sent {sent:.3g}; the latter counts"
+            f"asked for {requested_rps:g} requests/s, the client sent {sent_rps:.3g}; the latter counts"
         )
-        return None, sent
-    return None, requested_rate_rps
+        return None, sent_rps
+    return None, requested_rps
 
 
-def _prompts(name: str, good: Mapping[str, Any]) -> Mapping[str, Any]:
-    row = good.get("prompt_tokens") or good.get("prompt_len")  # Older versions call it prompt_len.
+def _prompt_tokens(name: str, succeeded: Mapping[str, Any]) -> Mapping[str, Any]:
+    row = succeeded.get("prompt_tokens") or succeeded.get("prompt_len")  # Older versions call it prompt_len.
     return check_mapping(row, f"{name}: prompt_tokens")
 
 
-def _mean(name: str, row: object, key: str) -> float:
+def _mean_tokens(name: str, row: object, key: str) -> float:
     mean = check_mapping(row, f"{name}: {key}").get("mean")
     return foreign_fields.read_number(mean, f"{name}: {key}: mean", least=1)

@@ -1,7 +1,7 @@
 """`vllm bench latency --output-json`: how long one batch takes, from all prompts sent to the last token.
 
-The file holds {avg_latency, latencies, percentiles} and no lengths: they are given by options. The time is
-that of the last request of the batch to finish, `e2e max` of a closed loop as large as the batch.
+The file holds {avg_latency, latencies, percentiles} and no lengths: options give them. The time is that of
+the last request of the batch to finish, so it is the largest E2E of a closed loop as large as the batch.
 """
 
 from __future__ import annotations
@@ -18,28 +18,32 @@ from planner.importers import foreign_fields
 from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_stated_load
 from planner.importers.foreign_fields import StatedSetup
 
-MARKS = ("avg_latency", "latencies")
+MARKS = ("avg_latency", "latencies")  # Keys by which the importers recognize such a file.
+FEW_ITERATIONS = 3  # With fewer timed batches the run has a note.
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
+    """The runs of these files, all of one engine. Raises InputError where the lengths are not known."""
     llm, gpu, tp = foreign_fields.read_setup(stated, catalog, ", ".join(path.name for path in paths))
     runs = []
     for path in paths:
         document = check_mapping(foreign_fields.read_json(path), path)
         shape = {}
-        for key, own, option in (
+        for key, file_key, option in (
             ("requests", "batch_size", "--requests (the batch size)"),
             ("input_tokens", "input_len", "--input-tokens"),
             ("output_tokens", "output_len", "--output-tokens"),
         ):
-            value = getattr(stated, key) or document.get(own)
+            value = getattr(stated, key) or document.get(file_key)
             if value is None:
                 raise InputError(f"{path}: does not say what was run; add {option}")
-            shape[key] = foreign_fields.read_count(value, f"{path}: {own}")
+            shape[key] = foreign_fields.read_count(value, f"{path}: {file_key}")
         latencies = foreign_fields.read_numbers(document.get("latencies"), f"{path}: latencies")
         if not latencies or not min(latencies) > 0:
             raise InputError(f"{path}: latencies: expected seconds > 0")
-        notes = () if len(latencies) >= 3 else (f"only {len(latencies)} iteration(s) were timed",)
+        notes = (
+            () if len(latencies) >= FEW_ITERATIONS else (f"only {len(latencies)} iteration(s) were timed",)
+        )
         runs.append(
             with_stated_load(
                 MeasuredRun(

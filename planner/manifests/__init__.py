@@ -139,7 +139,7 @@ def render(
         try:
             kv_store.refuse(fleet, name)
             target_files = _render_target(name, fleet, max_model_len)
-            target_notes = deployed_routing.notes(fleet, name)
+            target_notes = deployed_routing.routing_notes(fleet, name)
         except InputError as error:
             if target != "all":
                 raise

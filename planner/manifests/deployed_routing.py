@@ -1,4 +1,4 @@
-"""What a deployment routes and queues by where that is not what was simulated, in sentences."""
+"""Notes in manifests: sentences on where a deployment routes or queues otherwise than was simulated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPTIONAL = ("components/", engine_command.ROUTER_FOLDER, "chart/templates/", "c
 _UNCOMMENTED = (".json", ".tpl", "Dockerfile")  # Files that take no comments of ours.
 
 
-def notes(fleet: Fleet, target: str) -> list[str]:
+def routing_notes(fleet: Fleet, target: str) -> list[str]:
     """A sentence for every policy of the plan that the target lacks, or has in another shape."""
     policies = fleet.policies
     mixed, prefill, decode = ROUTERS_OF[target]
@@ -34,31 +34,37 @@ def notes(fleet: Fleet, target: str) -> list[str]:
     )
     for role, router, planned_router in routers_in_plan:
         if engine_command.workers_of(fleet, role) < 2:
-            continue  # no choice
-        answered = find_router_difference(ROUTING[planned_router], router)
-        front = find_router_difference(ROUTING[policies.routing], router)
-        if role == "decode" and ROUTERS[router].is_single and front.name != answered.name:
-            answered = RouterDifference(front.name, is_lacking=True)
-        unique_notes |= dict.fromkeys(_sentence(router, planned_router, answered))
+            continue  # There is nothing to route among.
+        difference = find_router_difference(ROUTING[planned_router], router)
+        for_prompts = find_router_difference(ROUTING[policies.routing], router)
+        # A router with a single routing uses that of the prompts for decode workers too.
+        if role == "decode" and ROUTERS[router].is_single and for_prompts.name != difference.name:
+            difference = RouterDifference(for_prompts.name, is_lacking=True)
+        unique_notes |= dict.fromkeys(_difference_text(router, planned_router, difference))
     return [
         *unique_notes,
-        *_sentence(VLLM, policies.queue, find_router_difference(QUEUE[policies.queue], VLLM)),
+        *_difference_text(VLLM, policies.queue, find_router_difference(QUEUE[policies.queue], VLLM)),
     ]
 
 
-def _sentence(router: str, planned_router: str, answered: RouterDifference) -> list[str]:
+def _difference_text(router: str, planned_router: str, difference: RouterDifference) -> list[str]:
+    """One sentence on the difference, or none where there is no difference."""
     title = ROUTERS[router].title
-    if answered.is_lacking:
+    if difference.is_lacking:
         return [
-            f"{title} lacks {planned_router}: {answered.name} is in its place, which the plan was not "
+            f"{title} lacks {planned_router}: {difference.name} is in its place, which the plan was not "
             "made for."
         ]
-    return [f"{planned_router} at {title}: {answered.name} {answered.differs}."] if answered.differs else []
+    return (
+        [f"{planned_router} at {title}: {difference.name} {difference.differs}."]
+        if difference.differs
+        else []
+    )
 
 
 def with_notes(files: Mapping[str, str], note_lines: Iterable[str]) -> dict[str, str]:
-    """A target's files, with the notes as comments in those of its router; where it has no own, in all but
-    what is optional.
+    """A target's files, with the notes as comments in those of its router. A target without files of a router
+    has them in all files but the optional ones.
     """
     lines = "".join(f"# {note}\n" for note in note_lines)
     main = [path for path in files if not path.startswith(_OPTIONAL) and not path.endswith(_UNCOMMENTED)]
@@ -80,10 +86,10 @@ def with_first_line(files: Mapping[str, str], line: str) -> dict[str, str]:
     if not line:
         return dict(files)
     return {
-        path: text if path.endswith(_UNCOMMENTED) else _first(text, f"# {line}\n")
+        path: text if path.endswith(_UNCOMMENTED) else _with_first(text, f"# {line}\n")
         for path, text in files.items()
     }
 
 
-def _first(text: str, line: str) -> str:
+def _with_first(text: str, line: str) -> str:
     return _below_first_comment(text, line) if text.startswith("#!") else line + text

@@ -1,11 +1,12 @@
-"""Configuration of llm-d's endpoint picker, which stands before the workers of llm-d and of KServe.
+"""Configuration of llm-d's endpoint picker, the router before the workers of llm-d and of KServe.
 
-A profile is filters, then scorers that add up, then the picker of the highest score, which draws among
-equals. It keeps its own account of what it sent: `token-load-scorer` wants the fewest tokens of prompts that
-have no first token yet, `active-request-scorer` the fewest requests that are not finished. Decode workers are
-chosen by the latter, as tokens of prompts say nothing of them.
-`prefix-cache-affinity-filter` keeps the workers that are thought to hold the prompt's beginning, unless more
-is queued there than the prefill would take; for that it is told how fast a worker of the plan prefills.
+A profile is a list of plugins: filters, then scorers whose scores add up, then a picker, which takes the
+highest score and draws among equals. The picker keeps an account of what it sent: `token-load-scorer` prefers
+the fewest tokens of prompts that have no first token yet, `active-request-scorer` the fewest requests that
+are not finished. Decode workers are chosen by the latter, since tokens of prompts say nothing of their load.
+`prefix-cache-affinity-filter` keeps the workers that are thought to have the prompt's beginning cached,
+unless the queue there takes longer than the prefill would; for that its parameters say how fast a worker
+prefills.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from planner.policies import (
 Document = dict[str, Any]
 API_VERSION = "llm-d.ai/v1alpha1"
 ALWAYS_APART, APART = "always-disagg-pd-decider", "disagg-profile-handler"
+# Plugins that collect what a scorer or filter reads.
 _PRODUCERS = {
     FEWEST_TOKENS: "inflight-load-producer",
     FEWEST_REQUESTS: "inflight-load-producer",
@@ -36,26 +38,27 @@ _PRODUCERS = {
 _PICKERS = ("random-picker",)
 
 
-def profile(routing: str, router: str = ENDPOINT_PICKER) -> list[str]:
-    """The plugins for one of the simulator's routings, or in its place, in order, the picker last."""
+def profile_plugins(routing: str, router: str = ENDPOINT_PICKER) -> list[str]:
+    """The plugins for one of the simulator's routings, or for the routing that this router has in its place;
+    the picker is last.
+    """
     plugins = find_router_difference(ROUTING[routing], router).name.split(", ")
     return plugins if plugins[-1] in _PICKERS else [*plugins, "max-score-picker"]
 
 
-def config(fleet: Fleet, *, is_pair: bool) -> Document:
+def picker_config(fleet: Fleet, *, is_pair: bool) -> Document:
     """An EndpointPickerConfig for one pool of mixed workers, or for prefill and decode workers."""
     policies, role = fleet.policies, "prefill" if is_pair else "mixed"
-    front = [pool for pool in fleet.running_pools if pool.role == role]
-    parameters: Document = {
-        NEAR_MATCH: {"peakPrefillThroughput": round(min(map(_prefill_tokens_per_s, front)))}
-    }
-    profiles = {"default": profile(policies.routing)}
+    first_pools = [pool for pool in fleet.running_pools if pool.role == role]
+    slowest_tokens_per_s = min(map(_prefill_tokens_per_s, first_pools))
+    parameters: Document = {NEAR_MATCH: {"peakPrefillThroughput": round(slowest_tokens_per_s)}}
+    profiles = {"default": profile_plugins(policies.routing)}
     names: list[str] = []
     if is_pair:
         names = [ALWAYS_APART, APART]
         parameters[APART] = {"deciders": {"prefill": ALWAYS_APART}}
         profiles = {
-            "prefill": ["prefill-filter", *profile(policies.routing)],
+            "prefill": ["prefill-filter", *profile_plugins(policies.routing)],
             "decode": ["decode-filter", *_decode_profile(policies)],
         }
     ranking = dict.fromkeys(plugin for each in profiles.values() for plugin in each)
@@ -75,7 +78,7 @@ def config(fleet: Fleet, *, is_pair: bool) -> Document:
 
 
 def _decode_profile(policies: Policies) -> list[str]:
-    return profile(policies.decode_routing, ENDPOINT_PICKER_DECODE)
+    return profile_plugins(policies.decode_routing, ENDPOINT_PICKER_DECODE)
 
 
 def _prefill_tokens_per_s(pool: Pool) -> float:
@@ -84,9 +87,10 @@ def _prefill_tokens_per_s(pool: Pool) -> float:
     return tokens / float(pool.type.latency.step_s(tokens, pairs=tokens * (tokens + 1) / 2))
 
 
-def words(policies: Policies, *, is_pair: bool) -> str:
-    """What it routes by, for a README."""
-    front, back = ", ".join(profile(policies.routing)[:-1]), ", ".join(_decode_profile(policies)[:-1])
+def routing_text(policies: Policies, *, is_pair: bool) -> str:
+    """A sentence on what the router goes by, for a README: "by lot" for a profile that is a picker alone."""
+    first = ", ".join(profile_plugins(policies.routing)[:-1]) or "lot"
+    decode = ", ".join(_decode_profile(policies)[:-1]) or "lot"
     if is_pair:
-        return f"llm-d's endpoint picker: prefill by {front or 'lot'}, decode by {back or 'lot'}."
-    return f"llm-d's endpoint picker, by {front or 'lot'}."
+        return f"llm-d's endpoint picker: prefill by {first}, decode by {decode}."
+    return f"llm-d's endpoint picker, by {first}."

@@ -45,7 +45,7 @@ def routing(fleet: Fleet) -> str:
     is_pair = fleet.is_disaggregated
     if _is_left_to_gateway(fleet, is_pair=is_pair):
         return "no scheduler: the gateway spreads requests over the Service's workers, by its own setting."
-    return endpoint_picker.words(fleet.policies, is_pair=is_pair)
+    return endpoint_picker.routing_text(fleet.policies, is_pair=is_pair)
 
 
 def documents(fleet: Fleet, max_model_len: int) -> list[Document]:
@@ -91,7 +91,7 @@ def _router(fleet: Fleet, *, is_pair: bool) -> Document:
     router: Document = {"route": {}, "gateway": {}}
     if _is_left_to_gateway(fleet, is_pair=is_pair):
         return router
-    picker = endpoint_picker.config(fleet, is_pair=is_pair)
+    picker = endpoint_picker.picker_config(fleet, is_pair=is_pair)
     return {"scheduler": {"config": {"inline": picker}}, **router}
 
 

@@ -50,7 +50,7 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
 
 def router_values(fleet: Fleet) -> Document:
     """The values of the router's release: one endpoint picker, which alone knows what it sent."""
-    picker = endpoint_picker.config(fleet, is_pair=fleet.is_disaggregated)
+    picker = endpoint_picker.picker_config(fleet, is_pair=fleet.is_disaggregated)
     return {
         "router": {
             "extraServicePorts": [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": PROXY_PORT}],
@@ -83,7 +83,7 @@ def steps(fleet: Fleet) -> list[str]:
 
 def routing(fleet: Fleet) -> str:
     """A sentence on what routes requests, for a README."""
-    return endpoint_picker.words(fleet.policies, is_pair=fleet.is_disaggregated)
+    return endpoint_picker.routing_text(fleet.policies, is_pair=fleet.is_disaggregated)
 
 
 def _release_name(fleet: Fleet, name: str) -> str:

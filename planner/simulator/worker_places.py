@@ -1,9 +1,10 @@
-"""On which nodes workers are, if the network has a topology, and so over which link two of them hand over KV.
+"""The nodes of each worker, if the network has a topology, and so the link over which two workers hand over
+KV.
 
-Workers are dealt out to nodes of their GPU, prefill and decode workers in turns, in proportion to their
-counts, so that nodes hold both; each goes to the first node with room. A worker with more GPUs than a node
-has takes whole nodes. The nodes of a worker are its place. Two workers at the same place hand over by NVLink
-(the GPU row's link_bandwidth; transfers do not slow each other down), stage beside stage (DistServe,
+Workers are dealt out to nodes of their GPU. Prefill and decode workers take turns, in proportion to their
+counts, so that nodes hold both; each worker goes to the first node with room. A worker with more GPUs than a
+node has takes whole nodes. The nodes of a worker are its place. Two workers at the same place hand over by
+NVLink (the GPU row's link_bandwidth; transfers do not slow each other down), stage beside stage (DistServe,
 arXiv:2401.09670, section 4.2). Others use the NIC of the prefill worker's node (`network: bandwidth`), and
 between racks the uplink of its rack if that is slower. A transfer waits for earlier ones on its link alone.
 """
@@ -49,7 +50,9 @@ def worker_nodes(fleet: Fleet) -> tuple[tuple[int, ...], ...]:
 
 
 def _in_turns(pools: Sequence[Pool]) -> list[int]:
-    """The pool of each worker, in the order in which workers are dealt out to nodes."""
+    """The pool of each worker, in the order in which workers are dealt out to nodes: the k-th of n workers of
+    a pool comes at k / n of the order.
+    """
     ranked = [((k + 1) / pool.count, p) for p, pool in enumerate(pools) for k in range(pool.count)]
     return [p for _, p in sorted(ranked)]
 
@@ -66,11 +69,11 @@ def link_numbers(fleet: Fleet) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
         raise InputError(f"network.topology: {len(numbers)} nodes in use, must be at most {MOST_PLACES}")
     ranks = [pool.type.dp for pool in fleet.running_pools for _ in range(pool.count)]
     place_of = np.repeat([numbers[nodes] for nodes in nodes_of_workers], ranks)
-    racks, count = _racks(topology, list(numbers)), len(numbers)
+    racks, count = _rack_numbers(topology, list(numbers)), len(numbers)
     # `make_links` has the network's own link first, then `count` NVLinks, `count` NICs, and the uplinks by
     # rack.
     nvlinks, nics, uplinks = 1 + np.arange(count), 1 + count + np.arange(count), 1 + 2 * count + racks
-    links = np.repeat(nics[:, None], count, axis=1)
+    links = np.repeat(nics[:, None], count, axis=1)  # [from, to]: the NIC of the place that sends
     if topology.rack_bytes_per_s < fleet.network.bandwidth_bytes_per_s:
         links = np.where(racks[:, None] == racks[None, :], links, uplinks[:, None])
     np.fill_diagonal(links, nvlinks)
@@ -90,20 +93,22 @@ def make_links(fleet: Fleet) -> npt.NDArray[np.void]:
     network, topology = fleet.network, fleet.network.topology
     if not network.bandwidth_bytes_per_s > 0:
         raise InputError(f"network.bandwidth is {network.bandwidth_bytes_per_s}, must be > 0")
-    base = _link(fleet, network.bandwidth_bytes_per_s)
+    base = _idle_link(fleet, network.bandwidth_bytes_per_s)
     if topology is None:
         return base
     pools = (pool for pool in fleet.running_pools for _ in range(pool.count))
     gpu_at = {nodes: pool.type.gpu for nodes, pool in zip(worker_nodes(fleet), pools, strict=True)}
     nvlinks = [
-        _link(fleet, topology.within_bytes_per_s or gpu.link_bytes_per_s, is_shared=False, latency_s=0.0)
+        _idle_link(fleet, topology.within_bytes_per_s or gpu.link_bytes_per_s, is_shared=False, latency_s=0.0)
         for gpu in gpu_at.values()
     ]
-    uplinks = [_link(fleet, topology.rack_bytes_per_s)] * (1 + int(_racks(topology, list(gpu_at)).max()))
+    uplinks = [_idle_link(fleet, topology.rack_bytes_per_s)] * (
+        1 + int(_rack_numbers(topology, list(gpu_at)).max())
+    )
     return np.concatenate([base, *nvlinks, *[base] * len(gpu_at), *uplinks])
 
 
-def _racks(topology: Topology, places: Sequence[tuple[int, ...]]) -> npt.NDArray[np.int64]:
+def _rack_numbers(topology: Topology, places: Sequence[tuple[int, ...]]) -> npt.NDArray[np.int64]:
     """The rack (P,) of each place, which is that of its first node; all are in rack 0 if there are no
     racks.
     """
@@ -111,7 +116,7 @@ def _racks(topology: Topology, places: Sequence[tuple[int, ...]]) -> npt.NDArray
     return first_nodes // topology.nodes_per_rack if topology.nodes_per_rack else 0 * first_nodes
 
 
-def _link(
+def _idle_link(
     fleet: Fleet, bytes_per_s: float, *, is_shared: bool = True, latency_s: float | None = None
 ) -> npt.NDArray[np.void]:
     """The record (1,) of an idle link with this bandwidth; the network's latency unless another is given."""

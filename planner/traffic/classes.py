@@ -1,7 +1,4 @@
-"""Classes of requests: which requests of a trace each class of an SLO takes.
-
-A class is a `Selector`. Requests are numbered by the class that takes them, -1 for none.
-"""
+"""Which requests of a trace are of which class of an SLO. A class is described by a `Selector`."""
 
 from __future__ import annotations
 
@@ -14,6 +11,8 @@ from planner.domain import Selector, Slo
 from planner.errors import InputError
 from planner.files.document_values import show_value
 from planner.traffic.trace import IntArray, Trace
+
+MOST_LISTED = 5  # An error names at most so many tenants, adapters or models.
 
 
 def select_requests(selector: Selector, trace: Trace) -> npt.NDArray[np.bool_]:
@@ -28,7 +27,7 @@ def select_requests(selector: Selector, trace: Trace) -> npt.NDArray[np.bool_]:
         names, numbers = columns[column]
         return np.isin(numbers, [number for number, name in enumerate(names) if name in wanted])
 
-    return _select(selector, trace.input_tokens, is_one_of)
+    return _matches(selector, trace.input_tokens, is_one_of)
 
 
 def takes_request(
@@ -36,10 +35,10 @@ def takes_request(
 ) -> bool:
     """Whether one request is of this class; an empty name is none."""
     names = {"tenant": tenant, "adapter": adapter, "llm": llm}
-    return bool(_select(selector, input_tokens, lambda column, wanted: names[column] in wanted))
+    return bool(_matches(selector, input_tokens, lambda column, wanted: names[column] in wanted))
 
 
-def _select(
+def _matches(
     selector: Selector,
     input_tokens: npt.ArrayLike,
     is_one_of: Callable[[str, Collection[str]], npt.ArrayLike],
@@ -49,21 +48,21 @@ def _select(
     `is_one_of(column, names)` says which requests have one of the names in this column. The trace of a plan
     and the router of a running fleet both go by this function, so they agree on every request's class.
     """
-    taken = np.greater_equal(input_tokens, selector.least_tokens)
+    matches = np.greater_equal(input_tokens, selector.least_tokens)
     if selector.most_tokens is not None:
-        taken = taken & np.less_equal(input_tokens, selector.most_tokens)
+        matches = matches & np.less_equal(input_tokens, selector.most_tokens)
     for column, wanted in (
         ("tenant", selector.tenants),
         ("adapter", selector.adapters),
         ("llm", selector.llms),
     ):
         if wanted:
-            taken = taken & is_one_of(column, wanted)
-    return np.asarray(taken)
+            matches = matches & is_one_of(column, wanted)
+    return np.asarray(matches)
 
 
 def class_numbers(selectors: Sequence[Selector], trace: Trace) -> IntArray:
-    """(n,): which of the classes each request is of, -1 for none."""
+    """(n,): the index of the class of each request, -1 for none."""
     numbers = np.full(len(trace), -1, dtype=np.int64)
     for number, selector in enumerate(selectors):
         numbers[select_requests(selector, trace)] = number
@@ -77,26 +76,28 @@ def check_classes(slo: Slo, trace: Trace) -> None:
     _check_tenants(slo, trace)
     if not (selectors := slo.selectors):
         return
-    taken = np.full(len(trace), -1, dtype=np.int64)
+    class_of = np.full(len(trace), -1, dtype=np.int64)
     for number, selector in enumerate(selectors):
         mask = select_requests(selector, trace)
         where = f"slo: classes: {selector.name}"
         if not mask.any():
             raise InputError(
-                f"{where}: matches none of the {len(trace):,} requests of {trace.name}{_has(selector, trace)}"
+                f"{where}: matches none of the {len(trace):,} requests of {trace.name}"
+                f"{_what_is_there(selector, trace)}"
             )
-        if (both := mask & (taken >= 0)).any():
-            other = selectors[int(taken[both][0])].name
+        if (both := mask & (class_of >= 0)).any():
+            other = selectors[int(class_of[both][0])].name
             raise InputError(
                 f"{where}: {int(both.sum()):,} requests of {trace.name} are of class {other} too; a "
                 "request is of one class, so narrow one of the two matches"
             )
-        taken[mask] = number
-    if all(limit.selector is not None for limit in slo.limits) and (missed := taken < 0).any():
+        class_of[mask] = number
+    # A line without a class is of all requests, and then none is without a line.
+    if all(limit.selector is not None for limit in slo.limits) and (missed := class_of < 0).any():
         raise InputError(
             f"slo: classes: {int(missed.sum()):,} of the {len(trace):,} requests of {trace.name} are of no "
-            f"class{_example(trace, int(np.argmax(missed)))}; add a class for them, or beside classes a line "
-            "for all requests such as ttft: {p90: 10 s}"
+            f"class{_first_missed(trace, int(np.argmax(missed)))}; add a class for them, or beside classes a "
+            "line for all requests such as ttft: {p90: 10 s}"
         )
 
 
@@ -108,28 +109,32 @@ def _check_tenants(slo: Slo, trace: Trace) -> None:
         )
     for each in slo.guarantees:
         if each.tenant is not None and each.tenant not in trace.tenants:
-            known = ", ".join(show_value(name) for name in trace.tenants[:5])
-            more = ", ..." if len(trace.tenants) > 5 else ""
             raise InputError(
                 f"slo: tenants: {show_value(each.tenant)} has no request in {trace.name}, whose tenants are "
-                f"{known}{more}; write one of them, or each"
+                f"{_list_first(trace.tenants)}; write one of them, or each"
             )
 
 
-def _has(selector: Selector, trace: Trace) -> str:
-    """What there is to match, where a class asked for a name."""
+def _list_first(names: Sequence[str]) -> str:
+    """The first names, with dots if there are more."""
+    listed = ", ".join(show_value(name) for name in names[:MOST_LISTED])
+    return f"{listed}, ..." if len(names) > MOST_LISTED else listed
+
+
+def _what_is_there(selector: Selector, trace: Trace) -> str:
+    """The names or lengths that a trace has, for the error of a class that matches none of its requests."""
     for wanted, names, what in (
         (selector.tenants, trace.tenants, "tenants"),
         (selector.adapters, trace.adapters, "adapters"),
         (selector.llms, trace.llms, "models"),
     ):
         if wanted and not set(wanted) & set(names):
-            known = ", ".join(show_value(name) for name in names[:5]) + (", ..." if len(names) > 5 else "")
-            return f", whose {what} are {known}" if names else f", which names no {what}"
+            return f", whose {what} are {_list_first(names)}" if names else f", which names no {what}"
     tokens = trace.input_tokens
     return f", whose prompts have {int(tokens.min()):,} to {int(tokens.max()):,} tokens; widen its match"
 
 
-def _example(trace: Trace, index: int) -> str:
+def _first_missed(trace: Trace, index: int) -> str:
+    """The request at `index`, for an error on several requests of which it is the first."""
     tenant = f", of tenant {show_value(trace.tenants[int(trace.tenant[index])])}" if trace.tenants else ""
     return f" (the first: {int(trace.input_tokens[index]):,} tokens{tenant})"

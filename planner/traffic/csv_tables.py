@@ -1,4 +1,6 @@
-"""The rows of a CSV by columns, some MiB at a time, every line accounted for."""
+"""Reads the columns of a CSV, some MiB at a time, and refuses every line that is no row of the table. pandas
+alone would skip or misread some.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from planner.files import csv_lines
 from planner.files.document_values import show_value
 
 
-def columns(
+def read_columns(
     path: Path,
     stream: io.BufferedReader,
     at: int,
@@ -28,23 +30,25 @@ def columns(
     as_text: Collection[str] = (),
     doubts: list[str] | None = None,
 ) -> Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]]:
-    """The columns `wanted` of the rows below the header `names` in line `at`, each block with its lines.
+    """The columns `wanted` of the rows below the header `names`, which is line `at`: blocks of lines, each
+    with its columns by name.
 
-    `figures` are columns of numbers or dates, which tell a row from a part of one; those `as_text` are not
-    made numbers. `doubts` takes a sentence on the first figure with an exponent (1e3) in a column whose other
-    figures have none. Raises TraceError naming the lines that are no rows of such a table.
+    `figures` are columns of numbers or dates; by them a row is told from a piece of one. Columns of `as_text`
+    are read as text. `doubts` takes a sentence on the first figure with an exponent (1e3) in a column whose
+    other figures have none. Raises TraceError naming the lines that are no rows of such a table.
     """
-    own = [f"c{i}" for i in range(len(names) + 1)]  # and one more, where a field too many is seen
-    places = {name: own[names.index(name)] for name in wanted}
-    numbers = [names.index(name) for name in figures]
-    header = ",".join(own).encode() + b"\n"
-    for block in csv_lines.read_blocks(path, stream, at + 1, columns=names, figures=numbers):
-        here = block.starts
+    # Our own headings, since those of a file may be equal; the last one is of a field too many.
+    headings = [f"c{i}" for i in range(len(names) + 1)]
+    heading_of = {name: headings[names.index(name)] for name in wanted}
+    figure_places = [names.index(name) for name in figures]
+    header = ",".join(headings).encode() + b"\n"
+    for block in csv_lines.read_blocks(path, stream, at + 1, columns=names, figures=figure_places):
+        lines = block.starts
         try:
             table = pd.read_csv(
                 io.BytesIO(header + block.text),
-                usecols=[*places.values(), own[-1]],
-                dtype={places[name]: object for name in as_text},
+                usecols=[*heading_of.values(), headings[-1]],
+                dtype={heading_of[name]: object for name in as_text},
                 index_col=False,
                 skip_blank_lines=False,
                 keep_default_na=False,
@@ -53,33 +57,35 @@ def columns(
             )
         except (ValueError, OverflowError) as error:  # ParserError is a ValueError
             reason = " ".join(str(error).split()).removeprefix("Error tokenizing data. ")
-            where = f"{path}, lines {here[0]} to {here[-1]}"
+            where = f"{path}, lines {lines[0]} to {lines[-1]}"
             raise TraceError(f"{where}: is not a table of {len(names)} columns ({reason})") from None
-        if len(table) != len(here):
+        if len(table) != len(lines):
             raise TraceError(
-                f"{path}, lines {here[0]} to {here[-1]}: hold {len(here)} rows, but {len(table)} are read; "
-                "a line holds a carriage return (\\r) of its own: take it out"
+                f"{path}, lines {lines[0]} to {lines[-1]}: hold {len(lines)} rows, but {len(table)} are "
+                "read; a line holds a carriage return (\\r) of its own: take it out"
             )
-        if (extra := np.flatnonzero(table[own[-1]].notna())).size:
+        if (extra := np.flatnonzero(table[headings[-1]].notna())).size:
             raise TraceError(
-                f"{path}, line {here[extra[0]]}: has more than the {len(names)} fields of the header; "
+                f"{path}, line {lines[extra[0]]}: has more than the {len(names)} fields of the header; "
                 "write numbers without thousands separators"
             )
         if doubts is not None and not doubts:
-            in_place = [(name, table[places[name]], names.index(name)) for name in figures]
-            doubts += _exponents(path, block, in_place)
-        yield block, {name: table[place] for name, place in places.items()}
+            figure_columns = [(name, table[heading_of[name]], names.index(name)) for name in figures]
+            doubts += _exponent_doubts(path, block, figure_columns)
+        yield block, {name: table[heading] for name, heading in heading_of.items()}
 
 
 _SOME_EXPONENT = re.compile(rb"[eE]\+?\d")
-# but not 1e-05, as programs write small numbers
+# A negative exponent is no doubt: programs write small numbers as 1e-05.
 _EXPONENT = re.compile(r"\s*\"?\d+(?:\.\d*)?[eE]\+?\d+\"?\s*")
 
 
-def _exponents(
+def _exponent_doubts(
     path: Path, block: csv_lines.Block, figures: Sequence[tuple[str, pd.Series[Any], int]]
 ) -> list[str]:
-    """The first figure with an exponent where the rest of its column, in this block, has none."""
+    """A sentence on the first figure with an exponent in a column of which, in this block, at most half have
+    one; spreadsheets write long numbers so, and lose digits. `figures` are (name, column, place).
+    """
     if not _SOME_EXPONENT.search(block.text):
         return []
     likely = [(name, at) for name, column, at in figures if _may_have_exponents(column)]
@@ -91,11 +97,11 @@ def _exponents(
         with_one = [k for k, cell in enumerate(cells) if _EXPONENT.fullmatch(cell)]
         if 0 < len(with_one) <= len(cells) / 2:
             first = with_one[0]
-            written = cells[first].strip()
+            figure = cells[first].strip()
             line = block.starts[0] + first
             return [
-                f"{path.name}, line {line}, column {name}: {show_value(written)} is read as "
-                f"{float(written.strip(chr(34))):.15g}; most of the column is written without an exponent"
+                f"{path.name}, line {line}, column {name}: {show_value(figure)} is read as "
+                f"{float(figure.strip(chr(34))):.15g}; most of the column is written without an exponent"
             ]
     return []
 
@@ -107,15 +113,16 @@ def check_lengths(
     rows: Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]],
     doubts: list[str],
 ) -> Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]]:
-    """The same rows. `lengths` are columns of whole numbers, in which 5.000 may be five or five thousand: the
-    first goes to `doubts`. Raises TraceError where it stands beside a number without a point.
+    """Yield `rows` as they are. In `lengths`, which are columns of whole numbers, 5.000 may be five or five
+    thousand: a sentence on the first such number is added to `doubts`. Raises TraceError where a number
+    without a point stands in the same column.
     """
-    has_told = False
+    is_noted = False
     for block, table in rows:
-        in_place = [(name, table[name], names.index(name)) for name in lengths if name in table]
-        if not has_told and (told := _thousands(path, block, in_place)):
-            doubts += told
-            has_told = True
+        length_columns = [(name, table[name], names.index(name)) for name in lengths if name in table]
+        if not is_noted and (sentences := _thousands_doubts(path, block, length_columns)):
+            doubts += sentences
+            is_noted = True
         yield block, table
 
 
@@ -123,10 +130,12 @@ _SOME_THOUSANDS = re.compile(rb"\d\.\d{3}(?!\d)")
 _THOUSANDS = re.compile(r"\s*\"?[1-9]\d{0,2}\.000\"?\s*")
 
 
-def _thousands(
+def _thousands_doubts(
     path: Path, block: csv_lines.Block, lengths: Sequence[tuple[str, pd.Series[Any], int]]
 ) -> list[str]:
-    """The first number of a column of whole numbers that may have a point between its thousands."""
+    """A sentence on the first number of a column of whole numbers with a point that may stand between its
+    thousands. `lengths` are (name, column, place).
+    """
     likely = [(name, at) for name, column, at in lengths if column.dtype.kind not in "iub"]
     if not likely or not _SOME_THOUSANDS.search(block.text):
         return []
@@ -137,23 +146,25 @@ def _thousands(
         if not with_point:
             continue
         first = with_point[0]
-        line, written = block.starts[min(first, len(block.starts) - 1)], cells[first]
-        place = f"line {line}, column {name}: {show_value(written)}"
+        line, number = block.starts[min(first, len(block.starts) - 1)], cells[first]
+        place = f"line {line}, column {name}: {show_value(number)}"
         whole = [cell for cell in cells if cell.isdecimal()]
         if whole:
             raise TraceError(
                 f"{path}, {place} stands beside {show_value(whole[0])}: is the point a thousands separator? "
-                f"Write {written.replace('.', '')}, or {written.partition('.')[0]}"
+                f"Write {number.replace('.', '')}, or {number.partition('.')[0]}"
             )
         return [
-            f"{path.name}, {place} is read as {float(written):.15g}, with a decimal point; if it separates "
-            f"thousands write {written.replace('.', '')}"
+            f"{path.name}, {place} is read as {float(number):.15g}, with a decimal point; if it separates "
+            f"thousands write {number.replace('.', '')}"
         ]
     return []
 
 
 def _may_have_exponents(column: pd.Series[Any]) -> bool:
-    """Cheaply: pandas makes whole numbers of a column without any."""
+    """Whether the column may have an exponent. A column of whole numbers has none: pandas makes floats of one
+    with an exponent.
+    """
     if column.dtype.kind == "f":
         return True
     text = "" if column.dtype.kind in "iub" else "".join([each for each in column if isinstance(each, str)])

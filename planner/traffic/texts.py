@@ -1,4 +1,6 @@
-"""Prompts made of texts of any length (RAGPulse), cut into blocks; the texts' lengths are in other files."""
+"""Prompts that a trace lists as numbers of texts (RAGPulse), cut into blocks with shared prefixes. The
+lengths of the texts are in other files.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from planner.files.document_values import show_value
 from planner.files.jsontext import TwiceError, parse_json
 from planner.traffic.trace import MAX_TOKENS, IntArray
 
-BLOCK_TOKENS = 16
+BLOCK_TOKENS = 16  # As vLLM's KV blocks.
 
 
 def cut_texts(
@@ -25,15 +27,18 @@ def cut_texts(
     counts: IntArray,
     length: dict[int, int],
 ) -> tuple[IntArray, IntArray]:
-    """Offsets (n + 1,) and ids (m,) of blocks of BLOCK_TOKENS: shared where all texts up to their end agree.
+    """Offsets (n + 1,) and ids (m,) of blocks of BLOCK_TOKENS. Two prompts share a block if all their texts
+    up to the end of the block agree.
 
-    Request i has `counts[i]` of the `texts`, whose tokens are in `length`; what its prompt has beyond them
-    counts to the last. Raises TraceError for a text without a length.
+    Request i has the next `counts[i]` of the `texts`, whose tokens are in `length`; tokens of its prompt
+    beyond them count to the last text. Raises TraceError for a text without a length.
     """
-    chains: dict[tuple[int, int], int] = {}  # (chain before, text) -> chain
+    # A chain is a sequence of texts from a prompt's beginning: (number of the chain without its last text,
+    # last text) -> number.
+    chains: dict[tuple[int, int], int] = {}
     ids, start = [], 0
     for number, (tokens, count) in enumerate(zip(inputs.tolist(), counts.tolist(), strict=True)):
-        chain, ends, chosen = -1, [0], []
+        chain, ends, chain_of_text = -1, [0], []
         for text in texts[start : start + count].tolist():
             if text not in length:
                 raise TraceError(
@@ -41,13 +46,14 @@ def cut_texts(
                     f"file beside it, found text {text}"
                 )
             chain = chains.setdefault((chain, text), len(chains))
-            chosen.append(chain)
+            chain_of_text.append(chain)
             ends.append(ends[-1] + length[text])
         start += count
-        blocks = np.arange(-(-tokens // BLOCK_TOKENS) if chosen else 0)
+        blocks = np.arange(-(-tokens // BLOCK_TOKENS) if chain_of_text else 0)
         last_token = np.minimum((blocks + 1) * BLOCK_TOKENS, tokens) - 1
-        holder = np.minimum(np.searchsorted(ends[1:], last_token, side="right"), len(chosen) - 1)
-        ids.append(np.array(chosen, np.int64)[holder] * MAX_TOKENS + blocks)
+        text_of_block = np.searchsorted(ends[1:], last_token, side="right")
+        text_of_block = np.minimum(text_of_block, len(chain_of_text) - 1)
+        ids.append(np.array(chain_of_text, np.int64)[text_of_block] * MAX_TOKENS + blocks)
     return np.concatenate(([0], np.cumsum([len(one) for one in ids]))), np.concatenate(ids)
 
 
@@ -63,15 +69,16 @@ def text_lengths(trace: Path) -> dict[int, int]:
                 if len(values) == 2 and set(map(type, values)) == {int}:
                     length[values[0]] = values[1]
                 elif number == 1:
-                    break  # another kind of file
+                    break  # A file of another kind, such as another trace.
                 else:
                     raise TraceError(f"{path}, line {number}: expected a text's number and its tokens")
     return length
 
 
 def json_object(path: Path, line: int, text: bytes) -> dict[str, Any]:
+    """The JSON object of one line. Raises TraceError for anything else."""
     try:
-        request = parse_json(text, has_nan=True, counts_digits=False)
+        values = parse_json(text, has_nan=True, counts_digits=False)
     except TwiceError as twice:
         raise TraceError(
             f"{path}, line {line}: column {show_value(twice.key)} is given twice; keep one"
@@ -80,6 +87,6 @@ def json_object(path: Path, line: int, text: bytes) -> dict[str, Any]:
         raise TraceError(
             f"{path}, line {line}: is not JSON ({error}); expected one object per line"
         ) from None
-    if not isinstance(request, dict):
-        raise TraceError(f"{path}, line {line}: expected a JSON object, found {show_value(request)}")
-    return request
+    if not isinstance(values, dict):
+        raise TraceError(f"{path}, line {line}: expected a JSON object, found {show_value(values)}")
+    return values

@@ -126,7 +126,7 @@ def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, *, 
     lengths = rows.counts
     figures = (rows.clock, *lengths)
     as_text = [name for name in rows.needed if name not in rows.counts]  # float() keeps every digit of a time
-    blocks = csv_tables.columns(
+    blocks = csv_tables.read_columns(
         path, stream, at, names, rows.needed, figures, as_text=as_text, doubts=rows.doubts
     )
     for block, table in csv_tables.check_lengths(path, names, lengths, blocks, rows.doubts):

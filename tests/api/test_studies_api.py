@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import fleetplan
 import fleetplan.errors
 from planner import cli, errors
-from planner.api.progress import or_silent
+from planner.api.progress import shown_progress
 from planner.api.results import PlanResult
 from planner.files.checked_files import repository_dir, to_yaml
 from planner.search.problem.plan_problem import report_nothing
@@ -140,7 +140,7 @@ def test_a_program_hears_nothing_and_whoever_listens_hears_the_stages(slo: Path)
     stages: list[str] = []
     fleetplan.plan(slo, progress=stages.append)
     assert len(stages) > 2
-    assert or_silent(None) is report_nothing
+    assert shown_progress(None) is report_nothing
 
 
 def test_the_notebook_runs_and_shows_progress() -> None:

@@ -131,7 +131,7 @@ def test_every_target_says_what_routes_there() -> None:
         graph = yaml.safe_load(files["dynamo.yaml"])
         frontend = graph["spec"]["components"][0]["podTemplate"]["spec"]["containers"][0]
         assert f"in the mode {frontend['args'][1]}" in said["dynamo"]
-        scorers = endpoint_picker.profile(routing)[:-1]
+        scorers = endpoint_picker.profile_plugins(routing)[:-1]
         assert all(scorer in said["llm-d"] for scorer in scorers) and (scorers or "by lot" in said["llm-d"])
         logic = yaml.safe_load(files["production-stack.values.yaml"])["routerSpec"]["routingLogic"]
         assert said["production-stack"].replace(" ", "").startswith((f"its{logic}", logic))
@@ -158,7 +158,9 @@ def test_every_target_says_what_routes_there() -> None:
     ],
 )
 def test_the_endpoint_picker_scores_what_the_plan_does(routing: str, plugins: list[str]) -> None:
-    config = endpoint_picker.config(replace(mixed(), policies=Policies(routing=routing)), is_pair=False)
+    config = endpoint_picker.picker_config(
+        replace(mixed(), policies=Policies(routing=routing)), is_pair=False
+    )
     assert [plugin["type"] for plugin in config["plugins"]] == plugins
     ranked = [plugin["pluginRef"] for plugin in config["schedulingProfiles"][0]["plugins"]]
     assert ranked == [name for name in plugins if not name.endswith("-producer")]
@@ -167,7 +169,7 @@ def test_the_endpoint_picker_scores_what_the_plan_does(routing: str, plugins: li
 def test_the_endpoint_picker_sends_pairs_to_prefill_and_to_decode() -> None:
     """One profile per role, each with its filter first; every plugin a profile names is configured."""
     fleet = replace(pairs(), policies=Policies(decode_routing="least-outstanding"))
-    config = endpoint_picker.config(fleet, is_pair=True)
+    config = endpoint_picker.picker_config(fleet, is_pair=True)
     profiles = {
         profile["name"]: [plugin["pluginRef"] for plugin in profile["plugins"]]
         for profile in config["schedulingProfiles"]
@@ -184,7 +186,7 @@ def test_the_endpoint_picker_sends_pairs_to_prefill_and_to_decode() -> None:
 
 def test_the_endpoint_picker_counts_requests_of_decode_workers() -> None:
     """Tokens of prompts that have no first token yet say nothing of what a decode worker does."""
-    profiles = endpoint_picker.config(pairs(), is_pair=True)["schedulingProfiles"]
+    profiles = endpoint_picker.picker_config(pairs(), is_pair=True)["schedulingProfiles"]
     scorers = {each["name"]: [plugin["pluginRef"] for plugin in each["plugins"]][1] for each in profiles}
     assert scorers == {"prefill": "token-load-scorer", "decode": "active-request-scorer"}
 
@@ -198,7 +200,7 @@ def test_the_endpoint_picker_is_told_how_fast_the_slowest_workers_prefill() -> N
     fleet = Fleet(LLM, (fast, slow), policies=Policies(routing="cache-aware", prefix_cache=True))
     told = {
         plugin["type"]: plugin.get("parameters")
-        for plugin in endpoint_picker.config(fleet, is_pair=False)["plugins"]
+        for plugin in endpoint_picker.picker_config(fleet, is_pair=False)["plugins"]
     }
     assert told["prefix-cache-affinity-filter"] == {"peakPrefillThroughput": 500}
 

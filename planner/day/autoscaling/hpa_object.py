@@ -1,4 +1,5 @@
-"""HorizontalPodAutoscaler autoscaling/v2, one per pool, over metrics of its pods by prometheus-adapter.
+"""Manifests of a HorizontalPodAutoscaler (autoscaling/v2) per pool, which scales by a metric of the pool's
+pods that prometheus-adapter gives Kubernetes.
 
 Fields and their ranges: Kubernetes' API, k8s.io/api/autoscaling/v2. `tolerance` came with 1.33 behind the
 gate HPAConfigurableTolerance, which is on from 1.35.
@@ -15,7 +16,7 @@ from planner.errors import InputError
 
 FILE = "horizontal-pod-autoscalers.yaml"
 TOLERANCE_FRAC, SYNC_S = 0.1, 15.0  # defaults of kube-controller-manager
-# Defaults of `behavior`, and the most that the API takes.
+# The defaults of `behavior`, and the largest values that the API accepts.
 UP_WINDOW_S, DOWN_WINDOW_S = 0, 300
 UP_PODS, UP_PERCENT, DOWN_PERCENT, PERIOD_S = 4, 100, 100, 15
 MOST_WINDOW_S, MOST_PERIOD_S = 3600, 1800
@@ -34,17 +35,19 @@ def write_hpas(places: Sequence[ScaleTarget], autoscaler: Autoscaler) -> Written
     files = {
         prometheus_queries.MONITORS_FILE: [prometheus_queries.pod_monitor(place) for place in places],
         prometheus_queries.ADAPTER_FILE: [prometheus_queries.adapter_values(custom=rules)],
-        FILE: [_of_pods(place, autoscaler, metric_by_place[place.name]) for place in places],
+        FILE: [_pods_hpa(place, autoscaler, metric_by_place[place.name]) for place in places],
     }
     steps = (*prometheus_queries.monitors_step(), adapter_step(), f"    kubectl apply -f {FILE}")
     return WrittenManifests(files, steps, (*prometheus_queries.monitors_limits(), *limit_lines(autoscaler)))
 
 
-def _of_pods(
+def _pods_hpa(
     place: ScaleTarget, autoscaler: Autoscaler, pod_metric: prometheus_queries.PrometheusMetric
 ) -> Document:
-    own = autoscaler.of_role(place.pool.role)
-    target = format_quantity(own.read_number("target", pod_metric.usual), f"{own.controller}: target")
+    """The HPA of one pool, by a metric of its pods."""
+    of_pool = autoscaler.of_role(place.pool.role)
+    value = of_pool.read_number("target", pod_metric.usual)
+    target = format_quantity(value, f"{of_pool.controller}: target")
     source: Document = {
         "type": "Pods",
         "pods": {
@@ -52,10 +55,11 @@ def _of_pods(
             "target": {"type": "AverageValue", "averageValue": target},
         },
     }
-    return hpa_document(place, own, source)
+    return hpa_document(place, of_pool, source)
 
 
 def adapter_step() -> str:
+    """The command that installs prometheus-adapter with our rules."""
     return (
         "    helm upgrade --install prometheus-adapter prometheus-community/prometheus-adapter "
         f"-n monitoring -f {prometheus_queries.ADAPTER_FILE}"
@@ -63,7 +67,9 @@ def adapter_step() -> str:
 
 
 def refuse_zero(autoscaler: Autoscaler, instead: str) -> None:
-    """Raise InputError where a pool may have no worker, and the controller reads vLLM's metrics alone."""
+    """Raise InputError where a pool may have no worker: vLLM's metrics, by which the controller scales, are
+    then missing. `instead` says what to do.
+    """
     if empty := [pool.name for pool in autoscaler.pools if pool.least == 0]:
         raise InputError(
             f"{autoscaler.controller}: pool {empty[0]!r}: least is 0: {NO_METRIC_AT_ZERO}; {instead}"
@@ -95,8 +101,8 @@ def scaling_behavior(autoscaler: Autoscaler, *, most: int) -> Document:
     for direction, (window_s, pods, percent) in defaults.items():
         period_s = autoscaler.read_seconds(f"{direction}_period_s", PERIOD_S, least=1, most=MOST_PERIOD_S)
         limits = {
-            "Pods": _whole(autoscaler, f"{direction}_pods", pods),
-            "Percent": _whole(autoscaler, f"{direction}_percent", percent),
+            "Pods": _read_whole(autoscaler, f"{direction}_pods", pods),
+            "Percent": _read_whole(autoscaler, f"{direction}_percent", percent),
         }
         rates = {kind: value for kind, value in limits.items() if value} or {"Pods": most}
         rules["scaleUp" if direction == "up" else "scaleDown"] = {
@@ -115,7 +121,8 @@ def scaling_behavior(autoscaler: Autoscaler, *, most: int) -> Document:
     return rules
 
 
-def _whole(autoscaler: Autoscaler, name: str, default: int) -> int:
+def _read_whole(autoscaler: Autoscaler, name: str, default: int) -> int:
+    """A parameter of the autoscaler that must be whole. Raises InputError otherwise."""
     value = autoscaler.read_number(name, default)
     if value < 0 or value != int(value):
         raise InputError(f"{autoscaler.controller}: {name}: {value:g}, must be whole and >= 0")

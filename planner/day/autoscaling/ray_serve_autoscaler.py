@@ -1,7 +1,8 @@
-"""Ray Serve's own autoscaler: `autoscaling_config` of a deployment (ray/serve/config.py, Ray 2.60.0).
+"""Settings for Ray Serve's own autoscaler: `autoscaling_config` of a deployment (ray/serve/config.py, Ray
+2.60.0).
 
-It follows requests in flight per replica, averaged over a time, with delays up and down. So it is written for
-those controllers alone that follow concurrency: they come nearest.
+It follows requests in flight per replica, averaged over a time, with delays up and down. So settings are made
+only for those controllers of the plan that follow concurrency, which are nearest to it.
 """
 
 from __future__ import annotations
@@ -34,19 +35,20 @@ def add_autoscaling(document: Document, fleet: Fleet, autoscaler: Autoscaler) ->
     ):
         args = application["args"]
         config = args["decode_config"] if prefill is not None else args["llm_configs"][0]
-        _let_scale(config, autoscaler.of_role(pool.role), scaled[pool.name])
+        _replace_count(config, autoscaler.of_role(pool.role), scaled[pool.name])
         if prefill is not None:
-            _let_scale(args["prefill_config"], autoscaler.of_role("prefill"), scaled[prefill.name])
+            _replace_count(args["prefill_config"], autoscaler.of_role("prefill"), scaled[prefill.name])
 
 
-def _let_scale(config: Document, autoscaler: Autoscaler, pool: ScaledPool) -> None:
+def _replace_count(config: Document, autoscaler: Autoscaler, pool: ScaledPool) -> None:
     """Replace the fixed count of a pool's deployment by an autoscaler's settings."""
     deployment = config["deployment_config"]
     del deployment["num_replicas"]
-    deployment["autoscaling_config"] = _config(autoscaler, pool)
+    deployment["autoscaling_config"] = _autoscaling_config(autoscaler, pool)
 
 
-def _config(autoscaler: Autoscaler, pool: ScaledPool) -> Document:
+def _autoscaling_config(autoscaler: Autoscaler, pool: ScaledPool) -> Document:
+    """Ray Serve's settings for a pool; the values that a controller leaves out are its defaults."""
     if autoscaler.controller == "knative":
         target = autoscaler.read_number("target", 100.0) * autoscaler.read_number("utilization_frac", 0.7)
         look_back_s = autoscaler.read_number("window_s", 60.0)
@@ -55,10 +57,8 @@ def _config(autoscaler: Autoscaler, pool: ScaledPool) -> Document:
         name = "threshold" if autoscaler.controller == "keda" else "target"
         target = autoscaler.read_number(name, USUAL_TARGET)
         look_back_s = LOOK_BACK_S
-        up_s, down_s = (
-            autoscaler.read_number("up_window_s", 0.0),
-            autoscaler.read_number("down_window_s", 300.0),
-        )
+        up_s = autoscaler.read_number("up_window_s", 0.0)
+        down_s = autoscaler.read_number("down_window_s", 300.0)
     if target <= 0:
         raise InputError(f"{autoscaler.controller}: target: {target:g}, must be > 0")
     return {

@@ -4,11 +4,11 @@ Read in knative/serving at 98e5ef9 (2026-08-21): pkg/autoscaler/scaling/autoscal
 windows, rates of change, delay of scaling down), pkg/reconciler/autoscaling/kpa/scaler.go (to zero),
 defaults in pkg/autoscaler/config/config.go.
 
-A pool's concurrency is the requests at its workers, and those that wait because the pool has no worker. Every
-`every` (2 s) its mean over the stable window, and over the shorter panic window, is divided by the target per
-worker. Panic begins where the panic window asks for `panic_threshold` times the ready workers; until a whole
-stable window has passed below that, nothing is taken away. A pool goes to zero when `grace` has passed after
-a stable window without any request.
+The concurrency of a pool is the number of requests at its workers, and of those that wait because the pool
+has no worker. Every `every` (2 s) the mean concurrency over the stable window, and over the shorter panic
+window, is divided by the target per worker. Panic begins when the panic window asks for `panic_threshold`
+times the ready workers; until a whole stable window has passed below that, the pool does not shrink. A pool
+goes to zero when `grace` has passed after a stable window without any request.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from planner.day.controllers.scaler_metrics import METRICS
 from planner.day.controllers.settings import NUMBER, SECONDS, SHARE, ControllerSettings, settings_field
 from planner.errors import InputError
 from planner.simulator.elastic import MetricsReading
+
+ROUNDING = 1e-9  # Without it rounding could ask for one worker more.
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +58,21 @@ class KnativeSettings(ControllerSettings):
             )
 
 
-class Mean:
+class WindowMean:
     """The mean of the values of the last `window_s`."""
 
     def __init__(self, window_s: float) -> None:
         self.window_s = window_s
-        self.seen: deque[tuple[float, float]] = deque()
+        self.values: deque[tuple[float, float]] = deque()
         self.total = 0.0
 
     def add(self, time_s: float, value: float) -> float:
-        """The mean with this value."""
-        self.seen.append((time_s, value))
+        """Add a value; returns the mean with it."""
+        self.values.append((time_s, value))
         self.total += value
-        while self.seen[0][0] <= time_s - self.window_s:
-            self.total -= self.seen.popleft()[1]
-        return self.total / len(self.seen)
+        while self.values[0][0] <= time_s - self.window_s:
+            self.total -= self.values.popleft()[1]
+        return self.total / len(self.values)
 
 
 class Knative:
@@ -85,40 +87,42 @@ class Knative:
         self.start(0)
 
     def start(self, size: int) -> None:
-        own = self.settings
+        settings = self.settings
         self.size = size
-        self.stable, self.panic = Mean(own.window_s), Mean(own.window_s * own.panic_window_frac)
-        # a new autoscaler panics where there is more than one worker: it keeps them until it has seen enough
-        self.panic_s: float | None = 0.0 if size > 1 else None
-        self.panic_size = size if size > 1 else 0
+        self.stable = WindowMean(settings.window_s)
+        self.panic = WindowMean(settings.window_s * settings.panic_window_frac)
+        # A new autoscaler of more than one worker panics, so that it keeps them for a stable window.
+        self.panic_s: float | None = 0.0 if size > 1 else None  # when panic began, or was renewed
+        self.panic_size = size if size > 1 else 0  # the largest size of this panic
         self.recent_sizes: deque[tuple[float, int]] = deque()
-        self.woken_s = 0.0
-        self.idle_s: float | None = None
+        self.woken_s = 0.0  # when the pool last left zero
+        self.idle_s: float | None = None  # since when there has been nothing to do
 
     def decide(self, reading: MetricsReading) -> int:
         time_s = reading.time_s
-        now = METRICS["concurrency"].total(reading, self.pool) + self.deployment.limbo_of(reading, self.pool)
-        stable, panic = self.stable.add(time_s, now), self.panic.add(time_s, now)
+        at_workers = METRICS["concurrency"].total(reading, self.pool)
+        concurrency = at_workers + self.deployment.limbo_of(reading, self.pool)
+        stable, panic = self.stable.add(time_s, concurrency), self.panic.add(time_s, concurrency)
         wanted = self.workers_for_means(time_s, int(reading.ready[self.pool]), stable, panic)
-        return max(self._zero(time_s, wanted), self.limits.least)
+        return max(self._to_zero(time_s, wanted), self.limits.least)
 
     def workers_for_means(self, time_s: float, ready: int, stable: float, panic: float) -> int:
-        """Workers for the mean concurrencies of both windows."""
-        own, workers = self.settings, max(ready, 1)
-        target = own.target * own.utilization_frac
-        most, least = math.ceil(own.max_up_rate * workers), math.floor(workers / own.max_down_rate)
-        # Without the 1e-9 rounding could ask for one worker more.
-        for_stable, for_panic = math.ceil(stable / target - 1e-9), math.ceil(panic / target - 1e-9)
-        if for_panic / workers >= own.panic_threshold_frac:
+        """The number of workers for the mean concurrencies `stable` and `panic` of the two windows."""
+        settings, workers = self.settings, max(ready, 1)
+        target = settings.target * settings.utilization_frac
+        most = math.ceil(settings.max_up_rate * workers)
+        least = math.floor(workers / settings.max_down_rate)
+        for_stable, for_panic = math.ceil(stable / target - ROUNDING), math.ceil(panic / target - ROUNDING)
+        if for_panic / workers >= settings.panic_threshold_frac:
             self.panic_s = time_s
-        elif self.panic_s is not None and time_s > self.panic_s + own.window_s:
+        elif self.panic_s is not None and time_s > self.panic_s + settings.window_s:
             self.panic_s, self.panic_size = None, 0
         size, in_panic = (min(max(wanted, least), most) for wanted in (for_stable, for_panic))
         if self.panic_s is not None:
             self.panic_size = size = max(size, in_panic, self.panic_size)
-        return self._delayed(time_s, size)
+        return self._largest_recent(time_s, size)
 
-    def _delayed(self, time_s: float, size: int) -> int:
+    def _largest_recent(self, time_s: float, size: int) -> int:
         """The largest size of the last `down_delay_s`."""
         if not self.settings.down_delay_s:
             return size
@@ -127,8 +131,10 @@ class Knative:
             self.recent_sizes.popleft()
         return max(each for _, each in self.recent_sizes)
 
-    def _zero(self, time_s: float, wanted: int) -> int:
-        """The size for `wanted` workers, with the steps of a pool that goes to zero (kpa/scaler.go)."""
+    def _to_zero(self, time_s: float, wanted: int) -> int:
+        """The size for `wanted` workers, where a pool that is to go to zero does so in steps (kpa/scaler.go):
+        it keeps one worker for a stable window after it woke, then its size for `grace`.
+        """
         if wanted:
             if not self.size:
                 self.woken_s = time_s
@@ -136,13 +142,13 @@ class Knative:
             return wanted
         if not self.size or self.limits.least:  # `decide` lifts a pool to its least size.
             return 0
-        if time_s - self.woken_s < self.settings.window_s:  # It woke up less than a stable window ago.
+        if time_s - self.woken_s < self.settings.window_s:
             return 1
         self.idle_s = time_s if self.idle_s is None else self.idle_s
         return 0 if time_s - self.idle_s >= self.settings.grace_s else self.size
 
 
 def build(settings: Sequence[KnativeSettings], deployment: Deployment) -> PerPool:
-    """One autoscaler per pool. `every` and `lag` are one for all pools (table.py: FIXED_BY_ROLE)."""
+    """One autoscaler per pool. `every` and `lag` are one for all pools (table.py: SAME_FOR_ALL_POOLS)."""
     scalers = [Knative(each, deployment, pool) for pool, each in enumerate(settings)]
     return PerPool(scalers, deployment, every_s=settings[0].every_s, lag_s=settings[0].lag_s)

@@ -1,9 +1,10 @@
-"""What may be set of a controller: names, units, defaults and ranges, beside the dataclass that holds them.
+"""The parameters of controllers: their names, units, defaults and ranges stand with the fields of a
+dataclass.
 
     class HpaSettings(ControllerSettings):
         tolerance_frac: float = settings_field(0.1, SHARE, "no change within so much of the target", most=1.0)
 
-A field's unit is the end of its name, which is left out in a document: `tolerance_frac` is `tolerance: 10 %`.
+The unit at the end of a field's name is left out in a document: `tolerance_frac` is `tolerance: 10 %`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ AnySettings = TypeVar("AnySettings", bound="ControllerSettings")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter: its `name` in a document, the `field` that holds it, and what it may be.
+    """One parameter: its `name` in a document, the `field` that holds it, what it is (`words`), and the
+    values that it may have. A value of None follows from the deployment or from another parameter.
 
-    Seconds are written with a unit ("30 s"), shares as 0.7 or "70 %"; None means that it follows from the
-    deployment or from another parameter.
+    A document writes seconds with a unit ("30 s") and shares as 0.7 or "70 %".
     """
 
     name: str
@@ -43,16 +44,16 @@ class Parameter:
 
     @property
     def range(self) -> str:
-        """For people: "0 s to 1 h", "70 %", "one of queue, kv"."""
+        """The values that are valid, in words: "0 s to 1 h", "at least 1", "one of queue, kv"."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         if self.unit in (LIST, FLAG):
             return "a list" if self.unit == LIST else "true or false"
         if self.most == float("inf"):
-            return f"at least {self.shown(self.least)}"
-        return f"{self.shown(self.least)} to {self.shown(self.most)}"
+            return f"at least {self.show_value(self.least)}"
+        return f"{self.show_value(self.least)} to {self.show_value(self.most)}"
 
-    def shown(self, value: Any) -> str:
+    def show_value(self, value: Any) -> str:
         """A value as a document has it."""
         if value is None or isinstance(value, str | tuple | bool):
             return "-" if value is None or value == () else str(value).lower()
@@ -67,6 +68,7 @@ class Parameter:
         if self.unit == SECONDS:
             return quantity(value, "s", where=where)
         if self.unit == SHARE:
+            # Some shares may be above 1, and are then written as bare numbers too.
             return document_values.read_share(value, where, most=self.most, bare=self.most)
         if self.unit == FLAG:
             return document_values.check_flag(value, where)
@@ -88,7 +90,7 @@ class Parameter:
                     f"{where}: {advice}expected {self.range}, found {document_values.show_value(value)}"
                 )
         elif not self.least <= value <= self.most:
-            raise InputError(f"{where}: must be {self.range}, found {self.shown(value)}")
+            raise InputError(f"{where}: must be {self.range}, found {self.show_value(value)}")
 
 
 def settings_field(
@@ -128,7 +130,7 @@ def parameters_of(settings: type[ControllerSettings]) -> tuple[Parameter, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """Base of all settings: every value is in its range, and what `check` says of several holds."""
+    """The base of all settings. A new object has every value in its range, and passes `check`."""
 
     def __post_init__(self) -> None:
         for each in parameters_of(type(self)):
@@ -142,15 +144,15 @@ class ControllerSettings:
 def read_settings(
     settings: type[AnySettings], given: Mapping[str, object], where: str, over: AnySettings | None = None
 ) -> AnySettings:
-    """Settings from a document; what it does not give has its default, or the value in `over`. Raises
-    InputError with the place.
+    """Settings of the values in `given`; other parameters have their defaults, or the values in `over`.
+    Raises InputError with the place.
     """
     known = {each.name: each for each in parameters_of(settings)}
     document_values.refuse_unknown(given, known, where)
-    read = {
+    values = {
         known[key].field: known[key].read(value, f"{where}: {key}")
         for key, value in given.items()
         if value is not None
     }
     with document_values.errors_as(InputError, where):
-        return settings(**read) if over is None else dataclasses.replace(over, **read)
+        return settings(**values) if over is None else dataclasses.replace(over, **values)

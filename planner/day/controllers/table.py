@@ -262,7 +262,7 @@ class ChosenController:
 
         def changed_values(settings: ControllerSettings, base: ControllerSettings) -> dict[str, object]:
             pairs = ((p, getattr(settings, p.field), getattr(base, p.field)) for p in self.row.parameters)
-            return {p.name: p.shown(value) for p, value, base_value in pairs if value != base_value}
+            return {p.name: p.show_value(value) for p, value, base_value in pairs if value != base_value}
 
         by_role = {str(role): changed_values(own, self.settings) for role, own in self.by_role.items()}
         return {**changed_values(self.settings, self.row.settings()), **by_role}

@@ -274,7 +274,7 @@ def _csv_blocks(
     lengths: Collection[str],
     doubts: list[str],
 ) -> Iterator[log_tables.Block]:
-    column_blocks = csv_tables.columns(
+    column_blocks = csv_tables.read_columns(
         source.path, source.stream, source.at, names, wanted, figures, doubts=doubts
     )
     checked_blocks = csv_tables.check_lengths(source.path, names, lengths, column_blocks, doubts)

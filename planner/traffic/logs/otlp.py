@@ -53,34 +53,35 @@ _ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")
 def span_rows(
     documents: Iterable[tuple[int, Mapping[str, Any]]], path: Path, tree: SpanTree
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """A row for each call of a model, with its line's number. `tree` gets the spans of anything else too.
+    """A row for each call of a model, with its line's number. All spans, of calls or not, are added to
+    `tree`.
 
-    A gateway's span and the engine's span within it are one request. The inner one counts, if it says how
-    many input tokens it had; the spans around it are left out, whether or not they do.
+    A gateway's span and the engine's span within it are one request. The inner one counts if it has a number
+    of input tokens; then the spans around it are left out.
     """
     span_list: list[tuple[int, str, dict[str, Any]]] = []
-    above: dict[str, str] = {}
+    parent_of: dict[str, str] = {}
     for number, document in documents:
         where = f"{path}, line {number}"
-        for span in _spans(document, where):
+        for span in _spans_of(document, where):
             span_id, parent = str(span.get("spanId") or ""), str(span.get("parentSpanId") or "")
             if span_id and parent:
-                above[span_id] = parent
+                parent_of[span_id] = parent
             trace, times = str(span.get("traceId") or ""), (span.get("startTimeUnixNano"), span.get(_END))
-            given = _attributes(span, where)
-            conversation = next((given[key] for key in _CONVERSATION if given.get(key)), "")
+            attributes = _attributes_of(span, where)
+            conversation = next((attributes[key] for key in _CONVERSATION if attributes.get(key)), "")
             tree.add(span_id, parent, trace, str(conversation), *times)
-            row = _row(span, given)
+            row = _call_row(span, attributes)
             if row is not None:
                 # By this number SpanTree finds the call again, when it says what each request waited for.
                 row[SERIAL] = tree.add_call(span_id, trace, *times)
                 span_list.append((number, span_id, row))
     outer: set[str] = set()
     for _, span_id, row in span_list:
-        ancestor = above.get(span_id) if row["input_tokens"] is not None else None
+        ancestor = parent_of.get(span_id) if row["input_tokens"] is not None else None
         while ancestor and ancestor not in outer:
             outer.add(ancestor)
-            ancestor = above.get(ancestor)
+            ancestor = parent_of.get(ancestor)
     # A request may have several answers (vLLM's parameter n), each with a span: the first takes the tokens of
     # all. If one of two does not say how many, nobody knows the sum, and the first stays as it is.
     first_answers: dict[tuple[str, str], dict[str, Any]] = {}
@@ -93,11 +94,11 @@ def span_rows(
         if first is row:
             rows.append((number, row))
         elif row["output_tokens"] and first["output_tokens"]:
-            first["output_tokens"] = _sum(first["output_tokens"], row["output_tokens"])
+            first["output_tokens"] = _sum_counts(first["output_tokens"], row["output_tokens"])
     yield from rows
 
 
-def _sum(one: Any, other: Any) -> Any:
+def _sum_counts(one: Any, other: Any) -> Any:
     """The sum of two counts, which OTLP writes as texts; the first alone where they are no numbers."""
     try:
         return int(one) + int(other)
@@ -105,46 +106,48 @@ def _sum(one: Any, other: Any) -> Any:
         return one
 
 
-def _spans(document: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
-    for resource in _list(document, MARK, where):
+def _spans_of(document: Mapping[str, Any], where: str) -> Iterator[Mapping[str, Any]]:
+    """All spans of one export."""
+    for resource in _objects(document, MARK, where):
         # OTLP before 0.15 (2022) called scopes instrumentation libraries.
         scopes_key = "scopeSpans" if "scopeSpans" in resource else "instrumentationLibrarySpans"
-        for scope in _list(resource, scopes_key, where):
-            yield from _list(scope, "spans", where)
+        for scope in _objects(resource, scopes_key, where):
+            yield from _objects(scope, "spans", where)
 
 
-def _list(document: Mapping[str, Any], key: str, where: str) -> list[Any]:
+def _objects(document: Mapping[str, Any], key: str, where: str) -> list[Any]:
+    """The list of objects under `key`, empty where there is none. Raises TraceError for anything else."""
     items = document.get(key) or []
     if not isinstance(items, list) or not all(isinstance(one, dict) for one in items):
         raise TraceError(f"{where}: {key}: expected a list of objects, found {show_value(items)}")
     return items
 
 
-def _attributes(span: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _attributes_of(span: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The attributes of a span; None for a value that is a list or an object."""
-    given = {}
-    for pair in _list(span, "attributes", where):
+    attributes = {}
+    for pair in _objects(span, "attributes", where):
         value = pair.get("value")
         if isinstance(value, dict) and isinstance(pair.get("key"), str):
-            given[pair["key"]] = next((value[type_] for type_ in _PLAIN_TYPES if type_ in value), None)
-    return given
+            attributes[pair["key"]] = next((value[type_] for type_ in _PLAIN_TYPES if type_ in value), None)
+    return attributes
 
 
-def _row(span: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The columns of a span of a model; None for any other, such as an agent's: it has the calls within."""
-    if not any(key.startswith(_MODEL_PREFIXES) for key in given):
+def _call_row(span: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The columns of a call of a model; None for any other span, such as an agent's, which encloses calls."""
+    if not any(key.startswith(_MODEL_PREFIXES) for key in attributes):
         return None
-    row_columns = {
-        name: next((given[key] for key in keys if given.get(key) is not None), None)
+    columns = {
+        name: next((attributes[key] for key in keys if attributes.get(key) is not None), None)
         for name, keys in _ATTRIBUTES_BY_COLUMN.items()
     }
-    if row_columns["operation"] in _AGENT_OPERATIONS:
+    if columns["operation"] in _AGENT_OPERATIONS:
         return None
     status = span.get("status")
     is_error = isinstance(status, dict) and status.get("code") in _ERROR_CODES
-    request_id = given.get("gen_ai.request.id") or given.get("gen_ai.response.id")
+    request_id = attributes.get("gen_ai.request.id") or attributes.get("gen_ai.response.id")
     return {
-        **row_columns,
+        **columns,
         "start": span.get("startTimeUnixNano"),
         "status": "error" if is_error else "ok",
         "request_id": request_id or None,

@@ -1,10 +1,11 @@
-"""Who waits for whom among the calls of a model that stand in trees of spans.
+"""Finds which calls of a model waited for which others, from the tree of spans that has them.
 
-A span's parent says whose work it is, not what it waited for; the clock tells the rest. Of two children of
-one span the later one waits for the earlier one if that had ended when it began. So a call waits for the
-last calls before it of its agent and of all sub-agents that had come back, and the first call of a sub-agent
-for what its caller had done before it sent it out. What it waited beyond that, for tools or for a person, is
-its pause. Traces of one conversation are children of it in their turn; each is a task.
+A span's parent says whose work it is, not what it waited for; that follows from the times. Of two children of
+one span the later one waits for the earlier one if the earlier one had ended when the later one began. So a
+call waits for the last calls before it of its agent and of all sub-agents that had come back, and the first
+call of a sub-agent waits for what its caller had done before. The time that a call waited beyond that, for
+tools or for a person, is its pause. The traces of one conversation count as children of one span; each is a
+task.
 
     [ agent                                                    ]
       [ call 1 ]   [ tool: sub-agent [ call a ] [ call b ] ]
@@ -22,15 +23,17 @@ import numpy as np
 
 from planner.traffic.trace import FloatArray, IntArray, Trace
 
-SERIAL = "serial"  # the column that says which call of a SpanTree a row is
-MOST_WAITS = 64  # of one call, those that ended last; 20,000 calls after 20,000 others are not 4e8 rows
-_Path = tuple[str, ...]
+SERIAL = "serial"  # The column that says which call of a SpanTree a row is.
+# A call waits for at most so many others, those that ended last. Without a limit 20,000 calls after 20,000
+# others would be 4e8 pairs.
+MOST_WAITS = 64
+_Enclosing = tuple[str, ...]
 
 
 @dataclass(slots=True)
 class SpanTree:
-    """Spans as they are read: `add` any span, `add_call` one that is a request, by whose number `with_waits`
-    knows it again. Times are ns since the epoch.
+    """Spans as they are read. `add` takes any span; `add_call` takes one that is a request too and numbers
+    it, and by these numbers `with_waits` finds the calls again. Times are ns since 1970.
     """
 
     _spans: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # parent, start, end
@@ -38,21 +41,21 @@ class SpanTree:
     _conversations: dict[str, str] = field(default_factory=dict)  # by trace
 
     def add(self, span: str, parent: str, trace: str, conversation: str, start: object, end: object) -> None:
-        start_ns = _ns(start, 0)
+        start_ns = _parse_ns(start, 0)
         if span:
-            self._spans[span] = (parent, start_ns, _ns(end, start_ns))
+            self._spans[span] = (parent, start_ns, _parse_ns(end, start_ns))
         if trace and conversation:
             self._conversations.setdefault(trace, conversation)
 
     def add_call(self, span: str, trace: str, start: object, end: object) -> int:
         """The number of a request; one without a trace waits for nobody."""
-        start_ns = _ns(start, 0)
-        self._calls.append((span, trace, start_ns, max(_ns(end, start_ns), start_ns)))
+        start_ns = _parse_ns(start, 0)
+        self._calls.append((span, trace, start_ns, max(_parse_ns(end, start_ns), start_ns)))
         return len(self._calls) - 1
 
     def with_waits(self, trace: Trace, serials: IntArray) -> Trace:
         """The trace whose request i is call `serials[i]`, with waits, pauses, tasks and nominal arrivals."""
-        edges = self._edges(serials.tolist())
+        edges = self._wait_edges(serials.tolist())
         if not edges:
             return trace
         start_ns, end_ns = np.array([self._calls[k][2:] for k in serials.tolist()]).T
@@ -63,9 +66,9 @@ class SpanTree:
         waits = np.zeros(len(trace), dtype=bool)
         waits[after[:, 0]] = True
         think_s = np.where(waits, np.maximum(start_ns - ready_ns, 0) / 1e9, 0.0)
-        names = [self._calls[k][1] or f"call {k}" for k in serials.tolist()]
-        number: dict[str, int] = {}
-        task = np.array([number.setdefault(name, len(number)) for name in names])
+        task_names = [self._calls[k][1] or f"call {k}" for k in serials.tolist()]  # the trace, if it has one
+        numbers: dict[str, int] = {}
+        task = np.array([numbers.setdefault(name, len(numbers)) for name in task_names])
         arrival_s = _nominal_s(trace.arrival_s, after, think_s)
         order = np.lexsort((np.arange(len(trace)), arrival_s))
         note = (
@@ -75,42 +78,46 @@ class SpanTree:
         linked = replace(trace, after=after, think_s=think_s, task=task, notes=(*trace.notes, note))
         return linked.select(order, arrival_s=arrival_s[order] - arrival_s[order[0]])
 
-    def _path(self, span: str, trace: str) -> _Path:
+    def _enclosing(self, span: str, trace: str) -> _Enclosing:
         """What encloses a call, outermost first: conversation, trace, spans."""
-        above: list[str] = []
-        at = self._spans[span][0] if span in self._spans else ""
-        while at and at not in above:
-            above.append(at)
-            at = self._spans[at][0] if at in self._spans else ""
-        known = [each for each in above if each in self._spans]
+        ancestors: list[str] = []
+        parent = self._spans[span][0] if span in self._spans else ""
+        while parent and parent not in ancestors:  # A broken log may have a span within itself.
+            ancestors.append(parent)
+            parent = self._spans[parent][0] if parent in self._spans else ""
+        known = [each for each in ancestors if each in self._spans]
         conversation = self._conversations.get(trace)
         return (f"conversation {conversation or trace}", f"trace {trace}", *reversed(known))
 
-    def _edges(self, serials: Sequence[int]) -> list[tuple[int, int]]:
-        """(request, the one it waits for), as places in `serials`."""
-        children: dict[_Path, list[_Part]] = {}
+    def _wait_edges(self, serials: Sequence[int]) -> list[tuple[int, int]]:
+        """Pairs of a request and one that it waits for, both as indices into `serials`. Enclosing spans are
+        worked through from the innermost out; the calls of each become one group.
+        """
+        children: dict[_Enclosing, list[_CallGroup]] = {}
         for place, serial in enumerate(serials):
             span, trace, start_ns, end_ns = self._calls[serial]
             if trace:
-                path = self._path(span, trace)
-                part = _Part(start_ns, end_ns, [place], [place])
-                children.setdefault(path, []).append(part)
+                path = self._enclosing(span, trace)
+                children.setdefault(path, []).append(_CallGroup(start_ns, end_ns, [place], [place]))
                 for depth in range(1, len(path)):
                     children.setdefault(path[:depth], [])
         edges: list[tuple[int, int]] = []
         for path in sorted(children, key=len, reverse=True):
-            whole = _joined(children[path], edges)
-            if len(path) > 2 and path[-1] in self._spans:
+            group = _join_parts(children[path], edges)
+            if len(path) > 2 and path[-1] in self._spans:  # A span may begin before its first call.
                 _, start_ns, end_ns = self._spans[path[-1]]
-                whole.start_ns, whole.end_ns = min(start_ns, whole.start_ns), max(end_ns, whole.end_ns)
+                group.start_ns, group.end_ns = min(start_ns, group.start_ns), max(end_ns, group.end_ns)
             if len(path) > 1:
-                children[path[:-1]].append(whole)
-        return [(child, parent) for child, parent in edges if parent < child]  # clocks that disagree
+                children[path[:-1]].append(group)
+        # Where clocks disagree, a request may seem to wait for one that arrived later.
+        return [(child, parent) for child, parent in edges if parent < child]
 
 
 @dataclass(slots=True)
-class _Part:
-    """A call, or all calls within a span: its firsts wait for none of it, none of it waits for its lasts."""
+class _CallGroup:
+    """One call, or all calls within a span. None of `firsts` waits for another call of the group, and no call
+    of the group waits for one of `lasts`.
+    """
 
     start_ns: int
     end_ns: int
@@ -118,21 +125,25 @@ class _Part:
     lasts: list[int]
 
 
-def _joined(parts: list[_Part], edges: list[tuple[int, int]]) -> _Part:
-    """Parts that are children of one span as one; `edges` gets who waits for whom among them."""
+def _join_parts(parts: list[_CallGroup], edges: list[tuple[int, int]]) -> _CallGroup:
+    """The children of one span joined into one group; the pairs of who waits for whom among them are added to
+    `edges`.
+    """
     parts.sort(key=lambda part: (part.start_ns, part.end_ns))
     by_end = sorted(range(len(parts)), key=lambda k: parts[k].end_ns)
     ends_ns = [parts[k].end_ns for k in by_end]
-    latest = list(accumulate(by_end, max))  # of those that ended by each place, the one that began last
+    latest = list(accumulate(by_end, max))  # [k]: of the first k + 1 to end, the one that began last
     firsts: list[int] = []
     is_waited_for = [False] * len(parts)
     for k, part in enumerate(parts):
-        ended = bisect_right(ends_ns, part.start_ns)
-        while ended and by_end[ended - 1] >= k:  # Spans of no length wait for those before them.
+        ended = bisect_right(ends_ns, part.start_ns)  # So many had ended when this one began.
+        while ended and by_end[ended - 1] >= k:  # A span of no length waits for those before it alone.
             ended -= 1
         if not ended:
             firsts += part.firsts
             continue
+        # Waited for are the ended part that began last, and those that ended after it began: the part waits
+        # for any earlier one through the former.
         newest = latest[ended - 1]
         since = bisect_right(ends_ns, parts[newest].start_ns, hi=ended)
         before = {newest, *by_end[max(since, ended - MOST_WAITS) : ended]}
@@ -144,23 +155,23 @@ def _joined(parts: list[_Part], edges: list[tuple[int, int]]) -> _Part:
     lasts = [
         last for part, waited in zip(parts, is_waited_for, strict=True) if not waited for last in part.lasts
     ]
-    return _Part(parts[0].start_ns, max(part.end_ns for part in parts), firsts, lasts)
+    return _CallGroup(parts[0].start_ns, max(part.end_ns for part in parts), firsts, lasts)
 
 
 def _nominal_s(start_s: FloatArray, after: IntArray, think_s: FloatArray) -> FloatArray:
-    """(n,): when calls would come if answers took no time."""
-    at_s = start_s.tolist()
+    """(n,): when calls would arrive if answers took no time. Parents have lower numbers than children."""
+    nominal_s = start_s.tolist()
     pause_s = think_s.tolist()
-    is_set = [False] * len(at_s)
+    has_parent = [False] * len(nominal_s)
     for child, parent in after[np.argsort(after[:, 0], kind="stable")].tolist():
-        ready_s = at_s[parent] + pause_s[child]
-        at_s[child] = max(at_s[child], ready_s) if is_set[child] else ready_s
-        is_set[child] = True
-    return np.array(at_s)
+        ready_s = nominal_s[parent] + pause_s[child]
+        nominal_s[child] = max(nominal_s[child], ready_s) if has_parent[child] else ready_s
+        has_parent[child] = True
+    return np.array(nominal_s)
 
 
-def _ns(value: object, missing: int) -> int:
-    """A time of OTLP, which writes whole numbers as texts."""
+def _parse_ns(value: object, missing: int) -> int:
+    """A time of OTLP, which writes whole numbers as texts; `missing` where there is none."""
     try:
         return int(value) if isinstance(value, int | float | str) else missing
     except (ValueError, OverflowError):

@@ -116,7 +116,7 @@ def test_the_docs_have_every_controller() -> None:
         assert f"| `{row.name}` | {row.words} |" in page
         assert row.source.split("@")[0] in evidence
         for each in row.parameters:
-            told = f"| `{each.name}` | {each.shown(each.default)} | {each.range} | {each.words} |"
+            told = f"| `{each.name}` | {each.show_value(each.default)} | {each.range} | {each.words} |"
             assert told in parameters, told
 
 
