@@ -279,7 +279,9 @@ def _gpus_to_fit(catalog: Catalog, names: list[str] | None) -> list[Gpu]:
 def import_prices(
     file: Annotated[
         Path,
-        typer.Argument(readable=False, help="SkyPilot's catalog of a cloud (vms.csv), or a bill in FOCUS."),
+        typer.Argument(
+            readable=False, help="SkyPilot's vms.csv of a cloud, a bill in FOCUS, or OpenCost's /assets.json."
+        ),
     ],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="A catalog directory; made if need be.")
@@ -296,13 +298,14 @@ def import_prices(
     catalog: CatalogOption = None,
     json_output: JsonOption = False,
 ) -> None:
-    """Read prices from SkyPilot's catalog of a cloud, or from your bill (a FOCUS export); with -o DIR into
-    DIR/prices.yaml, for --catalog DIR.
+    """Read prices from SkyPilot's catalog of a cloud, or from what you pay (a FOCUS export, OpenCost);
+    with -o DIR into DIR/prices.yaml, for --catalog DIR.
     """
     from planner.documents.catalog import PRICES
     from planner.documents.offers import first_day, offers_document
     from planner.files.checked_files import check_output_directory, to_yaml, write_files
     from planner.importers.focus_billing import is_billing_export, read_billed_prices
+    from planner.importers.opencost_assets import is_assets_answer, read_asset_prices
     from planner.importers.skypilot import read_prices
 
     day = date or datetime.date.today().isoformat()
@@ -311,7 +314,10 @@ def import_prices(
     if out is not None:
         check_output_directory(out)
     catalog_rows = read_catalog(catalog)
-    if is_billing_export(file):
+    if is_assets_answer(file):
+        billed = read_asset_prices(file, catalog_rows, provider=provider, date=day, region=region)
+        offers, notes = billed.offers, list(billed.left_out)
+    elif is_billing_export(file):
         billed = read_billed_prices(file, catalog_rows, provider=provider, date=day, region=region)
         offers, notes = billed.offers, list(billed.left_out)
     else:

@@ -73,7 +73,7 @@ _INSTANCE = re.compile(rf"(?<![\w.-])(?:standard[_ ])?({_NAMES})(?![\w-])", re.I
 
 
 @dataclass(slots=True)
-class _Used:
+class Used:
     """What was paid for the instances of one kind and term, and for how many hours of one GPU."""
 
     usd: float = 0.0
@@ -103,7 +103,7 @@ def read_billed_prices(
 
     Raises InputError for a bill in another currency, of several providers, or without hours of a known GPU.
     """
-    used: dict[tuple[str, Term], _Used] = {}
+    used: dict[tuple[str, Term], Used] = {}
     skipped: dict[str, int] = {}
     providers: set[str] = set()
     for number, row in read_text_rows(path, NEEDED, "a bill in FOCUS 1.0 or later"):
@@ -111,23 +111,23 @@ def read_billed_prices(
             continue
         if row["ChargeCategory"].strip().lower() != "usage":
             continue  # Taxes, credits and the purchase of a commitment, which its hours repeat.
-        if (found := _instance(row)) is None:
+        if (found := find_instance(_texts(row))) is None:
             if "gpu" in _texts(row).lower():
-                _count(skipped, "names a GPU but no known type of instance")
+                count_skipped(skipped, "names a GPU but no known type of instance")
             continue
         gpu, gpus = found
         if gpu not in catalog.gpus:
-            _count(skipped, f"is of {gpu}, which is no row of gpus.yaml")
+            count_skipped(skipped, f"is of {gpu}, which is no row of gpus.yaml")
         elif row["ConsumedUnit"].strip().lower() not in HOURS:
-            _count(skipped, f"is counted in {row['ConsumedUnit'].strip() or 'no unit'}, not in hours")
+            count_skipped(skipped, f"is counted in {row['ConsumedUnit'].strip() or 'no unit'}, not in hours")
         elif (term := _term(row)) is None:
-            _count(skipped, "is of a commitment whose years no column says")
+            count_skipped(skipped, "is of a commitment whose years no column says")
         else:
             where = f"{path}, line {number}"
             if (currency := row["BillingCurrency"].strip().upper()) != "USD":
                 raise InputError(f"{where}: BillingCurrency: expected USD, found {currency[:80]!r}")
             providers.add(row["ProviderName"].strip().lower())
-            total = used.setdefault((gpu, term), _Used())
+            total = used.setdefault((gpu, term), Used())
             total.usd += _number(row["EffectiveCost"], f"{where}: EffectiveCost")
             total.gpu_hours += gpus * _number(row["ConsumedQuantity"], f"{where}: ConsumedQuantity")
     if len(providers) > 1 and provider is None:
@@ -136,17 +136,30 @@ def read_billed_prices(
             "with --provider"
         )
     lines = tuple(f"{count} row{'' if count == 1 else 's'}: {why}" for why, count in skipped.items())
+    who = provider or next(iter(providers), "") or "bill"
+    return bill_of(used, lines, path=path, kind="FOCUS export", provider=who, date=date)
+
+
+def bill_of(
+    used: Mapping[tuple[str, Term], Used],
+    left_out: tuple[str, ...],
+    *,
+    path: Path,
+    kind: str,
+    provider: str,
+    date: str,
+) -> Billed:
+    """The prices of what was used; InputError where nothing was paid for a known GPU."""
     paid = {key: total for key, total in used.items() if total.gpu_hours > 0 and total.usd > 0}
     if not paid:
-        said = f" ({'; '.join(lines)})" if lines else ""
+        said = f" ({'; '.join(left_out)})" if left_out else ""
         raise InputError(f"{path}: holds no paid hours of a known GPU's instances{said}")
-    who = provider or next(iter(providers)) or "bill"
     offers: dict[str, tuple[ProviderOffer, ...]] = {}
     for (gpu, term), total in paid.items():
-        source = f"FOCUS export {path.name}: {total.gpu_hours:.6g} GPU hours for {total.usd:.6g} USD"
-        offer = ProviderOffer(who, term, total.usd / total.gpu_hours, date, source)
+        source = f"{kind} {path.name}: {total.gpu_hours:.6g} GPU hours for {total.usd:.6g} USD"
+        offer = ProviderOffer(provider, term, total.usd / total.gpu_hours, date, source)
         offers[gpu] = (*offers.get(gpu, ()), offer)
-    return Billed(offers, lines)
+    return Billed(offers, left_out)
 
 
 def _texts(row: Mapping[str, str]) -> str:
@@ -154,9 +167,9 @@ def _texts(row: Mapping[str, str]) -> str:
     return " ".join(str(value) for value in row.values() if value)
 
 
-def _instance(row: Mapping[str, str]) -> tuple[str, int] | None:
-    """The GPU of a row's instance and how many it has; None where no known type of instance is named."""
-    match = _INSTANCE.search(_texts(row))
+def find_instance(text: str) -> tuple[str, int] | None:
+    """The GPU of the instance that a text names and how many it has; None where it names no known type."""
+    match = _INSTANCE.search(text)
     return None if match is None else _INSTANCES[match[1].lower().replace(" ", "_")]
 
 
@@ -180,5 +193,6 @@ def _number(written: str, where: str) -> float:
     return value
 
 
-def _count(skipped: dict[str, int], why: str) -> None:
+def count_skipped(skipped: dict[str, int], why: str) -> None:
+    """One more row that is left out for this reason."""
     skipped[why] = skipped.get(why, 0) + 1

@@ -1,0 +1,97 @@
+"""What OpenCost says of GPU prices: its answer of /assets, the nodes of a cluster with what each cost.
+
+    curl 'http://opencost:9003/assets?window=7d' > assets.json
+    {"code": 200, "data": {"...": {"type": "Node", "nodeType": "p5.48xlarge", "GPUHours": 1344,
+      "preemptible": 0, "totalCost": 9246.7, "labels": {"nvidia_com_gpu_product": "NVIDIA-H100-80GB-HBM3"}}}}
+
+A GPU's price is what its nodes cost in all, cores and memory too, over their GPU hours. The GPU is known by a
+label of the node that GPU feature discovery sets, else by the type of the instance. OpenCost names no
+currency: figures are taken as USD. Reserved nodes count as on demand, at the price that was paid.
+
+Sources: github.com/opencost/opencost, core/pkg/opencost/asset_json.go at 5f65333 (fields of a Node);
+opencost.io/docs/integrations/api.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.documents.catalog import Catalog
+from planner.documents.offers import Term
+from planner.errors import InputError
+from planner.files.checked_files import read_json
+from planner.importers.focus_billing import Billed, Used, bill_of, count_skipped, find_instance
+
+
+def is_assets_answer(path: Path) -> bool:
+    """Whether the file is OpenCost's, by its ending: the other exports of prices are CSV."""
+    return path.name.removesuffix(".gz").endswith(".json")
+
+
+def read_asset_prices(
+    path: Path, catalog: Catalog, *, provider: str | None, date: str, region: str | None = None
+) -> Billed:
+    """The price of each GPU on demand and spot; with `region` of nodes with that region's label alone.
+
+    Raises InputError for another JSON file, for nodes of several providers, or without a known GPU's hours.
+    """
+    data = read_json(path).get("data")
+    by_label = {
+        gpu.node_selector.rpartition("=")[2]: name
+        for name, gpu in catalog.gpus.items()
+        if gpu.node_selector and gpu.base == name  # A capped GPU has the label of its base.
+    }
+    used: dict[tuple[str, Term], Used] = {}
+    skipped: dict[str, int] = {}
+    providers: set[str] = set()
+    for where, node in _nodes(data, f"{path}: data"):
+        labels = node.get("labels")
+        labels = labels if isinstance(labels, Mapping) else {}
+        if region is not None and region not in (v for k, v in labels.items() if str(k).endswith("region")):
+            continue
+        hours = _number(node, "GPUHours", where)
+        if hours <= 0:
+            continue
+        kind = str(node.get("nodeType", ""))[:80]
+        gpu = next((by_label[value] for value in labels.values() if value in by_label), None)
+        gpu = gpu or (find_instance(kind) or (None, 0))[0]
+        if gpu is None or gpu not in catalog.gpus:
+            count_skipped(
+                skipped, f"has GPUs that no label and no type of instance names ({kind or 'no type'})"
+            )
+            continue
+        properties = node.get("properties")
+        named = properties.get("provider", "") if isinstance(properties, Mapping) else ""
+        providers.add(str(named).strip().lower())
+        term: Term = "spot" if _number(node, "preemptible", where) > 0 else "on-demand"
+        total = used.setdefault((gpu, term), Used())
+        total.usd += _number(node, "totalCost", where)
+        total.gpu_hours += hours
+    if len(providers) > 1 and provider is None:
+        raise InputError(
+            f"{path}: has nodes of {', '.join(sorted(providers))}: name all of them with --provider"
+        )
+    lines = tuple(f"{count} node{'' if count == 1 else 's'}: {why}" for why, count in skipped.items())
+    who = provider or next(iter(providers), "") or "cluster"
+    return bill_of(used, lines, path=path, kind="OpenCost", provider=who, date=date)
+
+
+def _nodes(data: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The nodes of one answer, or of a list of them, one for each step of time."""
+    answers = data if isinstance(data, list) else [data]
+    if not all(isinstance(each, Mapping) for each in answers):
+        raise InputError(f"{where}: expected assets by name, as OpenCost answers /assets?window=7d")
+    for assets in answers:
+        for name, asset in assets.items():
+            if isinstance(asset, Mapping) and asset.get("type") == "Node":
+                yield f"{where}: {str(name)[:80]}", asset
+
+
+def _number(node: Mapping[str, Any], key: str, where: str) -> float:
+    value = node.get(key, 0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InputError(f"{where}: {key}: expected a number, found {str(value)[:80]!r}")
+    return float(value)
