@@ -105,6 +105,7 @@ from planner.simulator.queues import append, meld, pop, put, without_root
 from planner.simulator.ranks import end_empty, rank_count, runs_empty
 from planner.simulator.routing import choose_worker, fits_worker, holds_back, set_pools
 from planner.simulator.slots import (
+    LATEST_STEP,
     add_load,
     assign_none,
     assign_request,
@@ -296,30 +297,6 @@ def arrive(state, r, time_s, cause):
         reject_request(state, r)
 
 
-def _next_slot_done(state, l, slot):
-    """The first slot from `slot` on that is done, else how many there are."""
-    lane = state.lanes[l]
-    while slot < lane.decodes and state.slots[l, slot].finish_step != lane.decode_step:
-        slot += 1
-    return slot
-
-
-@where_cached(_next_slot_done)
-def _next_done(state, l, slot):
-    """The slot that is done and was admitted first, else how many slots there are. With prefix caches the
-    order matters, because prefixes leave the cache in the order in which requests release them.
-    """
-    lane = state.lanes[l]
-    slot = lane.decodes
-    for other in range(lane.decodes):
-        if state.slots[l, other].finish_step == lane.decode_step and (
-            slot == lane.decodes
-            or state.slots[l, other].admission_number < state.slots[l, slot].admission_number
-        ):
-            slot = other
-    return slot
-
-
 @kernel_jit
 def _end_request(state, w, r, time_s):
     """Request r has its last token."""
@@ -329,6 +306,41 @@ def _end_request(state, w, r, time_s):
     else:
         depart_now(state, w, r)
     finish_request(state, w, r, time_s)
+
+
+def _end_done(state, l, time_s):
+    """The decodes of lane l that have their last token end, and the lane's next one to end is looked for.
+    One pass does both, as emptying a slot moves no slot to a place before it.
+    """
+    lane, slot, soonest = state.lanes[l], ZERO, LATEST_STEP
+    while slot < lane.decodes:
+        finish_step = state.slots[l, slot].finish_step
+        if finish_step == lane.decode_step:
+            _end_request(state, lane.worker, take_out(state, l, slot), time_s)
+        else:
+            soonest = min(soonest, finish_step)
+            slot += 1
+    lane.next_finish_step = soonest
+
+
+@where_cached(_end_done)
+def end_done(state, l, time_s):
+    """`_end_done`, in order of admission. With prefix caches the order matters, because prefixes leave the
+    cache in the order in which requests release them.
+    """
+    lane = state.lanes[l]
+    while True:
+        first = lane.decodes
+        for slot in range(lane.decodes):
+            if state.slots[l, slot].finish_step == lane.decode_step and (
+                first == lane.decodes
+                or state.slots[l, slot].admission_number < state.slots[l, first].admission_number
+            ):
+                first = slot
+        if first == lane.decodes:
+            break
+        _end_request(state, lane.worker, take_out(state, l, first), time_s)
+    refresh_next_finish_step(state, l)
 
 
 @kernel_jit
@@ -348,12 +360,7 @@ def _end_lane(state, l, time_s):
     if lane.decodes > 0 and lane.is_decoding:
         decoded(state, l, steps, time_s)
         if lane.decode_step == lane.next_finish_step:
-            slot = _next_done(state, l, ZERO)
-            while slot < lane.decodes:
-                r = take_out(state, l, slot)
-                _end_request(state, w, r, time_s)
-                slot = _next_done(state, l, slot)
-            refresh_next_finish_step(state, l)
+            end_done(state, l, time_s)
     elif len(state.runs) > 0:
         step_s = lane.run_first_s if kind.lanes == 1 else lane.stage_s
         record_steps(state, l, step_s, 0.0, ONE, ZERO)

@@ -44,6 +44,7 @@ from planner.simulator.predictions import forget_errors, note_end
 from planner.simulator.queue_orders import line_up, settle
 from planner.simulator.queues import append, drop, pop, put
 
+LATEST_STEP = np.int64(np.iinfo(np.int64).max)  # Above every step at which a decode ends.
 LONGEST = 1e9  # More tokens than any prompt has, so that keys of a scheduling batch are below the next one's.
 
 
@@ -417,10 +418,10 @@ def take_out(state, l, slot):
 @kernel_jit
 def refresh_next_finish_step(state, l):
     """Find the step at which the lane's next decode ends, after its slots have changed."""
-    lane = state.lanes[l]
-    lane.next_finish_step = np.iinfo(np.int64).max
+    lane, soonest = state.lanes[l], LATEST_STEP
     for slot in range(lane.decodes):
-        lane.next_finish_step = min(lane.next_finish_step, state.slots[l, slot].finish_step)
+        soonest = min(soonest, state.slots[l, slot].finish_step)
+    lane.next_finish_step = soonest
 
 
 @kernel_jit

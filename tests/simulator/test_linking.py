@@ -56,3 +56,10 @@ def test_only_the_whole_is_machine_code() -> None:
     for parts in libraries.values():
         assert parts and all(type(library) is LinkedFunction for library in parts)
         assert all(library.get_pointer_to_function("any") == 0 for library in parts)
+
+
+def test_no_index_is_looked_at_for_its_sign() -> None:
+    """Numba counts an index below 0 from the end; `values[i]` of the functions here is one read."""
+    _whole(np.array([3.0]), 1)
+    texts = [str(each.library._final_module) for each in _at.overloads.values()]
+    assert texts and not any("icmp slt i64" in text for text in texts)
