@@ -1,5 +1,6 @@
 """Settings shared by all tests."""
 
+import gc
 import os
 import signal
 import sys
@@ -10,6 +11,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # As the command has it, before NumPy is loaded.
+
+# As the command has it: a tenth of the tests' CPU time goes into looking for garbage otherwise.
+gc.set_threshold(10_000, 20, 100)
 
 # A shell that starts `make test` in the background lets it ignore interrupts, and with it all that tests
 # interrupt.
