@@ -238,6 +238,7 @@ def stopped_after(seconds: float, so_far: Callable[[], str]) -> Iterator[None]:
     def raise_out_of_time(*_: object) -> None:
         raise OutOfTimeError(f"no answer within {seconds:g} s{so_far()}; raise --time-limit")
 
+    # Python allows signal handlers in the main thread alone.
     if threading.current_thread() is not threading.main_thread() or seconds > LONGEST_S:
         yield
         return
@@ -261,7 +262,7 @@ def traffic_option(rate: float | None, scale: str, window: str | None) -> RateRe
 
 def stdout_console(*, soft_wrap: bool = False) -> Console:
     """A console as wide as the terminal; in a pipe so wide that no name is folded, which grep would miss."""
-    is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ
+    is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ  # Whoever sets COLUMNS wants that width.
     return Console(highlight=False, soft_wrap=soft_wrap, width=None if is_seen else PIPE_COLUMNS)
 
 

@@ -73,6 +73,7 @@ def _print_parts(
     for cards in groups:
         console.print()
         for card in cards:
+            # The fleet is named only where the answer has no price, or for one of several LLMs.
             fleet = card.fleet if card.price == "none" or card.is_of_llm else ""
             parts = [
                 card.price if card.price != "none" else "",

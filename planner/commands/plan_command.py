@@ -321,6 +321,7 @@ def plan_several(options: PlanOptions) -> None:
 
 
 def _print_details(plan: Plan, *, explain: bool) -> None:
+    """Print what --verbose or --explain adds to the first screen."""
     from planner.documents.facts import PinsPlaced, UncheckedLeftOut
     from planner.reports import answer_sentences, words
     from planner.reports.fact_sentences import alternative_note, router_text, sentence, sentences

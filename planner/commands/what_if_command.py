@@ -121,6 +121,7 @@ def robustness_sentence(before: StudyAnswer, moves: list[Moved], by_frac: float)
     from planner.studies.what_if import difference
 
     planned = before.problem.task.robust
+    # The last of `uncertain_changes`: steps and traffic are both off.
     worst = next(
         moved
         for moved in moves
@@ -146,6 +147,7 @@ def study_of(
     *,
     drop_invalid: bool,
 ) -> Study:
+    """A study of the traffic that these options name."""
     from planner.studies.what_if import Study
 
     requests = read_requests(trace, slo, catalog_rows, seed=seed, drop_invalid=drop_invalid)
@@ -198,7 +200,7 @@ def moved_rows(before: StudyAnswer, moved: Moved, bounds: list[float]) -> list[d
 
     columns = [
         _plan_figures(document(answer), bound)
-        for answer, bound in zip((before, moved.answer), bounds, strict=False)
+        for answer, bound in zip((before, moved.answer), bounds, strict=False)  # No bound without a fleet.
         if answer is not None
     ]
     if len(columns) == 1:

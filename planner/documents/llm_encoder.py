@@ -68,7 +68,7 @@ def _projector_size(shape: Section, hidden: int, text_hidden: int) -> int:
     kind = str(shape.get("model_type", ""))
     if kind.startswith("gemma"):
         return hidden * text_hidden
-    if kind.startswith("llama4"):
+    if kind.startswith("llama4"):  # The defaults are those of transformers.
         pixels = round(1 / shape.number("pixel_shuffle_ratio", 0.5, above=0)) ** 2
         inner, out = (
             shape.whole_number("projector_input_dim", 4096),

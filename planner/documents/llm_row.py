@@ -146,7 +146,7 @@ def summarise_groups(groups: tuple[LayerGroup, ...], hidden: int, where: str) ->
     blocks = [group.feed_forward for group in groups if group.feed_forward is not None]
     if not blocks:
         raise CatalogError(f"{where}: no layer has a feed-forward block; such LLMs are not modelled")
-    largest = max(blocks, key=lambda block: (block.experts, block.width))
+    largest = max(blocks, key=lambda block: (block.experts, block.width))  # Experts before dense blocks.
     weights = most_weights(groups, hidden)
     return {
         **_largest_heads([group.attention for group in groups], where),

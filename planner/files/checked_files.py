@@ -125,6 +125,7 @@ class _TextBytes(io.RawIOBase):
         return len(block)
 
     def _check_block(self, block: bytes) -> None:
+        """Refuse binary content, other text than UTF-8 and lines too long, also across borders of blocks."""
         hint = "expected text (pack it as .gz if it is compressed)"
         if (at := block.find(b"\0")) >= 0:
             line = self.lines + block.count(b"\n", 0, at) + 1
@@ -208,41 +209,38 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         if node.tag not in _TAGS:
             kind = f"!!{node.tag.removeprefix(_TAG)}" if node.tag.startswith(_TAG) else node.tag
             problem = f"expected a mapping, a list, text, a number, true or false, found {kind}"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+            raise _malformed_error(problem, node.start_mark)
         try:
             value = super().construct_object(node, deep=deep)
         except (ValueError, LookupError, AttributeError, TypeError):  # 2023-13-45, !!int x, !!bool x
             value = None  # refused below
         else:
             if isinstance(node, yaml.ScalarNode) and (meant := _explain_misread(node, value)):
-                raise yaml.constructor.ConstructorError(None, None, meant, node.start_mark)
+                raise _malformed_error(meant, node.start_mark)
             is_storable = is_text(value) if isinstance(value, str) else True
             if is_storable and not (isinstance(value, int) and abs(value) >= 10**MOST_DIGITS):
                 return value
         problem = f"{str(node.value)[:40]!a} is no {node.tag.rpartition(':')[2]} that can be read"
-        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        raise _malformed_error(problem, node.start_mark)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
-            if key is not None and key in seen and key != "<<":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
+            if key is not None and key in seen and key != "<<":  # Merge keys are counted below.
+                raise _malformed_error(f"the key {key!r} is given twice", key_node.start_mark)
             seen.add(key)
         own = [key_node for key_node, _ in node.value if key_node.tag != f"{_TAG}merge"]
         if len(node.value) - len(own) > 1:
-            problem = "the key '<<' is given twice"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+            raise _malformed_error("the key '<<' is given twice", node.start_mark)
         mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
         if all(key_node.tag == f"{_TAG}str" for key_node in own):
-            return mapping
+            return mapping  # Texts that differ as written are different keys.
         keys = [self.construct_object(key_node, deep=True) for key_node in own]
         if len(set(keys)) < len(keys):  # one value written in two ways: 1 and 0x1
             twice = next(key for key in keys if keys.count(key) > 1)
             mark = own[len(keys) - 1 - keys[::-1].index(twice)].start_mark
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} is given twice", mark)
+            raise _malformed_error(f"the key {twice!r} is given twice", mark)
         return mapping
 
 
@@ -277,18 +275,19 @@ def _check_yaml(text: str) -> None:
             known[anchor] = size
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor in anchors:
-                raise _malformed_error(f"*{event.anchor} refers to what it is a part of", event)
+                raise _malformed_error(f"*{event.anchor} refers to what it is a part of", event.start_mark)
             sizes[-1] += max(known.get(event.anchor, 1), 1)
         elif isinstance(event, yaml.ScalarEvent):
             sizes[-1] += 1
         if len(sizes) > MAX_YAML_DEPTH:
-            raise _malformed_error(f"nested deeper than {MAX_YAML_DEPTH} levels", event)
+            raise _malformed_error(f"nested deeper than {MAX_YAML_DEPTH} levels", event.start_mark)
         if sizes[-1] > MAX_YAML_VALUES:
-            raise _malformed_error(f"more than {MAX_YAML_VALUES} values, with aliases written out", event)
+            problem = f"more than {MAX_YAML_VALUES} values, with aliases written out"
+            raise _malformed_error(problem, event.start_mark)
 
 
-def _malformed_error(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
-    mark: Any = event.start_mark  # a mark of either parser, the one in C or in Python
+def _malformed_error(problem: str, mark: Any) -> yaml.MarkedYAMLError:
+    """The error at a mark of either parser, the one in C or the one in Python."""
     return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
@@ -520,7 +519,7 @@ def write_file(path: Path, content: str | bytes) -> None:
     raw = content if isinstance(content, bytes) else _encode_text(content)
     if path.suffix == ".gz" and isinstance(content, str):
         raw = gzip.compress(raw, mtime=0)
-    if not path.exists() or path.is_file():
+    if not path.exists() or path.is_file():  # Otherwise it is a pipe or a device.
         _write_files(path.parent, {path.name: raw})
         return
     try:

@@ -116,7 +116,7 @@ def _run_of_summary(file: str, path: Path, document: Mapping[str, Any]) -> tuple
         raise InputError(f"{path}: no request succeeded; there is nothing to import")
     config = document.get("input_config")
     model, concurrency, rate = _read_load(config if isinstance(config, Mapping) else {}, str(path))
-    input_tokens, output_tokens = ((max(1.0, average(key)),) for key in LENGTHS)
+    input_tokens, output_tokens = ((max(1.0, average(key)),) for key in LENGTHS)  # the mean of all requests
     run = MeasuredRun(
         file,
         requests,

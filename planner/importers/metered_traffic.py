@@ -49,6 +49,7 @@ MOST_USAGE_BUCKETS = 100_000
 SHOWN_HITS_FRAC = 0.01  # A larger share of prompt tokens from prefix caches is a warning.
 _SHIFT_FRAC = 0.1  # A larger difference of the histogram's mean from the counted one is a note.
 _WAITED = 1.0  # With at least this many waiting requests on average in an interval, engines were behind.
+# Beginnings of Prometheus' formats: the text format, a dump of promtool, the API's JSON.
 _METRIC = re.compile(
     rb'\s*(?:#\s*(?:HELP|TYPE|EOF)|vllm:\w+(?:\{|\s)|\{(?:__name__|[A-Za-z_]\w*)=")|\s*\{\s*"status"\s*:\s*"(?:success|error)"'
     rb'|\s*[\[{]\s*(?:\{\s*)?"(?:metric|resultType)"\s*:'
@@ -262,7 +263,7 @@ def _more_facts(
             )
     used = next((rows for name in KV_USE if (rows := [r for r in series if r.name == name])), [])
     if used:
-        share = mean_gauge(used, edges_s) / len(used)
+        share = mean_gauge(used, edges_s) / len(used)  # `mean_gauge` adds up instances.
         facts["most_kv_cache_frac"] = None if np.isnan(share).all() else float(np.nanmax(share))
     hits, queries = (
         float(np.nansum(counter_increase([row for row in series if row.name == name], edges_s)))
@@ -296,6 +297,7 @@ def usage_traffic(files: Sequence[Path]) -> Described:
     every_s = float(np.median(widths))
     first = float(starts.min())
     places = (starts - first) / every_s
+    # Buckets of one width that follow each other, to within a second or a thousandth of a bucket.
     if (np.abs(widths - every_s) > 1.0).any() or (np.abs(places - np.round(places)) > 1e-3).any():
         raise InputError(f"{where}: buckets have several widths; ask for one bucket_width, better 1m than 1d")
     intervals_count = round(float(places.max())) + 1

@@ -51,6 +51,7 @@ def runs_of_range(
             f"{names}: no hour has {FEWEST_REQUESTS} requests per engine with their lengths and latencies"
         )
     measured_runs.sort(key=lambda run: run.rate_rps or 0.0)
+    # Evenly spaced from the quietest hour to the busiest.
     chosen = sorted({round(k) for k in np.linspace(0, len(measured_runs) - 1, MOST_RUNS)})
     llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names, llm=live.model)
     return MeasuredRuns(
@@ -63,6 +64,7 @@ def runs_of_range(
 
 
 def _run_of_hour(live: Live, part: slice, names: str, rng: np.random.Generator) -> MeasuredRun | None:
+    """The run of the windows `part`; None with too few requests, or without their lengths or latencies."""
     has_counts = np.isfinite(live.finished[part]) & np.isfinite(live.input_tokens[part])
     requests = float(live.finished[part][has_counts].sum()) / live.instances
     latency = {}

@@ -265,6 +265,7 @@ class Kernels:
         names = [name.removeprefix("generation_") for name, *_ in decodes]
         self._decodes, self._head = [names.index("attention")], [names.index("logits_gemm")]
         self._tokens_ms = cache(self._tokens_ms_anew)
+        # Row i: the least time of each operation on TOKENS[i] or more; the last row bounds nothing.
         self._at_most = np.full((len(TOKENS) + 1, len(self._of_tokens)), np.inf)
         for i in reversed(range(len(TOKENS))):
             self._at_most[i] = np.minimum(self._each_ms(TOKENS[i]), self._at_most[i + 1])
@@ -293,6 +294,7 @@ class Kernels:
         return float(operations[0][1]) / self._llm.layers / 1e3
 
     def _tokens_ms_anew(self, tokens: int) -> float:
+        """Time of all that depends on the tokens of a step alone [ms]; `_tokens_ms` remembers it."""
         at_most = self._at_most[np.searchsorted(TOKENS, tokens)]
         ms = float(np.minimum(self._each_ms(tokens), at_most).sum())
         if self._dp > 1:

@@ -144,6 +144,7 @@ class ConfigKernels:
             self._launches_ms = self._launch_excess_ms()
             self._once_ms = self._modules_ms(1, 1)
             self._sparse = SparsePrompts(self._measured_ms, self._once_ms) if self._is_sparse else None
+            # Row i: the least time of each operation on BOUNDING_TOKENS[i] or more; the last bounds nothing.
             self._at_most = np.full((len(BOUNDING_TOKENS) + 1, len(self._of_tokens)), np.inf)
             for i in reversed(range(len(BOUNDING_TOKENS))):
                 self._at_most[i] = np.minimum(self._each_ms(BOUNDING_TOKENS[i]), self._at_most[i + 1])
@@ -199,7 +200,7 @@ class ConfigKernels:
         if not heads or not prompts or not states:
             raise ValueError("its operations are not those of a decoder")
         if self._tp > 1 and not self._by_row:
-            tokens.append(all_reduces(self._llm, self._tp, self._count_reduces() + 1.0))
+            tokens.append(all_reduces(self._llm, self._tp, self._count_reduces() + 1.0))  # 1: of embeddings
         self._is_shared = np.array([_is_shared(each) for each in tokens], dtype=bool)
         self._of_tokens = list(range(len(tokens)))
         self._of_prompts = list(range(len(tokens), len(tokens) + len(prompts)))
@@ -217,6 +218,7 @@ class ConfigKernels:
         return [each for each in context if _kind_of(each) == "Moe"]
 
     def _tokens_ms_anew(self, tokens: int) -> float:
+        """Time of all that depends on the tokens of a step alone [ms]; `_tokens_ms` remembers it."""
         at_most = self._at_most[np.searchsorted(BOUNDING_TOKENS, tokens)]
         each_ms = np.minimum(self._each_ms(tokens), at_most)
         shared_ms = float(each_ms[self._is_shared].sum())

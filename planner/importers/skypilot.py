@@ -98,7 +98,7 @@ def read_prices(
             continue
         columns: tuple[tuple[Term, str], ...] = (("on-demand", "Price"), ("spot", "SpotPrice"))
         prices = {t: _read_figure(row.get(c) or "", f"{path}, line {number}: {c}") for t, c in columns}
-        without_price += prices["on-demand"] is None
+        without_price += prices["on-demand"] is None  # The instance is only sold as spot, if at all.
         for term, usd_per_h in prices.items():
             if usd_per_h is not None and usd_per_h > 0:
                 offer = _Row(row["InstanceType"], gpus, usd_per_h / gpus, row["Region"])

@@ -49,6 +49,7 @@ OPS = (
     "add",
 )
 OP_COLUMNS = tuple(f"time_stats.{op}.median" for op in OPS)
+SECOND_NORM = "time_stats.post_attention_layernorm.median"
 PREFILL, DECODE, ALL_REDUCE = (
     f"time_stats.{name}.median" for name in ("attn_prefill", "attn_decode", "all_reduce")
 )
@@ -105,6 +106,7 @@ def _read_computed_steps(path: Path, table: pd.DataFrame, stated: StatedSetup, c
 
 
 def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog: Catalog) -> StepTable:
+    """A step per row of attention.csv, with the other operators interpolated at its tokens."""
     names = ", ".join(path.name for path, _ in tables)
     llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names)
     shape = catalog.llm(stated.llm or llm)
@@ -155,6 +157,7 @@ def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog:
     t_s = np.sum(list(operators.values()), axis=0)
     pairs = batch * chunk * (cached + (chunk + 1) / 2)
     prefills = np.column_stack([batch, batch * chunk, batch * cached, pairs, zeros, zeros, t_s])
+    # A decode also attends to the token that it adds.
     decodes = np.column_stack([zeros, zeros, zeros, zeros, batch, batch * (cached + 1), t_s])
     used = is_prefill | is_decode
     if not used.any():
@@ -206,7 +209,7 @@ def _operator_curves(mlp: pd.DataFrame, path: Path) -> tuple[Array, dict[str, Ar
     if "num_tokens" not in mlp.columns:
         raise InputError(f"{path}: lacks the column num_tokens")
     missing = [name for name in OP_COLUMNS if name not in mlp.columns]
-    if missing and missing != [f"time_stats.{OPS[7]}.median"]:  # Some LLMs have one norm per layer.
+    if missing and missing != [SECOND_NORM]:  # Some LLMs have one norm per layer.
         raise InputError(f"{path}: lacks the column(s) {', '.join(missing)}")
     tokens = read_number_column(mlp, "num_tokens", path, least=1)
     curves = {

@@ -125,7 +125,7 @@ def live_traffic(
         increase_of(f"{OUTPUT}_sum"),
         increase_of(*QUERIES),
         increase_of(*HITS),
-        mean_gauge(kv_use, edges_s) / max(len({_instance_of(row) for row in kv_use}), 1),
+        mean_gauge(kv_use, edges_s) / max(len({_instance_of(row) for row in kv_use}), 1),  # It adds them up.
         mean_gauge(level[RUNNING], edges_s),
         mean_gauge(level[WAITING], edges_s),
         increase_of(PREEMPTED),
@@ -137,6 +137,7 @@ def live_traffic(
 
 
 def _select_model(series: Sequence[Series], model: str | None) -> tuple[Sequence[Series], str]:
+    """The series of one LLM, and its label model_name, empty if there is none."""
     models = sorted({row.label("model_name") for row in series if row.name == FINISHED})
     if model is not None and model in models:
         return [row for row in series if row.label("model_name") == model], model
@@ -175,6 +176,7 @@ def _rise_of_level(series: Sequence[Series], edges_s: Floats) -> Floats:
         is_number = np.isfinite(row.values)
         if is_number.sum() > 1:
             t_s, values = row.t_s[is_number], row.values[is_number]
+            # From the last sample before each edge to that before the next.
             total += np.diff(values[np.maximum(np.searchsorted(t_s, edges_s, side="right") - 1, 0)])
     return total
 
@@ -185,6 +187,7 @@ def _interval_histograms(
     serving: Sequence[Series],
     edges_s: Floats,
 ) -> dict[str, SampledHistogram]:
+    """For each key the first of its names with samples, in the series of `series_of`, else of `serving`."""
     histogram_by_name: dict[str, SampledHistogram] = {}
     for key, candidates in names.items():
         for name in candidates:

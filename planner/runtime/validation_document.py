@@ -117,7 +117,7 @@ def endpoint_document(validation: Validation) -> dict[str, Any] | None:
     """The endpoint that was measured in place of our engines, how it was reached, and the counts of its
     engines.
     """
-    if validation.lengths is None:  # Only requests of an endpoint may have other lengths than the trace.
+    if validation.lengths is None:  # Only endpoints return other lengths than the trace's.
         return None
     # A run that was interrupted and resumed has several records; the last one is of the whole run. Its notes
     # are in `reader_notes`.
@@ -330,14 +330,16 @@ def _reason_counts(validation: Validation) -> dict[str, int]:
 def _slo_lines(comparison: MeasuredComparison) -> list[dict[str, Any]]:
     return [
         {
-            "limit": p.limit.name,
-            "limit_s": p.limit.limit_s,
-            "predicted_kept_frac": p.kept_frac,
-            "measured_kept_frac": m.kept_frac,
-            "predicted_holds": p.holds,
-            "measured_holds": m.holds,
+            "limit": predicted.limit.name,
+            "limit_s": predicted.limit.limit_s,
+            "predicted_kept_frac": predicted.kept_frac,
+            "measured_kept_frac": measured.kept_frac,
+            "predicted_holds": predicted.holds,
+            "measured_holds": measured.holds,
         }
-        for p, m in zip(comparison.predicted_verdict.lines, comparison.measured_verdict.lines, strict=True)
+        for predicted, measured in zip(
+            comparison.predicted_verdict.lines, comparison.measured_verdict.lines, strict=True
+        )
     ]
 
 

@@ -88,7 +88,7 @@ def _rate_curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], flo
         return (float(f"{len(trace) / duration_s:.6g}"),), 3600.0
     edges_s = np.append(np.arange(0.0, duration_s, every_s), duration_s)
     if edges_s[-1] - edges_s[-2] < every_s / 4:  # The last interval is too short for a rate.
-        edges_s = np.delete(edges_s, -2)
+        edges_s = np.delete(edges_s, -2)  # The one before takes its requests, and gives it its rate below.
     rates = np.histogram(since_s, edges_s)[0] / np.diff(edges_s)
     count = int(np.ceil(duration_s / every_s - 1e-9))
     rates = np.append(rates, rates[-1:].repeat(count - len(rates)))
@@ -125,7 +125,7 @@ def _length_histogram(tokens: IntArray) -> LengthHistogram:
     ordered = np.sort(tokens)
     before = np.concatenate(([0], np.cumsum(ordered)))
     edges = np.unique(np.quantile(tokens, FRACS, method="higher"))
-    edges = np.concatenate(([edges[0] - 1], edges))
+    edges = np.concatenate(([edges[0] - 1], edges))  # A bin is (edge, next edge].
     while True:
         at = np.searchsorted(ordered, edges, side="right")
         counts, sums = np.diff(at), np.diff(before[at])
@@ -232,6 +232,7 @@ def _describe_sessions(trace: Trace, session: IntArray) -> tuple[Sessions, IntAr
     conversation_tokens = trace.input_tokens + trace.output_tokens
     before = np.zeros(len(trace), np.int64)
     np.maximum.at(before, trace.after[:, 0], conversation_tokens[trace.after[:, 1]])
+    # A prompt that is no longer than its conversation counts as one token more.
     added_tokens = np.maximum(np.where(before < trace.input_tokens, trace.input_tokens - before, 1), 1)
     turns = len(trace) / (int(session.max()) + 1)
     think_s = float(trace.think_s[waits].mean())

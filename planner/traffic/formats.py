@@ -373,7 +373,7 @@ class TraceRows:
         return (f"{self.path.name}: {message}; they are left out, so the plan is for the other {kept} alone",)
 
     def to_trace(self) -> Trace:
-        """What was gathered, in order of arrival."""
+        """The trace of all rows, in order of arrival."""
         warnings = (*self._warn_of_dropped(), *self.doubts)
         dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         ticks, restarted = self._join_restarted_clock(join_arrays(self.ticks))
@@ -383,9 +383,10 @@ class TraceRows:
             warnings += doubts.of_steps_back(self.path.name, self.clock, ticks)
             ticks = ticks[order]
         per_s = self._ticks_per_s(float(ticks[0]), notes)
+        # Only the format `requests` may begin later than 0, unless its clock turns out to count from 1970.
         if self.format.starts_at_zero or self.origin is not None or per_s != self.format.ticks_per_s:
             ticks = ticks - ticks[0]
-        arrival_s = ticks if self.origin is not None else ticks / per_s
+        arrival_s = ticks if self.origin is not None else ticks / per_s  # Dates are in seconds already.
         if arrival_s[-1] > MAX_SPAN_S:
             raise TraceError(
                 f"{self.path}, column {self.clock}: the last request arrives after {arrival_s[-1]:.3g} s, "
@@ -508,8 +509,8 @@ class TraceRows:
             return codes, names
         if len(names) == 1:
             raise TraceError(f"{self.path}, column {self.adapter}: names none; drop the column")
-        base = names.index("")
-        places = np.array([-1 if i == base else i - (i > base) for i in range(len(names))])
+        without = names.index("")  # This code becomes -1, and those behind it move up by one.
+        places = np.array([-1 if i == without else i - (i > without) for i in range(len(names))])
         return places[codes], tuple(name for name in names if name)
 
     def _join_restarted_clock(self, ticks: FloatArray) -> tuple[FloatArray, tuple[str, ...]]:
@@ -521,15 +522,16 @@ class TraceRows:
         gaps = np.diff(ticks)
         back = np.flatnonzero(gaps < 0)
         late = int((ticks < np.maximum.accumulate(ticks)).sum())
-        is_rare = late < max(OUT_OF_ORDER_FRAC * len(ticks), 2)  # a few late rows are sorted
+        is_rare = late < max(OUT_OF_ORDER_FRAC * len(ticks), 2)  # `_arrival_order` sorts a few late rows.
         is_counter = self.origin is None and ticks[0] < DATE_S * self.format.ticks_per_s
         if len(back) != 1 or is_rare or not is_counter:
             return ticks, ()
-        first = int(back[0]) + 1
+        first = int(back[0]) + 1  # of the second log
         before, after = float(ticks[first - 1]), float(ticks[first])
+        # A second log may begin a few gaps after its clock's zero.
         if after - ticks[0] > max(ANEW_FRAC * (before - ticks[0]), 3 * float(np.median(gaps))):
             return ticks, ()  # The clock fell to its middle, not its start: rows are out of order.
-        if first > 1 and after >= ticks[first - 2]:
+        if first > 1 and after >= ticks[first - 2]:  # Without request `first - 1` nothing steps back.
             raise TraceError(
                 f"{self.path}, column {self.clock}: the time of request {first} of {len(ticks)} is "
                 f"{before:.15g}, between {ticks[first - 2]:.15g} and {after:.15g}; mend it, or drop that row"

@@ -234,7 +234,7 @@ def to_classes(
         )
     uncached = trace.input_tokens if cached_tokens is None else trace.input_tokens - cached_tokens
     own = trace.input_tokens if shared_tokens is None else trace.input_tokens - shared_tokens
-    code = _quantile_bucket(uncached, inputs)
+    code = _quantile_bucket(uncached, inputs)  # Each further cut multiplies it by its parts.
     cuts = [(trace.output_tokens, outputs)]
     if cached_tokens is not None:
         cuts = [(trace.input_tokens, PROMPT_PARTS), (trace.output_tokens, -(-outputs // 2))]

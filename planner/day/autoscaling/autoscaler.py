@@ -135,7 +135,7 @@ def timetable_of(
 
 def format_clock(second: float) -> str:
     """A second of the day as 06:30; the end of a day is 24:00."""
-    minutes = int(second) % (DAY_S + 1) // MINUTE_S
+    minutes = int(second) % (DAY_S + 1) // MINUTE_S  # The 1 keeps 24:00 from becoming 00:00.
     return f"{minutes // 60:02}:{minutes % 60:02}"
 
 

@@ -176,6 +176,7 @@ def load_rules(
 
 def worker_steps_expr(rule: PoolRule, load: str) -> str:
     """LoadRule.workers_for_load of `load` (PromQL of a vector without labels), as PromQL."""
+    # One worker for any load, and for each edge that it passes as many more as there are equal edges.
     edges = Counter(edge for edge in rule.edges if edge < rule.highest)
     if len(edges) > MOST_STEPS:
         raise InputError(f"fleetplan: rules: {len(edges)} edges, a rule holds {MOST_STEPS}")

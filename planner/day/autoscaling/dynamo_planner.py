@@ -56,7 +56,7 @@ def planner_config(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, longe
         **_least_workers(targets),
     }
     for target in targets:
-        side = "prefill" if target.pool.role == "prefill" else "decode"
+        side = "prefill" if target.pool.role == "prefill" else "decode"  # Mixed workers count as decode.
         planner_config[f"{side}_engine_num_gpu"] = target.pool.type.gpus
     if autoscaler.controller == BY_SLA:
         return planner_config | _sla_config(autoscaler)
@@ -64,6 +64,7 @@ def planner_config(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, longe
 
 
 def _least_workers(targets: Sequence[ScaleTarget]) -> Document:
+    """The keys for the least sizes: one for both roles if they are equal, else one each."""
     least = {target.pool.role: target.scaled.least for target in targets}
     if len(set(least.values())) == 1 or "mixed" in least:
         return {"min_endpoint": next(iter(least.values()))}

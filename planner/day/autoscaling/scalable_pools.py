@@ -171,6 +171,7 @@ def _scale_llm_d(document: Document, scaling: Scaling) -> None:
     """The chart always has a count; a label of the pool tells its pods from those of others."""
     (target,) = scaling.scale_targets
     document["modelArtifacts"]["labels"][POOL_LABEL] = target.name
+    # Each pool has its own values file, in which one role is created.
     workers = next(document[role] for role in ("prefill", "decode") if document[role]["create"])
     workers["replicas"] = target.scaled.size
     _let_vllm_drain(workers, target)

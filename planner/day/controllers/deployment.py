@@ -85,6 +85,7 @@ class EngineProfile:
         return self.prefill_s + self.prefill_s_per_token * input_tokens
 
     def itl_s(self, sequences: float, context_tokens: float) -> float:
+        """The time of a decode step, which is the gap between two tokens."""
         per_sequence = self.decode_s_per_sequence + self.decode_s_per_token * context_tokens
         return self.decode_s + per_sequence * sequences
 
@@ -177,6 +178,7 @@ class Deployment:
 
         Requests in limbo, which wait because no pool has a worker, are not counted as arrived at a pool.
         """
+        # Limbo counts requests that wait now, perhaps since earlier readings, so it is not added.
         arrived = sum(int(reading.arrived[i]) for i in self.front)
         return max(arrived, reading.limbo) / reading.interval_s
 
@@ -201,7 +203,7 @@ class Deployment:
         filled_sizes = [int(size) for size in sizes]
         for node in dict.fromkeys(node for node in self.nodes if node is not None):
             on_node = [i for i, each in enumerate(self.nodes) if each == node]
-            idle = -sum(filled_sizes[i] * self.gpus[i] for i in on_node) % node[1]
+            idle = -sum(filled_sizes[i] * self.gpus[i] for i in on_node) % node[1]  # GPUs up to whole nodes
             for i in sorted(on_node, key=lambda i: i not in self.front):
                 more = min(idle // self.gpus[i], self.pools[i].most - filled_sizes[i])
                 if filled_sizes[i]:

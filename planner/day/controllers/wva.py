@@ -124,6 +124,7 @@ class Actuated(ABC):
         desired_sizes = []
         for i, behaviour in enumerate(self.behaviours):
             size, limits = self.current[i], self.deployment.pools[i]
+            # The HPA's target is 1 per worker, as the metric is the wanted size.
             replicas = external_replicas(self.wanted[i], size, 1.0, self.rules.tolerance_frac)
             if size:
                 desired_sizes.append(behaviour.decide(reading.time_s, size, replicas, limits))
@@ -145,6 +146,7 @@ class Wva(Actuated):
         return wanted
 
     def _change_by_one(self, reading: MetricsReading, role: Role, wanted: list[int]) -> None:
+        """Change the wanted size of one pool of this role by a worker, or of none."""
         pools = self.deployment.with_role(role)
         if any(self.deployment.limbo_of(reading, i) for i in pools) and not any(wanted[i] for i in pools):
             wanted[min(pools, key=self.deployment.price_of)] = 1  # The cheapest variant is started.
@@ -154,7 +156,7 @@ class Wva(Actuated):
             for i in pools:
                 wanted[i] = self.wanted[i]
             return
-        loads = []
+        loads = []  # A reading has means of a pool, so that its workers are alike.
         for i in pools:
             ready = int(reading.ready[i])
             loads += [ReplicaLoad(float(reading.kv_frac[i]), int(reading.waiting[i]) / max(ready, 1))] * ready
