@@ -90,7 +90,7 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
     if document["drift"] is None:
         console.print(f"there is no {planned_on}: what the fleet was planned on is not known", markup=False)
     else:
-        rows = [
+        drifts = [
             {
                 "traffic": row["what"],
                 "planned on": f"{row['before']:.4g}",
@@ -101,14 +101,14 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
             }
             for row in document["drift"]
         ]
-        print_rows(rows, "drift (medians; D is the share of requests by which the distributions differ)")
+        print_rows(drifts, "drift (medians; D is the share of requests by which the distributions differ)")
     head = "keep what runs" if document["keeps"] else f"change to {document['fleet']}"
     console.print(head, style="bold", markup=False)
     moves = document["moves"]
     print_rows([dict(move) for move in moves], "workers")
     if any(move["worker"].split()[1].endswith(OWNED) and move["after"] < move["before"] for move in moves):
         console.print("owned workers that stop are switched off, not sold: their electricity is saved")
-    rows = [
+    limits = [
         {
             "metric": line["limit"],
             "limit": show_s(line["limit_s"]),
@@ -117,8 +117,8 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
         }
         for line in document["slo"]
     ]
-    print_rows(rows, "SLO on today's traffic")
-    rows = [
+    print_rows(limits, "SLO on today's traffic")
+    ways = [
         {
             "way": way["way"],
             "USD/h": f"{way['cost_usd_per_h']:.2f}",
@@ -129,7 +129,7 @@ def _print_answer(document: dict[str, Any], planned_on: str) -> None:
         }
         for way in document["ways"]
     ]
-    print_rows(rows, "ways to go on")
+    print_rows(ways, "ways to go on")
     answers = answer_rows(document["answers"])
     if answers:
         print_rows(answers, "the plan from scratch")

@@ -102,19 +102,20 @@ def layer_kinds(shape: Section, layers: int) -> list[Kind]:
 
 
 def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
-    kind = str(shape.get("model_type", ""))
+    family = str(shape.get("model_type", ""))
     if pattern := block_pattern(shape, layers):
         return [BLOCKS[letter][0] for letter in pattern]
     if isinstance(types := shape.get("layer_types"), list):
-        if strange := [one for one in types if one not in _LAYER_TYPES]:
+        if strange := [kind for kind in types if kind not in _LAYER_TYPES]:
             raise CatalogError(
                 f"{shape.path_of('layer_types')}: {strange[0]!r} is not modelled; expected "
                 f"{', '.join(_LAYER_TYPES)}"
             )
-        return [_LAYER_TYPES[one] for one in _per_layer(shape, "layer_types", types, layers)]
+        return [_LAYER_TYPES[kind] for kind in _per_layer(shape, "layer_types", types, layers)]
     if isinstance(pattern := shape.get("hybrid_layer_pattern"), list):
         return [
-            "window" if one else "full" for one in _per_layer(shape, "hybrid_layer_pattern", pattern, layers)
+            "window" if flag else "full"
+            for flag in _per_layer(shape, "hybrid_layer_pattern", pattern, layers)
         ]
     if "linear_attn_config" in shape:
         return _kimi_layer_kinds(shape.subsection("linear_attn_config"), layers)
@@ -124,9 +125,9 @@ def _layer_kinds(shape: Section, layers: int) -> list[Kind]:
     # Only Llama 4 has both keys. A layer with rotary embeddings (1 in `no_rope_layers`) attends to a chunk.
     if "attention_chunk_size" in shape and "interleave_moe_layer_step" in shape:
         no_rope = shape.get("no_rope_layers") or [(layer + 1) % _NOPE_INTERVAL for layer in range(layers)]
-        return ["window" if one else "full" for one in _per_layer(shape, "no_rope_layers", no_rope, layers)]
+        return ["window" if flag else "full" for flag in _per_layer(shape, "no_rope_layers", no_rope, layers)]
     if "sliding_window" in shape and shape.flag("use_sliding_window", True):
-        if "sliding_window_pattern" in shape or kind in _ALTERNATE:
+        if "sliding_window_pattern" in shape or family in _ALTERNATE:
             every = shape.whole_number("sliding_window_pattern", 2)
             return ["window" if (layer + 1) % every else "full" for layer in range(layers)]
     return ["full"] * layers
@@ -200,7 +201,7 @@ def with_formats(
 def _grouped_attention(
     shape: Section, layer: int, has_window: bool, hidden: int
 ) -> tuple[GroupedAttention, Modules]:
-    kind = str(shape.get("model_type", ""))
+    family = str(shape.get("model_type", ""))
     heads, kv_heads, head_dim, value_dim = _head_shape(shape, has_window, hidden)
     window_tokens = None
     if has_window:
@@ -220,7 +221,7 @@ def _grouped_attention(
         head_dim,
         value_dim,
         window_tokens,
-        gates_output=shape.flag("attn_output_gate", kind == "qwen3_next")
+        gates_output=shape.flag("attn_output_gate", family == "qwen3_next")
         or shape.flag("attention_output_gate", False),
         values_are_keys=not has_window and shape.flag("attention_k_eq_v", False),
         index_heads=index.whole_number("sparse_num_index_heads", 0),
@@ -241,7 +242,7 @@ def _grouped_attention(
 
 def _head_shape(shape: Section, has_window: bool, hidden: int) -> tuple[int, int, int, int]:
     """Query heads, KV heads, width of a key and of a value; some LLMs have others in layers with a window."""
-    kind = str(shape.get("model_type", ""))
+    family = str(shape.get("model_type", ""))
     heads = first_count(shape, "num_attention_heads", "n_head", "num_heads")
     default_kv_heads = 1 if shape.get("multi_query") is True else heads
     kv_heads = first_count(shape, "num_key_value_heads", "num_attention_groups", default=default_kv_heads)
@@ -257,7 +258,7 @@ def _head_shape(shape: Section, has_window: bool, hidden: int) -> tuple[int, int
         heads = first_count(other, "num_attention_heads")
         kv_heads = first_count(other, "num_attention_groups", "num_key_value_heads")
         head_dim = value_dim = first_count(other, "head_dim", default=head_dim)
-    elif not has_window and kind.startswith("gemma4"):
+    elif not has_window and family.startswith("gemma4"):
         head_dim = value_dim = first_count(shape, "global_head_dim", default=head_dim)
         if shape.flag("attention_k_eq_v", False):
             kv_heads = first_count(shape, "num_global_key_value_heads", default=kv_heads)

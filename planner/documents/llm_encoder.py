@@ -65,10 +65,10 @@ def _positions_size(shape: Section, hidden: int) -> int:
 
 def _projector_size(shape: Section, hidden: int, text_hidden: int) -> int:
     """Parameters between encoder and LLM: patches are merged and pass one or two matrices."""
-    kind = str(shape.get("model_type", ""))
-    if kind.startswith("gemma"):
+    family = str(shape.get("model_type", ""))
+    if family.startswith("gemma"):
         return hidden * text_hidden
-    if kind.startswith("llama4"):  # The defaults are those of transformers.
+    if family.startswith("llama4"):  # The defaults are those of transformers.
         pixels = round(1 / shape.number("pixel_shuffle_ratio", 0.5, above=0)) ** 2
         inner, out = (
             shape.whole_number("projector_input_dim", 4096),

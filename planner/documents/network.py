@@ -2,6 +2,8 @@
 
 {bandwidth: 50 GB/s, latency: 0 ms, transfer: layerwise, layerwise_from: 512, shared: false,
  topology: {within: 450 GB/s, nodes_per_rack: 4, rack_bandwidth: 200 GB/s}}
+
+`planner.fleet.Network` and `Topology` explain the keys.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ PLAN_KEYS = ("bandwidth", "latency", "transfer", "topology")  # Keys that slo.ya
 KEYS = (*PLAN_KEYS, "layerwise_from", "shared")
 TOPOLOGY_KEYS = ("within", "nodes_per_rack", "rack_bandwidth")
 TRANSFERS = ("serialised", "layerwise")
-MOST_TOKENS = 10**9
+MOST_TOKENS = 10**9  # More than any prompt or rack has.
 
 
 def parse_network(section: Section) -> Network:
@@ -36,7 +38,7 @@ def _parse_topology(section: Section) -> Topology:
     return Topology(
         section.positive("within", "bytes_per_s", None),
         section.whole_number("nodes_per_rack", 0, most=MOST_TOKENS),
-        section.positive("rack_bandwidth", "bytes_per_s", math.inf),
+        section.positive("rack_bandwidth", "bytes_per_s", math.inf),  # The default is no limit.
     )
 
 

@@ -139,19 +139,21 @@ def _read_load(config: Mapping[str, Any], where: str) -> tuple[str | None, int |
     items = items.get("items") if isinstance(items, Mapping) else None
     endpoint = config.get("endpoint")
     older = endpoint.get("model_names") if isinstance(endpoint, Mapping) else None
-    first = next((x[0] for x in (items, older) if isinstance(x, list) and x), None)
-    model = first.get("name") if isinstance(first, Mapping) else first
+    first = next((names[0] for names in (items, older) if isinstance(names, list) and names), None)
+    model = first.get("name") if isinstance(first, Mapping) else first  # a mapping in newer versions
 
     phases, load = config.get("phases"), config.get("loadgen")
     if isinstance(phases, list):
-        counted = [x for x in phases if isinstance(x, Mapping) and not x.get("exclude_from_results")]
+        counted = [
+            each for each in phases if isinstance(each, Mapping) and not each.get("exclude_from_results")
+        ]
         load = counted[0] if len(counted) == 1 else None  # Several phases have no common load.
     load = load if isinstance(load, Mapping) else {}
-    seats = load.get("concurrency")
-    rate = load.get("rate", load.get("request_rate")) if seats is None else None
+    concurrency = load.get("concurrency")
+    rate = load.get("rate", load.get("request_rate")) if concurrency is None else None
     return (
         model if isinstance(model, str) else None,
-        None if seats is None else foreign_fields.read_count(seats, f"{where}: concurrency"),
+        None if concurrency is None else foreign_fields.read_count(concurrency, f"{where}: concurrency"),
         None if rate is None else foreign_fields.read_number(rate, f"{where}: request_rate"),
     )
 

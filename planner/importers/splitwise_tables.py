@@ -51,7 +51,8 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
         ):
             matches = (wanted_llm is None or llm is not None) + (wanted_gpu is None or gpu is not None)
             chosen.append((matches, model, hardware, degree, llm, gpu, tp))
-    best = [row for row in chosen if row[0] == max(matches for matches, *_ in chosen)]
+    most_matches = max((matches for matches, *_ in chosen), default=0)
+    best = [row for row in chosen if row[0] == most_matches]
     if len(best) != 1:
         raise InputError(
             f"{path}: choose one with --llm, --gpu and --tp: "

@@ -53,6 +53,7 @@ SECOND_NORM = "time_stats.post_attention_layernorm.median"
 PREFILL, DECODE, ALL_REDUCE = (
     f"time_stats.{name}.median" for name in ("attn_prefill", "attn_decode", "all_reduce")
 )
+BATCH_COLUMNS = ("batch_size", "kv_cache_size", "prefill_chunk_size")
 SAVE = "time_stats.attn_kv_cache_save.median"  # Newer profiles have this column.
 # Columns of a profile -> fields of `Llm` that must agree.
 SHAPE = {"n_embd": "hidden", "n_head": "heads", "n_q_head": "heads", "n_kv_head": "kv_heads"}
@@ -88,17 +89,8 @@ def _read_computed_steps(path: Path, table: pd.DataFrame, stated: StatedSetup, c
     n, chunk, prefix, decodes, context, total_ms = (
         read_number_column(table, name, path) for name in COMPUTED[1:]
     )
-    steps = np.column_stack(
-        [
-            n,
-            n * chunk,
-            n * prefix,
-            n * chunk * (prefix + (chunk + 1) / 2),
-            decodes,
-            decodes * context,
-            total_ms / 1e3,
-        ]
-    )
+    pairs = n * chunk * (prefix + (chunk + 1) / 2)  # tokens and those that each attends to
+    steps = np.column_stack([n, n * chunk, n * prefix, pairs, decodes, decodes * context, total_ms / 1e3])
     operators = {}
     if set(PARTS) <= set(table.columns):
         operators = {name: read_number_column(table, part, path) / 1e3 for part, name in PARTS.items()}
@@ -117,7 +109,7 @@ def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog:
         for table, path in ((mlp, mlp_path), (attention, attention_path))
     )
     ops_tokens, ops_ms = _operator_curves(mlp, mlp_path)
-    most = ops_tokens[-1]
+    most_tokens = ops_tokens[-1]  # of a step that all profiles cover
     reduce_tokens = reduce_ms = np.zeros(1)
     if tp > 1:
         path, table = _find_table(tables, ALL_REDUCE, f"all_reduce.csv (tp is {tp})")
@@ -128,15 +120,12 @@ def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog:
             read_number_column(table, "size", path, least=1) / (shape.hidden * BYTES),
             read_number_column(table, ALL_REDUCE, path),
         )
-        most = min(most, reduce_tokens[-1])
+        most_tokens = min(most_tokens, reduce_tokens[-1])
 
-    for name in ("batch_size", "kv_cache_size", "prefill_chunk_size"):
+    for name in BATCH_COLUMNS:
         if name not in attention.columns:
             raise InputError(f"{attention_path}: lacks the column {name}")
-    batch, cached, chunk = (
-        read_number_column(attention, name, attention_path)
-        for name in ("batch_size", "kv_cache_size", "prefill_chunk_size")
-    )
+    batch, cached, chunk = (read_number_column(attention, name, attention_path) for name in BATCH_COLUMNS)
     prefill_ms, decode_ms = (
         as_floats(attention[name]) if name in attention.columns else np.zeros(len(attention))
         for name in (PREFILL, DECODE)
@@ -144,8 +133,8 @@ def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog:
     if SAVE in attention.columns:
         saved_ms = np.nan_to_num(as_floats(attention[SAVE]), nan=0.0, posinf=np.inf)
         prefill_ms, decode_ms = prefill_ms + saved_ms, decode_ms + saved_ms
-    is_prefill = (chunk > 0) & (batch >= 1) & (prefill_ms > 0) & (batch * chunk <= most)
-    is_decode = (chunk == 0) & (batch >= 1) & (decode_ms > 0) & (batch <= most)
+    is_prefill = (chunk > 0) & (batch >= 1) & (prefill_ms > 0) & (batch * chunk <= most_tokens)
+    is_decode = (chunk == 0) & (batch >= 1) & (decode_ms > 0) & (batch <= most_tokens)
     zeros = np.zeros(len(attention))
     tokens = np.where(is_prefill, batch * chunk, batch)
     layer_ms = {name: np.interp(tokens, ops_tokens, each) for name, each in ops_ms.items()}
@@ -162,13 +151,14 @@ def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog:
     used = is_prefill | is_decode
     if not used.any():
         raise InputError(
-            f"{attention_path}: no step for tp {tp} lies within the {most:g} tokens of {mlp_path.name}"
+            f"{attention_path}: no step for tp {tp} lies within the {most_tokens:g} tokens of {mlp_path.name}"
         )
-    left = int((~used).sum())
-    note = f"{left} attention row(s) beyond {most:g} tokens or without a time are left out" if left else ""
+    left_out = (
+        f"{(~used).sum()} attention row(s) beyond {most_tokens:g} tokens or without a time are left out"
+    )
     steps = np.vstack([prefills[is_prefill], decodes[is_decode]])
     kept = {name: np.concatenate([each[is_prefill], each[is_decode]]) for name, each in operators.items()}
-    return _step_table(steps, kept, llm, gpu, tp, f"Vidur profiles {names}", note)
+    return _step_table(steps, kept, llm, gpu, tp, f"Vidur profiles {names}", "" if used.all() else left_out)
 
 
 def _find_table(tables: Sequence[NamedTable], column: str, what: str) -> NamedTable:

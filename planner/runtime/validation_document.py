@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +44,7 @@ def validation_document(validation: Validation) -> dict[str, Any]:
         "slo_kept": validation.slo_holds if validation.wanted.slo.limits else None,
         "slo_kept_by_client": _is_kept_by_client(validation),
         "requests": len(run.trace),
-        **{status: sum(one.status == status for one in sent) for status in STATUSES},
+        **{status: sum(request.status == status for request in sent) for status in STATUSES},
         "compared": int(comparison.chosen.sum()),
         "reasons": _reason_counts(validation),
         "times": "engines' step logs" if run.is_timed_by_engines else "client",
@@ -75,21 +76,21 @@ def validation_document(validation: Validation) -> dict[str, Any]:
         },
         "steps": [
             {
-                "pool": one.pool,
-                "steps": len(one.table.y),
-                "bias_frac": one.bias_frac,
-                "mean_error_frac": dict(one.errors),
+                "pool": steps.pool,
+                "steps": len(steps.table.y),
+                "bias_frac": steps.bias_frac,
+                "mean_error_frac": dict(steps.errors),
             }
-            for one in validation.steps
+            for steps in validation.steps
         ],
         "corrections": [
             {
-                "pool": one.pool,
-                "held_out_before_frac": one.held_out_before_frac,
-                "held_out_after_frac": one.held_out_after_frac,
-                **one.calibrated.as_dict(),
+                "pool": correction.pool,
+                "held_out_before_frac": correction.held_out_before_frac,
+                "held_out_after_frac": correction.held_out_after_frac,
+                **correction.calibrated.as_dict(),
             }
-            for one in validation.corrections
+            for correction in validation.corrections
         ],
         "replanned": None
         if validation.replanned is None
@@ -100,8 +101,8 @@ def validation_document(validation: Validation) -> dict[str, Any]:
         "notes": reader_notes(validation),
         "run": validation.wanted.identity(),
     }
-    plain: dict[str, Any] = _json_value(answer)
-    return plain
+    json_answer: dict[str, Any] = _json_value(answer)
+    return json_answer
 
 
 def _percentile_rows(comparison: MeasuredComparison | None) -> list[dict[str, Any]] | None:
@@ -125,19 +126,16 @@ def endpoint_document(validation: Validation) -> dict[str, Any] | None:
         (record["endpoint"] for record in reversed(validation.records) if "endpoint" in record), {}
     )
     details = {key: value for key, value in about.items() if key != "notes"}
-    counted = validation.engine_times
-    return {
-        **details,
-        "lengths": validation.lengths.as_dict(),
-        "engines": None
-        if counted is None
-        else {
-            "requests": counted.requests,
-            "preemptions": counted.preemptions,
-            "prefix_hit_frac": counted.hit_frac,
+    counts = validation.engine_times
+    engines = None
+    if counts is not None:
+        engines = {
+            "requests": counts.requests,
+            "preemptions": counts.preemptions,
+            "prefix_hit_frac": counts.hit_frac,
             "times": engine_rows(validation),
-        },
-    }
+        }
+    return {**details, "lengths": validation.lengths.as_dict(), "engines": engines}
 
 
 def engine_rows(validation: Validation) -> list[dict[str, Any]]:
@@ -186,9 +184,9 @@ def verdict_text(validation: Validation) -> str:
     if validation.wanted.engine == "rehearsal":
         text = f"{REHEARSED} {text}"
     sent = validation.measurement.journal.sent.values()
-    if lost := sum(one.status != "finished" for one in sent):
+    if lost := sum(request.status != "finished" for request in sent):
         text += f" {lost} of {len(validation.measurement.trace)} requests did not finish"
-        unsent = sum(one.status == "unsent" for one in sent)
+        unsent = sum(request.status == "unsent" for request in sent)
         text += f", {unsent} of them unsent because they wait for such a one." if unsent else "."
     if validation.wanted.slo.limits:
         text += f" The SLO was {'kept' if validation.slo_holds else 'MISSED'} on the engines"
@@ -320,11 +318,10 @@ def _replanned_document(replanned: Replanned, fleet: Fleet) -> dict[str, Any]:
 
 
 def _reason_counts(validation: Validation) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for one in validation.measurement.journal.sent.values():
-        if one.reason:
-            counts[one.reason] = counts.get(one.reason, 0) + 1
-    return counts
+    """How many requests did not finish for each reason."""
+    return dict(
+        Counter(request.reason for request in validation.measurement.journal.sent.values() if request.reason)
+    )
 
 
 def _slo_lines(comparison: MeasuredComparison) -> list[dict[str, Any]]:

@@ -260,7 +260,7 @@ class TraceRows:
             self.parents += self._check_lists(line, self.after, columns[self.after], keep)
         if self.hash_ids is not None:
             ids = self._check_lists(line, self.hash_ids, columns[self.hash_ids], keep)
-            flat = [block for one in ids for block in one]
+            flat = [block for blocks in ids for block in blocks]
             try:
                 self.ids.append(np.array(flat, dtype=np.int64))
             except OverflowError:  # hashes of 64 bits and more
@@ -337,7 +337,7 @@ class TraceRows:
             zoned = np.broadcast_to(dates.dt.tz is not None, len(text))
         except (ValueError, TypeError, OverflowError):  # zones differ, some have none, or some is no date
             dates = pd.to_datetime(text, utc=True, errors="coerce", **form)
-            zoned = np.array([says_zone(one) for one in text])
+            zoned = np.array([says_zone(date) for date in text])
             # A value that is no date must not fail the test on zones: the caller refuses it as no date.
             zoned = zoned | dates.isna().to_numpy() & bool(zoned[0])
         is_zoned = bool(zoned[0]) if self.has_zones is None else self.has_zones

@@ -181,7 +181,7 @@ def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, *,
             name: [request.get(name) for request in requests] for name in rows.needed
         }
         for name in rows.lists:
-            columns[name] = [_ids_of_value(one) for one in columns[name]]
+            columns[name] = [_ids_of_value(value) for value in columns[name]]
         rows.add_rows(
             np.array([number for number, _ in block]),
             np.array([not line.strip() for _, line in block]),
@@ -206,5 +206,5 @@ def _ids_of_value(value: object) -> list[int] | None:
         return []
     if isinstance(value, dict):
         parts = [_ids_of_value(part) for part in value.values()]
-        return None if None in parts else [one for part in parts if part for one in part]
+        return None if None in parts else [block for part in parts if part for block in part]
     return value if isinstance(value, list) and set(map(type, value)) <= {int} else None

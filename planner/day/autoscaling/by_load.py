@@ -157,6 +157,7 @@ def load_rules(
         of_tokens.append(
             f"{prometheus_queries.per_s(prometheus_queries.OUTPUT_TOKENS, back, range_s)} * {token_work}"
         )
+    # Without a rate now there is no ratio of rates, and growth is 1.
     expr_by_record |= {
         REQUEST_WORK: " + ".join(of_request),
         WORK: " + ".join(of_tokens),
