@@ -10,9 +10,9 @@ The frontier is as exact as its plans are.
                            with this limit (backlog test, attainment, losses); else a bisection finds the
                            corner, to CORNER_FRAC.
     power, cost            The corner is the fleet's power (at its cap) or its cost.
-    rate                   The corner is the highest rate that the fleet carries, by bisection, to RATE_FRAC.
-    Each
-                           rate draws other requests of the trace; a higher rate is assumed to be harder.
+    rate                   The corner is the highest rate that the fleet carries, by bisection, to RATE_FRAC,
+                           with the rates of PROBED_FRACS below it. Each rate draws other requests of the
+                           trace; between those a higher rate is assumed to be harder.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from planner.units import finite_or_none
 UNITS = {"power": "W", "cost": "USD/h", "rate": "requests/s"}
 CORNER_FRAC = 1e-3  # A bisected limit in seconds is this exact.
 RATE_FRAC = 5e-3  # A bisected rate is this exact: every trial draws and simulates other requests.
+# A corner of rates must carry rates this far below it, too: on a short trace other requests may be harder.
+PROBED_FRACS = (0.01, 0.02, 0.03, 0.045, 0.065, 0.09, 0.13, 0.2)
 ROUNDING = 1e-9  # Limits and costs that differ by this share are equal but for rounding.
 NEXT_FRAC = 1e-6  # The next plan is made this far beyond an exact corner.
 
@@ -256,9 +258,14 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
             fleet = workers_in_question(problem, answer.fleet)
             return fleet is not None and is_kept(problem, fleet)
 
-        if carries(most_rps):
-            return most_rps, most_rps * (1 + RATE_FRAC)
-        return _bisect_edge(carries, at_rps, most_rps, RATE_FRAC)
+        good, bad = most_rps, most_rps * (1 + RATE_FRAC)
+        if not carries(most_rps):
+            good, bad = _bisect_edge(carries, at_rps, most_rps, RATE_FRAC)
+        below = [rate for rate in (good * (1 - frac) for frac in PROBED_FRACS) if rate > at_rps]
+        while (low := next((rate for rate in reversed(below) if not carries(rate)), None)) is not None:
+            good, bad = _bisect_edge(carries, at_rps, low, RATE_FRAC)
+            below = [rate for rate in (good * (1 - frac) for frac in PROBED_FRACS) if rate > at_rps]
+        return good, bad
 
     return _Walk(
         "rate",

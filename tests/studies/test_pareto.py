@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from planner.documents.safety import Safety
 from planner.documents.slo import parse_slo
 from planner.errors import InfeasibleError, InputError
 from planner.search.problem.bill import bill_fleet
+from planner.studies import pareto_frontier
 from planner.studies.pareto_frontier import Frontier, find_frontier, frontier_document
 from planner.studies.pareto_page import frontier_table, render_frontier
 from planner.studies.what_if import Study, is_kept, workers_in_question
@@ -94,6 +96,18 @@ def test_over_cost_the_objective_is_power(study: Study) -> None:
     assert (found.objective, found.objective_unit) == ("power", "W")
     assert bill_fleet(found.steps[-1].fleet).usd_per_h == pytest.approx(study.ask(question()).value)
     assert [step.value for step in found.steps] == [step.fleet.power_w for step in found.steps]
+
+
+def test_a_rate_below_the_corner_that_fails_moves_the_corner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a short trace 7.5 requests/s were carried and 7.2 were not: the corner was 7.5, while `plan` at
+    7.2 had a dearer fleet.
+    """
+    monkeypatch.setattr(pareto_frontier, "workers_in_question", lambda *_: "a fleet")
+    monkeypatch.setattr(pareto_frontier, "is_kept", lambda rate, _: rate <= 7.0 or 7.3 <= rate <= 7.5)
+    study = SimpleNamespace(pose=lambda task: task.rate_rps)
+    walk = pareto_frontier._rate_walk(study, replace(question(), rate_rps=4.0))  # type: ignore[arg-type]
+    corner, beyond = walk.corner(SimpleNamespace(fleet=None), 2.0, 8.0)  # type: ignore[arg-type]
+    assert 6.9 < corner <= 7.0 < beyond < 7.1
 
 
 def test_more_traffic_costs_more_and_each_fleet_carries_its_rate(study: Study) -> None:
