@@ -262,8 +262,8 @@ class Kernels:
         if gpu.name in ROW_REDUCES or dp > 1:
             apart |= set(REDUCES)
         self._of_tokens = [n for n, name in enumerate(names) if name not in apart]
-        names = [name.removeprefix("generation_") for name, *_ in decodes]
-        self._decodes, self._head = [names.index("attention")], [names.index("logits_gemm")]
+        decode_names = [name.removeprefix("generation_") for name, *_ in decodes]
+        self._decodes, self._head = [decode_names.index("attention")], [decode_names.index("logits_gemm")]
         self._tokens_ms = cache(self._tokens_ms_anew)
         # Row i: the least time of each operation on TOKENS[i] or more; the last row bounds nothing.
         self._at_most = np.full((len(TOKENS) + 1, len(self._of_tokens)), np.inf)

@@ -62,16 +62,14 @@ def read_files(
             return Read(agent_files.read_agent_file(kind, sources[0].path, sources[0].lines()), kind, None)
         if len(sources) == 1 and not how.says_something and _has_format(sources[0]):
             source = sources[0]
-            read = _read_jsonl if source.first[:1] == b"{" else _read_csv
+            reader = _read_jsonl if source.first[:1] == b"{" else _read_csv
             read_file = partial(
-                read, source.path, source.stream, source.first, source.at, drop_invalid=drop_invalid
+                reader, source.path, source.stream, source.first, source.at, drop_invalid=drop_invalid
             )
-            read_trace = Read(read_once(source.path, read_file, drop_invalid=drop_invalid), "trace", None)
+            result = Read(read_once(source.path, read_file, drop_invalid=drop_invalid), "trace", None)
         else:
-            read_trace = read_logs(sources, how, drop_invalid=drop_invalid)
-    return (
-        read_trace if seed is None else replace(read_trace, trace=spread_stamps(read_trace.trace, seed=seed))
-    )
+            result = read_logs(sources, how, drop_invalid=drop_invalid)
+    return result if seed is None else replace(result, trace=spread_stamps(result.trace, seed=seed))
 
 
 def _open_source(path: Path, stack: ExitStack) -> LogSource:
