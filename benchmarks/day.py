@@ -97,7 +97,8 @@ def main() -> None:
         began = time.process_time()
         run = simulate_elastic(question.fleet, trace, question.pools, controller, limits=question.slo.limits)
         taken_s = time.process_time() - began
-        print(f"{name}: {len(trace)} requests, {len(run.asked)} decisions of an HPA, {taken_s:.2f} CPU s")
+        decisions = len(run.requested_sizes)
+        print(f"{name}: {len(trace)} requests, {decisions} decisions of an HPA, {taken_s:.2f} CPU s")
 
 
 if __name__ == "__main__":

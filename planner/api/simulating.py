@@ -220,15 +220,15 @@ class GoodputResult(Result):
     """The highest rate that a fleet keeps up in steady state, and the next one tried, which fails."""
 
     fleet: Fleet
-    found: FleetGoodput
+    fleet_goodput: FleetGoodput
 
     @property
     def rate_rps(self) -> float:
-        return self.found.goodput.rate_rps
+        return self.fleet_goodput.goodput.rate_rps
 
     @property
     def fails_rps(self) -> float:
-        return self.found.goodput.fails_rps
+        return self.fleet_goodput.goodput.fails_rps
 
     def headline(self) -> str:
         return (
@@ -238,12 +238,12 @@ class GoodputResult(Result):
         )
 
     def sentences(self) -> list[str]:
-        warning = f"the trace is only {self.found.residences:.1f} mean residences long; it flatters"
-        return [warning] if self.found.is_short else []
+        warning = f"the trace is only {self.fleet_goodput.residences:.1f} mean residences long; it flatters"
+        return [warning] if self.fleet_goodput.is_short else []
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan goodput --json` prints."""
-        return rates.goodput_document(self.found)
+        return rates.goodput_document(self.fleet_goodput)
 
     def to_frame(self) -> pd.DataFrame:
         """The limit and the simulated seconds at that rate, one row per limit."""

@@ -95,33 +95,33 @@ class WatchResult(Result):
     """
 
     plan: Planned
-    found: WatchedPlan
+    watched: WatchedPlan
     again: Replan | None = None
     searched: WatchedPlan | None = None  # The look at which `again` was found, this or an earlier one.
 
     @property
     def status(self) -> str:
         """ "inside", "drifted" (the plan still holds), "outgrown" or "missed"."""
-        return self.found.status
+        return self.watched.status
 
     def headline(self) -> str:
-        return watch_words.watch_sentences(self.found)[0]
+        return watch_words.watch_sentences(self.watched)[0]
 
     def sentences(self) -> list[str]:
-        sentences = watch_words.watch_sentences(self.found)[1:]
+        sentences = watch_words.watch_sentences(self.watched)[1:]
         if self.again is not None:
             sentences.append(watch_words.replan_sentence(self.again, self.plan.written.fleet))
         return sentences
 
     def to_dict(self) -> dict[str, Any]:
         """What `plan watch --json` prints."""
-        document = watch_words.watch_document(self.found)
+        document = watch_words.watch_document(self.watched)
         return document if self.again is None else document | {"replan": replan_document(self.again, None)}
 
     def to_frame(self) -> pd.DataFrame:
         """One row per quantity that was compared with the plan."""
         names = ["what", "planned", "now", "change_frac", "is_drift", "is_harder", "since_s"]
-        return pd.DataFrame(watch_words.watch_document(self.found)["drift"], columns=names)
+        return pd.DataFrame(watch_words.watch_document(self.watched)["drift"], columns=names)
 
 
 def watch(

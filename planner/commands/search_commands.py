@@ -157,7 +157,7 @@ def _print_goodput(result: GoodputResult) -> None:
         print_mapping({"mind": sentence}, "")
     rows = [
         {"metric": limit.name, "limit": show_s(limit.limit_s), "simulated": show_s(value)}
-        for limit, value in result.found.values_s.items()
+        for limit, value in result.fleet_goodput.values_s.items()
     ]
     print_rows(rows, f"at {document['rate_rps']:.4g} requests/s, {document['requests']} requests")
 

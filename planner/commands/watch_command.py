@@ -110,7 +110,7 @@ def _look_repeatedly(
         try:
             result = _look_once(plan, source, slo, is_line=True, before=result, **how)
             if exporter is not None:
-                exporter.show(result.found)
+                exporter.show(result.watched)
         except PrometheusError as error:  # The server may answer the next time.
             typer.echo(f"plan: {error}", err=True)
         next_s = max(next_s + every_s, time.monotonic())

@@ -143,7 +143,7 @@ def _missed_by_cause(
     """Missed windows for which too few workers were asked, those for which they came too late, and all
     others.
     """
-    pools = row.run.asked.shape[1]
+    pools = row.run.requested_sizes.shape[1]
     edges_s = np.array([*(window.start_s for window in row.windows), row.windows[-1].end_s])
     own = workers_over_time(row.run, pools, edges_s)[1]
     needed = workers_over_time(best.run, pools, edges_s)[1]
@@ -154,7 +154,7 @@ def _missed_by_cause(
         is_short = own[:, v] < needed[:, v] - SAME_WORKERS
         last = int(np.searchsorted(row.run.asked_s, window.end_s))
         first = max(int(np.searchsorted(row.run.asked_s, window.start_s, "right")) - 1, 0)
-        ordered = row.run.asked[first : max(last, first + 1)].max(axis=0)
+        ordered = row.run.requested_sizes[first : max(last, first + 1)].max(axis=0)
         is_too_few = is_short & (ordered < np.floor(needed[:, v] + SAME_WORKERS))
         cause = too_few if is_too_few.any() else too_late if is_short.any() else as_many
         cause.append(v)

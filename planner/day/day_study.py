@@ -441,7 +441,7 @@ def summarize_run(
         sum(gpus[span.pool] * (span.gone_s - span.asked_s) for span in run.spans) / 3600,
         window_verdicts(run.simulation, slo, run.simulation.edges_s),
         effects_of_changes(run, slo),
-        find_oscillations(run.asked_s, run.asked, [pool.start_s for pool in pools]),
+        find_oscillations(run.asked_s, run.requested_sizes, [pool.start_s for pool in pools]),
     )
 
 
@@ -498,8 +498,8 @@ def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:
     """The effect of every change of a pool's size by the controller, in order of time."""
     simulation, effects = run.simulation, []
     late_before = np.concatenate(([0], np.cumsum(~keeps_all(simulation, slo))))  # of the first i requests
-    for p in range(run.asked.shape[1]):
-        sizes, pool_spans = run.asked[:, p], [span for span in run.spans if span.pool == p]
+    for p in range(run.requested_sizes.shape[1]):
+        sizes, pool_spans = run.requested_sizes[:, p], [span for span in run.spans if span.pool == p]
         for d in np.flatnonzero(np.diff(sizes)) + 1:
             at_s = float(run.asked_s[d])
             until_s = max((span.ready_s for span in pool_spans if span.asked_s == at_s), default=at_s)

@@ -260,7 +260,7 @@ def _paid_usd(parts: Sequence[ControllerDay], terms: DayTerms) -> float:
     lives, first_pool = [], 0
     for part in parts:
         lives += [(first_pool + span.pool, span.asked_s, span.gone_s) for span in part.run.spans]
-        first_pool += part.run.asked.shape[1]
+        first_pool += part.run.requested_sizes.shape[1]
     return billed_usd(terms, lives)
 
 

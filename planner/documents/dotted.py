@@ -67,9 +67,9 @@ def multiply_value(document: Mapping[str, Any], path: str, factor: float) -> flo
     if isinstance(value, str) and (quantity := _QUANTITY.fullmatch(value)):
         return f"{float(quantity[1]) * factor:.10g} {quantity[2]}"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        found = "is not there" if value is None else f"is {value!r}"
+        value_text = "is not there" if value is None else f"is {value!r}"
         hint = "; its traffic has the trace's own rate, which `plan trace FILE` prints" * (
             path.strip() == "traffic.rate" and value is None
         )
-        raise InputError(f"x{factor:g} multiplies a number, but {path.strip()} {found}{hint}")
+        raise InputError(f"x{factor:g} multiplies a number, but {path.strip()} {value_text}{hint}")
     return value * factor

@@ -111,11 +111,11 @@ def read_billed_prices(
             continue
         if row["ChargeCategory"].strip().lower() != "usage":
             continue  # Taxes, credits and the purchase of a commitment, which its hours repeat.
-        if (found := find_instance(_texts(row))) is None:
+        if (instance := find_instance(_texts(row))) is None:
             if "gpu" in _texts(row).lower():
                 count_skipped(skipped, "names a GPU but no known type of instance")
             continue
-        gpu, gpus = found
+        gpu, gpus = instance
         if gpu not in catalog.gpus:
             count_skipped(skipped, f"is of {gpu}, which is no row of gpus.yaml")
         elif row["ConsumedUnit"].strip().lower() not in HOURS:

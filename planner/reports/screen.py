@@ -498,13 +498,13 @@ def _basis_of_steps(pool: Pool) -> Basis:
 def basis_text(fleet: Fleet) -> str:
     """Whether step times were measured, in a short sentence for each basis."""
     bases = {pool.name: _basis_of_steps(pool) for pool in fleet.running_pools}
-    said = []
+    parts = []
     for basis, text in BASIS_WORDS.items():
         names = [name for name, of in bases.items() if of == basis]
         if names and (basis != "measured" or len(names) == len(bases)):
             of = "" if len(names) == len(bases) else f" of {listed(names)}"
-            said.append(f"Step times{of} {text}.")
-    return " ".join(said)
+            parts.append(f"Step times{of} {text}.")
+    return " ".join(parts)
 
 
 BASIS_WORDS: dict[Basis, str] = {

@@ -13,8 +13,8 @@ from planner.policies import REBALANCED
 from planner.simulator.cache_layout import FIRST_ROUTED, NODE_TOKENS
 from planner.simulator.caches import (
     empty_cache,
-    evict,
-    find,
+    evict_idle,
+    find_entry,
     forget_routed,
     keep_prefix,
     lose_prefix,
@@ -27,7 +27,7 @@ from planner.simulator.layout import BACK, BLOCK, FRONT, NONE, ROUTING, TBT_S, Z
 from planner.simulator.numba_compile import SOURCES, entry_jit, kernel_jit, small_jit, where_cached
 from planner.simulator.pointers import pointer_to
 from planner.simulator.predictions import note_end, outlive_if_longer, predicted_at_first
-from planner.simulator.prefix_routing import expected_tokens, route
+from planner.simulator.prefix_routing import expected_tokens, route_by_prefix
 from planner.simulator.queue_orders import begin_turn, give_number, settle
 from planner.simulator.routing import choose_worker, holds_back, set_pools
 from planner.simulator.slots import (
@@ -101,7 +101,7 @@ def _admit_request(state, r, time_s):
     begin_turn(state, w, r)
     worker.used_blocks += request_blocks(state, w, request.length_tokens) - hit // BLOCK
     worker.used_blocks += seat_blocks(state, w, r)
-    evict(state, w, ZERO, time_s)
+    evict_idle(state, w, ZERO, time_s)
     if worker.used_blocks <= state.types[worker.type].kv_blocks:
         request.computed_tokens = request.length_tokens
         keep_prefix(state, w, r)
@@ -139,7 +139,7 @@ def _send_request(state, r, time_s):
     flip(state, FRONT, time_s)
     if state.counters[ROUTING + FRONT] == REBALANCED:
         _see_saved(state, time_s)
-    w = route(state, r, time_s)
+    w = route_by_prefix(state, r, time_s)
     if w != NONE:
         request = state.requests[r]
         request.prefill_worker, request.status, request.epoch = w, ROUTED, state.workers[w].epoch
@@ -188,7 +188,7 @@ def _grow_output(state, r, tokens, time_s):
     request.length_tokens = request.input_tokens + tokens
     outlive_if_longer(state, w, r, tokens)
     if request.status != DECODING:
-        evict(state, w, ZERO, time_s)
+        evict_idle(state, w, ZERO, time_s)
 
 
 @small_jit
@@ -251,7 +251,7 @@ def _forget_believed(state, node):
     """Remove a node from the workers that are believed to hold it; False, and no change, if one does."""
     caches = state.caches
     for w in range(len(state.workers)):
-        e = find(state, w, node)
+        e = find_entry(state, w, node)
         if e != NONE:
             return False
     for w in range(len(state.workers)):

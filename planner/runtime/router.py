@@ -130,7 +130,7 @@ class RouterSettings:
 class _KeptPrompt:
     """A prompt that a worker keeps: its blocks, the name of the last one, and when it was last used."""
 
-    asked: WarmPrompt
+    warm_prompt: WarmPrompt
     blocks: int
     name: int
     used_s: float
@@ -249,11 +249,11 @@ class LiveRouter:
         for each in self.kept[w]:
             if not backend.is_up or self.warm[w] != backend.identity:
                 return
-            every_s, now_s = each.asked.keep_alive_s, _now_s()
+            every_s, now_s = each.warm_prompt.keep_alive_s, _now_s()
             if every_s is not None and now_s - each.used_s >= every_s:
                 each.used_s = now_s
                 self.keep_alives += 1
-                await self._is_computed(backend, each.asked.prompt)
+                await self._is_computed(backend, each.warm_prompt.prompt)
 
     def _note_use(self, w: int, names: Sequence[int]) -> None:
         """Note that a request with these prompt blocks goes to worker `w`, and so uses its kept prompts."""

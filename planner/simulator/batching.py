@@ -55,7 +55,14 @@ from planner.simulator.adapters import (
     put_back_ready,
 )
 from planner.simulator.cache_layout import NODE_BLOCKS
-from planner.simulator.caches import cached_nodes, evict, keep_prefix, recycle, shared_blocks, take_prefix
+from planner.simulator.caches import (
+    cached_nodes,
+    evict_idle,
+    keep_prefix,
+    recycle_windows,
+    shared_blocks,
+    take_prefix,
+)
 from planner.simulator.counting import run_s
 from planner.simulator.event_heap import set_time
 from planner.simulator.layout import (
@@ -244,8 +251,8 @@ def _take(state, l, r, n, step_blocks, time_s):
     request.computed_tokens = c + n
     if state.types[worker.type].batching == VLLM_V1:
         worker.used_blocks += blocks_of(c + n) - blocks_of(c)
-    evict(state, lane.worker, step_blocks, time_s)
-    recycle(state, lane.worker, n)
+    evict_idle(state, lane.worker, step_blocks, time_s)
+    recycle_windows(state, lane.worker, n)
     keep_prefix(state, lane.worker, r)
     chunk = state.chunks[l, lane.prefills]
     chunk.request, chunk.tokens, chunk.is_last = r, n, request.computed_tokens == request.length_tokens
@@ -383,7 +390,7 @@ def _chunks(state, l, time_s, longest, is_closed):
     worker = state.workers[w]
     kind = state.types[worker.type]
     step_blocks, spent = blocks_for(lane, ONE), ZERO
-    evict(state, w, step_blocks, time_s)
+    evict_idle(state, w, step_blocks, time_s)
     following, worker.head[PARTIAL] = worker.head[PARTIAL], NONE
     while following != NONE:
         r = following
@@ -449,7 +456,7 @@ def _load(state, l, r, nodes, step_blocks, time_s):
     _leave_queue(state, w, r, time_s)
     add_load(state, w, -float(begin_load(state, w, r, nodes, time_s)), 0.0, 0.0)
     worker.used_blocks += nodes * caches.numbers[NODE_BLOCKS]
-    evict(state, w, step_blocks, time_s)
+    evict_idle(state, w, step_blocks, time_s)
     return True
 
 
@@ -602,7 +609,7 @@ def _make_room(state, l, longest, time_s):
         coming = _coming_blocks(state, l, longest)
         if worker.used_blocks + worker.late_blocks + coming <= kind.kv_blocks:
             return is_preempted
-        evict(state, w, _taken_blocks(state, l, longest), time_s)
+        evict_idle(state, w, _taken_blocks(state, l, longest), time_s)
         if not _preempt_latest(state, l):
             return is_preempted
         is_preempted = True
@@ -845,7 +852,7 @@ def _launch_alone(state, l, time_s, goes_on):
         return
     if lane.decodes * lane.is_decoding > 0 and kind.reserved_blocks == 0:
         worker.used_blocks += blocks_for(lane, 1)
-        evict(state, w, ZERO, time_s)
+        evict_idle(state, w, ZERO, time_s)
     end_s = time_s
     for i in range(kind.pp):
         end_s = max(end_s, worker.stage_free_s[i]) + stage_s + (extra_s if i == 0 else 0.0)

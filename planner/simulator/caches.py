@@ -1,23 +1,26 @@
 """Prefix caches as vLLM keeps them: which nodes a worker has, which requests use them, which are evicted
-first.
+first. A node is some KV blocks of a prompt, after all blocks before them (cache_layout.py); an entry is a
+node on one worker.
 
 `used_blocks` of a worker counts the blocks of its running requests; a block that several use counts once.
 Idle entries, which no running request uses, fill the rest of the KV cache and are evicted, the least recently
 used first, as soon as running requests need the room. So code that looks for free blocks need not know of
-caches. A request gives up its last block first and its root last. So a parent was never used before its
-children, and what is cached of a prompt is always its beginning.
+caches. A request gives up its last block first and its root last. So the last use of a parent is never
+earlier than that of its children, and what stays cached of a prompt is always its beginning.
 
 A node is cached as soon as a step that computes it is formed, so requests admitted into the same step find
-it. Two requests that compute the same node in one step both keep their copy; the older one is found. A
-request's other full blocks, above all of its output, are cached too. Only the request itself can find them,
-after a preemption; else they take room until they are the least recently used.
+it. Two requests that compute the same node in one step both keep their copy; searches find the older one. A
+request's other full blocks, above all of its output, are cached too, in an entry whose node is -2 - r for
+request r. Only the request itself can find them, after a preemption; otherwise they take room until they are
+the least recently used.
 
-Where layers have windows (`recycled_blocks` of the worker's type), a prefix is found only up to a node whose
-window is there yet. Windows go back to the pool when they have moved on, and blocks are given out again in
-the order in which they came back.
+Where layers have sliding-window attention (`recycled_blocks` of the worker's type), a prefix is found only up
+to a node whose window is still there. The blocks of a window go back to the pool when the window has moved
+on, and are given out again in the order in which they came back.
 
-The router knows the nodes of all workers as bits. Some routers count a prompt as cached when they send it to
-a worker (`promise`), others when it is computed. They learn of an eviction NOTICE_S later, cache-aware never.
+The router knows by bits which workers have a node. Some routers count a prompt as cached when they send it to
+a worker (`promise_prompt`), others when it is computed. They learn of an eviction NOTICE_S later; cache-aware
+routing never does.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from planner.simulator.numba_compile import kernel_jit, small_jit, where_cached
 
 
 @small_jit
-def _home(state, w, node):
+def _home_slot(state, w, node):
     """The hash of (node, worker): where the search for it in the index begins. The constants are the odd ones
     of Fibonacci hashing and of xxHash.
     """
@@ -52,10 +55,10 @@ def _home(state, w, node):
 
 
 @kernel_jit
-def find(state, w, node):
+def find_entry(state, w, node):
     """The first entry of a node on worker w, cached or not; NONE if there is none."""
     index, entries = state.caches.node_index, state.caches.entries
-    slot = _home(state, w, node)
+    slot = _home_slot(state, w, node)
     while index[slot] != NONE:
         entry = entries[index[slot]]
         if entry.node == node and entry.worker == w:
@@ -66,7 +69,7 @@ def find(state, w, node):
 
 @kernel_jit
 def _new_entry(state, w, node, blocks):
-    """Take a free entry for so many blocks."""
+    """Take an entry from the free list for a node of `blocks` blocks; returns it."""
     caches = state.caches
     e = caches.numbers[FREE]
     entry = caches.entries[e]
@@ -78,7 +81,7 @@ def _new_entry(state, w, node, blocks):
 
 @small_jit
 def _free_entry(state, e):
-    """Entry e is free from now on."""
+    """Put entry e back onto the free list."""
     state.caches.entries[e].worker = NONE
     state.caches.numbers[OTHERS] += state.caches.entries[e].node < NONE
     state.caches.entries[e].newer = state.caches.numbers[FREE]
@@ -86,21 +89,22 @@ def _free_entry(state, e):
 
 
 @kernel_jit
-def add(state, w, node):
-    """Make a new entry, neither cached nor shared yet. If none is free, requests leave e2's window until one
-    is. The first entry of a node on a worker goes into the index, others into the list behind it.
+def add_entry(state, w, node):
+    """Make a new entry, neither cached nor shared yet. If no entry is free, the oldest requests leave e2's
+    window, which frees entries. The first entry of a node on a worker goes into the index; further ones are
+    linked behind it (`twin`).
     """
     caches = state.caches
     while caches.numbers[FREE] == NONE:
         forget_routed(state)
-    first = find(state, w, node)
+    first = find_entry(state, w, node)
     e = _new_entry(state, w, node, caches.numbers[NODE_BLOCKS])
     if first != NONE:
         while caches.entries[first].twin != NONE:
             first = np.int64(caches.entries[first].twin)
         caches.entries[first].twin = e
         return e
-    slot = _home(state, w, node)
+    slot = _home_slot(state, w, node)
     while caches.node_index[slot] != NONE:
         slot = (slot + 1) & (len(caches.node_index) - 1)
     caches.node_index[slot] = e
@@ -111,7 +115,7 @@ def add(state, w, node):
 def _index_of(state, e):
     """Where entry e, the first of its node, is in the index."""
     index, entries = state.caches.node_index, state.caches.entries
-    slot = _home(state, entries[e].worker, entries[e].node)
+    slot = _home_slot(state, entries[e].worker, entries[e].node)
     while index[slot] != e:
         slot = (slot + 1) & (len(index) - 1)
     return slot
@@ -119,8 +123,8 @@ def _index_of(state, e):
 
 @kernel_jit
 def drop_entry(state, e):
-    """Take an entry out of the index and free it. Entries behind it move up, so that no search ends at
-    the hole.
+    """Take an entry out of the index and free it. The index is a hash table with linear probing, so entries
+    behind it move up: otherwise searches for them would end at the hole.
     """
     index, entries = state.caches.node_index, state.caches.entries
     last = len(index) - 1
@@ -130,7 +134,7 @@ def drop_entry(state, e):
         slot = (slot + 1) & last
         if index[slot] == NONE:
             break
-        home = _home(state, entries[index[slot]].worker, entries[index[slot]].node)
+        home = _home_slot(state, entries[index[slot]].worker, entries[index[slot]].node)
         if ((slot - home) & last) >= ((slot - hole) & last):
             index[hole] = index[slot]
             hole = slot
@@ -174,7 +178,7 @@ def node_at(state, r, i):
 
 
 @small_jit
-def cacheable(state, r):
+def cacheable_nodes(state, r):
     """How many nodes of request r a cache may spare it: those without its last token, which must be
     computed.
     """
@@ -190,10 +194,10 @@ def cached_nodes(state, w, r):
     number.
     """
     caches = state.caches
-    low, high = ZERO, cacheable(state, r)
+    low, high = ZERO, cacheable_nodes(state, r)
     while low < high:
         middle = (low + high + 1) // 2
-        e = find(state, w, node_at(state, r, middle - 1))
+        e = find_entry(state, w, node_at(state, r, middle - 1))
         if e != NONE and caches.entries[e].is_cached:
             low = middle
         else:
@@ -205,21 +209,21 @@ def cached_nodes(state, w, r):
 
 @small_jit
 def _has_window(state, w, r, i):
-    """Whether the window at the end of the i-th node of request r, which is cached, is there yet: fewer
-    blocks were taken since than are free.
+    """Whether the window at the end of the i-th node of request r, which is cached, is still there. It is if
+    no more blocks were given out since its last use than are free, as the freed ones are reused in order.
     """
     worker, cache = state.workers[w], state.caches.workers[w]
     kind = state.types[worker.type]
     if kind.recycled_blocks == 0.0:
         return True
-    e = find(state, w, node_at(state, r, i))
+    e = find_entry(state, w, node_at(state, r, i))
     taken = cache.recycled_blocks - state.caches.entries[e].window_at
     return taken <= kind.kv_blocks - worker.used_blocks
 
 
 @where_cached(lambda state, w, tokens: None)
-def recycle(state, w, tokens):
-    """So many tokens are computed: their windows take blocks that were given back longest ago."""
+def recycle_windows(state, w, tokens):
+    """`tokens` tokens are computed: their windows take the blocks that were given back longest ago."""
     state.caches.workers[w].recycled_blocks += tokens * state.types[state.workers[w].type].recycled_blocks
 
 
@@ -227,7 +231,7 @@ def recycle(state, w, tokens):
 def _note_window(state, w, node):
     """The window at the end of a node is in use."""
     caches = state.caches
-    caches.entries[find(state, w, node)].window_at = np.float32(caches.workers[w].recycled_blocks)
+    caches.entries[find_entry(state, w, node)].window_at = np.float32(caches.workers[w].recycled_blocks)
 
 
 @kernel_jit
@@ -239,9 +243,9 @@ def _end_node(state, w, r, nodes):
     caches = state.caches
     tokens = caches.numbers[NODE_TOKENS]
     is_whole = (nodes + 1) * tokens == state.requests[r].length_tokens and nodes < caches.prompts[r].depth
-    if caches.numbers[NODE_BLOCKS] == 1 or nodes < cacheable(state, r) or not is_whole:
+    if caches.numbers[NODE_BLOCKS] == 1 or nodes < cacheable_nodes(state, r) or not is_whole:
         return NONE
-    e = find(state, w, node_at(state, r, nodes))
+    e = find_entry(state, w, node_at(state, r, nodes))
     return e if e != NONE and caches.entries[e].is_cached else NONE
 
 
@@ -251,7 +255,7 @@ def shared_blocks(state, w, r):
     caches = state.caches
     nodes, blocks = cached_nodes(state, w, r), ZERO
     for i in range(nodes):
-        if caches.entries[find(state, w, node_at(state, r, i))].refs > 0:
+        if caches.entries[find_entry(state, w, node_at(state, r, i))].refs > 0:
             blocks += caches.numbers[NODE_BLOCKS]
     e = _end_node(state, w, r, nodes)
     if e != NONE and caches.entries[e].refs > 0:
@@ -260,7 +264,7 @@ def shared_blocks(state, w, r):
 
 
 @kernel_jit
-def _use(state, w, r, i, e):
+def _use_entry(state, w, r, i, e):
     """Request r uses entry e for its i-th node."""
     caches = state.caches
     if caches.entries[e].refs == 0:
@@ -280,14 +284,14 @@ def take_prefix(state, w, r, time_s):
     prompt, request = caches.prompts[r], state.requests[r]
     nodes = cached_nodes(state, w, r)
     for i in range(nodes):
-        _use(state, w, r, i, find(state, w, node_at(state, r, i)))
+        _use_entry(state, w, r, i, find_entry(state, w, node_at(state, r, i)))
     if nodes > 0:
         _note_window(state, w, node_at(state, r, nodes - 1))
     hit = nodes * caches.numbers[NODE_TOKENS]
     end = _end_node(state, w, r, nodes)
     if end != NONE:
         prompt.own_blocks = caches.entries[end].refs > 0
-        _use(state, w, r, nodes, end)
+        _use_entry(state, w, r, nodes, end)
         # The last block is computed once more. If others use the cached one, the request needs its own.
         state.workers[w].used_blocks -= 1 - prompt.own_blocks
         hit = request.length_tokens - BLOCK
@@ -332,9 +336,9 @@ def keep_prefix(state, w, r):
     full = min(prompt.depth, state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS])
     for i in range(prompt.shared_nodes, full):
         node = node_at(state, r, i)
-        e = find(state, w, node)
+        e = find_entry(state, w, node)
         if e == NONE or caches.entries[e].is_cached:
-            e = add(state, w, node)
+            e = add_entry(state, w, node)
         entry = caches.entries[e]
         entry.is_cached, entry.refs = 1, 1
         _note_window(state, w, node)
@@ -347,7 +351,7 @@ def show_prefix(state, w, r):
     """Another chunk of request r is computed: the router learns of its full nodes."""
     prompt = state.caches.prompts[r]
     for i in range(prompt.shown_nodes, prompt.shared_nodes):
-        _show(state, w, node_at(state, r, i))
+        _show_node(state, w, node_at(state, r, i))
     prompt.shown_nodes = prompt.shared_nodes
 
 
@@ -381,21 +385,21 @@ def release_prefix(state, w, r, cached_tokens):
 
 
 @where_cached(lambda state, w, node: None)
-def pin(state, w, node):
+def pin_node(state, w, node):
     """Worker w has a node from now on and never evicts it, as if a request always used it. The router
     knows.
     """
     caches = state.caches
-    e = find(state, w, node)
+    e = find_entry(state, w, node)
     if e == NONE:
-        e = add(state, w, node)
+        e = add_entry(state, w, node)
         caches.entries[e].is_cached, caches.entries[e].refs = 1, 1
         state.workers[w].used_blocks += caches.numbers[NODE_BLOCKS]
     elif caches.entries[e].refs == 0:
         unrest_entry(state, w, e)
         caches.entries[e].refs = 1
         state.workers[w].used_blocks += caches.entries[e].blocks
-    _show(state, w, node)
+    _show_node(state, w, node)
     caches.pinned[node, w // 64] |= np.uint64(1) << np.uint64(w % 64)
 
 
@@ -407,7 +411,7 @@ def lose_prefix(state, r):
 
 
 @where_cached(lambda state, w, coming, time_s: None)
-def evict(state, w, coming, time_s):
+def evict_idle(state, w, coming, time_s):
     """`used_blocks` has grown, and grows by `coming` more in this step: evict idle entries, the least
     recently used first, until both fit.
     """
@@ -421,11 +425,11 @@ def evict(state, w, coming, time_s):
             cache.idle_blocks = max(room, ZERO)
             return
         unrest_entry(state, w, e)
-        _uncache(state, w, e, time_s)
+        _evict_entry(state, w, e, time_s)
 
 
 @kernel_jit
-def _uncache(state, w, e, time_s):
+def _evict_entry(state, w, e, time_s):
     """Entry e is evicted from worker w; the router learns of it as its policy says."""
     caches = state.caches
     entry = caches.entries[e]
@@ -444,10 +448,12 @@ def _uncache(state, w, e, time_s):
     if state.counters[ROUTING + FRONT] == CACHE_AWARE:
         return
     if len(caches.notices) == 0:
-        _hide(state, w, node)
+        _hide_node(state, w, node)
         return
     if caches.numbers[NOTICES] == len(caches.notices):
-        hear(state, np.inf, caches.numbers[NOTICES] - 1)  # The ring is full: the first notice arrives early.
+        read_notices(
+            state, np.inf, caches.numbers[NOTICES] - 1
+        )  # The ring is full: the first notice arrives early.
     last = (caches.numbers[FIRST_NOTICE] + caches.numbers[NOTICES]) % len(caches.notices)
     notice = caches.notices[last]
     notice.time_s, notice.worker, notice.node = time_s + caches.settings[NOTICE_S], w, node
@@ -459,7 +465,7 @@ def _drop_copy(state, w, e):
     """Free entry e if its node has another entry on worker w, which takes its place; True if so."""
     caches = state.caches
     entry = caches.entries[e]
-    first = find(state, w, entry.node)
+    first = find_entry(state, w, entry.node)
     if first == e:
         if entry.twin == NONE:
             return False
@@ -474,7 +480,7 @@ def _drop_copy(state, w, e):
 
 
 @kernel_jit
-def _show(state, w, node):
+def _show_node(state, w, node):
     """The router takes worker w to have a node."""
     holders, bit = state.caches.holders[node], np.uint64(1) << np.uint64(w % 64)
     state.caches.workers[w].known_nodes += (holders[w // 64] & bit) == 0
@@ -482,7 +488,7 @@ def _show(state, w, node):
 
 
 @kernel_jit
-def _hide(state, w, node):
+def _hide_node(state, w, node):
     """The router takes worker w not to have a node."""
     holders, bit = state.caches.holders[node], np.uint64(1) << np.uint64(w % 64)
     state.caches.workers[w].known_nodes -= (holders[w // 64] & bit) != 0
@@ -490,14 +496,14 @@ def _hide(state, w, node):
 
 
 @kernel_jit
-def promise(state, w, r):
+def promise_prompt(state, w, r):
     """Request r goes to worker w, which the router takes to have its prompt from now on."""
     for i in range(state.caches.prompts[r].depth):
-        _show(state, w, node_at(state, r, i))
+        _show_node(state, w, node_at(state, r, i))
 
 
 @kernel_jit
-def hear(state, time_s, notices_to_leave):
+def read_notices(state, time_s, notices_to_leave):
     """The router reads the notices of evictions up to `time_s`, oldest first, until `notices_to_leave`
     remain.
     """
@@ -506,9 +512,9 @@ def hear(state, time_s, notices_to_leave):
         notice = caches.notices[caches.numbers[FIRST_NOTICE]]
         if notice.time_s > time_s:
             return
-        e = find(state, notice.worker, notice.node)
+        e = find_entry(state, notice.worker, notice.node)
         if e == NONE or caches.entries[e].is_cached == 0:  # It may have been cached again meanwhile.
-            _hide(state, notice.worker, notice.node)
+            _hide_node(state, notice.worker, notice.node)
         caches.numbers[FIRST_NOTICE] = (caches.numbers[FIRST_NOTICE] + 1) % len(caches.notices)
         caches.numbers[NOTICES] -= 1
 
@@ -520,9 +526,9 @@ def empty_cache(state, w, time_s):
     for e in range(len(caches.entries)):
         entry = caches.entries[e]
         if entry.worker == w and (entry.is_cached or entry.node < NONE):
-            _uncache(state, w, e, time_s)
+            _evict_entry(state, w, e, time_s)
     for node in range(len(caches.holders)):
-        _hide(state, w, node)
+        _hide_node(state, w, node)
     for node in range(len(caches.pinned)):
         caches.pinned[node, w // 64] &= ~(np.uint64(1) << np.uint64(w % 64))
     cache = caches.workers[w]
@@ -553,9 +559,9 @@ def remember_routed(state, w, r, time_s, prefill_s):
     prompt.prefix, shares, length = NONE, ZERO, ZERO
     for i in range(prompt.depth):
         node = node_at(state, r, i)
-        e = find(state, w, node)
+        e = find_entry(state, w, node)
         if e == NONE:
-            e = add(state, w, node)
+            e = add_entry(state, w, node)
         caches.entries[e].shares += 1
         if caches.entries[e].shares != shares:
             shares, length = np.int64(caches.entries[e].shares), ZERO
@@ -577,7 +583,7 @@ def note_output(state, r):
 
 @kernel_jit
 def _note_wait(state, r, time_s):
-    """Request r is admitted for the first time: how long it waited counts for the prefix it shares."""
+    """Request r is admitted for the first time: add its wait to those of the prefix that it shares."""
     prompt = state.caches.prompts[r]
     if prompt.worker == NONE or prompt.prefix == NONE:
         return
@@ -639,7 +645,7 @@ def forget_routed(state):
         cache.finished -= 1
         cache.output_tokens -= prompt.output_tokens
     for i in range(prompt.depth):
-        e = find(state, w, node_at(state, r, i))
+        e = find_entry(state, w, node_at(state, r, i))
         caches.entries[e].shares -= 1
         if caches.entries[e].shares == 0 and caches.entries[e].is_cached == 0:
             drop_entry(state, e)

@@ -60,28 +60,29 @@ def in_window(state, time_s):
 
 @where_classed(lambda state, k, r: True)
 def _is_of(state, k, r):
-    """Whether limit k is of request r."""
+    """Whether limit k is for request r: for all requests, or for its class."""
     of_class = state.limits[k].of_class
     return of_class == NONE or of_class == state.classes[r].of_class
 
 
 @where_classed(lambda state, k, l, sequences: sequences)
 def _sequences_of(state, k, l, sequences):
-    """How many of the first `sequences` decodes of lane l limit k is of."""
+    """How many of the first `sequences` decodes of lane l limit k is for."""
     of_class = state.limits[k].of_class
     return sequences if of_class == NONE else _decodes_of_class(state, l, sequences, of_class)
 
 
 @kernel_jit
 def _decodes_of_class(state, l, sequences, of_class):
-    count = 0
+    """How many of the first `sequences` decodes of lane l are of a class."""
+    decodes = 0
     for slot in range(sequences):
-        count += state.classes[state.slots[l, slot].request].of_class == of_class
-    return count
+        decodes += state.classes[state.slots[l, slot].request].of_class == of_class
+    return decodes
 
 
 @kernel_jit
-def count(state, metric, value_s, at_s, r):
+def count_value(state, metric, value_s, at_s, r):
     """Count a value of request r against the limits of its metric, in the window in which `at_s` lies."""
     for k in range(len(state.limits)):
         if state.limits[k].metric == metric and _is_of(state, k, r):
@@ -173,8 +174,9 @@ def is_broken(state):
 
 @kernel_jit
 def see_late(state, time_s):
-    """Count the requests that are late by `time_s` for a limit on ttft or e2e, wherever they are, and see
-    whether the backlog test can still be passed. Only for traces without sessions.
+    """Count the requests that have waited longer than a limit on ttft or e2e by `time_s` and are not done, so
+    that a limit is known to be broken before they are. Also notes when the backlog test cannot be passed any
+    more. Only for traces without sessions, where requests are in order of arrival.
     """
     if time_s > state.policy[LATEST_S]:
         state.policy[LATEST_S] = np.inf
@@ -260,15 +262,16 @@ def record_classes(state, l, start_s, first_s, growth_s, steps, sequences):
                 state.limits[other].metric != TBT or state.limits[other].of_class != of_class
             )
         if is_new and of_class != NONE:
-            count = _decodes_of_class(state, l, sequences, of_class)
-            if count > 0:
-                _record_gaps(state, state.lanes[l].worker, of_class, start_s, first_s, growth_s, steps, count)
+            decodes = _decodes_of_class(state, l, sequences, of_class)
+            if decodes > 0:
+                w = state.lanes[l].worker
+                _record_gaps(state, w, of_class, start_s, first_s, growth_s, steps, decodes)
 
 
 @kernel_jit
 def _record_gaps(state, w, of_class, start_s, first_s, growth_s, steps, sequences):
-    """Record gaps of a class, NONE for all requests, that are no steps of an engine (`prefill_tokens` is
-    NONE).
+    """Record gaps of a class, or with NONE of all requests, as a run that is no steps of an engine: its
+    `prefill_tokens` is NONE.
     """
     k = state.counters[RUNS]
     if k < len(state.runs):
@@ -334,7 +337,7 @@ def first_token(state, r, time_s):
     request.first_token_s = request.last_token_s = time_s
     request.generated_tokens = 1
     if in_window(state, request.arrival_s):
-        count(state, TTFT, time_s - request.arrival_s, request.arrival_s, r)
+        count_value(state, TTFT, time_s - request.arrival_s, request.arrival_s, r)
 
 
 @kernel_jit
@@ -344,7 +347,7 @@ def single_gap(state, w, r, time_s):
     gap_s = time_s - request.last_token_s
     request.gap_max_s = max(request.gap_max_s, gap_s)
     if in_window(state, time_s):
-        count(state, TBT, gap_s, time_s, r)
+        count_value(state, TBT, gap_s, time_s, r)
     record_gap(state, w, request.last_token_s, gap_s, ONE)
     record_class_gaps(state, w, r, request.last_token_s, gap_s, ONE)
 

@@ -7,7 +7,7 @@ A lane is a batch of an engine, and a run is a number of its decode steps that t
 from __future__ import annotations
 
 from planner.policies import LIGHTLLM
-from planner.simulator.caches import evict, recycle
+from planner.simulator.caches import evict_idle, recycle_windows
 from planner.simulator.counting import (
     count_run,
     note_gap,
@@ -45,9 +45,9 @@ def decoded(state, l, steps, time_s):
             record_classes(state, l, lane.run_start_s, step_s, growth_s, steps, sequences)
     if kind.lanes == 1 and kind.reserved_blocks == 0:
         worker.used_blocks += blocks_for(lane, steps)
-        evict(state, w, ZERO, time_s)
+        evict_idle(state, w, ZERO, time_s)
     charge_tokens(state, l, steps)
-    recycle(state, w, steps * lane.decodes)
+    recycle_windows(state, w, steps * lane.decodes)
     if kind.batching == LIGHTLLM:
         worker.tried_steps = (worker.tried_steps + steps - 1) % kind.patience_steps + 1
     worker.dense_tokens += steps * lane.decodes * lane.width

@@ -148,13 +148,13 @@ class Span:
 @dataclass(frozen=True, slots=True, eq=False)
 class ElasticRun:
     """What happened to the requests and the workers, and the D decisions of the controller: their times
-    `asked_s` (D,), the sizes `asked` (D, P), kept within least and most, and the readings of the metrics.
+    `asked_s` (D,), the `requested_sizes` (D, P), kept within least and most, and the readings of the metrics.
     """
 
     simulation: Simulation
     spans: tuple[Span, ...]
     asked_s: Floats
-    asked: Ints
+    requested_sizes: Ints
     readings: tuple[MetricsReading, ...] = ()
     end_s: float = 0.0  # When the run was over.
 
@@ -412,7 +412,7 @@ class _Run:
         self.spans: list[Span] = []
         self.readings: list[MetricsReading] = []
         self.asked_s: list[float] = []
-        self.asked: list[tuple[int, ...]] = []
+        self.requested_sizes: list[tuple[int, ...]] = []
         self.wanted: list[int] = []
         self.pushed = self.decisions = 0
         self.now_s = 0.0
@@ -683,7 +683,7 @@ class _Run:
             min(max(int(size), pool.least), pool.most) for size, pool in zip(wanted, self.pools, strict=True)
         ]
         self.asked_s.append(self.now_s)
-        self.asked.append(tuple(self.wanted))
+        self.requested_sizes.append(tuple(self.wanted))
         self.resize()
         self.plan_decisions(self.now_s)
 
@@ -737,7 +737,7 @@ class _Run:
             simulation=simulation,
             spans=tuple(_until(span, end_s) for span in spans),
             asked_s=np.array(self.asked_s),
-            asked=np.array(self.asked, np.int64).reshape(-1, len(self.pools)),
+            requested_sizes=np.array(self.requested_sizes, np.int64).reshape(-1, len(self.pools)),
             readings=tuple(self.readings),
             end_s=end_s,
         )

@@ -99,7 +99,7 @@ from planner.simulator.offload import (
     store_ended_step,
 )
 from planner.simulator.pointers import pointer_to
-from planner.simulator.prefix_routing import expected_tokens, route
+from planner.simulator.prefix_routing import expected_tokens, route_by_prefix
 from planner.simulator.queue_orders import charge_running, charge_token, give_number, leave
 from planner.simulator.queues import append, meld, pop, put, without_root
 from planner.simulator.ranks import end_empty, rank_count, runs_empty
@@ -122,14 +122,14 @@ from planner.simulator.slots import (
     take_out,
 )
 from planner.simulator.transfer import (
-    cut,
+    cut_run,
     end_transfer,
     is_full,
     known_s,
-    receive,
+    receive_handoffs,
     receive_late,
-    wake,
     wake_for_kv,
+    wake_worker,
 )
 
 
@@ -171,7 +171,7 @@ def send_held(state, time_s, cause):
     """Send the requests that wait at the router, in order, until there is no worker for the next one."""
     while state.counters[HELD] != NONE:
         r = state.counters[HELD]
-        w = route(state, r, time_s)
+        w = route_by_prefix(state, r, time_s)
         if w == NONE:
             return
         state.counters[HELD] = without_root(state.requests, r)
@@ -212,7 +212,7 @@ def _queue(state, r, w, time_s, cause):
     overtakes = kind.queue_order > (FCFS if kind.is_async else EDF)
     overtakes = overtakes or passes_over(state) or may_be_passed(state)
     if is_first or worker.first_waiting == r or overtakes:
-        wake(state, w, time_s, cause)
+        wake_worker(state, w, time_s, cause)
 
 
 @kernel_jit
@@ -259,7 +259,7 @@ def hand_off(state, r, time_s, cause):
     is_last = state.counters[PREFILLED] > 0 and is_full(state, v)
     append(state.requests, state.workers[v], INBOUND, r)
     if not is_last:
-        receive(state, v, time_s, cause)
+        receive_handoffs(state, v, time_s, cause)
 
 
 @kernel_jit
@@ -286,7 +286,7 @@ def arrive(state, r, time_s, cause):
     flip(state, FRONT, time_s)
     w, request = NONE, state.requests[r]
     if state.counters[HELD] == NONE:
-        w = route(state, r, time_s)
+        w = route_by_prefix(state, r, time_s)
     if w != NONE:
         _send(state, r, w, time_s, cause)
     elif holds_back(state, FRONT, r):
@@ -394,7 +394,7 @@ def _end_lane(state, l, time_s):
             join_lane(state, l, r)
     lane.prefills = 0
     if not kind.is_async:
-        receive(state, w, time_s, l)
+        receive_handoffs(state, w, time_s, l)
 
 
 @where_ranked(_end_lane)
@@ -437,9 +437,9 @@ def _has_lost_transfer(state, r, time_s):
         state.workers[v].used_blocks -= blocks
         assign_request(state, v, r, -1.0)
         _note_idle(state, v, time_s)
-        receive(state, v, time_s, link)
+        receive_handoffs(state, v, time_s, link)
         if state.workers[v].first_waiting != NONE:
-            wake(state, v, time_s, link)
+            wake_worker(state, v, time_s, link)
     _lose(state, r)
     return True
 
@@ -457,7 +457,7 @@ def arrived(state, r, time_s):
     append(state.requests, state.workers[v], READY, r)
     wake_for_kv(state, v, r, time_s, link)
     if state.workers[w].first_waiting != NONE or is_loading_kv(state, w):
-        wake(state, w, time_s, link)  # Requests that wait, or have been loaded, may find room now.
+        wake_worker(state, w, time_s, link)  # Requests that wait, or have been loaded, may find room now.
 
 
 @kernel_jit
@@ -605,7 +605,7 @@ def _forget_lost(state, v, time_s):
         else:
             append(state.requests, state.workers[v], INBOUND, r)
         r = following
-    receive(state, v, time_s, len(state.lanes) + 1)
+    receive_handoffs(state, v, time_s, len(state.lanes) + 1)
 
 
 @kernel_jit
@@ -633,7 +633,7 @@ def _disturb(state, disturbance, time_s, cause):
     elif disturbance.kind == SLOW:
         for w in range(disturbance.worker, disturbance.worker + rank_count(state, disturbance.worker)):
             state.workers[w].slow_factor = disturbance.factor
-        cut(state, disturbance.worker, time_s, cause)
+        cut_run(state, disturbance.worker, time_s, cause)
     elif disturbance.kind == DRAIN:
         if state.workers[disturbance.worker].is_up == 1:
             for w in range(disturbance.worker, disturbance.worker + rank_count(state, disturbance.worker)):

@@ -43,12 +43,12 @@ class Whole(JITCodeLibrary):
         self._linking_libraries.append(library)
 
     def finalize(self):
-        found = dict.fromkeys(self._linking_libraries)
-        for library in (todo := list(found)):
+        libraries = dict.fromkeys(self._linking_libraries)
+        for library in (todo := list(libraries)):
             if isinstance(library, LinkedFunction):
-                todo += [other for other in library._linking_libraries if other not in found]
-                found.update(dict.fromkeys(todo))
-        self._linking_libraries = list(found)
+                todo += [other for other in library._linking_libraries if other not in libraries]
+                libraries.update(dict.fromkeys(todo))
+        self._linking_libraries = list(libraries)
         self._own_names = {function.name for function in self._final_module.functions}
         super().finalize()
 

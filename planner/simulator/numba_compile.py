@@ -103,8 +103,8 @@ def _where(field: str, otherwise: Callable[..., Any]) -> Callable[[Callable[...,
         @overload(hook, strict=False, jit_options=_INNER)
         def pick(state: Any, *rest: Any) -> Callable[..., Any]:
             fields = state.fields
-            found = fields.types[fields.fields.index(field)]
-            return plain if isinstance(found, types.NoneType) else chosen
+            field_type = fields.types[fields.fields.index(field)]
+            return plain if isinstance(field_type, types.NoneType) else chosen
 
         return hook
 

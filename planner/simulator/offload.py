@@ -42,10 +42,10 @@ import numpy as np
 
 from planner.simulator.cache_layout import NODE_BLOCKS, NODE_TOKENS
 from planner.simulator.caches import (
-    add,
+    add_entry,
     cached_nodes,
     drop_entry,
-    find,
+    find_entry,
     lose_prefix,
     node_at,
     rest_entry,
@@ -66,7 +66,9 @@ def _memory_number(state, w):
 
 @where_offloaded(lambda state: False)
 def may_be_passed(state):
-    """Whether a request may be admitted before others that arrived earlier and wait."""
+    """Whether a request may be admitted before others that arrived earlier and wait: while those wait for
+    nodes that are being loaded.
+    """
     return True
 
 
@@ -88,7 +90,7 @@ def loading_count(state, w):
 
 @where_offloaded(lambda state, w, time_s: np.inf)
 def next_load_s(state, w, time_s):
-    """When the next load ends whose end worker w does not know of, `time_s` at the earliest; infinite if
+    """The time of the next end of a load that worker w does not know of yet, at least `time_s`; infinite if
     there is none.
     """
     offload, soonest = state.offload, np.inf
@@ -112,7 +114,7 @@ def hear_of_loads(state, w, time_s):
         if load.known_step == 0 and load.end_s <= time_s:
             load.known_step = worker.steps + state.types[worker.type].kv_delay_steps + 1
         if load.nodes > 0 and is_loaded(state, w, r):
-            _pin(state, w, r, -ONE)
+            _note_loading(state, w, r, -ONE)
             load.nodes = 0
         r = state.requests[r].next
 
@@ -125,12 +127,12 @@ def is_loaded(state, w, r):
 
 
 @kernel_jit
-def _pin(state, w, r, by):
-    """Add `by` to the loads that need the nodes under way for request r."""
+def _note_loading(state, w, r, by):
+    """Add `by`, 1 or -1, to the number of loads (`refs`) of each node that is being loaded for request r."""
     caches, nodes = state.caches, state.offload.loads[r].nodes
     end = state.requests[r].computed_tokens // caches.numbers[NODE_TOKENS]
     for i in range(end - nodes, end):
-        caches.entries[find(state, _memory_number(state, w), node_at(state, r, i))].refs += by
+        caches.entries[find_entry(state, _memory_number(state, w), node_at(state, r, i))].refs += by
 
 
 @where_offloaded(lambda state, w, r: ZERO)
@@ -144,12 +146,12 @@ def nodes_to_load(state, w, r):
     first = cached_nodes(state, w, r)
     end = min(caches.prompts[r].depth, state.requests[r].length_tokens // caches.numbers[NODE_TOKENS])
     if first < end:
-        e = find(state, w, node_at(state, r, first))
+        e = find_entry(state, w, node_at(state, r, first))
         if e != NONE and caches.entries[e].is_cached:
             return ZERO  # The whole prompt is on the GPU: its last node is left out only to compute a token.
     i, is_under_way = first, False
     while i < end:
-        e = find(state, _memory_number(state, w), node_at(state, r, i))
+        e = find_entry(state, _memory_number(state, w), node_at(state, r, i))
         if e == NONE:
             break
         is_under_way |= caches.entries[e].refs > 0
@@ -195,7 +197,7 @@ def begin_load(state, w, r, nodes, time_s):
         disk_s = on_disk * caches.numbers[NODE_BLOCKS] * memory.disk_block_s
         memory.disk_free_s = max(time_s, memory.disk_free_s) + disk_s
         load.end_s = max(load.end_s, memory.disk_free_s)
-    _pin(state, w, r, ONE)
+    _note_loading(state, w, r, ONE)
     load.stored = first + nodes
     _note_nodes(load, first, load.stored)
     append(state.requests, memory, LOADING, r)
@@ -211,7 +213,9 @@ def _nodes_on_disk(state, w, r, first, nodes):
     """How many of the `nodes` nodes of request r from the `first` on are on the disk of worker w."""
     count = ZERO
     for i in range(first, first + nodes):
-        count += state.caches.entries[find(state, _memory_number(state, w), node_at(state, r, i))].is_on_disk
+        count += state.caches.entries[
+            find_entry(state, _memory_number(state, w), node_at(state, r, i))
+        ].is_on_disk
     return count
 
 
@@ -283,11 +287,11 @@ def _store_prompts(state, l):
     """Offer the new nodes of all prompts in the step of lane l."""
     lane = state.lanes[l]
     for i in range(lane.prefills):
-        _store(state, lane.worker, state.chunks[l, i].request)
+        _store_prompt(state, lane.worker, state.chunks[l, i].request)
 
 
 @kernel_jit
-def _store(state, w, r):
+def _store_prompt(state, w, r):
     """Offer the nodes of request r that are computed and were not offered yet; all are copied or none."""
     caches, load = state.caches, state.offload.loads[r]
     number = _memory_number(state, w)
@@ -298,18 +302,18 @@ def _store(state, w, r):
     _note_nodes(load, first, full)
     missing = ZERO
     for i in range(first, full):
-        e = find(state, number, node_at(state, r, i))
+        e = find_entry(state, number, node_at(state, r, i))
         if e == NONE:
             missing += 1
         else:
             caches.entries[e].is_cached = 1
     if _make_room(state, w, missing):
         for i in range(first, full):
-            if find(state, number, node_at(state, r, i)) == NONE:
-                _rest_in_memory(state, w, add(state, number, node_at(state, r, i)))
+            if find_entry(state, number, node_at(state, r, i)) == NONE:
+                _rest_in_memory(state, w, add_entry(state, number, node_at(state, r, i)))
         load.stored = full
     for i in range(first, full):
-        e = find(state, number, node_at(state, r, i))
+        e = find_entry(state, number, node_at(state, r, i))
         if e != NONE:
             caches.entries[e].is_cached = 0
 
@@ -347,7 +351,7 @@ def _use_last(state, w, r):
     """The nodes of request r that are in CPU memory become the last ones used, its root the very last."""
     load, number = state.offload.loads[r], _memory_number(state, w)
     for i in range(load.last_seen - 1, max(load.first_seen, ZERO) - 1, -1):
-        e = find(state, number, node_at(state, r, i))
+        e = find_entry(state, number, node_at(state, r, i))
         if e != NONE:
             _unrest_in_memory(state, w, e)
             _rest_in_memory(state, w, e)
@@ -384,7 +388,7 @@ def forget_memory(state, w):
     r = memory.head[LOADING]
     while r != NONE:
         if memory.is_shared and state.offload.loads[r].nodes > 0:
-            _pin(state, w, r, -ONE)
+            _note_loading(state, w, r, -ONE)
             state.offload.loads[r].nodes = 0
         state.requests[r].computed_tokens = 0
         lose_prefix(state, r)

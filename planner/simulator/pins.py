@@ -10,7 +10,7 @@ import numpy.typing as npt
 from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import InputError
 from planner.fleet import Fleet
-from planner.simulator.caches import pin
+from planner.simulator.caches import pin_node
 from planner.simulator.layout import DECODE, State
 from planner.simulator.numba_compile import SOURCES, entry_jit
 from planner.simulator.pointers import pointer_to
@@ -80,7 +80,7 @@ def _entry(sources):
         state = pointer_to(fields)
         for node in nodes:
             if sources > 0:  # Always so: closed over, `sources` is part of the key of the stored code.
-                pin(state, w, np.int64(node))
+                pin_node(state, w, np.int64(node))
 
     return pin_nodes
 

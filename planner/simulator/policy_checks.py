@@ -137,10 +137,10 @@ def _check_drafts(fleet: Fleet, batching: Batching) -> None:
 
 def _check_ranks(fleet: Fleet, batching: Batching) -> None:
     """Raise InputError for settings that are not simulated with data-parallel ranks."""
-    found = next((pool for pool in fleet.running_pools if pool.type.dp > 1), None)
-    if found is None:
+    ranked_pool = next((pool for pool in fleet.running_pools if pool.type.dp > 1), None)
+    if ranked_pool is None:
         return
-    policies, usual, where = fleet.policies, Policies(), f"{found.name}: dp {found.type.dp}"
+    policies, usual, where = fleet.policies, Policies(), f"{ranked_pool.name}: dp {ranked_pool.type.dp}"
     if batching.code != VLLM_V1:
         raise InputError(f"{where}: needs batching vllm-v1, found {batching.name!r}")
     for name in ("admission", "pools"):
@@ -208,8 +208,8 @@ def _check_offload(fleet: Fleet, batching: Batching) -> None:
         for name, degree in (("in pipelines, must be pp", kind.pp), ("with ranks, must be dp", kind.dp)):
             if degree > 1:
                 raise InputError(f"{pool.name}: {where}: is not simulated {name} 1, found {degree}")
-        for name, found in (("lora", kind.lora), ("speculative", kind.speculation)):
-            if found is not None:
+        for name, setting in (("lora", kind.lora), ("speculative", kind.speculation)):
+            if setting is not None:
                 raise InputError(f"{pool.name}: {where}: is not simulated with {name}; drop one of the two")
         if kind.kv_beside.is_any:
             raise InputError(

@@ -16,7 +16,7 @@ from planner.simulator.numba_compile import kernel_jit, small_jit, where_predict
 
 
 @kernel_jit
-def _expected(table, input_tokens, generated):
+def _mean_longer(table, input_tokens, generated):
     """`OutputTable.expected_tokens` in whole tokens: the mean output beyond `generated` tokens, of prompts of
     about this length, or of any prompts if none of those was longer.
     """
@@ -49,7 +49,7 @@ def predicted_at_first(state, r):
     request = state.requests[r]
     if len(state.outputs.outputs) == 0:
         return request.output_tokens
-    return min(_expected(state.outputs, request.input_tokens, ZERO), request.output_tokens)
+    return min(_mean_longer(state.outputs, request.input_tokens, ZERO), request.output_tokens)
 
 
 @where_predicted(lambda state, r, generated: max(state.requests[r].predicted_later_tokens, generated + 1))
@@ -60,14 +60,14 @@ def _predicted_again(state, r, generated):
     request = state.requests[r]
     later = request.predicted_tokens
     while later <= generated:
-        later = _expected(state.outputs, request.input_tokens, later)
+        later = _mean_longer(state.outputs, request.input_tokens, later)
     return later
 
 
 @kernel_jit
-def outlive(state, w, r, generated):
-    """Request r on worker w is longer than predicted: it gets a new prediction, and the worker's errors
-    grow.
+def renew_prediction(state, w, r, generated):
+    """Request r on worker w is longer than predicted: give it a new prediction, and add to the worker's
+    errors.
     """
     worker, request = state.workers[w], state.requests[r]
     later = _predicted_again(state, r, generated)
@@ -79,14 +79,16 @@ def outlive(state, w, r, generated):
 
 @where_predicted(lambda state, w, r, generated: None)
 def outlive_if_longer(state, w, r, generated):
-    """`outlive`, if request r has as many tokens as predicted, and predictions come from others' outputs."""
+    """`renew_prediction`, if request r has as many tokens as predicted. Compiled only where outputs are
+    predicted from those of other requests.
+    """
     if generated >= state.requests[r].predicted_tokens:
-        outlive(state, w, r, generated)
+        renew_prediction(state, w, r, generated)
 
 
 @small_jit
 def note_end(state, w, r, tokens):
-    """Request r leaves worker w with `tokens` tokens of output; 0 says that it will come back."""
+    """Request r leaves worker w with `tokens` tokens of output, or with 0 if it will come back."""
     worker, request = state.workers[w], state.requests[r]
     if 0 < tokens < request.predicted_tokens:
         worker.error_tokens += tokens - request.predicted_tokens
@@ -100,8 +102,8 @@ def forget_errors(worker):
 
 
 @kernel_jit
-def beat(state, time_s):
-    """Called before errors are used: the first call in a heartbeat sets all of them to zero."""
+def begin_heartbeat(state, time_s):
+    """Set all errors to zero if a new heartbeat has begun. Called whenever errors are about to be used."""
     if time_s >= state.policy[NEXT_BEAT_S]:
         for worker in state.workers:
             forget_errors(worker)

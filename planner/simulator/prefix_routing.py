@@ -1,24 +1,27 @@
-"""Which worker, where it matters who has the prompt's beginning cached. W workers, d nodes: O(d + W).
+"""Routing policies that go by what each worker has cached of the prompt. W workers, d nodes: O(d + W).
+
+The match of a worker is how many nodes of the prompt's beginning it has. A policy takes the worker with
 
 prefix-affinity: the longest match, among equals the lowest score.
-min-ttft: the least seconds of what is pending and what is missed of the prompt (Mooncake, Dynamo).
-cache-aware (SGLang): the longest match if it is more than a share of the prompt, else the smallest cache; the
-    fewest requests while workers differ in requests by more than a number and a ratio.
+min-ttft: the least seconds of what is pending there and of the prefill of what is missed (Mooncake, Dynamo).
+cache-aware (SGLang): the longest match if it is more than a share of the prompt, otherwise the smallest
+cache;
+    the fewest requests while workers differ in requests by more than a number and a ratio.
 e2 (Preble, Srivatsa et al. 2024): if more is cached than missed, the least load among the longest matches,
-    else one that mostly decodes, else the least load among all. Load is seconds: prefill and decode of what
-    was routed there in the last window (outputs as long as those that have finished, on average), what the
-    nodes that must leave are worth (their prefill times the share of requests that begin with them), the
-    prefill of what is missed. While they are too far apart the heaviest worker's prompts go to the lightest.
-    Else a prefix whose requests wait longer and longer goes to the least loaded worker too, which gets its
-    part, by load, of the subtrees that follow it; requests of no such subtree go to whoever has the prefix
-    and the least load.
-e2-dynamic (there Appendix G, which leaves the rule open): e2, but of a prompt more than 1 - u / 2 must be
-    cached for the longest match, where the workers had something to do for a share u of the window.
-d2lpm (Cao et al. 2025): the fewest requests among the longest matches with credit for the tenant, else among
-    all with credit; a tenant without any gets a quantum on every worker.
+    otherwise one that mostly decodes, otherwise the least load among all. The load of a worker is in seconds.
+    It adds prefill and decode of what was routed there in the last window (outputs as long as finished ones
+    on average), the prefill of what is missed, and the worth of the nodes that must leave (their prefill
+    times the share of requests that begin with them). While loads are too far apart, prompts for the heaviest
+    worker go to the lightest. Otherwise a prefix whose requests wait longer and longer is replicated to the
+    least loaded worker, which gets a part, by load, of the subtrees that follow the prefix; requests of no
+    such subtree go to the worker with the least load that has the prefix.
+e2-dynamic (Appendix G there, which leaves the rule open): as e2, but more than 1 - u / 2 of a prompt must be
+    cached for the longest match to count, where workers were busy for a share u of the window.
+d2lpm (Cao et al. 2025): the fewest requests among the longest matches with credit for the tenant, otherwise
+    among all with credit; a tenant without any credit gets a quantum on every worker.
 pinned-prefix: as min-ttft, among the workers where the longest pinned prefix of the prompt is pinned; among
-    all where none of them is up or has room.
-tenant-round-robin: one worker after the other, for each tenant by itself.
+    all where none of those is up and has room.
+tenant-round-robin: the next worker in turn, for each tenant by itself.
 
 All see caches as the router knows them (caches.py): min-ttft what is computed, the others what they sent.
 """
@@ -43,7 +46,14 @@ from planner.simulator.cache_layout import (
     WINDOW_S,
     WORKER_QUANTUM_TOKENS,
 )
-from planner.simulator.caches import cacheable, hear, move_window, node_at, promise, remember_routed
+from planner.simulator.caches import (
+    cacheable_nodes,
+    move_window,
+    node_at,
+    promise_prompt,
+    read_notices,
+    remember_routed,
+)
 from planner.simulator.layout import FRONT, NONE, ONE, ROUTING, SIZE, ZERO
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_cached
 from planner.simulator.routing import choose_worker, fits_worker
@@ -62,29 +72,29 @@ def _lowest_bit(typing_context, word):
 
 
 @where_cached(lambda state, r, time_s: choose_worker(state, FRONT, r, time_s))
-def route(state, r, time_s):
+def route_by_prefix(state, r, time_s):
     """The worker for request r, which has nothing computed; NONE if it fits on none."""
     caches, how = state.caches, state.counters[ROUTING + FRONT]
-    hear(state, time_s, ZERO)
-    _match(state, r)
+    read_notices(state, time_s, ZERO)
+    _match_nodes(state, r)
     if how < AFFINITY:
         w = choose_worker(state, FRONT, r, time_s)
     elif how == CACHE_AWARE:
-        w = _cache_aware(state, r)
+        w = _cache_aware_worker(state, r)
     elif how == E2 or how == E2_DYNAMIC:
-        w = _e2(state, r, time_s)
+        w = _e2_worker(state, r, time_s)
     elif how == D2LPM:
-        w = _d2lpm(state, r)
+        w = _d2lpm_worker(state, r)
     elif how == TENANT_TURNS:
         w = _tenants_turn(state, r)
     elif how == PINNED:
-        w = _pinned(state, r)
+        w = _pinned_worker(state, r)
     else:
-        w = _least(state, r, how == MIN_TTFT)
+        w = _least_score(state, r, how == MIN_TTFT)
     if w != NONE:
         caches.prompts[r].expected_tokens = caches.match[w] * caches.numbers[NODE_TOKENS]
         if how == AFFINITY or CACHE_AWARE <= how <= D2LPM or how == E2_DYNAMIC:
-            promise(state, w, r)
+            promise_prompt(state, w, r)
     return w
 
 
@@ -95,12 +105,14 @@ def expected_tokens(state, r):
 
 
 @kernel_jit
-def _match(state, r):
-    """How many nodes of request r each worker has: down the path, as long as anybody has the next one."""
+def _match_nodes(state, r):
+    """Set `match` to the nodes of request r that each worker has. Goes down the prompt's path while any
+    worker has the next node; bits of a word stand for 64 workers.
+    """
     caches = state.caches
     alive, match, words = caches.alive, caches.match, len(caches.alive)
     match[:] = 0
-    nodes = cacheable(state, r)
+    nodes = cacheable_nodes(state, r)
     for i in range(nodes + 1):
         is_any = False
         for k in range(words):
@@ -118,14 +130,15 @@ def _match(state, r):
 
 
 @small_jit
-def _need(state, r):
+def _needed_blocks(state, r):
+    """KV blocks of request r with its whole output."""
     return blocks_of(state.requests[r].input_tokens + state.requests[r].output_tokens)
 
 
 @kernel_jit
-def _least(state, r, by_seconds):
-    """min-ttft or prefix-affinity."""
-    caches, need = state.caches, _need(state, r)
+def _least_score(state, r, by_seconds):
+    """The worker for min-ttft (`by_seconds`) or prefix-affinity."""
+    caches, need = state.caches, _needed_blocks(state, r)
     best, best_match, best_s = NONE, NONE, np.inf
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
@@ -142,10 +155,10 @@ def _least(state, r, by_seconds):
 
 
 @kernel_jit
-def _pinned(state, r):
-    caches, need = state.caches, _need(state, r)
+def _pinned_worker(state, r):
+    caches, need = state.caches, _needed_blocks(state, r)
     last = NONE  # The deepest node of the prompt that is pinned on any worker.
-    for i in range(cacheable(state, r) if len(caches.pinned) > 0 else ZERO):
+    for i in range(cacheable_nodes(state, r) if len(caches.pinned) > 0 else ZERO):
         node, is_any = node_at(state, r, i), False
         for word in caches.pinned[node]:
             is_any |= word != 0
@@ -162,12 +175,12 @@ def _pinned(state, r):
         seconds = state.score[w] + missed * caches.workers[w].token_s
         if seconds < best_s:
             best, best_s = w, seconds
-    return best if best != NONE else _least(state, r, True)
+    return best if best != NONE else _least_score(state, r, True)
 
 
 @kernel_jit
-def _cache_aware(state, r):
-    caches, need = state.caches, _need(state, r)
+def _cache_aware_worker(state, r):
+    caches, need = state.caches, _needed_blocks(state, r)
     most, fewest, fewest_nodes = -np.inf, np.inf, UNBOUNDED
     idlest, smallest, nearest = NONE, NONE, NONE
     for i in range(state.counters[SIZE + FRONT]):
@@ -194,8 +207,8 @@ def _cache_aware(state, r):
 
 
 @kernel_jit
-def _e2(state, r, time_s):
-    caches, need, request = state.caches, _need(state, r), state.requests[r]
+def _e2_worker(state, r, time_s):
+    caches, need, request = state.caches, _needed_blocks(state, r), state.requests[r]
     move_window(state, time_s)
     _expect_decodes(state)
     longest = NONE
@@ -218,7 +231,7 @@ def _e2(state, r, time_s):
         return NONE
     if longest * caches.numbers[NODE_TOKENS] > _least_frac(state, time_s) * request.length_tokens:
         shared = _prefix_nodes(state, r, longest)
-        chosen = _home(state, r, longest)
+        chosen = _subtree_home(state, r, longest)
         if chosen == NONE:
             chosen = _least_load(state, r, shared if _is_replicated(state, r, shared) else longest)
         if chosen == heaviest and most_s > caches.settings[BALANCE_RATIO] * fewest_s:
@@ -228,7 +241,7 @@ def _e2(state, r, time_s):
             if caches.match[other] < shared:
                 chosen = other
                 caches.prefixes[node_at(state, r, shared - 1)].replicated_s = time_s
-                _split(state, r, shared, other)
+                _split_subtrees(state, r, shared, other)
     elif decoding != NONE:
         chosen = decoding
     else:
@@ -241,7 +254,7 @@ def _e2(state, r, time_s):
 
 @kernel_jit
 def _least_frac(state, time_s):
-    """More than this share of a prompt must be cached for it to go where that is."""
+    """The share of a prompt that must be cached, and more, for the longest match to count: 1/2 in e2."""
     caches, busy_s = state.caches, 0.0
     first = caches.numbers[FIRST_ROUTED]
     if state.counters[ROUTING + FRONT] == E2 or first == NONE:
@@ -256,8 +269,8 @@ def _least_frac(state, time_s):
 
 @kernel_jit
 def _expect_decodes(state):
-    """What the decodes of e2's window take on each worker: each as many tokens as those that have finished
-    there had on average; where none has, as those of all workers.
+    """Estimate the decode seconds of e2's window on each worker. Each request counts with the mean output of
+    those that have finished there; where none has, of those of all workers.
     """
     caches = state.caches
     finished, tokens = ZERO, ZERO
@@ -273,11 +286,11 @@ def _expect_decodes(state):
 
 
 @kernel_jit
-def _home(state, r, longest):
-    """Where the deepest subtree of the prompt that was given a worker of its own lives; NONE where there is
-    none, or where that worker has lost what the subtree follows.
+def _subtree_home(state, r, longest):
+    """The worker that was given the deepest subtree of the prompt; NONE where no subtree was given away, or
+    where that worker has lost the prefix that the subtree follows.
     """
-    caches, need = state.caches, _need(state, r)
+    caches, need = state.caches, _needed_blocks(state, r)
     for i in range(min(longest, caches.prompts[r].depth - 1), 0, -1):
         home = caches.prefixes[node_at(state, r, i)].home
         if home != NONE and caches.match[home] >= i:
@@ -286,9 +299,10 @@ def _home(state, r, longest):
 
 
 @kernel_jit
-def _split(state, r, nodes, newest):
-    """Divide the subtrees that follow so many nodes of request r among the workers that have these and
-    `newest`, by the load of e2's window: in order of time the others keep what comes to an equal part.
+def _split_subtrees(state, r, nodes, newest):
+    """Divide the subtrees that follow the first `nodes` nodes of request r among the workers that have these
+    nodes and `newest`. In order of time, subtrees stay at their worker until its load, of e2's window, comes
+    to an equal part; the others go to `newest`.
     """
     caches = state.caches
     prefix, workers, load_s = node_at(state, r, nodes - 1), ONE, 0.0
@@ -331,7 +345,9 @@ def _is_below(state, q, nodes, prefix):
 
 @kernel_jit
 def _prefix_nodes(state, r, most):
-    """Nodes of request r up to the end of the deepest prefix, of at most so many, whose waits are counted."""
+    """Nodes of request r, of its first `most`, up to the end of the deepest prefix whose waits are counted or
+    that was replicated.
+    """
     for i in range(most - 1, -1, -1):
         prefix = state.caches.prefixes[node_at(state, r, i)]
         if prefix.wait_count[0] + prefix.wait_count[1] > 0 or prefix.replicated_s > -np.inf:
@@ -346,8 +362,8 @@ def _is_replicated(state, r, nodes):
 
 @kernel_jit
 def _waits_longer(state, r, nodes, time_s):
-    """Whether the mean wait has grown so many times from the first half of the window to the second, and the
-    prefix was not replicated in the window.
+    """Whether the mean wait of the second half of the window is REPLICATE_RATIO times that of the first, and
+    the prefix was not replicated within the window.
     """
     if nodes == 0:
         return False
@@ -362,8 +378,8 @@ def _waits_longer(state, r, nodes, time_s):
 
 @kernel_jit
 def _least_load(state, r, least_match):
-    """The worker with the least load, with request r, of those that have so many of its nodes."""
-    caches, need, request = state.caches, _need(state, r), state.requests[r]
+    """The worker with the least load, request r included, of those that have `least_match` of its nodes."""
+    caches, need, request = state.caches, _needed_blocks(state, r), state.requests[r]
     chosen, least_s = NONE, np.inf
     for i in range(state.counters[SIZE + FRONT]):
         w = state.pools[FRONT, i]
@@ -381,7 +397,9 @@ def _least_load(state, r, least_match):
 
 @kernel_jit
 def _eviction_s(state, w, r, most_s):
-    """What worker w loses by the nodes that leave for request r, per request: no further than `most_s`."""
+    """The worth [s] of the nodes that worker w would evict for request r, per request of e2's window; the sum
+    ends once it reaches `most_s`.
+    """
     caches, worker = state.caches, state.workers[w]
     cache, each = caches.workers[w], caches.numbers[NODE_BLOCKS]
     if cache.routed == 0:
@@ -398,8 +416,8 @@ def _eviction_s(state, w, r, most_s):
 
 
 @kernel_jit
-def _d2lpm(state, r):
-    caches, need = state.caches, _need(state, r)
+def _d2lpm_worker(state, r):
+    caches, need = state.caches, _needed_blocks(state, r)
     credit = caches.deficits[caches.prompts[r].tenant]
     weight = caches.weights[caches.prompts[r].tenant]
     quantum = caches.settings[WORKER_QUANTUM_TOKENS] * weight
@@ -432,7 +450,7 @@ def _d2lpm(state, r):
 
 @kernel_jit
 def _tenants_turn(state, r):
-    caches, need, size = state.caches, _need(state, r), state.counters[SIZE + FRONT]
+    caches, need, size = state.caches, _needed_blocks(state, r), state.counters[SIZE + FRONT]
     tenant = caches.prompts[r].tenant
     for _ in range(size):
         w = state.pools[FRONT, caches.tenant_turns[tenant] % size]

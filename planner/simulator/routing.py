@@ -41,7 +41,7 @@ from planner.simulator.layout import (
     TURN,
 )
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
-from planner.simulator.predictions import beat, forget_errors, outlive
+from planner.simulator.predictions import begin_heartbeat, forget_errors, renew_prediction
 from planner.simulator.ranks import leads, rank_for_new
 from planner.simulator.slots import blocks_of, blocks_of_run, extra_blocks, steps_done
 
@@ -141,7 +141,9 @@ def _choose_rarely(state, pool, r, need, time_s):
             # A live router measures how far decodes are ahead; here it is computed.
             _update_saved_s(state, pool, time_s)
         planned = _best_fit(state, pool, r, need, time_s)
-        beat(state, time_s)  # `_best_fit` has corrected predictions, whose errors count before this request.
+        begin_heartbeat(
+            state, time_s
+        )  # `_best_fit` has corrected predictions, whose errors count before this request.
         return _rebalance_request(state, pool, r, need, planned)
     return _by_lot(state, pool, r, need, policy, time_s)
 
@@ -430,7 +432,7 @@ def _predict_again(state, w, time_s):
             request = state.requests[r]
             generated = request.output_tokens - (state.slots[l, slot].finish_step - lane.decode_step) + done
             if generated >= request.predicted_tokens:
-                outlive(state, w, r, generated)
+                renew_prediction(state, w, r, generated)
 
 
 @kernel_jit

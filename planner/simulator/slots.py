@@ -13,7 +13,7 @@ import numpy as np
 from planner.policies import EDF, FCFS, LJF, RESERVE_STATIC, SJF, VLLM_V1
 from planner.simulator.adapters import count_waiting
 from planner.simulator.caches import release_prefix
-from planner.simulator.counting import count, in_window, record_part, settle_gap, steps_reaching
+from planner.simulator.counting import count_value, in_window, record_part, settle_gap, steps_reaching
 from planner.simulator.layout import (
     BACK,
     BLOCK,
@@ -161,10 +161,10 @@ def finish_request(state, w, r, time_s):
     if len(state.after) > 0:
         _free_children(state, r, time_s)
     if in_window(state, request.arrival_s):
-        count(state, E2E, time_s - request.arrival_s, request.arrival_s, r)
+        count_value(state, E2E, time_s - request.arrival_s, request.arrival_s, r)
         if request.output_tokens > 1:
             tpot_s = (time_s - request.first_token_s) / (request.output_tokens - 1)
-            count(state, TPOT, tpot_s, request.arrival_s, r)
+            count_value(state, TPOT, tpot_s, request.arrival_s, r)
 
 
 @kernel_jit
@@ -207,10 +207,10 @@ def _reject_one(state, r):
     state.counters[DONE] += 1
     if in_window(state, request.arrival_s):
         if np.isnan(request.first_token_s):
-            count(state, TTFT, np.inf, request.arrival_s, r)
+            count_value(state, TTFT, np.inf, request.arrival_s, r)
         if request.output_tokens > 1:
-            count(state, TPOT, np.inf, request.arrival_s, r)
-        count(state, E2E, np.inf, request.arrival_s, r)
+            count_value(state, TPOT, np.inf, request.arrival_s, r)
+        count_value(state, E2E, np.inf, request.arrival_s, r)
 
 
 @small_jit

@@ -1,5 +1,5 @@
 """Seconds of a step, in each form of step times that the simulator knows. Symbols are those of
-`models.latency`.
+planner/models/latency.py.
 
 FIVE              t = f(N) + a A_p + b D + d K + e P, + m K if P > 0, with h in f    (planner.models.latency)
                   for a data-parallel rank only its own part: joint_steps.py adds what all ranks share
@@ -12,7 +12,7 @@ SPECULATIVE       FIVE of all tokens that are checked, and a drafter's passes  (
 
 C = sum over the chunks of ceil(cached / 64). A step that is larger than the tables takes infinitely long, and
 `replay.results` says so. Whether p counts decodes too is a setting of the form.
-`planner.models.foreign_forms` makes the tables and the numbers k, and says what each of these is.
+planner/models/foreign_forms.py makes the tables and the numbers k, and says what each of these is.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ LONGEST_FALL_FRAC = 0.001  # Where step times fall, a run is cut so that they fa
 
 @kernel_jit
 def engine_seconds(state, kind, lane, more_s):
-    """`step_seconds` with `more_s` seconds of the GPUs and the engine's host. With GPU seconds g and host
-    seconds h a step takes g + h, or max(g, h) + r if the host works beside the GPUs and r is the rest; and no
-    less than the API server takes for the step's tokens. In a pipeline the first stage waits for the host.
+    """`step_seconds` with `more_s` further seconds of the GPUs, and with the engine's host. With GPU seconds
+    g and host seconds h a step takes g + h. If the host works beside the GPUs (`overlaps`), it takes max(g,
+    h) + r, where r is what it cannot do beside them. It never takes less than the API server needs for the
+    step's tokens. In a pipeline the first stage waits for the host.
     """
     stage_s, extra_s, send_s, growth_s, steps = step_seconds(state, kind, lane)
     return with_host(kind, lane, stage_s, extra_s + more_s, send_s, growth_s, steps)

@@ -1,9 +1,9 @@
 """Hand-offs from prefill to decode workers: KV blocks cross the link once the decode worker has room for
 them.
 
-Steps are simulated as runs of equal ones. When something comes to a worker, its run is cut after the step in
-progress. `cause` is the lane or the link whose event brought it, NONE for an arrival: of two events at one
-moment the lower index comes first.
+Equal steps are simulated together, as a run. When something comes to a worker, its run is cut after the step
+in progress. `cause` is the lane or the link whose event brought it, NONE for an arrival: of two events at one
+moment the lower index comes first. An asynchronous engine has formed its next step while a step runs.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from planner.simulator.slots import (
 
 @kernel_jit
 def _steps_begun(state, l, time_s, cause):
-    """Steps of the current run of lane l up to the one in progress at `time_s`, that included.
+    """Steps of the current run of lane l up to and including the one in progress at `time_s`.
 
-    Of a step that ends just then the next one is in progress if the lane's turn came before that of `cause`:
-    a lane, the link, or NONE for an arrival that nothing caused.
+    If a step ends at exactly `time_s`, the next one is in progress if the lane's event came before that of
+    `cause`.
     """
     lane = state.lanes[l]
     if lane.run_steps <= 1:
@@ -44,7 +44,7 @@ def _steps_begun(state, l, time_s, cause):
 
 
 @kernel_jit
-def cut(state, w, time_s, cause):
+def cut_run(state, w, time_s, cause):
     """End the current run of w with the step in progress at `time_s` (see `_steps_begun`)."""
     l = event_lane(state, w)
     _cut_after(state, l, _steps_begun(state, l, time_s, cause))
@@ -80,7 +80,7 @@ def known_s(time_s, cause):
 
 
 @kernel_jit
-def wake(state, w, time_s, cause):
+def wake_worker(state, w, time_s, cause):
     """Something came to worker w: start a step now if a lane is idle, or when the step in progress ends."""
     worker = state.workers[w]
     first, lanes = event_lane(state, w), state.types[worker.type].lanes
@@ -91,7 +91,7 @@ def wake(state, w, time_s, cause):
     if state.types[worker.type].is_async and not runs_empty(state, w):
         _cut_after_next(state, first, known_s(time_s, cause))
     elif lanes == 1:
-        cut(state, w, time_s, cause)
+        cut_run(state, w, time_s, cause)
 
 
 @kernel_jit
@@ -104,7 +104,7 @@ def wake_for_kv(state, v, r, time_s, cause):
     lane = state.lanes[l]
     request.known_step = 0
     if delay == 0 or lane.run_steps == 0 or runs_empty(state, v):
-        wake(state, v, time_s, cause)
+        wake_worker(state, v, time_s, cause)
         return
     at_s = np.nextafter(time_s, np.inf)
     steps = steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, at_s) + delay
@@ -114,8 +114,8 @@ def wake_for_kv(state, v, r, time_s, cause):
 
 @kernel_jit
 def _has_room(state, w, r, time_s):
-    """Whether the decode worker w may reserve blocks for request r. Not free are the blocks that its run will
-    take, those that prompts computed in part still need, and those that its batching policy keeps free.
+    """Whether the decode worker w may reserve blocks for request r. Blocks that its run will take, that
+    prompts computed in part still need, or that its batching policy keeps free do not count as free.
     """
     worker = state.workers[w]
     kind = state.types[worker.type]
@@ -138,9 +138,9 @@ def _has_room(state, w, r, time_s):
 
 @kernel_jit
 def _has_room_beside(state, w, r, steps):
-    """`_has_room` on an asynchronous engine that has begun `steps` steps of its run, and has formed the next
-    one. So its requests have the blocks of all tokens of these steps, as have earlier hand-offs that find a
-    seat. Preempted requests go first.
+    """`_has_room` on an asynchronous engine that has begun `steps` steps of its run. Since it has formed the
+    next one, its requests have the blocks for all these steps, and so have earlier hand-offs that find a
+    seat. Preempted requests, which wait, go first.
     """
     worker = state.workers[w]
     kind = state.types[worker.type]
@@ -191,13 +191,13 @@ def is_full(state, w):
 
 @kernel_jit
 def _cut_for(state, w, r, time_s, cause):
-    """Cut the run of w short for the hand-off r, of an asynchronous engine only if that makes room: it looks
-    for room at the beginning of every run.
+    """Cut the run of w short for the hand-off r. The run of an asynchronous engine is cut only if that makes
+    room, as the engine looks for room at the beginning of every run.
     """
     if state.types[state.workers[w].type].is_async:
         if not _has_room_beside(state, w, r, _steps_begun(state, event_lane(state, w), time_s, cause)):
             return
-    cut(state, w, time_s, cause)
+    cut_run(state, w, time_s, cause)
 
 
 @kernel_jit
@@ -207,11 +207,11 @@ def receive_late(state, w, time_s):
     """
     if state.types[state.workers[w].type].is_async:
         for v in range(w, w + rank_count(state, w)):
-            receive(state, v, time_s, event_lane(state, w))
+            receive_handoffs(state, v, time_s, event_lane(state, w))
 
 
 @kernel_jit
-def receive(state, w, time_s, cause):
+def receive_handoffs(state, w, time_s, cause):
     """Start the transfers for which the decode worker w has blocks, in order of hand-off. If blocks are
     missing, its run is cut short first, since the blocks of its later steps are free then.
     """
@@ -229,16 +229,16 @@ def receive(state, w, time_s, cause):
         worker.used_blocks += blocks
         worker.late_blocks = max(worker.late_blocks - blocks, ZERO)
         state.requests[r].epoch_back = worker.epoch
-        _transfer(state, r, blocks_of(state.requests[r].length_tokens), time_s)
+        _start_transfer(state, r, blocks_of(state.requests[r].length_tokens), time_s)
 
 
 @kernel_jit
 def transfer_end_s(state, r, blocks, time_s):
-    """When the KV blocks of r, sent now, have crossed the link; `last_token_s` is when its prefill ended.
+    """When the KV blocks of r, sent now, have crossed the link; its prefill ended at `last_token_s`.
 
-    A shared link carries one transfer after the other, else they do not slow each other down. Layer by layer
-    all but the last layer's share may hide behind the last prefill step. With a topology the link is that
-    between the two workers.
+    A shared link carries one transfer after the other; on another link transfers do not slow each other down.
+    If KV is sent layer by layer, all but the last layer's share may cross during the last prefill step. With
+    a topology the link is that between the two workers.
     """
     request, link, slow_factor = state.requests[r], state.link[0], state.link[0].slow_factor
     if len(state.place) > 0:
@@ -261,7 +261,7 @@ def transfer_end_s(state, r, blocks, time_s):
 
 
 @kernel_jit
-def _transfer(state, r, blocks, time_s):
+def _start_transfer(state, r, blocks, time_s):
     """Put the KV blocks of r on the link."""
     link = state.link[0]
     link.root = put(state.requests, link.root, r, transfer_end_s(state, r, blocks, time_s))

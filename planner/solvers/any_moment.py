@@ -123,15 +123,15 @@ class _Level:
 
     def stretches(self, x: Floats) -> Stretches:
         """When the level is up."""
-        found: Stretches = []
+        spans_up: Stretches = []
         begin_s = 0.0 if x[self.up[0]] > 0.5 else None
         for i, at_s in enumerate(self.points_s.tolist()):
             if begin_s is None and self.comes[i] >= 0 and x[self.comes[i]] > 0.5:
                 begin_s = at_s
             if begin_s is not None and x[self.up[i + 1]] < 0.5:
-                found.append((begin_s, at_s))
+                spans_up.append((begin_s, at_s))
                 begin_s = None
-        return found
+        return spans_up
 
 
 def prices_by_level(day: DayTerms, c: int) -> Floats:

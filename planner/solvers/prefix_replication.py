@@ -178,10 +178,10 @@ def polish_replication(
     bound = prices.load_bound(low, best.largest_load)
     if best.largest_load > bound * (1 + OPTIMAL_FRAC):
         best = prices.search(best, bound * (1 + OPTIMAL_FRAC), budget, rng)
-    found = _replication(prices, best, bound)
+    replication = _replication(prices, best, bound)
     return (
-        found
-        if found.largest_load < start.largest_load
+        replication
+        if replication.largest_load < start.largest_load
         else replace(
             start,
             bound=min(bound, start.largest_load),

@@ -82,10 +82,10 @@ def kind_of(first: bytes, sample: Sequence[bytes]) -> str | None:
 
 def _object_of(line: bytes) -> Mapping[str, Any]:
     try:
-        found = json.loads(line)
+        document = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def read_agent_file(kind: str, path: Path, lines: Iterable[tuple[int, bytes]]) -> Trace:

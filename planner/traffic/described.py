@@ -1,24 +1,25 @@
 """Traffic that nobody has recorded: a description, and requests drawn from it.
 
     description = Description(rate_rps=(30.0,), duration_s=900.0, input=Lognormal(1500, 1.0), output=...)
-    draw(description, seed=0)
+    draw_requests(description, seed=0)
 
 Requests come from clients, as ServeGen finds them in production (Xiang et al. 2025, arXiv:2505.09999): a few
-send most of the requests, each in bursts of its own (Gamma gaps), at a rate that moves over minutes, and with
-lengths of its own. Their sum is burstier than a Poisson process by as much as the largest clients are.
+clients send most of the requests. Each sends in bursts of its own (Gamma gaps), at a rate that moves over
+minutes, and with lengths of its own. Their sum is burstier than a Poisson process by as much as the largest
+clients are.
 
-Where it is known how bursty the sum is (`gap_cv`, `fano`), the sum is drawn so: Gamma gaps in the time of a
-rate that moves, and clients share these requests. The rate is a product of independent factors, one for each
-time scale tau, constant over blocks of tau with a random phase, Gamma distributed with mean 1. With variance
-sigma^2 of each, the mean of the product over a window T has the variance
+Where the burstiness of the sum is given (`gap_cv`, `fano`), the sum is drawn first and then shared among the
+clients. Its gaps are Gamma distributed, in units of a rate that moves. The rate is a product of independent
+factors, one for each time scale tau, constant over blocks of tau with a random phase, Gamma distributed with
+mean 1. With variance sigma^2 of each, the mean of the product over a window T has the variance
 
     v(T) = 2 / T^2 * int_0^T (T - x) * (prod_tau (1 + sigma_tau^2 * max(0, 1 - x / tau)) - 1) dx
 
-and the counts of requests in windows T the Fano factor (variance / mean)  F(T) = cv^2 + rate * T * v(T); the
-sigmas are fitted to the factors that were asked for.
+and the counts of requests in windows T have the Fano factor (variance / mean)  F(T) = cv^2 + rate * T * v(T).
+The sigmas are fitted to the given factors.
 
-In any interval of the rate curve the expected number of requests is what the curve says: bursts move requests
-within it.
+In any interval of the rate curve the expected number of requests is what the curve says ("evening"): bursts
+move requests within an interval only.
 """
 
 from __future__ import annotations
@@ -41,12 +42,18 @@ MOST_IDS = 20_000_000  # All drawn prompts together may have no more block ids.
 # A client's rate, relative to its mean, has the variance CLIENT_RATE_VAR on each time scale of CLIENT_RATE_S.
 CLIENT_RATE_VAR = 0.25
 CLIENT_RATE_S = (60.0, 600.0)
-MOST_CELLS = 400_000  # of time, in which a rate is constant
-CLIENT_CELLS = 5_000
-TRIED, TRIED_CELLS = 6, 400_000  # how often factors are moved, and on how many cells they are tried
-FINE = 6  # cells in the shortest window of a Fano factor
-WARM_TURNS = 5.0  # means of a session's length, before the traffic begins
-_EDGE = 1e-9
+# Time is cut into cells in which a rate is constant: for each client, and, finer, for bursts of the sum.
+CLIENT_CELLS, CLIENT_CELL_S = 5_000, 5.0
+MOST_BURST_CELLS = 400_000
+CELLS_PER_WINDOW = 6  # in the shortest window of a Fano factor
+FIT_ROUNDS, FIT_CELLS = 6, 400_000  # how often sigmas are corrected, by a rate drawn on so many cells
+LEAST_VARIANCE = 1e-6  # A factor with a smaller variance is left out.
+# Sessions are drawn from this many mean session lengths before time 0 on, so that some run at time 0.
+WARM_SESSIONS, LONGEST_WARM_S = 5.0, 86_400.0
+LEAST_DRAWN = 20  # Fewer requests say nothing about percentiles.
+CLIENT_STREAM, TENANT_STREAM = 20, 21  # These tell random numbers from others drawn with the same seed.
+_EDGE = 1e-9  # A duration that is a whole number of intervals but for rounding counts as whole.
+_OPEN = 1e-12  # Shares are kept so far from 0 and 1, where normal scores are infinite.
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -64,15 +71,15 @@ class Clients:
     lengths_frac: float = 0.1
 
     def rate_shares(self) -> FloatArray:
-        """(count,), the largest first."""
+        """(count,): the share of the requests that each client sends, the largest first."""
         weights = np.arange(1.0, self.count + 1) ** -self.skew
         return np.asarray(weights / weights.sum())
 
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Conversations of `turns` requests on average (geometric), with `think_s` on average (exponential)
-    between an answer and the next turn, whose prompt holds all that came before.
+    """Conversations of `turns` requests on average (geometric). Between an answer and the next turn lie
+    `think_s` on average (exponential); a turn's prompt has all earlier prompts and answers in it.
 
     A session ends before a request of more than `most_tokens`.
     """
@@ -93,19 +100,20 @@ class Prefixes:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Requests as they are known before there is a trace.
+    """What is known of traffic before there is a trace.
 
-    `rate_rps` are requests/s in intervals of `every_s` (one number: always); where `duration_s` is shorter
-    than the curve, its busiest part is drawn, where it is longer, the curve begins again. `growth` is a
-    factor on all of it. `input` are the prompts' tokens, in sessions those that a turn adds. `joint` is the
-    rank correlation of input and output; `joint_table` says more: requests by equal parts of prompts (rows,
-    the shortest first) and of outputs. `drift` has, for inputs and for outputs, by how many standard
-    deviations of their normal scores lengths of an interval of the curve are longer than all. `fano` are rows
-    (window [s], variance / mean of counts). `name` opens notes, `basis` is what was taken for granted.
+    `rate_rps` are requests/s in intervals of `every_s`; one number is a constant rate. If `duration_s` is
+    shorter than this curve, its busiest part is drawn; if it is longer, the curve begins again. `growth` is a
+    factor on all rates. `input` are the tokens of prompts, or in sessions the tokens that a turn adds.
+    `joint` is the rank correlation of input and output. `joint_table` says more: it counts requests by parts
+    of prompts (rows, the shortest first) and of outputs (columns). `drift` has two rows, for inputs and
+    outputs: by how many standard deviations (of normal scores) lengths in an interval of the curve lie above
+    the mean. `fano` are rows (window [s], variance / mean of counts). `name` opens notes, `basis` are
+    assumptions.
 
     `by_tenant` has tenants whose requests differ in kind, each by name with a description of its own. Each is
-    drawn by itself, `growth` times as often as it says; `rate_rps` is then the sum of theirs, and of all else
-    here `duration_s` alone counts.
+    drawn by itself, at `growth` times its rate. Then `rate_rps` is the sum of their rates, `duration_s` holds
+    for all, and the other fields are not used.
     """
 
     rate_rps: tuple[float, ...]
@@ -137,9 +145,10 @@ class Description:
     def at_rate(self, rate_rps: float) -> Description:
         """The same traffic at another mean rate; its Fano factors follow F(T) at the top of this module."""
         factor = rate_rps / self.mean_rps
-        return self if factor == 1 else self._times(factor)
+        return self if factor == 1 else self._scaled_by(factor)
 
-    def _times(self, factor: float) -> Description:
+    def _scaled_by(self, factor: float) -> Description:
+        """The same traffic at `factor` times the rate; F(T) - cv^2 is proportional to the rate."""
         base = 1.0 if self.gap_cv is None else self.gap_cv**2
         fano = tuple((window_s, base + (value - base) * factor) for window_s, value in self.fano)
         return replace(self, growth=self.growth * factor, fano=fano)
@@ -171,8 +180,9 @@ class Description:
 
 
 def fit_context(description: Description, most_tokens: int) -> Description:
-    """The same for an LLM that accepts so many tokens: agents compact their contexts before that, sessions
-    end, and other requests are cut. The tail of a distribution of which a mean is known is our assumption.
+    """The same traffic for an LLM that accepts `most_tokens`. Agents compact their contexts before that,
+    sessions end, and other requests are cut: where only a mean was given, longer ones come from a tail that
+    we assumed.
     """
     sessions, agents, basis = description.sessions, description.agents, description.basis
     if sessions is not None and sessions.most_tokens > most_tokens:
@@ -192,12 +202,12 @@ def fit_context(description: Description, most_tokens: int) -> Description:
 
 
 def check_description(description: Description) -> None:
-    """Raises InputError for a description of which nothing sensible can be drawn."""
+    """Raise InputError for a description with too few or too many requests, or impossible Fano factors."""
     requests = description.mean_rps * description.duration_s
-    if not 20 <= requests <= MOST_DRAWN:
+    if not LEAST_DRAWN <= requests <= MOST_DRAWN:
         raise InputError(
             f"duration: {description.mean_rps:g} requests/s for {description.duration_s:g} s are "
-            f"{requests:.4g} requests, expected 20 to {MOST_DRAWN}; set another duration"
+            f"{requests:.4g} requests, expected {LEAST_DRAWN} to {MOST_DRAWN}; set another duration"
         )
     base = 1.0 if description.gap_cv is None else description.gap_cv**2
     if description.fano:
@@ -218,7 +228,7 @@ def check_description(description: Description) -> None:
 
 @lru_cache(maxsize=2)
 def draw_requests(description: Description, *, seed: int) -> Trace:
-    """Requests of a description; other seeds draw others.
+    """The requests of a description, drawn with this seed.
 
     Raises InputError for what `check_description` refuses.
     """
@@ -230,10 +240,10 @@ def draw_requests(description: Description, *, seed: int) -> Trace:
 
 def _draw_tenants(description: Description, seed: int) -> Trace:
     """The requests of tenants that differ in kind, in order of arrival."""
-    seeds = np.random.SeedSequence([seed, 21]).generate_state(len(description.by_tenant)).tolist()
+    seeds = np.random.SeedSequence([seed, TENANT_STREAM]).generate_state(len(description.by_tenant)).tolist()
     drawn = [
-        _draw_clients(each.at_rate(each.mean_rps * description.growth), own)
-        for (_, each), own in zip(description.by_tenant, seeds, strict=True)
+        _draw_clients(each.at_rate(each.mean_rps * description.growth), tenant_seed)
+        for (_, each), tenant_seed in zip(description.by_tenant, seeds, strict=True)
     ]
     arrival_s = np.concatenate([part.arrival_s for part in drawn])
     order = np.argsort(arrival_s, kind="stable")
@@ -256,18 +266,18 @@ def _draw_tenants(description: Description, seed: int) -> Trace:
 
 def _draw_clients(description: Description, seed: int) -> Trace:
     """The requests of clients, or of their sessions."""
-    rng = np.random.default_rng([seed, 20])
-    at_s, client = _arrivals(description, rng)
+    rng = np.random.default_rng([seed, CLIENT_STREAM])
+    at_s, client = _draw_arrivals(description, rng)
     inside = at_s >= 0
     if description.sessions is None:
         at_s, client = at_s[inside], client[inside]
         session, turn = np.arange(len(at_s)), np.zeros(len(at_s), np.int64)
         think_s = np.zeros(len(at_s))
     else:
-        at_s, client, session, turn, think_s = _turns(description.sessions, at_s, client, rng)
+        at_s, client, session, turn, think_s = _draw_turns(description.sessions, at_s, client, rng)
     shares = description.clients.rate_shares()
-    added, outputs = _lengths(description, shares, client, at_s, rng)
-    prefix = _prefixes(description.prefixes, session, rng)
+    added, outputs = _draw_lengths(description, shares, client, at_s, rng)
+    prefix = _draw_prefixes(description.prefixes, session, rng)
     shared = 0 if description.prefixes is None else description.prefixes.tokens
     inputs, warnings = added, tuple[str, ...]()
     if description.sessions is None and description.most_tokens:
@@ -283,7 +293,9 @@ def _draw_clients(description: Description, seed: int) -> Trace:
         raise InputError(f"{description.name}: fewer than two requests were drawn; set a longer duration")
     keep = keep[np.argsort(at_s[keep], kind="stable")]
     tenants = tuple(f"tenant-{1 + k}" for k in range(description.tenants)) if description.tenants > 1 else ()
-    offsets, ids, block = _blocks(inputs, session, prefix, shared, keep, description.sessions is not None)
+    offsets, ids, block = _prompt_blocks(
+        inputs, session, prefix, shared, keep, description.sessions is not None
+    )
     drawn = Trace(
         name=description.name,
         arrival_s=at_s[keep] - at_s[keep[0]],
@@ -306,7 +318,9 @@ def _draw_clients(description: Description, seed: int) -> Trace:
 def _cut_to_fit(
     inputs: IntArray, outputs: IntArray, most_tokens: int
 ) -> tuple[IntArray, IntArray, tuple[str, ...]]:
-    """Prompts and answers of at most `most_tokens` together, the prompts cut first, and a warning of it."""
+    """Prompts and answers cut to at most `most_tokens` together, the prompts first, and a warning if any is
+    cut.
+    """
     cut = int((inputs + outputs > most_tokens).sum())
     if not cut:
         return inputs, outputs, ()
@@ -334,23 +348,29 @@ def _draw_agents(description: Description, agents: Agents, seed: int) -> Trace:
 # -- arrivals ----------------------------------------------------------------------------------------------
 
 
-def _arrivals(description: Description, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
-    """(n,) when requests, or sessions, begin, in any order, and whose they are; sessions before 0 too."""
-    warm_s, per_start = 0.0, 1.0
+def _draw_arrivals(description: Description, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
+    """When requests, or sessions, begin (n,), in any order, and their clients (n,). Some sessions begin
+    before time 0.
+    """
+    warm_s, per_start = 0.0, 1.0  # `per_start`: requests of what begins here, which is one or a session's.
     if (sessions := description.sessions) is not None:
-        warm_s, per_start = min(WARM_TURNS * sessions.turns * sessions.think_s, 86_400.0), sessions.turns
+        warm_s = min(WARM_SESSIONS * sessions.turns * sessions.think_s, LONGEST_WARM_S)
+        per_start = sessions.turns
     length_s = description.duration_s + warm_s
     has_known_bursts = description.gap_cv is not None or bool(description.fano)
-    coarse_s = np.linspace(-warm_s, description.duration_s, _cells(length_s, 5.0, CLIENT_CELLS) + 1)
+    coarse_cells = _cell_count(length_s, CLIENT_CELL_S, CLIENT_CELLS)
+    coarse_s = np.linspace(-warm_s, description.duration_s, coarse_cells + 1)
     shares = _client_rates(description, coarse_s, rng)
     if not has_known_bursts:
         mass = description.expected_requests(coarse_s) / per_start
         mass = mass * _evening_factors(shares.sum(axis=0), mass, description, coarse_s)
         rates = mass * shares
         return _gamma_arrivals(rates, coarse_s, description.clients.gap_cv, rng)
-    shortest_s = min((window_s for window_s, _ in description.fano), default=5.0)
+    shortest_s = min((window_s for window_s, _ in description.fano), default=CLIENT_CELL_S)
     edges_s = np.linspace(
-        -warm_s, description.duration_s, _cells(length_s, shortest_s / FINE, MOST_CELLS) + 1
+        -warm_s,
+        description.duration_s,
+        _cell_count(length_s, shortest_s / CELLS_PER_WINDOW, MOST_BURST_CELLS) + 1,
     )
     mass = description.expected_requests(edges_s) / per_start
     bursts = _burst_factors(description, edges_s, rng)
@@ -360,14 +380,17 @@ def _arrivals(description: Description, rng: np.random.Generator) -> tuple[Float
     return at_s, _client_of_requests(at_s, shares, coarse_s, rng)
 
 
-def _cells(length_s: float, cell_s: float, most: int) -> int:
+def _cell_count(length_s: float, cell_s: float, most: int) -> int:
+    """How many cells of `cell_s` there are in a time, from 1 to `most`."""
     return int(np.clip(math.ceil(length_s / cell_s), 1, most))
 
 
 def _evening_factors(
     factor: FloatArray, mass: FloatArray, description: Description, edges_s: FloatArray
 ) -> FloatArray:
-    """(cells,): by what to multiply so that each interval of the curve keeps its expected requests."""
+    """(cells,): the factor beside `factor` with which each interval of the curve, or the whole of a constant
+    rate, keeps its expected requests.
+    """
     if not description.is_curve:
         return np.full(len(mass), mass.sum() / (mass * factor).sum())
     middle_s = (edges_s[1:] + edges_s[:-1]) / 2 + description.from_s()
@@ -378,7 +401,7 @@ def _evening_factors(
 
 
 def _client_rates(description: Description, edges_s: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """(clients, cells): shares of the clients, each moving over minutes by itself."""
+    """(clients, cells): the rate of each client as a share of all, which moves over minutes."""
     clients = description.clients
     rates = np.repeat(clients.rate_shares()[:, None], len(edges_s) - 1, axis=1)
     for scale_s in CLIENT_RATE_S:
@@ -394,11 +417,14 @@ def _client_rates(description: Description, edges_s: FloatArray, rng: np.random.
 def _gamma_arrivals(
     mass: FloatArray, edges_s: FloatArray, cv: float, rng: np.random.Generator
 ) -> tuple[FloatArray, IntArray]:
-    """Gamma gaps of this CV in the time in which a row of `mass` (rows, cells) brings one request a unit."""
+    """Arrival times (n,) and rows (n,) of processes with Gamma gaps of this CV. `mass` (rows, cells) are the
+    expected requests of each process in each cell; gaps have mean 1 in units of the mass so far.
+    """
     until = np.concatenate((np.zeros((len(mass), 1)), np.cumsum(mass, axis=1)), axis=1)
     ends = until[:, -1]
     before = 10 * max(cv, cv**2)  # Each process begins this many mean gaps before time 0.
     span = ends + before
+    # More gaps than fit into the span but for a chance of six standard deviations.
     counts = np.ceil(span + 6 * cv * np.sqrt(span) + 6 * cv**2 + 10).astype(np.int64)
     owner = np.repeat(np.arange(len(mass)), counts)
     total = int(counts.sum())
@@ -422,7 +448,7 @@ def _gamma_arrivals(
 def _client_of_requests(
     at_s: FloatArray, shares: FloatArray, edges_s: FloatArray, rng: np.random.Generator
 ) -> IntArray:
-    """(n,) the client of each request, by the shares (clients, cells) of the moment."""
+    """(n,): the client of each request, drawn by the shares (clients, cells) at its time."""
     clients, cells = shares.shape
     until = np.cumsum(shares, axis=0)
     until /= until[-1]
@@ -433,7 +459,7 @@ def _client_of_requests(
 
 
 def _burst_factors(description: Description, edges_s: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """(cells,) with mean 1: by what the rate is multiplied so that counts have the Fano factors asked for."""
+    """(cells,): factors of the rate, with mean 1, that give counts the described Fano factors."""
     factors = np.ones(len(edges_s) - 1)
     if not description.fano:
         return factors
@@ -453,7 +479,7 @@ def _gamma_factors(variance: float, shape: int | tuple[int, ...], rng: np.random
 def time_scales(description: Description) -> list[tuple[float, float]]:
     """Time scales tau [s] and the variances sigma^2 of their factors; see the module's docstring."""
     rates = np.array(description.rate_rps) * description.growth
-    return _scales(
+    return _fit_scales(
         description.fano,
         float((rates**2).sum() / rates.sum()),  # Intervals with more requests vary more.
         1.0 if description.gap_cv is None else description.gap_cv**2,
@@ -462,11 +488,11 @@ def time_scales(description: Description) -> list[tuple[float, float]]:
 
 
 @lru_cache(maxsize=32)
-def _scales(
+def _fit_scales(
     fano: tuple[tuple[float, float], ...], rate_rps: float, base: float, evened_s: float
 ) -> list[tuple[float, float]]:
-    """Fitted to the formula of v(T), then, as evening out an interval takes some of it away, moved until the
-    evened rate itself has the variances that are asked for.
+    """The scales and variances of `time_scales`, fitted to the formula of v(T). Evening out an interval takes
+    some variance away, so the target is raised until a drawn and evened rate has the variances wanted.
     """
     windows_s = np.array([window_s for window_s, _ in fano])
     wanted = np.array([max(value - base, 0.0) for _, value in fano]) / (rate_rps * windows_s)
@@ -476,15 +502,16 @@ def _scales(
     steps = max(math.ceil(math.log(longest_s / windows_s.min()) / math.log(3)), 1)
     taus_s = np.geomspace(windows_s.min(), longest_s, steps + 1)
     target = wanted
-    for _ in range(TRIED):
+    for _ in range(FIT_ROUNDS):
         fitted = _fit_variances(target, windows_s, taus_s)
         made = _variances_over_windows(fitted, windows_s, taus_s, evened_s)
         target = target * np.clip(np.divide(wanted, made, out=np.ones(len(made)), where=made > 0), 0.5, 2.0)
-    return [(float(tau), float(each)) for tau, each in zip(taus_s, fitted, strict=True) if each > 1e-6]
+    pairs = zip(taus_s, fitted, strict=True)
+    return [(float(tau_s), float(variance)) for tau_s, variance in pairs if variance > LEAST_VARIANCE]
 
 
 def _fit_variances(wanted: FloatArray, windows_s: FloatArray, taus_s: FloatArray) -> FloatArray:
-    """Variances sigma^2 of the factors by which v(T) is nearest to what is wanted."""
+    """The variances sigma^2 of the factors with which v(T) is nearest to `wanted`, in least squares."""
     from scipy.optimize import least_squares  # Imported late: it takes a tenth of a second.
 
     lags = [np.linspace(0.0, window_s, 101) for window_s in windows_s]
@@ -505,14 +532,14 @@ def _fit_variances(wanted: FloatArray, windows_s: FloatArray, taus_s: FloatArray
 def _variances_over_windows(
     sigma2: FloatArray, windows_s: FloatArray, taus_s: FloatArray, evened_s: float
 ) -> FloatArray:
-    """Variances of the evened rate's means over windows, as they come out."""
+    """The variances of the evened rate's means over windows, measured on a drawn rate."""
     rng = np.random.default_rng(0)
-    within = int(np.clip(evened_s / windows_s.min() * 2, 8, TRIED_CELLS // 8))
-    intervals = TRIED_CELLS // within
+    within = int(np.clip(evened_s / windows_s.min() * 2, 8, FIT_CELLS // 8))
+    intervals = FIT_CELLS // within
     middle_s = (np.arange(within) + 0.5) / within * evened_s
     rate = np.ones((intervals, within))
     for tau_s, variance in zip(taus_s, sigma2, strict=True):
-        if variance > 1e-6:
+        if variance > LEAST_VARIANCE:
             values = _gamma_factors(variance, (intervals, int(evened_s / tau_s) + 2), rng)
             block = (middle_s + rng.uniform(0, tau_s, (intervals, 1))) / tau_s
             rate *= np.take_along_axis(values, block.astype(np.int64), axis=1)
@@ -530,7 +557,7 @@ def _variances_over_windows(
 # -- sessions ----------------------------------------------------------------------------------------------
 
 
-def _turns(
+def _draw_turns(
     sessions: Sessions, start_s: FloatArray, client: IntArray, rng: np.random.Generator
 ) -> tuple[FloatArray, IntArray, IntArray, IntArray, FloatArray]:
     """The turns of all sessions, one session after the other: nominal arrival [s], client, session, number of
@@ -547,7 +574,9 @@ def _turns(
 
 
 def _context_tokens(added: IntArray, outputs: IntArray, session: IntArray, turn: IntArray) -> IntArray:
-    """Prompts of turns: all that was said before, and what the turn adds."""
+    """(n,): tokens of the prompts of turns, which are all earlier prompts and answers and what the turn
+    adds.
+    """
     conversation_tokens = np.cumsum(added + outputs)
     first = np.flatnonzero(turn == 0)
     before = conversation_tokens[first] - (added + outputs)[first]
@@ -555,14 +584,14 @@ def _context_tokens(added: IntArray, outputs: IntArray, session: IntArray, turn:
 
 
 def _after_a_long_one(fits: BoolArray, session: IntArray) -> BoolArray:
-    """Turns of a session after its first that does not fit."""
+    """(n,): whether an earlier turn of the session, or the turn itself, does not fit."""
     bad = np.cumsum(~fits)
     first = np.concatenate(([0], np.flatnonzero(np.diff(session)) + 1))
     return np.asarray((bad - (bad[first] - ~fits[first])[session - session[0]]) > 0)
 
 
 def _edges_of_turns(session: IntArray, turn: IntArray, keep: IntArray) -> IntArray:
-    """Rows (request, parent) of turns of which the one before is kept too."""
+    """Rows (request, parent): each kept turn waits for the one before it, if that is kept too."""
     if not turn.any():
         return no_edges()
     place = np.full(len(session), -1)
@@ -576,10 +605,12 @@ def _edges_of_turns(session: IntArray, turn: IntArray, keep: IntArray) -> IntArr
 # -- lengths and prefixes ----------------------------------------------------------------------------------
 
 
-def _lengths(
+def _draw_lengths(
     description: Description, shares: FloatArray, client: IntArray, at_s: FloatArray, rng: np.random.Generator
 ) -> tuple[IntArray, ...]:
-    """Tokens of input and output, (n,) each."""
+    """Tokens of input and of output, (n,) each, from normal scores: a length is a percentile of its
+    distribution.
+    """
     frac = description.clients.lengths_frac
     first, second = (_normal_scores(frac, shares, client, rng) for _ in range(2))
     if any(description.drift):
@@ -603,7 +634,9 @@ def _lengths(
 
 
 def _to_normal(scores: FloatArray) -> FloatArray:
-    """The same order, normal as a whole: as clients' rates move, those of the moment are not."""
+    """Scores in the same order that are standard normal as a whole. Since clients' rates move, scores that
+    differ by client are not.
+    """
     from scipy.special import ndtri
 
     rank = np.empty(len(scores))
@@ -612,7 +645,7 @@ def _to_normal(scores: FloatArray) -> FloatArray:
 
 
 def _normal_scores(frac: float, shares: FloatArray, client: IntArray, rng: np.random.Generator) -> FloatArray:
-    """Standard normal scores of which a share of the variance is between clients, whatever these are."""
+    """(n,): standard normal scores with a share `frac` of their variance between clients."""
     from scipy.special import ndtr, ndtri
 
     of_client, own = rng.standard_normal(len(shares)), rng.standard_normal(len(client))
@@ -621,30 +654,32 @@ def _normal_scores(frac: float, shares: FloatArray, client: IntArray, rng: np.ra
     raw = math.sqrt(frac) * of_client[client] + math.sqrt(1 - frac) * own
     grid = np.linspace(-7.0, 7.0, 1401)
     below = ndtr((grid[:, None] - math.sqrt(frac) * of_client) / math.sqrt(1 - frac)) @ shares
-    return np.asarray(np.interp(raw, grid, ndtri(np.clip(below, 1e-12, 1 - 1e-12))))
+    return np.asarray(np.interp(raw, grid, ndtri(np.clip(below, _OPEN, 1 - _OPEN))))
 
 
 def _by_table(table: tuple[tuple[float, ...], ...], first: FloatArray, second: FloatArray) -> FloatArray:
-    """Scores of outputs that stand to the prompts' as the table says; `second` is drawn by itself."""
+    """Scores of outputs with the joint distribution of the table: `first` are the scores of prompts, `second`
+    independent ones.
+    """
     from scipy.special import ndtr, ndtri
 
-    joint = np.array(table) + 1e-12
+    joint = np.array(table) + _OPEN
     joint /= joint.sum()
     rows, columns = np.cumsum(joint.sum(axis=1)), np.concatenate(([0.0], np.cumsum(joint.sum(axis=0))))
     row = np.clip(np.searchsorted(rows, ndtr(first)), 0, len(joint) - 1)
     until = np.concatenate((np.zeros((len(joint), 1)), np.cumsum(joint, axis=1)), axis=1)
     until /= until[:, -1:]
     flat = (until + np.arange(len(joint))[:, None]).ravel()
-    along = np.clip(ndtr(second), 1e-12, 1 - 1e-12)
+    along = np.clip(ndtr(second), _OPEN, 1 - _OPEN)
     column = np.searchsorted(flat, row + along, side="right") - 1 - row * until.shape[1]
     column = np.clip(column, 0, joint.shape[1] - 1)
     low, high = until[row, column], until[row, column + 1]
     at = columns[column] + (along - low) / (high - low) * (columns[column + 1] - columns[column])
-    return np.asarray(ndtri(np.clip(at, 1e-12, 1 - 1e-12)))
+    return np.asarray(ndtri(np.clip(at, _OPEN, 1 - _OPEN)))
 
 
-def _prefixes(prefixes: Prefixes | None, session: IntArray, rng: np.random.Generator) -> IntArray:
-    """(n,) which shared text a prompt begins with."""
+def _draw_prefixes(prefixes: Prefixes | None, session: IntArray, rng: np.random.Generator) -> IntArray:
+    """(n,): the shared text with which each prompt begins, the same for all turns of a session."""
     if prefixes is None:
         return np.zeros(len(session), np.int64)
     shares = np.arange(1.0, prefixes.count + 1) ** -prefixes.skew
@@ -652,10 +687,12 @@ def _prefixes(prefixes: Prefixes | None, session: IntArray, rng: np.random.Gener
     return chosen[session]
 
 
-def _blocks(
+def _prompt_blocks(
     inputs: IntArray, session: IntArray, prefix: IntArray, shared: int, keep: IntArray, has_sessions: bool
 ) -> tuple[IntArray, IntArray, int]:
-    """Offsets, ids and size of the blocks of what prompts share: a shared text, and in sessions the rest."""
+    """Offsets, ids and size of the blocks that prompts may share: those of a shared text, and in sessions all
+    others too. Blocks are made larger until there are at most MOST_IDS.
+    """
     if not shared and not has_sessions:
         return np.zeros(0, np.int64), np.zeros(0, np.int64), 0
     tokens = inputs[keep] if has_sessions else np.minimum(inputs[keep], shared)

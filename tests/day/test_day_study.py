@@ -109,7 +109,7 @@ def test_workers_over_time_are_what_is_paid(answer: DayAnswer) -> None:
 
 def test_changes_are_told_with_whom_they_hurt(answer: DayAnswer) -> None:
     row = next(each for each in answer.rows if each.name == "hpa")
-    changes = np.abs(np.diff(row.run.asked[:, 0]))
+    changes = np.abs(np.diff(row.run.requested_sizes[:, 0]))
     assert sum(abs(each.after - each.before) for each in row.effects) == changes.sum() > 0
     assert all(each.late <= len(answer.judged) for each in row.effects)
 
@@ -248,7 +248,10 @@ def test_controllers_run_elsewhere_as_they_do_here(answer: DayAnswer) -> None:
         there = study_day(asked, chosen, optimum=False)
     assert day_page.day_table(there) == day_page.day_table(here)
     assert [row.chosen for row in there.rows] == [row.chosen for row in here.rows]
-    assert all(np.array_equal(a.run.asked, b.run.asked) for a, b in zip(there.rows, here.rows, strict=True))
+    assert all(
+        np.array_equal(a.run.requested_sizes, b.run.requested_sizes)
+        for a, b in zip(there.rows, here.rows, strict=True)
+    )
 
 
 def test_causes_add_up_to_what_a_day_costs_above_the_optimum(answer: DayAnswer) -> None:

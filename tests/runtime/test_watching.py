@@ -134,7 +134,7 @@ def test_what_is_exported_is_what_was_found() -> None:
         ("vllm:request_generation_tokens_sum", {"instance": "a"}, 2.0 * 6 * times),
     ]
     with server(json.dumps(answer(times, rows)).encode()) as (url, asked):
-        found = look_once(plan, MetricsSource((url,))).found
+        found = look_once(plan, MetricsSource((url,))).watched
     assert len(asked) == len(NAMES)
     exporter = Exporter("127.0.0.1:0")
     try:
@@ -201,9 +201,9 @@ def test_a_real_prometheus_shows_a_shift_of_lengths(tmp_path: Path) -> None:
         shifted_s = time.time()
         url = f"http://127.0.0.1:{ports[2]}"
         source = MetricsSource((url,), window_s=24.0, step_s=2.0)
-        before = look_once(plan, source).found
+        before = look_once(plan, source).watched
         asyncio.run(send(ports[:2], trace, until_s=20.0, factor=1.5))
-        after = look_once(plan, replace(source, window_s=48.0)).found
+        after = look_once(plan, replace(source, window_s=48.0)).watched
     finally:
         for process in started:
             process.terminate()

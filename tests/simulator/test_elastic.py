@@ -431,7 +431,7 @@ def test_a_late_controller_sees_what_was() -> None:
     run = simulate_elastic(one(), make_trace([0.0, 25.0], [1, 1], [1, 1]), [ElasticPool(1.0)], sees)
     assert sees.seen == [(0.0, 10.0), (6.0, 6.0), (16.0, 10.0)]
     assert run.asked_s.tolist() == [0.0, 10.0, 20.0]
-    assert run.asked.tolist() == [[1], [1], [1]]
+    assert run.requested_sizes.tolist() == [[1], [1], [1]]
 
 
 def test_a_reading_within_a_run_of_steps() -> None:

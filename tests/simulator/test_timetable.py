@@ -23,7 +23,7 @@ def test_workers_are_ready_in_time() -> None:
     assert ready == [(20.0, 30.0), (20.0, 30.0), (90.0, 100.0), (90.0, 100.0)]
     assert sorted(s.given_up_s for s in run.spans)[0] == 200.0
     assert run.asked_s.tolist() == [0.0, 20.0, 30.0, 90.0, 100.0, 190.0, 195.0, 200.0, 205.0]
-    assert run.asked[:, 0].tolist() == [0, 2, 2, 4, 4, 4, 4, 3, 3]
+    assert run.requested_sizes[:, 0].tolist() == [0, 2, 2, 4, 4, 4, 4, 3, 3]
 
 
 def test_what_is_due_early_comes_late() -> None:

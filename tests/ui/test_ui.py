@@ -1143,7 +1143,7 @@ def test_live_metrics_are_held_against_the_plan(folder: Path, tmp_path: Path) ->
     told = fleetplan.watch(tmp_path, _written(tmp_path / "live.json", live))
     assert all(line.lower() in text_of(at).lower() for line in told.sentences())
     named = {row[0].partition(" [")[0] for row in tables(at)[0]}
-    assert named == {WHAT[drift.what][0] for drift in told.found.drifts}
+    assert named == {WHAT[drift.what][0] for drift in told.watched.drifts}
 
 
 def _written(path: Path, content: bytes) -> Path:

@@ -188,14 +188,14 @@ def _stretches(slices: _Slices, window: int, c: int, n: int, step_s: float) -> l
     def fails(first: int, last: int) -> bool:
         return first < last and slices.misses(window, [(points[first], points[last], c, n)])
 
-    found: list[Needs] = []
+    cuts: list[Needs] = []
     last = len(points) - 1  # The last point to which the stretch from `first` may go.
     for first in reversed(range(len(points) - 1)):
         longest = _last_that_holds(partial(fails, first), first, last)
         if longest < last:
-            found.append(((points[first], points[longest + 1], c, n),))
+            cuts.append(((points[first], points[longest + 1], c, n),))
             last = longest
-    return found
+    return cuts
 
 
 def _pairs_of_stretches(slices: _Slices, window: int, c: int, n: int, step_s: float) -> list[Needs]:
@@ -213,15 +213,15 @@ def _pairs_of_stretches(slices: _Slices, window: int, c: int, n: int, step_s: fl
     def fails(until: int, back: int) -> bool:
         return slices.misses(window, needs(until, end - back))
 
-    found: list[Needs] = []
+    cuts: list[Needs] = []
     since = 1  # The first point from which n workers may be enough again.
     for until in range(1, end):
         since = max(since, until)
         longest = end - _last_that_holds(partial(fails, until), 0, end - since)
         if longest > since:
-            found.append(needs(until, longest - 1))
+            cuts.append(needs(until, longest - 1))
             since = longest
-    return found
+    return cuts
 
 
 def _last_that_holds(fails: Callable[[int], bool], low: int, high: int) -> int:

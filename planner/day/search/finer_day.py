@@ -66,10 +66,10 @@ def finer_day(
     for is_of_bound in (True, False):
         search = _LifeSearch(runs, deadline)
         lives = search.repaired(dict(up)) if is_of_bound else search.lives_of_grid(grid)
-        found = search.as_day(search.shortened(lives))
-        if found is not None and found.day.usd < grid_usd:
-            progress(f"sizes that change at any moment: {found.day.usd:.2f} USD")
-            return found
+        finer = search.as_day(search.shortened(lives))
+        if finer is not None and finer.day.usd < grid_usd:
+            progress(f"sizes that change at any moment: {finer.day.usd:.2f} USD")
+            return finer
     return None
 
 

@@ -354,8 +354,10 @@ def _all_alternatives(
 ) -> tuple[Alternative, ...]:
     """The rows of alternatives, marked as fleets on paper beside a plan for production."""
     counts = () if production is None else production.best
-    found = find_alternatives(problem, fleet_search.level0, fleet_search.best, fleet_search.value, counts)
-    rows = (*found, *further.alternatives)
+    alternatives = find_alternatives(
+        problem, fleet_search.level0, fleet_search.best, fleet_search.value, counts
+    )
+    rows = (*alternatives, *further.alternatives)
     return rows if production is None else mark_on_paper(rows)
 
 

@@ -195,8 +195,8 @@ def bound_pins(
         pinned = [each for each in searched if each[0].oracle.pinning is not None]
         if not pinned:
             return ()
-        problem, found = best_of(pinned)
-        best = found.best
+        problem, pinned_search = best_of(pinned)
+        best = pinned_search.best
     if not clock.allows("pinned-replicas"):
         return ()
     pinning, pools = problem.oracle.pinning, problem.oracle.fleet(best).pools

@@ -161,11 +161,11 @@ class _Table:
 
         def fits(n: Floats) -> npt.NDArray[np.bool_]:
             each = np.column_stack([counts[:, :-1], n])
-            found = self._objective(chosen, each) < self.value * (1 - 1e-9)
+            is_better = self._objective(chosen, each) < self.value * (1 - 1e-9)
             if self.limits.pays_nodes:
                 paid = (self.price_usd_per_h[chosen] * each).sum(axis=1)
-                found &= paid + self.paid.idle_usd_per_h(chosen, each * self.gpus[chosen]) <= budget
-            return found
+                is_better &= paid + self.paid.idle_usd_per_h(chosen, each * self.gpus[chosen]) <= budget
+            return is_better
 
         return fits
 

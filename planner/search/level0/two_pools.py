@@ -75,7 +75,7 @@ def search_two_pools(
     likely = _likely(pairs)
     # A good fleet first: beside it most other pairs are ruled out by one simulation each.
     for designs in (likely[:1], likely, pairs):
-        found = cheapest(
+        answer = cheapest(
             [designs],
             shared_limits(search.limits),
             below=search.value,
@@ -83,7 +83,7 @@ def search_two_pools(
             out_of_time=out_of_time,
             leaping=search.best is None,
         )
-        if not found.is_exact:
+        if not answer.is_exact:
             search.is_exhausted = False
             return
     for item in (*prefills, *decodes):

@@ -109,7 +109,7 @@ def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) ->
     A ladder of limits asks many fleets at each step: 10,000 turns of 24 agents had no answer after 70 CPU
     seconds.
     """
-    found: list[dict[str, float]] = []
+    relaxations: list[dict[str, float]] = []
     problem.progress("out of reach; looking for what is not")
     for option in mixed_options(_probed(problem.types, floors), problem.task.objective):
         fleet = ((option, int(min(problem.limits.most_workers(option.type), MOST_WORKERS))),)
@@ -132,8 +132,8 @@ def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) ->
             }
             wider = with_policies(_with_limits(problem, relaxed_s), policies)
             if len(relaxed_s) == len(floors) and wider.oracle.holds([fleet])[0]:
-                found.append(relaxed_s)
-    return min(found, key=lambda each: sum(map(math.log, each.values())), default={})
+                relaxations.append(relaxed_s)
+    return min(relaxations, key=lambda each: sum(map(math.log, each.values())), default={})
 
 
 def _with_limits(problem: Problem, limits_s: Mapping[str, float]) -> Problem:

@@ -26,24 +26,24 @@ from planner.search.problem.plan_problem import Problem
 
 
 def polish_pins(
-    problem: Problem, found: FleetSearch, search_from: Callable[[Sequence[Fleet]], FleetSearch]
+    problem: Problem, fleet_search: FleetSearch, search_from: Callable[[Sequence[Fleet]], FleetSearch]
 ) -> FleetSearch:
-    """The best fleet with polished placements, which costs no more than `found`.
+    """The best fleet with polished placements, which costs no more than that of `fleet_search`.
 
     Where a fleet with a worker fewer holds with a polished placement, `search_from` searches again from it.
     """
     while is_worth_polishing(problem):
-        fewer = in_time(partial(find_lighter_fleet, problem, found.best), None)
+        fewer = in_time(partial(find_lighter_fleet, problem, fleet_search.best), None)
         if fewer is None:
             break
         lighter = search_from([problem.oracle.fleet(fewer)])
-        if lighter.value >= found.value:
+        if lighter.value >= fleet_search.value:
             break
-        found = lighter
+        fleet_search = lighter
     # In production scenarios decide too, so the placement stays until a fleet has passed its test.
     if problem.task.safety is None and is_worth_polishing(problem):
-        in_time(partial(use_if_better, problem, found.best), None)
-    return found
+        in_time(partial(use_if_better, problem, fleet_search.best), None)
+    return fleet_search
 
 
 def is_worth_polishing(problem: Problem) -> bool:

@@ -73,17 +73,17 @@ def most_that_holds(
         oracle, counts = question(frac)
         return oracle.holds([counts])[0]
 
-    held, failed = 0.0, HEADROOM_MOST_FRAC
-    if holds(failed):
-        return failed, ()
-    while failed - held > HEADROOM_STEP_FRAC:
-        middle = (held + failed) / 2
-        held, failed = (middle, failed) if holds(middle) else (held, middle)
-    oracle, counts = question(failed)
+    kept_frac, failed_frac = 0.0, HEADROOM_MOST_FRAC
+    if holds(failed_frac):
+        return failed_frac, ()
+    while failed_frac - kept_frac > HEADROOM_STEP_FRAC:
+        middle = (kept_frac + failed_frac) / 2
+        kept_frac, failed_frac = (middle, failed_frac) if holds(middle) else (kept_frac, middle)
+    oracle, counts = question(failed_frac)
     failing = oracle.failing_loss(counts)
     if failing is None:
-        return held, ()
-    return held, tuple(line.limit for line in failing[0].judgement(failing[1]).missed)
+        return kept_frac, ()
+    return kept_frac, tuple(line.limit for line in failing[0].judgement(failing[1]).missed)
 
 
 def with_traffic(oracle: Oracle, more_frac: float) -> Oracle:

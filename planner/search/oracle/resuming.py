@@ -42,7 +42,7 @@ class Decided:
 
     def __init__(self, folder: Path, question: str) -> None:
         self.path, self.question = folder / NAME, question
-        self.found = 0  # how many answers were looked up and known
+        self.known_answers = 0  # how many answers were looked up and known
         self._known: dict[str, tuple[bool, int]] = {}
         self._written_s = time.monotonic() + FROM_S - EVERY_S  # so that the first writing is due at FROM_S
         self._lock, self._writing = threading.Lock(), threading.Lock()
@@ -72,7 +72,7 @@ class Decided:
         """Whether the SLO is kept, and how many requests were simulated to see it; None if not known."""
         with self._lock:
             known = self._known.get(name)
-            self.found += known is not None
+            self.known_answers += known is not None
         return known
 
     def add(self, name: str, *, holds: bool, seen: int) -> None:

@@ -182,9 +182,9 @@ def worker_types(
                 for degree in _degrees(name, llm, (gpu, tp, pp), catalog, engines):
                     if not (settings := degree.settings(engines)):
                         continue  # None of the budgets belongs to this kind of all-to-all.
-                    found = _of_degree(degree, llm, drafters, catalog, engines)
-                    types += [worker for worker in found if worker.has_room_for(longest_tokens)]
-                    left += _left_of(degree.name, llm, found, settings, longest_tokens)
+                    degree_types = _of_degree(degree, llm, drafters, catalog, engines)
+                    types += [worker for worker in degree_types if worker.has_room_for(longest_tokens)]
+                    left += _left_of(degree.name, llm, degree_types, settings, longest_tokens)
                 left += _not_on_nodes(name, llm, (gpu, tp, pp), engines)
     return tuple(types), tuple(left)
 

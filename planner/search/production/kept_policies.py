@@ -63,10 +63,10 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     before = known
     for each in gains[:MOST_SEARCHED]:
         other = _searched_with(known.searched, each)
-        found = None if other is None else _tested(other, below=known.value)
-        if found is not None and found.value < known.value * (1 - 1e-9):
-            known = found
-            kept = replace(each, best=found.trial.best)
+        tested = None if other is None else _tested(other, below=known.value)
+        if tested is not None and tested.value < known.value * (1 - 1e-9):
+            known = tested
+            kept = replace(each, best=tested.trial.best)
             gain_facts += gains_of(problem, before.trial.best, [kept], "production")
             break
     nothing = tuple(

@@ -242,14 +242,14 @@ def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
     if trial.model is not None and trial.model.oracle.downscale > 1:
         return trial
     while True:
-        found, cheaper = walk_cheaper_fleets(trial.searched_problem, paper, trial.best)
-        if found is None:
+        cheaper_best, cheaper = walk_cheaper_fleets(trial.searched_problem, paper, trial.best)
+        if cheaper_best is None:
             return replace(trial, cheaper=cheaper)
-        test, kept_in = trial.test.decide_picked(found)
+        test, kept_in = trial.test.decide_picked(cheaper_best)
         if not is_test_passed(kept_in, test.safety):
             return trial
-        trial = replace(trial, best=found, test=test, kept_in=kept_in, cheaper=cheaper)
-        near_feasible = in_time(partial(_near_feasible, trial.searched_problem, paper, found), [])
+        trial = replace(trial, best=cheaper_best, test=test, kept_in=kept_in, cheaper=cheaper)
+        near_feasible = in_time(partial(_near_feasible, trial.searched_problem, paper, cheaper_best), [])
         nearer = _first_passing(test, near_feasible)
         if nearer is None:
             return trial
@@ -338,9 +338,9 @@ def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Pro
     """
     answer, lossy_fleet = None, None
     if not problem.oracle.has_losses and not problem.out_of_time():
-        answer, lossy_fleet, first_found = _answer_with_a_loss(trial, paper)
+        answer, lossy_fleet, first_lossy = _answer_with_a_loss(trial, paper)
         # The first that the search finds has more to spare than production, even where it fails its test.
-        trial = _prefer_lossy_fleet(trial, first_found)
+        trial = _prefer_lossy_fleet(trial, first_lossy)
     best, kept_in = trial.best, trial.kept_in
     paper_kept_in = _kept_in_of_paper_fleet(problem, paper, trial)
     answer_on_paper = (
@@ -531,25 +531,25 @@ def _answer_with_a_loss(
             return missing, None, None
         kept_in = test.count_kept(more, test.side_scenarios)
         return _answer_without_headroom(production.problem, "with-a-loss", more, kept_in), more, more
-    scenarios, first_found = scenario_problem.oracle.scenarios, None
+    scenarios, first_lossy = scenario_problem.oracle.scenarios, None
     for attempt in range(MOST_LOSS_TESTS + 1):
         may_miss = test.safety.most_missed(len(scenarios))
         hard = with_scenarios(scenario_problem, scenarios[: may_miss + LOSS_SCENARIOS], may_miss)
         lossy = replace(hard, oracle=replace(hard.oracle, spare_workers=1))
-        found = None
+        lossy_best = None
         if attempt < MOST_LOSS_TESTS:
-            found = _find_lossy_fleet(lossy, scenario_problem, paper, production.best)
-        if scenario_problem.allows(more) and (found is None or objective(more) <= objective(found)):
-            found = more
-        if found is None:
+            lossy_best = _find_lossy_fleet(lossy, scenario_problem, paper, production.best)
+        if scenario_problem.allows(more) and (lossy_best is None or objective(more) <= objective(lossy_best)):
+            lossy_best = more
+        if lossy_best is None:
             break
-        first_found = first_found or found
-        kept_in, missed, kept = test.decide_and_split(found)
-        if found is more or is_test_passed(kept_in, test.safety) or scenario_problem.out_of_time():
-            return _answer_with_headroom(lossy, "with-a-loss", found, kept_in), found, first_found
+        first_lossy = first_lossy or lossy_best
+        kept_in, missed, kept = test.decide_and_split(lossy_best)
+        if lossy_best is more or is_test_passed(kept_in, test.safety) or scenario_problem.out_of_time():
+            return _answer_with_headroom(lossy, "with-a-loss", lossy_best, kept_in), lossy_best, first_lossy
         scenarios = (*missed, *scenarios, *kept)
         test = replace(test, first=test.first + kept_in.futures)
-    return missing, None, first_found
+    return missing, None, first_lossy
 
 
 def _find_lossy_fleet(
@@ -565,15 +565,15 @@ def _find_lossy_fleet(
     """
     may_miss, least = lossy.oracle.may_miss, objective(best)
     strict = with_scenarios(lossy, lossy.oracle.scenarios[may_miss:], 0)
-    found = in_time(lambda: _cheapest_n_plus_one(strict, scenario_problem, paper, best), None)
-    if found is None or objective(found) > least * (1 + 2 * FEWER_FRAC):
+    cheapest = in_time(lambda: _cheapest_n_plus_one(strict, scenario_problem, paper, best), None)
+    if cheapest is None or objective(cheapest) > least * (1 + 2 * FEWER_FRAC):
         for question in (strict, lossy):
-            found = find_cheaper_kept(
-                question, paper, found, any_mix=False, most=LOSS_SEARCH_REQUESTS, refuted=least
+            cheapest = find_cheaper_kept(
+                question, paper, cheapest, any_mix=False, most=LOSS_SEARCH_REQUESTS, refuted=least
             )
         for look in (_cheapest_neighbour, _cheapest_with_other_types):
-            found = in_time(partial(look, lossy, paper, best, found), found)
-    return found
+            cheapest = in_time(partial(look, lossy, paper, best, cheapest), cheapest)
+    return cheapest
 
 
 def _cheapest_n_plus_one(
