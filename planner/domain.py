@@ -188,9 +188,9 @@ class Slo:
     get their `guarantees`.
 
     With `every_s`, limits and attainment must hold in every window of that length
-    (traffic.trace.slo_windows_s) and over the whole trace. The whole trace may miss no more requests than its
-    windows together, which is fewer than its own percentile allows, because n - ceil(p n) is rounded down for
-    each window.
+    (traffic.trace.slo_windows_s) and over the whole trace. So the whole trace may miss what its windows may
+    miss together: fewer requests than its own percentile allows, as `allowed_above` rounds down in each
+    window.
     """
 
     limits: tuple[Limit, ...]
@@ -245,14 +245,14 @@ def selectors_of(limits: Iterable[Limit]) -> tuple[Selector, ...]:
     return tuple(dict.fromkeys(limit.selector for limit in limits if limit.selector is not None))
 
 
-def allowed_above(percentile_frac: float, values: int) -> int:
-    """How many of `values` may lie above their percentile, by the nearest-rank definition."""
-    return values - math.ceil(percentile_frac * values - 1e-9)  # 0.07 * 100 is a little more than 7.
+def allowed_above(percentile_frac: float, count: int) -> int:
+    """How many of `count` values may lie above their percentile, by the nearest-rank definition."""
+    return count - math.ceil(percentile_frac * count - 1e-9)  # 0.07 * 100 is a little more than 7.
 
 
-def nearest_rank(percentile_frac: float, values: int) -> int:
-    """The rank of the percentile among this number of `values`; the smallest value has rank 1."""
-    return max(values - allowed_above(percentile_frac, values), 1)
+def nearest_rank(percentile_frac: float, count: int) -> int:
+    """The rank of the percentile among `count` values; the smallest value has rank 1."""
+    return max(count - allowed_above(percentile_frac, count), 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,12 +110,14 @@ SILICON_LLMS = (
     "zai-org/GLM-5",
     "zai-org/GLM-5-FP8",
 )
-# Left out, because measured engines are far from their kernels: LLMs without grouped heads, such as
-# Llama-2-7B (the tables' attention of decodes is 1.2 times as long as measured; the roofline's is right),
-# Llama-4 (vLLM 0.11 takes 1.5 times as long on H100, 1.0 times the roofline), and gpt-oss on B200 (its tables
-# are 1.4 times as long as vLLM 0.11 takes, the roofline 1.2 times).
+# Some LLMs are not in the list above because measured engines are far from their kernels: those without
+# grouped heads, such as Llama-2-7B (the tables' attention of decodes is 1.2 times as long as measured; the
+# roofline's is right), and Llama-4 (vLLM 0.11 takes 1.5 times as long on H100, 1.0 times the roofline). These
+# pairs are left out for the same reason (the tables are 1.4 times as long as vLLM 0.11 takes, the roofline
+# 1.2 times).
 LEFT_OUT = {("openai/gpt-oss-20b", "b200-180g"), ("openai/gpt-oss-120b", "b200-180g")}
-KEPT_LLMS, KEPT_GPUS = SILICON_LLMS[:4], ("a100-80g", "h100-80g", "h200-141g")  # As of 2026-11-20.
+# The fits of the first four LLMs on these GPUs stay as they were on 2026-11-20.
+KEPT_LLMS, KEPT_GPUS = SILICON_LLMS[:4], ("a100-80g", "h100-80g", "h200-141g")
 COMMAND = "python -m profiling.shipped -o catalogs/latency --splitwise perf_model.csv"
 
 
@@ -155,8 +157,8 @@ def _document(llm: Llm, gpu: Gpu, source: str, date: str, fits: list[dict[str, A
 
 
 def shipped(catalog: Catalog, splitwise: Path | None, *, date: str) -> dict[str, dict[str, Any]]:
-    """Every file of catalogs/latency by its name, but those of KEPT_LLMS on KEPT_GPUS: plans in the docs and
-    tests rest on them, and anew they would be off by 0.1 to 3 %.
+    """Every file of catalogs/latency by its name, except those of KEPT_LLMS on KEPT_GPUS. Plans in the docs
+    and tests rest on these, and new fits would differ by 0.1 to 3 %.
     """
     documents = {}
     for llm, gpu in product(map(catalog.llm, SILICON_LLMS), map(catalog.gpu, SYSTEMS)):
@@ -182,6 +184,7 @@ def all_reduces(catalog: Catalog) -> str:
     """`all_reduce` of the rows of catalogs/gpus.yaml: the latency and bandwidth nearest to kernel times in
     relative terms, from 8 KiB to 256 MiB, and how far off they are.
     """
+    # The times depend on bytes alone, so any LLM will do: its hidden size makes bytes of tokens.
     llm, lines = catalog.llm("meta-llama/Llama-3.1-8B"), ""
     tokens = 2 ** np.arange(16)
     payload_bytes = tokens * llm.hidden * ACTIVATION_BYTES
@@ -195,6 +198,7 @@ def all_reduces(catalog: Catalog) -> str:
                 latency_s, bytes_per_s = np.exp(logs)
                 return np.asarray(np.log((latency_s + payload_bytes / bytes_per_s) / t_s))
 
+            # From 5 us and 100 GB/s; times that are more than about 20 % off the line weigh less.
             best = least_squares(error, np.log([5e-6, 1e11]), loss="soft_l1", f_scale=0.2).x
             latency_us, gb_per_s = np.exp(best) * (1e6, 1e-9)
             off = 100 * np.abs(np.expm1(error(best))).mean()

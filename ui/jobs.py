@@ -27,7 +27,7 @@ from planner.files.checked_files import repository_dir
 from ui.store import Store
 
 PATHS = ("trace", "catalog")  # The content of these files decides a result.
-WITH_SPARE = True
+WITH_SPARE = True  # Tests go without the spare process.
 Message = dict[str, Any]
 DONE: Message = {"done": True}
 WHILE_IT_WORKS = {"phase", "standing", "first"}
@@ -61,7 +61,7 @@ class Job:
         return (self.ended or time.monotonic()) - self.began
 
     def end(self, state: State, error: str = "", *, is_our_bug: bool = False) -> None:
-        """Once: what comes later (a process that dies because it was cancelled) changes nothing."""
+        """End the job. Only the first call counts: a process may die later because it was cancelled."""
         if self.over.is_set():
             return
         self.state, self.error, self.is_our_bug, self.ended = state, error, is_our_bug, time.monotonic()
@@ -69,7 +69,9 @@ class Job:
 
 
 class Jobs:
-    """The jobs of all sessions; one per session and place, a new one ends the old."""
+    """The jobs of all sessions. A session has one job for each place, a page or a part of one; a new job ends
+    the old one there.
+    """
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -106,7 +108,7 @@ class Jobs:
         threading.Thread(target=self._run, args=(job, request, then), daemon=True).start()
         return job
 
-    def of(self, session: str, place: str) -> Job | None:
+    def find(self, session: str, place: str) -> Job | None:
         return self._jobs.get((session, place))
 
     def forget(self, session: str, place: str) -> None:
@@ -147,13 +149,13 @@ class Jobs:
                     )
                     process.stdin.flush()
                 for line in process.stdout:
-                    answer = json.loads(line)
-                    if not answer.keys() & WHILE_IT_WORKS:
+                    message: Message = json.loads(line)
+                    if not message.keys() & WHILE_IT_WORKS:
+                        answer = message
                         break
-                    job.phase = answer.get("phase", job.phase)
-                    job.standing = answer.get("standing", job.standing)
-                    job.first = answer.get("first", job.first)
-                    answer = None
+                    job.phase = message.get("phase", job.phase)
+                    job.standing = message.get("standing", job.standing)
+                    job.first = message.get("first", job.first)
                 if answer == DONE and not job.over.is_set():
                     document = json.loads((Path(folder) / "document.json").read_text())
                     self.store.keep_result(job.key, document, (Path(folder) / "files.zip").read_bytes())
@@ -204,7 +206,7 @@ def _stamp(path: Path) -> tuple[int, int]:
     return path.stat().st_mtime_ns, path.stat().st_size
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256)  # A file of another time or size is read again.
 def _digest(path: Path, _changed_ns: int, _size: int) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -212,7 +214,7 @@ def _digest(path: Path, _changed_ns: int, _size: int) -> str:
 
 @functools.cache
 def _own_digest() -> str:
-    """The hash of our code and catalog as they were when the app started."""
+    """The hash of the paths, times and sizes of our code and catalog as they were when the app started."""
     package = Path(__file__).resolve().parent.parent
     ours = [*(package / "planner").rglob("*.py"), package / "ui" / "worker.py"]
     facts = list(repository_dir("catalogs").rglob("*.yaml"))
@@ -231,7 +233,7 @@ def _worker() -> subprocess.Popen[str]:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """A worker and whatever it started."""
+    """Kill a worker and the processes that it started."""
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -239,7 +241,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def _close(process: subprocess.Popen[str]) -> None:
-    """The pipes of a process that is over; only for whoever reads from it."""
+    """Close the pipes of a process that is over. Only the thread that reads from the process may do so."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(OSError):  # The pipe may be broken: its process has ended.

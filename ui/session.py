@@ -229,7 +229,7 @@ def short_job(
     session: Session, place: str, kind: str, request: dict[str, Any], saying: str
 ) -> Document | None:
     """Wait for a job that takes seconds; its result, or its error in place and None."""
-    job = session.jobs.of(session.id, place)
+    job = session.jobs.find(session.id, place)
     try:
         if job is None or job.key != result_key(kind, request) or job.state == "cancelled":
             job = session.jobs.start(session.id, place, kind, request)
@@ -245,7 +245,7 @@ def short_job(
 
 def follow_job(session: Session, place: str) -> Document | None:
     """Draw a job of this place: its progress with a cancel button, its error, or return its result."""
-    job = session.jobs.of(session.id, place)
+    job = session.jobs.find(session.id, place)
     if job is None:
         return None
     if job.state == "running":
@@ -271,7 +271,7 @@ def result_of(session: Session, job: Job) -> Document | None:
 
 @st.fragment(run_every=POLL_S)
 def _progress(session: Session, place: str) -> None:
-    job = session.jobs.of(session.id, place)
+    job = session.jobs.find(session.id, place)
     if job is None or job.state != "running":
         st.rerun()
     if job.first is not None and st.session_state.get("first_seen") != job.key:

@@ -14,9 +14,11 @@ What ready workers cost more than the optimum's ready workers is split, at each 
     unneeded   workers more than the optimum had within the last hour
     without    workers fewer than the optimum has (negative USD)
 
-So the causes add up to the difference of both bills. A missed window had fewer workers than in the optimum
-because too few were ordered, or because they came too late; or it had as many, but at other moments or after
-a queue.
+So the causes add up to the difference of both bills. Missed windows are of three kinds:
+
+    too few    fewer workers than in the optimum, as the controller ordered fewer
+    too late   fewer workers than in the optimum, as they were ordered, but not ready yet
+    as many    no fewer workers, but at other moments, or with a queue from the window before
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ def find_causes(answer: DayAnswer, row: ControllerDay) -> DayCauses | None:
     """The causes of one day above the optimum; None where no optimum is known."""
     if answer.optimum is None:
         return None
+    # Days are judged on the part of the trace that controllers were not set up on.
     terms = terms_of(replace(answer.question, trace=answer.judged))
     best = answer.optimum.day
     own_usd, best_usd = _bill_parts(terms, row.run), _bill_parts(terms, best.run)
@@ -124,6 +127,7 @@ def _compare_ready(terms: DayTerms, run: ElasticRun, best: ElasticRun) -> Floats
         ready = own_ready[np.searchsorted(own_s, begins_s, "right") - 1]
         end = np.searchsorted(best_s, begins_s, "right")
         first = np.searchsorted(best_s, begins_s - RECENT_S, "right")
+        # `i - 1` is the change that holds when the last hour begins.
         most_recent = np.array([best_ready[max(i - 1, 0) : j].max() for i, j in zip(first, end, strict=True)])
         needed = best_ready[end - 1]
         more = np.maximum(ready - needed, 0)
@@ -155,6 +159,7 @@ def _missed_by_cause(
         last = int(np.searchsorted(row.run.asked_s, window.end_s))
         first = max(int(np.searchsorted(row.run.asked_s, window.start_s, "right")) - 1, 0)
         ordered = row.run.requested_sizes[first : max(last, first + 1)].max(axis=0)
+        # `needed` is a mean over the window, so an order of its whole part is not called too few.
         is_too_few = is_short & (ordered < np.floor(needed[:, v] + SAME_WORKERS))
         cause = too_few if is_too_few.any() else too_late if is_short.any() else as_many
         cause.append(v)

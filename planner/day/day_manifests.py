@@ -26,7 +26,7 @@ def controller_manifests(answer: DayAnswer, row: ControllerDay | None = None) ->
     for target in autoscaling.PAIRS.get(winner.name, {}):
         try:
             names, sizes = zip(*((pool.name, pool.count) for pool in fleet.pools), strict=True)
-            scaler = autoscaling.of_chosen(winner.chosen, winner.deployment, names, sizes)
+            scaler = autoscaling.autoscaler_of(winner.chosen, winner.deployment, names, sizes)
             scaler_files = autoscaling.render(fleet, longest_tokens, target, scaler)
         except InputError as error:
             refused.append(f"- {target}: {error}")

@@ -5,7 +5,7 @@
       routing: any                         # likewise decode_routing, batching, admission, pools
       prediction: [known, mean, 85 %]      # what schedulers believe of output lengths
       longest_wait: 60 s                   # no request is overtaken by one that arrives this much later
-      prefix_cache: true                   # which rows that look at caches need
+      prefix_cache: true                   # workers keep prefixes; rows that look at caches need it
       research: true                       # `any` includes rows that no target deploys
       quantum_tokens: 2000                 # and every other setting of fleet.yaml
 
@@ -108,6 +108,7 @@ class PolicyChoices:
         """Every combination of the searched values that goes together, those without prefix caches first."""
         blind = [name for name in self.routings if not ROUTING[name].needs_caches]
         if not blind and not self._needs_caches():
+            # Without caches the named routings cannot run; the usual one shows what caches save.
             blind = [_USUAL.routing]
         # Whether there are prefix caches, with each routing that goes with that.
         cached_routings = [(False, name) for name in blind]
@@ -123,7 +124,7 @@ class PolicyChoices:
                 )
                 for axis, value in (("routing", routing), *changes):
                     policies = self._with_value(policies, axis, value, slo)
-                if go_together(policies):
+                if go_together(policies):  # The rule of planner/policies.py.
                     choices.append(_as_deployed(policies, target))
         return tuple(dict.fromkeys(choices))
 
@@ -132,11 +133,8 @@ class PolicyChoices:
         deadlines: among requests of one class such a queue is first come, first served.
         """
         queues = dict.fromkeys(_USUAL.queue if QUEUE[name].by_deadline else name for name in self.queues)
-        raced = [
-            change
-            for change in self.raced
-            if change.axis != "queue" or not (change.value in queues or QUEUE[change.value].by_deadline)
-        ]
+        left_out = {*queues, *(row.name for row in QUEUE.values() if row.by_deadline)}
+        raced = [each for each in self.raced if each.axis != "queue" or each.value not in left_out]
         return replace(self, axes={**self.axes, "queue": tuple(queues)}, raced=tuple(raced))
 
     def _needs_caches(self) -> bool:
@@ -175,6 +173,7 @@ class PolicyChoices:
         changes: dict[str, Any] = {axis: value}
         if axis == "queue":
             row = QUEUE[value]
+            # `longest_wait` bounds orders by length; those by deadline or by cache have no such bound.
             is_bounded = row.may_overtake and not row.needs_caches and not row.by_deadline
             changes["due"] = due_of(slo) if row.by_deadline else ()
             changes["queue_window_s"] = self.longest_wait_s if is_bounded else math.inf
@@ -222,13 +221,13 @@ def _limits_of(slo: Slo, policies: Policies) -> dict[str, float]:
     ttft = [limit.limit_s for limit in slo.limits if limit.metric == "ttft"]
     pace = [limit.limit_s for limit in slo.limits if limit.row.is_pace]
     return {
-        "ttft_s": min([policies.ttft_s, *ttft]) if math.isinf(policies.ttft_s) else policies.ttft_s,
-        "tbt_s": min([policies.tbt_s, *pace]) if math.isinf(policies.tbt_s) else policies.tbt_s,
+        "ttft_s": min(ttft, default=math.inf) if math.isinf(policies.ttft_s) else policies.ttft_s,
+        "tbt_s": min(pace, default=math.inf) if math.isinf(policies.tbt_s) else policies.tbt_s,
     }
 
 
 def _as_deployed(policies: Policies, target: str | None) -> Policies:
-    """The policies with the routing that the target has in place of theirs."""
+    """The policies with the routing that the target has in place of theirs, for fleets without pairs."""
     return policies if target is None else find_deployed_routing(policies, target, is_pair=False).policies
 
 
@@ -277,6 +276,7 @@ def parse_policy_choices(section: Section, target: str | None, kv_offload: KvOff
         prefix_cache=prefix_cache,
         kv_offload=kv_offload,
     )
+    # Which policies go together depends on neither the SLO nor the target.
     if not choices.searched(Slo(()), None):
         together = ", ".join(f"{axis} {' or '.join(values)}" for axis, values in axes.items())
         raise InputError(
@@ -293,6 +293,7 @@ def _values_of(
     if axis == "prediction":
         return _predictions(section)
     rows, usual = BY_FIELD[axis], str(getattr(_USUAL, axis))
+    # A plan is simulated by the kernel that batches step by step, so it takes rows of that kernel alone.
     possible = [
         row for row in rows.values() if STEPWISE in row.engines and (prefix_cache or not row.needs_caches)
     ]
@@ -342,7 +343,7 @@ def _check_target(
 ) -> None:
     """Raise InputError for a row that the deployment target lacks, naming those that it has."""
     lacking = [row for row in chosen if not is_deployed(row, target)]
-    if axis == "decode_routing" or not lacking:
+    if axis == "decode_routing" or not lacking:  # `is_deployed` knows the routers of prompts alone.
         return
     has = ", ".join(row.name for row in possible if is_deployed(row, target))
     if axis == "routing":
@@ -371,8 +372,9 @@ def _predictions(section: Section) -> tuple[str, ...]:
             predictions.append(str(item))
             continue
         if isinstance(item, str) and not item[:1].isdigit():
+            # A word that is none of these is refused, with an example of a share among what is possible.
             check_one_of(item, (KNOWN, MEAN, ANY, "85 %"), where)
-        predictions.append(repr(read_share(item, where)))
+        predictions.append(repr(read_share(item, where)))  # Values of an axis are texts.
     if len(set(predictions)) < len(predictions):
         raise InputError(f"{where}: found one twice in {value!r}; name each once")
     return tuple(predictions)

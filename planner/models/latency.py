@@ -43,7 +43,7 @@ these carried over to another GPU by rooflines; the roofline alone; or numbers g
 # Steps of decodes alone have at most about so many tokens: one per sequence, or a few that drafts made.
 DECODE_STEP_TOKENS = 512.0
 
-# Ends the basis of measured times that include what other programs took of the host's cores.
+# Ends the basis of step times by the wall clock: they include what other programs took of the host's cores.
 ON_WALL = "; by steps as long as they took on the wall"
 
 
@@ -72,7 +72,7 @@ class StepLatency:
     uncertainty_frac: float | None = None
     kind: Kind = "given"
     m_s: float = 0.0  # Additional seconds per KV token read by decodes in steps with prefills.
-    spread: StepTimeSpread | None = None  # Of other engines' times around these; None where unknown.
+    spread: StepTimeSpread | None = None  # How far engines were measured to be from this; None: unknown.
     joint_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -141,7 +141,9 @@ class StepLatency:
         )
 
     def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
-        """The form as the kernel reads it: f(N) + h for every N up to `most_tokens`, and the rest."""
+        """The form as the kernel reads it: f(N) + h for every N up to `most_tokens`, and the other numbers.
+        Only other forms of step times (foreign_forms.py) need `most_decodes`.
+        """
         table = self.step_s(np.arange(most_tokens + 1, dtype=float))
         return Compiled(FIVE, (self.a_s, self.b_s, self.d_s, self.e_s, self.m_s), (table,), (len(table),))
 
@@ -150,6 +152,7 @@ class StepLatency:
         """The step times of one rank, without the time of experts."""
         if not self.joint_s:
             return self
+        # Rounding in a file may let the difference fall slightly, and f must not.
         f_s = np.maximum.accumulate(np.array(self.f_s) - np.array(self.joint_s))
         return replace(self, f_s=tuple(f_s.tolist()), joint_s=())
 
@@ -186,7 +189,7 @@ class StepLatency:
             b_s=self.b_s / dp,
             d_s=self.d_s / dp,
             e_s=self.e_s / dp,
-            m_s=0.0,
+            m_s=0.0,  # Perhaps no rank with decodes has prefills.
         )
 
     def prefill_s(self, input_tokens: Array | Sequence[float] | float, budget_tokens: int) -> Array:
@@ -227,7 +230,9 @@ class StepLatency:
         )
 
     def scale_steps(self, prefill: float, decode: float) -> StepLatency:
-        """The same engine, decodes `decode` times as long, and what prefills add `prefill` times."""
+        """The same engine, decodes `decode` times as long, and what prefills add `prefill` times:
+        `scale_times` with the steps of decodes as the floor.
+        """
         if prefill == decode == 1.0:
             return self
         return self._with_knot(DECODE_STEP_TOKENS).scale_times(
@@ -246,9 +251,7 @@ class StepLatency:
         return replace(self, knots_tokens=knots, f_s=tuple(own.tolist()), joint_s=tuple(joint.tolist()))
 
     def with_least(self, least_s: float, *, beyond_tokens: float) -> StepLatency:
-        """The same engine with f(N) at least `least_s` at every corner beyond `beyond_tokens`, the first of
-        which lies one token further.
-        """
+        """The same engine with f(N) at least `least_s` from one token beyond `beyond_tokens` on."""
         step = self._with_knot(beyond_tokens)._with_knot(beyond_tokens + 1)
         knots, joint_s = np.array(step.knots_tokens), step.joint_at(np.array(step.knots_tokens))
         own_s = np.array(step.f_s) - joint_s
@@ -268,12 +271,12 @@ class StepLatency:
         floor of a step, its time at `up_to_tokens` or at the first knot if that is later, and the KV reads
         are bandwidth-bound and take `decode` times as long.
         """
-        floor = max(sum(knot <= up_to_tokens for knot in self.knots_tokens) - 1, 0)
+        floor_knot = max(sum(knot <= up_to_tokens for knot in self.knots_tokens) - 1, 0)
 
         def times(values_s: tuple[float, ...]) -> tuple[float, ...]:
             if not values_s:
                 return ()
-            floor_s = values_s[floor]
+            floor_s = values_s[floor_knot]
             return tuple(
                 min(value, floor_s) * decode + max(value - floor_s, 0.0) * prefill for value in values_s
             )

@@ -60,8 +60,8 @@ def router_rows(plan: Plan) -> Rows:
 
 
 def tokens_text(worker: WorkerType) -> str:
-    """Tokens of a step, and how many of a decode are drafts."""
-    drafts = worker.step_tokens - 1
+    """The tokens of a step at most, and how many drafts a decode has in it."""
+    drafts = worker.step_tokens - 1  # One of a decode's tokens is the next one, which is no draft.
     return f"{worker.max_num_batched_tokens:,}" + (f", {drafts} drafted" if drafts else "")
 
 
@@ -110,7 +110,7 @@ def slo_rows(plan: Plan) -> Rows:
 
 def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
     """A line per limit: what was asked, what the simulation says, the verdict. Where every window must keep
-    it one more says what its worst window comes to.
+    the limit, a second line is about the worst window.
     """
     rows: list[tuple[str, ...]] = []
     for line in verdict.lines:
@@ -157,6 +157,7 @@ def limit_rows(slo: Slo, verdict: Verdict) -> Rows:
             rows.append((text, "", "", values, "", values, _verdict_word(worst.holds)))
     for promised in verdict.guarantees:
         least, needed = promised.least, percent(promised.guarantee.share_frac)
+        # Without windows no tenant's work waited for as long as a window of the guarantee lasts.
         got = f"{percent(least.share_frac)} ({least.tenant})" if promised.windows else "nobody waited so long"
         rows.append(
             (
@@ -191,18 +192,18 @@ def percentile_rows(plan: Plan) -> Rows:
     """Every metric's spread, whether the SLO has it or not."""
     simulation = plan.simulation
     inside = measured(simulation)
-    gaps, seen, every = sampled_gaps_s(simulation)
-    about = "≈ " if every > 1 else ""
+    gaps, requests_of_gap, sample_stride = sampled_gaps_s(simulation)
+    about = "≈ " if sample_stride > 1 else ""
     spreads = [("Queue", "", mean_and_percentiles(simulation.queue_s[inside]))]
     for row in METRICS.values():
         if row.is_of_gaps:
-            spreads.append((row.name.capitalize(), about, mean_and_percentiles(gaps, seen)))
+            spreads.append((row.name.capitalize(), about, mean_and_percentiles(gaps, requests_of_gap)))
             continue
         if not row.is_shown(simulation):
             continue
         with_value = row.has_value(simulation)
-        values_s = row.values_s(simulation)[inside if with_value is None else inside & with_value]
-        spreads.append((row.name.capitalize(), "", mean_and_percentiles(values_s)))
+        shown = inside if with_value is None else inside & with_value
+        spreads.append((row.name.capitalize(), "", mean_and_percentiles(row.values_s(simulation)[shown])))
     head = ("Simulated", "Mean", *(percentile_name(p) for p in PERCENTILES))
     rows = [
         (name, *(f"{mark}{seconds_text(seconds)}" for seconds in values.values()))
@@ -224,9 +225,10 @@ def cost_rows(plan: Plan) -> Rows:
         how += f"; {counted(paid.owned_gpus, 'GPU')} owned, for {nothing}, {paid.rented_gpus} rented"
     tokens, output_tokens = plan.usd_per_million_tokens, plan.usd_per_million_output_tokens
     over = "price" + (", idle GPUs among it," if paid.idle_gpus else "") + " over the tokens of this traffic"
+    # Where requests wait for answers, the fleet is paid beyond the trace's last arrival.
     if plan.trace.after.size:
-        hours_s = served_s(plan.trace, plan.simulation)
-        over = f"price of the {show_s(hours_s)} to the last token, over the tokens of this traffic"
+        paid_s = served_s(plan.trace, plan.simulation)
+        over = f"price of the {show_s(paid_s)} to the last token, over the tokens of this traffic"
     values: list[tuple[str, ...]] = [
         ("Price per hour", usd(price), how),
         *(
@@ -297,7 +299,7 @@ def usage_rows(plan: Plan) -> Rows:
         steps = simulation.worker_steps[workers].sum()
         tokens = simulation.worker_tokens[workers].sum() / steps if steps else 0.0
         decodes = fullest = drawn = "–"
-        if power is not None:
+        if power is not None:  # The simulation recorded its steps (Plan.power).
             runs = simulation.runs
             runs = runs[(runs["worker"] >= workers.start) & (runs["worker"] < workers.stop)]
             runs = runs[runs["prefill_tokens"] >= 0]  # Other rows are gaps of single requests.
@@ -305,8 +307,7 @@ def usage_rows(plan: Plan) -> Rows:
             if seconds.sum() > 0:
                 decodes = f"{np.average(runs['decodes'], weights=seconds):,.1f}"
                 fullest = _share(runs["blocks"].max() * KV_BLOCK_TOKENS / pool.type.kv_tokens)
-            watts = power.worker_w[workers].sum() / (pool.count * pool.type.power_w)
-            drawn = _share(watts)
+            drawn = _share(power.worker_w[workers].sum() / (pool.count * pool.type.power_w))
         rows.append(
             (
                 pool.name,
@@ -340,16 +341,16 @@ def node_rows(plan: Plan) -> Rows:
     idle: dict[tuple[str, str], int] = {}
     gpus_per_node = {pool.type.gpu.base: int(pool.type.gpu.gpus_per_node) for pool in plan.fleet.pools}
     for node in plan.placement.nodes if plan.placement else ():
-        headroom: dict[str, int] = {}
+        workers: dict[str, int] = {}
         for part in node.parts:
             whole = "" if part.last - part.first + 1 == part.pp else f", stages {part.first} to {part.last}"
-            headroom[part.pool + whole] = headroom.get(part.pool + whole, 0) + 1
-        key = (node.kind, ", ".join(f"{count} × {name}" for name, count in headroom.items()))
+            workers[part.pool + whole] = workers.get(part.pool + whole, 0) + 1
+        key = (node.kind, ", ".join(f"{count} × {name}" for name, count in workers.items()))
         alike[key] = alike.get(key, 0) + 1
         used = sum(len(part.gpus) for part in node.parts)
         idle[key] = gpus_per_node[row_of(node.kind)] - used
     rows: list[tuple[str, ...]] = [
-        (kind, f"{count}", headroom, f"{idle[kind, headroom]}") for (kind, headroom), count in alike.items()
+        (kind, f"{count}", held, f"{idle[kind, held]}") for (kind, held), count in alike.items()
     ]
     return ("Nodes of", "Nodes", "Workers on each", "GPUs idle on each"), rows
 
@@ -418,6 +419,7 @@ def alternative_rows(plan: Plan) -> Rows:
         ("This plan", describe(plan.fleet), show_amount(plan.value, certificate.unit), "", "")
     ]
     if (paper := certificate.find_answer("on-paper")) is not None:
+        # The certificate's value is that of the fleet on paper, with which all alternatives are compared.
         value = show_amount(certificate.value, certificate.unit)
         rows.append(("This plan on paper", workers_text(paper.workers), value, "", "as all that follow"))
     rows += [

@@ -38,10 +38,12 @@ from planner.solvers.backend import Point, Program, minimise, solve_relaxation
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-ROUNDING_ROUNDS = 8  # The relaxation is tightened at most so often,
-CUTS_EACH = 3  # each time by so many rows per LLM and window,
-LEAST_VIOLATION = 1e-3  # which the solution violates by more than this, as a distance.
-DIVISOR_PARTS = 8  # The divisors d are the rates over 1 to so many.
+ROUNDING_ROUNDS = 8  # The relaxation is tightened at most this often.
+ROWS_EACH = 3  # Each time it gets at most this many rows per LLM and window.
+LEAST_VIOLATION = 1e-3  # A row is added if the solution is farther than this from satisfying it.
+DIVISOR_PARTS = 8  # The divisors d are the rates divided by 1 to this number, and differences of rates.
+SAME_RATE_FRAC = 1e-3  # Two rates that differ by less make no divisor of their own.
+LEAST_PART = 1e-4  # A b/d whose fraction is below this counts as whole.
 PART_GAP_SHARE = 0.04  # Parts are solved to this share of the gap that the caller allows.
 RATE_TOLERANCE = 5e-7  # Needed rates are lowered by this share, so that rounding errors refuse no exact fit.
 
@@ -59,21 +61,21 @@ class Cover:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SchedulePrices:
-    """pi (G, T), the price of a reserved GPU in a window; mu (K, T), the worth of a worker that is there when
-    the window begins.
+    """`reserved` is pi (G, T), the price of a reserved GPU in a window; `present` is mu (K, T), the worth of
+    a worker that is already there when the window begins.
     """
 
     reserved: Floats
-    there: Floats
+    present: Floats
 
 
 class Windows:
-    """The model in arrays. A window has K columns for its workers and G for its on-demand GPUs; S = G columns
+    """The model in arrays. A window has K columns for its workers and G for its on-demand GPUs; the G columns
     for the reserved GPUs are shared by all windows.
 
-    `rows` (R, K + G + S) >= `least` (R,) hold in every window, beside the covers. `cost` (K + G,) is that of
-    a worker or an on-demand GPU in a window, `reserved_cost` (S,) that of a reserved GPU in all windows,
-    `start_cost` (K,) that of a start. `most` (K + G + S,) are upper limits.
+    `rows` (R, K + 2 G) >= `least` (R,) hold in every window, beside the covers. `cost` (K + G,) is that of a
+    worker or an on-demand GPU in a window, `reserved_cost` (G,) that of a reserved GPU in all windows,
+    `start_cost` (K,) that of a start. `most` (K + 2 G,) are upper limits.
     """
 
     def __init__(
@@ -93,9 +95,8 @@ class Windows:
         self.rows = [list(zip(rows, least.tolist(), strict=True)) for _ in range(self.windows)]
         for cover in covers:
             for t, needed_rps in enumerate(cover.needed_rps):
-                if (
-                    needed_rps > 0
-                ):  # A worker counts for at most the whole need, which tightens the relaxation.
+                if needed_rps > 0:
+                    # A worker counts for at most the whole need, which tightens the relaxation.
                     shares = np.minimum(cover.rate_rps / needed_rps, 1.0)
                     self._add_row(t, cover, shares, 1 - RATE_TOLERANCE)
 
@@ -125,18 +126,19 @@ class Windows:
         each = [np.array([row for row, _ in self.rows[t]]) for t in part]
         least = [amount for t in part for _, amount in self.rows[t]]
         cost = np.tile(self.cost, (length, 1))
-        into = sparse.diags([-1.0, 1.0], [0, -1], shape=(length + 1, length), format="lil")
-        started = np.zeros((length + 1, kinds))
+        # Starts into a window are at least its workers less those before it: start_t - z_t + z_(t-1) >= 0.
+        changes = sparse.diags([-1.0, 1.0], [0, -1], shape=(length + 1, length), format="lil")
+        least_started = np.zeros((length + 1, kinds))
         if is_ring:
-            into[0, length - 1] += 1.0
+            changes[0, length - 1] += 1.0
         elif before is None:
-            cost[0, :kinds] += prices.there[:, part[0]]
+            cost[0, :kinds] += prices.present[:, part[0]]
         else:
-            started[0] = -before
+            least_started[0] = -before
         if after is not None:
-            started[-1] = after
+            least_started[-1] = after
         elif not is_ring:
-            cost[-1, :kinds] -= prices.there[:, (part[-1] + 1) % self.windows]
+            cost[-1, :kinds] -= prices.present[:, (part[-1] + 1) % self.windows]
         is_tied = np.ones((length + 1, kinds), bool)
         is_tied[0], is_tied[-1] = is_ring or before is not None, after is not None
         matrix = sparse.bmat(
@@ -146,7 +148,7 @@ class Windows:
                     None,
                     sparse.csr_matrix(np.vstack([rows[:, local:] for rows in each])),
                 ],
-                [sparse.kron(into, sparse.eye(kinds, local)), sparse.eye(started.size), None],
+                [sparse.kron(changes, sparse.eye(kinds, local)), sparse.eye(least_started.size), None],
             ],
             format="csr",
         )
@@ -166,13 +168,13 @@ class Windows:
                 )
             ),
             matrix=matrix[keep],
-            least=np.concatenate((least, started.ravel()))[keep],
+            least=np.concatenate((least, least_started.ravel()))[keep],
             low=low,
             high=high,
             is_integer=np.concatenate(
                 (
                     np.tile(np.arange(local) < kinds, length),
-                    np.zeros(started.size, bool),
+                    np.zeros(least_started.size, bool),  # Starts are whole where workers are.
                     np.ones(self.shared, bool),
                 )
             ),
@@ -201,8 +203,8 @@ class Windows:
             ]
         )
         reserved += (self.reserved_cost - reserved.sum(axis=1))[:, None] / self.windows
-        there = duals[ends[-1] :].reshape(self.windows, self.kinds).T
-        return SchedulePrices(reserved, np.clip(there, 0.0, self.start_cost[:, None]))
+        present = duals[ends[-1] :].reshape(self.windows, self.kinds).T
+        return SchedulePrices(reserved, np.clip(present, 0.0, self.start_cost[:, None]))
 
     def tighten(self, workers: Floats) -> bool:
         """Add rounded covers that these counts (K, T) violate; returns whether there were any."""
@@ -213,7 +215,7 @@ class Windows:
             reached = np.einsum("dtn,nt->dt", rows, workers[cover.columns])
             missing = (least - reached) / np.linalg.norm(rows, axis=2).clip(1e-9)
             for t in range(self.windows):
-                for d in np.argsort(-missing[:, t], kind="stable")[:CUTS_EACH]:
+                for d in np.argsort(-missing[:, t], kind="stable")[:ROWS_EACH]:
                     if missing[d, t] > LEAST_VIOLATION:
                         self._add_row(t, cover, rows[d, t], float(least[d, t]))
                         is_new = True
@@ -221,10 +223,10 @@ class Windows:
 
 
 def _divisors(rates: Floats) -> list[float]:
-    """The rates over 1 to DIVISOR_PARTS, and the differences of two rates."""
+    """The rates divided by 1 to DIVISOR_PARTS, and the differences of two rates."""
     distinct = sorted({float(rate) for rate in rates if rate > 0})
     pairs = itertools.combinations(distinct, 2)
-    differences = {more - less for less, more in pairs if more - less > 1e-3 * more}
+    differences = {more - less for less, more in pairs if more - less > SAME_RATE_FRAC * more}
     return sorted({rate / n for rate in distinct for n in range(1, DIVISOR_PARTS + 1)} | differences)
 
 
@@ -236,7 +238,7 @@ def _round_cover(cover: Cover, divisor: float) -> tuple[Floats, Floats]:
     part = needed - np.floor(needed)
     steps = np.floor(cover.rate_rps / divisor + 1e-9)
     rest = np.clip(cover.rate_rps / divisor - steps, 0.0, 1.0)
-    is_useful = part > 1e-4
+    is_useful = part > LEAST_PART
     rows = steps + np.minimum(rest / np.where(is_useful, part, 1.0)[:, None], 1.0)
     return np.where(is_useful[:, None], rows, 0.0), np.where(is_useful, np.ceil(needed), 0.0)
 
@@ -253,7 +255,7 @@ def search(
     `cost_of` is infinite for counts that violate a constraint over several windows that `model` leaves out.
     The search ends when the gap is closed within the budget, when the bound exceeds the budget, or in time.
     """
-    bound, wished, prices = solve_windows_relaxation(model, deadline)
+    bound, relaxed_reserved, prices = solve_windows_relaxation(model, deadline)
     parts = _PricedParts(model, prices, PART_GAP_SHARE * gap_frac, deadline)
     best: Proposal | None = None
     cost = math.inf
@@ -267,8 +269,8 @@ def search(
         is_closed = best is not None and cost <= budget and bound >= cost * (1 - gap_frac - 1e-9)
         return is_closed or bound > budget or bound == math.inf or time.monotonic() > deadline
 
-    if wished is not None:
-        for proposal in parts.first_schedules(wished):
+    if relaxed_reserved is not None:
+        for proposal in parts.first_schedules(relaxed_reserved):
             try_out(proposal)
             if best is not None:
                 break
@@ -310,23 +312,24 @@ class _PricedParts:
     gap_frac: float
     deadline: float
 
-    def first_schedules(self, wished: Floats) -> Iterator[Proposal | None]:
-        """Schedules with about the reserved GPUs that the relaxation wishes for, then with as few as
-        possible; None where no such schedule was found.
+    def first_schedules(self, relaxed_reserved: Floats) -> Iterator[Proposal | None]:
+        """A schedule with the reserved GPUs of the relaxation, rounded, then one with as few as possible;
+        None where no such schedule was found.
         """
-        is_rented = self.model.most[self.model.kinds : self.model.local] > 0
-        needed = np.zeros(len(wished), np.int64)
-        if not is_rented.all():
+        is_on_demand = self.model.most[self.model.kinds : self.model.local] > 0
+        needed = np.zeros(len(relaxed_reserved), np.int64)
+        if not is_on_demand.all():  # What is not to be had on demand must be reserved for the largest need.
             _, chosen = self.solve_parts_apart(1)
             needed = np.max([needed, *(reserved for _, reserved in chosen)], axis=0)
-        yield self.schedule_in_order(np.where(is_rented, np.round(wished).astype(np.int64), needed))
-        yield self.schedule_in_order(np.where(is_rented, 0, needed))
+        rounded = np.round(relaxed_reserved).astype(np.int64)
+        yield self.schedule_in_order(np.where(is_on_demand, rounded, needed))
+        yield self.schedule_in_order(np.where(is_on_demand, 0, needed))
 
     def solve_parts_apart(self, length: int) -> tuple[float, list[Proposal]]:
         """The bound by parts that are solved at prices, and their choices; no choices if a part has none."""
         bound, proposals = 0.0, list[Proposal]()
-        cut = self._cut(length)
-        for part in cut:
+        windows_of_parts = self._windows_of_parts(length)
+        for part in windows_of_parts:
             point = self._solve(self.model.program(part, self.prices))
             bound += point.bound
             if not math.isfinite(bound):
@@ -334,7 +337,7 @@ class _PricedParts:
             if point.x is not None:
                 workers, reserved = self.model.split(np.round(point.x), len(part))
                 proposals.append((workers.astype(np.int64), reserved.astype(np.int64)))
-        return bound, proposals if len(proposals) == len(cut) else []
+        return bound, proposals if len(proposals) == len(windows_of_parts) else []
 
     def schedule_in_order(self, reserved: Counts) -> Proposal | None:
         """A schedule made window after window, each from the counts before it, the last also up to those of
@@ -359,7 +362,8 @@ class _PricedParts:
         model, counts, reserved = self.model, best[0].copy(), best[1]
         if length >= model.windows:
             return None
-        for part in self._cut(length, first=length // 2):
+        # Shifted by half a part, so that the seam from the last window to the first is usually within one.
+        for part in self._windows_of_parts(length, first=length // 2):
             before, after = counts[:, part[0] - 1], counts[:, (part[-1] + 1) % model.windows]
             program = model.program(part, self.prices, before=before, after=after, reserved=reserved)
             point = self._solve(program)
@@ -368,7 +372,7 @@ class _PricedParts:
             counts[:, part] = model.split(point.x, len(part))[0]
         return counts, reserved
 
-    def _cut(self, length: int, first: int = 0) -> list[list[int]]:
+    def _windows_of_parts(self, length: int, first: int = 0) -> list[list[int]]:
         """All windows, from `first` on and around, in parts of `length`; the last may be shorter."""
         windows = self.model.windows
         order = [(first + t) % windows for t in range(windows)]

@@ -1,7 +1,7 @@
 """The smallest change from a running fleet: keep it while that pays, else move as little as pays.
 
 Sets   j  option: a worker type in a role, of the running fleet and of the best fleets of a plan from scratch
-Data   c_j price, e_k of a GPU of a node that is sold whole and has no worker [USD/h]   n0_j running workers
+Data   c_j price of a worker, e_k of an idle GPU on a node sold whole [USD/h]   n0_j running workers
        H horizon [h]   a, b USD per worker started, stopped
 Vars   n_j integer >= 0 workers;   i_k GPUs of nodes of kind k without a worker (solvers/whole_nodes.py)
 
@@ -133,33 +133,33 @@ def replan(
     scratch = study.ask(task, (current,))
     running, gone_pools = _running_options(scratch.problem, current)
     gone = sum(pool.count for pool in gone_pools)
-    change = _build_change(scratch, running, gone, terms)
-    names = [option.name for option in change.universe]
-    n0 = change.n0
+    model = _build_model(scratch, running, gone, terms)
+    names = [option.name for option in model.universe]
+    n0 = model.n0
     scratch_count = {option.name: count for option, count in scratch.search_result.best}
     n_scratch = np.array([scratch_count.get(name, 0) for name in names])
     scratch_kept_in = next((each.kept_in for each in scratch.answers if each.name == "production"), None)
-    running_holds = gone == 0 and bool(change.is_within_limits(n0)) and change.holds(n0, is_picked=False)
+    running_holds = gone == 0 and bool(model.is_within_limits(n0)) and model.holds(n0, is_picked=False)
     best = n_scratch
-    if running_holds and float(change.horizon_usd(n0)) <= float(change.horizon_usd(best)):
+    if running_holds and float(model.horizon_usd(n0)) <= float(model.horizon_usd(best)):
         best = n0
-    best, assumed, is_exhausted = _find_cheaper(study, change, scratch, best)
-    oracle = change.oracle
+    best, assumed, is_exhausted = _find_cheaper(study, model, scratch, best)
+    oracle = model.oracle
     lost = [Move(f"{pool.role} {pool.type.name}", pool.count, 0) for pool in gone_pools]
     return Replan(
-        best=change.way_of("the smallest change that pays", best, is_holding=True),
+        best=model.way_of("the smallest change that pays", best, is_holding=True),
         keeps=bool((best == n0).all()) and gone == 0,
         moves=(
             *(Move(name, int(a), int(b)) for name, a, b in zip(names, n0, best, strict=True) if a or b),
             *lost,
         ),
         ways=(
-            *([change.way_of("keep what runs", n0, is_holding=running_holds)] if gone == 0 else []),
-            replace(change.way_of("plan from scratch", n_scratch, is_holding=True), kept_in=scratch_kept_in),
+            *([model.way_of("keep what runs", n0, is_holding=running_holds)] if gone == 0 else []),
+            replace(model.way_of("plan from scratch", n_scratch, is_holding=True), kept_in=scratch_kept_in),
         ),
-        verdict=oracle.verdict(oracle.fleet(change.fleet_counts(best)), record=True)[1],
+        verdict=oracle.verdict(oracle.fleet(model.fleet_counts(best)), record=True)[1],
         running_verdict=(
-            oracle.verdict(oracle.fleet(change.fleet_counts(n0)), record=True)[1] if gone == 0 else None
+            oracle.verdict(oracle.fleet(model.fleet_counts(n0)), record=True)[1] if gone == 0 else None
         ),
         options=tuple(names),
         is_exhausted=is_exhausted,
@@ -171,7 +171,7 @@ def replan(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Change:
+class _ReplanModel:
     """The model above as arrays over the options of `universe` (J,).
 
     `n0` are the running workers, without the `gone` workers whose GPUs are no longer in stock. `uses`
@@ -231,16 +231,19 @@ class _Change:
         return Way(label, self.oracle.fleet(counts), *costs, is_holding, kept_in)
 
 
-def _build_change(
+def _build_model(
     scratch: StudyAnswer, running: Sequence[tuple[Option, int]], gone: int, terms: ReplanTerms
-) -> _Change:
+) -> _ReplanModel:
     universe, limits = _candidate_options(running, scratch), scratch.problem.limits
     rows, running_count = limits.rows(), {option.name: count for option, count in running}
     uses = np.array([[limits.use(name, option.type) for option in universe] for name, _ in rows])
     problem, test = scratch.problem, None
     if problem.task.safety is not None and problem.tested is not None:
-        test = ScenarioTest(problem.oracle, problem.tested, problem.task.safety, 0, lambda: False)
-    return _Change(
+        # Ways are compared in the same scenarios, from number 0 on, however long that takes.
+        test = ScenarioTest(
+            problem.oracle, problem.tested, problem.task.safety, first=0, out_of_time=lambda: False
+        )
+    return _ReplanModel(
         universe,
         with_search_scenarios(on_all_draws(problem)).oracle,
         terms,
@@ -256,20 +259,22 @@ def _build_change(
     )
 
 
-def _find_cheaper(study: Study, change: _Change, scratch: StudyAnswer, best: Ints) -> tuple[Ints, int, bool]:
+def _find_cheaper(
+    study: Study, model: _ReplanModel, scratch: StudyAnswer, best: Ints
+) -> tuple[Ints, int, bool]:
     """Simulate counts cheaper than `best`, those expected to carry most first.
 
     Returns the best counts found, how many vectors were dropped as smaller than one that fails, and whether
     no cheaper vector is left.
     """
-    value = float(change.horizon_usd(best))
-    vectors, lacks_options = _cheaper_counts(change, value)
-    vectors = vectors[change.horizon_usd(vectors) < value * (1 - ROUNDING)]
-    vectors = vectors[change.is_within_limits(vectors)]
-    share = np.array([_share_per_worker(option, scratch) for option in change.universe])
-    capacity = _capacity_shares(change.universe, share, vectors)
+    value = float(model.horizon_usd(best))
+    vectors, lacks_options = _cheaper_counts(model, value)
+    vectors = vectors[model.horizon_usd(vectors) < value * (1 - ROUNDING)]
+    vectors = vectors[model.is_within_limits(vectors)]
+    share = np.array([_share_per_worker(option, scratch) for option in model.universe])
+    capacity = _capacity_shares(model.universe, share, vectors)
     vectors, capacity = vectors[capacity > 0], capacity[capacity > 0]
-    traces = 1 + len(change.oracle.scenarios)  # Each vector is simulated on the trace and in the scenarios.
+    traces = 1 + len(model.oracle.scenarios)  # Each vector is simulated on the trace and in the scenarios.
     requests_per_try = traces * len(scratch.problem.trace)
     tries = int(np.clip(MOST_REQUESTS / requests_per_try, FEWEST_TRIES, MOST_TRIES))
     deadline, assumed = now_s() + study.work_limit_s, 0
@@ -278,13 +283,13 @@ def _find_cheaper(study: Study, change: _Change, scratch: StudyAnswer, best: Int
         # The largest expected capacity, and of equal ones the most workers.
         candidate = vectors[np.lexsort((vectors.sum(axis=1), capacity))[-1]]
         study.progress(f"a smaller change: {len(vectors)} left, best {value:.6g} USD")
-        if change.holds(candidate):
-            best = _remove_spare_workers(candidate, change)
-            value = float(change.horizon_usd(best))
-            alive = change.horizon_usd(vectors) < value * (1 - ROUNDING)
+        if model.holds(candidate):
+            best = _remove_spare_workers(candidate, model)
+            value = float(model.horizon_usd(best))
+            alive = model.horizon_usd(vectors) < value * (1 - ROUNDING)
         else:
             alive = ~(vectors <= candidate).all(axis=1)
-            assumed += int((~alive).sum()) - 1
+            assumed += int((~alive).sum()) - 1  # The candidate was simulated, the others were not.
         vectors, capacity = vectors[alive], capacity[alive]
     return best, assumed, not len(vectors) and not lacks_options
 
@@ -320,7 +325,8 @@ def _candidate_options(running: Sequence[tuple[Option, int]], scratch: StudyAnsw
     """The options for the new fleet: the running ones first, then those of the best fleets from scratch."""
     level0 = scratch.search_result.level0
     options = [option for option, _ in running]
-    for counts in (scratch.search_result.best, level0.search.best, level0.mixed[0], level0.one_gpu[0]):
+    mixed_best, one_gpu_best = level0.mixed[0], level0.one_gpu[0]  # Each is a fleet and its value.
+    for counts in (scratch.search_result.best, level0.search.best, mixed_best, one_gpu_best):
         options += [option for option, _ in counts or ()]
     unique: dict[str, Option] = {}
     for option in options:
@@ -335,29 +341,30 @@ def _share_per_worker(option: Option, scratch: StudyAnswer) -> float:
     """
     level0 = scratch.search_result.level0
     if option.name in level0.bounded:
-        return expected_share(option, level0, {})
+        return expected_share(option, level0, capacities={})
     if not scratch.fleet.price_usd_per_h:
         return option.type.gpus / scratch.fleet.gpus
     return option.type.price_usd_per_h / scratch.fleet.price_usd_per_h
 
 
-def _cheaper_counts(change: _Change, value: float) -> tuple[Ints, bool]:
+def _cheaper_counts(model: _ReplanModel, value: float) -> tuple[Ints, bool]:
     """All count vectors (V, J) of a box that contains every vector cheaper than `value`, and whether the box
     lacks options.
 
     If the box has more than MOST_VECTORS, options are left out of it from the last one on (their count is 0).
     """
-    price, n0, uses = change.price, change.n0, change.uses
-    horizon_h, start_usd = change.terms.horizon_h, change.terms.start_usd
-    budget_usd = value - change.terms.stop_usd * change.gone
+    price, n0, uses = model.price, model.n0, model.uses
+    horizon_h, start_usd = model.terms.horizon_h, model.terms.start_usd
+    budget_usd = value - model.terms.stop_usd * model.gone
     most = np.zeros(len(price), dtype=np.int64)
     for j, c in enumerate(price):
         # The most workers of option j that the budget pays if there are no others.
         affordable = np.floor(budget_usd / (horizon_h * c)) if c > 0 else MOST_VECTORS
-        if start_usd and c * horizon_h * n0[j] < budget_usd:  # Workers beyond n0 cost a start as well.
+        # Where the budget pays for more than the running workers, the others cost a start as well.
+        if start_usd and c * horizon_h * n0[j] < budget_usd:
             with_starts = np.floor((budget_usd + start_usd * n0[j]) / (horizon_h * c + start_usd))
             affordable = min(affordable, with_starts)
-        by_limit = [a / u for a, u in zip(change.amounts, uses[:, j], strict=True) if u > 0]
+        by_limit = [a / u for a, u in zip(model.amounts, uses[:, j], strict=True) if u > 0]
         most[j] = int(min([affordable, MOST_VECTORS, *by_limit]))
     options = len(price)
     while options > 1 and np.prod(most[:options] + 1.0) > MOST_VECTORS:
@@ -382,14 +389,14 @@ def _capacity_shares(universe: Sequence[Option], share: Floats, vectors: Ints) -
     return np.asarray(np.where(is_half_pair, 0.0, carried["mixed"] + by_pairs))
 
 
-def _remove_spare_workers(n: Ints, change: _Change) -> Ints:
+def _remove_spare_workers(n: Ints, model: _ReplanModel) -> Ints:
     """Remove workers, the most expensive first, while this saves money and the fleet keeps the SLO."""
     n = n.copy()
-    for j in np.argsort(-change.price, kind="stable"):
+    for j in np.argsort(-model.price, kind="stable"):
         while n[j] > 0:
             fewer = n.copy()
             fewer[j] -= 1
-            if change.horizon_usd(fewer) >= change.horizon_usd(n) or not change.holds(fewer):
+            if model.horizon_usd(fewer) >= model.horizon_usd(n) or not model.holds(fewer):
                 break
             n = fewer
     return n
@@ -436,7 +443,7 @@ def compare_traffic(before: Trace, after: Trace) -> tuple[TrafficDrift, ...]:
     return tuple(rows)
 
 
-def change_document(answer: Replan, moved: tuple[TrafficDrift, ...] | None) -> dict[str, Any]:
+def change_document(answer: Replan, drift: tuple[TrafficDrift, ...] | None) -> dict[str, Any]:
     """What `plan replan --json` prints; `drift` is null if the running fleet's traffic is not known."""
     return {
         "keeps": answer.keeps,
@@ -454,7 +461,7 @@ def change_document(answer: Replan, moved: tuple[TrafficDrift, ...] | None) -> d
                 "total_usd": way.total_usd,
                 "holds": way.holds,
                 "kept": None if way.kept_in is None else way.kept_in.kept,
-                "futures": None if way.kept_in is None else way.kept_in.futures,
+                "futures": None if way.kept_in is None else way.kept_in.futures,  # the number of scenarios
             }
             for way in (answer.best, *answer.ways)
         ],
@@ -476,7 +483,7 @@ def change_document(answer: Replan, moved: tuple[TrafficDrift, ...] | None) -> d
         "is_exact": answer.is_exact,
         "simulations": answer.simulations,
         "drift": None
-        if moved is None
+        if drift is None
         else [
             {
                 "what": row.what,
@@ -486,6 +493,6 @@ def change_document(answer: Replan, moved: tuple[TrafficDrift, ...] | None) -> d
                 "p": row.p,
                 "is_drift": row.is_drift,
             }
-            for row in moved
+            for row in drift
         ],
     }

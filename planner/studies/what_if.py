@@ -109,12 +109,13 @@ class Study:
     progress: Progress = report_nothing
     answers: Answers = field(default_factory=Answers)
     taken_s: float = 0.0
-    work_s: float = math.inf  # The limit of a question on the search's clock (oracle/work_clock.py).
+    # A further limit of each question, on the search's clock (oracle/work_clock.py).
+    work_s: float = math.inf
     _requests_by_task: dict[tuple[object, ...], TrafficRequest] = field(default_factory=dict)
 
     @property
     def work_limit_s(self) -> float:
-        """The limit of each question on the search's clock."""
+        """The limit of each question on the search's clock: that of `time_limit_s` there, or `work_s`."""
         return min(work_limit_s(self.time_limit_s), self.work_s)
 
     @property
@@ -269,10 +270,10 @@ def ask_again(study: Study, before: StudyAnswer, task: PlanQuestion, label: str)
         return Moved(label, task, False, None, str(error))
     fleet = workers_in_question(problem, before.fleet)
     policies = None if fleet is None else find_keeping_policies(problem, fleet)
-    kept = None if fleet is None else policies is not None
+    kept = policies is not None if fleet is not None else None
     under = ""
     if fleet is not None and policies is not None and policies != fleet.policies:
-        # Policies that differ without a name for it differ in the longest wait alone.
+        # `name_policies` names every difference but that of the longest wait.
         under = name_policies(policies, (policies, fleet.policies)) or "the longest wait asked for"
     try:
         return Moved(label, task, kept, study.ask(task, (before.fleet,)), under=under)
@@ -353,11 +354,9 @@ def explain_limits(
         ask_again(study, before, changed_task, label)
         for label, changed_task in limit_changes(before, by_frac)
     ]
-    tightest = tuple(
-        PromisedAt(line.limit, line.decides[0])
-        for line in before.verdict.lines
-        if math.isfinite(line.decides[0])
-    )
+    # What decides a line is a value and a share.
+    values_s = ((line.limit, line.decides[0]) for line in before.verdict.lines)
+    tightest = tuple(PromisedAt(limit, value_s) for limit, value_s in values_s if math.isfinite(value_s))
     unit = OBJECTIVE_UNITS[before.problem.task.objective]
     costs = []
     for moved in moves:
@@ -391,11 +390,12 @@ def _wrong_by(
     lightest traffic stays, so that all traffic from there to the heaviest must be kept.
     """
     task, robust = before.problem.task, before.problem.task.robust
+    lightest_frac = (1 + robust.traffic_from_frac) * (1 + traffic_frac) - 1
     changed = Robust(
-        (1 + robust.step_times_frac) * (1 + steps_frac) - 1,
-        (1 + robust.traffic_frac) * (1 + traffic_frac) - 1,
-        robust.traffic_from_frac if up_to else (1 + robust.traffic_from_frac) * (1 + traffic_frac) - 1,
-        robust.spread,
+        step_times_frac=(1 + robust.step_times_frac) * (1 + steps_frac) - 1,
+        traffic_frac=(1 + robust.traffic_frac) * (1 + traffic_frac) - 1,
+        traffic_from_frac=robust.traffic_from_frac if up_to else lightest_frac,
+        spread=robust.spread,
     )
     return replace(task, robust=changed)
 
@@ -454,8 +454,8 @@ def _limit_move_s(limit: Limit, by_frac: float) -> float:
 
 def document(answer: StudyAnswer) -> dict[str, Any]:
     """An answer as plain values, for --json."""
-    fleet, tokens = answer.fleet, answer.problem.trace
-    millions = float(tokens.input_tokens.sum() + tokens.output_tokens.sum()) / 1e6
+    fleet, trace = answer.fleet, answer.problem.trace
+    million_tokens = float(trace.input_tokens.sum() + trace.output_tokens.sum()) / 1e6
     return {
         "fleet": describe(fleet),
         "workers": [
@@ -474,7 +474,7 @@ def document(answer: StudyAnswer) -> dict[str, Any]:
         "level0_exact": answer.is_exact,
         "level0_exhausted": answer.is_exhausted,
         "cost_usd_per_h": bill_fleet(fleet).usd_per_h,
-        "usd_per_million_tokens": bill_fleet(fleet).usd_per_h * answer.served_s / 3600 / millions,
+        "usd_per_million_tokens": bill_fleet(fleet).usd_per_h * answer.served_s / 3600 / million_tokens,
         "power_w": fleet.power_w,
         "gpus": fleet.gpus,
         "slo": [
@@ -486,8 +486,8 @@ def document(answer: StudyAnswer) -> dict[str, Any]:
             }
             for line in answer.verdict.lines
         ],
-        "requests": len(tokens),
-        "rate_rps": tokens.rate_rps,
+        "requests": len(trace),
+        "rate_rps": trace.rate_rps,
         "answers": [answer_document(each) for each in answer.answers],
     }
 
@@ -500,7 +500,7 @@ def answer_document(answer: Answered) -> dict[str, Any]:
         "value": answer.value,
         "cost_usd_per_h": answer.paid_usd_per_h,
         "kept": None if kept_in is None else kept_in.kept,
-        "futures": None if kept_in is None else kept_in.futures,
+        "futures": None if kept_in is None else kept_in.futures,  # the number of scenarios
     }
 
 

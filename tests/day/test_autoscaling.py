@@ -681,7 +681,7 @@ def a_deployment(**known: Any) -> Deployment:
 def test_what_was_simulated_is_what_is_deployed() -> None:
     """Sizes, start-ups and limits on draining of the pools; settings by role; the table of the plan."""
     chosen = table.parse_controller("hpa", {"metric": "queue", "decode": {"metric": "kv", "target": "60 %"}})
-    told = autoscaling.of_chosen(chosen, a_deployment(), ("pre", "dec"), (2, 3))
+    told = autoscaling.autoscaler_of(chosen, a_deployment(), ("pre", "dec"), (2, 3))
     pre, dec = told.pools
     assert (pre.least, pre.most, pre.size, pre.start_s, pre.drain_s) == (1, 6, 2, 100.0, 3600.0)
     assert (dec.least, dec.most, dec.size, dec.start_s, dec.drain_s) == (2, 8, 3, 200.0, 45.0)
@@ -692,7 +692,7 @@ def test_what_was_simulated_is_what_is_deployed() -> None:
         "vllm_kv_cache_usage_perc",
     ]
     assert metrics[1]["target"]["averageValue"] == "600m"
-    ours = autoscaling.of_chosen(
+    ours = autoscaling.autoscaler_of(
         table.parse_controller("fleetplan", {}), a_deployment(), ("pre", "dec"), (2, 3)
     )
     (rule,) = of(autoscaling.render(PAIRS, 5000, "kubernetes", ours), prometheus_queries.RULES_FILE)
@@ -712,7 +712,7 @@ def test_a_timetable_made_of_earlier_days_is_deployed() -> None:
     minutes ahead."""
     rates = np.array([3.0 if 8 <= hour < 20 else 1.0 for hour in range(24)])
     deployment = a_deployment(history=History(3600.0, rates))
-    told = autoscaling.of_chosen(table.parse_controller("cron", {}), deployment, ("pre", "dec"), (1, 2))
+    told = autoscaling.autoscaler_of(table.parse_controller("cron", {}), deployment, ("pre", "dec"), (1, 2))
     (pre, dec) = of(autoscaling.render(PAIRS, 5000, "kubernetes", told), keda_object.FILE)
     for scaled, least in ((pre, 1), (dec, 2)):
         (trigger,) = scaled["spec"]["triggers"]
@@ -727,6 +727,6 @@ def test_a_timetable_made_of_earlier_days_is_deployed() -> None:
 
 def test_static_deploys_the_workers_it_was_told() -> None:
     chosen = table.parse_controller("static", {"workers": [3, 4]})
-    told = autoscaling.of_chosen(chosen, a_deployment(), ("pre", "dec"), (1, 2))
+    told = autoscaling.autoscaler_of(chosen, a_deployment(), ("pre", "dec"), (1, 2))
     text = autoscaling.render(PAIRS, 5000, "kubernetes", told)["kubernetes.yaml"]
     assert re.findall(r"^  replicas: (\d+)$", text, re.M) == ["3", "4", "1"]  # and a router

@@ -36,7 +36,7 @@ def exported(name: str, own: Deployment, **parameters: Any) -> Autoscaler:
     fleet = FLEETS[name]
     chosen = table.parse_controller("fleetplan", parameters)
     sizes = [1] * len(fleet.pools)
-    return autoscaling.of_chosen(chosen, own, [pool.name for pool in fleet.pools], sizes)
+    return autoscaling.autoscaler_of(chosen, own, [pool.name for pool in fleet.pools], sizes)
 
 
 def on_nodes(roles: tuple[Role, ...]) -> Deployment:

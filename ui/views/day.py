@@ -308,7 +308,7 @@ def _start(session: Session, form: Form) -> None:
 
 
 def _answer(session: Session, form: Form) -> None:
-    job = session.jobs.of(session.id, PAGE)
+    job = session.jobs.find(session.id, PAGE)
     kept = session.store.kept(session.id, RESULT)
     answer = session.store.document(kept["result"]) if kept else None
     if job is None and answer is None:
@@ -323,7 +323,7 @@ def _answer(session: Session, form: Form) -> None:
 
 def _last(session: Session, form: Form, kept: Document, answer: Document) -> None:
     """Show the latest answer and the question that it belongs to."""
-    job = session.jobs.of(session.id, PAGE)
+    job = session.jobs.find(session.id, PAGE)
     if job is not None and job.state != "done":
         st.caption("The last answer of this session:")
     elif not _is_of(session, form, kept["result"]):

@@ -80,7 +80,7 @@ def _changes(session: Session, form: Form, shown: tuple[SavedPlan, Document] | N
 
 
 def _state(session: Session, shown: tuple[SavedPlan, Document] | None, changes: list[str]) -> str:
-    job = session.jobs.of(session.id, "plan")
+    job = session.jobs.find(session.id, "plan")
     if job is not None and job.state == "running":
         return "Planning."
     if shown is None:
@@ -90,7 +90,7 @@ def _state(session: Session, shown: tuple[SavedPlan, Document] | None, changes: 
 
 def _answer(session: Session, shown: tuple[SavedPlan, Document] | None, changes: list[str]) -> None:
     st.header("Answer", anchor="answer")
-    job = session.jobs.of(session.id, "plan")
+    job = session.jobs.find(session.id, "plan")
     if refused := st.session_state.get("refused"):
         draw.error(refused)
     if job is not None and job.state != "done":
@@ -179,7 +179,7 @@ def _live(session: Session, saved: SavedPlan, document: Document) -> None:
     """Sliders over simulations around the plan, which are made once it is there."""
     st.subheader("What if, at once", anchor="live")
     if document["limits"] and (request := _sliders_request(session, saved, document)):
-        job = session.jobs.of(session.id, "sliders")
+        job = session.jobs.find(session.id, "sliders")
         if job is None or job.key != result_key("sliders", request):
             job = session.jobs.start(session.id, "sliders", "sliders", request)
         if job.state == "running":
@@ -224,7 +224,7 @@ def _traffic(session: Session, form: Form, below_trace: Any) -> None:
             draw.error(error)
             return
         summary = short_job(session, "trace", "trace", request, "Reading the traffic")
-        job = session.jobs.of(session.id, "trace")
+        job = session.jobs.find(session.id, "trace")
         is_log = form["source"] == question.UPLOAD and not form["trace"].startswith(f"{SAMPLES}/")
         if is_log and (form["map"] or (job is not None and "--map" in job.error)):
             inputs.columns(session, form["trace"], job.guess if job is not None else "")

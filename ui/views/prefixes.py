@@ -53,7 +53,7 @@ def page() -> None:
         except PlannerError as error:
             draw.error(error)
     answer = follow_job(session, "prefixes")
-    job = session.jobs.of(session.id, "prefixes")
+    job = session.jobs.find(session.id, "prefixes")
     if answer is None or job is None:
         return
     _sharing(answer)

@@ -7,7 +7,7 @@ import streamlit as st
 from planner.errors import PlannerError
 from ui import draw
 from ui.session import Session, follow_job, open_session
-from ui.store import SavedPlan
+from ui.store import Document, SavedPlan
 
 
 def page() -> None:
@@ -26,7 +26,7 @@ def page() -> None:
     def label(plan: str) -> str:
         return f"{plans[plan].name} ({plans[plan].made} UTC)"
 
-    _one(session, plans[st.selectbox("Plan", list(plans), format_func=label, key="saved_one")])
+    _edit_plan(session, plans[st.selectbox("Plan", list(plans), format_func=label, key="saved_one")])
     st.header("Side by side")
     chosen = st.multiselect(
         "Plans to compare", list(plans), list(plans)[:2], format_func=label, key="saved_chosen"
@@ -34,11 +34,11 @@ def page() -> None:
     if len(chosen) < 2:
         st.info("Choose two plans or more.")
         return
-    _figures(session, [plans[plan] for plan in chosen])
+    _compare_figures(session, [plans[plan] for plan in chosen])
     _on_the_same_requests(session, [plans[plan] for plan in chosen])
 
 
-def _one(session: Session, plan: SavedPlan) -> None:
+def _edit_plan(session: Session, plan: SavedPlan) -> None:
     name = st.text_input("Name", plan.name, max_chars=120, key=f"name_{plan.id}")
     if name.strip() and name != plan.name:
         session.store.rename_plan(plan.id, name.strip())
@@ -55,25 +55,32 @@ def _one(session: Session, plan: SavedPlan) -> None:
                 st.rerun()
 
 
-def _figures(session: Session, plans: list[SavedPlan]) -> None:
+def _compare_figures(session: Session, plans: list[SavedPlan]) -> None:
     answers = [(plan, session.store.document(plan.result)) for plan in plans]
     columns = [(plan.name, document) for plan, document in answers if document is not None]
     lines = {
+        # The answer is "FLEET: COST".
         "fleet": [document["answer"].rpartition(": ")[0] for _, document in columns],
         "USD/h": [f"{document['cost_usd_per_h']:,.2f}" for _, document in columns],
         "GPUs": [str(document["gpus"]) for _, document in columns],
         "provisioned kW": [f"{document['power_w'] / 1e3:,.1f}" for _, document in columns],
         "SLO": ["✓ kept" if d["simulation"]["slo"]["holds"] else "✗ missed" for _, d in columns],
-        "limits": ["; ".join(row[0] for row in d["tables"]["slo"][1]) for _, d in columns],
+        "limits": [_limits_text(document) for _, document in columns],
         "traffic": [document["traffic"] for _, document in columns],
     }
     names = [f"{k}. {name}" for k, (name, _) in enumerate(columns, start=1)]
     draw.table(("figure", *names), [(name, *cells) for name, cells in lines.items()])
 
 
+def _limits_text(document: Document) -> str:
+    _head, rows = document["tables"]["slo"]
+    return "; ".join(row[0] for row in rows)
+
+
 def _on_the_same_requests(session: Session, plans: list[SavedPlan]) -> None:
     st.write(
-        "Each plan was made for its own traffic. To see them under one, simulate them on that of the first."
+        "Each plan was made for its own traffic. To compare them on equal terms, simulate all of them on the "
+        "traffic of the first."
     )
     if st.button("Simulate on the traffic of the first", key="compare_start"):
         fleets = {
@@ -86,7 +93,7 @@ def _on_the_same_requests(session: Session, plans: list[SavedPlan]) -> None:
         except PlannerError as error:
             draw.error(error)
     comparison = follow_job(session, "compare")
-    job = session.jobs.of(session.id, "compare")
+    job = session.jobs.find(session.id, "compare")
     if comparison is None or job is None:
         return
     st.subheader(draw.escaped(comparison["verdict"]))

@@ -311,7 +311,7 @@ def _result(session: Session, answer: Document) -> None:
     draw.table(*answer["tables"]["gpus"])
     draw.table(*answer["tables"]["workers"])
     st.caption(answer["firm"])
-    if (job := session.jobs.of(session.id, PAGE)) is not None:
+    if (job := session.jobs.find(session.id, PAGE)) is not None:
         draw.downloads(session.store, job.key, session.store.files(job.key))
         if command := st.session_state.get("schedule_command"):
             draw.command(command, "schedule.yaml and the demand")

@@ -157,7 +157,7 @@ def _start(session: Session, form: Form) -> None:
 
 
 def _answer(session: Session) -> None:
-    job = session.jobs.of(session.id, PAGE)
+    job = session.jobs.find(session.id, PAGE)
     kept = session.store.kept(session.id, RESULT)
     answer = session.store.document(kept["result"]) if kept else None
     if job is None and answer is None:

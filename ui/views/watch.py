@@ -40,7 +40,7 @@ def page() -> None:
     form = _choose(session)
     if st.button("Look", type="primary", key="watch_start"):
         _start(session, saved, form)
-    job = session.jobs.of(session.id, PAGE)
+    job = session.jobs.find(session.id, PAGE)
     if job is not None and job.state != "done":
         follow_job(session, PAGE)
     kept = session.store.kept(session.id, RESULT)

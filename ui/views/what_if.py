@@ -31,7 +31,7 @@ SINGLE = {
 }
 PRICED = {"price": "USD/h", "reserved price": "reserved", "spot price": "spot"}
 OTHER = "other"
-UNMOVED = "the same"  # It is the text of `moved_text`.
+UNMOVED = "the same"  # What reports.fact_sentences.moved_text says of an objective that did not move.
 
 
 def page() -> None:
@@ -62,14 +62,14 @@ def _one_move(session: Session, saved: SavedPlan, document: Document) -> None:
     except PlannerError as error:
         draw.error(error)
         return
-    job = session.jobs.of(session.id, "what_if")
+    job = session.jobs.find(session.id, "what_if")
     if job is None or job.key != key:
         session.jobs.start(session.id, "what_if", "what_if", request)
     elif job.state in ("failed", "cancelled") and st.button("Try again"):
         session.jobs.start(session.id, "what_if", "what_if", request)
     answer = follow_job(session, "what_if")
     if answer is not None:
-        _beside(document, answer, sentence)
+        _show_both(document, answer, sentence)
         if st.button("Keep this plan", key="keep_what_if"):
             st.session_state.restore = changed
             session.make_plan(changed, f"{answer['llm']}, {sentence}")
@@ -79,6 +79,7 @@ def _one_move(session: Session, saved: SavedPlan, document: Document) -> None:
 def _changed(session: Session, saved: SavedPlan, document: Document) -> tuple[Form | None, str]:
     """The question with one input moved, None while nothing is, and what was moved."""
     form = saved.form
+    # A trace at its own rate is written with this rate, so that it can be moved.
     if form["rate"] is None and form["objective"] != "throughput":
         form = form | {"rate": document["rate_rps"]}
     offered = {name: label for name, label in SINGLE.items() if form[name] is not None}
@@ -107,18 +108,19 @@ def _changed(session: Session, saved: SavedPlan, document: Document) -> tuple[Fo
     factor = st.select_slider(
         "Times what it is", FACTORS, 1.0, key="what_factor", format_func=lambda f: f"× {f:g}"
     )
+    # Inputs of a GPU are offered as "spot price h100-80g", all others as one word.
     kind, _, gpu = what.rpartition(" ") if " " in what else (what, "", "")
-    before = _value(form, kind, gpu)
+    before = _input_value(form, kind, gpu)
     after: Any = round(before * factor) if kind == "stock" else float(f"{before * factor:.4g}")
     sentence = f"{offered[what]}: {after:g} instead of {before:g}"
     if after == before:
         return None, ""
     st.write(draw.escaped(sentence))
-    return _with(form, kind, gpu, after), sentence
+    return _with_input(form, kind, gpu, after), sentence
 
 
 def _any_key(session: Session, form: Form) -> tuple[Form | None, str]:
-    """As `plan what-if --change` takes it."""
+    """A change of any key of slo.yaml, written as for `plan what-if --change`."""
     text = st.text_input(
         "Key and value",
         key="what_key",
@@ -131,16 +133,16 @@ def _any_key(session: Session, form: Form) -> tuple[Form | None, str]:
     return question.of_document(changed, form, session.catalog), text.strip()
 
 
-def _value(form: Form, kind: str, gpu: str) -> float:
+def _input_value(form: Form, kind: str, gpu: str) -> float:
     if not gpu:
         return float(form[kind])
     row = next(row for row in form["gpus"] if row["GPU"] == gpu)
     return float(row[PRICED.get(kind, kind)])
 
 
-def _with(form: Form, kind: str, gpu: str, value: Any) -> Form:
+def _with_input(form: Form, kind: str, gpu: str, value: Any) -> Form:
     if not gpu:
-        is_limit = kind.endswith("_ms")
+        is_limit = kind.endswith("_ms")  # A preset with another limit is no longer that preset.
         return form | {kind: value} | ({"preset": question.OWN_LIMITS} if is_limit else {})
     rows = [row | {PRICED.get(kind, kind): value} if row["GPU"] == gpu else row for row in form["gpus"]]
     return form | {"gpus": rows}
@@ -207,7 +209,7 @@ def _curve(session: Session, saved: SavedPlan) -> None:
         )
 
 
-def _beside(old: Document, new: Document, sentence: str) -> None:
+def _show_both(old: Document, new: Document, sentence: str) -> None:
     head, rows = ("figure", "the plan", "what if", "change"), []
     for name, figure, form in (
         ("USD/h", "cost_usd_per_h", "{:,.2f}"),
@@ -224,8 +226,8 @@ def _beside(old: Document, new: Document, sentence: str) -> None:
     columns = []
     for metric in PICTURED:
         curves = {
-            name: Curve(np.array(one["value_s"]), np.array(one["share"]))
-            for name, one in (("the plan", old["curves"][metric]), ("what if", new["curves"][metric]))
+            name: Curve(np.array(curve["value_s"]), np.array(curve["share"]))
+            for name, curve in (("the plan", old["curves"][metric]), ("what if", new["curves"][metric]))
         }
         limits = [Limit(**limit) for limit in new["limits"] if limit["metric"] == metric]
         chart = charts.comparison_chart(curves, metric, limits)
@@ -235,6 +237,7 @@ def _beside(old: Document, new: Document, sentence: str) -> None:
 
 
 def _fleet(document: Document) -> str:
+    # The answer is "FLEET: COST".
     return str(document["answer"]).rpartition(": ")[0]
 
 

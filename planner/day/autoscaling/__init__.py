@@ -22,7 +22,7 @@ from planner.day.autoscaling import (
     variants,
 )
 from planner.day.autoscaling.autoscaler import Autoscaler, ScaledPool, WrittenManifests, timetable_of
-from planner.day.autoscaling.controller_choice import of_chosen
+from planner.day.autoscaling.controller_choice import autoscaler_of
 from planner.day.autoscaling.scalable_pools import MEASURED, SCALABLE, SCALED_FROM_OUTSIDE, find_scale_targets
 from planner.day.autoscaling.scale_targets import ScaleTarget, with_all_pools
 from planner.errors import InputError
@@ -30,7 +30,16 @@ from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet
 from planner.manifests import engine_command
 
-__all__ = ["OUTDATED", "PAIRS", "Autoscaler", "ScaledPool", "of_chosen", "refusal", "render", "timetable_of"]
+__all__ = [
+    "OUTDATED",
+    "PAIRS",
+    "Autoscaler",
+    "ScaledPool",
+    "autoscaler_of",
+    "refusal",
+    "render",
+    "timetable_of",
+]
 
 _OURS = dict.fromkeys(MEASURED, "KEDA ScaledObject, PrometheusRule")
 _DYNAMO = {"dynamo": "planner component of DynamoGraphDeployment"}

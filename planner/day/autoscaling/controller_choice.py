@@ -23,11 +23,11 @@ from planner.errors import InputError
 USUAL_DRAIN_S = 3600.0  # The time to drain where the simulation had no limit.
 
 
-def of_chosen(
+def autoscaler_of(
     chosen: ChosenController, deployment: Deployment, names: Sequence[str], sizes: Sequence[int]
 ) -> Autoscaler:
-    """The autoscaler with the controller's settings and what it knows of the deployment. `names` (P,) are
-    those of the fleet's pools, `sizes` (P,) their sizes at the beginning.
+    """The autoscaler that does what a chosen controller does. `names` (P,) are those of the fleet's pools,
+    `sizes` (P,) their sizes at the beginning.
 
     Raises InputError where the controller lacks what it needs, or has windows for some days of the week
     alone.
@@ -36,10 +36,12 @@ def of_chosen(
         raise InputError(
             f"{chosen.row.name}: {len(names)} names and {len(sizes)} sizes of {len(deployment.pools)} pools"
         )
-    if isinstance(chosen.settings, StaticSettings):  # This controller begins with the sizes that it asks for.
+    if isinstance(chosen.settings, StaticSettings):
+        # A static controller asks for its sizes at once, so its autoscaler begins with them.
         controller = chosen(deployment)
+        assert isinstance(controller, Static)
         controller.start(sizes)
-        sizes = controller.wanted if isinstance(controller, Static) else sizes
+        sizes = controller.wanted
     windows = _timetable_windows(chosen, deployment)
     pools = tuple(
         ScaledPool(
@@ -55,6 +57,7 @@ def of_chosen(
         for i, pool in enumerate(deployment.pools)
     )
     parameter_values: dict[str, Any] = _parameter_values(chosen.settings)
+    # Settings of a role's pools alone stand under the name of the role.
     parameter_values |= {role: _parameter_values(settings) for role, settings in chosen.by_role.items()}
     if deployment.capacity is not None:
         parameter_values |= {
@@ -63,9 +66,8 @@ def of_chosen(
         }
     if isinstance(chosen.settings, FleetplanSettings):
         parameter_values |= _fleetplan_values(deployment)
-    parameter_values |= {
-        name: value for name in ("ttft_s", "tpot_s") if (value := getattr(deployment, name)) is not None
-    }
+    limits_s = {"ttft_s": deployment.ttft_s, "tpot_s": deployment.tpot_s}
+    parameter_values |= {name: limit_s for name, limit_s in limits_s.items() if limit_s is not None}
     return Autoscaler(chosen.row.name, parameter_values, pools)
 
 

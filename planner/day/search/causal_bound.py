@@ -1,7 +1,7 @@
-"""A lower bound on what a controller pays that cannot see ahead and may miss some windows.
+"""A lower bound on the cost of every controller that cannot see ahead, where some windows may be missed.
 
 Sets   v  window of the SLO, tau_v its length [s]     h  block of neighbouring windows
-Data   n_vc   least workers of pool c with which window v need not be missed, with the most of all else
+Data   n_vc   least workers of pool c with which window v is kept if all other pools have their most
        p(x)   USD/h of x workers, by whole nodes where these are sold
        m      windows that may be missed, in the mean
 Vars   w_hx   share of the windows of block h that have x workers
@@ -13,9 +13,9 @@ Sizes change at the edges of windows, as those of the optimum do, and a worker t
 ordered before the window began. Let the traffic of each window be drawn from the windows of its block. Then
 nothing that was seen before tells which of them comes, so sizes x miss the window with the share above,
 whatever rule chose them. Start-ups cost more on top. So no such rule costs less in the mean over such days,
-if more workers and less work before never hurt (MORE in day/search/day_optimum.py). A day that repeats an
-earlier one to the minute is not such a day; and a controller that acts within a window may save one whose
-burst comes more than a start-up after its beginning.
+if more workers and less work before never hurt (MORE in day/search/day_optimum.py). The bound
+does not hold for a day that repeats an earlier one to the minute, nor for a controller that acts within a
+window: where the burst of a window comes more than a start-up after its beginning, it may keep the window.
 """
 
 from __future__ import annotations
@@ -50,19 +50,21 @@ class CausalBound:
 
     def usd(self, missed_windows: float, block_s: float) -> float:
         """The least USD of a day in which this many windows are missed in the mean; blocks last `block_s`."""
-        windows = max(round(block_s / float(self.lengths_s.max())), 1)
+        block_windows = max(round(block_s / float(self.lengths_s.max())), 1)
         lines = [
-            self._lower_line(range(first, min(first + windows, len(self.needs))))
-            for first in range(0, len(self.needs), windows)
+            self._lower_line(range(first, min(first + block_windows, len(self.needs))))
+            for first in range(0, len(self.needs), block_windows)
         ]
         total_usd = sum(line[0][0] for line in lines)
         left = sum(line[0][1] for line in lines) - missed_windows
         segments = [segment for line in lines for segment in itertools.pairwise(line)]
-        # Segments are taken in order of their USD per window kept. As the lines are convex, that is the
-        # optimum.
-        for (usd, missed), (more_usd, fewer) in sorted(
-            segments, key=lambda ends: (ends[1][0] - ends[0][0]) / (ends[0][1] - ends[1][1])
-        ):
+
+        def usd_per_window_kept(ends: tuple[tuple[float, float], tuple[float, float]]) -> float:
+            (usd, missed), (more_usd, fewer) = ends
+            return (more_usd - usd) / (missed - fewer)
+
+        # As the lines are convex, taking the cheapest segments first is the optimum.
+        for (usd, missed), (more_usd, fewer) in sorted(segments, key=usd_per_window_kept):
             if left <= 0:
                 break
             share = min(left / (missed - fewer), 1.0)
@@ -95,7 +97,7 @@ def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
             if is_below_line:  # The last point lies below the line from the first one to the new one.
                 break
             hull.pop()
-        if hull and usd <= hull[-1][0]:
+        if hull and usd <= hull[-1][0]:  # The new point misses fewer windows at the same cost.
             hull.pop()
         hull.append((usd, missed))
     return hull
@@ -111,6 +113,7 @@ def causal_bound(runs: DayRuns) -> CausalBound | None:
             fails = partial(misses_with_size, runs, v, runs.own_steps(v), c)
             size = least_that_holds(fails, pool.least, pool.most, size)
             needs[v, c] = size
+    # Sizes are those of the needs, and the pool's least beside them.
     if np.prod([len(set(column.tolist())) + 1 for column in needs.T]) > MOST_SIZES:
         return None
     types = [pool.type for pool in runs.fleet.pools]

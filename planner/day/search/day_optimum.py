@@ -3,10 +3,11 @@
 The method is logic-based Benders decomposition. The master (solvers/pool_sizes.py) proposes the cheapest
 sequence that no cut forbids, the simulator runs the day with it, and each window that fails gives a cut:
 
-    least      the least size of each pool with which a window holds, with the most of everything else
-    explained  for a window that fails with sizes x: the fewest steps before it that explain the failure (with
-               the most workers until then it fails as well). Each of their sizes is raised as far as the
-               window still fails: more of one of these sizes is needed
+    least      the least size of each pool with which a window holds, with the most workers of all other pools
+               and in all other steps
+    explained  a window fails with sizes x, and also with the most workers until a few steps before it, and x
+               from there on. These few steps explain the failure. Each size in them is raised as far as the
+               window still fails: at least one must be larger still
     seen       a sequence that was simulated
 
 A sequence that fails is repaired with more workers in the windows that fail, so that a good sequence is known
@@ -54,10 +55,10 @@ Ints = npt.NDArray[np.int64]
 MOST_SEQUENCES = 50_000
 # Sequences that cost less than the best are all simulated where there are at most this many.
 MOST_WALKED = 5_000
-# Days of at most this many requests together are simulated after the first that holds. They tie with it by
-# the master's cost, and may cost less because their workers drain faster.
+# After the first sequence that holds, others are simulated, with at most this many requests together. They
+# tie with it by the master's cost, and may cost less because their workers drain faster.
 MOST_TIES = 2_000_000
-# A failure is explained by the sizes from one of these numbers of steps before the window on.
+# The steps that explain a failure begin one of these numbers of steps before the window.
 LAG_STEPS = (0, 1, 2, 4, 8)
 # A repair adds workers from this many steps before the window on.
 REPAIR_STEPS = 2
@@ -81,6 +82,7 @@ class DaySimulations(Protocol):
     # The steps that overlap with a window, and those after it that may still decide it.
     def own_steps(self, window: int) -> range: ...
     def later_steps(self, window: int) -> range: ...
+    # The pools that serve the LLM of a window, and whether no window of this LLM is earlier.
     def pools_of(self, window: int) -> range: ...
     def is_first(self, window: int) -> bool: ...
     @property
@@ -178,6 +180,7 @@ def cheapest_day(
     began = time.monotonic()
     search = _DaySearch(runs, began + time_limit_s)
     if not search.simulate_day(runs.terms.most).holds:
+        # Fewer workers may hold all the same (MORE is not always true): the walk assumes nothing.
         if not (walks and _simulate_all_cheaper(search) and search.best is not None):
             _raise_most_fails(search)
         return _optimum_of(search, began, is_exact=True)
@@ -218,7 +221,7 @@ def _next_sequence(search: _DaySearch, gap_frac: float) -> Ints | None:
         if solution.workers is None:
             return None
         workers = ready_workers_at_no_cost(search.terms, solution.workers)
-        # Sequences that close to the same workers have the same run.
+        # With either of the two the same workers are ready.
         if not (workers == solution.workers).all():
             search.seen.append(solution.workers)
         if not search.is_closed(gap_frac) and not any((workers == each).all() for each in search.seen):
@@ -260,16 +263,17 @@ def _raise_most_fails(search: _DaySearch) -> NoReturn:
 
 
 def _cut_least_sizes(search: _DaySearch) -> None:
-    """For each window and pool cut off the sizes below the least with which the window holds, with the most
-    of everything else: in all of its steps, and in each step of several. All least sizes together are the
-    first sequence that is simulated.
+    """For each window and pool, cut off the sizes below the least with which the window holds while all else
+    is at its most: the least in all of the window's steps together and, if it has several, in each alone. All
+    least sizes together are the first sequence that is simulated.
     """
     runs, floor = search.runs, search.terms.least
     for c, pool in enumerate(search.terms.pools):
         guess = pool.least
         for window in (each for each in range(runs.window_count) if c in runs.pools_of(each)):
             own = runs.own_steps(window)
-            for steps in (own, *(range(t, t + 1) for t in own if len(own) > 1)):
+            single_steps = [range(t, t + 1) for t in own] if len(own) > 1 else []
+            for steps in (own, *single_steps):
                 if search.out_of_time():
                     return
                 least = least_that_holds(
@@ -345,7 +349,9 @@ def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: flo
         if time.monotonic() > deadline:
             break
         if size < most and not still_fails(most):
-            raised[t, c] = least_that_holds(still_fails, size + 1, most, size + 1) - 1
+            largest_failing = least_that_holds(still_fails, size + 1, most, size + 1) - 1
+            raised[t, c] = largest_failing
+    # If it fails with all sizes raised to the most, only earlier steps can explain it.
     return _cut_of(terms, raised, range(first, later.stop)) or _cut_of(terms, workers, range(later.stop))
 
 
@@ -380,7 +386,7 @@ def _repair_sequence(search: _DaySearch, workers: Ints, cuts: Sequence[tuple[int
         workers = workers.copy()
         for window, cut in cuts:
             _repair_window(search, workers, window, cut)
-        if not cuts:
+        if not cuts:  # No window is to blame (see `_add_cuts`), so all sizes grow.
             workers = np.minimum(workers + 1, terms.most)
         workers = ready_workers_at_no_cost(terms, workers)
         if search.out_of_time() or cost_usd(terms, workers) >= search.best_usd:
@@ -407,6 +413,7 @@ def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: Cut) -> 
         t, c, size = literal
         return float((size + 1 - workers[t, c]) * hours[t] * pools[c].usd_per_h)
 
+    # A single size must be raised in any case, so it is not tried.
     for t, c, size in sorted(near, key=usd) if len(cut) > 1 else ():
         more = workers.copy()
         more[t, c] = size + 1
@@ -420,8 +427,9 @@ def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: Cut) -> 
 
 
 def _fill_paid_units(search: _DaySearch, workers: Ints) -> None:
-    """Where whole units are paid, simulate this sequence and the cheapest one within the cuts with gaps
-    filled, where one longer life of a worker costs no more than two.
+    """Where whole units (hours) are paid, simulate this sequence with gaps filled: a worker stays through a
+    gap where its one longer life costs no more than two. The same for the sequence that is cheapest by the
+    second within the cuts.
     """
     if not search.terms.is_by_unit or search.out_of_time():
         return
@@ -453,6 +461,7 @@ def _simulate_all_cheaper(search: _DaySearch) -> bool:
             cheaper[workers.tobytes()] = usd, workers
     if len(cheaper) > MOST_WALKED:
         return False
+    # The dearest first, as they are the likeliest to hold.
     for usd, workers in sorted(cheaper.values(), key=lambda each: -each[0]):
         if search.out_of_time():
             return False

@@ -1,12 +1,17 @@
 """A cheaper timetable than the optimum's: its changes moved from the edges of the grid to any moment.
 
 A timetable is a list of lives for each (pool, k): stretches in which the k-th worker of the pool is ready.
-The search begins with the answer of the bound's master (any_moment_bound.py), whose windows that fail are
-repaired: of lives that begin earlier, end later or are new, the one is taken that saves the most late
-requests per USD. Then every life is shortened, parted or dropped as far as all windows that it touches hold,
-from the highest k down. What windows hold is asked of slices of the day that begin a window earlier; what
-comes out is simulated as a whole day and is only used if it keeps every window there. If that costs no less
-than the grid's sizes, these are shortened in the same way.
+The search begins with the lives in the master's solution of the bound (any_moment_bound.py) and has two
+steps:
+
+    repair    While a window fails, a life begins earlier, ends later or is added: the change that saves the
+              most late requests per USD.
+    shorten   Every life is dropped, shortened or parted by a pause as far as all windows that this touches
+              hold, from the highest k down.
+
+Whether a window holds is simulated on a slice of the day that begins one window earlier (day_runs.py). The
+timetable that results is simulated as a whole day, and is only used if it keeps every window there. If the
+bound's timetable does not, or saves nothing, the sizes of the grid are shortened in the same way.
 """
 
 from __future__ import annotations
@@ -28,16 +33,18 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Life = tuple[float, float]
 
-# Shares of a window: by how much a life grows at once, and to what it is shortened.
-GROW_FRAC, EXACT_FRAC, NEW_FRAC = 1 / 30, 1 / 120, 1 / 10
-LASTS_FRAC = 1 / 4  # So long a change is felt; the whole day decides.
-MOST_REPAIRS = 100  # Of a window; a window that needs more takes the most that its lives give.
-MOST_ROUNDS = 4  # Lives are gone through so often at most.
-# Requests simulated for each of both timetables, and SLICE_WORK a slice: 15 s or less on an idle core. Days
-# of few windows get less.
+# The next four are shares of a window.
+GROW_FRAC = 1 / 30  # A repair lengthens a life by this or by three times as much.
+NEW_FRAC = 1 / 10  # A new life is this long. Pauses are tried at moments this far apart.
+EXACT_FRAC = 1 / 120  # Lives are shortened to this precision.
+LASTS_FRAC = 1 / 4  # Windows that begin this long after a change, or sooner, are simulated again.
+MOST_REPAIRS = 100  # Changes to keep one window; a window that needs more stays missed.
+MOST_ROUNDS = 4  # Shortening goes through all lives at most this often.
+# The work for each of both timetables: requests simulated, plus SLICE_WORK per slice. It takes 15 s or less
+# on an idle core. Days of few windows get less.
 MOST_WORK = 25_000_000
 MOST_SLICES_PER_WINDOW = 300
-ALMOST = -0.02  # Late requests further below what may be late, as a share of it, count no more.
+ENOUGH_EXCESS = -0.02  # A repair gains nothing by making the `excess` of a window smaller than this.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +58,7 @@ class FinerDay:
 
 def finer_day(
     runs: DayRuns,
-    up: LevelStretches,
+    bound_lives: LevelStretches,
     grid: Ints,
     grid_usd: float,
     progress: Callable[[str], None] = lambda _: None,
@@ -65,7 +72,7 @@ def finer_day(
         return None
     for is_of_bound in (True, False):
         search = _LifeSearch(runs, deadline)
-        lives = search.repaired(dict(up)) if is_of_bound else search.lives_of_grid(grid)
+        lives = search.repaired(dict(bound_lives)) if is_of_bound else search.lives_of_grid(grid)
         finer = search.as_day(search.shortened(lives))
         if finer is not None and finer.day.usd < grid_usd:
             progress(f"sizes that change at any moment: {finer.day.usd:.2f} USD")
@@ -81,6 +88,7 @@ class _LifeSearch:
         self.runs, self.windows_s, self.deadline = runs, runs.windows_s.tolist(), deadline
         self.window_s = float(np.diff(runs.windows_s).max())
         self.last_s = float(runs.terms.edges_s[-1])
+        # A slice has the requests of two windows.
         usual_work = 2 * len(runs.trace) / max(runs.window_count, 1) + SLICE_WORK
         self.left_work = min(MOST_WORK, MOST_SLICES_PER_WINDOW * runs.window_count * usual_work)
 
@@ -89,6 +97,7 @@ class _LifeSearch:
         return self.left_work < 0 or time.monotonic() > self.deadline
 
     def lives_of_grid(self, workers: Ints) -> Lives:
+        """The lives of the workers (T, C) beyond each pool's least, which are ready all day."""
         edges_s, lives = self.runs.terms.edges_s.tolist(), Lives()
         for c, pool in enumerate(self.runs.terms.pools):
             for k in range(pool.least + 1, int(workers[:, c].max()) + 1):
@@ -97,8 +106,10 @@ class _LifeSearch:
         return self.joined(lives)
 
     def joined(self, lives: Lives) -> Lives:
-        """Lives with no more than a start-up between them are one, and what begins before a start-up begins
-        at zero: that costs nothing."""
+        """The lives in order, without those of no length. Two with no more than a start-up between them are
+        made one, and one that begins within the first start-up begins at zero: neither costs more, because a
+        worker is paid from its order on.
+        """
         joined = Lives()
         for (c, k), own in lives.items():
             start_s, merged = self.runs.terms.pools[c].start_s, list[Life]()
@@ -122,8 +133,8 @@ class _LifeSearch:
 
     def timetable(self, lives: Lives) -> tuple[Floats, Ints]:
         """Times (N,), the first 0, and the sizes (N, C) from each on."""
-        moments = {0.0, *(t for own in lives.values() for life in own for t in life if t < self.last_s)}
-        times_s = np.array(sorted(moments))
+        ends_of_lives = (t for own in lives.values() for life in own for t in life)
+        times_s = np.array(sorted({0.0, *(t for t in ends_of_lives if t < self.last_s)}))
         workers = np.tile(self.runs.terms.least[0], (len(times_s), 1))
         for (c, _), own in lives.items():
             for begin_s, end_s in own:
@@ -137,13 +148,15 @@ class _LifeSearch:
         return FinerDay(day, times_s, workers) if day.holds and day.fits else None
 
     def excess(self, lives: Lives, window: int) -> float:
-        """By how much late requests are above what may be late, as a share of it; below 0 where it holds."""
+        """By how much the late requests of a window exceed those that may be late, as a share of the latter;
+        below 0 where the window holds.
+        """
         runs, from_s = self.runs, max(self.windows_s[window] - self.window_s, 0.0)
         times_s, workers = self.timetable(lives)
         first = int(np.searchsorted(times_s, from_s, "right")) - 1
         end = int(np.searchsorted(times_s, self.windows_s[window + 1] + runs.reach_s))
         part = runs.simulate_slice(window, np.append(from_s, times_s[first + 1 : end]), workers[first:end])
-        if part is None:
+        if part is None:  # No request arrives, so none is late.
             return -1.0
         self.left_work -= part.requests + SLICE_WORK
         shares = [
@@ -156,11 +169,12 @@ class _LifeSearch:
         excess = -1.0
         for verdict, frac in shares:
             above = (frac - verdict.kept_frac) / max(1 - frac, 1e-3)
+            # Few requests round: the verdict decides on which side of zero the share lies.
             excess = max(excess, min(above, -1e-9) if verdict.holds else max(above, 1e-9))
         return excess
 
     def repaired(self, lives: Lives) -> Lives:
-        """Longer and more lives, until every window holds by itself."""
+        """Longer and more lives, until every window holds in its slice."""
         lives = self.joined(lives)
         for window in range(len(self.windows_s) - 1):
             for _ in range(MOST_REPAIRS):
@@ -169,15 +183,15 @@ class _LifeSearch:
                     break
                 usd, best, best_gain = self.usd(lives), None, 0.0
                 for changed in self._longer(lives, window):
-                    less = excess - max(self.excess(changed, window), ALMOST)
-                    gain = less / max(self.usd(changed) - usd, 1e-9)
-                    if less > 1e-12 and gain > best_gain:
-                        best, best_gain = changed, gain
+                    saved = excess - max(self.excess(changed, window), ENOUGH_EXCESS)
+                    saved_per_usd = saved / max(self.usd(changed) - usd, 1e-9)
+                    if saved > 1e-12 and saved_per_usd > best_gain:
+                        best, best_gain = changed, saved_per_usd
                 lives = best or self._one_more(lives, window)
         return lives
 
     def _longer(self, lives: Lives, window: int) -> Iterator[Lives]:
-        """The lives with one change near a window."""
+        """The lives with one change near a window: one begins earlier, one ends later, or one is new."""
         start_s, end_s = self.windows_s[window : window + 2]
         grow_s, new_s = GROW_FRAC * self.window_s, NEW_FRAC * self.window_s
         near_s = start_s - 2 * new_s, end_s + new_s
@@ -194,7 +208,7 @@ class _LifeSearch:
                 for at_s in np.arange(start_s, end_s, new_s).tolist():
                     if not any(begin_s <= at_s < until_s for begin_s, until_s in own):
                         yield self.joined(lives | {(c, k): [*own, (at_s, at_s + new_s)]})
-                if not own:
+                if not own:  # A life of a worker above this one would make the same timetable.
                     break
 
     def _one_more(self, lives: Lives, window: int) -> Lives:
@@ -246,7 +260,9 @@ class _LifeSearch:
         return lives
 
     def _shorter(self, lives: Lives, key: tuple[int, int], i: int, *, is_end: bool) -> Lives:
-        """With the life's end earlier, or its beginning later."""
+        """With the life's end as early, or its beginning as late, as windows allow. The step doubles while
+        they hold; after the first failure the rest is halved.
+        """
         begin_s, end_s = lives[key][i]
         if not is_end and begin_s <= 0:
             return lives
@@ -264,7 +280,9 @@ class _LifeSearch:
         return best
 
     def _parted(self, lives: Lives, key: tuple[int, int], i: int) -> Lives:
-        """With a pause in a life that is somewhat longer than a start-up, where one holds."""
+        """With a pause in a life, a little longer than a start-up (a shorter one saves nothing), if windows
+        hold with it.
+        """
         (begin_s, end_s), step_s = lives[key][i], NEW_FRAC * self.window_s
         pause_s = self.runs.terms.pools[key[0]].start_s + step_s / 2
         for at_s in np.arange(begin_s + step_s / 2, end_s - pause_s, step_s).tolist():

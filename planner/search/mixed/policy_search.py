@@ -1,9 +1,10 @@
 """The best fleet under each choice of policies, and a race of those that nobody named (`policies: any`).
 
-What is named is searched each by itself. Of the rest a search each would cost too much, so they are raced:
-each is asked about the fleets near the best one that cost less, in rounds. The one that saves most is
-searched, and the next round is raced beside it, until none saves anything. What a race leaves out is an
-assumption of the certificate (level0/pruning_rules.py, RACED).
+Each choice of policies that the question names has a search of its own. For all other policies searches would
+cost too much, so they are raced in rounds: with each of them, fleets that cost less than the best one, and
+are near it, are simulated. The policy that saves most is searched and adopted, and the next round changes one
+more, until none saves anything. That a race overlooks nothing is an assumption of the certificate
+(level0/pruning_rules.py, RACED).
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from planner.search.problem.plan_problem import Problem, with_policies
 from planner.simulator.policy_checks import check
 from planner.traffic.trace import Trace
 
-RACE_EFFORT_FRAC = 1.0  # of what the searches have simulated, a race may simulate as much again
-MOST_ROUNDS = 4  # of a race: so many policies are taken one beside the other at most
-NEAR_DESIGNS = 3  # fleets of other worker types that are asked about, beside those with a worker fewer
-AT_ONCE = 8  # policies that are raced before the effort is looked at again
+RACE_EFFORT_FRAC = 1.0  # A race may simulate this share of what the searches before it have simulated.
+MOST_ROUNDS = 4  # A race adopts at most this many policies, one per round.
+NEAR_TYPES = 3  # Fleets of this many other worker types are raced, beside those with a worker fewer.
+AT_ONCE = 8  # This many policies are raced before the effort is looked at again.
 
 
 def search_policies(
@@ -42,9 +43,10 @@ def search_policies(
 ) -> list[tuple[Problem, FleetSearch]]:
     """`search` under each choice of policies there is, where it finds a fleet.
 
-    Of the draws on which the SLO must be kept, only those count on which a best fleet failed: the search
-    begins anew with them. It asks for less than all draws do, so its answer, once it holds on all of them, is
-    the best for all. Raises InfeasibleError if no choice finds a fleet.
+    The SLO must be kept on all of `problem.draws`, but most of them decide nothing. So a search begins
+    without them; if its best fleet fails on a draw, the search begins anew with this draw added. As fewer
+    draws ask for less, a best fleet that holds on all of them is the best for all. Raises InfeasibleError if
+    no choice finds a fleet.
     """
     while True:
         answers = _each_policy(problem, start, prove=prove, walks=walks)
@@ -62,9 +64,9 @@ def search_policies(
 
 
 def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
-    return (
-        any(draw is known for known in oracle.draws) or replace(oracle, trace=draw, draws=()).holds([best])[0]
-    )
+    # A fleet that the oracle calls the best holds on the draws which the oracle has itself.
+    is_known = any(draw is known for known in oracle.draws)
+    return is_known or replace(oracle, trace=draw, draws=()).holds([best])[0]
 
 
 def _each_policy(
@@ -85,11 +87,12 @@ def _each_policy(
         result, unlimited = search_beyond_budgets(
             policy_problem, [*known, *unlimited_best], prove=prove, walks=walks
         )
+        # Without a fleet within the budgets, the one beyond them still helps the next choices.
         unlimited_best += [] if unlimited is None else [unlimited]
         if isinstance(result, InfeasibleError):
             errors.append(result)
             continue
-        if policy_problem.oracle.pinning is not None:
+        if policy_problem.oracle.pinning is not None:  # Prefixes are pinned to workers (search/pinning.py).
             result = polish_pins(
                 policy_problem, result, partial(search, policy_problem, prove=prove, walks=walks)
             )
@@ -104,8 +107,9 @@ def _each_policy(
 
 @dataclass(frozen=True, slots=True)
 class RacedPolicy:
-    """Policies that were raced. `best` is the cheapest fleet found with them near the best one, None where
-    none of those that cost less holds; `is_simulated` is False where they are refused beside this fleet.
+    """Policies that were raced, with one `change`. `best` is the cheapest fleet that holds with them, of
+    those near the race's best fleet that cost less; None if none holds. `is_simulated` is False where the
+    simulator refuses these policies for such a fleet.
     """
 
     change: PolicyChange
@@ -121,22 +125,22 @@ class RacedPolicy:
 def race_policies(
     problem: Problem, answers: Sequence[tuple[Problem, FleetSearch]]
 ) -> list[tuple[Problem, FleetSearch]]:
-    """The answers with those of policies that a race has found to save something."""
+    """The answers, and a search for each policy that won a round of the race."""
     changes, answers = list(problem.task.policies.raced), list(answers)
     if not changes:
         return answers
     gain_facts: list[facts.PolicyGains | facts.PoliciesRaced] = []
     effort = RACE_EFFORT_FRAC * sum(each.oracle.effort() for each, _ in answers)
-    nothing, unasked = list[str](), list[str]()
+    saves_nothing, not_simulated = list[str](), list[str]()
     for _ in range(MOST_ROUNDS):
         chosen, best = best_of(answers)
         raced, left, spent = race(chosen, best.best, best.level0, changes, effort)
         effort -= spent
-        nothing += [
+        saves_nothing += [
             label_of(chosen, each.policies) for each in raced if each.is_simulated and each.best is None
         ]
-        unasked += [label_of(chosen, each.policies) for each in raced if not each.is_simulated]
-        unasked += [label_of(chosen, policies) for policies in left]
+        not_simulated += [label_of(chosen, each.policies) for each in raced if not each.is_simulated]
+        not_simulated += [label_of(chosen, policies) for policies in left]
         gains = sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
         gain_facts += gains_of(chosen, best.best, gains)
         if not gains:
@@ -146,9 +150,10 @@ def race_policies(
         assert gains[0].best is not None
         try:
             search_result = search(first, [first.oracle.fleet(gains[0].best)], walks=False)
-        except InfeasibleError:
+        except InfeasibleError:  # For instance the time ended before it simulated the race's fleet.
             break
         answers.append((first, search_result))
+        # The next round races what was raced, but for the axis that has its best value now.
         changes = [each.change for each in raced if each.change.axis != gains[0].change.axis]
         if problem.out_of_time() or not changes:
             break
@@ -156,22 +161,30 @@ def race_policies(
         each.level0.search.assumed.add(pruning_rules.RACED)
         each.level0.search.is_exact = False
     gain_facts.append(
-        facts.PoliciesRaced(tuple(dict.fromkeys(nothing)), (), tuple(dict.fromkeys(unasked)), "on-paper")
+        facts.PoliciesRaced(
+            nothing=tuple(dict.fromkeys(saves_nothing)),
+            rivals=(),
+            unasked=tuple(dict.fromkeys(not_simulated)),
+            of="on-paper",
+        )
     )
     winner = best_of(answers)[1]
-    return [(each, replace(one, raced=tuple(gain_facts)) if one is winner else one) for each, one in answers]
+    return [
+        (each, replace(result, raced=tuple(gain_facts)) if result is winner else result)
+        for each, result in answers
+    ]
 
 
 def race(
     problem: Problem, best: Counts, level0: Level0, changes: Iterable[PolicyChange], effort: float
 ) -> tuple[list[RacedPolicy], list[Policies], float]:
-    """Each change of the problem's policies against the fleets near `best` that cost less: what came of it,
-    the policies for which there was no effort left, and the effort.
+    """Simulate fleets near `best` that cost less, with each change of the problem's policies. Returns the
+    policies that were raced, those for which there was no effort left, and the effort spent.
     """
     candidates: dict[Policies, PolicyChange] = {}
     for change in changes:
         policies = problem.task.changed_policies(problem.oracle.policies, change)
-        if policies is not None and not _is_idle(policies, problem.oracle.policies, best):
+        if policies is not None and not _changes_nothing(policies, problem.oracle.policies, best):
             candidates.setdefault(policies, change)
     near, todo, spent = near_fleets(problem, best, level0), list(candidates.items()), 0.0
     raced: list[RacedPolicy] = []
@@ -180,17 +193,21 @@ def race(
         for one, cost in run_each(lambda item: _race_one(problem, near, *item), wave):
             raced.append(one)
             spent += cost
-    if not near:
+    if not near:  # No fleet costs less than `best`, so no policy can save anything.
         return [RacedPolicy(change, policies, None) for policies, change in todo], [], spent
     return raced, [policies for policies, _ in todo], spent
 
 
-def _is_idle(policies: Policies, own: Policies, best: Counts) -> bool:
-    """Whether they differ in nothing that this fleet does: hand-offs without pairs."""
-    is_pair = any(option.role == "prefill" for option, _ in best)
-    return not is_pair and replace(policies, decode_routing=own.decode_routing, pools=own.pools) == replace(
-        own, repurpose_after_s=policies.repurpose_after_s
+def _changes_nothing(policies: Policies, own: Policies, best: Counts) -> bool:
+    """Whether `policies` differ from the fleet's `own` in hand-offs alone, and the fleet has none, for lack
+    of prefill workers.
+    """
+    if any(option.role == "prefill" for option, _ in best):
+        return False
+    with_own_hand_offs = replace(
+        policies, decode_routing=own.decode_routing, pools=own.pools, repurpose_after_s=own.repurpose_after_s
     )
+    return with_own_hand_offs == own
 
 
 def _race_one(
@@ -210,20 +227,21 @@ def _race_one(
                 smaller = without_spare_workers(counts, oracle)
                 if best is None or objective(smaller) < objective(best):
                     best = smaller
-    except StoppedError:
+    except StoppedError:  # The time is over: what was found until now counts.
         pass
     return RacedPolicy(change, policies, best), float(oracle.effort())
 
 
 def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
-    """Fleets that cost less than `best`, the dearest first: with a worker fewer, and for a single pool as
-    many of the most promising other types as cost less.
+    """Fleets that cost less than `best`, the dearest first: those with a worker fewer; and if `best` is a
+    single pool, for each of the NEAR_TYPES most promising other types the largest pool that costs less.
     """
     value, candidates = objective(best), list[Counts]()
     for i in range(len(best)):
         fewer = tuple((other, n - (k == i)) for k, (other, n) in enumerate(best) if n - (k == i) > 0)
         roles = {other.role for other, _ in fewer}
-        if fewer and ("prefill" in roles) == ("decode" in roles) and objective(fewer) < value * (1 - 1e-9):
+        has_both_or_none = ("prefill" in roles) == ("decode" in roles)
+        if fewer and has_both_or_none and objective(fewer) < value * (1 - 1e-9):
             candidates.append(fewer)
     if len(best) == 1:
         role = best[0][0].role
@@ -231,8 +249,8 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
             item for item in level0.bounded.values() if item.option.role == role and item.option != best[0][0]
         ]
         others.sort(key=lambda item: (item.likely * item.option.objective, item.option.name))
-        for item in others[:NEAR_DESIGNS]:
-            most = min(largest_below(item.option, value, ()), item.most)
+        for item in others[:NEAR_TYPES]:
+            most = min(largest_below(item.option, value), item.most)
             if max(item.least, 1) <= most < math.inf:
                 candidates.append(((item.option, int(most)),))
     candidates = [counts for counts in candidates if problem.allows(counts)]
@@ -253,5 +271,5 @@ def gains_of(
 
 
 def label_of(problem: Problem, policies: Policies) -> str:
-    """What sets them apart from the problem's own."""
+    """What sets `policies` apart from the problem's own, in words."""
     return name_policies(policies, (policies, problem.oracle.policies))
