@@ -9,9 +9,10 @@ steps:
     shorten   Every life is dropped, shortened or parted by a pause as far as all windows that this touches
               hold, from the highest k down.
 
-Whether a window holds is simulated on a slice of the day that begins one window earlier (day_runs.py). The
-timetable that results is simulated as a whole day, and is only used if it keeps every window there. If the
-bound's timetable does not, or saves nothing, the sizes of the grid are shortened in the same way.
+Whether a window holds is simulated on a slice of the day that begins one window earlier
+(day/search/day_runs.py). The timetable that results is simulated as a whole day, and is only used if it keeps
+every window there. If the bound's timetable does not, or saves nothing, the sizes of the grid are shortened
+in the same way.
 """
 
 from __future__ import annotations

@@ -92,7 +92,8 @@ def _each_policy(
         if isinstance(result, InfeasibleError):
             errors.append(result)
             continue
-        if policy_problem.oracle.pinning is not None:  # Prefixes are pinned to workers (search/pinning.py).
+        # Prefixes are pinned to workers (search/oracle/pinning.py).
+        if policy_problem.oracle.pinning is not None:
             result = polish_pins(
                 policy_problem, result, partial(search, policy_problem, prove=prove, walks=walks)
             )
