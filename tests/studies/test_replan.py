@@ -29,7 +29,7 @@ from planner.fleet import Fleet
 from planner.search.problem.bill import bill_fleet, paid_whole_usd_per_h
 from planner.search.problem.plan_problem import with_search_scenarios
 from planner.solvers.master import Option
-from planner.studies.replanning import Replan, _Change, change_document, compare_traffic, replan
+from planner.studies.replanning import Replan, _ReplanModel, change_document, compare_traffic, replan
 from planner.studies.what_if import Study
 from planner.traffic.trace import Trace
 
@@ -146,7 +146,7 @@ def test_what_a_search_keeps_and_the_test_does_not_is_not_kept() -> None:
         oracle = SimpleNamespace(holds=lambda fleets: [True] * len(fleets))
         test = SimpleNamespace(decide=lambda _, kept_in=kept_in: kept_in, safety=Safety())
         change = SimpleNamespace(oracle=oracle, test=test, fleet_counts=lambda n: n)
-        assert _Change.holds(change, np.array([6]), is_picked=False) is holds  # type: ignore[arg-type]
+        assert _ReplanModel.holds(change, np.array([6]), is_picked=False) is holds  # type: ignore[arg-type]
 
 
 def test_what_no_longer_holds_is_changed_at_any_price(study: Study, running: Fleet) -> None:
