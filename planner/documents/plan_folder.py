@@ -66,6 +66,7 @@ class WrittenPlan:
     max_model_len: int
     prices: tuple[Price, ...]
     made: Made | None = None  # None for files of older versions.
+    requested_rps: float | None = None
 
     def check_percentile(self, limit: Limit, line: int, value_s: float) -> None:
         """Raises InputError if a simulated percentile differs from the written one."""
@@ -120,6 +121,7 @@ def _read_plan(path: Path, fleet: Fleet, written: Section, catalog: Catalog) -> 
         top_level["max_model_len"],
         value_of(tuple[Price, ...], written["facts"]["prices"], "facts: prices"),
         dataclass_of(Made, written["made"], "made") if written.get("made") else None,
+        value_of(float | None, written["traffic"].get("requested_rps"), "traffic: requested_rps"),
     )
 
 

@@ -40,7 +40,7 @@ def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None)
     if task is not None and task.llm != plan["llm"]:
         raise InputError(f"{file}: is a plan of {plan['llm']}, its question is of {task.llm}")
     try:
-        rate_rps = traffic.get("asked_rps", traffic["rate_rps"])
+        rate_rps = traffic.get("requested_rps", traffic["rate_rps"])
         return parse_market(schedule_document([(plan | {"rate_rps": rate_rps}, task)], catalog))
     except (KeyError, TypeError, AttributeError, InputError) as error:
         raise InputError(f"{file}: is no plan as `plan -o` writes it ({error})") from None

@@ -142,7 +142,7 @@ def plan_yaml(plan: Plan) -> str:
             "requests": len(trace),
             "duration_s": trace.duration_s,
             "rate_rps": trace.rate_rps,
-            **({} if plan.asked_rps is None else {"asked_rps": plan.asked_rps}),
+            **({} if plan.requested_rps is None else {"requested_rps": plan.requested_rps}),
         },
         "max_model_len": plan.max_model_len,
         "engine": _engine(fleet),
@@ -313,6 +313,7 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
         "alternatives": _alternatives(plan),
         "traffic": {
             "trace": trace.name,
+            **({} if plan.requested_rps is None else {"requested_rps": plan.requested_rps}),
             "note": plan.traffic_note,
             "requests": len(trace),
             "duration_s": trace.duration_s,

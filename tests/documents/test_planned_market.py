@@ -124,7 +124,7 @@ def test_owned_workers_cost_their_electricity_and_others_their_rent() -> None:
 
 def test_a_plan_carries_the_rate_that_was_asked_for(folder: Path) -> None:
     """20 requests/s were asked for, and 19.6 drawn: 20 take the plan's fleet, not one part more."""
-    traffic = {"rate_rps": 19.6, "asked_rps": 20.0}
+    traffic = {"rate_rps": 19.6, "requested_rps": 20.0}
     (folder / "plan.yaml").write_text(yaml.safe_dump(PLAN | {"traffic": traffic}))
     market = read_planned(folder, CATALOG)
     assert market is not None and market.capacities[0].rate_rps == 10.0

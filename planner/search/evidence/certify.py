@@ -302,7 +302,7 @@ def certify_plan(
         slo=problem.slo,
         trace=problem.trace,
         traffic_note=problem.traffic_note,
-        asked_rps=_asked_rps(problem),
+        requested_rps=_requested_rps(problem),
         simulation=simulation,
         verdict=verdict,
         certificate=certificate,
@@ -466,7 +466,7 @@ def _doubts(problem: Problem, trace: Trace) -> tuple[str, ...]:
     return (*trace.warnings, *problem.task.doubts, *trace_and_question)
 
 
-def _asked_rps(problem: Problem) -> float | None:
+def _requested_rps(problem: Problem) -> float | None:
     """The rate that the question asks for of all its traffic; None where it asks for none."""
     task, described = problem.task, problem.trace.drawn_from
     if task.window not in (None, "whole"):

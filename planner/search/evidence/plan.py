@@ -49,7 +49,7 @@ class Plan:
     placement: NodePlacement | None = None
     prefixes: tuple[PoolPrefixes, ...] = ()  # One per pool if the plan counts on prefix caches.
     on_paper: Fleet | None = None
-    asked_rps: float | None = None  # The rate that was asked for; the drawn requests come a little off.
+    requested_rps: float | None = None  # The rate that was asked for; the drawn requests come a little off.
     made: Made | None = None  # When the plan was made, and by which version.
     trial: FleetTrial | None = field(default=None, repr=False)
     # `power` is computed once and stored here: a list, because a frozen dataclass cannot set a field later.

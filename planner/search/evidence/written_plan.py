@@ -46,5 +46,6 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
             written.fleet, simulation, written.trace, time_limit_s=MOST_PREFIXES_S, rng=rng
         ),
         made=written.made,
+        requested_rps=written.requested_rps,
     )
     return plan, written.command
