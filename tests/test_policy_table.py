@@ -142,7 +142,8 @@ def test_a_frontend_with_one_rule_says_so_of_hand_offs() -> None:
     policies = Policies(routing="round-robin", decode_routing="random")
     notes = manifests.render(replace(pairs(), policies=policies), 5000, "dynamo").notes["dynamo"]
     assert notes == [
-        "Dynamo's frontend lacks random: round-robin is in its place, which the plan was not made for."
+        "Dynamo's frontend lacks random: round-robin is in its place, and plan.yaml says under `routers` "
+        "whether the SLO is kept so."
     ]
 
 

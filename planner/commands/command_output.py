@@ -79,7 +79,7 @@ PngOption = Annotated[
     bool, typer.Option("--png", help="Also every chart of the report as a picture, in charts/.")
 ]
 RateOption = Annotated[
-    float | None, typer.Option("--rate", help="Rescale the trace to this windows_count requests/s.")
+    float | None, typer.Option("--rate", help="Rescale the trace to this many requests/s.")
 ]
 ScaleOption = Annotated[str, typer.Option("--scale", help="How: superpose, compress or thin.")]
 WindowOption = Annotated[

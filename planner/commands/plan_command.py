@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5
 UNFINISHED_STATUSES = ("best found", "not for production")  # A plan of this status ends with exit code 4.
 ALL_COMPARED = (
-    "compared all GPUs measured with this LLM, as none was named: --gpus h100,l40s takes those alone"
+    "compared all GPUs of kinds that were measured, as none was named: --gpus h100,l40s takes those alone"
 )
 QUESTION_FILE = "slo.yaml"  # The question is written beside the answer if it came from options.
 

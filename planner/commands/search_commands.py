@@ -147,7 +147,7 @@ def _print_goodput(result: GoodputResult) -> None:
     print_mapping(
         {
             "goodput": f"{document['rate_rps']:.4g} requests/s on {counted(document['gpus'], 'GPU')}, "
-            f"{document['gpu_rate_rps']:.3g} per GPU",
+            f"{document['gpu_rate_rps']:.3g} per GPU; kept with each of {counted(document['seeds'], 'seed')}",
             "fails at": f"{result.fails_rps:.4g} requests/s",
             "cost": f"{document['usd_per_1000_requests']:.3g} USD per 1000 requests",
         },

@@ -35,7 +35,7 @@ HEAD = (
     "GPU hours",
     "Windows kept",
     "Worst window",
-    "ChangeEffect by changes",
+    "Hurt by changes",
     "Regret",
 )
 FEW_MISSED_FRAC = 0.01  # The causal bound is shown for a controller that misses this share of windows.

@@ -697,12 +697,22 @@ class OfTraffic:
 
 
 @dataclass(frozen=True, slots=True)
+class LateRequests:
+    """The share `late_frac` of all measured requests that exceed a limit (tbt: in their longest gap), and the
+    longest such time.
+    """
+
+    limit: Limit
+    late_frac: float
+    longest_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class FewKeepAll:
-    """Every limit holds, yet few requests keep all of them; and the longest waits."""
+    """Every limit holds, yet few requests keep all of them; `late`: which limits the others exceed."""
 
     attainment_frac: float
-    first_token_s: float
-    gap_s: float
+    late: tuple[LateRequests, ...]
 
 
 @dataclass(frozen=True, slots=True)

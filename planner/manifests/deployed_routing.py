@@ -43,18 +43,27 @@ def routing_notes(fleet: Fleet, target: str) -> list[str]:
         unique_notes |= dict.fromkeys(_difference_text(router, planned_router, difference))
     return [
         *unique_notes,
-        *_difference_text(VLLM, policies.queue, find_router_difference(QUEUE[policies.queue], VLLM)),
+        *_difference_text(
+            VLLM,
+            policies.queue,
+            find_router_difference(QUEUE[policies.queue], VLLM),
+            lacking="which the plan was not made for",
+        ),
     ]
 
 
-def _difference_text(router: str, planned_router: str, difference: RouterDifference) -> list[str]:
-    """One sentence on the difference, or none where there is no difference."""
+def _difference_text(
+    router: str,
+    planned_router: str,
+    difference: RouterDifference,
+    lacking: str = "and plan.yaml says under `routers` whether the SLO is kept so",
+) -> list[str]:
+    """One sentence on the difference, or none where there is no difference. The sentence of a lacking policy
+    ends with `lacking`: plans are simulated under the routers of targets, not under other queues.
+    """
     title = ROUTERS[router].title
     if difference.is_lacking:
-        return [
-            f"{title} lacks {planned_router}: {difference.name} is in its place, which the plan was not "
-            "made for."
-        ]
+        return [f"{title} lacks {planned_router}: {difference.name} is in its place, {lacking}."]
     return (
         [f"{planned_router} at {title}: {difference.name} {difference.differs}."]
         if difference.differs

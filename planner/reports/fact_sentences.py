@@ -633,7 +633,7 @@ def _(fact: facts.StepTimes) -> str:
 @sentence.register
 def _(fact: facts.HostOverheads) -> str:
     shown = sorted({f"{seconds * 1e3:g} ms" for seconds in fact.overheads_s})
-    return "host overhead per step: " + ", ".join(shown)
+    return "host overhead per step, on top of the engine's own: " + ", ".join(shown)
 
 
 @sentence.register
@@ -828,9 +828,17 @@ def _(fact: facts.OfTraffic) -> str:
 def _(fact: facts.FewKeepAll) -> str:
     return (
         f"only {100 * fact.attainment_frac:.1f} % of the requests keep all limits at once, though every line "
-        f"holds: one waits {show_s(fact.first_token_s)} for its first token, one {show_s(fact.gap_s)} "
-        "between two tokens; if more must, ask for it with slo: {attainment: 0.9}"
+        f"holds: {', '.join(map(_late_text, fact.late))}; if more must, ask for it with "
+        "slo: {attainment: 0.9}"
     )
+
+
+def _late_text(late: facts.LateRequests) -> str:
+    """For instance '57.2 % exceed 200 ms (tbt p99) in their longest gap, the worst takes 278.3 ms'."""
+    limit = late.limit
+    longest = " in their longest gap" if limit.row.is_of_gaps else ""
+    exceeded = f"{100 * late.late_frac:.1f} % exceed {show_s(limit.limit_s)} ({limit.name}){longest}"
+    return f"{exceeded}, the worst takes {show_s(late.longest_s)}"
 
 
 @sentence.register

@@ -421,7 +421,7 @@ def alternative_rows(plan: Plan) -> Rows:
     if (paper := certificate.find_answer("on-paper")) is not None:
         # The certificate's value is that of the fleet on paper, with which all alternatives are compared.
         value = show_amount(certificate.value, certificate.unit)
-        rows.append(("This plan on paper", workers_text(paper.workers), value, "", "as all that follow"))
+        rows.append(("The cheapest on paper", workers_text(paper.workers), value, "", "as all that follow"))
     rows += [
         (
             alternative.label,
@@ -501,7 +501,7 @@ def source_rows(plan: Plan) -> Rows:
 def _step_times(pool: Pool) -> tuple[str, ...]:
     latency = pool.type.latency
     is_guess = latency.mape_frac is None and latency.kind in ("roofline", "derived")
-    how = "⚠ computed from catalog figures, nothing was profiled" if is_guess else "measured and fitted"
+    how = "⚠ computed from catalog figures, nothing was profiled" if is_guess else "fitted to measurements"
     error = "no measured error"
     if latency.mape_frac is not None:
         error = f"held-out error {percent(latency.mape_frac)}"

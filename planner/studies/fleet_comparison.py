@@ -3,8 +3,9 @@ JSON.
 
 Every variant is simulated to the end on the same requests, so all differences come from the variants. With an
 SLO, each is also simulated in the same scenarios, with more traffic and with longer steps
-(fleet_standing.py). The cost per million output tokens is the fleet's bill from the first arrival to the last
-token, divided by the output tokens of the finished requests.
+(fleet_standing.py). The cost per million output tokens is the bill over the time that the traffic lasts, as
+in a plan (`served_s`), divided by the output tokens of the finished requests. Where the backlog grows, or
+nobody knows for want of an SLO, the bill is counted to the last token.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ from planner.reports.page import page, table
 from planner.reports.screen import more_text
 from planner.reports.simulated_run import outcome
 from planner.reports.words import describe
+from planner.search.evidence.plan import served_s
 from planner.search.oracle.scenarios import Scenarios
 from planner.search.problem.bill import bill_fleet
+from planner.simulator.layout import FINISHED
 from planner.slo_metrics import METRICS
 from planner.studies.fleet_standing import FleetStanding, measure_standing
 from planner.traffic.trace import Trace
@@ -58,18 +61,23 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VariantRow:
-    """A variant with the results of its simulations; `curves` are its distributions of TTFT and TBT."""
+    """A variant with the results of its simulations; `curves` are its distributions of TTFT and TBT.
+    `billed_s` are the seconds for which the fleet is paid, `output_tokens` those of finished requests.
+    """
 
     variant: Variant
     summary: output.Document
     curves: dict[Metric, Curve]
+    billed_s: float
+    output_tokens: int
     standing: FleetStanding | None = None  # It is None without an SLO, and where no scenario was simulated.
 
     @property
     def usd_per_million_output_tokens(self) -> float | None:
-        """The bill until the last answer per million output tokens; None if no request finished."""
-        per_s = self.summary["output_tokens_per_s"]
-        return self.cost_usd_per_h / 3600 / per_s * 1e6 if per_s else None
+        """The bill over `billed_s` per million output tokens; None if no request finished."""
+        if not self.output_tokens:
+            return None
+        return self.cost_usd_per_h / 3600 * self.billed_s / self.output_tokens * 1e6
 
     @property
     def cost_usd_per_h(self) -> float:
@@ -190,7 +198,13 @@ def _variant_row(shared: tuple[Trace, Slo | None, int, Scenarios | None], varian
         for metric in PICTURED
     }
     standing = None if slo is None else measure_standing(variant.fleet, requests, slo, scenarios)
-    return VariantRow(variant, simulated.summary(), curves, standing)
+    simulation, verdict = simulated.simulation, simulated.verdict
+    is_steady = verdict is not None and verdict.is_steady
+    billed_s = (
+        served_s(requests, simulation) if is_steady else simulation.end_s - float(simulation.arrival_s[0])
+    )
+    tokens = int(simulation.output_tokens.sum(where=simulation.status == FINISHED))
+    return VariantRow(variant, simulated.summary(), curves, billed_s, tokens, standing)
 
 
 def render_comparison(comparison: FleetComparison) -> dict[str, str]:

@@ -175,6 +175,6 @@ def write_kserve(targets: Sequence[ScaleTarget], autoscaler: Autoscaler) -> Writ
         (
             *limit_lines(),
             "KServe 0.21 makes VariantAutoscalings and HPAs of `scaling`; later ones are to take KEDA in its "
-            "target.",
+            "place.",
         ),
     )

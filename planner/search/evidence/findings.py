@@ -48,7 +48,7 @@ from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Conditions, Problem, on_all_draws, with_policies
 from planner.simulator.simulation import Simulation
-from planner.simulator.slo_verdict import Line, Verdict, measured, windows_s, worst_window
+from planner.simulator.slo_verdict import Line, Verdict, measured, request_values_s, windows_s, worst_window
 from planner.solvers.master import FleetLimits
 from planner.solvers.placement import NodePlacement, place_fleet, placement_of_topology
 from planner.traffic.described import Description
@@ -585,11 +585,15 @@ def few_keep_all_warnings(slo: Slo, verdict: Verdict, simulation: Simulation) ->
     least_frac = min(limit.percentile_frac for limit in slo.limits)
     if not share < FEW_KEEP * least_frac:
         return ()
-    counted = measured(simulation)
-    first_s, gap_s = (
-        float(np.nanmax(each[counted], initial=0.0)) for each in (simulation.ttft_s, simulation.tbt_max_s)
-    )
-    return (facts.FewKeepAll(share, first_s, gap_s),)
+    measured_requests = int(measured(simulation).sum())
+    late = []
+    for limit in slo.limits:
+        values_s = request_values_s(simulation, limit.metric, limit)
+        late_s = values_s[values_s > limit.limit_s]
+        if len(late_s):
+            late.append(facts.LateRequests(limit, len(late_s) / measured_requests, float(late_s.max())))
+    late.sort(key=lambda each: -each.late_frac)
+    return (facts.FewKeepAll(share, tuple(late)),)
 
 
 def list_warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -> tuple[Warned, ...]:
