@@ -2,13 +2,13 @@
 # The planner as a container, as a user without rights:
 #
 #   docker build -t fleetplan .
-#   docker run --rm -v "$PWD:/work" -u "$(id -u):$(id -g)" fleetplan --slo slo.yaml -o out/
+#   docker run --rm -v "$PWD:/data" -u "$(id -u):$(id -g)" fleetplan --slo slo.yaml -o out/
 #
 # and `plan serve`, the router of a plan before workers that run already:
 #
 #   docker build --target router -t fleetplan-router .
-#   docker run -p 8000:8000 -v "$PWD/out:/work:ro" -e FLEETPLAN_API_KEYS=... fleetplan-router \
-#     /work/plan.yaml --workers POOL=http://10.0.0.1:8001,...
+#   docker run -p 8000:8000 -v "$PWD/out:/data:ro" -e FLEETPLAN_API_KEYS=... fleetplan-router \
+#     /data/plan.yaml --workers POOL=http://worker-1:8001,...
 #
 # Pin the base for your registry: docker build --build-arg PYTHON_DIGEST=@sha256:... (docker buildx imagetools
 # inspect python:3.12-slim-bookworm prints it).
@@ -37,14 +37,14 @@ ENV PATH=/opt/fleetplan/bin:$PATH \
 RUN groupadd --gid 10001 fleetplan && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp fleetplan
 COPY --from=build /opt/fleetplan /opt/fleetplan
 USER 10001:10001
-WORKDIR /work
+WORKDIR /data
 
 FROM base AS router
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
 ENTRYPOINT ["plan", "serve", "--host", "0.0.0.0", "--port", "8000"]
-CMD ["/work/plan.yaml"]
+CMD ["/data/plan.yaml"]
 
 FROM base AS plan
 ENTRYPOINT ["plan"]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from planner.documents.offers import ProviderOffer, Term
 from planner.errors import InputError
 from planner.files.checked_files import open_input
 from planner.files.text_tables import read_text_rows
+from planner.units import counted
 
 # A file with these columns is such an export; the others of NEEDED are asked for in an error.
 MARKS = ("EffectiveCost", "ChargeCategory")
@@ -104,7 +106,7 @@ def read_billed_prices(
     Raises InputError for a bill in another currency, of several providers, or without hours of a known GPU.
     """
     used: dict[tuple[str, Term], Used] = {}
-    skipped: dict[str, int] = {}
+    skipped = Counter[str]()  # Why rows are left out -> how many.
     providers: set[str] = set()
     for number, row in read_text_rows(path, NEEDED, "a bill in FOCUS 1.0 or later"):
         if region not in (None, row.get("RegionId", "").strip(), row.get("RegionName", "").strip()):
@@ -113,15 +115,15 @@ def read_billed_prices(
             continue  # Taxes, credits and the purchase of a commitment, which its hours repeat.
         if (instance := find_instance(_texts(row))) is None:
             if "gpu" in _texts(row).lower():
-                count_skipped(skipped, "names a GPU but no known type of instance")
+                skipped["names a GPU but no known type of instance"] += 1
             continue
         gpu, gpus = instance
         if gpu not in catalog.gpus:
-            count_skipped(skipped, f"is of {gpu}, which is no row of gpus.yaml")
+            skipped[f"is of {gpu}, which is no row of gpus.yaml"] += 1
         elif row["ConsumedUnit"].strip().lower() not in HOURS:
-            count_skipped(skipped, f"is counted in {row['ConsumedUnit'].strip() or 'no unit'}, not in hours")
+            skipped[f"is counted in {row['ConsumedUnit'].strip() or 'no unit'}, not in hours"] += 1
         elif (term := _term(row)) is None:
-            count_skipped(skipped, "is of a commitment whose years no column says")
+            skipped["is of a commitment whose years no column says"] += 1
         else:
             where = f"{path}, line {number}"
             if (currency := row["BillingCurrency"].strip().upper()) != "USD":
@@ -135,9 +137,9 @@ def read_billed_prices(
             f"{path}: is a bill of {', '.join(sorted(providers))}: export one of them, or give a name to all "
             "with --provider"
         )
-    lines = tuple(f"{count} row{'' if count == 1 else 's'}: {why}" for why, count in skipped.items())
+    left_out = tuple(f"{counted(count, 'row')}: {why}" for why, count in skipped.items())
     who = provider or next(iter(providers), "") or "bill"
-    return bill_of(used, lines, path=path, kind="FOCUS export", provider=who, date=date)
+    return bill_of(used, left_out, path=path, kind="FOCUS export", provider=who, date=date)
 
 
 def bill_of(
@@ -191,8 +193,3 @@ def _number(written: str, where: str) -> float:
     if not math.isfinite(value):
         raise InputError(f"{where}: expected a number, found {written[:80]!r}")
     return value
-
-
-def count_skipped(skipped: dict[str, int], why: str) -> None:
-    """One more row that is left out for this reason."""
-    skipped[why] = skipped.get(why, 0) + 1

@@ -15,6 +15,7 @@ opencost.io/docs/integrations/api.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from planner.documents.catalog import Catalog
 from planner.documents.offers import Term
 from planner.errors import InputError
 from planner.files.checked_files import read_json
-from planner.importers.focus_billing import Billed, Used, bill_of, count_skipped, find_instance
+from planner.importers.focus_billing import Billed, Used, bill_of, find_instance
+from planner.units import counted
 
 
 def is_assets_answer(path: Path) -> bool:
@@ -45,7 +47,7 @@ def read_asset_prices(
         if gpu.node_selector and gpu.base == name  # A capped GPU has the label of its base.
     }
     used: dict[tuple[str, Term], Used] = {}
-    skipped: dict[str, int] = {}
+    skipped = Counter[str]()  # Why nodes are left out -> how many.
     providers: set[str] = set()
     for where, node in _nodes(data, f"{path}: data"):
         labels = node.get("labels")
@@ -59,9 +61,7 @@ def read_asset_prices(
         gpu = next((by_label[value] for value in labels.values() if value in by_label), None)
         gpu = gpu or (find_instance(kind) or (None, 0))[0]
         if gpu is None or gpu not in catalog.gpus:
-            count_skipped(
-                skipped, f"has GPUs that no label and no type of instance names ({kind or 'no type'})"
-            )
+            skipped[f"has GPUs that no label and no type of instance names ({kind or 'no type'})"] += 1
             continue
         properties = node.get("properties")
         named = properties.get("provider", "") if isinstance(properties, Mapping) else ""
@@ -74,9 +74,9 @@ def read_asset_prices(
         raise InputError(
             f"{path}: has nodes of {', '.join(sorted(providers))}: name all of them with --provider"
         )
-    lines = tuple(f"{count} node{'' if count == 1 else 's'}: {why}" for why, count in skipped.items())
+    left_out = tuple(f"{counted(count, 'node')}: {why}" for why, count in skipped.items())
     who = provider or next(iter(providers), "") or "cluster"
-    return bill_of(used, lines, path=path, kind="OpenCost", provider=who, date=date)
+    return bill_of(used, left_out, path=path, kind="OpenCost", provider=who, date=date)
 
 
 def _nodes(data: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

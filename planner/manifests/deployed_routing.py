@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from planner.fleet import Fleet, Role
-from planner.manifests import engine_command
+from planner.manifests import engine_command, helm_chart, kustomize
 from planner.policies import (
     QUEUE,
     ROUTERS,
@@ -18,7 +18,11 @@ from planner.policies import (
 )
 
 # Files that a cluster takes or leaves, and templates, which are the same for every plan.
-_OPTIONAL = ("components/", engine_command.ROUTER_FOLDER, "chart/templates/", "chart/optional/")
+_OPTIONAL = (
+    kustomize.COMPONENTS,
+    engine_command.ROUTER_FOLDER,
+    *(f"{helm_chart.FOLDER}/{folder}/" for folder in ("templates", "optional")),
+)
 _UNCOMMENTED = (".json", ".tpl", "Dockerfile")  # Files that take no comments of ours.
 
 

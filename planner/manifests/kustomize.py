@@ -19,12 +19,13 @@ from planner.models.memory import worker_memory
 
 Document = dict[str, Any]
 BASE = "kustomization.yaml"
-CACHE, POLICIES = "components/model-cache", "components/network-policy"
-MONITORING, GATEWAY = "components/monitoring", "components/gateway"
+COMPONENTS = "components/"
+CACHE, POLICIES = f"{COMPONENTS}model-cache", f"{COMPONENTS}network-policy"
+MONITORING, GATEWAY = f"{COMPONENTS}monitoring", f"{COMPONENTS}gateway"
 MODELS = "/models"
 # Room on the volume for files beside the weights, and for layers that vLLM does not load (built-in drafters).
 CACHE_FACTOR, CACHE_SPARE_GIB = 1.2, 10
-CACHE_USER = 10001  # any user but root
+CACHE_USER = engine_command.ROUTER_USER  # any user but root
 METRICS_NAMESPACE = "monitoring"  # where Prometheus usually runs; the component says that it is to be changed
 
 # Arguments: the file that marks the end of the download, then names of checkpoints. A repository may hold its

@@ -113,7 +113,7 @@ def pictures(values: Iterable[Figure]) -> dict[str, bytes]:
 
 def plan_yaml(plan: Plan) -> str:
     """The plan for people and for `plan simulate --fleet plan.yaml`, which reads the fleet in it."""
-    fleet, trace = plan.fleet, plan.trace
+    fleet = plan.fleet
     targets = targets_text(plan)
     header = (
         f"# {plan.status}: {counted(fleet.workers, 'worker')}, {counted(fleet.gpus, 'GPU')}, "
@@ -136,14 +136,7 @@ def plan_yaml(plan: Plan) -> str:
         "simulated": _slo_lines(plan.verdict),
         **_attainment(plan),
         **({"simulated_tenants": rows} if (rows := guarantee_rows(plan.verdict)) else {}),
-        "traffic": {
-            "trace": trace.name,
-            "note": plan.traffic_note,
-            "requests": len(trace),
-            "duration_s": trace.duration_s,
-            "rate_rps": trace.rate_rps,
-            **({} if plan.requested_rps is None else {"requested_rps": plan.requested_rps}),
-        },
+        "traffic": _traffic_summary(plan),
         "max_model_len": plan.max_model_len,
         "engine": _engine(fleet),
         "latency": [
@@ -165,6 +158,19 @@ def _traffic_name(plan: Plan) -> str:
     is_more = plan.trace.after.size or plan.fleet.policies.prefix_cache or plan.trace.adapters
     is_more = is_more or any(each.tenants or each.llms for each in plan.slo.selectors)
     return "traffic.jsonl" if is_more else "requests.csv"
+
+
+def _traffic_summary(plan: Plan) -> Document:
+    """The `traffic` that plan.yaml and certificate.json share."""
+    trace = plan.trace
+    return {
+        "trace": trace.name,
+        "note": plan.traffic_note,
+        "requests": len(trace),
+        "duration_s": trace.duration_s,
+        "rate_rps": trace.rate_rps,
+        **({} if plan.requested_rps is None else {"requested_rps": plan.requested_rps}),
+    }
 
 
 def _traffic(plan: Plan) -> str:
@@ -312,12 +318,7 @@ def certificate_json(plan: Plan, *, command: str = "") -> str:
         "simulated": verdict_document(plan.verdict),
         "alternatives": _alternatives(plan),
         "traffic": {
-            "trace": trace.name,
-            **({} if plan.requested_rps is None else {"requested_rps": plan.requested_rps}),
-            "note": plan.traffic_note,
-            "requests": len(trace),
-            "duration_s": trace.duration_s,
-            "rate_rps": trace.rate_rps,
+            **_traffic_summary(plan),
             "dropped": trace.dropped,
             "notes": trace.notes,
             "measured_window_s": simulation.window_s,

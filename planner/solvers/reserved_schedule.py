@@ -70,6 +70,12 @@ class GpuOffer:
         prices = (self.on_demand_usd_per_h, self.reserved_usd_per_h, self.spot_usd_per_h)
         return max(price for price in prices if price is not None)
 
+    def reservable(self, gpus: float) -> float:
+        """How many of so many GPUs may be reserved."""
+        if self.reserved_usd_per_h is None:
+            return 0
+        return gpus if self.most_reserved is None else min(gpus, self.most_reserved)
+
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
@@ -276,8 +282,7 @@ def reserved_levels(offer: GpuOffer, gpus: Counts | Floats, most_spot_gpus: int)
     elif offer.reserved_usd_per_h is None:
         levels = [0]
     else:
-        most = int(gpus.max()) if offer.most_reserved is None else offer.most_reserved
-        levels = [0, *np.unique(np.minimum(gpus, most)).tolist()]
+        levels = [0, *np.unique(np.minimum(gpus, offer.reservable(int(gpus.max())))).tolist()]
     if offer.stock is None:
         return levels
     return [level for level in levels if level + most_spot_gpus <= offer.stock] or levels[:1]
@@ -370,11 +375,7 @@ def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> W
     least = np.array([0.0] * gpus + [-amount for amount in _window_limits(market).values()])
     needed = on @ most[:count]
     rented = [needed[g] if offer.on_demand_usd_per_h is not None else 0 for g, offer in enumerate(offers)]
-    kept = [
-        0 if offer.reserved_usd_per_h is None else min(needed[g], math.inf if most is None else most)
-        for g, offer in enumerate(offers)
-        for most in (offer.most_reserved,)
-    ]
+    kept = [offer.reservable(needed[g]) for g, offer in enumerate(offers)]
     spot_usd = [market.spot_worker_usd_per_h(c) for c in capacities]
     cost = np.array([*np.zeros(count), *spot_usd, *(offer.on_demand_usd_per_h or 0.0 for offer in offers)])
     reserved = np.array([windows * (offer.reserved_usd_per_h or 0.0) for offer in offers])

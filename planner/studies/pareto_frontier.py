@@ -258,13 +258,16 @@ def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
             fleet = workers_in_question(problem, answer.fleet)
             return fleet is not None and is_kept(problem, fleet)
 
+        def missed_below(corner_rps: float) -> float | None:
+            """The lowest rate probed below the corner that is not carried; None if all are."""
+            probed_rps = (corner_rps * (1 - frac) for frac in reversed(PROBED_FRACS))
+            return next((rate for rate in probed_rps if rate > at_rps and not carries(rate)), None)
+
         good, bad = most_rps, most_rps * (1 + RATE_FRAC)
         if not carries(most_rps):
             good, bad = _bisect_edge(carries, at_rps, most_rps, RATE_FRAC)
-        below = [rate for rate in (good * (1 - frac) for frac in PROBED_FRACS) if rate > at_rps]
-        while (low := next((rate for rate in reversed(below) if not carries(rate)), None)) is not None:
-            good, bad = _bisect_edge(carries, at_rps, low, RATE_FRAC)
-            below = [rate for rate in (good * (1 - frac) for frac in PROBED_FRACS) if rate > at_rps]
+        while (missed_rps := missed_below(good)) is not None:
+            good, bad = _bisect_edge(carries, at_rps, missed_rps, RATE_FRAC)
         return good, bad
 
     return _Walk(

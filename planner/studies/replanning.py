@@ -147,15 +147,15 @@ def replan(
     oracle = model.oracle
     lost = [Move(f"{pool.role} {pool.type.name}", pool.count, 0) for pool in gone_pools]
     return Replan(
-        best=model.way_of("the smallest change that pays", best, is_holding=True),
+        best=model.tested_way("the smallest change that pays", best, is_holding=True),
         keeps=bool((best == n0).all()) and gone == 0,
         moves=(
             *(Move(name, int(a), int(b)) for name, a, b in zip(names, n0, best, strict=True) if a or b),
             *lost,
         ),
         ways=(
-            *([model.way_of("keep what runs", n0, is_holding=running_holds)] if gone == 0 else []),
-            replace(model.way_of("plan from scratch", n_scratch, is_holding=True), kept_in=scratch_kept_in),
+            *([model.tested_way("keep what runs", n0, is_holding=running_holds)] if gone == 0 else []),
+            model.way_of("plan from scratch", n_scratch, is_holding=True, kept_in=scratch_kept_in),
         ),
         verdict=oracle.verdict(oracle.fleet(model.fleet_counts(best)), record=True)[1],
         running_verdict=(
@@ -224,11 +224,13 @@ class _ReplanModel:
             (n @ self.uses.T <= self.amounts).all(-1) & (self.paid_usd_per_h(n) <= self.budget_usd_per_h)
         )
 
-    def way_of(self, label: str, n: Ints, *, is_holding: bool) -> Way:
-        counts = self.fleet_counts(n)
-        kept_in = None if self.test is None else self.test.decide(counts)
+    def tested_way(self, label: str, n: Ints, *, is_holding: bool) -> Way:
+        kept_in = None if self.test is None else self.test.decide(self.fleet_counts(n))
+        return self.way_of(label, n, is_holding=is_holding, kept_in=kept_in)
+
+    def way_of(self, label: str, n: Ints, *, is_holding: bool, kept_in: KeptIn | None) -> Way:
         costs = float(self.paid_usd_per_h(n)), float(self.migration_usd(n)), float(self.horizon_usd(n))
-        return Way(label, self.oracle.fleet(counts), *costs, is_holding, kept_in)
+        return Way(label, self.oracle.fleet(self.fleet_counts(n)), *costs, is_holding, kept_in)
 
 
 def _build_model(

@@ -109,7 +109,7 @@ def scale_pools(
     return scaled
 
 
-_WITHOUT_SIZES = ("components/", f"{helm_chart.FOLDER}/", engine_command.ROUTER_FOLDER)
+_WITHOUT_SIZES = (kustomize.COMPONENTS, f"{helm_chart.FOLDER}/", engine_command.ROUTER_FOLDER)
 
 
 def _has_no_sizes(path: str) -> bool:

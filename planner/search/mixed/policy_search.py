@@ -88,7 +88,8 @@ def _each_policy(
             policy_problem, [*known, *unlimited_best], prove=prove, walks=walks
         )
         # Without a fleet within the budgets, the one beyond them still helps the next choices.
-        unlimited_best += [] if unlimited is None else [unlimited]
+        if unlimited is not None:
+            unlimited_best.append(unlimited)
         if isinstance(result, InfeasibleError):
             errors.append(result)
             continue
