@@ -153,9 +153,10 @@ def plan_yaml(plan: Plan) -> str:
 
 def _traffic_name(plan: Plan) -> str:
     """The file that can be replayed: requests.csv says neither who waits for whom, nor what prompts share,
-    nor whose adapter is asked for, nor which tenant or LLM a class matches.
+    nor whose adapter is asked for, nor which tenant or LLM a class matches, nor who is promised a share.
     """
-    is_more = plan.trace.after.size or plan.fleet.policies.prefix_cache or plan.trace.adapters
+    is_more = bool(plan.trace.after.size or plan.fleet.policies.prefix_cache or plan.trace.adapters)
+    is_more = is_more or bool(plan.slo.guarantees)
     is_more = is_more or any(each.tenants or each.llms for each in plan.slo.selectors)
     return "traffic.jsonl" if is_more else "requests.csv"
 

@@ -98,6 +98,7 @@ _TENANT = ("tenant", "client")
 _PREFIX = ("hash_ids", "prefix_ids")
 _BLOCK = ("prefix_block_tokens",)
 _IMAGES = ("image_tokens",)  # tokens that an encoder adds to the prompt
+_TASK = ("agent_task",)  # the task of an agent that a request is part of; without it each session is one
 _REQUEST_ID, _AFTER, _THINK = ("request_id",), ("after",), ("think_s",)  # who waits for whom, and how long
 
 
@@ -163,6 +164,7 @@ class TraceRows:
         self.block = self._one_of(_BLOCK)
         self.images = self._one_of(_IMAGES)
         self.adapter = self._one_of(("adapter",))
+        self.task = self._one_of(_TASK)
         self.after = self._one_of(_AFTER)
         has_waits = bool(self.after) or self.grows
         self.request_id = self._one_of(_REQUEST_ID) if has_waits else None
@@ -181,14 +183,14 @@ class TraceRows:
             if names_length(name, role)
         }
         optional = (
-            *(self.tenant, self.llm, self.adapter, self.block, self.images),
+            *(self.tenant, self.llm, self.adapter, self.task, self.block, self.images),
             *(self.request_id, self.think),
             *self.lists,
             *self.rivals,
         )
         self.needed = [self.clock, *self.counts, *(name for name in optional if name is not None)]
         rows = sum(map(len, self.ticks))
-        for name in (self.tenant, self.llm, self.adapter, self.block, self.request_id):
+        for name in (self.tenant, self.llm, self.adapter, self.task, self.block, self.request_id):
             if name is not None:
                 self.texts.setdefault(name, [""] * rows)
         if self.images is not None and not self.image_tokens:
@@ -418,6 +420,7 @@ class TraceRows:
             adapter=adapter,
             adapters=adapters,
             image_tokens=np.concatenate(self.image_tokens) if self.image_tokens else None,
+            task=self._factorize_names(self.task)[0],
         )
         everything = np.arange(len(ticks)) if order is None else order
         in_order = (

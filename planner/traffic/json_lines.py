@@ -35,5 +35,7 @@ def to_jsonl(trace: Trace, *, with_llm: bool = False) -> str:
             row |= {"prefix_block_tokens": trace.prefix_block_tokens, "prefix_ids": ids.tolist()}
         if trace.after.size:
             row |= {"request_id": i, "after": parents[i], "think_s": float(trace.think_s[i])}
+        if trace.task.size:
+            row["agent_task"] = int(trace.task[i])
         lines.append(json.dumps(row) + "\n")
     return "".join(lines)

@@ -18,7 +18,7 @@ from planner.traffic.trace import Trace
 
 LEAST_KEPT_BYTES = 32 * 2**20  # Larger files take seconds to read.
 _DESCRIPTION = ("name", "tenants", "llms", "adapters", "notes", "warnings", "dropped", "coarse_s")
-_COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "tenant", "llm", "adapter", "image_tokens")
+_COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "tenant", "llm", "adapter", "image_tokens", "task")
 
 
 def read_once(path: Path, read: Callable[[], Trace], *, drop_invalid: bool) -> Trace:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plans import CATALOG
+from plans import CATALOG, LLM, a_pool
 from questions import DOCUMENT, traffic
 
 import fleetplan
 from benchmarks import executors as benchmark
+from planner.domain import Limit, Slo
+from planner.fleet import Network, Policies
 from planner.parallel import executors
 from planner.parallel.executors import Executor, working_on
 from planner.search.oracle import deterministic_parallel
@@ -24,7 +26,9 @@ from planner.search.oracle.deterministic_parallel import (
     remember_answer,
     side_by_side,
 )
+from planner.search.oracle.fleet_oracle import Oracle, is_looser
 from planner.search.oracle.work_clock import time_limit
+from planner.solvers.master import Option
 
 QUESTION = DOCUMENT | {"fleet": {"gpus": ["h100-80g"]}, "safety": {"kept_in": 0.9}}
 
@@ -124,3 +128,23 @@ def test_a_task_reckons_with_its_own_effort_alone(name: str) -> None:
         spent = effort_spent()
     assert seen == dict.fromkeys(range(4), 130)
     assert spent == 100 + 4 * 10 + 5
+
+
+def test_decode_pools_alone_go_by_the_largest_of_several_ttft_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """p99 2 s and p50 1 s allow a longer wait than p99 1 s and p50 1 s, so a failure under the second
+    is none under the first. As one line per metric and percentile both were twice 1 s.
+    """
+    judged: list[Slo] = []
+
+    def answer(_: Oracle, own: object, fleet: object, slo: Slo, **query: bool) -> bool:
+        judged.append(slo)
+        return True
+
+    monkeypatch.setattr(Oracle, "_answer", answer)
+    worker = a_pool("dec", "decode", "h100-80g", 2, 1).type
+    for largest_s in (2.0, 1.0):
+        slo = Slo((Limit("ttft", 0.99, largest_s), Limit("ttft", 0.5, 1.0)))
+        oracle = Oracle(LLM, traffic(requests=5), slo, Network(), Policies())
+        oracle.decode_keeps_up_alone([((Option("decode", worker, 1.0), 1),)])
+    loose, strict = judged
+    assert is_looser(loose, strict) and not is_looser(strict, loose)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,3 +61,12 @@ def test_a_target_without_the_queue_says_so() -> None:
     question = a_question({"tenants": {"each": {"share_frac": 0.8}}}, deploy={"target": "kubernetes"})
     with pytest.raises(InputError, match=r"queue: kubernetes \(deploy\) lacks vtc, it has fcfs"):
         fleetplan.plan(question, one_floods())
+
+
+def test_a_plan_with_a_share_for_tenants_writes_who_they_are() -> None:
+    """requests.csv has no column for tenants, so `plan simulate` refused the plan's own traffic."""
+    n = 40
+    trace = Trace("two", np.arange(n, dtype=np.float64), np.full(n, 500), np.full(n, 20))
+    trace = replace(trace, tenant=np.arange(n) % 2, tenants=("a", "b"))
+    question = a_question({"tenants": {"each": {"share_frac": 0.5}}}, policies={})
+    assert '"tenant": "b"' in fleetplan.plan(question, trace).files(pages=False)["traffic.jsonl"]

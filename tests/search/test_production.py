@@ -68,6 +68,18 @@ def test_no_cheaper_fleet_misses_as_few_futures(seed: int) -> None:
         assert not asked.oracle.holds([counts])[0], counts
 
 
+def test_fleets_that_a_search_took_for_refuted_are_not_remembered_as_failures() -> None:
+    """A search told that nothing below twice the price of a fleet holds: that fleet was not simulated there,
+    so the walk over all cheaper fleets still has to.
+    """
+    problem, paper = searched()
+    asked, best = find_cheapest_kept(with_search_scenarios(problem), paper)
+    assert best is not None
+    asked = with_scenarios(asked, asked.oracle.scenarios, asked.oracle.may_miss)
+    find_cheaper_kept(asked, paper, best, any_mix=False, refuted=2 * objective(best))
+    assert asked.oracle.verdicts.get(names_of(best)) is not False
+
+
 def test_the_answers_get_dearer_and_say_how_sure_they_are() -> None:
     answers = {each.name: each for each in planned().certificate.answers}
     assert list(answers) == ["on-paper", "production", "with-a-loss"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -844,3 +845,12 @@ def test_adapters_survive_a_file(read: Read) -> None:
     rows = "arrival_s,input_tokens,output_tokens,adapter\n0,9,5,b\n1,9,5,\n2,9,5,a\n"
     again = read(to_jsonl(read(rows)), "t.jsonl")
     assert [again.adapters[i] if i >= 0 else "" for i in again.adapter] == ["b", "", "a"]
+
+
+def test_tasks_of_agents_survive_a_file(read: Read) -> None:
+    """Two tasks of one session: without their numbers both are one task, as long as the session."""
+    edges = np.array([[1, 0], [2, 1]])
+    trace = read("arrival_s,input_tokens,output_tokens\n0,9,5\n1,9,5\n2,9,5\n")
+    trace = replace(trace, after=edges, task=np.array([4, 4, 7]))
+    again = read(to_jsonl(trace), "t.jsonl")
+    assert again.task[0] == again.task[1] != again.task[2]

@@ -500,7 +500,7 @@ class Oracle:
 
     def _key(self, counts: Counts) -> tuple[object, ...]:
         """A fleet as far as a simulation depends on it, its pinned prefixes included."""
-        key = _fleet_key(counts)
+        key = _fleet_key(counts) if self.network.topology is None else _placed_fleet_key(counts)
         return (*key, "polished") if self.places_polished(counts) else key
 
     def places_polished(self, counts: Counts) -> bool:
@@ -538,12 +538,10 @@ class Oracle:
         if self.slo.selectors:
             return True  # What may wait for whom is up to the classes, so nothing is ruled out.
         # The simulated prompts arrive at once; real ones come up to their TTFT limit later. A limit twice as
-        # long leaves a request that comes so late the same wait as the SLO does.
-        slo = Slo(
-            tuple(
-                Limit("ttft", 0.0, 2 * limit.limit_s) for limit in self.slo.limits if limit.metric == "ttft"
-            )
-        )
+        # long leaves a request that comes so late the same wait as the SLO does. The backlog test goes by the
+        # largest of several limits, and the cache of answers takes one line per metric and percentile.
+        ttft_s = [limit.limit_s for limit in self.slo.limits if limit.metric == "ttft"]
+        slo = Slo((Limit("ttft", 0.0, 2 * max(ttft_s)),) if ttft_s else ())
 
         def fleet() -> Fleet:
             drafts = option.type.speculation
@@ -596,6 +594,18 @@ def _fleet_key(counts: Counts) -> tuple[object, ...]:
     pools = ((option.role, _worker_key(option), count) for option, count in counts if count > 0)
     alike = itertools.groupby(pools, key=lambda pool: pool[:2])
     return tuple((*role_and_worker, sum(count for _, _, count in each)) for role_and_worker, each in alike)
+
+
+def _placed_fleet_key(counts: Counts) -> tuple[object, ...]:
+    """As `_fleet_key`, where links depend on which workers share a node: pools of other GPUs, owned and
+    rented ones too, stand on nodes of their own.
+    """
+    return tuple(
+        (option.role, _worker_key(option), gpu.name, int(gpu.gpus_per_node), gpu.link_bytes_per_s, count)
+        for option, count in counts
+        for gpu in (option.type.gpu,)
+        if count > 0
+    )
 
 
 def _worker_key(option: Option) -> tuple[object, ...]:

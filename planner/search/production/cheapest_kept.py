@@ -27,7 +27,7 @@ from planner.search.level0.one_pool import WAVE
 from planner.search.level0.owned_gpus import owned_beside
 from planner.search.mixed.best_fleet import FleetSearch, search_again
 from planner.search.oracle.deterministic_parallel import run_each
-from planner.search.oracle.fleet_counts import Counts, names_of, objective
+from planner.search.oracle.fleet_counts import Counts, counts_named, names_of, objective
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.stopping import in_time
 from planner.search.problem.owned_first import owned_first, workers_by_kind
@@ -106,7 +106,7 @@ def find_cheaper_kept(
             partial(search_again, replace(hard_problem, deadline=deadline), known, is_mixed=is_mixed),
             otherwise=None,
         )
-        oracle.verdicts.update(hard_problem.oracle.verdicts)
+        _remember_verdicts(oracle, hard_problem.oracle, paper.level0.options, refuted)
         if fleet is None or (best is not None and _is_no_cheaper(fleet, best)):
             return best
         missed = in_time(partial(_missed_scenarios, oracle, fleet), otherwise=None)
@@ -121,6 +121,20 @@ def find_cheaper_kept(
             best = grown
             known.append(oracle.fleet(best))
         hard_scenarios |= set(sorted(missed - hard_scenarios)[:HARDEST_SCENARIOS])
+
+
+def _remember_verdicts(oracle: Oracle, hard: Oracle, options: Sequence[Option], refuted: float) -> None:
+    """Remember which fleets a search of the hardest scenarios has simulated.
+
+    A fleet that misses too many of them fails. One that keeps enough of them is only worth a look,
+    so it leaves a failure that is known as it is. Fleets worth less than `refuted` were not simulated.
+    """
+    for fleet, holds in hard.verdicts.items():
+        counts = counts_named(fleet, options)
+        if holds:
+            oracle.verdicts.setdefault(fleet, True)
+        elif counts is not None and objective(counts) >= refuted * (1 - 1e-9):
+            oracle.verdicts[fleet] = False
 
 
 def _is_no_cheaper(fleet: Counts, best: Counts) -> bool:
