@@ -73,7 +73,10 @@ class FirstRequests:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if any(limit.row.is_of_gaps for limit in self.slo.limits) or self.slo.attainment_frac is not None:
+        if (
+            any(limit.metric_row.is_of_gaps for limit in self.slo.limits)
+            or self.slo.attainment_frac is not None
+        ):
             raise InputError(
                 "the rule of the first requests judges no gaps (tbt) and no attainment; use the steady one"
             )
@@ -84,7 +87,7 @@ class FirstRequests:
     def carries(self, fleet: Fleet, rate_rps: float) -> bool:
         simulation = simulate(fleet, self.traffic(rate_rps, self.requests, self.seed))
         return bool((simulation.status == 0).all()) and all(
-            np.nanquantile(limit.row.values_s(simulation), limit.percentile_frac) < limit.limit_s
+            np.nanquantile(limit.metric_row.values_s(simulation), limit.percentile_frac) < limit.limit_s
             for limit in self.slo.limits
         )
 

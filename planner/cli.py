@@ -29,23 +29,11 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from planner import __version__
-from planner.commands import measurement_commands
+from planner.commands import measurement_commands, shared_options
 from planner.commands import validate_command as validation
 from planner.commands.allocate_command import allocate
 from planner.commands.catalog_command import commands as catalog_commands
 from planner.commands.check_command import check
-from planner.commands.command_output import (
-    AddressOption,
-    CatalogOption,
-    DropOption,
-    ExecutorOption,
-    JsonOption,
-    PngOption,
-    SeedOption,
-    SloOption,
-    TraceOption,
-    print_json,
-)
 from planner.commands.compare_command import compare
 from planner.commands.day_command import day
 from planner.commands.described_command import QuestionOptions, init
@@ -55,6 +43,7 @@ from planner.commands.mcp_command import serve_mcp
 from planner.commands.pareto_command import pareto
 from planner.commands.plan_command import PlanOptions, plan_one, plan_several
 from planner.commands.prefixes_command import plan_prefixes
+from planner.commands.printed_tables import print_json
 from planner.commands.replan_command import replan
 from planner.commands.report_command import write_report
 from planner.commands.schedule_command import schedule
@@ -297,21 +286,21 @@ def _limit(name: str) -> Any:
 @app.callback(invoke_without_command=True)
 def plan(
     context: typer.Context,
-    slo: SloOption = None,
-    trace: TraceOption = None,
+    slo: shared_options.SloOption = None,
+    trace: shared_options.TraceOption = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", readable=False, help="Folder for the plan and all it needs.")
     ] = None,
-    catalog: CatalogOption = None,
-    seed: SeedOption = 0,
+    catalog: shared_options.CatalogOption = None,
+    seed: shared_options.SeedOption = 0,
     time_limit: TimeOption = USUAL_LIMIT_S,
     explain: ExplainOption = False,
     prove: ProveOption = False,
     per_gpu: PerGpuOption = None,
     target: TargetOption = None,
-    drop_invalid: DropOption = False,
-    png: PngOption = False,
-    json_output: JsonOption = False,
+    drop_invalid: shared_options.DropOption = False,
+    png: shared_options.PngOption = False,
+    json_output: shared_options.JsonOption = False,
     verbose: Annotated[
         bool,
         typer.Option("--verbose", "-v", help="Print all tables too: answers, pools, limits, alternatives."),
@@ -320,8 +309,8 @@ def plan(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on where a run of over five minutes was ended: same -o.")
     ] = False,
-    executor: ExecutorOption = None,
-    address: AddressOption = None,
+    executor: shared_options.ExecutorOption = None,
+    address: shared_options.AddressOption = None,
     llm: Annotated[
         str | None, _option("--llm", "An LLM of the catalog, or a path to its config.json.")
     ] = None,

@@ -154,8 +154,8 @@ class Limit:
             raise InputError(f"slo: {self.metric}: is no metric; must be one of {', '.join(METRICS)}")
 
     @property
-    def row(self) -> SloMetric:
-        """The row of its metric in the table of metrics."""
+    def metric_row(self) -> SloMetric:
+        """The row of its metric in planner/slo_metrics.py."""
         return METRICS[self.metric]
 
     @property

@@ -9,6 +9,7 @@ import re
 
 from planner.errors import InputError
 
+HOURS_PER_MONTH = 730  # A twelfth of 8,760 hours.
 _FACTORS: dict[str, dict[str, float]] = {
     "s": {"us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0},
     "bytes_per_s": {
@@ -25,11 +26,18 @@ _FACTORS: dict[str, dict[str, float]] = {
     },
     "bytes": {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2.0**20, "GiB": 2.0**30},
     "w": {"W": 1.0, "kW": 1e3, "MW": 1e6},
-    "usd_per_h": {"usd/h": 1.0, "USD/h": 1.0, "$/h": 1.0, "usd/day": 1 / 24, "usd/month": 1 / 730},
+    "usd_per_h": {
+        "usd/h": 1.0,
+        "USD/h": 1.0,
+        "$/h": 1.0,
+        "usd/day": 1 / 24,
+        "usd/month": 1 / HOURS_PER_MONTH,
+    },
     "usd_per_kwh": {"usd/kWh": 1.0, "USD/kWh": 1.0, "$/kWh": 1.0, "usd/MWh": 1e-3},
     "rps": {"rps": 1.0, "req/s": 1.0, "/s": 1.0, "req/min": 1 / 60},
 }
-_NEEDS_UNIT = {
+# Where a number needs its unit: the units to suggest in the error message.
+_SUGGESTED_UNITS = {
     "s": ("ms", "s"),
     "bytes_per_s": ("GB/s",),
     "bytes": ("GB",),
@@ -58,8 +66,8 @@ def quantity(value: object, unit: str, *, where: str, bare: bool = False) -> flo
     number, suffix = float(match[1]), match[2]
     if suffix and suffix not in factors:
         raise InputError(f"{where}: unknown unit {suffix!r} in {value!r}; use one of {', '.join(factors)}")
-    if not suffix and number and unit in _NEEDS_UNIT and not bare:
-        written = " or ".join(f"{match[1]} {each}" for each in _NEEDS_UNIT[unit])
+    if not suffix and number and unit in _SUGGESTED_UNITS and not bare:
+        written = " or ".join(f"{match[1]} {each}" for each in _SUGGESTED_UNITS[unit])
         raise InputError(f"{where}: {value!r} has no unit; write {written}")
     number *= factors[suffix] if suffix else 1.0
     if not abs(number) < LARGEST:
@@ -76,10 +84,10 @@ def unit_names(unit: str) -> tuple[str, ...]:
 
 def needs_unit(unit: str) -> bool:
     """Whether a number without a unit is refused."""
-    return unit in _NEEDS_UNIT
+    return unit in _SUGGESTED_UNITS
 
 
-# For each unit that `show_exactly` writes: how many of the library's units it has, and the latter's name.
+# Units that `show_exactly` writes: each in the library's unit, and the name of the library's unit.
 _WRITTEN = {
     "GB/s": (1e9, "B/s"),
     "GB": (1e9, "B"),
@@ -113,7 +121,7 @@ def show_s(seconds: float) -> str:
         return f"{seconds * 1e3:.4g} ms"
     if seconds < 120:
         return f"{seconds:.2f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 10_800 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds < 3 * 3600 else f"{seconds / 3600:.1f} h"
 
 
 def show_clock(seconds: float) -> str:

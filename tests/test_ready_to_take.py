@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 from planner.cli import app
-from planner.commands.command_output import print_markdown
+from planner.commands.printed_tables import print_markdown
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -27,6 +27,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from benchmarks.papers.aladdin_packing import PackedWorker, Request, best_fit, pack_requests
+from benchmarks.papers.aladdin_sizes import WorkerSize, decode_times, worker_sizes_of
 from benchmarks.papers.common import CATALOG, Ints, log_normal, poisson, worker
 from planner.domain import Gpu
 from planner.errors import InfeasibleError
@@ -34,12 +36,10 @@ from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
-from planner.papers.aladdin import WorkerSize, decode_times, worker_sizes_of
 from planner.runtime.live_routing import LiveFleet
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import value_s
-from planner.solvers.packing import PackedWorker, Request, best_fit, pack_requests
 from planner.traffic.trace import Trace
 
 LLM = CATALOG.llm("llama-2-13b")

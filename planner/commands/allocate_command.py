@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.commands.command_output import JsonOption, print_json, print_rows, stdout_console
+from planner.commands import shared_options
+from planner.commands.printed_tables import print_json, print_rows, stdout_console
 
 
 def allocate(
@@ -15,7 +16,7 @@ def allocate(
         Path,
         typer.Argument(readable=False, help="JSON: buckets with rates, types with prices, stock and rates."),
     ],
-    json_output: JsonOption = False,
+    json_output: shared_options.JsonOption = False,
     time_limit: Annotated[
         float,
         typer.Option("--time-limit", min=0.01, help="Seconds after which the best mix so far is given."),

@@ -12,17 +12,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from planner.commands import shared_options
 from planner.commands.catalog_tables import show_catalog
-from planner.commands.command_output import (
-    CatalogOption,
-    JsonOption,
-    Progress,
-    print_json,
-    print_mapping,
-    print_rows,
-    say_first,
-    stdout_console,
-)
+from planner.commands.command_output import Progress, say_first
+from planner.commands.printed_tables import print_json, print_mapping, print_rows, stdout_console
 from planner.documents.catalog import Catalog, read_catalog
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
@@ -57,8 +50,8 @@ def fit_kernels(
     tp: Annotated[
         list[int] | None, typer.Option("--tp", min=1, help="Fit these TPs; default: 1, 2, 4, 8.")
     ] = None,
-    catalog: CatalogOption = None,
-    json_output: JsonOption = False,
+    catalog: shared_options.CatalogOption = None,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Make fits of step times from AIConfigurator's kernel tables: DIR is then given as --catalog."""
     from planner.files.checked_files import check_output_directory, is_path, to_yaml, write_files
@@ -113,7 +106,7 @@ def show_row(
     config: Annotated[
         Path, typer.Argument(readable=False, help="A config.json, or the folder that holds it.")
     ],
-    json_output: JsonOption = False,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Print the row of llms.yaml that a Hugging Face config.json makes, to be corrected or to be shared."""
     from planner.documents.llm_config import llm_from_config
@@ -136,8 +129,8 @@ def show_support(
     gpu: Annotated[
         list[str] | None, typer.Option("--gpu", help="Show these GPUs; default: all of the catalog.")
     ] = None,
-    catalog: CatalogOption = None,
-    json_output: JsonOption = False,
+    catalog: shared_options.CatalogOption = None,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """What is known of an LLM on each GPU and TP: memory, step times and what they rest on, their spread."""
     catalog_rows = read_catalog(catalog)
@@ -295,8 +288,8 @@ def import_prices(
     region: Annotated[
         str | None, typer.Option("--region", help="Prices of this region; default: the cheapest of each GPU.")
     ] = None,
-    catalog: CatalogOption = None,
-    json_output: JsonOption = False,
+    catalog: shared_options.CatalogOption = None,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Read prices from SkyPilot's catalog of a cloud, or from what you pay (a FOCUS export, OpenCost);
     with -o DIR into DIR/prices.yaml, for --catalog DIR.

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.commands.command_output import CatalogOption, JsonOption, print_json, print_rows
+from planner.commands import shared_options
+from planner.commands.printed_tables import print_json, print_rows
 from planner.documents.catalog import Catalog, read_catalog
 from planner.errors import InputError
 from planner.models.saturation import saturating_tokens
@@ -16,8 +17,8 @@ from planner.units import percentile_name, show_s
 
 def show_catalog(
     what: Annotated[str, typer.Argument(help="gpus, llms, slos, latency, engines or tasks.")] = "gpus",
-    catalog: CatalogOption = None,
-    json_output: JsonOption = False,
+    catalog: shared_options.CatalogOption = None,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Print what the planner knows: GPUs with prices, LLM shapes, SLO presets, step-time fits, engines."""
     catalog_rows = read_catalog(catalog)

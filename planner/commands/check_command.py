@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from planner.commands.command_output import CatalogOption, JsonOption, print_json, stdout_console
+from planner.commands import shared_options
+from planner.commands.printed_tables import print_json, stdout_console
 from planner.errors import InputError, PlannerError
 from planner.units import counted
 
@@ -16,8 +17,8 @@ def check(
     files: Annotated[
         list[Path], typer.Argument(readable=False, help="slo.yaml, fleet.yaml, plan.yaml or its folder.")
     ],
-    catalog: CatalogOption = None,
-    json_output: JsonOption = False,
+    catalog: shared_options.CatalogOption = None,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Read questions and fleets as the other commands do, without planning: for editors, hooks and CI."""
     from planner.api.inputs import check_file, read_catalog

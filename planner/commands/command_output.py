@@ -1,10 +1,8 @@
-"""Shared by all commands: options, progress and warnings on stderr, tables and JSON on stdout."""
+"""Shared by all commands: requests in, progress and warnings on stderr, and no input is overwritten."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import signal
 import sys
 import threading
@@ -12,20 +10,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from planner.documents.traffic_description import describes_traffic
-from planner.domain import Slo
 from planner.errors import InputError, OutOfTimeError
 from planner.files.checked_files import is_path
 from planner.search.problem.stages import Stage, Urgent, left_s
 from planner.traffic.scaling import RateRequest
-from planner.units import counted, show_clock, show_s
 
 if TYPE_CHECKING:
     from planner.documents.catalog import Catalog
@@ -33,66 +28,7 @@ if TYPE_CHECKING:
 
 QUIET_S = 1.0  # Work shorter than this shows no progress.
 SILENT_S = 20.0  # After this long without a new stage, a line says that the work goes on.
-PIPE_COLUMNS = 500  # Wide enough that no name is folded in a file or a pipe.
 LONGEST_S = 1e8  # Three years; the system's timer takes no more.
-
-TRACE_HELP = "The traffic: a trace, or a log (docs/traces.md); .gz too."
-
-
-def out_file(help: str) -> Any:
-    """The option -o of a command that writes one file."""
-    return typer.Option("--out", "-o", parser=_file_path, metavar="FILE", help=help)
-
-
-def _file_path(text: str) -> Path:
-    """The path of a file; refuses `folder/`, whose slash a Path would forget."""
-    if os.path.basename(text) in ("", ".", ".."):  # noqa: PTH119
-        raise InputError(f"-o {text!r}: names a folder, and one file is written; name that file")
-    return Path(text)
-
-
-def folder_or_csv(text: str) -> Path:
-    """The value of -o: a file if it ends in .csv, else a folder."""
-    return _file_path(text) if Path(text).suffix == ".csv" else Path(text)
-
-
-# With readable=False checked_files.py reports every fault of a file in the same way.
-SloOption = Annotated[Path | None, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
-TraceOption = Annotated[Path | None, typer.Option("--trace", readable=False, help=TRACE_HELP)]
-CatalogOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--catalog", readable=False, help="Folder with your own gpus.yaml, llms.yaml, slos.yaml, latency/."
-    ),
-]
-DropOption = Annotated[
-    bool,
-    typer.Option(
-        "--drop-invalid",
-        help="Leave out requests without input or output tokens even where they are more than 20 %.",
-    ),
-]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of everything random.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-OutOption = Annotated[Path, out_file("The file to write.")]
-PngOption = Annotated[
-    bool, typer.Option("--png", help="Also every chart of the report as a picture, in charts/.")
-]
-RateOption = Annotated[
-    float | None, typer.Option("--rate", help="Rescale the trace to this many requests/s.")
-]
-ScaleOption = Annotated[str, typer.Option("--scale", help="How: superpose, compress or thin.")]
-WindowOption = Annotated[
-    str | None, typer.Option("--window", help="Part of the trace: whole, 'busiest 10 min'.")
-]
-ExecutorOption = Annotated[
-    str | None,
-    typer.Option("--executor", help="Where it simulates: threads[:N], processes[:N], ray, dask or serial."),
-]
-AddressOption = Annotated[
-    str | None,
-    typer.Option("--address", help="Of the cluster: auto or ray://host:10001, tcp://host:8786 for dask."),
-]
 
 
 def at_work(executor: str | None, address: str | None) -> AbstractContextManager[None]:
@@ -258,117 +194,3 @@ def traffic_option(rate: float | None, scale: str, window: str | None) -> RateRe
 
     method = scaling(scale, "--scale")  # Raises for an unknown one, even if it is not used.
     return None if rate is None and window is None else RateRequest(rate, method, window or "whole")
-
-
-def stdout_console(*, soft_wrap: bool = False) -> Console:
-    """A console as wide as the terminal; in a pipe so wide that no name is folded, which grep would miss."""
-    is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ  # Whoever sets COLUMNS wants that width.
-    return Console(highlight=False, soft_wrap=soft_wrap, width=None if is_seen else PIPE_COLUMNS)
-
-
-def print_json(document: Any, warnings: Iterable[str] = ()) -> None:
-    """Print a document, with the key `warnings` in front if there are any (those of the traffic)."""
-    if warning_list := list(warnings):
-        document = {"warnings": warning_list, **document}
-    print(json.dumps(document, indent=2, allow_nan=False))  # noqa: T201
-
-
-def print_rows(rows: list[dict[str, Any]], title: str) -> None:
-    table = Table(title=title, title_justify="left")
-    for column in rows[0] if rows else ():
-        table.add_column(str(column), overflow="fold")
-    for row in rows:
-        table.add_row(*(short_text(value) for value in row.values()))
-    stdout_console().print(table)
-
-
-def print_markdown(rows: list[dict[str, Any]], title: str) -> None:
-    """The same as a table of Markdown below its title, the first column in bold."""
-    console = stdout_console(soft_wrap=True)
-    names = list(rows[0]) if rows else []
-
-    def line(cells: Iterable[Any]) -> str:
-        texts = [" ".join(short_text(cell).split()).replace("|", r"\|") for cell in cells]
-        return f"| {' | '.join(texts)} |"
-
-    lines = [f"{title}:", "", line(names), "|---" * len(names) + "|"]
-    lines += [line([f"**{label}**", *cells]) for label, *cells in (row.values() for row in rows)]
-    console.print("\n".join(lines), end="\n\n", markup=False)
-
-
-def print_mapping(document: dict[str, Any], title: str) -> None:
-    """Print a table with a row for each key; nested values are shortened to one cell."""
-    table = Table(title=title or None, show_header=False, title_justify="left")
-    for key, value in document.items():
-        if isinstance(value, dict):
-            value = ", ".join(f"{k}: {short_text(v)}" for k, v in value.items()) or "-"
-        elif isinstance(value, list | tuple):
-            value = "\n".join(short_text(item) for item in value) or "-"
-        table.add_row(str(key), short_text(value))
-    stdout_console().print(table)
-
-
-def short_text(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
-    """The table of an SLO, from a document of `verdict_document`: a row for each limit, for `attainment` and
-    for each guarantee to tenants. If windows are judged, a row below each shows the worst of them.
-    """
-    rows: list[dict[str, Any]] = []
-
-    def add_row(*cells: str) -> None:
-        rows.append(dict(zip(("metric", "limit", "simulated", "within", "verdict"), cells, strict=True)))
-
-    windows_count = verdict.get("windows", 0)
-    for line in verdict["lines"]:
-        add_row(
-            line["limit"],
-            seconds_cell(line["limit_s"]),
-            seconds_cell(line["simulated_s"]),
-            f"{100 * line['kept_frac']:.2f} %",
-            _verdict_word(line["holds"]),
-        )
-        if worst := line.get("worst_window"):
-            value, share = seconds_cell(worst.get("simulated_s")), f"{100 * worst['kept_frac']:.2f} %"
-            add_row(window_text(worst, windows_count), "", value, share, "")
-    if slo is not None and slo.attainment_frac is not None:
-        add_row(
-            "attainment",
-            f"{100 * slo.attainment_frac:g} %",
-            f"{100 * verdict['attainment_frac']:.2f} %",
-            "all limits at once",
-            _verdict_word(verdict["attainment_holds"]),
-        )
-        if worst := verdict.get("attainment_worst_window"):
-            add_row(window_text(worst, windows_count), "", f"{100 * worst['kept_frac']:.2f} %", "", "")
-    for promised in verdict.get("tenants", ()):
-        share, windows = promised["share_frac"], counted(promised["windows"], "window")
-        got = "-" if share is None else f"{100 * share:.1f} %"
-        whose = "nobody waited so long" if share is None else f"{promised['tenant']}, of {windows}"
-        add_row(
-            promised["guarantee"],
-            f"{100 * promised['needed_frac']:g} %",
-            got,
-            whose,
-            _verdict_word(promised["holds"]),
-        )
-    return rows
-
-
-def _verdict_word(holds: bool) -> str:
-    return "kept" if holds else "MISSED"
-
-
-def window_text(worst: dict[str, Any], windows_count: int) -> str:
-    """The label of the worst window of an SLO."""
-    return (
-        f"  worst of {windows_count} windows: {show_clock(worst['start_s'])} to {show_clock(worst['end_s'])}"
-    )
-
-
-def seconds_cell(value: Any) -> str:
-    return "-" if value is None else show_s(value)

@@ -7,28 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.commands.command_output import (
-    AddressOption,
-    CatalogOption,
-    DropOption,
-    ExecutorOption,
-    JsonOption,
-    PngOption,
-    Progress,
-    RateOption,
-    ScaleOption,
-    SeedOption,
-    SloOption,
-    TraceOption,
-    WindowOption,
-    keep_inputs,
-    print_json,
-    print_markdown,
-    print_rows,
-    read_requests,
-    stdout_console,
-    traffic_option,
-)
+from planner.commands import shared_options
+from planner.commands.command_output import Progress, keep_inputs, read_requests, traffic_option
+from planner.commands.printed_tables import print_json, print_markdown, print_rows, stdout_console
 from planner.errors import InputError
 from planner.files.checked_files import yaml_value
 
@@ -42,7 +23,7 @@ def compare(
     fleet: Annotated[
         list[str], typer.Option("--fleet", help="fleet.yaml, plan.yaml, or NAME=FILE; once per fleet.")
     ],
-    trace: TraceOption = None,
+    trace: shared_options.TraceOption = None,
     policies: Annotated[
         list[str] | None,
         typer.Option(
@@ -57,17 +38,17 @@ def compare(
             "--out", "-o", readable=False, help="Folder for compare.html, compare.csv, compare.json."
         ),
     ] = None,
-    slo: SloOption = None,
-    rate: RateOption = None,
-    scale: ScaleOption = "superpose",
-    window: WindowOption = None,
-    catalog: CatalogOption = None,
-    seed: SeedOption = 0,
-    executor: ExecutorOption = None,
-    address: AddressOption = None,
-    png: PngOption = False,
-    drop_invalid: DropOption = False,
-    json_output: JsonOption = False,
+    slo: shared_options.SloOption = None,
+    rate: shared_options.RateOption = None,
+    scale: shared_options.ScaleOption = "superpose",
+    window: shared_options.WindowOption = None,
+    catalog: shared_options.CatalogOption = None,
+    seed: shared_options.SeedOption = 0,
+    executor: shared_options.ExecutorOption = None,
+    address: shared_options.AddressOption = None,
+    png: shared_options.PngOption = False,
+    drop_invalid: shared_options.DropOption = False,
+    json_output: shared_options.JsonOption = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table as Markdown, for a comment or a page.")
     ] = False,

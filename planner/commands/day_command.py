@@ -7,22 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.commands.command_output import (
-    AddressOption,
-    CatalogOption,
-    DropOption,
-    ExecutorOption,
-    JsonOption,
-    Progress,
-    SeedOption,
-    at_work,
-    keep_inputs,
-    print_json,
-    print_rows,
-    read_requests,
-    say_first,
-    stdout_console,
-)
+from planner.commands import shared_options
+from planner.commands.command_output import Progress, at_work, keep_inputs, read_requests, say_first
+from planner.commands.printed_tables import print_json, print_rows, stdout_console
 from planner.commands.what_if_command import SloArgument
 from planner.errors import InputError
 
@@ -88,15 +75,15 @@ def day(
     storage: StorageOption = None,
     billing: BillingOption = None,
     out: FolderOption = None,
-    catalog: CatalogOption = None,
-    seed: SeedOption = 0,
+    catalog: shared_options.CatalogOption = None,
+    seed: shared_options.SeedOption = 0,
     time_limit: Annotated[
         float, typer.Option("--time-limit", min=0.1, help="Seconds for plan, tuning and optimum together.")
     ] = 120.0,
-    executor: ExecutorOption = None,
-    address: AddressOption = None,
-    drop_invalid: DropOption = False,
-    json_output: JsonOption = False,
+    executor: shared_options.ExecutorOption = None,
+    address: shared_options.AddressOption = None,
+    drop_invalid: shared_options.DropOption = False,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Run a day of traffic through pools that change: under what stands all day, controllers, the optimum.
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.commands.command_output import CatalogOption, out_file
+from planner.commands import shared_options
 from planner.errors import InputError, PlannerError
 from planner.policies import CACHE_AWARE, ROUTING
 from planner.slo_metrics import METRICS
@@ -160,7 +160,8 @@ def parse_safety(text: str) -> Any:
 
 
 def init(
-    out: Annotated[Path, out_file("The file to write.")] = Path("slo.yaml"), catalog: CatalogOption = None
+    out: Annotated[Path, shared_options.out_file("The file to write.")] = Path("slo.yaml"),
+    catalog: shared_options.CatalogOption = None,
 ) -> None:
     """Ask five questions and write slo.yaml: the LLM, its traffic, the SLO, GPUs, safety.
 

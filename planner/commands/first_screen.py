@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from planner.commands.command_output import stdout_console
+from planner.commands.printed_tables import stdout_console
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,15 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.commands.command_output import (
-    DropOption,
-    JsonOption,
-    Progress,
-    SeedOption,
-    print_json,
-    print_rows,
-    say_first,
-)
+from planner.commands import shared_options
+from planner.commands.command_output import Progress, say_first
+from planner.commands.printed_tables import print_json, print_rows
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,9 +25,9 @@ def tell_lengths(
         list[Path],
         typer.Argument(metavar="FILE...", readable=False, help="A trace, or logs that `plan trace` reads."),
     ],
-    seed: SeedOption = 0,
-    drop_invalid: DropOption = False,
-    json_output: JsonOption = False,
+    seed: shared_options.SeedOption = 0,
+    drop_invalid: shared_options.DropOption = False,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Fit predictors of output lengths to a log's first 70 %, and say how right they are on the rest.
 

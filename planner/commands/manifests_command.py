@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from planner.commands.command_output import CatalogOption, JsonOption, keep_inputs, print_json, stdout_console
+from planner.commands import shared_options
+from planner.commands.command_output import keep_inputs
+from planner.commands.printed_tables import print_json, stdout_console
 from planner.documents.catalog import read_catalog
 from planner.errors import InputError
 from planner.policies import ROUTERS_OF
@@ -21,8 +23,8 @@ def write_manifests(
     target: Annotated[
         str, typer.Option("--target", help=f"{', '.join(ROUTERS_OF)}; or all that can express the plan.")
     ] = "all",
-    catalog: CatalogOption = None,
-    json_output: JsonOption = False,
+    catalog: shared_options.CatalogOption = None,
+    json_output: shared_options.JsonOption = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Tell only what was not written, and warnings.")
     ] = False,

@@ -8,21 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.commands.command_output import (
-    AddressOption,
-    CatalogOption,
-    ExecutorOption,
-    JsonOption,
-    OutOption,
-    Progress,
-    SeedOption,
-    at_work,
-    keep_inputs,
-    out_file,
-    print_json,
-    print_mapping,
-    print_rows,
-)
+from planner.commands import shared_options
+from planner.commands.command_output import Progress, at_work, keep_inputs
+from planner.commands.printed_tables import print_json, print_mapping, print_rows
 from planner.documents.catalog import read_catalog
 from planner.errors import InputError
 
@@ -35,7 +23,7 @@ FactTp = Annotated[
 
 def import_measurements(
     format: Annotated[str, typer.Argument(help="auto, or a format of docs/import.md.")],
-    out: OutOption,
+    out: shared_options.OutOption,
     measured: Annotated[
         list[Path] | None,
         typer.Argument(metavar="FILE...", readable=False, help="What was measured; folders of results too."),
@@ -52,8 +40,8 @@ def import_measurements(
         float | None, typer.Option(min=0.0, max=0.99, help="0.2: lengths lay within 20 % of their mean.")
     ] = None,
     duration: Annotated[str | None, typer.Option(help="Time between two scrapes, '10 min'.")] = None,
-    catalog: CatalogOption = None,
-    json_output: JsonOption = False,
+    catalog: shared_options.CatalogOption = None,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Turn a profile into a step table, or an end-to-end benchmark into a runs.json: see fit, calibrate."""
     from planner import importers
@@ -90,7 +78,7 @@ def import_measurements(
 
 def fit_steps(
     table: Annotated[Path, typer.Argument(readable=False, help="A step table, from import or profile.")],
-    out: OutOption,
+    out: shared_options.OutOption,
     llm: FactLlm = None,
     gpu: FactGpu = None,
     tp: FactTp = None,
@@ -101,8 +89,8 @@ def fit_steps(
     choose: Annotated[
         bool, typer.Option("--choose", help="Try every family of models; take the best on held-out steps.")
     ] = False,
-    catalog: CatalogOption = None,
-    json_output: JsonOption = False,
+    catalog: shared_options.CatalogOption = None,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Fit step times to a step table; the file goes into a catalog's latency/, or beside a fleet.yaml."""
     from planner.calibrate.fitting import fit_table, fit_yaml
@@ -155,7 +143,7 @@ def calibrate_fit(
     measured: Annotated[
         list[Path], typer.Argument(readable=False, help="Step tables and runs.json of one engine.")
     ],
-    out: OutOption,
+    out: shared_options.OutOption,
     base: Annotated[
         Path | None, typer.Option("--fit", readable=False, help="The fit to correct; default: the catalog's.")
     ] = None,
@@ -165,10 +153,10 @@ def calibrate_fit(
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Of the measured engine.")] = 2048,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Of the measured engine.")] = 256,
     kv_tokens: Annotated[int | None, typer.Option(min=16, help="Its KV cache, from its log.")] = None,
-    catalog: CatalogOption = None,
-    executor: ExecutorOption = None,
-    address: AddressOption = None,
-    json_output: JsonOption = False,
+    catalog: shared_options.CatalogOption = None,
+    executor: shared_options.ExecutorOption = None,
+    address: shared_options.AddressOption = None,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Correct a fit by a few measured steps or end-to-end runs, and say how sure the result is."""
     from planner.calibrate.fitting import calibrate_files, fit_yaml
@@ -205,7 +193,7 @@ def profile_steps(
     config: Annotated[
         Path, typer.Argument(readable=False, help="A Hugging Face config.json, or its folder.")
     ],
-    out: Annotated[Path, out_file("The step table; a run goes on in it.")],
+    out: Annotated[Path, shared_options.out_file("The step table; a run goes on in it.")],
     engine: Annotated[str, typer.Option("--engine", help="vllm, torch (operators alone) or auto.")] = "auto",
     tp: Annotated[int, typer.Option("--tp", min=1, help="Measure one rank's share, on one GPU.")] = 1,
     dtype: Annotated[str, typer.Option("--dtype", help="Of weights and KV cache.")] = "bfloat16",
@@ -225,9 +213,9 @@ def profile_steps(
             "--engines", min=1, help="Engines that will share this machine; default 1, on a CPU one per core."
         ),
     ] = None,
-    catalog: CatalogOption = None,
-    seed: SeedOption = 0,
-    json_output: JsonOption = False,
+    catalog: shared_options.CatalogOption = None,
+    seed: shared_options.SeedOption = 0,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Measure step times here: a vLLM engine's with dummy weights, or those of its operators in torch.
 

@@ -7,20 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.commands.command_output import (
-    AddressOption,
-    CatalogOption,
-    DropOption,
-    ExecutorOption,
-    JsonOption,
-    Progress,
-    SeedOption,
-    at_work,
-    keep_inputs,
-    print_json,
-    print_rows,
-    stdout_console,
-)
+from planner.commands import shared_options
+from planner.commands.command_output import Progress, at_work, keep_inputs
+from planner.commands.printed_tables import print_json, print_rows, stdout_console
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
 from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.slo_metrics import METRICS
@@ -44,13 +33,13 @@ def pareto(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", readable=False, help=f"Folder for {', '.join(NAMES)}.")
     ] = None,
-    catalog: CatalogOption = None,
-    seed: SeedOption = 0,
+    catalog: shared_options.CatalogOption = None,
+    seed: shared_options.SeedOption = 0,
     time_limit: TimeOption = USUAL_LIMIT_S,
-    executor: ExecutorOption = None,
-    address: AddressOption = None,
-    drop_invalid: DropOption = False,
-    json_output: JsonOption = False,
+    executor: shared_options.ExecutorOption = None,
+    address: shared_options.AddressOption = None,
+    drop_invalid: shared_options.DropOption = False,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Cost against a limit: every fleet found on the frontier, and the limit at which it stops holding.
 

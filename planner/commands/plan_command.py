@@ -11,18 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from planner.commands.command_output import (
-    Progress,
-    at_work,
-    keep_inputs,
-    print_json,
-    print_rows,
-    say_first,
-    slo_rows,
-    stdout_console,
-    stopped_after,
-)
+from planner.commands.command_output import Progress, at_work, keep_inputs, say_first, stopped_after
 from planner.commands.first_screen import print_first_screen, print_next, print_shared_screen
+from planner.commands.printed_tables import print_json, print_rows, slo_rows, stdout_console
 from planner.errors import InputError, PlannerError
 from planner.search.problem.stages import Stage
 from planner.units import counted

@@ -7,20 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.commands.command_output import (
-    TRACE_HELP,
-    CatalogOption,
-    DropOption,
-    JsonOption,
-    Progress,
-    SeedOption,
-    keep_inputs,
-    print_json,
-    print_mapping,
-    print_rows,
-    read_requests,
-    stdout_console,
-)
+from planner.commands import shared_options
+from planner.commands.command_output import Progress, keep_inputs, read_requests
+from planner.commands.printed_tables import print_json, print_mapping, print_rows, stdout_console
 from planner.errors import InputError
 from planner.units import counted
 
@@ -33,7 +22,7 @@ MOST_ROWS = 20  # Of placed prefixes, the hottest first.
 
 
 def plan_prefixes(
-    trace: Annotated[Path | None, typer.Argument(readable=False, help=TRACE_HELP)] = None,
+    trace: Annotated[Path | None, typer.Argument(readable=False, help=shared_options.TRACE_HELP)] = None,
     fleet: Annotated[
         Path | None,
         typer.Option(
@@ -51,13 +40,13 @@ def plan_prefixes(
         Path | None,
         typer.Option("--out", "-o", readable=False, help="Folder for the plan, hit curve and warm-up lists."),
     ] = None,
-    catalog: CatalogOption = None,
+    catalog: shared_options.CatalogOption = None,
     time_limit: Annotated[
         float, typer.Option("--time-limit", min=0.1, help="Seconds to place prefixes in, in all.")
     ] = 120.0,
-    seed: SeedOption = 0,
-    drop_invalid: DropOption = False,
-    json_output: JsonOption = False,
+    seed: shared_options.SeedOption = 0,
+    drop_invalid: shared_options.DropOption = False,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """What the prompts of a trace share; with a fleet, which worker should keep which prefix.
 

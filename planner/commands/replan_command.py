@@ -7,21 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.commands.command_output import (
-    AddressOption,
-    CatalogOption,
-    DropOption,
-    ExecutorOption,
-    JsonOption,
-    Progress,
-    SeedOption,
-    at_work,
-    keep_inputs,
-    out_file,
-    print_json,
-    print_rows,
-    stdout_console,
-)
+from planner.commands import shared_options
+from planner.commands.command_output import Progress, at_work, keep_inputs
+from planner.commands.printed_tables import print_json, print_rows, stdout_console
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
 from planner.domain import OWNED
 from planner.errors import InputError
@@ -43,14 +31,14 @@ def replan(
         float, typer.Option("--start-cost", min=0.0, help="USD per worker started: loading, warming up.")
     ] = 1.0,
     stop_cost: Annotated[float, typer.Option("--stop-cost", min=0.0, help="USD per worker stopped.")] = 0.0,
-    out: Annotated[Path | None, out_file("Write the new fleet as a fleet.yaml.")] = None,
-    catalog: CatalogOption = None,
-    seed: SeedOption = 0,
+    out: Annotated[Path | None, shared_options.out_file("Write the new fleet as a fleet.yaml.")] = None,
+    catalog: shared_options.CatalogOption = None,
+    seed: shared_options.SeedOption = 0,
     time_limit: TimeOption = USUAL_LIMIT_S,
-    executor: ExecutorOption = None,
-    address: AddressOption = None,
-    drop_invalid: DropOption = False,
-    json_output: JsonOption = False,
+    executor: shared_options.ExecutorOption = None,
+    address: shared_options.AddressOption = None,
+    drop_invalid: shared_options.DropOption = False,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Keep what runs while it holds; else the smallest change that pays over the horizon.
 

@@ -7,15 +7,9 @@ from typing import Annotated
 
 import typer
 
-from planner.commands.command_output import (
-    CatalogOption,
-    JsonOption,
-    PngOption,
-    Progress,
-    keep_inputs,
-    print_json,
-    stdout_console,
-)
+from planner.commands import shared_options
+from planner.commands.command_output import Progress, keep_inputs
+from planner.commands.printed_tables import print_json, stdout_console
 from planner.documents.catalog import read_catalog
 
 
@@ -27,9 +21,9 @@ def write_report(
         Path | None,
         typer.Option("--out", "-o", readable=False, help="Folder for report.html; without, the plan's own."),
     ] = None,
-    png: PngOption = False,
-    catalog: CatalogOption = None,
-    json_output: JsonOption = False,
+    png: shared_options.PngOption = False,
+    catalog: shared_options.CatalogOption = None,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Simulate a written plan again, see that its figures come out, and draw its report.
 

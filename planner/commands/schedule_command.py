@@ -7,19 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.commands.command_output import (
-    CatalogOption,
-    DropOption,
-    JsonOption,
-    Progress,
-    SeedOption,
-    folder_or_csv,
-    keep_inputs,
-    print_json,
-    print_rows,
-    read_requests,
-    stdout_console,
-)
+from planner.commands import shared_options
+from planner.commands.command_output import Progress, keep_inputs, read_requests
+from planner.commands.printed_tables import print_json, print_rows, stdout_console
 from planner.errors import InputError
 from planner.units import quantity
 
@@ -56,7 +46,7 @@ OutOption = Annotated[
     typer.Option(
         "--out",
         "-o",
-        parser=folder_or_csv,
+        parser=shared_options.folder_or_csv,
         metavar="DIR|FILE.csv",
         help="Folder for schedule.html (charts), .csv and .json; or FILE.csv, for the workers alone.",
     ),
@@ -72,10 +62,10 @@ def schedule(
     gap: GapOption = 0.005,
     time_limit: TimeLimitOption = 60.0,
     out: OutOption = None,
-    catalog: CatalogOption = None,
-    seed: SeedOption = 0,
-    drop_invalid: DropOption = False,
-    json_output: JsonOption = False,
+    catalog: shared_options.CatalogOption = None,
+    seed: shared_options.SeedOption = 0,
+    drop_invalid: shared_options.DropOption = False,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Schedule workers over a day or a week: reserved for the base, on demand and spot for the rest.
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from planner.commands.command_output import CatalogOption, stdout_console
+from planner.commands import shared_options
+from planner.commands.printed_tables import stdout_console
 from planner.documents.catalog import read_catalog
 from planner.errors import InputError
 
@@ -22,7 +23,7 @@ def write_schema(
         Path | None,
         typer.Option("--out", "-o", readable=False, help="Folder for NAME.schema.json; without, to stdout."),
     ] = None,
-    catalog: CatalogOption = None,
+    catalog: shared_options.CatalogOption = None,
 ) -> None:
     """Print the JSON Schema of slo.yaml, fleet.yaml, plan.yaml or an answer with --json.
 

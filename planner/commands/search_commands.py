@@ -8,25 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from planner.commands import shared_options
 from planner.commands.command_output import (
-    CatalogOption,
-    DropOption,
-    JsonOption,
     Progress,
-    RateOption,
-    ScaleOption,
-    SeedOption,
-    SloOption,
-    WindowOption,
     keep_inputs,
-    out_file,
-    print_json,
-    print_mapping,
-    print_rows,
     read_requests,
     stopped_after,
     traffic_option,
 )
+from planner.commands.printed_tables import print_json, print_mapping, print_rows
 from planner.commands.what_if_command import SloArgument, TraceArgument
 from planner.documents.traffic_description import describes_traffic
 from planner.errors import InputError
@@ -70,19 +60,19 @@ def find_goodput(
     fleet: Annotated[
         Path | None, typer.Option("--fleet", readable=False, help="fleet.yaml, or a plan.yaml.")
     ] = None,
-    slo: SloOption = None,
+    slo: shared_options.SloOption = None,
     trace: TraceArgument = None,
     arrivals: Annotated[
         Arrivals, typer.Option("--arrivals", help="The trace's own, rescaled, or Poisson of its lengths.")
     ] = Arrivals.trace,
-    scale: ScaleOption = "superpose",
-    window: WindowOption = None,
+    scale: shared_options.ScaleOption = "superpose",
+    window: shared_options.WindowOption = None,
     seeds: SeedsOption = 3,
     tolerance: ToleranceOption = 0.02,
-    catalog: CatalogOption = None,
-    drop_invalid: DropOption = False,
+    catalog: shared_options.CatalogOption = None,
+    drop_invalid: shared_options.DropOption = False,
     time_limit: TimeOption = USUAL_LIMIT_S,
-    json_output: JsonOption = False,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Find the highest rate at which a fleet keeps an SLO, in steady state.
 
@@ -177,7 +167,7 @@ def search(
     formulation: Annotated[Formulation, typer.Argument(help="distserve, vidur or splitwise.")],
     slo: SloArgument,
     trace: TraceArgument = None,
-    rate: RateOption = None,
+    rate: shared_options.RateOption = None,
     nodes: Annotated[
         int, typer.Option("--nodes", min=1, help="distserve: an instance may lie on so many nodes.")
     ] = 1,
@@ -189,12 +179,12 @@ def search(
         ),
     ] = False,
     seeds: SeedsOption = 1,
-    out: Annotated[Path | None, out_file("Write the best fleet to this fleet.yaml.")] = None,
-    catalog: CatalogOption = None,
-    seed: SeedOption = 0,
-    drop_invalid: DropOption = False,
+    out: Annotated[Path | None, shared_options.out_file("Write the best fleet to this fleet.yaml.")] = None,
+    catalog: shared_options.CatalogOption = None,
+    seed: shared_options.SeedOption = 0,
+    drop_invalid: shared_options.DropOption = False,
     time_limit: TimeOption = USUAL_LIMIT_S,
-    json_output: JsonOption = False,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Search fleets as the papers do, on the planner's fits, and in steady state.
 

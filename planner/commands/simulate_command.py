@@ -9,31 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.commands.command_output import (
-    AddressOption,
-    CatalogOption,
-    DropOption,
-    ExecutorOption,
-    JsonOption,
-    Progress,
-    RateOption,
-    ScaleOption,
-    SeedOption,
-    SloOption,
-    TraceOption,
-    WindowOption,
-    keep_inputs,
-    out_file,
-    print_json,
-    print_mapping,
-    print_rows,
-    read_requests,
-    say_first,
-    seconds_cell,
-    slo_rows,
-    traffic_option,
-)
+from planner.commands import shared_options
+from planner.commands.command_output import Progress, keep_inputs, read_requests, say_first, traffic_option
 from planner.commands.day_command import run_controller
+from planner.commands.printed_tables import print_json, print_mapping, print_rows, seconds_cell, slo_rows
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.files.document_values import show_value
@@ -51,11 +30,11 @@ AutoscaleOption = Annotated[
     typer.Option("--autoscale", help="Name of a controller that resizes pools: docs/controllers.md."),
 ]
 StartOption = Annotated[
-    str | None, typer.Option("--start", help="With --autoscale: until a worker is ready.")
+    str | None, typer.Option("--start", help="With --autoscale: time until a worker is ready.")
 ]
 
 ExplainOption = Annotated[
-    bool, typer.Option("--explain-routing", help="Hold the routing against the best packing of its requests.")
+    bool, typer.Option("--explain-routing", help="Compare the routing with the best packing of its requests.")
 ]
 MomentsOption = Annotated[
     int | None, typer.Option("--explain-moments", help="With --explain-routing: at so many moments (20).")
@@ -71,30 +50,30 @@ SeedsOption = Annotated[
 
 def simulate(
     fleet_file: Annotated[Path, typer.Option("--fleet", readable=False, help="fleet.yaml, or a plan.yaml.")],
-    trace: TraceOption = None,
-    out: Annotated[Path | None, out_file("Write one row per request to this CSV.")] = None,
-    slo: SloOption = None,
+    trace: shared_options.TraceOption = None,
+    out: Annotated[Path | None, shared_options.out_file("Write one row per request to this CSV.")] = None,
+    slo: shared_options.SloOption = None,
     closed_loop: Annotated[
         int,
         typer.Option(
             "--closed-loop", min=0, help="Keep this many requests in flight instead of arrival times."
         ),
     ] = 0,
-    rate: RateOption = None,
-    scale: ScaleOption = "superpose",
-    window: WindowOption = None,
-    catalog: CatalogOption = None,
-    seed: SeedOption = 0,
+    rate: shared_options.RateOption = None,
+    scale: shared_options.ScaleOption = "superpose",
+    window: shared_options.WindowOption = None,
+    catalog: shared_options.CatalogOption = None,
+    seed: shared_options.SeedOption = 0,
     autoscale: AutoscaleOption = None,
     start: StartOption = None,
     seeds: SeedsOption = 1,
-    executor: ExecutorOption = None,
-    address: AddressOption = None,
+    executor: shared_options.ExecutorOption = None,
+    address: shared_options.AddressOption = None,
     explain_routing: ExplainOption = False,
     explain_moments: MomentsOption = None,
     operators: OperatorsOption = False,
-    drop_invalid: DropOption = False,
-    json_output: JsonOption = False,
+    drop_invalid: shared_options.DropOption = False,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Simulate a fleet on a trace, request by request, and hold it against an SLO if one is given.
 
@@ -105,12 +84,12 @@ def simulate(
     """
     from planner.api.inputs import read_catalog, read_fleet
     from planner.api.simulating import simulate as simulate_fleet
-    from planner.documents.doubtful import of_slo_and_traffic
+    from planner.documents.doubtful import slo_and_traffic_doubts
     from planner.files.checked_files import check_output_file
     from planner.parallel.executors import Executor
     from planner.reports.words import rejected_text
 
-    where = Executor(executor or "processes", address)
+    runs_on = Executor(executor or "processes", address)
     if seeds == 1 and (executor or address):
         raise InputError("--executor: one seed is simulated here; ask for several with --seeds")
     _needs_one_run({"--operators": operators, "--explain-routing": explain_routing}, seeds, autoscale)
@@ -119,36 +98,43 @@ def simulate(
         check_output_file(out)
         keep_inputs([out], fleet_file, trace, slo)
     if autoscale is not None or start is not None:
-        # Without an SLO file `run_controller` raises, as these options do not go with a controller.
+        # These options do not go with a controller: without an SLO file `run_controller` raises and says so.
         limits = None if seeds > 1 or closed_loop or rate or window else slo
         settings = (autoscale, start, catalog, seed, out, drop_invalid, json_output)
         run_controller(fleet_file, trace, limits, *settings)
         return
     with Progress() as progress:
-        rows = read_catalog(catalog)
-        fleet = read_fleet(fleet_file, rows)
+        catalog_rows = read_catalog(catalog)
+        fleet = read_fleet(fleet_file, catalog_rows)
         traffic = traffic_option(rate, scale, window)
         requests = read_requests(
-            trace, slo, rows, seed=seed, drop_invalid=drop_invalid, is_given=traffic is not None
+            trace, slo, catalog_rows, seed=seed, drop_invalid=drop_invalid, is_given=traffic is not None
         )
         _say_doubts(fleet, requests)
-        seeds_text, workers = "" if seeds == 1 else f"{seeds} seeds of ", counted(fleet.workers, "worker")
-        progress(f"simulating {seeds_text}{counted(len(requests), 'request')} on {workers}")
+        seeds_text = "" if seeds == 1 else f"{seeds} seeds of "
+        workers_text = counted(fleet.workers, "worker")
+        progress(f"simulating {seeds_text}{counted(len(requests), 'request')} on {workers_text}")
         run = partial(
-            simulate_fleet, fleet, requests, slo, traffic=traffic, catalog=rows, closed_loop=closed_loop
+            simulate_fleet,
+            fleet,
+            requests,
+            slo,
+            traffic=traffic,
+            catalog=catalog_rows,
+            closed_loop=closed_loop,
         )
-        result = run(seed=seed) if seeds == 1 else run(seed=range(seed, seed + seeds), executor=where)
+        result = run(seed=seed) if seeds == 1 else run(seed=range(seed, seed + seeds), executor=runs_on)
         answer = result.to_dict() | _explained(result, moments, operators)
-        say_first(() if result.slo is None else of_slo_and_traffic(result.slo, requests))
+        say_first(() if result.slo is None else slo_and_traffic_doubts(result.slo, requests))
         if out is not None:
             result.save(out)
     if json_output:
         print_json(answer, requests.warnings)
     elif seeds == 1:
-        title = f"{counted(answer['requests'], 'request')} on {workers}"
+        title = f"{counted(answer['requests'], 'request')} on {workers_text}"
         _print_simulation(answer, result.slo, title, rejected_text(result.outcome.simulation, fleet))
     else:
-        _print_seeds(answer, result.slo, f"seeds {seed} to {seed + seeds - 1} on {workers}")
+        _print_seeds(answer, result.slo, f"seeds {seed} to {seed + seeds - 1} on {workers_text}")
 
 
 def _explained(result: SimulationResult, moments: int, operators: bool) -> dict[str, Any]:
@@ -187,7 +173,8 @@ def _moments_to_explain(is_explained: bool, moments: int | None) -> int:
         raise InputError("--explain-moments: goes with --explain-routing, which is missing")
     if moments is not None:
         check_moments(moments)
-    return 0 if not is_explained else moments or DEFAULT_MOMENTS
+        return moments
+    return DEFAULT_MOMENTS if is_explained else 0
 
 
 def _pool_cells(pool: dict[str, Any]) -> dict[str, str]:
@@ -220,13 +207,17 @@ def _operator_cells(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, rejected: str) -> None:
+    """The tables of one run: latencies, pools, counts, tenants, routing, operators and the SLO."""
     from planner.reports.fact_sentences import backlog_text
 
     rows = []
     for name in latency_columns():
         if summary[name]:
             rows.append(
-                {"metric": name[:-2], **{key: seconds_cell(value) for key, value in summary[name].items()}}
+                {
+                    "metric": name.removesuffix("_s"),
+                    **{key: seconds_cell(value) for key, value in summary[name].items()},
+                }
             )
     print_rows(rows, title)
     print_rows([_pool_cells(pool) for pool in summary["pools"]], "")
@@ -275,7 +266,9 @@ def _print_routing(routing: dict[str, Any]) -> None:
         return f"{100 * row[key]:.1f} %"
 
     def fewest_cell(row: dict[str, Any]) -> str:
-        if row["fewest"] is None:
+        if (
+            row["fewest"] is None
+        ):  # The solver found no packing; its bound may still show that all are too few.
             return f"more than {row['workers']}" if row["fewest_bound"] > row["workers"] else "none found"
         return f"{row['fewest']}" if row["is_fewest"] else f"{row['fewest_bound']} to {row['fewest']}"
 
@@ -310,7 +303,8 @@ def _printable(name: str) -> str:
 def _print_seeds(summary: dict[str, Any], slo: Slo | None, title: str) -> None:
     seeds_count = len(summary["seeds"])
     rows = [
-        {"metric": name[:-2], **{key: _interval_cell(value) for key, value in summary[name].items()}}
+        {"metric": name.removesuffix("_s")}
+        | {key: _interval_cell(value) for key, value in summary[name].items()}
         for name in latency_columns()
         if name in summary
     ]

@@ -5,19 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from planner.commands.command_output import (
-    AddressOption,
-    CatalogOption,
-    DropOption,
-    ExecutorOption,
-    JsonOption,
-    Progress,
-    SeedOption,
-    at_work,
-    print_json,
-    print_rows,
-    stdout_console,
-)
+from planner.commands import shared_options
+from planner.commands.command_output import Progress, at_work
+from planner.commands.printed_tables import print_json, print_rows, stdout_console
 from planner.commands.what_if_command import SloArgument, TimeOption, TraceArgument, study_of
 
 if TYPE_CHECKING:
@@ -27,13 +17,13 @@ if TYPE_CHECKING:
 def tiers(
     slo: SloArgument,
     trace: TraceArgument = None,
-    catalog: CatalogOption = None,
-    seed: SeedOption = 0,
+    catalog: shared_options.CatalogOption = None,
+    seed: shared_options.SeedOption = 0,
     time_limit: TimeOption = 300.0,
-    executor: ExecutorOption = None,
-    address: AddressOption = None,
-    drop_invalid: DropOption = False,
-    json_output: JsonOption = False,
+    executor: shared_options.ExecutorOption = None,
+    address: shared_options.AddressOption = None,
+    drop_invalid: shared_options.DropOption = False,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """How much memory behind the KV caches is worth buying: CPU memory, local disks, or a store for all.
 

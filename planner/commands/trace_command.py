@@ -11,17 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.commands.command_output import (
-    DropOption,
-    JsonOption,
-    Progress,
-    SeedOption,
-    keep_inputs,
-    out_file,
-    print_json,
-    print_mapping,
-    say_first,
-)
+from planner.commands import shared_options
+from planner.commands.command_output import Progress, keep_inputs, say_first
+from planner.commands.printed_tables import print_json, print_mapping
 from planner.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,7 +33,9 @@ def describe_trace(
     ],
     out: Annotated[
         Path | None,
-        out_file("Write the trace: .csv, or .jsonl; of metrics the traffic they describe: .yaml."),
+        shared_options.out_file(
+            "Write the trace: .csv, or .jsonl; of metrics the traffic they describe: .yaml."
+        ),
     ] = None,
     columns: Annotated[
         str | None,
@@ -68,9 +62,9 @@ def describe_trace(
     is_described: Annotated[
         bool, typer.Option("--describe", help="Print it as `traffic:` of slo.yaml, from which more is drawn.")
     ] = False,
-    seed: SeedOption = 0,
-    drop_invalid: DropOption = False,
-    json_output: JsonOption = False,
+    seed: shared_options.SeedOption = 0,
+    drop_invalid: shared_options.DropOption = False,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Describe a trace or a log: counts, lengths, rates, bursts, prefixes, dropped rows by reason.
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from planner.commands.command_output import CatalogOption
+from planner.commands import shared_options
 from planner.errors import InputError
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -27,7 +27,7 @@ def show_ui(
     ] = Path("plans"),
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8501,
-    catalog: CatalogOption = None,
+    catalog: shared_options.CatalogOption = None,
 ) -> None:
     """Open the planner in a browser: plan, what if, compare, schedule, prefixes, validation.
 

@@ -10,25 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.commands.command_output import (
-    TRACE_HELP,
-    CatalogOption,
-    DropOption,
-    JsonOption,
-    PngOption,
-    Progress,
-    RateOption,
-    ScaleOption,
-    SeedOption,
-    SloOption,
-    WindowOption,
-    print_json,
-    print_mapping,
-    print_rows,
-    read_requests,
-    stdout_console,
-    traffic_option,
-)
+from planner.commands import shared_options
+from planner.commands.command_output import Progress, read_requests, traffic_option
+from planner.commands.printed_tables import print_json, print_mapping, print_rows, stdout_console
 from planner.domain import Slo
 from planner.errors import InputError
 from planner.runtime.launch import API_KEYS
@@ -134,16 +118,18 @@ def validate(
     ],
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", readable=False, help=TRACE_HELP + " Default: the plan's own, beside it."),
+        typer.Option(
+            "--trace", readable=False, help=shared_options.TRACE_HELP + " Default: the plan's own, beside it."
+        ),
     ] = None,
-    slo: SloOption = None,
+    slo: shared_options.SloOption = None,
     slice_: SliceOption = False,
     config: ConfigOption = None,
     weights: WeightsOption = "dummy",
     engine: EngineOption = "vllm",
-    rate: RateOption = None,
-    scale: ScaleOption = "superpose",
-    window: WindowOption = None,
+    rate: shared_options.RateOption = None,
+    scale: shared_options.ScaleOption = "superpose",
+    window: shared_options.WindowOption = None,
     tolerance_p50: P50Option = None,
     tolerance_p90: P90Option = None,
     strict: StrictOption = False,
@@ -156,11 +142,11 @@ def validate(
     max_failed: MostFailedOption = 0.1,
     timeout: TimeoutOption = 600.0,
     prometheus: PrometheusOption = None,
-    catalog: CatalogOption = None,
-    seed: SeedOption = 0,
-    png: PngOption = False,
-    drop_invalid: DropOption = False,
-    json_output: JsonOption = False,
+    catalog: shared_options.CatalogOption = None,
+    seed: shared_options.SeedOption = 0,
+    png: shared_options.PngOption = False,
+    drop_invalid: shared_options.DropOption = False,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Start a plan on vLLM engines here, replay the traffic, and say how far the prediction was off.
 
@@ -260,8 +246,8 @@ def serve(
     whole_answer: WholeOption = 3600.0,
     answer_bytes: AnswerBytesOption = 256 * 2**20,
     warm_up: WarmUpOption = None,
-    catalog: CatalogOption = None,
-    seed: SeedOption = 0,
+    catalog: shared_options.CatalogOption = None,
+    seed: shared_options.SeedOption = 0,
 ) -> None:
     """Serve a plan behind one address with OpenAI's API: engines of this machine, or --workers elsewhere."""
     from planner.api.inputs import plan_file, read_fleet

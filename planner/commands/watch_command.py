@@ -9,14 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.commands.command_output import (
-    CatalogOption,
-    JsonOption,
-    Progress,
-    SloOption,
-    print_json,
-    stdout_console,
-)
+from planner.commands import shared_options
+from planner.commands.command_output import Progress
+from planner.commands.printed_tables import print_json, stdout_console
 from planner.errors import InputError
 from planner.units import quantity
 
@@ -35,7 +30,7 @@ def watch(
         list[str],
         typer.Option("--prometheus", help="Address of a Prometheus, or a file of a range; files add up."),
     ],
-    slo: SloOption = None,
+    slo: shared_options.SloOption = None,
     once: Annotated[
         bool, typer.Option("--once", help="Look once; the exit code says how it stands.")
     ] = False,
@@ -59,8 +54,8 @@ def watch(
             help="Folder for alert rules, a dashboard, watch.json and, with --slo, replanned-fleet.yaml.",
         ),
     ] = None,
-    catalog: CatalogOption = None,
-    json_output: JsonOption = False,
+    catalog: shared_options.CatalogOption = None,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Hold live metrics of vLLM against a plan: what drifted, since when, and how far the plan still holds.
 

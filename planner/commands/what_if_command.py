@@ -7,21 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.commands.command_output import (
-    TRACE_HELP,
-    AddressOption,
-    CatalogOption,
-    DropOption,
-    ExecutorOption,
-    JsonOption,
-    Progress,
-    SeedOption,
-    at_work,
-    print_json,
-    print_rows,
-    read_requests,
-    stdout_console,
-)
+from planner.commands import shared_options
+from planner.commands.command_output import Progress, at_work, read_requests
+from planner.commands.printed_tables import print_json, print_rows, stdout_console
 from planner.documents.catalog import read_catalog
 from planner.errors import InfeasibleError, InputError
 from planner.search.oracle.stopping import USUAL_LIMIT_S
@@ -33,7 +21,11 @@ if TYPE_CHECKING:
 SloArgument = Annotated[Path, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
 TraceArgument = Annotated[
     Path | None,
-    typer.Option("--trace", readable=False, help=f"{TRACE_HELP} None where slo.yaml describes the traffic."),
+    typer.Option(
+        "--trace",
+        readable=False,
+        help=f"{shared_options.TRACE_HELP} None where slo.yaml describes the traffic.",
+    ),
 ]
 TimeOption = Annotated[
     float, typer.Option("--time-limit", min=0.1, help="Seconds for each plan; then the best so far counts.")
@@ -47,13 +39,13 @@ def what_if(
         list[str] | None,
         typer.Option("--change", help="KEY=VALUE in slo.yaml, 'slo.ttft.p90=1 s'; KEY= takes it out."),
     ] = None,
-    catalog: CatalogOption = None,
-    seed: SeedOption = 0,
+    catalog: shared_options.CatalogOption = None,
+    seed: shared_options.SeedOption = 0,
     time_limit: TimeOption = USUAL_LIMIT_S,
-    executor: ExecutorOption = None,
-    address: AddressOption = None,
-    drop_invalid: DropOption = False,
-    json_output: JsonOption = False,
+    executor: shared_options.ExecutorOption = None,
+    address: shared_options.AddressOption = None,
+    drop_invalid: shared_options.DropOption = False,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Plan before and after changes of slo.yaml, and see what moves.
 
@@ -88,13 +80,13 @@ def sensitivity(
     slo: SloArgument,
     trace: TraceArgument = None,
     by: Annotated[str, typer.Option("--by", help="How far things may be wrong.")] = "10 %",
-    catalog: CatalogOption = None,
-    seed: SeedOption = 0,
+    catalog: shared_options.CatalogOption = None,
+    seed: shared_options.SeedOption = 0,
     time_limit: TimeOption = USUAL_LIMIT_S,
-    executor: ExecutorOption = None,
-    address: AddressOption = None,
-    drop_invalid: DropOption = False,
-    json_output: JsonOption = False,
+    executor: shared_options.ExecutorOption = None,
+    address: shared_options.AddressOption = None,
+    drop_invalid: shared_options.DropOption = False,
+    json_output: shared_options.JsonOption = False,
 ) -> None:
     """Ask around a plan: does it hold if step times or traffic are off, and what does each limit cost?"""
     from planner.api.questions import read_task

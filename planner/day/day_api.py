@@ -15,7 +15,7 @@ from planner.api.planning import TracesLike, questions_of
 from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import Result
 from planner.day import day_page, several_llms_day_page
-from planner.day.day_fleets import THE_PLAN, cheapest_fleet, other_queues, worth_standing
+from planner.day.day_fleets import THE_PLAN, candidate_fleets, cheapest_fleet, other_queues
 from planner.day.day_manifests import OUTDATED, controller_manifests, manifests_of_all
 from planner.day.day_settings import ALL_FLEETS, USUAL_EVERY_S, DaySection, parse_day
 from planner.day.day_study import DayAnswer, DayQuestion, study_day
@@ -193,7 +193,7 @@ def day(
         fleets = {THE_PLAN: plan.fleet}
         if day_section.fleets == ALL_FLEETS:
             until = began + (STATIC_SHARE + OTHERS_SHARE) * time_limit_s
-            fleets = worth_standing(study, task, plan, until)
+            fleets = candidate_fleets(study, task, plan, until)
     else:
         fleets, limits = {THE_PLAN: read_fleet(standing, question.catalog)}, task.slo
         if task.slowdowns is not None:

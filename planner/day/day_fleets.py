@@ -25,12 +25,13 @@ from planner.search.evidence.alternatives import find_alternatives
 from planner.studies.per_gpu import gpu_types
 from planner.studies.what_if import Study, StudyAnswer
 
-MOST_FLEETS = 4
+MOST_FLEETS = 4  # Each takes as long as the day of the plan.
+LEAST_TIME_S = 1.0  # A search or a day gets at least this long, even if the deadline is nearer.
 QUEUE_AXIS = "queue"
 THE_PLAN = "the plan"
 
 
-def worth_standing(
+def candidate_fleets(
     study: Study, task: PlanQuestion, answer: StudyAnswer, deadline: float
 ) -> dict[str, Fleet]:
     """The plan and its alternatives by label, each fleet once, at most MOST_FLEETS. Fleets for which there is
@@ -38,9 +39,12 @@ def worth_standing(
     """
     fleets = {THE_PLAN: answer.fleet}
     types = gpu_types(task, study)
-    for name, stock in types.items() if len(types) > 1 else ():
-        if time.monotonic() < deadline and {pool.type.gpu.base for pool in answer.fleet.pools} != {name}:
-            limited = replace(study, time_limit_s=max((deadline - time.monotonic()) / len(types), 1.0))
+    plan_gpus = {pool.type.gpu.base for pool in answer.fleet.pools}
+    for name, stock in types.items():
+        # A plan of this GPU alone is the cheapest such fleet; that of the only type is the plan.
+        if len(types) > 1 and plan_gpus != {name} and time.monotonic() < deadline:
+            left_s = deadline - time.monotonic()
+            limited = replace(study, time_limit_s=max(left_s / len(types), LEAST_TIME_S))
             try:
                 fleets[f"only {name}"] = limited.ask(replace(task, stock=stock)).fleet
             except PlannerError:  # A fleet that cannot serve the traffic, or not in time, is no alternative.
@@ -49,12 +53,12 @@ def worth_standing(
         for row in find_alternatives(
             answer.problem, answer.search_result.level0, answer.search_result.best, answer.value
         ):
-            if row.fleet is not None and row.is_priced:
+            if row.fleet is not None and row.is_priced:  # Simulated, with all its policies.
                 fleets.setdefault(row.label, row.fleet)
-    once: dict[str, tuple[str, Fleet]] = {}
+    by_description: dict[str, tuple[str, Fleet]] = {}
     for label, fleet in fleets.items():
-        once.setdefault(describe(fleet), (label, fleet))
-    return dict(list(once.values())[:MOST_FLEETS])
+        by_description.setdefault(describe(fleet), (label, fleet))
+    return dict(list(by_description.values())[:MOST_FLEETS])
 
 
 def other_queues(task: PlanQuestion, fleet: Fleet) -> dict[str, Fleet]:
@@ -63,6 +67,7 @@ def other_queues(task: PlanQuestion, fleet: Fleet) -> dict[str, Fleet]:
     fleets = {}
     for queue in dict.fromkeys([*task.policies.queues, *raced]):
         policies = task.changed_policies(fleet.policies, PolicyChange(QUEUE_AXIS, queue))
+        # None is a queue that does not go together with the fleet's other policies.
         if policies is not None and policies.queue != fleet.policies.queue:
             fleets[f"{THE_PLAN}, {queue}"] = replace(fleet, policies=policies)
     return fleets
@@ -83,7 +88,7 @@ def cheapest_fleet(
             rows[label] = FleetDay(label, describe_with_queue(fleet), why="there was no time to run it")
             continue
         try:
-            answer = day_of(fleet, max(left_s / (len(fleets) - k), 1.0))
+            answer = day_of(fleet, max(left_s / (len(fleets) - k), LEAST_TIME_S))
         except PlannerError as error:
             if not k:  # The plan itself comes first.
                 raise
@@ -94,11 +99,11 @@ def cheapest_fleet(
         rows[label] = FleetDay(
             label,
             describe_with_queue(fleet),
-            answer.static.usd,
-            best.name,
-            best.usd,
-            best.missed_windows,
-            None if optimum is None else optimum.usd,
+            standing_usd=answer.static.usd,
+            controller=best.name,
+            usd=best.usd,
+            missed=best.missed_windows,
+            optimum_usd=None if optimum is None else optimum.usd,
         )
     missed_usd = answers[THE_PLAN].missed_usd
     chosen = min(answers, key=lambda label: score_day(answers[label].winner, missed_usd))

@@ -199,10 +199,10 @@ def facts_document(**facts_by_name: Iterable[Fact]) -> Document:
 
 def fact_document(fact: Fact) -> Document:
     """A fact as plain values."""
-    return {"kind": kind_of(type(fact)), **_plain_values(fact)}
+    return {"kind": fact_kind(type(fact)), **_plain_values(fact)}
 
 
-def kind_of(fact: type) -> str:
+def fact_kind(fact: type) -> str:
     """LimitBinds -> "limit-binds"."""
     return re.sub(r"(?<!^)(?=[A-Z])", "-", fact.__name__).lower()
 
@@ -225,7 +225,7 @@ def _plain_values(value: Any) -> Any:
 
 # -- read --------------------------------------------------------------------------------------------------
 
-KINDS = {kind_of(each): each for each in get_args(Fact)}
+FACT_KINDS = {fact_kind(each): each for each in get_args(Fact)}
 NULL_STANDS_FOR: Mapping[type, float] = {Interval: math.nan, **facts.NULL_STANDS_FOR}
 
 
@@ -313,6 +313,6 @@ def _one_of(inner: tuple[Any, ...], value: Any, where: str) -> Any:
         inner = tuple(each for each in inner if each is not types.NoneType)
     if len(inner) == 1:
         return value_of(inner[0], value, where)
-    if isinstance(value, dict) and KINDS.get(value["kind"]) in inner:
-        return dataclass_of(KINDS[value["kind"]], value, where)
+    if isinstance(value, dict) and FACT_KINDS.get(value["kind"]) in inner:
+        return dataclass_of(FACT_KINDS[value["kind"]], value, where)
     raise ValueError(f"{where} is {value!r:.80}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -16,13 +17,13 @@ from planner.units import show_s
 ROUNDING = 1e-9  # p90 of 10 values allows one, which floats make 0.9999999999999998.
 
 
-def of_slo(slo: Slo) -> Iterator[str]:
+def slo_doubts(slo: Slo) -> Iterator[str]:
     """Limits that say nothing beside another, or ask for more than is usually meant."""
     for limit in slo.limits:
         if limit.percentile_frac >= 1:
             yield (
-                f"slo: {limit.name} is the slowest of all requests: one late one misses it, of however "
-                "many; p99.9 lets one in 1,000 be late"
+                f"slo: {limit.name} is the slowest of all requests, however many: a single late one "
+                "misses it; p99.9 lets one in 1,000 be late"
             )
         if (tighter := _tighter_above(limit, slo)) is not None:
             yield (
@@ -31,12 +32,12 @@ def of_slo(slo: Slo) -> Iterator[str]:
             )
 
 
-def of_slo_and_traffic(slo: Slo, trace: Trace) -> tuple[str, ...]:
+def slo_and_traffic_doubts(slo: Slo, trace: Trace) -> tuple[str, ...]:
     """What is doubtful in an SLO, by itself and of this traffic."""
-    return (*of_slo(slo), *of_percentiles(slo, trace), *of_llms(slo, trace))
+    return (*slo_doubts(slo), *percentile_doubts(slo, trace), *llm_doubts(slo, trace))
 
 
-def of_llms(slo: Slo, trace: Trace) -> Iterator[str]:
+def llm_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
     """A trace with requests to several LLMs, all planned for one; nothing if the SLO has classes by LLM."""
     if len(trace.llms) > 1 and not any(selector.llms for selector in slo.selectors):
         yield (
@@ -45,25 +46,25 @@ def of_llms(slo: Slo, trace: Trace) -> Iterator[str]:
         )
 
 
-def of_percentiles(slo: Slo, trace: Trace) -> Iterator[str]:
-    """Lines of which the traffic has too few values for the percentile: a single late one misses them."""
+def percentile_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
+    """Lines with a percentile that is the slowest of the traffic's few values: one late value misses them."""
     for limit in slo.limits:
         selected = None if limit.selector is None else select_requests(limit.selector, trace)
         values = _values_of(limit, trace, selected)
         if values and _lets_none_be_late(limit.percentile_frac, values):
-            yield _too_few(limit.name, limit.percentile_frac, values, limit.row.counted)
+            yield _too_few(limit.name, limit.percentile_frac, values, limit.metric_row.counted)
     if (frac := slo.attainment_frac) is not None and _lets_none_be_late(frac, len(trace)):
         yield _too_few("attainment", frac, len(trace), "requests")
 
 
 def _values_of(limit: Limit, trace: Trace, selected: npt.NDArray[np.bool_] | None) -> int | None:
     """How many values of the limit's metric the traffic has; None if only a simulation can count them."""
-    if limit.row.is_of_tasks:
+    if limit.metric_row.is_of_tasks:
         return None
     outputs = trace.output_tokens if selected is None else trace.output_tokens[selected]
-    if limit.row.is_of_gaps:
+    if limit.metric_row.is_of_gaps:
         return int((outputs - 1).sum())
-    return int((outputs > 1).sum()) if limit.row.is_of_decodes else len(outputs)
+    return int((outputs > 1).sum()) if limit.metric_row.is_of_decodes else len(outputs)
 
 
 def _lets_none_be_late(percentile_frac: float, values: int) -> bool:
@@ -81,7 +82,7 @@ def _too_few(line: str, percentile_frac: float, values: int, counted: str) -> st
 
 
 def _tighter_above(limit: Limit, slo: Slo) -> Limit | None:
-    """A limit of the same metric on a higher percentile that is lower."""
+    """A tighter limit of the same metric and class, on a higher percentile."""
     return next(
         (
             other
@@ -94,14 +95,19 @@ def _tighter_above(limit: Limit, slo: Slo) -> Limit | None:
     )
 
 
-def of_fleet(
+def fleet_doubts(
     named: Mapping[str, int | None] | None,
     owned: Mapping[str, int],
     prices_usd_per_h: Mapping[str, float],
     sold_whole: Mapping[str, bool],
     catalog: Catalog,
 ) -> Iterator[str]:
-    """`named` is the stock under `gpus`, None where every GPU may be used; prices are the user's own."""
+    """Prices, owned GPUs and whole nodes of `fleet:` that do not fit the GPUs named there.
+
+    `named` is the stock under `gpus`, None where every GPU may be used, and a stock of None is unlimited.
+    `owned` counts the user's own GPUs, `prices_usd_per_h` are those of slo.yaml, `sold_whole` the GPUs that
+    are rented by the node.
+    """
     for name, price_usd_per_h in prices_usd_per_h.items():
         if price_usd_per_h == 0:
             yield (
@@ -120,9 +126,10 @@ def of_fleet(
             )
     for name, stock in (named or {}).items():
         node_gpus = int(catalog.gpus[name].gpus_per_node)
-        rented = (stock or 0) - owned.get(name, 0)
+        rented = 0 if stock is None else stock - owned.get(name, 0)
         if sold_whole.get(name) and rented > 0 and rented % node_gpus:
+            paid = math.ceil(rented / node_gpus) * node_gpus
             yield (
                 f"fleet: gpus: {stock} {name} are no whole number of nodes of {node_gpus}, and sold_as says "
-                f"node: {-(-rented // node_gpus) * node_gpus} are paid for those {rented}"
+                f"node: {paid} are paid for those {rented}"
             )

@@ -37,7 +37,7 @@ from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 
 Section = Mapping[str, Any]
-Read = TypeVar("Read")
+Content = TypeVar("Content")
 
 # Keys of certificate.json and the types of their values.
 TRAFFIC = {"trace": str, "note": str, "requests": int, "dropped": Mapping[str, int], "notes": tuple[str, ...]}
@@ -48,7 +48,7 @@ NEAR_FRAC = 1e-9  # Figures are written with ten digits.
 @dataclass(frozen=True, slots=True, eq=False)
 class WrittenPlan:
     """The content of a plan's files. `simulated_s` are the written percentiles of the SLO's lines, None where
-    not finite.
+    not finite; `throughput` is written for plans of the most traffic, `made` by newer versions.
     """
 
     folder: Path
@@ -65,12 +65,12 @@ class WrittenPlan:
     simulated_s: tuple[float | None, ...]
     max_model_len: int
     prices: tuple[Price, ...]
-    made: Made | None = None  # None for files of older versions.
+    made: Made | None = None
     requested_rps: float | None = None
 
-    def check_percentile(self, limit: Limit, line: int, value_s: float) -> None:
+    def check_percentile(self, limit: Limit, line_index: int, value_s: float) -> None:
         """Raises InputError if a simulated percentile differs from the written one."""
-        written_s = self.simulated_s[line] if line < len(self.simulated_s) else None
+        written_s = self.simulated_s[line_index] if line_index < len(self.simulated_s) else None
         if not _is_near(value_s, written_s):
             raise InputError(_mismatch(self.folder, f"{limit.name} at {value_s:.10g} s", f"{written_s} s"))
 
@@ -101,31 +101,36 @@ def _read_plan(path: Path, fleet: Fleet, written: Section, catalog: Catalog) -> 
         raise InputError(_mismatch(folder, f"{len(trace)} requests", f"{traffic['requests']}"))
     certificate = read_certificate(written["certificate"], written["facts"])
     if certificate.seed < 0:
+        # _translate_errors names the file.
         raise ValueError(f"certificate: seed is {certificate.seed}")
+    lines, alternatives = written["simulated"]["lines"], written["alternatives"]
+    if len(lines) != len(slo.limits):
+        raise ValueError(f"simulated: {len(lines)} lines of {len(slo.limits)} limits")
     return WrittenPlan(
-        folder,
-        top_level["status"],
-        top_level["command"],
-        fleet,
-        slo,
-        trace,
-        traffic["note"],
-        certificate,
-        tuple(_read_alternative(row, fleet.llm.name, path, catalog) for row in written["alternatives"]),
-        read_warnings(written["warnings"], written["facts"]["warnings"]),
-        dataclass_of(Throughput, written["throughput"], "throughput") if "throughput" in written else None,
-        tuple(
-            value_of(float | None, line["simulated_s"], "simulated: lines")
-            for line, _ in zip(written["simulated"]["lines"], slo.limits, strict=True)
+        folder=folder,
+        status=top_level["status"],
+        command=top_level["command"],
+        fleet=fleet,
+        slo=slo,
+        trace=trace,
+        traffic_note=traffic["note"],
+        certificate=certificate,
+        alternatives=tuple(_read_alternative(row, fleet.llm.name, path, catalog) for row in alternatives),
+        warnings=read_warnings(written["warnings"], written["facts"]["warnings"]),
+        throughput=(
+            dataclass_of(Throughput, written["throughput"], "throughput") if "throughput" in written else None
         ),
-        top_level["max_model_len"],
-        value_of(tuple[Price, ...], written["facts"]["prices"], "facts: prices"),
-        dataclass_of(Made, written["made"], "made") if written.get("made") else None,
-        value_of(float | None, written["traffic"].get("requested_rps"), "traffic: requested_rps"),
+        simulated_s=tuple(value_of(float | None, line["simulated_s"], "simulated: lines") for line in lines),
+        max_model_len=top_level["max_model_len"],
+        prices=value_of(tuple[Price, ...], written["facts"]["prices"], "facts: prices"),
+        made=dataclass_of(Made, written["made"], "made") if written.get("made") else None,
+        requested_rps=value_of(
+            float | None, written["traffic"].get("requested_rps"), "traffic: requested_rps"
+        ),
     )
 
 
-def _translate_errors(folder: Path, read: Callable[[], Read]) -> Read:
+def _translate_errors(folder: Path, read: Callable[[], Content]) -> Content:
     """Call `read`; whatever a certificate.json of another form makes it raise becomes an InputError."""
     try:
         return read()
@@ -146,11 +151,12 @@ def _mismatch(folder: Path, simulated: str, written: str) -> str:
 def _read_traffic(folder: Path) -> Trace:
     # Prefixes and sessions do not fit into requests.csv; a plan on these has traffic.jsonl too.
     full = folder / "traffic.jsonl"
+    # The times are those that were simulated; with a seed, equal times would be spread anew.
     return read_trace(full if full.exists() else folder / "requests.csv", seed=None)
 
 
 def _read_alternative(row: Section, llm: str, path: Path, catalog: Catalog) -> Alternative:
-    fleet = row["fleet"]
+    fleet = row["fleet"]  # Without the LLM, which is that of the plan.
     return read_alternative(row, None if fleet is None else fleet_of({"llm": llm, **fleet}, path, catalog))
 
 

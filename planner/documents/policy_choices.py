@@ -219,7 +219,7 @@ def _limits_of(slo: Slo, policies: Policies) -> dict[str, float]:
     policies, otherwise the tightest ones of the SLO.
     """
     ttft = [limit.limit_s for limit in slo.limits if limit.metric == "ttft"]
-    pace = [limit.limit_s for limit in slo.limits if limit.row.is_pace]
+    pace = [limit.limit_s for limit in slo.limits if limit.metric_row.is_pace]
     return {
         "ttft_s": min(ttft, default=math.inf) if math.isinf(policies.ttft_s) else policies.ttft_s,
         "tbt_s": min(pace, default=math.inf) if math.isinf(policies.tbt_s) else policies.tbt_s,

@@ -439,10 +439,10 @@ def _find_doubts(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[
         named = _named_stock(fleet.get("gpus"), catalog, fleet.path_of("gpus"), may_be_empty=True)
     prices, _, spot = _parse_prices(fleet.subsection("prices"), catalog)
     prices = {name: terms.price_usd_per_h for name, terms in spot.items()} | prices
-    of_fleet = doubtful.of_fleet(named, task.owned, prices, task.sold_whole, catalog)
+    of_fleet = doubtful.fleet_doubts(named, task.owned, prices, task.sold_whole, catalog)
     is_folder = not catalog.has_llm(task.llm) and is_path(task.llm)
     of_llm = (FOLDER_SERVED.format(name=task.llm),) if is_folder else ()
-    return (*doubtful.of_slo(task.slo), *of_fleet, *of_llm)
+    return (*doubtful.slo_doubts(task.slo), *of_fleet, *of_llm)
 
 
 def _check_day(question: Section) -> None:

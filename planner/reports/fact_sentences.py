@@ -836,7 +836,7 @@ def _(fact: facts.FewKeepAll) -> str:
 def _late_text(late: facts.LateRequests) -> str:
     """For instance '57.2 % exceed 200 ms (tbt p99) in their longest gap, the worst takes 278.3 ms'."""
     limit = late.limit
-    longest = " in their longest gap" if limit.row.is_of_gaps else ""
+    longest = " in their longest gap" if limit.metric_row.is_of_gaps else ""
     exceeded = f"{100 * late.late_frac:.1f} % exceed {show_s(limit.limit_s)} ({limit.name}){longest}"
     return f"{exceeded}, the worst takes {show_s(late.longest_s)}"
 

@@ -290,7 +290,7 @@ def against_text(paid: float | None, planned: float) -> str:
 def limit_text(limit: Limit) -> str:
     """A limit in a reader's words: "TTFT p90", of a class "TTFT p90 of chat"."""
     of_class = "" if limit.selector is None else f" of {limit.selector.name}"
-    return f"{limit.row.abbreviation} {percentile_name(limit.percentile_frac)}{of_class}"
+    return f"{limit.metric_row.abbreviation} {percentile_name(limit.percentile_frac)}{of_class}"
 
 
 def _named(limits: Sequence[Limit]) -> str:

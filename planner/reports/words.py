@@ -135,7 +135,7 @@ def pool_text(role: str, count: int, gpus: int, gpu: str) -> str:
 
 def limit_text(limit: Limit) -> str:
     of_class = "" if limit.selector is None else f"of class {limit.selector.name} "
-    return f"{of_class}{percent(limit.percentile_frac)} {limit.row.sentence} {show_s(limit.limit_s)}"
+    return f"{of_class}{percent(limit.percentile_frac)} {limit.metric_row.sentence} {show_s(limit.limit_s)}"
 
 
 NOT_EXHAUSTED = "NOT exhausted"

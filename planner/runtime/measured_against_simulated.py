@@ -410,7 +410,7 @@ def _observed_simulation(
     gap_s = np.concatenate(all_gaps) if all_gaps else np.zeros(0)
     end_s = max(sent.end_s for sent in ended)
     for j, limit in enumerate(slo.limits):
-        if limit.row.is_of_gaps:
+        if limit.metric_row.is_of_gaps:
             # A limit of a class applies to the gaps of the requests of this class.
             applies = np.repeat(like.of_limit(limit)[gap_of], [len(gaps) for gaps in all_gaps])
             counted[j], violations[j] = int(applies.sum()), int((gap_s[applies] > limit.limit_s).sum())

@@ -71,7 +71,7 @@ def allowed_violations(limit: Limit, trace: Trace, window_s: tuple[float, float]
     """How many violations `limit` allows on this trace; for gaps between tokens an upper bound of that."""
     inside = (trace.arrival_s >= window_s[0]) & (trace.arrival_s <= window_s[1])
     inside[trace.after[:, 0]] = True  # Requests that wait for others may arrive later, so all may count.
-    if limit.row.is_of_gaps:
+    if limit.metric_row.is_of_gaps:
         gaps = trace.output_tokens - 1
         if limit.selector is not None:
             gaps = gaps[select_requests(limit.selector, trace)]
@@ -86,10 +86,10 @@ def _has_value(limit: Limit, trace: Trace) -> npt.NDArray[np.bool_]:
     if limit.selector is not None:
         has_value = _has_value(replace(limit, selector=None), trace)
         return np.asarray(has_value & select_requests(limit.selector, trace))
-    if limit.row.is_of_tasks:
+    if limit.metric_row.is_of_tasks:
         tasks = tasks_of(trace)
         return np.zeros(len(trace), dtype=bool) if tasks is None else tasks.is_last
-    return trace.output_tokens > 1 if limit.row.is_of_decodes else np.ones(len(trace), dtype=bool)
+    return trace.output_tokens > 1 if limit.metric_row.is_of_decodes else np.ones(len(trace), dtype=bool)
 
 
 def simulate(
@@ -785,7 +785,7 @@ def _limits_in_windows(
     inside = trace.arrival_s >= edges_s[0]
     window_of = window_numbers(trace.arrival_s, edges_s)
     for row, limit in zip(rows, limits, strict=True):
-        if limit.row.is_of_gaps:
+        if limit.metric_row.is_of_gaps:
             gaps = trace.output_tokens - 1
             if limit.selector is not None:
                 gaps = gaps * select_requests(limit.selector, trace)

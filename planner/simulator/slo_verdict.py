@@ -345,7 +345,7 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
     lines = []
     for k, limit in enumerate(slo.limits):
         counted, violations = int(simulation.counted[k]), int(simulation.violations[k])
-        if not limit.row.is_of_gaps:  # Requests that never got that far violate it too.
+        if not limit.metric_row.is_of_gaps:  # Requests that never got that far violate it too.
             seen_s = request_values_s(simulation, limit.metric, limit)
             counted, violations = len(seen_s), int((seen_s > limit.limit_s).sum())
         # A simulation that was stopped early, since its SLO was lost, is not complete.
@@ -387,7 +387,7 @@ def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow
     """What limit `k` comes to in each window, without the percentiles."""
     limit, many = simulation.limits[k], len(edges_s) - 1
     has_gap_runs = simulation.gaps is None and (len(simulation.runs) or not simulation.counted[k])
-    if not limit.row.is_of_gaps:
+    if not limit.metric_row.is_of_gaps:
         is_late = request_values_s(simulation, limit.metric, limit) > limit.limit_s
         window_of = window_numbers(_arrivals_s(simulation, limit.metric, limit), edges_s)
         counted = np.bincount(window_of, minlength=many)
@@ -427,7 +427,7 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
     it is the window with the fewest values within the limit.
     """
     limit, windows = simulation.limits[k], in_windows(simulation, k, edges_s)
-    if not limit.row.is_of_gaps:
+    if not limit.metric_row.is_of_gaps:
         seen_s = request_values_s(simulation, limit.metric, limit)
         window_of = window_numbers(_arrivals_s(simulation, limit.metric, limit), edges_s)
         ordered_s, ends = (

@@ -8,8 +8,8 @@ Vars   x_ij in {0, 1} request j is on worker i;   y_i in {0, 1} worker i is used
            s.t. sum_i x_ij = 1          (placed_j)             s.t. sum_i x_ij = 1         (placed_j)
                 sum_j u_ijr x_ij <= y_i (holds_ir)                  sum_j u_ijr x_ij <= z  (load_ir)
 
-This is vector packing, that of Aladdin (solvers/packing.py, arXiv:2405.06856) at one moment: u leaves out by
-how much a request will still grow. A greedy packing comes first (first fit and longest first, both from the
+This is vector packing, that of Aladdin (arXiv:2405.06856) at one moment: u leaves out by how much a request
+will still grow. A greedy packing comes first (first fit and longest first, both from the
 largest request down), and CP-SAT runs where the greedy one does not reach the bound of the sums. CP-SAT may
 stop before it proves anything, so every answer comes with its bound.
 """

@@ -133,7 +133,7 @@ def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floa
     ends = np.searchsorted(window_of, np.arange(len(most_s)), "right")
     requests = np.diff(ends, prepend=0)
     for limit in slo.limits:
-        if limit.selector is not None or not limit.row.has_queue or start_s <= limit.limit_s:
+        if limit.selector is not None or not limit.metric_row.has_queue or start_s <= limit.limit_s:
             continue
         late = np.array([allowed_above(limit.percentile_frac, int(n)) for n in requests])
         # If no worker is paid at u in (a_i, a_(i+1)], requests `first` to `until` - 1 are late: those that

@@ -169,10 +169,12 @@ def _deadlines_of(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
     """The deadlines by those lines of the SLO that are of all requests."""
 
     def share(work: Work) -> float:
-        return max((limit.percentile_frac for limit in slo.limits if limit.row.obliges == work), default=0.0)
+        return max(
+            (limit.percentile_frac for limit in slo.limits if limit.metric_row.obliges == work), default=0.0
+        )
 
     def loosest_s(*works: Work) -> float:
-        return max((limit.limit_s for limit in slo.limits if limit.row.obliges in works), default=0.0)
+        return max((limit.limit_s for limit in slo.limits if limit.metric_row.obliges in works), default=0.0)
 
     works: tuple[Work, ...] = ("prefill", "mean pace", "every gap", "all")
     has_prefill, has_mean_pace, has_gaps, has_all = (share(work) > 0 for work in works)
@@ -228,7 +230,9 @@ def usual_work(slo: Slo, trace: Trace) -> SloWork:
 def _in_all(deadlines: Deadlines, slo: Slo, trace: Trace) -> SloWork:
     """The deadlines of single requests as shares of the trace that are done by the last deadline."""
     prefill, whole = (find_bound_requests(deadlines, trace, whole=whole) for whole in (False, True))
-    ttft_s = max((limit.limit_s for limit in slo.limits if limit.row.obliges == "prefill"), default=0.0)
+    ttft_s = max(
+        (limit.limit_s for limit in slo.limits if limit.metric_row.obliges == "prefill"), default=0.0
+    )
     ttft_s = max(ttft_s, deadlines.prefill_s) if slo.selectors else ttft_s
     decoding_s = deadlines.gap_s * float(trace.output_tokens.max())
 

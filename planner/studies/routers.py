@@ -178,7 +178,7 @@ def _judge_policies(plan: Plan, policies: Policies, deadline: float) -> RouterVe
     pinned = plan.fleet.pinned if ROUTING[policies.routing].pins else ()
     fleet, slo = replace(plan.fleet, policies=policies, pinned=pinned), plan.slo
     # Windows, and limits on gaps between tokens, are judged by the records of single steps.
-    needs_records = slo.every_s is not None or any(limit.row.is_of_gaps for limit in slo.limits)
+    needs_records = slo.every_s is not None or any(limit.metric_row.is_of_gaps for limit in slo.limits)
     verdict = judge(simulate(fleet, plan.trace, limits=slo.limits, record=needs_records), slo)
     if plan.trial is None or not verdict.holds:
         return RouterVerdict(verdict, None, passes=True)  # There is no test, or no need for one.

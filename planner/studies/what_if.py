@@ -449,7 +449,7 @@ def _limit_move_s(limit: Limit, by_frac: float) -> float:
     judge better, but by no more than twice the share.
     """
     share_s = by_frac * limit.limit_s
-    return min(0.010, 2 * share_s) if limit.row.is_pace else share_s
+    return min(0.010, 2 * share_s) if limit.metric_row.is_pace else share_s
 
 
 def document(answer: StudyAnswer) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Tasks of agents: requests that stand for one piece of work, and the times that all of it takes.
 
-A task is what a user waits for: its turns, the sub-agents that work for it, and the tools between. Where a
-trace says nothing of tasks each session is one. A request waits for several others where their results come
+A task is what a user waits for: its turns, the sub-agents that work for it, and the tools between. In a trace
+that names no tasks, each session is a task. A request waits for several others where their results come
 together, so the requests of a task form a directed acyclic graph. Of each task t with requests i, arrivals
 a_i and end-to-end times e_i,
 
@@ -29,12 +29,13 @@ BoolArray = npt.NDArray[np.bool_]
 @dataclass(frozen=True, eq=False)
 class Tasks:
     """`number` (n,) counts the tasks of a trace from 0 on; `after` (e, 2) has the rows (request, parent) of
-    waits inside tasks, by the depth of the request; `tools_s` (n,) are pauses inside tasks.
+    waits inside tasks; `tools_s` (n,) are pauses inside tasks. Rows of `after` are sorted by the depth of the
+    request: the number of waits on its longest path from the beginning of the task.
     """
 
     number: IntArray
     after: IntArray
-    level_ends: IntArray  # The end in `after` of the waits of each depth.
+    depth_ends: IntArray  # The end in `after` of the rows of each depth.
     tools_s: FloatArray
 
     @cached_property
@@ -60,6 +61,7 @@ class Tasks:
         others and where a request of the task never ended.
         """
         ends_s = np.full(len(self.last), -np.inf)
+        # A request that never ended makes its task infinite, and `_at_last` writes NaN for it.
         np.maximum.at(ends_s, self.number, np.nan_to_num(arrival_s + e2e_s, nan=np.inf))
         begins_s = np.full(len(self.last), np.inf)
         np.minimum.at(begins_s, self.number, arrival_s)
@@ -68,19 +70,19 @@ class Tasks:
     def served_s(self, e2e_s: FloatArray) -> FloatArray:
         """(n,): the longest path of each task in seconds of its requests, as `total_s`."""
         own_s = np.nan_to_num(e2e_s, nan=np.inf)
-        since_s, start = own_s.copy(), 0
-        for end in self.level_ends.tolist():
+        path_s, start = own_s.copy(), 0  # The longest path that ends with each request.
+        for end in self.depth_ends.tolist():
             child, parent = self.after[start:end].T
-            np.maximum.at(since_s, child, since_s[parent] + own_s[child])
+            np.maximum.at(path_s, child, path_s[parent] + own_s[child])
             start = end
         longest_s = np.zeros(len(self.last))
-        np.maximum.at(longest_s, self.number, since_s)
+        np.maximum.at(longest_s, self.number, path_s)
         return self._at_last(longest_s)
 
     def _at_last(self, values_s: FloatArray) -> FloatArray:
-        at = np.full(len(self.number), np.nan)
-        at[self.last] = np.where(np.isfinite(values_s), values_s, np.nan)
-        return at
+        at_last_s = np.full(len(self.number), np.nan)
+        at_last_s[self.last] = np.where(np.isfinite(values_s), values_s, np.nan)
+        return at_last_s
 
 
 _KNOWN: WeakKeyDictionary[Trace, Tasks] = WeakKeyDictionary()
@@ -102,11 +104,12 @@ def _find_tasks(trace: Trace) -> Tasks:
     within = number[child] == number[parent]
     after = trace.after[within]
     depths = [0] * len(trace)
+    # A request stands after all that it waits for, so their depths are known before its own.
     for request, waited_for in after[np.argsort(after[:, 0], kind="stable")].tolist():
         depths[request] = max(depths[request], depths[waited_for] + 1)
-    of_child = np.array(depths, np.int64)[after[:, 0]]
-    order = np.argsort(of_child, kind="stable")
-    level_ends = np.cumsum(np.bincount(of_child)) if len(after) else np.zeros(0, np.int64)
+    child_depths = np.array(depths, np.int64)[after[:, 0]]
+    order = np.argsort(child_depths, kind="stable")
+    depth_ends = np.cumsum(np.bincount(child_depths)) if len(after) else np.zeros(0, np.int64)
     tools_s = np.zeros(len(trace))
     tools_s[after[:, 0]] = trace.think_s[after[:, 0]]
-    return Tasks(number, after[order], level_ends.astype(np.int64), tools_s)
+    return Tasks(number, after[order], depth_ends.astype(np.int64), tools_s)

@@ -14,7 +14,7 @@ from plans import CATALOG
 from simulations import make_trace
 
 from planner.documents.catalog import UNCHECKED_BY_DEFAULT, read_catalog
-from planner.documents.doubtful import of_llms, of_percentiles
+from planner.documents.doubtful import llm_doubts, percentile_doubts
 from planner.documents.llm_config import llm_from_config
 from planner.documents.task import parse_task
 from planner.domain import Limit
@@ -84,8 +84,8 @@ def test_a_percentile_that_the_traffic_cannot_tell_is_doubted(slo: Any, doubted:
     """199 requests of 10 tokens have 1,791 gaps; one in 200 may be late of 200 requests or more."""
     tokens = np.arange(1, 200)
     traffic = make_trace(tokens / 1.0, tokens, np.full(199, 10))
-    of_it = tuple(of_percentiles(parse_task(QUESTION | {"slo": slo}, CATALOG).slo, traffic))
-    assert [bool(re.search(doubted, each)) for each in of_it] == ([True] if doubted else []), of_it
+    doubts = tuple(percentile_doubts(parse_task(QUESTION | {"slo": slo}, CATALOG).slo, traffic))
+    assert [bool(re.search(doubted, each)) for each in doubts] == ([True] if doubted else []), doubts
 
 
 def test_requests_to_several_llms_are_not_one_in_silence() -> None:
@@ -93,10 +93,10 @@ def test_requests_to_several_llms_are_not_one_in_silence() -> None:
     trace = replace(
         make_trace([0.0, 1.0, 2.0], [9, 9, 9], [3, 3, 3]), llm=np.array([0, 0, 1]), llms=("small", "large")
     )
-    (said,) = of_llms(parse_task(QUESTION, CATALOG).slo, trace)
+    (said,) = llm_doubts(parse_task(QUESTION, CATALOG).slo, trace)
     assert "requests to 2 LLMs taken as one: 'small' 66.7%, 'large' 33.3%" in said
     each = {name: {"match": {"model": name}, "ttft": {"p90": "2 s"}} for name in trace.llms}
-    assert not [*of_llms(parse_task(QUESTION | {"slo": {"classes": each}}, CATALOG).slo, trace)]
+    assert not [*llm_doubts(parse_task(QUESTION | {"slo": {"classes": each}}, CATALOG).slo, trace)]
 
 
 def test_a_percentile_that_lets_most_be_late_is_refused() -> None:

@@ -11,11 +11,11 @@ import pytest
 
 from planner import importers
 from planner.documents.catalog import read_catalog
-from planner.errors import ExtrapolationError, InfeasibleError, InputError
+from planner.errors import ExtrapolationError, InputError
 from planner.importers import StatedSetup
 from planner.importers.splitwise_tables import splitwise_table
 from planner.models.correction import formula_s, step_covariance
-from planner.models.families.aladdin_form import AladdinGpus, AladdinKv, AladdinSteps
+from planner.models.families.aladdin_form import AladdinSteps
 from planner.models.families.corrected import CorrectedSteps, informative_rows
 from planner.models.families.distserve_form import DistServeForm
 from planner.models.families.preble import PrebleSteps
@@ -62,29 +62,6 @@ def test_aladdins_coefficients_are_recovered(seed: int) -> None:
     model = AladdinSteps().fit(X, y)
     assert [model.k1_s_, model.c1_s_] == pytest.approx([2e-4, 0.01])
     assert [model.k2_s_, model.c2_s_, model.c3_s_] == pytest.approx([3e-8, 1e-4, 0.02])
-
-
-def test_aladdins_context_limit_by_hand() -> None:
-    """Eq. 4 with k2 = 1e-7, c2 = 1e-4, c3 = 0.02: of 50 ms 100 decodes leave 20, 200,000 tokens."""
-    X = decodes(np.random.default_rng(0), 40)
-    model = AladdinSteps().fit(X, 0.02 + 1e-4 * X[:, 2] + 1e-7 * X[:, 3])
-    assert model.most_context_tokens(100, 0.05) == pytest.approx(200_000)
-    with pytest.raises(InfeasibleError, match=r"takes 0\.03 s without any context"):
-        model.most_context_tokens(100, 0.025)
-
-
-def test_aladdins_kv_and_gpu_forms() -> None:
-    """Eq. 1: 3 units a token and 5 beside. Eq. 5: 0.08 / N_g + 0.01."""
-    lengths = np.array([[100.0, 0], [100, 50], [1000, 1000]])
-    kv = AladdinKv().fit(lengths, 3 * lengths.sum(axis=1) + 5)
-    assert kv.predict(np.array([[10.0, 10.0]])) == pytest.approx(65)
-    gpus = np.array([[1.0], [2], [4], [8]])
-    model = AladdinGpus().fit(gpus, 0.08 / gpus[:, 0] + 0.01)
-    assert model.predict(gpus) == pytest.approx([0.09, 0.05, 0.03, 0.02])
-    for fitted, beyond in ((kv, [[2000.0, 1.0]]), (model, [[16.0]])):
-        with pytest.raises(ExtrapolationError, match="measure"):
-            fitted.predict(np.array(beyond))
-    assert model.set_params(beyond="extrapolate").predict(np.array([[16.0]])) == pytest.approx(0.015)
 
 
 @pytest.mark.parametrize("seed", range(3))

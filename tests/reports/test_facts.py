@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from planner.documents import facts
-from planner.documents.certificate import KINDS, dataclass_of, fact_document
+from planner.documents.certificate import FACT_KINDS, dataclass_of, fact_document
 from planner.domain import COST, GPUS, POWER, FleetLimit, Limit
 from planner.policies import QUEUE, ROUTING
 from planner.reports.fact_sentences import sentence
@@ -58,16 +58,16 @@ def made(kind: type, pick: int) -> Any:
     return kind(**(values | chosen))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FACT_KINDS)
 def test_every_fact_has_words_and_is_read_as_it_was_written(kind: str) -> None:
     """Every name that a fact may have, and every field that may be missing."""
     for pick in range(20):
-        fact = made(KINDS[kind], pick)
+        fact = made(FACT_KINDS[kind], pick)
         said = sentence(fact)
         assert said and said == said.strip() and not said.endswith(".") and "object at" not in said
         document = json.loads(json.dumps(plain(fact_document(fact)), allow_nan=False))
         assert document["kind"] == kind
-        again = dataclass_of(KINDS[kind], document, kind)
+        again = dataclass_of(FACT_KINDS[kind], document, kind)
         assert again == fact and sentence(again) == said
 
 

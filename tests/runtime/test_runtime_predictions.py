@@ -9,12 +9,12 @@ import pytest
 from numpy.typing import NDArray
 from runtime_fakes import LLM, worker_type
 
+from benchmarks.papers.aladdin_packing import PackedWorker, PredictionError, Request, rebalance_requests
 from planner.fleet import Fleet, Policies, Pool
 from planner.models.latency import StepLatency
 from planner.runtime.live_routing import RECENT, LiveFleet
 from planner.simulator import Simulation, simulate
 from planner.simulator.layout import NEXT_BEAT_S
-from planner.solvers.packing import PackedWorker, PredictionError, Request, rebalance_requests
 from planner.traffic.trace import Trace
 
 LIMIT = 10**4  # max_tokens of every request: it says nothing

@@ -4,9 +4,9 @@ prompt, output   tokens of a request: means over the window of the rules
 token_work       what an output token adds to the steps of a worker of the pool            [s]
 request_work     what a request of these lengths adds (EngineProfile.work_s)               [s]
 work             what the tokens of the last span added                                    [s/s]
-growth           the highest rate expected up to `ahead_s` from now, through that expected of now; 1 to 3
+growth           the highest rate expected up to `ahead_s` from now, divided by the rate expected now; 1 to 3
 load             the 95th percentile of work over the window or over `memory_s`, a value per span, times
-                 growth and 1 + headroom, and the work of what serves the prompts that wait within `drain_s`
+                 growth and 1 + headroom; plus the work of the prompts that wait, served within `drain_s`
 asked            LoadRule.workers_for_load of the load
 """
 
@@ -20,7 +20,7 @@ from itertools import pairwise
 
 from planner.day.autoscaling import prometheus_queries
 from planner.day.autoscaling.autoscaler import Autoscaler
-from planner.day.autoscaling.records import MOST_STEPS, ROUNDING, of_llm, of_pool
+from planner.day.autoscaling.records import MOST_STEPS, ROUNDING, llm_series, pool_series
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.day.controllers.deployment import DECODE, PEAK_FRAC, PREFILL, EngineProfile, LoadRule, Role
 from planner.day.controllers.planned import MOST_GROWTH
@@ -28,17 +28,17 @@ from planner.errors import InputError
 from planner.manifests import monitoring
 
 PROMPT, OUTPUT = "fleetplan:prompt_mean_tokens", "fleetplan:output_mean_tokens"
-TOKEN_WORK, REQUEST_WORK, WORK, NOW, GROWTH, LOAD = (
-    f"fleetplan:pool_{name}"
-    for name in ("token_work_s", "request_work_s", "work", "now_rps", "growth", "load")
-)
-EVERY_S, DRAIN_S, HEADROOM = 60, 60, 0.1  # defaults, those of controllers.planned
+TOKEN_WORK, REQUEST_WORK = "fleetplan:pool_token_work_s", "fleetplan:pool_request_work_s"
+WORK, LOAD = "fleetplan:pool_work", "fleetplan:pool_load"
+NOW, GROWTH = "fleetplan:pool_now_rps", "fleetplan:pool_growth"
+EVERY_S, DRAIN_S, HEADROOM = 60, 60, 0.1  # Defaults, which are those of controllers.planned.
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRule:
-    """A pool's LoadRule, and the seconds that a prompt token and an output token add to a worker's steps; an
-    output token adds `context_token_s` more per token of its context.
+    """A pool's LoadRule (controllers/deployment.py explains its first four fields), and the seconds that a
+    prompt token and an output token add to a worker's steps; an output token adds `context_token_s` more per
+    token of its context.
     """
 
     edges: tuple[float, ...]
@@ -68,15 +68,16 @@ class PoolRule:
 
 def pool_rule(rule: LoadRule, engine: EngineProfile, role: Role) -> PoolRule:
     """The PoolRule of a LoadRule and of the engines that it counts."""
-    decodes = 0.0 if role == PREFILL else 1.0
+    prefills, decodes = role != DECODE, role != PREFILL
     return PoolRule(
         rule.edges,
         rule.highest,
         rule.span_s,
         rule.window_s,
-        0.0 if role == DECODE else engine.prefill_s_per_token,
-        decodes * engine.decode_s_per_sequence,
-        decodes * engine.decode_s_per_token,
+        prompt_token_s=engine.prefill_s_per_token if prefills else 0.0,
+        # A decoding sequence makes one token per step.
+        output_token_s=engine.decode_s_per_sequence if decodes else 0.0,
+        context_token_s=engine.decode_s_per_token if decodes else 0.0,
     )
 
 
@@ -124,49 +125,50 @@ def load_rules(
     app: str,
     scale_target: ScaleTarget,
     rule: PoolRule,
-    forecast: tuple[str, str],
-    pools: tuple[Sequence[str], Sequence[str]],
+    expected: str,
+    now: str,
+    front: Sequence[str],
+    back: Sequence[str],
 ) -> dict[str, str]:
-    """Recording rules of one pool up to its load.
+    """Recording rules of one pool, of which the last records its load.
 
-    `forecast`: the highest rate expected up to `ahead_s` from now, and that of now; `pools`: those that take
-    prompts, those that decode.
+    `expected` and `now` are PromQL: the highest rate expected up to `ahead_s` from now, and the rate expected
+    now. `front` are the pools that take prompts, `back` those that decode.
     """
-    expected, now = forecast
-    front, back = pools
     span_s = math.ceil(span_of(autoscaler, rule))
     window_s = max(memory_of(autoscaler, rule), span_s)
-    prompt, output = (f"sum({of_llm(name, app)})" for name in (PROMPT, OUTPUT))
+    prompt, output = (f"sum({llm_series(name, app)})" for name in (PROMPT, OUTPUT))
     token_work, request_work, growth = (
-        f"sum({of_pool(name, app, scale_target)})" for name in (TOKEN_WORK, REQUEST_WORK, GROWTH)
+        f"sum({pool_series(name, app, scale_target)})" for name in (TOKEN_WORK, REQUEST_WORK, GROWTH)
     )
     # A range of a span and one scrape interval has two scrapes that lie a span apart.
     range_s = max(span_s, monitoring.SCRAPE_S) + monitoring.SCRAPE_S
-    expr_by_record, of_request, of_tokens = {}, [], []
+    expr_by_record, request_terms, work_terms = {}, [], []
     if rule.prompt_token_s:
-        of_request.append(f"{rule.prompt_token_s!r} * {prompt}")
-        of_tokens.append(
+        request_terms.append(f"{rule.prompt_token_s!r} * {prompt}")
+        work_terms.append(
             f"{rule.prompt_token_s!r} * "
             f"{prometheus_queries.per_s(prometheus_queries.PROMPT_TOKENS, front, range_s)}"
         )
     if rule.output_token_s or rule.context_token_s:
+        # The mean context of an output token is the prompt and half of the answer.
         expr_by_record[TOKEN_WORK] = (
             f"{rule.output_token_s!r} + {rule.context_token_s!r} * ({prompt} + {output} / 2)"
         )
-        of_request.append(f"{output} * {token_work}")
-        of_tokens.append(
+        request_terms.append(f"{output} * {token_work}")
+        work_terms.append(
             f"{prometheus_queries.per_s(prometheus_queries.OUTPUT_TOKENS, back, range_s)} * {token_work}"
         )
     # Without a rate now there is no ratio of rates, and growth is 1.
     expr_by_record |= {
-        REQUEST_WORK: " + ".join(of_request),
-        WORK: " + ".join(of_tokens),
+        REQUEST_WORK: " + ".join(request_terms),
+        WORK: " + ".join(work_terms),
         NOW: now,
-        GROWTH: f"clamp({expected} / (sum({of_pool(NOW, app, scale_target)}) > 0), 1, {MOST_GROWTH:.12g})"
+        GROWTH: f"clamp({expected} / (sum({pool_series(NOW, app, scale_target)}) > 0), 1, {MOST_GROWTH:.12g})"
         " or vector(1)",
     }
     headroom = headroom_factor(autoscaler)
-    spans = f"{of_pool(WORK, app, scale_target)}[{window_s}s:{span_s}s]"
+    spans = f"{pool_series(WORK, app, scale_target)}[{window_s}s:{span_s}s]"
     expr_by_record[LOAD] = f"{headroom:.12g} * {growth} * sum(quantile_over_time({PEAK_FRAC:g}, {spans}))"
     if drain_s := drain_of(autoscaler):
         expr_by_record[LOAD] += (
@@ -181,10 +183,12 @@ def worker_steps_expr(rule: PoolRule, load: str) -> str:
     edges = Counter(edge for edge in rule.edges if edge < rule.highest)
     if len(edges) > MOST_STEPS:
         raise InputError(f"fleetplan: rules: {len(edges)} edges, a rule holds {MOST_STEPS}")
-    last = 1 + edges.total()
+    at_highest = 1 + edges.total()
+    # Any load passes the edges at 0 as well.
     terms = [f"{1 + edges.pop(0.0, 0)} * ({load} > bool 0)"]
     terms += [f"{more} * ({load} > bool {edge!r})" for edge, more in edges.items()]
-    beyond = f"(ceil({load} * {last / rule.highest!r} - {ROUNDING}) - {last})"
+    # Above the highest load workers grow in proportion to the load.
+    beyond = f"(ceil({load} * {at_highest / rule.highest!r} - {ROUNDING}) - {at_highest})"
     return " + ".join([*terms, f"({load} > bool {rule.highest!r}) * {beyond}"])
 
 
@@ -226,7 +230,6 @@ def limit_lines(autoscaler: Autoscaler, rules: Sequence[PoolRule]) -> tuple[str,
         "Seconds of work per prompt token and per output token are written into the rules; the context of an "
         "output token is the mean of the last window, there it was that of each span. Another GPU, model or "
         "engine setting needs other rules: plan again.",
-        f"Metrics come every {monitoring.SCRAPE_S} s, so a span as short lies between two "
-        "scrapes: a worker "
-        "of which one is lost is missing from that span.",
+        f"Metrics come every {monitoring.SCRAPE_S} s, so a span as short lies between two scrapes: if one of "
+        "them is lost, the worker is missing from that span.",
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.day.autoscaling.autoscaler import Autoscaler
-from planner.day.autoscaling.records import of_pool
+from planner.day.autoscaling.records import pool_series
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.errors import InputError
 
@@ -67,7 +67,7 @@ def fill_nodes(
     the size before for all on the same kind of node.
     """
     sizes_before, sizes_after = (
-        {target.name: f"sum({of_pool(name, app, target)})" for target in targets} for name in names
+        {target.name: f"sum({pool_series(name, app, target)})" for target in targets} for name in names
     )
     node_by_target = {target.name: node for target, node in zip(targets, nodes, strict=True)}
     grown: set[str] = set()

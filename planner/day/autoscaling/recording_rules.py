@@ -31,7 +31,7 @@ from typing import Any
 from planner.day.autoscaling import by_load, hpa_object, keda_object, node_filling, prometheus_queries
 from planner.day.autoscaling.autoscaler import DAY_S, Autoscaler, Document, WrittenManifests
 from planner.day.autoscaling.by_load import EVERY_S
-from planner.day.autoscaling.records import LLM, MOST_STEPS, ROUNDING, of_llm, of_pool, recording_rule
+from planner.day.autoscaling.records import LLM, MOST_STEPS, ROUNDING, llm_series, pool_series, recording_rule
 from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.errors import InputError
 from planner.solvers.worker_rule import fit_worker_rule
@@ -65,7 +65,7 @@ def write_recording_rules(
     followed = keda_object.with_defaults(Autoscaler(autoscaler.controller, {}, autoscaler.pools), RULES)
     objects = [
         keda_object.scaled_object(
-            place, followed, [keda_object.prometheus_trigger(of_pool(WORKERS, app, place), 1)]
+            place, followed, [keda_object.prometheus_trigger(pool_series(WORKERS, app, place), 1)]
         )
         for place in places
     ]
@@ -87,7 +87,7 @@ def prometheus_rule(places: Sequence[ScaleTarget], autoscaler: Autoscaler, app: 
     """A PrometheusRule (monitoring.coreos.com/v1); each rule reads those before it."""
     every_s = autoscaler.read_seconds("every_s", EVERY_S, least=1, most=3600)
     bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
-    arrivals, bucket = of_llm(ARRIVALS, app), of_llm(BUCKET, app)
+    arrivals, bucket = llm_series(ARRIVALS, app), llm_series(BUCKET, app)
     now, then = (
         f"sum(avg_over_time({arrivals}[{LAST_BUCKETS * bucket_s}s]{offset}))"
         for offset in ("", f" offset {season_s}s")
@@ -132,13 +132,13 @@ def _of_pool(
     """The rules of one pool up to the workers that are asked for, by name."""
     controller, place, at = autoscaler.controller, places[number], (number, len(places))
     front = [each.name for each in places if each.pool.role != "decode"]
-    rate, expected = (f"sum({of_pool(name, app, place)})" for name in (RATE, EXPECTED))
+    rate, expected = (f"sum({pool_series(name, app, place)})" for name in (RATE, EXPECTED))
     expr_by_record = {}
     if controller == "aladdin":
         learn_s = math.ceil(
             autoscaler.read_number("learn", LEARN) * autoscaler.read_number("every_s", EVERY_S)
         )
-        expr_by_record[RATE] = f"sum(avg_over_time({of_llm(ARRIVALS, app)}[{max(learn_s, 1)}s]))"
+        expr_by_record[RATE] = f"sum(avg_over_time({llm_series(ARRIVALS, app)}[{max(learn_s, 1)}s]))"
         expr_by_record[ASKED] = _by_line(autoscaler, rate, *at)
     elif controller == "forecast":
         ahead_s = autoscaler.read_seconds("ahead_s", AHEAD_S, least=1, most=DAY_S)
@@ -152,10 +152,12 @@ def _of_pool(
         )
         expr_by_record[EXPECTED] = _expected_rate_expr(autoscaler, app, ahead_s, over_s=max(ahead_s, every_s))
         back = [each.name for each in places if each.pool.role != "prefill"]
-        forecast = (expected, _expected_now(autoscaler, app))
-        expr_by_record |= by_load.load_rules(autoscaler, app, place, loads[number], forecast, (front, back))
+        expected_now = _expected_now(autoscaler, app)
+        expr_by_record |= by_load.load_rules(
+            autoscaler, app, place, loads[number], expected, expected_now, front, back
+        )
         expr_by_record[ASKED] = by_load.worker_steps_expr(
-            loads[number], f"sum({of_pool(by_load.LOAD, app, place)})"
+            loads[number], f"sum({pool_series(by_load.LOAD, app, place)})"
         )
     else:
         ahead_s = _ahead_s(autoscaler, place)
@@ -174,7 +176,7 @@ def _ahead_s(autoscaler: Autoscaler, place: ScaleTarget) -> int:
 
 def _bounded_expr(autoscaler: Autoscaler, app: str, place: ScaleTarget, *, is_within: bool) -> str:
     """The most that was asked for during `hold_s`, within least and most where KEDA does not see to that."""
-    controller, wanted_series = autoscaler.controller, of_pool(ASKED, app, place)
+    controller, wanted_series = autoscaler.controller, pool_series(ASKED, app, place)
     hold_s = autoscaler.read_seconds("hold_s", HOLD_S[controller], least=0, most=DAY_S)
     if 0 < hold_s < (every_s := autoscaler.read_number("every_s", EVERY_S)):
         raise InputError(
@@ -211,23 +213,25 @@ def _expected_rate_expr(autoscaler: Autoscaler, app: str, ahead_s: int, over_s: 
             f"{autoscaler.controller}: ahead: {ahead_s} s and half a bucket of {bucket_s} s must be below "
             f"a season of {season_s} s"
         )
-    bucket = of_llm(BUCKET, app)
+    bucket = llm_series(BUCKET, app)
     seen = f"max_over_time({bucket}[{over_s}s] offset {back_s}s)"
     season = f"sum({seen})" if over_s else f"sum({bucket} offset {back_s}s)"
     drift = f"(sum({bucket}) - sum({bucket} offset {bucket_s}s)) * {ahead_s / bucket_s:.12g}"
-    return f"{season} * sum({of_llm(SHARE, app)}) or clamp_min(sum({bucket}) + {drift}, 0) or sum({bucket})"
+    return (
+        f"{season} * sum({llm_series(SHARE, app)}) or clamp_min(sum({bucket}) + {drift}, 0) or sum({bucket})"
+    )
 
 
 def _expected_now(autoscaler: Autoscaler, app: str) -> str:
     """What the same forecast says of now."""
     back_s = _season_s(autoscaler) - _bucket_s(autoscaler) // 2
-    bucket = of_llm(BUCKET, app)
-    return f"sum({bucket} offset {back_s}s) * sum({of_llm(SHARE, app)}) or sum({bucket})"
+    bucket = llm_series(BUCKET, app)
+    return f"sum({bucket} offset {back_s}s) * sum({llm_series(SHARE, app)}) or sum({bucket})"
 
 
 def _needed_workers_expr(autoscaler: Autoscaler, app: str, place: ScaleTarget, front: Sequence[str]) -> str:
-    headroom, present = by_load.headroom_factor(autoscaler), f"sum({of_llm(PRESENT, app)})"
-    rate = f"{headroom:.12g} * {_larger_of_two_expr(f'sum({of_pool(EXPECTED, app, place)})', present)}"
+    headroom, present = by_load.headroom_factor(autoscaler), f"sum({llm_series(PRESENT, app)})"
+    rate = f"{headroom:.12g} * {_larger_of_two_expr(f'sum({pool_series(EXPECTED, app, place)})', present)}"
     if not (drain_s := by_load.drain_of(autoscaler)):
         return rate
     return f"{rate} + clamp_min({prometheus_queries.waiting_beyond_one(front)}, 0) / {drain_s}"

@@ -7,8 +7,8 @@ from planner.day.autoscaling.autoscaler import Document
 from planner.day.autoscaling.scale_targets import ScaleTarget
 
 LLM = "fleetplan_llm"
-ROUNDING = 1e-9  # of a product, before it is rounded up
-MOST_STEPS = 200  # of one rule
+ROUNDING = 1e-9  # Subtracted from a product before it is rounded up, so that rounding errors add no worker.
+MOST_STEPS = 200  # A rule has at most so many edges, to keep its expression readable for Prometheus.
 
 
 def recording_rule(name: str, expr: str, labels: dict[str, str]) -> Document:
@@ -16,11 +16,11 @@ def recording_rule(name: str, expr: str, labels: dict[str, str]) -> Document:
     return {"record": name, "expr": expr, "labels": labels}
 
 
-def of_llm(name: str, app: str) -> str:
-    """What was recorded of the whole LLM, an instant vector."""
+def llm_series(name: str, app: str) -> str:
+    """An instant vector of what was recorded of the whole LLM."""
     return f'{name}{{{LLM}="{app}"}}'
 
 
-def of_pool(name: str, app: str, place: ScaleTarget) -> str:
-    """What was recorded of a pool, an instant vector."""
+def pool_series(name: str, app: str, place: ScaleTarget) -> str:
+    """An instant vector of what was recorded of a pool."""
     return f'{name}{{{LLM}="{app}",{prometheus_queries.POOL}="{place.name}"}}'

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.day.controllers.deployment import Deployment, is_blank, mean_of
+from planner.day.controllers.deployment import Deployment, is_before_traffic, mean_of
 from planner.day.controllers.settings import NUMBER, SECONDS, WHOLE, ControllerSettings, settings_field
 from planner.simulator.elastic import MetricsReading
 from planner.solvers.worker_rule import DRIFT_SIGMA, THRESHOLD_SIGMA, SeriesLevel, WorkerRule, fit_worker_rule
@@ -59,7 +59,7 @@ class Aladdin:
         return new_level
 
     def sizes(self, reading: MetricsReading) -> list[int]:
-        if is_blank(reading):
+        if is_before_traffic(reading):
             return list(self.sizes_at_start)
         self.rate = self._with_value(self.rate, self.deployment.rate_rps(reading))
         pools = range(len(self.deployment.pools))

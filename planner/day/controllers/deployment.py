@@ -235,7 +235,7 @@ _FACTS = {
 }
 
 
-def is_blank(reading: MetricsReading) -> bool:
+def is_before_traffic(reading: MetricsReading) -> bool:
     """Whether a reading is of the start of a run, before any request; no controller decides by that."""
     if reading.time_s > 0 or reading.limbo:
         return False

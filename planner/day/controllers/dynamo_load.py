@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.day.controllers.deployment import MIXED, PREFILL, Deployment, is_blank, mean_of
+from planner.day.controllers.deployment import MIXED, PREFILL, Deployment, is_before_traffic, mean_of
 from planner.day.controllers.settings import NAME, SECONDS, SHARE, ControllerSettings, settings_field
 from planner.errors import InputError
 from planner.simulator.elastic import MetricsReading
@@ -92,7 +92,7 @@ class Dynamo:
     def sizes(self, reading: MetricsReading) -> list[int]:
         tokens = mean_of(reading.input_tokens, range(len(self.current)))
         self.input_tokens = self.input_tokens if math.isnan(tokens) else tokens
-        if is_blank(reading):
+        if is_before_traffic(reading):
             return list(self.current)
         is_settled = all(int(reading.ready[i]) == size for i, size in enumerate(self.current))
         if is_settled and reading.time_s - self.changed_s >= self.settings.grace_s:

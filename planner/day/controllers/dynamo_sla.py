@@ -25,7 +25,7 @@ from planner.day.controllers.deployment import (
     PREFILL,
     Deployment,
     EngineProfile,
-    is_blank,
+    is_before_traffic,
     least_whole,
     mean_of,
 )
@@ -124,7 +124,7 @@ class DynamoSla:
         self.forecast.start()
 
     def sizes(self, reading: MetricsReading) -> list[int]:
-        if is_blank(reading):
+        if is_before_traffic(reading):
             return list(self.current)
         rate_rps = self.deployment.rate_rps(reading)
         self.forecast.add(reading.time_s, reading.interval_s, rate_rps)

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.day.controllers.deployment import Deployment, is_blank, least_whole
+from planner.day.controllers.deployment import Deployment, is_before_traffic, least_whole
 from planner.day.controllers.forecasting import RateForecast
 from planner.day.controllers.settings import NUMBER, SECONDS, ControllerSettings, settings_field
 from planner.simulator.elastic import MetricsReading
@@ -59,7 +59,7 @@ class Forecast:
         self.first = list(sizes)
 
     def sizes(self, reading: MetricsReading) -> list[int]:
-        if is_blank(reading):
+        if is_before_traffic(reading):
             return list(self.first)
         own, rate_rps = self.settings, self.deployment.rate_rps(reading)
         self.forecast.add(reading.time_s, reading.interval_s, rate_rps)

@@ -53,13 +53,15 @@ class ScalingRules(ControllerSettings):
         0.1, SHARE, "no change while usage is this near the target", most=1.0
     )
     up_window_s: float = settings_field(
-        0.0, SECONDS, "the smallest size of this time counts, going up", most=3600.0
+        0.0, SECONDS, "it grows to the smallest size wanted within this time", most=3600.0
     )
     up_pods: int = settings_field(4, WHOLE, "most pods that are added per period; 0: no such limit")
     up_percent: float = settings_field(
         100.0, NUMBER, "most percent that are added per period; 0: no such limit"
     )
-    up_period_s: float = settings_field(15.0, SECONDS, "period of both", least=1.0, most=1800.0)
+    up_period_s: float = settings_field(
+        15.0, SECONDS, "period of up_pods and up_percent", least=1.0, most=1800.0
+    )
     down_window_s: float = settings_field(
         300.0, SECONDS, "the largest size of this time counts, going down", most=3600.0
     )
@@ -67,7 +69,9 @@ class ScalingRules(ControllerSettings):
     down_percent: float = settings_field(
         100.0, NUMBER, "most percent that are taken away per period; 0: no such limit"
     )
-    down_period_s: float = settings_field(15.0, SECONDS, "period of both", least=1.0, most=1800.0)
+    down_period_s: float = settings_field(
+        15.0, SECONDS, "period of down_pods and down_percent", least=1.0, most=1800.0
+    )
     every_s: float = settings_field(15.0, SECONDS, "time between decisions", least=1.0, most=3600.0)
     lag_s: float = settings_field(15.0, SECONDS, "age of the metrics: scraping and the adapter", most=600.0)
 

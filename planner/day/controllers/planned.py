@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.day.controllers.deployment import Deployment, LoadRule, is_blank, mean_of, peak_load
+from planner.day.controllers.deployment import Deployment, LoadRule, is_before_traffic, mean_of, peak_load
 from planner.day.controllers.forecast import RecentMaximum
 from planner.day.controllers.forecasting import RateForecast
 from planner.day.controllers.settings import FLAG, NAME, SECONDS, SHARE, ControllerSettings, settings_field
@@ -77,7 +77,7 @@ class Fleetplan:
 
     def sizes(self, reading: MetricsReading) -> list[int]:
         settings, now_rps = self.settings, self.deployment.rate_rps(reading)
-        if is_blank(reading):
+        if is_before_traffic(reading):
             if self.is_by_load or not self.forecast.has_season:
                 return list(self.sizes_at_start)
             present_rps = self.forecast.rate_at(0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from planner.day.controllers.deployment import Deployment, is_blank
+from planner.day.controllers.deployment import Deployment, is_before_traffic
 from planner.simulator.elastic import MetricsReading
 
 
@@ -35,7 +35,7 @@ class PerPool:
             scaler.start(int(size))
 
     def sizes(self, reading: MetricsReading) -> list[int]:
-        if is_blank(reading):  # Without metrics a scaler changes nothing.
+        if is_before_traffic(reading):  # Without metrics a scaler changes nothing.
             return self.deployment.bounded_sizes([scaler.size for scaler in self.scalers])
         bounded_sizes = self.deployment.bounded_sizes([scaler.decide(reading) for scaler in self.scalers])
         for scaler, size in zip(self.scalers, bounded_sizes, strict=True):

@@ -43,6 +43,7 @@ def workers_at(windows: tuple[Window, ...], deployment: Deployment, time_s: floa
     """The workers of each pool (P,) at a time of the run: the largest number of all windows that contain the
     time, or 0.
     """
+    # `clock_s` is the time of the week at the beginning of the run.
     now = [each for each in windows if each.holds(deployment.clock_s + time_s)]
     return [max((each.workers_of(i) for each in now), default=0) for i in range(len(deployment.pools))]
 
@@ -73,12 +74,11 @@ def _window(value: object, where: str) -> Window:
     end_s = _clock(section.get_required("to"), section.path_of("to"))
     if begin_s == end_s:
         raise InputError(f"{where}: from and to are the same time; a whole day is from 0:00 to 24:00")
-    named = section.get("days", list(DAYS))
-    days = document_values.check_rows(named, section.path_of("days"), "days", least=1)
-    read = tuple(DAYS.index(document_values.check_one_of(day, DAYS, section.path_of("days"))) for day in days)
-    return Window(
-        begin_s, end_s, read_workers(section.get_required("workers"), section.path_of("workers")), read
-    )
+    days_path = section.path_of("days")
+    names = document_values.check_rows(section.get("days", list(DAYS)), days_path, "days", least=1)
+    days = tuple(DAYS.index(document_values.check_one_of(name, DAYS, days_path)) for name in names)
+    workers = read_workers(section.get_required("workers"), section.path_of("workers"))
+    return Window(begin_s, end_s, workers, days)
 
 
 def _clock(value: object, where: str) -> float:
@@ -93,6 +93,7 @@ def _clock(value: object, where: str) -> float:
 def read_workers(value: object, where: str) -> tuple[int, ...]:
     """A number of workers for every pool, or a list with one for each."""
     entries = value if isinstance(value, list) and value else [value]
+    # isinstance would take true for 1.
     if not all(type(each) is int and each >= 0 for each in entries):
         raise document_values.refused_value(
             where, "expected a number of workers, or a list with one for each pool", value

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.day.controllers.deployment import Deployment, Role, is_blank
+from planner.day.controllers.deployment import Deployment, Role, is_before_traffic
 from planner.day.controllers.hpa import Behaviour, ScalingRules, external_replicas
 from planner.day.controllers.settings import NUMBER, SECONDS, SHARE, WHOLE, settings_field
 from planner.errors import InputError
@@ -30,31 +30,43 @@ LEAST_UNSATURATED = 2  # With fewer unsaturated workers none is taken away.
 
 @dataclass(frozen=True, slots=True)
 class WvaRules(ScalingRules):
-    """The settings of the HPA that follows the autoscaler, with the chart's `behavior`."""
+    """How often the autoscaler decides, and the HPA that follows it with the chart's `behavior`."""
 
-    up_window_s: float = settings_field(240.0, SECONDS, "the smallest size of this time counts", most=3600.0)
+    up_window_s: float = settings_field(
+        240.0, SECONDS, "it grows to the smallest size wanted within this time", most=3600.0
+    )
     up_pods: int = settings_field(10, WHOLE, "most pods that are added per period")
     up_percent: float = settings_field(
         0.0, NUMBER, "most percent that are added per period; 0: no such limit"
     )
-    up_period_s: float = settings_field(150.0, SECONDS, "period of both", least=1.0, most=1800.0)
-    down_window_s: float = settings_field(240.0, SECONDS, "the largest size of this time counts", most=3600.0)
+    up_period_s: float = settings_field(
+        150.0, SECONDS, "period of up_pods and up_percent", least=1.0, most=1800.0
+    )
+    down_window_s: float = settings_field(
+        240.0, SECONDS, "it shrinks to the largest size wanted within this time", most=3600.0
+    )
     down_pods: int = settings_field(10, WHOLE, "most pods that are taken away per period")
     down_percent: float = settings_field(0.0, NUMBER, "most percent taken away per period; 0: no such limit")
-    down_period_s: float = settings_field(150.0, SECONDS, "period of both", least=1.0, most=1800.0)
+    down_period_s: float = settings_field(
+        150.0, SECONDS, "period of down_pods and down_percent", least=1.0, most=1800.0
+    )
     optimize_s: float = settings_field(
-        60.0, SECONDS, "GLOBAL_OPT_INTERVAL: time between its decisions", least=1.0
+        60.0, SECONDS, "GLOBAL_OPT_INTERVAL: time between the autoscaler's decisions", least=1.0
     )
 
 
 @dataclass(frozen=True, slots=True)
 class WvaSettings(WvaRules):
+    """The thresholds by which the autoscaler decides, and how it is followed."""
+
     kv_threshold_frac: float = settings_field(
-        0.8, SHARE, "a worker with so much KV in use is saturated", most=1.0
+        0.8, SHARE, "a worker with so much of its KV cache in use is saturated", most=1.0
     )
-    queue_threshold: float = settings_field(5.0, NUMBER, "a worker with so many waiting is saturated")
-    kv_spare_frac: float = settings_field(0.1, SHARE, "one more below so much spare KV", most=1.0)
-    queue_spare: float = settings_field(3.0, NUMBER, "one more below so many spare places in the queue")
+    queue_threshold: float = settings_field(5.0, NUMBER, "a worker with so many waiting prompts is saturated")
+    kv_spare_frac: float = settings_field(0.1, SHARE, "a worker is added below so much spare KV", most=1.0)
+    queue_spare: float = settings_field(
+        3.0, NUMBER, "a worker is added below so many spare places in the queue"
+    )
 
     def check(self) -> None:
         for name, spare, threshold in (
@@ -79,9 +91,11 @@ def scaling_direction(settings: WvaSettings, workers: Sequence[ReplicaLoad]) -> 
         return 0
     kv, queue = settings.kv_threshold_frac, settings.queue_threshold
     unsaturated = [each for each in workers if each.kv_frac < kv and each.waiting < queue]
-    count = max(len(unsaturated), 1)
-    kv_load = sum(each.kv_frac for each in unsaturated) / count if unsaturated else kv
-    queue_load = sum(each.waiting for each in unsaturated) / count if unsaturated else queue
+    # Where all workers are saturated nothing is spare, as if one worker stood at both thresholds.
+    counted = unsaturated or [ReplicaLoad(kv, queue)]
+    count = len(counted)
+    kv_load = sum(each.kv_frac for each in counted) / count
+    queue_load = sum(each.waiting for each in counted) / count
 
     def is_short(load_factor: float) -> bool:
         """Whether too little is spare if every worker has `load_factor` times its load."""
@@ -95,11 +109,12 @@ def scaling_direction(settings: WvaSettings, workers: Sequence[ReplicaLoad]) -> 
     return -1 if count >= LEAST_UNSATURATED and not is_short(count / (count - 1)) else 0
 
 
-class Actuated(ABC):
+class HpaFollowed(ABC):
     """An autoscaler that exports its wanted sizes as a metric, and the HPAs that follow the metric."""
 
     def __init__(self, rules: WvaRules, deployment: Deployment) -> None:
         self.rules, self.deployment = rules, deployment
+        # Metrics are read every `every_s` and are `lag_s` old (planner/simulator/elastic.py).
         self.every_s, self.lag_s = rules.every_s, rules.lag_s
         self.behaviours = [Behaviour.from_rules(rules) for _ in deployment.pools]
         self.start([0] * len(deployment.pools))
@@ -116,57 +131,58 @@ class Actuated(ABC):
         """The sizes that the autoscaler wants; called every `optimize_s`."""
 
     def sizes(self, reading: MetricsReading) -> list[int]:
-        if is_blank(reading):
+        if is_before_traffic(reading):
             return list(self.current)
         if reading.time_s >= self.due_s:
             self.due_s = reading.time_s + self.rules.optimize_s
             self.wanted = self.deployment.bounded_sizes(self.optimal_sizes(reading))
         desired_sizes = []
         for i, behaviour in enumerate(self.behaviours):
-            size, limits = self.current[i], self.deployment.pools[i]
+            size, pool = self.current[i], self.deployment.pools[i]
             # The HPA's target is 1 per worker, as the metric is the wanted size.
             replicas = external_replicas(self.wanted[i], size, 1.0, self.rules.tolerance_frac)
             if size:
-                desired_sizes.append(behaviour.decide(reading.time_s, size, replicas, limits))
+                desired_sizes.append(behaviour.decide(reading.time_s, size, replicas, pool))
             else:  # An HPA does not act on an empty pool; the autoscaler itself wakes it.
                 desired_sizes.append(self.wanted[i])
         self.current = self.deployment.bounded_sizes(desired_sizes)
         return list(self.current)
 
 
-class Wva(Actuated):
+class Wva(HpaFollowed):
     def __init__(self, settings: WvaSettings, deployment: Deployment) -> None:
         self.settings = settings
         super().__init__(settings, deployment)
 
     def optimal_sizes(self, reading: MetricsReading) -> list[int]:
-        wanted = list(self.current)
+        sizes = list(self.current)
         for role in dict.fromkeys(self.deployment.roles):
-            self._change_by_one(reading, role, wanted)
-        return wanted
+            self._change_by_one(reading, role, sizes)
+        return sizes
 
-    def _change_by_one(self, reading: MetricsReading, role: Role, wanted: list[int]) -> None:
-        """Change the wanted size of one pool of this role by a worker, or of none."""
+    def _change_by_one(self, reading: MetricsReading, role: Role, sizes: list[int]) -> None:
+        """Change the size of one pool of this role by a worker, or of none."""
         pools = self.deployment.with_role(role)
-        if any(self.deployment.limbo_of(reading, i) for i in pools) and not any(wanted[i] for i in pools):
-            wanted[min(pools, key=self.deployment.price_of)] = 1  # The cheapest variant is started.
+        # Requests in limbo found no worker at all; the cheapest variant is started for them.
+        if any(self.deployment.limbo_of(reading, i) for i in pools) and not any(sizes[i] for i in pools):
+            sizes[min(pools, key=self.deployment.price_of)] = 1
             return
-        # It decides only when wanted size, size of the Deployment and ready workers agree.
+        # The autoscaler decides only when wanted size, size of the Deployment and ready workers agree.
         if any(self.wanted[i] != self.current[i] or reading.ready[i] != self.current[i] for i in pools):
             for i in pools:
-                wanted[i] = self.wanted[i]
+                sizes[i] = self.wanted[i]
             return
         loads = []  # A reading has means of a pool, so that its workers are alike.
         for i in pools:
             ready = int(reading.ready[i])
             loads += [ReplicaLoad(float(reading.kv_frac[i]), int(reading.waiting[i]) / max(ready, 1))] * ready
         change = scaling_direction(self.settings, loads)
-        limits = self.deployment.pools
-        if change > 0 and (room := [i for i in pools if wanted[i] < limits[i].most]):
-            wanted[min(room, key=self.deployment.price_of)] += 1
-        elif change < 0 and (removable := [i for i in pools if wanted[i] > max(limits[i].least, 1)]):
-            wanted[max(removable, key=self.deployment.price_of)] -= 1
+        elastic = self.deployment.pools
+        if change > 0 and (growable := [i for i in pools if sizes[i] < elastic[i].most]):
+            sizes[min(growable, key=self.deployment.price_of)] += 1
+        elif change < 0 and (removable := [i for i in pools if sizes[i] > max(elastic[i].least, 1)]):
+            sizes[max(removable, key=self.deployment.price_of)] -= 1
 
 
 def build(settings: Sequence[WvaSettings], deployment: Deployment) -> Wva:
-    return Wva(settings[0], deployment)
+    return Wva(settings[0], deployment)  # One setting holds for all pools.

@@ -31,12 +31,12 @@ from planner.day.controllers.deployment import (
     Deployment,
     EngineProfile,
     Role,
-    is_blank,
+    is_before_traffic,
     least_whole,
     mean_of,
 )
 from planner.day.controllers.settings import NUMBER, settings_field
-from planner.day.controllers.wva import Actuated, WvaRules
+from planner.day.controllers.wva import HpaFollowed, WvaRules
 from planner.simulator.elastic import Floats, MetricsReading
 
 # The original has these too. Rates are searched from EDGE mu(1) to (1 - EDGE) mu(N).
@@ -179,8 +179,8 @@ class WvaQueueSettings(WvaRules):
     margin: float = settings_field(1.0, NUMBER, "times the rate that arrives", least=0.1, most=10.0)
 
 
-class WvaQueue(Actuated):
-    """The controller. `Actuated` (wva.py) calls `optimal_sizes` at its interval, and follows the sizes it
+class WvaQueue(HpaFollowed):
+    """The controller. `HpaFollowed` (wva.py) calls `optimal_sizes` at its interval, and follows the sizes it
     gives.
     """
 
@@ -199,7 +199,7 @@ class WvaQueue(Actuated):
         )  # of prompts and answers, in tokens; NaN until a request has ended
 
     def sizes(self, reading: MetricsReading) -> list[int]:
-        if is_blank(reading):
+        if is_before_traffic(reading):
             return list(self.current)
         self.arrived += self.deployment.rate_rps(reading) * reading.interval_s
         self.seen_s += reading.interval_s

@@ -1,9 +1,9 @@
 """Simulates sequences of pool sizes over a day; the subproblem of day/search/day_optimum.py.
 
 A whole day is simulated with a timetable of sizes. Whether single sizes make a window fail is simulated on a
-slice of the day. A slice begins some time before the first step in question, with the most workers of every
-pool until this step, and ends a little after the window. If more workers and less earlier work never hurt, a
-window that fails in the slice also fails in the whole day. Slices are used for nothing else.
+slice of the day. A slice begins some time before the first step in question, with every pool at its largest
+size until this step, and ends a little after the window. If more workers and less earlier work never hurt, a
+window that fails in the slice also fails in the whole day. Slices show nothing else.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.simulator.elastic import ElasticPool, ElasticRun, simulate_in_windows
 from planner.simulator.replay import judged_windows_s
+from planner.simulator.simulation import STATUS
 from planner.simulator.slo_verdict import judge, missed_windows
 from planner.simulator.timetable import Timetable
 from planner.solvers.master import Option, paid_usd_per_h
@@ -33,12 +34,13 @@ Ints = npt.NDArray[np.int64]
 
 # A slice begins this long before the first step that matters.
 RUN_IN_S = 60.0
-# A slice ends this long after the window, plus the largest limit on TTFT or E2E (MOST_REACH_S at most): until
-# then sizes decide whether requests of the window are late.
+# A slice ends this long after the window, plus the largest limit on TTFT or E2E (MOST_REACH_S at most).
+# Workers of this time still serve requests that arrived in the window.
 REACH_S = 10.0
 MOST_REACH_S = 120.0
 
-UNFINISHED = 2  # The number in simulation.STATUS of a request that was accepted and not finished.
+UNFINISHED = STATUS.index("unfinished")  # A request that was accepted and has not ended.
+EDGE_S = 1e-6  # Edges of windows and steps nearer than this are the same one, computed in two ways.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +74,8 @@ class Slice:
 
 class DayRuns:
     """Simulates `trace` on the pools of `fleet` with given sizes in given steps; the fleet's own counts of
-    workers do not matter.
+    workers do not matter. JointRuns (several_llms_runs.py) has the same methods for several LLMs, where a
+    window belongs to one of them.
 
     `pools` say how each pool may change. Steps have the edges `terms.edges_s` (T + 1,), from 0 to the last
     arrival; by default a step is a window of the SLO. Raises InputError for pools whose workers are
@@ -98,8 +101,9 @@ class DayRuns:
         self.pools = [_with_like_starts(each) for each in pools]
         self.windows_s = slo_edges_s(trace, slo)
         self.terms = terms or day_terms(fleet, trace, slo, pools)
-        self.days = self.slices = 0
-        longest_limit_s = max((each.limit_s for each in slo.limits if each.row.has_queue), default=0.0)
+        longest_limit_s = max(
+            (limit.limit_s for limit in slo.limits if limit.metric_row.has_queue), default=0.0
+        )
         self.reach_s = REACH_S + min(longest_limit_s, MOST_REACH_S)
         self._simulated_days: dict[bytes, DayRun] = {}
 
@@ -112,7 +116,7 @@ class DayRuns:
         return len(self.trace)
 
     def pools_of(self, window: int) -> range:
-        """The pools that decide whether a window holds."""
+        """The pools that decide whether a window holds: all pools of the LLM."""
         return range(len(self.fleet.pools))
 
     def is_first(self, window: int) -> bool:
@@ -123,8 +127,9 @@ class DayRuns:
         """The steps that overlap with a window."""
         start_s, end_s = self.windows_s[window], self.windows_s[window + 1]
         edges_s = self.terms.edges_s
-        first = int(np.searchsorted(edges_s, start_s + 1e-6, "right")) - 1
-        return range(max(first, 0), max(int(np.searchsorted(edges_s[:-1], end_s - 1e-6)), first + 1))
+        first = int(np.searchsorted(edges_s, start_s + EDGE_S, "right")) - 1
+        end = int(np.searchsorted(edges_s[:-1], end_s - EDGE_S))
+        return range(max(first, 0), max(end, first + 1))  # A window shorter than a step overlaps with one.
 
     def later_steps(self, window: int) -> range:
         """The steps after a window that may still decide whether its requests keep their limits."""
@@ -137,12 +142,12 @@ class DayRuns:
         pools = list(zip(self.fleet.pools, self.elastic_pools, strict=True))
         options = [Option(pool.role, pool.type, pool.type.price_usd_per_h) for pool, _ in pools]
         prefilling = [(pool, each) for pool, each in pools if pool.role != "decode"]
+        starts_s = [each.start_s for _, each in prefilling]
+        starts_s += [each.warm_start_s for _, each in prefilling if each.warm]
         least_workers = LeastWorkers(
             usd_per_h=paid_usd_per_h((pool.type, each.least) for pool, each in pools),
             prefill_usd_per_h=min(paid_usd_per_h([(pool.type, 1)]) for pool, _ in prefilling),
-            start_s=min(
-                min(each.start_s, each.warm_start_s) if each.warm else each.start_s for _, each in prefilling
-            ),
+            start_s=min(starts_s),
         )
         is_cached = self.fleet.policies.prefix_cache
         return least_paid(
@@ -154,7 +159,6 @@ class DayRuns:
         key = workers.tobytes()
         if key not in self._simulated_days:
             run = self._simulate(self.trace, self.terms.edges_s[:-1], workers, self.pools, self.windows_s)
-            self.days += 1
             self._simulated_days[key] = self._judge_day(workers, run)
         return self._simulated_days[key]
 
@@ -167,6 +171,7 @@ class DayRuns:
         if first:
             times_s, sizes = np.append(start_s, times_s), np.concatenate((self.terms.most[:1], sizes))
         part = self.simulate_slice(window, times_s, sizes)
+        # A part without requests misses nothing.
         return part is not None and bool(missed_windows(part.run.simulation, self.slo, part.bounds_s))
 
     def simulate_slice(self, window: int, times_s: Floats, workers: Ints) -> Slice | None:
@@ -192,7 +197,6 @@ class DayRuns:
             replace(pool, start_s=0.0, most=2 * int(most))
             for pool, most in zip(self.pools, self.terms.most[0], strict=True)
         ]
-        self.slices += 1
         run = self._simulate(part, times_s - start_s, workers, free_pools, bounds_s - start_s)
         return Slice(run, bounds_s - start_s, end - first)
 
@@ -201,7 +205,6 @@ class DayRuns:
         0.
         """
         run = self._simulate(self.trace, np.asarray(times_s), workers, self.pools, self.windows_s)
-        self.days += 1
         return self._judge_day(workers, run)
 
     def _simulate(
@@ -209,13 +212,8 @@ class DayRuns:
     ) -> ElasticRun:
         starts_s = [pool.start_s for pool in pools]
         table = Timetable(times_s.tolist(), workers.tolist(), starts_s)
-        if times_s[0] == 0:
-            first = table.sizes_at(0.0)
-            pools = [replace(pool, first=size) for pool, size in zip(pools, first, strict=True)]
-        fleet = replace(
-            self.fleet, pools=tuple(replace(pool, count=max(pool.count, 1)) for pool in self.fleet.pools)
-        )
-        return simulate_in_windows(fleet, trace, pools, table, self.slo.limits, edges_s)
+        pools = [replace(pool, first=size) for pool, size in zip(pools, table.sizes_at(0.0), strict=True)]
+        return simulate_in_windows(self.fleet, trace, pools, table, self.slo.limits, edges_s)
 
     def _judge_day(self, workers: Ints, run: ElasticRun) -> DayRun:
         missed = tuple(missed_windows(run.simulation, self.slo, self.windows_s))
@@ -251,8 +249,8 @@ def day_terms(
     unit_s: float = 0.0,
     stock: Mapping[str, int] | None = None,
 ) -> DayTerms:
-    """The terms of the master problem for a fleet's pools, with steps of `step_s`, or else the
-    SLO's windows.
+    """The terms of the master problem for a fleet's pools, with steps of `step_s`, or else the SLO's windows.
+    `unit_s` and `stock` are those of DayTerms.
     """
     last_s = float(trace.arrival_s[-1])
     if step_s is None:
@@ -260,16 +258,17 @@ def day_terms(
     elif not step_s > 0:
         raise InputError(f"step_s is {step_s}, must be > 0")
     else:
-        edges_s = np.append(np.arange(max(math.ceil(last_s / step_s - 1e-9), 1)) * step_s, last_s)
+        steps = max(math.ceil(last_s / step_s - 1e-9), 1)  # Rounding must not add a step.
+        edges_s = np.append(np.arange(steps) * step_s, last_s)
     terms = [
         PoolTerms(
-            _with_like_starts(each).start_s,
-            each.least,
-            each.most,
-            pool.type.price_usd_per_h,
-            pool.type.gpus,
-            pool.type.gpu.name,
-            node_of(pool.type.gpu),
+            start_s=_with_like_starts(each).start_s,
+            least=each.least,
+            most=each.most,
+            usd_per_h=pool.type.price_usd_per_h,
+            gpus=pool.type.gpus,
+            gpu=pool.type.gpu.name,
+            node=node_of(pool.type.gpu),
         )
         for pool, each in zip(fleet.pools, pools, strict=True)
     ]

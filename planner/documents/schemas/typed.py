@@ -11,7 +11,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from planner.documents.certificate import KINDS, kind_of
+from planner.documents.certificate import FACT_KINDS
 from planner.documents.schemas.values import Schema
 from planner.domain import FleetLimit, Limit
 
@@ -25,17 +25,17 @@ _PLAIN: Mapping[Any, Schema] = {
 }
 
 
-def schema_of(kind: Any) -> Schema:
+def schema_of(hint: Any) -> Schema:
     """The schema of a type, its parts under `$defs`. Raises TypeError for a type that no answer has."""
     parts: dict[str, Schema] = {}
-    schema = _schema_part(kind, parts)
+    schema = _schema_part(hint, parts)
     return schema | ({"$defs": dict(sorted(parts.items()))} if parts else {})
 
 
-def _schema_part(kind: Any, parts: dict[str, Schema]) -> Schema:
-    if kind in _PLAIN:
-        return dict(_PLAIN[kind])
-    origin, inner = get_origin(kind), get_args(kind)
+def _schema_part(hint: Any, parts: dict[str, Schema]) -> Schema:
+    if hint in _PLAIN:
+        return dict(_PLAIN[hint])
+    origin, inner = get_origin(hint), get_args(hint)
     if origin is NotRequired:
         return _schema_part(inner[0], parts)
     if origin is Literal:
@@ -48,45 +48,45 @@ def _schema_part(kind: Any, parts: dict[str, Schema]) -> Schema:
         items = [_schema_part(each, parts) for each in inner]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
     if origin in (dict, Mapping):
-        return {"type": "object", "additionalProperties": _schema_part(inner[1], parts)}
-    if dataclasses.is_dataclass(kind) or is_typeddict(kind):
-        name = kind.__name__
+        _, value_hint = inner
+        return {"type": "object", "additionalProperties": _schema_part(value_hint, parts)}
+    if dataclasses.is_dataclass(hint) or is_typeddict(hint):
+        name = hint.__name__
         if name not in parts:
             parts[name] = {}  # This ends the recursion for a class that contains itself.
-            parts[name] = _object_schema(kind, parts)
+            parts[name] = _object_schema(hint, parts)
         return {"$ref": f"#/$defs/{name}"}
-    raise TypeError(f"no schema of {kind!r}")
+    raise TypeError(f"no schema of {hint!r}")
 
 
-def _object_schema(kind: Any, parts: dict[str, Schema]) -> Schema:
-    hints = get_type_hints(kind, include_extras=True)
+def _object_schema(record: type, parts: dict[str, Schema]) -> Schema:
+    hints = get_type_hints(record, include_extras=True)
     required = [key for key, hint in hints.items() if get_origin(hint) is not NotRequired]
     properties = {key: _schema_part(hint, parts) for key, hint in hints.items()}
-    for key, schema in _added_keys(kind).items():
+    for key, schema in _added_keys(record).items():
         properties[key] = schema
         required.append(key)
-    words = (kind.__doc__ or "").split("\n\n")[0]
+    words = (record.__doc__ or "").split("\n\n")[0]
     # A dataclass without a docstring gets its signature as one.
-    has_docstring = bool(words) and not words.startswith(f"{kind.__name__}(")
+    has_docstring = bool(words) and not words.startswith(f"{record.__name__}(")
     about = {"description": " ".join(words.split())} if has_docstring else {}
     return {"type": "object", **about, "properties": properties, "required": required}
 
 
-def _added_keys(kind: Any) -> dict[str, Schema]:
-    """Keys that the writer of certificate.json adds to the fields of a class."""
-    if kind is Limit:
+def _added_keys(record: type) -> dict[str, Schema]:
+    """Keys that planner/documents/certificate.py writes beside the fields of a class."""
+    if record is Limit:
         return {"name": {"type": "string"}}
-    if kind is FleetLimit:
+    if record is FleetLimit:
         return {"name": {"type": "string"}, "unit": {"type": "string"}}
     return {}
 
 
 def fact_schema() -> Schema:
-    """A fact of certificate.json: its kind, and the fields of that class."""
+    """A fact of certificate.json: its kind, and the fields of the class of this kind."""
     parts: dict[str, Schema] = {}
     kinds: list[Schema] = []
-    for name, kind in sorted(KINDS.items()):
-        assert name == kind_of(kind)
-        reference = _schema_part(kind, parts)
+    for name, fact in sorted(FACT_KINDS.items()):
+        reference = _schema_part(fact, parts)
         kinds.append({"allOf": [{"properties": {"kind": {"const": name}}, "required": ["kind"]}, reference]})
     return {"anyOf": kinds, "$defs": dict(sorted(parts.items()))}

@@ -250,7 +250,7 @@ def _price_shortest_first(
     """What serving the shortest prompts first would save with the plan's own worker types, and how much
     longer the longest TTFT would be.
     """
-    has_queue = any(limit.row.has_queue for limit in problem.slo.limits)
+    has_queue = any(limit.metric_row.has_queue for limit in problem.slo.limits)
     if not has_queue or sum(count for _, count in best.best) < 2:
         return ()
     if not clock.allows("shortest-first"):

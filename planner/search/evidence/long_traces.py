@@ -184,7 +184,7 @@ def _worst_part_start_s(simulation: Simulation, limits: tuple[Limit, ...], lengt
     edges_s = np.arange(simulation.arrival_s[0], simulation.arrival_s[-1] + length_s, length_s)
     late = simulation.status != FINISHED
     for limit in limits:
-        late |= limit.row.values_s(simulation) > limit.limit_s
+        late |= limit.metric_row.values_s(simulation) > limit.limit_s
     part_numbers = window_numbers(simulation.arrival_s[late], edges_s)
     return float(edges_s[int(np.bincount(part_numbers, minlength=1).argmax())])
 

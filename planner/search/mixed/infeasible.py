@@ -120,7 +120,7 @@ def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) ->
             query = with_policies(lifted, policies)
             simulated = query.oracle.fleet(fleet)
             _, verdict = query.oracle.verdict(
-                simulated, record=any(limit.row.is_of_gaps for limit, _, _ in floors)
+                simulated, record=any(limit.metric_row.is_of_gaps for limit, _, _ in floors)
             )
             attained_s = {line.limit.name: line.decides[0] for line in verdict.lines}
             if not verdict.holds:

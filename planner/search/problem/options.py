@@ -403,7 +403,11 @@ def breaks_gaps(worker: WorkerType, slo: Slo, *, mean: bool = False) -> bool:
 
     With `mean` limits on the mean gap of a request count too.
     """
-    gaps_s = [limit.limit_s for limit in slo.limits if (limit.row.is_pace if mean else limit.row.is_of_gaps)]
+    gaps_s = [
+        limit.limit_s
+        for limit in slo.limits
+        if (limit.metric_row.is_pace if mean else limit.metric_row.is_of_gaps)
+    ]
     full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
     return full_step_s > NEARLY * min(gaps_s, default=math.inf)
 
@@ -439,11 +443,11 @@ def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
     if worker.speculation is not None:
         decoding_s = _drafted_s(worker, n, gaps)
     several = gaps > 0
-    if limit.row.is_of_tasks:
+    if limit.metric_row.is_of_tasks:
         return 0.0  # Which requests make a task is not among the lengths.
-    if not limit.row.is_of_gaps:
-        values_s = limit.row.values_s(_idle_times(n, output, ttft_s, decoding_s))
-        counts = several if limit.row.is_of_decodes else np.ones(len(n), bool)
+    if not limit.metric_row.is_of_gaps:
+        values_s = limit.metric_row.values_s(_idle_times(n, output, ttft_s, decoding_s))
+        counts = several if limit.metric_row.is_of_decodes else np.ones(len(n), bool)
         return percentile_s(values_s[counts], percentile_frac, requests[counts])
     first_gap_s = latency.step_s(1, decodes=1, kv_tokens=n[several] + 1)
     if worker.speculation is not None:
@@ -571,7 +575,7 @@ def _judged_tasks(
 ) -> JudgedTasks | None:
     """None where no limit is on tasks, or the traffic has none."""
     tasks = tasks_of(trace)
-    if tasks is None or not any(limit.row.is_of_tasks for limit in slo.limits):
+    if tasks is None or not any(limit.metric_row.is_of_tasks for limit in slo.limits):
         return None
     shared = np.zeros(len(trace)) if shared_tokens is None else shared_tokens.astype(float)
     lengths = trace.input_tokens.astype(float), trace.output_tokens.astype(float)
@@ -602,18 +606,18 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
 
     n, gaps = of.input_tokens, of.output_tokens - 1
     latencies = list(dict.fromkeys((worker.latency, worker.speculation) for worker in types))
-    if limit.row.is_of_gaps:  # The fleet decides which gaps are counted.
+    if limit.metric_row.is_of_gaps:  # The fleet decides which gaps are counted.
         if limit.percentile_frac <= 1 - 1 / max(worker.step_tokens for worker in types):
             return 0.0  # A step yields several tokens, so this many gaps may be 0.
         one = np.minimum(gaps, 1.0)
         first_s = np.min([_decoding_s(*latency, n, one, of) for latency in latencies], axis=0)
         return float(first_s[gaps > 0].min()) if of.has_gaps and (gaps > 0).any() else 0.0
-    if limit.row.is_of_tasks:
+    if limit.metric_row.is_of_tasks:
         return _least_of_tasks(limit, types, of)
     decoding_s = np.min([_decoding_s(*latency, n, gaps, of) for latency in latencies], axis=0)
     ttft_s = np.min([_least_ttft_s(worker, n, of.shared_tokens) for worker in types], axis=0)
-    values_s = limit.row.values_s(_idle_times(n, of.output_tokens, ttft_s, decoding_s))
-    if not limit.row.is_of_decodes:
+    values_s = limit.metric_row.values_s(_idle_times(n, of.output_tokens, ttft_s, decoding_s))
+    if not limit.metric_row.is_of_decodes:
         return percentile(values_s, of.requests, of.perhaps)
     several = gaps > 0
     return percentile(values_s[several], of.requests[several], of.perhaps_decoded)

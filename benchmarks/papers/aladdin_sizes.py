@@ -18,18 +18,72 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from planner.domain import KV_BLOCK_TOKENS
-from planner.errors import InfeasibleError
+from planner.errors import ExtrapolationError, InfeasibleError, InputError
 from planner.fleet import WorkerType
-from planner.models.families.aladdin_form import AladdinGpus, AladdinKv, AladdinSteps
+from planner.models.families.aladdin_form import AladdinSteps
+from planner.models.families.step_family import fit_nonnegative, ones_column
+from planner.models.latency import Array
 
 # Decode steps of these batches and contexts are what eq. 3 is fitted to.
 BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS_TOKENS = (64, 256, 1024, 2048)
+
+
+class AladdinKv(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Eq. 1.   X (n, 2): input and output tokens of a request so far.   y (n,): its KV cache, in any unit."""
+
+    def __init__(self, *, beyond: str = "raise") -> None:
+        self.beyond = beyond
+
+    def fit(self, X: Array, y: Array) -> Self:
+        X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
+        self.j_, self.h_ = fit_nonnegative(np.column_stack([ones_column(X), X.sum(axis=1)]), y)
+        self.tokens_max_ = X.sum(axis=1).max()
+        return self
+
+    def predict(self, X: Array) -> Array:
+        check_is_fitted(self)
+        tokens = validate_data(self, X, reset=False, dtype=np.float64).sum(axis=1)
+        if self.beyond == "raise" and (tokens > self.tokens_max_).any():
+            raise ExtrapolationError(
+                f"KV cache of {tokens.max():g} tokens asked for, measured up to {self.tokens_max_:g}; "
+                "measure further, or fit with beyond='extrapolate'"
+            )
+        return np.asarray(self.j_ + self.h_ * tokens)
+
+
+class AladdinGpus(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Eq. 5.   X (n, 1): GPUs of a worker, N_g.   y (n,): compute time of one step [s]."""
+
+    def __init__(self, *, beyond: str = "raise") -> None:
+        self.beyond = beyond
+
+    def fit(self, X: Array, y: Array) -> Self:
+        X, y = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
+        if not (X > 0).all():
+            raise InputError(f"GPUs of a worker: {X.min():g}, must be > 0")
+        self.c4_s_, self.k4_s_ = fit_nonnegative(np.column_stack([ones_column(X), 1 / X[:, 0]]), y)
+        self.gpus_min_, self.gpus_max_ = X.min(), X.max()
+        return self
+
+    def predict(self, X: Array) -> Array:
+        check_is_fitted(self)
+        gpus = validate_data(self, X, reset=False, dtype=np.float64)[:, 0]
+        outside = (gpus < self.gpus_min_) | (gpus > self.gpus_max_)
+        if self.beyond == "raise" and outside.any():
+            raise ExtrapolationError(
+                f"asked for {gpus[outside][0]:g} GPUs per worker, measured {self.gpus_min_:g} to "
+                f"{self.gpus_max_:g}; measure further, or fit with beyond='extrapolate'"
+            )
+        return np.asarray(self.c4_s_ + self.k4_s_ / gpus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.papers.aladdin_sizes import (
+    AladdinGpus,
+    AladdinKv,
+    decode_times,
+    kv_of_requests,
+    worker_sizes_of,
+)
 from planner.documents.catalog import read_catalog
-from planner.errors import InfeasibleError
+from planner.errors import ExtrapolationError, InfeasibleError
 from planner.fleet import WorkerType
 from planner.models.latency import StepLatency
-from planner.papers.aladdin import decode_times, kv_of_requests, worker_sizes_of
 
 GPU = read_catalog().gpu("a100-80g")
 
@@ -52,3 +58,17 @@ def test_a_limit_that_no_worker_keeps_is_refused() -> None:
     lengths = np.full(5, 64)
     with pytest.raises(InfeasibleError, match=r"decodes within 0\.002 s"):
         worker_sizes_of([worker(1, 0.02, 1280)], lengths, lengths, 0.002)
+
+
+def test_aladdins_kv_and_gpu_forms() -> None:
+    """Eq. 1: 3 units a token and 5 beside. Eq. 5: 0.08 / N_g + 0.01."""
+    lengths = np.array([[100.0, 0], [100, 50], [1000, 1000]])
+    kv = AladdinKv().fit(lengths, 3 * lengths.sum(axis=1) + 5)
+    assert kv.predict(np.array([[10.0, 10.0]])) == pytest.approx(65)
+    gpus = np.array([[1.0], [2], [4], [8]])
+    model = AladdinGpus().fit(gpus, 0.08 / gpus[:, 0] + 0.01)
+    assert model.predict(gpus) == pytest.approx([0.09, 0.05, 0.03, 0.02])
+    for fitted, beyond in ((kv, [[2000.0, 1.0]]), (model, [[16.0]])):
+        with pytest.raises(ExtrapolationError, match="measure"):
+            fitted.predict(np.array(beyond))
+    assert model.set_params(beyond="extrapolate").predict(np.array([[16.0]])) == pytest.approx(0.015)

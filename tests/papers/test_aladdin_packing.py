@@ -10,10 +10,7 @@ import numpy as np
 import pulp
 import pytest
 
-from planner.errors import InfeasibleError, InputError
-from planner.solvers.backend import Engine as Solver
-from planner.solvers.backend import run_highs
-from planner.solvers.packing import (
+from benchmarks.papers.aladdin_packing import (
     PackedWorker,
     PredictionError,
     Request,
@@ -22,6 +19,9 @@ from planner.solvers.packing import (
     pack_requests,
     rebalance_requests,
 )
+from planner.errors import InfeasibleError, InputError
+from planner.solvers.backend import Engine as Solver
+from planner.solvers.backend import run_highs
 
 # nothing binds but the memory of 9 tokens
 ROOMY = PackedWorker(1e-6, 0.0, 1e-6, 1e-6, 0.0, 1.0, 0.0, 9.0, 1e3, 1e3, strictness=0.5, margin=1.0)

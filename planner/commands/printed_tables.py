@@ -1,0 +1,131 @@
+"""Tables and JSON of commands on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from planner.domain import Slo
+from planner.units import counted, show_clock, show_s
+
+PIPE_COLUMNS = 500  # Wide enough that no name is folded in a file or a pipe.
+
+
+def stdout_console(*, soft_wrap: bool = False) -> Console:
+    """A console as wide as the terminal; in a pipe so wide that no name is folded, which grep would miss."""
+    is_seen = sys.stdout.isatty() or "COLUMNS" in os.environ  # Whoever sets COLUMNS wants that width.
+    return Console(highlight=False, soft_wrap=soft_wrap, width=None if is_seen else PIPE_COLUMNS)
+
+
+def print_json(document: Any, warnings: Iterable[str] = ()) -> None:
+    """Print a document, with the key `warnings` in front if there are any (those of the traffic)."""
+    if warning_list := list(warnings):
+        document = {"warnings": warning_list, **document}
+    print(json.dumps(document, indent=2, allow_nan=False))  # noqa: T201
+
+
+def print_rows(rows: list[dict[str, Any]], title: str) -> None:
+    table = Table(title=title, title_justify="left")
+    for column in rows[0] if rows else ():
+        table.add_column(str(column), overflow="fold")
+    for row in rows:
+        table.add_row(*(short_text(value) for value in row.values()))
+    stdout_console().print(table)
+
+
+def print_markdown(rows: list[dict[str, Any]], title: str) -> None:
+    """The same as a table of Markdown below its title, the first column in bold."""
+    console = stdout_console(soft_wrap=True)
+    names = list(rows[0]) if rows else []
+
+    def line(cells: Iterable[Any]) -> str:
+        texts = [" ".join(short_text(cell).split()).replace("|", r"\|") for cell in cells]
+        return f"| {' | '.join(texts)} |"
+
+    lines = [f"{title}:", "", line(names), "|---" * len(names) + "|"]
+    lines += [line([f"**{label}**", *cells]) for label, *cells in (row.values() for row in rows)]
+    console.print("\n".join(lines), end="\n\n", markup=False)
+
+
+def print_mapping(document: dict[str, Any], title: str) -> None:
+    """Print a table with a row for each key; nested values are shortened to one cell."""
+    table = Table(title=title or None, show_header=False, title_justify="left")
+    for key, value in document.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{k}: {short_text(v)}" for k, v in value.items()) or "-"
+        elif isinstance(value, list | tuple):
+            value = "\n".join(short_text(item) for item in value) or "-"
+        table.add_row(str(key), short_text(value))
+    stdout_console().print(table)
+
+
+def short_text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
+    """The table of an SLO, from a document of `verdict_document`: a row for each limit, for `attainment` and
+    for each guarantee to tenants. If windows are judged, a row below each shows the worst of them.
+    """
+    rows: list[dict[str, Any]] = []
+
+    def add_row(*cells: str) -> None:
+        rows.append(dict(zip(("metric", "limit", "simulated", "within", "verdict"), cells, strict=True)))
+
+    windows_count = verdict.get("windows", 0)
+    for line in verdict["lines"]:
+        add_row(
+            line["limit"],
+            seconds_cell(line["limit_s"]),
+            seconds_cell(line["simulated_s"]),
+            f"{100 * line['kept_frac']:.2f} %",
+            _verdict_word(line["holds"]),
+        )
+        if worst := line.get("worst_window"):
+            value, share = seconds_cell(worst.get("simulated_s")), f"{100 * worst['kept_frac']:.2f} %"
+            add_row(window_text(worst, windows_count), "", value, share, "")
+    if slo is not None and slo.attainment_frac is not None:
+        add_row(
+            "attainment",
+            f"{100 * slo.attainment_frac:g} %",
+            f"{100 * verdict['attainment_frac']:.2f} %",
+            "all limits at once",
+            _verdict_word(verdict["attainment_holds"]),
+        )
+        if worst := verdict.get("attainment_worst_window"):
+            add_row(window_text(worst, windows_count), "", f"{100 * worst['kept_frac']:.2f} %", "", "")
+    for promised in verdict.get("tenants", ()):
+        share, windows = promised["share_frac"], counted(promised["windows"], "window")
+        got = "-" if share is None else f"{100 * share:.1f} %"
+        whose = "nobody waited so long" if share is None else f"{promised['tenant']}, of {windows}"
+        add_row(
+            promised["guarantee"],
+            f"{100 * promised['needed_frac']:g} %",
+            got,
+            whose,
+            _verdict_word(promised["holds"]),
+        )
+    return rows
+
+
+def _verdict_word(holds: bool) -> str:
+    return "kept" if holds else "MISSED"
+
+
+def window_text(worst: dict[str, Any], windows_count: int) -> str:
+    """The label of the worst window of an SLO."""
+    return (
+        f"  worst of {windows_count} windows: {show_clock(worst['start_s'])} to {show_clock(worst['end_s'])}"
+    )
+
+
+def seconds_cell(value: Any) -> str:
+    return "-" if value is None else show_s(value)

@@ -1,0 +1,69 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from planner.errors import InputError
+
+TRACE_HELP = "The traffic: a trace, or a log (docs/traces.md); .gz too."
+
+
+def out_file(help: str) -> Any:
+    """The option -o of a command that writes one file."""
+    return typer.Option("--out", "-o", parser=_file_path, metavar="FILE", help=help)
+
+
+def _file_path(text: str) -> Path:
+    """The path of a file; refuses `folder/`, whose slash a Path would forget."""
+    if os.path.basename(text) in ("", ".", ".."):  # noqa: PTH119
+        raise InputError(f"-o {text!r}: names a folder, and one file is written; name that file")
+    return Path(text)
+
+
+def folder_or_csv(text: str) -> Path:
+    """The value of -o: a file if it ends in .csv, else a folder."""
+    return _file_path(text) if Path(text).suffix == ".csv" else Path(text)
+
+
+# With readable=False checked_files.py reports every fault of a file in the same way.
+SloOption = Annotated[Path | None, typer.Option("--slo", readable=False, help="The question: slo.yaml.")]
+TraceOption = Annotated[Path | None, typer.Option("--trace", readable=False, help=TRACE_HELP)]
+CatalogOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--catalog", readable=False, help="Folder with your own gpus.yaml, llms.yaml, slos.yaml, latency/."
+    ),
+]
+DropOption = Annotated[
+    bool,
+    typer.Option(
+        "--drop-invalid",
+        help="Leave out requests without input or output tokens even where they are more than 20 %.",
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of everything random.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+OutOption = Annotated[Path, out_file("The file to write.")]
+PngOption = Annotated[
+    bool, typer.Option("--png", help="Also every chart of the report as a picture, in charts/.")
+]
+RateOption = Annotated[
+    float | None, typer.Option("--rate", help="Rescale the trace to this many requests/s.")
+]
+ScaleOption = Annotated[str, typer.Option("--scale", help="How: superpose, compress or thin.")]
+WindowOption = Annotated[
+    str | None, typer.Option("--window", help="Part of the trace: whole, 'busiest 10 min'.")
+]
+ExecutorOption = Annotated[
+    str | None,
+    typer.Option("--executor", help="Where it simulates: threads[:N], processes[:N], ray, dask or serial."),
+]
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", help="Of the cluster: auto or ray://host:10001, tcp://host:8786 for dask."),
+]
