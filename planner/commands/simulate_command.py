@@ -29,6 +29,10 @@ AutoscaleOption = Annotated[
     str | None,
     typer.Option("--autoscale", help="Name of a controller that resizes pools: docs/controllers.md."),
 ]
+ClosedLoopOption = Annotated[
+    int,
+    typer.Option("--closed-loop", min=0, help="Keep this many requests in flight instead of arrival times."),
+]
 StartOption = Annotated[
     str | None, typer.Option("--start", help="With --autoscale: time until a worker is ready.")
 ]
@@ -53,12 +57,7 @@ def simulate(
     trace: shared_options.TraceOption = None,
     out: Annotated[Path | None, shared_options.out_file("Write one row per request to this CSV.")] = None,
     slo: shared_options.SloOption = None,
-    closed_loop: Annotated[
-        int,
-        typer.Option(
-            "--closed-loop", min=0, help="Keep this many requests in flight instead of arrival times."
-        ),
-    ] = 0,
+    closed_loop: ClosedLoopOption = 0,
     rate: shared_options.RateOption = None,
     scale: shared_options.ScaleOption = "superpose",
     window: shared_options.WindowOption = None,
@@ -104,24 +103,18 @@ def simulate(
         run_controller(fleet_file, trace, limits, *settings)
         return
     with Progress() as progress:
-        catalog_rows = read_catalog(catalog)
-        fleet = read_fleet(fleet_file, catalog_rows)
+        all_rows = read_catalog(catalog)
+        fleet = read_fleet(fleet_file, all_rows)
         traffic = traffic_option(rate, scale, window)
         requests = read_requests(
-            trace, slo, catalog_rows, seed=seed, drop_invalid=drop_invalid, is_given=traffic is not None
+            trace, slo, all_rows, seed=seed, drop_invalid=drop_invalid, is_given=traffic is not None
         )
         _say_doubts(fleet, requests)
         seeds_text = "" if seeds == 1 else f"{seeds} seeds of "
         workers_text = counted(fleet.workers, "worker")
         progress(f"simulating {seeds_text}{counted(len(requests), 'request')} on {workers_text}")
         run = partial(
-            simulate_fleet,
-            fleet,
-            requests,
-            slo,
-            traffic=traffic,
-            catalog=catalog_rows,
-            closed_loop=closed_loop,
+            simulate_fleet, fleet, requests, slo, traffic=traffic, catalog=all_rows, closed_loop=closed_loop
         )
         result = run(seed=seed) if seeds == 1 else run(seed=range(seed, seed + seeds), executor=runs_on)
         answer = result.to_dict() | _explained(result, moments, operators)
