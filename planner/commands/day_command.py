@@ -185,7 +185,7 @@ def print_answer(answer: DayAnswer) -> None:
 
     console = stdout_console(soft_wrap=True)
     console.print(day_page.recommendation(answer), style="bold", markup=False)
-    for line in day_page.proof_lines(answer):
+    for line in (*day_page.proof_lines(answer), day_page.standing_line(answer)):
         console.print(line, markup=False)
     head, rows = day_page.day_table(answer)
     print_rows([dict(zip(head, row, strict=True)) for row in rows], "controllers")
@@ -204,7 +204,7 @@ def print_joint_answer(answer: JointAnswer) -> None:
 
     console = stdout_console(soft_wrap=True)
     console.print(several_llms_day_page.joint_recommendation(answer), style="bold", markup=False)
-    for line in several_llms_day_page.proof_lines(answer):
+    for line in (*several_llms_day_page.proof_lines(answer), several_llms_day_page.standing_line(answer)):
         console.print(line, markup=False)
     head, rows = several_llms_day_page.joint_table(answer)
     print_rows([dict(zip(head, row, strict=True)) for row in rows], "controllers")

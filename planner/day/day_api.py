@@ -15,7 +15,7 @@ from planner.api.planning import TracesLike, questions_of
 from planner.api.questions import TaskDocument, TaskKeys, read_task
 from planner.api.results import Result
 from planner.day import day_page, several_llms_day_page
-from planner.day.day_fleets import THE_PLAN, candidate_fleets, cheapest_fleet, other_queues
+from planner.day.day_fleets import GIVEN, ON_PAPER, candidate_fleets, cheapest_fleet, other_queues
 from planner.day.day_manifests import OUTDATED, controller_manifests, manifests_of_all
 from planner.day.day_settings import ALL_FLEETS, USUAL_EVERY_S, DaySection, parse_day
 from planner.day.day_study import DayAnswer, DayQuestion, study_day
@@ -40,6 +40,11 @@ MOST_TIMES = 2
 # A spot worker is taken away after this notice, which is AWS's; others give 30 s.
 NOTICE_S = 120.0
 STATIC_SHARE = 0.4  # The share of the time for the fleet that stands all day.
+# The origin of fleets that `day` plans.
+PAPER_NOTE = (
+    "the cheapest on paper for this SLO in each of its windows; `plan` adds a margin and may take another: "
+    "for the day of that one give its folder with --fleet"
+)
 OTHERS_SHARE = 0.2  # The share of the time for other fleets that might stand all day.
 
 
@@ -190,12 +195,12 @@ def day(
         progress("the fleet that stands all day")
         plan = study.ask(task)
         limits, requests = plan.problem.slo, plan.problem.trace
-        fleets = {THE_PLAN: plan.fleet}
+        fleets, note = {ON_PAPER: plan.fleet}, PAPER_NOTE
         if day_section.fleets == ALL_FLEETS:
             until = began + (STATIC_SHARE + OTHERS_SHARE) * time_limit_s
             fleets = candidate_fleets(study, task, plan, until)
     else:
-        fleets, limits = {THE_PLAN: read_fleet(standing, question.catalog)}, task.slo
+        fleets, limits, note = {GIVEN: read_fleet(standing, question.catalog)}, task.slo, ""
         if task.slowdowns is not None:
             raise InputError(
                 f"{question.path}: preset {task.preset}: is relative; with a fleet give limits in seconds"
@@ -205,11 +210,11 @@ def day(
         )
 
     if day_section.fleets == ALL_FLEETS:
-        fleets |= other_queues(task, fleets[THE_PLAN])
+        fleets |= other_queues(task, fleets)
 
     def day_of(fleet: Fleet, left_s: float) -> DayAnswer:
         return study_day(
-            _day_question(fleet, replace(limits, every_s=every_s), requests, task, day_section, facts),
+            _day_question(fleet, replace(limits, every_s=every_s), requests, task, day_section, facts, note),
             day_section.controllers,
             time_limit_s=left_s,
             optimum=day_section.optimum,
@@ -226,6 +231,7 @@ def _day_question(
     task: PlanQuestion,
     day_section: DaySection,
     facts: StartupFacts,
+    fleet_note: str,
 ) -> DayQuestion:
     assert limits.every_s is not None
     return DayQuestion(
@@ -238,6 +244,7 @@ def _day_question(
         train_frac=day_section.train_frac,
         missed_usd=day_section.missed_usd,
         start_notes=start_notes(fleet, day_section, facts),
+        fleet_note=fleet_note,
         stock=stock_of(task),
     )
 
@@ -282,14 +289,16 @@ def _day_together(
         raise InputError(
             f"{question.path}: day: every: the SLOs have windows of {intervals_text}; name one grid for all"
         )
-    questions = {}
+    questions, note = {}, PAPER_NOTE if standing is None else ""
     for part in parts:
         task = part.task
         requests = RateRequest(task.rate_rps, task.scale, task.window or "whole").of(
             spread_stamps(part.trace, seed=seed), seed=seed
         )
         limits = replace(task.slo, every_s=task.slo.every_s or USUAL_EVERY_S)
-        questions[part.name] = _day_question(fleets[part.name], limits, requests, task, day_section, facts)
+        questions[part.name] = _day_question(
+            fleets[part.name], limits, requests, task, day_section, facts, note
+        )
     answer = study_day_together(
         questions,
         day_section.controllers,

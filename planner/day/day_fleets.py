@@ -1,9 +1,9 @@
 """Chooses among several fleets the one that costs least over a day with its best controller.
 
-The plan, the cheapest fleet of constant size, need not be the cheapest over a day: another worker type may be
-dearer at the peak and come in smaller steps, and prefill and decode pools may shrink separately. So the plan
-is compared with the cheapest fleet of each GPU type alone, with the cheapest mixed pools of each type if the
-search knows them, and with the plan under each other order of the queue that the question allows. The order
+The cheapest fleet of constant size need not be the cheapest over a day: another worker type may be
+dearer at the peak and come in smaller steps, and prefill and decode pools may shrink separately. So it is
+compared with the cheapest fleet of each GPU type alone, with the cheapest mixed pools of each type if the
+search knows them, and with itself under each other order of the queue that the question allows. The order
 matters because of bursts that come before a new worker is ready: first come, first served, even short prompts
 are late then; if short prompts go first, only long ones are.
 """
@@ -28,16 +28,17 @@ from planner.studies.what_if import Study, StudyAnswer
 MOST_FLEETS = 4  # Each takes as long as the day of the plan.
 LEAST_TIME_S = 1.0  # A search or a day gets at least this long, even if the deadline is nearer.
 QUEUE_AXIS = "queue"
-THE_PLAN = "the plan"
+# Labels of the fleet whose alternatives are compared: planned for this day, or given with --fleet.
+ON_PAPER, GIVEN = "the fleet on paper", "the fleet given"
 
 
 def candidate_fleets(
     study: Study, task: PlanQuestion, answer: StudyAnswer, deadline: float
 ) -> dict[str, Fleet]:
-    """The plan and its alternatives by label, each fleet once, at most MOST_FLEETS. Fleets for which there is
-    no time before the deadline are left out.
+    """The fleet on paper and its alternatives by label, each fleet once, at most MOST_FLEETS. Fleets for
+    which there is no time before the deadline are left out.
     """
-    fleets = {THE_PLAN: answer.fleet}
+    fleets = {ON_PAPER: answer.fleet}
     types = gpu_types(task, study)
     plan_gpus = {pool.type.gpu.base for pool in answer.fleet.pools}
     for name, stock in types.items():
@@ -61,24 +62,24 @@ def candidate_fleets(
     return dict(list(by_description.values())[:MOST_FLEETS])
 
 
-def other_queues(task: PlanQuestion, fleet: Fleet) -> dict[str, Fleet]:
-    """The fleet with each other order of waiting prompts that `policies: queue` names, by label."""
+def other_queues(task: PlanQuestion, fleets: dict[str, Fleet]) -> dict[str, Fleet]:
+    """The first fleet with each other order of waiting prompts that `policies: queue` names, by label."""
     raced = [change.value for change in task.policies.raced if change.axis == QUEUE_AXIS]
-    fleets = {}
+    (label, fleet), others = next(iter(fleets.items())), {}
     for queue in dict.fromkeys([*task.policies.queues, *raced]):
         policies = task.changed_policies(fleet.policies, PolicyChange(QUEUE_AXIS, queue))
         # None is a queue that does not go together with the fleet's other policies.
         if policies is not None and policies.queue != fleet.policies.queue:
-            fleets[f"{THE_PLAN}, {queue}"] = replace(fleet, policies=policies)
-    return fleets
+            others[f"{label}, {queue}"] = replace(fleet, policies=policies)
+    return others
 
 
 def cheapest_fleet(
     fleets: dict[str, Fleet], day_of: Callable[[Fleet, float], DayAnswer], deadline: float
 ) -> DayAnswer:
     """The day of the fleet that costs least under its best controller; its `fleets` has a row for every
-    fleet. A missed window counts as many USD for each fleet as it does for the plan. Raises what the plan's
-    day raises.
+    fleet. A missed window counts as many USD for each fleet as it does for the first. Raises what the day of
+    the first raises.
     """
     answers: dict[str, DayAnswer] = {}
     rows: dict[str, FleetDay] = {}
@@ -90,7 +91,7 @@ def cheapest_fleet(
         try:
             answer = day_of(fleet, max(left_s / (len(fleets) - k), LEAST_TIME_S))
         except PlannerError as error:
-            if not k:  # The plan itself comes first.
+            if not k:
                 raise
             rows[label] = FleetDay(label, describe_with_queue(fleet), why=str(error))
             continue
@@ -105,7 +106,7 @@ def cheapest_fleet(
             missed=best.missed_windows,
             optimum_usd=None if optimum is None else optimum.usd,
         )
-    missed_usd = answers[THE_PLAN].missed_usd
+    missed_usd = answers[next(iter(fleets))].missed_usd
     chosen = min(answers, key=lambda label: score_day(answers[label].winner, missed_usd))
     marked_rows = tuple(replace(row, is_chosen=row.label == chosen) for row in rows.values())
     return replace(answers[chosen], fleets=marked_rows if len(marked_rows) > 1 else ())

@@ -24,6 +24,7 @@ from planner.reports.drawing import Figure
 from planner.reports.page import bullets, headline, page, section, table
 from planner.reports.page import charts as drawn
 from planner.reports.words import Rows, describe, usd
+from planner.solvers.master import paid_usd_per_h
 from planner.solvers.whole_nodes import node_of
 from planner.units import counted, show_clock, show_s, show_span
 
@@ -39,6 +40,7 @@ HEAD = (
     "Regret",
 )
 FEW_MISSED_FRAC = 0.01  # The causal bound is shown for a controller that misses this share of windows.
+SAME_USD = 0.005  # What would be printed as 0.00 USD.
 MOST_LISTED = 12  # More missed windows than this are counted and not listed.
 
 
@@ -51,14 +53,22 @@ def render_day(answer: DayAnswer) -> dict[str, str]:
 
 def recommendation(answer: DayAnswer) -> str:
     """Which controller to take, what it costs, and what the best possible is."""
-    best, hours = answer.winner, hours_of(answer)
-    span = f"{hours:,.4g} h" if hours >= 2 else show_s(answer.judged.duration_s)
+    best = answer.winner
+    hours = best.paid_hours
+    span = f"{hours:,.4g} h" if hours >= 2 else show_s(3600 * hours)
     kept = "keeps every window" if best.keeps else f"misses {_missed(best)}"
     regret = answer.regret_usd(best)
-    above = (
-        "" if regret is None else f", {usd(regret)} ({percent(regret, _best_usd(answer))}) above the optimum"
-    )
+    above = above_text(regret, _best_usd(answer))
     return f"{best.name} {kept} and costs {usd(best.usd)} in {span}{above}."
+
+
+def above_text(regret_usd: float | None, best_usd: float | None) -> str:
+    """How far a cost is above the optimum, for the end of a sentence; empty where none is known."""
+    if regret_usd is None:
+        return ""
+    if abs(regret_usd) < SAME_USD:
+        return ", the same as the optimum"
+    return f", {usd(regret_usd)} ({percent(regret_usd, best_usd)}) above the optimum"
 
 
 def proof_lines(answer: DayAnswer) -> list[str]:
@@ -86,6 +96,21 @@ def _any_moment_lines(optimum: Optimum) -> list[str]:
     ]
 
 
+def standing_line(answer: DayAnswer) -> str:
+    """The fleet that stands all day, where it comes from, and its price per hour as `plan` has it."""
+    question = answer.question
+    rate = f"{usd(standing_usd_per_h(answer))} per hour"
+    if question.unit_s:
+        rate += ", billed by started hours here, which makes short traffic dearer per hour"
+    note = f"; {question.fleet_note}" if question.fleet_note else ""
+    return f"Standing all day: {describe(question.fleet)}, {rate}{note}."
+
+
+def standing_usd_per_h(answer: DayAnswer) -> float:
+    """The price of the fleet that stands all day, idle GPUs of whole nodes included."""
+    return paid_usd_per_h((pool.type, pool.count) for pool in answer.question.fleet.pools)
+
+
 def least_gpu_hours(answer: DayAnswer) -> list[str]:
     """The GPU hours of the optimum, which knows all traffic, and those of each controller."""
     if answer.optimum is None:
@@ -106,6 +131,8 @@ def _causal_lines(answer: DayAnswer) -> list[str]:
         return []
     few = FEW_MISSED_FRAC * len(answer.static.windows)
     hour_usd, two_usd = (answer.optimum.causal.usd(few, block_s) for block_s in BLOCKS_S)
+    if two_usd <= answer.optimum.proved_usd:  # Too few windows to say more than the line above.
+        return []
     own = answer.optimum.usd
     return [
         f"On days of these windows in any order within an hour no controller that cannot see ahead misses "
@@ -156,7 +183,7 @@ def _table_row(answer: DayAnswer, row: ControllerDay) -> tuple[str, ...]:
     return (
         row.name,
         f"{row.usd:,.2f}",
-        f"{row.usd / hours_of(answer):,.2f}",
+        f"{row.usd / row.paid_hours:,.2f}",
         f"{row.gpu_hours:,.1f}",
         f"{len(row.windows) - row.missed_windows} of {len(row.windows)}",
         worst_text,
@@ -205,6 +232,7 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
         "train_frac": question.train_frac,
         "requests": len(answer.judged),
         "hours": hours_of(answer),
+        "standing_usd_per_h": standing_usd_per_h(answer),
         "winner": answer.winner.name,
         "pools": [
             {
@@ -261,6 +289,7 @@ def _controller_json(answer: DayAnswer, row: ControllerDay) -> dict[str, Any]:
         "settings_tried": row.settings_count,
         "usd": row.usd,
         "gpu_hours": row.gpu_hours,
+        "paid_hours": row.paid_hours,
         "windows": len(row.windows),
         "missed": row.missed_windows,
         "worst_window": {
@@ -389,7 +418,7 @@ def _html_page(answer: DayAnswer) -> str:
     best, static, question = answer.winner, answer.static, answer.question
     saved = static.usd - best.usd
     cells = [
-        (best.name, usd(best.usd), f"{best.usd / hours_of(answer):,.2f} USD/h; {_missed(best)} missed"),
+        (best.name, usd(best.usd), f"{best.usd / best.paid_hours:,.2f} USD/h; {_missed(best)} missed"),
         ("Standing all day", usd(static.usd), describe(question.fleet)),
         ("Saved", usd(saved), f"{percent(saved, static.usd)} of what stands all day"),
     ]
@@ -471,6 +500,8 @@ def basis_lines(answer: DayAnswer) -> list[str]:
     nodes = dict.fromkeys(node_of(pool.type.gpu) for pool in question.fleet.pools)
     lines += [
         f"{node.kind} is rented by whole nodes of {node.gpus} GPUs; those without a worker are paid too"
+        + (", by the second" if question.unit_s else "")
+        + ", and are not among the GPU hours"
         for node in nodes
         if node is not None
     ]
@@ -481,6 +512,7 @@ def basis_lines(answer: DayAnswer) -> list[str]:
             f"settings were chosen on the first {100 * question.train_frac:.0f} % of the traffic; the rest "
             "judges"
         )
+    lines.append(standing_line(answer).removesuffix("."))
     lines.append("simulated on this traffic with median step times: no scenarios, no margin for them")
     if answer.capacity is not None:
         lines.append(f"capacity: {answer.capacity.made}")

@@ -44,6 +44,7 @@ from planner.simulator.slo_verdict import attained_in_windows, in_windows, keeps
 from planner.solvers.pool_sizes import DayTerms, billed_usd
 from planner.solvers.whole_nodes import node_of
 from planner.traffic.trace import Trace
+from planner.units import show_s
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -51,6 +52,8 @@ STATIC, CRON, OPTIMUM = "static", "cron", "optimum"
 ALL_AT_ONCE = "all limits at once"  # The label of `slo: attainment`.
 BUCKET_S = 300.0  # The width of the buckets in which the history that controllers see counts arrivals.
 LEAST_OPTIMUM_S = 20.0  # The optimum gets at least this long, even when no time is left.
+MOST_STEPS = 20_000  # A grid with more steps than this is refused; its search would not end in time.
+SHORT_DAY_S = 12 * 3600.0  # Shorter traffic is not called a day without a warning.
 MOST_VARIANTS = 40  # At most this many settings of one controller are simulated.
 
 
@@ -70,6 +73,7 @@ class DayQuestion:
     train_frac: float = 0.0
     missed_usd: float | None = None  # The cost of a missed window; None: see `missed_usd_of`.
     start_notes: tuple[str, ...] = ()  # The sources of the start-up times.
+    fleet_note: str = ""  # The origin of the fleet, if it was not given.
     stock: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -129,6 +133,11 @@ class ControllerDay:
     @property
     def missed_windows(self) -> int:
         return sum(not each.holds for each in self.windows)
+
+    @property
+    def paid_hours(self) -> float:
+        """The hours that are billed: from the start of the traffic to the end of its last request."""
+        return self.run.end_s / 3600
 
     @property
     def keeps(self) -> bool:
@@ -233,6 +242,7 @@ def study_day(
     cannot serve.
     """
     deadline = time.monotonic() + time_limit_s
+    check_step(question)
     train, judged = split_training(question.trace, question.train_frac)
     seen = judged if train is None else train
     judged_question = replace(question, trace=judged)
@@ -258,7 +268,7 @@ def study_day(
             )
         except (InputError, InfeasibleError) as error:
             why = str(error)
-    warnings = warnings_of(train, rows)
+    warnings = (*short_day_warnings(question.trace), *warnings_of(train, rows))
     return DayAnswer(question, judged, tuple(rows), best_day, why, capacity, tuple(left_out), warnings)
 
 
@@ -582,6 +592,26 @@ def in_hindsight(deployment: Deployment, judged: Trace) -> Deployment:
     edges_s = np.arange(0.0, days * DAY_S + BUCKET_S / 2, BUCKET_S)
     history = History(BUCKET_S, np.histogram(judged.arrival_s, edges_s)[0] / BUCKET_S)
     return replace(deployment, history=history, clock_s=days * DAY_S)
+
+
+def check_step(question: DayQuestion) -> None:
+    """Refuse a grid of too many steps with an InputError."""
+    steps = float(question.trace.arrival_s[-1]) / question.step_s
+    if steps > MOST_STEPS:
+        raise InputError(
+            f"day: every: {show_s(question.step_s)} makes {steps:,.0f} steps of this traffic; at most "
+            f"{MOST_STEPS:,} are searched, so give at least {show_s(steps * question.step_s / MOST_STEPS)}"
+        )
+
+
+def short_day_warnings(trace: Trace) -> tuple[str, ...]:
+    """A warning if the traffic is much shorter than a day."""
+    if trace.duration_s >= SHORT_DAY_S:
+        return ()
+    return (
+        f"the traffic lasts {show_s(trace.duration_s)}, not a day: costs are of that time alone, and say "
+        "nothing of other hours; give or draw traffic of a whole day",
+    )
 
 
 def warnings_of(train: Trace | None, rows: Sequence[ControllerDay]) -> tuple[str, ...]:

@@ -23,9 +23,11 @@ from planner.day.day_study import (
     DayAnswer,
     DayQuestion,
     Optimum,
+    check_step,
     deployment_of,
     in_hindsight,
     missed_usd_of,
+    short_day_warnings,
     split_training,
     summarize_run,
     terms_of,
@@ -132,6 +134,8 @@ def study_day_together(
     """
     deadline = time.monotonic() + time_limit_s
     llm_names, llm_questions = list(questions), list(questions.values())
+    for question in llm_questions:
+        check_step(question)
     stock = llm_questions[0].stock
     parts = [split_training(question.trace, question.train_frac) for question in llm_questions]
     judged = [
@@ -181,7 +185,7 @@ def study_day_together(
             no_optimum=why,
             capacity=deployments[m].capacity,
             left_out=tuple(left_out),
-            warnings=warnings_of(train, own_rows),
+            warnings=(*short_day_warnings(llm_questions[m].trace), *warnings_of(train, own_rows)),
             winner_name=winner.name,
         )
     warnings = tuple(dict.fromkeys(line for answer in answers.values() for line in answer.warnings))

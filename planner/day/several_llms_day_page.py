@@ -13,7 +13,8 @@ from planner.reports import charts
 from planner.reports.drawing import Figure
 from planner.reports.page import bullets, headline, page, section, table
 from planner.reports.page import charts as drawn
-from planner.reports.words import Rows, usd
+from planner.reports.words import Rows, describe, usd
+from planner.solvers.master import paid_usd_per_h
 from planner.units import counted
 
 
@@ -31,9 +32,7 @@ def joint_recommendation(answer: JointAnswer) -> str:
     """Which controller to use for all LLMs, what it costs, and how far this is above the optimum."""
     best, regret = answer.winner, answer.regret_usd(answer.winner)
     kept = "keeps every window" if best.keeps else f"misses {_missed(best)}"
-    above = ""
-    if regret is not None and answer.optimum is not None:
-        above = f", {usd(regret)} ({day_page.percent(regret, answer.optimum.day.usd)}) above the optimum"
+    above = day_page.above_text(regret, None if answer.optimum is None else answer.optimum.day.usd)
     return f"{best.name} {kept} of {counted(len(answer.each), 'LLM')} and costs {usd(best.usd)}{above}."
 
 
@@ -48,12 +47,23 @@ def proof_lines(answer: JointAnswer) -> list[str]:
     ]
 
 
+def standing_line(answer: JointAnswer) -> str:
+    """The price per hour of all fleets that stand all day, as `plan` has it, and where they come from."""
+    questions = [one.question for one in answer.each.values()]
+    pools = [pool for question in questions for pool in question.fleet.pools]
+    rate_usd_per_h = paid_usd_per_h((pool.type, pool.count) for pool in pools)
+    fleets = "; ".join(f"{name}: {describe(one.question.fleet)}" for name, one in answer.each.items())
+    note = f"; {questions[0].fleet_note}" if questions[0].fleet_note else ""
+    return f"Standing all day: {fleets}; {usd(rate_usd_per_h)} per hour in all{note}."
+
+
 def joint_table(answer: JointAnswer) -> Rows:
     """A row for the optimum and for every controller: the totals over all LLMs, then what each LLM costs and
-    how many windows it misses. The controller with the fewest missed windows, then the cheapest, comes first.
+    how many windows it misses, on nodes that it shares with no other. The controller with the fewest missed
+    windows, then the cheapest, comes first.
     """
     names = list(answer.each)
-    head = ("Controller", "USD", "Windows kept", "Regret", *(f"{name}: USD, missed" for name in names))
+    head = ("Controller", "USD", "Windows kept", "Regret", *(f"{name} alone: USD, missed" for name in names))
     ordered = sorted(answer.rows, key=lambda row: (row.missed_windows, row.usd))
     days = [*([answer.optimum.day] if answer.optimum else []), *ordered]
     table_rows = []
@@ -151,7 +161,8 @@ def _html(answer: JointAnswer) -> str:
             section(f"Settings of {name}", bullets(day_page.settings_lines(one))),
             section(f"What {name} rests on", bullets(day_page.basis_lines(one))),
         ]
-    parts.append(section("What they share", bullets(shared, "No GPU is short: the stock has no limit.")))
+    shared = shared or ["no GPU is short: the stock has no limit"]
+    parts.append(section("What they share", bullets([*shared, standing_line(answer).removesuffix(".")])))
     return page("A day of several LLMs", "\n".join(parts), "Written by fleetplan. day.json holds the same.")
 
 

@@ -13,7 +13,9 @@ import pytest
 
 import fleetplan
 from planner import cli
+from planner.day import day_page
 from planner.day.day_api import DayResult
+from planner.search.problem.bill import bill_fleet
 
 STANDING = {
     "llm": "meta-llama/Llama-3.1-8B",
@@ -51,6 +53,19 @@ def test_a_row_for_each_and_the_optimum(found: DayResult) -> None:
     assert found.winner in ("static", "hpa") and found.headline().startswith(found.winner)
 
 
+def test_what_stands_has_the_price_of_a_plan(found: DayResult) -> None:
+    """`plan day` divided the bill, which runs to the last answer, by the time to the last arrival."""
+    day = found.to_dict()
+    static = next(each for each in day["controllers"] if each["name"] == "static")
+    listed_usd_per_h = bill_fleet(found.answer.question.fleet).usd_per_h
+    assert day["standing_usd_per_h"] == pytest.approx(listed_usd_per_h)
+    assert static["usd"] / static["paid_hours"] == pytest.approx(listed_usd_per_h)
+    table = {row[0]: row for row in day_page.day_table(found.answer)[1]}
+    assert table["static"][2] == f"{listed_usd_per_h:,.2f}"
+    assert f"{listed_usd_per_h:,.2f} USD per hour" in day_page.standing_line(found.answer)
+    assert any("not a day" in warning for warning in day["warnings"])
+
+
 def test_what_is_saved(found: DayResult, tmp_path: Path) -> None:
     """Again for another winner: no manifest of the first is left."""
     from dataclasses import replace
@@ -80,7 +95,7 @@ def test_fleets_that_could_stand_are_compared() -> None:
     assert {row["fleet"].count("l40s") for row in rows} == {0, 1}
     alone = fleetplan.day(whole | {"day": whole["day"] | {"fleets": "plan"}}, traffic(4))
     assert alone.to_dict()["fleets"] == [] and "Fleets that could stand" in result.report()
-    one = next(row for row in rows if row["label"] == "the plan")
+    one = next(row for row in rows if row["label"] == "the fleet on paper")
     assert one["standing_usd"] == pytest.approx(alone.answer.static.usd)
 
 
@@ -90,13 +105,13 @@ def test_orders_of_the_queue_are_tried_over_the_day() -> None:
     result = fleetplan.day(both, traffic(4), standing=STANDING)
     assert isinstance(result, DayResult)
     rows = {row["label"]: row for row in result.to_dict()["fleets"]}
-    assert list(rows) == ["the plan", "the plan, sjf"]
-    assert "shortest prompt first" in rows["the plan, sjf"]["fleet"]
+    assert list(rows) == ["the fleet given", "the fleet given, sjf"]
+    assert "shortest prompt first" in rows["the fleet given, sjf"]["fleet"]
     alone = fleetplan.day(
         SLO | {"day": both["day"]}, traffic(4), standing=STANDING | {"policies": {"queue": "sjf"}}
     )
-    assert alone.answer.winner.usd == pytest.approx(rows["the plan, sjf"]["usd"])
-    assert alone.answer.winner.missed_windows == rows["the plan, sjf"]["missed"]
+    assert alone.answer.winner.usd == pytest.approx(rows["the fleet given, sjf"]["usd"])
+    assert alone.answer.winner.missed_windows == rows["the fleet given, sjf"]["missed"]
     only = fleetplan.day(both | {"day": both["day"] | {"fleets": "plan"}}, traffic(4), standing=STANDING)
     assert only.to_dict()["fleets"] == []
 
@@ -130,6 +145,7 @@ def test_one_controller_by_simulate(tmp_path: Path, capsys: pytest.CaptureFixtur
         ({"storage": "tape"}, "storage"),
         ({"train": "100 %"}, "5 % to 95 %"),
         ({"every": "0 s"}, "every"),
+        ({"every": "1 ms"}, "20,000 are searched"),
         ({"missed_window": -1}, "missed_window"),
         ({"controler": "hpa"}, "controllers"),
         ({"least": 3, "most": 8}, "widen"),
