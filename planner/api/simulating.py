@@ -43,7 +43,7 @@ from planner.studies import operator_times, routing_moments, tenants
 from planner.studies import seeds as many_seeds
 from planner.studies.fleet_standing import scenarios_for
 from planner.studies.seeds import SeedRun
-from planner.traffic.classes import check_classes
+from planner.traffic.classes import check_classes, check_judged_classes
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 from planner.units import counted, show_s
@@ -312,6 +312,7 @@ def simulate(
         if executor is not None:
             raise InputError("executor: one seed is simulated here; ask for several, such as seed=range(8)")
         requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
+        check_judged_classes(limits or Slo(()), requests)  # A part of the trace may lack a class.
         simulation = outcome(engines, requests, limits, seed=seed, closed_loop=closed_loop)
         return SimulationResult(engines, requests, limits, simulation, seed, closed_loop)
     question = many_seeds.SeedsQuestion(engines, whole_trace, rate_request, limits, closed_loop)

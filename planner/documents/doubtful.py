@@ -51,7 +51,10 @@ def percentile_doubts(slo: Slo, trace: Trace) -> Iterator[str]:
     for limit in slo.limits:
         selected = None if limit.selector is None else select_requests(limit.selector, trace)
         values = _values_of(limit, trace, selected)
-        if values and _lets_none_be_late(limit.percentile_frac, values):
+        if values == 0:
+            of_what = limit.metric_row.counted
+            yield f"slo: {limit.name}: the traffic has none of its {of_what}, so any fleet keeps it"
+        elif values and _lets_none_be_late(limit.percentile_frac, values):
             yield _too_few(limit.name, limit.percentile_frac, values, limit.metric_row.counted)
     if (frac := slo.attainment_frac) is not None and _lets_none_be_late(frac, len(trace)):
         yield _too_few("attainment", frac, len(trace), "requests")

@@ -10,7 +10,8 @@ import numpy.typing as npt
 from planner.domain import Selector, Slo
 from planner.errors import InputError
 from planner.files.document_values import show_value
-from planner.traffic.trace import IntArray, Trace
+from planner.traffic.trace import IntArray, Trace, measured_window
+from planner.units import counted, show_s
 
 MOST_LISTED = 5  # An error names at most so many tenants, adapters or models.
 
@@ -99,6 +100,22 @@ def check_classes(slo: Slo, trace: Trace) -> None:
             f"class{_first_missed(trace, int(np.argmax(missed)))}; add a class for them, or beside classes a "
             "line for all requests such as ttft: {p90: 10 s}"
         )
+
+
+def check_judged_classes(slo: Slo, trace: Trace) -> None:
+    """As `check_classes`, for requests that are simulated: each class must have some after the warm-up."""
+    check_classes(slo, trace)
+    judged_from_s, _ = measured_window(trace)
+    warm_up = show_s(judged_from_s - float(trace.arrival_s[0]))
+    for selector in slo.selectors:
+        mask = select_requests(selector, trace)
+        # A request that waits for others may arrive after the warm-up, whatever its own time is.
+        if not trace.after.size and not (mask & (trace.arrival_s >= judged_from_s)).any():
+            raise InputError(
+                f"slo: classes: {selector.name}: its {counted(int(mask.sum()), 'request')} of {trace.name} "
+                f"arrive in the first {warm_up}, the warm-up, which is not judged; give a longer trace or "
+                "drop the class"
+            )
 
 
 def _check_tenants(slo: Slo, trace: Trace) -> None:

@@ -15,7 +15,7 @@ from planner.documents.slo import parse_slo, slo_document
 from planner.documents.task import parse_task
 from planner.domain import Limit, Selector, Slo
 from planner.errors import InputError
-from planner.traffic.classes import check_classes, class_numbers
+from planner.traffic.classes import check_classes, check_judged_classes, class_numbers
 from planner.traffic.trace import Trace
 
 CHAT, BATCH = Selector("chat", tenants=("chat",)), Selector("batch", tenants=("batch",))
@@ -110,6 +110,16 @@ def test_a_trace_must_have_each_class_apart(selectors: tuple[Selector, ...], say
     slo = Slo(tuple(Limit("ttft", 0.9, 1.0, selector) for selector in selectors))
     with pytest.raises(InputError, match=says):
         check_classes(slo, tenants_trace())
+
+
+def test_a_class_must_have_requests_that_are_judged() -> None:
+    """Said: kept, of a class whose requests all arrive in the warm-up, the first twentieth of the trace."""
+    trace = replace(tenants_trace(), arrival_s=np.array([0.0, 50.0, 99.0, 100.0]))
+    early = Selector("early", most_tokens=10)
+    slo = Slo((Limit("ttft", 0.9, 1.0, early), Limit("ttft", 0.9, 9.0)))
+    with pytest.raises(InputError, match=r"early: its 1 request of .* in the first 5\.00 s, the warm-up"):
+        check_judged_classes(slo, trace)
+    check_judged_classes(slo, replace(trace, after=np.array([[1, 0]])))  # Its own time is not known then.
 
 
 def test_requests_are_numbered_by_class() -> None:

@@ -88,6 +88,15 @@ def test_a_percentile_that_the_traffic_cannot_tell_is_doubted(slo: Any, doubted:
     assert [bool(re.search(doubted, each)) for each in doubts] == ([True] if doubted else []), doubts
 
 
+def test_a_line_of_which_the_traffic_has_no_value_is_doubted() -> None:
+    """Answers of one token have no gaps."""
+    traffic = make_trace(np.arange(30.0), np.full(30, 9), np.full(30, 1))
+    slo = parse_task(QUESTION | {"slo": {"ttft": {"p90": "2 s"}, "tbt": {"p90": "1 s"}}}, CATALOG).slo
+    assert [*percentile_doubts(slo, traffic)] == [
+        "slo: tbt p90: the traffic has none of its gaps, so any fleet keeps it"
+    ]
+
+
 def test_requests_to_several_llms_are_not_one_in_silence() -> None:
     """Unless they are classes of the SLO, which say so."""
     trace = replace(

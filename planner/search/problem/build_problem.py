@@ -26,7 +26,7 @@ from planner.simulator.adapter_layout import check_adapters
 from planner.simulator.replay import check_images
 from planner.solvers.master import FleetLimits
 from planner.solvers.required_work import slo_work
-from planner.traffic.classes import check_classes
+from planner.traffic.classes import check_judged_classes
 from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, distinct_lengths
 from planner.units import show_s
@@ -106,7 +106,7 @@ def build_problem(
     types, left_out = _workers(task, llm, gpus, catalog, longest)
     hits = _prefix_hits(task, requests)
     lengths = distinct_lengths(requests)
-    check_classes(task.slo, requests)
+    check_judged_classes(task.slo, requests)
     slo, slo_reference = _in_seconds(task, llm, lengths, catalog)
     out_of_reach = unreachable(slo, types, judged(slo, requests, hits.shared_tokens if hits else None))
     limits = FleetLimits(
