@@ -67,6 +67,7 @@ class DeployedRouter:
 VLLM_ROUTER, VLLM_ROUTER_PAIRS = "vllm-router", "vllm-router pairs"
 ENDPOINT_PICKER, ENDPOINT_PICKER_DECODE, KSERVE = "endpoint-picker", "endpoint-picker decode", "kserve"
 DYNAMO, RAY_SERVE, STACK, STACK_PAIRS = "dynamo", "ray-serve", "production-stack", "production-stack pairs"
+SKYSERVE = "skyserve"
 OURS, VLLM = "plan serve", "vllm"  # our own router, and the scheduler in every worker
 
 EMPTIER_OF_TWO = "the emptier of two drawn at random"  # Ray's own choice
@@ -87,6 +88,7 @@ ROUTERS: Mapping[str, DeployedRouter] = MappingProxyType(
         RAY_SERVE: DeployedRouter("Ray Serve", EMPTIER_OF_TWO),
         STACK: DeployedRouter("production-stack", "roundrobin"),
         STACK_PAIRS: DeployedRouter("production-stack", IN_TURNS),
+        SKYSERVE: DeployedRouter("SkyServe", "least_load"),
         OURS: DeployedRouter("plan serve", ""),
         VLLM: DeployedRouter("vLLM", "fcfs"),
     }
@@ -106,10 +108,12 @@ ROUTERS_OF: Mapping[str, tuple[str, str, str]] = MappingProxyType(
         "dynamo": (DYNAMO, DYNAMO, DYNAMO),
         "ray-serve": (RAY_SERVE, RAY_SERVE, RAY_SERVE),
         "production-stack": (STACK, STACK_PAIRS, STACK_PAIRS),
+        "skypilot": (SKYSERVE, SKYSERVE, SKYSERVE),
     }
 )
-# ONE_KIND targets run either mixed workers or pairs, never both; ONLY_PAIRS targets run pairs alone.
-ONE_KIND, ONLY_PAIRS = ("llm-d", "production-stack"), ("disaggregatedset",)
+# ONE_KIND targets run either mixed workers or pairs, never both; ONLY_PAIRS targets run pairs alone;
+# ONE_POOL targets run mixed workers of one type.
+ONE_KIND, ONLY_PAIRS, ONE_POOL = ("llm-d", "production-stack"), ("disaggregatedset",), ("skypilot",)
 
 
 Weights = tuple[float, float, float, float]
@@ -276,6 +280,7 @@ _TURNS = {
     RAY_SERVE: "RoundRobinRouter",
     STACK: "roundrobin",
     STACK_PAIRS: IN_TURNS,
+    SKYSERVE: "round_robin",
 }
 
 TABLE: tuple[Policy, ...] = (
@@ -446,6 +451,7 @@ TABLE: tuple[Policy, ...] = (
             ENDPOINT_PICKER: RouterDifference(FEWEST_REQUESTS),
             ENDPOINT_PICKER_DECODE: RouterDifference(FEWEST_REQUESTS),
             DYNAMO: RouterDifference("least-loaded"),
+            SKYSERVE: RouterDifference("least_load"),
         },
     ),
     Routing(
@@ -845,6 +851,10 @@ RULES: Mapping[str, Mapping[str, RoutingRule]] = MappingProxyType(
             "prefixaware": RoutingRule("prefix-affinity", "never forgets what it sent"),
         },
         STACK_PAIRS: {IN_TURNS: _IN_TURNS},
+        SKYSERVE: {
+            "least_load": RoutingRule("least-outstanding", "takes turns among equals"),
+            "round_robin": _IN_TURNS,
+        },
     }
 )
 

@@ -28,7 +28,16 @@ from planner.documents.facts import (
 from planner.documents.several_llms_question import SeveralLlmsQuestion
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Policies
-from planner.policies import ONE_KIND, ONLY_PAIRS, QUEUE, ROUTERS_OF, ROUTING, Deployed, find_deployed_routing
+from planner.policies import (
+    ONE_KIND,
+    ONE_POOL,
+    ONLY_PAIRS,
+    QUEUE,
+    ROUTERS_OF,
+    ROUTING,
+    Deployed,
+    find_deployed_routing,
+)
 from planner.search.evidence.findings import limit_fact, outcome_of
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.work_clock import is_over
@@ -127,7 +136,7 @@ def plan_each_target(plan: Plan, planned_for: Callable[[str], Plan]) -> Plan:
     targets_by_kind: dict[object, list[str]] = {}
     for name in manifests.TARGETS:
         if name not in keeping:
-            kind = ROUTERS_OF[name], name in ONE_KIND, name in ONLY_PAIRS
+            kind = ROUTERS_OF[name], *(name in names for names in (ONE_KIND, ONLY_PAIRS, ONE_POOL))
             targets_by_kind.setdefault(kind, []).append(name)
     rows = tuple(_plan_for_targets(names, planned_for) for names in targets_by_kind.values())
     return replace(plan, certificate=replace(plan.certificate, for_targets=rows))

@@ -50,15 +50,19 @@ Document = dict[str, Any]
 
 def test_every_target_writes_what_it_can_and_says_why_not() -> None:
     """Per example plan, the targets that cannot express it: what is not in this table is written."""
-    pairs_only = "found a mixed one"
+    pairs_only, one_pool = "found a mixed one", "found several pools"
     refused = {
         "mixed": {"disaggregatedset": pairs_only},
-        "two gpu types": {"disaggregatedset": pairs_only},
-        "pairs of one gpu": {},
-        "pairs of two gpus": {},
+        "two gpu types": {"disaggregatedset": pairs_only, "skypilot": one_pool},
+        "pairs of one gpu": {"skypilot": one_pool},
+        "pairs of two gpus": {"skypilot": one_pool},
         "capped and quantised": {"disaggregatedset": pairs_only},
-        "two prefill pools": {"kserve": "found 2 and 1", "ray-serve": "found 2 and 1"},
-        "rocm": {"disaggregatedset": pairs_only, "dynamo": "for NVIDIA GPUs"},
+        "two prefill pools": {"kserve": "found 2 and 1", "ray-serve": "found 2 and 1", "skypilot": one_pool},
+        "rocm": {
+            "disaggregatedset": pairs_only,
+            "dynamo": "for NVIDIA GPUs",
+            "skypilot": "its name of mi300x-192g is not known",
+        },
         "spanning nodes": {
             "disaggregatedset": pairs_only,
             "compose": "take lws",
@@ -66,6 +70,7 @@ def test_every_target_writes_what_it_can_and_says_why_not() -> None:
             "llm-d": "take lws",
             "kserve": "take lws",
             "production-stack": "take lws",
+            "skypilot": one_pool,
         },
         "two stages on a node": {"disaggregatedset": pairs_only, "llm-d": "found PP 2"},
         "both roles and mixed": {
@@ -73,6 +78,7 @@ def test_every_target_writes_what_it_can_and_says_why_not() -> None:
             "llm-d": "pairs or mixed pools, found both",
             "ray-serve": "cannot keep a pool off nodes",
             "production-stack": "pairs or mixed pools, found both",
+            "skypilot": one_pool,
         },
     }
     for name, expected in refused.items():

@@ -22,7 +22,7 @@ NAMED = Lora(4, 16, ("sales", "legal-2"), 6, ("qkv_proj", "o_proj"))
 
 def test_every_engine_is_told_of_its_slots() -> None:
     found = manifests.render(serving(NAMED), 5000)
-    assert set(found.refused) == {"dynamo", "ray-serve", "disaggregatedset"}
+    assert set(found.refused) == {"dynamo", "ray-serve", "disaggregatedset", "skypilot"}
     told = commands(found.files)
     assert set(told) == set(manifests.TARGETS) - set(found.refused)
     for target, each in told.items():

@@ -19,7 +19,7 @@ FLAGS: dict[str, Any] = yaml.safe_load((Path(__file__).parents[1] / "data" / "vl
     "flags"
 ]
 OF_EACH_GPU = KvOffload(64 * 2.0**30, 50e9)
-REFUSED = {"dynamo", "ray-serve", "kserve", "production-stack"}
+REFUSED = {"dynamo", "ray-serve", "kserve", "production-stack", "skypilot"}
 
 
 def offloading(fleet: Fleet) -> Fleet:

@@ -56,7 +56,7 @@ def test_kubernetes_accepts_every_object(fleet: Fleet, version: str) -> None:
     kubernetes_validate = kubernetes_schemas()
     seen = set()
     for path, text in rendered(fleet).items():
-        skipped = path.startswith(("production", "ray")) or path.endswith(
+        skipped = path.startswith(("production", "ray", "skypilot")) or path.endswith(
             ("kustomization.yaml", "/workers.yaml")
         )
         if (
@@ -85,7 +85,7 @@ def test_helm_values_and_ray_configs_follow_their_schemas(fleet: Fleet) -> None:
             picker = values["router"]["epp"]
             given = picker["pluginsCustomConfig"][picker["pluginsConfigFile"]]
             validate(yaml.safe_load(given), SCHEMAS["EndpointPickerConfig"])
-        elif target in ("llm-d", "production-stack", "ray-serve"):
+        elif target in ("llm-d", "production-stack", "ray-serve", "skypilot"):
             values = yaml.safe_load(text)
             validate(values, SCHEMAS[target])
             for role in ("decode", "prefill") if target == "llm-d" else ():

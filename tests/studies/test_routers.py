@@ -37,6 +37,7 @@ from planner.studies.routers import simulate_routers
 from planner.studies.what_if import Study
 
 FLEET = {"gpus": ["h100-80g"], "max_num_batched_tokens": 2048}
+TWO_TYPES = ["a100-80g", "h100-80g"]
 SLO = Slo((Limit("ttft", 0.9, 1.0),))
 
 
@@ -338,3 +339,15 @@ def test_targets_whose_requests_bring_no_priority_serve_them_as_they_arrive() ->
     rows = simulate_routers(plan, bring_priority=False).certificate.routers
     assert rows and not any(each.keeps or each.needs_priority for each in rows)
     assert all("no request brings a priority for edf" in " ".join(each.differs) for each in rows)
+
+
+def test_a_target_of_one_pool_gets_mixed_workers_of_one_type() -> None:
+    """SkyServe replicates one kind of worker; elsewhere the same question has a decode pool and two types."""
+    harder = {"slo": {"ttft": {"p90": "2 s"}, "tbt": {"p99": "60 ms"}}, "fleet": {**FLEET, "gpus": TWO_TYPES}}
+
+    def roles(**keys: object) -> list[str]:
+        planned = plan_question(Study(traffic(rate_rps=30.0), CATALOG), question(**harder, **keys))
+        return [pool.role for pool in planned.fleet.running_pools]
+
+    assert roles() == ["prefill", "prefill", "decode"]
+    assert roles(deploy={"target": "skypilot"}) == ["mixed"]

@@ -371,6 +371,14 @@ def _production_stack(path: str, text: str) -> list[Command]:
     return found
 
 
+def _skypilot(path: str, text: str) -> list[Command]:
+    task = yaml.load(text, Loader=LOADER)
+    words = shlex.split(task["run"].splitlines()[-1])
+    assert words[:2] == ["vllm", "serve"] and words[-4:] == ["--host", "0.0.0.0", "--port", "8000"]
+    gpus = int(task["resources"]["accelerators"].partition(":")[2])
+    return [Command("", tuple(words[2:-4]), gpus, task["service"]["replicas"])]
+
+
 _READERS = {
     "kubernetes": ("kubernetes", _kubernetes),
     "lws": ("lws", _kubernetes),
@@ -382,6 +390,7 @@ _READERS = {
     "ray-serve": ("ray-serve", _ray),
     "llm-d": ("llm-d", _llm_d),
     "production-stack": ("production-stack", _production_stack),
+    "skypilot": ("skypilot", _skypilot),
 }
 
 

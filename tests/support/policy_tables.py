@@ -21,7 +21,7 @@ from planner.policies import (
 )
 
 ENGINE_NAMES = {"stepwise": "step by step", "distserve": "distserve", "splitwise": "splitwise"}
-SHOWN = ("vllm-router", "endpoint-picker", "dynamo", "ray-serve", "production-stack")
+SHOWN = ("vllm-router", "endpoint-picker", "dynamo", "ray-serve", "production-stack", "skyserve")
 OTHERS = {  # than what routes to mixed workers
     "vllm-router pairs": "vllm-router, of pairs",
     "endpoint-picker decode": "llm-d's endpoint picker, of decode workers",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from planner.fleet import Fleet
-from planner.policies import ONE_KIND, ONLY_PAIRS
+from planner.policies import ONE_KIND, ONE_POOL, ONLY_PAIRS
 from planner.search.level0 import pruning_rules
 from planner.search.level0.cheapest import Run
 from planner.search.level0.designs import Design, DesignPool, learn_from
@@ -125,7 +125,7 @@ def search_level0(
     pairs = [
         pair
         for pair in itertools.product(space.prefill, space.decode)
-        if may_hand_over(item.option.type for item in pair)
+        if problem.task.deploy not in ONE_POOL and may_hand_over(item.option.type for item in pair)
     ]
     too_slow = link.link_too_slow(problem)
     if reason := too_slow or (None if prove else link.link_falls_behind(problem)):
@@ -155,6 +155,8 @@ def search_level0(
         # The target deploys no fleet with mixed pools beside pairs, so a mixed fleet may use one kind alone.
         is_mixed = search.best[0][0].role == "mixed"
         options = tuple(option for option in options if (option.role == "mixed") == is_mixed)
+    if problem.task.deploy in ONE_POOL and search.best is not None:
+        options = (search.best[0][0],)
     return Level0(search, options, space.bounded, best_mixed, best_one_gpu)
 
 

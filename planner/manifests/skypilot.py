@@ -1,0 +1,118 @@
+"""SkyPilot: a SkyServe service, which rents a machine for each worker and puts its own load balancer in front.
+
+A service has one kind of replica, so a fleet of several pools is refused.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from planner.domain import Gpu
+from planner.errors import InputError
+from planner.files.checked_files import to_yaml
+from planner.fleet import Fleet, Pool
+from planner.manifests import engine_command
+from planner.manifests.engine_command import HTTP_PORT
+from planner.manifests.kubernetes import Document
+from planner.policies import ROUTING, SKYSERVE, find_router_difference
+
+SKYPILOT_VERSION = "0.14.1"
+ENGINE = f"SkyPilot {SKYPILOT_VERSION}, vLLM {engine_command.VLLM_VERSION}"
+# The load balancer ends answers after this long. Its default, 120 s, would cut long ones.
+STREAM_TIMEOUT_S = 3600
+# A replica's disk holds the weights and this much for packages and logs.
+SPARE_DISK_BYTES = 100e9
+
+# SkyPilot's names of GPUs, by the node label that catalogs/gpus.yaml gives them.
+_ACCELERATORS = {
+    "NVIDIA-A100-SXM4-40GB": "A100",
+    "NVIDIA-A100-SXM4-80GB": "A100-80GB",
+    "NVIDIA-H100-80GB-HBM3": "H100",
+    "NVIDIA-H200": "H200",
+    "NVIDIA-B200": "B200",
+    "NVIDIA-B300-SXM6-AC": "B300",
+    "NVIDIA-L40S": "L40S",
+    "NVIDIA-L4": "L4",
+    "NVIDIA-A10": "A10",
+    "NVIDIA-A10G": "A10G",
+    "Tesla-V100-SXM2-32GB": "V100-32GB",
+}
+
+
+def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
+    """skypilot.yaml: for `sky serve up`."""
+    about = "# sky serve up skypilot.yaml --secret HF_TOKEN\n"
+    return {"skypilot.yaml": about + to_yaml(document(fleet, max_model_len))}
+
+
+def steps(fleet: Fleet) -> list[str]:
+    """How to deploy the service, as lines of the README."""
+    return [
+        f"    pip install 'skypilot[CLOUD]=={SKYPILOT_VERSION}' && sky check",
+        f"    sky serve up -n {engine_command.llm_label(fleet)} skypilot.yaml --secret HF_TOKEN",
+        "",
+        "SkyPilot rents where a machine with exactly these GPUs costs least, at that cloud's price, beside a "
+        "machine for its controller and load balancer. `infra: aws/us-east-1` under `resources` keeps it to "
+        "one place. The address: `sky serve status --endpoint`.",
+    ]
+
+
+def routing(fleet: Fleet) -> str:
+    """What routes requests, as a sentence of the README."""
+    return f"SkyServe's load balancer, by {_balancing(fleet)}; it does not look at prefixes."
+
+
+def document(fleet: Fleet, max_model_len: int) -> Document:
+    """The service's task: how many replicas, what each rents, how it is set up and what it runs."""
+    if len(fleet.running_pools) > 1:
+        raise InputError("skypilot: a service has one kind of replica, found several pools; take vllm")
+    (pool,) = fleet.running_pools
+    engine_command.refuse_several_nodes(fleet, "skypilot")
+    engine_command.refuse_offload(fleet, "skypilot")
+    engine_command.refuse_adapters(fleet, "skypilot", "adapters must lie on every replica")
+    weights_gb = (fleet.llm.weight_bytes + SPARE_DISK_BYTES) / 1e9
+    command = shlex.join(["vllm", "serve", *engine_command.engine_args(pool, fleet, max_model_len)])
+    return {
+        "name": engine_command.llm_label(fleet),
+        "service": {
+            "replicas": pool.count,
+            "load_balancing_policy": _balancing(fleet),
+            "load_balancer": {"stream_timeout_seconds": STREAM_TIMEOUT_S},
+            "readiness_probe": {"path": "/health", "initial_delay_seconds": engine_command.START_S},
+        },
+        "resources": {
+            "accelerators": f"{_accelerator(pool.type.gpu)}:{pool.type.gpus}",
+            "ports": HTTP_PORT,
+            "disk_size": f"{weights_gb:.0f}GB",
+        },
+        "secrets": {"HF_TOKEN": None},
+        "setup": "\n".join(_setup_lines(fleet, pool)) + "\n",
+        "run": f"source ~/vllm/bin/activate\n{command} --host 0.0.0.0 --port {HTTP_PORT}\n",
+    }
+
+
+def _setup_lines(fleet: Fleet, pool: Pool) -> list[str]:
+    """Shell commands that install vLLM, apart from SkyPilot's own packages, and set the power cap."""
+    lines = [
+        "set -e",
+        "pip install uv",
+        "uv venv --python 3.12 --clear ~/vllm",
+        f"uv pip install --python ~/vllm vllm=={engine_command.version(fleet)}",
+    ]
+    if engine_command.is_capped(pool.type.gpu):
+        lines.append(f"sudo nvidia-smi -pl {pool.type.gpu.power_w:g}")
+    return lines
+
+
+def _balancing(fleet: Fleet) -> str:
+    return find_router_difference(ROUTING[fleet.policies.routing], SKYSERVE).name
+
+
+def _accelerator(gpu: Gpu) -> str:
+    """SkyPilot's name of `gpu`. Raises InputError where it has none here."""
+    if (name := _ACCELERATORS.get(gpu.node_selector)) is None:
+        raise InputError(
+            f"skypilot: its name of {engine_command.one_line(gpu.name)} is not known here; take vllm or "
+            "kubernetes"
+        )
+    return name
