@@ -1,4 +1,4 @@
-"""SkyPilot: a SkyServe service, which rents a machine for each worker and puts its own load balancer in front.
+"""SkyPilot: a SkyServe service, a rented machine for each worker behind the load balancer of SkyServe.
 
 A service has one kind of replica, so a fleet of several pools is refused.
 """
