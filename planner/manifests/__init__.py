@@ -24,7 +24,7 @@ from planner.manifests import (
     plain_vllm,
     production_stack,
     ray_serve,
-    skypilot,
+    skyserve,
 )
 from planner.models.kv_offload import KvOffload
 from planner.models.lora import Lora
@@ -57,7 +57,7 @@ TARGETS: dict[str, Target] = {
     "dynamo": dynamo,
     "ray-serve": ray_serve,
     "production-stack": production_stack,
-    "skypilot": skypilot,
+    "skypilot": skyserve,
 }
 # Targets that make a service, with an address of its own, for each mixed pool or pair of pools.
 APART = ("kserve",)

@@ -153,7 +153,7 @@ def plan_yaml(plan: Plan) -> str:
 
 def _traffic_name(plan: Plan) -> str:
     """The file that can be replayed: requests.csv says neither who waits for whom, nor what prompts share,
-    nor whose adapter is asked for, nor which tenant or LLM a class matches, nor who is promised a share.
+    nor whose adapter is asked for, nor which tenant or LLM a class matches, nor whose share is guaranteed.
     """
     is_more = bool(plan.trace.after.size or plan.fleet.policies.prefix_cache or plan.trace.adapters)
     is_more = is_more or bool(plan.slo.guarantees)
