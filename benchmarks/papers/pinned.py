@@ -38,9 +38,9 @@ from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet, Policies, Pool
 from planner.reports.fact_sentences import sentence
 from planner.reports.prefix_values import keep_alive_text
-from planner.search.oracle.keep_alive import times_of_use_s
-from planner.search.oracle.pinning import Pinning
-from planner.search.oracle.prefix_placing import Leaf, leaves_of
+from planner.search.prefixes.keep_alive import times_of_use_s
+from planner.search.prefixes.pinning import Pinning
+from planner.search.prefixes.prefix_placing import Leaf, leaves_of
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import value_s

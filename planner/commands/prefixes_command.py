@@ -14,7 +14,7 @@ from planner.errors import InputError
 from planner.units import counted
 
 if TYPE_CHECKING:
-    from planner.search.oracle.prefix_placing import PoolPrefixes
+    from planner.search.prefixes.prefix_placing import PoolPrefixes
     from planner.studies.prefix_study import PlacedPrefixes
     from planner.traffic.prefixes import PrefixSummary
 
@@ -55,7 +55,7 @@ def plan_prefixes(
     """
     from planner.api.inputs import read_catalog, read_fleet
     from planner.files.checked_files import check_output_directory, write_files
-    from planner.search.oracle.prefix_placing import prefill_pool
+    from planner.search.prefixes.prefix_placing import prefill_pool
     from planner.studies.prefix_study import NAMES, prefix_document, render_prefixes, study_prefixes
     from planner.traffic.trace import spread_stamps
 

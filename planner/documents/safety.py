@@ -18,7 +18,7 @@ MOST_GROWTH_FRAC = 10.0  # Eleven times the traffic.
 class Safety:
     """The SLO must be kept in `kept_in_frac` of the scenarios. Each has other requests of the same kind,
     `growth_frac` more of them, step times that differ by their spread, and `prefix_drift_frac` of the
-    popularity of prefixes moved to others (search/oracle/prefix_drift.py).
+    popularity of prefixes moved to others (search/prefixes/prefix_drift.py).
     """
 
     kept_in_frac: float = KEPT_IN_FRAC

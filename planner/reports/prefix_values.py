@@ -1,4 +1,4 @@
-"""A plan of prefixes (search/oracle/prefix_placing.py) as plain values, for plan.yaml, certificate.json and
+"""A plan of prefixes (search/prefixes/prefix_placing.py) as plain values, for plan.yaml, certificate.json and
 `plan prefixes`.
 """
 
@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from planner.search.oracle.prefix_placing import KeepAlive, PoolPrefixes, PrefixPlan, WarmUp
+from planner.search.prefixes.prefix_placing import KeepAlive, PoolPrefixes, PrefixPlan, WarmUp
 from planner.units import show_s
 
 Document = dict[str, Any]

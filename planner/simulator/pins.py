@@ -1,4 +1,4 @@
-"""Puts pinned prefixes (planner/search/oracle/pinning.py) into the caches of workers before the first
+"""Puts pinned prefixes (planner/search/prefixes/pinning.py) into the caches of workers before the first
 request.
 """
 

@@ -10,8 +10,8 @@ from plans import CATALOG
 
 from planner.fleet import Fleet, PinnedPrefix, Policies, Pool, WorkerType
 from planner.models.latency import StepLatency
-from planner.search.oracle.keep_alive import find_keep_alive, turnover_s_of
-from planner.search.oracle.prefix_placing import Leaf
+from planner.search.prefixes.keep_alive import find_keep_alive, turnover_s_of
+from planner.search.prefixes.prefix_placing import Leaf
 from planner.simulator.replay import simulate
 from planner.traffic.trace import Trace
 

@@ -20,7 +20,7 @@ from planner.models.memory import kv_cache_tokens
 from planner.reports.fact_sentences import sentence
 from planner.search.mixed.polished_pins import find_lighter_fleet
 from planner.search.oracle.fleet_oracle import Oracle
-from planner.search.oracle.pinning import Pinning
+from planner.search.prefixes.pinning import Pinning
 from planner.search.production import kept_policies
 from planner.simulator.replay import simulate
 from planner.solvers.master import Option

@@ -10,7 +10,7 @@ from plans import CATALOG
 
 import fleetplan
 from planner.errors import InputError
-from planner.search.oracle.prefix_drift import drift_popularity, popular_prefixes
+from planner.search.prefixes.prefix_drift import drift_popularity, popular_prefixes
 from planner.traffic.trace import Trace
 
 BLOCK, OWN = 16, 1000

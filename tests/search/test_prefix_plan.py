@@ -1,4 +1,4 @@
-"""search/oracle/prefix_placing.py and `plan prefixes` on traffic made for them; trace formats with
+"""search/prefixes/prefix_placing.py and `plan prefixes` on traffic made for them; trace formats with
 prefixes.
 """
 
@@ -20,7 +20,7 @@ from planner.documents.catalog import read_catalog
 from planner.documents.fleet_file import read_fleet
 from planner.errors import InputError, TraceError
 from planner.fleet import Fleet, Pool
-from planner.search.oracle.prefix_placing import (
+from planner.search.prefixes.prefix_placing import (
     plan_prefixes,
     prefill_pool,
     room_tokens,

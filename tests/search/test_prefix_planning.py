@@ -22,7 +22,7 @@ from planner.search.evidence.certify import plan
 from planner.search.evidence.plan import Plan
 from planner.search.mixed.router_fit import _room, fitted
 from planner.search.oracle.fleet_oracle import Oracle
-from planner.search.oracle.prefix_placing import pool_prefixes
+from planner.search.prefixes.prefix_placing import pool_prefixes
 from planner.search.problem.options import floor_s
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.simulator import judge, simulate

@@ -24,9 +24,9 @@ from planner.models.latency import StepLatency
 from planner.runtime.engine_log import EngineRequest, read_step_logs
 from planner.runtime.live_replay import block_prompt, trace_prompt
 from planner.runtime.workers import CPU_BLOCK_TOKENS, free_port
-from planner.search.oracle.keep_alive import find_keep_alive
-from planner.search.oracle.pinning import Pinning
-from planner.search.oracle.prefix_placing import leaves_of
+from planner.search.prefixes.keep_alive import find_keep_alive
+from planner.search.prefixes.pinning import Pinning
+from planner.search.prefixes.prefix_placing import leaves_of
 from planner.simulator import simulate
 from planner.traffic.trace import Trace
 from profiling.vllm_install import is_installed

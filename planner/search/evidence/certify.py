@@ -28,11 +28,11 @@ from planner.search.mixed.bounds import checked_bound, lower_bound, shadow_price
 from planner.search.mixed.infeasible import with_relaxation
 from planner.search.mixed.policy_search import search_policies
 from planner.search.oracle.fleet_oracle import Oracle
-from planner.search.oracle.keep_alive import with_keep_alive
-from planner.search.oracle.prefix_placing import PoolPrefixes, pool_prefixes
 from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.search.oracle.traffic_request import TrafficRequest
 from planner.search.oracle.work_clock import now_s, time_limit, wall_deadline_s
+from planner.search.prefixes.keep_alive import with_keep_alive
+from planner.search.prefixes.prefix_placing import PoolPrefixes, pool_prefixes
 from planner.search.problem import draws
 from planner.search.problem.bill import commitments
 from planner.search.problem.build_problem import build_problem

@@ -11,7 +11,7 @@ from planner.documents.facts import Price, Warned
 from planner.documents.robustness_facts import Made
 from planner.domain import Slo
 from planner.fleet import Fleet
-from planner.search.oracle.prefix_placing import PoolPrefixes
+from planner.search.prefixes.prefix_placing import PoolPrefixes
 from planner.search.problem.bill import Bill, bill_fleet
 from planner.search.production.scenario_test import FleetTrial
 from planner.simulator.energy import ExpectedPower, expected_power

@@ -36,8 +36,8 @@ from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Answers, Oracle
 from planner.search.oracle.headroom import find_headroom, most_that_holds, with_traffic
-from planner.search.oracle.pinning import Pinning
 from planner.search.oracle.stopping import StoppedError
+from planner.search.prefixes.pinning import Pinning
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.plan_problem import Problem, with_search_scenarios
 from planner.search.production.scenario_test import LEAST_TEST_SCENARIOS, ScenarioTest, is_test_passed

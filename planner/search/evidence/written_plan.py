@@ -11,7 +11,7 @@ from planner.documents.plan_folder import read_written
 from planner.search.evidence.certify import MOST_PREFIXES_S
 from planner.search.evidence.findings import place_workers
 from planner.search.evidence.plan import Plan
-from planner.search.oracle.prefix_placing import pool_prefixes
+from planner.search.prefixes.prefix_placing import pool_prefixes
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import judge
 

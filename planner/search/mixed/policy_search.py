@@ -93,7 +93,7 @@ def _each_policy(
         if isinstance(result, InfeasibleError):
             errors.append(result)
             continue
-        # Prefixes are pinned to workers (search/oracle/pinning.py).
+        # Prefixes are pinned to workers (search/prefixes/pinning.py).
         if policy_problem.oracle.pinning is not None:
             result = polish_pins(
                 policy_problem, result, partial(search, policy_problem, prove=prove, walks=walks)

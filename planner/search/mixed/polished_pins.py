@@ -19,9 +19,9 @@ from planner.fleet import Fleet, Pool
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
-from planner.search.oracle.pinning import PolishedPins
 from planner.search.oracle.stopping import in_time
 from planner.search.oracle.work_clock import wall_deadline_s
+from planner.search.prefixes.pinning import PolishedPins
 from planner.search.problem.plan_problem import Problem
 
 

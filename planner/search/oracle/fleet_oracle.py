@@ -25,12 +25,12 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.search.oracle import deterministic_parallel
 from planner.search.oracle.fleet_counts import Counts, Named, may_hand_over, names_of, objective
-from planner.search.oracle.pinning import Pinning
 from planner.search.oracle.resuming import Decided, answer_name
 from planner.search.oracle.scenarios import Scenario
 from planner.search.oracle.simulation_queries import KEPT_REQUESTS, Asker, SimulationQuery
 from planner.search.oracle.stopping import StoppedError
 from planner.search.oracle.work_clock import is_over
+from planner.search.prefixes.pinning import Pinning
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import Verdict, judge

@@ -23,8 +23,8 @@ import numpy as np
 from planner.documents.facts import DrawnBy
 from planner.documents.task import PlanQuestion
 from planner.domain import Slo
-from planner.search.oracle.prefix_drift import drift_popularity
 from planner.search.oracle.traffic_request import requested_traffic
+from planner.search.prefixes.prefix_drift import drift_popularity
 from planner.traffic.redraw import redraw_trace
 from planner.traffic.scaling import SAME_FRAC, rescale
 from planner.traffic.trace import Trace, spread_stamps

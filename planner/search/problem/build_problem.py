@@ -15,9 +15,9 @@ from planner.fleet import MAX_NUM_SEQS, Policies, WorkerType
 from planner.models.llm import Llm
 from planner.models.memory import kv_cache_tokens
 from planner.search.oracle.fleet_oracle import Oracle
-from planner.search.oracle.prefix_drift import may_drift
 from planner.search.oracle.scenarios import scenarios_of
 from planner.search.oracle.traffic_request import TrafficRequest
+from planner.search.prefixes.prefix_drift import may_drift
 from planner.search.problem.options import Engines, LeftOut, floor_s, judged, unreachable, worker_types
 from planner.search.problem.plan_problem import Conditions, Problem
 from planner.search.problem.prefix_hits import PrefixHits

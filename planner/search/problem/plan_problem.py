@@ -15,9 +15,9 @@ from planner.policies import ROUTING
 from planner.search.oracle.deterministic_parallel import effort_spent
 from planner.search.oracle.fleet_counts import Counts, is_within
 from planner.search.oracle.fleet_oracle import Answers, Oracle
-from planner.search.oracle.pinning import Pinning
 from planner.search.oracle.scenarios import Scenario, Scenarios
 from planner.search.oracle.work_clock import EFFORT_S, is_over
+from planner.search.prefixes.pinning import Pinning
 from planner.search.problem.options import OBJECTIVE_UNITS, LeftOut
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.solvers.master import FleetLimits

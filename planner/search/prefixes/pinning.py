@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.fleet import Fleet, PinnedPrefix, Pool, WorkerType
-from planner.search.oracle.prefix_placing import (
+from planner.search.prefixes.prefix_placing import (
     PrefixPlan,
     Room,
     StableTraffic,
@@ -27,7 +27,7 @@ from planner.search.oracle.prefix_placing import (
     room_of,
     stable_traffic,
 )
-from planner.search.oracle.prefix_replay import replayed_hits
+from planner.search.prefixes.prefix_replay import replayed_hits
 from planner.solvers.prefix_demand import SAME_FRAC
 from planner.solvers.prefix_replication import polish_replication, replicate_quickly
 from planner.traffic.trace import Trace

@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.domain import KV_BLOCK_TOKENS
 from planner.fleet import Fleet, Pool
-from planner.search.oracle.prefix_placing import KeepAlive, Leaf, PoolPrefixes, leaves_of
+from planner.search.prefixes.prefix_placing import KeepAlive, Leaf, PoolPrefixes, leaves_of
 from planner.simulator.simulation import Simulation
 from planner.traffic.trace import FloatArray, IntArray, Trace
 

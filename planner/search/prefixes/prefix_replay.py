@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.fleet import PinnedPrefix, Pool
-from planner.search.oracle.prefix_placing import Room
+from planner.search.prefixes.prefix_placing import Room
 from planner.solvers.master import Option, cheapest_token_s, least_seconds
 from planner.traffic.prefixes import block_uses
 from planner.traffic.trace import Trace

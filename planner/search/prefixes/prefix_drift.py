@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.search.oracle.prefix_placing import stable_nodes
+from planner.search.prefixes.prefix_placing import stable_nodes
 from planner.traffic.prefixes import block_uses, prefix_tree
 from planner.traffic.scaling import combine_parts, with_own_blocks
 from planner.traffic.sessions import session_numbers

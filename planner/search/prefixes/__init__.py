@@ -1,0 +1,1 @@
+"""Which prefixes of prompts each worker keeps: placed, pinned, kept alive, and how they drift."""
