@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.fleet import Fleet
 from planner.reports import prefix_values
-from planner.search.oracle import prefix_placing
+from planner.search.prefixes import prefix_placing
 from planner.search.prefixes.prefix_placing import PoolPrefixes, PrefixPlan, WarmUp
 from planner.simulator.replay import simulate
 from planner.traffic.prefixes import PrefixSummary, summarise_prefixes
