@@ -136,11 +136,6 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
 def cpu_bytes(pool: Pool, fleet: Fleet) -> int:
     """CPU memory for KV blocks of one worker of `pool`, over all its GPUs; decode workers have none."""
     offload = fleet.policies.kv_offload
-    if offload is not None and offload.disk_bytes:
-        raise InputError(
-            "policies.kv_offload: disk: what engines need to keep KV blocks on a disk is not written here; "
-            "leave the disk out of the fleet that is to be deployed"
-        )
     return 0 if offload is None or pool.role == "decode" else int(offload.worker_bytes(pool.type.tp))
 
 
@@ -465,6 +460,11 @@ def why_undeployable(fleet: Fleet) -> str:
         return (
             f"{', '.join(map(one_line, others))}: no manifest is written for such accelerators; images of "
             "vLLM for NVIDIA and AMD do not run there"
+        )
+    if fleet.policies.kv_offload is not None and fleet.policies.kv_offload.disk_bytes:
+        return (
+            "policies.kv_offload: disk: what engines need to keep KV blocks on a disk is not written here; "
+            "plan without the disk for what is to be deployed"
         )
     return ""
 

@@ -63,10 +63,10 @@ def _matches(
 
 
 def class_numbers(selectors: Sequence[Selector], trace: Trace) -> IntArray:
-    """(n,): the index of the class of each request, -1 for none."""
+    """(n,): the index of the class of each request, the first that takes it, as the router's; -1 for none."""
     numbers = np.full(len(trace), -1, dtype=np.int64)
-    for number, selector in enumerate(selectors):
-        numbers[select_requests(selector, trace)] = number
+    for number in reversed(range(len(selectors))):
+        numbers[select_requests(selectors[number], trace)] = number
     return numbers
 
 

@@ -126,3 +126,8 @@ def test_requests_are_numbered_by_class() -> None:
     slo = Slo((Limit("ttft", 0.9, 1.0, CHAT), Limit("ttft", 0.9, 9.0)))
     check_classes(slo, tenants_trace())  # The rest has the line of all requests.
     assert class_numbers(slo.selectors, tenants_trace()).tolist() == [0, -1, 0, -1]
+    overlapping = (
+        CHAT,
+        Selector("any"),
+    )  # `policies: due` of a fleet.yaml may overlap; the router takes the first.
+    assert class_numbers(overlapping, tenants_trace()).tolist() == [0, 1, 0, 1]

@@ -27,6 +27,15 @@ def offloading(fleet: Fleet) -> Fleet:
     return replace(fleet, policies=policies)
 
 
+def test_a_plan_with_a_disk_is_written_without_manifests() -> None:
+    """Rendering raised, after the search: the plan that was found was lost."""
+    fleet = offloading(mixed())
+    disk = replace(OF_EACH_GPU, disk_bytes=500e9, disk_bandwidth_bytes_per_s=5e9)
+    found = manifests.render(replace(fleet, policies=replace(fleet.policies, kv_offload=disk)), 5000)
+    assert set(found.files) == {"README.md"} and set(found.refused) == set(manifests.TARGETS)
+    assert "on a disk is not written here" in found.files["README.md"]
+
+
 def test_every_engine_is_told_of_its_memory() -> None:
     """Of all its GPUs together, in GiB."""
     fleet = offloading(mixed())
