@@ -147,11 +147,13 @@ def plan_tabs(
     with runs:
         pictures(document["charts"])
     with binds:
-        bullets(document["certificate"]["binding"] or ["No single limit binds."])
+        # A plan that an earlier version made has no such lines.
+        binding = document.get("binding_lines", document["certificate"]["binding"])
+        bullets(binding or ["No single limit binds."])
         if not folder:
             st.page_link("views/what_if.py", label="What relaxing each limit would save")
         if tables["neighbours"][1]:
-            st.markdown("**One worker fewer**")
+            st.markdown("**One worker fewer than the fleet on paper**")
             table(*tables["neighbours"])
     with others:
         pictures(document["alternatives_charts"])

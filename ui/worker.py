@@ -240,7 +240,11 @@ def _sensitivity(request: Request, tell: Tell) -> tuple[Document, Files]:
     before = study.ask(parse_task(request["question"], study.catalog))
     return {
         "changes": [
-            what_if.moved_document(moved, before) | {"more": what_if.difference(moved, before)}
+            what_if.moved_document(moved, before)
+            | {
+                "more": what_if.difference(moved, before),
+                "fleet": "-" if moved.answer is None else what_if.fleet_text(moved.answer, before),
+            }
             for moved in what_if.sensitivity(study, before)
         ]
     }, {}
@@ -355,6 +359,7 @@ def plan_document(plan: Plan) -> Document:
             "alternatives": rows.alternative_rows(plan),
             "neighbours": rows.neighbour_rows(plan),
         },
+        "binding_lines": words.binding_lines(plan),
         "charts": [_picture(figure.chart, figure.caption) for figure in figures.running_figures(plan)],
         "alternatives_charts": [_picture(figure.chart, figure.caption) for figure in bars],
         "curves": _curves(plan.simulation),

@@ -315,9 +315,9 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
     """Print what --verbose or --explain adds to the first screen."""
     from planner.documents.facts import PinsPlaced, UncheckedLeftOut
     from planner.reports import answer_sentences, words
-    from planner.reports.fact_sentences import alternative_note, router_text, sentence, sentences
+    from planner.reports.fact_sentences import router_text, sentence, sentences
     from planner.reports.prefix_values import keep_alive_text
-    from planner.reports.words import describe, excluded_text, level0_proof, unpriced_text
+    from planner.reports.words import alternative_note, describe, excluded_text, level0_proof, unpriced_text
 
     console = stdout_console(soft_wrap=True)
     certificate = plan.certificate
@@ -347,8 +347,7 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
             console.print(f"  {assumed_sentence}", markup=False)
     for alternative in plan.alternatives:
         value = unpriced_text(alternative, certificate.unit) or (
-            f"{alternative.objective:.6g} {certificate.unit} "
-            f"({alternative_note(alternative, certificate.value)})"
+            f"{alternative.objective:.6g} {certificate.unit} ({alternative_note(alternative, plan)})"
         )
         if alternative.fleet is not None and alternative.label.startswith("only "):
             value += f": {describe(alternative.fleet)}"
@@ -382,9 +381,7 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
         if repeats.kept == repeats.runs or repeats.decision == "holds":  # Otherwise it is among the warnings.
             console.print(sentence(repeats), markup=False)
     if explain:
-        print_rows(
-            [{"what binds, and what limits cost": line} for line in sentences(certificate.binding)], ""
-        )
+        print_rows([{"what binds, and what limits cost": line} for line in words.binding_lines(plan)], "")
 
 
 def _print_written(out: Path, written: tuple[str, ...]) -> None:

@@ -65,5 +65,10 @@ def show_ui(
     os.environ["FLEETPLAN_UI_FOLDER"] = str(folder.resolve())
     if catalog is not None:
         os.environ["FLEETPLAN_UI_CATALOG"] = str(catalog.resolve())
+    # Else a file ui.py in the working folder would be imported in place of these pages. They are named again
+    # for those who run a clone that is not installed.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    paths = (str(Path(pages.__file__ or "").resolve().parents[1]), os.environ.get("PYTHONPATH", ""))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     options = [f"--{key}={value}" for key, value in settings.items()]
     os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(app), *options])

@@ -110,7 +110,7 @@ def sensitivity(
 
 def robustness_sentence(before: StudyAnswer, moves: list[Moved], by_frac: float) -> str:
     """Whether the plan holds if step times and traffic are both off, and what a plan that does would cost."""
-    from planner.studies.what_if import difference
+    from planner.studies.what_if import difference, fleet_text
 
     planned = before.problem.task.robust
     # The last of `uncertain_changes`: steps and traffic are both off.
@@ -121,11 +121,14 @@ def robustness_sentence(before: StudyAnswer, moves: list[Moved], by_frac: float)
         and moved.task.robust.traffic_frac > planned.traffic_frac
     )
     percent = f"{100 * by_frac:g} %"
+    more = difference(worst, before)
+    if worst.answer is not None:
+        more += f", {fleet_text(worst.answer, before)}"
     if worst.kept:
         return f"robust: it also holds with steps {percent} longer and up to {percent} more traffic at once"
     return (
         f"not robust to steps {percent} longer and up to {percent} more traffic at once; a plan that is, "
-        f"with robust: {{step_times: {percent}, traffic: {percent}}} in slo.yaml: {difference(worst, before)}"
+        f"with robust: {{step_times: {percent}, traffic: {percent}}} in slo.yaml: {more}"
     )
 
 
@@ -149,15 +152,15 @@ def study_of(
 
 def print_moves(before: StudyAnswer, moves: list[Moved]) -> None:
     """One row per changed question."""
-    from planner.studies.what_if import difference, document
+    from planner.studies.what_if import difference, document, fleet_text
 
     table = [
         {
             "if": moved.label,
             "the plan": {True: "holds", False: "fails", None: "not offered"}[moved.kept],
-            "the best then": difference(moved, before),
+            "the best then costs": difference(moved, before),
             **_safety_cells(None if moved.answer is None else document(moved.answer), before),
-            "fleet": "-" if moved.answer is None else document(moved.answer)["fleet"],
+            "fleet": "-" if moved.answer is None else fleet_text(moved.answer, before),
         }
         for moved in moves
     ]

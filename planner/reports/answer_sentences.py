@@ -157,7 +157,7 @@ def _scenario_sentence(drawn: ScenariosDrawn) -> str:
     )
     return (
         f"A scenario is traffic drawn anew ({traffic}){growth}{drift}, and {steps}. "
-        f"The search saw {drawn.searched}{sample}."
+        f"The search saw {drawn.searched}{sample}; tests draw others until they decide."
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from functools import singledispatch
 
 from planner.documents import facts
-from planner.documents.certificate import Alternative
 from planner.domain import KV_BLOCK_TOKENS, STEADY_FRAC, FleetLimit
 from planner.policies import QUEUE, ROUTING, router_name
 from planner.search.problem.reasons import left_out_text, reason_text
@@ -165,13 +164,6 @@ def sentences(values: Iterable[object]) -> list[str]:
 
 def prices_text(prices: Iterable[facts.Price]) -> str:
     return "; ".join(sentences(prices))
-
-
-def alternative_note(alternative: Alternative, value: float) -> str:
-    """A note on an alternative to a plan of this value."""
-    has_fleet = alternative.fleet is not None
-    difference = [relative_cost_text(alternative.objective, value)] if has_fleet else []
-    return "; ".join([*difference, *sentences(alternative.notes)])
 
 
 def backlog_text(patient_frac: float, patience_s: float) -> str:

@@ -33,11 +33,12 @@ from planner.manifests.engine_command import why_undeployable
 from planner.reports import figures
 from planner.reports.curves import counted_mean_and_percentiles, mean_and_percentiles
 from planner.reports.drawing import Figure, chart_png
-from planner.reports.fact_sentences import alternative_note, prices_text, sentence, sentences
+from planner.reports.fact_sentences import prices_text, sentence, sentences
 from planner.reports.prefix_values import pool_document, warm_up_json
 from planner.reports.report import render_report as render_report
 from planner.reports.rows import router_rows
 from planner.reports.screen import growth_frac_of, planned_answer, targets_text
+from planner.reports.words import alternative_note
 from planner.search.evidence.plan import Plan
 from planner.search.problem.bill import Bill
 from planner.simulator.energy import ExpectedPower
@@ -526,7 +527,7 @@ def _alternatives(plan: Plan) -> list[Document]:
             "objective": alternative.objective if alternative.is_priced else None,
             "at_least": alternative.at_least,
             "bound": alternative.objective if alternative.at_least else None,
-            "note": alternative_note(alternative, plan.certificate.value),
+            "note": alternative_note(alternative, plan),
             "notes": [fact_document(note) for note in alternative.notes],
         }
         for alternative in plan.alternatives

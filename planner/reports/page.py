@@ -17,6 +17,7 @@ from planner.reports.drawing import Figure, chart_spec, enlivened, packed, packe
 # A space between a number and its unit, or around a multiplication sign.
 _UNBROKEN_SPACE = re.compile(r"(?<=\d) (?=%|USD\b|kW\b|×)|(?<=×) (?=\S)")
 
+_CODE = re.compile(r"`([^`]+)`")
 
 MANY_COLUMNS = 7  # Numbers in tables with more columns may break over lines.
 
@@ -56,8 +57,13 @@ def headline(cells: Sequence[tuple[str, str, str]]) -> str:
 
 
 def unbroken(text: str) -> str:
-    """The text as HTML, with no line break between a number and its unit."""
-    return escape(_UNBROKEN_SPACE.sub("\u00a0", text))
+    """A sentence as HTML, with no line break between a number and its unit."""
+    return inline(_UNBROKEN_SPACE.sub("\u00a0", text))
+
+
+def inline(text: str) -> str:
+    """A sentence as HTML: what stands between backticks, such as a command, is code."""
+    return _CODE.sub(r"<code>\1</code>", escape(text))
 
 
 def charts(figures: Iterable[Figure]) -> str:
@@ -112,5 +118,5 @@ def table(
 
 
 def bullets(lines: Iterable[str], otherwise: str = "") -> str:
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    items = "".join(f"<li>{inline(line)}</li>" for line in lines)
     return f"<ul>{items}</ul>" if items else f"<p>{escape(otherwise)}</p>"

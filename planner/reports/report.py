@@ -62,11 +62,16 @@ def _appendix_section(plan: Plan) -> str:
     parts = (
         ("The SLO, and what the simulation says", _slo_section(plan)),
         *((("The three answers", _answers_section(plan)),) if plan.certificate.answers else ()),
-        ("What binds", bullets(sentences(plan.certificate.binding), "No single limit binds.")),
+        ("What binds", bullets(words.binding_lines(plan), "No single limit binds.")),
         ("How it runs", _running_section(plan)),
         ("What was found, and what bounds it", _proof_section(plan)),
     )
     return "".join(f"<h3>{escape(title)}</h3>{body}" for title, body in parts)
+
+
+def _of_paper(plan: Plan) -> str:
+    """What is proved is of the cheapest fleet on paper; a plan for production has other workers."""
+    return " of the fleet on paper" if plan.certificate.answers else ""
 
 
 def _answers_section(plan: Plan) -> str:
@@ -141,12 +146,12 @@ def _why_not_cheaper(plan: Plan) -> str:
 
 def _proof_section(plan: Plan) -> str:
     certificate = plan.certificate
-    neighbours = table(*rows.neighbour_rows(plan), caption="Fleets with one worker fewer")
+    neighbours = table(*rows.neighbour_rows(plan), caption=f"Fleets with one worker fewer{_of_paper(plan)}")
     ruled_out = [(refuted.label, sentence(refuted.because)) for refuted in certificate.refuted]
     refuted = table(("Ruled out", "How we know"), ruled_out, caption="Fleets ruled out")
     return (
         bullets(words.proof_lines(plan))
-        + (f"<h4>Neighbours</h4>{neighbours}" if certificate.neighbours else "")
+        + (f"<h4>Neighbours{_of_paper(plan)}</h4>{neighbours}" if certificate.neighbours else "")
         + f"<h4>Over these fleets</h4>{_fleets_searched(certificate.universe)}"
         + (
             _folded_block(f"{counted(len(ruled_out), 'kind')} of fleet ruled out", refuted)

@@ -13,19 +13,13 @@ from planner.manifests.engine_command import version as vllm_version
 from planner.manifests.engine_command import why_undeployable
 from planner.reports.answer_sentences import workers_text
 from planner.reports.curves import PERCENTILES, mean_and_percentiles, sampled_gaps_s
-from planner.reports.fact_sentences import (
-    drawn_text,
-    percent,
-    prices_text,
-    router_text,
-    sentence,
-    sentences,
-    times_text,
-)
+from planner.reports.fact_sentences import drawn_text, percent, prices_text, router_text, sentence, times_text
+from planner.reports.screen import basis
 from planner.reports.words import (
     HOURS_PER_MONTH,
     HOURS_PER_YEAR,
     Rows,
+    alternative_notes,
     describe,
     guarantee_text,
     limit_text,
@@ -428,7 +422,7 @@ def alternative_rows(plan: Plan) -> Rows:
             _fleet_of(alternative),
             _objective(alternative, certificate.unit),
             _difference(alternative, certificate.value),
-            unpriced_text(alternative, certificate.unit) or "; ".join(sentences(alternative.notes)),
+            unpriced_text(alternative, certificate.unit) or "; ".join(alternative_notes(alternative, plan)),
         )
         for alternative in plan.alternatives
     ]
@@ -453,7 +447,7 @@ def _difference(alternative: Alternative, value: float) -> str:
 
 
 def neighbour_rows(plan: Plan) -> Rows:
-    """Every fleet with one worker fewer, and why it fails."""
+    """Every fleet with one worker fewer than the one on paper, and why it fails."""
     head = ("One worker fewer of", "Type", "Holds", "Why")
     return head, [
         (n.pool, n.worker_type, "still holds" if n.holds else "✗\u00a0fails", sentence(n))
@@ -476,7 +470,7 @@ def source_rows(plan: Plan) -> Rows:
     )
     memory = "the catalog's GPU memory less weights and activations, in blocks of 16"
     values: list[tuple[str, ...]] = [
-        ("Traffic", "given", traffic),
+        ("Traffic", basis(plan)["traffic"], traffic),
         ("Prices", "catalog, or your own", prices_text(plan.prices)),
         *(_step_times(pool) for pool in plan.fleet.running_pools),
         ("KV tokens of a worker", "computed", memory),

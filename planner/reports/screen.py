@@ -35,7 +35,7 @@ from planner.reports.fact_sentences import decided_text, percent, router_text, s
 from planner.reports.words import HOURS_PER_MONTH, TERMS, describe, level0_line, listed, usd
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.fleet_oracle import POOL_NAMES
-from planner.search.problem.bill import Bill
+from planner.search.problem.bill import Bill, bill_fleet
 from planner.solvers.whole_nodes import node_of
 from planner.units import counted, in_unit, percentile_name
 
@@ -182,8 +182,9 @@ def room_text(room: Headroom) -> str:
     return f"{more_text(room.traffic_frac)} traffic of this kind and {more_text(room.steps_frac)} step time"
 
 
-def holds_text(room: Headroom) -> str:
-    return f"as written, holds to {room_text(room)}"
+def holds_text(room: Headroom, after: str = "") -> str:
+    """How far a fleet holds as written; `after` says which workers are gone, " after ...", or nothing."""
+    return f"as written, holds{after} to {room_text(room)}"
 
 
 def more_text(frac: float) -> str:
@@ -247,7 +248,7 @@ def _card(plan: Plan, answer: Answered) -> Card:
     if answer.value is None:
         return Card(name, "none", "", "", "no fleet within the limits was found", "", "", "", is_plan=is_plan)
     paid = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
-    kept = "" if answer.kept_in is None else _kept_text(answer.kept_in, grown_text(plan))
+    kept = "" if answer.kept_in is None else _kept_text(plan, answer.name, answer.kept_in)
     limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))
     return Card(
         name,
@@ -256,17 +257,27 @@ def _card(plan: Plan, answer: Answered) -> Card:
         "" if paid is None else f"{month_text(paid)} per month",
         workers_text(answer.workers),
         kept,
-        "" if answer.headroom is None else holds_text(answer.headroom),
+        "" if answer.headroom is None else holds_text(answer.headroom, _after(answer.kept_in)),
         f"beyond, {_named(tuple(limits))} is missed first" if limits else "",
         is_plan=is_plan,
     )
 
 
-def _kept_text(kept_in: KeptIn, grown: str) -> str:
+def _kept_text(plan: Plan, name: str, kept_in: KeptIn) -> str:
+    """In how many scenarios. The fleet on paper is counted in those of the search, except beside a scale
+    model; the others are tested in scenarios that the search had not seen, until the test decides.
+    """
+    drawn = plan.certificate.futures
     if not kept_in.futures:
         return "no time was left to test it on scenarios"
-    after = " after losing any one worker" if kept_in.after_loss else ""
-    return f"kept in {kept_in.kept} of {kept_in.futures} scenarios{grown}{after}"
+    of = f"{kept_in.futures} scenarios"
+    if drawn is not None and drawn.one_in == 1:
+        of = f"the search's {of}" if name == "on-paper" else f"{kept_in.futures} other scenarios"
+    return f"kept in {kept_in.kept} of {of}{grown_text(plan)}{_after(kept_in)}"
+
+
+def _after(kept_in: KeptIn | None) -> str:
+    return " after losing any one worker" if kept_in is not None and kept_in.after_loss else ""
 
 
 def _difference(plan: Plan, answer: Answered, paid: float | None) -> str:
@@ -530,13 +541,17 @@ def why(plan: Plan) -> list[str]:
     text, grown = [], grown_text(plan)
     fewer = None if values is None else _fewer(plan, values)
     if values is not None and fewer is not None:
-        of = f"in {fewer.kept} of {values.futures} scenarios{grown}" if values.futures else "no more"
-        text.append(f"with {counted(fewer.workers, 'worker')} ({_counts(fewer)}) the SLO is kept {of}")
+        of = (
+            f"in {fewer.kept} of the test's first {values.futures} scenarios{grown}"
+            if values.futures
+            else "no more"
+        )
+        text.append(f"with {counted(fewer.workers, 'worker')}{_counts(plan, fewer)} the SLO is kept {of}")
     paper = certificate.find_answer("on-paper")
-    if paper is not None and paper.kept_in is not None and paper.workers != _workers(plan):
-        kept = f"{paper.kept_in.kept} of {paper.kept_in.futures} scenarios{grown}"
-        price = "" if paper.value is None else f", {in_unit(paper.value, certificate.unit)},"
-        text += [f"the cheapest fleet on paper{price} keeps it in {kept}", *_not_measured(plan)]
+    if paper is not None and paper.kept_in and paper.kept_in.futures and paper.workers != _workers(plan):
+        price = "" if paper.value is None else f", {in_unit(paper.value, certificate.unit)}"
+        kept = _kept_text(plan, "on-paper", paper.kept_in)
+        text += [f"the cheapest fleet on paper{price}, is {kept}", *_not_measured(plan)]
     if certificate.futures is not None and certificate.futures.cheaper is not None:
         text.append(sentence(certificate.futures.cheaper))
     text += [sentence(each) for each in certificate.binding if isinstance(each, SharingSaves | NotShared)]
@@ -569,8 +584,16 @@ def _fewer(plan: Plan, values: Around) -> AtWorkers | None:
     return at if at is not None and at.kept < few else None
 
 
-def _counts(at: AtWorkers) -> str:
-    return " + ".join(map(str, at.counts))
+def _counts(plan: Plan, at: AtWorkers) -> str:
+    """The workers of each pool where there are several, and whether they cost less at all: " (3 + 2), for the
+    same price,"; whole nodes are paid whole.
+    """
+    of_pools = f" ({' + '.join(map(str, at.counts))})" if len(at.counts) > 1 else ""
+    counts = iter(at.counts)
+    pools = tuple(replace(pool, count=next(counts)) if pool.count else pool for pool in plan.fleet.pools)
+    fewer_usd_per_h = bill_fleet(replace(plan.fleet, pools=pools)).usd_per_h
+    is_same = abs(fewer_usd_per_h - plan.bill.usd_per_h) < 0.005
+    return of_pools + (", for the same price," if is_same else "")
 
 
 # -- data --------------------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from planner.documents.certificate import Alternative, Certificate, Throughput
-from planner.documents.facts import RequestTooLong
+from planner.documents.facts import CapacityBinds, LimitBinds, RequestTooLong
 from planner.domain import Limit, ServiceGuarantee
 from planner.fleet import Fleet, Pool
 from planner.manifests.engine_command import is_capped
 from planner.policies import BATCHING, ROUTING
-from planner.reports.fact_sentences import backlog_text, percent, sentences
+from planner.reports.fact_sentences import backlog_text, percent, relative_cost_text, sentence, sentences
 from planner.search.evidence.plan import Plan
 from planner.search.problem.bill import Bill
 from planner.simulator.layout import REJECTED
@@ -274,6 +274,7 @@ def proof_lines(plan: Plan) -> list[str]:
     certificate = plan.certificate
     unit = certificate.unit
     value, bound = (show_amount(v, unit) for v in (certificate.value, certificate.bound))
+    whose = "the fleet on paper" if certificate.answers else "the plan"  # Whose value the proof is about.
     lines = [
         f"Status: {plan.status}. On paper: {value} {unit}.",
         f"Fleets with one worker type per pool: {level0_line(certificate)}.",
@@ -289,11 +290,12 @@ def proof_lines(plan: Plan) -> list[str]:
         lines.append(f"{throughput_line(plan.throughput)} All else is about the cheapest fleet at this rate.")
     if certificate.level0_gap_frac > 0:
         lines.append(
-            f"The plan saves {percent(certificate.level0_gap_frac)} against the best of one type per pool."
+            f"{whose.capitalize()} saves {percent(certificate.level0_gap_frac)} against the best of one type "
+            "per pool."
         )
     lines += [
         f"Lower bound over all fleets of these worker types, under any policy: {bound} {unit}, a gap of "
-        f"{percent(certificate.gap_frac)} to the plan; the assumptions say what it takes for granted.",
+        f"{percent(certificate.gap_frac)} to {whose}; the assumptions say what it takes for granted.",
         f"{counted(certificate.simulations, 'simulation')}, {counted(certificate.cuts, 'cut')}, seed "
         f"{certificate.seed}.",
     ]
@@ -309,6 +311,33 @@ def unpriced_text(alternative: Alternative, unit: str) -> str:
     is_bounded = alternative.at_least and math.isfinite(alternative.objective)
     least = f", at least {show_amount(alternative.objective, unit)} {unit}" if is_bounded else ""
     return f"not priced{least}" + (f": {note}" if (note := "; ".join(sentences(alternative.notes))) else "")
+
+
+def binding_lines(plan: Plan) -> list[str]:
+    """What binds, a line each; of a plan for production it says which lines are of the fleet on paper."""
+    certificate = plan.certificate
+    return [
+        ("on paper: " if certificate.answers and isinstance(fact, LimitBinds | CapacityBinds) else "")
+        + sentence(fact)
+        for fact in certificate.binding
+    ]
+
+
+def alternative_notes(alternative: Alternative, plan: Plan) -> list[str]:
+    """The notes on an alternative. One with the plan's own workers says that only settings of their engines
+    tell it apart, as no table of fleets shows these.
+    """
+    fleet = alternative.fleet
+    is_alike = fleet is not None and fleet != plan.fleet and describe(fleet) == describe(plan.fleet)
+    alike = ["the plan's workers with other settings"] if is_alike else []
+    return [*alike, *sentences(alternative.notes)]
+
+
+def alternative_note(alternative: Alternative, plan: Plan) -> str:
+    """How far an alternative lies from the certificate's value, and the notes on it."""
+    has_fleet = alternative.fleet is not None
+    difference = [relative_cost_text(alternative.objective, plan.certificate.value)] if has_fleet else []
+    return "; ".join([*difference, *alternative_notes(alternative, plan)])
 
 
 def listed(parts: Sequence[str]) -> str:

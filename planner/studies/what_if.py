@@ -522,6 +522,18 @@ def difference(moved: Moved, before: StudyAnswer) -> str:
     return moved_text(before.value, value, OBJECTIVE_UNITS[before.problem.task.objective])
 
 
+def fleet_text(answer: StudyAnswer, before: StudyAnswer) -> str:
+    """The fleet in words, with its tokens per step where these alone tell it from the fleet of before."""
+    text = describe(answer.fleet)
+    tokens, were = (
+        " and ".join(f"{pool.type.max_num_batched_tokens:,}" for pool in each.fleet.running_pools)
+        for each in (answer, before)
+    )
+    if text != describe(before.fleet) or tokens == were:
+        return text
+    return f"{text} with {tokens} tokens per step instead of {were}"
+
+
 def verdict_text(moved: Moved) -> str:
     """Whether the fleet of the question before still holds."""
     if moved.answer is None:

@@ -21,11 +21,13 @@ import pytest
 import vl_convert
 from plans import LIMITS, a_plan, a_simulation, a_trace, mixed, pairs
 
-from planner.documents.facts import Assumed
+from planner.documents.certificate import Alternative
+from planner.documents.facts import Answered, Assumed, Remarked
 from planner.files.checked_files import cached_text, package_text
 from planner.reports import charts, curves, drawing, figures, output, report, rows
+from planner.reports.page import inline
 from planner.reports.page import page as make_page
-from planner.reports.words import excluded_text, proof_lines
+from planner.reports.words import alternative_notes, excluded_text, proof_lines
 from planner.solvers.repeats import Interval, Repeats
 
 VOID = {"meta", "br", "img", "hr", "input", "link"}
@@ -102,6 +104,34 @@ def test_every_chart_is_there_without_scripts_too_and_the_library_once(page: str
     library, drawing = parsed.scripts[-2:]
     assert "window.vegaEmbed=" in unpacked(library) and "vegaEmbed(live" in drawing
     assert parsed.attributes("id").count("vega") == 1
+
+
+def test_a_command_in_a_sentence_is_code() -> None:
+    assert inline("`a < b` costs") == "<code>a &lt; b</code> costs"
+    assert inline("alone: `") == "alone: `"
+
+
+def test_what_is_proved_of_the_fleet_on_paper_is_not_said_of_the_plan() -> None:
+    """A plan for production has other workers than those that bind, and another gap to the bound."""
+    plan = a_plan()
+    answers = (Answered("on-paper", (), plan.bill.usd_per_h, None, None),)
+    paper = replace(plan, certificate=replace(plan.certificate, answers=answers))
+    text = report.render_report(paper)
+    for part in (
+        "<li>on paper: ttft p90 binds",
+        "Neighbours of the fleet on paper",
+        "to the fleet on paper;",
+    ):
+        assert part in text and part not in report.render_report(plan)
+
+
+def test_an_alternative_with_the_workers_of_the_plan_says_what_tells_it_apart() -> None:
+    """Tables of fleets do not show tokens per step, so it looked like the plan, "not planned"."""
+    plan = a_plan()
+    other = plan.fleet.with_types(lambda worker: replace(worker, max_num_batched_tokens=640))
+    alternative = Alternative("mixed pools only", other, 1.0, (Remarked("on-paper"),))
+    assert alternative_notes(alternative, plan)[0] == "the plan's workers with other settings"
+    assert len(alternative_notes(replace(alternative, fleet=plan.fleet), plan)) == 1
 
 
 def test_a_page_without_charts_needs_no_script() -> None:

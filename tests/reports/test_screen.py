@@ -67,6 +67,16 @@ def test_cards_hold_the_answers_against_the_plan() -> None:
     assert (made.difference, made.is_plan, made.kept) == ("the plan", True, "kept in 191 of 200 scenarios")
     assert lossy.difference == "23.92 USD/h more (+33 %)"
     assert lossy.kept == "kept in 9 of 10 scenarios after losing any one worker"
+    assert lossy.holds.startswith("as written, holds after losing any one worker to +30 % traffic")
+
+
+def test_two_counts_of_scenarios_are_not_of_the_same_ones() -> None:
+    """3 of 10 of the search beside 191 of 200 of the test: the reader must not compare them."""
+    plan = answered()
+    futures = ScenariosDrawn("blocks", 20.0, 0.0, True, 10)
+    paper, made, _ = screen.cards(replace(plan, certificate=replace(plan.certificate, futures=futures)))
+    assert paper.kept == "kept in 3 of the search's 10 scenarios"
+    assert made.kept == "kept in 191 of 200 other scenarios"
 
 
 def test_what_certainty_saves_at_most_is_the_difference_to_paper() -> None:
@@ -280,8 +290,8 @@ def test_what_breaks_it_is_sorted_by_how_near_it_is() -> None:
 
 def test_why_not_cheaper_names_what_too_few_workers_do() -> None:
     fewer, paper, *_ = screen.why(answered())
-    assert fewer == "with 6 workers (4 + 2) the SLO is kept in 6 of 10 scenarios"
-    assert paper == "the cheapest fleet on paper, 47.84 USD/h, keeps it in 3 of 10 scenarios"
+    assert fewer == "with 6 workers (4 + 2) the SLO is kept in 6 of the test's first 10 scenarios"
+    assert paper == "the cheapest fleet on paper, 47.84 USD/h, is kept in 3 of 10 scenarios"
 
 
 @pytest.mark.parametrize("is_own", [False, True])

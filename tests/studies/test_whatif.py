@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import CATALOG
+from plans import CATALOG, mixed
 from questions import DOCUMENT, question, traffic
 from shares import some
 from typer.testing import CliRunner
@@ -33,6 +34,7 @@ from planner.studies.what_if import (
     difference,
     document,
     explain_limits,
+    fleet_text,
     headroom,
     sensitivity,
 )
@@ -343,3 +345,12 @@ def test_the_sensitivity_command(asked: list[str]) -> None:
     assert "robust: {step_times: 5 %, traffic: 5 %}" in said.stdout
     with pytest.raises(InputError, match="--by"):
         CliRunner().invoke(app, ["sensitivity", *asked, "--by", "0"], catch_exceptions=False)
+
+
+def test_a_fleet_that_differs_in_tokens_per_step_alone_does_not_read_as_the_same() -> None:
+    """`sensitivity` said that the plan fails and that the best fleet is then "the same", the plan's own."""
+    before = SimpleNamespace(fleet=mixed())
+    other = mixed().with_types(lambda worker: replace(worker, max_num_batched_tokens=640))
+    text = fleet_text(cast(Any, SimpleNamespace(fleet=other)), cast(Any, before))
+    assert text == "2 workers of 4 × h100-80g with 640 tokens per step instead of 2,048"
+    assert fleet_text(cast(Any, before), cast(Any, before)) == "2 workers of 4 × h100-80g"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sqlite3
@@ -1172,6 +1173,18 @@ def test_a_dark_page_has_the_colours_of_a_dark_report() -> None:
     assert (ui_command.LIGHT_BLUE, ui_command.DARK_PAGE, ui_command.DARK_CARD, ui_command.DARK_INK) == tuple(
         dark[name] for name in ("--blue", "--page", "--card", "--ink")
     )
+
+
+def test_a_file_of_the_working_folder_cannot_stand_in_for_the_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a file ui.py there, Streamlit imported it as the room `ui`."""
+    started: dict[str, Any] = {}
+    for name in ("PYTHONSAFEPATH", "PYTHONPATH", "FLEETPLAN_UI_FOLDER"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(os, "execv", lambda *_: started.update(os.environ))
+    CliRunner().invoke(cli, ["ui", "--folder", str(tmp_path / "plans")])
+    assert started["PYTHONSAFEPATH"] == "1"
 
 
 def test_the_command_refuses_a_folder_it_cannot_use(tmp_path: Path) -> None:

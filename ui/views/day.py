@@ -185,7 +185,7 @@ def _start_up(known: StartupFacts, form: Form) -> Form:
         help="So many workers at a time start on nodes that have run the same LLM.",
     )
     chosen["warm_start_s"] = warm_start.number_input(
-        "There ready after [s]", key=f"{PLACE}_warm_start_s", **(EMPTY | {"placeholder": "catalog"})
+        "Ready at a warm place after [s]", key=f"{PLACE}_warm_start_s", **(EMPTY | {"placeholder": "catalog"})
     )
     return chosen
 

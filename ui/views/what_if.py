@@ -174,10 +174,9 @@ def _sensitivity_table(changes: list[Document]) -> None:
         if row["kept"] and row["more"] == UNMOVED:
             same.append(row["change"])
         else:
-            fleet = row["answer"]["fleet"] if row["answer"] else "-"
-            different.append((row["change"], kept[row["kept"]], row["more"], fleet))
+            different.append((row["change"], kept[row["kept"]], row["more"], row["fleet"]))
     if different:
-        draw.table(("if", "the plan", "the best then", "which is"), different)
+        draw.table(("if", "the plan", "the best then costs", "which is"), different)
     if same:
         st.write(draw.escaped(f"The plan holds and stays the best with: {'; '.join(same)}."))
 

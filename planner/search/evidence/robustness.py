@@ -19,6 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from planner.documents.certificate import Alternative
+from planner.documents.facts import Remarked
 from planner.documents.robustness_facts import (
     MORE_FRAC,
     Around,
@@ -346,5 +347,11 @@ def _doubled_bill_usd_per_h(fleet: Fleet, gpu: str) -> float:
 
 
 def priced_alternatives(alternatives: Iterable[Alternative]) -> list[tuple[str, Fleet]]:
-    """The alternatives that are fleets with a price, with their labels."""
-    return [(each.label, each.fleet) for each in alternatives if each.fleet is not None and each.is_priced]
+    """The alternatives that are fleets with a price, with their labels; those on paper are no alternative to
+    a plan for production.
+    """
+    return [
+        (each.label, each.fleet)
+        for each in alternatives
+        if each.fleet is not None and each.is_priced and Remarked("on-paper") not in each.notes
+    ]
