@@ -10,9 +10,11 @@ steps:
               hold, from the highest k down.
 
 Whether a window holds is simulated on a slice of the day that begins one window earlier
-(day/search/day_runs.py). The timetable that results is simulated as a whole day, and is only used if it keeps
-every window there. If the bound's timetable does not, or saves nothing, the sizes of the grid are shortened
-in the same way.
+(day/search/day_runs.py). The timetable that results is simulated as a whole day. Windows that it misses
+there, because of a queue from further back, are repaired in the whole day: the first of them gets the
+cheapest change with which the day misses fewer windows. The timetable is only used if it then keeps every
+window. If the bound's timetable does not, or saves nothing, the sizes of the grid are shortened in the same
+way.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ NEW_FRAC = 1 / 10  # A new life is this long. Pauses are tried at moments this f
 EXACT_FRAC = 1 / 120  # Lives are shortened to this precision.
 LASTS_FRAC = 1 / 4  # Windows that begin this long after a change, or sooner, are simulated again.
 MOST_REPAIRS = 100  # Changes to keep one window; a window that needs more stays missed.
+MOST_DAY_REPAIRS = 12  # Windows that the whole day misses, and slices do not, are so few.
 MOST_ROUNDS = 4  # Shortening goes through all lives at most this often.
 # The work for each of both timetables: requests simulated, plus SLICE_WORK per slice. It takes 15 s or less
 # on an idle core. Days of few windows get less.
@@ -74,8 +77,8 @@ def finer_day(
     for is_of_bound in (True, False):
         search = _LifeSearch(runs, deadline)
         lives = search.repaired(dict(bound_lives)) if is_of_bound else search.lives_of_grid(grid)
-        finer = search.as_day(search.shortened(lives))
-        if finer is not None and finer.day.usd < grid_usd:
+        finer = search.repaired_day(search.shortened(lives), grid_usd)
+        if finer is not None:
             progress(f"sizes that change at any moment: {finer.day.usd:.2f} USD")
             return finer
     return None
@@ -133,7 +136,13 @@ class _LifeSearch:
         return total_usd
 
     def timetable(self, lives: Lives) -> tuple[Floats, Ints]:
-        """Times (N,), the first 0, and the sizes (N, C) from each on."""
+        """Times (N,), the first 0, and the sizes (N, C) from each on. Times are whole microseconds, because
+        moments that differ by a rounding error are one on the clock of a slice.
+        """
+        lives = {
+            key: [(round(begin_s, 6), round(end_s, 6)) for begin_s, end_s in own]
+            for key, own in lives.items()
+        }
         ends_of_lives = (t for own in lives.values() for life in own for t in life)
         times_s = np.array(sorted({0.0, *(t for t in ends_of_lives if t < self.last_s)}))
         workers = np.tile(self.runs.terms.least[0], (len(times_s), 1))
@@ -142,11 +151,33 @@ class _LifeSearch:
                 workers[(times_s >= begin_s) & (times_s < end_s), c] += 1
         return times_s, np.minimum(workers, self.runs.terms.most[0])
 
-    def as_day(self, lives: Lives) -> FinerDay | None:
-        """The whole day; None if it misses a window, or takes more than the stock."""
+    def as_day(self, lives: Lives) -> FinerDay:
+        """The whole day with these lives."""
         times_s, workers = self.timetable(lives)
-        day = self.runs.simulate_timetable(times_s, workers)
-        return FinerDay(day, times_s, workers) if day.holds and day.fits else None
+        self.left_work -= len(self.runs.trace)
+        return FinerDay(self.runs.simulate_timetable(times_s, workers), times_s, workers)
+
+    def repaired_day(self, lives: Lives, most_usd: float) -> FinerDay | None:
+        """The whole day, repaired while it misses windows; None if it still does, takes more than the stock,
+        or costs `most_usd`.
+        """
+        finer = self.as_day(lives)
+        for _ in range(MOST_DAY_REPAIRS):
+            day = finer.day
+            if day.holds or not day.missed or day.usd >= most_usd or self.is_over():
+                break
+            window = day.missed[0]
+            for changed in sorted(
+                [*self._longer(lives, window), self._one_more(lives, window)], key=self.usd
+            ):
+                repaired = self.as_day(changed)
+                if len(repaired.day.missed) < len(day.missed):
+                    lives, finer = changed, repaired
+                    break
+            else:
+                break
+        day = finer.day
+        return finer if day.holds and day.fits and day.usd < most_usd else None
 
     def excess(self, lives: Lives, window: int) -> float:
         """By how much the late requests of a window exceed those that may be late, as a share of the latter;
