@@ -22,6 +22,9 @@ from planner.manifests.kubernetes import Document
 
 CHART_VERSION, ROUTER_VERSION = "v0.4.12", "v0.10.0"
 ROUTER_CHART = "oci://ghcr.io/llm-d/charts/llm-d-router-standalone"
+# In place of the router's own proxy: an InferencePool and an HTTPRoute for a Gateway of the cluster.
+GATEWAY_CHART = "oci://ghcr.io/llm-d/charts/llm-d-router-gateway"
+GATEWAY_NAME = "inference-gateway"  # what the chart calls it where nothing is said
 PLUGINS_FILE = "plan.yaml"
 ENGINE = (
     f"vLLM {engine_command.VLLM_VERSION}, charts llm-d-modelservice {CHART_VERSION} and "
@@ -34,7 +37,7 @@ _START = 'exec vllm serve "$@" --data-parallel-start-rank $$((LWS_WORKER_INDEX *
 
 
 def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
-    """llm-d/POOL.values.yaml for every pool, and llm-d/router.values.yaml."""
+    """llm-d/POOL.values.yaml for every pool, and values of both charts of the router."""
     files = {}
     for name, pool in zip(engine_command.pool_labels(fleet), fleet.running_pools, strict=True):
         release = _release_name(fleet, name)
@@ -45,22 +48,33 @@ def render(fleet: Fleet, max_model_len: int) -> dict[str, str]:
     release = _release_name(fleet, "router")
     about = f"# helm install {release} ... -f router.values.yaml   (chart {ROUTER_VERSION})\n"
     files["llm-d/router.values.yaml"] = about + to_yaml(router_values(fleet))
+    about = f"# helm install {release} ... -f gateway.values.yaml   (chart {ROUTER_VERSION})\n"
+    files["llm-d/gateway.values.yaml"] = about + to_yaml(gateway_values(fleet))
     return files
 
 
 def router_values(fleet: Fleet) -> Document:
     """The values of the router's release: one endpoint picker, which alone knows what it sent."""
+    port = {"name": "http", "port": 80, "protocol": "TCP", "targetPort": PROXY_PORT}
+    return {"router": {"extraServicePorts": [port], **_picker_values(fleet)}}
+
+
+def gateway_values(fleet: Fleet) -> Document:
+    """The same endpoint picker behind a Gateway: the chart makes the InferencePool and the HTTPRoute."""
+    # "0s" is no limit: the chart's own is 300 s.
+    route = {"create": True, "inferenceGatewayName": GATEWAY_NAME, "requestTimeout": "0s"}
+    return {"router": _picker_values(fleet), "httpRoute": route}
+
+
+def _picker_values(fleet: Fleet) -> Document:
     picker = endpoint_picker.picker_config(fleet, is_pair=fleet.is_disaggregated)
     return {
-        "router": {
-            "extraServicePorts": [{"name": "http", "port": 80, "protocol": "TCP", "targetPort": PROXY_PORT}],
-            "modelServers": {"matchLabels": {"llm-d.ai/model": engine_command.llm_label(fleet)}},
-            "epp": {
-                "replicas": 1,
-                "pluginsConfigFile": PLUGINS_FILE,
-                "pluginsCustomConfig": {PLUGINS_FILE: to_yaml(picker)},
-            },
-        }
+        "modelServers": {"matchLabels": {"llm-d.ai/model": engine_command.llm_label(fleet)}},
+        "epp": {
+            "replicas": 1,
+            "pluginsConfigFile": PLUGINS_FILE,
+            "pluginsCustomConfig": {PLUGINS_FILE: to_yaml(picker)},
+        },
     }
 
 
@@ -77,7 +91,11 @@ def steps(fleet: Fleet) -> list[str]:
         f"    helm install {_release_name(fleet, 'router')} {ROUTER_CHART} --version {ROUTER_VERSION} "
         "-f llm-d/router.values.yaml",
         "",
-        "Needs the CRDs of the Gateway API's inference extension. The router's Service answers on port 80.",
+        "Needs the CRDs of the Gateway API's inference extension. The router's Service answers on port 80. "
+        f"Behind a Gateway ({GATEWAY_NAME}, or what you set), in place of the last release:",
+        "",
+        f"    helm install {_release_name(fleet, 'router')} {GATEWAY_CHART} --version {ROUTER_VERSION} "
+        "-f llm-d/gateway.values.yaml   # provider.name=gke or istio there",
     ]
 
 

@@ -79,7 +79,7 @@ def test_helm_values_and_ray_configs_follow_their_schemas(fleet: Fleet) -> None:
     files = rendered(fleet)
     for path, text in files.items():
         target = path.split("/")[0].removesuffix(".yaml").removesuffix(".values")
-        if path == "llm-d/router.values.yaml":
+        if path in ("llm-d/router.values.yaml", "llm-d/gateway.values.yaml"):
             values = yaml.safe_load(text)
             validate(values, SCHEMAS["llm-d-router"])
             picker = values["router"]["epp"]

@@ -340,7 +340,7 @@ def _ray(path: str, text: str) -> list[Command]:
 
 def _llm_d(path: str, text: str) -> list[Command]:
     values = yaml.load(text, Loader=LOADER)
-    if path == "llm-d/router.values.yaml":
+    if path in ("llm-d/router.values.yaml", "llm-d/gateway.values.yaml"):
         return []
     made = [values[role] for role in ("prefill", "decode") if values[role]["create"]]
     assert len(made) == 1
