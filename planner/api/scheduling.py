@@ -125,6 +125,9 @@ def schedule(
     if isinstance(demand, Mapping):
         traces = {llm: spread_stamps(read_trace(trace), seed=seed) for llm, trace in demand.items()}
     demand_by_window = read_demand(traces or demand, window_s, seed)
+    names = _served_names(sold, demand_by_window, catalog)
+    demand_by_window = replace(demand_by_window, llms=tuple(names[llm] for llm in demand_by_window.llms))
+    traces = {names[llm]: trace for llm, trace in traces.items()}
     progress(
         f"scheduling {len(demand_by_window.llms)} LLMs over {demand_by_window.rate_rps.shape[1]} windows"
     )
@@ -136,6 +139,19 @@ def schedule(
         sold, demand_by_window, answer.schedule, served, time_limit_s=time_limit_s, progress=progress
     )
     return ScheduleResult(replace(answer, simulated=simulated_schedule, not_simulated=""))
+
+
+def _served_names(market: Market, demand: Demand, catalog: CatalogLike) -> dict[str, str]:
+    """The name of each LLM of the demand among those that workers serve: a short name of the catalog stands
+    for its row, as in slo.yaml. A name that means nothing here stays, and is refused later.
+    """
+    served = {capacity.llm for capacity in market.capacities}
+    if served.issuperset(demand.llms):
+        return {llm: llm for llm in demand.llms}
+    known = read_catalog(catalog)
+    rows = {llm: known.served_llm(llm).name for llm in demand.llms if known.has_llm(llm)}
+    names = {llm: rows[llm] if llm not in served and rows.get(llm) in served else llm for llm in demand.llms}
+    return names if len(set(names.values())) == len(names) else {llm: llm for llm in demand.llms}
 
 
 def not_simulated(answer: schedule_page.ScheduleAnswer, traces: Mapping[str, Trace]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -118,6 +119,19 @@ class QuestionOptions:
         if self.safety is not None:
             document["safety"] = parse_safety(self.safety)
         return document
+
+
+@contextmanager
+def errors_of_options() -> Iterator[None]:
+    """Errors of a question without a file name the option: "--ttft-p95" for "slo.yaml: slo: ttft p95"."""
+    try:
+        yield
+    except InputError as error:
+        text = str(error).removeprefix("slo.yaml: ")
+        text = re.sub(r"^slo: (\w+) (p\d+): ", r"--\1-\2: ", text)
+        text = re.sub(r"^traffic: (rate|input|output|task|duration|agents): ", r"--\1: ", text)
+        error.args = (text, *error.args[1:])
+        raise
 
 
 def parse_plain(text: str) -> Any:

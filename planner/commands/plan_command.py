@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 REPORT_S, REPORT_REQUEST_S = 2.0, 1.3e-5
 UNFINISHED_STATUSES = ("best found", "not for production")  # A plan of this status ends with exit code 4.
 ALL_COMPARED = (
-    "compared all GPUs of kinds that were measured, as none was named: --gpus h100,l40s takes those alone"
+    "no GPU was named, so these were compared, all of measured kinds: --gpus h100,l40s takes those alone"
 )
 QUESTION_FILE = "slo.yaml"  # The question is written beside the answer if it came from options.
 
@@ -100,6 +100,7 @@ def _plan_one(options: PlanOptions) -> None:
     from planner.api.inputs import read_catalog, requests_of
     from planner.api.planning import answer_question
     from planner.api.questions import read_task
+    from planner.commands.described_command import errors_of_options
     from planner.documents.log_columns import reading_of
     from planner.files.interrupts import last_words
     from planner.files.wants import missing_resource
@@ -115,9 +116,12 @@ def _plan_one(options: PlanOptions) -> None:
         )
     with Progress(quiet=options.quiet, limit_s=options.time_limit_s) as progress:
         catalog = read_catalog(options.catalog)
-        question = read_task(
-            options.slo if options.question_options is None else options.question_options, catalog
-        )
+        if options.question_options is None:
+            question = read_task(options.slo, catalog)
+        else:
+            with errors_of_options():
+                question = read_task(options.question_options, catalog)
+                question.task()  # Raises now what is wrong with a value.
         if options.per_gpu is not None:
             question = question.replace({"fleet.per_gpu": options.per_gpu})
         if options.target is not None:

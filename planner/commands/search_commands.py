@@ -124,7 +124,7 @@ def find_goodput(
     if json_output:
         print_json(result.to_dict(), requests.warnings)
     else:
-        _print_goodput(result)
+        _print_goodput(result, is_planned=is_planned)
 
 
 def _is_plan(path: Path) -> bool:
@@ -132,7 +132,7 @@ def _is_plan(path: Path) -> bool:
     return ((path if path.is_dir() else path.parent) / "certificate.json").is_file()
 
 
-def _print_goodput(result: GoodputResult) -> None:
+def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
     document = result.to_dict()
     print_mapping(
         {
@@ -145,6 +145,8 @@ def _print_goodput(result: GoodputResult) -> None:
     )
     for sentence in result.sentences():
         print_mapping({"mind": sentence}, "")
+    if is_planned:
+        print_mapping({"mind": "the plan's headroom is another figure: its own requests in less time"}, "")
     rows = [
         {"metric": limit.name, "limit": show_s(limit.limit_s), "simulated": show_s(value)}
         for limit, value in result.fleet_goodput.values_s.items()

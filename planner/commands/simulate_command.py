@@ -217,7 +217,11 @@ def _print_simulation(summary: dict[str, Any], slo: Slo | None, title: str, reje
     counts = {
         key: summary[key] for key in ("finished", "rejected", "unfinished", "preemptions") if summary[key]
     }
-    rates = {key: round(summary[key], 3) for key in ("requests_per_s", "output_tokens_per_s") if summary[key]}
+    rates = {
+        f"{key} (to the last answer)": round(summary[key], 3)
+        for key in ("requests_per_s", "output_tokens_per_s")
+        if summary[key]
+    }
     watts = {"expected_w": round(summary["power"]["expected_w"], 1)} if summary["power"] else {}
     hit_frac = summary["token_hit_frac"]
     hits = {} if hit_frac is None else {"prompt tokens found cached": f"{100 * hit_frac:.1f} %"}

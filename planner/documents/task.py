@@ -323,6 +323,8 @@ def has_several_llms(path: Path) -> bool:
 
 def check_keys(path: Path) -> None:
     """Refuse unknown keys in a slo.yaml of one LLM before anything else is checked."""
+    if not os.path.exists(path):  # noqa: PTH110 - as in has_several_llms
+        raise InputError(f"{path}: no such file")
     if os.path.isfile(path) and "llms" not in (document := read_yaml(path)):  # noqa: PTH113 - as above
         refuse_unknown(document, KEYS, str(path), BELONGS)
 

@@ -272,13 +272,18 @@ def gpu_rows(answer: ScheduleAnswer) -> Rows:
 
 
 def worker_rows(answer: ScheduleAnswer) -> Rows:
-    """LLM, worker type, firm and spot workers at least and at most."""
+    """LLM, worker type, workers on reserved or on-demand GPUs and on spot, at least and at most."""
     values = answer.schedule
-    return ("LLM", "worker", "firm", "spot"), [
+
+    def least_and_most(counts: Any) -> str:
+        least, most = counts.min(), counts.max()
+        return f"{least}" if least == most else f"{least} to {most}"
+
+    return ("LLM", "worker", "reserved or on demand", "on spot"), [
         (
             capacity.llm,
             capacity.name,
-            *(f"{counts[c].min()} to {counts[c].max()}" for counts in (values.workers, values.spot_workers)),
+            *(least_and_most(counts[c]) for counts in (values.workers, values.spot_workers)),
         )
         for c, capacity in enumerate(answer.market.capacities)
         if values.workers[c].any() or values.spot_workers[c].any()

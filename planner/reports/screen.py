@@ -308,6 +308,21 @@ def _named(limits: Sequence[Limit]) -> str:
     return " or ".join(map(limit_text, limits))
 
 
+def _missed_text(plan: Plan, limits: Sequence[Limit]) -> str:
+    """What is missed: the limits, or, where every one of them holds, what else the SLO may fail by."""
+    if limits:
+        return f"{_named(limits)} is missed"
+    if plan.slo.attainment_frac is not None or plan.slo.guarantees:
+        return "the SLO is missed"
+    return "the backlog grows or a request fits no worker"
+
+
+def _lost_text(plan: Plan, lost: Lost) -> str:
+    if lost.workers == 1 and not lost.missed:
+        return "no such worker is left"
+    return _missed_text(plan, lost.missed)
+
+
 def _one_lost(lost: Lost) -> str:
     """For instance "1 decode worker of 2", with the pool's name where its role has several pools."""
     name, _, number = lost.pool.partition("-")
@@ -428,13 +443,13 @@ def breaks_first(plan: Plan) -> Glance:
         return Glance("Breaks first", "not simulated", "plan again to know, with a longer --time-limit")
     first = min(headroom, key=lambda each: each.frac)
     stands_all = first.frac >= HEADROOM_MOST_FRAC
-    limit = f"{_named(first.missed)} is missed" if first.missed else "the SLO is missed"
+    limit = _missed_text(plan, first.missed)
     strained = f"{more_text(first.frac)} {STRAINS[first.strain]}"
     twice = f"{listed([f'twice the {STRAINS[each.strain]}' for each in headroom])}, the most simulated"
     losses = () if values is None else values.losses
     lost = next((each for each in losses if not each.holds), None)
     if lost is not None:
-        missed = f"{_named(lost.missed)} is missed" if lost.missed else "the SLO is missed"
+        missed = _lost_text(plan, lost)
         value = f"{_one_lost(lost)} lost"
         whole = f"it holds to {twice}" if stands_all else f"at {strained}: {limit}"
         return Glance("Breaks first", value, f"as written, then {missed}; with all workers {whole}")
@@ -449,6 +464,9 @@ def _more_traffic(plan: Plan) -> Glance:
     that prices a fleet which does.
     """
     values, name = plan.certificate.around, more_traffic_name(growth_frac_of(plan))
+    if plan.throughput is not None:
+        rate = f"{plan.throughput.rate_rps:g} requests/s"
+        return Glance(name, "none found", f"{rate} is the most that was found within the limits")
     more = None if values is None else values.more_traffic
     if more is None:
         return Glance(name, "not simulated", _priced_by(plan))
@@ -665,8 +683,9 @@ def breaks(plan: Plan) -> list[Breaks]:
     """What breaks the plan, the nearest first."""
     values = plan.certificate.around
     if values is None:
-        return sorted(map(_strained, holds_of(plan)), key=lambda each: each.frac)
-    rows = [*map(_strained, values.holds), *map(_lost, _worst(values.losses))]
+        return sorted((_strained(plan, each) for each in holds_of(plan)), key=lambda each: each.frac)
+    rows = [_strained(plan, each) for each in values.holds]
+    rows += [_lost(plan, each) for each in _worst(values.losses)]
     rows += [
         Breaks(f"price of {turn.gpu}", turn.more_frac, f"then “{turn.instead}” costs less", "price")
         for turn in values.prices
@@ -674,9 +693,9 @@ def breaks(plan: Plan) -> list[Breaks]:
     return sorted(rows, key=lambda each: each.frac)
 
 
-def _strained(headroom: HeadroomFact) -> Breaks:
+def _strained(plan: Plan, headroom: HeadroomFact) -> Breaks:
     label = {"traffic": "more traffic", "steps": "longer steps", "prompts": "longer prompts"}[headroom.strain]
-    text = f"then {_named(headroom.missed)} is missed" if headroom.missed else "then the SLO is missed"
+    text = f"then {_missed_text(plan, headroom.missed)}"
     if headroom.frac >= HEADROOM_MOST_FRAC:
         text = "and still holds"
     return Breaks(label, headroom.frac, f"{more_text(headroom.frac)}, {text}", "slo")
@@ -688,9 +707,8 @@ def _worst(losses: Sequence[Lost]) -> list[Lost]:
     return (failing or sorted(losses, key=lambda each: each.workers))[:1]
 
 
-def _lost(lost: Lost) -> Breaks:
+def _lost(plan: Plan, lost: Lost) -> Breaks:
     label = f"loss of {_one_lost(lost)}"
     if lost.holds:
         return Breaks(label, 1 / lost.workers, "still holds", "loss")
-    missed = f"{_named(lost.missed)} is missed" if lost.missed else "the SLO is missed"
-    return Breaks(label, 0.0, missed, "loss")
+    return Breaks(label, 0.0, _lost_text(plan, lost), "loss")

@@ -161,7 +161,7 @@ def demand(plan: Plan) -> Figure:
     )
     if holds_rps is not None:
         layers += _rule(holds_rps, f"holds to {holds_rps:,.3g} on average", VERMILLION)
-        caption += "; dashed: the average to which traffic of this kind may grow as it is written"
+        caption += "; dashed: the average to which it may grow, the same requests in less time"
     caption += "."
     return Figure("demand", alt.layer(*layers).properties(width=WIDTH, height=HEIGHT), caption)
 

@@ -64,7 +64,10 @@ def charts(plan: Plan) -> str:
         text = "What fewer workers and more traffic would do was not simulated with this plan: plan again."
     elif robustness.left_out:
         missing = ", ".join(PARTS_TEXT[part] for part in robustness.left_out)
-        text = f"Not simulated, for want of time: {missing}; raise --time-limit."
+        text = (
+            f"Not simulated, as it takes too many requests or the time was over: {missing}. A part of the "
+            "traffic (traffic: window) or a longer --time-limit leaves room for it."
+        )
     else:
         text = ""
     note = f"<p class=note>{escape(text)}</p>" if text else ""

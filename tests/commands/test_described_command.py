@@ -80,6 +80,12 @@ def test_options_may_ask_about_a_trace(plan: Plan) -> None:
         ([*QUESTION, "--rate", "5", "--input", "800"], "output: is missing"),
         ([*QUESTION, "--rate", "0", "--input", "8", "--output", "8"], "must be > 0"),
         ([*QUESTION, "--rate", "5", "--task", "chatt"], "did you mean 'chat'"),
+        (
+            [*QUESTION, "--rate", "5", "--task", "chat", "--tpot-p99", "2"],
+            "plan: --tpot-p99: '2' has no unit",
+        ),
+        ([*QUESTION, "--rate", "5", "--input", "1k", "--output", "9"], "plan: --input: "),
+        (["--slo", "nowhere.yaml"], "plan: nowhere.yaml: no such file"),
         ([*QUESTION, "--input", "5"], "--rate: is missing"),
         (["--rate", "5", "--input", "5", "--output", "5"], "--llm: is missing"),
         (["--llm", "llama-3.1-8b", "--rate", "5", "--task", "chat"], "no limit of any kind"),

@@ -192,7 +192,7 @@ def test_a_fleet_that_stands_all_that_is_simulated_is_not_said_to_break_there() 
     assert (first.value, first.note) == ("nothing simulated", f"as written {twice}")
     lost = replace(around, losses=(Lost("dec", 1, False, ()),))
     (first,) = [each for each in screen.glance(with_around(plan, lost)) if each.name == "Breaks first"]
-    assert first.note == f"as written, then the SLO is missed; with all workers {twice}"
+    assert first.note == f"as written, then no such worker is left; with all workers {twice}"
 
 
 def test_what_breaks_first_names_its_class() -> None:
@@ -374,4 +374,4 @@ def test_what_there_was_no_time_for_is_said() -> None:
     plan = answered()
     around = replace(an_around(), more_traffic=None, left_out=("traffic",))
     page = report.render_report(replace(plan, certificate=replace(plan.certificate, around=around)))
-    assert "Not simulated, for want of time: more traffic in scenarios; raise --time-limit." in page
+    assert "or the time was over: more traffic in scenarios." in page

@@ -9,11 +9,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from plans import CATALOG
 
 from planner import cli
+from planner.api import scheduling
 from planner.documents.markets import demand_of, parse_market, read_market
 from planner.errors import InfeasibleError, InputError
 from planner.reports.schedule_page import NAMES, ScheduleAnswer, figures, render
@@ -617,3 +621,16 @@ def test_a_fleet_is_no_schedule_and_says_what_is(tmp_path: Path, *, is_folder: b
     (tmp_path / "plan.yaml").write_text("status: certified\nllm: x\nworkers: [{gpu: h100-80g, count: 2}]\n")
     with pytest.raises(InputError, match=r"plan\.yaml: is a fleet, .* or a schedule\.yaml"):
         read_market(tmp_path if is_folder else tmp_path / "plan.yaml")
+
+
+def test_a_short_name_of_an_llm_is_the_one_that_workers_serve() -> None:
+    """`plan schedule out/` of a plan for llama-3.1-70b refused a demand that called it so."""
+    sold, asked = (
+        SimpleNamespace(capacities=[SimpleNamespace(llm="meta-llama/Llama-3.1-70B")]),
+        SimpleNamespace,
+    )
+    known = CATALOG
+    names = scheduling._served_names(cast(Any, sold), cast(Any, asked(llms=("llama-3.1-70b",))), known)
+    assert names == {"llama-3.1-70b": "meta-llama/Llama-3.1-70B"}
+    same = scheduling._served_names(cast(Any, sold), cast(Any, asked(llms=("chat",))), known)
+    assert same == {"chat": "chat"}

@@ -202,3 +202,18 @@ def test_a_date_with_its_day_first_is_told_with_its_form() -> None:
     assert "'arrival=received_at:%d.%m.%Y %H:%M:%S.%f,input=prompt_tokens" in str(caught.value)
     with pytest.raises(UnsureError, match=r"arrival=at:%d/%m/%Y %H:%M'"):
         read(["05/10/2026 09:00"])
+
+
+def test_a_map_that_is_proposed_has_the_status_and_the_tenant() -> None:
+    """Typed as proposed, a gateway's log counted its failures as traffic, and knew no customers."""
+    sample = pd.DataFrame(
+        {
+            "When": ["13.10.2026 09:00:01"] * 3,
+            "Tokens In": [3, 4, 5],
+            "Tokens Out": [1, 2, 3],
+            "HTTP": [200, 500, 200],
+            "Customer": ["a", "b", "a"],
+        }
+    )
+    with pytest.raises(UnsureError, match="output=Tokens Out,tenant=Customer,status=HTTP'"):
+        guess_columns(sample, "log")

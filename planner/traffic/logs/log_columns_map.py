@@ -67,7 +67,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "adapter": ("adapter", "lora_adapter", "lora_name", "lora", "adapter_name"),
     "status": (
         *("status", "status_code", "http_status", "response_code", "response_status", "http_status_code"),
-        *("statuscode", "success", "outcome", "result"),
+        *("statuscode", "success", "outcome", "result", "http", "http_code"),
     ),
     "kind": (
         *("call_type", "endpoint", "operation", "operation_name", "request_type", "path", "request_path"),
@@ -237,7 +237,7 @@ def _unsure_error(
         name, form = dated
         columns["arrival"] = f"{name}:{form}"
         doubts = [*doubts, f"{name} holds dates; swap %d and %m if the month comes first"]
-    roles = [role for role in ("arrival", "end", "duration", "input", "output") if role in columns]
+    roles = [role for role in ("arrival", "end", "duration", "input", "output", *_NAMES) if role in columns]
     text = ",".join(f"{role}={columns[role]}{':' + units[role] if role in units else ''}" for role in roles)
     quoted = f"'{text}'" if re.search(r"[^\w=,.:@/-]", text) else text
     why = [*doubts, *(f"no column is told as {role}" for role in missing)]
