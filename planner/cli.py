@@ -264,8 +264,8 @@ def _print_error(error: PlannerError) -> int:
 
 
 GPUS_HELP = (
-    "GPUs to choose from: h100,l40s, or h100:16 for sixteen. Default: any, which is all those measured with "
-    "this LLM."
+    "GPUs to choose from: h100,l40s, or h100:16 for sixteen. Default: any, which is every GPU of a kind on "
+    "which kernels of this LLM were measured."
 )
 OBJECTIVE_HELP = "cost, power, gpus; throughput: how much do --gpus h100:16 carry?"
 
@@ -279,7 +279,8 @@ def _limit(name: str) -> Any:
     """The option of a limit of the SLO, such as --ttft-p95."""
     metric, percentile = name.removeprefix("--").split("-")
     row = METRICS[metric]
-    text = f"{row.abbreviation} that {percentile[1:]} % of {row.counted} keep, such as 800ms."
+    what = row.name.partition(",")[0] if row.is_of_agents else row.abbreviation
+    text = f"{what} that {percentile[1:]} % of {row.counted} keep, such as 800ms."
     return _option(name, text[0].upper() + text[1:])
 
 

@@ -338,6 +338,10 @@ def _parse_lengths(value: object, where: str, task_lengths: object, basis: list[
         key = where.rpartition(": ")[2]
         basis.append(f"{key}: a mean of {mean:g} tokens; lognormal with CV {USUAL_CV:g} taken for granted")
         return Lognormal(mean, USUAL_CV)
+    if not isinstance(value, Mapping):
+        raise refused_value(
+            where, "expected tokens, such as 1500 or {mean: 1500, p50: 900, p95: 5000}", value
+        )
     given = check_mapping(value, where, "{mean: 1500, p50: 900, p95: 5000}")
     for key, parse in (
         ("fixed", _parse_fixed),

@@ -375,8 +375,9 @@ def _difference_lines(fleet: Fleet, max_model_len: int) -> list[str]:
         "",
         "## What differs from the simulation",
         "",
-        f"- It routes by {simulated_routing}; what each target has in its place is said there. `plan serve` "
-        "routes as simulated, on one machine or, with --workers, before workers that it did not start.",
+        f"- The simulation routes by {simulated_routing}; what each target has in its place is said there. "
+        "`plan serve` routes as simulated, on one machine or, with --workers, before workers that it did not "
+        "start.",
     ]
     if policies.prefix_cache:
         lines += _cache_notes(fleet)

@@ -54,7 +54,11 @@ def alternative_figures(plan: Plan) -> list[Figure]:
         return []
     bars += [charts.Bar(other.label + suffix, other.objective) for other in priced]
     caption = f"{certificate.unit} of the plan and of the alternatives that were priced."
-    figures = [Figure("alternatives", charts.bars_chart(bars, certificate.unit), caption)]
+    # Fleets for the most traffic on given GPUs all cost the same, and such bars say nothing.
+    is_varied = len({f"{bar.value:.2f}" for bar in bars}) > 1
+    figures = (
+        [Figure("alternatives", charts.bars_chart(bars, certificate.unit), caption)] if is_varied else []
+    )
     fleets = {"this plan": plan.fleet} | {
         alternative.label: alternative.fleet for alternative in others if alternative.fleet is not None
     }

@@ -146,7 +146,7 @@ def _why_not_cheaper(plan: Plan) -> str:
 
 def _proof_section(plan: Plan) -> str:
     certificate = plan.certificate
-    neighbours = table(*rows.neighbour_rows(plan), caption=f"Fleets with one worker fewer{_of_paper(plan)}")
+    neighbours = table(*rows.neighbour_rows(plan), caption="Fleets with one worker fewer")
     ruled_out = [(refuted.label, sentence(refuted.because)) for refuted in certificate.refuted]
     refuted = table(("Ruled out", "How we know"), ruled_out, caption="Fleets ruled out")
     return (

@@ -495,7 +495,11 @@ def source_rows(plan: Plan) -> Rows:
 def _step_times(pool: Pool) -> tuple[str, ...]:
     latency = pool.type.latency
     is_guess = latency.mape_frac is None and latency.kind in ("roofline", "derived")
-    how = "⚠ computed from catalog figures, nothing was profiled" if is_guess else "fitted to measurements"
+    how = "fitted to your measured steps" if latency.kind == "steps" else "estimated from measured kernels"
+    if latency.kind not in ("steps", "kernels"):
+        how = (
+            "⚠ computed from catalog figures, nothing was profiled" if is_guess else "fitted to measurements"
+        )
     error = "no measured error"
     if latency.mape_frac is not None:
         error = f"held-out error {percent(latency.mape_frac)}"

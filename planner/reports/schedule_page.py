@@ -28,7 +28,7 @@ OTHERS = {
     "linear rule": "a linear rule per window (Aladdin)",
 }
 SPOT_SUFFIX = ", spot"  # The end of a spot worker's name.
-FIRM = "Firm workers run on reserved and on-demand GPUs; a spot worker may be interrupted at any time."
+FIRM = "A spot worker may be interrupted at any time; the others are not."
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -182,9 +182,9 @@ def room_text(room: Headroom) -> str:
     return f"{more_text(room.traffic_frac)} traffic of this kind and {more_text(room.steps_frac)} step time"
 
 
-def holds_text(room: Headroom, after: str = "") -> str:
-    """How far a fleet holds as written; `after` says which workers are gone, " after ...", or nothing."""
-    return f"as written, holds{after} to {room_text(room)}"
+def holds_text(room: Headroom, *, after_loss: bool = False) -> str:
+    """How far a fleet holds as written, with all of its workers or after the loss of any one."""
+    return f"as written, holds{' after a loss' if after_loss else ''} to {room_text(room)}"
 
 
 def more_text(frac: float) -> str:
@@ -257,7 +257,9 @@ def _card(plan: Plan, answer: Answered) -> Card:
         "" if paid is None else f"{month_text(paid)} per month",
         workers_text(answer.workers),
         kept,
-        "" if answer.headroom is None else holds_text(answer.headroom, _after(answer.kept_in)),
+        ""
+        if answer.headroom is None
+        else holds_text(answer.headroom, after_loss=answer.kept_in is not None and answer.kept_in.after_loss),
         f"beyond, {_named(tuple(limits))} is missed first" if limits else "",
         is_plan=is_plan,
     )
@@ -273,11 +275,8 @@ def _kept_text(plan: Plan, name: str, kept_in: KeptIn) -> str:
     of = f"{kept_in.futures} scenarios"
     if drawn is not None and drawn.one_in == 1:
         of = f"the search's {of}" if name == "on-paper" else f"{kept_in.futures} other scenarios"
-    return f"kept in {kept_in.kept} of {of}{grown_text(plan)}{_after(kept_in)}"
-
-
-def _after(kept_in: KeptIn | None) -> str:
-    return " after losing any one worker" if kept_in is not None and kept_in.after_loss else ""
+    after = " after losing any one worker" if kept_in.after_loss else ""
+    return f"kept in {kept_in.kept} of {of}{grown_text(plan)}{after}"
 
 
 def _difference(plan: Plan, answer: Answered, paid: float | None) -> str:

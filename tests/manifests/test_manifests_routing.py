@@ -135,7 +135,7 @@ def test_every_target_says_what_routes_there() -> None:
         assert all(scorer in said["llm-d"] for scorer in scorers) and (scorers or "by lot" in said["llm-d"])
         logic = yaml.safe_load(files["production-stack.values.yaml"])["routerSpec"]["routingLogic"]
         assert said["production-stack"].replace(" ", "").startswith((f"its{logic}", logic))
-        assert f"It routes by {routing};" in files["README.md"]
+        assert f"The simulation routes by {routing};" in files["README.md"]
 
 
 @pytest.mark.parametrize(

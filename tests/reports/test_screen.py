@@ -67,7 +67,7 @@ def test_cards_hold_the_answers_against_the_plan() -> None:
     assert (made.difference, made.is_plan, made.kept) == ("the plan", True, "kept in 191 of 200 scenarios")
     assert lossy.difference == "23.92 USD/h more (+33 %)"
     assert lossy.kept == "kept in 9 of 10 scenarios after losing any one worker"
-    assert lossy.holds.startswith("as written, holds after losing any one worker to +30 % traffic")
+    assert lossy.holds.startswith("as written, holds after a loss to +30 % traffic")
 
 
 def test_two_counts_of_scenarios_are_not_of_the_same_ones() -> None:
