@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import streamlit as st
@@ -22,6 +23,7 @@ LATENCIES = (
 )
 _FIGURE = re.compile(r"([≥<>]? ?[-+]?[\d.,]+( [^\s\d]+)?|-|)")  # For instance 1,024 or "+5.98 USD/h".
 _PUNCTUATION = re.compile(r"[!-/:-@\[-`{-~]")
+_CODE = re.compile(r"(`[^`\n]+`)")
 # On a dark page each colour that the planner draws for a light one becomes the report's own dark colour.
 DARK = {
     BLUE: "#56b4e9",
@@ -84,8 +86,12 @@ def bullets(lines: Iterable[str]) -> None:
 
 
 def escaped(text: str) -> str:
-    """Text as Markdown shows it unchanged; no line breaks between a figure and its %."""
-    return _PUNCTUATION.sub(r"\\\g<0>", text.replace(" %", "\u00a0%"))
+    """Text as Markdown shows it unchanged, but for commands between backticks, which are code; no line
+    breaks between a figure and its %.
+    """
+    parts = _CODE.split(text)
+    plain = [_PUNCTUATION.sub(r"\\\g<0>", part.replace(" %", "\u00a0%")) for part in parts[::2]]
+    return "".join(each for pair in zip_longest(plain, parts[1::2], fillvalue="") for each in pair)
 
 
 def signed_percent(frac: float | None) -> str:

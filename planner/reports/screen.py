@@ -465,7 +465,8 @@ def _more_traffic(plan: Plan) -> Glance:
     values, name = plan.certificate.around, more_traffic_name(growth_frac_of(plan))
     if plan.throughput is not None:
         rate = f"{plan.throughput.rate_rps:g} requests/s"
-        return Glance(name, "none found", f"{rate} is the most that was found within the limits")
+        kept = "is kept in enough scenarios" if plan.certificate.answers else "holds"
+        return Glance(name, "none found", f"{rate} is the most that {kept} within the limits")
     more = None if values is None else values.more_traffic
     if more is None:
         return Glance(name, "not simulated", _priced_by(plan))

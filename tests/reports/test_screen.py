@@ -11,7 +11,7 @@ import pytest
 import yaml
 from plans import LIMITS, a_plan, a_simulation, a_trace, an_around, mixed, pairs
 
-from planner.documents.certificate import certificate_document, read_certificate
+from planner.documents.certificate import Throughput, certificate_document, read_certificate
 from planner.documents.facts import (
     Answered,
     Commitment,
@@ -375,3 +375,10 @@ def test_what_there_was_no_time_for_is_said() -> None:
     around = replace(an_around(), more_traffic=None, left_out=("traffic",))
     page = report.render_report(replace(plan, certificate=replace(plan.certificate, around=around)))
     assert "or the time was over: more traffic in scenarios." in page
+
+
+def test_of_the_most_traffic_no_more_is_offered_for_a_price() -> None:
+    """The screen named a command that prices 20 % more of the most that fixed GPUs carry."""
+    plan = replace(answered(), throughput=Throughput(23.41, 23.9, 31.0, 31.5))
+    (more,) = [each for each in screen.glance(plan) if each.name == "20 % more traffic"]
+    assert (more.value, "`plan" in more.note) == ("none found", False)

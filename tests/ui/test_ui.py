@@ -1175,6 +1175,11 @@ def test_a_dark_page_has_the_colours_of_a_dark_report() -> None:
     )
 
 
+def test_a_command_in_a_text_is_code_and_all_else_is_as_it_stands() -> None:
+    assert draw.escaped("*a* `plan day --x` 5 %") == "\\*a\\* `plan day --x` 5\u00a0\\%"
+    assert draw.escaped("a ` alone") == "a \\` alone"
+
+
 def test_a_file_of_the_working_folder_cannot_stand_in_for_the_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
