@@ -209,7 +209,10 @@ def print_joint_answer(answer: JointAnswer) -> None:
     head, rows = several_llms_day_page.joint_table(answer)
     print_rows([dict(zip(head, row, strict=True)) for row in rows], "controllers")
     for name, one in answer.each.items():
-        for line in day_page.settings_lines(one):
+        for line in (
+            *(one.question.start_notes if one.question.sleep_level else ()),
+            *day_page.settings_lines(one),
+        ):
             console.print(f"{name}: {line}", markup=False)
-    for line in answer.warnings:
+    for line in (*several_llms_day_page.shared_lines(answer), *answer.warnings):
         console.print(line, markup=False)

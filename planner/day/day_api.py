@@ -20,6 +20,7 @@ from planner.day.day_manifests import OUTDATED, controller_manifests, manifests_
 from planner.day.day_settings import ALL_FLEETS, USUAL_EVERY_S, DaySection, parse_day
 from planner.day.day_study import DayAnswer, DayQuestion, study_day
 from planner.day.several_llms_day import JointAnswer, study_day_together
+from planner.day.sleeping_workers import sleeping_questions
 from planner.documents.log_columns import reading_of
 from planner.documents.startup_times import StartupFacts, read_startup
 from planner.documents.task import PlanQuestion
@@ -170,11 +171,8 @@ def day(
     """
     began = time.monotonic()
     question = read_task(slo, catalog, **keys)
-    section = {**(question.document.get("day") or {}), **(terms or {})}
-    day_section = parse_day(section, f"{question.path}: day")
+    day_section = _parse_section(question, terms or {})
     if question.has_several_llms:
-        if day_section.is_oracle:
-            raise InputError("oracle: takes one LLM; leave it out, or give a question of one")
         return _day_together(
             question, trace, standing, day_section, catalog, seed, began + time_limit_s, progress
         )
@@ -224,6 +222,17 @@ def day(
     return DayResult(cheapest_fleet(fleets, day_of, began + time_limit_s), day_section.is_oracle)
 
 
+def _parse_section(question: TaskDocument, terms: Mapping[str, Any]) -> DaySection:
+    """The section `day` with `terms` over it. Raises InputError for what only one, or several LLMs have."""
+    section = {**(question.document.get("day") or {}), **terms}
+    day_section = parse_day(section, f"{question.path}: day")
+    if question.has_several_llms and day_section.is_oracle:
+        raise InputError("oracle: takes one LLM; leave it out, or give a question of one")
+    if day_section.is_paid_all_day and not question.has_several_llms:
+        raise InputError("day: sleep and billing: day take several LLMs (llms); leave them out for one LLM")
+    return day_section
+
+
 def _day_question(
     fleet: Fleet,
     limits: Slo,
@@ -240,6 +249,7 @@ def _day_question(
         slo=limits,
         trace=requests,
         unit_s=day_section.billed_s,
+        is_paid_all_day=day_section.is_paid_all_day,
         step_s=day_section.every_s or limits.every_s,
         train_frac=day_section.train_frac,
         missed_usd=day_section.missed_usd,
@@ -299,6 +309,8 @@ def _day_together(
         questions[part.name] = _day_question(
             fleets[part.name], limits, requests, task, day_section, facts, note
         )
+    if day_section.sleep_level:
+        questions = sleeping_questions(questions, day_section.sleep_level, day_section.storage, facts)
     answer = study_day_together(
         questions,
         day_section.controllers,

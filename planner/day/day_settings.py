@@ -7,11 +7,12 @@ day:
   start: 4 min               # or, by catalogs/startup.yaml,  storage: nvme-raid0  and  image: none
   warm: 1                    # so many workers at a time start in  warm_start: 30 s
   drain: 10 min              # a worker that is given up is stopped after this time, whatever it runs
-  billing: second            # or hour: every started hour is paid
+  billing: second            # or hour: every started hour is paid; of several LLMs day: see DaySection
   least: 1                   # workers of every pool; most: 16
   missed_window: 5           # USD that a missed window counts where the best is chosen
   optimum: true              # or false: it is not looked for
   oracle: true               # public autoscalers, tuned on the first 70 %; manifests of all of them
+  sleep: 1                   # or 2: workers of several LLMs sleep (vLLM's levels) on GPUs paid all day
   fleets: all                # or plan: only the cheapest fleet that stands, not its alternatives
 """
 
@@ -27,7 +28,7 @@ from planner.files.document_values import Section, read_share, refused_value
 
 KEYS = (
     *("every", "controllers", "train", "start", "storage", "warm", "warm_start", "drain", "billing"),
-    *("image", "least", "most", "missed_window", "optimum", "fleets", "oracle"),
+    *("image", "least", "most", "missed_window", "optimum", "fleets", "oracle", "sleep"),
 )
 USUAL_EVERY_S = 600.0
 USUAL = ("cron", "hpa", "keda", "knative", "wva", "dynamo", "dynamo-sla", "aladdin", "forecast", "fleetplan")
@@ -35,8 +36,12 @@ USUAL = ("cron", "hpa", "keda", "knative", "wva", "dynamo", "dynamo-sla", "aladd
 AUTOSCALERS = ("hpa", "keda", "wva", "dynamo", "dynamo-sla")
 ORACLE_TRAIN = "70 %"
 USUAL_STORAGE, USUAL_IMAGE = "object-store-to-disk", "registry"  # A worker starts on a node that is new.
+SLEEP_STORAGE = "nvme-raid0"  # Where an engine of sleep level 2 has its weights: it stays on its node.
+NEVER_WITH_SLEEP = ("start", "image", "warm", "warm_start")
 ALL_FLEETS, PLAN_ALONE = "all", "plan"
 BILLED_S = {"second": 0.0, "hour": 3600.0}
+ALL_DAY = "day"
+BILLINGS = (*BILLED_S, ALL_DAY)
 LEAST_TRAIN_FRAC, MOST_TRAIN_FRAC = 0.05, 0.95
 
 
@@ -45,7 +50,8 @@ class DaySection:
     """How pools may change. What is None follows from something else: `every_s` from the SLO's windows,
     `start_s` from the catalog's `storage` and `image` (None: nodes have the image), `most` is about twice the
     static fleet, `missed_usd` what that fleet costs in a window. With a `train_frac` of 0 nothing is tuned,
-    and all of the traffic judges.
+    and all of the traffic judges. If it `is_paid_all_day`, the GPUs in use at once at most are paid for the
+    whole traffic.
     """
 
     controllers: tuple[ChosenController, ...]
@@ -64,6 +70,8 @@ class DaySection:
     optimum: bool = True
     fleets: str = ALL_FLEETS
     is_oracle: bool = False
+    sleep_level: int = 0
+    is_paid_all_day: bool = False
 
 
 def parse_day(document: Any, where: str = "day") -> DaySection:
@@ -75,6 +83,7 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
         if "start" in section and key in section:
             raise InputError(f"{section.path_of('start')}: says what {key} would tell; drop one of the two")
     image = section.text("image", USUAL_IMAGE)
+    sleep_level, billing = parse_sleep(section)
     is_oracle = section.flag("oracle", False)
     train = section.get("train", ORACLE_TRAIN if is_oracle else None)
     usual = list(AUTOSCALERS if is_oracle else USUAL)
@@ -88,19 +97,41 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
         every_s=section.positive("every", "s", None),
         train_frac=parse_train(train, section.path_of("train")),
         start_s=section.at_least("start", "s", None),
-        storage=section.text("storage", USUAL_STORAGE),
+        storage=section.text("storage", SLEEP_STORAGE if sleep_level else USUAL_STORAGE),
         image=None if image == "none" else image,
         warm=section.whole_number("warm", 0, least=0),
         warm_start_s=section.at_least("warm_start", "s", None),
         drain_limit_s=section.positive("drain", "s", math.inf),
-        billed_s=BILLED_S[section.one_of("billing", BILLED_S, "second")],
+        billed_s=BILLED_S.get(billing, 0.0),
         least=least,
         most=most,
         missed_usd=section.number("missed_window", None, least=0.0),
         optimum=section.flag("optimum", True),
         fleets=section.one_of("fleets", (ALL_FLEETS, PLAN_ALONE), ALL_FLEETS),
         is_oracle=is_oracle,
+        sleep_level=sleep_level,
+        is_paid_all_day=billing == ALL_DAY,
     )
+
+
+def parse_sleep(section: Section) -> tuple[int, str]:
+    """The level of vLLM's sleep mode, 0 without, and the billing, which is by the day if workers sleep."""
+    sleep_level = section.whole_number("sleep", 0, least=0)
+    if "sleep" in section and sleep_level not in (1, 2):
+        raise refused_value(
+            section.path_of("sleep"), "expected 1 or 2, a level of vLLM's sleep mode", sleep_level
+        )
+    billing = section.one_of("billing", BILLINGS, ALL_DAY if sleep_level else "second")
+    if sleep_level and billing != ALL_DAY:
+        raise InputError(
+            f"{section.path_of('billing')}: with sleep GPUs are paid all day; write day, or drop it"
+        )
+    for key in NEVER_WITH_SLEEP:
+        if sleep_level and key in section:
+            raise InputError(
+                f"{section.path_of(key)}: is for workers that start; with sleep they wake, so drop it"
+            )
+    return sleep_level, billing
 
 
 def parse_train(value: object, where: str) -> float:

@@ -75,6 +75,9 @@ class DayQuestion:
     start_notes: tuple[str, ...] = ()  # The sources of the start-up times.
     fleet_note: str = ""  # The origin of the fleet, if it was not given.
     stock: Mapping[str, int] = field(default_factory=dict)
+    is_paid_all_day: bool = False  # The GPUs in use at once at most are, if several LLMs share them.
+    sleep_level: int = 0  # vLLM's: 1 or 2, or 0 for workers that start anew.
+    sleep_notes: tuple[str, ...] = ()  # What sleeping takes beside GPUs.
 
     @property
     def every_s(self) -> float:
@@ -395,6 +398,7 @@ def terms_of(question: DayQuestion) -> DayTerms:
         step_s=question.step_s,
         unit_s=question.unit_s,
         stock=question.stock,
+        is_paid_all_day=question.is_paid_all_day,
     )
 
 

@@ -37,11 +37,11 @@ from planner.day.day_study import (
 from planner.day.search.day_optimum import cheapest_day
 from planner.day.search.day_runs import DayRuns
 from planner.day.search.several_llms_runs import joint_runs, joint_terms
+from planner.domain import row_of
 from planner.errors import InfeasibleError, InputError
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.simulator.elastic import ElasticFleet, simulate_together
-from planner.solvers.pool_sizes import DayTerms, billed_usd
-from planner.traffic.trace import Trace
+from planner.solvers.pool_sizes import DayTerms, billed_usd, most_gpus_in_use
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +53,7 @@ class JointDay:
     name: str
     parts: tuple[ControllerDay, ...]
     usd: float
+    most_gpus: Mapping[str, int]  # The GPUs in use at once at most, by type.
 
     @property
     def missed_windows(self) -> int:
@@ -91,6 +92,8 @@ class JointAnswer:
     stock: Mapping[str, int]
     left_out: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
+    # Where GPUs are paid all day, the controllers again, on no more of them than the optimum takes.
+    on_least_gpus: tuple[JointDay, ...] = ()
 
     @property
     def static(self) -> JointDay:
@@ -147,24 +150,9 @@ def study_day_together(
         deployment_of(question, later if train is None else train, train)
         for question, (train, later) in zip(llm_questions, parts, strict=True)
     ]
-    rows: list[JointDay] = []
-    left_out: list[tuple[str, str]] = []
-    static = parse_controller(STATIC, None)
-    for controller in (static, *(other for other in chosen if other.row.name != STATIC)):
-        name = controller.row.name
-        progress(f"{name}: the day")
-        try:
-            tuned = [
-                _tune_controller(question, controller, deployment, train, rows, m, deadline)
-                for m, (question, deployment, (train, _)) in enumerate(
-                    zip(llm_questions, deployments, parts, strict=True)
-                )
-            ]
-            rows.append(_simulate_day(judged, tuned, deployments, terms))
-        except InputError as error:
-            if name == STATIC:
-                raise
-            left_out.append((name, str(error)))
+    rows, tuned_by_row, left_out = _run_controllers(
+        llm_questions, judged, chosen, deployments, terms, deadline, progress
+    )
     best_day, why = None, "it was not asked for"
     if optimum:
         progress("the optimum: the cheapest sizes of all pools that keep every window, knowing the traffic")
@@ -172,6 +160,10 @@ def study_day_together(
             best_day = _find_optimum(judged, rows, terms, deadline, progress)
         except (InputError, InfeasibleError) as error:
             why = str(error)
+    on_least_gpus = tuple[JointDay, ...]()
+    if best_day is not None and terms.is_paid_all_day:
+        limited = _on_gpus_of(best_day, judged)
+        on_least_gpus = tuple(_simulate_day(limited, tuned, deployments, terms) for tuned in tuned_by_row[1:])
     winner = _best_row(rows, llm_questions)
     answers = {}
     for m, llm in enumerate(llm_names):
@@ -197,19 +189,67 @@ def study_day_together(
         stock=stock,
         left_out=tuple(left_out),
         warnings=warnings,
+        on_least_gpus=on_least_gpus,
     )
+
+
+def _run_controllers(
+    llm_questions: Sequence[DayQuestion],
+    judged: Sequence[DayQuestion],
+    chosen: Sequence[ChosenController],
+    deployments: Sequence[Deployment],
+    terms: DayTerms,
+    deadline: float,
+    progress: Progress,
+) -> tuple[list[JointDay], list[list[tuple[ChosenController, int]]], list[tuple[str, str]]]:
+    """The days of the fleets that stand and of every controller, what each was tuned to for every LLM, and
+    the reasons of those that could not run.
+    """
+    rows: list[JointDay] = []
+    tuned_by_row: list[list[tuple[ChosenController, int]]] = []
+    left_out: list[tuple[str, str]] = []
+    static = parse_controller(STATIC, None)
+    for controller in (static, *(other for other in chosen if other.row.name != STATIC)):
+        name = controller.row.name
+        progress(f"{name}: the day")
+        try:
+            tuned = [
+                _tune_controller(question, controller, deployment, rows, m, deadline)
+                for m, (question, deployment) in enumerate(zip(llm_questions, deployments, strict=True))
+            ]
+            rows.append(_simulate_day(judged, tuned, deployments, terms))
+            tuned_by_row.append(tuned)
+        except InputError as error:
+            if name == STATIC:
+                raise
+            left_out.append((name, str(error)))
+    return rows, tuned_by_row, left_out
+
+
+def _on_gpus_of(optimum: JointOptimum, judged: Sequence[DayQuestion]) -> list[DayQuestion]:
+    """The questions with no more GPUs than the optimum takes, which begin with its sizes."""
+    limited = []
+    for question, part in zip(judged, optimum.each, strict=True):
+        run = part.day.run
+        firsts = [
+            sum(span.pool == p and span.ready_s <= 0 for span in run.spans)
+            for p in range(len(question.pools))
+        ]
+        pools = [replace(pool, first=first) for pool, first in zip(question.pools, firsts, strict=True)]
+        limited.append(replace(question, pools=tuple(pools), stock=dict(optimum.day.most_gpus)))
+    return limited
 
 
 def _tune_controller(
     question: DayQuestion,
     chosen: ChosenController,
     deployment: Deployment,
-    train: Trace | None,
     rows: Sequence[JointDay],
     m: int,
     deadline: float,
 ) -> tuple[ChosenController, int]:
     """A controller with its best settings for one LLM, and the number of settings simulated."""
+    train, _ = split_training(question.trace, question.train_frac)
     if train is None or chosen.row.name == STATIC:
         return chosen, 1
     missed_usd = missed_usd_of(question, rows[0].parts[m])
@@ -255,17 +295,19 @@ def _simulate_day(
             judged, runs, tuned, used_deployments, strict=True
         )
     ]
-    return JointDay(name, tuple(days), _paid_usd(days, terms))
+    return _joint_day(name, days, terms)
 
 
-def _paid_usd(parts: Sequence[ControllerDay], terms: DayTerms) -> float:
-    """The bill of all workers, on nodes that the LLMs share."""
+def _joint_day(name: str, parts: Sequence[ControllerDay], terms: DayTerms) -> JointDay:
+    """The day of all LLMs, with the bill of all workers on nodes that they share."""
     # `terms` number the pools of all LLMs one after another.
     lives, first_pool = [], 0
     for part in parts:
         lives += [(first_pool + span.pool, span.asked_s, span.gone_s) for span in part.run.spans]
         first_pool += part.run.requested_sizes.shape[1]
-    return billed_usd(terms, lives)
+    gpus = dict.fromkeys(row_of(pool.gpu) for pool in terms.pools)
+    most_gpus = {gpu: most_gpus_in_use(terms, lives, terms.pools_on_gpu(gpu)) for gpu in gpus}
+    return JointDay(name, tuple(parts), billed_usd(terms, lives), most_gpus)
 
 
 def _find_optimum(
@@ -287,7 +329,7 @@ def _find_optimum(
         summarize_run(question, OPTIMUM, part.run, {})
         for question, part in zip(judged, cheapest.best.parts, strict=True)
     ]
-    best = JointDay(OPTIMUM, tuple(parts), cheapest.best.usd)
+    best = _joint_day(OPTIMUM, parts, terms)
     status, bound_usd = cheapest.status, cheapest.bound_usd
     cheapest_row = min((row for row in rows if row.keeps), key=lambda row: row.usd, default=None)
     if cheapest_row is not None and cheapest_row.usd < best.usd:

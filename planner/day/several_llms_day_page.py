@@ -24,7 +24,9 @@ def render_days(answer: JointAnswer) -> dict[str, str]:
     files = {"day.html": _html(answer), "day.json": numbers}
     for name, one in answer.each.items():
         own = {key: text for key, text in day_page.render_day(one).items() if key.endswith(".csv")}
-        files |= {f"{name}/{path}": text for path, text in (own | controller_manifests(one)).items()}
+        if not one.question.sleep_level:
+            own |= controller_manifests(one)
+        files |= {f"{name}/{path}": text for path, text in own.items()}
     return files
 
 
@@ -57,13 +59,40 @@ def standing_line(answer: JointAnswer) -> str:
     return f"Standing all day: {fleets}; {usd(rate_usd_per_h)} per hour in all{note}."
 
 
+PAID_ALL_DAY = "GPUs are paid all day: as many as are in use at once at most, starting and waking ones too"
+
+
+def shared_lines(answer: JointAnswer) -> list[str]:
+    """How GPUs are billed where they are paid all day, and what sleeping takes; else empty."""
+    question = next(iter(answer.each.values())).question
+    lines = [PAID_ALL_DAY] if question.is_paid_all_day else []
+    if answer.on_least_gpus and answer.optimum is not None:
+        missed = ", ".join(f"{row.name} {row.missed_windows}" for row in answer.on_least_gpus)
+        lines.append(
+            f"windows missed on the optimum's {_gpus_text(answer.optimum.day)} alone, of "
+            f"{answer.optimum.day.windows}: {missed}"
+        )
+    return [*lines, *question.sleep_notes]
+
+
+def _gpus_text(row: JointDay) -> str:
+    return " + ".join(f"{count} {gpu}" for gpu, count in row.most_gpus.items())
+
+
 def joint_table(answer: JointAnswer) -> Rows:
     """A row for the optimum and for every controller: the totals over all LLMs, then what each LLM costs and
     how many windows it misses, on nodes that it shares with no other. The controller with the fewest missed
     windows, then the cheapest, comes first.
     """
     names = list(answer.each)
-    head = ("Controller", "USD", "Windows kept", "Regret", *(f"{name} alone: USD, missed" for name in names))
+    head = (
+        "Controller",
+        "USD",
+        "GPUs at most",
+        "Windows kept",
+        "Regret",
+        *(f"{name} alone: USD, missed" for name in names),
+    )
     ordered = sorted(answer.rows, key=lambda row: (row.missed_windows, row.usd))
     days = [*([answer.optimum.day] if answer.optimum else []), *ordered]
     table_rows = []
@@ -77,6 +106,7 @@ def joint_table(answer: JointAnswer) -> Rows:
             (
                 row.name,
                 f"{row.usd:,.2f}",
+                _gpus_text(row),
                 f"{row.windows - row.missed_windows} of {row.windows}",
                 above,
                 *each,
@@ -99,6 +129,7 @@ def to_json(answer: JointAnswer) -> dict[str, Any]:
             {
                 "name": row.name,
                 "usd": row.usd,
+                "most_gpus": dict(row.most_gpus),
                 "windows": row.windows,
                 "missed": row.missed_windows,
                 "regret_usd": answer.regret_usd(row),
@@ -113,10 +144,12 @@ def to_json(answer: JointAnswer) -> dict[str, Any]:
         if optimum is None
         else {
             "usd": optimum.day.usd,
+            "most_gpus": dict(optimum.day.most_gpus),
             "status": optimum.status,
             "bound_if_more_never_hurt_usd": optimum.bound_usd,
             "proved_usd": optimum.proved_usd,
         },
+        "missed_on_least_gpus": {row.name: row.missed_windows for row in answer.on_least_gpus},
         "llms": {name: day_page.to_json(one) for name, one in answer.each.items()},
         "left_out": [{"controller": name, "why": why} for name, why in answer.left_out],
         "warnings": list(answer.warnings),
@@ -162,6 +195,7 @@ def _html(answer: JointAnswer) -> str:
             section(f"What {name} rests on", bullets(day_page.basis_lines(one))),
         ]
     shared = shared or ["no GPU is short: the stock has no limit"]
+    shared += shared_lines(answer)
     parts.append(section("What they share", bullets([*shared, standing_line(answer).removesuffix(".")])))
     return page("A day of several LLMs", "\n".join(parts), "Written by fleetplan. day.json holds the same.")
 

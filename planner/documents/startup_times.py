@@ -3,6 +3,7 @@
 facts = read_startup()
 facts.start_time(llm, worker_type, "object-store").start_s
 facts.warm_start_time(llm, worker_type).start_s
+facts.wake_s(llm, worker_type, 1, "nvme-raid0")
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from planner.files.checked_files import read_yaml, repository_dir
 from planner.files.document_values import Section, errors_as, nearest_names, refused_value
 from planner.fleet import WorkerType
 from planner.models.llm import Llm
-from planner.models.startup import EngineStart, Image, StartTime, Storage, start_time
+from planner.models.startup import EngineStart, Image, SleepLevel, StartTime, Storage, start_time
 
 FILE = "startup.yaml"
 WARM = "page-cache"  # The weights are in memory of a node that has run the same LLM.
-KEYS = ("storage", "image", "engine")
+KEYS = ("storage", "image", "engine", "sleep")
+SLEEP_KEYS = ("wake", "wake_load", "fall_asleep", "fall_asleep_load", "keeps")
 COMMON = ("measured", "source", "date")
 ENGINE_SECONDS = {
     "boot": "boot_s",
@@ -44,6 +46,24 @@ class StartupFacts:
     storages: Mapping[str, Storage]
     images: Mapping[str, Image]
     engines: Mapping[str, EngineStart]
+    sleep_levels: Mapping[str, SleepLevel]
+
+    def find_sleep_level(self, level: int) -> SleepLevel:
+        """Raises CatalogError for a level that is not there."""
+        return _find_row(self.sleep_levels, "sleep", str(level))
+
+    def fall_asleep_s(self, llm: Llm, worker: WorkerType, level: int) -> float:
+        """Seconds until a worker has given up its GPUs."""
+        row, per_gpu = self.find_sleep_level(level), llm.weight_bytes / worker.gpus
+        rate = row.fall_asleep_bytes_per_s
+        return row.fall_asleep_s + (0.0 if rate is None else per_gpu / rate)
+
+    def wake_s(self, llm: Llm, worker: WorkerType, level: int, storage: str) -> float:
+        """Seconds until a sleeping worker takes requests; `storage` is where level 2 reads weights."""
+        row = self.find_sleep_level(level)
+        if row.wake_bytes_per_s is None:
+            return row.wake_s + self.start_time(llm, worker, storage).load_s
+        return row.wake_s + llm.weight_bytes / worker.gpus / row.wake_bytes_per_s
 
     def find_storage(self, name: str) -> Storage:
         """Raises CatalogError for a row that is not there, with the nearest ones."""
@@ -122,6 +142,7 @@ def read_startup(directory: Path | None = None) -> StartupFacts:
             _parse_rows(document, "storage", ("bandwidth",), _parse_storage),
             _parse_rows(document, "image", ("size", "bandwidth"), _parse_image),
             _parse_rows(document, "engine", ("gpu", "layers", "load", *ENGINE_SECONDS), _engine_row),
+            _parse_rows(document, "sleep", SLEEP_KEYS, _parse_sleep),
         )
         if not facts.engines or WARM not in facts.storages:
             raise InputError(f"{path}: must have an engine, and {WARM} among the storage")
@@ -165,6 +186,19 @@ def _engine_row(name: str, row: Section) -> EngineStart:
         is_measured=row.flag("measured", True),
         source=_parse_source(row),
         **seconds,
+    )
+
+
+def _parse_sleep(name: str, row: Section) -> SleepLevel:
+    return SleepLevel(
+        level=int(name),
+        wake_s=row.at_least("wake", "s", 0.0),
+        wake_bytes_per_s=row.positive("wake_load", "bytes_per_s", None),
+        fall_asleep_s=row.at_least("fall_asleep", "s", 0.0),
+        fall_asleep_bytes_per_s=row.positive("fall_asleep_load", "bytes_per_s", None),
+        kept_gpu_bytes=row.positive("keeps", "bytes"),
+        is_measured=row.flag("measured", True),
+        source=_parse_source(row),
     )
 
 

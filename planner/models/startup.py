@@ -66,6 +66,30 @@ class EngineStart:
 
 
 @dataclass(frozen=True, slots=True)
+class SleepLevel:
+    """A level of vLLM's sleep mode. With level 1 weights stay in the host's memory, with level 2 they are
+    read from storage again. A sleeping engine keeps `kept_gpu_bytes` of each of its GPUs.
+
+        asleep_s = fall_asleep_s + weights / GPUs / fall_asleep_bytes_per_s
+        awake_s = wake_s + weights / GPUs / wake_bytes_per_s          of level 2 the load_s of a start
+    """
+
+    level: int
+    wake_s: float
+    wake_bytes_per_s: float | None
+    fall_asleep_s: float
+    fall_asleep_bytes_per_s: float | None
+    kept_gpu_bytes: float
+    is_measured: bool
+    source: str
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether weights stay in the host's memory."""
+        return self.wake_bytes_per_s is not None
+
+
+@dataclass(frozen=True, slots=True)
 class StartTime:
     """The seconds of each part of a start; `node_s` is the time until a node is there. `estimated` has a
     reason for each part that is no measurement.

@@ -7,14 +7,18 @@ Data   l_q  length of a cell [h]                 s_c  start-up of a worker [s]
        low_tc, most_c  sizes allowed             G_k  GPUs of a node sold whole,  i_k  an idle GPU [USD/h]
        C_u  set of (t, c), with sizes n^u_tc that failed together in a simulation
        h    the unit of the bill: a second, or a longer one that is paid once it is begun (an hour)
+       L    length of the day [h]                a_k  price of a GPU of kind k [USD/h]
 Vars   x_tc  integer: workers ready in step t    y_qc  workers paid in cell q: asked for, or ready
        m_qk  nodes of kind k                     z_abc workers ready from step a on and paid for b units
+       M_k   nodes of kind k that are paid all day, or GPUs where G_k is 1
 
   min   sum_q l_q (sum_c p_c y_qc + sum_k i_k (G_k m_qk - sum_c g_c y_qc))                  (by seconds)
   or    sum_abc h b p_c z_abc + sum_q l_q sum_k i_k (G_k m_qk - sum_c g_c y_qc)             (by units h)
+  or    L sum_k a_k G_k M_k                                                                 (all day)
   s.t.  asked_qct   y_qc >= x_tc     for t that meets the cell, or begins less than s_c after it
         stock_qk    sum_c g_c y_qc <= S_k
         node_qk     G_k m_qk >= sum_c g_c y_qc
+        day_qk      G_k M_k >= sum_c g_c y_qc      (all day alone: it takes the place of node_qk)
         lives_tc    sum of z_abc over (a, b) that are paid through step t >= x_tc
         cut_u       x_tc >= n^u_tc + 1 for at least one (t, c) of C_u    (more than a sequence that fails)
 
@@ -81,17 +85,21 @@ class PoolTerms:
 @dataclass(frozen=True, slots=True, eq=False)
 class DayTerms:
     """A day: `edges_s` (T + 1,) of its steps, from 0 on; `unit_s`, which is billed as soon as it is begun (0:
-    no rounding); the `stock` of GPUs by name, where that of "h100-80g" includes "h100-80g@spot".
+    no rounding); the `stock` of GPUs by name, where that of "h100-80g" includes "h100-80g@spot". With
+    `is_paid_all_day` the bill is that of the most GPUs in use at once, for the whole day.
     """
 
     edges_s: Floats
     pools: tuple[PoolTerms, ...]
     unit_s: float = 0.0
     stock: Mapping[str, int] = field(default_factory=dict)
+    is_paid_all_day: bool = False
 
     def __post_init__(self) -> None:
         if len(self.edges_s) < 2 or self.edges_s[0] != 0 or not (np.diff(self.edges_s) > 0).all():
             raise InputError("the grid of a day must have two edges or more, rising from 0")
+        if self.is_paid_all_day and self.unit_s:
+            raise InputError(f"unit_s is {self.unit_s:g}, must be 0 where GPUs are paid all day")
         longest_s = max((pool.start_s for pool in self.pools), default=0.0)
         if longest_s > self.edges_s[-1]:
             raise InputError(
@@ -147,6 +155,26 @@ class DayTerms:
                 pools_by_node[node.kind] = dearest, [*pools, c]
         return pools_by_node
 
+    def gpu_kinds(self) -> list[tuple[float, int, list[int]]]:
+        """(a_k, G_k, the pools on them) of each kind of node that is sold whole, and of each other GPU."""
+        pools_by_kind: dict[tuple[str, int], list[int]] = {}
+        for c, pool in enumerate(self.pools):
+            kind = (pool.gpu, 1) if pool.node is None else (pool.node.kind, pool.node.gpus)
+            pools_by_kind.setdefault(kind, []).append(c)
+        prices = self.prices()
+        return [
+            (max(float(prices[c]) / self.pools[c].gpus for c in pools), node_gpus, pools)
+            for (_, node_gpus), pools in pools_by_kind.items()
+        ]
+
+    def all_day_usd(self, most_gpus: Sequence[int]) -> float:
+        """What GPUs cost all day if so many of each of `gpu_kinds` are in use at once at most."""
+        usd_per_h = sum(
+            gpu_usd_per_h * node_gpus * -(-most // node_gpus)
+            for (gpu_usd_per_h, node_gpus, _), most in zip(self.gpu_kinds(), most_gpus, strict=True)
+        )
+        return float(usd_per_h * self.edges_s[-1] / 3600)
+
     def prices(self) -> Floats:
         """p_c (C,). If nodes of one kind have several prices, the highest."""
         prices = np.array([pool.usd_per_h for pool in self.pools], float)
@@ -192,9 +220,11 @@ def ready_workers_at_no_cost(day: DayTerms, workers: Ints) -> Ints:
 
 
 def cost_usd(day: DayTerms, workers: Ints) -> float:
-    """The model's cost of these sizes (T, C), billed by the second: a lower bound of the bill."""
+    """The model's cost of these sizes (T, C), billed by the second or all day: a lower bound of the bill."""
     paid, hours = count_paid_workers(day, workers), np.diff(day.cells_s()) / 3600
     gpus = paid * np.array([pool.gpus for pool in day.pools])
+    if day.is_paid_all_day:
+        return day.all_day_usd([int(gpus[:, pools].sum(axis=1).max()) for _, _, pools in day.gpu_kinds()])
     total = float(hours @ paid @ day.prices())
     for node, pools in day.pools_by_node_kind().values():
         idle_gpus = -gpus[:, pools].sum(axis=1) % node.gpus
@@ -272,22 +302,28 @@ def lives_within_stock(day: DayTerms, lives: Iterable[tuple[int, float, float]])
     """Whether the stock has GPUs for workers, given as (pool, from, to) [s]."""
     lives = list(lives)
     for gpu, count in day.stock.items():
-        gpus = {c: day.pools[c].gpus for c in day.pools_on_gpu(gpu)}
-        on_gpu = [(gpus[c], since_s, until_s) for c, since_s, until_s in lives if c in gpus]
-        changes = [change for n, since_s, until_s in on_gpu for change in ((since_s, n), (until_s, -n))]
-        # Sorted so that at one moment a worker that goes, whose change is negative, comes before one that
-        # starts.
-        in_use = np.cumsum([change for _, change in sorted(changes)])
-        if len(in_use) and in_use.max() > count:
+        if most_gpus_in_use(day, lives, day.pools_on_gpu(gpu)) > count:
             return False
     return True
 
 
+def most_gpus_in_use(day: DayTerms, lives: Iterable[tuple[int, float, float]], pools: Sequence[int]) -> int:
+    """The most GPUs that workers of these pools, given as (pool, from, to) [s], have at one moment."""
+    gpus = {c: day.pools[c].gpus for c in pools}
+    in_pools = [(gpus[c], since_s, until_s) for c, since_s, until_s in lives if c in gpus]
+    changes = [change for n, since_s, until_s in in_pools for change in ((since_s, n), (until_s, -n))]
+    # Sorted so that at one moment a worker that goes, whose change is negative, comes before one that starts.
+    in_use = np.cumsum([change for _, change in sorted(changes)])
+    return int(in_use.max()) if len(in_use) else 0
+
+
 def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> float:
     """The bill of workers, given as (pool, from, to) [s]: whole units, and for idle GPUs on nodes that are
-    sold whole the seconds.
+    sold whole the seconds; or the most GPUs in use at once, all day.
     """
     lives, prices, total = list(lives), day.prices(), 0.0
+    if day.is_paid_all_day:
+        return day.all_day_usd([most_gpus_in_use(day, lives, pools) for _, _, pools in day.gpu_kinds()])
     for c, since_s, until_s in lives:
         paid_s = until_s - since_s
         if day.unit_s > 0:
@@ -316,10 +352,13 @@ def solve(
         return Sizes(None, math.inf, math.inf, is_optimal=True)
     rows = _Rows(day, low)
     paid = _add_paid_rows(rows)
-    _add_node_rows(rows, paid)
+    if day.is_paid_all_day:
+        _add_day_rows(rows, paid)
+    else:
+        _add_node_rows(rows, paid)
     if day.is_by_unit:
         _add_life_rows(rows)
-    else:
+    elif not day.is_paid_all_day:
         hours, prices = np.diff(day.cells_s()) / 3600, day.prices()
         for (q, c), variable in np.ndenumerate(paid):
             rows.cost[int(variable)] += float(hours[q] * prices[c])
@@ -448,6 +487,17 @@ def _add_node_rows(rows: _Rows, paid: Ints) -> None:
                 rows.cost[column] += weight * idle_usd
             nodes = rows.variable(most_nodes, cost=node.gpus * idle_usd)
             rows.at_least(terms | {nodes: float(node.gpus)}, 0.0)
+
+
+def _add_day_rows(rows: _Rows, paid: Ints) -> None:
+    """Add day_qk, and to the objective what is paid all day."""
+    day, hours = rows.day, float(rows.day.edges_s[-1]) / 3600
+    for gpu_usd_per_h, node_gpus, pools in day.gpu_kinds():
+        gpus = {c: float(day.pools[c].gpus) for c in pools}
+        most_nodes = -(-sum(count * day.pools[c].most for c, count in gpus.items()) // node_gpus)
+        nodes = rows.variable(most_nodes, cost=gpu_usd_per_h * node_gpus * hours)
+        for row in paid:
+            rows.at_least({int(row[c]): -count for c, count in gpus.items()} | {nodes: float(node_gpus)}, 0.0)
 
 
 def _add_life_rows(rows: _Rows) -> None:

@@ -77,6 +77,20 @@ def test_a_warm_node_starts_sooner() -> None:
     assert start_s(llm, kind, "object-store") == facts.start_time(llm, kind, "object-store").start_s
 
 
+def test_sleeping_workers_wake_by_hand() -> None:
+    """Llama-3.1-70B on 4 A100, 35.3 GB each: at 10.9 GB/s and 0.2 s from level 1, at 10 GB/s back there; all
+    141 GB at 1.64 GB/s and 0.5 s from level 2."""
+    llm = read_catalog().llm("meta-llama/Llama-3.1-70B")
+    kind, facts = worker("a100-80g", 4, llm), read_startup()
+    per_gpu_gb = llm.weight_bytes / 4 / 1e9
+    assert facts.wake_s(llm, kind, 1, "no disk") == pytest.approx(0.2 + per_gpu_gb / 10.9)
+    assert facts.fall_asleep_s(llm, kind, 1) == pytest.approx(per_gpu_gb / 10)
+    assert facts.wake_s(llm, kind, 2, "nvme-raid0") == pytest.approx(0.5 + 4 * per_gpu_gb / 1.64)
+    assert facts.fall_asleep_s(llm, kind, 2) == pytest.approx(0.31)
+    with pytest.raises(CatalogError, match="sleep '3'"):
+        facts.find_sleep_level(3)
+
+
 def test_a_gpu_without_a_row() -> None:
     """The first row is taken, and said so."""
     llm = read_catalog().llm("meta-llama/Llama-2-13b-hf")

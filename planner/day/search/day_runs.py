@@ -248,9 +248,10 @@ def day_terms(
     step_s: float | None = None,
     unit_s: float = 0.0,
     stock: Mapping[str, int] | None = None,
+    is_paid_all_day: bool = False,
 ) -> DayTerms:
     """The terms of the master problem for a fleet's pools, with steps of `step_s`, or else the SLO's windows.
-    `unit_s` and `stock` are those of DayTerms.
+    `unit_s`, `stock` and `is_paid_all_day` are those of DayTerms.
     """
     last_s = float(trace.arrival_s[-1])
     if step_s is None:
@@ -272,4 +273,4 @@ def day_terms(
         )
         for pool, each in zip(fleet.pools, pools, strict=True)
     ]
-    return DayTerms(edges_s, tuple(terms), unit_s, stock or {})
+    return DayTerms(edges_s, tuple(terms), unit_s, stock or {}, is_paid_all_day)

@@ -40,7 +40,7 @@ def joint_terms(each: Sequence[DayTerms], stock: Mapping[str, int], step_s: floa
     steps = max(int(np.ceil(first_s / step_s - 1e-9)), 1)
     edges_s = np.append(np.arange(steps) * step_s, first_s)
     pools = tuple(pool for terms in each for pool in terms.pools)
-    return DayTerms(edges_s, pools, each[0].unit_s, dict(stock))
+    return DayTerms(edges_s, pools, each[0].unit_s, dict(stock), each[0].is_paid_all_day)
 
 
 class JointRuns:
@@ -82,11 +82,15 @@ class JointRuns:
         return self._llm_and_window[window][1] == 0
 
     def least_paid(self) -> LeastPaid:
-        """The sum of what the LLMs pay at least, because each LLM's work is done by its own workers. The
-        bound at single moments is not known for the sum, so its arrays are empty.
+        """The sum of what the LLMs pay at least, because each LLM's work is done by its own workers; of GPUs
+        that are paid all day what the busiest window takes, too. The bound at single moments is not known for
+        the sum, so its arrays are empty.
         """
         each_llm = [runs.least_paid() for runs in self.each]
         total_usd, of_slo_usd = sum(one.usd for one in each_llm), sum(one.of_slo_usd for one in each_llm)
+        if self.terms.is_paid_all_day:
+            all_day_usd = _busiest_usd_per_s(each_llm) * float(self.terms.edges_s[-1])
+            total_usd, of_slo_usd = max(total_usd, all_day_usd), max(of_slo_usd, all_day_usd)
         return LeastPaid(total_usd, of_slo_usd, np.zeros(1), np.zeros(0), np.zeros(0))
 
     def simulate_day(self, workers: Ints) -> DayRun:
@@ -114,6 +118,24 @@ class JointRuns:
         m, v = self._llm_and_window[window]
         own = self.columns[m]
         return self.each[m].misses_window(np.ascontiguousarray(workers[:, own.start : own.stop]), v, first)
+
+
+def _busiest_usd_per_s(each_llm: Sequence[LeastPaid]) -> float:
+    """The most that must be paid per second in a window: of each LLM alone, and of all in windows that they
+    have in common.
+    """
+    rates: list[dict[tuple[float, float], float]] = [
+        {
+            (round(begin_s, 6), round(end_s, 6)): float(usd) / (end_s - begin_s)
+            for begin_s, end_s, usd in zip(
+                one.edges_s[:-1].tolist(), one.edges_s[1:].tolist(), one.in_stretch_usd, strict=True
+            )
+        }
+        for one in each_llm
+    ]
+    common = set.intersection(*(set(each) for each in rates))
+    alone = [rate for each in rates for rate in each.values()]
+    return max([*alone, *(sum(each[window] for each in rates) for window in common)], default=0.0)
 
 
 def joint_runs(each: Sequence[DayRuns], terms: DayTerms) -> JointRuns:

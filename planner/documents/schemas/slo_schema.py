@@ -494,12 +494,13 @@ def day_section() -> Schema:
         "warm": whole(0),
         "warm_start": quantity("s", positive=False),
         "drain": SECONDS,
-        "billing": one_of(settings.BILLED_S),
+        "billing": one_of(settings.BILLINGS),
         "least": whole(0),
         "most": whole(),
         "missed_window": number(least=0),
         "optimum": FLAG,
         "fleets": one_of((settings.ALL_FLEETS, settings.PLAN_ALONE)),
         "oracle": FLAG,
+        "sleep": {"enum": [1, 2]},
     }
     return section(schemas, settings.KEYS)

@@ -1,0 +1,72 @@
+"""Several LLMs whose workers sleep and wake on one stock, as vLLM's sleep mode does.
+
+Every LLM has an engine on every group of GPUs that its workers may take, awake or asleep. A worker that is
+given up ends its requests and falls asleep; one that is asked for wakes as soon as GPUs are free. Neither an
+image nor compiled kernels are loaded, so a worker is ready within seconds, where a start takes minutes. In
+turn no node is given back: the GPUs in use at once at most are paid all day.
+
+    ready_s = longest fall_asleep_s of any LLM + wake_s of its own          (catalogs/startup.yaml, sleep)
+
+That is the time if all free GPUs are those of a worker that has just begun to fall asleep; others are ready
+sooner. A GPU counts as in use from the order on, which includes both times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from planner.day.day_study import DayQuestion
+from planner.documents.startup_times import StartupFacts
+from planner.models.startup import SleepLevel
+
+
+def sleeping_questions(
+    questions: Mapping[str, DayQuestion], level: int, storage: str, facts: StartupFacts
+) -> dict[str, DayQuestion]:
+    """The questions with workers that wake in place of starting; level 2 reads weights from `storage`."""
+    longest_s = max(
+        facts.fall_asleep_s(question.fleet.llm, pool.type, level)
+        for question in questions.values()
+        for pool in question.fleet.pools
+    )
+    row = facts.find_sleep_level(level)
+    place = "host memory" if row.keeps_weights else storage
+    basis = f"weights from {place}, {'measured' if row.is_measured else 'estimated'}"
+    sleep_notes = tuple(sleep_lines(questions, row))
+
+    def sleeping(question: DayQuestion) -> DayQuestion:
+        llm, pools, notes = question.fleet.llm, [], []
+        for pool, each in zip(question.fleet.pools, question.pools, strict=True):
+            wake_s = facts.wake_s(llm, pool.type, level, storage)
+            pools.append(replace(each, start_s=longest_s + wake_s, warm=0))
+            notes.append(
+                f"{pool.name} wakes from level {level} in {wake_s:.1f} s ({basis}), after at most "
+                f"{longest_s:.1f} s in which another worker falls asleep"
+            )
+        return replace(
+            question, pools=tuple(pools), start_notes=tuple(notes), sleep_level=level, sleep_notes=sleep_notes
+        )
+
+    return {name: sleeping(question) for name, question in questions.items()}
+
+
+def sleep_lines(questions: Mapping[str, DayQuestion], row: SleepLevel) -> list[str]:
+    """What sleeping takes beside GPUs: memory of the host and of each GPU, and who calls the engines."""
+    lines, host_bytes = list[str](), dict[str, float]()
+    for question in questions.values() if row.keeps_weights else ():
+        for pool in question.fleet.pools:
+            gpu = pool.type.gpu
+            workers = max(int(gpu.gpus_per_node) // pool.type.gpus, 1)
+            size_bytes = workers * question.fleet.llm.weight_bytes
+            host_bytes[gpu.base] = host_bytes.get(gpu.base, 0.0) + size_bytes
+    lines += [
+        f"a node of {gpu} takes {size_bytes / 1e9:,.0f} GB of host memory, if each engine is on all its GPUs"
+        for gpu, size_bytes in host_bytes.items()
+    ]
+    lines.append(
+        f"a sleeping engine keeps about {row.kept_gpu_bytes / 1e9:.1f} GB of each of its GPUs, which KV "
+        "caches must leave free; that is not simulated"
+    )
+    lines.append("no manifests are written, as theirs start pods: call /sleep and /wake_up of the engines")
+    return lines
