@@ -2,7 +2,7 @@
 to buy where the documented rule says the working set (inference-sim #1726).
 
     python benchmarks/kv_tiers.py --brute 20         # small cases, each against every size of memory and disk
-    python benchmarks/kv_tiers.py --questions        # ten questions, with and without tiers
+    python benchmarks/kv_tiers.py --questions        # questions of agents and tenants, with and without tiers
     python benchmarks/kv_tiers.py --rule             # the rule's size, 8.5 times as much, and the plan's
 """
 
@@ -124,13 +124,15 @@ def agents(count: int, llm: str, gpu: str, task: str, **own: Any) -> tuple[Trace
     return draw_requests(asked.described, seed=0), asked
 
 
-def ten_questions() -> list[tuple[str, Trace, PlanQuestion]]:
+def tier_questions() -> list[tuple[str, Trace, PlanQuestion]]:
     small = {"system": 8000, "repository": {"tokens": 4000, "count": 20, "skew": 0.6}, "most_tokens": 65536}
     long_idle = {"idle": {"mean": "120 s", "cv": 1.7}, **small}
     rows = [
         ("coding agents, 70B", *agents(24, "llama-3.1-70b", "h100-80g", "15 min")),
         ("coding agents, 70B FP8", *agents(24, "llama-3.1-70b-fp8", "h100-80g", "15 min")),
         ("coding agents, 8B", *agents(40, "llama-3.1-8b", "h100-80g", "8 min")),
+        ("40 coding agents, 70B", *agents(40, "llama-3.1-70b", "h100-80g", "15 min")),
+        ("60 coding agents, 8B", *agents(60, "llama-3.1-8b", "h100-80g", "8 min")),
         ("coding agents, 8B on L40S", *agents(16, "llama-3.1-8b", "l40s-48g", "15 min")),
         ("agents of 64k, 8B", *agents(100, "llama-3.1-8b", "h100-80g", "6 min", **small)),
         (
@@ -153,7 +155,7 @@ def compare_questions(seconds: float) -> int:
     dearer, tiers = 0, read_kv_tiers()
     print("| question | without USD/h | with | tiers | saves | hits GPU, memory, disk | CPU s |")
     print("|---|---:|---:|---|---:|---|---:|")
-    for name, trace, task in ten_questions():
+    for name, trace, task in tier_questions():
         began_s = time.process_time()
         try:
             found = choose_tiers(Study(trace, CATALOG, time_limit_s=seconds), task, tiers)
@@ -232,7 +234,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--brute", type=int, default=0, help="small cases against all sizes")
-    parser.add_argument("--questions", action="store_true", help="ten questions, with and without tiers")
+    parser.add_argument(
+        "--questions", action="store_true", help="questions of agents and tenants, with and without tiers"
+    )
     parser.add_argument(
         "--rule", action="store_true", help="the rule of inference-sim #1726 against the plan"
     )

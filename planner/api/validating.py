@@ -30,7 +30,7 @@ from planner.domain import Slo
 from planner.errors import InputError
 from planner.files.checked_files import check_output_directory, read_yaml
 from planner.files.document_values import show_value
-from planner.manifests.engine_command import why_undeployable
+from planner.manifests.engine_command import why_not_started
 from planner.traffic.classes import check_classes
 from planner.traffic.trace import spread_stamps
 
@@ -152,7 +152,7 @@ def validate(
     notes: tuple[str, ...] = ()
     if promised.guarantees:
         notes = ("Not measured: shares of service of tenants, as engines do not say when a request began.",)
-    if how.get("engine") != "rehearsal" and endpoint is None and (why := why_undeployable(fleet)):
+    if how.get("engine") != "rehearsal" and endpoint is None and (why := why_not_started(fleet)):
         raise InputError(f"{file}: {why}; rehearse it with engine rehearsal")
     if how.get("engine") == "rehearsal" and fleet.engine is not None:
         notes += (f"Rehearsed without what {fleet.engine.title} adds to the steps.",)

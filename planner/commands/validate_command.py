@@ -258,7 +258,7 @@ def serve(
     import asyncio  # Imported here, because it would take every command a twentieth of a second.
 
     from planner.files.checked_files import check_output_directory
-    from planner.manifests.engine_command import why_undeployable
+    from planner.manifests.engine_command import why_not_started
     from planner.runtime.connection_limits import ConnectionLimits, bind_sockets
     from planner.runtime.remote_workers import parse_workers
     from planner.runtime.remote_workers import serve as serve_remotes
@@ -283,7 +283,7 @@ def serve(
         answer_bytes=answer_bytes,
         limits=ConnectionLimits(connections=connections, connections_per_client=per_client),
     )
-    if not workers and engine != "rehearsal" and (why := why_undeployable(fleet)):
+    if not workers and engine != "rehearsal" and (why := why_not_started(fleet)):
         raise InputError(f"{file}: {why}; or give --workers, or --engine rehearsal")
     log_to_stderr()
     with ExitStack() as stack:

@@ -24,6 +24,7 @@ from planner.manifests import (
     plain_vllm,
     production_stack,
     ray_serve,
+    sglang_engine,
     skyserve,
 )
 from planner.models.kv_offload import KvOffload
@@ -140,6 +141,7 @@ def render(
     for name in TARGETS if target == "all" else [target]:
         try:
             kv_store.refuse(fleet, name)
+            sglang_engine.refuse(fleet, name)
             target_files = _render_target(name, fleet, max_model_len)
             target_notes = deployed_routing.routing_notes(fleet, name)
         except InputError as error:
@@ -382,7 +384,7 @@ def _difference_lines(fleet: Fleet, max_model_len: int) -> list[str]:
     if policies.prefix_cache:
         lines += _cache_notes(fleet)
     else:
-        lines.append("- vLLM's prefix cache stays on. The plan counts on no hit, so it can only help.")
+        lines.append("- The engine's prefix cache stays on. The plan counts on no hit, so it can only help.")
     lines.append(
         "- Nothing here asks for an API key: workers and routers answer whoever reaches them. Keep them in a "
         "private network, behind what asks for keys."

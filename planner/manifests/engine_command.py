@@ -11,7 +11,7 @@ from typing import Any
 from planner.domain import KV_BLOCK_TOKENS, Gpu
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool, Role, WorkerType
-from planner.manifests import kv_store
+from planner.manifests import kv_store, sglang_engine
 from planner.models.engine import DEPLOYED_VERSION, NAMES
 from planner.models.llm import Llm
 from planner.models.lora import Lora
@@ -156,15 +156,23 @@ def _two_connectors(handing_over: Setting, keeping: Setting) -> Setting:
 
 
 def version(fleet: Fleet) -> str:
-    """The version of vLLM in the manifest: the one the plan counts on, else `engine.DEPLOYED_VERSION`."""
-    return VLLM_VERSION if fleet.engine is None else _release(fleet.engine.version)
+    """The engine's version in the manifest: the one the plan counts on, else vLLM's DEPLOYED_VERSION."""
+    if fleet.engine is None:
+        return VLLM_VERSION
+    releases = sglang_engine.release if sglang_engine.serves(fleet) else _release
+    return releases(fleet.engine.version)
+
+
+def engine_title(fleet: Fleet) -> str:
+    """For instance "vLLM 0.33.0"."""
+    return f"{NAMES['vllm' if fleet.engine is None else fleet.engine.name]} {version(fleet)}"
 
 
 def versions_sentence(text: str, fleet: Fleet) -> str:
     """`text`, the versions that a target is written for, with the version of vLLM that the plan counts on; if
     `text` fixes another one, it says so.
     """
-    fleet_version, ours = f"vLLM {version(fleet)}", f"vLLM {VLLM_VERSION}"
+    fleet_version, ours = engine_title(fleet), f"vLLM {VLLM_VERSION}"
     if fleet_version == ours or ours in text:
         return text.replace(ours, fleet_version) + "."
     return f"{text}; the plan counts on {fleet_version}, which this target does not bring."
@@ -452,10 +460,8 @@ def is_rocm(gpu: Gpu) -> bool:
 
 def why_undeployable(fleet: Fleet) -> str:
     """Why no manifest here deploys this fleet; empty where one may."""
-    if fleet.engine is not None and fleet.engine.name != "vllm":
-        return (
-            f"the plan counts on {NAMES[fleet.engine.name]}, and what is deployed and run here is vLLM alone"
-        )
+    if fleet.engine is not None and fleet.engine.name not in ("vllm", sglang_engine.NAME):
+        return f"the plan counts on {NAMES[fleet.engine.name]}, for which no manifest is written"
     if others := sorted({pool.type.gpu.name for pool in fleet.running_pools if _is_other(pool.type.gpu)}):
         return (
             f"{', '.join(map(one_line, others))}: no manifest is written for such accelerators; images of "
@@ -469,12 +475,21 @@ def why_undeployable(fleet: Fleet) -> str:
     return ""
 
 
+def why_not_started(fleet: Fleet) -> str:
+    """Why `plan validate` and `plan serve` cannot start the fleet's engines; empty where they may."""
+    if fleet.engine is not None and fleet.engine.name != "vllm":
+        return f"the plan counts on {NAMES[fleet.engine.name]}, and what is started here is vLLM alone"
+    return why_undeployable(fleet)
+
+
 def _is_other(gpu: Gpu) -> bool:
     """Whether the label of its nodes is that of an accelerator of neither NVIDIA nor AMD."""
     return gpu.node_selector.startswith(OTHER_LABELS)
 
 
 def image(kind: WorkerType) -> str:
+    if kind.engine is not None and kind.engine.name == sglang_engine.NAME:
+        return sglang_engine.image(kind.engine.version)
     base_image = ROCM_IMAGE if is_rocm(kind.gpu) else IMAGE
     return (
         base_image if kind.engine is None else base_image.replace(VLLM_VERSION, _release(kind.engine.version))

@@ -41,10 +41,10 @@ def chart_files(
     chart = {
         "apiVersion": "v2",
         "name": app,
-        "description": f"vLLM workers and their router for {engine_command.one_line(fleet.llm.name)}",
+        "description": f"Workers and their router for {engine_command.one_line(fleet.llm.name)}",
         "type": "application",
         "version": CHART_VERSION,
-        "appVersion": engine_command.VLLM_VERSION,
+        "appVersion": engine_command.version(fleet),
     }
     about = f"# The plan.   helm upgrade --install {app} {FOLDER}\n"
     written = {

@@ -17,7 +17,7 @@ from planner.domain import Gpu
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool, Role
-from planner.manifests import engine_command, helm_chart, kustomize, kv_store
+from planner.manifests import engine_command, helm_chart, kustomize, kv_store, sglang_engine
 from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT
 from planner.units import counted
 
@@ -79,8 +79,8 @@ def steps(fleet: Fleet) -> list[str]:
         "",
         *kustomize.overlay_lines(fleet),
         "",
-        f"`{kustomize.MONITORING}` (needs the Prometheus operator) and `{kustomize.GATEWAY}` (needs the "
-        "Gateway API) can be added there.",
+        f"`{kustomize.GATEWAY}` (needs the Gateway API) and, for vLLM, `{kustomize.MONITORING}` (needs the "
+        "Prometheus operator) can be added there.",
         "",
         *helm_chart.steps(fleet),
     ]
@@ -195,7 +195,7 @@ def resources(pool: Pool) -> Document:
 
 
 def container(pool: Pool, args: list[str], *, port: int = HTTP_PORT) -> Document:
-    """vLLM listening on `port`; `args` as Kubernetes is to read them."""
+    """vLLM listening on `port`; `args` as Kubernetes is to read them. Kustomize's patches know its name."""
     ports = [{"name": "http", "containerPort": port}]
     if pool.role != "mixed":
         ports.append({"name": "nixl", "containerPort": NIXL_PORT})
@@ -260,7 +260,7 @@ def pod(fleet: Fleet, pool: Pool, labels: Document, main: Document) -> Document:
 
 
 def _workers(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> Document:
-    args = [*engine_command.engine_args(pool, fleet, max_model_len), "--port", str(HTTP_PORT)]
+    main = _engine_container(fleet, pool, max_model_len)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -269,9 +269,21 @@ def _workers(fleet: Fleet, pool: Pool, labels: Document, max_model_len: int) -> 
             "replicas": pool.count,
             "selector": {"matchLabels": {APP: labels[APP], PART: labels[PART]}},
             "strategy": ONE_AT_A_TIME,
-            "template": _with_store(fleet, pool, pod(fleet, pool, labels, container(pool, expanded(args)))),
+            "template": _with_store(fleet, pool, pod(fleet, pool, labels, main)),
         },
     }
+
+
+def _engine_container(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
+    """vLLM with the flags of the plan, or SGLang where the plan counts on it."""
+    port = ["--port", str(HTTP_PORT)]
+    if not sglang_engine.serves(fleet):
+        args = [*engine_command.engine_args(pool, fleet, max_model_len), *port]
+        return container(pool, expanded(args))
+    engine_command.check_name(fleet.llm.name)
+    longest_tokens = engine_command.served_model_len(fleet, max_model_len)
+    args = [*sglang_engine.args(pool, fleet, longest_tokens), *port]
+    return container(pool, expanded(args)) | {"command": list(sglang_engine.COMMAND)}
 
 
 def _store_name(fleet: Fleet) -> str:

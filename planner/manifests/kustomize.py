@@ -14,7 +14,7 @@ from typing import Any
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet
-from planner.manifests import engine_command, monitoring
+from planner.manifests import engine_command, monitoring, sglang_engine
 from planner.models.memory import worker_memory
 
 Document = dict[str, Any]
@@ -232,7 +232,11 @@ def _network_files(app: str, app_label: str, role_label: str) -> dict[str, str]:
 
 
 def _monitoring_files(fleet: Fleet, app: str, app_label: str, role_label: str) -> dict[str, str]:
-    """Prometheus scrapes every worker, and Grafana gets a dashboard of what vLLM exports."""
+    """Prometheus scrapes every worker, and Grafana gets a dashboard of what vLLM exports. None for SGLang,
+    whose metrics have other names.
+    """
+    if sglang_engine.serves(fleet):
+        return {}
     not_router = {"key": role_label, "operator": "NotIn", "values": ["router"]}
     pods = {"matchLabels": {app_label: app}, "matchExpressions": [not_router]}
     monitor = monitoring.pod_monitor(f"{app}-workers", pods, "http")

@@ -28,7 +28,7 @@ from planner.files.checked_files import to_yaml
 from planner.files.column_files import release_memory
 from planner.fleet import Fleet
 from planner.manifests.engine_command import image as image_of
-from planner.manifests.engine_command import version as vllm_version
+from planner.manifests.engine_command import version as engine_version
 from planner.manifests.engine_command import why_undeployable
 from planner.reports import figures
 from planner.reports.curves import counted_mean_and_percentiles, mean_and_percentiles
@@ -299,7 +299,7 @@ def _engine(fleet: Fleet) -> Document:
     known: Document = {} if fleet.engine is None else engine_document(fleet.engine)
     if why_undeployable(fleet):
         return known or {"name": "vllm"}
-    return {"name": "vllm", "version": vllm_version(fleet), **known, "images": _images(fleet)}
+    return {"name": "vllm", "version": engine_version(fleet), **known, "images": _images(fleet)}
 
 
 def certificate_json(plan: Plan, *, command: str = "") -> str:

@@ -9,8 +9,7 @@ import numpy as np
 from planner.documents.certificate import Alternative
 from planner.domain import KV_BLOCK_TOKENS, Slo, row_of
 from planner.fleet import Fleet, Pool, WorkerType
-from planner.manifests.engine_command import version as vllm_version
-from planner.manifests.engine_command import why_undeployable
+from planner.manifests.engine_command import engine_title, why_undeployable
 from planner.reports.answer_sentences import workers_text
 from planner.reports.curves import PERCENTILES, mean_and_percentiles, sampled_gaps_s
 from planner.reports.fact_sentences import drawn_text, percent, prices_text, router_text, sentence, times_text
@@ -485,9 +484,7 @@ def source_rows(plan: Plan) -> Rows:
         values.append(("Expected power", "modelled", f"{plan.power.basis}; see docs/power-and-lengths.md"))
     why = why_undeployable(plan.fleet)
     values.append(
-        ("Deployment", "none", why)
-        if why
-        else ("Deployment", "rendered", f"for vLLM {vllm_version(plan.fleet)}")
+        ("Deployment", "none", why) if why else ("Deployment", "rendered", f"for {engine_title(plan.fleet)}")
     )
     return ("Figure", "How", "From"), values
 

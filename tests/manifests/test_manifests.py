@@ -510,16 +510,43 @@ def test_what_no_image_serves_is_refused_in_one_line(gpu: str) -> None:
         manifests.render(fleet, 5000, "kubernetes")
 
 
-def test_an_engine_that_is_not_vllm_is_refused_in_one_line() -> None:
-    """SGLang's plan has no vLLM manifest: neither all of them nor one."""
-    engine_ = Engine("sglang", "0.5", True, is_checked=False)
+def planned_with(engine: Engine) -> Fleet:
     plain = mixed(count=2)
-    pools = tuple(replace(pool, type=replace(pool.type, engine=engine_)) for pool in plain.pools)
-    engined = replace(plain, pools=pools)
-    found = manifests.render(engined, 5000)
+    pools = tuple(replace(pool, type=replace(pool.type, engine=engine)) for pool in plain.pools)
+    return replace(plain, pools=pools)
+
+
+def test_sglang_is_deployed_on_kubernetes_alone() -> None:
+    """With its own image and flags behind the same router, and without a dashboard of vLLM's metrics."""
+    fleet = planned_with(Engine("sglang", "0.5", True, is_checked=False))
+    found = manifests.render(fleet, 5000)
+    assert set(found.refused) == set(manifests.TARGETS) - {"kubernetes"}
+    assert "For SGLang 0.5.23." in found.files["README.md"]
+    assert not any("monitoring" in path for path in found.files)
+    deployment = next(iter(yaml.safe_load_all(found.files["kubernetes.yaml"])))
+    (main,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert main["image"] == "lmsysorg/sglang:v0.5.23"
+    assert main["command"] == ["python3", "-m", "sglang.launch_server"]
+    told = dict(zip(main["args"], main["args"][1:], strict=False))
+    pool = fleet.pools[0].type
+    assert told["--tp-size"] == str(pool.tp) and told["--max-running-requests"] == str(pool.max_num_seqs)
+    assert told["--chunked-prefill-size"] == str(pool.max_num_batched_tokens)
+    assert told["--context-length"] == "5120" and "--enable-mixed-chunk" in main["args"]
+    with pytest.raises(
+        InputError, match=r"^vllm: starts vLLM, and the plan counts on SGLang; take kubernetes"
+    ):
+        manifests.render(fleet, 5000, "vllm")
+    queued = replace(fleet, policies=replace(fleet.policies, queue="sjf"))
+    with pytest.raises(InputError, match="kubernetes: how SGLang is told of the queue sjf is not written"):
+        manifests.render(queued, 5000, "kubernetes")
+
+
+def test_an_engine_without_manifests_is_refused_in_one_line() -> None:
+    fleet = planned_with(Engine("trtllm", "1.3", True, is_checked=False))
+    found = manifests.render(fleet, 5000)
     assert set(found.files) == {"README.md"} and set(found.refused) == set(manifests.TARGETS)
-    with pytest.raises(InputError, match=r"^vllm: the plan counts on SGLang, and what is deployed"):
-        manifests.render(engined, 5000, "vllm")
+    with pytest.raises(InputError, match=r"^vllm: the plan counts on TensorRT-LLM, for which no manifest"):
+        manifests.render(fleet, 5000, "vllm")
 
 
 def test_what_is_drafted_is_in_every_command_of_its_pool() -> None:

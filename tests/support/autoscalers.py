@@ -46,6 +46,8 @@ def is_possible(fleet: Fleet, controller: str, target: str) -> bool:
     roles = {pool.role for pool in fleet.pools}
     if target == "disaggregatedset":
         return "mixed" not in roles
+    if target == "skypilot":
+        return roles == {"mixed"} and len(fleet.pools) == 1
     if controller == "knative" and target == "kserve":
         return roles == {"mixed"}
     return controller not in ("dynamo", "dynamo-sla") or roles != {"mixed"} or len(fleet.pools) == 1

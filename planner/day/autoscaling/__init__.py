@@ -28,7 +28,7 @@ from planner.day.autoscaling.scale_targets import ScaleTarget, with_all_pools
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet
-from planner.manifests import engine_command
+from planner.manifests import engine_command, sglang_engine
 
 __all__ = [
     "OUTDATED",
@@ -114,6 +114,8 @@ def render(
     if autoscaler.controller == "static":
         fleet = at_beginning(fleet, autoscaler)
         return manifests.render(fleet, max_model_len, target, under).files
+    if sglang_engine.serves(fleet):
+        raise InputError(f"{autoscaler.controller}: reads the metrics of vLLM, and the plan counts on SGLang")
     if autoscaler.controller in ("hpa", "keda", "knative") and target == "ray-serve":
         ray_serve_autoscaler.check(autoscaler)
     fleet = with_all_pools(fleet, autoscaler)

@@ -1,0 +1,81 @@
+"""SGLang in place of vLLM, for mixed workers on plain Kubernetes: command, image, and what is refused.
+
+vllm-router stands in front of it too: it asks workers for /health alone and counts its own requests, since
+SGLang 0.5.23 does not answer /get_load. Flags: sglang/srt/arg_groups/fields of 0.5.23 on PyPI (2026-11-26).
+"""
+
+from __future__ import annotations
+
+from planner.errors import InputError
+from planner.fleet import Fleet, Policies, Pool
+
+NAME, TITLE = "sglang", "SGLang"
+TARGETS = ("kubernetes",)
+NEWEST = "0.5.23"
+COMMAND = ("python3", "-m", "sglang.launch_server")
+_KV_DTYPES = {1.0: "fp8_e4m3", 2.0: "auto"}
+
+
+def serves(fleet: Fleet) -> bool:
+    """Whether the plan counts on SGLang."""
+    return fleet.engine is not None and fleet.engine.name == NAME
+
+
+def release(version: str) -> str:
+    """The release of a version: for 0.5, of which no image is called so, the newest that was looked at."""
+    return version if version.count(".") > 1 else NEWEST
+
+
+def image(version: str) -> str:
+    return f"lmsysorg/sglang:v{release(version)}"
+
+
+def refuse(fleet: Fleet, target: str) -> None:
+    """Raise InputError where the plan counts on SGLang and `target`, or this module, does not start it so."""
+    if not serves(fleet):
+        return
+    if target not in TARGETS:
+        raise InputError(
+            f"{target}: starts vLLM, and the plan counts on {TITLE}; take {' or '.join(TARGETS)}"
+        )
+    policies, usual = fleet.policies, Policies()
+    lacking = [
+        (fleet.is_disaggregated, "prefill and decode workers"),
+        (any(pool.type.dp > 1 for pool in fleet.running_pools), "data-parallel ranks"),
+        (any(pool.type.speculation for pool in fleet.running_pools), "drafts"),
+        (
+            any(not pool.type.gpu.node_selector.startswith("NVIDIA") for pool in fleet.running_pools),
+            "this GPU",
+        ),
+        (fleet.lora is not None, "adapters"),
+        (policies.kv_offload is not None, "KV blocks in CPU memory"),
+        (policies.queue != usual.queue, f"the queue {policies.queue}"),
+        (
+            policies.long_prefill_token_threshold != usual.long_prefill_token_threshold,
+            "long_prefill_token_threshold",
+        ),
+        (fleet.llm.kv_dtype_bytes not in _KV_DTYPES, f"{fleet.llm.kv_dtype_bytes:g} bytes per number of KV"),
+    ]
+    if missing := [words for is_used, words in lacking if is_used]:
+        raise InputError(f"{target}: how {TITLE} is told of {', '.join(missing)} is not written here")
+
+
+def args(pool: Pool, fleet: Fleet, longest_tokens: int) -> list[str]:
+    """What follows `sglang.launch_server` for one worker of `pool`; requests of `longest_tokens` fit.
+
+    Decodes join the steps of prompts (--enable-mixed-chunk), as in the simulated scheduler, which is vLLM's.
+    """
+    engine = pool.type
+    words = {
+        "model-path": fleet.llm.name,
+        "served-model-name": fleet.llm.name,
+        "tp-size": engine.tp,
+        "pp-size": engine.pp,
+        **({"ep-size": engine.tp} if engine.ep else {}),
+        "context-length": longest_tokens,
+        "max-running-requests": engine.max_num_seqs,
+        "chunked-prefill-size": engine.max_num_batched_tokens,
+        "kv-cache-dtype": _KV_DTYPES[fleet.llm.kv_dtype_bytes],
+    }
+    flags = [word for key, value in words.items() for word in (f"--{key}", str(value))]
+    return [*flags, "--enable-mixed-chunk", "--enable-metrics", "--host", "0.0.0.0"]
