@@ -54,6 +54,7 @@ class JointDay:
     parts: tuple[ControllerDay, ...]
     usd: float
     most_gpus: Mapping[str, int]  # The GPUs in use at once at most, by type.
+    paid_gpus: Mapping[str, int]  # The same on whole nodes where these are sold.
 
     @property
     def missed_windows(self) -> int:
@@ -92,7 +93,7 @@ class JointAnswer:
     stock: Mapping[str, int]
     left_out: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
-    # Where GPUs are paid all day, the controllers again, on no more of them than the optimum takes.
+    # Where GPUs are paid all day, the controllers again, on those paid for the optimum.
     on_least_gpus: tuple[JointDay, ...] = ()
 
     @property
@@ -227,7 +228,7 @@ def _run_controllers(
 
 
 def _on_gpus_of(optimum: JointOptimum, judged: Sequence[DayQuestion]) -> list[DayQuestion]:
-    """The questions with no more GPUs than the optimum takes, which begin with its sizes."""
+    """The questions with no more GPUs than are paid for the optimum, which begin with its sizes."""
     limited = []
     for question, part in zip(judged, optimum.each, strict=True):
         run = part.day.run
@@ -236,7 +237,7 @@ def _on_gpus_of(optimum: JointOptimum, judged: Sequence[DayQuestion]) -> list[Da
             for p in range(len(question.pools))
         ]
         pools = [replace(pool, first=first) for pool, first in zip(question.pools, firsts, strict=True)]
-        limited.append(replace(question, pools=tuple(pools), stock=dict(optimum.day.most_gpus)))
+        limited.append(replace(question, pools=tuple(pools), stock=dict(optimum.day.paid_gpus)))
     return limited
 
 
@@ -307,7 +308,12 @@ def _joint_day(name: str, parts: Sequence[ControllerDay], terms: DayTerms) -> Jo
         first_pool += part.run.requested_sizes.shape[1]
     gpus = dict.fromkeys(row_of(pool.gpu) for pool in terms.pools)
     most_gpus = {gpu: most_gpus_in_use(terms, lives, terms.pools_on_gpu(gpu)) for gpu in gpus}
-    return JointDay(name, tuple(parts), billed_usd(terms, lives), most_gpus)
+    paid_gpus = dict(most_gpus)
+    for gpu, count in most_gpus.items():
+        nodes = [terms.pools[c].node for c in terms.pools_on_gpu(gpu)]
+        node_gpus = max((node.gpus for node in nodes if node is not None), default=1)
+        paid_gpus[gpu] = -(-count // node_gpus) * node_gpus
+    return JointDay(name, tuple(parts), billed_usd(terms, lives), most_gpus, paid_gpus)
 
 
 def _find_optimum(

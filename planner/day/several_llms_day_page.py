@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -59,7 +60,9 @@ def standing_line(answer: JointAnswer) -> str:
     return f"Standing all day: {fleets}; {usd(rate_usd_per_h)} per hour in all{note}."
 
 
-PAID_ALL_DAY = "GPUs are paid all day: as many as are in use at once at most, starting and waking ones too"
+PAID_ALL_DAY = (
+    "GPUs (or whole nodes) are paid all day: as many as are in use at once at most, waking ones too"
+)
 
 
 def shared_lines(answer: JointAnswer) -> list[str]:
@@ -69,14 +72,15 @@ def shared_lines(answer: JointAnswer) -> list[str]:
     if answer.on_least_gpus and answer.optimum is not None:
         missed = ", ".join(f"{row.name} {row.missed_windows}" for row in answer.on_least_gpus)
         lines.append(
-            f"windows missed on the optimum's {_gpus_text(answer.optimum.day)} alone, of "
-            f"{answer.optimum.day.windows}: {missed}"
+            f"windows missed with no more than the {gpus_text(answer.optimum.day.paid_gpus)} that the "
+            f"optimum pays, of {answer.optimum.day.windows}: {missed}"
         )
     return [*lines, *question.sleep_notes]
 
 
-def _gpus_text(row: JointDay) -> str:
-    return " + ".join(f"{count} {gpu}" for gpu, count in row.most_gpus.items())
+def gpus_text(counts: Mapping[str, int]) -> str:
+    """'14 a100-80g + 6 h100-80g'."""
+    return " + ".join(f"{count} {gpu}" for gpu, count in counts.items())
 
 
 def joint_table(answer: JointAnswer) -> Rows:
@@ -106,7 +110,7 @@ def joint_table(answer: JointAnswer) -> Rows:
             (
                 row.name,
                 f"{row.usd:,.2f}",
-                _gpus_text(row),
+                gpus_text(row.most_gpus),
                 f"{row.windows - row.missed_windows} of {row.windows}",
                 above,
                 *each,

@@ -22,6 +22,8 @@ from planner.day.search.several_llms_runs import JointRuns, joint_runs, joint_te
 from planner.documents.catalog import read_catalog
 from planner.errors import InfeasibleError
 from planner.simulator.elastic import Span
+from planner.solvers.pool_sizes import DayTerms, PoolTerms, billed_usd, cost_usd, solve
+from planner.solvers.whole_nodes import PricedNode
 
 NAME = "meta-llama/Llama-3.1-8B"
 PROMISE = {"ttft": {"p90": "1 s"}, "tbt": {"p95": "100 ms"}, "every": "1 min"}
@@ -140,7 +142,7 @@ def test_a_day_of_llms_that_sleep(tmp_path: Path) -> None:
         assert row.usd == pytest.approx(usd_per_h * 240 / 3600)
     assert answer.static.most_gpus == {"l40s-48g": 4} and optimum.day.usd <= answer.static.usd
     assert [row.name for row in answer.on_least_gpus] == ["hpa"]
-    assert answer.on_least_gpus[0].most_gpus["l40s-48g"] <= optimum.day.most_gpus["l40s-48g"]
+    assert answer.on_least_gpus[0].most_gpus["l40s-48g"] <= optimum.day.paid_gpus["l40s-48g"]
     written = result.save(tmp_path)
     assert not any("manifests" in path for path in written)
     page = (tmp_path / "day.html").read_text()
@@ -167,3 +169,16 @@ def test_one_llm_leaves_gpus_to_nobody(terms: dict[str, Any]) -> None:
     task = {"llm": NAME, "slo": PROMISE, "fleet": {"gpus": {"l40s-48g": 6}}, "day": terms}
     with pytest.raises(fleetplan.PlannerError, match="take several LLMs"):
         fleetplan.day(task, traffic(late=False), standing=STANDING)
+
+
+def test_whole_nodes_are_paid_all_day() -> None:
+    """Workers of 2 GPUs on nodes of 8: one node holds four of them, whatever is idle; five take two nodes."""
+    node = PricedNode("n", 8, 3.0, 0.0)
+    pool = PoolTerms(0.0, 0, 5, 6.0, gpus=2, gpu="g", node=node)
+    day = DayTerms(np.array([0.0, 1800.0, 3600.0]), (pool,), is_paid_all_day=True)
+    for sizes, usd in (((0, 1), 24.0), ((4, 1), 24.0), ((5, 0), 48.0)):
+        workers = np.array(sizes, np.int64)[:, None]
+        lives = [(0, 1800.0 * t, 1800.0 * (t + 1)) for t, size in enumerate(sizes) for _ in range(size)]
+        assert cost_usd(day, workers) == billed_usd(day, lives) == pytest.approx(usd)
+    assert solve(day, [((0, 0, 3),), ((1, 0, 0),)]).usd == pytest.approx(24.0)
+    assert solve(day, [((0, 0, 4),)]).bound_usd == pytest.approx(48.0)
