@@ -900,12 +900,12 @@ def find_deployed_routing(policies: Policies, target: str, *, is_pair: bool) -> 
         changed = {**unfitted, **rule.otherwise, **changed}
     rule_names, differs = [front.name], [rule.differs]
     if is_pair:
-        back = find_router_difference(ROUTING[policies.decode_routing], decode).name
-        back = front.name if ROUTERS[decode].is_single else back
-        back_rule = rule_of(decode, back)
+        decode_routing = find_router_difference(ROUTING[policies.decode_routing], decode).name
+        decode_routing = front.name if ROUTERS[decode].is_single else decode_routing
+        back_rule = rule_of(decode, decode_routing)
         needs_caches = ROUTING[back_rule.routing].needs_caches  # hand-offs cannot be routed by caches
         changed["decode_routing"] = back_rule.back if needs_caches else back_rule.routing
-        rule_names.append(back)
+        rule_names.append(decode_routing)
         differs.append("" if needs_caches else back_rule.differs)
     named = tuple(dict.fromkeys(each for each in differs if each))
     return Deployed(ROUTERS[router].title, tuple(rule_names), replace(policies, **changed), named)

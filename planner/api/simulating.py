@@ -10,19 +10,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 import pandas as pd
 
-from planner.api.inputs import (
-    CatalogLike,
-    FleetLike,
-    Section,
-    SloLike,
-    TraceLike,
-    TrafficLike,
-    limits_and_rate,
-    named_fleets,
-    read_catalog,
-    read_fleet,
-    requests_meant,
-)
+from planner.api import inputs
 from planner.api.questions import is_question, read_task
 from planner.api.results import Result
 from planner.documents.catalog import Catalog
@@ -48,7 +36,9 @@ from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 from planner.units import counted, show_s
 
-Fleets: TypeAlias = "Mapping[str, FleetLike] | Iterable[FleetLike | tuple[str, FleetLike]]"
+Fleets: TypeAlias = (
+    "Mapping[str, inputs.FleetLike] | Iterable[inputs.FleetLike | tuple[str, inputs.FleetLike]]"
+)
 
 
 class TrafficPart(TypedDict, total=False):
@@ -252,12 +242,12 @@ class GoodputResult(Result):
 
 @overload
 def simulate(
-    fleet: FleetLike,
-    trace: TraceLike | None = None,
-    slo: SloLike = None,
+    fleet: inputs.FleetLike,
+    trace: inputs.TraceLike | None = None,
+    slo: inputs.SloLike = None,
     *,
-    traffic: TrafficLike = None,
-    catalog: CatalogLike = None,
+    traffic: inputs.TrafficLike = None,
+    catalog: inputs.CatalogLike = None,
     seed: int = 0,
     closed_loop: int = 0,
     executor: Executor | str | None = None,
@@ -267,12 +257,12 @@ def simulate(
 
 @overload
 def simulate(
-    fleet: FleetLike,
-    trace: TraceLike | None = None,
-    slo: SloLike = None,
+    fleet: inputs.FleetLike,
+    trace: inputs.TraceLike | None = None,
+    slo: inputs.SloLike = None,
     *,
-    traffic: TrafficLike = None,
-    catalog: CatalogLike = None,
+    traffic: inputs.TrafficLike = None,
+    catalog: inputs.CatalogLike = None,
     seed: Sequence[int],
     closed_loop: int = 0,
     executor: Executor | str | None = None,
@@ -281,12 +271,12 @@ def simulate(
 
 
 def simulate(
-    fleet: FleetLike,
-    trace: TraceLike | None = None,
-    slo: SloLike = None,
+    fleet: inputs.FleetLike,
+    trace: inputs.TraceLike | None = None,
+    slo: inputs.SloLike = None,
     *,
-    traffic: TrafficLike = None,
-    catalog: CatalogLike = None,
+    traffic: inputs.TrafficLike = None,
+    catalog: inputs.CatalogLike = None,
     seed: int | Sequence[int] = 0,
     closed_loop: int = 0,
     executor: Executor | str | None = None,
@@ -299,12 +289,12 @@ def simulate(
     that many requests in flight in place of arrival times. Several seeds (`range(8)`) give every figure with
     its interval; `executor` says where they run.
     """
-    catalog_rows = read_catalog(catalog)
-    engines = read_fleet(fleet, catalog_rows)
+    catalog_rows = inputs.read_catalog(catalog)
+    engines = inputs.read_fleet(fleet, catalog_rows)
     traffic = _with_part(traffic, part)
-    limits, rate_request = limits_and_rate(slo, catalog_rows, traffic=traffic, command="simulate")
+    limits, rate_request = inputs.limits_and_rate(slo, catalog_rows, traffic=traffic, command="simulate")
     first_seed = seed if isinstance(seed, int) else next(iter(seed), 0)
-    whole_trace, rate_request = requests_meant(
+    whole_trace, rate_request = inputs.requests_meant(
         trace, rate_request, is_given=traffic is not None, seed=first_seed
     )
     check_classes(limits or Slo(()), whole_trace)
@@ -323,12 +313,12 @@ def simulate(
 
 def compare(
     fleets: Fleets,
-    trace: TraceLike | None = None,
-    slo: SloLike = None,
+    trace: inputs.TraceLike | None = None,
+    slo: inputs.SloLike = None,
     *,
-    policies: Mapping[str, Section | None] | None = None,
-    traffic: TrafficLike = None,
-    catalog: CatalogLike = None,
+    policies: Mapping[str, inputs.Section | None] | None = None,
+    traffic: inputs.TrafficLike = None,
+    catalog: inputs.CatalogLike = None,
     seed: int = 0,
     executor: Executor | str | None = None,
     **part: Unpack[TrafficPart],
@@ -340,17 +330,19 @@ def compare(
     and its keys as for `simulate`.
     """
     traffic = _with_part(traffic, part)
-    catalog_rows = read_catalog(catalog)
+    catalog_rows = inputs.read_catalog(catalog)
     variants = [
         comparisons.Variant(
             f"{name}, {label}" if policies else name,
             _read_under_policies(fleet, catalog_rows, label, changes),
         )
-        for name, fleet in named_fleets(fleets)
+        for name, fleet in inputs.named_fleets(fleets)
         for label, changes in (policies or {"": None}).items()
     ]
-    limits, rate_request = limits_and_rate(slo, catalog_rows, traffic=traffic, command="compare")
-    whole_trace, rate_request = requests_meant(trace, rate_request, is_given=traffic is not None, seed=seed)
+    limits, rate_request = inputs.limits_and_rate(slo, catalog_rows, traffic=traffic, command="compare")
+    whole_trace, rate_request = inputs.requests_meant(
+        trace, rate_request, is_given=traffic is not None, seed=seed
+    )
     check_classes(limits or Slo(()), whole_trace)
     requests = rate_request.of(spread_stamps(whole_trace, seed=seed), seed=seed)
     chosen_executor = _choose_executor(executor, "serial")
@@ -362,7 +354,7 @@ def compare(
     )
 
 
-def _with_part(traffic: TrafficLike, part: TrafficPart) -> TrafficLike:
+def _with_part(traffic: inputs.TrafficLike, part: TrafficPart) -> inputs.TrafficLike:
     """`traffic` with the keys that were given beside it."""
     if not part:
         return traffic
@@ -383,7 +375,7 @@ def _choose_executor(executor: Executor | str | None, usual: str) -> Executor | 
 
 
 def _scenarios(
-    slo: SloLike, catalog: Catalog, rate_request: RateRequest, whole_trace: Trace, seed: int
+    slo: inputs.SloLike, catalog: Catalog, rate_request: RateRequest, whole_trace: Trace, seed: int
 ) -> Scenarios | None:
     """The scenarios of the question, for the traffic that is simulated; None where the SLO was given as
     limits alone.
@@ -402,14 +394,14 @@ def _scenarios(
 
 
 def goodput(
-    fleet: FleetLike,
-    trace: TraceLike | None,
-    slo: SloLike,
+    fleet: inputs.FleetLike,
+    trace: inputs.TraceLike | None,
+    slo: inputs.SloLike,
     *,
-    traffic: TrafficLike | Literal["poisson"] = None,
+    traffic: inputs.TrafficLike | Literal["poisson"] = None,
     seeds: int = 3,
     tolerance_frac: float = TOLERANCE_FRAC,
-    catalog: CatalogLike = None,
+    catalog: inputs.CatalogLike = None,
     watch: rates.Watch = lambda *_: None,
 ) -> GoodputResult:
     """The highest rate at which a fleet keeps an SLO in steady state, with every one of `seeds` seeds.
@@ -418,15 +410,15 @@ def goodput(
     requests with the trace's lengths. `watch` is called with each rate and None before it is tried, and then
     with whether it held. Raises InfeasibleError where no rate is kept.
     """
-    catalog_rows = read_catalog(catalog)
-    engines = read_fleet(fleet, catalog_rows)
+    catalog_rows = inputs.read_catalog(catalog)
+    engines = inputs.read_fleet(fleet, catalog_rows)
     is_poisson = traffic == "poisson"
-    limits, rate_request = limits_and_rate(
+    limits, rate_request = inputs.limits_and_rate(
         slo, catalog_rows, traffic=None if isinstance(traffic, str) else traffic, command="goodput"
     )
     if limits is None:
         raise InputError("slo: missing; say which limits, such as {'ttft': {'p90': '2 s'}}")
-    whole_trace, rate_request = requests_meant(
+    whole_trace, rate_request = inputs.requests_meant(
         trace, rate_request, is_given=not (is_poisson or traffic is None), seed=0
     )
     check_classes(limits, whole_trace)
@@ -442,11 +434,13 @@ def goodput(
     return GoodputResult(engines, highest_rate)
 
 
-def _read_under_policies(fleet: FleetLike, catalog: Catalog, label: str, policies: Section | None) -> Fleet:
+def _read_under_policies(
+    fleet: inputs.FleetLike, catalog: Catalog, label: str, policies: inputs.Section | None
+) -> Fleet:
     if policies is None:
-        return read_fleet(fleet, catalog)
+        return inputs.read_fleet(fleet, catalog)
     try:
-        return read_fleet(fleet, catalog, policies=policies)
+        return inputs.read_fleet(fleet, catalog, policies=policies)
     except InputError as error:
         raise InputError(f"--policies {label!r}: {error}") from None
 

@@ -9,16 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from planner.api.inputs import (
-    CatalogLike,
-    FleetLike,
-    Section,
-    TraceLike,
-    plan_file,
-    read_fleet,
-    read_trace,
-    requests_of,
-)
+from planner.api import inputs
 from planner.api.progress import MaybeProgress, shown_progress
 from planner.api.questions import TaskDocument, read_task
 from planner.api.results import Result
@@ -42,7 +33,7 @@ from planner.studies.what_if import Moved, Study, StudyAnswer
 from planner.traffic.trace import spread_stamps
 from planner.units import quantity
 
-QuestionLike = TaskDocument | Section | str | Path
+QuestionLike = TaskDocument | inputs.Section | str | Path
 PLAN_TIME_LIMIT_S = 120.0  # of each plan that `pareto` and `replan` make
 
 
@@ -205,10 +196,10 @@ class ReplanResult(Result):
 
 def what_if(
     slo: QuestionLike,
-    trace: TraceLike | None = None,
+    trace: inputs.TraceLike | None = None,
     changes: Mapping[str, Any] | TaskDocument | None = None,
     *,
-    catalog: CatalogLike = None,
+    catalog: inputs.CatalogLike = None,
     seed: int = 0,
     time_limit_s: float = 120.0,
     progress: MaybeProgress = None,
@@ -238,10 +229,10 @@ def what_if_in(study: Study, question: TaskDocument, changed: TaskDocument, labe
 
 def sensitivity(
     slo: QuestionLike,
-    trace: TraceLike | None = None,
+    trace: inputs.TraceLike | None = None,
     *,
     by: str | float = "10 %",
-    catalog: CatalogLike = None,
+    catalog: inputs.CatalogLike = None,
     seed: int = 0,
     time_limit_s: float = 120.0,
     progress: MaybeProgress = None,
@@ -270,12 +261,12 @@ def sensitivity_in(study: Study, question: TaskDocument, by_frac: float) -> Sens
 
 def pareto(
     slo: QuestionLike,
-    trace: TraceLike | None = None,
+    trace: inputs.TraceLike | None = None,
     over: str = "ttft p90",
     *,
     limits: tuple[str | None, str | None] = (None, None),
     points: int | None = None,
-    catalog: CatalogLike = None,
+    catalog: inputs.CatalogLike = None,
     seed: int = 0,
     progress: MaybeProgress = None,
 ) -> ParetoResult:
@@ -294,14 +285,14 @@ def pareto(
 
 
 def replan(
-    current: FleetLike,
+    current: inputs.FleetLike,
     slo: QuestionLike,
-    trace: TraceLike | None = None,
+    trace: inputs.TraceLike | None = None,
     *,
     horizon: str = "24 h",
     start_usd: float = 0.0,
     stop_usd: float = 0.0,
-    catalog: CatalogLike = None,
+    catalog: inputs.CatalogLike = None,
     seed: int = 0,
 ) -> ReplanResult:
     """What to change of a running fleet for today's traffic; each worker started or stopped has its price.
@@ -309,9 +300,11 @@ def replan(
     `current` is a fleet, or the folder of a plan, whose requests.csv says what it was planned on.
     """
     question = read_task(slo, catalog)
-    running = read_fleet(current, question.catalog)
+    running = inputs.read_fleet(current, question.catalog)
     study = study_of(question, trace, seed=seed, time_limit_s=PLAN_TIME_LIMIT_S, progress=None)
-    planned_on = plan_file(current).parent / "requests.csv" if isinstance(current, str | Path) else None
+    planned_on = (
+        inputs.plan_file(current).parent / "requests.csv" if isinstance(current, str | Path) else None
+    )
     horizon_h = quantity(horizon, "s", where="horizon") / 3600
     return replan_in(study, question, running, planned_on, (horizon_h, start_usd, stop_usd))
 
@@ -333,14 +326,14 @@ def replan_in(
     )
     drift = None
     if planned_on is not None and planned_on.exists():
-        before = spread_stamps(read_trace(planned_on), seed=0)
+        before = spread_stamps(inputs.read_trace(planned_on), seed=0)
         drift = replanning.compare_traffic(before, study.traffic_request(task).requests)
     return ReplanResult(answer, drift)
 
 
 def study_of(
     question: TaskDocument,
-    trace: TraceLike | None,
+    trace: inputs.TraceLike | None,
     *,
     seed: int,
     time_limit_s: float,
@@ -348,7 +341,7 @@ def study_of(
 ) -> Study:
     """A study on the traffic of a question: it plans several questions and keeps what it has simulated."""
     log_options = reading_of(question.document, question.path)
-    requests = requests_of(trace, question.task().described, seed=seed, how=log_options)
+    requests = inputs.requests_of(trace, question.task().described, seed=seed, how=log_options)
     return Study(requests, question.catalog, seed, time_limit_s, shown_progress(progress))
 
 

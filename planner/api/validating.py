@@ -12,17 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 import numpy as np
 import pandas as pd
 
-from planner.api.inputs import (
-    CatalogLike,
-    SloLike,
-    TraceLike,
-    TrafficLike,
-    limits_and_rate,
-    plan_file,
-    read_catalog,
-    read_fleet,
-    read_trace,
-)
+from planner.api import inputs
 from planner.api.results import Result
 from planner.documents.fleet_file import read_max_model_len
 from planner.documents.slo import parse_slo
@@ -113,11 +103,11 @@ class ValidationResult(Result):
 def validate(
     plan: str | Path,
     out: str | Path,
-    trace: TraceLike | None = None,
-    slo: SloLike = None,
+    trace: inputs.TraceLike | None = None,
+    slo: inputs.SloLike = None,
     *,
-    traffic: TrafficLike = None,
-    catalog: CatalogLike = None,
+    traffic: inputs.TrafficLike = None,
+    catalog: inputs.CatalogLike = None,
     seed: int = 0,
     **how: Unpack[ValidationKeys],
 ) -> ValidationResult:
@@ -134,15 +124,15 @@ def validate(
 
     check_output_directory(Path(out))
     endpoint = _endpoint(how)
-    known, file = read_catalog(catalog), plan_file(plan)
-    fleet = read_fleet(file, known)
-    limits, rate_request = limits_and_rate(
+    known, file = inputs.read_catalog(catalog), inputs.plan_file(plan)
+    fleet = inputs.read_fleet(file, known)
+    limits, rate_request = inputs.limits_and_rate(
         slo, known, traffic={"window": "whole"} if traffic is None else traffic, command="validate"
     )
     read = (
-        read_trace(traffic_beside_plan(file))
+        inputs.read_trace(traffic_beside_plan(file))
         if trace is None
-        else read_trace(trace, how=rate_request.reading)
+        else inputs.read_trace(trace, how=rate_request.reading)
     )
     requests = rate_request.of(spread_stamps(read, seed=seed), seed=seed)
     promised = limits or own_slo(file)

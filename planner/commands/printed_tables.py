@@ -104,13 +104,13 @@ def slo_rows(verdict: dict[str, Any], slo: Slo | None) -> list[dict[str, Any]]:
             add_row(window_text(worst, windows_count), "", f"{100 * worst['kept_frac']:.2f} %", "", "")
     for promised in verdict.get("tenants", ()):
         share, windows = promised["share_frac"], counted(promised["windows"], "window")
-        got = "-" if share is None else f"{100 * share:.1f} %"
-        whose = "nobody waited so long" if share is None else f"{promised['tenant']}, of {windows}"
+        share_text = "-" if share is None else f"{100 * share:.1f} %"
+        worst_text = "nobody waited so long" if share is None else f"{promised['tenant']}, of {windows}"
         add_row(
             promised["guarantee"],
             f"{100 * promised['needed_frac']:g} %",
-            got,
-            whose,
+            share_text,
+            worst_text,
             _verdict_word(promised["holds"]),
         )
     return rows

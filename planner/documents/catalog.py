@@ -263,9 +263,9 @@ class Catalog:
             return (False,)
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         for name in self._same_shape(llm):
-            for of in (gpu.name, gpu.base):
+            for gpu_name in (gpu.name, gpu.base):
                 if splits := sorted(
-                    ep for degree, ep, dp, _ in self._fits_of(name, of) if (degree, dp) == (tp, 1)
+                    ep for degree, ep, dp, _ in self._fits_of(name, gpu_name) if (degree, dp) == (tp, 1)
                 ):
                     return tuple(splits)
         return (llm.slices_cut_blocks(tp),)
@@ -276,8 +276,8 @@ class Catalog:
         """
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         for name in self._same_shape(llm):
-            for of in (gpu.name, gpu.base):
-                splits = [split for split in self._fits_of(name, of) if not split[3]]
+            for gpu_name in (gpu.name, gpu.base):
+                splits = [split for split in self._fits_of(name, gpu_name) if not split[3]]
                 if splits:
                     return tuple(sorted(dp for degree, _, dp, _ in splits if degree == tp and dp > 1))
         return None
@@ -290,8 +290,8 @@ class Catalog:
         splits = {
             (dp, kind)
             for name in self._same_shape(llm)
-            for of in (gpu.name, gpu.base)
-            for degree, _, dp, kind in self._fits_of(name, of)
+            for gpu_name in (gpu.name, gpu.base)
+            for degree, _, dp, kind in self._fits_of(name, gpu_name)
             if degree == tp and kind
         }
         return tuple(sorted(splits))
@@ -321,8 +321,8 @@ class Catalog:
             return latency
         fits_by_split = next((fits for name in names if (fits := self._fits_of(name, gpu.name))), {})
         nearest_tp = min(
-            {of for of, _, count, _ in fits_by_split if count == 1},
-            key=lambda of: abs(math.log(of / tp)),
+            {degree for degree, _, count, _ in fits_by_split if count == 1},
+            key=lambda degree: abs(math.log(degree / tp)),
             default=None,
         )
         fit = None if nearest_tp is None else self._fit_of(names, gpu.name, (nearest_tp, ep, 1, ""))
@@ -342,7 +342,8 @@ class Catalog:
         """Whether step times of this LLM on this GPU come from measured kernels; all others are roofline
         estimates.
         """
-        return any(self._fits_of(name, of) for name in self._same_shape(llm) for of in (gpu.name, gpu.base))
+        same_shape, gpu_names = self._same_shape(llm), (gpu.name, gpu.base)
+        return any(self._fits_of(name, gpu_name) for name in same_shape for gpu_name in gpu_names)
 
     def find_unchecked_gpus(self, llm: Llm) -> tuple[str, ...]:
         """The GPUs whose step times nobody can judge; they are considered only if the question names them."""
@@ -705,5 +706,5 @@ def _unknown_name(
     if not hints and len(rows) <= MOST_NAMED:
         hints = list(rows)
     table = file.removesuffix(".yaml")
-    near = f"nearest: {', '.join(hints)}" if hints else f"`plan catalog {table}` lists all {len(rows)}"
-    return CatalogError(f"{what} {name!r} is not in catalogs/{file}; {near}{advice}")
+    hint_text = f"nearest: {', '.join(hints)}" if hints else f"`plan catalog {table}` lists all {len(rows)}"
+    return CatalogError(f"{what} {name!r} is not in catalogs/{file}; {hint_text}{advice}")

@@ -16,22 +16,6 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from planner.documents import facts
-from planner.documents.facts import (
-    Answered,
-    AnswerName,
-    Assumed,
-    Assuming,
-    Binding,
-    Commitment,
-    Fact,
-    ForTargets,
-    Neighbour,
-    Note,
-    Refuted,
-    ScenariosDrawn,
-    UnderRouter,
-    Warned,
-)
 from planner.documents.robustness_facts import Around
 from planner.domain import FleetLimit, Limit
 from planner.fleet import Fleet
@@ -71,7 +55,7 @@ class Alternative:
     label: str
     fleet: Fleet | None
     objective: float
-    notes: tuple[Note, ...] = ()
+    notes: tuple[facts.Note, ...] = ()
     at_least: bool = False
 
     @property
@@ -105,10 +89,10 @@ class Certificate:
     level0_exact: bool
     beyond_exact: bool  # Every cheaper fleet of any mix of types was simulated.
     universe: tuple[str, ...]
-    refuted: tuple[Refuted, ...]
-    neighbours: tuple[Neighbour, ...]
-    binding: tuple[Binding, ...]
-    assumptions: tuple[Assuming, ...]
+    refuted: tuple[facts.Refuted, ...]
+    neighbours: tuple[facts.Neighbour, ...]
+    binding: tuple[facts.Binding, ...]
+    assumptions: tuple[facts.Assuming, ...]
     simulations: int
     cuts: int
     seed: int
@@ -118,19 +102,19 @@ class Certificate:
     level0_exhausted: bool = True
     cheaper: int | None = 0
     cheaper_simulated: int = 0
-    assumed: tuple[Assumed, ...] = ()
-    answers: tuple[Answered, ...] = ()  # On paper, in production, with a loss.
-    futures: ScenariosDrawn | None = None  # None: planned on paper alone.
+    assumed: tuple[facts.Assumed, ...] = ()
+    answers: tuple[facts.Answered, ...] = ()  # On paper, in production, with a loss.
+    futures: facts.ScenariosDrawn | None = None  # None: planned on paper alone.
     # The deployment target whose router fleets were simulated with; None: as the policies say.
     deploy: str | None = None
     # The plan under the router of each deployment target that can run it.
-    routers: tuple[UnderRouter, ...] = ()
+    routers: tuple[facts.UnderRouter, ...] = ()
     # The price on each target that does not keep the plan, where it was requested.
-    for_targets: tuple[ForTargets, ...] = ()
-    commitments: tuple[Commitment, ...] = ()  # The bill by each term, where there is more than one.
+    for_targets: tuple[facts.ForTargets, ...] = ()
+    commitments: tuple[facts.Commitment, ...] = ()  # The bill by each term, where there is more than one.
     around: Around | None = None  # How the plan fares around its own point; None unless requested.
 
-    def find_answer(self, name: AnswerName) -> Answered | None:
+    def find_answer(self, name: facts.AnswerName) -> facts.Answered | None:
         """The answer of this name; None if it was not requested."""
         return next((each for each in self.answers if each.name == name), None)
 
@@ -192,12 +176,12 @@ def certificate_document(certificate: Certificate, say: Say) -> Document:
     }
 
 
-def facts_document(**facts_by_name: Iterable[Fact]) -> Document:
+def facts_document(**facts_by_name: Iterable[facts.Fact]) -> Document:
     """`facts` of certificate.json: by name of a list of sentences, its facts as values in the same order."""
     return {name: [fact_document(fact) for fact in each] for name, each in facts_by_name.items()}
 
 
-def fact_document(fact: Fact) -> Document:
+def fact_document(fact: facts.Fact) -> Document:
     """A fact as plain values."""
     return {"kind": fact_kind(type(fact)), **_plain_values(fact)}
 
@@ -225,7 +209,7 @@ def _plain_values(value: Any) -> Any:
 
 # -- read --------------------------------------------------------------------------------------------------
 
-FACT_KINDS = {fact_kind(each): each for each in get_args(Fact)}
+FACT_KINDS = {fact_kind(each): each for each in get_args(facts.Fact)}
 NULL_STANDS_FOR: Mapping[type, float] = {Interval: math.nan, **facts.NULL_STANDS_FOR}
 
 
@@ -251,10 +235,10 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
     return dataclass_of(Certificate, given, "certificate")
 
 
-def read_warnings(sentences: Any, values: Any) -> tuple[Warned, ...]:
+def read_warnings(sentences: Any, values: Any) -> tuple[facts.Warned, ...]:
     """`warnings` of certificate.json."""
-    warnings: tuple[Warned, ...] = value_of(
-        tuple[Warned, ...], _check_one_value_each(sentences, values, "warnings"), "warnings"
+    warnings: tuple[facts.Warned, ...] = value_of(
+        tuple[facts.Warned, ...], _check_one_value_each(sentences, values, "warnings"), "warnings"
     )
     return warnings
 

@@ -45,9 +45,9 @@ def parse_electricity(fleet: Section, owned: Mapping[str, int]) -> Electricity |
         raise refused_value(
             section.path_of("pue"), f"expected 1 (the GPUs alone) to {MOST_PUE:g}", section.get("pue")
         )
-    of = cast(Paid, section.one_of("of", get_args(Paid), "owned"))
-    if of == "owned" and "owned" not in fleet:
+    paid_gpus = cast(Paid, section.one_of("of", get_args(Paid), "owned"))
+    if paid_gpus == "owned" and "owned" not in fleet:
         raise InputError(
             f"{section.where}: is that of owned GPUs, and fleet: owned names none; name them, or add of: all"
         )
-    return Electricity(usd_per_kwh, pue, of)
+    return Electricity(usd_per_kwh, pue, paid_gpus)

@@ -730,7 +730,7 @@ class WorstHour:
 
     @property
     def missed(self) -> tuple[At, ...]:
-        return tuple(at for at in self.hours if at.value_s > at.limit.limit_s)
+        return tuple(row for row in self.hours if row.value_s > row.limit.limit_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,18 +23,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from planner.documents import fits
 from planner.documents.catalog import Catalog
 from planner.documents.engine_file import NONE, engine_document, engine_of_fleet
-from planner.documents.fits import (
-    FIT_KEYS,
-    Form,
-    Split,
-    latency_document,
-    parse_form,
-    parse_latency,
-    parse_simulated,
-    read_fit,
-)
 from planner.documents.gpu_payment import KEYS as PAID_KEYS
 from planner.documents.gpu_payment import Paid, paid_document, parse_paid
 from planner.documents.kv_offload_settings import check_offloaded
@@ -269,7 +260,7 @@ def fleet_document(fleet: Fleet) -> dict[str, Any]:
                 "max_num_seqs": pool.type.max_num_seqs,
                 "max_num_batched_tokens": pool.type.max_num_batched_tokens,
                 **_drafts_document(pool.type),
-                "latency": latency_document(pool.type.latency, pool.type.form),
+                "latency": fits.latency_document(pool.type.latency, pool.type.form),
             }
             for pool in pools
         ],
@@ -436,7 +427,7 @@ def _saturating_tokens(row: Section, llm: Llm, catalog: Catalog, directory: Path
     """DistServe's L_m by the step times of a pool; None where its GPU cannot be read, which is said later."""
     try:
         gpu = catalog.gpu(str(row.get("gpu")))
-        split: Split = (_parse_tp(row, llm, gpu), False, 1, "")
+        split: fits.Split = (_parse_tp(row, llm, gpu), False, 1, "")
         return saturating_tokens(
             *_step_times(row.get("latency"), llm, gpu, split, catalog, directory, DEFAULT_RANKS)
         )
@@ -531,8 +522,8 @@ def _kv_tokens(
 
 
 def _step_times(
-    value: object, llm: Llm, gpu: Gpu, split: Split, catalog: Catalog, directory: Path, ranks: Ranks
-) -> tuple[StepLatency, Form | None]:
+    value: object, llm: Llm, gpu: Gpu, split: fits.Split, catalog: Catalog, directory: Path, ranks: Ranks
+) -> tuple[StepLatency, fits.Form | None]:
     """The step times of a worker, and the form that the simulator uses in place of them, if there is one.
     `value` says where they are: in the catalog (None), in a file beside the fleet, or in the mapping that a
     plan writes.
@@ -541,27 +532,29 @@ def _step_times(
     if value is None:
         return catalog.step_latency(llm, gpu, tp, ep=ep, dp=dp, ranks=ranks), None
     if isinstance(value, Mapping) and "form" in value:
-        form = parse_form(Section.from_document(value, "latency", wording=FIT_WORDING))
+        form = fits.parse_form(Section.from_document(value, "latency", wording=FIT_WORDING))
         return catalog.step_latency(llm, gpu, tp, ep=ep, dp=dp, ranks=ranks), form
     if isinstance(value, Mapping):
-        fit = Section.from_document(value, "fit", FIT_KEYS, wording=FIT_WORDING)
-        return catalog.with_spread(parse_latency(fit, basis="fit fit"), llm, gpu), parse_simulated(fit)
+        fit = Section.from_document(value, "fit", fits.FIT_KEYS, wording=FIT_WORDING)
+        return catalog.with_spread(fits.parse_latency(fit, basis="fit fit"), llm, gpu), fits.parse_simulated(
+            fit
+        )
     if not isinstance(value, str):
         raise InputError(f"expected a file such as fit.yaml, found {value!r}")
     path = directory / value
     try:
-        file, fit = read_fit(path, tp, FIT_WORDING, dp=dp, all2all=all2all)
+        file, fit = fits.read_fit(path, tp, FIT_WORDING, dp=dp, all2all=all2all)
     except (OSError, ValueError):  # No file can have such a name.
         raise InputError(f"{value[:80]!r} is no name of a file") from None
     served, fitted = file.get("llm"), file.get("gpu")
     if isinstance(served, str) and _without_name(catalog.llm(served)) != _without_name(llm):
         raise InputError(f"{path} is a fit of {served}, the fleet serves {llm.name}")
-    on = catalog.gpu(fitted).name if isinstance(fitted, str) else gpu.name
-    if on not in (gpu.name, gpu.base):
+    fitted_gpu = catalog.gpu(fitted).name if isinstance(fitted, str) else gpu.name
+    if fitted_gpu not in (gpu.name, gpu.base):
         raise InputError(f"{path} is a fit on {fitted}, this worker has {gpu.name}")
-    latency = catalog.with_spread(parse_latency(fit, basis=f"fit {path}"), llm, gpu)
-    simulated = parse_simulated(fit)
-    if on == gpu.name:
+    latency = catalog.with_spread(fits.parse_latency(fit, basis=f"fit {path}"), llm, gpu)
+    simulated = fits.parse_simulated(fit)
+    if fitted_gpu == gpu.name:
         return latency, simulated
     slowdowns = gpu.prefill_slowdown, gpu.decode_slowdown
     return latency.with_power_cap(*slowdowns), simulated and simulated.with_power_cap(*slowdowns)

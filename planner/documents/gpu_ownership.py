@@ -54,10 +54,10 @@ def with_owned(
     rented. Raises InputError where the stock of a GPU is less than is owned of it.
     """
     for name, count in owned.items():
-        there = stock.get(name, count)
-        if there is not None and there < count:
+        stocked = stock.get(name, count)
+        if stocked is not None and stocked < count:
             raise InputError(
-                f"{fleet.path_of('gpus')}: {name}: found {there}, and {count} are owned; gpus counts "
+                f"{fleet.path_of('gpus')}: {name}: found {stocked}, and {count} are owned; gpus counts "
                 "these too: "
                 f"expected {count} or more, or drop {name} there to rent none"
             )

@@ -270,15 +270,15 @@ def _config_groups(groups: object, where: str, kv_dtype_bytes: float, ignored: d
         raise CatalogError(f"{where}: expected groups of targets and weights, found {show_value(groups)}")
     default, names = "bf16", dict(ignored)
     for key, group in groups.items():
-        at = f"{where}: {key}"
+        place = f"{where}: {key}"
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
-            raise CatalogError(f"{at}: weights: expected num_bits and type, found {show_value(weights)}")
-        format = _group_format(weights, at)
+            raise CatalogError(f"{place}: weights: expected num_bits and type, found {show_value(weights)}")
+        format = _group_format(weights, place)
         for target in group.get("targets") or ("Linear",):
             if target in ("Linear", "FusedMoE", "RoutedExperts"):
                 if default not in ("bf16", format):
-                    raise CatalogError(f"{at}: targets: {target!r} is in {default} by another group already")
+                    raise CatalogError(f"{place}: targets: {target!r} is in {default} by another group")
                 default = format
             else:
                 names.setdefault(str(target), format)

@@ -28,15 +28,8 @@ import pandas as pd
 
 from planner.documents.slo import parse_slo
 from planner.errors import InputError
+from planner.files import document_values
 from planner.files.checked_files import read_yaml
-from planner.files.document_values import (
-    Section,
-    Wording,
-    check_mapping,
-    check_rows,
-    read_share,
-    refuse_unknown,
-)
 from planner.files.text_tables import read_csv, read_number_column
 from planner.solvers.reserved_schedule import Capacity, Demand, GpuOffer, Market
 from planner.traffic.trace import Trace
@@ -50,7 +43,7 @@ LEAST_RATE_RPS = 1e-6
 # least (a trace may have one request); from the last share on nothing is said of it.
 LEAST_PART_FRAC, LEAST_PART_S, FULL_FRAC = 0.1, 1.0, 0.95
 MOST_INTERRUPTIONS_PER_H, MOST_STOCK, MOST_GPUS = 1e4, 10**7, 10**5
-WORDING = Wording(least="expected at least {:g}")
+WORDING = document_values.Wording(least="expected at least {:g}")
 
 
 def read_market(path: Path) -> Market:
@@ -112,27 +105,29 @@ def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
 
 def parse_market(document: Mapping[str, Any], folder: Path = Path()) -> Market:
     """Read a market from a mapping; see `read_market`. Files that it names lie in `folder`."""
-    file = Section.from_document(
+    file = document_values.Section.from_document(
         document, "schedule", ("gpus", "capacity", "spot", "limits", "slo"), wording=WORDING
     )
     gpus = file.get("gpus")
     if not isinstance(gpus, dict) or not gpus:
         raise InputError("gpus: expected at least one GPU with its prices")
-    capacity_rows = check_rows(
+    capacity_rows = document_values.check_rows(
         file.get("capacity"), "capacity", "worker types with the rate of each", least=1
     )
-    limits = Section.from_document(file.get("limits"), "limits", ("power", "cost"), wording=WORDING)
+    limits = document_values.Section.from_document(
+        file.get("limits"), "limits", ("power", "cost"), wording=WORDING
+    )
     offers = tuple(_parse_offer(str(name), row) for name, row in gpus.items())
     offered_gpus = {offer.gpu for offer in offers}
     capacities = tuple(
         _parse_capacity(row, f"capacity[{i}]", offered_gpus, folder) for i, row in enumerate(capacity_rows)
     )
-    slos = check_mapping(file.get("slo", {}), "slo", "chat: {ttft: {p95: 2 s}}")
-    refuse_unknown(slos, [capacity.llm for capacity in capacities], "slo")
+    slos = document_values.check_mapping(file.get("slo", {}), "slo", "chat: {ttft: {p95: 2 s}}")
+    document_values.refuse_unknown(slos, [capacity.llm for capacity in capacities], "slo")
     return Market(
         offers,
         capacities,
-        read_share(file.get("spot", 0.0), "spot"),
+        document_values.read_share(file.get("spot", 0.0), "spot"),
         limits.at_least("power", "w", None),
         limits.at_least("cost", "usd_per_h", None),
         {llm: parse_slo(slo, where=f"slo: {llm}") for llm, slo in slos.items()},
@@ -141,8 +136,8 @@ def parse_market(document: Mapping[str, Any], folder: Path = Path()) -> Market:
 
 def _parse_offer(gpu: str, row: object) -> GpuOffer:
     where = f"gpus: {gpu}"
-    section = Section.from_document(
-        check_mapping(row, where, "on_demand: 2 usd/h"),
+    section = document_values.Section.from_document(
+        document_values.check_mapping(row, where, "on_demand: 2 usd/h"),
         where,
         (*PRICES, "interruptions", "stock", "owned"),
         wording=WORDING,
@@ -168,16 +163,16 @@ def _parse_offer(gpu: str, row: object) -> GpuOffer:
 
 
 def _parse_capacity(row: object, where: str, gpus: set[str], folder: Path) -> Capacity:
-    section = Section.from_document(
-        check_mapping(row, where, "llm: chat"), where, CAPACITY_KEYS, wording=WORDING
+    section = document_values.Section.from_document(
+        document_values.check_mapping(row, where, "llm: chat"), where, CAPACITY_KEYS, wording=WORDING
     )
     llm, worker = (section.text(name) for name in ("llm", "worker"))
-    on = _gpus_of_worker(section)
-    for gpu in on:
+    gpus_of_worker = _gpus_of_worker(section)
+    for gpu in gpus_of_worker:
         if gpu not in gpus:
             known = ", ".join(sorted(gpus))
             raise InputError(f"{section.path_of('gpu')}: {gpu!r} has no price under gpus; known: {known}")
-    (gpu, count), *beside = on.items()
+    (gpu, count), *beside = gpus_of_worker.items()
     return Capacity(
         llm,
         worker,
@@ -191,13 +186,13 @@ def _parse_capacity(row: object, where: str, gpus: set[str], folder: Path) -> Ca
     )
 
 
-def _gpus_of_worker(section: Section) -> dict[str, int]:
+def _gpus_of_worker(section: document_values.Section) -> dict[str, int]:
     """GPUs of each kind of one worker: `gpu` with `gpus`, or `gpu` with several names and their numbers."""
     if not isinstance(section.get("gpu"), Mapping):
         return {section.text("gpu"): section.whole_number("gpus", 1, most=MOST_GPUS)}
     if "gpus" in section:
         raise InputError(f"{section.path_of('gpus')}: gpu says how many there are of each; leave gpus out")
-    each = Section(section.get("gpu"), section.path_of("gpu"), wording=WORDING)
+    each = document_values.Section(section.get("gpu"), section.path_of("gpu"), wording=WORDING)
     counts = {str(name): each.whole_number(name, most=MOST_GPUS) for name in section.get("gpu")}
     if not counts:
         raise InputError(f"{section.path_of('gpu')}: expected a GPU, or GPUs with their numbers")

@@ -710,8 +710,8 @@ def _find_offers(
                 priced[name] = offer
         elif not {name, base} & prices.keys():
             missing.append(name)
-        if "spot_interruptions_per_h" in section and (at := offer_of(offers, provider, "spot")) is not None:
-            terms = dict(section.values) | {"spot": f"{at.usd_per_h!r} usd/h"}
+        if "spot_interruptions_per_h" in section and (row := offer_of(offers, provider, "spot")) is not None:
+            terms = dict(section.values) | {"spot": f"{row.usd_per_h!r} usd/h"}
             on_spot.setdefault(name, _parse_spot(Section.from_document(terms, section.where)))
     if "spot_interruptions_per_h" in section and len(on_spot) == len(spot):
         raise InputError(

@@ -127,8 +127,8 @@ class _TextBytes(io.RawIOBase):
     def _check_block(self, block: bytes) -> None:
         """Refuse binary content, other text than UTF-8 and lines too long, also across borders of blocks."""
         hint = "expected text (pack it as .gz if it is compressed)"
-        if (at := block.find(b"\0")) >= 0:
-            line = self.lines + block.count(b"\n", 0, at) + 1
+        if (position := block.find(b"\0")) >= 0:
+            line = self.lines + block.count(b"\n", 0, position) + 1
             raise InputError(f"{self.path}, line {line}: holds a NUL byte, so it is binary; {hint}")
         try:
             self.decoder.decode(block, final=not block)
@@ -356,9 +356,9 @@ def _write_files(directory: Path, files: Mapping[str, str | bytes], outdated: Co
     """`write_files` into a folder that has been checked already."""
     for folder in sorted({directory / parent for name in files for parent in Path(name).parents[:-1]}):
         _refuse_link(folder)
-    made: list[Path] = []
+    made_folders: list[Path] = []
     try:
-        _make_folder(directory, made)
+        _make_folder(directory, made_folders)
         # The temporary folder lies inside `directory`, which may be a mount of its own or the only place that
         # we may write to.
         with _write_aside(directory) as aside:
@@ -373,9 +373,9 @@ def _write_files(directory: Path, files: Mapping[str, str | bytes], outdated: Co
                 for path in directory.glob(glob)
                 if path.parent == directory or not path.parent.is_symlink()
             }
-            _swap_files(directory, new, old, list(files), sorted(leftovers - set(files)), made)
+            _swap_files(directory, new, old, list(files), sorted(leftovers - set(files)), made_folders)
     except BaseException as error:
-        for folder in reversed(made):
+        for folder in reversed(made_folders):
             with suppress(OSError):
                 folder.rmdir()
         if isinstance(error, OSError):
@@ -432,16 +432,16 @@ def reserve_folder(directory: Path) -> Iterator[None]:
     `check_output_directory` does, and where another run has it.
     """
     check_output_directory(directory)
-    made: list[Path] = []
+    made_folders: list[Path] = []
 
     def remove_if_empty() -> None:
-        for folder in reversed(made):
+        for folder in reversed(made_folders):
             with suppress(OSError):
                 folder.rmdir()
 
     with interrupts.tidy_at_end(remove_if_empty):
         try:
-            _make_folder(directory, made)
+            _make_folder(directory, made_folders)
         except OSError as error:
             raise InputError(f"{directory}: cannot be written ({error.strerror or error})") from None
         with _lock_folder(directory) as is_ours:
@@ -536,11 +536,11 @@ def write_parts(path: Path, parts: Iterable[str]) -> None:
         return
     try:
         with _write_aside(path.parent) as aside:
-            made = aside / path.name
-            with gzip.open(made, "wb") if path.suffix == ".gz" else made.open("wb") as stream:
+            new_file = aside / path.name
+            with gzip.open(new_file, "wb") if path.suffix == ".gz" else new_file.open("wb") as stream:
                 for part in parts:
                     stream.write(_encode_text(part))
-            made.replace(path)
+            new_file.replace(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
 

@@ -91,17 +91,17 @@ def _scan_line(line: bytes, is_open: bool) -> tuple[bool, int]:
     As parsers do: a quote opens a field at its beginning only, and what follows the closing one up to the
     comma belongs to the field.
     """
-    at, column = 0, 0
+    position, column = 0, 0
     while True:
-        if is_open or line[at : at + 1] == b'"':
-            closed = _CLOSING.match(line, at if is_open else at + 1)
+        if is_open or line[position : position + 1] == b'"':
+            closed = _CLOSING.match(line, position if is_open else position + 1)
             if closed is None:
                 return True, column
-            at, is_open = closed.end(), False
-        comma = line.find(b",", at)
+            position, is_open = closed.end(), False
+        comma = line.find(b",", position)
         if comma < 0:
             return False, column
-        at, column = comma + 1, column + 1
+        position, column = comma + 1, column + 1
 
 
 def _check_long_field(

@@ -154,8 +154,8 @@ def bill_of(
     """The prices of what was used; InputError where nothing was paid for a known GPU."""
     paid = {key: total for key, total in used.items() if total.gpu_hours > 0 and total.usd > 0}
     if not paid:
-        said = f" ({'; '.join(left_out)})" if left_out else ""
-        raise InputError(f"{path}: holds no paid hours of a known GPU's instances{said}")
+        left_out_text = f" ({'; '.join(left_out)})" if left_out else ""
+        raise InputError(f"{path}: holds no paid hours of a known GPU's instances{left_out_text}")
     offers: dict[str, tuple[ProviderOffer, ...]] = {}
     for (gpu, term), total in paid.items():
         source = f"{kind} {path.name}: {total.gpu_hours:.6g} GPU hours for {total.usd:.6g} USD"

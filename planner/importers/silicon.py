@@ -44,14 +44,7 @@ import pandas as pd
 
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.importers.silicon_config import (
-    INSTALL,
-    ConfigKernels,
-    all_reduces,
-    config_folder,
-    experts_format,
-    has_same_weights,
-)
+from planner.importers import silicon_config
 from planner.importers.silicon_experts import Milliseconds, dispatch_ms, expert_split, operation_ms
 from planner.importers.silicon_sparse import shares_index
 from planner.models.llm import Llm
@@ -180,18 +173,18 @@ def is_whole(llm: Llm, tp: int, ep: bool | None = None) -> bool:
     """
     if llm.experts == 1 or tp == 1:
         return False
-    return expert_split(llm.ffn, experts_format(llm), tp, whole=ep)["moe_ep_size"] > 1
+    return expert_split(llm.ffn, silicon_config.experts_format(llm), tp, whole=ep)["moe_ep_size"] > 1
 
 
 @lru_cache(maxsize=4)
 def _find_kernels(
     llm: Llm, gpu: Gpu, tp: int, ep: bool | None, folder: Path | None, dp: int = 1
-) -> Kernels | ConfigKernels:
+) -> Kernels | silicon_config.ConfigKernels:
     if not _is_plain(llm):
-        place = folder or config_folder(llm)
+        place = folder or silicon_config.config_folder(llm)
         if place is None:
-            raise InputError(INSTALL)
-        return ConfigKernels(
+            raise InputError(silicon_config.INSTALL)
+        return silicon_config.ConfigKernels(
             llm,
             gpu,
             SYSTEMS[gpu.name],
@@ -222,13 +215,13 @@ def why_not_covered(llm: Llm, gpu: Gpu, folder: Path | None = None) -> str:
         return "AIConfigurator's feed-forward blocks are all gated, those of this LLM are not"
     if not _is_plain(llm):
         if folder is None and find_spec("aiconfigurator_core") is not None:
-            if (copies := config_folder(llm)) is None:
+            if (copies := silicon_config.config_folder(llm)) is None:
                 return "AIConfigurator has no config.json of this LLM; give the folder of its own"
-            if not has_same_weights(llm, copies):
+            if not silicon_config.has_same_weights(llm, copies):
                 return "AIConfigurator's config.json has other formats of weights; give the folder of its own"
         if shares_index(llm):
             return "AIConfigurator measured no attention of vLLM's without an index of its own"
-        if gpu.name in UNTUNED_FP8_EXPERTS and experts_format(llm) == "fp8" and llm.is_mixture:
+        if gpu.name in UNTUNED_FP8_EXPERTS and silicon_config.experts_format(llm) == "fp8" and llm.is_mixture:
             return "AIConfigurator measured experts in fp8 untuned on this GPU"
         return ""
     if llm.dtype_bytes != BYTES[llm.weights]:
@@ -310,7 +303,7 @@ class Kernels:
             return 0.0
         if self._gpu.name in ROW_REDUCES:
             return HALF_MS * float(tp_s(self._llm, self._gpu, self._tp, tokens))
-        operation = json.dumps([all_reduces(self._llm, self._tp, self._llm.layers)])
+        operation = json.dumps([silicon_config.all_reduces(self._llm, self._tp, self._llm.layers)])
         return float(self._engine.evaluate_ops_json(operation, is_context=True, batch_size=1, s=tokens)[0][1])
 
     def joint_ms(self, tokens: int) -> float:
@@ -339,7 +332,7 @@ def _compile_engine(llm: Llm, system: str, tp: int, ep: bool | None, dp: int) ->
     try:
         from aiconfigurator_core.sdk import EngineHandle
     except ImportError:
-        raise InputError(INSTALL) from None
+        raise InputError(silicon_config.INSTALL) from None
     logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)
     split = expert_split(llm.ffn, llm.weights, tp, whole=ep)
     with tempfile.TemporaryDirectory() as folder:

@@ -17,17 +17,7 @@ import numpy as np
 from planner.documents.fits import fit_document, fit_row
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.importers.silicon import (
-    MOST_STEP_TOKENS,
-    VERSION,
-    Floats,
-    is_whole,
-    joint_seconds,
-    random_steps,
-    silicon_table,
-    step_grid,
-    why_not_covered,
-)
+from planner.importers import silicon
 from planner.importers.silicon_nodes import NODES, on_nodes_ms, why_not_on_nodes
 from planner.importers.silicon_sparse import MOST_TOKENS, is_sparse
 from planner.models.all2all import HIGH_THROUGHPUT, LOW_LATENCY, MOST_LOW_LATENCY_TOKENS, All2All
@@ -44,8 +34,8 @@ LEAST_KV_TOKENS = 4096  # A worker that holds fewer KV tokens serves nobody.
 OFF_GRID_STEPS = 900  # Random steps, by which a fit is judged beside its own table.
 WORST_MAPE_FRAC = 0.08  # A fit that misses its own table by more is not written: the roofline is as good.
 NO_MEMORY = "does not fit into memory"  # The end of a reason in `left_out`; other modules know it by this.
-SOURCE = f"vLLM kernel times in aiconfigurator-core {VERSION} (NVIDIA, Apache-2.0); docs/models.md"
-BASIS = f"silicon: AIConfigurator {VERSION} kernel times, without host overhead"
+SOURCE = f"vLLM kernel times in aiconfigurator-core {silicon.VERSION} (NVIDIA, Apache-2.0); docs/models.md"
+BASIS = f"silicon: AIConfigurator {silicon.VERSION} kernel times, without host overhead"
 
 
 @dataclass(frozen=True)
@@ -71,7 +61,7 @@ def silicon_fits(
     with slices of all experts, one with whole experts and those of data-parallel ranks. `folder` as in
     `silicon_table`.
     """
-    if why := why_not_covered(llm, gpu, folder):
+    if why := silicon.why_not_covered(llm, gpu, folder):
         return FittedKernels(None, (f"{llm.name} on {gpu.name}: {why}",))
     rows, left_out = [], []
     for tp in tps:
@@ -98,7 +88,7 @@ def silicon_fits(
     return FittedKernels(document, tuple(left_out))
 
 
-def ranks_latency(own: StepLatency, joint_s: Floats) -> StepLatency:
+def ranks_latency(own: StepLatency, joint_s: silicon.Floats) -> StepLatency:
     """Step times of data-parallel ranks, from those of a rank without its experts (`own`) and the times of
     the experts of all ranks at JOINT_TOKENS (`joint_s`).
     """
@@ -134,7 +124,7 @@ def _expert_splits(llm: Llm, tp: int) -> Sequence[bool]:
     """The ways to split experts over `tp` GPUs: False for slices of all experts, True for whole ones."""
     if not llm.is_mixture or tp == 1:
         return (False,)
-    return (True,) if is_whole(llm, tp) else (False, True)
+    return (True,) if silicon.is_whole(llm, tp) else (False, True)
 
 
 def _basis_text(llm: Llm) -> str:
@@ -148,21 +138,23 @@ def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: P
     basis = f"{_basis_text(llm)}, {dp} ranks share the experts, whole ones per GPU"
     if all2all:
         basis += f"; {all2all} between nodes as measured for SGLang"
-    most_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else MOST_STEP_TOKENS
-    grid_steps = [step for step in step_grid() if step.prompts * step.new + step.decodes <= most_tokens]
-    table = silicon_table(llm, gpu, tp, grid_steps, ep=True, folder=folder, dp=dp)
+    most_tokens = MOST_LOW_LATENCY_TOKENS if all2all == LOW_LATENCY else silicon.MOST_STEP_TOKENS
+    grid_steps = [
+        step for step in silicon.step_grid() if step.prompts * step.new + step.decodes <= most_tokens
+    ]
+    table = silicon.silicon_table(llm, gpu, tp, grid_steps, ep=True, folder=folder, dp=dp)
     own, own_errors = fit_kernels(table, basis=basis, kind="kernels")
 
-    def experts_s(tokens: Sequence[int]) -> Floats:
+    def experts_s(tokens: Sequence[int]) -> silicon.Floats:
         if all2all:
             experts_ms = on_nodes_ms(llm, gpu, tp * dp, all2all)
             return np.array([experts_ms(n) for n in tokens]) / 1e3
-        return joint_seconds(llm, gpu, tp, tokens, ep=True, dp=dp, folder=folder)
+        return silicon.joint_seconds(llm, gpu, tp, tokens, ep=True, dp=dp, folder=folder)
 
     latency = ranks_latency(own, experts_s(JOINT_TOKENS))
-    drawn = random_steps(np.random.default_rng(tp), OFF_GRID_STEPS)
+    drawn = silicon.random_steps(np.random.default_rng(tp), OFF_GRID_STEPS)
     steps = [step for step in drawn if step.prompts * step.new + step.decodes <= most_tokens]
-    unseen = silicon_table(llm, gpu, tp, steps, ep=True, folder=folder, dp=dp)
+    unseen = silicon.silicon_table(llm, gpu, tp, steps, ep=True, folder=folder, dp=dp)
     unseen_s = unseen.y + experts_s(unseen.X[:, 0].astype(int).tolist())  # X[:, 0] are the tokens of a step.
     error = np.abs(latency.step_s(*unseen.X.T) / unseen_s - 1)
     off_grid = Errors(float(error.mean()), float(np.quantile(error, 0.9)), len(error))
@@ -182,15 +174,15 @@ def _fitted_row(llm: Llm, gpu: Gpu, tp: int, ep: bool, folder: Path | None) -> d
     """
     basis = _basis_text(llm) + ", whole experts per GPU" * ep
     latency, errors = fit_kernels(
-        silicon_table(llm, gpu, tp, ep=ep, folder=folder), basis=basis, kind="kernels"
+        silicon.silicon_table(llm, gpu, tp, ep=ep, folder=folder), basis=basis, kind="kernels"
     )
     if errors["all"].mape_frac > WORST_MAPE_FRAC:
         raise InputError(
             f"{llm.name} on {gpu.name} tp{tp}{' ep' * ep}: the fit misses its kernel times by "
             f"{100 * errors['all'].mape_frac:.0f} %, more than {100 * WORST_MAPE_FRAC:.0f} %"
         )
-    steps = random_steps(np.random.default_rng(tp), OFF_GRID_STEPS)
-    unseen = silicon_table(llm, gpu, tp, steps, ep=ep, folder=folder)
+    steps = silicon.random_steps(np.random.default_rng(tp), OFF_GRID_STEPS)
+    unseen = silicon.silicon_table(llm, gpu, tp, steps, ep=ep, folder=folder)
     error = np.abs(latency.step_s(*unseen.X.T) / unseen.y - 1)
     off_grid = Errors(float(error.mean()), float(np.quantile(error, 0.9)), len(error))
     return fit_row(tp, latency, {"all": errors["all"], "off_grid": off_grid}, ep=ep)

@@ -212,8 +212,8 @@ def _operator_curves(mlp: pd.DataFrame, path: Path) -> tuple[Array, dict[str, Ar
 
 def _median_curve(x: Array, y: Array) -> tuple[Array, Array]:
     """Distinct x in rising order, and the median of y at each."""
-    at = pd.Series(y).groupby(x).median()
-    return np.asarray(at.index, dtype=np.float64), np.asarray(at, dtype=np.float64)
+    medians = pd.Series(y).groupby(x).median()
+    return np.asarray(medians.index, dtype=np.float64), np.asarray(medians, dtype=np.float64)
 
 
 def _step_table(

@@ -381,20 +381,20 @@ def router_policy_args(fleet: Fleet, roles: tuple[Role, ...]) -> list[str]:
 
     routing, decode_routing = fleet.policies.routing, fleet.policies.decode_routing
     if "mixed" in roles:
-        front = nearest(routing, "mixed")
-        return ["--policy", front, *_cache_settings(fleet, front)]
-    front, back = nearest(routing, "prefill"), nearest(decode_routing, "decode")
+        front_policy = nearest(routing, "mixed")
+        return ["--policy", front_policy, *_cache_settings(fleet, front_policy)]
+    front_policy, decode_policy = nearest(routing, "prefill"), nearest(decode_routing, "decode")
     return [
         "--vllm-pd-disaggregation",
         "--kv-connector",
         "nixl",
         "--policy",
-        front,
-        *_cache_settings(fleet, front),
+        front_policy,
+        *_cache_settings(fleet, front_policy),
         "--prefill-policy",
-        front,
+        front_policy,
         "--decode-policy",
-        back,
+        decode_policy,
     ]
 
 

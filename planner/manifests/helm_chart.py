@@ -76,14 +76,14 @@ def steps(fleet: Fleet) -> list[str]:
 def values(fleet: Fleet, objects: Sequence[Document], role_label: str) -> Document:
     """values.yaml: pools and routers by name, the optional parts, and what is there for this plan alone."""
     app = engine_command.llm_label(fleet)
-    made = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Deployment"}
+    deployments = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Deployment"}
     pools, routers = engine_command.pool_labels(fleet), list(engine_command.routers(fleet))
     of_templates = {f"{app}-{name}" for name in (*pools, *routers, "router")}
     return {
         "app": app,
         "port": engine_command.HTTP_PORT,
-        "pools": {name: _deployment(made[f"{app}-{name}"], role_label) for name in pools},
-        "routers": {name: _deployment(made[f"{app}-{name}"], role_label) for name in routers},
+        "pools": {name: _deployment(deployments[f"{app}-{name}"], role_label) for name in pools},
+        "routers": {name: _deployment(deployments[f"{app}-{name}"], role_label) for name in routers},
         "imagePullSecrets": [],
         "modelCache": {
             "enabled": False,

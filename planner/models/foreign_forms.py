@@ -197,6 +197,6 @@ class DistServeSteps:
 
 def interpolate_linearly(x: Floats, knots: tuple[float, ...], values: tuple[float, ...]) -> Floats:
     """Linear interpolation between the knots, and along the outermost two beyond them."""
-    at, y = np.array(knots), np.array(values)
-    i = np.clip(np.searchsorted(at, x) - 1, 0, len(at) - 2)
-    return np.asarray(y[i] + (x - at[i]) * (y[i + 1] - y[i]) / (at[i + 1] - at[i]))
+    knots_x, y = np.array(knots), np.array(values)
+    i = np.clip(np.searchsorted(knots_x, x) - 1, 0, len(knots_x) - 2)
+    return np.asarray(y[i] + (x - knots_x[i]) * (y[i + 1] - y[i]) / (knots_x[i + 1] - knots_x[i]))

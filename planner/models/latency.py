@@ -245,9 +245,9 @@ class StepLatency:
             return self
         beyond = (2 * tokens,) if tokens >= self.knots_tokens[-1] else ()
         knots = tuple(sorted({*self.knots_tokens, tokens, *beyond}))
-        at = np.array(knots)
-        own = _interpolate_knots(at, self.knots_tokens, self.f_s)
-        joint = self.joint_at(at) if self.joint_s else np.array([])
+        knot_tokens = np.array(knots)
+        own = _interpolate_knots(knot_tokens, self.knots_tokens, self.f_s)
+        joint = self.joint_at(knot_tokens) if self.joint_s else np.array([])
         return replace(self, knots_tokens=knots, f_s=tuple(own.tolist()), joint_s=tuple(joint.tolist()))
 
     def with_least(self, least_s: float, *, beyond_tokens: float) -> StepLatency:

@@ -35,15 +35,7 @@ import numpy as np
 
 from planner.domain import Gpu
 from planner.errors import InputError
-from planner.models.all2all import (
-    DEFAULT_RANKS,
-    EXPERT_LAUNCHES_S,
-    HIGH_THROUGHPUT,
-    MAPE_FRAC,
-    Ranks,
-    all2all_s,
-    nodes_of_ranks,
-)
+from planner.models import all2all
 from planner.models.latency import Array, StepLatency
 from planner.models.llm import CompressedAttention, GroupedAttention, LatentAttention, Llm, StateAttention
 from planner.models.memory import touched_experts
@@ -77,7 +69,7 @@ def roofline(
     *,
     efficiency: Efficiency | None = None,
     dp: int = 1,
-    ranks: Ranks = DEFAULT_RANKS,
+    ranks: all2all.Ranks = all2all.DEFAULT_RANKS,
 ) -> StepLatency:
     """The formula above, with the catalog's efficiencies or with the given ones.
 
@@ -86,7 +78,7 @@ def roofline(
     """
     if not 1 <= tp <= gpu.gpus_per_node:
         raise InputError(f"GPU {gpu.name}: tensor parallelism is {tp}, must be 1 to {gpu.gpus_per_node}")
-    nodes = nodes_of_ranks(llm, gpu, tp, dp) if dp > 1 else 1
+    nodes = all2all.nodes_of_ranks(llm, gpu, tp, dp) if dp > 1 else 1
     basis = "roofline (no measurement)"
     if efficiency is None:
         calibration = calibration_of(llm, gpu)
@@ -117,7 +109,7 @@ def roofline(
             basis += (
                 f"; {ranks.all2all} over {nodes} nodes by {ranks.link_bytes_per_s / 1e9:g} GB/s per GPU, "
             )
-            basis += f"as on H100 to {100 * MAPE_FRAC[ranks.all2all]:.0f} %"
+            basis += f"as on H100 to {100 * all2all.MAPE_FRAC[ranks.all2all]:.0f} %"
         else:
             experts_s = experts_s + experts_share * all_reduces_s(tp * dp)
         joint_s = np.maximum.accumulate(experts_s)  # More tokens never take less time.
@@ -140,13 +132,15 @@ def roofline(
     )
 
 
-def _between_nodes_s(llm: Llm, gpus: int, nodes: int, tokens: Array, experts_s: Array, ranks: Ranks) -> Array:
+def _between_nodes_s(
+    llm: Llm, gpus: int, nodes: int, tokens: Array, experts_s: Array, ranks: all2all.Ranks
+) -> Array:
     """Seconds of experts on several nodes and of sending tokens to them and back, for all ranks' tokens."""
     layers = experts_layers(llm)
-    if ranks.all2all == HIGH_THROUGHPUT:
-        experts_s = np.maximum(experts_s, layers * EXPERT_LAUNCHES_S)
+    if ranks.all2all == all2all.HIGH_THROUGHPUT:
+        experts_s = np.maximum(experts_s, layers * all2all.EXPERT_LAUNCHES_S)
     own_tokens = np.ceil(tokens / gpus)
-    there_and_back_s = all2all_s(
+    there_and_back_s = all2all.all2all_s(
         llm, ranks.all2all, nodes, own_tokens, link_bytes_per_s=ranks.link_bytes_per_s
     )
     return np.asarray(experts_s + layers * there_and_back_s)

@@ -286,18 +286,18 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
         "cost": task.cost_limit_usd_per_h,
         "gpus": None if task.gpu_limit is None else float(task.gpu_limit),
     }
-    named = [(of, value) for of, value in limits.items() if value is not None]
+    named = [(limit_name, value) for limit_name, value in limits.items() if value is not None]
     if len(named) != 1:
-        design_names = ", ".join(of for of, _ in named) or "none"
+        design_names = ", ".join(limit_name for limit_name, _ in named) or "none"
         raise InputError(
             "limits: splitwise looks for the most traffic within one of power, cost and gpus, "
             f"found {design_names}; name one"
         )
-    ((of, budget),) = named
+    ((limit_name, budget),) = named
     slowdowns, llm, network = _Slowdowns(question), known.llm(task.llm), _own_links(task.network)
     rows: list[tuple[dict[str, Any], Fleet]] = []
     for design in _designs(task, known):
-        costs = [weight(type_, of) for type_ in (design.prompt, design.token) if type_]
+        costs = [weight(type_, limit_name) for type_ in (design.prompt, design.token) if type_]
         fleets = [
             design.fleet(llm, network, p, t)
             for p, t in splitwise_search.even_splits(budget, costs, most=MOST_SPLITS)
@@ -321,14 +321,15 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
             rows.append((_design_row(design, best, {"requests/s": round(rate_rps, 2)}), best))
     if not rows:
         raise InfeasibleError(
-            f"no design keeps the slowdowns at any rate within {budget:g} {OBJECTIVE_UNITS.get(of, of)}",
+            f"no design keeps the slowdowns at any rate within {budget:g} "
+            f"{OBJECTIVE_UNITS.get(limit_name, limit_name)}",
             kind="capacity",
-            constraint=f"limits.{of}",
+            constraint=f"limits.{limit_name}",
             relaxation="a larger limit, looser slowdowns, or faster GPUs",
         )
     rows.sort(key=lambda row: -float(row[0]["requests/s"]))
     shown = [row for row, _ in rows]
-    return PaperSearch(shown, {"limit": of, "budget": budget, "designs": shown}, rows[0][1])
+    return PaperSearch(shown, {"limit": limit_name, "budget": budget, "designs": shown}, rows[0][1])
 
 
 def _judged_traffic(question: PaperQuestion, rate_rps: float) -> list[Trace]:

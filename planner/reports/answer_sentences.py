@@ -6,15 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planner.documents.facts import (
-    HEADROOM_MOST_FRAC,
-    HEADROOM_STEP_FRAC,
-    Answered,
-    Headroom,
-    KeptIn,
-    ScenariosDrawn,
-    Workers,
-)
+from planner.documents import facts
 from planner.reports.fact_sentences import percent, relative_cost_text
 from planner.reports.words import Rows, listed, pool_text
 from planner.search.evidence.plan import Plan
@@ -82,42 +74,42 @@ def pays_idle_gpus(plan: Plan) -> bool:
     return any(_is_paid_otherwise(answer) for answer in plan.certificate.answers)
 
 
-def _is_paid_otherwise(answer: Answered) -> bool:
+def _is_paid_otherwise(answer: facts.Answered) -> bool:
     """Whether the price of whole nodes differs from that of the GPUs in use."""
     paid, by_gpu = answer.paid_usd_per_h, answer.usd_per_h
     return paid is not None and by_gpu is not None and abs(paid - by_gpu) > ROUNDING_FRAC * paid
 
 
-def _other_price_text(answer: Answered, unit: str, *, is_by_gpu: bool) -> str:
+def _other_price_text(answer: facts.Answered, unit: str, *, is_by_gpu: bool) -> str:
     """The price that the answer's value is not: that of the GPUs in use, or that of whole nodes."""
     usd_per_h = answer.usd_per_h if unit == "USD/h" and not is_by_gpu else answer.paid_usd_per_h
     return "-" if usd_per_h is None else show_amount(usd_per_h, "USD/h")
 
 
-def workers_text(workers: Sequence[Workers]) -> str:
+def workers_text(workers: Sequence[facts.Workers]) -> str:
     """Workers in words, in the form of words.describe."""
     return listed(
         [pool_text(group.role, group.count, group.gpus // group.count, group.gpu) for group in workers]
     )
 
 
-def kept_text(kept_in: KeptIn) -> str:
+def kept_text(kept_in: facts.KeptIn) -> str:
     after = ", after a loss" if kept_in.after_loss else ""
     return f"{kept_in.kept} of {kept_in.futures} scenarios{after}"
 
 
-def room_text(headroom: Headroom) -> str:
+def room_text(headroom: facts.Headroom) -> str:
     """For instance '+12 % traffic, +9 % step time'."""
     return f"{_more_text(headroom.traffic_frac)} traffic, {_more_text(headroom.steps_frac)} step time"
 
 
 def _more_text(frac: float) -> str:
-    if frac >= HEADROOM_MOST_FRAC:
-        return f"+{100 * HEADROOM_MOST_FRAC:.0f} % or more"
-    return f"+{100 * frac:.1f} %" if frac else f"less than +{100 * HEADROOM_STEP_FRAC:g} %"
+    if frac >= facts.HEADROOM_MOST_FRAC:
+        return f"+{100 * facts.HEADROOM_MOST_FRAC:.0f} % or more"
+    return f"+{100 * frac:.1f} %" if frac else f"less than +{100 * facts.HEADROOM_STEP_FRAC:g} %"
 
 
-def first_missed(answer: Answered) -> str:
+def first_missed(answer: facts.Answered) -> str:
     """The limits that are missed first with more traffic, and those with longer steps if they differ."""
     limits_by_strain = {"traffic": answer.breaks_by_traffic, "steps": answer.breaks_by_steps}
     names = {strain: listed([limit.name for limit in limits]) for strain, limits in limits_by_strain.items()}
@@ -138,7 +130,7 @@ def futures_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def _scenario_sentence(drawn: ScenariosDrawn) -> str:
+def _scenario_sentence(drawn: facts.ScenariosDrawn) -> str:
     traffic = (
         _TRAFFIC.get(drawn.traffic) or f"blocks of {show_s(drawn.block_s)} of the trace, each from nearby"
     )
@@ -161,7 +153,7 @@ def _scenario_sentence(drawn: ScenariosDrawn) -> str:
     )
 
 
-def _decision_sentence(kept_in: KeptIn) -> str:
+def _decision_sentence(kept_in: facts.KeptIn) -> str:
     least, most = percent(kept_in.least_frac), percent(kept_in.most_frac)
     text = f"{kept_in.kept} of {kept_in.futures}"
     if kept_in.decision == "holds":

@@ -207,16 +207,16 @@ def _live_part(part: dict[str, Any], axes: dict[str, Any], k: int) -> dict[str, 
         line["params"] = [{"name": f"shown{k}", "select": names, "bind": "legend"}]
         line["encoding"] = dash | {"opacity": {"condition": {"param": f"shown{k}", "value": 1}, "value": 0.1}}
     colour = {"color": mark["color"]} if "color" in mark else {}
-    near: dict[str, Any] = {"type": "point", "on": "pointermove", "nearest": True, "clear": "pointerout"}
+    pointer: dict[str, Any] = {"type": "point", "on": "pointermove", "nearest": True, "clear": "pointerout"}
     if "params" not in line:  # A line without neighbours shows its values above and below the pointer.
-        near["encodings"] = ["x"]
+        pointer["encodings"] = ["x"]
     points = {
         "mark": {"type": "point", "filled": True, "size": 55} | colour,
         "encoding": {
             "opacity": {"condition": {"param": f"near{k}", "empty": False, "value": 1}, "value": 0},
             "tooltip": {"value": _tooltip(encoding, axes)},
         },
-        "params": [{"name": f"near{k}", "select": near}],
+        "params": [{"name": f"near{k}", "select": pointer}],
     }
     data = {"data": part["data"]} if "data" in part else {}
     return data | {"encoding": encoding, "layer": [line, points]}

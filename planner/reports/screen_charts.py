@@ -52,16 +52,16 @@ def attainment(plan: Plan) -> Figure | None:
     names = [screen.limit_text(share.limit) for share in robustness.at_workers[0].shares]
     rows = [
         {
-            "x": at.workers,
+            "x": row.workers,
             "y": round(share.median_frac, 5),
             "low": round(share.needed_frac, 5),
             "high": round(share.most_frac, 5),
             "name": screen.limit_text(share.limit),
         }
-        for at in robustness.at_workers
-        for share in at.shares
+        for row in robustness.at_workers
+        for share in row.shares
     ]
-    totals = [at.workers for at in robustness.at_workers]
+    totals = [row.workers for row in robustness.at_workers]
     x = alt.X(
         "x:Q",
         axis=alt.Axis(title="workers", values=totals, format="d"),
@@ -92,7 +92,7 @@ def attainment(plan: Plan) -> Figure | None:
         data_of_columns(
             x=totals,
             y=[TEXT_HEIGHT] * len(totals),
-            text=[f"{at.kept} of {scenario_count}" for at in robustness.at_workers],
+            text=[f"{row.kept} of {scenario_count}" for row in robustness.at_workers],
         ),
         align="center",
     )

@@ -21,6 +21,7 @@ from planner.documents.fleet_file import fleet_document
 from planner.domain import Slo, row_of
 from planner.fleet import Fleet
 from planner.models.engine import Engine
+from planner.runtime import step_fits
 from planner.runtime.as_served import ServedLengths, as_served, measure_lengths
 from planner.runtime.as_served import client_clock_notes as as_served_notes
 from planner.runtime.endpoint import Endpoint
@@ -35,15 +36,6 @@ from planner.runtime.measured_against_simulated import (
 )
 from planner.runtime.own_clock import undisturbed
 from planner.runtime.replanned import Replanned, replan
-from planner.runtime.step_fits import (
-    FitCorrection,
-    Steps,
-    compare_steps,
-    correct_fits,
-    fits_by_machine,
-    fleet_as_run,
-    with_corrections,
-)
 from planner.traffic.trace import Trace
 
 EngineKind = Literal["vllm", "rehearsal", "endpoint"]
@@ -112,8 +104,8 @@ class Validation:
     wanted: Wanted
     measurement: Measurement
     comparison: MeasuredComparison
-    steps: tuple[Steps, ...]
-    corrections: tuple[FitCorrection, ...]
+    steps: tuple[step_fits.Steps, ...]
+    corrections: tuple[step_fits.FitCorrection, ...]
     as_run: Fleet | None
     after: MeasuredComparison | None
     undisturbed: MeasuredComparison | None
@@ -162,16 +154,18 @@ def analyse_run(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation
         wanted = replace(wanted, notes=(*wanted.notes, *served_notes))
     run = Measurement(wanted.fleet, trace, journal, logs)
     comparison = compare_with_simulation(run, wanted.fleet, wanted.slo, tolerances)
-    measured_steps = compare_steps(run, wanted.fleet)
-    fit_corrections = correct_fits(measured_steps, wanted.fleet)
+    measured_steps = step_fits.compare_steps(run, wanted.fleet)
+    fit_corrections = step_fits.correct_fits(measured_steps, wanted.fleet)
     after, replanned = None, None
     if fit_corrections:
-        corrected = with_corrections(wanted.fleet, fit_corrections)
+        corrected = step_fits.with_corrections(wanted.fleet, fit_corrections)
         after = undisturbed(run, corrected, wanted.slo, tolerances) or compare_with_simulation(
             run, corrected, wanted.slo, tolerances
         )
         plan_fleet, plan_trace = wanted.plan or (wanted.fleet, wanted.trace)
-        replanned = replan(plan_fleet, with_corrections(plan_fleet, fit_corrections), plan_trace, wanted.slo)
+        replanned = replan(
+            plan_fleet, step_fits.with_corrections(plan_fleet, fit_corrections), plan_trace, wanted.slo
+        )
     by_client = None
     if run.is_timed_by_engines:
         by_client = compare_with_simulation(replace(run, logs={}), wanted.fleet, wanted.slo, tolerances)
@@ -181,7 +175,7 @@ def analyse_run(wanted: Wanted, out: Path, tolerances: Tolerances) -> Validation
         comparison=comparison,
         steps=tuple(measured_steps),
         corrections=tuple(fit_corrections),
-        as_run=fleet_as_run(run, wanted.fleet),
+        as_run=step_fits.fleet_as_run(run, wanted.fleet),
         after=after,
         undisturbed=undisturbed(run, wanted.fleet, wanted.slo, tolerances),
         by_client=by_client,
@@ -216,13 +210,13 @@ def as_deployed(wanted: Wanted, logs: Mapping[str, EngineLog]) -> Wanted:
     return replace(wanted, fleet=fleet, plan=plan, notes=(*wanted.notes, note))
 
 
-def _catalog_fits(measured: list[Steps], fleet: Fleet, date: str | None) -> dict[str, FittedSteps]:
+def _catalog_fits(measured: list[step_fits.Steps], fleet: Fleet, date: str | None) -> dict[str, FittedSteps]:
     """Corrected step times for a catalog, by file name: one for each GPU and TP, from the steps of all pools
     with these.
     """
     source = "plan validate: the plan's fit, calibrated"
     fits = {}
-    for (gpu, tp), latency in fits_by_machine(measured, fleet).items():
+    for (gpu, tp), latency in step_fits.fits_by_machine(measured, fleet).items():
         name = row_of(gpu)  # The catalog's name of the GPU, without its market.
         fits[f"{name}-tp{tp}.yaml"] = FittedSteps(fleet.llm.name, name, tp, source, latency, {}, date=date)
     return fits

@@ -587,18 +587,18 @@ class LiveRouter:
 
     def _see_who_is_up(self, now_s: float) -> None:
         """Note which workers went down or came up. A worker with a new identity has done both."""
-        up = [backend.identity if backend.is_up else None for backend in self.backends]
-        if up == self.up:
+        identities = [backend.identity if backend.is_up else None for backend in self.backends]
+        if identities == self.up:
             return
-        for w, (before, now) in enumerate(zip(self.up, up, strict=True)):
-            if before != now and before is not None:
+        for w, (before, after) in enumerate(zip(self.up, identities, strict=True)):
+            if before != after and before is not None:
                 self.live.note_down(w, now_s)
                 for until in self.attempts[w]:
                     _end_block(until, now_s)
-            if now is not None:
+            if after is not None:
                 self.live.note_up(w, now_s)
                 self.trust.note_answer(w)
-        self.up = up
+        self.up = identities
 
     async def _prefill(self, worker: Backend, answer: Reply) -> Any:
         """Have the prompt's KV computed and return the parameters by which the decode worker fetches it.

@@ -43,22 +43,12 @@ from planner.files.checked_files import write_file
 from planner.fleet import Fleet, Pool, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.step_tables import COLUMNS, StepTable
+from planner.runtime import workers
 from planner.runtime.connection_limits import listening
 from planner.runtime.engine_log import EngineLog, read_step_logs
 from planner.runtime.live_replay import Journal, ReplayPart, Sent, request_body, send_to_router
 from planner.runtime.measured_against_simulated import Measurement, outside_s
 from planner.runtime.router import LiveRouter, RouterSettings
-from planner.runtime.workers import (
-    CPU_BLOCK_TOKENS,
-    Command,
-    Commands,
-    LiveWorkers,
-    WorkerPlace,
-    place_workers,
-    run_engines,
-    visible_gpus,
-    vllm_commands,
-)
 from planner.traffic.trace import Trace
 from profiling.config import read_config, sharded
 from profiling.vllm_install import is_cpu_build
@@ -110,7 +100,9 @@ def watch_engines(config: Path, watched: WatchedEngines) -> StepTable:
         folder = Path(folder_name)
         (folder / "config.json").write_text(json.dumps(sharded(read_config(config), watched.tp)))
         fleet = _fleet(folder, watched)
-        places = place_workers(fleet, folder / "engines", None if is_cpu_build() else len(visible_gpus()))
+        places = workers.place_workers(
+            fleet, folder / "engines", None if is_cpu_build() else len(workers.visible_gpus())
+        )
         measured_levels = asyncio.run(_run_levels(fleet, places, watched))
         logs = {
             place.name: read_step_logs((folder / "engines").glob(f"{place.name}.*.steps.jsonl"))
@@ -128,7 +120,7 @@ def _fleet(folder: Path, watched: WatchedEngines) -> Fleet:
     kv_tokens = watched.max_num_seqs * longest
     if is_cpu_build():
         cpu_kv_tokens = min(kv_tokens, int(CPU_KV_BYTES / llm.kv_bytes_per_token))
-        kv_tokens = max(cpu_kv_tokens // CPU_BLOCK_TOKENS, 2) * CPU_BLOCK_TOKENS
+        kv_tokens = max(cpu_kv_tokens // workers.CPU_BLOCK_TOKENS, 2) * workers.CPU_BLOCK_TOKENS
     gpu = next(iter(catalog.gpus.values()))  # A worker type needs a GPU, but nothing here reads it.
     engine = WorkerType(
         gpu, 1, PLACEHOLDER_LATENCY, kv_tokens, watched.max_num_batched_tokens, watched.max_num_seqs
@@ -136,23 +128,25 @@ def _fleet(folder: Path, watched: WatchedEngines) -> Fleet:
     return Fleet(replace(llm, name=str(folder)), (Pool(POOL_NAME, "mixed", engine, watched.engines),))
 
 
-def _commands(fleet: Fleet, watched: WatchedEngines) -> Commands:
+def _commands(fleet: Fleet, watched: WatchedEngines) -> workers.Commands:
     """The commands that a plan's engines have (workers.py), with the options of the watched ones."""
     cores = [str(core) for core in sorted(os.sched_getaffinity(0))]
     is_cpu = is_cpu_build()
-    base_commands = vllm_commands(
+    base_commands = workers.vllm_commands(
         fleet,
         min(watched.max_model_len, fleet.llm.context_tokens),
         model=fleet.llm.name,
         is_dummy=True,
         is_cpu=is_cpu,
-        devices=cores if is_cpu else visible_gpus(),
+        devices=cores if is_cpu else workers.visible_gpus(),
     )
     engine_words = ["--dtype", watched.dtype, *(["--enforce-eager"] if watched.enforce_eager else [])]
 
-    def command(place: WorkerPlace, port: int) -> Command:
+    def command(place: workers.WorkerPlace, port: int) -> workers.Command:
         base_command = base_commands(place, port)
-        return Command([*base_command.argv, *engine_words, *watched.arguments], base_command.environment)
+        return workers.Command(
+            [*base_command.argv, *engine_words, *watched.arguments], base_command.environment
+        )
 
     return command
 
@@ -171,10 +165,10 @@ class LoadLevel:
 
 
 async def _run_levels(
-    fleet: Fleet, places: Sequence[WorkerPlace], watched: WatchedEngines
+    fleet: Fleet, places: Sequence[workers.WorkerPlace], watched: WatchedEngines
 ) -> list[LoadLevel]:
     measured_levels = []
-    async with run_engines(places, _commands(fleet, watched)) as group:
+    async with workers.run_engines(places, _commands(fleet, watched)) as group:
         # No request may be refused: the clients fill the engines on purpose.
         router = LiveRouter(group.workers, fleet, RouterSettings(max_in_flight=10**9))
         async with listening(router.app, "127.0.0.1", 0) as url:
@@ -192,7 +186,7 @@ async def _run_levels(
     return measured_levels[1:]
 
 
-def _cpu_s(group: LiveWorkers) -> float:
+def _cpu_s(group: workers.LiveWorkers) -> float:
     """CPU seconds so far of this process and of all engine processes.
 
     Each engine is a session of its own, by which its processes are found in /proc (see `man proc_pid_stat`).

@@ -182,8 +182,8 @@ def _curve(run: Run, metric: Metric, comparison: MeasuredComparison) -> tuple[Fl
     values, weights = run.values_s(metric, comparison.chosen)
     order = np.argsort(values)
     share = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
-    at = np.unique(np.linspace(0, len(values) - 1, min(len(values), CURVE_POINTS)).astype(int))
-    return values[order][at], share[at] / share[-1] if len(share) else share
+    picked = np.unique(np.linspace(0, len(values) - 1, min(len(values), CURVE_POINTS)).astype(int))
+    return values[order][picked], share[picked] / share[-1] if len(share) else share
 
 
 def _curves_chart(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> Any:
@@ -249,9 +249,9 @@ def _scatter_chart(measured: Floats, predicted: Floats, title: str) -> Any:
     """A logarithmic scatter chart of predicted over measured times, with the line on which they are equal."""
     import altair as alt
 
-    at = np.unique(np.linspace(0, len(measured) - 1, min(len(measured), POINTS)).astype(int))
-    positive = (measured[at] > 0) & (predicted[at] > 0)
-    x, y = measured[at][positive], predicted[at][positive]
+    picked = np.unique(np.linspace(0, len(measured) - 1, min(len(measured), POINTS)).astype(int))
+    positive = (measured[picked] > 0) & (predicted[picked] > 0)
+    x, y = measured[picked][positive], predicted[picked][positive]
     low, high = float(min(x.min(), y.min())) / 1.1, float(max(x.max(), y.max())) * 1.1
     points = _rounded([{"x": a, "y": b} for a, b in zip(x.tolist(), y.tolist(), strict=True)])
     scale = alt.Scale(type="log", domain=[low, high], nice=False)

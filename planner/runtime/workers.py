@@ -35,15 +35,7 @@ import aiohttp
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool, Role
 from planner.manifests import engine_command, kv_store
-from planner.runtime.launch import (
-    API_KEYS,
-    IDENTITY,
-    IDENTITY_HEADER,
-    PARENT,
-    STEP_CPU,
-    STEP_LOG,
-    STEP_LOG_BYTES,
-)
+from planner.runtime import launch
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 LOG = logging.getLogger("fleetplan.workers")
@@ -220,9 +212,9 @@ class LiveWorker:
             port = free_port()
             self.url, self.identity, self.stranger = f"http://127.0.0.1:{port}", secrets.token_hex(16), ""
             command = self.commands(self.place, port)
-            environment = {name: value for name, value in os.environ.items() if name != API_KEYS}
+            environment = {name: value for name, value in os.environ.items() if name != launch.API_KEYS}
             environment |= {**command.environment, **self._step_log()}
-            environment |= {PARENT: str(os.getpid()), IDENTITY: self.identity}
+            environment |= {launch.PARENT: str(os.getpid()), launch.IDENTITY: self.identity}
             with self._opened_log() as output:
                 self.process = await asyncio.create_subprocess_exec(
                     *command.argv,
@@ -250,12 +242,12 @@ class LiveWorker:
         """
         path = self.place.folder / f"{self.place.name}.{time.time_ns()}.steps.jsonl"
         if not self.place.log_bytes:
-            return {STEP_LOG: str(path)}
+            return {launch.STEP_LOG: str(path)}
         step_logs = sorted(self.place.folder.glob(f"{glob.escape(self.place.name)}.*.steps.jsonl*"))
         for old in step_logs[:-1]:
             with suppress(OSError):
                 old.unlink()
-        return {STEP_LOG: str(path), STEP_LOG_BYTES: str(self.place.log_bytes)}
+        return {launch.STEP_LOG: str(path), launch.STEP_LOG_BYTES: str(self.place.log_bytes)}
 
     def _shorten_log(self) -> None:
         """Copy a full log and empty it in place, because the engine keeps it open and appends to it."""
@@ -316,7 +308,7 @@ class LiveWorker:
     async def _is_healthy(self, client: aiohttp.ClientSession) -> bool:
         try:
             async with client.get(self.url + "/health", allow_redirects=False) as answer:
-                if answer.headers.get(IDENTITY_HEADER) != self.identity:
+                if answer.headers.get(launch.IDENTITY_HEADER) != self.identity:
                     self.stranger = (
                         f"another server answers on its port ({self.url}), not the engine started there"
                     )
@@ -469,7 +461,9 @@ def _on_cpu(
     worker_cores = [cores[device % len(cores)] for device in place.devices]
     kv_gib = -(-int(KV_MARGIN * kv_tokens * fleet.llm.kv_bytes_per_token) // 2**30)
     # One rank runs in the engine core's own process: a worker process would poll shared memory all the time.
-    in_process = {} if place.pool.type.gpus > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", STEP_CPU: "1"}
+    in_process = (
+        {} if place.pool.type.gpus > 1 else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", launch.STEP_CPU: "1"}
+    )
     return settings, in_process | {
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(worker_cores),
         "OMP_NUM_THREADS": "1",

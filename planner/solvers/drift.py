@@ -59,21 +59,21 @@ def find_alarms(beyond_frac: Floats, variance: Floats, *, threshold: float) -> t
     alarm_list: list[Alarm] = []
     start = 0
     while (noticed := _noticed(evidence[start:], math.log(threshold) + math.log(sizes))) is not None:
-        k, at = noticed
+        k, noticed_at = noticed
         # The likeliest beginning is where the summed evidence was lowest: from there it rose most.
-        summed = np.append(0.0, np.cumsum(evidence[start : start + at + 1, k]))
+        summed = np.append(0.0, np.cumsum(evidence[start : start + noticed_at + 1, k]))
         began = start + int(np.argmin(summed[:-1]))
         sums = np.cumsum(evidence[began:], axis=0)
-        upto_notice = start + at + 1 - began
+        upto_notice = start + noticed_at + 1 - began
         evidence_of_size = sums[:, int(np.argmax(sums[upto_notice - 1]))]
         most = np.maximum.accumulate(evidence_of_size)
         has_fallen = most - evidence_of_size >= OVER_AFTER_FALL
         over = np.flatnonzero(has_fallen & (np.arange(len(most)) >= upto_notice))
         if not over.size:
-            alarm_list.append(Alarm(began, start + at, None))
+            alarm_list.append(Alarm(began, start + noticed_at, None))
             break
         ended = began + int(np.argmax(evidence_of_size[: over[0]])) + 1
-        alarm_list.append(Alarm(began, start + at, ended))
+        alarm_list.append(Alarm(began, start + noticed_at, ended))
         start = began + int(over[0]) + 1
     return tuple(alarm_list)
 

@@ -319,11 +319,11 @@ def find_broken_constraint(market: Market, demand: Demand, priced_schedule: Sche
             return f"firm {llm}"
     for g, offer in enumerate(market.offers):
         gpus = np.array([capacity.on.get(offer.gpu, 0) for capacity in market.capacities], np.int64)
-        there = priced_schedule.reserved_gpus[g] + priced_schedule.on_demand_gpus[g]
-        if (gpus @ priced_schedule.workers > there).any():
+        bought = priced_schedule.reserved_gpus[g] + priced_schedule.on_demand_gpus[g]
+        if (gpus @ priced_schedule.workers > bought).any():
             return f"held {offer.gpu}"
         spot = gpus @ priced_schedule.spot_workers
-        if offer.stock is not None and (there + spot > offer.stock).any():
+        if offer.stock is not None and (bought + spot > offer.stock).any():
             return f"stock {offer.gpu}"
     watts = np.array([capacity.power_w for capacity in market.capacities])[:, None]
     most_w = (watts * (priced_schedule.workers + priced_schedule.spot_workers)).sum(axis=0).max()
@@ -362,18 +362,18 @@ def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> W
         if len(spot):
             firm = np.concatenate((rate[own], np.zeros(len(spot))))
             covers.append(Cover(columns, firm, (1 - market.most_spot_frac) * demand.rate_rps[m]))
-    on = np.array([[float(c.on.get(offer.gpu, 0)) for c in capacities] for offer in offers])
+    gpus_of = np.array([[float(c.on.get(offer.gpu, 0)) for c in capacities] for offer in offers])
     none, one = np.zeros((gpus, count)), np.eye(gpus)
     limited = [g for g, offer in enumerate(offers) if offer.stock is not None]
     rows = np.vstack(
         [
-            np.hstack((-on, none, one, one)),
-            np.hstack((none, -on, -one, -one))[limited],
+            np.hstack((-gpus_of, none, one, one)),
+            np.hstack((none, -gpus_of, -one, -one))[limited],
             np.concatenate((-watts, -watts, np.zeros(2 * gpus)))[None][: market.power_w is not None],
         ]
     )
     least = np.array([0.0] * gpus + [-amount for amount in _window_limits(market).values()])
-    needed = on @ most[:count]
+    needed = gpus_of @ most[:count]
     rented = [needed[g] if offer.on_demand_usd_per_h is not None else 0 for g, offer in enumerate(offers)]
     kept = [offer.reservable(needed[g]) for g, offer in enumerate(offers)]
     spot_usd = [market.spot_worker_usd_per_h(c) for c in capacities]

@@ -103,20 +103,20 @@ def find_frontier(
         raise InputError(f"the range of {walk.name} is empty: {low:g} to {high:g} {walk.unit}")
     sign = -1 if walk.is_rising else 1
     loosest, tightest = (low, high) if walk.is_rising else (high, low)
-    at = loosest
+    corner_limit = loosest
     steps: list[FrontierStep] = []
     answer: StudyAnswer | None = None
     ended = f"{points} plans were made; allow more --points to see tighter limits"
     for number in range(points):
-        study.progress(f"plan {number + 1}: {walk.name} {at:.6g} {walk.unit}")
+        study.progress(f"plan {number + 1}: {walk.name} {corner_limit:.6g} {walk.unit}")
         try:
-            answer = study.ask(walk.task(at), () if answer is None else (answer.fleet,))
+            answer = study.ask(walk.task(corner_limit), () if answer is None else (answer.fleet,))
         except InfeasibleError as error:
             if not steps:
                 raise
             ended = f"beyond {steps[-1].corner:.6g} {walk.unit} no fleet holds ({error.constraint} binds)"
             break
-        corner, at = walk.corner(answer, at, tightest)
+        corner, corner_limit = walk.corner(answer, corner_limit, tightest)
         level0_search = answer.search_result.level0.search
         level0 = (
             level0_search.value
@@ -125,7 +125,7 @@ def find_frontier(
         )
         proof = answer.is_exact, answer.is_exhausted
         steps.append(FrontierStep(corner, answer.value, answer.fleet, *proof, level0, answer.answers))
-        if sign * at < sign * tightest:
+        if sign * corner_limit < sign * tightest:
             ended = "the range that was asked for ends here"
             break
     objective = walk.task(loosest).objective

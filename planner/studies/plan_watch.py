@@ -382,9 +382,9 @@ def percentile_between(edges: Floats, counts: Floats, percentile_frac: float) ->
     total = float(counts.sum())
     if total <= 0:
         return math.nan, math.nan, 0.0
-    at = int(np.searchsorted(np.cumsum(counts), percentile_frac * total - 1e-6))
-    at = min(at, len(edges) - 1)
-    return (float(edges[at - 1]) if at else 0.0), float(edges[at]), total
+    edge = int(np.searchsorted(np.cumsum(counts), percentile_frac * total - 1e-6))
+    edge = min(edge, len(edges) - 1)
+    return (float(edges[edge - 1]) if edge else 0.0), float(edges[edge]), total
 
 
 def stretch_lengths(trace: Trace, input_factor: float, output_factor: float) -> Trace:

@@ -13,18 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner import manifests
-from planner.documents.facts import (
-    At,
-    ForTargets,
-    KeptIn,
-    NotDeployable,
-    NotSimulated,
-    OfLlm,
-    RoutersMiss,
-    ServicesApart,
-    UnderRouter,
-    Warned,
-)
+from planner.documents import facts
 from planner.documents.several_llms_question import SeveralLlmsQuestion
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Policies
@@ -59,9 +48,9 @@ def simulate_routers(
     requests `bring_priority`, targets serve them as they arrive, whatever order `plan serve` would give them.
     """
     refused = manifests.find_refused_targets(plan.fleet, plan.max_model_len)
-    warnings: list[Warned] = []
+    warnings: list[facts.Warned] = []
     if target is not None and target in refused:
-        warnings.append(NotDeployable(target, refused[target]))
+        warnings.append(facts.NotDeployable(target, refused[target]))
     names = [name for name in manifests.TARGETS if name not in refused and target in (None, name)]
     production = plan.certificate.find_answer("production")
     plan_kept_in = None if plan.trial is None or production is None else production.kept_in
@@ -69,10 +58,10 @@ def simulate_routers(
     verdicts: dict[Policies, RouterVerdict | None] = {
         _effective_policies(plan.fleet, plan.fleet.policies): plan_verdict
     }
-    rows, not_simulated = list[UnderRouter](), list[str]()
+    rows, not_simulated = list[facts.UnderRouter](), list[str]()
     for name in names:
         if (services := manifests.services_apart(plan.fleet, name)) > 1:
-            warnings.append(ServicesApart(name, services))
+            warnings.append(facts.ServicesApart(name, services))
     for name in names:
         routed = find_deployed_routing(plan.fleet.policies, name, is_pair=plan.fleet.is_disaggregated)
         if not bring_priority:
@@ -85,9 +74,9 @@ def simulate_routers(
         else:
             rows.append(_under_router_fact(name, routed, judged, plan))
     if missed := tuple(each for each in rows if not each.keeps):
-        warnings.append(RoutersMiss(missed))
+        warnings.append(facts.RoutersMiss(missed))
     if not_simulated:
-        warnings.append(NotSimulated(("routers",)))
+        warnings.append(facts.NotSimulated(("routers",)))
     return replace(
         plan,
         certificate=replace(plan.certificate, deploy=target, routers=tuple(rows)),
@@ -119,7 +108,7 @@ def simulate_routers_of_each(shared: SharedPlan, question: SeveralLlmsQuestion) 
         for part in question.parts
     }
     new = [
-        OfLlm(name, warning)
+        facts.OfLlm(name, warning)
         for name, plan in plans.items()
         for warning in plan.warnings[len(shared.plans[name].warnings) :]
     ]
@@ -142,18 +131,18 @@ def plan_each_target(plan: Plan, planned_for: Callable[[str], Plan]) -> Plan:
     return replace(plan, certificate=replace(plan.certificate, for_targets=rows))
 
 
-def _plan_for_targets(names: Sequence[str], planned_for: Callable[[str], Plan]) -> ForTargets:
+def _plan_for_targets(names: Sequence[str], planned_for: Callable[[str], Plan]) -> facts.ForTargets:
     try:
         plan = planned_for(names[0])
     except InfeasibleError:
-        return ForTargets(tuple(names), "infeasible", (), None)
+        return facts.ForTargets(tuple(names), "infeasible", (), None)
     except InputError:  # `policies: routing` names no routing that the target has.
-        return ForTargets(tuple(names), "not possible", (), None)
+        return facts.ForTargets(tuple(names), "not possible", (), None)
     refused = manifests.find_refused_targets(plan.fleet, plan.max_model_len)
     able = tuple(name for name in names if name not in refused)
     # If no target can run the fleet, the row names them all and has no price.
     usd_per_h = plan.bill.usd_per_h if able else None
-    return ForTargets(able or tuple(names), plan.status, bought_pools(plan.fleet), usd_per_h)
+    return facts.ForTargets(able or tuple(names), plan.status, bought_pools(plan.fleet), usd_per_h)
 
 
 def _effective_policies(fleet: Fleet, policies: Policies) -> Policies:
@@ -175,7 +164,7 @@ class RouterVerdict:
     """A fleet's verdict on the written traffic and, where the plan passed a test, in its scenarios."""
 
     verdict: Verdict
-    kept_in: KeptIn | None
+    kept_in: facts.KeptIn | None
     passes: bool
 
 
@@ -197,12 +186,12 @@ def _judge_policies(plan: Plan, policies: Policies, deadline: float) -> RouterVe
     return RouterVerdict(verdict, kept_in, passes)
 
 
-def _under_router_fact(target: str, routed: Deployed, judged: RouterVerdict, plan: Plan) -> UnderRouter:
+def _under_router_fact(target: str, routed: Deployed, judged: RouterVerdict, plan: Plan) -> facts.UnderRouter:
     policies = routed.policies
     simulated = (
         (policies.routing, policies.decode_routing) if len(routed.rule_names) > 1 else (policies.routing,)
     )
-    return UnderRouter(
+    return facts.UnderRouter(
         target,
         routed.router,
         routed.rule_names,
@@ -216,7 +205,7 @@ def _under_router_fact(target: str, routed: Deployed, judged: RouterVerdict, pla
     )
 
 
-def _tightest_limit(verdict: Verdict) -> At | None:
+def _tightest_limit(verdict: Verdict) -> facts.At | None:
     """The limit with the worst ratio of value to limit; None where no line has a value."""
     lines = [limit_fact(line) for line in verdict.lines]
     lines = [line for line in lines if not math.isnan(line.value_s)]

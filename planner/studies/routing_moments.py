@@ -228,13 +228,13 @@ def routing_sentences(explained: Sequence[RoutingMoment]) -> list[str]:
 def _role_sentence(role: str, moments: Sequence[RoutingMoment]) -> str:
     if not moments:
         return f"{role}: no request was in service at any of the moments."
-    at = counted(len(moments), "moment")
+    moments_text = counted(len(moments), "moment")
     holds = [each for each in moments if each.best.fewest is not None]
     fuller = [each.largest / each.best.least - 1 for each in moments]
     worst = max(range(len(moments)), key=fuller.__getitem__)
     unproved = sum(not (each.best.is_fewest and each.best.is_least) for each in moments)
     parts = [
-        f"{role}: at {at} with requests {np.mean([each.used for each in moments]):.1f} of "
+        f"{role}: at {moments_text} with requests {np.mean([each.used for each in moments]):.1f} of "
         f"{moments[0].workers} workers were in use on average"
     ]
     if holds:

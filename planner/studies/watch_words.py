@@ -84,8 +84,8 @@ def _change_text(drift: LiveDrift) -> str:
     percent = f"{100 * abs(drift.change_frac):.0f} %"
     if drift.what == "missed":
         return f"prefix caches miss {percent} {'more' if drift.change_frac > 0 else 'less'}"
-    up, down = _UP_AND_DOWN[drift.what]
-    comparative = down if drift.change_frac < 0 else up
+    more_word, less_word = _UP_AND_DOWN[drift.what]
+    comparative = less_word if drift.change_frac < 0 else more_word
     if drift.what == "rate":
         return f"{percent} {comparative} traffic"
     return f"{WHAT[drift.what][0]} {percent} {comparative}"

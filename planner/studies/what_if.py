@@ -41,19 +41,11 @@ from planner.search.oracle.headroom import find_headroom
 from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.search.oracle.traffic_request import TrafficRequest, further_traffic, requested_traffic
 from planner.search.oracle.work_clock import ended_by, now_s, time_limit, work_limit_s
+from planner.search.problem import plan_problem
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid, paid_at_least
-from planner.search.problem.plan_problem import (
-    Conditions,
-    Problem,
-    Progress,
-    on_all_draws,
-    report_nothing,
-    with_policies,
-    with_search_scenarios,
-)
 from planner.search.production.three_answers import find_production_fleet, with_answers
 from planner.simulator.slo_verdict import Verdict
 from planner.traffic.trace import Trace
@@ -68,7 +60,7 @@ class StudyAnswer:
     a plan (on paper, production, with a loss).
     """
 
-    problem: Problem
+    problem: plan_problem.Problem
     search_result: FleetSearch
     fleet: Fleet
     verdict: Verdict
@@ -106,7 +98,7 @@ class Study:
     catalog: Catalog
     seed: int = 0
     time_limit_s: float = USUAL_LIMIT_S
-    progress: Progress = report_nothing
+    progress: plan_problem.Progress = plan_problem.report_nothing
     answers: Answers = field(default_factory=Answers)
     taken_s: float = 0.0
     # A further limit of each question, on the search's clock (oracle/work_clock.py).
@@ -163,7 +155,7 @@ class Study:
         }
         return sum(map(len, traces.values()))
 
-    def pose(self, task: PlanQuestion) -> Problem:
+    def pose(self, task: PlanQuestion) -> plan_problem.Problem:
         """The problem that a search for this question solves. Raises InfeasibleError, with the limit that
         would have to be relaxed, if no worker type can keep the SLO.
         """
@@ -171,17 +163,17 @@ class Study:
             raise InputError("objective: throughput: ask `plan` itself; here, use cost, power or gpus")
         return with_relaxation(lambda: self._build(task, self.work_limit_s))
 
-    def _build(self, task: PlanQuestion, work_s: float) -> Problem:
+    def _build(self, task: PlanQuestion, work_s: float) -> plan_problem.Problem:
         return build_problem(
             task,
             self.trace,
             self.catalog,
             seed=self.seed,
-            conditions=Conditions(now_s() + work_s, answers=self.answers),
+            conditions=plan_problem.Conditions(now_s() + work_s, answers=self.answers),
             request=self.traffic_request(task),
         )
 
-    def find_paper_fleet(self, task: PlanQuestion, work_s: float) -> tuple[Problem, FleetSearch]:
+    def find_paper_fleet(self, task: PlanQuestion, work_s: float) -> tuple[plan_problem.Problem, FleetSearch]:
         """The problem, and the cheapest fleet on paper that a search finds in `work_s` on its clock. It is
         never exact, as the cheaper fleets are not simulated one by one.
 
@@ -281,7 +273,7 @@ def ask_again(study: Study, before: StudyAnswer, task: PlanQuestion, label: str)
         return Moved(label, task, kept, None, str(error), under)
 
 
-def workers_in_question(problem: Problem, fleet: Fleet) -> Fleet | None:
+def workers_in_question(problem: plan_problem.Problem, fleet: Fleet) -> Fleet | None:
     """The same workers at this question's step times and prices; None if it lacks one of their types."""
     types = {worker.name: worker for worker in problem.types}
     pools = fleet.running_pools
@@ -291,14 +283,14 @@ def workers_in_question(problem: Problem, fleet: Fleet) -> Fleet | None:
     return replace(fleet, pools=known, network=problem.task.network)
 
 
-def is_kept(problem: Problem, fleet: Fleet) -> bool:
+def is_kept(problem: plan_problem.Problem, fleet: Fleet) -> bool:
     """Whether the workers of a fleet keep the SLO under some allowed policies; see
     `find_keeping_policies`.
     """
     return find_keeping_policies(problem, fleet) is not None
 
 
-def find_keeping_policies(problem: Problem, fleet: Fleet) -> Policies | None:
+def find_keeping_policies(problem: plan_problem.Problem, fleet: Fleet) -> Policies | None:
     """The first policies with which a fleet's workers keep limits and SLO: on every draw and rate of the
     question, and after the losses that must be survived. None if there are no such policies.
 
@@ -308,15 +300,15 @@ def find_keeping_policies(problem: Problem, fleet: Fleet) -> Policies | None:
     counts = problem.oracle.counts(fleet)
     if not problem.allows(counts):
         return None
-    production_problem = with_search_scenarios(on_all_draws(problem))
+    production_problem = plan_problem.with_search_scenarios(plan_problem.on_all_draws(problem))
     choices = problem.task.policy_choices()
     if any(_kind(choice) == _kind(fleet.policies) for choice in choices):
         choices = (fleet.policies,)
     for policies in choices:
-        oracle = with_policies(production_problem, policies).oracle
+        oracle = plan_problem.with_policies(production_problem, policies).oracle
         if policies.prefix_cache and policies != fleet.policies:
             # A search would fit the parameters of the router to the fleet (mixed/router_fit.py).
-            oracle = with_policies(production_problem, fitted(oracle, counts)).oracle
+            oracle = plan_problem.with_policies(production_problem, fitted(oracle, counts)).oracle
         if oracle.holds([counts])[0]:
             return oracle.policies
     return None

@@ -23,7 +23,7 @@ def to_csv(trace: Trace) -> Iterator[str]:
         part = slice(start, start + _ROWS)
         images = trace.image_tokens
         columns = {
-            "arrival_s": [repr(at) for at in trace.arrival_s[part].tolist()],
+            "arrival_s": [repr(time_s) for time_s in trace.arrival_s[part].tolist()],
             "input_tokens": trace.input_tokens[part] - (0 if images is None else images[part]),
             "output_tokens": trace.output_tokens[part],
         }

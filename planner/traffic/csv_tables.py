@@ -88,12 +88,12 @@ def _exponent_doubts(
     """
     if not _SOME_EXPONENT.search(block.text):
         return []
-    likely = [(name, at) for name, column, at in figures if _may_have_exponents(column)]
+    likely = [(name, column_index) for name, column, column_index in figures if _may_have_exponents(column)]
     if not likely:
         return []
     rows = block.text.decode(errors="replace").splitlines()
-    for name, at in likely:
-        cells = [cells[at] if len(cells := row.split(",")) > at else "" for row in rows]
+    for name, column_index in likely:
+        cells = [cells[column_index] if len(cells := row.split(",")) > column_index else "" for row in rows]
         with_one = [k for k, cell in enumerate(cells) if _EXPONENT.fullmatch(cell)]
         if 0 < len(with_one) <= len(cells) / 2:
             first = with_one[0]
@@ -136,12 +136,14 @@ def _thousands_doubts(
     """A sentence on the first number of a column of whole numbers with a point that may stand between its
     thousands. `lengths` are (name, column, place).
     """
-    likely = [(name, at) for name, column, at in lengths if column.dtype.kind not in "iub"]
+    likely = [
+        (name, column_index) for name, column, column_index in lengths if column.dtype.kind not in "iub"
+    ]
     if not likely or not _SOME_THOUSANDS.search(block.text):
         return []
     rows = list(csv.reader(block.text.decode(errors="replace").splitlines()))
-    for name, at in likely:
-        cells = [cells[at].strip() if len(cells) > at else "" for cells in rows]
+    for name, column_index in likely:
+        cells = [cells[column_index].strip() if len(cells) > column_index else "" for cells in rows]
         with_point = [k for k, cell in enumerate(cells) if _THOUSANDS.fullmatch(cell)]
         if not with_point:
             continue

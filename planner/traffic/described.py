@@ -438,8 +438,8 @@ def _gamma_arrivals(
     # The rows stand one behind the other on one axis, so that one lookup serves all.
     start = np.concatenate(([0.0], np.cumsum(ends)))[:-1]
     flat = (until + start[:, None]).ravel()
-    at = np.searchsorted(flat, times + start[owner], side="right") - 1
-    cell = np.clip(at - owner * until.shape[1], 0, mass.shape[1] - 1)
+    place = np.searchsorted(flat, times + start[owner], side="right") - 1
+    cell = np.clip(place - owner * until.shape[1], 0, mass.shape[1] - 1)
     wide = mass[owner, cell]
     part = np.divide(times - until[owner, cell], wide, out=np.zeros(len(times)), where=wide > 0)
     return edges_s[cell] + np.clip(part, 0.0, 1.0) * (edges_s[1] - edges_s[0]), owner
@@ -504,8 +504,10 @@ def _fit_scales(
     target = wanted
     for _ in range(FIT_ROUNDS):
         fitted = _fit_variances(target, windows_s, taus_s)
-        made = _variances_over_windows(fitted, windows_s, taus_s, evened_s)
-        target = target * np.clip(np.divide(wanted, made, out=np.ones(len(made)), where=made > 0), 0.5, 2.0)
+        reached = _variances_over_windows(fitted, windows_s, taus_s, evened_s)
+        target = target * np.clip(
+            np.divide(wanted, reached, out=np.ones(len(reached)), where=reached > 0), 0.5, 2.0
+        )
     pairs = zip(taus_s, fitted, strict=True)
     return [(float(tau_s), float(variance)) for tau_s, variance in pairs if variance > LEAST_VARIANCE]
 
@@ -674,8 +676,8 @@ def _by_table(table: tuple[tuple[float, ...], ...], first: FloatArray, second: F
     column = np.searchsorted(flat, row + along, side="right") - 1 - row * until.shape[1]
     column = np.clip(column, 0, joint.shape[1] - 1)
     low, high = until[row, column], until[row, column + 1]
-    at = columns[column] + (along - low) / (high - low) * (columns[column + 1] - columns[column])
-    return np.asarray(ndtri(np.clip(at, _OPEN, 1 - _OPEN)))
+    quantile_frac = columns[column] + (along - low) / (high - low) * (columns[column + 1] - columns[column])
+    return np.asarray(ndtri(np.clip(quantile_frac, _OPEN, 1 - _OPEN)))
 
 
 def _draw_prefixes(prefixes: Prefixes | None, session: IntArray, rng: np.random.Generator) -> IntArray:

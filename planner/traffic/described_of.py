@@ -127,8 +127,8 @@ def _length_histogram(tokens: IntArray) -> LengthHistogram:
     edges = np.unique(np.quantile(tokens, FRACS, method="higher"))
     edges = np.concatenate(([edges[0] - 1], edges))  # A bin is (edge, next edge].
     while True:
-        at = np.searchsorted(ordered, edges, side="right")
-        counts, sums = np.diff(at), np.diff(before[at])
+        ends = np.searchsorted(ordered, edges, side="right")
+        counts, sums = np.diff(ends), np.diff(before[ends])
         off_tokens = np.abs(sums - counts * (edges[1:] + edges[:-1] + 1) / 2) * (np.diff(edges) > 1)
         worst = int(np.argmax(off_tokens))
         if off_tokens[worst] < BIN_FRAC * before[-1] or len(counts) >= MOST_BINS:

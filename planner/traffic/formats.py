@@ -234,9 +234,8 @@ class TraceRows:
             given = columns[self.images]
             images = self._check_tokens(line, self.images, given.where(given.notna(), 0))
             inputs = inputs + images
-            if (at := np.flatnonzero(inputs > MAX_TOKENS)).size:
-                expected = f"at most {MAX_TOKENS} tokens with those of the text"
-                self._raise_at(line[at[0]], self.images, expected, str(images[at[0]]))
+            expected = f"at most {MAX_TOKENS} tokens with those of the text"
+            self._refuse_rows(inputs > MAX_TOKENS, line, self.images, expected, pd.Series(images))
         ticks = self._parse_clock(line, columns[self.clock])
         # A failed request often lacks both lengths; it is counted once.
         self.dropped[NO_OUTPUT] += int((outputs == 0).sum())
@@ -254,9 +253,8 @@ class TraceRows:
             texts += names
         if self.think is not None:
             think_s = _to_floats(columns[self.think].where(columns[self.think].notna(), 0.0))
-            if (at := np.flatnonzero(~((think_s >= 0) & (think_s < np.inf)))).size:
-                bad_value = shown_value(columns[self.think].iloc[at[0]])
-                self._raise_at(line[at[0]], self.think, "seconds >= 0", bad_value)
+            is_bad = ~((think_s >= 0) & (think_s < np.inf))
+            self._refuse_rows(is_bad, line, self.think, "seconds >= 0", columns[self.think])
             self.think_s.append(think_s[keep])
         if self.after is not None:
             self.parents += self._check_lists(line, self.after, columns[self.after], keep)
@@ -300,10 +298,8 @@ class TraceRows:
 
     def _check_tokens(self, line: IntArray, name: str, column: pd.Series[Any]) -> IntArray:
         counts = _to_floats(column)
-        bad = ~((counts >= 0) & (counts <= MAX_TOKENS) & (counts == np.floor(counts)))
-        if (at := np.flatnonzero(bad)).size:
-            expected = f"a whole number of tokens, 0 to {MAX_TOKENS}"
-            self._raise_at(line[at[0]], name, expected, shown_value(column.iloc[at[0]]))
+        is_bad = ~((counts >= 0) & (counts <= MAX_TOKENS) & (counts == np.floor(counts)))
+        self._refuse_rows(is_bad, line, name, f"a whole number of tokens, 0 to {MAX_TOKENS}", column)
         return counts.astype(np.int64)
 
     def _parse_clock(self, line: IntArray, column: pd.Series[Any]) -> FloatArray:
@@ -316,14 +312,13 @@ class TraceRows:
             self._raise_at(line[0], self.clock, expected, shown_value(first))
         if is_date:
             dates = self._parse_dates(line, column.astype(str))
-            bad = ~dates.dt.year.between(1900, 2100).to_numpy()  # within 64 bits of nanoseconds
+            is_bad = ~dates.dt.year.between(1900, 2100).to_numpy()  # Within 64 bits of nanoseconds.
             expected = "a date such as 2023-11-16 18:17:03.9799600"
         else:
             ticks = _to_floats(column)
-            bad = ~((ticks >= 0) & (ticks < np.inf))
+            is_bad = ~((ticks >= 0) & (ticks < np.inf))
             expected = "a number >= 0"
-        if (at := np.flatnonzero(bad)).size:
-            self._raise_at(line[at[0]], self.clock, expected, shown_value(column.iloc[at[0]]))
+        self._refuse_rows(is_bad, line, self.clock, expected, column)
         if is_date:
             self.origin = self.origin or dates.iloc[0]
             ticks = (dates.dt.as_unit("ns") - self.origin).to_numpy().astype(np.int64) / 1e9
@@ -344,11 +339,17 @@ class TraceRows:
             zoned = zoned | dates.isna().to_numpy() & bool(zoned[0])
         is_zoned = bool(zoned[0]) if self.has_zones is None else self.has_zones
         self.has_zones = is_zoned
-        if (at := np.flatnonzero(zoned != is_zoned)).size:
-            kinds = ("without a zone", "with a zone, such as Z,")
-            bad_value = show_value(text.iloc[at[0]])
-            self._raise_at(line[at[0]], self.clock, f"a date {kinds[is_zoned]} as before", bad_value)
+        kind = "with a zone, such as Z," if is_zoned else "without a zone"
+        self._refuse_rows(zoned != is_zoned, line, self.clock, f"a date {kind} as before", text)
         return dates.dt.tz_convert("UTC") if dates.dt.tz is not None else dates.dt.tz_localize("UTC")
+
+    def _refuse_rows(
+        self, is_bad: npt.NDArray[np.bool_], line: IntArray, name: str, expected: str, column: pd.Series[Any]
+    ) -> None:
+        """Raise TraceError with the first bad row of a column, if there is one."""
+        if is_bad.any():
+            row = int(np.argmax(is_bad))
+            self._raise_at(line[row], name, expected, shown_value(column.iloc[row]))
 
     def _raise_at(self, line: int, name: str, expected: str, bad_value: str) -> None:
         where = f"{self.path}, {self.counted} {line}, column {name}"
@@ -523,13 +524,13 @@ class TraceRows:
         them is not known; the second is taken to start where the first ends.
         """
         gaps = np.diff(ticks)
-        back = np.flatnonzero(gaps < 0)
+        backward_steps = np.flatnonzero(gaps < 0)
         late = int((ticks < np.maximum.accumulate(ticks)).sum())
         is_rare = late < max(OUT_OF_ORDER_FRAC * len(ticks), 2)  # `_arrival_order` sorts a few late rows.
         is_counter = self.origin is None and ticks[0] < DATE_S * self.format.ticks_per_s
-        if len(back) != 1 or is_rare or not is_counter:
+        if len(backward_steps) != 1 or is_rare or not is_counter:
             return ticks, ()
-        first = int(back[0]) + 1  # of the second log
+        first = int(backward_steps[0]) + 1  # of the second log
         before, after = float(ticks[first - 1]), float(ticks[first])
         # A second log may begin a few gaps after its clock's zero.
         if after - ticks[0] > max(ANEW_FRAC * (before - ticks[0]), 3 * float(np.median(gaps))):
@@ -551,10 +552,10 @@ class TraceRows:
         if not late.any():
             return None, []
         if (rows := int(late.sum())) >= OUT_OF_ORDER_FRAC * len(ticks):
-            back = int((np.diff(ticks) < 0).sum())
+            backward_steps = int((np.diff(ticks) < 0).sum())
             raise TraceError(
                 f"{self.path}, column {self.clock}: {rows} of {len(ticks)} rows are out of order, at most "
-                f"{OUT_OF_ORDER_FRAC:.0%} may be (the clock steps back {back} times); "
+                f"{OUT_OF_ORDER_FRAC:.0%} may be (the clock steps back {backward_steps} times); "
                 f"sort the file by {self.clock}, or, where its clock starts again, give each part a file"
             )
         return np.argsort(ticks, kind="stable"), [

@@ -42,7 +42,8 @@ def _as_read_from_file(column: pd.Series[Any]) -> pd.Series[Any]:
     """Numbers, or objects as a file has them: a date is its text, and nothing is None."""
     column = column.reset_index(drop=True)
     if pd.api.types.is_datetime64_any_dtype(column.dtype):
-        return pd.Series([None if pd.isna(at) else at.isoformat(sep=" ") for at in column], dtype=object)
+        texts = [None if pd.isna(date) else date.isoformat(sep=" ") for date in column]
+        return pd.Series(texts, dtype=object)
     if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iuf":
         return column
     values = [None if np.ndim(value) == 0 and pd.isna(value) else value for value in column]

@@ -40,8 +40,8 @@ def quarters_apart(trace: Trace) -> tuple[float, float]:
 
 def distance_frac(a: Ints, b: Ints) -> float:
     """D of two sorted samples, see above."""
-    at = np.concatenate((a, b))
-    shares = [np.searchsorted(each, at, side="right") / len(each) for each in (a, b)]
+    values = np.concatenate((a, b))
+    shares = [np.searchsorted(each, values, side="right") / len(each) for each in (a, b)]
     return float(np.abs(shares[0] - shares[1]).max())
 
 

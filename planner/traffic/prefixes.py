@@ -60,9 +60,9 @@ class PrefixTree:
         """Nodes from the root to each node, 1 for a root."""
         depth = np.ones(len(self), np.int64)
         above = self.parent
-        while (up := above >= 0).any():
-            depth += up
-            above = np.where(up, self.parent[above], -1)
+        while (has_parent := above >= 0).any():
+            depth += has_parent
+            above = np.where(has_parent, self.parent[above], -1)
         return depth
 
     def key_nodes(self) -> IntArray:
@@ -362,9 +362,9 @@ def _nodes(offsets: IntArray, ids: IntArray) -> tuple[Int32Array, Int32Array]:
     count = 0
     for i in range(len(offsets) - 1):
         above = -1
-        for at in range(offsets[i], offsets[i + 1]):
-            place = _hash(above, ids[at]) & (len(table) - 1)
-            while table[place] >= 0 and (parent[table[place]] != above or block[table[place]] != ids[at]):
+        for k in range(offsets[i], offsets[i + 1]):
+            place = _hash(above, ids[k]) & (len(table) - 1)
+            while table[place] >= 0 and (parent[table[place]] != above or block[table[place]] != ids[k]):
                 place = (place + 1) & (len(table) - 1)
             if table[place] < 0:
                 if count == room:
@@ -377,14 +377,14 @@ def _nodes(offsets: IntArray, ids: IntArray) -> tuple[Int32Array, Int32Array]:
                         while table[place] >= 0:
                             place = (place + 1) & (len(table) - 1)
                         table[place] = v
-                    place = _hash(above, ids[at]) & (len(table) - 1)
+                    place = _hash(above, ids[k]) & (len(table) - 1)
                     while table[place] >= 0:
                         place = (place + 1) & (len(table) - 1)
                 table[place] = count
-                parent[count], block[count] = above, ids[at]
+                parent[count], block[count] = above, ids[k]
                 count += 1
             above = table[place]
-            node[at] = above
+            node[k] = above
     return node, parent[:count].copy()
 
 

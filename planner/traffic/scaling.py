@@ -105,9 +105,9 @@ def busiest_at(
     is_short = is_short and length_s * TRACE_BINS >= trace.duration_s * LEAST_BINS
     if not is_short or not trace.rate_rps * (1 + SAME_FRAC) < rate_rps < np.inf:
         return select_window(rescale(trace, rate_rps, how=how, rng=rng), spec)
-    near = _rescaled(trace, rate_rps, how, rng, length_s)
+    scaled = _rescaled(trace, rate_rps, how, rng, length_s)
     return _part(
-        near, spec, find_busiest_window(near, length_s), length_s, of=round(rate_rps * trace.duration_s)
+        scaled, spec, find_busiest_window(scaled, length_s), length_s, of=round(rate_rps * trace.duration_s)
     )
 
 
@@ -249,9 +249,9 @@ def _with_waits(
     place = np.argsort(order, kind="stable")
     edges, first = [], 0
     for row in rows:
-        at = np.full(len(trace), -1)
-        at[row] = np.arange(first, first + len(row))
-        between = at[trace.after]
+        new_place = np.full(len(trace), -1)
+        new_place[row] = np.arange(first, first + len(row))
+        between = new_place[trace.after]
         between = between[(between >= 0).all(axis=1)]
         edges.append(place[between[laps[between[:, 0]] == laps[between[:, 1]]]])
         first += len(row)
@@ -349,9 +349,9 @@ def find_busiest_window(trace: Trace, length_s: float) -> int:
         starts_s = arrival_s[block : block + BLOCK]
         ends = np.searchsorted(arrival_s, starts_s + length_s, side="left")
         window_tokens = tokens[ends] - tokens[block : block + len(starts_s)]
-        at = int(np.argmax(window_tokens))
-        if window_tokens[at] > most:
-            most, first = int(window_tokens[at]), block + at
+        fullest = int(np.argmax(window_tokens))
+        if window_tokens[fullest] > most:
+            most, first = int(window_tokens[fullest]), block + fullest
     return first
 
 

@@ -76,11 +76,11 @@ def _open_source(path: Path, stack: ExitStack) -> LogSource:
     if path.suffix in (".parquet", ".pq") and path.is_file():
         return LogSource(path)
     stream = stack.enter_context(open_text(path, long_lines=LONG_LINES))
-    first, at = _first_line(path, stream)
+    first, line_number = _first_line(path, stream)
     if delimiter := other_delimiter(first):
         first = with_commas(first, delimiter)
         stream = io.BufferedReader(CommaSeparated(stream, delimiter))
-    return LogSource(path, stream, first, at)
+    return LogSource(path, stream, first, line_number)
 
 
 def _has_format(source: LogSource) -> bool:

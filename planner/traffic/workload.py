@@ -143,9 +143,9 @@ def count_dispersion(arrival_s: FloatArray, window_s: float) -> float | None:
     windows = math.floor((arrival_s[-1] - arrival_s[0]) / window_s)
     if windows < 2:
         return None
-    at = np.floor((arrival_s - arrival_s[0]) / window_s)
+    window_of = np.floor((arrival_s - arrival_s[0]) / window_s)
     # Empty windows add nothing to the sums; leaving them out saves the memory of a long quiet trace.
-    counts = np.unique(at[at < windows], return_counts=True)[1]
+    counts = np.unique(window_of[window_of < windows], return_counts=True)[1]
     mean = counts.sum() / windows
     return float(((counts**2).sum() / windows - mean**2) / mean)
 

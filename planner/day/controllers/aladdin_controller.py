@@ -78,7 +78,3 @@ class Aladdin:
             return 0
         scaled = WorkerRule(rule.slope_workers_per_rps * longer, rule.offset_workers, rule.least_rps)
         return int(scaled.workers([self.rate.mean])[0])
-
-
-def build(settings: Sequence[AladdinSettings], deployment: Deployment) -> Aladdin:
-    return Aladdin(settings[0], deployment)

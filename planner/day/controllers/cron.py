@@ -76,7 +76,3 @@ class Cron:
 
     def sizes(self, reading: MetricsReading) -> list[int]:
         return self.deployment.bounded_sizes(workers_at(self.windows, self.deployment, reading.time_s))
-
-
-def build(settings: Sequence[CronSettings], deployment: Deployment) -> Cron:
-    return Cron(settings[0], deployment)

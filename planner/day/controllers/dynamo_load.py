@@ -80,6 +80,10 @@ def decode_workers(settings: DynamoSettings, kv_share: float, workers: int) -> i
 class Dynamo:
     def __init__(self, settings: DynamoSettings, deployment: Deployment) -> None:
         deployment.require_facts("dynamo", "engines")
+        if deployment.roles.count(MIXED) not in (0, len(deployment.roles)):
+            raise InputError(
+                "controller 'dynamo': the fleet has mixed workers beside prefill or decode workers"
+            )
         self.settings, self.deployment = settings, deployment
         self.every_s, self.lag_s = settings.every_s, settings.lag_s
         self.start([0] * len(deployment.pools))
@@ -114,9 +118,3 @@ class Dynamo:
         if self.deployment.roles[pool] == PREFILL:
             return prefill_workers(self.settings, queued_tokens / engine.context_tokens, workers)
         return decode_workers(self.settings, kv_share + queued_tokens / engine.kv_tokens, workers)
-
-
-def build(settings: Sequence[DynamoSettings], deployment: Deployment) -> Dynamo:
-    if deployment.roles.count(MIXED) not in (0, len(deployment.roles)):
-        raise InputError("controller 'dynamo': the fleet has mixed workers beside prefill or decode workers")
-    return Dynamo(settings[0], deployment)

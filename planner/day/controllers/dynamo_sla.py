@@ -187,7 +187,3 @@ class DynamoSla:
         batch = float(reading.arrived[pool]) / reading.interval_s * duration_s / workers
         factor = itl_s / self.deployment.engines[pool].itl_s(batch, load.context_tokens)
         return factor if factor > 0 else 1.0  # An ITL of 0 (answers of one token) says nothing.
-
-
-def build(settings: Sequence[DynamoSlaSettings], deployment: Deployment) -> DynamoSla:
-    return DynamoSla(settings[0], deployment)

@@ -73,7 +73,3 @@ class Forecast:
         table = self.deployment.capacity
         assert table is not None
         return [float(size / table.rates_rps[-1]) for size in table.sizes[-1]]
-
-
-def build(settings: Sequence[ForecastSettings], deployment: Deployment) -> Forecast:
-    return Forecast(settings[0], deployment)

@@ -78,7 +78,7 @@ class RateForecast:
         if not self._recent:
             return math.nan
         end_s = self._recent[-1][0] - ago_s
-        spans = [(span, rate) for at, span, rate in self._recent if end_s - over_s < at <= end_s]
+        spans = [(span, rate) for ended_s, span, rate in self._recent if end_s - over_s < ended_s <= end_s]
         total_s = sum(span for span, _ in spans)
         return sum(span * rate for span, rate in spans) / total_s if total_s else math.nan
 

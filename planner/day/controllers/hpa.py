@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from planner.day.controllers.deployment import Deployment, least_whole
-from planner.day.controllers.pools import PerPool
 from planner.day.controllers.scaler_metrics import METRICS, read_metric
 from planner.day.controllers.settings import (
     NAME,
@@ -252,9 +251,3 @@ class Hpa:
             tolerance_frac=self.settings.tolerance_frac,
         )
         return self.behaviour.decide(reading.time_s, self.size, desired, self.limits)
-
-
-def build(settings: Sequence[HpaSettings], deployment: Deployment) -> PerPool:
-    """One HPA per pool."""
-    scalers = [Hpa(each, deployment, pool) for pool, each in enumerate(settings)]
-    return PerPool(scalers, deployment, every_s=settings[0].every_s, lag_s=settings[0].lag_s)

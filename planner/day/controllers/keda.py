@@ -15,12 +15,10 @@ pool goes to zero when no trigger has been active for `cooldown`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.day.controllers.deployment import Deployment
 from planner.day.controllers.hpa import Behaviour, ScalingRules, check_target, external_replicas, read_target
-from planner.day.controllers.pools import PerPool
 from planner.day.controllers.scaler_metrics import METRICS, read_metric
 from planner.day.controllers.settings import LIST, NAME, NUMBER, SECONDS, settings_field
 from planner.day.controllers.windows import Window, check_windows, read_windows, workers_at
@@ -90,9 +88,3 @@ class Keda:
             self.size = self.size or max(self.limits.least, 1)
         elif self.size and not self.limits.least and time_s - self.active_s > self.settings.cooldown_s:
             self.size = 0
-
-
-def build(settings: Sequence[KedaSettings], deployment: Deployment) -> PerPool:
-    """One ScaledObject per pool."""
-    scalers = [Keda(each, deployment, pool) for pool, each in enumerate(settings)]
-    return PerPool(scalers, deployment, every_s=settings[0].every_s, lag_s=settings[0].lag_s)

@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.day.controllers.deployment import Deployment
-from planner.day.controllers.pools import PerPool
 from planner.day.controllers.scaler_metrics import METRICS
 from planner.day.controllers.settings import NUMBER, SECONDS, SHARE, ControllerSettings, settings_field
 from planner.errors import InputError
@@ -146,9 +144,3 @@ class Knative:
             return 1
         self.idle_s = time_s if self.idle_s is None else self.idle_s
         return 0 if time_s - self.idle_s >= self.settings.grace_s else self.size
-
-
-def build(settings: Sequence[KnativeSettings], deployment: Deployment) -> PerPool:
-    """One autoscaler per pool. `every` and `lag` are one for all pools (table.py: SAME_FOR_ALL_POOLS)."""
-    scalers = [Knative(each, deployment, pool) for pool, each in enumerate(settings)]
-    return PerPool(scalers, deployment, every_s=settings[0].every_s, lag_s=settings[0].lag_s)

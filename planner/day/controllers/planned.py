@@ -152,7 +152,3 @@ class RecentWork:
             self.spans.popleft()
         recent_work = [work for _, work in self.spans] or [work_per_s]
         return peak_load(np.array(recent_work))
-
-
-def build(settings: Sequence[FleetplanSettings], deployment: Deployment) -> Fleetplan:
-    return Fleetplan(settings[0], deployment)

@@ -42,7 +42,3 @@ class Static:
 
     def sizes(self, reading: MetricsReading) -> list[int]:
         return self.wanted
-
-
-def build(settings: Sequence[StaticSettings], deployment: Deployment) -> Static:
-    return Static(settings[0], deployment)

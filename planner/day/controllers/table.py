@@ -32,6 +32,7 @@ from planner.day.controllers import (
     wva_queue,
 )
 from planner.day.controllers.deployment import DECODE, PREFILL, Deployment, Role
+from planner.day.controllers.pools import PerPool
 from planner.day.controllers.settings import ControllerSettings, Parameter, parameters_of, read_settings
 from planner.errors import InputError
 from planner.files import document_values
@@ -44,8 +45,9 @@ SAME_FOR_ALL_POOLS = ("every", "lag")  # A role has none of its own: one clock s
 class ControllerRow:
     """A controller, described in `words`. It `reads` these fields of a `MetricsReading`
     (simulator/elastic.py) and `needs` these fields of the `Deployment`. `kind` is the manifest that runs it
-    in production, `source` what its rules were taken from (repository at commit). `by_pool`: each pool has a
-    controller of its own.
+    in production, `source` what its rules were taken from (repository at commit). `controller` is made of
+    settings and a deployment; with `by_pool` each pool has a `Scaler` of its own, which also gets the number
+    of its pool.
 
     `grid` has a few values of the parameters that matter most, as a document has them; a study that tunes
     (`settings_variants`) tries each.
@@ -55,7 +57,7 @@ class ControllerRow:
     words: str
     reads: tuple[str, ...]
     settings: type[ControllerSettings]
-    build: Callable[[Sequence[Any], Deployment], Controller]
+    controller: Callable[..., Any]
     kind: str
     source: str
     grid: tuple[Mapping[str, object], ...]
@@ -88,7 +90,7 @@ TABLE: tuple[ControllerRow, ...] = (
         "the same sizes all day",
         (),
         static.StaticSettings,
-        static.build,
+        static.Static,
         "Deployment replicas",
         "ours",
         (),
@@ -98,7 +100,7 @@ TABLE: tuple[ControllerRow, ...] = (
         "sizes by the time of day",
         (),
         cron.CronSettings,
-        cron.build,
+        cron.Cron,
         "KEDA ScaledObject (cron triggers)",
         "kedacore/keda@8b4f083, AliyunContainerService/kubernetes-cronhpa-controller",
         _combinations(step=("30 min", "1 h", "2 h"), headroom=("0 %", "10 %", "20 %")),
@@ -108,7 +110,7 @@ TABLE: tuple[ControllerRow, ...] = (
         "Kubernetes' HorizontalPodAutoscaler on a metric of the pods",
         _GAUGES,
         hpa.HpaSettings,
-        hpa.build,
+        hpa.Hpa,
         "HorizontalPodAutoscaler",
         "kubernetes/kubernetes@00067268, tests@003e8629",
         tuple({"metric": name, "target": each} for name, targets in _TARGETS.items() for each in targets),
@@ -119,7 +121,7 @@ TABLE: tuple[ControllerRow, ...] = (
         "KEDA's ScaledObject: Prometheus and cron triggers through an HPA, and zero",
         (*_GAUGES, "limbo"),
         keda.KedaSettings,
-        keda.build,
+        keda.Keda,
         "KEDA ScaledObject (Prometheus trigger)",
         "kedacore/keda@8b4f083",
         tuple(
@@ -135,7 +137,7 @@ TABLE: tuple[ControllerRow, ...] = (
         "Knative's autoscaler on concurrency, with panic and zero",
         ("ready", "waiting", "running", "limbo"),
         knative.KnativeSettings,
-        knative.build,
+        knative.Knative,
         "Knative Service, KServe InferenceService (autoscaling.knative.dev/target)",
         "knative/serving@98e5ef9",
         _combinations(target=(8, 16, 32, 64), down_delay=("0 s", "300 s")),
@@ -146,7 +148,7 @@ TABLE: tuple[ControllerRow, ...] = (
         "llm-d's workload-variant-autoscaler by saturation: spare KV and queue",
         (*_GAUGES, "limbo"),
         wva.WvaSettings,
-        wva.build,
+        wva.Wva,
         "llm-d VariantAutoscaling and its HPA",
         "llm-d/llm-d-workload-variant-autoscaler@b08b1c7",
         _combinations(
@@ -161,7 +163,7 @@ TABLE: tuple[ControllerRow, ...] = (
         "the queue model that llm-d's autoscaler began with",
         (*_RATE, *_LENGTHS),
         wva_queue.WvaQueueSettings,
-        wva_queue.build,
+        wva_queue.WvaQueue,
         "llm-d VariantAutoscaling and its HPA",
         "llm-d/llm-d-workload-variant-autoscaler@56a651b",
         _combinations(margin=(0.8, 1.0, 1.2), tolerance=("0 %", "10 %"), up_window=("0 s", "240 s")),
@@ -172,7 +174,7 @@ TABLE: tuple[ControllerRow, ...] = (
         "Dynamo's planner by load: queued prompt tokens and KV in use",
         (*_GAUGES, "limbo", "input_tokens"),
         dynamo_load.DynamoSettings,
-        dynamo_load.build,
+        dynamo_load.Dynamo,
         "DynamoGraphDeployment planner (optimization_target throughput or latency)",
         "ai-dynamo/dynamo@0c6da1e",
         _combinations(optimize=("throughput", "latency"), grace=("0 s", "60 s")),
@@ -183,7 +185,7 @@ TABLE: tuple[ControllerRow, ...] = (
         "Dynamo's planner by SLA: the next interval's load over what a worker carries",
         (*_RATE, *_LENGTHS, "ttft_s", "tpot_s", "ready"),
         dynamo_sla.DynamoSlaSettings,
-        dynamo_sla.build,
+        dynamo_sla.DynamoSla,
         "DynamoGraphDeployment planner (optimization_target sla)",
         "ai-dynamo/dynamo@0761925, tests@002a7c3",
         _combinations(predictor=("constant", "seasonal"), corrected=(True, False), every=("60 s", "180 s")),
@@ -194,7 +196,7 @@ TABLE: tuple[ControllerRow, ...] = (
         "Aladdin's rule N = ceil(k r + c), with change points",
         (*_RATE, *_LENGTHS),
         aladdin_controller.AladdinSettings,
-        aladdin_controller.build,
+        aladdin_controller.Aladdin,
         "none: a paper's rule",
         "arXiv:2405.06856, section 5",
         _combinations(learn=(5, 10), threshold=(4, 8)),
@@ -205,7 +207,7 @@ TABLE: tuple[ControllerRow, ...] = (
         "the rate forecast over what a worker carries",
         _RATE,
         forecast.ForecastSettings,
-        forecast.build,
+        forecast.Forecast,
         "none: a cloud's predictive scaling",
         "Hyndman and Athanasopoulos, Forecasting: Principles and Practice, 5.2",
         _combinations(ahead=("300 s", "600 s", "1200 s"), hold=("300 s", "900 s")),
@@ -216,7 +218,7 @@ TABLE: tuple[ControllerRow, ...] = (
         "what the plan found to be enough for such traffic, forecast for when a worker is ready",
         (*_RATE, *_LENGTHS, "ready", "waiting"),
         planned.FleetplanSettings,
-        planned.build,
+        planned.Fleetplan,
         "KEDA ScaledObject (Prometheus and cron triggers)",
         "ours",
         (
@@ -248,9 +250,17 @@ class ChosenController:
         """The controller for this deployment. Raises InputError where that lacks what the controller
         needs.
         """
-        settings = [self.by_role.get(role, self.settings) for role in deployment.roles]
-        with document_values.errors_as(InputError, f"controller {self.row.name!r}"):
-            return self.row.build(settings, deployment)
+        row = self.row
+        settings: Any = self.settings  # Those of controllers by pool have `every_s` and `lag_s`.
+        with document_values.errors_as(InputError, f"controller {row.name!r}"):
+            if not row.by_pool:
+                controller: Controller = row.controller(settings, deployment)
+                return controller
+            scalers = [
+                row.controller(self.by_role.get(role, settings), deployment, pool)
+                for pool, role in enumerate(deployment.roles)
+            ]
+            return PerPool(scalers, deployment, every_s=settings.every_s, lag_s=settings.lag_s)
 
     def values(self) -> dict[str, object]:
         """Every setting in the library's units, by its field; those of a role in a mapping under its name."""

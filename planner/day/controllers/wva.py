@@ -182,7 +182,3 @@ class Wva(HpaFollowed):
             sizes[min(growable, key=self.deployment.price_of)] += 1
         elif change < 0 and (removable := [i for i in pools if sizes[i] > max(elastic[i].least, 1)]):
             sizes[max(removable, key=self.deployment.price_of)] -= 1
-
-
-def build(settings: Sequence[WvaSettings], deployment: Deployment) -> Wva:
-    return Wva(settings[0], deployment)  # One setting holds for all pools.

@@ -240,7 +240,3 @@ class WvaQueue(HpaFollowed):
             None if role == DECODE else 1000 * deployment.ttft_s,
             None if role == PREFILL else 1000 * deployment.tpot_s,
         )
-
-
-def build(settings: Sequence[WvaQueueSettings], deployment: Deployment) -> WvaQueue:
-    return WvaQueue(settings[0], deployment)

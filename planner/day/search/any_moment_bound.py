@@ -129,17 +129,17 @@ def any_moment_bound(
         tuple((float(edges_s[t]), float(edges_s[t + 1]), c, n) for t, c, n in cut) for cut in cuts
     ]
     all_cuts = shortest_needs([*all_cuts, *_frontier(slices, deadline)])
-    bound_usd, up = least_paid.usd, LevelStretches()
+    bound_usd, levels = least_paid.usd, LevelStretches()
     while bound_usd < most_usd:
         solution = least_lives(terms, all_cuts, least_paid, gap_frac=GAP_FRAC, time_limit_s=LONGEST_SOLVE_S)
         bound_usd = max(bound_usd, solution.bound_usd)
         if solution.up is None:  # The master found a bound and no sizes in time.
             break
-        up, new = solution.up, list[Needs]()
+        levels, new = solution.up, list[Needs]()
         if slices.is_used_up or time.monotonic() > deadline:
             break
         for window in range(runs.window_count):
-            needs = _unmet(slices, window, up)
+            needs = _unmet(slices, window, levels)
             if needs and slices.misses(window, needs):
                 new += [_shorten(slices, window, needs, is_reversed=order) for order in (False, True)]
         progress(f"at any moment: bound {bound_usd:.2f} USD, {len(new)} cuts more")
@@ -147,7 +147,7 @@ def any_moment_bound(
             break
         all_cuts = shortest_needs([*all_cuts, *new])
     is_possible = bound_usd <= most_usd * (1 + SAME_FRAC)
-    return AnyMomentBound(bound_usd if is_possible else least_paid.usd, up)
+    return AnyMomentBound(bound_usd if is_possible else least_paid.usd, levels)
 
 
 def _frontier(slices: _Slices, deadline: float) -> list[Needs]:

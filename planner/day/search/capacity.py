@@ -57,8 +57,8 @@ def capacity_table(
             break
         rates.append(rate_rps)
         rows.append(sizes)
-    made = f"the {SAMPLE} of {trace.name} at {len(rates)} rates, least sizes that keep {slo_text(slo)}"
-    return CapacityTable(np.array(rates), np.array(rows), made) if rates else None
+    how_made = f"the {SAMPLE} of {trace.name} at {len(rates)} rates, least sizes that keep {slo_text(slo)}"
+    return CapacityTable(np.array(rates), np.array(rows), how_made) if rates else None
 
 
 def slo_text(slo: Slo) -> str:

@@ -36,18 +36,8 @@ import numpy.typing as npt
 
 from planner.day.search.day_runs import DayRun
 from planner.errors import InfeasibleError, PlannerError
+from planner.solvers import pool_sizes
 from planner.solvers.paid_work import LeastPaid
-from planner.solvers.pool_sizes import (
-    Cut,
-    DayTerms,
-    cost_usd,
-    fill_paid_units,
-    is_within_stock,
-    least_sizes,
-    ready_workers_at_no_cost,
-    solve,
-    units_usd,
-)
 
 Ints = npt.NDArray[np.int64]
 
@@ -76,7 +66,7 @@ class DaySimulations(Protocol):
     """The simulations that the search needs, which day/search/day_runs.py provides."""
 
     @property
-    def terms(self) -> DayTerms: ...
+    def terms(self) -> pool_sizes.DayTerms: ...
     @property
     def window_count(self) -> int: ...
     # The steps that overlap with a window, and those after it that may still decide it.
@@ -106,7 +96,7 @@ class DayOptimum:
     bound_usd: float
     proved: LeastPaid
     is_exact: bool
-    cuts: tuple[Cut, ...]
+    cuts: tuple[pool_sizes.Cut, ...]
     seconds: float
 
     @property
@@ -136,13 +126,13 @@ class _DaySearch:
 
     runs: DaySimulations
     deadline: float
-    cuts: list[Cut] = field(default_factory=list)
+    cuts: list[pool_sizes.Cut] = field(default_factory=list)
     seen: list[Ints] = field(default_factory=list)
     best: DayRun | None = None
     bound_usd: float = 0.0
 
     @property
-    def terms(self) -> DayTerms:
+    def terms(self) -> pool_sizes.DayTerms:
         return self.runs.terms
 
     def out_of_time(self) -> bool:
@@ -151,7 +141,7 @@ class _DaySearch:
     def simulate_day(self, workers: Ints) -> DayRun:
         """Simulate a day, and keep it as the best where it holds, fits the stock and costs less."""
         day = self.runs.simulate_day(workers)
-        is_allowed = day.fits and is_within_stock(self.terms, workers)
+        is_allowed = day.fits and pool_sizes.is_within_stock(self.terms, workers)
         if day.holds and is_allowed and day.usd < self.best_usd * (1 - 1e-12):
             self.best = day
         return day
@@ -186,7 +176,7 @@ def cheapest_day(
         return _optimum_of(search, began, is_exact=True)
     _cut_least_sizes(search)
     if runs.terms.is_by_unit:
-        search.bound_usd = units_usd(runs.terms, least_sizes(runs.terms, search.cuts))
+        search.bound_usd = pool_sizes.units_usd(runs.terms, pool_sizes.least_sizes(runs.terms, search.cuts))
     progress(f"{len(search.cuts)} least sizes, bound {search.bound_usd:.2f} USD")
     ties = 0
     while ties * runs.request_count <= MOST_TIES and (sizes := _next_sequence(search, gap_frac)) is not None:
@@ -216,11 +206,13 @@ def _next_sequence(search: _DaySearch, gap_frac: float) -> Ints | None:
     """The cheapest sequence that may hold and was not simulated; None where there is none or no time."""
     while not search.out_of_time() and not search.is_closed(gap_frac):
         left_s = search.deadline - time.monotonic()
-        solution = solve(search.terms, search.cuts, search.seen, time_limit_s=max(left_s, LEAST_SOLVE_S))
+        solution = pool_sizes.solve(
+            search.terms, search.cuts, search.seen, time_limit_s=max(left_s, LEAST_SOLVE_S)
+        )
         search.bound_usd = max(search.bound_usd, solution.bound_usd)
         if solution.workers is None:
             return None
-        workers = ready_workers_at_no_cost(search.terms, solution.workers)
+        workers = pool_sizes.ready_workers_at_no_cost(search.terms, solution.workers)
         # With either of the two the same workers are ready.
         if not (workers == solution.workers).all():
             search.seen.append(solution.workers)
@@ -284,7 +276,7 @@ def _cut_least_sizes(search: _DaySearch) -> None:
                     floor[own.start : own.stop, c] = np.maximum(floor[own.start : own.stop, c], least)
                 if least > pool.least:
                     search.cuts.append(tuple((t, c, least - 1) for t in steps))
-    floor = ready_workers_at_no_cost(search.terms, floor)
+    floor = pool_sizes.ready_workers_at_no_cost(search.terms, floor)
     day = search.simulate_day(floor)
     if not day.holds:
         _repair_sequence(search, floor, _add_cuts(search, floor, day))
@@ -319,7 +311,7 @@ def _first_of_each_run(runs: DaySimulations, missed: Sequence[int]) -> list[int]
     return [window for window in missed if runs.is_first(window) or window - 1 not in missed]
 
 
-def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: float) -> Cut:
+def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: float) -> pool_sizes.Cut:
     """The cut of a window that is missed with these workers; sizes are raised until the deadline."""
     terms = runs.terms
     own, later = runs.own_steps(window), runs.later_steps(window)
@@ -355,7 +347,7 @@ def explain_miss(runs: DaySimulations, workers: Ints, window: int, deadline: flo
     return _cut_of(terms, raised, range(first, later.stop)) or _cut_of(terms, workers, range(later.stop))
 
 
-def _cut_of(terms: DayTerms, workers: Ints, steps: range) -> Cut:
+def _cut_of(terms: pool_sizes.DayTerms, workers: Ints, steps: range) -> pool_sizes.Cut:
     """The cut that one of these sizes below the most must be exceeded."""
     return tuple(
         (t, c, int(workers[t, c]))
@@ -365,7 +357,7 @@ def _cut_of(terms: DayTerms, workers: Ints, steps: range) -> Cut:
     )
 
 
-def _add_cuts(search: _DaySearch, workers: Ints, day: DayRun) -> list[tuple[int, Cut]]:
+def _add_cuts(search: _DaySearch, workers: Ints, day: DayRun) -> list[tuple[int, pool_sizes.Cut]]:
     """Add the cuts of the windows that are missed with these workers, and return them by window."""
     cuts = [
         (window, explain_miss(search.runs, workers, window, search.deadline))
@@ -379,7 +371,7 @@ def _add_cuts(search: _DaySearch, workers: Ints, day: DayRun) -> list[tuple[int,
     return cuts
 
 
-def _repair_sequence(search: _DaySearch, workers: Ints, cuts: Sequence[tuple[int, Cut]]) -> None:
+def _repair_sequence(search: _DaySearch, workers: Ints, cuts: Sequence[tuple[int, pool_sizes.Cut]]) -> None:
     """Add workers where windows fail until none does, or the sequence costs no less than the best."""
     terms = search.terms
     for _ in range(MOST_REPAIRS):
@@ -388,8 +380,8 @@ def _repair_sequence(search: _DaySearch, workers: Ints, cuts: Sequence[tuple[int
             _repair_window(search, workers, window, cut)
         if not cuts:  # No window is to blame (see `_add_cuts`), so all sizes grow.
             workers = np.minimum(workers + 1, terms.most)
-        workers = ready_workers_at_no_cost(terms, workers)
-        if search.out_of_time() or cost_usd(terms, workers) >= search.best_usd:
+        workers = pool_sizes.ready_workers_at_no_cost(terms, workers)
+        if search.out_of_time() or pool_sizes.cost_usd(terms, workers) >= search.best_usd:
             return
         day = search.simulate_day(workers)
         if day.holds:
@@ -397,7 +389,7 @@ def _repair_sequence(search: _DaySearch, workers: Ints, cuts: Sequence[tuple[int
         cuts = _add_cuts(search, workers, day)
 
 
-def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: Cut) -> None:
+def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: pool_sizes.Cut) -> None:
     """Raise the cheapest size of a cut with which the window holds. If none suffices alone, raise all those
     of steps near the window.
     """
@@ -405,7 +397,7 @@ def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: Cut) -> 
     if any(workers[t, c] > size for t, c, size in cut):
         return
     own = search.runs.own_steps(window)
-    near = [each for each in cut if each[0] >= own.start - REPAIR_STEPS] or list(cut)
+    nearby = [each for each in cut if each[0] >= own.start - REPAIR_STEPS] or list(cut)
     hours, pools = np.diff(terms.edges_s) / 3600, terms.pools
     first = max(min(t for t, _, _ in cut), own.start - LAG_STEPS[-1])
 
@@ -414,7 +406,7 @@ def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: Cut) -> 
         return float((size + 1 - workers[t, c]) * hours[t] * pools[c].usd_per_h)
 
     # A single size must be raised in any case, so it is not tried.
-    for t, c, size in sorted(near, key=usd) if len(cut) > 1 else ():
+    for t, c, size in sorted(nearby, key=usd) if len(cut) > 1 else ():
         more = workers.copy()
         more[t, c] = size + 1
         if search.out_of_time():
@@ -422,7 +414,7 @@ def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: Cut) -> 
         if not search.runs.misses_window(more, window, first):
             workers[t, c] = size + 1
             return
-    for t, c, size in near:
+    for t, c, size in nearby:
         workers[t, c] = size + 1
 
 
@@ -435,10 +427,12 @@ def _fill_paid_units(search: _DaySearch, workers: Ints) -> None:
         return
     by_second = replace(search.terms, unit_s=0.0)
     left_s = search.deadline - time.monotonic()
-    needed = solve(by_second, search.cuts, time_limit_s=max(left_s, LEAST_SOLVE_S)).workers
+    needed = pool_sizes.solve(by_second, search.cuts, time_limit_s=max(left_s, LEAST_SOLVE_S)).workers
     for each in [workers] if needed is None else [workers, needed]:
         for drain_s in FILL_DRAINS_S:
-            more = ready_workers_at_no_cost(search.terms, fill_paid_units(search.terms, each, drain_s))
+            more = pool_sizes.ready_workers_at_no_cost(
+                search.terms, pool_sizes.fill_paid_units(search.terms, each, drain_s)
+            )
             if search.out_of_time():
                 return
             day = search.simulate_day(more)
@@ -456,8 +450,11 @@ def _simulate_all_cheaper(search: _DaySearch) -> bool:
     cheaper: dict[bytes, tuple[float, Ints]] = {}
     for each in itertools.product(*ranges):
         workers = np.array(each, np.int64).reshape(terms.shape)
-        usd = cost_usd(terms, workers)
-        if usd < search.best_usd * (1 - 1e-9) and (ready_workers_at_no_cost(terms, workers) == workers).all():
+        usd = pool_sizes.cost_usd(terms, workers)
+        if (
+            usd < search.best_usd * (1 - 1e-9)
+            and (pool_sizes.ready_workers_at_no_cost(terms, workers) == workers).all()
+        ):
             cheaper[workers.tobytes()] = usd, workers
     if len(cheaper) > MOST_WALKED:
         return False
@@ -465,6 +462,6 @@ def _simulate_all_cheaper(search: _DaySearch) -> bool:
     for usd, workers in sorted(cheaper.values(), key=lambda each: -each[0]):
         if search.out_of_time():
             return False
-        if usd < search.best_usd * (1 - 1e-9) and is_within_stock(terms, workers):
+        if usd < search.best_usd * (1 - 1e-9) and pool_sizes.is_within_stock(terms, workers):
             search.simulate_day(workers)
     return True

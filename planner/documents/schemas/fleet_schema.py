@@ -4,28 +4,11 @@ from __future__ import annotations
 
 from typing import get_args
 
-from planner.documents import fits
+from planner.documents import fits, fleet_file
 from planner.documents.catalog import SOLD_AS, Catalog
 from planner.documents.certificate import Status
-from planner.documents.fleet_file import (
-    EVENT_KEYS,
-    FLEET_KEYS,
-    MOST_SEQS,
-    PINNED_KEYS,
-    PLAN_KEYS,
-    WORKER_KEYS,
-)
 from planner.documents.policy_settings import MOST, MOST_STEP_TOKENS, POLICY_KEYS
-from planner.documents.schemas.slo_schema import (
-    engine_section,
-    kv_offload_section,
-    lora_section,
-    match_section,
-    network_section,
-    policy_settings,
-    slo_section,
-    speculative_section,
-)
+from planner.documents.schemas import slo_schema
 from planner.documents.schemas.values import (
     FLAG,
     NUMBERS,
@@ -48,7 +31,7 @@ from planner.policies import BY_FIELD
 
 def fleet_schema(catalog: Catalog) -> Schema:
     """fleet.yaml: what `plan simulate`, `goodput` and `compare` take."""
-    return section(_fleet_keys(catalog), FLEET_KEYS, required=("llm", "workers"))
+    return section(_fleet_keys(catalog), fleet_file.FLEET_KEYS, required=("llm", "workers"))
 
 
 def plan_schema(catalog: Catalog) -> Schema:
@@ -59,10 +42,10 @@ def plan_schema(catalog: Catalog) -> Schema:
         "cost_usd_per_h": doc(amount, "What is paid, whole nodes where these are sold."),
         "power_w": doc(amount, "What the fleet may draw at most."),
         "gpus": doc(whole(0), "GPUs of all workers."),
-        "slo": doc(slo_section(), "The SLO that the plan keeps."),
+        "slo": doc(slo_schema.slo_section(), "The SLO that the plan keeps."),
         "max_model_len": whole(),
     }
-    document = section(_fleet_keys(catalog) | facts, (*FLEET_KEYS, *PLAN_KEYS))
+    document = section(_fleet_keys(catalog) | facts, (*fleet_file.FLEET_KEYS, *fleet_file.PLAN_KEYS))
     return document | {"required": ["status", "llm", "workers"]}
 
 
@@ -74,9 +57,9 @@ def _fleet_keys(catalog: Catalog) -> dict[str, Schema]:
             {"type": "array", "items": worker_schema(catalog), "minItems": 1}, "The pools of the fleet."
         ),
         "policies": doc(policies_schema(), "How requests are queued, batched, routed and admitted."),
-        "engine": doc(engine_section(), "The engine whose host time and scheduler are simulated."),
-        "lora": doc(lora_section(), "LoRA adapters that are served."),
-        "network": doc(network_section(), "What carries KV blocks between workers."),
+        "engine": doc(slo_schema.engine_section(), "The engine whose host time and scheduler are simulated."),
+        "lora": doc(slo_schema.lora_section(), "LoRA adapters that are served."),
+        "network": doc(slo_schema.network_section(), "What carries KV blocks between workers."),
         "events": doc({"type": "array", "items": event_schema()}, "Workers that fail, return or slow down."),
         "pinned": doc({"type": "array", "items": _pinned_schema()}, "Prefixes that workers hold."),
         "prices": doc(by_name(quantity("usd_per_h", positive=False), gpus), "In place of the catalog's."),
@@ -101,11 +84,11 @@ def worker_schema(catalog: Catalog) -> Schema:
         "kv_tokens": doc(
             whole(KV_BLOCK_TOKENS, MOST), "Tokens that its KV cache holds; default: what memory leaves."
         ),
-        "max_num_seqs": doc(whole(most=MOST_SEQS), "Requests of one step at most."),
+        "max_num_seqs": doc(whole(most=fleet_file.MOST_SEQS), "Requests of one step at most."),
         "max_num_batched_tokens": doc(whole(most=MOST_STEP_TOKENS), "Tokens of one step at most."),
-        "speculative": doc(speculative_section(), "Drafted tokens."),
+        "speculative": doc(slo_schema.speculative_section(), "Drafted tokens."),
     }
-    return section(schemas, WORKER_KEYS, required=("gpu",))
+    return section(schemas, fleet_file.WORKER_KEYS, required=("gpu",))
 
 
 def latency_schema() -> Schema:
@@ -139,14 +122,17 @@ def policies_schema() -> Schema:
     """Every row of planner/policies.py by its field, and the settings beside them."""
     schemas: dict[str, Schema] = {
         **{field: one_of(rows) for field, rows in BY_FIELD.items()},
-        **policy_settings(),
+        **slo_schema.policy_settings(),
         "max_num_batched_tokens": whole(most=MOST_STEP_TOKENS),
         "prefix_cache": FLAG,
-        "kv_offload": kv_offload_section(),
+        "kv_offload": slo_schema.kv_offload_section(),
         "vidur_restarts": FLAG,
         "due": doc(
             by_name(
-                section({"match": match_section(), "within": quantity("s")}, required=("match", "within"))
+                section(
+                    {"match": slo_schema.match_section(), "within": quantity("s")},
+                    required=("match", "within"),
+                )
             ),
             "Of the queue edf: how long after its arrival a request of each class is due.",
         ),
@@ -163,7 +149,7 @@ def event_schema() -> Schema:
         "factor": number(above=0),
     }
     one_kind = {"oneOf": [{"required": [kind]} for kind in ("down", "up", "slow")]}
-    return section(schemas, EVENT_KEYS, required=("at",)) | one_kind
+    return section(schemas, fleet_file.EVENT_KEYS, required=("at",)) | one_kind
 
 
 def _pinned_schema() -> Schema:
@@ -172,4 +158,4 @@ def _pinned_schema() -> Schema:
         "block_tokens": whole(most=MOST_STEP_TOKENS),
         "block_ids": {"type": "array", "items": {"type": "integer"}, "minItems": 1},
     }
-    return section(schemas, PINNED_KEYS, required=("workers", "block_ids"))
+    return section(schemas, fleet_file.PINNED_KEYS, required=("workers", "block_ids"))

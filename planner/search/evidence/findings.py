@@ -12,20 +12,6 @@ import numpy as np
 from planner.documents import facts
 from planner.documents.catalog import Catalog
 from planner.documents.certificate import Alternative
-from planner.documents.facts import (
-    At,
-    Attainment,
-    Backlog,
-    Binding,
-    LeftOut,
-    LongestTtft,
-    MeasuredWindow,
-    Neighbour,
-    Outcome,
-    Price,
-    ShareMissed,
-    Warned,
-)
 from planner.documents.offers import OLD_DAYS, age_days
 from planner.documents.policy_choices import name_policies
 from planner.documents.task import PlanQuestion, Robust
@@ -89,9 +75,9 @@ class EvidenceClock:
     """
 
     deadline: float = math.inf
-    left_out: list[LeftOut] = field(default_factory=list)
+    left_out: list[facts.LeftOut] = field(default_factory=list)
 
-    def allows(self, what: LeftOut) -> bool:
+    def allows(self, what: facts.LeftOut) -> bool:
         """Whether there is time for one more simulation of this kind; else the kind is noted as left out."""
         if not is_over(self.deadline):
             return True
@@ -99,11 +85,11 @@ class EvidenceClock:
             self.left_out.append(what)
         return False
 
-    def list_warnings(self) -> tuple[Warned, ...]:
+    def list_warnings(self) -> tuple[facts.Warned, ...]:
         return (facts.NotSimulated(tuple(self.left_out)),) if self.left_out else ()
 
 
-def clock_warnings() -> tuple[Warned, ...]:
+def clock_warnings() -> tuple[facts.Warned, ...]:
     """A warning where the time limit has ended a search, so that its answer depends on the machine."""
     return (facts.EndedByClock(),) if is_time_limit_reached() else ()
 
@@ -121,7 +107,9 @@ def price_other_policies(
             name_policies(problem.oracle.policies, choices),
             problem.oracle.fleet(other.best),
             other.value,
-            (LongestTtft(_longest_ttft_s(problem, other.best)),) if clock.allows("longest-ttft") else (),
+            (facts.LongestTtft(_longest_ttft_s(problem, other.best)),)
+            if clock.allows("longest-ttft")
+            else (),
         )
         for problem, other in searched
         if problem is not chosen
@@ -131,7 +119,7 @@ def price_other_policies(
     return rows
 
 
-def price_prefix_caches(searched: Sequence[tuple[Problem, FleetSearch]]) -> tuple[Binding, ...]:
+def price_prefix_caches(searched: Sequence[tuple[Problem, FleetSearch]]) -> tuple[facts.Binding, ...]:
     """What prefix caches save at the same SLO: the difference of two fleets that hold in simulation."""
     problem, best = best_of(searched)
     if problem.hits is None:
@@ -150,7 +138,7 @@ def price_prefix_caches(searched: Sequence[tuple[Problem, FleetSearch]]) -> tupl
 
 def price_pinned_replicas(
     searched: Sequence[tuple[Problem, FleetSearch]], clock: EvidenceClock
-) -> tuple[Binding, ...]:
+) -> tuple[facts.Binding, ...]:
     """What pinned prefixes save against LRU caches, as the difference of two simulated fleets."""
     pinned = [(problem, best) for problem, best in searched if problem.oracle.pinning is not None]
     lru = [
@@ -185,7 +173,7 @@ def price_pinned_replicas(
 
 def bound_pins(
     searched: Sequence[tuple[Problem, FleetSearch]], best: Counts, clock: EvidenceClock
-) -> tuple[Binding, ...]:
+) -> tuple[facts.Binding, ...]:
     """How far the placement of pins is from the best possible, by pool: of the plan, whose workers are
     `best`, or else of the best fleet with pins on paper.
     """
@@ -203,7 +191,7 @@ def bound_pins(
     assert pinning is not None
     workers = sum(pool.count for pool in pools if pool.role != "decode")
     placements = polish_placements(problem, pools)
-    rows: list[Binding] = []
+    rows: list[facts.Binding] = []
     for pool in pools:
         if pool.name in placements:
             each, placed = placements[pool.name], pinning.placed(pool, workers).replication
@@ -224,15 +212,15 @@ def bound_pins(
 
 def simulate_one_more(
     problem: Problem, best: Counts, clock: EvidenceClock
-) -> tuple[tuple[Binding, ...], tuple[Warned, ...]]:
+) -> tuple[tuple[facts.Binding, ...], tuple[facts.Warned, ...]]:
     """Whether the SLO is kept with one more worker in each pool, and a warning where it is not.
 
     With prefix caches one more worker may spread prefixes too thin, so more workers can hurt.
     """
     if not problem.oracle.policies.prefix_cache:
         return (), ()
-    bindings: list[Binding] = []
-    warnings: list[Warned] = []
+    bindings: list[facts.Binding] = []
+    warnings: list[facts.Warned] = []
     for i, (option, count) in enumerate(best):
         more = (*best[:i], (option, count + 1), *best[i + 1 :])
         if not clock.allows("one-more"):
@@ -262,7 +250,7 @@ def _price_shortest_first(
     value = objective_paid(problem, fewer)
     if objective(fewer) >= best.value:
         return ()
-    longest = LongestTtft(_longest_ttft_s(other, fewer), _longest_ttft_s(problem, best.best))
+    longest = facts.LongestTtft(_longest_ttft_s(other, fewer), _longest_ttft_s(problem, best.best))
     return (Alternative("queue sjf, same worker types", other.oracle.fleet(fewer), value, (longest,)),)
 
 
@@ -273,10 +261,10 @@ def _longest_ttft_s(problem: Problem, counts: Counts) -> float:
 
 def simulate_neighbours(
     problem: Problem, best: Counts, clock: EvidenceClock
-) -> tuple[tuple[Neighbour, ...], tuple[Binding, ...]]:
+) -> tuple[tuple[facts.Neighbour, ...], tuple[facts.Binding, ...]]:
     """Every fleet with one worker fewer, simulated, and what relaxing the limit it misses would save."""
-    neighbours: list[Neighbour] = []
-    binding: list[Binding] = []
+    neighbours: list[facts.Neighbour] = []
+    binding: list[facts.Binding] = []
     for i, (option, count) in enumerate(best):
         pool = problem.oracle.fleet(best).pools[i].name
         fewer = (*best[:i], (option, count - 1), *best[i + 1 :])
@@ -288,11 +276,15 @@ def simulate_neighbours(
         after_losses = sum(n for _, n in lost) < sum(n for _, n in fewer)
         roles = {o.role for o, n in lost if n > 0}
         if not roles or ("prefill" in roles) != ("decode" in roles):
-            neighbours.append(Neighbour(pool, option.type.name, False, None, is_other_draw, after_losses))
+            neighbours.append(
+                facts.Neighbour(pool, option.type.name, False, None, is_other_draw, after_losses)
+            )
             continue
         _, verdict = oracle.verdict(oracle.fleet(lost), record=True)
         outcome = outcome_of(verdict, problem.slo)
-        neighbours.append(Neighbour(pool, option.type.name, holds, outcome, is_other_draw, after_losses))
+        neighbours.append(
+            facts.Neighbour(pool, option.type.name, holds, outcome, is_other_draw, after_losses)
+        )
         failing = verdict.missed
         if (
             len(failing) == 1
@@ -348,7 +340,7 @@ def _simulate_upper_ends(
 
 def price_insurance(
     problem: Problem, best: FleetSearch, trace: Trace, catalog: Catalog, seed: int, clock: EvidenceClock
-) -> tuple[tuple[Alternative, ...], tuple[Binding, ...], tuple[Warned, ...]]:
+) -> tuple[tuple[Alternative, ...], tuple[facts.Binding, ...], tuple[facts.Warned, ...]]:
     """What a robust plan costs more than one for the expected traffic and step times, how the robust fleet
     does then, and warnings.
 
@@ -416,11 +408,11 @@ def place_workers(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> NodePlacem
 
 def simulate_spot_loss(
     problem: Problem, best: Counts, clock: EvidenceClock
-) -> tuple[tuple[Binding, ...], tuple[Warned, ...]]:
+) -> tuple[tuple[facts.Binding, ...], tuple[facts.Warned, ...]]:
     """How many spot workers the plan expects to lose, and the SLO in a run that takes them away."""
     fleet, oracle = problem.oracle.fleet(best), problem.oracle
     first = 0
-    bindings: list[Binding] = []
+    bindings: list[facts.Binding] = []
     events: list[Disturbance] = []
     middle_s = (float(problem.trace.arrival_s[0]) + float(problem.trace.arrival_s[-1])) / 2
     for pool, (option, count) in zip(fleet.pools, best, strict=True):
@@ -439,7 +431,7 @@ def simulate_spot_loss(
         first += pool.count
     if not bindings:
         return (), ()
-    warnings: list[Warned] = [facts.Cautioned("spot-nodes")]
+    warnings: list[facts.Warned] = [facts.Cautioned("spot-nodes")]
     if events and clock.allows("spot-gone"):
         verdict = _verdict_on_every_draw(problem, replace(fleet, disturbances=tuple(events)))
         gone = facts.SpotGone(outcome_of(verdict, problem.slo))
@@ -461,18 +453,18 @@ def _verdict_on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
     return first
 
 
-def outcome_of(verdict: Verdict, slo: Slo) -> Outcome:
+def outcome_of(verdict: Verdict, slo: Slo) -> facts.Outcome:
     """What a fleet misses: its limits, the attainment, the backlog, and guarantees to tenants."""
     worst, attainment = verdict.attainment_worst, None
     if not verdict.attainment_holds:
         frac = verdict.attainment_frac if worst is None else worst.kept_frac
-        attainment = Attainment(frac, slo.attainment_frac or 1.0, worst.span_s if worst else None)
-    return Outcome(
+        attainment = facts.Attainment(frac, slo.attainment_frac or 1.0, worst.span_s if worst else None)
+    return facts.Outcome(
         tuple(map(limit_fact, verdict.missed)),
         attainment,
-        None if verdict.is_steady else Backlog(verdict.patient_frac, verdict.patience_s),
+        None if verdict.is_steady else facts.Backlog(verdict.patient_frac, verdict.patience_s),
         tuple(
-            ShareMissed(
+            facts.ShareMissed(
                 line.least.tenant, line.least.share_frac, line.guarantee.share_frac, line.least.window_s
             )
             for line in verdict.guarantees
@@ -481,10 +473,10 @@ def outcome_of(verdict: Verdict, slo: Slo) -> Outcome:
     )
 
 
-def limit_fact(line: Line) -> At:
+def limit_fact(line: Line) -> facts.At:
     """The value and kept share of a limit, in its worst window where the SLO is judged in windows."""
     worst = line.worst
-    return At(line.limit, *line.decides, worst.span_s if worst else None)
+    return facts.At(line.limit, *line.decides, worst.span_s if worst else None)
 
 
 def worst_hour(simulation: Simulation, slo: Slo) -> facts.WorstHour | None:
@@ -500,7 +492,7 @@ def worst_hour(simulation: Simulation, slo: Slo) -> facts.WorstHour | None:
     worst = [worst_window(simulation, k, edges_s) for k in range(len(slo.limits))]
     return facts.WorstHour(
         tuple(
-            At(limit, each.value_s, each.kept_frac, each.span_s)
+            facts.At(limit, each.value_s, each.kept_frac, each.span_s)
             for limit, each in zip(slo.limits, worst, strict=True)
         )
     )
@@ -543,7 +535,7 @@ def kept_hours(simulation: Simulation, slo: Slo) -> tuple[facts.WorstHour, ...]:
     return () if hour is None or hour.missed else (hour,)
 
 
-def used_up_limits(limits: FleetLimits, best: Counts) -> tuple[Binding, ...]:
+def used_up_limits(limits: FleetLimits, best: Counts) -> tuple[facts.Binding, ...]:
     """The limits of which less than one worker's share is left."""
     bindings = []
     for limit, amount in limits.rows():
@@ -557,7 +549,7 @@ def used_up_limits(limits: FleetLimits, best: Counts) -> tuple[Binding, ...]:
     return tuple(bindings)
 
 
-def bound_price_facts(prices: Mapping[FleetLimit, float], wanted: str) -> tuple[Binding, ...]:
+def bound_price_facts(prices: Mapping[FleetLimit, float], wanted: str) -> tuple[facts.Binding, ...]:
     """The shadow prices of `bounds.shadow_prices` as facts, largest first, without zeros."""
     unit = OBJECTIVE_UNITS[wanted]
     steps = {limit: 1e3 if limit.of == "power" else 1.0 for limit in prices}
@@ -568,13 +560,13 @@ def bound_price_facts(prices: Mapping[FleetLimit, float], wanted: str) -> tuple[
     )
 
 
-def window_of(simulation: Simulation) -> MeasuredWindow:
+def window_of(simulation: Simulation) -> facts.MeasuredWindow:
     """The measured window in seconds, and in mean residence times of a request."""
     window_s = simulation.window_s[1] - simulation.window_s[0]
-    return MeasuredWindow(window_s, window_s / float(np.nanmean(simulation.e2e_s)))
+    return facts.MeasuredWindow(window_s, window_s / float(np.nanmean(simulation.e2e_s)))
 
 
-def few_keep_all_warnings(slo: Slo, verdict: Verdict, simulation: Simulation) -> tuple[Warned, ...]:
+def few_keep_all_warnings(slo: Slo, verdict: Verdict, simulation: Simulation) -> tuple[facts.Warned, ...]:
     """A warning where every line holds but fewer than FEW_KEEP times the lowest percentile of requests keep
     them all.
 
@@ -596,10 +588,12 @@ def few_keep_all_warnings(slo: Slo, verdict: Verdict, simulation: Simulation) ->
     return (facts.FewKeepAll(share, tuple(late)),)
 
 
-def list_warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict) -> tuple[Warned, ...]:
+def list_warnings(
+    fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict
+) -> tuple[facts.Warned, ...]:
     """What the reader must know first, such as a short trace or step times without measurement."""
     window = window_of(simulation)
-    warned: list[Warned] = [*few_keep_all_warnings(slo, verdict, simulation)]
+    warned: list[facts.Warned] = [*few_keep_all_warnings(slo, verdict, simulation)]
     if (hour := worst_hour(simulation, slo)) is not None and hour.missed:
         warned.append(hour)
     if window.residences < FEW_RESIDENCES:
@@ -619,7 +613,7 @@ def list_warnings(fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdi
     return tuple(dict.fromkeys(warned))
 
 
-def roofline_warnings(problem: Problem, fleet: Fleet) -> tuple[Warned, ...]:
+def roofline_warnings(problem: Problem, fleet: Fleet) -> tuple[facts.Warned, ...]:
     """A warning where a pool's step times are a roofline, and other workers of the question were measured."""
     guessed = [
         row_of(pool.type.gpu.name) for pool in fleet.running_pools if pool.type.latency.kind == "roofline"
@@ -630,7 +624,7 @@ def roofline_warnings(problem: Problem, fleet: Fleet) -> tuple[Warned, ...]:
     return (facts.RooflineWon(tuple(dict.fromkeys(guessed)), tuple(dict.fromkeys(measured))),)
 
 
-def one_trace_warnings(problem: Problem) -> tuple[Warned, ...]:
+def one_trace_warnings(problem: Problem) -> tuple[facts.Warned, ...]:
     """A warning where scenarios are redrawn from a trace that says little of other traffic."""
     if problem.searched is None or problem.task.described is not None:
         return ()
@@ -642,7 +636,7 @@ def one_trace_warnings(problem: Problem) -> tuple[Warned, ...]:
     return (facts.OneTraceRedrawn(trace.duration_s, is_short, prompts_frac, outputs_frac, growth_frac),)
 
 
-def image_warnings(fleet: Fleet, trace: Trace) -> tuple[Warned, ...]:
+def image_warnings(fleet: Fleet, trace: Trace) -> tuple[facts.Warned, ...]:
     """A warning where the LLM has an encoder: the trace has no images, or the encoder's time is left out.
 
     The least time of an encoder is 2 FLOPs per weight and token on one GPU at its peak: encoders are whole on
@@ -662,7 +656,7 @@ def image_warnings(fleet: Fleet, trace: Trace) -> tuple[Warned, ...]:
     return (facts.EncoderUntimed(image_frac, mean, least_s, gpu.name),)
 
 
-def uncounted_prefix_warnings(policies: Policies, trace: Trace) -> tuple[Warned, ...]:
+def uncounted_prefix_warnings(policies: Policies, trace: Trace) -> tuple[facts.Warned, ...]:
     """A warning where the trace has block ids and prefix caches are not counted."""
     if (
         policies.prefix_cache
@@ -673,14 +667,14 @@ def uncounted_prefix_warnings(policies: Policies, trace: Trace) -> tuple[Warned,
     return (facts.PrefixesUncounted(alike_frac),)
 
 
-def shared_copies_warnings(problem: Problem) -> tuple[Warned, ...]:
+def shared_copies_warnings(problem: Problem) -> tuple[facts.Warned, ...]:
     """A warning where the traffic has copies of users who share their prefixes with the originals."""
     if not (problem.trace.copies_share_prefixes and problem.oracle.policies.prefix_cache):
         return ()
     return (facts.Cautioned("copies-share-prefixes"),)
 
 
-def dying_away_warnings(problem: Problem, simulation: Simulation) -> tuple[Warned, ...]:
+def dying_away_warnings(problem: Problem, simulation: Simulation) -> tuple[facts.Warned, ...]:
     """A warning where sessions run on for long after the last new one began. Agents of a description work
     until its end, all for about as long.
     """
@@ -691,7 +685,7 @@ def dying_away_warnings(problem: Problem, simulation: Simulation) -> tuple[Warne
     return (facts.DyingAway(late_frac),) if late_frac > LATE_FRAC else ()
 
 
-def old_price_warnings(prices: Sequence[Price], today: datetime.date) -> tuple[Warned, ...]:
+def old_price_warnings(prices: Sequence[facts.Price], today: datetime.date) -> tuple[facts.Warned, ...]:
     """A warning of prices listed more than OLD_DAYS before `today`, of those that have a date."""
     ages = [(age_days(price.date, today), price) for price in prices]
     old = [(age, price) for age, price in ages if age is not None and age > OLD_DAYS]
@@ -701,13 +695,13 @@ def old_price_warnings(prices: Sequence[Price], today: datetime.date) -> tuple[W
     return (facts.OldPrices(tuple(price.gpu for _, price in old), oldest.date, days, OLD_DAYS),)
 
 
-def list_prices(task: PlanQuestion, catalog: Catalog, gpus: Sequence[Gpu]) -> tuple[Price, ...]:
+def list_prices(task: PlanQuestion, catalog: Catalog, gpus: Sequence[Gpu]) -> tuple[facts.Price, ...]:
     """The price of each GPU, with its source and date."""
     rows = []
     for gpu in gpus:
         if gpu.name.endswith(OWNED):
             rows.append(
-                Price(
+                facts.Price(
                     gpu.name,
                     gpu.price_usd_per_h,
                     "owned: no new money" + (" but its electricity" if gpu.energy_usd_per_kwh else ""),
@@ -717,12 +711,12 @@ def list_prices(task: PlanQuestion, catalog: Catalog, gpus: Sequence[Gpu]) -> tu
             continue
         if (offer := task.offers.get(row_of(gpu.name))) and not gpu.name.endswith(SPOT):
             source = f"{offer.provider}, {offer.term}: {offer.source}"
-            rows.append(Price(gpu.name, gpu.price_usd_per_h, source, offer.date))
+            rows.append(facts.Price(gpu.name, gpu.price_usd_per_h, source, offer.date))
             continue
         provenance = catalog.provenance.get(gpu.name)
         is_own = gpu.name in task.prices_usd_per_h or gpu.base in task.prices_usd_per_h
         source, date = (
             ("", "") if is_own or provenance is None else (provenance.price_source, provenance.price_date)
         )
-        rows.append(Price(gpu.name, gpu.price_usd_per_h, "slo.yaml" if is_own else source, date))
+        rows.append(facts.Price(gpu.name, gpu.price_usd_per_h, "slo.yaml" if is_own else source, date))
     return tuple(rows)

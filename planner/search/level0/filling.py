@@ -96,15 +96,15 @@ class _Table:
         none = len(self.objective) - 1
         ones = (chosen < none).astype(float)
         is_open = self._serve(chosen) & (self._objective(chosen, ones) < self.value)
-        of, chosen = np.flatnonzero(is_open), chosen[is_open]
+        filled_of, chosen = np.flatnonzero(is_open), chosen[is_open]
         counts, spent = np.zeros((len(chosen), 0)), np.zeros(len(chosen))
         left = [np.full(len(chosen), amount) for amount, _ in self.rows]
         for k in range(chosen.shape[1]):
             option = chosen[:, k]
             most = np.where(option < none, self._most(option, spent, left), 0.0)
             some = ((most >= 1) & np.isfinite(most)) | (option == none)
-            of, chosen, counts, spent, option, most = (
-                each[some] for each in (of, chosen, counts, spent, option, most)
+            filled_of, chosen, counts, spent, option, most = (
+                each[some] for each in (filled_of, chosen, counts, spent, option, most)
             )
             left = [each[some] for each in left]
             if k == chosen.shape[1] - 1:
@@ -113,15 +113,15 @@ class _Table:
             ranges = [_spread(int(n)) for n in most.tolist()]
             times = np.array([len(each) for each in ranges], dtype=np.int64)
             n = np.array([*itertools.chain.from_iterable(ranges)], dtype=float)
-            of, chosen, counts, spent, option = (
-                np.repeat(each, times, axis=0) for each in (of, chosen, counts, spent, option)
+            filled_of, chosen, counts, spent, option = (
+                np.repeat(each, times, axis=0) for each in (filled_of, chosen, counts, spent, option)
             )
             counts, spent = np.column_stack([counts, n]), spent + n * self.objective[option]
             left = [
                 np.repeat(each, times) - n * use[option]
                 for each, (_, use) in zip(left, self.rows, strict=True)
             ]
-        return self._on_whole_nodes(of, chosen, counts)
+        return self._on_whole_nodes(filled_of, chosen, counts)
 
     def _most(self, option: Ints, spent: Floats, left: Sequence[Floats]) -> Floats:
         """Most workers (R,) of an option with which a fleet stays below the value, of which `spent` is used,
@@ -213,8 +213,8 @@ class _Nodes:
         total = np.zeros(len(chosen))
         for kind in np.unique(kinds[kinds >= 0]):
             is_alike = kinds == kind
-            at = np.argmax(np.where(is_alike, prices, -np.inf), axis=1)[:, None]
-            dearest = np.take_along_axis(node, at, axis=1)[:, 0]
+            dearest_row = np.argmax(np.where(is_alike, prices, -np.inf), axis=1)[:, None]
+            dearest = np.take_along_axis(node, dearest_row, axis=1)[:, 0]
             price = self.gpu_usd_per_h[dearest]
             used = np.where(is_alike, gpus, 0.0)
             idle = (-used.sum(axis=1) % self.size[dearest]) * self.gpu_idle_usd_per_h[dearest]

@@ -17,16 +17,7 @@ import numpy.typing as npt
 from planner.fleet import Role
 from planner.search.level0 import pruning_rules
 from planner.search.level0.one_pool import Bounded, Holds, Search
-from planner.search.oracle.fleet_counts import (
-    Counts,
-    Verdicts,
-    count_below,
-    is_within,
-    largest_below,
-    names_of,
-    objective,
-    objectives_of_pairs,
-)
+from planner.search.oracle import fleet_counts
 from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
 from planner.solvers.whole_nodes import idle_usd_per_h, node_of
 
@@ -42,7 +33,7 @@ def count_cheaper(
     """How many fleets within the limits, from the least counts on, cost less than `value`."""
     total = 0.0
     for item in mixed:
-        most = min(item.most, largest_below(item.option, value))
+        most = min(item.most, fleet_counts.largest_below(item.option, value))
         total += max(most - item.least + 1, 0)
     for p, d in pairs:
         total += float(_decode_counts(p, d, search, value)[1].sum())
@@ -54,7 +45,7 @@ def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tupl
     limits and below `value`.
     """
     empty = np.zeros(0)
-    most_p = min(p.most, count_below(p.option.objective, value, d.least * d.option.objective))
+    most_p = min(p.most, fleet_counts.count_below(p.option.objective, value, d.least * d.option.objective))
     if most_p < p.least or d.least > d.most:
         return empty, empty
     if not np.isfinite(most_p):
@@ -76,7 +67,7 @@ def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tupl
     if np.isfinite(value) and (p.option.node or d.option.node):
         below = value * (1 - 1e-9)
         most = largest_of_each(
-            d.least, most, lambda n: objectives_of_pairs(p.option, d.option, n_p, n) < below
+            d.least, most, lambda n: fleet_counts.objectives_of_pairs(p.option, d.option, n_p, n) < below
         )
     if search.limits.pays_nodes:
         most = largest_of_each(
@@ -97,10 +88,10 @@ def _within_budget(
 
 def cheaper_fleets(
     mixed: Sequence[Bounded], pairs: Sequence[tuple[Bounded, Bounded]], search: Search, value: float
-) -> Iterator[Counts]:
+) -> Iterator[fleet_counts.Counts]:
     """The fleets that `count_cheaper` counts."""
     for item in mixed:
-        most = int(min(item.most, largest_below(item.option, value)))
+        most = int(min(item.most, fleet_counts.largest_below(item.option, value)))
         for n in range(item.least, most + 1):
             yield ((item.option, n),)
     for p, d in pairs:
@@ -113,7 +104,7 @@ def walk(
     mixed: Sequence[Bounded],
     pairs: Sequence[tuple[Bounded, Bounded]],
     holds: Holds,
-    verdicts: Verdicts,
+    verdicts: fleet_counts.Verdicts,
     search: Search,
     run: Callable[[Sequence[Callable[[], None]]], None],
     may_go_on: Callable[[int, int], bool],
@@ -131,9 +122,9 @@ def walk(
     fleets = [
         counts
         for counts in cheaper_fleets(mixed, pairs, search, search.value)
-        if verdicts.get(names_of(counts)) is not False
+        if verdicts.get(fleet_counts.names_of(counts)) is not False
     ]
-    fleets.sort(key=lambda counts: -objective(counts))
+    fleets.sort(key=lambda counts: -fleet_counts.objective(counts))
     stride = max(len(fleets) // SAMPLE, 1)
     fleets = [*fleets[::stride], *(counts for k, counts in enumerate(fleets) if k % stride)]
     done = 0
@@ -141,16 +132,18 @@ def walk(
         if not may_go_on(done, len(fleets) - done):
             return
         below, size = search.value * (1 - 1e-9), WAVE_SIZE if done else SAMPLE
-        wave = [counts for counts in fleets[done : done + size] if objective(counts) < below]
+        wave = [counts for counts in fleets[done : done + size] if fleet_counts.objective(counts) < below]
         done += size
-        holding: list[Counts] = []
+        holding: list[fleet_counts.Counts] = []
 
-        def simulate(counts: Counts, holding: list[Counts] = holding) -> None:
+        def simulate(counts: fleet_counts.Counts, holding: list[fleet_counts.Counts] = holding) -> None:
             if holds([counts])[0]:
                 holding.append(counts)
 
         run([lambda counts=counts: simulate(counts) for counts in wave])  # type: ignore[misc]
-        for counts in sorted(holding, key=lambda counts: (objective(counts), names_of(counts))):
+        for counts in sorted(
+            holding, key=lambda counts: (fleet_counts.objective(counts), fleet_counts.names_of(counts))
+        ):
             search.offer(counts)
     # Of all rules only the link rule is still relied on: pairs that it left out are not in `pairs`.
     search.assumed &= {pruning_rules.LINK}
@@ -158,7 +151,10 @@ def walk(
 
 
 def note_cheaper(
-    mixed: Sequence[Bounded], pairs: Sequence[tuple[Bounded, Bounded]], verdicts: Verdicts, search: Search
+    mixed: Sequence[Bounded],
+    pairs: Sequence[tuple[Bounded, Bounded]],
+    verdicts: fleet_counts.Verdicts,
+    search: Search,
 ) -> None:
     """Write down how many fleets are cheaper than the best, and how many of them were simulated."""
     if search.counted is not None and search.counted[0] == search.value:
@@ -168,7 +164,7 @@ def note_cheaper(
     search.cheaper = int(count) if np.isfinite(count) else None
     options = {item.option.name: item.option for item in (*mixed, *itertools.chain(*pairs))}
     search.cheaper_simulated = sum(
-        objective((options[name], n) for name, n in fleet) < search.value * (1 - 1e-9)
+        fleet_counts.objective((options[name], n) for name, n in fleet) < search.value * (1 - 1e-9)
         for fleet in verdicts
         if all(name in options and n > 0 for name, n in fleet)
         and (len(fleet) == 1 or [name.split()[0] for name, _ in fleet] == ["prefill", "decode"])
@@ -177,7 +173,7 @@ def note_cheaper(
 
 def every_mix(
     options: Sequence[Option], limits: FleetLimits, value: float, *, most: int
-) -> list[Counts] | None:
+) -> list[fleet_counts.Counts] | None:
     """All fleets of these options, of any mix, within the limits and below `value`.
 
     None if there are more than `most`.
@@ -216,7 +212,7 @@ def every_mix(
         for vector in vectors.tolist()
     ]
     if has_nodes:
-        fleets = [counts for counts in fleets if objective(counts) < value * (1 - 1e-9)]
+        fleets = [counts for counts in fleets if fleet_counts.objective(counts) < value * (1 - 1e-9)]
     if limits.pays_nodes:
-        fleets = [counts for counts in fleets if is_within(limits, counts)]
+        fleets = [counts for counts in fleets if fleet_counts.is_within(limits, counts)]
     return None if len(fleets) > most else fleets

@@ -22,15 +22,7 @@ import numpy.typing as npt
 
 from planner.fleet import Role
 from planner.search.level0.filling import Vectors, filled
-from planner.search.oracle.fleet_counts import (
-    Counts,
-    Named,
-    in_order,
-    is_within,
-    may_hand_over,
-    names_of,
-    objective,
-)
+from planner.search.oracle import fleet_counts
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.problem.options import by_hardware, hardware
 from planner.solvers.master import FleetLimits, Option
@@ -45,13 +37,13 @@ Shares = npt.NDArray[np.float64]
 
 
 def improve_mixture(
-    best: Counts,
+    best: fleet_counts.Counts,
     options: Sequence[Option],
     shares: Mapping[str, float],
     limits: FleetLimits,
     oracle: Oracle,
     may_go_on: Callable[[], bool],
-) -> Counts:
+) -> fleet_counts.Counts:
     """The best fleet found while `may_go_on`; `best` itself if none is better.
 
     `options` are all options, in the order of a fleet's pools; `shares` has the share of the traffic that one
@@ -63,10 +55,10 @@ def improve_mixture(
     failed: list[Vectors] = []
     most_types = FIRST_TYPES
     while may_go_on():
-        candidates = filled(options, limits, objective(best), most_types)
+        candidates = filled(options, limits, fleet_counts.objective(best), most_types)
 
         def holds(vector: Vectors) -> bool:
-            return oracle.holds([in_order(_counts(vector, options), in_pool_order)])[0]
+            return oracle.holds([fleet_counts.in_order(_counts(vector, options), in_pool_order)])[0]
 
         best_fleet = _first_that_holds(options, candidates, learned, failed, holds, may_go_on)
         if best_fleet is None and most_types < MOST_TYPES:
@@ -74,11 +66,15 @@ def improve_mixture(
             continue
         if best_fleet is None:
             return best
-        best = without_spare_workers(in_order(_counts(best_fleet, options), in_pool_order), oracle)
+        best = without_spare_workers(
+            fleet_counts.in_order(_counts(best_fleet, options), in_pool_order), oracle
+        )
     return best
 
 
-def _promising_first(best: Counts, options: Sequence[Option], shares: Mapping[str, float]) -> list[Option]:
+def _promising_first(
+    best: fleet_counts.Counts, options: Sequence[Option], shares: Mapping[str, float]
+) -> list[Option]:
     """The options of the best fleet, then the best setting of each role and hardware, then the second, ..."""
 
     def price(option: Option) -> float:
@@ -160,20 +156,20 @@ def _can_serve(options: Sequence[Option]) -> bool:
     if not roles:
         return False
     disaggregated = [option.type for option in options if option.role != "mixed"]
-    return ("prefill" in roles) == ("decode" in roles) and may_hand_over(disaggregated)
+    return ("prefill" in roles) == ("decode" in roles) and fleet_counts.may_hand_over(disaggregated)
 
 
 def improve_nearby(
-    best: Counts, limits: FleetLimits, oracle: Oracle, may_go_on: Callable[[], bool]
-) -> Counts:
+    best: fleet_counts.Counts, limits: FleetLimits, oracle: Oracle, may_go_on: Callable[[], bool]
+) -> fleet_counts.Counts:
     """A cheaper fleet near the best one: each pool has up to two workers fewer, or one more.
 
     More workers can hurt, so such a fleet may hold although one with more workers fails. The dearest of them,
     nearest in price to the best one, are simulated first; the search begins anew around one that holds.
     """
-    seen: set[Named] = set()
+    seen: set[fleet_counts.Named] = set()
     while True:
-        value = objective(best)
+        value = fleet_counts.objective(best)
         neighbours = [
             tuple((option, n + more) for (option, n), more in zip(best, changes, strict=True) if n + more > 0)
             for changes in itertools.product(range(-2, 2), repeat=len(best))
@@ -181,16 +177,16 @@ def improve_nearby(
         cheaper = [
             counts
             for counts in neighbours
-            if objective(counts) < value * (1 - 1e-9)  # By more than rounding.
-            and names_of(counts) not in seen
-            and names_of(counts) not in oracle.verdicts
+            if fleet_counts.objective(counts) < value * (1 - 1e-9)  # By more than rounding.
+            and fleet_counts.names_of(counts) not in seen
+            and fleet_counts.names_of(counts) not in oracle.verdicts
             and _can_serve([option for option, _ in counts])
-            and is_within(limits, counts)
+            and fleet_counts.is_within(limits, counts)
         ]
-        for counts in sorted(cheaper, key=lambda counts: -objective(counts)):
+        for counts in sorted(cheaper, key=lambda counts: -fleet_counts.objective(counts)):
             if not may_go_on():
                 return best
-            seen.add(names_of(counts))
+            seen.add(fleet_counts.names_of(counts))
             if oracle.holds([counts])[0]:
                 best = counts
                 break

@@ -188,14 +188,14 @@ def race(
         policies = problem.task.changed_policies(problem.oracle.policies, change)
         if policies is not None and not _changes_nothing(policies, problem.oracle.policies, best):
             candidates.setdefault(policies, change)
-    near, todo, spent = near_fleets(problem, best, level0), list(candidates.items()), 0.0
+    near_best, todo, spent = near_fleets(problem, best, level0), list(candidates.items()), 0.0
     raced: list[RacedPolicy] = []
-    while todo and near and spent <= effort and not problem.out_of_time():
+    while todo and near_best and spent <= effort and not problem.out_of_time():
         wave, todo = todo[:AT_ONCE], todo[AT_ONCE:]
-        for one, cost in run_each(lambda item: _race_one(problem, near, *item), wave):
+        for one, cost in run_each(lambda item: _race_one(problem, near_best, *item), wave):
             raced.append(one)
             spent += cost
-    if not near:  # No fleet costs less than `best`, so no policy can save anything.
+    if not near_best:  # No fleet costs less than `best`, so no policy can save anything.
         return [RacedPolicy(change, policies, None) for policies, change in todo], [], spent
     return raced, [policies for policies, _ in todo], spent
 

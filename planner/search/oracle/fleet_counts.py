@@ -39,7 +39,7 @@ def counts_named(names: Iterable[tuple[str, int]], options: Sequence[Option]) ->
 
 def in_order(counts: Iterable[tuple[Option, int]], options: Sequence[Option]) -> Counts:
     """The fleet with its pools in the order of `options`, so that one fleet has one name everywhere."""
-    order = {option.name: at for at, option in enumerate(options)}
+    order = {option.name: place for place, option in enumerate(options)}
     return tuple(
         sorted(((o, n) for o, n in counts if n), key=lambda each: order.get(each[0].name, len(order)))
     )

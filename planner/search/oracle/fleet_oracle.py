@@ -290,13 +290,13 @@ class Oracle:
         """Whether the fleet keeps the SLO in enough of the scenarios, which are simulated until that is
         decided.
         """
-        missed, at, count = 0, 0, len(self._in_scenarios)
-        while missed <= self.may_miss < missed + count - at:
+        missed, simulated, count = 0, 0, len(self._in_scenarios)
+        while missed <= self.may_miss < missed + count - simulated:
             # Neither all misses nor all hits among fewer scenarios than these would decide, so they run at
             # once.
-            sure = min(self.may_miss + 1 - missed, missed + count - at - self.may_miss)
-            missed += self._missed_by(counts, self._in_scenarios[at : at + sure])
-            at += sure
+            sure = min(self.may_miss + 1 - missed, missed + count - simulated - self.may_miss)
+            missed += self._missed_by(counts, self._in_scenarios[simulated : simulated + sure])
+            simulated += sure
         return missed <= self.may_miss
 
     def _missed_by(self, counts: Counts, oracles: Sequence[Oracle]) -> int:
@@ -314,10 +314,10 @@ class Oracle:
 
     def missed_count(self, counts: Counts, most: int) -> int:
         """The number of scenarios in which a fleet misses the SLO, counted up to `most` + 1."""
-        missed = at = 0
-        while at < len(self._in_scenarios) and missed <= most:
-            batch = self._in_scenarios[at : at + most + 1 - missed]
-            missed, at = missed + self._missed_by(counts, batch), at + len(batch)
+        missed = simulated = 0
+        while simulated < len(self._in_scenarios) and missed <= most:
+            batch = self._in_scenarios[simulated : simulated + most + 1 - missed]
+            missed, simulated = missed + self._missed_by(counts, batch), simulated + len(batch)
         return missed
 
     def scenario_oracle(self, number: int) -> Oracle:

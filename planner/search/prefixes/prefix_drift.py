@@ -88,7 +88,7 @@ def popular_prefixes(trace: Trace) -> IntArray:
     is_end = np.zeros(len(tree) + 1, bool)  # The last entry is what -1 refers to.
     is_end[stable] = True
     is_end[tree.parent[stable]] = False
-    at = tree.end.copy()
-    while len(on := np.flatnonzero((at >= 0) & ~is_end[at])):
-        at[on] = tree.parent[at[on]]
-    return at
+    node = tree.end.copy()
+    while len(unfinished := np.flatnonzero((node >= 0) & ~is_end[node])):
+        node[unfinished] = tree.parent[node[unfinished]]
+    return node

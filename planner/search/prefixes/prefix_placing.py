@@ -26,15 +26,7 @@ from planner.simulator.simulation import Simulation
 from planner.solvers.master import Option, cheapest_token_s, least_seconds
 from planner.solvers.prefix_demand import PrefixDemand, SessionReuse
 from planner.solvers.prefix_replication import Replication, hot_bound, replicate_prefixes
-from planner.traffic.prefixes import (
-    Blocks,
-    HitCurve,
-    PrefixTree,
-    block_uses,
-    hit_curve,
-    prefix_tree,
-    stack_distances,
-)
+from planner.traffic import prefixes
 from planner.traffic.trace import FloatArray, IntArray, Trace
 from planner.traffic.workload import prefix_sharing
 
@@ -61,11 +53,11 @@ class StableTraffic:
     second if nothing is cached.
     """
 
-    tree: PrefixTree
+    tree: prefixes.PrefixTree
     demand: PrefixDemand
     node_of: IntArray
     sessions: SessionReuse
-    session_hits: HitCurve
+    session_hits: prefixes.HitCurve
     prefill_s: float
     input_tokens_per_s: float
 
@@ -283,8 +275,8 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
         raise TraceError(
             f"{trace.name}: all requests arrive at once, so prefixes have no rates; use a longer one"
         )
-    blocks = block_uses(trace)
-    tree = prefix_tree(blocks)
+    blocks = prefixes.block_uses(trace)
+    tree = prefixes.prefix_tree(blocks)
     kept = stable_nodes(trace, tree)
     number = np.full(len(tree) + 1, 0)  # the last entry is what -1 refers to
     number[kept] = np.arange(1, len(kept) + 1)
@@ -327,25 +319,25 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
     )
 
 
-def stable_nodes(trace: Trace, tree: PrefixTree) -> IntArray:
+def stable_nodes(trace: Trace, tree: prefixes.PrefixTree) -> IntArray:
     """The most used nodes that occur in STABLE_PARTS of TRACE_PARTS equal parts of the trace; parents first.
     A parent is used wherever its children are, so it is stable too.
     """
     through_frac = (trace.arrival_s - trace.arrival_s[0]) / trace.duration_s
     part = np.minimum(through_frac * TRACE_PARTS, TRACE_PARTS - 1).astype(int)
     seen = np.zeros((len(tree), TRACE_PARTS), bool)
-    at = tree.end.copy()
-    while len(still := np.flatnonzero(at >= 0)):
-        seen[at[still], part[still]] = True
-        at[still] = tree.parent[at[still]]
+    node = tree.end.copy()
+    while len(still := np.flatnonzero(node >= 0)):
+        seen[node[still], part[still]] = True
+        node[still] = tree.parent[node[still]]
     stable = np.flatnonzero((seen.sum(axis=1) >= STABLE_PARTS) & (tree.requests > 1))
     hottest = stable[np.argsort(-tree.requests[stable], kind="stable")][:MOST_NODES]
     return np.sort(hottest)
 
 
 def _session_reuse(
-    trace: Trace, blocks: Blocks, kept_blocks: FloatArray, prefill_s: PrefillSeconds
-) -> tuple[SessionReuse, HitCurve]:
+    trace: Trace, blocks: prefixes.Blocks, kept_blocks: FloatArray, prefill_s: PrefillSeconds
+) -> tuple[SessionReuse, prefixes.HitCurve]:
     """The reuse of blocks beyond the first `kept_blocks` (n,) of every prompt: the work that a cache saves,
     seconds per second, and the share of input tokens that hit, both by its size.
     """
@@ -353,15 +345,15 @@ def _session_reuse(
     within = np.arange(len(owner)) - blocks.offsets[owner]
     rest = within >= kept_blocks[owner]
     offsets = np.concatenate(([0], np.cumsum(np.bincount(owner[rest], minlength=len(trace)))))
-    used = stack_distances(offsets, blocks.node[rest], len(blocks.parent))
+    used = prefixes.stack_distances(offsets, blocks.node[rest], len(blocks.parent))
     tokens = blocks.tokens[rest]
     seconds = prefill_s(within[rest] * trace.prefix_block_tokens, tokens)
-    size, saved_s = hit_curve(trace, seconds, used).concave()
+    size, saved_s = prefixes.hit_curve(trace, seconds, used).concave()
     corners = np.unique(np.searchsorted(saved_s, np.linspace(0, saved_s[-1], CURVE_CORNERS + 1)))
     sessions = SessionReuse(
         tuple(size[corners].tolist()), tuple((saved_s[corners] / trace.duration_s).tolist())
     )
-    return sessions, hit_curve(trace, tokens, used)
+    return sessions, prefixes.hit_curve(trace, tokens, used)
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,8 +381,10 @@ def room_of(trace: Trace, pool: Pool, workers: int | None = None) -> Room:
     they agree, beginning with the hits of an endless cache.
     """
     workers = workers or pool.count
-    blocks = block_uses(trace)
-    curve = hit_curve(trace, blocks.tokens, stack_distances(blocks.offsets, blocks.node, len(blocks.parent)))
+    blocks = prefixes.block_uses(trace)
+    curve = prefixes.hit_curve(
+        trace, blocks.tokens, prefixes.stack_distances(blocks.offsets, blocks.node, len(blocks.parent))
+    )
     hit_frac = curve.infinite_frac
     for _ in range(ROOM_ITERATIONS):
         room = _room(trace, pool, workers, hit_frac)

@@ -101,12 +101,12 @@ def _(because: facts.NoDecodeBeside) -> str:
 
 @reason_text.register
 def _(because: facts.LinkTooSlow) -> str:
-    needed, there = because.needed_bytes_per_s / 1e9, because.bandwidth_bytes_per_s / 1e9
+    needed, offered = because.needed_bytes_per_s / 1e9, because.bandwidth_bytes_per_s / 1e9
     if because.earlier:
         needs = f"earlier KV blocks need {needed:.4g} GB/s on the link until the last tenth hands over"
     else:
         needs = f"KV blocks need at least {needed:.4g} GB/s on the link"
-    return f"{needs}, fleet.network.bandwidth is {there:g} GB/s"
+    return f"{needs}, fleet.network.bandwidth is {offered:g} GB/s"
 
 
 @reason_text.register

@@ -239,5 +239,5 @@ def add_workers(counts: Counts, more: int, pools: Sequence[int] | None = None) -
 
 def _add_pool(counts: Counts, option: Option, count: int) -> Counts:
     """The counts with one more pool, placed after the other pools of its role."""
-    at = max(k for k, (other, _) in enumerate(counts) if other.role == option.role) + 1
-    return (*counts[:at], (option, count), *counts[at:])
+    place = max(k for k, (other, _) in enumerate(counts) if other.role == option.role) + 1
+    return (*counts[:place], (option, count), *counts[place:])

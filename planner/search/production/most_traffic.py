@@ -24,15 +24,8 @@ from planner.search.mixed.infeasible import with_relaxation
 from planner.search.oracle.stopping import StoppedError
 from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.oracle.work_clock import ended_by, is_over
+from planner.search.problem import plan_problem
 from planner.search.problem.build_problem import build_problem
-from planner.search.problem.plan_problem import (
-    Conditions,
-    Problem,
-    on_all_draws,
-    with_policies,
-    with_scenarios,
-    with_search_scenarios,
-)
 from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, with_search_limit
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
@@ -158,7 +151,7 @@ def _climb(
 
 
 def find_most_traffic(
-    task: PlanQuestion, trace: Trace, catalog: Catalog, *, seed: int, conditions: Conditions
+    task: PlanQuestion, trace: Trace, catalog: Catalog, *, seed: int, conditions: plan_problem.Conditions
 ) -> tuple[Throughput, Fleet]:
     """The most requests per second that a fleet of level 0 within the limits carries, and such a fleet; of
     any mix of worker types where level 0 has none at any rate. The rate is exact to RATE_STEP_FRAC, or as far
@@ -171,7 +164,7 @@ def find_most_traffic(
 
     Raises InfeasibleError where no rate is carried, OutOfTimeError where the time ends before one is found.
     """
-    quiet = Conditions(conditions.deadline, answers=conditions.answers)
+    quiet = plan_problem.Conditions(conditions.deadline, answers=conditions.answers)
     known: list[Fleet] = []
 
     def find_fleet(rate_rps: float, workers_of: Fleet | None, *, any_mix: bool) -> Fleet | None:
@@ -180,10 +173,10 @@ def find_most_traffic(
         whole_problem = with_relaxation(
             lambda: build_problem(rate_task, trace, catalog, seed=seed, conditions=quiet)
         )
-        problem = _restrict_to_workers(on_all_draws(whole_problem), workers_of)
+        problem = _restrict_to_workers(plan_problem.on_all_draws(whole_problem), workers_of)
         is_exhausted = True
         for policies in task.policy_choices():
-            with_policy = with_policies(problem, policies)
+            with_policy = plan_problem.with_policies(problem, policies)
             level0 = search_level0(with_policy, known, any_will_do=True)
             best = level0.search.best
             if best is None and any_mix:
@@ -216,7 +209,7 @@ def find_most_kept_traffic(
     paper_fleet: Fleet,
     *,
     seed: int,
-    conditions: Conditions,
+    conditions: plan_problem.Conditions,
 ) -> tuple[Throughput, Fleet] | None:
     """The most requests per second at which a fleet of level 0 within the limits was found that keeps the SLO
     in enough of the search's scenarios, and that fleet; of any mix of worker types where level 0 has none at
@@ -226,7 +219,7 @@ def find_most_kept_traffic(
     Raises InfeasibleError where no rate has such a fleet.
     """
     quiet, known = (
-        Conditions(conditions.deadline),
+        plan_problem.Conditions(conditions.deadline),
         {policies: [paper_fleet] for policies in task.policy_choices()},
     )
 
@@ -234,10 +227,12 @@ def find_most_kept_traffic(
         conditions.progress(f"most traffic in production: {rate_rps:g} requests/s")
         rate_task = task_at_rate(task, trace, rate_rps, seed)
         whole_problem = build_problem(rate_task, trace, catalog, seed=seed, conditions=quiet)
-        problem = _restrict_to_workers(on_all_draws(whole_problem), workers_of)
+        problem = _restrict_to_workers(plan_problem.on_all_draws(whole_problem), workers_of)
         for policies in task.policy_choices():
             scenario_problem = with_search_limit(
-                _slowest_scenarios_first(with_search_scenarios(with_policies(problem, policies))),
+                _slowest_scenarios_first(
+                    plan_problem.with_search_scenarios(plan_problem.with_policies(problem, policies))
+                ),
                 LEAST_SEARCH_REQUESTS,
             )
             start = known[policies]
@@ -270,7 +265,7 @@ def find_most_kept_traffic(
     return rates, climb.fleet
 
 
-def _restrict_to_workers(problem: Problem, fleet: Fleet | None) -> Problem:
+def _restrict_to_workers(problem: plan_problem.Problem, fleet: Fleet | None) -> plan_problem.Problem:
     """The same problem with the worker types of `fleet` alone; the problem itself without a fleet."""
     if fleet is None:
         return problem
@@ -278,11 +273,11 @@ def _restrict_to_workers(problem: Problem, fleet: Fleet | None) -> Problem:
     return replace(problem, types=tuple(worker for worker in problem.types if worker.name in names))
 
 
-def _slowest_scenarios_first(problem: Problem) -> Problem:
+def _slowest_scenarios_first(problem: plan_problem.Problem) -> plan_problem.Problem:
     """The same problem with the scenarios of the longest steps first, where most fleets fail early."""
     oracle = problem.oracle
     scenarios = sorted(oracle.scenarios, key=lambda scenario: -sum(scenario.z))
-    return with_scenarios(problem, scenarios, oracle.may_miss)
+    return plan_problem.with_scenarios(problem, scenarios, oracle.may_miss)
 
 
 def falling_rates(throughput: Throughput) -> Iterator[Throughput]:
@@ -293,7 +288,7 @@ def falling_rates(throughput: Throughput) -> Iterator[Throughput]:
         throughput = replace(throughput, rate_rps=lower_rps, refuted_rps=throughput.rate_rps)
 
 
-def _no_rate_error(task: PlanQuestion, climb: RateClimb, conditions: Conditions) -> PlannerError:
+def _no_rate_error(task: PlanQuestion, climb: RateClimb, conditions: plan_problem.Conditions) -> PlannerError:
     """The error that no rate is carried, or that the time was over before one was found."""
     if math.isinf(climb.failed_rps) or is_over(conditions.deadline):
         return OutOfTimeError(f"the most traffic was not found: {ended_by()} came first; raise --time-limit")

@@ -19,16 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from planner.documents.facts import (
-    Answered,
-    AnswerName,
-    IdleMisses,
-    KeptIn,
-    NoneTogether,
-    NotCertified,
-    ScenariosDrawn,
-    TooFewKept,
-)
+from planner.documents import facts
 from planner.errors import InfeasibleError, MostKept
 from planner.fleet import Fleet
 from planner.search.level0.owned_gpus import owned_beside, with_idle, without_needless_workers
@@ -59,16 +50,8 @@ from planner.search.problem.plan_problem import (
     with_search_scenarios,
 )
 from planner.search.problem.stages import Stage
+from planner.search.production import cheapest_kept
 from planner.search.production.cheaper_fleets import LIKE_PRICE_FRAC, walk_cheaper_fleets
-from planner.search.production.cheapest_kept import (
-    HARDEST_SCENARIOS,
-    LEAST_SEARCH_REQUESTS,
-    add_workers,
-    find_cheaper_kept,
-    find_cheapest_kept,
-    grow_until_kept,
-    with_search_limit,
-)
 from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
 from planner.search.production.scale_model import build_scale_model, restore_full_size
 from planner.search.production.scenario_test import (
@@ -82,9 +65,9 @@ from planner.traffic.redraw import block_s
 from planner.traffic.scaling import SAME_FRAC
 
 # A fleet with a loss is searched for in this many scenarios more than it may miss.
-LOSS_SCENARIOS = 2 * HARDEST_SCENARIOS
+LOSS_SCENARIOS = 2 * cheapest_kept.HARDEST_SCENARIOS
 # Each search for a fleet with a loss may simulate this many requests.
-LOSS_SEARCH_REQUESTS = LEAST_SEARCH_REQUESTS / 2
+LOSS_SEARCH_REQUESTS = cheapest_kept.LEAST_SEARCH_REQUESTS / 2
 # At most this many fleets with a loss are tested. The scenarios that one misses join the search for the next.
 MOST_LOSS_TESTS = 2
 # A fleet grown after a failed test is searched for again where its price rose by more than this share.
@@ -104,7 +87,7 @@ MOST_WORKERS_CHANGED, MOST_MACHINES_CHANGED = 2, 4
 MOST_LIKE_PRICE, LIKE_PRICE_EFFORT = 16, 1_000_000
 
 
-WhyOnPaper = TooFewKept | IdleMisses | NoneTogether
+WhyOnPaper = facts.TooFewKept | facts.IdleMisses | facts.NoneTogether
 """Why there is no fleet for production, so that the plan is the fleet on paper."""
 
 
@@ -119,8 +102,8 @@ class Production:
     """
 
     best: Counts
-    answers: tuple[Answered, ...]
-    scenarios: ScenariosDrawn
+    answers: tuple[facts.Answered, ...]
+    scenarios: facts.ScenariosDrawn
     is_tested: bool
     trial: FleetTrial | None
     with_loss: Counts | None = None
@@ -163,7 +146,7 @@ def _find_production_fleet(
     if (requests := LEAST_TEST_SCENARIOS * len(problem.trace)) > TEST_REQUESTS:
         stage += f"; its test then simulates up to {requests:,} requests"
     problem.progress(Stage(stage, "production"))
-    scenario_problem, least = find_cheapest_kept(scenario_problem, paper, start)
+    scenario_problem, least = cheapest_kept.find_cheapest_kept(scenario_problem, paper, start)
     is_searched = True
     for attempt in range(MOST_TESTS):
         if least is None and (model is not problem or problem.out_of_time()):
@@ -193,11 +176,13 @@ def _find_production_fleet(
         scenario_problem = with_scenarios(model, scenarios, safety.most_missed(len(scenarios)))
         beside = owned_beside(scenario_problem, paper.level0, best)
         scenario_problem, least = in_time(
-            partial(grow_until_kept, scenario_problem, best, beside), (scenario_problem, None)
+            partial(cheapest_kept.grow_until_kept, scenario_problem, best, beside), (scenario_problem, None)
         )
         is_searched = least is None or objective(least) > (1 + SEARCH_AGAIN_FRAC) * objective(best)
         if is_searched:
-            least = find_cheaper_kept(scenario_problem, paper, least, start, refuted=objective(best))
+            least = cheapest_kept.find_cheaper_kept(
+                scenario_problem, paper, least, start, refuted=objective(best)
+            )
         first += kept_in.futures
     return None if trial is None else _with_polished_pins(_with_cheaper_fleets(trial, paper))
 
@@ -259,7 +244,7 @@ def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
 
 def _first_passing(
     test: ScenarioTest, fleets: Sequence[Counts]
-) -> tuple[Counts, ScenarioTest, KeptIn] | None:
+) -> tuple[Counts, ScenarioTest, facts.KeptIn] | None:
     """The first of these fleets that passes the test, with its last test and the result of that; None where
     none passes.
     """
@@ -271,8 +256,8 @@ def _first_passing(
 
 
 def _with_fewest_workers(
-    scenario_problem: Problem, test: ScenarioTest, best: Counts, kept_in: KeptIn
-) -> tuple[Counts, ScenarioTest, KeptIn]:
+    scenario_problem: Problem, test: ScenarioTest, best: Counts, kept_in: facts.KeptIn
+) -> tuple[Counts, ScenarioTest, facts.KeptIn]:
     """Remove workers, the most expensive first, while the fleet keeps the SLO in enough scenarios and passes
     its test. Returns the fleet, its last test and the result of that.
 
@@ -282,7 +267,7 @@ def _with_fewest_workers(
     step = scenario_problem.oracle.downscale
     while is_test_passed(kept_in, test.safety):
         for k in sorted(range(len(best)), key=lambda k: -best[k][0].objective):
-            fewer = add_workers(best, -step, [k])
+            fewer = cheapest_kept.add_workers(best, -step, [k])
             if best[k][1] <= step or not in_time(partial(scenario_problem.oracle.holds, [fewer]), [False])[0]:
                 continue
             fewer_test, fewer_kept_in = test.decide_picked(fewer)
@@ -296,7 +281,7 @@ def _with_fewest_workers(
 
 def pick_fleet_and_test(
     scenario_problem: Problem, paper: FleetSearch, best: Counts, test: ScenarioTest
-) -> tuple[Counts, ScenarioTest, KeptIn]:
+) -> tuple[Counts, ScenarioTest, facts.KeptIn]:
     """Among fleets at about the price of `best`, the one with the most headroom, reduced to as few workers as
     pass the test, with the last test of it and the result of that test.
     """
@@ -365,7 +350,7 @@ def production_or_paper(problem: Problem, paper: FleetSearch) -> Production | No
         idle = find_idle_misses(problem)
         if idle is None and error.most_kept is None:
             raise
-        why = idle if idle is not None or error.most_kept is None else TooFewKept(error.most_kept)
+        why = idle if idle is not None or error.most_kept is None else facts.TooFewKept(error.most_kept)
     assert why is not None
     return paper_in_scenarios(problem, paper, why)
 
@@ -380,13 +365,13 @@ def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) ->
     kept_in = test.count_kept(paper.best, problem.searched.count if is_small else test.side_scenarios)
     answers = (
         _answer_with_headroom(problem, "on-paper", paper.best, kept_in),
-        Answered("production", (), None, None, None),
+        facts.Answered("production", (), None, None, None),
     )
     scenarios = _scenarios_fact(problem, paper.best, with_search_scenarios(problem).oracle)
     return Production(paper.best, answers, scenarios, is_tested=False, trial=None, why_on_paper=why)
 
 
-def _kept_in_of_paper_fleet(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> KeptIn:
+def _kept_in_of_paper_fleet(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> facts.KeptIn:
     """In how many scenarios the fleet on paper keeps the SLO.
 
     These are the scenarios in which production was searched. Beside a scale model they are the first ones of
@@ -451,18 +436,18 @@ def _near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) 
 
 def not_certified_warnings(
     problem: Problem, production: Production | None
-) -> tuple[NotCertified | WhyOnPaper, ...]:
+) -> tuple[facts.NotCertified | WhyOnPaper, ...]:
     """A warning where production was required and the plan cannot be called certified."""
     if (safety := problem.task.safety) is None:
         return ()
     if production is None:
-        return (NotCertified(None, safety.kept_in_frac, have_spread=True),)
+        return (facts.NotCertified(None, safety.kept_in_frac, have_spread=True),)
     if production.why_on_paper is not None:
         return (production.why_on_paper,)
     if production.is_tested and production.scenarios.have_spread:
         return ()
     kept_in = next(each.kept_in for each in production.answers if each.name == "production")
-    return (NotCertified(kept_in, safety.kept_in_frac, production.scenarios.have_spread),)
+    return (facts.NotCertified(kept_in, safety.kept_in_frac, production.scenarios.have_spread),)
 
 
 def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> InfeasibleError:
@@ -510,7 +495,7 @@ def _fewest_missed(most: int, oracle: Oracle, counts: Counts, count: int) -> int
 
 def _answer_with_a_loss(
     production: FleetTrial, paper: FleetSearch
-) -> tuple[Answered, Counts | None, Counts | None]:
+) -> tuple[facts.Answered, Counts | None, Counts | None]:
     """The answer "with a loss", its fleet, and the first fleet that the search found, which may have failed
     its test.
 
@@ -524,7 +509,7 @@ def _answer_with_a_loss(
     """
     scenario_problem = production.searched_problem
     more = one_more(scenario_problem, production.best)
-    missing = Answered("with-a-loss", (), None, None, None)
+    missing = facts.Answered("with-a-loss", (), None, None, None)
     test = production.test.after_a_loss()
     if scenario_problem.oracle.downscale > 1:
         if not scenario_problem.allows(more):
@@ -568,7 +553,7 @@ def _find_lossy_fleet(
     cheapest = in_time(lambda: _cheapest_n_plus_one(strict, scenario_problem, paper, best), None)
     if cheapest is None or objective(cheapest) > least * (1 + 2 * FEWER_FRAC):
         for question in (strict, lossy):
-            cheapest = find_cheaper_kept(
+            cheapest = cheapest_kept.find_cheaper_kept(
                 question, paper, cheapest, any_mix=False, most=LOSS_SEARCH_REQUESTS, refuted=least
             )
         for look in (_cheapest_neighbour, _cheapest_with_other_types):
@@ -583,7 +568,7 @@ def _cheapest_n_plus_one(
     same with as few workers on idle owned GPUs as suffice; the fleet on paper with one more worker of each
     machine; and MOST_OTHER_FLEETS known fleets that keep enough scenarios.
     """
-    lossy = with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
+    lossy = cheapest_kept.with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
     more = one_more(scenario_problem, best)
     known = [more] if scenario_problem.allows(more) else []
     filled = with_idle(scenario_problem, paper.level0, more)
@@ -614,7 +599,7 @@ def _cheapest_neighbour(
     Only fleets that cost less than `known` and to which no other such fleet adds workers are simulated: if
     one fails, all smaller fleets fail too.
     """
-    lossy = with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
+    lossy = cheapest_kept.with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
     own = merge_kinds(best)
     idle = [(option, 0) for option, _ in owned_beside(lossy, paper.level0, best)]
     counted_pools = [*own, *idle[: max(MOST_MACHINES_CHANGED - len(own), 0)]]
@@ -691,7 +676,9 @@ def _cheapest_with_other_types(
     return known
 
 
-def _answer_with_headroom(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
+def _answer_with_headroom(
+    problem: Problem, name: facts.AnswerName, counts: Counts, kept_in: facts.KeptIn
+) -> facts.Answered:
     """An answer with the fleet's headroom, which is left out where the time is over."""
     bought = _answer_without_headroom(problem, name, counts, kept_in)
     try:
@@ -708,21 +695,23 @@ def _stop_in_time(problem: Problem) -> None:
         raise StoppedError
 
 
-def _answer_without_headroom(problem: Problem, name: AnswerName, counts: Counts, kept_in: KeptIn) -> Answered:
+def _answer_without_headroom(
+    problem: Problem, name: facts.AnswerName, counts: Counts, kept_in: facts.KeptIn
+) -> facts.Answered:
     """An answer with the fleet's price and bill, without its headroom."""
     fleet = problem.oracle.fleet(counts)
     value, paid_usd_per_h = objective_paid(problem, counts), bill_fleet(fleet).usd_per_h
-    return Answered(
+    return facts.Answered(
         name, bought_pools(fleet), value, fleet.price_usd_per_h, kept_in, paid_usd_per_h=paid_usd_per_h
     )
 
 
-def _scenarios_fact(problem: Problem, best: Counts, searched: Oracle) -> ScenariosDrawn:
+def _scenarios_fact(problem: Problem, best: Counts, searched: Oracle) -> facts.ScenariosDrawn:
     """The fact that says how the scenarios were drawn and how many the search saw."""
     assert problem.task.safety is not None and problem.searched is not None
     trace = problem.searched.trace
     how = drawn_by(problem.task, trace)
-    return ScenariosDrawn(
+    return facts.ScenariosDrawn(
         how,
         block_s(trace) if how == "blocks" else 0.0,
         problem.task.safety.growth_frac,

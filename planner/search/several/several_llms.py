@@ -33,17 +33,9 @@ from planner.search.problem.bill import bill_fleet
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid, paid_at_least
 from planner.search.problem.plan_problem import Progress, on_all_draws, report_nothing
+from planner.search.several import shared_paper
 from planner.search.several.joint_limits import limits_beside
 from planner.search.several.shared_bill import plan_by_bill
-from planner.search.several.shared_paper import (
-    Searched,
-    SharedPaper,
-    best_value,
-    gives_way_facts,
-    others_leave_fact,
-    plan_on_paper,
-    search_within,
-)
 from planner.search.several.shared_plan import AnswerTotal, LimitUse, SharedPlan
 from planner.search.several.shared_production import LlmOnPaper, SharedProduction, production_or_paper_of_all
 from planner.solvers.master import FleetLimits
@@ -95,7 +87,7 @@ def _plan_together(
         task.gpu_limit,
         by_gpu=len(parts) > 1,  # LLMs share nodes, so limits count GPUs.
     )
-    alone, paper = plan_on_paper(
+    alone, paper = shared_paper.plan_on_paper(
         parts, catalog, limits, seed=seed, deadline=deadline, progress=progress, keeps_half=is_safe
     )
     known = [
@@ -113,13 +105,13 @@ def _plan_together(
     counts = [(pool.type, pool.count) for plan in plans for pool in plan.fleet.pools]
     names = [part.name for part in parts]
     unit = OBJECTIVE_UNITS[task.objective]
-    values = [best_value(each) for each in paper.searched]
-    alone_values = [best_value(each) for each in alone]
+    values = [shared_paper.best_value(each) for each in paper.searched]
+    alone_values = [shared_paper.best_value(each) for each in alone]
     in_production: tuple[Binding, ...] = ()
     if shared is not None:
         alone_values, run = (_paid_values(known, fleets) for fleets in (shared.alone, shared.fleets))
         if shared.how_chosen is not None:
-            in_production = (shared.how_chosen, *gives_way_facts(parts, alone_values, run, unit))
+            in_production = (shared.how_chosen, *shared_paper.gives_way_facts(parts, alone_values, run, unit))
     return SharedPlan(
         plans=dict(zip(names, plans, strict=True)),
         paper=dict(zip(names, values, strict=True)),
@@ -159,7 +151,11 @@ def _paid_values(known: Sequence[LlmOnPaper], fleets: Sequence[Counts]) -> list[
 
 
 def _paper_of_llm(
-    part: LlmQuestion, alone: Searched, paper: Searched, limits: FleetLimits, deadline: float
+    part: LlmQuestion,
+    alone: shared_paper.Searched,
+    paper: shared_paper.Searched,
+    limits: FleetLimits,
+    deadline: float,
 ) -> LlmOnPaper:
     """One LLM as the search for production needs it, under the policies of its fleet on paper."""
     problem, best = best_of(paper)
@@ -171,12 +167,12 @@ def _paper_of_llm(
 
 
 def _searches_as_run(
-    paper: SharedPaper,
+    paper: shared_paper.SharedPaper,
     shared_production: SharedProduction | None,
     parts: Sequence[LlmQuestion],
     limits: FleetLimits,
     deadline: float,
-) -> tuple[list[Searched], list[OthersLeave | None]]:
+) -> tuple[list[shared_paper.Searched], list[OthersLeave | None]]:
     """The search that each LLM's certificate is about, and what the others leave it.
 
     That is the search on paper. Where an LLM requires no safety and the others use more of the limits in
@@ -193,14 +189,14 @@ def _searches_as_run(
         if part.task.safety is None:
             left = limits_beside(limits, shared_production.fleets, k)
             problem = replace(best_of(searched[k])[0], task=part.task, deadline=deadline)
-            searched[k] = search_within(problem, left, shared_production.fleets[k])
-            leave[k] = others_leave_fact(left)
+            searched[k] = shared_paper.search_within(problem, left, shared_production.fleets[k])
+            leave[k] = shared_paper.others_leave_fact(left)
     return searched, leave
 
 
 def _certify_plans(
     parts: Sequence[LlmQuestion],
-    searched: Sequence[Searched],
+    searched: Sequence[shared_paper.Searched],
     leave: Sequence[OthersLeave | None],
     shared_production: SharedProduction | None,
     catalog: Catalog,

@@ -85,10 +85,10 @@ def _fill_nodes(
     stocked = frozenset(_kind(gpu) for gpu in question.parts[0].task.stock)
     while len(plans) <= MOST_PLANS and not out_of_time():
         limit = best.bill.usd_per_h * (1 - CHEAPER_FRAC)
-        made = {key: one for key, one in plans.items() if one is not None}
+        priced = {key: one for key, one in plans.items() if one is not None}
         parents = [
             (key, one)
-            for key, one in made.items()
+            for key, one in priced.items()
             if one.bill.idle_gpus and one.value < limit and key not in expanded
         ]
         if not parents:
@@ -97,7 +97,7 @@ def _fill_nodes(
         expanded.add(parent)
         used = _kinds_used(parent_plan)
         alone = [stocked - {kind} for kind in used] if len(used) > 1 else []
-        for without in (*(parent | {kind} for kind in used), *alone, parent | _idle_kinds(made.values())):
+        for without in (*(parent | {kind} for kind in used), *alone, parent | _idle_kinds(priced.values())):
             if without in plans or not stocked - without:
                 continue
             if len(plans) > MOST_PLANS or out_of_time():

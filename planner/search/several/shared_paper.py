@@ -31,16 +31,7 @@ from planner.search.oracle.work_clock import is_over, now_s
 from planner.search.problem.options import OBJECTIVE_UNITS
 from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Conditions, Problem, Progress, on_all_draws
-from planner.search.several.joint_limits import (
-    CHEAPER_FRAC,
-    SharedLimitQueries,
-    fit_together,
-    infeasible_error,
-    limits_beside,
-    price_limits,
-    problem_within,
-    serve_in_turn,
-)
+from planner.search.several import joint_limits
 from planner.solvers.master import FleetLimits
 
 Searched = list[tuple[Problem, FleetSearch]]
@@ -86,7 +77,7 @@ def plan_on_paper(
             by_gpu=limits.by_gpu,
         )
         alone.append(_search_alone(part, catalog, seed, own_conditions))
-    if not fit_together(limits, (best_of(each)[1].best for each in alone)):
+    if not joint_limits.fit_together(limits, (best_of(each)[1].best for each in alone)):
         until = slice_of(deadline, 1) if keeps_half else deadline
         return alone, _plan_shared(parts, alone, limits, until, progress)
     is_walked = all(best.level0.search.is_exact for each in alone for _, best in each)
@@ -116,11 +107,11 @@ def _plan_shared(
     llms = [
         [design for problem, best in each for design in designs_of(problem, best.level0)] for each in searched
     ]
-    designs = SharedLimitQueries(llms, lambda: is_over(deadline), progress)
+    designs = joint_limits.SharedLimitQueries(llms, lambda: is_over(deadline), progress)
     shared = cheapest(llms, rows, run=side_by_side, out_of_time=lambda: is_over(until), progress=progress)
     if shared.best is None:
         is_proved = _fewest_are_too_many(searched, limits)
-        raise infeasible_error(designs, rows, is_exact=shared.is_exact, is_proved=is_proved)
+        raise joint_limits.infeasible_error(designs, rows, is_exact=shared.is_exact, is_proved=is_proved)
     is_walked = shared.is_exact and _simulate_all_cheaper(searched, llms, shared, deadline)
     if is_walked:
         better = designs.find_cheapest(rows, below=shared.value)
@@ -128,7 +119,7 @@ def _plan_shared(
     together, leave = _search_within_others(parts, shared, deadline)
     unit, values = OBJECTIVE_UNITS[parts[0].task.objective], [best_value(each) for each in together]
     gives = gives_way_facts(parts, [best_value(each) for each in alone], values, unit)
-    binding = (*gives, *price_limits(designs, rows, shared.value, unit))
+    binding = (*gives, *joint_limits.price_limits(designs, rows, shared.value, unit))
     # Where more workers hurt, a smaller fleet may hold that the master's cuts had excluded.
     if (least := sum(map(_level0_value, together))) < shared.value * (1 - 1e-9):
         shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
@@ -152,7 +143,7 @@ def _level0_where_all_fit(alone: Sequence[Searched], limits: FleetLimits) -> Che
     # Only the best fleets were simulated on all draws, so with draws those of level 0 are not known to hold.
     has_draws = any(problem.draws for each in alone for problem, _ in each)
     is_known = least <= sum(own.value for own in best) * (1 + 1e-9)
-    is_known |= not has_draws and fit_together(limits, (search.best for search in level0))
+    is_known |= not has_draws and joint_limits.fit_together(limits, (search.best for search in level0))
     return Cheapest(None, least if is_known else math.inf, least if is_exact else 0.0, is_exact, 0)
 
 
@@ -210,7 +201,7 @@ def _search_within_others(
     for k, (part, (design, _)) in enumerate(zip(parts, shared.best, strict=True)):
         problem = design.asked_by
         assert isinstance(problem, Problem)
-        left = limits_beside(problem.limits, chosen, k)
+        left = joint_limits.limits_beside(problem.limits, chosen, k)
         problem = replace(problem, task=part.task, deadline=slice_of(deadline, len(parts) - k))
         each = search_within(problem, left, chosen[k])
         chosen[k] = best_of(each)[1].best
@@ -221,7 +212,7 @@ def _search_within_others(
 
 def search_within(problem: Problem, left: FleetLimits, known: Counts) -> Searched:
     """Search for an LLM within the limits `left` by others, starting from the fleet `known`."""
-    problem = problem_within(problem, left)
+    problem = joint_limits.problem_within(problem, left)
     problem = replace(problem, lower=lower_bound(problem))
     return [(problem, search(problem, [problem.oracle.fleet(known)]))]
 
@@ -238,7 +229,7 @@ def gives_way_facts(
     return tuple(
         GivesWay(part.name, value, value - least, unit)
         for part, least, value in zip(parts, alone, values, strict=True)
-        if value - least > CHEAPER_FRAC * least
+        if value - least > joint_limits.CHEAPER_FRAC * least
     )
 
 
@@ -277,4 +268,4 @@ def _simulate_in_turn(
                 by_policies.append((level0.value, level0.best))
         return min(by_policies, key=lambda each: each[0])[1] if by_policies else None
 
-    serve_in_turn(len(alone), limits, serve)
+    joint_limits.serve_in_turn(len(alone), limits, serve)

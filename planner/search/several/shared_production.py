@@ -34,24 +34,10 @@ from planner.search.problem.plan_problem import (
     with_scenarios,
     with_search_scenarios,
 )
+from planner.search.production import three_answers
 from planner.search.production.cheapest_kept import MOST_SEARCH_REQUESTS, find_cheaper_kept
 from planner.search.production.scenario_test import FleetTrial, ScenarioTest, is_test_passed
-from planner.search.production.three_answers import (
-    MOST_TESTS,
-    Production,
-    find_production_fleet,
-    paper_in_scenarios,
-    pick_fleet_and_test,
-    with_answers,
-)
-from planner.search.several.joint_limits import (
-    SharedLimitQueries,
-    fit_together,
-    limits_beside,
-    problem_within,
-    serve_in_turn,
-    ways_to_fit,
-)
+from planner.search.several import joint_limits
 from planner.search.several.shared_kept import CommonShare, find_common_share
 from planner.search.several.shared_paper import slice_of
 from planner.solvers.master import FleetLimits
@@ -76,7 +62,7 @@ class SharedProduction:
     None where the fleets are those on paper.
     """
 
-    productions: tuple[Production | None, ...]
+    productions: tuple[three_answers.Production | None, ...]
     fleets: tuple[Counts, ...]
     alone: tuple[Counts, ...]
     how_chosen: ProductionShared | None
@@ -133,7 +119,7 @@ def share_production(
             return None
         known.append(llm)
     fleets, shared, tries = [llm.alone for llm in known], None, 0
-    if not fit_together(limits, fleets):
+    if not joint_limits.fit_together(limits, fleets):
         chosen = _plan_within_shared_limits(known, limits, deadline, progress)
         if chosen is None:
             return None
@@ -160,7 +146,7 @@ def production_or_paper_of_all(
     productions = tuple(
         None
         if one.problem.task.safety is None
-        else paper_in_scenarios(replace(one.problem, deadline=deadline), one.paper, why)
+        else three_answers.paper_in_scenarios(replace(one.problem, deadline=deadline), one.paper, why)
         for one in llms
     )
     fleets = tuple(one.paper.best for one in llms)
@@ -173,7 +159,7 @@ def _plan_alone(one: LlmOnPaper, until: float) -> _LlmProduction | None:
     if problem.task.safety is None:
         return _LlmProduction(one, problem, one.alone.best, test=None, kept_in=None)
     try:
-        trial = find_production_fleet(problem, one.alone)
+        trial = three_answers.find_production_fleet(problem, one.alone)
     except InfeasibleError as error:
         raise error.of_llm(f"{one.name}, even with all of the fleet for itself") from None
     if trial is None:
@@ -239,7 +225,7 @@ def _plan_within_shared_limits(
             llm.test.out_of_time = out_of_time
     best: list[Counts] | None = None
     shared = Cheapest(best=None, value=float("inf"), bound=0.0, is_exact=False, rounds=0)
-    for attempt in range(1, MOST_TESTS + 1):
+    for attempt in range(1, three_answers.MOST_TESTS + 1):
         progress("production: the fleets of all LLMs within the limits that they share")
         chosen, shared = _choose_fleets(llms, limits, deadline, progress)
         if chosen is None and out_of_time():
@@ -248,7 +234,7 @@ def _plan_within_shared_limits(
         progress("production: each LLM on scenarios that its search has not seen")
         best = _test_fleets(llms, chosen, limits, is_exact=shared.is_exact)
         failed = [llm for llm in llms if not llm.is_passed]
-        if not failed or attempt == MOST_TESTS or out_of_time():
+        if not failed or attempt == three_answers.MOST_TESTS or out_of_time():
             return best, shared, attempt
         for llm in failed:
             llm.add_test_scenarios()
@@ -285,8 +271,8 @@ def _choose_fleets(
     mixed = _serve_in_turn(llms, limits, now + (deadline - now) / 2, any_mix=True)
     if mixed is not None:
         return mixed, shared
-    queries = SharedLimitQueries(designs, lambda: is_over(deadline), progress)
-    ways = ways_to_fit(queries, rows)
+    queries = joint_limits.SharedLimitQueries(designs, lambda: is_over(deadline), progress)
+    ways = joint_limits.ways_to_fit(queries, rows)
     problems = [replace(llm.problem, deadline=deadline) for llm in llms]
     common = _find_common_share([llm.on_paper for llm in llms], problems, limits, deadline, progress)
     raise _infeasible_error(llms, limits, ways, common)
@@ -339,11 +325,11 @@ def _serve_in_turn(
     def serve(k: int, left: FleetLimits) -> Counts | None:
         if is_over(deadline):
             return None
-        problem = problem_within(replace(llms[k].problem, deadline=deadline), left)
+        problem = joint_limits.problem_within(replace(llms[k].problem, deadline=deadline), left)
         is_known = llms[k].alone_holds and problem.allows(llms[k].alone)
         return llms[k].alone if is_known else _find_fleet_within(llms[k], problem, any_mix=any_mix)
 
-    return serve_in_turn(len(llms), limits, serve)
+    return joint_limits.serve_in_turn(len(llms), limits, serve)
 
 
 def _find_fleet_within(
@@ -365,7 +351,7 @@ def _test_fleets(
     """The fleet of each LLM within what the others leave, after its test; the LLM stores the result."""
     fleets = list(chosen)
     for k, llm in enumerate(llms):
-        problem = problem_within(llm.problem, limits_beside(limits, fleets, k))
+        problem = joint_limits.problem_within(llm.problem, joint_limits.limits_beside(limits, fleets, k))
         roles = [option.role for option, _ in llm.on_paper.alone.best]
         # Two pools of one role: the best fleet on paper has several types.
         has_several_types = len(set(roles)) < len(roles)
@@ -373,7 +359,7 @@ def _test_fleets(
             fleets[k] = _find_fleet_within(llm, problem, fleets[k]) or fleets[k]
         fleets[k] = owned_first(problem, fleets[k])
         if llm.test is not None:
-            fleets[k], llm.test, llm.kept_in = pick_fleet_and_test(
+            fleets[k], llm.test, llm.kept_in = three_answers.pick_fleet_and_test(
                 problem, llm.on_paper.alone, fleets[k], llm.test
             )
     return fleets
@@ -381,21 +367,22 @@ def _test_fleets(
 
 def _answer_each(
     llms: Sequence[_LlmProduction], fleets: Sequence[Counts], limits: FleetLimits, deadline: float
-) -> tuple[Production | None, ...]:
+) -> tuple[three_answers.Production | None, ...]:
     """The answers of each LLM. A fleet with a loss must fit beside the fleets of the others, with a loss
     where they have one already.
     """
-    fleets_or_loss_proof, productions = list(fleets), list[Production | None]()
+    fleets_or_loss_proof, productions = list(fleets), list[three_answers.Production | None]()
     for k, (llm, best) in enumerate(zip(llms, fleets, strict=True)):
         if llm.test is None or llm.kept_in is None:
             productions.append(None)
             continue
         problem = replace(llm.on_paper.problem, deadline=deadline)
-        within_others = problem_within(
-            replace(llm.problem, deadline=deadline), limits_beside(limits, fleets_or_loss_proof, k)
+        within_others = joint_limits.problem_within(
+            replace(llm.problem, deadline=deadline),
+            joint_limits.limits_beside(limits, fleets_or_loss_proof, k),
         )
         trial = FleetTrial(best, llm.kept_in, within_others, llm.test)
-        production = with_answers(problem, llm.on_paper.paper, trial)
+        production = three_answers.with_answers(problem, llm.on_paper.paper, trial)
         productions.append(production)
         if production.with_loss is not None:
             fleets_or_loss_proof[k] = production.with_loss

@@ -16,15 +16,7 @@ import pandas as pd
 
 from planner.errors import TraceError
 from planner.files.document_values import show_value
-from planner.traffic import doubts
-from planner.traffic.formats import (
-    MAX_SPAN_S,
-    MOST_DROPPED_FRAC,
-    NO_INPUT,
-    NO_OUTPUT,
-    REPORTED_DROPPED_FRAC,
-    clock_quantum_s,
-)
+from planner.traffic import doubts, formats
 from planner.traffic.logs.log_columns_map import Columns, has_failed, other_kind, span_unit
 from planner.traffic.logs.span_waits import SERIAL
 from planner.traffic.logs.times import LogClock, UnsureError, as_numbers, is_missing, shown_value, spans_ns
@@ -88,8 +80,8 @@ class Gatherer:
             self.dropped[reason] += int((mask & keep).sum())
             keep &= ~mask
         inputs, outputs = (self._count(line, table, role, keep, where) for role in ("input", "output"))
-        self.dropped[NO_OUTPUT] += int((keep & (outputs == 0)).sum())
-        self.dropped[NO_INPUT] += int((keep & (inputs == 0) & (outputs > 0)).sum())
+        self.dropped[formats.NO_OUTPUT] += int((keep & (outputs == 0)).sum())
+        self.dropped[formats.NO_INPUT] += int((keep & (inputs == 0) & (outputs > 0)).sum())
         served = (inputs > 0) & (outputs > 0)
         if self.columns.request_id:
             for ids, rows in ((self._ids, keep & served), (self._lost_ids, keep & ~served)):
@@ -211,9 +203,9 @@ class Gatherer:
             self.serials = join_arrays(self._serials)[order]
         at_ns = at_ns[order]
         arrival_s = (at_ns - at_ns[0]) / 1e9
-        if arrival_s[-1] > MAX_SPAN_S:
+        if arrival_s[-1] > formats.MAX_SPAN_S:
             raise TraceError(f"{name}, column {self.clock.name}: lasts more than 100 years; say its unit")
-        coarse_s = _tick_s(at_ns) or clock_quantum_s(arrival_s) or 0.0
+        coarse_s = _tick_s(at_ns) or formats.clock_quantum_s(arrival_s) or 0.0
         warnings += doubts.of_gaps(name, arrival_s)
         del at_ns
         names = {role: self._indices_and_names(role, codes[role][order]) for role in codes}
@@ -244,7 +236,7 @@ class Gatherer:
         if any(map(len, self._lost_ids)) and any(map(len, self._ids)):
             halves = int(np.isin(np.concatenate(self._lost_ids), np.concatenate(self._ids)).sum())
             self.dropped[HALVES] += halves
-            for reason in (NO_OUTPUT, NO_INPUT):
+            for reason in (formats.NO_OUTPUT, formats.NO_INPUT):
                 taken = min(halves, self.dropped[reason])
                 self.dropped[reason] -= taken
                 halves -= taken
@@ -265,16 +257,16 @@ class Gatherer:
         reasons = ", ".join(f"{rows} {reason}" for reason, rows in left_out.items())
         if not kept:
             raise TraceError(f"{name}: no request is left; found {reasons or 'no row'}")
-        lost = {reason: left_out.get(reason, 0) for reason in (FAILED, NO_INPUT, NO_OUTPUT)}
+        lost = {reason: left_out.get(reason, 0) for reason in (FAILED, formats.NO_INPUT, formats.NO_OUTPUT)}
         share = sum(lost.values()) / (kept + sum(lost.values()))
         lost_reasons = ", ".join(f"{rows} {reason}" for reason, rows in lost.items() if rows)
         lost_text = f"{sum(lost.values())} of {kept + sum(lost.values())} requests ({share:.1%})"
-        if share > MOST_DROPPED_FRAC and not self.drop_invalid:
+        if share > formats.MOST_DROPPED_FRAC and not self.drop_invalid:
             raise TraceError(
                 f"{name}: {lost_text} cannot be served as they stand: {lost_reasons}. Mend the file, or go "
                 "on without them with --drop-invalid"
             )
-        if share <= REPORTED_DROPPED_FRAC:
+        if share <= formats.REPORTED_DROPPED_FRAC:
             return ()
         return (
             f"{name}: {lost_text} are left out, so the plan is for the other {kept} alone: {lost_reasons}",

@@ -65,15 +65,15 @@ def _langfuse_usage(row: dict[str, Any]) -> dict[str, Any]:
         "input": row.get("inputUsage", row.get("promptTokens", row.get("prompt_tokens"))),
         "output": row.get("outputUsage", row.get("completionTokens", row.get("completion_tokens"))),
     }
-    made: dict[str, Any] = {}
+    counts: dict[str, Any] = {}
     for side, name in (("input", _INPUT), ("output", _OUTPUT)):
         parts = [
             value
             for key, value in (usage.items() if isinstance(usage, dict) else ())
             if str(key).startswith(side) and isinstance(value, int | float) and not isinstance(value, bool)
         ]
-        made[name] = sum(parts) if parts else older[side]
-    return {**row, **made}
+        counts[name] = sum(parts) if parts else older[side]
+    return {**row, **counts}
 
 
 TABLES = (

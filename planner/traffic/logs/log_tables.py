@@ -110,40 +110,42 @@ def json_lines(path: Path, first: bytes, at: int, stream: io.BufferedReader) -> 
 def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[tuple[int, Row]]:
     """The objects of one JSON list, numbered from 1. A list of any length takes the memory of one object."""
     decoder, utf8 = jsontext.json_decoder(), codecs.getincrementaldecoder("utf-8")(errors="replace")
-    text, number, at = utf8.decode(first + b"\n"), 0, 0
-    at = text.index("[") + 1
+    text, number, position = utf8.decode(first + b"\n"), 0, 0
+    position = text.index("[") + 1
 
     def read_more() -> bool:
         """Read on after what was taken; False at the end of the file, or if an object is too long."""
-        nonlocal text, at
+        nonlocal text, position
         chunk = stream.read(2**18)
-        text, at = text[at:] + utf8.decode(chunk), 0
+        text, position = text[position:] + utf8.decode(chunk), 0
         return bool(chunk) and len(text) < _MOST_OBJECT_CHARS
 
     while True:
-        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
-        if at == len(text) and read_more():
+        position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
+        if position == len(text) and read_more():
             continue
-        if number and text[at : at + 1] == "," and not (at := _SPACE.match(text, at + 1).end()) < len(text):  # type: ignore[union-attr]
-            at = text.rindex(",", 0, at)  # The next object is not read yet; its comma is looked at again.
-            if read_more():
-                continue
-        if text[at : at + 1] == "]":
-            rest = text[at + 1 :] + utf8.decode(stream.read(2**16))
+        if number and text[position : position + 1] == ",":
+            comma, position = position, _SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
+            if position == len(text):  # The next object is not read yet; its comma is looked at again.
+                position = comma
+                if read_more():
+                    continue
+        if text[position : position + 1] == "]":
+            rest = text[position + 1 :] + utf8.decode(stream.read(2**16))
             if rest.strip():
                 raise TraceError(
                     f"{path}: after the JSON list comes {show_value(rest.strip()[:40])}; take it out"
                 )
             return
         try:
-            value, end = decoder.raw_decode(text, at)
+            value, end = decoder.raw_decode(text, position)
             if end == len(text) and not isinstance(value, dict):
                 raise ValueError("may go on")  # A number that is cut off looks like a shorter one.
         except (ValueError, RecursionError) as error:
             if read_more():
                 continue
             raise TraceError(f"{path}, object {number + 1}: is not JSON ({str(error)[:80]})") from None
-        number, at = number + 1, end
+        number, position = number + 1, end
         if not isinstance(value, dict):
             raise TraceError(f"{path}, object {number}: expected a JSON object, found {show_value(value)}")
         yield number, value
@@ -193,14 +195,15 @@ def parquet_blocks(path: Path, file: Any, wanted: Collection[str] | None) -> Ite
     """Blocks of rows numbered from 1, with the wanted columns; with all columns where `wanted` is None."""
     import pyarrow as pa
 
-    at = 1
+    first_row = 1
     try:
         for batch in file.iter_batches(
             batch_size=BLOCK_ROWS, columns=None if wanted is None else list(wanted)
         ):
             table = batch.to_pandas(ignore_metadata=True)  # Metadata of pandas in the file may be damaged.
-            yield np.arange(at, at + len(table)), {str(name): table[name] for name in table.columns}
-            at += len(table)
+            end_row = first_row + len(table)
+            yield np.arange(first_row, end_row), {str(name): table[name] for name in table.columns}
+            first_row = end_row
     except (pa.ArrowException, OSError, ValueError) as error:
         raise InputError(f"{path}: is no Parquet file that can be read ({str(error)[:120]})") from None
 

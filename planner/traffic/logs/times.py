@@ -89,6 +89,13 @@ def is_missing(column: pd.Series[Any]) -> npt.NDArray[np.bool_]:
     return missing
 
 
+_A_TIME = "a time such as 2026-11-16T18:17:03Z"
+
+
+def _as_before(has_zone: bool) -> str:
+    return f"a time {'with' if has_zone else 'without'} a zone as before"
+
+
 @dataclass(slots=True)
 class LogClock:
     """How the times of a column are read. It is chosen by the first values and holds for all.
@@ -188,14 +195,11 @@ class LogClock:
             values, whole_values = as_numbers(column), None
         low, high = (0.0, LONGEST_COUNT_S) if self.since_zero else (FIRST_S, LAST_S)
         with np.errstate(over="ignore", invalid="ignore"):
-            bad = ~((values * per / 1e9 >= low) & (values * per / 1e9 < high))
-        if (at := np.flatnonzero(bad)).size:
-            kind = (
-                f"a number of {self.unit} from 0 on"
-                if self.since_zero
-                else f"a time in {self.unit} since 1970"
-            )
-            self._refuse(where, line[at[0]], kind, column.iloc[at[0]])
+            is_bad = ~((values * per / 1e9 >= low) & (values * per / 1e9 < high))
+        expected = (
+            f"number of {self.unit} from 0 on" if self.since_zero else f"time in {self.unit} since 1970"
+        )
+        self._refuse_rows(is_bad, where, line, f"a {expected}", column)
         if whole_values is not None:  # Exact, where a float64 of nanoseconds would not be.
             return whole_values * per
         whole = np.floor(values)
@@ -208,11 +212,8 @@ class LogClock:
         if self.has_offsets is None:
             self.has_offsets = has_offsets
         elif self.has_offsets != has_offsets:
-            kinds = ("without a zone", "with a zone")
-            self._refuse(where, line[0], f"a time {kinds[int(self.has_offsets)]} as before", column.iloc[0])
-        bad = ~dates.dt.year.between(2000, 2099).to_numpy()
-        if (at := np.flatnonzero(bad)).size:
-            self._refuse(where, line[at[0]], "a time such as 2026-11-16T18:17:03Z", column.iloc[at[0]])
+            self._refuse(where, line[0], _as_before(self.has_offsets), column.iloc[0])
+        self._refuse_rows(~dates.dt.year.between(2000, 2099).to_numpy(), where, line, _A_TIME, column)
         naive_dates = dates.dt.tz_convert("UTC").dt.tz_localize(None) if has_offsets else dates
         ns = np.asarray(naive_dates.dt.as_unit("ns").to_numpy().astype(np.int64), dtype=np.int64)
         return ns if has_offsets or self.zone is None else self._to_utc_ns(ns, line, column, where)
@@ -235,17 +236,12 @@ class LogClock:
         try:
             dates = pd.to_datetime(plain, errors="coerce", utc=True, cache=False, **form)
         except (ValueError, TypeError, OverflowError):
-            self._refuse(where, line[0], "a time such as 2026-11-16T18:17:03Z", column.iloc[0])
-        if (at := np.flatnonzero(dates.isna().to_numpy())).size:
-            self._refuse(where, line[at[0]], "a time such as 2026-11-16T18:17:03Z", column.iloc[at[0]])
+            self._refuse(where, line[0], _A_TIME, column.iloc[0])
+        self._refuse_rows(dates.isna().to_numpy(), where, line, _A_TIME, column)
         has_zone = np.array([says_zone(one) for one in plain])
         if self.unit == _APACHE:
             has_zone[:] = True
-        if (at := np.flatnonzero(has_zone != has_zone[0])).size:
-            kinds = ("without a zone", "with a zone")
-            self._refuse(
-                where, line[at[0]], f"a time {kinds[int(has_zone[0])]} as before", column.iloc[at[0]]
-            )
+        self._refuse_rows(has_zone != has_zone[0], where, line, _as_before(bool(has_zone[0])), column)
         return dates if has_zone[0] else dates.dt.tz_localize(None)
 
     def _to_utc_ns(self, ns: IntArray, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
@@ -255,8 +251,9 @@ class LogClock:
         zone = zone_of(str(self.zone))
         naive = pd.DatetimeIndex(ns.view("M8[ns]"))
         early = naive.tz_localize(zone, ambiguous=np.ones(len(ns), bool), nonexistent="NaT")
-        if (at := np.flatnonzero(early.isna())).size:
-            self._refuse(where, line[at[0]], f"a time that there is in {self.zone}", column.iloc[at[0]])
+        self._refuse_rows(
+            np.asarray(early.isna()), where, line, f"a time that there is in {self.zone}", column
+        )
         late = naive.tz_localize(zone, ambiguous=np.zeros(len(ns), bool), nonexistent="NaT")
         first = early.tz_convert("UTC").tz_localize(None).as_unit("ns").to_numpy().astype(np.int64)
         second = late.tz_convert("UTC").tz_localize(None).as_unit("ns").to_numpy().astype(np.int64)
@@ -269,6 +266,14 @@ class LogClock:
             if self._is_put_back:
                 first[k] = second[k]
         return first
+
+    def _refuse_rows(
+        self, is_bad: npt.NDArray[np.bool_], where: str, line: IntArray, expected: str, column: pd.Series[Any]
+    ) -> None:
+        """Raise TraceError with the first bad row, if there is one."""
+        if is_bad.any():
+            row = int(np.argmax(is_bad))
+            self._refuse(where, line[row], expected, column.iloc[row])
 
     def _refuse(self, where: str, line: int, expected: str, bad_value: object) -> None:
         """Raise TraceError for this value."""
@@ -327,9 +332,11 @@ def spans_ns(line: IntArray, column: pd.Series[Any], unit: str, where: str, name
         match = _SPAN.fullmatch(str(column.iloc[k]))
         values[k] = float(match[1]) * _SPAN_S[match[2]] * 1e9 if match else np.nan
     values[missing] = 0.0
-    if (at := np.flatnonzero(~((values >= 0) & (values < LONGEST_SPAN_NS)))).size:
+    is_bad = ~((values >= 0) & (values < LONGEST_SPAN_NS))
+    if is_bad.any():
+        row = int(np.argmax(is_bad))
         raise TraceError(
-            f"{where} {line[at[0]]}, column {name}: expected a duration below a week"
-            f"{unit and ' in ' + unit}, found {shown_value(column.iloc[at[0]])}"
+            f"{where} {line[row]}, column {name}: expected a duration below a week"
+            f"{unit and ' in ' + unit}, found {shown_value(column.iloc[row])}"
         )
     return np.rint(values).astype(np.int64)

@@ -171,15 +171,15 @@ class VllmLog:
         list, so their last place counts.
         """
         mark = _IDS[side]
-        if (at := message.rfind(mark)) < 0:
+        if (mark_at := message.rfind(mark)) < 0:
             return None
-        end = message.find(b"]", at)
-        listed = message[at + len(mark) : end if end >= 0 else len(message)]
+        end = message.find(b"]", mark_at)
+        listed = message[mark_at + len(mark) : end if end >= 0 else len(message)]
         tokens = listed.count(b",") + 1 if listed.strip() else 0
         prompt_at = message.find(_PROMPT)
-        if side == "in" and tokens and 0 <= prompt_at < at:
+        if side == "in" and tokens and 0 <= prompt_at < mark_at:
             characters = (
-                len(message[prompt_at + len(_PROMPT) : at].rstrip(b", ").decode(errors="replace")) - 2
+                len(message[prompt_at + len(_PROMPT) : mark_at].rstrip(b", ").decode(errors="replace")) - 2
             )
             if characters == tokens:
                 self._cut[tokens] += 1
@@ -220,7 +220,7 @@ def _stamp_ns(stamp: bytes, where: str) -> int:
     import pandas as pd
 
     try:
-        at = pd.Timestamp(stamp.decode().replace(",", "."))
-        return int((at.tz_convert(None) if at.tzinfo else at).as_unit("ns").value)
+        time = pd.Timestamp(stamp.decode().replace(",", "."))
+        return int((time.tz_convert(None) if time.tzinfo else time).as_unit("ns").value)
     except (ValueError, OverflowError):
         raise TraceError(f"{where}: {stamp.decode()[:40]!r} is no date") from None
