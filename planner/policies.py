@@ -61,14 +61,14 @@ class DeployedRouter:
     title: str
     otherwise: str
     is_single: bool = False
-    like: str | None = None  # a router whose answers this one shares unless a row gives its own
+    like: str | None = None  # This router's answers hold here too, unless a row gives its own.
 
 
 VLLM_ROUTER, VLLM_ROUTER_PAIRS = "vllm-router", "vllm-router pairs"
 ENDPOINT_PICKER, ENDPOINT_PICKER_DECODE, KSERVE = "endpoint-picker", "endpoint-picker decode", "kserve"
 DYNAMO, RAY_SERVE, STACK, STACK_PAIRS = "dynamo", "ray-serve", "production-stack", "production-stack pairs"
 SKYSERVE = "skyserve"
-OURS, VLLM = "plan serve", "vllm"  # our own router, and the scheduler in every worker
+OURS, VLLM = "plan serve", "vllm"  # Our own router, and the scheduler in every worker.
 
 EMPTIER_OF_TWO = "the emptier of two drawn at random"  # Ray's own choice
 GATEWAY = "the gateway"
@@ -181,13 +181,13 @@ class Batching(Policy):
 
     kind: ClassVar[str] = "batching"
     engines: tuple[str, ...] = ALONE
-    is_chunked: bool = False  # prompts are computed in chunks of the token budget
-    is_reserving: bool = False  # `reserve_tokens` of KV are set aside for each request
-    needs_reserve: bool = False  # `reserve_tokens` must be given, there is no default
-    is_one_stage: bool = False  # without pipeline parallelism
-    is_whole_life: bool = False  # for mixed workers only: no hand-off
-    is_watermarked: bool = False  # a prompt is admitted if `watermark_frac` of the blocks stay free
-    predicts: bool = True  # output lengths may be predicted wrongly
+    is_chunked: bool = False  # Prompts are computed in chunks of the token budget.
+    is_reserving: bool = False  # For each request `reserve_tokens` of KV are set aside.
+    needs_reserve: bool = False  # There is no default of `reserve_tokens`.
+    is_one_stage: bool = False  # It works without pipeline parallelism only.
+    is_whole_life: bool = False  # It works for mixed workers only, without hand-offs.
+    is_watermarked: bool = False  # A prompt is admitted if `watermark_frac` of the blocks stay free.
+    predicts: bool = True  # Output lengths may be predicted wrongly.
 
     @property
     def engine(self) -> str:
@@ -204,7 +204,7 @@ class Queue(Policy):
     engines: tuple[str, ...] = ALONE
     rank: Callable[[int, int, int], int] | None = None
     by_turns: bool = False
-    by_deadline: bool = False  # its order is of classes, each with a time until a request is due
+    by_deadline: bool = False  # Its order is of classes, each with a time until a request is due.
     at: Mapping[str, RouterDifference] = field(default_factory=dict)
 
     @property
@@ -241,15 +241,15 @@ class Routing(Policy):
     """
 
     kind: ClassVar[str] = "routing"
-    weights: Callable[[WorkerType, bool], Weights] = _weigh_seconds  # of a worker type that decodes, or not
+    weights: Callable[[WorkerType, bool], Weights] = _weigh_seconds  # By worker type, and whether it decodes.
     setting_grid: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    draws: bool = False  # it draws at random, so another seed gives another run
+    draws: bool = False  # It draws at random, so another seed gives another run.
     by_tenant: bool = False
-    pins: bool = False  # it follows pinned prefixes, which a plan chooses together with the fleet
-    has_window: bool = False  # it remembers the requests of the last `share_window_s`
-    counts_added: bool = True  # a request adds to its worker's load at once; read by Splitwise's engine alone
-    by_formula: bool = False  # it needs step times of the planner's own form
-    holds_back: bool = False  # requests may wait at the router, first come, first served
+    pins: bool = False  # It follows pinned prefixes, which a plan chooses with the fleet.
+    has_window: bool = False  # It remembers the requests of the last `share_window_s`.
+    counts_added: bool = True  # In Splitwise's engine a request adds to the load at once.
+    by_formula: bool = False  # It needs step times of the planner's own form.
+    holds_back: bool = False  # Requests may wait at the router, first come, first served.
     at: Mapping[str, RouterDifference] = field(default_factory=dict)
 
     @property
@@ -791,7 +791,7 @@ class RoutingRule:
     back: str = "least-outstanding"
 
 
-_UNBOUNDED = 10**9  # requests: a threshold so high that load never counts as uneven
+_UNBOUNDED = 10**9  # A threshold in requests, so high that load never counts as uneven.
 _IN_TURNS = RoutingRule("round-robin")
 _TWO = RoutingRule("power-of-two-requests")
 _LOT = RoutingRule("random", "takes workers without room for the KV too")
@@ -903,7 +903,7 @@ def find_deployed_routing(policies: Policies, target: str, *, is_pair: bool) -> 
         decode_routing = find_router_difference(ROUTING[policies.decode_routing], decode).name
         decode_routing = front.name if ROUTERS[decode].is_single else decode_routing
         back_rule = rule_of(decode, decode_routing)
-        needs_caches = ROUTING[back_rule.routing].needs_caches  # hand-offs cannot be routed by caches
+        needs_caches = ROUTING[back_rule.routing].needs_caches  # Caches cannot route hand-offs.
         changed["decode_routing"] = back_rule.back if needs_caches else back_rule.routing
         rule_names.append(decode_routing)
         differs.append("" if needs_caches else back_rule.differs)

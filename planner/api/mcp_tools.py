@@ -16,7 +16,8 @@ from planner.api.results import Result
 from planner.errors import InfeasibleError, InputError
 
 Document = dict[str, Any]
-DETAILS = ("facts", "alternatives", "placement", "network")  # of a plan's answer, for whom asks for them
+# Parts of a plan's answer that are left out unless asked for.
+DETAILS = ("facts", "alternatives", "placement", "network")
 DETAILS_OF_CERTIFICATE = (
     "refuted",
     "neighbours",

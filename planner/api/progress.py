@@ -29,7 +29,7 @@ class NotebookLine:
         self.line: Any = None
 
     def __call__(self, words: str) -> None:
-        shown: Any = importlib.import_module("IPython.display")  # untyped, and only in a notebook
+        shown: Any = importlib.import_module("IPython.display")  # Untyped, and installed in notebooks only.
         text = shown.Pretty(f"{time.monotonic() - self.began_s:.0f} s: {words}")
         if self.line is None:
             self.line = shown.display(text, display_id=True)

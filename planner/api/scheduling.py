@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MarketLike: TypeAlias = "Market | Section | str | Path"
 DemandLike: TypeAlias = "Demand | pd.DataFrame | str | Path | Mapping[str, TraceLike]"
-PEAK_S = 20.0  # at most, for the fleet for the peak that a schedule is compared with
+PEAK_S = 20.0  # Most time for the fleet for the peak, with which a schedule is compared.
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -34,7 +34,7 @@ from planner.traffic.trace import spread_stamps
 from planner.units import quantity
 
 QuestionLike = TaskDocument | inputs.Section | str | Path
-PLAN_TIME_LIMIT_S = 120.0  # of each plan that `pareto` and `replan` make
+PLAN_TIME_LIMIT_S = 120.0  # The default for each plan that `pareto` and `replan` make.
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -33,23 +33,24 @@ if TYPE_CHECKING:
 class ValidationKeys(TypedDict, total=False):
     """How engines are started, and what counts as agreement."""
 
-    engine: str  # vllm, or rehearsal: processes that only keep time, as the fit says
+    engine: str  # "vllm", or "rehearsal": processes that only take the time that the fit says.
     weights: str  # Weights are "dummy" or "real".
-    config: Path | None  # a config.json to serve in place of the plan's LLM, with dummy weights
-    is_slice: bool  # one worker of each type, with its share of the traffic
+    config: Path | None  # A config.json to serve in place of the plan's LLM, with dummy weights.
+    is_slice: bool  # Whether one worker of each type serves its share of the traffic.
     tolerance_p50_frac: float | None
     tolerance_p90_frac: float | None
     png: bool
     progress: Callable[[str], None]
-    url: str | None  # of an OpenAI-compatible endpoint that others run, in place of engines here
-    api_key_env: str | None  # the environment variable with its key
-    model: str | None  # as the endpoint calls it, where that is not the plan's name
-    max_usd: float | None  # all that is sent may cost, at usd_per_million
-    usd_per_million: tuple[float, float] | None  # a million prompt tokens, and a million output tokens
+    url: str | None  # An OpenAI-compatible endpoint that others run, in place of engines here.
+    api_key_env: str | None  # The environment variable with the endpoint's key.
+    model: str | None  # The endpoint's name of the LLM, where it is not the plan's.
+    max_usd: float | None  # What all requests may cost, at `usd_per_million`.
+    # Prices of a million prompt tokens and of a million output tokens.
+    usd_per_million: tuple[float, float] | None
     max_requests: int | None  # The count includes probes and warm-up.
-    max_failed_frac: float  # of the last requests; beyond it the run ends
+    max_failed_frac: float  # The run ends if more of the last requests fail.
     timeout_s: float  # The limit for one request.
-    prometheus: Sequence[str]  # engines' /metrics, or Prometheus servers that scrape them
+    prometheus: Sequence[str]  # Addresses of engines' /metrics, or of Prometheus servers that scrape them.
 
 
 OF_ENDPOINTS = (

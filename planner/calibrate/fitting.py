@@ -47,7 +47,7 @@ class FittedSteps:
     latency: StepLatency
     errors: Mapping[str, Errors]
     notes: tuple[str, ...] = ()
-    date: str | None = None  # of the measurement
+    date: str | None = None  # When the steps were measured.
     # The errors of every family of formulas that was tried, by regime.
     families: Mapping[str, Mapping[str, Errors]] = field(default_factory=dict)
     form: CorrectedFormula | None = None  # The simulator takes it in place of `latency`.
@@ -100,7 +100,7 @@ def fit_table(
     if not 0 <= host_overhead_s < 1:
         raise InputError(f"{where}: host overhead is {host_overhead_s:g} s, must be >= 0 and below 1 s")
     source = about.get("source") or where
-    if "engine" in about and "source" not in about:  # a table of `plan profile`
+    if "engine" in about and "source" not in about:  # A table of `plan profile` has no source.
         source = f"{where}, {about['engine']} on {about.get('device', gpu)}"
     host = "not included" if is_kernel_time else "included"
     if host_overhead_s:

@@ -35,7 +35,7 @@ from planner.parallel import executors
 from planner.simulator import simulate
 from planner.traffic.trace import Trace
 
-FACTOR_PRIOR = 0.3  # s: the prior standard deviation of log c and log m.
+FACTOR_PRIOR = 0.3  # s in the formula: the prior standard deviation of log c and log m.
 HOST_PRIOR_S = 5e-3  # s_h: that of h.
 SIGMA, SIGMA_POINTS = 0.05, 2.0  # The prior of sigma, and how many measurements it counts as.
 SEEDS = (0, 1, 2)  # Arrivals and lengths that were not recorded are drawn with each of these.
@@ -176,7 +176,7 @@ def _fitted(
     z = (c, m, 1 + h / HOST_PRIOR_S): all near 1, so that one relative `step` suits the numerical derivatives.
     """
 
-    # sigma depends on the fit and the fit on sigma, so they are found in turn.
+    # The fit depends on sigma and sigma on the fit, so they are found in turn.
     def residuals(z: Array, sigma: float) -> Array:
         prior = [np.log(z[0]) / FACTOR_PRIOR, np.log(z[1]) / FACTOR_PRIOR, z[2] - 1]
         return np.concatenate([log_errors(z) * weights / sigma, prior])
@@ -302,7 +302,7 @@ def _trace(run: MeasuredRun, seed: int) -> Trace:
 
 def _statistic(values: Mapping[str, Array], gaps: Array, key: tuple[str, str], run: MeasuredRun) -> float:
     metric, name = key
-    if metric == "tbt":  # every gap counts once, so a request counts as often as it has gaps
+    if metric == "tbt":  # Every gap counts once, so a request counts as often as it has gaps.
         value_s = float(np.nansum(values["tpot"] * gaps) / max(gaps.sum(), 1))
     else:
         finite_s = values[metric][np.isfinite(values[metric])]  # The TPOT of a one-token answer is NaN.

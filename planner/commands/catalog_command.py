@@ -115,7 +115,7 @@ def show_row(
 
     llm = llm_from_config(config)
     date = datetime.date.today().isoformat()
-    name = llm.name.rsplit("/", 1)[-1]  # of "organisation/name"
+    name = llm.name.rsplit("/", 1)[-1]  # Without the organisation.
     document = {name: {**llm_row(llm), "source": f"config.json of {llm.name}", "date": date}}
     if json_output:
         print_json(document)
@@ -148,7 +148,7 @@ def show_support(
         properties = {
             "parameters_b": round(llm_read.parameters / 1e9, 2),
             "active_b": round(llm_read.active_parameters / 1e9, 2),
-            "weights": llm_read.weights,  # the number format of most of them, such as bf16
+            "weights": llm_read.weights,  # The number format of most weights, such as bf16.
             "weight_gb": round(llm_read.weight_bytes / 1e9, 1),
             "kv_bytes_per_token": llm_read.kv_bytes_per_token,
             "state_bytes_per_sequence": llm_read.state_bytes,
@@ -225,7 +225,7 @@ def _legend_lines(rows: list[dict[str, Any]], too_small: list[str]) -> list[str]
 
 def _support_columns(row: dict[str, Any], has_beside: bool, has_ranks: bool) -> dict[str, Any]:
     """The columns of one row of studies/support.py; `has_...` says whether any row needs the column."""
-    error = row["error_frac"]  # of the fit, on steps that it was not fitted to
+    error = row["error_frac"]  # The fit's error on steps that it was not fitted to.
     # Where no kernels of a GPU were measured, nobody knows how far its step times are off.
     upper_ends = None if row["unchecked"] else row["spread"]
     beside = {"beside": f"{KV_BLOCK_TOKENS * row['blocks_beside']:,}"} if has_beside else {}

@@ -16,7 +16,7 @@ from planner.errors import InputError
 from planner.search.oracle.stopping import USUAL_LIMIT_S
 from planner.units import counted, quantity, show_s
 
-MOST_USD = 1e9  # of starting or stopping a worker; more is a mistake in the unit
+MOST_USD = 1e9  # Starting or stopping a worker costs less; more is a mistake in the unit.
 
 
 def replan(

@@ -263,9 +263,8 @@ def _print_routing(routing: dict[str, Any]) -> None:
         return f"{100 * row[key]:.1f} %"
 
     def fewest_cell(row: dict[str, Any]) -> str:
-        if (
-            row["fewest"] is None
-        ):  # The solver found no packing; its bound may still show that all are too few.
+        # The solver found no packing; its bound may still show that all are too few.
+        if row["fewest"] is None:
             return f"more than {row['workers']}" if row["fewest_bound"] > row["workers"] else "none found"
         return f"{row['fewest']}" if row["is_fewest"] else f"{row['fewest_bound']} to {row['fewest']}"
 

@@ -426,7 +426,8 @@ def missed_usd_of(question: DayQuestion, static: ControllerDay) -> float:
 
 def score_day(row: ControllerDay, missed_usd: float) -> tuple[float, int]:
     """The sort key of a day: its bill plus the cost of its missed windows, then the number of these."""
-    missed_cost_usd = missed_usd * row.missed_windows if row.missed_windows else 0.0  # inf * 0 is NaN
+    # Else inf * 0 would be NaN.
+    missed_cost_usd = missed_usd * row.missed_windows if row.missed_windows else 0.0
     return row.usd + missed_cost_usd, row.missed_windows
 
 
@@ -511,7 +512,8 @@ def workers_over_time(run: ElasticRun, pools: int, edges_s: Floats) -> tuple[Flo
 def effects_of_changes(run: ElasticRun, slo: Slo) -> tuple[ChangeEffect, ...]:
     """The effect of every change of a pool's size by the controller, in order of time."""
     simulation, effects = run.simulation, []
-    late_before = np.concatenate(([0], np.cumsum(~keeps_all(simulation, slo))))  # of the first i requests
+    # Late ones of the first i requests.
+    late_before = np.concatenate(([0], np.cumsum(~keeps_all(simulation, slo))))
     for p in range(run.requested_sizes.shape[1]):
         sizes, pool_spans = run.requested_sizes[:, p], [span for span in run.spans if span.pool == p]
         for d in np.flatnonzero(np.diff(sizes)) + 1:

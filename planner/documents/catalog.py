@@ -85,7 +85,7 @@ PRICE_IS = ("listed", "remembered")
 UNCHECKED_BY_DEFAULT = (
     "its row says neither unchecked: false nor why nobody can tell how far its step times are from the truth"
 )
-MOST_NAMED = 12  # rows of a table that an error names where no name is near; our GPUs and LLMs are more.
+MOST_NAMED = 12  # An error names so many rows where no name is near.
 CAP_KEYS = ("cap_of", "prefill_slowdown", "decode_slowdown")
 LLM_COUNTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 LLM_OPTIONAL = (

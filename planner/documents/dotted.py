@@ -42,9 +42,8 @@ def with_value(document: Mapping[str, Any], path: str, value: Any, *, where: str
     section: dict[str, Any] = changed
     for depth, key in enumerate(keys[:-1]):
         inner = section.get(key)
-        if isinstance(
-            inner, list
-        ):  # A list of names, as in `fleet: {gpus: [a100-80g, h100-80g]}`, becomes keys.
+        # A list of names, as in `fleet: {gpus: [a100-80g, h100-80g]}`, becomes keys.
+        if isinstance(inner, list):
             inner = dict.fromkeys(map(str, inner))
         if inner is not None and not isinstance(inner, dict):
             here = ".".join(keys[: depth + 1])

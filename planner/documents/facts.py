@@ -539,8 +539,8 @@ class Offloaded:
     computed_frac: float
     reload_s: float  # Time that all requests together waited for loads.
     is_shared: bool = False
-    disk_bytes: float = 0.0  # of one GPU's share of a disk behind the memory
-    disk_frac: float = 0.0  # of the reloaded share, what came from it
+    disk_bytes: float = 0.0  # One GPU's share of a disk behind the memory.
+    disk_frac: float = 0.0  # What share of reloaded tokens came from the disk.
 
 
 @dataclass(frozen=True, slots=True)

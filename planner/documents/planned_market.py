@@ -55,7 +55,7 @@ def schedule_caveat(path: Path) -> str:
         return ""
     bill = plan.get("bill", {})
     idle, by_gpu = bill.get("idle_gpus", 0), bill.get("by_gpu_usd_per_h", 0.0)
-    if not idle:  # then the bill is that by the GPU
+    if not idle:  # The bill is then that by the GPU.
         return CAVEAT
     return f"{CAVEAT}, for which the plan pays {bill['usd_per_h'] - by_gpu:.2f} USD/h more ({idle} idle GPUs)"
 

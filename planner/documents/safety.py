@@ -9,7 +9,7 @@ from typing import Any
 from planner.errors import InputError
 from planner.files.document_values import Section
 
-KEPT_IN_FRAC = 0.9  # the default
+KEPT_IN_FRAC = 0.9  # The default of `kept_in`.
 LEAST_KEPT_FRAC, MOST_KEPT_FRAC = 0.5, 0.99
 MOST_GROWTH_FRAC = 10.0  # Eleven times the traffic.
 

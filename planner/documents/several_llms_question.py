@@ -36,10 +36,10 @@ from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import read_trace
 from planner.units import counted
 
-SHARED = ("fleet", "objective", "limits", "deploy", "day")  # keys beside `llms`
+SHARED = ("fleet", "objective", "limits", "deploy", "day")  # Keys that stand beside `llms`.
 OWN = ("llm", "slo", "preset", "traffic", "policies", "engine", "lora", "spare", "robust", "safety")
-DEFAULTS = ("safety",)  # keys of entries; beside `llms` they are the default of entries that lack them
-TRACE = ("trace", "model")  # keys that say which requests an entry has
+DEFAULTS = ("safety",)  # Keys of entries, with their defaults beside `llms`.
+TRACE = ("trace", "model")  # Keys that say which requests an entry has.
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # Fit for the name of a folder on any system.
 

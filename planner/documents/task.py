@@ -196,9 +196,8 @@ class PlanQuestion:
     # By GPU; they come before the catalog's prices.
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)
     reserved: frozenset[str] = frozenset()  # GPUs for which the price is the reserved one.
-    terms: Mapping[str, Mapping[Term, ProviderOffer]] = field(
-        default_factory=dict
-    )  # On demand and by commitments.
+    # On demand and by commitments.
+    terms: Mapping[str, Mapping[Term, ProviderOffer]] = field(default_factory=dict)
     # By GPU, for prices that come from a provider.
     offers: Mapping[str, ProviderOffer] = field(default_factory=dict)
     gpus_not_offered: tuple[str, ...] = ()  # GPUs that this provider does not rent by that term.

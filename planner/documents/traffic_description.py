@@ -68,11 +68,11 @@ WEEK_H = 168
 HOUR_S = 3600.0
 # The next six refuse what is most likely a slip: a larger value than any trace has.
 MOST_INTERVALS = 100_000  # of a curve of rates, about the minutes of ten weeks
-MOST_COUNT = 100_000  # clients, prefixes or tenants
+MOST_COUNT = 100_000  # Most clients, prefixes or tenants.
 MOST_CV = 100.0
 MOST_SKEW = 10.0
-MOST_DRIFT = 5.0  # standard deviations
-MOST_SPREAD_FRAC = 0.99  # of mean lengths between clients
+MOST_DRIFT = 5.0  # In standard deviations.
+MOST_SPREAD_FRAC = 0.99  # Spread of mean lengths between clients.
 # The keys of one tenant, where tenants differ in kind.
 TENANT_KEYS = ("rate", "task", "input", "output", "joint", "burstiness", "clients")
 # Without `duration`, what is drawn has at least this many requests of each such tenant, within USUAL_MOST_S.

@@ -25,14 +25,14 @@ from planner.files import interrupts
 from planner.files.jsontext import MOST_DIGITS, is_text, parse_json
 
 MAX_LINE_BYTES = 4 * 2**20
-MAX_DOCUMENT_BYTES = 256 * 2**20  # for a line that holds a whole JSON document
+MAX_DOCUMENT_BYTES = 256 * 2**20  # Most bytes of a line that holds a whole JSON document.
 MAX_JSON_BYTES = 16 * 2**20
 MAX_YAML_BYTES = 16 * 2**20
-MAX_YAML_DEPTH = 64  # the parser is recursive, and a stack overflow would kill the process
-ASIDE = ".fleetplan-"  # how names of temporary folders begin
-ABANDONED_S = 60.0  # an unlocked folder older than this was left by a killed run
-MAX_YAML_VALUES = 200_000  # after aliases are expanded
-_OUTPUT_FOLDERS: set[Path] = set()  # folders of this process that were no links when checked
+MAX_YAML_DEPTH = 64  # The parser is recursive, and a stack overflow would kill the process.
+ASIDE = ".fleetplan-"  # Names of temporary folders begin like this.
+ABANDONED_S = 60.0  # A killed run left every unlocked folder that is older.
+MAX_YAML_VALUES = 200_000  # Most values after aliases are expanded.
+_OUTPUT_FOLDERS: set[Path] = set()  # Folders that were no links when this process checked them.
 
 
 def repository_dir(name: str) -> Path:
@@ -213,7 +213,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         try:
             value = super().construct_object(node, deep=deep)
         except (ValueError, LookupError, AttributeError, TypeError):  # 2023-13-45, !!int x, !!bool x
-            value = None  # refused below
+            value = None  # It is refused below.
         else:
             if isinstance(node, yaml.ScalarNode) and (meant := _explain_misread(node, value)):
                 raise _malformed_error(meant, node.start_mark)
@@ -237,7 +237,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
         if all(key_node.tag == f"{_TAG}str" for key_node in own):
             return mapping  # Texts that differ as written are different keys.
         keys = [self.construct_object(key_node, deep=True) for key_node in own]
-        if len(set(keys)) < len(keys):  # one value written in two ways: 1 and 0x1
+        if len(set(keys)) < len(keys):  # One value may be written in two ways: 1 and 0x1.
             twice = next(key for key in keys if keys.count(key) > 1)
             mark = own[len(keys) - 1 - keys[::-1].index(twice)].start_mark
             raise _malformed_error(f"the key {twice!r} is given twice", mark)
@@ -264,7 +264,7 @@ def _check_yaml(text: str) -> None:
     """
     sizes: list[int] = [0]
     anchors: list[str | None] = [None]
-    known: dict[str | None, int] = {}  # sizes of the closed collections, by anchor
+    known: dict[str | None, int] = {}  # Sizes of the closed collections, by anchor.
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             sizes.append(0)
@@ -550,7 +550,7 @@ def check_output_file(path: Path) -> None:
     if (is_directory := _is_directory(path)) is not None and not is_directory and not path.is_file():
         if not os.access(path, os.W_OK):
             raise InputError(f"{path}: no permission to write to it; name another file with -o")
-        return  # a pipe or a device: nothing is made beside it
+        return  # Nothing is made beside a pipe or a device.
     if path.parent.absolute() in _OUTPUT_FOLDERS:
         _refuse_link(path.parent)
     _check_writable(path.parent)

@@ -22,7 +22,7 @@ from planner.errors import InputError, TraceError
 from planner.files.checked_files import MAX_LINE_BYTES
 from planner.files.document_values import show_value
 
-_CLOSING = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')  # to the first quote that is not doubled
+_CLOSING = re.compile(rb'[^"]*+(?:""[^"]*+)*+"')  # Up to the first quote that is not doubled.
 _NUMBER_OR_DATE = re.compile(rb"\s*\"?(?:[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|\d{4}-\d\d-\d\d.*)\"?\s*")
 _BLOCK_BYTES = 16 * 2**20
 
@@ -109,7 +109,7 @@ def _check_long_field(
 ) -> None:
     """Refuse a field over several lines that is not closed well, or that holds what could be rows."""
     opens = _opening_place(path, start, row[0], columns)
-    for number, line in enumerate(row[1:], start=start + 1):  # each begins within a quoted field
+    for number, line in enumerate(row[1:], start=start + 1):  # Each line begins within a quoted field.
         closed = _CLOSING.match(line)
         if closed is not None and line[closed.end() : closed.end() + 1] not in (b"", b",", b"\r", b"\n"):
             raise TraceError(f"{opens} is closed in line {number}, where its field goes on; {HOW_TO_END}")

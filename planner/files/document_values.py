@@ -62,7 +62,7 @@ def refused_value(where: object, valid: str, value: object) -> InputError:
 
 def show_value(value: object) -> str:
     """A value for an error message: its text, cut short, on one line."""
-    plain = getattr(value, "item", None)  # of a NumPy scalar, whose repr would show its type
+    plain = getattr(value, "item", None)  # The repr of a NumPy scalar would show its type.
     text = repr(plain() if plain is not None and not hasattr(value, "__len__") else value)
     return text if len(text) <= MOST_SHOWN_CHARS else f"{text[: MOST_SHOWN_CHARS - 3]}..."
 

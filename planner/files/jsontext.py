@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-MOST_DIGITS = 100  # of a whole number: hashes of 256 bits have 78
+MOST_DIGITS = 100  # Most digits of a whole number: hashes of 256 bits have 78.
 
 
 class TwiceError(ValueError):

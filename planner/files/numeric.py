@@ -13,7 +13,7 @@ def as_floats(column: pd.Series[Any]) -> npt.NDArray[np.float64]:
     """NaN where a value is no number, infinity where it is one of more digits than float64 can tell."""
     try:
         numbers = pd.to_numeric(column, errors="coerce")
-    except OverflowError:  # a whole number of 500 digits, of Python's
+    except OverflowError:  # A whole number may have 500 digits in Python.
         numbers = pd.Series([_as_float(value) for value in column], dtype=np.float64)
     return np.asarray(numbers.to_numpy(dtype=np.float64, na_value=np.nan))
 

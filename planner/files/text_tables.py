@@ -53,7 +53,7 @@ def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataF
         table = pd.read_csv(io.StringIO(text), comment="#", low_memory=False)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OverflowError) as error:
         raise InputError(f"{where}: is not a CSV with a header ({str(error).strip()[:120]})") from None
-    if not isinstance(table.index, pd.RangeIndex):  # pandas takes surplus cells for row labels, and shifts
+    if not isinstance(table.index, pd.RangeIndex):  # From surplus cells pandas makes row labels.
         raise InputError(f"{where}: is not a CSV with a header (rows have more cells than the header)")
     refuse_other_delimiter(list(table.columns), where)
     columns = list(columns)

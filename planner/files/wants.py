@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 _MEMORY, _FILES = "memory", "number of open files (ulimit -n)"
 _BY_NUMBER = {errno.ENOMEM: _MEMORY, errno.EMFILE: _FILES, errno.ENFILE: _FILES}
-_BY_TEXT = {  # parts of messages of libraries in C and Rust
+_BY_TEXT = {  # Parts of messages of libraries in C and Rust.
     "can't start new thread": "number of threads or the memory (ulimit -u, ulimit -v)",
     "cannot allocate memory": _MEMORY,
     "failed to map segment": _MEMORY,

@@ -116,7 +116,7 @@ def _run_of_summary(file: str, path: Path, document: Mapping[str, Any]) -> tuple
         raise InputError(f"{path}: no request succeeded; there is nothing to import")
     config = document.get("input_config")
     model, concurrency, rate = _read_load(config if isinstance(config, Mapping) else {}, str(path))
-    input_tokens, output_tokens = ((max(1.0, average(key)),) for key in LENGTHS)  # the mean of all requests
+    input_tokens, output_tokens = ((max(1.0, average(key)),) for key in LENGTHS)  # The mean of all requests.
     run = MeasuredRun(
         file,
         requests,
@@ -140,7 +140,7 @@ def _read_load(config: Mapping[str, Any], where: str) -> tuple[str | None, int |
     endpoint = config.get("endpoint")
     older = endpoint.get("model_names") if isinstance(endpoint, Mapping) else None
     first = next((names[0] for names in (items, older) if isinstance(names, list) and names), None)
-    model = first.get("name") if isinstance(first, Mapping) else first  # a mapping in newer versions
+    model = first.get("name") if isinstance(first, Mapping) else first  # Newer versions write a mapping.
 
     phases, load = config.get("phases"), config.get("loadgen")
     if isinstance(phases, list):

@@ -31,7 +31,7 @@ from planner.units import counted
 # A file with these columns is such an export; the others of NEEDED are asked for in an error.
 MARKS = ("EffectiveCost", "ChargeCategory")
 NEEDED = (*MARKS, "ConsumedQuantity", "ConsumedUnit", "BillingCurrency", "PricingCategory", "ProviderName")
-MOST_HEADER_BYTES = 2**16  # of the first line, by which the file is known; providers add columns of their own
+MOST_HEADER_BYTES = 2**16  # Most bytes of the first line, by which the file is known.
 HOURS = {"hour", "hours", "hrs", "1 hour", "hour(s)"}
 TERMS: Mapping[str, Term] = {"standard": "on-demand", "dynamic": "spot"}
 _YEARS = re.compile(r"\b(?P<years>1|3|one|three)[ -]?(?:yr|year)", re.IGNORECASE)

@@ -19,7 +19,7 @@ from planner.importers.benchmark_runs import MeasuredRun, MeasuredRuns, with_sta
 from planner.importers.foreign_fields import StatedSetup
 
 MARKS = ("load_summary", "successes", "failures")  # Keys by which the importers recognize such a file.
-# inference-perf's name of each of our metrics.
+# The name that inference-perf has for each of our metrics.
 METRICS = {
     "ttft": "time_to_first_token",
     "tpot": "time_per_output_token",

@@ -76,7 +76,7 @@ BYTES = {"bf16": 2, "fp8": 1, "fp8-block": 1}
 GEMMS = {"bf16": "bfloat16", "fp8": "fp8", "fp8-block": "fp8"}
 # FP8 with a scale per tensor was measured untuned and is left out.
 EXPERTS = {"bf16": "bfloat16", "fp8-block": "fp8_block"}
-MOST_STEP_TOKENS = 32768  # prompt tokens in a step of the grid
+MOST_STEP_TOKENS = 32768  # Most prompt tokens in a step of the grid.
 HALF_MS = 500.0  # Half of the seconds of `tp_s`, which has two all-reduces a layer, in ms.
 # The times at these token counts bound those of fewer tokens.
 TOKENS = tuple(sorted(n * 2**i for i in range(14) for n in (2, 3)))

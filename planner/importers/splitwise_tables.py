@@ -20,8 +20,8 @@ from planner.models.step_tables import StepTable
 
 NUMBERS = ("prompt_size", "batch_size", "token_size", "prompt_time", "token_time")
 COLUMNS = ("model", "hardware", "tensor_parallel", *NUMBERS)
-HARDWARE = {"a100-80g": "a100-80gb", "h100-80g": "h100-80gb"}  # our names -> the file's
-LEAST_OVERFULL_BATCH = 16  # on two GPUs, see `splitwise_table`
+HARDWARE = {"a100-80g": "a100-80gb", "h100-80g": "h100-80gb"}  # The file's name by ours.
+LEAST_OVERFULL_BATCH = 16  # On two GPUs; see `splitwise_table`.
 MODELS = {"bloom-176b": "bigscience/bloom", "llama2-70b": "meta-llama/Llama-2-70b-hf"}
 
 

@@ -67,7 +67,7 @@ COMPUTED = ("kind", "n_prefill", "chunk", "prefix", "n_decode", "ctx", "total_ms
 # Sets of columns, each of which marks a file as Vidur's.
 MARKS = (COMPUTED, OP_COLUMNS[:3], (PREFILL, DECODE), (ALL_REDUCE,))
 LAUNCH_MS = 0.02  # Vidur's constant for launching an all-reduce
-BYTES = 2  # of an activation (16 bits)
+BYTES = 2  # An activation has 16 bits.
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable:
@@ -89,7 +89,7 @@ def _read_computed_steps(path: Path, table: pd.DataFrame, stated: StatedSetup, c
     n, chunk, prefix, decodes, context, total_ms = (
         read_number_column(table, name, path) for name in COMPUTED[1:]
     )
-    pairs = n * chunk * (prefix + (chunk + 1) / 2)  # tokens and those that each attends to
+    pairs = n * chunk * (prefix + (chunk + 1) / 2)  # Tokens times those that each attends to.
     steps = np.column_stack([n, n * chunk, n * prefix, pairs, decodes, decodes * context, total_ms / 1e3])
     operators = {}
     if set(PARTS) <= set(table.columns):
@@ -109,7 +109,7 @@ def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog:
         for table, path in ((mlp, mlp_path), (attention, attention_path))
     )
     ops_tokens, ops_ms = _operator_curves(mlp, mlp_path)
-    most_tokens = ops_tokens[-1]  # of a step that all profiles cover
+    most_tokens = ops_tokens[-1]  # Most tokens of a step that all profiles cover.
     reduce_tokens = reduce_ms = np.zeros(1)
     if tp > 1:
         path, table = _find_table(tables, ALL_REDUCE, f"all_reduce.csv (tp is {tp})")

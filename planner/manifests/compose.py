@@ -17,7 +17,7 @@ from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT, NIXL_PORT_STE
 
 Document = dict[str, Any]
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, the Compose specification"
-ROUTER_PORT_STEP = 100  # between the routers of a fleet that needs two
+ROUTER_PORT_STEP = 100  # Distance of the ports of a fleet's two routers.
 HF_HOME = "/hf-cache"  # A folder of the container, the same for every user that the image may run as.
 
 
@@ -118,7 +118,7 @@ def _service(
     service: Document = {
         "image": engine_command.image(worker.pool.type),
         "entrypoint": ["vllm", "serve"],
-        "command": [arg.replace("$", "$$") for arg in args],  # compose would read $ as a variable
+        "command": [arg.replace("$", "$$") for arg in args],  # Compose would read $ as a variable.
         "environment": environment,
         "ipc": "host",
         "volumes": [f"hf-cache:{HF_HOME}"],

@@ -18,7 +18,7 @@ DYNAMO_VERSION = "1.6.1"
 ENGINE = f"Dynamo {DYNAMO_VERSION} with vLLM 0.31.0"
 IMAGE = f"nvcr.io/nvidia/ai-dynamo/vllm-runtime:{DYNAMO_VERSION}"
 MAX_COMPONENTS = 25
-MAX_NAMES = 45  # letters of a graph and a component together, as Grove counts them
+MAX_NAMES = 45  # Most letters of a graph and a component, as Grove counts them.
 COMPONENT_NAME_LETTERS = 12
 TOKEN = [{"secretRef": {"name": kubernetes.SECRET_NAME, "optional": True}}]
 
@@ -124,7 +124,7 @@ def _component(fleet: Fleet, name: str, pool: Pool, max_model_len: int) -> Docum
         )
     engine_command.refuse_adapters(fleet, "dynamo", "loads adapters by its own API")
     engine_settings = engine_command.engine_flags(pool, fleet, max_model_len)
-    engine_settings.pop("data-parallel-size-local", None)  # the operator's
+    engine_settings.pop("data-parallel-size-local", None)  # The operator sets it.
     args = ["--model", fleet.llm.name, *engine_command.to_args(engine_settings)]
     if pool.role != "mixed":
         args += ["--disaggregation-mode", pool.role]

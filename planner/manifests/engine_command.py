@@ -45,15 +45,15 @@ USER {ROUTER_USER}:{ROUTER_USER}
 EXPOSE 8000
 ENTRYPOINT ["vllm-router"]
 """
-GPU_MEMORY_UTILIZATION = 0.9  # what planner.models.memory assumes
+GPU_MEMORY_UTILIZATION = 0.9  # As planner.models.memory assumes.
 
 ADAPTERS = "/adapters"  # The folder of adapters on every worker.
 ANY_ADAPTER = "ADAPTER"  # Stands for the names of adapters where the plan has none.
 
 HTTP_PORT = 8000
 NIXL_PORT = 5600
-NIXL_PORT_STEP = 16  # between workers that share a host's network
-START_S = 3600  # a worker may download and load its weights for this long
+NIXL_PORT_STEP = 16  # Distance of ports of workers on one host network.
+START_S = 3600  # A worker may download and load its weights for this long.
 ROUTER_START = ("--host", "0.0.0.0", "--port", str(HTTP_PORT), "--worker-startup-timeout-secs", str(START_S))
 
 _KV_ROLES: dict[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
@@ -61,7 +61,7 @@ _KV_DTYPES = {1.0: "fp8", 2.0: "auto", 4.0: "auto"}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._/][A-Za-z0-9._/@+-]*")
 
-RESERVED_LABELS = ("router", "router-mixed", "pair", "frontend")  # of things that are no pools
+RESERVED_LABELS = ("router", "router-mixed", "pair", "frontend")  # Names of things that are no pools.
 
 # Most letters of these labels. Helm charts, LeaderWorkerSet (`-GROUP-HASH`) and DisaggregatedSet
 # (`-SLICE-REVISION-`) join and extend them, and the result must stay within the 63 letters of a label.
@@ -87,11 +87,11 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
         "gpu-memory-utilization": GPU_MEMORY_UTILIZATION,
         "block-size": KV_BLOCK_TOKENS,
         "kv-cache-dtype": _kv_cache_dtype(fleet.llm),
-        "enable-prefix-caching": True,  # where the plan counts on no hit, it can only help
+        "enable-prefix-caching": True,  # Where the plan counts on no hit, caching can only help.
     }
     if not fleet.llm.has_heads_alone:
-        del flags["block-size"]  # the kernels of latent attention and of states have sizes of their own
-    if engine.dp > 1:  # behind one port: vLLM itself chooses the rank
+        del flags["block-size"]  # Kernels of latent attention and of states have their own.
+    if engine.dp > 1:  # Behind one port vLLM itself chooses the rank.
         flags["data-parallel-size"] = engine.dp
     if engine.all2all:
         flags["data-parallel-size-local"] = local_ranks(engine)
@@ -126,7 +126,7 @@ def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Sett
     if offload_bytes := cpu_bytes(pool, fleet):
         if pool.role == "mixed":
             flags["kv-offloading-size"] = offload_bytes / 2**30
-        else:  # beside the connector that hands KV over
+        else:  # It stands beside the connector that hands KV over.
             flags["kv-transfer-config"] = _two_connectors(
                 flags["kv-transfer-config"], _offloading(offload_bytes)
             )

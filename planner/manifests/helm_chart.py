@@ -19,7 +19,7 @@ from planner.manifests import engine_command, kustomize
 
 Document = dict[str, Any]
 FOLDER = "chart"
-CHART_VERSION = "0.1.0"  # of the templates
+CHART_VERSION = "0.1.0"  # Version of the templates.
 # Of a container and of its pod, what has a value of its own; the rest lies in `container` and `pod`.
 _OF_CONTAINER = ("image", "args", "env", "resources", "volumeMounts")
 _OF_POD = ("containers", "volumes")

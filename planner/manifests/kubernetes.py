@@ -23,16 +23,16 @@ from planner.units import counted
 
 Document = dict[str, Any]
 APP, PART, ROLE = "app.kubernetes.io/name", "app.kubernetes.io/component", "fleetplan/role"
-POWER_LIMIT = "fleetplan/gpu-power-limit-w"  # annotation of pods; label of the nodes that have the cap
+POWER_LIMIT = "fleetplan/gpu-power-limit-w"  # Annotation of pods, label of nodes with the cap.
 SECRET_NAME, SECRET_KEY = "hf-token-secret", "HF_TOKEN"
 SECRET = f"kubectl create secret generic {SECRET_NAME} --from-literal={SECRET_KEY}=$HF_TOKEN"
-# no worker more than the plan has GPUs for, even while a new version rolls out
+# While a new version rolls out, there are no more workers than the plan has GPUs for.
 ONE_AT_A_TIME = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}"
-# the ranks of a worker talk through shared memory, of which a pod has 64 MB by itself
+# Ranks of a worker talk through shared memory, of which a pod has 64 MB by default.
 SHM_GIB = 16
-STORE_SPARE_GIB = 8  # of the owner of a store, beside its blocks
-STORE_PROTOCOL = "tcp"  # rdma needs devices that are not asked for here
+STORE_SPARE_GIB = 8  # Memory of the owner of a store, beside its blocks.
+STORE_PROTOCOL = "tcp"  # RDMA needs devices that are not requested here.
 # What a worker asks of its node beside GPUs, for a process per GPU and one in front of them.
 CPUS_PER_GPU, MEMORY_PER_GPU_GIB = 2, 8
 LOCKED: Document = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

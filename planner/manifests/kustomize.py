@@ -25,8 +25,8 @@ MONITORING, GATEWAY = f"{COMPONENTS}monitoring", f"{COMPONENTS}gateway"
 MODELS = "/models"
 # Room on the volume for files beside the weights, and for layers that vLLM does not load (built-in drafters).
 CACHE_FACTOR, CACHE_SPARE_GIB = 1.2, 10
-CACHE_USER = engine_command.ROUTER_USER  # any user but root
-METRICS_NAMESPACE = "monitoring"  # where Prometheus usually runs; the component says that it is to be changed
+CACHE_USER = engine_command.ROUTER_USER  # Any user but root.
+METRICS_NAMESPACE = "monitoring"  # Prometheus usually runs there; the component says so.
 
 # Arguments: the file that marks the end of the download, then names of checkpoints. A repository may hold its
 # weights in two or three formats; if safetensors are among them, the others are left out.
@@ -289,7 +289,7 @@ def _gateway_files(fleet: Fleet, app: str) -> dict[str, str]:
 def _http_route(service: str, gateway: str, prefix: str) -> Document:
     rule: Document = {
         "backendRefs": [{"name": service, "port": engine_command.HTTP_PORT}],
-        "timeouts": {"request": "0s"},  # none: the default of some gateways is 15 s
+        "timeouts": {"request": "0s"},  # No limit: the default of some gateways is 15 s.
     }
     if prefix:
         rule["matches"] = [{"path": {"type": "PathPrefix", "value": prefix}}]

@@ -31,7 +31,7 @@ ENGINE = (
     f"llm-d-router-standalone {ROUTER_VERSION}"
 )
 BEHIND_SIDECAR_PORT = 8200
-PROXY_PORT = 8081  # of Envoy, beside the endpoint picker
+PROXY_PORT = 8081  # The port of Envoy, beside the endpoint picker.
 # Kubernetes makes $$ a plain $ in a container's command, which the shell then computes.
 _START = 'exec vllm serve "$@" --data-parallel-start-rank $$((LWS_WORKER_INDEX * {ranks}))'
 

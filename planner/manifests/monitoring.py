@@ -16,7 +16,7 @@ HOLDS, HEADROOM, DRIFTED = "fleetplan_plan_holds", "fleetplan_headroom_traffic_f
 _STALE_S = 3600  # Without a run of `plan watch` for this long an alert fires.
 _LOW_HEADROOM_FRAC = 0.1
 SCRAPE_S = 15
-MOST_UID = 40  # characters of a dashboard's uid in Grafana
+MOST_UID = 40  # Most characters of a dashboard's uid in Grafana.
 
 
 def watch_files(llm: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from planner.manifests import engine_command, kv_store
 from planner.manifests.engine_command import HTTP_PORT, NIXL_PORT, NIXL_PORT_STEP
 
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, {engine_command.ROUTER_PACKAGE}"
-FIRST_PORT = HTTP_PORT + 1  # the router has HTTP_PORT
+FIRST_PORT = HTTP_PORT + 1  # The router has HTTP_PORT.
 # What the store's config file says until the script of a worker puts the values of its host in place.
 STORE_ADDRESS, STORE_PROTOCOL = "KV_STORE", "PROTOCOL"
 
@@ -118,7 +118,7 @@ def _worker(fleet: Fleet, name: str, pool: Pool) -> str:
             f"export VLLM_NIXL_SIDE_CHANNEL_PORT=$(({NIXL_PORT} + {NIXL_PORT_STEP} * number))",
         ]
     if kv_store.serves(fleet, pool):
-        config_path = "$" + kv_store.CONFIG_PATH  # as the shell reads it
+        config_path = "$" + kv_store.CONFIG_PATH  # As the shell reads it.
         lines += [
             f': "${{KV_STORE:?set KV_STORE: the address of the host that runs {kv_store.NAME}.sh}}"',
             f"export {kv_store.CONFIG_PATH}=$(mktemp)",

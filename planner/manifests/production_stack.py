@@ -15,10 +15,10 @@ from planner.policies import ROUTING, STACK, STACK_PAIRS, find_router_difference
 
 CHART_VERSION = "0.1.12"
 ENGINE = f"vLLM {engine_command.VLLM_VERSION}, chart vllm-stack {CHART_VERSION}"
-# the chart demands a request of each; vLLM waits on GPUs, so these only keep a pod off a crowded node
+# The chart demands a request of each. vLLM waits on GPUs, so these only keep a pod off a crowded node.
 CPUS, MEMORY = 8, "32Gi"
 LARGEST_VALUE = 10**6  # Helm prints numbers from here on as 1e+06
-# what the chart has a value for; the other flags go into extraArgs
+# Flags for which the chart has a value; the others go into extraArgs.
 _CHART_VALUES = {
     "tensor-parallel-size": "tensorParallelSize",
     "max-model-len": "maxModelLen",

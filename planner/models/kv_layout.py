@@ -175,7 +175,7 @@ def _compressed_layout(llm: Llm) -> KvLayout:
     if not block_bytes:
         raise CatalogError(f"LLM {llm.name}: no layer keeps keys and values; such LLMs are not modelled")
     page_bytes = block_bytes * COMPRESSED_PAGE_TOKENS / KV_BLOCK_TOKENS
-    kinds: Counter[tuple[int, int]] = Counter()  # the bytes of a page by its tokens and those it must keep
+    kinds: Counter[tuple[int, int]] = Counter()  # Bytes by tokens of a page and tokens to keep.
     for group in llm.layer_groups:
         if isinstance(attention := group.attention, CompressedAttention):
             window = (WINDOW_PAGE_TOKENS, attention.window_tokens)

@@ -18,13 +18,13 @@ from planner.errors import CatalogError
 
 WEIGHT_BYTES = {  # Bytes of one weight, with its share of the scales.
     "bf16": 2.0,
-    "fp8": 1.0,  # a scale per tensor or channel
-    "fp8-block": 1.0,  # a scale per 128 x 128
+    "fp8": 1.0,  # A scale per tensor or channel.
+    "fp8-block": 1.0,  # A scale per 128 x 128.
     "int8": 1.0,
-    "int4": 4.15625 / 8,  # groups of 128: 16 bits of scale, 4 of zero (AWQ, GPTQ)
-    "int4-g32": 4.5 / 8,  # groups of 32: 16 bits of scale (compressed-tensors)
-    "mxfp4": 4.25 / 8,  # groups of 32: 8 bits of scale
-    "nvfp4": 4.5 / 8,  # groups of 16: 8 bits of scale
+    "int4": 4.15625 / 8,  # Groups of 128: 16 bits of scale, 4 of zero (AWQ, GPTQ).
+    "int4-g32": 4.5 / 8,  # Groups of 32: 16 bits of scale (compressed-tensors).
+    "mxfp4": 4.25 / 8,  # Groups of 32: 8 bits of scale.
+    "nvfp4": 4.5 / 8,  # Groups of 16: 8 bits of scale.
 }
 WEIGHTS = tuple(WEIGHT_BYTES)
 FP8_BLOCK = 128  # The side length of a block of fp8-block.

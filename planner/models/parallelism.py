@@ -63,7 +63,7 @@ def mixed_kv_s(llm: Llm, gpu: Gpu, tp: int) -> float:
     """
     if gpu.mixed_kv_bytes_per_s is None:
         return 0.0
-    read_bytes = 2 * llm.kv_dtype_bytes * llm.layers * llm.heads / tp * llm.head_dim  # of layers all alike
+    read_bytes = 2 * llm.kv_dtype_bytes * llm.layers * llm.heads / tp * llm.head_dim  # All layers are alike.
     if llm.groups:
         values = sum(
             group.count * group.attention.heads * (group.attention.head_dim + group.attention.value_dim)

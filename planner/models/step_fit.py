@@ -161,7 +161,7 @@ def equal_shares(X: Array) -> Array:
 
     A grid of measurements has few decode steps, while an engine runs little else.
     """
-    kind = np.where(X[:, 4] == 0, 0, np.where(X[:, 2] == 0, 1, 2))  # decode, prefill, mixed
+    kind = np.where(X[:, 4] == 0, 0, np.where(X[:, 2] == 0, 1, 2))  # 0 decode, 1 prefill, 2 mixed.
     rows = np.bincount(kind, minlength=3)
     return np.asarray(1 / np.sqrt(rows[kind]))
 

@@ -23,10 +23,8 @@ from planner.units import finite_or_none, show_s
 MACHINE_TP = 8  # Splitwise's machines are DGX servers with eight GPUs.
 MOST_MACHINES = 256  # A pool of Splitwise's search has no more machines.
 MOST_SPLITS = 20  # So many splits of a budget are simulated per design.
-RATE_TOLERANCE_FRAC, LOWEST_RATE_RPS = (
-    0.02,
-    0.05,
-)  # How precisely, and from which rate on, a rate is searched.
+# How precisely, and from which rate on, a rate is searched.
+RATE_TOLERANCE_FRAC, LOWEST_RATE_RPS = (0.02, 0.05)
 MOST_GPUS = 1024  # A deployment of Vidur's search has no more GPUs.
 
 Paper = Literal["distserve", "vidur", "splitwise"]

@@ -50,13 +50,14 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 EXAMPLES = {"ray": "auto, host:6379 or ray://host:10001", "dask": "tcp://host:8786"}
-ADDRESSES = {"ray": "RAY_ADDRESS", "dask": "DASK_SCHEDULER_ADDRESS"}  # the variables their own clients read
+# Their own clients read these variables.
+ADDRESSES = {"ray": "RAY_ADDRESS", "dask": "DASK_SCHEDULER_ADDRESS"}
 NAMES = ("serial", "threads", "processes", *EXAMPLES)
 WITH_NUMBER = ("threads", "processes")  # `threads:4` says how many
 PARENT_CHECK_S = 1.0  # A process checks this often that its parent is alive.
 CONNECT_TIMEOUT_S = 10.0
 FIRST_WORKER_TIMEOUT_S = 60.0
-TRIES = 4  # of one item: the first, and three after workers that died
+TRIES = 4  # Tries of one item: the first, and three after workers died.
 LONGEST_REASON_CHARS = 300
 MOST_WORKERS = 1024
 MAPPED_VALUES = 32  # So many shared values a worker process keeps mapped at a time.
@@ -530,7 +531,7 @@ class _RayCrew:
             if is_missing or "failed to import on the worker" in str(error.cause):
                 raise _cannot_import(self.executor) from None
             raise error.cause from None
-        except ModuleNotFoundError:  # raised by Ray's client
+        except ModuleNotFoundError:  # Ray's client raises it.
             raise _cannot_import(self.executor) from None
         except (errors.RayError, ConnectionError) as error:
             if _NO_MODULE in str(error):

@@ -50,7 +50,7 @@ _ASSUMPTIONS: dict[facts.Granted, str] = {
     "ttft-ends-with-prefill": (
         "TTFT ends with prefill; the KV transfer of a disaggregated request falls into its first gap"
     ),
-    # traffic/trace.py cuts the warm-up.
+    # The warm-up is cut in traffic/trace.py.
     "steady-state": (
         "steady state: warm-up cut (a twentieth of the trace, at most two minutes), backlog test at the end"
     ),
@@ -479,7 +479,7 @@ def _(fact: facts.NotShared) -> str:
 @sentence.register
 def _(fact: facts.PoliciesRaced) -> str:
     parts = []
-    if fact.nothing:  # the policies that save nothing
+    if fact.nothing:  # These policies save nothing.
         parts.append(f"save nothing near the best fleet{_OF_ANSWER[fact.of]}: {'; '.join(fact.nothing)}")
     if fact.rivals:
         parts.append(f"save something near it, and no more than what was taken: {'; '.join(fact.rivals)}")
@@ -951,7 +951,7 @@ def _(fact: facts.NotCertified) -> str:
 @sentence.register
 def _(fact: facts.TooFewKept) -> str:
     most, kept = fact.most_kept, percent(fact.most_kept.kept_frac)
-    keepable_frac = int(100 * most.kept_frac) / 100  # rounded down, so that it can be kept
+    keepable_frac = int(100 * most.kept_frac) / 100  # Rounded down, so that it can be kept.
     return (
         f"not for production: no fleet within the limits was found that keeps the SLO in "
         f"{percent(most.asked_frac)} of scenarios; the most that one does is {kept}, for {most.value:.2f} "

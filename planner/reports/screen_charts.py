@@ -85,9 +85,8 @@ def attainment(plan: Plan) -> Figure | None:
         .encode(y="y:Q")
         for share in robustness.at_workers[0].shares
     ]
-    scenario_count = max(
-        robustness.futures, 1
-    )  # Without scenarios the traffic as it is written is the only one.
+    # Without scenarios the traffic as it is written is the only one.
+    scenario_count = max(robustness.futures, 1)
     kept = text_layers(
         data_of_columns(
             x=totals,

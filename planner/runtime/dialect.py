@@ -79,9 +79,8 @@ class Dialect:
             return self.prompt(tokens, request, seed)
         if self.by_ids:
             ids = trace_prompt(trace, request, seed)
-            return ids[
-                : max(1, round(tokens - self.added_tokens))
-            ]  # The endpoint puts its own tokens before.
+            # The endpoint puts its own tokens before.
+            return ids[: max(1, round(tokens - self.added_tokens))]
         first, last = trace.prefix_offsets[request : request + 2]
         word_count = self.words_for(tokens)
         block_words = max(1, round(trace.prefix_block_tokens / self.tokens_per_word))

@@ -23,9 +23,9 @@ from planner.errors import InputError, PlannerError
 from planner.runtime.connection_limits import is_loopback
 
 CONNECT_TIMEOUT_S = 10.0
-TIMEOUT_S = 600.0  # for one request, from its connection to its last token
+TIMEOUT_S = 600.0  # One request takes less, from its connection to its last token.
 PROBE_TIMEOUT_S = 120.0  # A deployment may have to start up first.
-LIST_TIMEOUT_S = 30.0  # for the list of models
+LIST_TIMEOUT_S = 30.0  # The list of models comes sooner.
 MOST_CHARACTERS_SHOWN = 200  # Characters of a server's text that a message shows.
 READ_BYTES = 64 * 1024  # Bytes read of an answer that is no stream.
 MODELS_BYTES = 4 * 2**20  # Bytes read of the list of models.

@@ -105,7 +105,7 @@ def metrics_text(router: RouterCounts, now_s: float) -> str:
         "# HELP fleetplan_first_byte_seconds Seconds to the first byte of a stream",
         "# TYPE fleetplan_first_byte_seconds histogram",
     ]
-    count = 0  # of requests whose first byte came within the edge
+    count = 0  # Requests whose first byte came within the edge.
     for edge in TTFT_EDGES_S:
         count += router.ttft_counts[edge]
         le = "+Inf" if edge == float("inf") else f"{edge:g}"

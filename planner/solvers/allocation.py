@@ -113,7 +113,7 @@ def _formulate(
         )
         for j in types
     ]
-    slices = {  # f x_ij, so that merged slices are whole numbers
+    slices = {  # These are f x_ij, so that merged slices are whole numbers.
         (i, j): problem.add_variable(f"x_{i}_{j}", 0, f or 1, cat=category if f else "Continuous")
         for i in buckets
         for j in types

@@ -261,9 +261,8 @@ def _highs(
     if any(variable.cat == pulp.LpInteger for variable in problem.variables()):
         sign = -1 if problem.sense == pulp.LpMaximize else 1
         mip_bound = sign * highs.getInfo().mip_dual_bound + problem.objective.constant
-        bound = (
-            mip_bound if abs(mip_bound) < 1e100 else None
-        )  # HiGHS gives an infinite bound where it has none.
+        # HiGHS gives an infinite bound where it has none.
+        bound = mip_bound if abs(mip_bound) < 1e100 else None
     return SolverOutcome(_status(problem, is_unbounded=name == "kUnbounded"), bound)
 
 

@@ -326,9 +326,10 @@ def _solve(
     given_up = [problem.add_variable(f"d_{g}", 0, int(size)) for g, size in enumerate(sizes)]
     problem += objective, "objective"
     problem += pulp.lpSum(given_up) <= spared, "given_up"
+    # A row is divided by its work, so that its coefficients are shares, which the solver handles best.
     for v, (interval_s, total, dearest) in enumerate(
         zip(rows.intervals_s, rows.work, rows.dearest, strict=True)
-    ):  # A row is divided by its work, so that its coefficients are shares, which the solver handles best.
+    ):
         spared_work = pulp.lpSum(float(dearest[g]) / total * given_up[g] for g in np.flatnonzero(dearest))
         problem += (interval_s[1] - interval_s[0]) / total * objective + spared_work >= 1, f"demand_{v}"
     time_limit_s = min(max(deadline - time.monotonic(), 0.0), MOST_SOLVE_S)

@@ -30,11 +30,10 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-SIZES_SIGMA = (0.2, 0.5, 1.0)  # k above
+SIZES_SIGMA = (0.2, 0.5, 1.0)  # The values of k in the formula.
 CLIP_SIGMA = 3.0
-OVER_AFTER_FALL = math.log(
-    1000.0
-)  # A drift is over when its log evidence has fallen this far below its most.
+# A drift is over when its log evidence has fallen this far below its most.
+OVER_AFTER_FALL = math.log(1000.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def pack_moment(u: Floats, worker_of: Ints, kind_of: Ints) -> BestPacking:
     if not requests:
         return BestPacking(fewest=0, fewest_bound=0, least=0.0, least_bound=0.0)
     load_alone = u.max(axis=2)  # (I, J) the load of a worker that holds one request only
-    order = np.argsort(-load_alone.min(axis=0), kind="stable")  # the largest request first
+    order = np.argsort(-load_alone.min(axis=0), kind="stable")  # The largest request comes first.
     is_small = workers * requests <= MOST_PLACES
     fewest, fewest_bound = _fewest(u, order, worker_of, kind_of, is_small)
     least, least_bound = _evenest(u, order, worker_of, kind_of, is_small)
@@ -111,7 +111,7 @@ def _fewest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bo
         units = np.floor(u[i, :, r] * WHOLE).astype(np.int64).clip(max=2 * WHOLE).tolist()
         load = cp_model.LinearExpr.weighted_sum(x[i], units)
         model.add(load <= WHOLE * y[i]).with_name(f"holds_{i}_{r}")
-    for i, following in itertools.pairwise(range(workers)):  # workers that are alike are opened in order
+    for i, following in itertools.pairwise(range(workers)):  # Workers that are alike are opened in order.
         if kind_of[i] == kind_of[following]:
             model.add_implication(y[following], y[i])
     model.add(sum(y) >= bound)

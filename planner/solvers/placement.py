@@ -422,7 +422,7 @@ def _assign(
         tp, *owner = groups[i]
         visited = set()
         for domain, taken in enumerate(used):
-            if taken + tp > domain_gpus or taken in visited:  # domains with the same room are alike
+            if taken + tp > domain_gpus or taken in visited:  # Domains with the same room are alike.
                 continue
             visited.add(taken)
             first = domain * domain_gpus + taken

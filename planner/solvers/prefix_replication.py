@@ -55,7 +55,7 @@ WHOLE_WORK = (
     30_000  # The solver's branch-and-bound nodes times cells are at most these: 5 CPU s for 300 cells.
 )
 ROUTINGS = 1400  # The search computes so many routings at most,
-POLISH_ROUTINGS = 200  # and so many where it polishes a placement: 2 CPU s for 120 nodes on 8 replicas.
+POLISH_ROUTINGS = 200  # Polishing a placement routes so often: 2 CPU s for 120 nodes on 8 replicas.
 OPTIMAL_FRAC = 10 * SAME_FRAC  # A load so close to its bound is optimal but for the solver's tolerance.
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # A document of runs is read without the simulator, which tak
 
 CONFIDENCE_FRAC = 0.95
 
-FEW_FRAC, MOST_FRAC = 0.90, 0.99  # p0 and p1 above.
+FEW_FRAC, MOST_FRAC = 0.90, 0.99  # These are p0 and p1 of the test.
 
 Decision = Literal["holds", "fails", "open"]
 

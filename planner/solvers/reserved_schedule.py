@@ -46,8 +46,8 @@ from planner.solvers.worker_rule import fit_worker_rule
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
-GOOD_ENOUGH_FRAC = 0.005  # gap at which the search stops: demand is not known better
-MOST_CELLS = 200_000  # windows x worker types
+GOOD_ENOUGH_FRAC = 0.005  # The search stops at this gap: demand is not known better.
+MOST_CELLS = 200_000  # Most windows times worker types.
 EXCESS_MOST = 1e7  # GPUs or Watts
 
 
@@ -217,7 +217,7 @@ def at_peak(market: Market, demand: Demand, *, time_limit_s: float = 20.0) -> Sc
     highest = replace(demand, rate_rps=demand.rate_rps.max(axis=1, keepdims=True))
     try:
         return schedule(market, highest, gap_frac=1e-4, time_limit_s=time_limit_s)
-    except InfeasibleError:  # peaks at different hours need not fit together
+    except InfeasibleError:  # Peaks at different hours need not fit together.
         return None
 
 

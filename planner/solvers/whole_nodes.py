@@ -18,7 +18,7 @@ from planner.domain import OWNED, Gpu, market_of
 from planner.models.power import shipped_power
 
 Floats = npt.NDArray[np.float64]
-Number = TypeVar("Number", float, Floats)  # one fleet's count, or an array with the counts of many fleets
+Number = TypeVar("Number", float, Floats)  # The count of one fleet, or of many fleets.
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def node_of(gpu: Gpu) -> PricedNode | None:
     if not gpu.is_sold_whole or market_of(gpu.name) == OWNED:
         return None
     return PricedNode(
-        kind=gpu.base + market_of(gpu.name),  # for instance "h100-80g@spot"
+        kind=gpu.base + market_of(gpu.name),  # For instance "h100-80g@spot".
         gpus=int(gpu.gpus_per_node),
         gpu_usd_per_h=gpu.price_usd_per_h,
         # `shipped_power` are the power fits that come with the catalog.

@@ -463,7 +463,7 @@ def change_document(answer: Replan, drift: tuple[TrafficDrift, ...] | None) -> d
                 "total_usd": way.total_usd,
                 "holds": way.holds,
                 "kept": None if way.kept_in is None else way.kept_in.kept,
-                "futures": None if way.kept_in is None else way.kept_in.futures,  # the number of scenarios
+                "futures": None if way.kept_in is None else way.kept_in.futures,  # How many scenarios.
             }
             for way in (answer.best, *answer.ways)
         ],

@@ -73,7 +73,7 @@ def explain_routing(
     costs = [_RequestCosts.of_pool(pool, slo) for pool in fleet.pools]
     first_s = float(simulation.arrival_s.min())
     last_s = float(simulation.arrival_s.max())
-    if last_s <= first_s:  # as in a closed loop
+    if last_s <= first_s:  # All arrivals of a closed loop may come at once.
         last_s = float(simulation.end_s)
     explained = []
     for nth in range(moments):

@@ -148,14 +148,15 @@ class _Agent:
         shares = np.arange(1.0, agents.repositories + 1) ** -agents.skew
         self.share_ends = np.cumsum(shares / shares.sum())
         self.shared_tokens = agents.system_tokens + agents.repository_tokens
-        self.context_tokens = 0  # of the session so far
+        self.context_tokens = 0  # Context of the session so far.
 
     def draw_tasks(self, duration_s: float, sessions: int, tasks: int) -> tuple[int, int]:
         """Draw tasks until `duration_s` is over. `sessions` and `tasks` are the first free numbers of
         sessions and tasks; returns those that are free afterwards.
         """
         rng, agents = self.rng, self.agents
-        past_tasks = int(rng.integers(0, max(round(agents.tasks), 1)))  # of the first session, before time 0
+        # Tasks that the first session had before time 0.
+        past_tasks = int(rng.integers(0, max(round(agents.tasks), 1)))
         time_s, last_request, tasks_left, repository = 0.0, -1, 0, 0
         while time_s < duration_s:
             if tasks_left == 0:

@@ -45,8 +45,8 @@ CLIENT_RATE_S = (60.0, 600.0)
 # Time is cut into cells in which a rate is constant: for each client, and, finer, for bursts of the sum.
 CLIENT_CELLS, CLIENT_CELL_S = 5_000, 5.0
 MOST_BURST_CELLS = 400_000
-CELLS_PER_WINDOW = 6  # in the shortest window of a Fano factor
-FIT_ROUNDS, FIT_CELLS = 6, 400_000  # how often sigmas are corrected, by a rate drawn on so many cells
+CELLS_PER_WINDOW = 6  # Cells in the shortest window of a Fano factor.
+FIT_ROUNDS, FIT_CELLS = 6, 400_000  # Sigmas are corrected so often, by a rate drawn on so many cells.
 LEAST_VARIANCE = 1e-6  # A factor with a smaller variance is left out.
 # Sessions are drawn from this many mean session lengths before time 0 on, so that some run at time 0.
 WARM_SESSIONS, LONGEST_WARM_S = 5.0, 86_400.0

@@ -107,7 +107,7 @@ def _fano_factors(trace: Trace, every_s: float, duration_s: float) -> tuple[tupl
         # With less than half a request per window hardly any has two; variance needs three windows.
         if window_s * rate_rps < 0.5 or window_s > longest_s:
             continue
-        within = max(round(min(every_s, duration_s) / window_s), 1)  # windows of an interval
+        within = max(round(min(every_s, duration_s) / window_s), 1)  # Windows of an interval.
         windows = int(duration_s / window_s) // within * within
         counts = np.bincount((since_s / window_s).astype(np.int64), minlength=windows)[:windows]
         by_interval = counts.reshape(-1, within)

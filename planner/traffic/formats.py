@@ -36,12 +36,12 @@ from planner.traffic.zones import says_zone
 from planner.units import counted
 
 MAX_SPAN_S = 100 * 365.25 * 86400.0
-OUT_OF_ORDER_FRAC = 0.01  # fewer late rows than this are sorted, more are an error
-ANEW_FRAC = 0.01  # a clock counts as restarted if it falls to within this share of its span from its start
+OUT_OF_ORDER_FRAC = 0.01  # Fewer late rows are sorted, more are an error.
+ANEW_FRAC = 0.01  # A clock has restarted if it falls to within this share of its span from its start.
 YEAR_2000_S, LAST_YEAR_S = 946_684_800.0, 4_102_444_800.0  # Unix times of 2000 and 2100
-DATE_S = 1e8  # a numeric clock that begins above this (3 years) counts from a date, so it never restarts
-REPORTED_DROPPED_FRAC = 0.01  # more rows left out than this are a warning,
-MOST_DROPPED_FRAC = 0.2  # and more than this an error unless they are to be left out
+DATE_S = 1e8  # A numeric clock that begins above this (3 years) counts from a date and never restarts.
+REPORTED_DROPPED_FRAC = 0.01  # More rows left out are a warning,
+MOST_DROPPED_FRAC = 0.2  # and more than this an error, unless the user lets them be left out.
 NESTED = "hash_ids"  # RAGPulse is recognised by a key inside this column.
 
 NO_OUTPUT = "no output tokens (failed request)"
@@ -97,9 +97,9 @@ PUBLISHED = tuple(each.name for each in FORMATS[2:])  # These formats are publis
 _TENANT = ("tenant", "client")
 _PREFIX = ("hash_ids", "prefix_ids")
 _BLOCK = ("prefix_block_tokens",)
-_IMAGES = ("image_tokens",)  # tokens that an encoder adds to the prompt
-_TASK = ("agent_task",)  # the task of an agent that a request is part of; without it each session is one
-_REQUEST_ID, _AFTER, _THINK = ("request_id",), ("after",), ("think_s",)  # who waits for whom, and how long
+_IMAGES = ("image_tokens",)  # Tokens that an encoder adds to the prompt.
+_TASK = ("agent_task",)  # An agent's task with this request; by default each session is a task.
+_REQUEST_ID, _AFTER, _THINK = ("request_id",), ("after",), ("think_s",)  # Who waits for whom, and how long.
 
 
 class TraceRows:
@@ -121,16 +121,16 @@ class TraceRows:
         """
         self.path, self.drop_invalid, self.grows, self.counted = path, drop_invalid, grows, counted
         self.ticks: list[FloatArray] = []
-        self.origin: pd.Timestamp | None = None  # the first date, where the clock gives dates
-        self.has_zones: bool | None = None  # whether dates say their zone; None before the first
-        self.doubts: list[str] = []  # what whoever feeds the rows found doubtful in them
+        self.origin: pd.Timestamp | None = None  # The first date, where the clock gives dates.
+        self.has_zones: bool | None = None  # Whether dates say their zone; None before the first.
+        self.doubts: list[str] = []  # What the reader of the rows found doubtful.
         self.tokens: tuple[list[IntArray], list[IntArray]] = ([], [])
         self.image_tokens: list[IntArray] = []
         self.texts: dict[str, list[str]] = {}
         self.parents: list[list[int]] = []
         self.think_s: list[FloatArray] = []
-        self.ids: list[npt.NDArray[Any]] = []  # prefix blocks of all requests, flat
-        self.blocks: list[IntArray] = []  # how many of these each request has
+        self.ids: list[npt.NDArray[Any]] = []  # Prefix blocks of all requests, one after the other.
+        self.blocks: list[IntArray] = []  # How many blocks each request has.
         self.dropped: Counter[str] = Counter()
         self._requests = self._block_ids = 0
         self._seen: dict[str, str] = {}  # Each name is stored once.
@@ -175,7 +175,7 @@ class TraceRows:
             )
         self.lists = [name for name in (self.hash_ids, self.after) if name is not None]
         taken = {self.clock, *self.counts, self.images}
-        self.rivals = {  # another column of lengths -> the column that is read instead of it
+        self.rivals = {  # By another column of lengths, the one that is read instead.
             name: read
             for name in self.known.values()
             if name not in taken
@@ -248,7 +248,7 @@ class TraceRows:
             self.image_tokens.append(images[keep])
         for name, texts in self.texts.items():
             names = columns[name][keep].fillna("").astype(str).tolist()
-            if name != self.request_id:  # other names repeat, so that each is stored once
+            if name != self.request_id:  # Other names repeat, so that each is stored once.
                 names = [self._seen.setdefault(each, each) for each in names]
             texts += names
         if self.think is not None:
@@ -263,7 +263,7 @@ class TraceRows:
             flat = [block for blocks in ids for block in blocks]
             try:
                 self.ids.append(np.array(flat, dtype=np.int64))
-            except OverflowError:  # hashes of 64 bits and more
+            except OverflowError:  # Hashes may have 64 bits and more.
                 self.ids.append(np.array(flat, dtype=object))
             self.blocks.append(np.fromiter(map(len, ids), np.int64, len(ids)))
             self._block_ids += len(flat)
@@ -332,7 +332,7 @@ class TraceRows:
         try:
             dates = pd.to_datetime(text, **form)
             zoned = np.broadcast_to(dates.dt.tz is not None, len(text))
-        except (ValueError, TypeError, OverflowError):  # zones differ, some have none, or some is no date
+        except (ValueError, TypeError, OverflowError):  # Zones differ, some have none, or some is no date.
             dates = pd.to_datetime(text, utc=True, errors="coerce", **form)
             zoned = np.array([says_zone(date) for date in text])
             # A value that is no date must not fail the test on zones: the caller refuses it as no date.
@@ -481,7 +481,7 @@ class TraceRows:
         if self.after is None or self.request_id is None:
             return no_edges()
         names = self.texts[self.request_id]
-        named = Counter(name for name in names if name)  # a request without a name cannot be waited for
+        named = Counter(name for name in names if name)  # Nothing waits for a request without a name.
         if (twice := named.most_common(1)) and twice[0][1] > 1:
             raise TraceError(
                 f"{self.path}, column {self.request_id}: {show_value(twice[0][0])} is given twice"
@@ -530,7 +530,7 @@ class TraceRows:
         is_counter = self.origin is None and ticks[0] < DATE_S * self.format.ticks_per_s
         if len(backward_steps) != 1 or is_rare or not is_counter:
             return ticks, ()
-        first = int(backward_steps[0]) + 1  # of the second log
+        first = int(backward_steps[0]) + 1  # Where the second log begins.
         before, after = float(ticks[first - 1]), float(ticks[first])
         # A second log may begin a few gaps after its clock's zero.
         if after - ticks[0] > max(ANEW_FRAC * (before - ticks[0]), 3 * float(np.median(gaps))):
@@ -597,7 +597,7 @@ class TraceRows:
         blocks = np.concatenate(self.blocks) if self.blocks else np.zeros(0, np.int64)
         texts = self.texts[self.block]
         with_ids = [text for text, count in zip(texts, blocks.tolist(), strict=False) if count]
-        block_sizes = sorted(set(with_ids or texts))  # a request without ids may leave its size empty
+        block_sizes = sorted(set(with_ids or texts))  # A request without ids may leave its size empty.
         tokens = _to_float(block_sizes[0])
         if len(block_sizes) > 1 or not (1 <= tokens <= MAX_TOKENS and tokens == int(tokens)):
             raise TraceError(
@@ -621,7 +621,8 @@ def clock_quantum_s(arrival_s: FloatArray) -> float | None:
     stamps_s = np.unique(arrival_s)
     if len(stamps_s) < 3 or 2 * len(stamps_s) > len(arrival_s):
         return None
-    usual_s = float(np.median(np.diff(stamps_s)))  # rounded as the clock is (2.999 or 3 s), so refined below
+    # As coarse as the clock (2.999 or 3 s), so it is refined below.
+    usual_s = float(np.median(np.diff(stamps_s)))
     steps = np.round((stamps_s - stamps_s[0]) / usual_s)
     quantum_s = float(f"{(stamps_s[-1] - stamps_s[0]) / steps[-1]:.6g}")
     steps_off = np.abs((stamps_s - stamps_s[0]) / quantum_s - steps)

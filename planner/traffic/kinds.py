@@ -20,8 +20,8 @@ from planner.traffic.trace import Trace
 
 Ints = npt.NDArray[np.int64]
 OTHER_FRAC = 0.1  # From this D on, two parts count as different traffic.
-BY_CHANCE = 0.01  # the significance level
-QUARTERS, QUARTER_REQUESTS = 4, 20_000  # parts, and the most requests that are sampled of each
+BY_CHANCE = 0.01  # The significance level.
+QUARTERS, QUARTER_REQUESTS = 4, 20_000  # How many parts, and the most requests that are sampled of each.
 
 
 def quarters_apart(trace: Trace) -> tuple[float, float]:

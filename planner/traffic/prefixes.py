@@ -408,7 +408,7 @@ def _reuse(offsets: IntArray, node: Int32Array, nodes: int) -> tuple[Int32Array,
         at, end = offsets[i], offsets[i + 1]
         while at < end and last[node[at]] >= 0:
             user = last[node[at]]
-            older, k = 0, user + 1  # blocks last used by `user` or earlier
+            older, k = 0, user + 1  # Blocks that `user` or an earlier request used last.
             while k > 0:
                 older += count[k]
                 k -= k & -k

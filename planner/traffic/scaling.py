@@ -274,9 +274,8 @@ def with_own_blocks(merged_trace: Trace, trace: Trace, copy: IntArray) -> Trace:
     np.minimum.at(low, which, session)
     np.maximum.at(high, which, session)
     used = np.searchsorted(ids, merged_trace.prefix_ids)
-    own = (
-        np.repeat(copy, np.diff(merged_trace.prefix_offsets)) * (low == high)[used]
-    )  # low == high: one session.
+    # A block that one session alone uses is its own in each copy.
+    own = np.repeat(copy, np.diff(merged_trace.prefix_offsets)) * (low == high)[used]
     beyond = int(ids[-1]) + 1
     return replace(merged_trace, prefix_ids=merged_trace.prefix_ids + own * beyond)
 
@@ -395,7 +394,7 @@ def _part(trace: Trace, spec: str, first: int, length_s: float, *, of: int) -> T
     arrival_s = trace.arrival_s
     start_s = float(arrival_s[first])
     end = int(np.searchsorted(arrival_s, start_s + length_s, side="left"))
-    # a length below the clock's resolution still holds the request it starts with
+    # A length below the clock's resolution still holds the request it starts with.
     part = trace.select(np.arange(first, max(end, first + 1)))
     measure = " by tokens" if spec.strip().startswith("busiest") else ""
     note = f"window: {spec.strip()}{measure}, from {start_s:.6g} s, {len(part)} of {of} requests"

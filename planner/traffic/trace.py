@@ -96,7 +96,7 @@ class Trace:
     copies_share_prefixes: bool = (
         False  # Whether copies of a request (planner/traffic/scaling.py) keep its prompt.
     )
-    drawn_from: object = None  # the described.Description where there was no trace
+    drawn_from: object = None  # The described.Description where there was no trace.
 
     def __post_init__(self) -> None:
         n = len(self.arrival_s)

@@ -162,7 +162,7 @@ def _ids_of_text(text: object) -> list[int] | None:
 def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, *, drop_invalid: bool) -> Trace:
     """Read JSON Lines; a column may begin in any line, as some keys are in some requests only."""
     rows: TraceRows | None = None
-    names: dict[str, int] = {}  # column -> the first line that has it
+    names: dict[str, int] = {}  # The first line of each column.
     for block in _read_blocks(at, first, stream):
         requests = [json_object(path, number, line) if line.strip() else {} for number, line in block]
         known = len(names)
@@ -185,7 +185,7 @@ def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, *,
             np.array([not line.strip() for _, line in block]),
             {name: pd.Series(column, dtype=object) for name, column in columns.items()},
         )
-    assert rows is not None  # there is a first line
+    assert rows is not None  # There is a first line.
     return rows.to_trace()
 
 

@@ -162,9 +162,9 @@ def prefix_sharing(trace: Trace) -> PrefixSharing:
     """See PrefixSharing for what is counted; the trace must have prefix ids."""
     offsets, ids, block = trace.prefix_offsets, trace.prefix_ids, trace.prefix_block_tokens
     blocks = np.diff(offsets)
-    owner = np.repeat(np.arange(len(trace)), blocks)  # the request of every id
+    owner = np.repeat(np.arange(len(trace)), blocks)  # The request of every id.
     _, first_at, distinct = np.unique(ids, return_index=True, return_inverse=True)
-    first_owner = owner[first_at][distinct]  # the first request with the same id
+    first_owner = owner[first_at][distinct]  # The first request with the same id.
 
     # A prompt's hits end at its first block that no earlier request had.
     misses = np.append(np.flatnonzero(first_owner == owner), len(ids))
@@ -313,7 +313,7 @@ def coarsen_pairs(lengths: TraceLengths, most: int, ratio: float) -> tuple[Trace
             group = np.unique((group << 32) + column.astype(np.int64), return_inverse=True)[1]
         requests = np.bincount(group, weights=lengths.requests).astype(np.int64)
         first = np.zeros(len(requests), np.int64)
-        first[group] = np.arange(len(group))  # any member: all are equal now
+        first[group] = np.arange(len(group))  # Any member will do: all are equal now.
         cached, shared = (each[first] for each in columns[2:]) if lengths.is_cached else (0.0, 0.0)
         lengths = TraceLengths(
             columns[0][first], columns[1][first], requests, cached, shared, is_cached=lengths.is_cached

@@ -43,7 +43,7 @@ __all__ = [
 
 _OURS = dict.fromkeys(MEASURED, "KEDA ScaledObject, PrometheusRule")
 _DYNAMO = {"dynamo": "planner component of DynamoGraphDeployment"}
-# controller -> target -> what is written beside the target's own files
+# By controller and target, what is written beside the target's own files.
 PAIRS: dict[str, dict[str, str]] = {
     "static": dict.fromkeys(manifests.TARGETS, "nothing: the counts are the target's own"),
     "cron": dict.fromkeys(SCALED_FROM_OUTSIDE, "KEDA ScaledObject (cron), or CronJob"),
@@ -69,7 +69,7 @@ PAIRS: dict[str, dict[str, str]] = {
     "fleetplan": _OURS,
 }
 
-# of an earlier answer, that this one may not need: someone would apply them
+# Files of an earlier answer are removed, as someone would apply those that this answer does not need.
 OUTDATED = (
     prometheus_queries.ADAPTER_FILE,
     prometheus_queries.MONITORS_FILE,
@@ -122,7 +122,7 @@ def render(
     files = dict(manifests.render(fleet, max_model_len, target, under).files)
     readme = files.pop("README.md")
     scale_targets = find_scale_targets(fleet, target, autoscaler)
-    if autoscaler.controller == "knative" and target == "kserve":  # other objects, and another router
+    if autoscaler.controller == "knative" and target == "kserve":  # Knative has its own objects and router.
         files, readme = {}, _without(readme, "kserve", "Under each router")
     else:
         files = scalable_pools.scale_pools(files, target, scale_targets, fleet, max_model_len, autoscaler)
@@ -247,7 +247,7 @@ def _limit_lines(target: str, controller: str, scale_targets: list[ScaleTarget])
             "How a worker ends what it has is the target's own matter: vLLM by default aborts its requests "
             "when it is told to stop."
         )
-    if row.remark and controller != "knative":  # whose objects are others
+    if row.remark and controller != "knative":  # The remark is on objects that Knative does not use.
         lines.append(row.remark)
     lines.append(
         "Prefill and decode pools are scaled apart: nothing here keeps their ratio."

@@ -20,7 +20,7 @@ IMAGE = f"nvcr.io/nvidia/ai-dynamo/dynamo-planner:{dynamo.DYNAMO_VERSION}"
 NAME = "planner"
 BY_LOAD, BY_SLA = "dynamo", "dynamo-sla"
 CONTROLLERS = (BY_LOAD, BY_SLA)
-PREDICTORS = {"constant": "constant", "seasonal": "prophet"}  # our names -> Dynamo's
+PREDICTORS = {"constant": "constant", "seasonal": "prophet"}  # Dynamo's name by ours.
 _THRESHOLDS = ("prefill_up_frac", "prefill_down_frac", "kv_up_frac", "kv_down_frac")
 
 

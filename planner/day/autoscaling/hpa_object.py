@@ -15,7 +15,7 @@ from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.errors import InputError
 
 FILE = "horizontal-pod-autoscalers.yaml"
-TOLERANCE_FRAC, SYNC_S = 0.1, 15.0  # defaults of kube-controller-manager
+TOLERANCE_FRAC, SYNC_S = 0.1, 15.0  # Defaults of kube-controller-manager.
 # The defaults of `behavior`, and the largest values that the API accepts.
 UP_WINDOW_S, DOWN_WINDOW_S = 0, 300
 UP_PODS, UP_PERCENT, DOWN_PERCENT, PERIOD_S = 4, 100, 100, 15

@@ -117,7 +117,7 @@ def _pool_matcher(*pools: str) -> str:
 def pod_monitor(target: ScaleTarget) -> Document:
     """A PodMonitor (monitoring.coreos.com/v1) of one pool."""
     more: Document = {"relabelings": [{"targetLabel": POOL, "replacement": target.name}]}
-    if target.scheme == "https":  # with a certificate that the service signed itself
+    if target.scheme == "https":  # The service signed its certificate itself.
         more |= {"scheme": "https", "tlsConfig": {"insecureSkipVerify": True}}
     return monitoring.pod_monitor(target.name, {"matchLabels": dict(target.pods)}, target.port, **more)
 

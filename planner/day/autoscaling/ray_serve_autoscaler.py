@@ -12,7 +12,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.manifests import engine_command
 
-USUAL_TARGET = 32.0  # requests in flight per replica, as in controllers/scaler_metrics.py
+USUAL_TARGET = 32.0  # Requests in flight per replica, as in controllers/scaler_metrics.py.
 LOOK_BACK_S = 30.0  # Ray Serve's default
 
 

@@ -36,11 +36,11 @@ from planner.day.autoscaling.scale_targets import ScaleTarget
 from planner.errors import InputError
 from planner.solvers.worker_rule import fit_worker_rule
 
-# of the LLM
+# Records of the whole LLM.
 ARRIVALS, BUCKET, PRESENT, SHARE = (
     f"fleetplan:{name}" for name in ("arrivals_rps", "bucket_rps", "present_rps", "season_share")
 )
-# of a pool
+# Records of one pool.
 EXPECTED, RATE, ASKED, HELD, WORKERS = (
     f"fleetplan:pool_{name}" for name in ("expected_rps", "rps", "asked", "held", "workers")
 )
@@ -48,7 +48,7 @@ BUCKET_S, AHEAD_S, LEARN = 300, 300, 5
 HOLD_S = {"fleetplan": 600, "forecast": 300, "aladdin": 0}
 LAST_BUCKETS, UNLIKE = 3, 3.0
 MOST_S = 28 * DAY_S
-RULES: dict[str, float] = {  # of the HPA behind KEDA: it follows at once
+RULES: dict[str, float] = {  # The HPA behind KEDA follows at once.
     **keda_object.FOLLOW_EXACTLY,
     "up_pods": 0,
     "up_percent": 0,
@@ -207,7 +207,7 @@ def _season_s(autoscaler: Autoscaler) -> int:
 def _expected_rate_expr(autoscaler: Autoscaler, app: str, ahead_s: int, over_s: int = 0) -> str:
     """The rate expected `ahead_s` from now, or the highest of the `over_s` until then."""
     bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
-    back_s = season_s - ahead_s - bucket_s // 2  # a bucket's mean stands at its end
+    back_s = season_s - ahead_s - bucket_s // 2  # The mean of a bucket is recorded at its end.
     if back_s <= 0:
         raise InputError(
             f"{autoscaler.controller}: ahead: {ahead_s} s and half a bucket of {bucket_s} s must be below "

@@ -31,7 +31,7 @@ from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
 from planner.manifests import dynamo, engine_command, helm_chart, kubernetes, kustomize
 
-GRACE_S = 30  # between the end of draining and Kubernetes' kill
+GRACE_S = 30  # Time between the end of draining and Kubernetes' kill.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -137,7 +137,7 @@ def _scale_kubernetes(document: Document, scaling: Scaling) -> None:
     del document["spec"]["replicas"]
     if target.kind == "Deployment":
         _let_vllm_drain(document["spec"]["template"]["spec"], target)
-    else:  # a LeaderWorkerSet
+    else:  # It is a LeaderWorkerSet.
         _drain_group(document["spec"]["leaderWorkerTemplate"], target)
 
 

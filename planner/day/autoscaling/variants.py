@@ -23,7 +23,7 @@ REPOSITORY = "https://github.com/llm-d/llm-d-workload-variant-autoscaler"
 # Defaults of the chart: saturation by KV use and by waiting requests, and what must be spare of each.
 KV_THRESHOLD, KV_SPARE, QUEUE_THRESHOLD, QUEUE_SPARE = 0.8, 0.1, 5.0, 3.0
 EVERY_S = 60
-HPA_RULES: dict[str, float] = {  # of the chart's own HPA
+HPA_RULES: dict[str, float] = {  # Rules of the chart's own HPA.
     "up_window_s": 240,
     "up_pods": 10,
     "up_percent": 0,

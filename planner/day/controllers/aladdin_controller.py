@@ -44,7 +44,7 @@ class Aladdin:
 
     def start(self, sizes: Sequence[int]) -> None:
         self.rate, self.length = self._level(), self._level()
-        self.usual_tokens = math.nan  # mean tokens of a request up to the first change point
+        self.usual_tokens = math.nan  # Mean tokens of a request up to the first change point.
         self.sizes_at_start = list(sizes)
 
     def _level(self) -> SeriesLevel:

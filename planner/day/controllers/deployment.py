@@ -69,9 +69,9 @@ class EngineProfile:
     decode_s: float
     decode_s_per_sequence: float
     decode_s_per_token: float
-    seats: int  # most sequences of a batch
-    kv_tokens: float  # that a worker's KV cache holds
-    context_tokens: float  # the longest request
+    seats: int  # The most sequences of a batch.
+    kv_tokens: float  # What a worker's KV cache holds.
+    context_tokens: float  # The longest request.
 
     def work_s(self, role: Role, input_tokens: float, output_tokens: float) -> float:
         """What one more request of these lengths adds to the steps of a worker of this role."""
@@ -103,7 +103,7 @@ class LoadRule:
     Above `highest`, the largest load of the traffic that made the rule, workers grow in proportion.
     """
 
-    edges: tuple[float, ...]  # rising
+    edges: tuple[float, ...]  # They rise.
     highest: float
     span_s: float
     window_s: float
@@ -151,7 +151,7 @@ class Deployment:
     engines: tuple[EngineProfile, ...] = ()
     history: History | None = None
     rules: tuple[LoadRule, ...] = ()
-    gpus: tuple[int, ...] = ()  # of a worker of each pool
+    gpus: tuple[int, ...] = ()  # GPUs of a worker, by pool.
     nodes: tuple[tuple[str, int] | None, ...] = ()
     front: tuple[int, ...] = field(init=False, default=())
 

@@ -113,7 +113,7 @@ class Dynamo:
             return 1 if self.deployment.limbo_of(reading, pool) else 0
         waiting, kv_share = float(reading.waiting[pool]), float(reading.kv_frac[pool])
         if waiting and math.isnan(self.input_tokens):
-            return workers  # no lengths seen yet
+            return workers  # No lengths were seen yet.
         queued_tokens = waiting * self.input_tokens / workers if waiting else 0.0
         if self.deployment.roles[pool] == PREFILL:
             return prefill_workers(self.settings, queued_tokens / engine.context_tokens, workers)

@@ -90,11 +90,11 @@ class Knative:
         self.stable = WindowMean(settings.window_s)
         self.panic = WindowMean(settings.window_s * settings.panic_window_frac)
         # A new autoscaler of more than one worker panics, so that it keeps them for a stable window.
-        self.panic_s: float | None = 0.0 if size > 1 else None  # when panic began, or was renewed
-        self.panic_size = size if size > 1 else 0  # the largest size of this panic
+        self.panic_s: float | None = 0.0 if size > 1 else None  # When panic began, or was renewed last.
+        self.panic_size = size if size > 1 else 0  # The largest size during this panic.
         self.recent_sizes: deque[tuple[float, int]] = deque()
-        self.woken_s = 0.0  # when the pool last left zero
-        self.idle_s: float | None = None  # since when there has been nothing to do
+        self.woken_s = 0.0  # When the pool last left zero.
+        self.idle_s: float | None = None  # Since when there has been nothing to do.
 
     def decide(self, reading: MetricsReading) -> int:
         time_s = reading.time_s

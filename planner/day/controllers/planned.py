@@ -70,7 +70,7 @@ class Fleetplan:
         self.forecast.start()
         self.recent_maximum = RecentMaximum(self.settings.hold_s)
         self.sizes_at_start = list(sizes)
-        self.mean_tokens = (math.nan, math.nan)  # of prompts and answers, as they were last known
+        self.mean_tokens = (math.nan, math.nan)  # Mean lengths of prompts and answers, as last seen.
         pools = self.deployment.pools
         rules = [self.deployment.rules[i] if self.is_by_load else None for i in range(len(pools))]
         self.recent_work = [RecentWork(rule, self.settings.memory_s) for rule in rules]
@@ -107,9 +107,8 @@ class Fleetplan:
         deployment = self.deployment
         if math.isnan(sum(self.mean_tokens)):
             return int(self.sizes_at_start[pool])
-        work_s = deployment.engines[pool].work_s(
-            deployment.roles[pool], *self.mean_tokens
-        )  # of a mean request
+        # A request of mean lengths adds this.
+        work_s = deployment.engines[pool].work_s(deployment.roles[pool], *self.mean_tokens)
         load = self.recent_work[pool].add(reading.time_s, reading.interval_s, now_rps * work_s)
         return deployment.rules[pool].workers_for_load(load * factor + backlog_rps * work_s)
 
@@ -138,7 +137,7 @@ class RecentWork:
         self.rule = rule
         self.memory_s = rule.window_s if rule is not None and memory_s is None else memory_s or 0.0
         self.spans: deque[tuple[float, float]] = deque()  # The end of each span, and its work per second.
-        self.open_s, self.open_work = 0.0, 0.0  # of the span that is not over yet
+        self.open_s, self.open_work = 0.0, 0.0  # The span that is not over yet: its seconds and its work.
 
     def add(self, time_s: float, interval_s: float, work_per_s: float) -> float:
         """The load with the work of the last interval."""

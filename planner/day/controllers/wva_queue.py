@@ -42,7 +42,7 @@ from planner.simulator.elastic import Floats, MetricsReading
 # The original has these too. Rates are searched from EDGE mu(1) to (1 - EDGE) mu(N).
 EDGE = 0.001
 QUEUE_PER_SEAT = 10  # Q / N
-RATE_TOLERANCE = 1e-6  # relative
+RATE_TOLERANCE = 1e-6  # Rates as near as this are equal, relatively.
 KEPT_RATES = 4096  # Rates of so many (pool, lengths) are kept, since each takes a root search.
 LEAST_CARRIED_RPS = 1e-9  # A worker that carries nothing is priced as if it carried this.
 
@@ -82,7 +82,7 @@ class QueueState:
     wait_ms: float
     serve_ms: float
     in_service: float
-    batch: float  # n*
+    batch: float  # n* in the model.
     ttft_ms: float
     itl_ms: float
 
@@ -108,7 +108,7 @@ class QueueModel:
         weight = np.exp(log_weight - log_weight.max())
         total, seats = float(weight.sum()), self.times.seats
         in_system = float(self._states @ weight) / total
-        full_weight = float(weight[seats + 1 :].sum())  # of states in which all seats are taken and some wait
+        full_weight = float(weight[seats + 1 :].sum())  # Weight of states in which requests wait.
         in_service = (float(self._states[: seats + 1] @ weight[: seats + 1]) + full_weight * seats) / total
         throughput = rate * (1 - float(weight[-1]) / total)
         serve_ms = in_service / throughput
@@ -192,11 +192,9 @@ class WvaQueue(HpaFollowed):
 
     def start(self, sizes: Sequence[int]) -> None:
         super().start(sizes)
-        self.arrived, self.seen_s = 0.0, 0.0  # requests, and the time in which they arrived
-        self.lengths = (
-            math.nan,
-            math.nan,
-        )  # of prompts and answers, in tokens; NaN until a request has ended
+        self.arrived, self.seen_s = 0.0, 0.0  # Requests, and the time in which they arrived.
+        # Mean tokens of prompts and answers; NaN until a request has ended.
+        self.lengths = (math.nan, math.nan)
 
     def sizes(self, reading: MetricsReading) -> list[int]:
         if is_before_traffic(reading):

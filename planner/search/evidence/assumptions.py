@@ -152,7 +152,7 @@ def _offload_facts(fleet: Fleet, simulation: Simulation) -> list[Assuming]:
     """
     offload = fleet.policies.kv_offload
     hit_frac, reload_frac = simulation.token_hit_frac, simulation.token_reload_frac
-    if offload is None or hit_frac is None or reload_frac is None:  # without caches
+    if offload is None or hit_frac is None or reload_frac is None:  # Without caches nothing is loaded.
         return []
     return [
         Offloaded(

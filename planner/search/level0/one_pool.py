@@ -101,7 +101,7 @@ class Search:
             ((option, count),) = counts
             self.least_holding[option.name] = min(count, self.least_holding.get(option.name, count))
         value = objective(counts)
-        if value < self.value * (1 - 1e-9):  # less by more than rounding
+        if value < self.value * (1 - 1e-9):  # It is less by more than rounding.
             self.best, self.value = counts, value
 
 

@@ -36,7 +36,7 @@ class FleetSearch:
     level0: Level0
     cuts: int
     beyond_exact: bool
-    raced: tuple[facts.PolicyGains | facts.PoliciesRaced, ...] = ()  # what other policies were worth
+    raced: tuple[facts.PolicyGains | facts.PoliciesRaced, ...] = ()  # What other policies were worth.
 
 
 def search(

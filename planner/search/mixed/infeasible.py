@@ -22,13 +22,13 @@ from planner.solvers.master import FleetLimits
 from planner.solvers.required_work import slo_work
 from planner.units import show_s
 
-RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # times what a limit cannot be below, tried in turn
+RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # Factors of the least possible limit, tried in turn.
 
-RELAX_S = 20.0  # for so long at most
+RELAX_S = 20.0  # The search for a relaxation that works ends after so long.
 
-MOST_PROBED = 4  # worker types whose largest fleet says what is attained
-MOST_WORKERS = 256  # of them; more stand idle in all questions whose simulation is short
-LIFTED_S = 1e7  # no limit, yet a number that a verdict can be compared with
+MOST_PROBED = 4  # The largest fleets of so many types show what is attained.
+MOST_WORKERS = 256  # More workers stand idle in all questions whose simulation is short.
+LIFTED_S = 1e7  # As good as no limit, yet a number that verdicts compare with.
 
 
 def with_relaxation(build: Callable[[], Problem]) -> Problem:
@@ -182,7 +182,7 @@ def infeasible(problem: Problem, level0: Level0, beyond: MixedFleets) -> Infeasi
     is_proved = problem.lower is None
     has_ended = level0.search.is_exhausted and (
         beyond.is_exact
-        # what a fleet carries after a loss, the master does not know
+        # The master does not know what a fleet carries after a loss.
         or ((beyond.is_exhausted or beyond.is_hopeless) and not problem.oracle.has_losses)
     )
     ways = _relaxations(problem) if is_proved or has_ended else []

@@ -197,7 +197,7 @@ def _every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[C
         return best, False
     problem.progress(f"all {len(fleets)} cheaper fleets of several worker types, one by one")
     before = effort_spent()
-    for counts in sorted(fleets, key=objective):  # the first that holds is the cheapest
+    for counts in sorted(fleets, key=objective):  # The first that holds is the cheapest.
         if problem.out_of_time() or effort_spent() - before > budget:
             return best, False
         if oracle.holds([counts])[0]:

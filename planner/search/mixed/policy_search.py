@@ -79,7 +79,7 @@ def _each_policy(
     choices = problem.task.policy_choices()
     for policies in choices:
         policy_problem = with_policies(problem, policies)
-        if policies.prefix_cache and answers:  # its settings are fitted to the best fleet so far
+        if policies.prefix_cache and answers:  # Settings of caches are fitted to the best fleet so far.
             policy_problem = with_policies(problem, fitted(policy_problem.oracle, best_of(answers)[1].best))
         if len(choices) > 1:
             problem.progress(name_policies(policies, choices))

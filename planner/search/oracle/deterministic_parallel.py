@@ -31,11 +31,10 @@ class Wave:
     """What all tasks of a wave share: the cost of each query, whichever task ran it first."""
 
     tasks: int
-    before: int  # the effort that was spent when it began
+    before: int  # The effort that was spent when the wave began.
     cost: dict[object, int] = field(default_factory=dict)
-    fresh: set[tuple[int, object]] = field(
-        default_factory=set
-    )  # (id of a dict, key) that this wave has added
+    # Each (id of a dict, key) that this wave has added.
+    fresh: set[tuple[int, object]] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -61,7 +60,7 @@ class Meter:
 
 _task: ContextVar[WaveTask | None] = ContextVar("task", default=None)
 _meter: ContextVar[Meter | None] = ContextVar("meter", default=None)
-_outer_meter = Meter()  # for simulations outside of any question
+_outer_meter = Meter()  # It counts simulations outside of any question.
 
 
 def has_meter() -> bool:
@@ -183,7 +182,7 @@ def _merge_in_order(tasks: Sequence[WaveTask]) -> None:
     outer = current_task()
     for own in tasks:
         for answers, key in own.answers:
-            answers[key] = answers.pop(key)  # moves the key to the end
+            answers[key] = answers.pop(key)  # This moves the key to the end.
             if outer is not None:
                 outer.answers.append((answers, key))
         if outer is not None:

@@ -90,7 +90,7 @@ class Answers:
 
     known: dict[tuple[object, ...], list[tuple[Slo, bool]]] = field(default_factory=dict)
     ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)
-    faster: dict[tuple[Trace, float], tuple[Trace, Answers]] = field(default_factory=dict)  # sped-up traces
+    faster: dict[tuple[Trace, float], tuple[Trace, Answers]] = field(default_factory=dict)  # Sped-up traces.
     decided: Decided | None = None  # A copy in a file, from which a killed run can go on (resuming.py).
     _asking: dict[tuple[object, Slo], threading.Event] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -174,13 +174,13 @@ class Oracle:
     spot: Mapping[str, Spot] = field(default_factory=dict)
     answers: Answers = field(default_factory=Answers)
     draws: tuple[Trace, ...] = ()
-    scenarios: tuple[Scenario, ...] = ()  # the hardest first
+    scenarios: tuple[Scenario, ...] = ()  # The hardest comes first.
     may_miss: int = 0
     refuted_below: float = -math.inf
     doubted_below: float = -math.inf
     step_time_sigmas: tuple[float, float] | None = None
     of_pairs: Policies | None = None
-    pinning: Pinning | None = None  # places prefixes, where policies route by what is pinned
+    pinning: Pinning | None = None  # It places prefixes, where policies pin them.
     scenario: Scenario | None = None
     downscale: int = 1
     until: float = math.inf  # Time on work_clock.py's clock from which on scenarios raise StoppedError.
@@ -189,7 +189,7 @@ class Oracle:
     _whole_runs: int = field(default=0, init=False)
     _effort: int = field(default=0, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _on_draws: tuple[Oracle, ...] = field(init=False)  # one for each of `draws`
+    _on_draws: tuple[Oracle, ...] = field(init=False)  # One for each of `draws`.
     _in_scenarios: tuple[Oracle, ...] = field(init=False)
     _asker: Asker = field(init=False)
 
@@ -386,7 +386,7 @@ class Oracle:
     def verdict(self, fleet: Fleet, *, record: bool) -> tuple[Simulation, Verdict]:
         """The whole simulation, to the end, with its judgement."""
         self._whole_runs += 1
-        record = record or self.slo.every_s is not None  # gaps of each window
+        record = record or self.slo.every_s is not None  # Windows are judged by their gaps.
         self._charge_whole(fleet)
         simulation = simulate(
             self._with_spread(fleet),

@@ -79,7 +79,7 @@ def find_keep_alive(
         for leaf, used_s in zip(own_leaves, times_of_use_s(trace, own, own_leaves), strict=True):
             gaps_s = np.diff([span_s[0], *used_s, span_s[1]])
             router_requests = int(np.floor(gaps_s / every_s).sum())
-            tokens = min(KV_BLOCK_TOKENS, leaf.tokens)  # the last block, computed anew
+            tokens = min(KV_BLOCK_TOKENS, leaf.tokens)  # The last block is computed anew.
             step_s = pool.type.latency.step_s(float(tokens), float(tokens * leaf.tokens), 0.0, 0.0)
             number, busy_s = number + router_requests, busy_s + router_requests * float(step_s)
         busiest_s = max(busiest_s, busy_s)

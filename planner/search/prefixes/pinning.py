@@ -63,9 +63,8 @@ class Pinning:
     _traffic: dict[tuple[WorkerType, str], StableTraffic] = field(default_factory=dict, init=False)
     _placed: dict[Pins, PrefixPlan] = field(default_factory=dict, init=False)
     _polished: dict[Pins, PolishedPins] = field(default_factory=dict, init=False)
-    _used: dict[Pins, PrefixPlan] = field(
-        default_factory=dict, init=False
-    )  # polished ones that `placed` gives
+    # The polished placements that `placed` gives.
+    _used: dict[Pins, PrefixPlan] = field(default_factory=dict, init=False)
 
     def of(self, pools: Sequence[Pool]) -> tuple[PinnedPrefix, ...]:
         """The pinned prefixes of these pools, whose workers are numbered in the order of the pools."""
@@ -187,7 +186,7 @@ def _hit_frac(plan: PrefixPlan) -> float:
     """The share of input tokens that are pinned on the worker to which the router sends the request: the one
     that has the longest part of its prompt.
     """
-    demand, placed = plan.traffic.demand, plan.replication.placed  # placed: (nodes, workers)
+    demand, placed = plan.traffic.demand, plan.replication.placed  # `placed` is (nodes, workers).
     pinned_tokens = [demand.path_sum(demand.tokens * placed[:, r]) for r in range(placed.shape[1])]
     longest_tokens = np.max(pinned_tokens, axis=0)
     return float(demand.rate_rps @ longest_tokens) / plan.traffic.input_tokens_per_s

@@ -31,7 +31,7 @@ def drift_popularity(trace: Trace, drift_frac: float, rng: np.random.Generator) 
     session = session_numbers(trace) if trace.after.size else np.arange(len(trace))
     first = np.full(session.max() + 1, len(trace))
     np.minimum.at(first, session, np.arange(len(trace)))
-    prefix = popular_prefixes(trace)[first]  # of each session
+    prefix = popular_prefixes(trace)[first]  # By session.
     prefixes = np.unique(prefix[prefix >= 0])
     if len(prefixes) < 2 or not drift_frac > 0:
         return trace

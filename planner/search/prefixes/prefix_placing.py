@@ -278,7 +278,7 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
     blocks = prefixes.block_uses(trace)
     tree = prefixes.prefix_tree(blocks)
     kept = stable_nodes(trace, tree)
-    number = np.full(len(tree) + 1, 0)  # the last entry is what -1 refers to
+    number = np.full(len(tree) + 1, 0)  # The last entry is what -1 refers to.
     number[kept] = np.arange(1, len(kept) + 1)
     # For every node, the deepest kept node on its path, -1 if there is none. Each round moves up one level.
     nearest = np.where(number[:-1] > 0, np.arange(len(tree)), tree.parent)
@@ -404,7 +404,7 @@ def _room(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> Room:
     worker, rate_rps = pool.type, len(trace) / trace.duration_s / workers
     longest = int((trace.input_tokens + trace.output_tokens).max())
     own_tokens = (1 - hit_frac) * trace.input_tokens
-    running_tokens = float(own_tokens.mean())  # one prompt in prefill
+    running_tokens = float(own_tokens.mean())  # One prompt is in prefill.
     if pool.role == "mixed":
         prefill = Option("prefill", worker, 0.0)
         prompts_s = least_seconds(

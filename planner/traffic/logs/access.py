@@ -50,7 +50,7 @@ _FULL_NAMES = {
     "prompt": "prompt_tokens",
     "completion": "completion_tokens",
 }
-MOST_CHARACTERS = 2000  # of a field; the rest, such as that of a long path, is cut off
+MOST_CHARACTERS = 2000  # Most characters of a field; the rest of a long path is cut off.
 
 
 def kind_of(lines: Iterable[bytes]) -> str:

@@ -307,7 +307,7 @@ def _clock_columns(sample: pd.DataFrame) -> Iterator[tuple[str, str]]:
         if not _holds_times(sample[name], name):
             continue
         is_start, is_end = set(words) & set(_START), set(words) & set(_END)
-        if name in ("time_local", "time_iso8601", "msec"):  # nginx writes a line when the answer has ended
+        if name in ("time_local", "time_iso8601", "msec"):  # Nginx writes a line when the answer has ended.
             yield name, "end"
         else:
             yield name, "start" if is_start and not is_end else "end" if is_end and not is_start else ""
@@ -446,7 +446,7 @@ def has_failed(column: pd.Series[Any]) -> tuple[np.ndarray[Any, np.dtype[np.bool
     for code, value in enumerate(values):
         text = str(value).strip().lower()
         number = pd.to_numeric(text, errors="coerce") if text else np.nan
-        if 100 <= number < 600:  # a status of HTTP
+        if 100 <= number < 600:  # It is a status of HTTP.
             failed_by_code[code] = number >= 400
         elif text in _BROKEN or text in ("000", "0.0"):  # A status of 0 stands for no answer.
             failed_by_code[code] = True

@@ -440,4 +440,4 @@ def _inner(document: dict[str, Any]) -> list[log_tables.Row] | None:
 
 
 _MOST_BYTES = 512 * 2**20
-_MOST_OF_A_PAGE = 6  # keys
+_MOST_OF_A_PAGE = 6  # The most keys of a page of an API.

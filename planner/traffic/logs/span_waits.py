@@ -36,9 +36,10 @@ class SpanTree:
     it, and by these numbers `with_waits` finds the calls again. Times are ns since 1970.
     """
 
-    _spans: dict[str, tuple[str, int, int]] = field(default_factory=dict)  # parent, start, end
-    _calls: list[tuple[str, str, int, int]] = field(default_factory=list)  # span, trace, start, end
-    _conversations: dict[str, str] = field(default_factory=dict)  # by trace
+    # By span: its parent, start and end.
+    _spans: dict[str, tuple[str, int, int]] = field(default_factory=dict)
+    _calls: list[tuple[str, str, int, int]] = field(default_factory=list)  # Span, trace, start and end.
+    _conversations: dict[str, str] = field(default_factory=dict)  # By trace.
 
     def add(self, span: str, parent: str, trace: str, conversation: str, start: object, end: object) -> None:
         start_ns = _parse_ns(start, 0)
@@ -66,7 +67,8 @@ class SpanTree:
         waits = np.zeros(len(trace), dtype=bool)
         waits[after[:, 0]] = True
         think_s = np.where(waits, np.maximum(start_ns - ready_ns, 0) / 1e9, 0.0)
-        task_names = [self._calls[k][1] or f"call {k}" for k in serials.tolist()]  # the trace, if it has one
+        # The trace, if a call has one.
+        task_names = [self._calls[k][1] or f"call {k}" for k in serials.tolist()]
         numbers: dict[str, int] = {}
         task = np.array([numbers.setdefault(name, len(numbers)) for name in task_names])
         arrival_s = _nominal_s(trace.arrival_s, after, think_s)

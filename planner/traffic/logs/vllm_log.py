@@ -50,7 +50,7 @@ _ANSWER_COUNT = re.compile(rb"SamplingParams\(n=(\d{1,4}),")
 _LORA = re.compile(rb"lora_request: LoRARequest\(lora_name='([^']{1,100})'")
 _IDS = {"in": b"prompt_token_ids: [", "out": b"output_token_ids: ["}
 _PROMPT = b"prompt: "
-DAYS_BEFORE_MONTH = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # in a leap year
+DAYS_BEFORE_MONTH = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # In a leap year.
 _DAY_NS, _YEAR_DAYS = 86400 * 10**9, 366
 _FEB_28 = 58
 _NEW_YEAR_NS = 978_307_200 * 10**9  # The start of 2001, from which dates without a year count.
@@ -149,7 +149,7 @@ class VllmLog:
 
     def _received(self, number: int, time_ns: int, name: bytes, message: bytes) -> None:
         request = self.requests.setdefault(name, _Request(number, time_ns))
-        if (tokens := self._ids("in", message)) is not None:  # up to vLLM 0.10
+        if (tokens := self._ids("in", message)) is not None:  # vLLM up to 0.10 writes ids.
             request.prompt_tokens = tokens
         tail = message[message.rfind(b"SamplingParams(") :]
         if b"ignore_eos=True" in tail and (match := _MAX_TOKENS.search(tail)):
