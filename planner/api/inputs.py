@@ -99,12 +99,7 @@ def requests_of(
 
 
 def requests_meant(
-    trace: TraceLike | None,
-    rate_request: RateRequest,
-    *,
-    is_given: bool,
-    seed: int,
-    drop_invalid: bool = False,
+    trace: TraceLike | None, rate_request: RateRequest, *, is_given: bool, seed: int
 ) -> tuple[Trace, RateRequest]:
     """As `requests_of`, and the rate and part of these requests that are meant. With `is_given` rate or
     window were given beside the question; they are not of the traffic that the question describes, so a trace
@@ -113,9 +108,8 @@ def requests_meant(
     is_drawn = trace is None or (isinstance(trace, Trace) and trace.drawn_from is not None)
     if is_given and not is_drawn:
         rate_request = replace(rate_request, described=None)
-    return requests_of(
-        trace, rate_request.described, seed=seed, drop_invalid=drop_invalid, how=rate_request.reading
-    ), rate_request
+    requests = requests_of(trace, rate_request.described, seed=seed, how=rate_request.reading)
+    return requests, rate_request
 
 
 def read_fleet(fleet: FleetLike, catalog: CatalogLike = None, *, policies: Section | None = None) -> Fleet:

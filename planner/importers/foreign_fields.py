@@ -111,10 +111,8 @@ def read_number(value: object, where: object, *, least: float = 0.0) -> float:
     return checked_number(value, where, least=least)
 
 
-def read_numbers(value: object, where: object, *, least: float = 0.0) -> list[float]:
-    return [
-        read_number(item, f"{where}[{i}]", least=least) for i, item in enumerate(check_rows(value, where))
-    ]
+def read_numbers(value: object, where: object) -> list[float]:
+    return [read_number(item, f"{where}[{i}]") for i, item in enumerate(check_rows(value, where))]
 
 
 def read_count(value: object, where: object, *, least: int = 1, most: int = 10**9) -> int:
@@ -125,11 +123,9 @@ def read_count(value: object, where: object, *, least: int = 1, most: int = 10**
     return int(checked)
 
 
-def read_optional(
-    document: Mapping[str, Any], key: str, where: object, *, least: float = 0.0
-) -> float | None:
+def read_optional(document: Mapping[str, Any], key: str, where: object) -> float | None:
     value = document.get(key)
-    return None if value is None else read_number(value, f"{where}: {key}", least=least)
+    return None if value is None else read_number(value, f"{where}: {key}")
 
 
 def mean_and_percentiles(values_s: Sequence[float] | Array) -> dict[str, float]:

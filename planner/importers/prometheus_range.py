@@ -98,9 +98,9 @@ def parse_series(text: str, where: object, wanted: NamePredicate | None = None) 
     return _merge_series(_series_of_lines(text, where, wanted or _any_name), where)
 
 
-def parse_answer(document: Any, where: object, wanted: NamePredicate | None = None) -> tuple[Series, ...]:
+def parse_answer(document: Any, where: object) -> tuple[Series, ...]:
     """The series of one answer of the API, already parsed from JSON."""
-    return _merge_series(list(_series_of_answer(document, where, wanted or _any_name)), where)
+    return _merge_series(list(_series_of_answer(document, where, _any_name)), where)
 
 
 def _any_name(name: str) -> bool:
@@ -359,19 +359,19 @@ def _number_samples(row: Series) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]
     return row.t_s[numbers_at], row.values[numbers_at], following - numbers_at > 1
 
 
-def mean_gauge(series: Sequence[Series], edges_s: Floats, *, gap_s: float = GAP_S) -> Floats:
+def mean_gauge(series: Sequence[Series], edges_s: Floats) -> Floats:
     """The mean over each interval of a gauge, of all its instances together (a sum); NaN where unknown.
 
-    A sample holds until the next one, but no longer than `gap_s`.
+    A sample holds until the next one, but no longer than GAP_S.
     """
     edges_s = np.asarray(edges_s, dtype=float)
     n = max(len(edges_s) - 1, 0)
     area, is_covered = np.zeros(n), np.zeros(n, dtype=bool)
     for row in series:
         ends = np.append(row.t_s[1:], np.inf)
-        ends = np.minimum(ends, row.t_s + gap_s)
+        ends = np.minimum(ends, row.t_s + GAP_S)
         # Nothing is known after the last sample, except that a single one holds too.
-        ends[-1] = row.t_s[-1] if len(row.t_s) > 1 else row.t_s[-1] + gap_s
+        ends[-1] = row.t_s[-1] if len(row.t_s) > 1 else row.t_s[-1] + GAP_S
         is_number = np.isfinite(row.values)
         starts, ends, values = row.t_s[is_number], ends[is_number], row.values[is_number]
         if not starts.size:

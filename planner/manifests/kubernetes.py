@@ -194,9 +194,9 @@ def resources(pool: Pool) -> Document:
     return {"limits": gpus, "requests": dict(gpus)}
 
 
-def container(pool: Pool, args: list[str], *, port: int = HTTP_PORT) -> Document:
-    """vLLM listening on `port`; `args` as Kubernetes is to read them. Kustomize's patches know its name."""
-    ports = [{"name": "http", "containerPort": port}]
+def container(pool: Pool, args: list[str]) -> Document:
+    """vLLM listening on HTTP_PORT; `args` as Kubernetes is to read them. Kustomize's patches know its name."""
+    ports = [{"name": "http", "containerPort": HTTP_PORT}]
     if pool.role != "mixed":
         ports.append({"name": "nixl", "containerPort": NIXL_PORT})
     return {

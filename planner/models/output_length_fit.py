@@ -110,12 +110,16 @@ class LengthAccuracy:
     later: int
 
 
+# Predictors are fitted to this share of the requests, and judged on the later ones.
+FITTED_FRAC = 0.7
+
+
 def later_accuracy(
     trace: Trace,
     model: BucketClassifier | None = None,
     *,
     bucket_tokens: int = BUCKET_TOKENS,
-    fitted_frac: float = 0.7,
+    fitted_frac: float = FITTED_FRAC,
 ) -> LengthAccuracy:
     """The accuracy on later requests of a fit to the first `fitted_frac` of them."""
     first = round(fitted_frac * len(trace))
@@ -146,11 +150,11 @@ class MeanAccuracy:
     plain_bias_tokens: float
 
 
-def later_mean_error(trace: Trace, *, input_buckets: int, fitted_frac: float = 0.7) -> MeanAccuracy:
-    """The errors on later requests of means over the first `fitted_frac` of them, in as many ranges of prompt
+def later_mean_error(trace: Trace, *, input_buckets: int) -> MeanAccuracy:
+    """The errors on later requests of means over the first FITTED_FRAC of them, in as many ranges of prompt
     lengths as `input_buckets`.
     """
-    first = round(fitted_frac * len(trace))
+    first = round(FITTED_FRAC * len(trace))
     if not 0 < first < len(trace):
         raise InputError(f"{trace.name}: {len(trace)} requests are too few to hold some out")
     X = np.column_stack([trace.input_tokens, np.zeros(len(trace))]).astype(float)

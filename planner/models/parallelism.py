@@ -17,7 +17,6 @@ Ranks on several nodes: `planner/models/all2all.py`.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from planner.errors import InputError
 from planner.models.latency import Array, StepLatency
 from planner.models.llm import GroupedAttention, Llm
 
-Algorithm = Literal["ring", "one-shot", "fastest"]
 ACTIVATION_BYTES = 2.0
 # The reached share of a link, and the seconds of the smallest call, are those of the roofline's calibration.
 LINK_FRAC = 0.64
@@ -38,22 +36,16 @@ SEND_RECV_S = 20e-6
 
 
 def all_reduce_s(
-    payload_bytes: float | Array,
-    tp: int,
-    link_bytes_per_s: float,
-    *,
-    latency_s: float = ALL_REDUCE_S,
-    algorithm: Algorithm = "ring",
+    payload_bytes: float | Array, tp: int, link_bytes_per_s: float, *, latency_s: float = ALL_REDUCE_S
 ) -> Array:
-    """Seconds to add up `payload_bytes` over `tp` GPUs, zero for one GPU. Broadcasts.
+    """Seconds of a ring that adds up `payload_bytes` over `tp` GPUs, zero for one GPU. Broadcasts.
 
     `link_bytes_per_s` is what one GPU sends in one direction, as in the catalog.
     """
     if tp == 1:
         return np.zeros_like(np.asarray(payload_bytes, dtype=float))
-    sent = {"ring": 2 * (tp - 1) / tp, "one-shot": tp - 1.0}
-    share = min(sent.values()) if algorithm == "fastest" else sent[algorithm]
-    return np.asarray(latency_s + share * np.asarray(payload_bytes) / link_bytes_per_s)
+    sent_share = 2 * (tp - 1) / tp
+    return np.asarray(latency_s + sent_share * np.asarray(payload_bytes) / link_bytes_per_s)
 
 
 def mixed_kv_s(llm: Llm, gpu: Gpu, tp: int) -> float:
@@ -82,7 +74,6 @@ def tp_s(
     *,
     link_frac: float = LINK_FRAC,
     latency_s: float = ALL_REDUCE_S,
-    algorithm: Algorithm = "ring",
 ) -> Array:
     """Seconds of the all-reduces in a step of `tokens` tokens: two per layer.
 
@@ -93,9 +84,7 @@ def tp_s(
     if measured := next((each for each in gpu.all_reduce if each.gpus == tp), None):
         once_s = measured.latency_s + payload_bytes / measured.bytes_per_s
     else:
-        once_s = all_reduce_s(
-            payload_bytes, tp, gpu.link_bytes_per_s * link_frac, latency_s=latency_s, algorithm=algorithm
-        )
+        once_s = all_reduce_s(payload_bytes, tp, gpu.link_bytes_per_s * link_frac, latency_s=latency_s)
     return np.asarray(2 * llm.layers * once_s)
 
 

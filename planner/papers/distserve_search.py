@@ -115,14 +115,11 @@ class ProposedPlacement:
     measured: tuple[tuple[Measured, ...], ...]  # The instances of each phase, or the pairs.
 
 
+STEP_TOKENS = 8192  # The most tokens of a step, as in vLLM.
+
+
 def instance_types(
-    llm: Llm,
-    gpu: Gpu,
-    catalog: Catalog,
-    *,
-    nodes: int,
-    max_num_batched_tokens: int = 8192,
-    max_num_seqs: int = 256,
+    llm: Llm, gpu: Gpu, catalog: Catalog, *, nodes: int, max_num_seqs: int = 256
 ) -> tuple[WorkerType, ...]:
     """Every TP within a node by which the LLM's heads divide, times every PP that divides its layers, on up
     to `nodes` nodes, if the instance holds the weights.
@@ -133,7 +130,7 @@ def instance_types(
             if llm.layers % pp:
                 continue
             kv_tokens = kv_cache_tokens(
-                llm, gpu, tp, pp, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs
+                llm, gpu, tp, pp, max_num_batched_tokens=STEP_TOKENS, max_num_seqs=max_num_seqs
             )
             if kv_tokens:
                 latency = add_pipeline(catalog.step_latency(llm, gpu, tp), llm, gpu, tp, pp)
@@ -142,7 +139,7 @@ def instance_types(
                     tp=tp,
                     latency=latency,
                     kv_tokens=kv_tokens,
-                    max_num_batched_tokens=max_num_batched_tokens,
+                    max_num_batched_tokens=STEP_TOKENS,
                     max_num_seqs=max_num_seqs,
                     pp=pp,
                 ).with_llm(llm)
@@ -171,10 +168,10 @@ def prefill_alone(setting: Setting, prefill: WorkerType, count: int = 1) -> Flee
     return Fleet(setting.llm, (Pool("pre", "mixed", prefill, count),), setting.policies, setting.network)
 
 
-def decode_alone(setting: Setting, decode: WorkerType, count: int = 1) -> Fleet:
-    """Instances behind a prefill that takes no time."""
+def decode_alone(setting: Setting, decode: WorkerType) -> Fleet:
+    """An instance behind a prefill that takes no time."""
     instant = replace(decode, latency=INSTANT, form=NO_TIME, kv_tokens=10**12, tp=1, pp=1)
-    return pair_fleet(setting, instant, decode, counts=(1, count), network=NO_LINK)
+    return pair_fleet(setting, instant, decode, counts=(1, 1), network=NO_LINK)
 
 
 def first_tokens(traffic: Traffic) -> Traffic:

@@ -36,6 +36,7 @@ THEME = {
 }
 FONT = "Helvetica, Arial, sans-serif"
 GUIDE = "guide"  # Style of a line that is no data, such as a diagonal.
+PNG_SCALE = 2.0
 PNG_COLUMNS = 76  # Width of a caption, in characters.
 
 
@@ -120,7 +121,7 @@ def _check_drawing() -> None:
         raise MemoryError
 
 
-def chart_png(figure: Figure, *, scale: float = 2.0) -> bytes:
+def chart_png(figure: Figure) -> bytes:
     """The chart as an image on white with its caption above it."""
     import vl_convert
 
@@ -137,7 +138,7 @@ def chart_png(figure: Figure, *, scale: float = 2.0) -> bytes:
         "fontWeight": "normal",
         "offset": 12,
     }
-    png: bytes = vl_convert.vegalite_to_png(spec, scale=scale)
+    png: bytes = vl_convert.vegalite_to_png(spec, scale=PNG_SCALE)
     return png
 
 

@@ -179,16 +179,14 @@ def _measured_with_value(
     return mask
 
 
-def gap_runs(
-    simulation: Simulation, window_s: tuple[float, float] | None = None, of_class: int = int(NONE)
-) -> npt.NDArray[np.void]:
+def gap_runs(simulation: Simulation, of_class: int = int(NONE)) -> npt.NDArray[np.void]:
     """The recorded runs that gave tokens, to a class if one is given, cut to the steps that ended inside the
-    window, by default the measured one.
+    measured window.
 
     Needs a simulation with `record=True`.
     """
     runs, first_end_s, last_end_s = _with_gaps(simulation, of_class)
-    start_s, end_s = window_s or simulation.window_s
+    start_s, end_s = simulation.window_s
     inside = (first_end_s >= start_s) & (last_end_s <= end_s)
     crossing = ~inside & (last_end_s >= start_s) & (first_end_s <= end_s)
     return np.concatenate([runs[inside], _cut_to_window(runs[crossing], start_s, end_s)])

@@ -515,7 +515,6 @@ def find_promising_fleet(
     *,
     below: float | None,
     cuts: Sequence[Sequence[int]],
-    time_limit_s: float = SOLVER_S,
 ) -> tuple[tuple[int, ...], float] | None:
     """The fleet below the value `below` (None: of any) that is expected to carry the largest share of the
     traffic, and that share. None if limits and cuts exclude all fleets; an empty fleet with share 0 if time
@@ -535,7 +534,7 @@ def find_promising_fleet(
         cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
         problem += cost + idle_cost <= below, "value_to_beat"
     problem.sense = pulp.LpMaximize
-    status = run_highs(problem, time_limit_s=time_limit_s, gap_frac=PROMISE_GAP_FRAC, is_small=True).status
+    status = run_highs(problem, time_limit_s=SOLVER_S, gap_frac=PROMISE_GAP_FRAC, is_small=True).status
     if status == "infeasible":
         return None
     if status not in ("optimal", "feasible"):

@@ -29,11 +29,14 @@ class GroupChoice:
     uses: tuple[float, ...]
 
 
+SOLVER_S = 20.0  # The time limit of the solver.
+
+
 def choose(
-    groups: Sequence[Sequence[GroupChoice]], amounts: Sequence[float], *, time_limit_s: float = 20.0
+    groups: Sequence[Sequence[GroupChoice]], amounts: Sequence[float]
 ) -> tuple[list[int] | None, float]:
     """The taken index of each group, None if no choice is within the limits; and a lower bound on the weight
-    of every choice. Raises PlannerError where the solver finds nothing within `time_limit_s`.
+    of every choice. Raises PlannerError where the solver finds nothing within SOLVER_S.
     """
     problem = pulp.LpProblem("multiple_choice", pulp.LpMinimize)
     x = [
@@ -51,12 +54,12 @@ def choose(
     for y, amount in enumerate(amounts):
         used = pulp.lpSum(choice.uses[y] * x_f for choice, x_f in flat if choice.uses[y])
         problem += used <= amount, f"limit_{y}"
-    outcome = run_highs(problem, time_limit_s=time_limit_s)
+    outcome = run_highs(problem, time_limit_s=SOLVER_S)
     if outcome.status == "infeasible":
         return None, math.inf
     if outcome.status not in ("optimal", "feasible"):
         raise PlannerError(
-            f"the solver gave no answer to the master problem of several LLMs in {time_limit_s:g} s"
+            f"the solver gave no answer to the master problem of several LLMs in {SOLVER_S:g} s"
         )
     taken = [max(range(len(x_i)), key=lambda f, x_i=x_i: x_i[f].value() or 0.0) for x_i in x]  # type: ignore[misc]
     return taken, -math.inf if outcome.bound is None else outcome.bound

@@ -335,16 +335,14 @@ def headroom(study: Study, before: StudyAnswer) -> Headroom:
     return find_headroom(before.problem.oracle, before.search_result.best).headroom
 
 
-def explain_limits(
-    study: Study, task: PlanQuestion, fleet: Fleet, *, by_frac: float = BY_FRAC
-) -> tuple[PromisedAt | AskedAgain, ...]:
+def explain_limits(study: Study, task: PlanQuestion, fleet: Fleet) -> tuple[PromisedAt | AskedAgain, ...]:
     """Facts on what each limit of the question costs: the tightest value that its plan, `fleet`, keeps as it
     is, and the cost with each limit moved.
     """
     before = study.ask(task, (fleet,))
     moves = [
         ask_again(study, before, changed_task, label)
-        for label, changed_task in limit_changes(before, by_frac)
+        for label, changed_task in limit_changes(before, BY_FRAC)
     ]
     # What decides a line is a value and a share.
     values_s = ((line.limit, line.decides[0]) for line in before.verdict.lines)

@@ -230,7 +230,7 @@ def _hit_tokens(tokens: npt.NDArray[Any], reuse: Reuse) -> FloatArray:
     return np.asarray(np.cumsum(tokens_by_blocks), dtype=np.float64)
 
 
-def working_set_tokens(trace: Trace, blocks: Blocks, reuse: Reuse, window_s: float = WINDOW_S) -> FloatArray:
+def working_set_tokens(trace: Trace, blocks: Blocks, reuse: Reuse, window_s: float) -> FloatArray:
     """Distinct tokens used in each whole window from the first arrival on; (windows,), at least one."""
     if not window_s > 0:
         raise InputError(f"window: expected more than 0 s, found {window_s}")
@@ -295,9 +295,7 @@ class PrefixSummary:
         return plain
 
 
-def summarise_prefixes(
-    trace: Trace, *, window_s: float = WINDOW_S, workers: tuple[int, ...] = (4, 8, 16)
-) -> PrefixSummary:
+def summarise_prefixes(trace: Trace, *, workers: tuple[int, ...] = (4, 8, 16)) -> PrefixSummary:
     """Summarise what the prompts of a trace share; raises TraceError without block ids."""
     blocks = block_uses(trace)
     tree = prefix_tree(blocks)
@@ -305,7 +303,7 @@ def summarise_prefixes(
     curve = hit_curve(trace, blocks.tokens, reuse)
     is_hit = reuse.previous >= 0
     gap_s = trace.arrival_s[blocks.owner[is_hit]] - trace.arrival_s[reuse.previous[is_hit]]
-    sets = working_set_tokens(trace, blocks, reuse, window_s)
+    sets = working_set_tokens(trace, blocks, reuse, WINDOW_S)
     has_blocks = tree.end >= 0
     key_nodes = tree.key_nodes()[tree.end[has_blocks]]
     key_frac = np.zeros(len(trace))
@@ -343,7 +341,7 @@ def summarise_prefixes(
         key_frac=MeanAndDeviation.of(key_frac),
         key_requests=MeanAndDeviation.of(tree.requests[shared_keys]),
         reuse_gap_s=dict(zip(GAP_PERCENTILES, percentiles, strict=False)),  # Without hits there are none.
-        window_s=window_s,
+        window_s=WINDOW_S,
         working_set_tokens=MeanAndDeviation.of(sets),
         largest_working_set_tokens=float(sets.max()),
         hit_frac={size: float(curve.at(size)) for size in CACHE_TOKENS},

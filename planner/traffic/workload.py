@@ -286,13 +286,16 @@ def distinct_lengths(trace: Trace) -> TraceLengths:
     return TraceLengths(inputs, outputs, requests.astype(np.int64))
 
 
+MOST_PAIRS = 20_000  # Of prompt and output lengths, in bounds.
+
+
 @lru_cache(maxsize=16)  # A search needs the same ones for every worker type.
-def coarser_lengths(lengths: TraceLengths, most: int = 20_000) -> TraceLengths:
-    """The same requests as at most `most` pairs, each of somewhat less work, so that lower bounds stay valid.
+def coarser_lengths(lengths: TraceLengths) -> TraceLengths:
+    """The same requests as at most MOST_PAIRS pairs, each of somewhat less work: lower bounds stay valid.
 
     Prompts and outputs are rounded down to powers of 1.02 or more, cached and shared tokens up.
     """
-    return coarsen_pairs(lengths, most, 1.02)[0]
+    return coarsen_pairs(lengths, MOST_PAIRS, 1.02)[0]
 
 
 def coarsen_pairs(lengths: TraceLengths, most: int, ratio: float) -> tuple[TraceLengths, IntArray]:

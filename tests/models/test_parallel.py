@@ -11,15 +11,7 @@ from planner.domain import AllReduce, Gpu
 from planner.errors import CatalogError, InputError
 from planner.models.latency import StepLatency
 from planner.models.llm import FeedForward, GroupedAttention, LayerGroup, Llm
-from planner.models.parallelism import (
-    SEND_RECV_S,
-    Algorithm,
-    add_pipeline,
-    all_reduce_s,
-    mixed_kv_s,
-    send_recv_s,
-    tp_s,
-)
+from planner.models.parallelism import SEND_RECV_S, add_pipeline, all_reduce_s, mixed_kv_s, send_recv_s, tp_s
 from planner.models.roofline import roofline
 from planner.models.roofline_calibration import calibration_of
 
@@ -30,21 +22,10 @@ LLAMA_70B = Llm("70B", 80, 8192, 64, 8, 128, 28672, 128256, 131072)
 H100 = Gpu("h100", 80 * 2.0**30, 3.35e12, 989e12, "NVLink 4", 450e9, 700, 8, 1.0, "h100", "h100")
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "tp", "seconds"),
-    [
-        ("ring", 2, 11.0),
-        ("ring", 4, 16.0),
-        ("one-shot", 2, 11.0),
-        ("one-shot", 4, 31.0),
-        ("fastest", 4, 16.0),
-        ("ring", 1, 0.0),
-        ("one-shot", 1, 0.0),
-    ],
-)
-def test_all_reduce_by_hand(algorithm: Algorithm, tp: int, seconds: float) -> None:
-    """100 bytes at 10 bytes/s and 1 s per call. Ring: 2 * (tp-1)/tp of the bytes; one shot: (tp-1) times."""
-    assert all_reduce_s(100.0, tp, 10.0, latency_s=1.0, algorithm=algorithm) == pytest.approx(seconds)
+@pytest.mark.parametrize(("tp", "seconds"), [(1, 0.0), (2, 11.0), (4, 16.0)])
+def test_all_reduce_by_hand(tp: int, seconds: float) -> None:
+    """100 bytes at 10 bytes/s and 1 s per call, 2 * (tp-1)/tp of the bytes."""
+    assert all_reduce_s(100.0, tp, 10.0, latency_s=1.0) == pytest.approx(seconds)
 
 
 def test_a_step_has_two_all_reduces_per_layer() -> None:

@@ -63,10 +63,10 @@ class AnyMomentBound:
 class _Slices:
     """Simulates slices around single windows with limited numbers of workers, and counts the work."""
 
-    def __init__(self, runs: DayRuns, most_work: int):
+    def __init__(self, runs: DayRuns):
         self.runs, self.work = runs, 0.0
         self.usual_work = len(runs.trace) / max(runs.window_count, 1) * (1 + LAG_FRAC) + SLICE_WORK
-        self.most_work = min(most_work, MOST_SLICES_PER_WINDOW * runs.window_count * self.usual_work)
+        self.most_work = min(MOST_WORK, MOST_SLICES_PER_WINDOW * runs.window_count * self.usual_work)
         self.last_s = float(runs.terms.edges_s[-1])
         window_s = float(np.diff(runs.windows_s).max())
         self.lag_s, self.exact_s = LAG_FRAC * window_s, EXACT_FRAC * window_s
@@ -106,7 +106,6 @@ def any_moment_bound(
     cuts: Sequence[Cut] = (),
     *,
     most_usd: float = math.inf,
-    most_work: int = MOST_WORK,
     time_limit_s: float = math.inf,
     progress: Callable[[str], None] = lambda _: None,
 ) -> AnyMomentBound:
@@ -123,7 +122,7 @@ def any_moment_bound(
         for pool, each in zip(runs.terms.pools, runs.elastic_pools, strict=True)
     )
     terms = replace(runs.terms, pools=quickest)
-    slices, least_paid = _Slices(runs, most_work), runs.least_paid()
+    slices, least_paid = _Slices(runs), runs.least_paid()
     edges_s = runs.terms.edges_s
     all_cuts: list[Needs] = [
         tuple((float(edges_s[t]), float(edges_s[t + 1]), c, n) for t, c, n in cut) for cut in cuts

@@ -150,19 +150,18 @@ class _DaySearch:
     def best_usd(self) -> float:
         return math.inf if self.best is None else self.best.usd
 
-    def is_closed(self, gap_frac: float = SAME_FRAC) -> bool:
-        return self.bound_usd >= self.best_usd * (1 - max(gap_frac, SAME_FRAC))
+    def is_closed(self) -> bool:
+        return self.bound_usd >= self.best_usd * (1 - SAME_FRAC)
 
 
 def cheapest_day(
     runs: DaySimulations,
     *,
     time_limit_s: float = 60.0,
-    gap_frac: float = 0.0,
     walks: bool = True,
     progress: Callable[[str], None] = lambda _: None,
 ) -> DayOptimum:
-    """Search until no sequence is cheaper by more than `gap_frac`, or the time is up.
+    """Search until no sequence is cheaper, or the time is up.
 
     With `walks` all cheaper sequences are simulated where there are few. Raises InfeasibleError where a
     window fails with the most workers of every pool.
@@ -179,7 +178,7 @@ def cheapest_day(
         search.bound_usd = pool_sizes.units_usd(runs.terms, pool_sizes.least_sizes(runs.terms, search.cuts))
     progress(f"{len(search.cuts)} least sizes, bound {search.bound_usd:.2f} USD")
     ties = 0
-    while ties * runs.request_count <= MOST_TIES and (sizes := _next_sequence(search, gap_frac)) is not None:
+    while ties * runs.request_count <= MOST_TIES and (sizes := _next_sequence(search)) is not None:
         day = search.simulate_day(sizes)
         _fill_paid_units(search, sizes)
         failing = f"{len(day.missed)} of {runs.window_count} windows fail"
@@ -202,9 +201,9 @@ def _optimum_of(search: _DaySearch, began_s: float, *, is_exact: bool) -> DayOpt
     return DayOptimum(best, bound_usd, proved, is_exact, tuple(search.cuts), time.monotonic() - began_s)
 
 
-def _next_sequence(search: _DaySearch, gap_frac: float) -> Ints | None:
+def _next_sequence(search: _DaySearch) -> Ints | None:
     """The cheapest sequence that may hold and was not simulated; None where there is none or no time."""
-    while not search.out_of_time() and not search.is_closed(gap_frac):
+    while not search.out_of_time() and not search.is_closed():
         left_s = search.deadline - time.monotonic()
         solution = pool_sizes.solve(
             search.terms, search.cuts, search.seen, time_limit_s=max(left_s, LEAST_SOLVE_S)
@@ -216,7 +215,7 @@ def _next_sequence(search: _DaySearch, gap_frac: float) -> Ints | None:
         # With either of the two the same workers are ready.
         if not (workers == solution.workers).all():
             search.seen.append(solution.workers)
-        if not search.is_closed(gap_frac) and not any((workers == each).all() for each in search.seen):
+        if not search.is_closed() and not any((workers == each).all() for each in search.seen):
             return workers
     return None
 
