@@ -86,8 +86,8 @@ def manifests(
         kept = [under_router.keeps for under_router in plan.plan.certificate.routers]
         _, text_rows = router_rows(plan.plan)
         simulated_routers = [
-            targets.RouterRow(target=row[0], router=row[1], simulated=row[2], slo=row[3], kept=keeps)
-            for row, keeps in zip(text_rows, kept, strict=True)
+            targets.RouterRow(target=name, router=router, simulated=simulated, slo=slo_text, kept=keeps)
+            for (name, router, simulated, slo_text, *_), keeps in zip(text_rows, kept, strict=True)
         ]
         return _rendered(plan.fleet, max_model_len or plan.plan.max_model_len, target, simulated_routers)
     fleet = read_fleet(plan, read_catalog(catalog))

@@ -159,19 +159,22 @@ def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Docum
         counts[kind] += pool["count"]
         sizes[kind] = _gpus_of_worker(pool)
     units = math.gcd(*counts.values())
-    each = [(count // units, kind[0], sizes[kind], kind[1]) for kind, count in counts.items()]
+    each = [
+        (count // units, role, sizes[role, gpu, text], gpu) for (role, gpu, text), count in counts.items()
+    ]
     gpus_by_name: dict[str, int] = Counter()
     for count, _, size, gpu in each:
         gpus_by_name[gpu] += count * size
+    first_gpu = next(iter(gpus_by_name))
     if len(each) == 1:
         ((_, _, size, gpu),) = each
         name = f"{size} × {gpu}"
     elif len(gpus_by_name) == 1:
         parts = " + ".join(f"{count} {role} of {size}" for count, role, size, _ in each)
-        name = f"{parts} × {each[0][3]}"
+        name = f"{parts} × {first_gpu}"
     else:
         name = " + ".join(f"{count} {role} of {size} × {gpu}" for count, role, size, gpu in each)
-    one = {"gpu": each[0][3], "gpus": gpus_by_name[each[0][3]]}
+    one = {"gpu": first_gpu, "gpus": gpus_by_name[first_gpu]}
     return {
         "llm": plan["llm"],
         "worker": name,

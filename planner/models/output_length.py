@@ -98,12 +98,7 @@ def bucket_range(bucket: npt.ArrayLike, bucket_tokens: int = BUCKET_TOKENS) -> t
     return k * bucket_tokens + 1, (k + 1) * bucket_tokens
 
 
-def synthetic_buckets(
-    output_tokens: npt.ArrayLike,
-    accuracy_frac: float,
-    rng: np.random.Generator,
-    bucket_tokens: int = BUCKET_TOKENS,
-) -> Ints:
+def synthetic_buckets(output_tokens: npt.ArrayLike, accuracy_frac: float, rng: np.random.Generator) -> Ints:
     """Predicted buckets of which `accuracy_frac`, to the nearest request, are right.
 
     Which requests are wrong is drawn evenly. Wrong buckets are drawn as often as they occur among these
@@ -112,7 +107,7 @@ def synthetic_buckets(
     """
     if not 0 <= accuracy_frac <= 1:
         raise InputError(f"accuracy is {accuracy_frac}, must be a share in [0, 1]")
-    truth = bucket_of(output_tokens, bucket_tokens)
+    truth = bucket_of(output_tokens)
     predicted = truth.copy()
     wrong = rng.permutation(len(truth))[round(accuracy_frac * len(truth)) :]
     buckets, counts = np.unique(truth, return_counts=True)

@@ -191,9 +191,11 @@ class MeasuredComparison:
     def scatter(self, metric: Metric) -> tuple[Floats, Floats]:
         """The predicted and the measured values of a metric, for each request that counts."""
         values_s = METRICS[metric].values_s
-        pair = [values_s(run.requests)[self.chosen] for run in (self.predicted, self.measured)]
-        both = np.isfinite(pair[0]) & np.isfinite(pair[1])
-        return pair[0][both], pair[1][both]
+        predicted_s, measured_s = (
+            values_s(run.requests)[self.chosen] for run in (self.predicted, self.measured)
+        )
+        is_in_both = np.isfinite(predicted_s) & np.isfinite(measured_s)
+        return predicted_s[is_in_both], measured_s[is_in_both]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

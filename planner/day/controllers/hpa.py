@@ -182,7 +182,7 @@ class Behaviour:
 
     def stabilise(self, time_s: float, current: int, desired: int) -> int:
         longest_s = max(self.up.window_s, self.down.window_s)
-        self.recommended = [each for each in self.recommended if each[0] > time_s - longest_s]
+        self.recommended = [(at_s, size) for at_s, size in self.recommended if at_s > time_s - longest_s]
         least = most = desired
         for at_s, recommended in self.recommended:
             if at_s > time_s - self.up.window_s:
@@ -214,7 +214,7 @@ class Behaviour:
 
     def _changed(self, time_s: float, period_s: float) -> int:
         """Pods added less pods removed during the last period."""
-        longest_s = max(each[2] for each in (*self.up.policies, *self.down.policies))
+        longest_s = max(own_s for _, _, own_s in (*self.up.policies, *self.down.policies))
         for events in (self.added, self.removed):
             while events and events[0][0] <= time_s - longest_s:
                 events.pop(0)

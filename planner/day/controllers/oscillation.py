@@ -37,7 +37,7 @@ def find_oscillations(
         times, first_s, workers = 0, float("nan"), 0
         for k in changes.tolist():
             now_s, change = float(decision_s[k]), int(decided_sizes[k, pool] - decided_sizes[k - 1, pool])
-            grown = [each for each in grown if now_s - each[0] < within_s]
+            grown = [(at_s, starting) for at_s, starting in grown if now_s - at_s < within_s]
             if change > 0:
                 grown.append((now_s, change))
                 continue

@@ -396,7 +396,7 @@ def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: pool_siz
     if any(workers[t, c] > size for t, c, size in cut):
         return
     own = search.runs.own_steps(window)
-    nearby = [each for each in cut if each[0] >= own.start - REPAIR_STEPS] or list(cut)
+    nearby = [literal for literal in cut if literal[0] >= own.start - REPAIR_STEPS] or list(cut)
     hours, pools = np.diff(terms.edges_s) / 3600, terms.pools
     first = max(min(t for t, _, _ in cut), own.start - LAG_STEPS[-1])
 

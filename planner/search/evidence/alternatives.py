@@ -57,20 +57,15 @@ def find_alternatives(
     is_mixed = all(option.role == "mixed" for option, _ in best)
     kinds: list[tuple[str, Counts | None]] = []
     if not is_one_gpu:
-        priced = [(pool.cost, pool.counts) for pool in alone.values() if pool.counts]
+        cost_of = {pool.counts: pool.cost for pool in alone.values() if pool.counts}
         level0_counts, level0_cost = level0.one_gpu
         is_one = level0_counts and len({option.type.gpu.name for option, _ in level0_counts}) == 1
         if level0_counts and is_one and problem.allows(level0_counts):
-            priced.append((level0_cost, level0_counts))
-        _, cheapest = min(priced, key=lambda row: row[0], default=(math.inf, None))
-        kinds.append((ONE_GPU, cheapest))
+            cost_of.setdefault(level0_counts, level0_cost)
+        kinds.append((ONE_GPU, min(cost_of, key=cost_of.__getitem__, default=None)))
     if not is_mixed:
-        _, cheapest = min(
-            ((pool.cost, pool.counts) for pool in alone.values()),
-            key=lambda row: row[0],
-            default=(math.inf, None),
-        )
-        kinds.append(("mixed pools only", cheapest))
+        cheapest = min(alone.values(), key=lambda pool: pool.cost, default=None)
+        kinds.append(("mixed pools only", None if cheapest is None else cheapest.counts))
     kinds.append(("one worker type per pool (level 0)", search.best))
     for label, counts in kinds:
         if counts in (best, production):

@@ -180,7 +180,7 @@ def bound_pins(
     problem = best_of(searched)[0]
     is_chosen = problem.oracle.pinning is not None
     if not is_chosen:
-        pinned = [each for each in searched if each[0].oracle.pinning is not None]
+        pinned = [(other, own) for other, own in searched if other.oracle.pinning is not None]
         if not pinned:
             return ()
         problem, pinned_search = best_of(pinned)
@@ -688,11 +688,11 @@ def dying_away_warnings(problem: Problem, simulation: Simulation) -> tuple[facts
 def old_price_warnings(prices: Sequence[facts.Price], today: datetime.date) -> tuple[facts.Warned, ...]:
     """A warning of prices listed more than OLD_DAYS before `today`, of those that have a date."""
     ages = [(age_days(price.date, today), price) for price in prices]
-    old = [(age, price) for age, price in ages if age is not None and age > OLD_DAYS]
+    old = {price: age for age, price in ages if age is not None and age > OLD_DAYS}
     if not old:
         return ()
-    days, oldest = max(old, key=lambda each: each[0])
-    return (facts.OldPrices(tuple(price.gpu for _, price in old), oldest.date, days, OLD_DAYS),)
+    oldest = max(old, key=old.__getitem__)
+    return (facts.OldPrices(tuple(price.gpu for price in old), oldest.date, old[oldest], OLD_DAYS),)
 
 
 def list_prices(task: PlanQuestion, catalog: Catalog, gpus: Sequence[Gpu]) -> tuple[facts.Price, ...]:

@@ -205,7 +205,7 @@ class Design:
         first = self.pools[0].least
         if leaping and self.leap:
             return [(max(self.leap, first), last)]
-        looked = [row[0] for row in (*self.failed, *self.least_holding) if row[0] >= first]
+        looked = [n for n, *_ in (*self.failed, *self.least_holding) if n >= first]
         beyond = max(looked, default=first - 1) + 1
         rows = [(n, max(last, self.failed.get((n,), 0) + 1)) for n in range(first, beyond)]
         return [*rows, (beyond, last)]
@@ -228,9 +228,11 @@ class Design:
         ]
         if not doubtful or each:
             return [PoolQuestion.of(pool, at_most) for pool, _, at_most in doubtful]
-        too_few = (one for one in doubtful if one[0].learned.least_holding > one[2])
-        widest = max(doubtful, key=lambda one: (one[0].learned.least_holding - one[0].least) * one[1].weight)
-        pool, _, at_most = next(too_few, widest)
+        for pool, _, at_most in doubtful:
+            if pool.learned.least_holding > at_most:
+                return [PoolQuestion.of(pool, at_most)]
+        open_ranges = [(pool.learned.least_holding - pool.least) * own.weight for pool, own, _ in doubtful]
+        pool, _, at_most = doubtful[open_ranges.index(max(open_ranges))]
         return [PoolQuestion.of(pool, at_most)]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from planner.fleet import Fleet
+from planner.fleet import Fleet, Role
 from planner.policies import ONE_KIND, ONE_POOL, ONLY_PAIRS
 from planner.search.level0 import pruning_rules
 from planner.search.level0.cheapest import Run
@@ -58,6 +58,10 @@ class Level0:
     bounded: dict[str, Bounded]
     mixed: tuple[Counts | None, float]
     one_gpu: tuple[Counts | None, float]
+
+    def with_role(self, role: Role) -> list[Bounded]:
+        """The options of a role with their bounds."""
+        return [self.bounded[option.name] for option in self.options if option.role == role]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +126,7 @@ def search_level0(
         return problem.out_of_time() or (any_will_do and search.best is not None)
 
     holds = _timed(problem, search, problem.oracle.holds)
-    pairs = [
-        pair
-        for pair in itertools.product(space.prefill, space.decode)
-        if problem.task.deploy not in ONE_POOL and may_hand_over(item.option.type for item in pair)
-    ]
+    pairs = [] if problem.task.deploy in ONE_POOL else _pairs(space.prefill, space.decode)
     too_slow = link.link_too_slow(problem)
     if reason := too_slow or (None if prove else link.link_falls_behind(problem)):
         search.refuted["prefill + decode"] = reason
@@ -206,6 +206,15 @@ def _search_pairs(
     search_two_pools(space.prefill, space.decode, ask, search, side_by_side, enough, allowed)
 
 
+def _pairs(prefills: Iterable[Bounded], decodes: Iterable[Bounded]) -> list[tuple[Bounded, Bounded]]:
+    """The pairs of a prefill and a decode option that may hand KV blocks over."""
+    return [
+        (p, d)
+        for p, d in itertools.product(prefills, decodes)
+        if may_hand_over((p.option.type, d.option.type))
+    ]
+
+
 def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: float) -> Search:
     """Simulate every fleet of level 0 that costs less than `value`, where that takes no more than so much
     effort. `level0` is the search of an easier problem: fleets that fail there fail here too.
@@ -213,21 +222,14 @@ def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: f
     The `best` of the result holds; with `is_exact`, every fleet cheaper than `best` (or than `value`) fails.
     """
     search = Search(problem.limits, value=value, assumed=level0.search.assumed & {pruning_rules.LINK})
-    of_role = {
-        role: [level0.bounded[option.name] for option in level0.options if option.role == role]
-        for role in ("mixed", "prefill", "decode")
-    }
-    pairs = [
-        pair
-        for pair in itertools.product(of_role["prefill"], of_role["decode"])
-        if may_hand_over(item.option.type for item in pair)
-    ]
+    mixed = level0.with_role("mixed")
+    pairs = _pairs(level0.with_role("prefill"), level0.with_role("decode"))
     holds = _timed(problem, search, problem.oracle.holds)
     try:
-        _walk_cheaper(problem, search, of_role["mixed"], pairs, holds, LEAST_EFFORT, most_effort=most_effort)
+        _walk_cheaper(problem, search, mixed, pairs, holds, LEAST_EFFORT, most_effort=most_effort)
     except StoppedError:
         search.is_exact = False
-    note_cheaper(of_role["mixed"], pairs, problem.oracle.verdicts, search)
+    note_cheaper(mixed, pairs, problem.oracle.verdicts, search)
     return search
 
 
@@ -238,15 +240,13 @@ def designs_of(problem: Problem, level0: Level0) -> list[Design]:
     search.learned = {
         name: replace(learned) for name, learned in level0.search.learned.items() if name in prefills
     }
-    of_role = {
-        role: [level0.bounded[option.name] for option in level0.options if option.role == role]
-        for role in ("mixed", "prefill", "decode")
-    }
     leads = None if problem.trace.after.size else oracle.prefill_meets_ttft_alone
-    designs = [Design((DesignPool(item, search),), oracle.holds, search) for item in of_role["mixed"]]
+    designs = [
+        Design((DesignPool(item, search),), oracle.holds, search) for item in level0.with_role("mixed")
+    ]
     designs += pair_up(
-        of_role["prefill"],
-        of_role["decode"],
+        level0.with_role("prefill"),
+        level0.with_role("decode"),
         AskPairs(oracle.holds, leads),
         search,
         lambda prefill, decode: may_hand_over((prefill.type, decode.type)),

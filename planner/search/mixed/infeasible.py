@@ -84,7 +84,8 @@ def _floors(problem: Problem) -> list[tuple[Limit, float, str]]:
             continue
         of_types = [(floor_s(limit, worker, problem.lengths), worker.name) for worker in problem.types]
         floors.append((limit, *min(of_types)))
-    return [each for each in floors if each[1] > each[0].limit_s] or floors
+    unreachable = [(limit, least_s, name) for limit, least_s, name in floors if least_s > limit.limit_s]
+    return unreachable or floors
 
 
 def _probed(types: Sequence[WorkerType], floors: Sequence[tuple[Limit, float, str]]) -> list[WorkerType]:

@@ -143,11 +143,11 @@ def _place_once(workers: Crew, traffic: Any, place: Callable[[], Any]) -> tuple[
     with _lock:
         lock = _placing.setdefault(traffic, threading.Lock())
     with lock:
-        known = _placed.get(traffic)
-        if known is None or known[0] is not workers:
+        known_workers, placed, name = _placed.get(traffic, (None, None, ""))
+        if known_workers is not workers:
             name = f"{id(workers)} {id(traffic)} {_next_number()}"
-            known = _placed[traffic] = workers, place(), name
-        return known[1:]
+            _placed[traffic] = workers, placed, name = workers, place(), name
+        return placed, name
 
 
 _placed_so_far = 0

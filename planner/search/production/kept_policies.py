@@ -78,8 +78,15 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     gain_facts.append(facts.PoliciesRaced(nothing, rivals, unasked, "production"))
     own_problem, own = known.searched
     own = replace(own, raced=(*paper.raced, *gain_facts))
-    others = [each for each in searched if each[0] is not own_problem and each[1].value >= own.value]
-    return [(own_problem, own), *others], with_answers(own_problem, own, known.trial)
+    return _put_first(own_problem, own, searched), with_answers(own_problem, own, known.trial)
+
+
+def _put_first(problem: Problem, own: FleetSearch, searched: Sequence[Searched]) -> list[Searched]:
+    """This search first, then those with other policies that found no cheaper fleet on paper."""
+    others = [
+        (other, search) for other, search in searched if other is not problem and search.value >= own.value
+    ]
+    return [(problem, own), *others]
 
 
 def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Production | None]:
@@ -87,7 +94,7 @@ def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Pro
     never evicted, so bursts that empty other caches are what they are worth, and paper has few of them.
     """
     chosen, paper = best_of(searched)
-    pinned = [each for each in searched if each[0].oracle.pinning is not None]
+    pinned = [(problem, own) for problem, own in searched if problem.oracle.pinning is not None]
     if not pinned or chosen.oracle.pinning is not None:
         return searched, production_or_paper(chosen, paper)
     known = _tested((chosen, paper))
@@ -98,8 +105,7 @@ def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Pro
     if known is None:
         return searched, production_or_paper(chosen, paper)
     problem, own = known.searched
-    others = [each for each in searched if each[0] is not problem and each[1].value >= own.value]
-    return [(problem, own), *others], with_answers(problem, own, known.trial)
+    return _put_first(problem, own, searched), with_answers(problem, own, known.trial)
 
 
 def _tested(searched: Searched, *, below: float | None = None) -> _Tested | None:

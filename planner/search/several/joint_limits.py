@@ -92,10 +92,8 @@ def fit_together(limits: FleetLimits, fleets: Iterable[Counts | None]) -> bool:
 
 def subtract_fleet(limits: FleetLimits, counts: Counts) -> FleetLimits:
     """What a fleet leaves of the limits. Fractional limits keep a relative 1e-9 more, against rounding."""
-    left = {
-        limit: amount * (1 + 1e-9) - sum(limits.use(limit, option.type) * count for option, count in counts)
-        for limit, amount in limits.rows()
-    }
+    workers = [(option.type, count) for option, count in counts]
+    left = {limit: amount * (1 + 1e-9) - limits.used(limit, workers) for limit, amount in limits.rows()}
     stock = {
         gpu: None if count is None else max(int(left[FleetLimit("stock", gpu)]), 0)
         for gpu, count in limits.stock.items()

@@ -126,10 +126,7 @@ def _plan_together(
         ),
         is_exhausted=level0.is_exact,
         is_exact=level0.is_exact and paper.is_walked,
-        limits=tuple(
-            LimitUse(limit, amount, sum(limits.use(limit, worker) * count for worker, count in counts))
-            for limit, amount in limits.rows()
-        ),
+        limits=tuple(LimitUse(limit, amount, limits.used(limit, counts)) for limit, amount in limits.rows()),
         binding=paper.binding,
         in_production=in_production,
         assumptions=(

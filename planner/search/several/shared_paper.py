@@ -149,8 +149,9 @@ def _level0_where_all_fit(alone: Sequence[Searched], limits: FleetLimits) -> Che
 
 def _fewest_are_too_many(searched: Sequence[Searched], limits: FleetLimits) -> bool:
     """Whether some limit does not allow even one worker of each LLM, the one that uses least of it."""
+    types = [problem.types for (problem, _), *_ in searched]
     return any(
-        sum(min(limits.use(name, worker) for worker in each[0][0].types) for each in searched) > amount
+        sum(min(limits.use(name, worker) for worker in each) for each in types) > amount
         for name, amount in limits.rows()
     )
 
@@ -171,17 +172,15 @@ def _simulate_all_cheaper(
     for i, each in enumerate(searched):
         ceiling = shared.value - (sum(alone) - alone[i])
         for problem, own in each:
-            of_role = {
-                role: [own.level0.bounded[o.name] for o in own.level0.options if o.role == role]
-                for role in ("mixed", "prefill", "decode")
-            }
-            pairs = list(itertools.product(of_role["prefill"], of_role["decode"]))
+            level0 = own.level0
+            mixed = level0.with_role("mixed")
+            pairs = list(itertools.product(level0.with_role("prefill"), level0.with_role("decode")))
             search = Search(problem.limits)
-            count = count_cheaper(of_role["mixed"], pairs, search, ceiling)
+            count = count_cheaper(mixed, pairs, search, ceiling)
             if not math.isfinite(count) or effort + count * LEAST_EFFORT > WALK_EFFORT:
                 return False
             before = effort_spent()
-            for counts in cheaper_fleets(of_role["mixed"], pairs, search, ceiling):
+            for counts in cheaper_fleets(mixed, pairs, search, ceiling):
                 if is_over(deadline) or effort + effort_spent() - before > WALK_EFFORT:
                     return False
                 problem.oracle.holds([counts])
@@ -258,14 +257,14 @@ def _simulate_in_turn(
     """
 
     def serve(k: int, left: FleetLimits) -> Counts | None:
-        by_policies: list[tuple[float, Counts]] = []
+        by_policies: dict[Counts, float] = {}
         for problem, _ in alone[k]:
             if is_over(until):
                 return None
             progress("LLMs one after another on what is left")
             level0 = search_level0(replace(problem, limits=left, deadline=until)).search
             if level0.best is not None:
-                by_policies.append((level0.value, level0.best))
-        return min(by_policies, key=lambda each: each[0])[1] if by_policies else None
+                by_policies.setdefault(level0.best, level0.value)
+        return min(by_policies, key=by_policies.__getitem__, default=None)
 
     joint_limits.serve_in_turn(len(alone), limits, serve)

@@ -286,7 +286,7 @@ def _infeasible_error(
     used_texts = [
         f"{used:g} of {amount:g} {limit.unit} ({limit.name})"
         for limit, amount in limits.rows()
-        if (used := sum(limits.use(limit, worker) * count for worker, count in alone)) > amount * (1 + 1e-9)
+        if (used := limits.used(limit, alone)) > amount * (1 + 1e-9)
     ]
     more = f" Or, with one worker type per pool, raise {ways_text(ways)}." if ways else ""
     return InfeasibleError(
