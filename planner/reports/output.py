@@ -443,14 +443,14 @@ def _tenants(simulation: Simulation) -> Document:
         "each": [
             {
                 "tenant": name,
-                "weight": simulation.tenant_weights[u],
-                "requests": int((simulation.tenant == u).sum()),
-                "service_tokens_per_s": service.tokens_per_s[u],
-                "least_share_frac": shares[u].share_frac,
-                "ttft_s": mean_and_percentiles(simulation.ttft_s[inside & (simulation.tenant == u)]),
-                "e2e_s": mean_and_percentiles(simulation.e2e_s[inside & (simulation.tenant == u)]),
+                "weight": simulation.tenant_weights[tenant],
+                "requests": int((simulation.tenant == tenant).sum()),
+                "service_tokens_per_s": service.tokens_per_s[tenant],
+                "least_share_frac": shares[tenant].share_frac,
+                "ttft_s": mean_and_percentiles(simulation.ttft_s[inside & (simulation.tenant == tenant)]),
+                "e2e_s": mean_and_percentiles(simulation.e2e_s[inside & (simulation.tenant == tenant)]),
             }
-            for u, name in enumerate(simulation.tenants)
+            for tenant, name in enumerate(simulation.tenants)
         ],
     }
 

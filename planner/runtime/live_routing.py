@@ -88,7 +88,7 @@ class LiveFleet:
         self.holds_back = ROUTING[self.policies.routing].holds_back
         # Whether the router keeps accounts of tenants, and whether router or engines use their names at all.
         self.is_by_tenant, self.reads_tenants = by_tenant(self.policies), by_tenant(fleet.policies)
-        self.tenants = {name: u for u, (name, _) in enumerate(self.policies.tenant_weights)}
+        self.tenants = {name: tenant for tenant, (name, _) in enumerate(self.policies.tenant_weights)}
         self.lengths, self.requests, self.sums = lengths, 0, (0.0, 0.0, 0.0)
         if lengths is not None:
             self._expect(*lengths)

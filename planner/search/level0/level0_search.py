@@ -209,9 +209,9 @@ def _search_pairs(
 def _pairs(prefills: Iterable[Bounded], decodes: Iterable[Bounded]) -> list[tuple[Bounded, Bounded]]:
     """The pairs of a prefill and a decode option that may hand KV blocks over."""
     return [
-        (p, d)
-        for p, d in itertools.product(prefills, decodes)
-        if may_hand_over((p.option.type, d.option.type))
+        (prefill, decode)
+        for prefill, decode in itertools.product(prefills, decodes)
+        if may_hand_over((prefill.option.type, decode.option.type))
     ]
 
 

@@ -44,7 +44,7 @@ def without_spare_workers(fleet: Counts, oracle: Oracle) -> Counts:
     options = sorted((option for option, _ in fleet), key=lambda option: (-option.objective, option.name))
     for option in options:
         while counts[option.name] > 0:
-            fewer = tuple((o, counts[o.name] - (o is option)) for o, _ in fleet)
+            fewer = tuple((other, counts[other.name] - (other is option)) for other, _ in fleet)
             if not oracle.holds([fewer])[0]:
                 break
             counts[option.name] -= 1
