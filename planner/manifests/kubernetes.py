@@ -195,7 +195,9 @@ def resources(pool: Pool) -> Document:
 
 
 def container(pool: Pool, args: list[str]) -> Document:
-    """vLLM listening on HTTP_PORT; `args` as Kubernetes is to read them. Kustomize's patches know its name."""
+    """vLLM listening on HTTP_PORT; `args` as Kubernetes is to read them. The name stands in Kustomize's
+    patches too.
+    """
     ports = [{"name": "http", "containerPort": HTTP_PORT}]
     if pool.role != "mixed":
         ports.append({"name": "nixl", "containerPort": NIXL_PORT})
