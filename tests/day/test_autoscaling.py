@@ -420,6 +420,7 @@ def test_wva_has_the_price_of_a_worker_and_its_thresholds() -> None:
     assert variant["spec"]["modelID"] == "meta-llama/Llama-3.1-70B"
     (values,) = of(files, "workload-variant-autoscaler.values.yaml")
     assert values["wva"]["reconcileInterval"] == "30s"
+    assert "It decides every 30 s" in files["README.md"]
     assert values["wva"]["capacityScaling"]["default"] == {
         "kvCacheThreshold": 0.7,
         "queueLengthThreshold": 8,

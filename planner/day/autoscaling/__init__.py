@@ -1,4 +1,4 @@
-"""The manifests that run a controller: a target's own files, its pools without a fixed size, and who decides.
+"""The manifests that run a controller: the target's own without fixed sizes, and the controller's.
 
 Which controller can be written for which target is a table, `PAIRS`; what is not in it is refused.
 """
@@ -36,14 +36,14 @@ __all__ = [
     "Autoscaler",
     "ScaledPool",
     "autoscaler_of",
-    "refusal",
+    "find_refusal",
     "render",
     "timetable_of",
 ]
 
-_OURS = dict.fromkeys(MEASURED, "KEDA ScaledObject, PrometheusRule")
-_DYNAMO = {"dynamo": "planner component of DynamoGraphDeployment"}
-# By controller and target, what is written beside the target's own files.
+_RECORDING_RULES = dict.fromkeys(MEASURED, "KEDA ScaledObject, PrometheusRule")
+_DYNAMO_PLANNER = {"dynamo": "planner component of DynamoGraphDeployment"}
+# By controller and target: what is written beside the target's own files.
 PAIRS: dict[str, dict[str, str]] = {
     "static": dict.fromkeys(manifests.TARGETS, "nothing: the counts are the target's own"),
     "cron": dict.fromkeys(SCALED_FROM_OUTSIDE, "KEDA ScaledObject (cron), or CronJob"),
@@ -62,14 +62,14 @@ PAIRS: dict[str, dict[str, str]] = {
         ),
         "kserve": "scaling of LLMInferenceService",
     },
-    "dynamo": _DYNAMO,
-    "dynamo-sla": _DYNAMO,
-    "aladdin": _OURS,
-    "forecast": _OURS,
-    "fleetplan": _OURS,
+    "dynamo": _DYNAMO_PLANNER,
+    "dynamo-sla": _DYNAMO_PLANNER,
+    "aladdin": _RECORDING_RULES,
+    "forecast": _RECORDING_RULES,
+    "fleetplan": _RECORDING_RULES,
 }
 
-# Files of an earlier answer are removed, as someone would apply those that this answer does not need.
+# Files of an earlier answer in the same folder; what is left there, someone would apply.
 OUTDATED = (
     prometheus_queries.ADAPTER_FILE,
     prometheus_queries.MONITORS_FILE,
@@ -122,7 +122,8 @@ def render(
     files = dict(manifests.render(fleet, max_model_len, target, under).files)
     readme = files.pop("README.md")
     scale_targets = find_scale_targets(fleet, target, autoscaler)
-    if autoscaler.controller == "knative" and target == "kserve":  # Knative has its own objects and router.
+    if autoscaler.controller == "knative" and target == "kserve":
+        # Knative's services replace all files of the target, and Knative routes by itself.
         files, readme = {}, _without(readme, "kserve", "Under each router")
     else:
         files = scalable_pools.scale_pools(files, target, scale_targets, fleet, max_model_len, autoscaler)
@@ -135,7 +136,7 @@ def render(
 
 def at_beginning(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
     """The fleet with the counts at the beginning; InputError where the pools are not the same."""
-    with_all_pools(fleet, autoscaler)
+    with_all_pools(fleet, autoscaler)  # Only for its InputError.
     sizes = {pool.name: pool.size for pool in autoscaler.pools}
     return replace(fleet, pools=tuple(replace(pool, count=sizes[pool.name]) for pool in fleet.pools))
 
@@ -143,15 +144,13 @@ def at_beginning(fleet: Fleet, autoscaler: Autoscaler) -> Fleet:
 def _write_beside_target(
     fleet: Fleet, max_model_len: int, target: str, autoscaler: Autoscaler, scale_targets: list[ScaleTarget]
 ) -> WrittenManifests:
-    """What stands beside the target's own files."""
+    """The controller's documents, with instructions and limits for README.md."""
     controller, app = autoscaler.controller, engine_command.llm_label(fleet)
     if target == "ray-serve":
         return WrittenManifests({}, (), ray_serve_autoscaler.LIMITS)
     if controller == "cron":
-        jobs, objects = (
-            cronjobs.write_cronjobs(scale_targets, app),
-            keda_object.write_timetable(scale_targets, autoscaler),
-        )
+        jobs = cronjobs.write_cronjobs(scale_targets, app)
+        objects = keda_object.write_timetable(scale_targets, autoscaler)
         return WrittenManifests(
             objects.files | jobs.files, objects.instructions + jobs.instructions, objects.limitations
         )
@@ -173,7 +172,7 @@ def _write_beside_target(
 def _write_readme(
     target: str, autoscaler: Autoscaler, scale_targets: list[ScaleTarget], written: WrittenManifests
 ) -> str:
-    """What follows the target's own README."""
+    """The section of README.md that follows the target's own."""
     lines = [
         "",
         "## Sizes that change",
@@ -191,9 +190,9 @@ def _write_readme(
     if written.instructions:
         lines += [
             "",
-            "After the target's own:"
-            if target != "kserve" or "kserve-knative.yaml" not in written.files
-            else "In place of the target's own:",
+            "In place of the target's own:"
+            if knative_object.FILE in written.files
+            else "After the target's own:",
             "",
             *written.instructions,
         ]
@@ -212,31 +211,32 @@ def _write_readme(
 
 
 def _without(readme: str, *headings: str) -> str:
+    """The README without the sections of these headings."""
     first, *sections = readme.split("\n## ")
     kept = [section for section in sections if section.split("\n", 1)[0] not in headings]
     return "\n## ".join([first, *kept]).rstrip("\n") + "\n"
 
 
 def _initial_count_lines(target: str, scale_targets: list[ScaleTarget], autoscaler: Autoscaler) -> list[str]:
-    """Objects without a count of their own begin with one worker."""
+    """Commands that set the sizes at the beginning: without a count an object begins with one worker."""
     if SCALABLE[target].begins_with_counts or autoscaler.controller == "knative":
         return []
     return [
-        f"    kubectl scale {place.kind.lower()}.{place.api_version.rpartition('/')[0]}/{place.object_name} "
-        f"--replicas={place.scaled.size}"
-        for place in scale_targets
+        f"    kubectl scale {each.kind.lower()}.{each.api_version.rpartition('/')[0]}/{each.object_name} "
+        f"--replicas={each.scaled.size}"
+        for each in scale_targets
     ]
 
 
 def _limit_lines(target: str, controller: str, scale_targets: list[ScaleTarget]) -> list[str]:
-    """Of scaling on that target, whoever decides."""
+    """Limits of scaling on this target under any controller."""
     lines = [
         "Sizes are bounded by least and most, not by the GPUs that there are: a pod that finds no node "
         "waits, and counts."
     ]
     row = SCALABLE[target]
     if row.drains:
-        drains = ", ".join(sorted({f"{place.scaled.drain_s:g} s" for place in scale_targets}))
+        drains = ", ".join(sorted({f"{each.scaled.drain_s:g} s" for each in scale_targets}))
         lines.append(
             f"A worker that is given up ends its requests for {drains} (`--shutdown-timeout`) and is then "
             "killed. Kubernetes chooses which one: pods that are not ready, then those that were ready for "
@@ -247,11 +247,11 @@ def _limit_lines(target: str, controller: str, scale_targets: list[ScaleTarget])
             "How a worker ends what it has is the target's own matter: vLLM by default aborts its requests "
             "when it is told to stop."
         )
-    if row.remark and controller != "knative":  # The remark is on objects that Knative does not use.
+    if row.remark and controller != "knative":  # The remark is about the objects that Knative's replace.
         lines.append(row.remark)
     lines.append(
         "Prefill and decode pools are scaled apart: nothing here keeps their ratio."
-        if any(place.pool.role != "mixed" for place in scale_targets)
+        if any(each.pool.role != "mixed" for each in scale_targets)
         else "Prefix caches of new workers are empty, and nothing warms them."
     )
     return lines

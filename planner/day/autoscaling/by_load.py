@@ -7,7 +7,7 @@ work             what the tokens of the last span added                         
 growth           the highest rate expected up to `ahead_s` from now, divided by the rate expected now; 1 to 3
 load             the 95th percentile of work over the window or over `memory_s`, a value per span, times
                  growth and 1 + headroom; plus the work of the prompts that wait, served within `drain_s`
-asked            LoadRule.workers_for_load of the load
+asked            workers for the load (LoadRule.workers_for_load)
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ PROMPT, OUTPUT = "fleetplan:prompt_mean_tokens", "fleetplan:output_mean_tokens"
 TOKEN_WORK, REQUEST_WORK = "fleetplan:pool_token_work_s", "fleetplan:pool_request_work_s"
 WORK, LOAD = "fleetplan:pool_work", "fleetplan:pool_load"
 NOW, GROWTH = "fleetplan:pool_now_rps", "fleetplan:pool_growth"
-EVERY_S, DRAIN_S, HEADROOM = 60, 60, 0.1  # Defaults, which are those of controllers.planned.
+# Of an Autoscaler without these parameters. That of a plan has them all, from FleetplanSettings.
+EVERY_S, DRAIN_S, HEADROOM = 60, 60, 0.1
 
 
 @dataclass(frozen=True, slots=True)

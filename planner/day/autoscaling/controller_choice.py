@@ -38,7 +38,7 @@ def autoscaler_of(
         )
     if isinstance(chosen.settings, StaticSettings):
         # A static controller asks for its sizes at once, so its autoscaler begins with them.
-        controller = chosen(deployment)
+        controller = chosen(deployment)  # A ChosenController makes a controller when it is called.
         assert isinstance(controller, Static)
         controller.start(sizes)
         sizes = controller.wanted
@@ -84,7 +84,7 @@ def _fleetplan_values(deployment: Deployment) -> dict[str, Any]:
         )
     if deployment.nodes:
         parameter_values["nodes"] = tuple(
-            None if node is None else RentedNode(*node, gpus)
+            None if node is None else RentedNode(kind=node[0], gpus=node[1], worker_gpus=gpus)
             for node, gpus in zip(deployment.nodes, deployment.gpus, strict=True)
         )
     return parameter_values

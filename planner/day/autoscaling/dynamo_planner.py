@@ -20,7 +20,8 @@ IMAGE = f"nvcr.io/nvidia/ai-dynamo/dynamo-planner:{dynamo.DYNAMO_VERSION}"
 NAME = "planner"
 BY_LOAD, BY_SLA = "dynamo", "dynamo-sla"
 CONTROLLERS = (BY_LOAD, BY_SLA)
-PREDICTORS = {"constant": "constant", "seasonal": "prophet"}  # Dynamo's name by ours.
+PREDICTORS = {"constant": "constant", "seasonal": "prophet"}  # Dynamo's names by ours.
+LOAD_EVERY_S, SLA_EVERY_S = 5, 180  # Dynamo's times between decisions by load and by SLA.
 _THRESHOLDS = ("prefill_up_frac", "prefill_down_frac", "kv_up_frac", "kv_down_frac")
 
 
@@ -34,6 +35,7 @@ def planner_component(
             f"{autoscaler.controller}: Dynamo's planner scales one prefill and one decode pool, or one mixed "
             f"pool, found {', '.join(roles)}"
         )
+    # The name of a component must not be a pool's as well.
     name = NAME if all(not target.object_name.endswith(f"-{NAME}") for target in targets) else f"{NAME}-0"
     main = {
         "name": "main",
@@ -47,7 +49,7 @@ def planner_component(
 def planner_config(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, longest_tokens: int) -> Document:
     """PlannerConfig of one graph; `longest_tokens` is the longest request."""
     is_pair = len(targets) == 2
-    planner_config: Document = {
+    config: Document = {
         "environment": "kubernetes",
         "backend": "vllm",
         "mode": "disagg" if is_pair else "agg",
@@ -57,16 +59,16 @@ def planner_config(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, longe
     }
     for target in targets:
         side = "prefill" if target.pool.role == "prefill" else "decode"  # Mixed workers count as decode.
-        planner_config[f"{side}_engine_num_gpu"] = target.pool.type.gpus
+        config[f"{side}_engine_num_gpu"] = target.pool.type.gpus
     if autoscaler.controller == BY_SLA:
-        return planner_config | _sla_config(autoscaler)
-    return planner_config | _load_config(autoscaler, longest_tokens, is_pair=is_pair)
+        return config | _sla_config(autoscaler)
+    return config | _load_config(autoscaler, longest_tokens, is_pair=is_pair)
 
 
 def _least_workers(targets: Sequence[ScaleTarget]) -> Document:
     """The keys for the least sizes: one for both roles if they are equal, else one each."""
     least = {target.pool.role: target.scaled.least for target in targets}
-    if len(set(least.values())) == 1 or "mixed" in least:
+    if len(set(least.values())) == 1:
         return {"min_endpoint": next(iter(least.values()))}
     if 0 in least.values():
         raise InputError(
@@ -96,7 +98,7 @@ def _sla_config(autoscaler: Autoscaler) -> Document:
         "enable_throughput_scaling": True,
         "enable_load_scaling": False,
         "throughput_adjustment_interval_seconds": autoscaler.read_seconds(
-            "every_s", 180, least=1, most=86_400
+            "every_s", SLA_EVERY_S, least=1, most=86_400
         ),
         "load_predictor": PREDICTORS[predictor],
     }
@@ -114,7 +116,9 @@ def _load_config(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) 
         "optimization_target": optimize,
         "enable_throughput_scaling": False,
         "enable_load_scaling": True,
-        "load_adjustment_interval_seconds": autoscaler.read_seconds("every_s", 5, least=1, most=86_400),
+        "load_adjustment_interval_seconds": autoscaler.read_seconds(
+            "every_s", LOAD_EVERY_S, least=1, most=86_400
+        ),
     }
     if all(autoscaler.parameters.get(name) is None for name in _THRESHOLDS):
         return load_config
@@ -146,15 +150,13 @@ def _load_config(autoscaler: Autoscaler, longest_tokens: int, *, is_pair: bool) 
 def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
     """What Dynamo's planner does not do, and which settings it has no field for."""
     if autoscaler.controller == BY_SLA:
-        limit_lines = [
+        lines = [
             "It predicts TTFT and ITL by a model of its own, fitted to what it sees; it is not told of the "
             "plan's step times, and has no correction factors any more."
         ]
         if autoscaler.read_text("predictor", "constant") == "seasonal":
-            limit_lines.append(
-                "For the seasonal predictor it has Prophet, which learns the season by itself."
-            )
-        return (*limit_lines, *_LIMITS)
+            lines.append("For the seasonal predictor it has Prophet, which learns the season by itself.")
+        return (*lines, *_LIMITS)
     if autoscaler.read_number("grace_s", 0.0):
         return ("It has no time of grace after a change, with which the plan was made.", *_LIMITS)
     return _LIMITS

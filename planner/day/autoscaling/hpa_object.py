@@ -23,39 +23,40 @@ MOST_WINDOW_S, MOST_PERIOD_S = 3600, 1800
 NO_METRIC_AT_ZERO = "a pool without workers exports no metric, so that nothing would start it again"
 
 
-def write_hpas(places: Sequence[ScaleTarget], autoscaler: Autoscaler) -> WrittenManifests:
+def write_hpas(targets: Sequence[ScaleTarget], autoscaler: Autoscaler) -> WrittenManifests:
     """The HPAs, the PodMonitors that let Prometheus scrape the pods, and prometheus-adapter's rules, which
     make metrics of Kubernetes of what it scrapes.
     """
     refuse_zero(autoscaler, "take cron, or least 1")
-    metric_by_place = {
-        place.name: prometheus_queries.find_metric(autoscaler.of_role(place.pool.role)) for place in places
+    metric_by_target = {
+        target.name: prometheus_queries.find_metric(autoscaler.of_role(target.pool.role))
+        for target in targets
     }
-    rules = [prometheus_queries.adapter_rule(each) for each in dict.fromkeys(metric_by_place.values())]
+    rules = [prometheus_queries.adapter_rule(each) for each in dict.fromkeys(metric_by_target.values())]
     files = {
-        prometheus_queries.MONITORS_FILE: [prometheus_queries.pod_monitor(place) for place in places],
+        prometheus_queries.MONITORS_FILE: [prometheus_queries.pod_monitor(target) for target in targets],
         prometheus_queries.ADAPTER_FILE: [prometheus_queries.adapter_values(custom=rules)],
-        FILE: [_pods_hpa(place, autoscaler, metric_by_place[place.name]) for place in places],
+        FILE: [_pods_hpa(target, autoscaler, metric_by_target[target.name]) for target in targets],
     }
     steps = (*prometheus_queries.monitors_step(), adapter_step(), f"    kubectl apply -f {FILE}")
     return WrittenManifests(files, steps, (*prometheus_queries.monitors_limits(), *limit_lines(autoscaler)))
 
 
 def _pods_hpa(
-    place: ScaleTarget, autoscaler: Autoscaler, pod_metric: prometheus_queries.PrometheusMetric
+    target: ScaleTarget, autoscaler: Autoscaler, pod_metric: prometheus_queries.PrometheusMetric
 ) -> Document:
     """The HPA of one pool, by a metric of its pods."""
-    of_pool = autoscaler.of_role(place.pool.role)
-    value = of_pool.read_number("target", pod_metric.usual)
-    target = format_quantity(value, f"{of_pool.controller}: target")
+    role_scaler = autoscaler.of_role(target.pool.role)
+    value = role_scaler.read_number("target", pod_metric.usual)
+    average_value = format_quantity(value, f"{role_scaler.controller}: target")
     source: Document = {
         "type": "Pods",
         "pods": {
             "metric": {"name": pod_metric.name},
-            "target": {"type": "AverageValue", "averageValue": target},
+            "target": {"type": "AverageValue", "averageValue": average_value},
         },
     }
-    return hpa_document(place, of_pool, source)
+    return hpa_document(target, role_scaler, source)
 
 
 def adapter_step() -> str:
@@ -76,18 +77,18 @@ def refuse_zero(autoscaler: Autoscaler, instead: str) -> None:
         )
 
 
-def hpa_document(place: ScaleTarget, autoscaler: Autoscaler, source: Document) -> Document:
+def hpa_document(target: ScaleTarget, autoscaler: Autoscaler, source: Document) -> Document:
     """The HPA of one pool with one metric."""
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
-        "metadata": {"name": place.name},
+        "metadata": {"name": target.name},
         "spec": {
-            "scaleTargetRef": place.reference,
-            "minReplicas": place.scaled.least,
-            "maxReplicas": place.scaled.most,
+            "scaleTargetRef": target.reference,
+            "minReplicas": target.scaled.least,
+            "maxReplicas": target.scaled.most,
             "metrics": [source],
-            "behavior": scaling_behavior(autoscaler, most=place.scaled.most),
+            "behavior": scaling_behavior(autoscaler, most=target.scaled.most),
         },
     }
 
@@ -101,8 +102,8 @@ def scaling_behavior(autoscaler: Autoscaler, *, most: int) -> Document:
     for direction, (window_s, pods, percent) in defaults.items():
         period_s = autoscaler.read_seconds(f"{direction}_period_s", PERIOD_S, least=1, most=MOST_PERIOD_S)
         limits = {
-            "Pods": _read_whole(autoscaler, f"{direction}_pods", pods),
-            "Percent": _read_whole(autoscaler, f"{direction}_percent", percent),
+            "Pods": read_whole(autoscaler, f"{direction}_pods", pods),
+            "Percent": read_whole(autoscaler, f"{direction}_percent", percent),
         }
         rates = {kind: value for kind, value in limits.items() if value} or {"Pods": most}
         rules["scaleUp" if direction == "up" else "scaleDown"] = {
@@ -121,7 +122,7 @@ def scaling_behavior(autoscaler: Autoscaler, *, most: int) -> Document:
     return rules
 
 
-def _read_whole(autoscaler: Autoscaler, name: str, default: int) -> int:
+def read_whole(autoscaler: Autoscaler, name: str, default: int) -> int:
     """A parameter of the autoscaler that must be whole. Raises InputError otherwise."""
     value = autoscaler.read_number(name, default)
     if value < 0 or value != int(value):

@@ -158,8 +158,8 @@ def cron_triggers(pool: ScaledPool) -> list[Document]:
 
 
 def merge_entries(pool: ScaledPool) -> list[tuple[int, int]]:
-    """The timetable without entries that change nothing; before the first entry of a day
-    comes the last one.
+    """The timetable without entries that change nothing, or its first entry if none does. The last entry
+    applies until the first of the next day.
     """
     entries: list[tuple[int, int]] = []
     last = pool.timetable[-1][1] if pool.timetable else None
@@ -167,7 +167,7 @@ def merge_entries(pool: ScaledPool) -> list[tuple[int, int]]:
         if size != last:
             entries.append((start_s, size))
         last = size
-    return entries or [(start_s, size) for start_s, size in pool.timetable[:1]]
+    return entries or list(pool.timetable[:1])
 
 
 def cron_time(pool: ScaledPool, second: int) -> str:
@@ -181,7 +181,9 @@ def cron_time(pool: ScaledPool, second: int) -> str:
 
 
 def _constant_trigger(size: int) -> Document:
-    """A trigger for a size that never changes, as a ScaledObject without any trigger is invalid."""
+    """A trigger for a size that never changes, as a ScaledObject without any trigger is invalid. KEDA does
+    not take one that asks for 0 workers.
+    """
     return _cron_trigger("0 0 * * *", "59 23 * * *", max(size, 1))
 
 

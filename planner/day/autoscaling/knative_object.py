@@ -7,7 +7,6 @@ pkg/apis/autoscaling/register.go; what holds for a whole cluster: config/core/co
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from planner.day.autoscaling.autoscaler import Autoscaler, Document, WrittenManifests
@@ -18,21 +17,18 @@ from planner.manifests import engine_command, kubernetes
 
 FILE = "kserve-knative.yaml"
 PREFIX = "autoscaling.knative.dev"
-# Knative's defaults: requests in flight per worker and the share of them to aim at; the window of the mean;
-# the panic window as a share of it, and how many times the ready workers must be wanted for a panic.
+# Defaults of Knative, as controllers/knative.py explains them.
 TARGET, UTILIZATION_FRAC, WINDOW_S, PANIC_WINDOW_FRAC, PANIC_THRESHOLD_FRAC = 100.0, 0.7, 60, 0.1, 2.0
-# The most by which one decision may multiply or divide the workers; the wait before the last one goes; the
-# time between decisions.
 UP_RATE, DOWN_RATE, GRACE_S, TICK_S = 1000.0, 2.0, 30.0, 2.0
 TIMEOUT_S = 600  # The longest request that Knative's default configuration lets a service ask for.
 FEATURES = ("nodeselector", "tolerations", "affinity")  # Parts of a pod that Knative refuses until enabled.
 
 
 def write_services(
-    places: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet: Fleet, max_model_len: int
+    targets: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet: Fleet, max_model_len: int
 ) -> WrittenManifests:
-    """The services. InputError for pairs: no prefill worker is told of a decode worker there."""
-    if any(place.pool.role != "mixed" for place in places):
+    """The services. InputError for prefill and decode pools: Knative cannot send a request to one of each."""
+    if any(target.pool.role != "mixed" for target in targets):
         raise InputError(
             f"{autoscaler.controller}: Knative's services know no pairs of prefill and decode workers; take "
             "keda or hpa"
@@ -40,7 +36,7 @@ def write_services(
     engine_command.refuse_several_nodes(fleet, "kserve")
     engine_command.refuse_offload(fleet, "kserve")
     services = [
-        _service(place, autoscaler.of_role(place.pool.role), fleet, max_model_len) for place in places
+        _service(target, autoscaler.of_role(target.pool.role), fleet, max_model_len) for target in targets
     ]
     patch = ", ".join(f'"kubernetes.podspec-{name}": "enabled"' for name in FEATURES)
     steps = (
@@ -52,8 +48,8 @@ def write_services(
     return WrittenManifests({FILE: services}, steps, _limits(autoscaler))
 
 
-def _service(place: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_model_len: int) -> Document:
-    pool, scaled = place.pool, place.scaled
+def _service(target: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_model_len: int) -> Document:
+    pool, scaled = target.pool, target.scaled
     args = kubernetes.expanded(
         [*engine_command.engine_args(pool, fleet, max_model_len), "--port", str(engine_command.HTTP_PORT)]
     )
@@ -85,7 +81,7 @@ def _service(place: ScaleTarget, autoscaler: Autoscaler, fleet: Fleet, max_model
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
-        "metadata": {"name": place.name, "annotations": {"serving.kserve.io/deploymentMode": "Knative"}},
+        "metadata": {"name": target.name, "annotations": {"serving.kserve.io/deploymentMode": "Knative"}},
         "spec": {
             "predictor": {
                 **predictor,
@@ -123,7 +119,7 @@ def _annotations(autoscaler: Autoscaler, size: int) -> Document:
 def _percent(autoscaler: Autoscaler, name: str, default: float, least: float, most: float) -> str:
     """The parameter, a share, in percent. Raises InputError outside `least` to `most` percent."""
     percent = 100 * autoscaler.read_number(name, default)
-    if not least <= percent <= most or math.isnan(percent):
+    if not least <= percent <= most:
         raise InputError(
             f"{autoscaler.controller}: {name}: {percent:g} %, and Knative takes {least:g} to {most:g} %"
         )

@@ -102,15 +102,13 @@ def per_s(counter: str, pools: Sequence[str], range_s: int) -> str:
 
 
 def waiting_beyond_one(pools: Sequence[str]) -> str:
-    """Prompts that wait at these pools, less one per worker."""
+    """Prompts that wait at these pools, less one per worker, as controllers/planned.py counts them."""
     waiting = f"{_WAITING}{{{_pool_matcher(*pools)}}}"
     return f"sum({waiting}) - count(count by (pod) ({waiting}))"
 
 
 def _pool_matcher(*pools: str) -> str:
-    """The label matcher of these pools. Their names are RFC 1123 labels, so nothing in
-    them ends the string.
-    """
+    """The label matcher of these pools, whose names are RFC 1123 labels and need no escapes."""
     return f'{POOL}="{pools[0]}"' if len(pools) == 1 else f'{POOL}=~"{"|".join(pools)}"'
 
 
@@ -148,7 +146,7 @@ def monitors_step() -> tuple[str, ...]:
 
 
 def monitors_limits() -> tuple[str, ...]:
-    """What is taken for granted of the Prometheus, for every autoscaler that reads these metrics."""
+    """What every autoscaler that reads these metrics takes for granted of Prometheus."""
     return (
         f"Metrics are read every {monitoring.SCRAPE_S} s by a Prometheus that looks at PodMonitors "
         "everywhere: kube-prometheus-stack does with "

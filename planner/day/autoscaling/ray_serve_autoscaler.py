@@ -7,13 +7,13 @@ only for those controllers of the plan that follow concurrency, which are neares
 
 from __future__ import annotations
 
+from planner.day.autoscaling import hpa_object, knative_object, prometheus_queries
 from planner.day.autoscaling.autoscaler import Autoscaler, Document, ScaledPool
 from planner.errors import InputError
 from planner.fleet import Fleet
 from planner.manifests import engine_command
 
-USUAL_TARGET = 32.0  # Requests in flight per replica, as in controllers/scaler_metrics.py.
-LOOK_BACK_S = 30.0  # Ray Serve's default
+LOOK_BACK_S = 30.0  # Ray Serve's default.
 
 
 def check(autoscaler: Autoscaler) -> None:
@@ -50,15 +50,16 @@ def _replace_count(config: Document, autoscaler: Autoscaler, pool: ScaledPool) -
 def _autoscaling_config(autoscaler: Autoscaler, pool: ScaledPool) -> Document:
     """Ray Serve's settings for a pool; the values that a controller leaves out are its defaults."""
     if autoscaler.controller == "knative":
-        target = autoscaler.read_number("target", 100.0) * autoscaler.read_number("utilization_frac", 0.7)
-        look_back_s = autoscaler.read_number("window_s", 60.0)
+        requests = autoscaler.read_number("target", knative_object.TARGET)
+        target = requests * autoscaler.read_number("utilization_frac", knative_object.UTILIZATION_FRAC)
+        look_back_s = autoscaler.read_number("window_s", knative_object.WINDOW_S)
         up_s, down_s = 0.0, autoscaler.read_number("down_delay_s", 0.0)
     else:
         name = "threshold" if autoscaler.controller == "keda" else "target"
-        target = autoscaler.read_number(name, USUAL_TARGET)
+        target = autoscaler.read_number(name, prometheus_queries.METRICS["concurrency"].usual)
         look_back_s = LOOK_BACK_S
-        up_s = autoscaler.read_number("up_window_s", 0.0)
-        down_s = autoscaler.read_number("down_window_s", 300.0)
+        up_s = autoscaler.read_number("up_window_s", hpa_object.UP_WINDOW_S)
+        down_s = autoscaler.read_number("down_window_s", hpa_object.DOWN_WINDOW_S)
     if target <= 0:
         raise InputError(f"{autoscaler.controller}: target: {target:g}, must be > 0")
     return {

@@ -1,24 +1,24 @@
-"""Controllers of ours as recording rules of Prometheus, whose last answer is a number of workers for KEDA.
+"""Our own controllers as recording rules of Prometheus; KEDA follows the last record, a number of workers.
 
     arrivals   requests/s that came to the LLM in the last minute
-    bucket     their mean over `bucket_s`
-    expected   bucket a season before the time that is looked at, times what came in the last three buckets
-               over what came in those a season ago (a third to three); until Prometheus has seen a season the
-               last bucket, and its drift from the one before
-    rate       what a pool must carry; by controller, below
-    asked      the workers that carry it
-    workers    the most that was asked for during `hold_s`
+    bucket     the mean of arrivals over `bucket_s`
+    expected   the forecast: bucket as it was one season earlier, times season_share; before Prometheus has
+               data of a season, the last bucket and its drift from the one before
+    season_share  arrivals in the last three buckets, divided by those one season earlier; 1/3 to 3
+    rate       the rate [requests/s] that a pool must carry, by controller (below)
+    asked      the workers that carry the rate
+    workers    the highest `asked` during `hold_s`
 
-    fleetplan  by rate: the highest of arrivals, bucket and expected up to `ahead_s` from now, times
-               1 + headroom, and what serves the prompts that wait, but for one per worker, within `drain_s`;
-               the sizes of the capacity table at the least rate that is as high, beyond it the last ones in
-               proportion. By load: see by_load. Where nodes are sold whole, `held` is within least and most,
-               and workers fill the idle GPUs (nodes)
-    forecast   expected `ahead_s` from now, through what a worker carries
+    fleetplan  By rate: the highest of arrivals, bucket and expected up to `ahead_s` from now, times
+               1 + headroom; plus the rate that serves waiting prompts, but for one per worker, within
+               `drain_s`. Sizes are those of the capacity table at the next higher rate; beyond the table
+               its last sizes grow in proportion. By load: see by_load. Where nodes are sold whole, `held` is
+               `workers` within least and most, and more workers fill the idle GPUs (node_filling)
+    forecast   expected `ahead_s` from now, divided by the rate that a worker carries
     aladdin    the mean of arrivals over `learn` heartbeats; ceil(slope x rate + offset), a line over the
                capacity table
 
-As planner/day/controllers has them, except that the season is the last one and not the mean of all.
+planner/day/controllers has the same rules, but its season is the mean of all earlier ones, not the last.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ from planner.day.autoscaling.autoscaler import DAY_S, Autoscaler, Document, Writ
 from planner.day.autoscaling.by_load import EVERY_S
 from planner.day.autoscaling.records import LLM, MOST_STEPS, ROUNDING, llm_series, pool_series, recording_rule
 from planner.day.autoscaling.scale_targets import ScaleTarget
+from planner.day.controllers.forecasting import LAST_BUCKETS, MOST_SEASON_RATIO
 from planner.errors import InputError
 from planner.solvers.worker_rule import fit_worker_rule
 
-# Records of the whole LLM.
+# Records of the LLM.
 ARRIVALS, BUCKET, PRESENT, SHARE = (
     f"fleetplan:{name}" for name in ("arrivals_rps", "bucket_rps", "present_rps", "season_share")
 )
-# Records of one pool.
+# Records of a pool.
 EXPECTED, RATE, ASKED, HELD, WORKERS = (
     f"fleetplan:pool_{name}" for name in ("expected_rps", "rps", "asked", "held", "workers")
 )
+# Of an Autoscaler without these parameters; that of a plan has them all.
 BUCKET_S, AHEAD_S, LEARN = 300, 300, 5
 HOLD_S = {"fleetplan": 600, "forecast": 300, "aladdin": 0}
-LAST_BUCKETS, UNLIKE = 3, 3.0
-MOST_S = 28 * DAY_S
-RULES: dict[str, float] = {  # The HPA behind KEDA follows at once.
+MOST_SEASON_S = 28 * DAY_S
+# With these the HPA behind KEDA follows at once; 0 pods and 0 percent are no limit.
+HPA_RULES: dict[str, float] = {
     **keda_object.FOLLOW_EXACTLY,
     "up_pods": 0,
     "up_percent": 0,
@@ -58,20 +60,20 @@ RULES: dict[str, float] = {  # The HPA behind KEDA follows at once.
 
 
 def write_recording_rules(
-    places: Sequence[ScaleTarget], autoscaler: Autoscaler, app: str
+    targets: Sequence[ScaleTarget], autoscaler: Autoscaler, app: str
 ) -> WrittenManifests:
     """The rules, and ScaledObjects that follow them."""
     hpa_object.refuse_zero(autoscaler, "take cron, or least 1")
-    followed = keda_object.with_defaults(Autoscaler(autoscaler.controller, {}, autoscaler.pools), RULES)
+    followed = keda_object.with_defaults(Autoscaler(autoscaler.controller, {}, autoscaler.pools), HPA_RULES)
     objects = [
         keda_object.scaled_object(
-            place, followed, [keda_object.prometheus_trigger(pool_series(WORKERS, app, place), 1)]
+            target, followed, [keda_object.prometheus_trigger(pool_series(WORKERS, app, target), 1)]
         )
-        for place in places
+        for target in targets
     ]
     files = {
-        prometheus_queries.MONITORS_FILE: [prometheus_queries.pod_monitor(place) for place in places],
-        prometheus_queries.RULES_FILE: [prometheus_rule(places, autoscaler, app)],
+        prometheus_queries.MONITORS_FILE: [prometheus_queries.pod_monitor(target) for target in targets],
+        prometheus_queries.RULES_FILE: [prometheus_rule(targets, autoscaler, app)],
         keda_object.FILE: objects,
     }
     steps = (
@@ -83,8 +85,8 @@ def write_recording_rules(
     return WrittenManifests(files, steps, (*prometheus_queries.monitors_limits(), *_limits(autoscaler)))
 
 
-def prometheus_rule(places: Sequence[ScaleTarget], autoscaler: Autoscaler, app: str) -> Document:
-    """A PrometheusRule (monitoring.coreos.com/v1); each rule reads those before it."""
+def prometheus_rule(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, app: str) -> Document:
+    """A PrometheusRule (monitoring.coreos.com/v1), in which each rule may read the records before it."""
     every_s = autoscaler.read_seconds("every_s", EVERY_S, least=1, most=3600)
     bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
     arrivals, bucket = llm_series(ARRIVALS, app), llm_series(BUCKET, app)
@@ -92,27 +94,29 @@ def prometheus_rule(places: Sequence[ScaleTarget], autoscaler: Autoscaler, app: 
         f"sum(avg_over_time({arrivals}[{LAST_BUCKETS * bucket_s}s]{offset}))"
         for offset in ("", f" offset {season_s}s")
     )
-    front = [place.name for place in places if place.pool.role != "decode"]
-    loads = by_load.rules_of(autoscaler, len(places))
-    of_all = {
+    front = [target.name for target in targets if target.pool.role != "decode"]
+    load_rules = by_load.rules_of(autoscaler, len(targets))
+    llm_exprs = {
         ARRIVALS: prometheus_queries.arrivals_rps(front),
         BUCKET: f"sum(avg_over_time({arrivals}[{bucket_s}s]))",
         PRESENT: _larger_of_two_expr(f"sum({arrivals})", f"sum({bucket})"),
-        SHARE: f"clamp({now} / {then}, {1 / UNLIKE:.12g}, {UNLIKE:.12g})",
+        SHARE: f"clamp({now} / {then}, {1 / MOST_SEASON_RATIO:.12g}, {MOST_SEASON_RATIO:.12g})",
     }
-    if loads:
-        of_all |= by_load.length_rules(loads, front, [p.name for p in places if p.pool.role != "prefill"])
-    records = [recording_rule(name, expr, {LLM: app}) for name, expr in of_all.items()]
-    labels = {place.name: {LLM: app, prometheus_queries.POOL: place.name} for place in places}
-    of_nodes = node_filling.nodes_of(autoscaler, len(places))
-    for number, place in enumerate(places):
-        for name, expr in _of_pool(autoscaler, app, places, number, loads).items():
-            records.append(recording_rule(name, expr, labels[place.name]))
-        bounded_expr = _bounded_expr(autoscaler, app, place, is_within=bool(of_nodes))
-        records.append(recording_rule(HELD if of_nodes else WORKERS, bounded_expr, labels[place.name]))
-    if of_nodes:
-        for place, expr in node_filling.fill_nodes(places, of_nodes, app, (HELD, WORKERS)):
-            records.append(recording_rule(WORKERS, expr, labels[place.name]))
+    if load_rules:
+        llm_exprs |= by_load.length_rules(
+            load_rules, front, [p.name for p in targets if p.pool.role != "prefill"]
+        )
+    records = [recording_rule(name, expr, {LLM: app}) for name, expr in llm_exprs.items()]
+    labels = {target.name: {LLM: app, prometheus_queries.POOL: target.name} for target in targets}
+    nodes = node_filling.nodes_of(autoscaler, len(targets))
+    for number, target in enumerate(targets):
+        for name, expr in _pool_exprs(autoscaler, app, targets, number, load_rules).items():
+            records.append(recording_rule(name, expr, labels[target.name]))
+        bounded_expr = _bounded_expr(autoscaler, app, target, is_within=bool(nodes))
+        records.append(recording_rule(HELD if nodes else WORKERS, bounded_expr, labels[target.name]))
+    if nodes:
+        for target, expr in node_filling.fill_nodes(targets, nodes, app, (HELD, WORKERS)):
+            records.append(recording_rule(WORKERS, expr, labels[target.name]))
     group = {"name": f"{app}-workers", "interval": f"{every_s}s", "rules": records}
     return {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -122,72 +126,73 @@ def prometheus_rule(places: Sequence[ScaleTarget], autoscaler: Autoscaler, app: 
     }
 
 
-def _of_pool(
+def _pool_exprs(
     autoscaler: Autoscaler,
     app: str,
-    places: Sequence[ScaleTarget],
+    targets: Sequence[ScaleTarget],
     number: int,
-    loads: Sequence[by_load.PoolRule],
+    load_rules: Sequence[by_load.PoolRule],
 ) -> dict[str, str]:
-    """The rules of one pool up to the workers that are asked for, by name."""
-    controller, place, at = autoscaler.controller, places[number], (number, len(places))
-    front = [each.name for each in places if each.pool.role != "decode"]
-    rate, expected = (f"sum({pool_series(name, app, place)})" for name in (RATE, EXPECTED))
+    """The expressions of one pool's records up to ASKED, by record. Empty `load_rules`: it goes by rate."""
+    controller, target, pools = autoscaler.controller, targets[number], len(targets)
+    front = [each.name for each in targets if each.pool.role != "decode"]
+    rate, expected = (f"sum({pool_series(name, app, target)})" for name in (RATE, EXPECTED))
     expr_by_record = {}
     if controller == "aladdin":
         learn_s = math.ceil(
             autoscaler.read_number("learn", LEARN) * autoscaler.read_number("every_s", EVERY_S)
         )
         expr_by_record[RATE] = f"sum(avg_over_time({llm_series(ARRIVALS, app)}[{max(learn_s, 1)}s]))"
-        expr_by_record[ASKED] = _by_line(autoscaler, rate, *at)
+        expr_by_record[ASKED] = _workers_by_line(autoscaler, rate, number, pools)
     elif controller == "forecast":
         ahead_s = autoscaler.read_seconds("ahead_s", AHEAD_S, least=1, most=DAY_S)
         expr_by_record[EXPECTED] = _expected_rate_expr(autoscaler, app, ahead_s)
         expr_by_record[RATE] = expected
-        expr_by_record[ASKED] = _by_worker(autoscaler, rate, *at)
-    elif loads:
-        ahead_s, every_s = (
-            _ahead_s(autoscaler, place),
-            autoscaler.read_seconds("every_s", EVERY_S, least=1, most=3600),
-        )
+        expr_by_record[ASKED] = _workers_by_rate(autoscaler, rate, number, pools)
+    elif load_rules:
+        ahead_s = _ahead_s(autoscaler, target)
+        every_s = autoscaler.read_seconds("every_s", EVERY_S, least=1, most=3600)
         expr_by_record[EXPECTED] = _expected_rate_expr(autoscaler, app, ahead_s, over_s=max(ahead_s, every_s))
-        back = [each.name for each in places if each.pool.role != "prefill"]
+        back = [each.name for each in targets if each.pool.role != "prefill"]
         expected_now = _expected_now(autoscaler, app)
         expr_by_record |= by_load.load_rules(
-            autoscaler, app, place, loads[number], expected, expected_now, front, back
+            autoscaler, app, target, load_rules[number], expected, expected_now, front, back
         )
         expr_by_record[ASKED] = by_load.worker_steps_expr(
-            loads[number], f"sum({pool_series(by_load.LOAD, app, place)})"
+            load_rules[number], f"sum({pool_series(by_load.LOAD, app, target)})"
         )
     else:
-        ahead_s = _ahead_s(autoscaler, place)
+        ahead_s = _ahead_s(autoscaler, target)
         expr_by_record[EXPECTED] = _expected_rate_expr(
             autoscaler, app, ahead_s, over_s=max(ahead_s, _bucket_s(autoscaler))
         )
-        expr_by_record[RATE] = _needed_workers_expr(autoscaler, app, place, front)
-        expr_by_record[ASKED] = _by_table(autoscaler, rate, *at)
+        expr_by_record[RATE] = _needed_rate_expr(autoscaler, app, target, front)
+        expr_by_record[ASKED] = _workers_by_table(autoscaler, rate, number, pools)
     return expr_by_record
 
 
-def _ahead_s(autoscaler: Autoscaler, place: ScaleTarget) -> int:
-    start_s = place.scaled.start_s + autoscaler.read_number("every_s", EVERY_S)
+def _ahead_s(autoscaler: Autoscaler, target: ScaleTarget) -> int:
+    """How far to look ahead: by default until a worker of the next decision is ready."""
+    start_s = target.scaled.start_s + autoscaler.read_number("every_s", EVERY_S)
     return autoscaler.read_seconds("ahead_s", start_s, least=1, most=DAY_S)
 
 
-def _bounded_expr(autoscaler: Autoscaler, app: str, place: ScaleTarget, *, is_within: bool) -> str:
-    """The most that was asked for during `hold_s`, within least and most where KEDA does not see to that."""
-    controller, wanted_series = autoscaler.controller, pool_series(ASKED, app, place)
+def _bounded_expr(autoscaler: Autoscaler, app: str, target: ScaleTarget, *, is_within: bool) -> str:
+    """The highest ASKED during `hold_s`; `is_within`: within least and most, which KEDA otherwise sees to."""
+    controller, wanted_series = autoscaler.controller, pool_series(ASKED, app, target)
     hold_s = autoscaler.read_seconds("hold_s", HOLD_S[controller], least=0, most=DAY_S)
     if 0 < hold_s < (every_s := autoscaler.read_number("every_s", EVERY_S)):
         raise InputError(
             f"{controller}: hold: {hold_s} s, must be 0 or hold a look, which is every {every_s:g} s"
         )
     bounded_expr = f"sum(max_over_time({wanted_series}[{hold_s}s]))" if hold_s else f"sum({wanted_series})"
-    return f"clamp({bounded_expr}, {place.scaled.least}, {place.scaled.most})" if is_within else bounded_expr
+    return (
+        f"clamp({bounded_expr}, {target.scaled.least}, {target.scaled.most})" if is_within else bounded_expr
+    )
 
 
 def _larger_of_two_expr(one: str, other: str) -> str:
-    """The larger of two vectors without labels, the one that there is where one is missing."""
+    """The larger of two vectors without labels, or the only one that has a value."""
     return f"({one} > {other} or {other} or {one})"
 
 
@@ -201,13 +206,15 @@ def _bucket_s(autoscaler: Autoscaler) -> int:
 
 
 def _season_s(autoscaler: Autoscaler) -> int:
-    return autoscaler.read_seconds("season_s", DAY_S, least=600, most=MOST_S)
+    return autoscaler.read_seconds("season_s", DAY_S, least=600, most=MOST_SEASON_S)
 
 
 def _expected_rate_expr(autoscaler: Autoscaler, app: str, ahead_s: int, over_s: int = 0) -> str:
-    """The rate expected `ahead_s` from now, or the highest of the `over_s` until then."""
+    """The rate expected `ahead_s` from now, or the highest expected in the `over_s` before that. PromQL's
+    `or` takes the first of three that has a value: season, drift, last bucket.
+    """
     bucket_s, season_s = _bucket_s(autoscaler), _season_s(autoscaler)
-    back_s = season_s - ahead_s - bucket_s // 2  # The mean of a bucket is recorded at its end.
+    back_s = season_s - ahead_s - bucket_s // 2  # A bucket's mean is recorded half a bucket late.
     if back_s <= 0:
         raise InputError(
             f"{autoscaler.controller}: ahead: {ahead_s} s and half a bucket of {bucket_s} s must be below "
@@ -223,22 +230,24 @@ def _expected_rate_expr(autoscaler: Autoscaler, app: str, ahead_s: int, over_s: 
 
 
 def _expected_now(autoscaler: Autoscaler, app: str) -> str:
-    """What the same forecast says of now."""
+    """The rate that the season says of now, or the last bucket's, as PromQL."""
     back_s = _season_s(autoscaler) - _bucket_s(autoscaler) // 2
     bucket = llm_series(BUCKET, app)
     return f"sum({bucket} offset {back_s}s) * sum({llm_series(SHARE, app)}) or sum({bucket})"
 
 
-def _needed_workers_expr(autoscaler: Autoscaler, app: str, place: ScaleTarget, front: Sequence[str]) -> str:
+def _needed_rate_expr(autoscaler: Autoscaler, app: str, target: ScaleTarget, front: Sequence[str]) -> str:
+    """The rate that a pool must carry under the controller fleetplan, by rate."""
     headroom, present = by_load.headroom_factor(autoscaler), f"sum({llm_series(PRESENT, app)})"
-    rate = f"{headroom:.12g} * {_larger_of_two_expr(f'sum({pool_series(EXPECTED, app, place)})', present)}"
+    rate = f"{headroom:.12g} * {_larger_of_two_expr(f'sum({pool_series(EXPECTED, app, target)})', present)}"
     if not (drain_s := by_load.drain_of(autoscaler)):
         return rate
     return f"{rate} + clamp_min({prometheus_queries.waiting_beyond_one(front)}, 0) / {drain_s}"
 
 
-def _by_table(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
-    rates_rps, sizes = write_capacity_table(autoscaler, pools)
+def _workers_by_table(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
+    """CapacityTable.sizes_for_rate for one pool, as PromQL: a term for each rate at which the size grows."""
+    rates_rps, sizes = _read_capacity_table(autoscaler, pools)
     own = [row[number] for row in sizes]
     steps = [f"{own[0]} * ({rate} > bool 0)"]
     steps += [
@@ -252,24 +261,26 @@ def _by_table(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str
     return " + ".join(steps)
 
 
-def _by_worker(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
+def _workers_by_rate(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
+    """The rate divided by what a worker carries: as given, or at the table's highest rate. PromQL."""
     if autoscaler.parameters.get("per_worker_rps") is not None:
         per_worker_rps = autoscaler.read_number("per_worker_rps", 1.0)
     else:
-        rates_rps, sizes = write_capacity_table(autoscaler, pools)
+        rates_rps, sizes = _read_capacity_table(autoscaler, pools)
         per_worker_rps = rates_rps[-1] / sizes[-1][number] if sizes[-1][number] else math.inf
     if per_worker_rps <= 0:
         raise InputError(f"{autoscaler.controller}: per_worker_rps: {per_worker_rps:g}, must be > 0")
     return f"ceil({rate} * {1 / per_worker_rps!r} - {ROUNDING})"
 
 
-def _by_line(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
-    rates_rps, sizes = write_capacity_table(autoscaler, pools)
+def _workers_by_line(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
+    """Aladdin's line over the capacity table, as PromQL."""
+    rates_rps, sizes = _read_capacity_table(autoscaler, pools)
     line = fit_worker_rule(rates_rps, [row[number] for row in sizes], covers=True)
     return f"ceil({line.slope_workers_per_rps!r} * {rate} + {line.offset_workers!r} - {ROUNDING})"
 
 
-def write_capacity_table(autoscaler: Autoscaler, pools: int) -> tuple[list[float], list[list[int]]]:
+def _read_capacity_table(autoscaler: Autoscaler, pools: int) -> tuple[list[float], list[list[int]]]:
     """`rates_rps` (R,), rising, and `sizes` (R, P), in the order of the fleet's pools."""
     rates: Any = autoscaler.parameters.get("rates_rps")
     sizes: Any = autoscaler.parameters.get("sizes")
@@ -289,14 +300,15 @@ def write_capacity_table(autoscaler: Autoscaler, pools: int) -> tuple[list[float
 
 
 def _limits(autoscaler: Autoscaler) -> tuple[str, ...]:
-    loads = by_load.rules_of(autoscaler, len(autoscaler.pools))
+    """Lines for README.md: where the rules differ from the simulated controllers."""
+    load_rules = by_load.rules_of(autoscaler, len(autoscaler.pools))
     limit_lines = [
         "vLLM counts what has finished, not what arrives: arrivals are ends and the growth of what is in "
         f"flight, over {prometheus_queries.RATE_S} s. Requests that no worker has yet are not seen.",
         keda_object.EXACT_LIMIT,
-        f"Look at it in Prometheus: {ARRIVALS}, {by_load.LOAD if loads else RATE}, {ASKED} and {WORKERS} are "
-        "recorded.",
-        *(by_load.limit_lines(autoscaler, loads) if loads else ()),
+        f"Look at it in Prometheus: {ARRIVALS}, {by_load.LOAD if load_rules else RATE}, {ASKED} and "
+        f"{WORKERS} are recorded.",
+        *(by_load.limit_lines(autoscaler, load_rules) if load_rules else ()),
         *(node_filling.LIMITS if node_filling.nodes_of(autoscaler, len(autoscaler.pools)) else ()),
     ]
     if autoscaler.controller == "aladdin":

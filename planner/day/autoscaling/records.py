@@ -21,6 +21,6 @@ def llm_series(name: str, app: str) -> str:
     return f'{name}{{{LLM}="{app}"}}'
 
 
-def pool_series(name: str, app: str, place: ScaleTarget) -> str:
+def pool_series(name: str, app: str, target: ScaleTarget) -> str:
     """An instant vector of what was recorded of a pool."""
-    return f'{name}{{{LLM}="{app}",{prometheus_queries.POOL}="{place.name}"}}'
+    return f'{name}{{{LLM}="{app}",{prometheus_queries.POOL}="{target.name}"}}'

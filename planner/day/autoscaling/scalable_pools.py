@@ -31,7 +31,7 @@ from planner.files.checked_files import to_yaml
 from planner.fleet import Fleet, Pool
 from planner.manifests import dynamo, engine_command, helm_chart, kubernetes, kustomize
 
-GRACE_S = 30  # Time between the end of draining and Kubernetes' kill.
+GRACE_S = 30  # Kubernetes kills a pod so long after the end of draining.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -104,8 +104,8 @@ def scale_pools(
     scaled = dict(files)
     for scale_target in scale_targets:
         path = row.file_of_pool.format(label=scale_target.label)
-        of_pool = replace(scaling, scale_targets=(scale_target,))
-        scaled[path] = _edit_yaml(files[path], row.change, of_pool)
+        pool_scaling = replace(scaling, scale_targets=(scale_target,))
+        scaled[path] = _edit_yaml(files[path], row.change, pool_scaling)
     return scaled
 
 
@@ -113,7 +113,9 @@ _WITHOUT_SIZES = (kustomize.COMPONENTS, f"{helm_chart.FOLDER}/", engine_command.
 
 
 def _has_no_sizes(path: str) -> bool:
-    """Whether a file is of Kustomize, of the chart, which is made anew, or of the router's image."""
+    """Whether a file is of Kustomize, of the Helm chart (`scale_pools` makes it anew), or of the router's
+    image.
+    """
     return path == kustomize.BASE or path.startswith(_WITHOUT_SIZES)
 
 
@@ -147,12 +149,13 @@ def _scale_disaggregatedset(document: Document, scaling: Scaling) -> None:
     targets = {target.object_name: target for target in scaling.scale_targets}
     for role in document["spec"]["roles"]:
         target = targets[f"{document['metadata']['name']}-{role['name']}"]
-        role["scaling"] = {"mode": "External"}
+        role["scaling"] = {"mode": "External"}  # The role's DisaggregatedSetRoleScaler has the count.
         del role["spec"]["replicas"]
         _drain_group(role["spec"]["leaderWorkerTemplate"], target)
 
 
 def _drain_group(template: Document, target: ScaleTarget) -> None:
+    """`_let_vllm_drain` for the pods of a LeaderWorkerSet, a worker on several nodes."""
     for name in ("leaderTemplate", "workerTemplate"):
         if name in template:
             _let_vllm_drain(template[name]["spec"], target)

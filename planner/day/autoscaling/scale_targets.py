@@ -98,9 +98,10 @@ def disaggregatedset_target(fleet: Fleet, label: str, pool: Pool, scaled: Scaled
 
 def llm_d_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> ScaleTarget:
     name = f"{engine_command.llm_label(fleet)}-{label}"
-    role = "prefill" if pool.role == "prefill" else "decode"
-    whole = name if LLM_D_CHART in name else f"{name}-{LLM_D_CHART}"
-    deployment = f"{whole[:MOST_CHART_LETTERS].removesuffix('-')}-{role}"
+    role = "prefill" if pool.role == "prefill" else "decode"  # Mixed workers count as decode.
+    # The chart adds its own name to the release's, unless that contains it.
+    full_name = name if LLM_D_CHART in name else f"{name}-{LLM_D_CHART}"
+    deployment = f"{full_name[:MOST_CHART_LETTERS].removesuffix('-')}-{role}"
     pods = {"llm-d.ai/model": engine_command.llm_label(fleet), POOL_LABEL: name}
     return ScaleTarget(
         name=name,
@@ -165,5 +166,5 @@ def dynamo_target(fleet: Fleet, label: str, pool: Pool, scaled: ScaledPool) -> S
         api_version="nvidia.com/v1beta1",
         kind="DynamoGraphDeploymentScalingAdapter",
         object_name=name,
-        pods={},
+        pods={},  # We do not know how to scrape Dynamo's pods (SCALABLE, is_measured).
     )

@@ -21,9 +21,9 @@ FILE, VALUES_FILE = "variant-autoscalings.yaml", "workload-variant-autoscaler.va
 DESIRED = "wva_desired_replicas"
 REPOSITORY = "https://github.com/llm-d/llm-d-workload-variant-autoscaler"
 # Defaults of the chart: saturation by KV use and by waiting requests, and what must be spare of each.
-KV_THRESHOLD, KV_SPARE, QUEUE_THRESHOLD, QUEUE_SPARE = 0.8, 0.1, 5.0, 3.0
-EVERY_S = 60
-HPA_RULES: dict[str, float] = {  # Rules of the chart's own HPA.
+KV_THRESHOLD, KV_SPARE, QUEUE_THRESHOLD, QUEUE_SPARE = 0.8, 0.1, 5, 3
+EVERY_S = 60  # Time between decisions.
+HPA_RULES: dict[str, float] = {  # `behavior` of the chart's own HPA, which our HPAs replace.
     "up_window_s": 240,
     "up_pods": 10,
     "up_percent": 0,
@@ -57,7 +57,7 @@ def write_variants(targets: Sequence[ScaleTarget], autoscaler: Autoscaler, fleet
         *controller_steps(),
         f"    kubectl apply -f {FILE} -f {hpa_object.FILE}",
     )
-    return WrittenManifests(files, steps, (*prometheus_queries.monitors_limits(), *limit_lines()))
+    return WrittenManifests(files, steps, (*prometheus_queries.monitors_limits(), *limit_lines(autoscaler)))
 
 
 def controller_steps() -> tuple[str, ...]:
@@ -69,12 +69,13 @@ def controller_steps() -> tuple[str, ...]:
     )
 
 
-def limit_lines() -> tuple[str, ...]:
+def limit_lines(autoscaler: Autoscaler) -> tuple[str, ...]:
     """What the Workload Variant Autoscaler does not do, a line of Markdown each."""
     return (
         "Nothing in it tells prefill from decode workers: it takes all variants of a model for alternatives "
         "and weighs pairs as if either could take the other's requests.",
-        f"It decides every {EVERY_S} s and adds or takes one worker at a time, from the cheapest variant on.",
+        f"It decides every {_interval_s(autoscaler)} s and adds or takes one worker at a time, from the "
+        "cheapest variant on.",
     )
 
 
@@ -82,14 +83,14 @@ def chart_values(autoscaler: Autoscaler) -> Document:
     """Values of the chart workload-variant-autoscaler, without its example of a variant."""
     thresholds: Document = {
         "kvCacheThreshold": _read_share(autoscaler, "kv_threshold_frac", KV_THRESHOLD),
-        "queueLengthThreshold": _read_count(autoscaler, "queue_threshold", QUEUE_THRESHOLD),
+        "queueLengthThreshold": hpa_object.read_whole(autoscaler, "queue_threshold", QUEUE_THRESHOLD),
         "kvSpareTrigger": _read_share(autoscaler, "kv_spare_frac", KV_SPARE),
-        "queueSpareTrigger": _read_count(autoscaler, "queue_spare", QUEUE_SPARE),
+        "queueSpareTrigger": hpa_object.read_whole(autoscaler, "queue_spare", QUEUE_SPARE),
     }
     return {
         "wva": {
             "image": {"tag": VERSION},
-            "reconcileInterval": f"{autoscaler.read_seconds('optimize_s', EVERY_S, least=1, most=3600)}s",
+            "reconcileInterval": f"{_interval_s(autoscaler)}s",
             "prometheus": {"monitoringNamespace": "monitoring", "baseURL": prometheus_queries.ADDRESS},
             "capacityScaling": {"default": thresholds},
         },
@@ -104,18 +105,16 @@ def worker_cost_text(target: ScaleTarget) -> str:
     return f"{target.pool.type.price_usd_per_h:.2f}"
 
 
+def _interval_s(autoscaler: Autoscaler) -> int:
+    """The time between two decisions of the autoscaler."""
+    return autoscaler.read_seconds("optimize_s", EVERY_S, least=1, most=3600)
+
+
 def _read_share(autoscaler: Autoscaler, name: str, default: float) -> float:
     value = autoscaler.read_number(name, default)
     if not 0 <= value <= 1:
         raise InputError(f"{autoscaler.controller}: {name}: {value:g}, must be 0 to 1")
     return value
-
-
-def _read_count(autoscaler: Autoscaler, name: str, default: float) -> int:
-    value = autoscaler.read_number(name, default)
-    if value < 0 or value != int(value):
-        raise InputError(f"{autoscaler.controller}: {name}: {value:g}, must be whole and >= 0")
-    return int(value)
 
 
 def _variant_document(target: ScaleTarget, model: str) -> Document:
@@ -173,8 +172,8 @@ def write_kserve(targets: Sequence[ScaleTarget], autoscaler: Autoscaler) -> Writ
         files,
         (hpa_object.adapter_step(), *controller_steps()),
         (
-            *limit_lines(),
-            "KServe 0.21 makes VariantAutoscalings and HPAs of `scaling`; later ones are to take KEDA in its "
-            "place.",
+            *limit_lines(autoscaler),
+            "KServe 0.21 makes VariantAutoscalings and HPAs of `scaling`; later ones are to use KEDA "
+            "instead.",
         ),
     )

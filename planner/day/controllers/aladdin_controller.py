@@ -43,18 +43,20 @@ class Aladdin:
         self.start([])
 
     def start(self, sizes: Sequence[int]) -> None:
-        self.rate, self.length = self._level(), self._level()
-        self.usual_tokens = math.nan  # Mean tokens of a request up to the first change point.
+        self.rate, self.length = self._new_level(), self._new_level()
+        self.usual_tokens = math.nan  # Mean tokens of a request up to the first change point; NaN before.
         self.sizes_at_start = list(sizes)
 
-    def _level(self) -> SeriesLevel:
+    def _new_level(self) -> SeriesLevel:
         return SeriesLevel(self.settings.learn, self.settings.drift, self.settings.threshold)
 
     def _with_value(self, level: SeriesLevel, value: float) -> SeriesLevel:
-        """The level with this value, or a new one that begins with it."""
+        """The level with this value, or after a change point (`add` returns one) a new level that begins with
+        it.
+        """
         if level.add(value) is None:
             return level
-        new_level = self._level()
+        new_level = self._new_level()
         new_level.add(value)
         return new_level
 
@@ -67,7 +69,8 @@ class Aladdin:
         if not math.isnan(tokens):
             before = self.length
             self.length = self._with_value(before, tokens)
-            if math.isnan(self.usual_tokens) and self.length is not before:
+            has_changed = self.length is not before
+            if math.isnan(self.usual_tokens) and has_changed:
                 self.usual_tokens = before.mean
         longer = 1.0 if math.isnan(self.usual_tokens) else self.length.mean / self.usual_tokens
         return self.deployment.bounded_sizes([self._workers(rule, longer) for rule in self.rules])

@@ -45,7 +45,7 @@ def windows_from_history(
     rates = history.rates_rps
     begins_s = end_s - history.bucket_s * np.arange(len(rates), 0, -1)
     steps = np.floor_divide(begins_s % DAY_S, settings.step_s).astype(int)
-    windows = []
+    windows = []  # In a step without history the highest of all rates stands.
     for step in range(round(DAY_S / settings.step_s)):
         rates_in_step = rates[steps == step]
         highest_rps = float((rates_in_step if len(rates_in_step) else rates).max())
@@ -72,7 +72,7 @@ class Cron:
             )
 
     def start(self, sizes: Sequence[int]) -> None:
-        pass
+        """Sizes follow from the clock alone, so there is nothing to begin."""
 
     def sizes(self, reading: MetricsReading) -> list[int]:
         return self.deployment.bounded_sizes(workers_at(self.windows, self.deployment, reading.time_s))

@@ -61,7 +61,9 @@ class DynamoSettings(ControllerSettings):
 
 
 def prefill_workers(settings: DynamoSettings, queued_share: float, workers: int) -> int:
-    """The workers that follow from queued prompt tokens per worker, as a share of the longest context."""
+    """The next size of a prefill pool of `workers`, of which each has queued prompt tokens of `queued_share`
+    times the longest context.
+    """
     up, down, _, _ = settings.scaling_thresholds
     if queued_share >= up:
         return workers + 1
@@ -70,7 +72,7 @@ def prefill_workers(settings: DynamoSettings, queued_share: float, workers: int)
 
 
 def decode_workers(settings: DynamoSettings, kv_share: float, workers: int) -> int:
-    """The workers that follow from the share of the KV cache that is in use or queued for."""
+    """The next size of a pool of `workers`, with `kv_share` of their KV cache in use or queued for."""
     _, _, up, down = settings.scaling_thresholds
     if kv_share > up:
         return workers + 1
@@ -78,6 +80,8 @@ def decode_workers(settings: DynamoSettings, kv_share: float, workers: int) -> i
 
 
 class Dynamo:
+    """The controller; `sizes` decides for all pools after an interval."""
+
     def __init__(self, settings: DynamoSettings, deployment: Deployment) -> None:
         deployment.require_facts("dynamo", "engines")
         if deployment.roles.count(MIXED) not in (0, len(deployment.roles)):
@@ -113,7 +117,7 @@ class Dynamo:
             return 1 if self.deployment.limbo_of(reading, pool) else 0
         waiting, kv_share = float(reading.waiting[pool]), float(reading.kv_frac[pool])
         if waiting and math.isnan(self.input_tokens):
-            return workers  # No lengths were seen yet.
+            return workers  # Before a request has finished, its prompt's length is unknown.
         queued_tokens = waiting * self.input_tokens / workers if waiting else 0.0
         if self.deployment.roles[pool] == PREFILL:
             return prefill_workers(self.settings, queued_tokens / engine.context_tokens, workers)

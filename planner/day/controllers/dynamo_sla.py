@@ -61,8 +61,8 @@ class ForecastLoad:
 
 
 def prefill_rps(load: ForecastLoad, tokens_per_s: float, correction: float = 1.0) -> float:
-    """Requests/s of a worker that computes so many prompt tokens/s. `correction` is p above: below 1 prompts
-    took less work than assumed, so the worker carries more.
+    """Requests/s of a worker that computes so many prompt tokens/s. `correction` is p (module docstring):
+    below 1 prompts took less work than assumed, so the worker carries more.
     """
     return tokens_per_s / (load.input_tokens * min(1.0, correction))
 
@@ -173,13 +173,13 @@ class DynamoSla:
         return sizes
 
     def _prefill_correction(self, engine: EngineProfile, load: ForecastLoad, ttft_s: float) -> float:
-        """p above."""
+        """p of the module's docstring."""
         return ttft_s / engine.ttft_s(load.input_tokens) if self.settings.corrected else 1.0
 
     def _decode_correction(
         self, reading: MetricsReading, pool: int, load: ForecastLoad, ttft_s: float, itl_s: float
     ) -> float:
-        """d above; the concurrency seen is the rate times the time of a request, by Little's law."""
+        """d of the module's docstring. Little's law: concurrency is the rate times a request's duration."""
         if not self.settings.corrected:
             return 1.0
         workers = max(int(reading.ready[pool]), 1)

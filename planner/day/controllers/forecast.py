@@ -1,8 +1,8 @@
-"""Predictive scaling as clouds sell it: the rate forecast for some time ahead, through what a worker carries.
+"""Predictive scaling as clouds sell it: the rate forecast for some time ahead, divided by a worker's rate.
 
-The forecast is planner/day/controllers/forecasting.py. What a worker carries is given, or it is the largest
-rate of the plan's capacity table through the workers of a pool at it. Sizes fall once no forecast of the last
-`hold` asked for more, as an HPA's do.
+The forecast is planner/day/controllers/forecasting.py. The rate of a worker is given, or it is the highest
+rate of the plan's capacity table divided by a pool's workers at that rate. Sizes fall once no forecast of the
+last `hold` asked for more, as an HPA's do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ForecastSettings(ControllerSettings):
 
 
 class RecentMaximum:
-    """The most of each pool that was asked for during the last `hold_s`."""
+    """The largest size of each pool that was decided during the last `hold_s`."""
 
     def __init__(self, hold_s: float) -> None:
         self.hold_s = hold_s
@@ -55,19 +55,20 @@ class Forecast:
 
     def start(self, sizes: Sequence[int]) -> None:
         self.forecast.start()
-        self.recent_most = RecentMaximum(self.settings.hold_s)
-        self.first = list(sizes)
+        self.recent_maximum = RecentMaximum(self.settings.hold_s)
+        self.sizes_at_start = list(sizes)
 
     def sizes(self, reading: MetricsReading) -> list[int]:
         if is_before_traffic(reading):
-            return list(self.first)
-        own, rate_rps = self.settings, self.deployment.rate_rps(reading)
+            return list(self.sizes_at_start)
+        rate_rps = self.deployment.rate_rps(reading)
         self.forecast.add(reading.time_s, reading.interval_s, rate_rps)
-        ahead_rps = self.forecast.rate_at(reading.time_s + own.ahead_s)
-        sizes = [least_whole(ahead_rps * need) for need in self._workers_per_rps()]
-        return self.deployment.bounded_sizes(self.recent_most.add(reading.time_s, sizes))
+        ahead_rps = self.forecast.rate_at(reading.time_s + self.settings.ahead_s)
+        sizes = [least_whole(ahead_rps * workers_per_rps) for workers_per_rps in self._workers_per_rps()]
+        return self.deployment.bounded_sizes(self.recent_maximum.add(reading.time_s, sizes))
 
     def _workers_per_rps(self) -> list[float]:
+        """The workers of each pool (P,) per request/s."""
         if self.settings.per_worker_rps is not None:
             return [1 / self.settings.per_worker_rps] * len(self.deployment.pools)
         table = self.deployment.capacity

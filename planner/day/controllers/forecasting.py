@@ -20,7 +20,7 @@ import numpy as np
 from planner.day.controllers.deployment import Deployment
 
 LAST_BUCKETS = 3  # Today is compared with the season over this number of buckets.
-UNLIKE = 3.0  # The season is scaled by at most this factor, and at least by its reciprocal.
+MOST_SEASON_RATIO = 3.0  # The season is scaled by at most this factor, and at least by its reciprocal.
 
 
 class RateForecast:
@@ -35,16 +35,14 @@ class RateForecast:
     def start(self) -> None:
         self._sums, self._counts = np.zeros(self.buckets), np.zeros(self.buckets)
         self._recent: deque[tuple[float, float, float]] = deque()  # Time, interval and rate.
-        # Bucket, seconds and requests of the present bucket.
-        self._open: tuple[int, float, float] | None = None
-        # Bucket and rate of the last buckets.
-        self._past: deque[tuple[int, float]] = deque(maxlen=LAST_BUCKETS)
+        self._open: tuple[int, float, float] | None = None  # The present bucket, its seconds and requests.
+        self._past: deque[tuple[int, float]] = deque(maxlen=LAST_BUCKETS)  # Buckets and their rates.
         history = self.deployment.history
         if history is None:
             return
         for k, rate in enumerate(history.rates_rps.tolist()):
             begin_s = (k - len(history.rates_rps)) * history.bucket_s
-            steps = max(round(history.bucket_s / self.bucket_s), 1)
+            steps = max(round(history.bucket_s / self.bucket_s), 1)  # Buckets of ours in one of the history.
             for step in range(steps):
                 self._learn(self._bucket(begin_s + (step + 0.5) * history.bucket_s / steps), rate)
 
@@ -54,6 +52,7 @@ class RateForecast:
         return bool(self._counts.any())
 
     def _bucket(self, time_s: float) -> int:
+        """The bucket of the season that contains a time of the run."""
         return int((self.deployment.clock_s + time_s) % self.season_s // self.bucket_s) % self.buckets
 
     def _learn(self, bucket: int, rate_rps: float) -> None:
@@ -63,6 +62,7 @@ class RateForecast:
     def add(self, time_s: float, interval_s: float, rate_rps: float) -> None:
         """The rate of the `interval_s` before `time_s`."""
         self._recent.append((time_s, interval_s, rate_rps))
+        # The drift needs the last two buckets, or two rates if readings are further apart.
         while self._recent[0][0] <= time_s - 2 * self.bucket_s and len(self._recent) > 2:
             self._recent.popleft()
         bucket = self._bucket(time_s - interval_s / 2)
@@ -86,19 +86,21 @@ class RateForecast:
         """The forecast for a time of the run [requests/s]. Before any rate was added it is the season's, or
         0.
         """
-        season = self._season(self._bucket(time_s))
+        season = self._season_rps(self._bucket(time_s))
         if not self._recent:
             return 0.0 if math.isnan(season) else season
-        recent = [(self._season(bucket), rate) for bucket, rate in self._past]
-        recent += [(self._season(self._open[0]), self._open[2] / self._open[1])] if self._open else []
-        rate_pairs = [(was, now) for was, now in recent if was > 0]
+        # The season's rate and today's in each of the last buckets, the open one included.
+        recent = [(self._season_rps(bucket), rate) for bucket, rate in self._past]
+        recent += [(self._season_rps(self._open[0]), self._open[2] / self._open[1])] if self._open else []
+        rate_pairs = [(was, now) for was, now in recent if was > 0]  # NaN: no season.
         if rate_pairs and not math.isnan(season):
-            share = sum(now for _, now in rate_pairs) / sum(was for was, _ in rate_pairs)
-            return season * min(max(share, 1 / UNLIKE), UNLIKE)
+            ratio = sum(now for _, now in rate_pairs) / sum(was for was, _ in rate_pairs)
+            return season * min(max(ratio, 1 / MOST_SEASON_RATIO), MOST_SEASON_RATIO)
         last, before = self.mean_rps(self.bucket_s), self.mean_rps(self.bucket_s, self.bucket_s)
         ahead_s = max(time_s - self._recent[-1][0], 0.0)
         drift = 0.0 if math.isnan(before) else (last - before) / self.bucket_s
         return max(last + drift * ahead_s, 0.0)
 
-    def _season(self, bucket: int) -> float:
+    def _season_rps(self, bucket: int) -> float:
+        """The mean rate of earlier seasons in a bucket; NaN if there is none."""
         return float(self._sums[bucket] / self._counts[bucket]) if self._counts[bucket] else math.nan

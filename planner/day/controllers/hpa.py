@@ -101,7 +101,7 @@ def check_target(metric: str, target: float | None) -> None:
 def pods_replicas(
     values_of_ready: Sequence[float], missing: int, current: int, target: float, tolerance_frac: float = 0.1
 ) -> int:
-    """Replicas for a metric that every ready pod sends; `missing` pods send none yet."""
+    """Replicas for a metric that every ready pod sends; `missing` pods send none yet (module docstring)."""
     ready, total = len(values_of_ready), sum(values_of_ready)
     if not ready:
         return current
@@ -109,6 +109,7 @@ def pods_replicas(
     if not missing:
         return current if abs(usage - 1) <= tolerance_frac else least_whole(usage * ready)
     counted = ready + missing
+    # Missing pods count as at the target or as idle, whichever changes the size less.
     usage_of_all = (total + (missing * target if usage < 1 else 0.0)) / (counted * target)
     if abs(usage_of_all - 1) <= tolerance_frac or (usage_of_all - 1) * (usage - 1) < 0:
         return current
@@ -181,6 +182,7 @@ class Behaviour:
         return size
 
     def stabilise(self, time_s: float, current: int, desired: int) -> int:
+        """The size within what was recommended during the stabilisation windows."""
         longest_s = max(self.up.window_s, self.down.window_s)
         self.recommended = [(at_s, size) for at_s, size in self.recommended if at_s > time_s - longest_s]
         least = most = desired
@@ -214,7 +216,8 @@ class Behaviour:
 
     def _changed(self, time_s: float, period_s: float) -> int:
         """Pods added less pods removed during the last period."""
-        longest_s = max(own_s for _, _, own_s in (*self.up.policies, *self.down.policies))
+        # Older events are of no policy's period any more.
+        longest_s = max(each[2] for each in (*self.up.policies, *self.down.policies))
         for events in (self.added, self.removed):
             while events and events[0][0] <= time_s - longest_s:
                 events.pop(0)

@@ -65,11 +65,11 @@ class Keda:
 
     def decide(self, reading: MetricsReading) -> int:
         total = self.metric.total(reading, self.pool) + self.deployment.limbo_of(reading, self.pool)
-        cron = workers_at(self.settings.cron, self.deployment, reading.time_s)[self.pool]
+        cron_workers = workers_at(self.settings.cron, self.deployment, reading.time_s)[self.pool]
         if reading.time_s - self.polled_s >= self.settings.poll_s:
             self.polled_s, before = reading.time_s, self.size
-            self._zero_or_not(reading.time_s, total > self.settings.activation or cron > 0)
-            if self.size != before:
+            self._wake_or_empty(reading.time_s, total > self.settings.activation or cron_workers > 0)
+            if self.size != before:  # The HPA sees the change at its next sync.
                 return self.size
         if not self.size:
             return 0
@@ -77,11 +77,13 @@ class Keda:
             external_replicas(total, self.size, self.settings.per_worker, self.settings.tolerance_frac)
         ]
         if self.settings.cron:
-            replica_counts.append(external_replicas(cron, self.size, 1.0, self.settings.tolerance_frac))
+            replica_counts.append(
+                external_replicas(cron_workers, self.size, 1.0, self.settings.tolerance_frac)
+            )
         size = self.behaviour.decide(reading.time_s, self.size, max(replica_counts), self.limits)
         return max(size, 1)  # The HPA's minReplicas; only KEDA itself goes to zero.
 
-    def _zero_or_not(self, time_s: float, is_active: bool) -> None:
+    def _wake_or_empty(self, time_s: float, is_active: bool) -> None:
         """What KEDA decides itself: wake an empty pool, or empty one that has been inactive for long."""
         if is_active:
             self.active_s = time_s

@@ -90,8 +90,8 @@ class Knative:
         self.stable = WindowMean(settings.window_s)
         self.panic = WindowMean(settings.window_s * settings.panic_window_frac)
         # A new autoscaler of more than one worker panics, so that it keeps them for a stable window.
-        self.panic_s: float | None = 0.0 if size > 1 else None  # When panic began, or was renewed last.
-        self.panic_size = size if size > 1 else 0  # The largest size during this panic.
+        self.panic_s: float | None = 0.0 if size > 1 else None  # When panic began, or was renewed.
+        self.panic_size = size if size > 1 else 0  # The largest size of this panic.
         self.recent_sizes: deque[tuple[float, int]] = deque()
         self.woken_s = 0.0  # When the pool last left zero.
         self.idle_s: float | None = None  # Since when there has been nothing to do.
@@ -106,7 +106,7 @@ class Knative:
 
     def workers_for_means(self, time_s: float, ready: int, stable: float, panic: float) -> int:
         """The number of workers for the mean concurrencies `stable` and `panic` of the two windows."""
-        settings, workers = self.settings, max(ready, 1)
+        settings, workers = self.settings, max(ready, 1)  # As Knative does where none is ready.
         target = settings.target * settings.utilization_frac
         most = math.ceil(settings.max_up_rate * workers)
         least = math.floor(workers / settings.max_down_rate)

@@ -34,7 +34,7 @@ def find_oscillations(
     for pool, within_s in enumerate(start_s):
         changes = np.flatnonzero(np.diff(decided_sizes[:, pool])) + 1
         grown: list[tuple[float, int]] = []  # When the pool grew, and how many of these workers still start.
-        times, first_s, workers = 0, float("nan"), 0
+        times, first_s, given_up = 0, float("nan"), 0
         for k in changes.tolist():
             now_s, change = float(decision_s[k]), int(decided_sizes[k, pool] - decided_sizes[k - 1, pool])
             grown = [(at_s, starting) for at_s, starting in grown if now_s - at_s < within_s]
@@ -48,9 +48,9 @@ def find_oscillations(
             while grown and to_remove:  # The workers that started last are given up first.
                 at_s, starting = grown.pop()
                 removed = min(starting, to_remove)
-                workers, to_remove = workers + removed, to_remove - removed
+                given_up, to_remove = given_up + removed, to_remove - removed
                 if starting > removed:
                     grown.append((at_s, starting - removed))
         if times:
-            per_pool.append(Oscillation(pool, times, first_s, workers))
+            per_pool.append(Oscillation(pool, times, first_s, given_up))
     return tuple(per_pool)

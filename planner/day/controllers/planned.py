@@ -1,4 +1,4 @@
-"""Ours: what the plan found to be enough for such traffic, at the load forecast for when a worker is ready.
+"""fleetplan's own controller: the workers that the plan found enough for the load it forecasts.
 
 `by: load`, where the plan has load rules (deployment.LoadRule): the workers of a pool grow with its load, the
 95th percentile of the work that arrived in spans of some seconds, over the last window or a longer `memory`.
@@ -6,8 +6,8 @@ Load counts a long request as more than a short one and a burst as more than the
 workers for a while after many bursts, not after one. A rule is fitted on windows of earlier traffic whose
 least sizes were simulated (planner/day/search/load_rules.py).
 
-`by: rate`: the least sizes that the capacity table has for the rate of the last look or of the last bucket,
-whichever is more.
+`by: rate`: the least sizes that the capacity table has for the present rate, which is that of the last
+reading or of the last bucket, whichever is higher.
 
 Load or rate is multiplied by the growth that the forecast (planner/day/controllers/forecasting.py) sees up to
 `start-up + every` from now, and by 1 + `headroom`; waiting prompts add what serves them within `drain`. A
@@ -70,7 +70,7 @@ class Fleetplan:
         self.forecast.start()
         self.recent_maximum = RecentMaximum(self.settings.hold_s)
         self.sizes_at_start = list(sizes)
-        self.mean_tokens = (math.nan, math.nan)  # Mean lengths of prompts and answers, as last seen.
+        self.mean_tokens = (math.nan, math.nan)  # Of prompts and answers, as last known.
         pools = self.deployment.pools
         rules = [self.deployment.rules[i] if self.is_by_load else None for i in range(len(pools))]
         self.recent_work = [RecentWork(rule, self.settings.memory_s) for rule in rules]
@@ -105,17 +105,20 @@ class Fleetplan:
         self, reading: MetricsReading, pool: int, now_rps: float, factor: float, backlog_rps: float
     ) -> int:
         deployment = self.deployment
-        if math.isnan(sum(self.mean_tokens)):
+        if math.isnan(sum(self.mean_tokens)):  # No request has finished yet.
             return int(self.sizes_at_start[pool])
-        # A request of mean lengths adds this.
+        # The work of a request of mean lengths.
         work_s = deployment.engines[pool].work_s(deployment.roles[pool], *self.mean_tokens)
         load = self.recent_work[pool].add(reading.time_s, reading.interval_s, now_rps * work_s)
         return deployment.rules[pool].workers_for_load(load * factor + backlog_rps * work_s)
 
     def _growth(self, time_s: float, ahead_s: float) -> float:
-        """The highest forecast up to `ahead_s` from now, divided by the forecast for now; at least 1."""
-        looks = max(round(ahead_s / self.settings.bucket_s), 1)
-        highest = max(self.forecast.rate_at(time_s + ahead_s * (k + 1) / looks) for k in range(looks))
+        """The highest forecast up to `ahead_s` from now, divided by the forecast for now; 1 to
+        MOST_GROWTH.
+        """
+        # The forecast has one value per bucket, so it is read once per bucket.
+        buckets = max(round(ahead_s / self.settings.bucket_s), 1)
+        highest = max(self.forecast.rate_at(time_s + ahead_s * (k + 1) / buckets) for k in range(buckets))
         now = self.forecast.rate_at(time_s)
         return min(max(highest / now, 1.0), MOST_GROWTH) if now > 0 else 1.0
 
@@ -137,17 +140,18 @@ class RecentWork:
         self.rule = rule
         self.memory_s = rule.window_s if rule is not None and memory_s is None else memory_s or 0.0
         self.spans: deque[tuple[float, float]] = deque()  # The end of each span, and its work per second.
-        self.open_s, self.open_work = 0.0, 0.0  # The span that is not over yet: its seconds and its work.
+        self.open_s, self.open_work = 0.0, 0.0  # Of the span that is not over yet.
 
     def add(self, time_s: float, interval_s: float, work_per_s: float) -> float:
         """The load with the work of the last interval."""
         assert self.rule is not None
         self.open_s += interval_s
         self.open_work += interval_s * work_per_s
-        if self.open_s >= self.rule.span_s - 1e-9:
+        if self.open_s >= self.rule.span_s - 1e-9:  # Intervals add up to a span but for rounding.
             self.spans.append((time_s, self.open_work / self.open_s))
             self.open_s = self.open_work = 0.0
         while self.spans and self.spans[0][0] <= time_s - self.memory_s:
             self.spans.popleft()
+        # Before the first span is over, the last interval stands for it.
         recent_work = [work for _, work in self.spans] or [work_per_s]
         return peak_load(np.array(recent_work))

@@ -27,7 +27,8 @@ class ScalerMetric:
     is_share: bool = False
 
 
-def _kv(reading: MetricsReading, pool: int) -> float:
+def _total_kv(reading: MetricsReading, pool: int) -> float:
+    """The sum of the workers' shares; `kv_frac` is their mean, NaN without workers."""
     ready = int(reading.ready[pool])
     return float(reading.kv_frac[pool]) * ready if ready else 0.0
 
@@ -62,7 +63,7 @@ METRICS: Mapping[str, ScalerMetric] = MappingProxyType(
                 ("vllm:kv_cache_usage_perc",),
                 "share of the KV blocks in use, 0 to 1",
                 0.7,
-                _kv,
+                _total_kv,
                 is_share=True,
             ),
         )

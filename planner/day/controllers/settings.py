@@ -4,7 +4,7 @@ dataclass.
     class HpaSettings(ControllerSettings):
         tolerance_frac: float = settings_field(0.1, SHARE, "no change within so much of the target", most=1.0)
 
-The unit at the end of a field's name is left out in a document: `tolerance_frac` is `tolerance: 10 %`.
+A document leaves out the unit at the end of a field's name: `tolerance_frac=0.1` is `tolerance: 10 %`.
 """
 
 from __future__ import annotations

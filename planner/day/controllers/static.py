@@ -1,4 +1,4 @@
-"""The controller whose sizes never change, as of a plan without autoscaling."""
+"""The controller whose sizes never change: a plan without autoscaling."""
 
 from __future__ import annotations
 

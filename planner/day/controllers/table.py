@@ -71,7 +71,7 @@ class ControllerRow:
 
 def _combinations(**values: Sequence[object]) -> tuple[Mapping[str, object], ...]:
     """Every combination of these values of parameters."""
-    return tuple(dict(zip(values, point, strict=True)) for point in itertools.product(*values.values()))
+    return tuple(dict(zip(values, each, strict=True)) for each in itertools.product(*values.values()))
 
 
 _TARGETS: Mapping[str, Sequence[object]] = {

@@ -42,7 +42,7 @@ from planner.simulator.elastic import Floats, MetricsReading
 # The original has these too. Rates are searched from EDGE mu(1) to (1 - EDGE) mu(N).
 EDGE = 0.001
 QUEUE_PER_SEAT = 10  # Q / N
-RATE_TOLERANCE = 1e-6  # Rates as near as this are equal, relatively.
+RATE_TOLERANCE = 1e-6  # The relative error of a root search.
 KEPT_RATES = 4096  # Rates of so many (pool, lengths) are kept, since each takes a root search.
 LEAST_CARRIED_RPS = 1e-9  # A worker that carries nothing is priced as if it carried this.
 
@@ -108,15 +108,20 @@ class QueueModel:
         weight = np.exp(log_weight - log_weight.max())
         total, seats = float(weight.sum()), self.times.seats
         in_system = float(self._states @ weight) / total
-        full_weight = float(weight[seats + 1 :].sum())  # Weight of states in which requests wait.
+        full_weight = float(weight[seats + 1 :].sum())  # All seats are taken, and some requests wait.
         in_service = (float(self._states[: seats + 1] @ weight[: seats + 1]) + full_weight * seats) / total
         throughput = rate * (1 - float(weight[-1]) / total)
         serve_ms = in_service / throughput
         wait_ms = max(in_system / throughput - serve_ms, 0.0)
         batch = self._batch(serve_ms)
-        ttft_ms = wait_ms + self.times.prefill_ms(batch)
         return QueueState(
-            throughput * 1000, wait_ms, serve_ms, in_service, batch, ttft_ms, self.times.decode_ms(batch)
+            throughput_rps=throughput * 1000,
+            wait_ms=wait_ms,
+            serve_ms=serve_ms,
+            in_service=in_service,
+            batch=batch,
+            ttft_ms=wait_ms + self.times.prefill_ms(batch),
+            itl_ms=self.times.decode_ms(batch),
         )
 
     def _batch(self, serve_ms: float) -> float:
@@ -158,19 +163,18 @@ def largest_rate_rps(times: QueueTimes, ttft_ms: float | None, itl_ms: float | N
 
 
 def times_of(engine: EngineProfile, role: Role, input_tokens: float, output_tokens: float) -> QueueTimes:
-    """The queue model's times of a worker whose requests have these mean lengths, in mid-answer on
-    average.
-    """
+    """The queue model's times of a worker whose requests have these mean lengths."""
+    # On average a request is in the middle of its answer.
     context = input_tokens + output_tokens / 2
     return QueueTimes(
-        engine.most_sequences(context),
-        QUEUE_PER_SEAT * engine.most_sequences(context),
-        1000 * engine.decode_s,
-        1000 * (engine.decode_s_per_sequence + engine.decode_s_per_token * context),
-        1000 * engine.prefill_s,
-        1000 * engine.prefill_s_per_token,
-        0.0 if role == DECODE else input_tokens,
-        1.0 if role == PREFILL else output_tokens,
+        seats=engine.most_sequences(context),
+        queue=QUEUE_PER_SEAT * engine.most_sequences(context),
+        alpha=1000 * engine.decode_s,
+        beta=1000 * (engine.decode_s_per_sequence + engine.decode_s_per_token * context),
+        gamma=1000 * engine.prefill_s,
+        delta=1000 * engine.prefill_s_per_token,
+        input_tokens=0.0 if role == DECODE else input_tokens,
+        output_tokens=1.0 if role == PREFILL else output_tokens,
     )
 
 
