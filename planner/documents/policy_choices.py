@@ -93,6 +93,9 @@ class PolicyChoices:
     longest_wait_s: float = math.inf
     prefix_cache: bool = False
     kv_offload: KvOffload | None = None
+    # Whether the same caches without `kv_offload` are searched too: loads over a slow link may cost more than
+    # they save. The study of tiers has that answer already.
+    may_leave_offload: bool = True
     # The question names no queue, so it does not say that requests bring the priority which some orders need.
     is_queue_assumed: bool = False
 
@@ -105,23 +108,25 @@ class PolicyChoices:
         return self.axes["routing"]
 
     def searched(self, slo: Slo, target: str | None) -> tuple[Policies, ...]:
-        """Every combination of the searched values that goes together, those without prefix caches first."""
+        """Every combination of the searched values that goes together, those without prefix caches first, those
+        with caches and without the offload that was asked for last.
+        """
         blind = [name for name in self.routings if not ROUTING[name].needs_caches]
         if not blind and not self._needs_caches():
             # Without caches the named routings cannot run; the usual one shows what caches save.
             blind = [_USUAL.routing]
-        # Whether there are prefix caches, with each routing that goes with that.
-        cached_routings = [(False, name) for name in blind]
-        cached_routings += [(True, name) for name in self.routings] if self.prefix_cache else []
+        # Whether there are prefix caches, and what is behind them, with each routing that goes with that.
+        caches: list[tuple[bool, KvOffload | None, str]] = [(False, None, name) for name in blind]
+        if self.prefix_cache:
+            caches += [(True, self.kv_offload, name) for name in self.routings]
+            caches += [(True, None, name) for name in self.routings] if self.may_leave_offload else []
         other_axes = [
             [(axis, value) for value in values] for axis, values in self.axes.items() if axis != "routing"
         ]
         choices = []
-        for is_cached, routing in cached_routings:
+        for is_cached, kv_offload, routing in caches:
             for changes in itertools.product(*other_axes):
-                policies = replace(
-                    self.settings, prefix_cache=is_cached, kv_offload=self.kv_offload if is_cached else None
-                )
+                policies = replace(self.settings, prefix_cache=is_cached, kv_offload=kv_offload)
                 for axis, value in (("routing", routing), *changes):
                     policies = self._with_value(policies, axis, value, slo)
                 if go_together(policies):  # The rule of planner/policies.py.
@@ -394,6 +399,8 @@ def _names(policies: Policies, choices: Sequence[Policies]) -> Iterator[str]:
 
     if differs("prefix_cache"):
         yield "prefix caches" if policies.prefix_cache else "no prefix caches"
+    if policies.prefix_cache and len({each.kv_offload for each in choices if each.prefix_cache}) > 1:
+        yield "no KV offload" if policies.kv_offload is None else "KV offload"
     for name in ("routing", "queue", *(name for name in BY_FIELD if name not in ("routing", "queue"))):
         if differs(name):
             yield f"{name.replace('_', ' ')} {getattr(policies, name)}"

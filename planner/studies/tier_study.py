@@ -128,7 +128,7 @@ def store_usd_per_h(sizes: TierSizes, tiers: Mapping[str, KvTier]) -> float:
 def with_tiers(task: PlanQuestion, sizes: TierSizes, tiers: Mapping[str, KvTier]) -> PlanQuestion:
     """The question for a fleet whose GPUs have these tiers, and cost what they cost."""
     offload = to_offload(sizes, tiers)
-    policies = replace(task.policies, prefix_cache=True, kv_offload=offload)
+    policies = replace(task.policies, prefix_cache=True, kv_offload=offload, may_leave_offload=False)
     return replace(task, policies=policies, kv_usd_per_gpu_h=gpu_usd_per_h(sizes, tiers))
 
 

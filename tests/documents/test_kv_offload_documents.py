@@ -46,10 +46,12 @@ def test_a_fleet_is_written_and_read_back() -> None:
 
 
 def test_a_question_is_asked_of_fleets_that_count_on_caches() -> None:
-    """The others, which come first, have none; and nobody is planned in pipelines."""
+    """Fleets without caches come first, those with caches alone last: over a slow link (0.5 GB/s, 6,400 tokens
+    of prefix) three workers were planned where two do without offload. Nobody is planned in pipelines.
+    """
     found = task({"prefix_cache": True, "kv_offload": ASKED})
-    has = {each.prefix_cache: each.kv_offload for each in found.policy_choices()}
-    assert has == {False: None, True: KvOffload(200e9, 50e9)}
+    has = dict.fromkeys((each.prefix_cache, each.kv_offload) for each in found.policy_choices())
+    assert [*has] == [(False, None), (True, KvOffload(200e9, 50e9)), (True, None)]
     assert not Engines.of(found).is_piped and Engines.of(task({"prefix_cache": True})).is_piped
 
 
