@@ -46,8 +46,8 @@ def test_a_fleet_is_written_and_read_back() -> None:
 
 
 def test_a_question_is_asked_of_fleets_that_count_on_caches() -> None:
-    """Fleets without caches come first, those with caches alone last: over a slow link (0.5 GB/s, 6,400 tokens
-    of prefix) three workers were planned where two do without offload. Nobody is planned in pipelines.
+    """Fleets without caches come first, those with caches alone last: over a slow link (0.5 GB/s) three
+    workers were planned where two do without offload. Nobody is planned in pipelines.
     """
     found = task({"prefix_cache": True, "kv_offload": ASKED})
     has = dict.fromkeys((each.prefix_cache, each.kv_offload) for each in found.policy_choices())
