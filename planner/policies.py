@@ -492,12 +492,12 @@ TABLE: tuple[Policy, ...] = (
     Routing(
         name="pending-tokens",
         code=LOWEST_BY_LOT,
-        words="the fewest prompt tokens that are not computed yet, by lot among equals",
+        words="the fewest tokens of prompts without a first token, by lot among equals",
         engines=ALONE,
         weights=_weigh_pending_tokens,
         is_planned=True,
         draws=True,
-        at={ENDPOINT_PICKER: RouterDifference(FEWEST_TOKENS, "counts a prompt whole until its first token")},
+        at={ENDPOINT_PICKER: RouterDifference(FEWEST_TOKENS)},
     ),
     Routing(
         name="round-robin",
@@ -803,7 +803,9 @@ _OF_VLLM_ROUTER: Mapping[str, RoutingRule] = {
     "cache_aware": RoutingRule("cache-aware", _ON_CHARACTERS),
 }
 _OF_PICKER: Mapping[str, RoutingRule] = {
-    FEWEST_TOKENS: RoutingRule("pending-tokens", "counts a prompt whole until its first token"),
+    FEWEST_TOKENS: RoutingRule(
+        "pending-tokens", "counts hand-offs some steps longer, until their first token"
+    ),
     FEWEST_REQUESTS: RoutingRule("least-outstanding", "draws among equals"),
     FEWEST_WAITING: RoutingRule(
         "pending-tokens", "counts waiting requests, as they were when last asked for"

@@ -141,6 +141,8 @@ def _engine_rows(catalog: Catalog) -> list[dict[str, Any]]:
             "ms per log2 TP": 1e3 * row.host.log2_tp_s,
             "front end ms": 1e3 * row.front_end_s,
             "us per prompt token": round(1e6 * row.prompt_token_s, 3),
+            "hand-off ms": round(1e3 * row.hand_off_s, 3),
+            "first hand-off s": round(row.first_hand_off_s, 3),
             "source": row.source,
         }
         for row in catalog.engines.values()

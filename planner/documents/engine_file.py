@@ -5,8 +5,9 @@
 Only the name is needed: the version is then the one our manifests deploy, with its default for
 async_scheduling. A file without the key `engine` means the same; with `engine: none` step times are used as
 they are. For `sglang` and `trtllm` neither constants nor scheduler were checked: vLLM's are simulated, and
-the plan says so. Constants in the file (`host`, `rest`, `front_end`, `prompt_token`, `tokens_per_s`) replace
-the row's; planner/models/engine.py says what they are. `speculative`: planner/documents/speculative.py.
+the plan says so. Constants in the file (`host`, `rest`, `front_end`, `prompt_token`, `hand_off`,
+`first_hand_off`, `tokens_per_s`) replace the row's; planner/models/engine.py says what they are.
+`speculative`: planner/documents/speculative.py.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ KEYS = (
     "rest",
     "front_end",
     "prompt_token",
+    "hand_off",
+    "first_hand_off",
     "tokens_per_s",
     "basis",
     "nearest",
@@ -49,11 +52,21 @@ ROW_KEYS = (
     "rest",
     "front_end",
     "prompt_token",
+    "hand_off",
+    "first_hand_off",
     "error",
 )
 HOST_KEYS = ("step", "sequence", "log2_tp")
 # Seconds above which a value is refused, because it was probably meant in milliseconds.
-MOST_S = {"step": 1.0, "sequence": 0.01, "log2_tp": 1.0, "front_end": 10.0, "prompt_token": 0.001}
+MOST_S = {
+    "step": 1.0,
+    "sequence": 0.01,
+    "log2_tp": 1.0,
+    "front_end": 10.0,
+    "prompt_token": 0.001,
+    "hand_off": 10.0,
+    "first_hand_off": 60.0,
+}
 FIRST_ASYNC = "0.10"  # The first version with --async-scheduling.
 MINORS = 10_000  # More than any minor version number, so that versions can be compared as one integer.
 AMBIGUOUS = (0.1, 0.2, 0.3)  # Without quotes the version 0.10 is read as the number 0.1.
@@ -74,6 +87,8 @@ class EngineRow:
     rest: HostTime
     front_end_s: float
     prompt_token_s: float
+    hand_off_s: float
+    first_hand_off_s: float
     source: str
     is_checked: bool = True
 
@@ -104,6 +119,8 @@ def parse_row(row: Section) -> EngineRow:
         rest=_parse_host(row.subsection("rest", HOST_KEYS)),
         front_end_s=_parse_seconds(row, "front_end"),
         prompt_token_s=_parse_seconds(row, "prompt_token", 0.0),
+        hand_off_s=_parse_seconds(row, "hand_off", 0.0),
+        first_hand_off_s=_parse_seconds(row, "first_hand_off", 0.0),
         source=row.plain_text("source"),
         is_checked=row.flag("checked", True),
     )
@@ -141,6 +158,7 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
     if name == "vllm" and async_scheduling and number_of(version) < number_of(FIRST_ASYNC):
         where = section.path_of("async_scheduling")
         raise InputError(f"{where}: {name} {version} has none; {FIRST_ASYNC} is the first")
+    is_own = "front_end" in section
     return Engine(
         name=name,
         version=version,
@@ -148,10 +166,11 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
         host=_parse_host(section.subsection("host", HOST_KEYS), row.host),
         rest=_parse_host(section.subsection("rest", HOST_KEYS), row.rest),
         front_end_s=_parse_seconds(section, "front_end", row.front_end_s),
-        # A front end of one's own was measured with its tokenizer, and plans from before this key have none.
-        prompt_token_s=_parse_seconds(
-            section, "prompt_token", 0.0 if "front_end" in section else row.prompt_token_s
-        ),
+        # A front end of one's own was measured with its tokenizer and router, and plans from before these
+        # keys have neither.
+        prompt_token_s=_parse_seconds(section, "prompt_token", 0.0 if is_own else row.prompt_token_s),
+        hand_off_s=_parse_seconds(section, "hand_off", 0.0 if is_own else row.hand_off_s),
+        first_hand_off_s=_parse_seconds(section, "first_hand_off", 0.0 if is_own else row.first_hand_off_s),
         basis=section.text("basis", "constants of your own" if "host" in section else basis),
         is_nearest=section.flag("nearest", "host" not in section and row.version_distance(version) > 0),
         tokens_per_s=section.number("tokens_per_s", above=0.0) if "tokens_per_s" in section else math.inf,
@@ -169,6 +188,12 @@ def engine_document(engine: Engine) -> dict[str, Any]:
         "rest": _host_document(engine.rest),
         "front_end": show_exactly(engine.front_end_s, "s"),
         **({"prompt_token": show_exactly(engine.prompt_token_s, "s")} if engine.prompt_token_s > 0 else {}),
+        **({"hand_off": show_exactly(engine.hand_off_s, "s")} if engine.hand_off_s > 0 else {}),
+        **(
+            {"first_hand_off": show_exactly(engine.first_hand_off_s, "s")}
+            if engine.first_hand_off_s > 0
+            else {}
+        ),
         **({"tokens_per_s": engine.tokens_per_s} if engine.tokens_per_s < math.inf else {}),
         "basis": engine.basis,
         **({"nearest": True} if engine.is_nearest else {}),

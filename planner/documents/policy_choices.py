@@ -108,8 +108,8 @@ class PolicyChoices:
         return self.axes["routing"]
 
     def searched(self, slo: Slo, target: str | None) -> tuple[Policies, ...]:
-        """Every combination of the searched values that goes together: first those without prefix caches, last
-        those with caches but without the offload that the question names.
+        """Every combination of the searched values that goes together: first those without prefix caches,
+        last those with caches but without the offload that the question names.
         """
         blind = [name for name in self.routings if not ROUTING[name].needs_caches]
         if not blind and not self._needs_caches():

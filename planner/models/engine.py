@@ -9,7 +9,10 @@
 g is the GPUs' seconds (`planner.models.latency`). A request reaches its worker `front_end_s` after it
 arrives. There an API server (one per data-parallel rank) makes tokens of one prompt after the other,
 `prompt_token_s` for each token of a prompt, cached or not. It passes on at most `tokens_per_s` tokens, so
-t >= D / tokens_per_s.
+t >= D / tokens_per_s. A request whose prompt is done reaches the API server of its decode worker `hand_off_s`
+later, which makes tokens of its text once more before the worker asks for the KV; with 0 the worker asks at
+once. The first time that a decode worker asks a prefill worker takes `first_hand_off_s` more, in a trace's
+warm-up: later ones have met before.
 """
 
 from __future__ import annotations
@@ -65,12 +68,19 @@ class Engine:
     # False for engines that nobody has compared with the simulator, which models vLLM.
     is_checked: bool = True
     prompt_token_s: float = 0.0
+    # The way of a request from its prefill worker over the router to its decode worker.
+    hand_off_s: float = 0.0
+    first_hand_off_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.front_end_s < math.inf:
             raise InputError(f"front_end is {self.front_end_s:g} s, must be a number >= 0")
         if not 0 <= self.prompt_token_s < math.inf:
             raise InputError(f"prompt_token is {self.prompt_token_s:g} s, must be a number >= 0")
+        if not 0 <= self.hand_off_s < math.inf:
+            raise InputError(f"hand_off is {self.hand_off_s:g} s, must be a number >= 0")
+        if not 0 <= self.first_hand_off_s < math.inf:
+            raise InputError(f"first_hand_off is {self.first_hand_off_s:g} s, must be a number >= 0")
         if not self.tokens_per_s > 0:
             raise InputError(f"tokens_per_s is {self.tokens_per_s:g}, must be > 0")
 

@@ -119,6 +119,8 @@ from planner.simulator.slots import (
     release_blocks,
     request_blocks,
     seat_blocks,
+    see_computed,
+    see_token,
     take_out,
 )
 from planner.simulator.transfer import (
@@ -221,10 +223,18 @@ def _be_read(state, time_s):
     r = state.counters[READING]
     state.counters[READING] = without_root(state.requests, r)
     request = state.requests[r]
-    if state.workers[request.prefill_worker].epoch == request.epoch:
-        _queue(state, r, request.prefill_worker, time_s, NONE)
-    else:
+    v = request.decode_worker
+    if v != NONE and state.workers[v].epoch != request.epoch_back:
+        _lose(state, r)
+    elif state.workers[request.prefill_worker].epoch != request.epoch:
+        if v != NONE:
+            assign_request(state, v, r, -1.0)
+            _note_idle(state, v, time_s)
         _lose(state, r)  # Its worker went down meanwhile.
+    elif v != NONE:
+        _ask_for_kv(state, r, time_s, NONE)
+    else:
+        _queue(state, r, request.prefill_worker, time_s, NONE)
 
 
 @kernel_jit
@@ -241,7 +251,9 @@ def _forget_kv(state, w, r):
 
 @kernel_jit
 def hand_off(state, r, time_s, cause):
-    """The KV of r lies on its prefill worker: pick a decode worker, which will fetch it."""
+    """The KV of r lies on its prefill worker: pick a decode worker, which will fetch it once the router has
+    sent it the request and its API server has made tokens of the prompt.
+    """
     request = state.requests[r]
     flip(state, BACK, time_s)
     v = choose_worker(state, BACK, r, time_s)
@@ -249,11 +261,42 @@ def hand_off(state, r, time_s, cause):
         if _may_return(state, BACK, r):  # Its KV stays on the prefill worker.
             state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
             return
+        see_token(state, r)
         _forget_kv(state, request.prefill_worker, r)
         reject_request(state, r)
         return
     request.decode_worker = v
     assign_request(state, v, r, 1.0)
+    worker, kind = state.workers[v], state.types[state.workers[v].type]
+    if state.counters[PREFILLED] == 0 and kind.hand_off_s > 0.0:
+        request.epoch_back = worker.epoch
+        sent_s = time_s + kind.hand_off_s
+        worker.read_s = max(worker.read_s, sent_s) + kind.prompt_token_s * request.input_tokens
+        asks_s = max(worker.read_s, _meet(state, request.prefill_worker, v, worker.read_s))
+        state.counters[READING] = put(state.requests, state.counters[READING], r, asks_s)
+    else:
+        _ask_for_kv(state, r, time_s, cause)
+
+
+@kernel_jit
+def _meet(state, w, v, time_s):
+    """When decode worker v, which sends its first message to prefill worker w now if it has sent none, knows
+    how to read its KV. Only in the warm-up: workers that meet later have met before the trace began.
+    """
+    if len(state.met_s) == 0:
+        return -np.inf
+    if state.met_s[w, v] == np.inf:
+        is_cold = time_s < state.window[0]
+        state.met_s[w, v] = (
+            time_s + state.types[state.workers[v].type].first_hand_off_s if is_cold else time_s
+        )
+    return state.met_s[w, v]
+
+
+@kernel_jit
+def _ask_for_kv(state, r, time_s, cause):
+    """The decode worker of request r asks for its KV."""
+    v = state.requests[r].decode_worker
     # In the test of decode pools alone (`Oracle.decode_keeps_up_alone`) runs of full workers are not cut,
     # which saves most events: their steps end at the same times, but for the last bit.
     is_last = state.counters[PREFILLED] > 0 and is_full(state, v)
@@ -367,7 +410,7 @@ def _end_lane(state, l, time_s):
     for i in range(lane.prefills):
         r = state.chunks[l, i].request
         request = state.requests[r]
-        add_load(state, w, -float(state.chunks[l, i].tokens), 0.0, 0.0)
+        see_computed(state, w, r, state.chunks[l, i].tokens)
         show_prefix(state, w, r)
         if state.chunks[l, i].is_last == 0:
             if kind.batching != VLLM_V1:
@@ -381,6 +424,7 @@ def _end_lane(state, l, time_s):
             request.last_token_s = time_s
         charge_token(state, w, r)
         if request.generated_tokens == request.output_tokens:
+            see_token(state, r)
             _end_request(state, w, r, time_s)
         elif worker.role == PREFILL:
             assign_request(state, w, r, -1.0)
@@ -452,6 +496,7 @@ def arrived(state, r, time_s):
     w, v = request.prefill_worker, request.decode_worker
     if _has_lost_transfer(state, r, time_s):
         return
+    see_token(state, r)
     _forget_kv(state, w, r)
     _note_idle(state, w, time_s)
     append(state.requests, state.workers[v], READY, r)
@@ -464,6 +509,9 @@ def arrived(state, r, time_s):
 def _lose(state, r):
     """Request r has lost its worker, and perhaps its KV: it will be routed anew."""
     request = state.requests[r]
+    if _is_lost(state, r):
+        request.unseen_tokens = 0  # The load of a worker that goes down is forgotten as a whole.
+    see_token(state, r)
     if request.computed_tokens < request.length_tokens:
         request.preemptions += request.computed_tokens > 0
         request.computed_tokens = 0
@@ -477,7 +525,7 @@ def _start_over(state, r):
     """Request r has lost its KV after its prompt was computed."""
     request = state.requests[r]
     request.length_tokens += 1  # Its last token, which was not in the cache yet.
-    request.computed_tokens = 0
+    request.computed_tokens = request.unseen_tokens = 0
     lose_prefix(state, r)
     request.preemptions += 1
 

@@ -83,6 +83,9 @@ TYPE = np.dtype(
         ("rest_s", "f8", 2),  # The same of the part that no asynchronous step hides.
         ("token_s", "f8"),  # Seconds of the API server per token: no step is shorter than its tokens.
         ("prompt_token_s", "f8"),  # Seconds of the API server to make a token of a prompt's text.
+        # Seconds until the API server of a decode worker has a hand-off, of which it makes tokens then.
+        ("hand_off_s", "f8"),
+        ("first_hand_off_s", "f8"),  # Seconds that a decode worker needs to get to know a prefill worker.
         # Speculative decoding:
         ("accepted", "f8", MOST_DRAFTS),  # The probability that i drafts or more are accepted.
         ("lookahead_tokens", "i8"),  # KV slots that it keeps beyond the tokens it checks.
@@ -217,6 +220,8 @@ REQUEST = np.dtype(
         ("prefill_worker", "i8"),
         ("decode_worker", "i8"),
         ("preemptions", "i8"),
+        # Its computed prompt tokens that the router still takes for pending, as it has seen no token yet.
+        ("unseen_tokens", "i8"),
         ("status", "i8"),
     ]
 )
@@ -395,6 +400,9 @@ class State(NamedTuple):
     children: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (e,) requests that wait, by their parent
     place: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # (W,) places of workers; empty if all share a link
     link_between: npt.NDArray[np.int64] = np.zeros((0, 0), np.int64)  # (P, P) index into `link`, by place
+    # (W, W) when a decode worker knows a prefill worker, by the latter; infinite: not yet. Empty where all
+    # know each other.
+    met_s: npt.NDArray[np.float64] = np.zeros((0, 0))
     edges_s: npt.NDArray[np.float64] = np.zeros(0)  # (V + 1,) edges of the windows in which limits count too
     in_windows: npt.NDArray[np.void] = np.zeros((0, 0), LIMIT)  # (K, V) the limits there; V = 0: none
     caches: Any = None  # cache_layout.Caches where workers keep prefixes

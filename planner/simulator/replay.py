@@ -574,6 +574,8 @@ def _state(
         classes=_request_classes(limits, policies, trace, engine_of(fleet)),
     )
     state = worker_places.with_link_numbers(state, fleet)
+    if (state.types["first_hand_off_s"] > 0).any() and (state.workers["role"] == layout.DECODE).any():
+        state = state._replace(met_s=np.full((len(state.workers), len(state.workers)), np.inf))
     _list_pools(state)
     pin_prefixes(state, fleet, trace)
     if len(state.disturbances):
@@ -915,7 +917,8 @@ def _fill_type(
         row[name] = value
     if (engine := worker_type.engine) is not None:
         row["overlaps"], row["token_s"] = engine.async_scheduling, 1 / engine.tokens_per_s
-        row["prompt_token_s"] = engine.prompt_token_s
+        row["prompt_token_s"], row["hand_off_s"] = engine.prompt_token_s, engine.hand_off_s
+        row["first_hand_off_s"] = engine.first_hand_off_s
         if worker_type.pp == 1:  # A pipeline has several steps in flight anyway.
             row["is_async"] = engine.async_scheduling
             row["kv_delay_steps"] = KV_DELAY_STEPS[engine.async_scheduling]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.policies import EDF, FCFS, LJF, RESERVE_STATIC, SJF, VLLM_V1
+from planner.policies import EDF, FCFS, LJF, LOWEST_BY_LOT, RESERVE_STATIC, SJF, VLLM_V1
 from planner.simulator.adapters import count_waiting
 from planner.simulator.caches import release_prefix
 from planner.simulator.counting import count_value, in_window, record_part, settle_gap, steps_reaching
@@ -33,6 +33,7 @@ from planner.simulator.layout import (
     ONE,
     REJECTED,
     RESTING,
+    ROUTING,
     TPOT,
     TTFT,
     UNFINISHED,
@@ -124,6 +125,26 @@ def add_load(state, w, pending_tokens, requests, kv_tokens):
         )
     state.score[first] = score
     state.lowest[pool, group] = min(state.lowest[pool, group], score)
+
+
+@kernel_jit
+def see_computed(state, w, r, tokens):
+    """Worker w has computed `tokens` tokens of request r's prompt. Routing pending-tokens sees nothing of it
+    before a worker that decodes has the request with its KV (`see_token`).
+    """
+    if state.counters[ROUTING + FRONT] == LOWEST_BY_LOT and state.requests[r].prefill_worker == w:
+        state.requests[r].unseen_tokens += tokens
+    else:
+        add_load(state, w, -float(tokens), 0.0, 0.0)
+
+
+@kernel_jit
+def see_token(state, r):
+    """The router sees that request r decodes: its prompt is not pending any more."""
+    request = state.requests[r]
+    if request.unseen_tokens > 0:
+        add_load(state, request.prefill_worker, -float(request.unseen_tokens), 0.0, 0.0)
+        request.unseen_tokens = 0
 
 
 @kernel_jit
@@ -357,6 +378,7 @@ def join_lane(state, l, r):
     gap is the same, then the late ones, which came from elsewhere and whose first gap differs.
     """
     lane, request = state.lanes[l], state.requests[r]
+    see_token(state, r)
     if request.arrival_s >= state.policy[LAST_S] and request.generated_tokens == 1:
         state.counters[IN_DOUBT] -= 1
     if lane.decodes == 0:
@@ -431,6 +453,7 @@ def _send_back(state, w, r, tokens, cached, recomputed):
     """
     worker, request = state.workers[w], state.requests[r]
     request.preemptions += 1
+    see_token(state, r)
     release_blocks(state, w, r, tokens, cached)
     worker.running -= 1
     request.computed_tokens = 0

@@ -69,10 +69,12 @@ def test_all_pairs_of_requests_finish_on_a_prefill_and_a_decode_worker() -> None
 
 
 def test_the_second_of_two_requests_at_once_is_finished_with_an_engine_as_without() -> None:
-    """Without an engine it ends at 6.44 s; with one, whose host takes 1 to 3 % of a step, as much later."""
+    """Without an engine it ends at 6.44 s; with one, whose host takes 1 to 3 % of a step, as much later. A
+    front end of one's own has no tokenizer and no hand-off.
+    """
     trace = make_trace([0, 1], [6000, 6000], [200, 50])
     last_s = []
-    for more in ({}, {"engine": "none"}):
+    for more in ({"engine": {"front_end": "3.7 ms"}}, {"engine": "none"}):
         document = pair(("h100-80g", 4), ("h100-80g", 2), **more)
         found = simulate(parse_fleet(document, Path("fleet.yaml"), SMALLER), trace)
         assert (found.status == 0).all()

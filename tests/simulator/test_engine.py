@@ -107,6 +107,59 @@ def test_prompts_that_are_read_first_are_served_as_if_they_came_when_read(engine
     assert found.arrival_s + found.ttft_s == pytest.approx(later.arrival_s + later.ttft_s, abs=1e-9)
 
 
+def apart(*, prefill: int, decode: int, hand_off_s: float, routing: str = "jsq") -> Fleet:
+    """Steps of a second, KV that crosses at once, 0.2 s to make a token of text."""
+    pools = (make_pool(STEP, role="prefill", count=prefill), make_pool(STEP, role="decode", count=decode))
+    fleet = Fleet(LLM, pools, Policies(routing=routing), network=Network(1e15))
+    return with_engine(fleet, replace(SYNC, prompt_token_s=0.2, hand_off_s=hand_off_s))
+
+
+def test_a_decode_worker_makes_tokens_of_the_prompt_once_more() -> None:
+    """Both prompts are read at 0.8, done at 1.8 and handed on at 2.3 s; the decode worker has read them at
+    3.1 and 3.9, so they decode till 4.1 and 5.1. Without a hand-off they decode from 1.8 and 2.8 s on.
+    """
+    trace = make_trace([0, 0], [4, 4], [2, 2])
+    found = simulate(apart(prefill=2, decode=1, hand_off_s=0.5), trace)
+    assert found.ttft_s == pytest.approx([1.8, 1.8])
+    assert found.e2e_s == pytest.approx([4.1, 5.1])
+    assert simulate(apart(prefill=2, decode=1, hand_off_s=0.0), trace).e2e_s == pytest.approx([2.8, 3.8])
+
+
+def test_two_workers_shake_hands_in_the_warm_up() -> None:
+    """The first hand-off asks for KV at 3.1 s, knows the prefill worker at 5.1 and ends at 6.1; one that is
+    read at 5.3 is no later. Without a warm-up, as in a trace of one moment, they know each other.
+    """
+    fleet = apart(prefill=1, decode=1, hand_off_s=0.5)
+    fleet = fleet.with_engines(lambda engine: replace(engine, first_hand_off_s=2.0))
+    trace = make_trace([0, 2.2, 200], [4, 4, 4], [2, 2, 2])
+    assert simulate(fleet, trace).e2e_s == pytest.approx([6.1, 3.1 + 1.8, 4.1])
+    assert simulate(fleet, make_trace([0], [4], [2])).e2e_s == pytest.approx([4.1])
+
+
+@pytest.mark.parametrize(("down", "e2e_s"), [(0, 7.2), (1, 6.4)])
+def test_what_goes_down_while_a_hand_off_is_read_is_seen_when_it_was(down: int, e2e_s: float) -> None:
+    """The hand-off is read from 2.3 to 3.1 s. Without its KV the other prefill worker reads the prompt till
+    3.9 and computes it till 4.9, with the second token, and the decode worker has it at 6.2; a decode worker
+    that is down is replaced by the other one, from 3.1 on.
+    """
+    fleet = apart(prefill=2, decode=2, hand_off_s=0.5)
+    first = simulate(fleet, make_trace([0], [4], [3]))
+    worker = int((first.prefill_worker, first.decode_worker)[down][0])
+    fleet = replace(fleet, disturbances=(Disturbance(2.5, "down", worker),))
+    assert simulate(fleet, make_trace([0], [4], [3])).e2e_s == pytest.approx([e2e_s])
+
+
+def test_pending_tokens_are_those_of_prompts_that_no_worker_decodes() -> None:
+    """The first prompt is done at 1.8 s and decodes from 3.1 s on: one that comes at 2 s goes elsewhere,
+    whoever is drawn.
+    """
+    fleet = apart(prefill=2, decode=1, hand_off_s=0.5, routing="pending-tokens")
+    for seed in range(8):
+        seeded = replace(fleet, policies=replace(fleet.policies, seed=seed))
+        sent = simulate(seeded, make_trace([0, 2], [4, 4], [2, 2])).prefill_worker
+        assert sent[0] != sent[1]
+
+
 def test_steps_that_were_measured_have_their_host_already() -> None:
     engine = replace(SYNC, host=HostTime(0.25, 0.125), front_end_s=0.5)
     fleet = with_engine(mixed(make_latency(h=0.25)), engine)

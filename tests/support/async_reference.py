@@ -69,7 +69,7 @@ class AsyncReference(Reference):
         """The one that was prepared; where there is none, of all that is known now."""
         step = self.prepared[worker.index]
         for request in self.hidden.pop(worker.index, []):
-            request.shown = None
+            request.shown, request.unseen = None, 0
         self.prepared_blocks[worker.index] = 0
         if step is None:
             worker.knows_all = True
@@ -109,7 +109,7 @@ class AsyncReference(Reference):
             worker.running.append(worker.running.pop(at))
         request = worker.running[-1]
         if self.is_preparing and request.shown is None:
-            request.shown = request.to_prefill
+            request.shown = request.to_prefill + request.unseen
             self.hidden[worker.index].append(request)
         return super().preempt(worker)
 
@@ -175,8 +175,9 @@ class AsyncReference(Reference):
         worker.busy_s += step_s
         worker.steps += 1
         worker.tokens += len(step.decoding) + sum(n for _, n in step.chunks)
-        for request, _ in step.chunks:
+        for request, n in step.chunks:
             request.under_way = 0
+            self.note_unseen(worker, request, n)
         for request in step.decoding:
             self.leaving.discard(request.index)
             self.emit(worker, request, now)

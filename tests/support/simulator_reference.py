@@ -43,6 +43,7 @@ class Request:
     preemptions: int = 0
     known_step: int = 0  # first of its decode worker that may hold it
     under_way: int = 0  # prompt tokens of a step that has not ended, if they count as cached already
+    unseen: int = 0  # computed prompt tokens that the router still takes for pending
     shown: int | None = None  # what routers take for `to_prefill`, where they do not know it yet
     queue_key: float = 0.0
     queue_batch: int = 0
@@ -62,7 +63,7 @@ class Request:
     @property
     def pending_tokens(self) -> int:
         """Prompt tokens that routers take for not computed."""
-        return (self.to_prefill if self.shown is None else self.shown) + self.under_way
+        return (self.to_prefill if self.shown is None else self.shown) + self.under_way + self.unseen
 
     @property
     def ttft_s(self) -> float:
@@ -96,6 +97,7 @@ class Worker:
     waiting: deque[Request] = field(default_factory=deque)  # for prefill
     inbound: deque[Request] = field(default_factory=deque)  # for blocks to receive their KV in
     ready: deque[Request] = field(default_factory=deque)  # received, for a seat
+    handed_on: list[Request] = field(default_factory=list)  # to a decode worker
     running: list[Request] = field(default_factory=list)
     decoding: list[Request] = field(default_factory=list)  # in the current step
     chunks: list[tuple[Request, int]] = field(default_factory=list)  # in the current step
@@ -125,6 +127,9 @@ class Worker:
 
     def score(self) -> float:
         pending = sum(request.pending_tokens for request in self.assigned)
+        if self.role == "decode":
+            pending -= sum(request.unseen for request in self.assigned)  # on their prefill workers
+        pending += sum(request.unseen for request in self.handed_on)
         kv_tokens = sum(request.input for request in self.assigned)
         return self.weights[0] * pending + self.weights[1] * len(self.assigned) + self.weights[2] * kv_tokens
 
@@ -500,11 +505,16 @@ class Reference:
     def computed(self, worker: Worker, request: Request) -> None:
         """A chunk of the request is."""
 
+    def note_unseen(self, worker: Worker, request: Request, n: int) -> None:
+        """Routing pending-tokens sees no chunks, only that a request decodes."""
+        if self.fleet.policies.routing == "pending-tokens" and worker.index == request.prefill_worker:
+            request.unseen += n
+
     def preempt(self, worker: Worker) -> Request:
         """Drop the request admitted last."""
         request = worker.running.pop()
         self.give_back(worker, request)
-        request.cached = 0
+        request.cached = request.unseen = 0
         request.is_prefilled = False
         request.preemptions += 1
         worker.waiting.appendleft(request)
@@ -523,6 +533,7 @@ class Reference:
             self.emit(worker, request, now)
         for request, n in worker.chunks:
             request.cached += n
+            self.note_unseen(worker, request, n)
             self.computed(worker, request)
             if request.cached == request.input + request.generated:
                 request.is_prefilled = True
@@ -541,6 +552,8 @@ class Reference:
             request.first_token_s = now
         request.last_token_s = now
         request.generated += 1
+        if worker.role != "prefill" or request.generated == request.output:
+            request.unseen = 0
         if request.generated == request.output:
             request.finish_s, request.status = now, "finished"
             if request in worker.running:
@@ -557,9 +570,11 @@ class Reference:
     def hand_off(self, worker: Worker, request: Request, now: float) -> None:
         worker.running.remove(request)
         worker.assigned.remove(request)
+        worker.handed_on.append(request)
         target = self.choose("back", request)
         if target is None:
             worker.free += request.blocks + request.beside
+            request.unseen = 0
             self.reject(request)
             return
         request.decode_worker = target.index
@@ -615,6 +630,7 @@ class Reference:
         request = self.link.popleft()
         source, target = self.workers[request.prefill_worker], self.workers[request.decode_worker]
         source.free += request.blocks + request.beside
+        request.unseen = 0
         request.beside = target.beside(request)
         target.ready.append(request)
         request.known_step = 0

@@ -437,6 +437,8 @@ def engine_section() -> Schema:
         "rest": host,
         "front_end": quantity("s", positive=False),
         "prompt_token": quantity("s", positive=False),
+        "hand_off": quantity("s", positive=False),
+        "first_hand_off": quantity("s", positive=False),
         "tokens_per_s": number(above=0),
         "basis": TEXT,
         "nearest": FLAG,
