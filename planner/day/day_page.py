@@ -63,11 +63,15 @@ def recommendation(answer: DayAnswer) -> str:
 
 
 def above_text(regret_usd: float | None, best_usd: float | None) -> str:
-    """How far a cost is above the optimum, for the end of a sentence; empty where none is known."""
+    """How far a cost is above the optimum, for the end of a sentence; empty where none is known. Only a
+    controller that misses windows can cost less.
+    """
     if regret_usd is None:
         return ""
     if abs(regret_usd) < SAME_USD:
         return ", the same as the optimum"
+    if regret_usd < 0:
+        return f", {usd(-regret_usd)} below the optimum, which keeps every window"
     return f", {usd(regret_usd)} ({percent(regret_usd, best_usd)}) above the optimum"
 
 

@@ -295,3 +295,9 @@ def test_causes_by_hand() -> None:
         runs.append(cast(ElasticRun, SimpleNamespace(spans=tuple(spans))))
     assert day_causes._compare_ready(terms, *runs) == pytest.approx([3600.0, 2600.0, 0.0])
     assert day_causes._compare_ready(terms, *runs[::-1]) == pytest.approx([0.0, 0.0, -6200.0])
+
+
+def test_a_cost_below_the_optimum_is_not_said_to_be_above_it() -> None:
+    assert day_page.above_text(None, 10.0) == ""
+    assert day_page.above_text(1.2, 10.0) == ", 1.20 USD (+12.0 %) above the optimum"
+    assert day_page.above_text(-1.2, 10.0) == ", 1.20 USD below the optimum, which keeps every window"
