@@ -803,9 +803,7 @@ _OF_VLLM_ROUTER: Mapping[str, RoutingRule] = {
     "cache_aware": RoutingRule("cache-aware", _ON_CHARACTERS),
 }
 _OF_PICKER: Mapping[str, RoutingRule] = {
-    FEWEST_TOKENS: RoutingRule(
-        "pending-tokens", "counts hand-offs some steps longer, until their first token"
-    ),
+    FEWEST_TOKENS: RoutingRule("pending-tokens", "counts hand-offs until the decode worker's first token"),
     FEWEST_REQUESTS: RoutingRule("least-outstanding", "draws among equals"),
     FEWEST_WAITING: RoutingRule(
         "pending-tokens", "counts waiting requests, as they were when last asked for"

@@ -261,7 +261,6 @@ def hand_off(state, r, time_s, cause):
         if _may_return(state, BACK, r):  # Its KV stays on the prefill worker.
             state.counters[LIMBO] = put(state.requests, state.counters[LIMBO], r, request.arrival_s)
             return
-        see_token(state, r)
         _forget_kv(state, request.prefill_worker, r)
         reject_request(state, r)
         return
@@ -422,9 +421,9 @@ def _end_lane(state, l, time_s):
             single_gap(state, w, r, time_s)
             request.generated_tokens += 1
             request.last_token_s = time_s
+        see_token(state, r)
         charge_token(state, w, r)
         if request.generated_tokens == request.output_tokens:
-            see_token(state, r)
             _end_request(state, w, r, time_s)
         elif worker.role == PREFILL:
             assign_request(state, w, r, -1.0)
@@ -496,7 +495,6 @@ def arrived(state, r, time_s):
     w, v = request.prefill_worker, request.decode_worker
     if _has_lost_transfer(state, r, time_s):
         return
-    see_token(state, r)
     _forget_kv(state, w, r)
     _note_idle(state, w, time_s)
     append(state.requests, state.workers[v], READY, r)

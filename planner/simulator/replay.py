@@ -573,14 +573,19 @@ def _state(
         offload=offload,
         classes=_request_classes(limits, policies, trace, engine_of(fleet)),
     )
-    state = worker_places.with_link_numbers(state, fleet)
-    if (state.types["first_hand_off_s"] > 0).any() and (state.workers["role"] == layout.DECODE).any():
-        state = state._replace(met_s=np.full((len(state.workers), len(state.workers)), np.inf))
+    state = _with_first_hand_offs(worker_places.with_link_numbers(state, fleet))
     _list_pools(state)
     pin_prefixes(state, fleet, trace)
     if len(state.disturbances):
         _await_disturbance(state, outside=entities - 1)
     return state
+
+
+def _with_first_hand_offs(state: State) -> State:
+    """The state with `met_s`, where workers that hand over have to get to know each other."""
+    if not (state.types["first_hand_off_s"] > 0).any() or not (state.workers["role"] == layout.DECODE).any():
+        return state
+    return state._replace(met_s=np.full((len(state.workers), len(state.workers)), np.inf))
 
 
 def _request_classes(

@@ -130,7 +130,7 @@ def add_load(state, w, pending_tokens, requests, kv_tokens):
 @kernel_jit
 def see_computed(state, w, r, tokens):
     """Worker w has computed `tokens` tokens of request r's prompt. Routing pending-tokens sees nothing of it
-    before a worker that decodes has the request with its KV (`see_token`).
+    before the whole prompt has its first token (`see_token`).
     """
     if state.counters[ROUTING + FRONT] == LOWEST_BY_LOT and state.requests[r].prefill_worker == w:
         state.requests[r].unseen_tokens += tokens
@@ -140,7 +140,7 @@ def see_computed(state, w, r, tokens):
 
 @kernel_jit
 def see_token(state, r):
-    """The router sees that request r decodes: its prompt is not pending any more."""
+    """The router sees a token of request r: its prompt is not pending any more."""
     request = state.requests[r]
     if request.unseen_tokens > 0:
         add_load(state, request.prefill_worker, -float(request.unseen_tokens), 0.0, 0.0)
@@ -378,7 +378,6 @@ def join_lane(state, l, r):
     gap is the same, then the late ones, which came from elsewhere and whose first gap differs.
     """
     lane, request = state.lanes[l], state.requests[r]
-    see_token(state, r)
     if request.arrival_s >= state.policy[LAST_S] and request.generated_tokens == 1:
         state.counters[IN_DOUBT] -= 1
     if lane.decodes == 0:

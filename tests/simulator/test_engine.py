@@ -149,17 +149,6 @@ def test_what_goes_down_while_a_hand_off_is_read_is_seen_when_it_was(down: int, 
     assert simulate(fleet, make_trace([0], [4], [3])).e2e_s == pytest.approx([e2e_s])
 
 
-def test_pending_tokens_are_those_of_prompts_that_no_worker_decodes() -> None:
-    """The first prompt is done at 1.8 s and decodes from 3.1 s on: one that comes at 2 s goes elsewhere,
-    whoever is drawn.
-    """
-    fleet = apart(prefill=2, decode=1, hand_off_s=0.5, routing="pending-tokens")
-    for seed in range(8):
-        seeded = replace(fleet, policies=replace(fleet.policies, seed=seed))
-        sent = simulate(seeded, make_trace([0, 2], [4, 4], [2, 2])).prefill_worker
-        assert sent[0] != sent[1]
-
-
 def test_steps_that_were_measured_have_their_host_already() -> None:
     engine = replace(SYNC, host=HostTime(0.25, 0.125), front_end_s=0.5)
     fleet = with_engine(mixed(make_latency(h=0.25)), engine)

@@ -97,7 +97,6 @@ class Worker:
     waiting: deque[Request] = field(default_factory=deque)  # for prefill
     inbound: deque[Request] = field(default_factory=deque)  # for blocks to receive their KV in
     ready: deque[Request] = field(default_factory=deque)  # received, for a seat
-    handed_on: list[Request] = field(default_factory=list)  # to a decode worker
     running: list[Request] = field(default_factory=list)
     decoding: list[Request] = field(default_factory=list)  # in the current step
     chunks: list[tuple[Request, int]] = field(default_factory=list)  # in the current step
@@ -127,9 +126,6 @@ class Worker:
 
     def score(self) -> float:
         pending = sum(request.pending_tokens for request in self.assigned)
-        if self.role == "decode":
-            pending -= sum(request.unseen for request in self.assigned)  # on their prefill workers
-        pending += sum(request.unseen for request in self.handed_on)
         kv_tokens = sum(request.input for request in self.assigned)
         return self.weights[0] * pending + self.weights[1] * len(self.assigned) + self.weights[2] * kv_tokens
 
@@ -506,7 +502,7 @@ class Reference:
         """A chunk of the request is."""
 
     def note_unseen(self, worker: Worker, request: Request, n: int) -> None:
-        """Routing pending-tokens sees no chunks, only that a request decodes."""
+        """Routing pending-tokens sees no chunks, only the first token."""
         if self.fleet.policies.routing == "pending-tokens" and worker.index == request.prefill_worker:
             request.unseen += n
 
@@ -552,8 +548,7 @@ class Reference:
             request.first_token_s = now
         request.last_token_s = now
         request.generated += 1
-        if worker.role != "prefill" or request.generated == request.output:
-            request.unseen = 0
+        request.unseen = 0
         if request.generated == request.output:
             request.finish_s, request.status = now, "finished"
             if request in worker.running:
@@ -570,11 +565,9 @@ class Reference:
     def hand_off(self, worker: Worker, request: Request, now: float) -> None:
         worker.running.remove(request)
         worker.assigned.remove(request)
-        worker.handed_on.append(request)
         target = self.choose("back", request)
         if target is None:
             worker.free += request.blocks + request.beside
-            request.unseen = 0
             self.reject(request)
             return
         request.decode_worker = target.index
@@ -630,7 +623,6 @@ class Reference:
         request = self.link.popleft()
         source, target = self.workers[request.prefill_worker], self.workers[request.decode_worker]
         source.free += request.blocks + request.beside
-        request.unseen = 0
         request.beside = target.beside(request)
         target.ready.append(request)
         request.known_step = 0
