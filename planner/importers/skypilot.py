@@ -22,7 +22,8 @@ from planner.files.text_tables import read_text_rows
 
 EXPECTED = "SkyPilot's catalog of a cloud, such as catalogs/v8/lambda/vms.csv"
 COLUMNS = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "Region")
-NAMES = {  # SkyPilot's names, in lower case without dashes, and ours.
+# SkyPilot's names, in lower case without dashes, and ours; manifests/skyserve.py writes some of them.
+NAMES = {
     "a100": "a100-40g",
     "a10080gb": "a100-80g",
     "a10080gbsxm": "a100-80g",

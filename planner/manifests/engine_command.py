@@ -73,7 +73,7 @@ Setting = bool | int | float | str | Mapping[str, Any] | list[str]
 def engine_flags(pool: Pool, fleet: Fleet, max_model_len: int) -> dict[str, Setting]:
     """What one worker of `pool` is told besides its model: long flag of `vllm serve` without dashes -> value.
 
-    The only place where a number of the plan becomes a number of the engine.
+    The only place where a number of the plan becomes a number of vLLM (of SGLang: `sglang_engine.flags`).
     """
     check_name(fleet.llm.name)
     engine = pool.type
@@ -187,7 +187,7 @@ def _has_async(version_text: str) -> bool:
 
 
 def to_args(flags: Mapping[str, Setting]) -> list[str]:
-    """`engine_flags` as words of a command line."""
+    """An engine's flags as words of a command line."""
     args: list[str] = []
     for key, value in flags.items():
         if isinstance(value, bool):

@@ -284,7 +284,7 @@ def _engine_container(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
         return container(pool, expanded(args))
     engine_command.check_name(fleet.llm.name)
     longest_tokens = engine_command.served_model_len(fleet, max_model_len)
-    args = [*sglang_engine.args(pool, fleet, longest_tokens), *port]
+    args = [*engine_command.to_args(sglang_engine.flags(pool, fleet, longest_tokens)), *port]
     return container(pool, expanded(args)) | {"command": list(sglang_engine.COMMAND)}
 
 

@@ -60,13 +60,14 @@ def refuse(fleet: Fleet, target: str) -> None:
         raise InputError(f"{target}: how {TITLE} is told of {', '.join(missing)} is not written here")
 
 
-def args(pool: Pool, fleet: Fleet, longest_tokens: int) -> list[str]:
-    """What follows `sglang.launch_server` for one worker of `pool`; requests of `longest_tokens` fit.
+def flags(pool: Pool, fleet: Fleet, longest_tokens: int) -> dict[str, bool | int | str]:
+    """Flags of `sglang.launch_server` for one worker of `pool`, without dashes; requests of `longest_tokens`
+    fit.
 
-    Decodes join the steps of prompts (--enable-mixed-chunk), as in the simulated scheduler, which is vLLM's.
+    Decodes join the steps of prompts (enable-mixed-chunk), as in the simulated scheduler, which is vLLM's.
     """
     engine = pool.type
-    words = {
+    return {
         "model-path": fleet.llm.name,
         "served-model-name": fleet.llm.name,
         "tp-size": engine.tp,
@@ -76,6 +77,7 @@ def args(pool: Pool, fleet: Fleet, longest_tokens: int) -> list[str]:
         "max-running-requests": engine.max_num_seqs,
         "chunked-prefill-size": engine.max_num_batched_tokens,
         "kv-cache-dtype": _KV_DTYPES[fleet.llm.kv_dtype_bytes],
+        "enable-mixed-chunk": True,
+        "enable-metrics": True,
+        "host": "0.0.0.0",
     }
-    flags = [word for key, value in words.items() for word in (f"--{key}", str(value))]
-    return [*flags, "--enable-mixed-chunk", "--enable-metrics", "--host", "0.0.0.0"]

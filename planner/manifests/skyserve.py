@@ -23,8 +23,9 @@ STREAM_TIMEOUT_S = 3600
 # A replica's disk holds the weights and this much for packages and logs.
 SPARE_DISK_BYTES = 100e9
 
-# SkyPilot's names of GPUs, by the node label that catalogs/gpus.yaml gives them.
-_ACCELERATORS = {
+# SkyPilot's names of GPUs by the node label that catalogs/gpus.yaml gives them; importers/skypilot.py reads
+# more of its names, for prices.
+ACCELERATORS = {
     "NVIDIA-A100-SXM4-40GB": "A100",
     "NVIDIA-A100-SXM4-80GB": "A100-80GB",
     "NVIDIA-H100-80GB-HBM3": "H100",
@@ -110,7 +111,7 @@ def _balancing(fleet: Fleet) -> str:
 
 def _accelerator(gpu: Gpu) -> str:
     """SkyPilot's name of `gpu`. Raises InputError where it has none here."""
-    if (name := _ACCELERATORS.get(gpu.node_selector)) is None:
+    if (name := ACCELERATORS.get(gpu.node_selector)) is None:
         raise InputError(
             f"skypilot: its name of {engine_command.one_line(gpu.name)} is not known here; take vllm or "
             "kubernetes"

@@ -523,7 +523,7 @@ def _start_over(state, r):
     """Request r has lost its KV after its prompt was computed."""
     request = state.requests[r]
     request.length_tokens += 1  # Its last token, which was not in the cache yet.
-    request.computed_tokens = request.unseen_tokens = 0
+    request.computed_tokens = 0
     lose_prefix(state, r)
     request.preemptions += 1
 

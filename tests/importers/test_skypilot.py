@@ -15,6 +15,7 @@ from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
 from planner.errors import InputError
 from planner.importers.skypilot import NAMES, ON_PCIE, read_prices
+from planner.manifests.skyserve import ACCELERATORS
 
 HEAD = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice\n"
 ROWS = """cpu_4x,,,4.0,16.0,0.2,here,,
@@ -68,6 +69,12 @@ def test_a_region_alone(tmp_path: Path) -> None:
 
 def test_every_name_leads_to_a_row() -> None:
     assert {*NAMES.values(), *filter(None, ON_PCIE.values())} <= set(CATALOG.gpus)
+
+
+def test_manifests_ask_for_the_gpus_whose_prices_are_read() -> None:
+    for label, name in ACCELERATORS.items():
+        gpu = NAMES[name.lower().replace("-", "")]
+        assert CATALOG.gpus[gpu].node_selector == label, name
 
 
 def test_a_card_on_pcie_that_is_no_row_is_named(tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ class _SearchSpace:
         )
         if problem.task.deploy in ONLY_PAIRS:
             mixed = []
+        if problem.task.deploy in ONE_POOL:
+            prefill = decode = []
         # A bound must leave out whole sessions whose first request may be late; a guess need not.
         guess = usual_work(problem.slo, replace(problem.trace, after=no_edges()))
         bounded = {option.name: _bounds_of(problem, option, guess) for option in (*mixed, *prefill, *decode)}
@@ -126,7 +128,7 @@ def search_level0(
         return problem.out_of_time() or (any_will_do and search.best is not None)
 
     holds = _timed(problem, search, problem.oracle.holds)
-    pairs = [] if problem.task.deploy in ONE_POOL else _pairs(space.prefill, space.decode)
+    pairs = _pairs(space.prefill, space.decode)
     too_slow = link.link_too_slow(problem)
     if reason := too_slow or (None if prove else link.link_falls_behind(problem)):
         search.refuted["prefill + decode"] = reason
