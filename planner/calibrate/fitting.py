@@ -38,7 +38,9 @@ RANK_TOLERANCE = 1e-6  # Of columns scaled to at most 1: a smaller singular valu
 
 @dataclass(frozen=True, slots=True)
 class FittedSteps:
-    """Step times of `tp` GPUs, with the errors by regime on steps held out in turn."""
+    """Step times of `tp` GPUs, with the errors by regime (prefill, decode, mixed) on steps held out in
+    turn.
+    """
 
     llm: str
     gpu: str
@@ -141,8 +143,10 @@ def _measured_host_s(table: StepTable) -> float:
     if "host_s" not in table.steps.columns:
         return 0.0
     host_s = as_floats(table.steps.host_s)
-    known = host_s[np.isfinite(host_s) & (host_s > 0)]
-    return min(float(np.median(known)), MOST_HOST_FRAC * float(table.y.min())) if known.size else 0.0
+    measured_s = host_s[np.isfinite(host_s) & (host_s > 0)]
+    if not measured_s.size:
+        return 0.0
+    return min(float(np.median(measured_s)), MOST_HOST_FRAC * float(table.y.min()))
 
 
 def _table_notes(table: StepTable) -> tuple[str, ...]:

@@ -106,8 +106,8 @@ def _slo_rows(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _latency_rows(catalog: Catalog) -> list[dict[str, Any]]:
-    """The fits of step times; GPUs with a power cap have those of the row without one, and rooflines are no
-    fits.
+    """The fits of step times. Rooflines are no fits, and GPUs with a power cap share those of the uncapped
+    row.
     """
     rows = []
     for llm in catalog.llms.values():

@@ -120,8 +120,8 @@ def read_requests(
     drop_invalid: bool = False,
     is_given: bool = False,
 ) -> Trace:
-    """Read the trace, or draw the traffic that `slo` describes; prints warnings. Coarse stamps are not
-    spread.
+    """Read the trace, or draw the traffic that `slo` describes; prints warnings. Requests with the same stamp
+    of a coarse clock keep it (trace.spread_stamps).
 
     With a trace `slo` must describe no traffic, unless --rate or --window are given (`is_given`), which
     replace its traffic section. The columns of a log are read as `slo` says.

@@ -36,8 +36,10 @@ from planner.studies.what_if import Study
 from planner.traffic.scaling import RateRequest
 from planner.traffic.trace import Trace, spread_stamps
 
-# Unless `most` says otherwise, a controller may ask for this many times the workers that stand all day.
-MOST_TIMES = 2
+# Unless `most` says otherwise, a controller may ask for this many times the workers that stand all day, and
+# for this many more of a pool of one.
+MOST_TIMES, LEAST_MORE = 2, 2
+LEAST_LEFT_S = 1.0  # What is left of the time limit counts as this long at least.
 # A spot worker is taken away after this notice, which is AWS's; others give 30 s.
 NOTICE_S = 120.0
 STATIC_SHARE = 0.4  # The share of the time for the fleet that stands all day.
@@ -281,7 +283,7 @@ def _day_together(
             )
     if standing is None:
         progress("the fleets that stand all day")
-        left_s = STATIC_SHARE * max(deadline - time.monotonic(), 1.0)
+        left_s = STATIC_SHARE * max(deadline - time.monotonic(), LEAST_LEFT_S)
         shared_plan = plan_together(
             replace(shared_question, parts=tuple(parts)),
             question.catalog,
@@ -314,7 +316,7 @@ def _day_together(
     answer = study_day_together(
         questions,
         day_section.controllers,
-        time_limit_s=max(deadline - time.monotonic(), 1.0),
+        time_limit_s=max(deadline - time.monotonic(), LEAST_LEFT_S),
         optimum=day_section.optimum,
         progress=progress,
     )
@@ -344,7 +346,7 @@ def elastic_pools(
     for pool in standing.pools:
         gpu = pool.type.gpu.name
         spot = task.spot_terms(pool.type.gpu) if market_of(gpu) == SPOT else None
-        most = day_section.most or max(MOST_TIMES * pool.count, pool.count + 2)
+        most = day_section.most or max(MOST_TIMES * pool.count, pool.count + LEAST_MORE)
         if (stock := task.stock.get(row_of(gpu))) is not None:
             most = min(most, stock // pool.type.gpus)
         if not day_section.least <= pool.count <= most:

@@ -24,6 +24,7 @@ from planner.reports.drawing import Figure
 from planner.reports.page import bullets, headline, page, section, table
 from planner.reports.page import charts as drawn
 from planner.reports.words import Rows, describe, usd
+from planner.simulator.simulation import STATUS
 from planner.solvers.master import paid_usd_per_h
 from planner.solvers.whole_nodes import node_of
 from planner.units import counted, show_clock, show_s, show_span
@@ -76,7 +77,7 @@ def above_text(regret_usd: float | None, best_usd: float | None) -> str:
 
 
 def proof_lines(answer: DayAnswer) -> list[str]:
-    """Sentences on how exact the optimum is, and on the bounds below which no day can cost."""
+    """Sentences on whether a cheaper day than the optimum may exist, and on the bounds on its cost."""
     optimum = answer.optimum
     if optimum is None:
         return [f"No optimum: {answer.no_optimum}."]
@@ -135,11 +136,11 @@ def _causal_lines(answer: DayAnswer) -> list[str]:
         return []
     few = FEW_MISSED_FRAC * len(answer.static.windows)
     hour_usd, two_usd = (answer.optimum.causal.usd(few, block_s) for block_s in BLOCKS_S)
-    if two_usd <= answer.optimum.proved_usd:  # Too few windows to say more than the line above.
+    if two_usd <= answer.optimum.proved_usd:  # Of few windows this bound says no more than the proved one.
         return []
     own = answer.optimum.usd
     return [
-        f"On days of these windows in any order within an hour no controller that cannot see ahead misses "
+        "On days of these windows in any order within an hour no controller that cannot see ahead misses "
         f"{100 * FEW_MISSED_FRAC:g} % for less than {usd(hour_usd)} ({percent(hour_usd - own, own)}) in the "
         f"mean, within two hours {usd(two_usd)} ({percent(two_usd - own, own)}): sizes changed between "
         "windows, if more workers never hurt."
@@ -162,8 +163,8 @@ FLEETS_HEAD = ("", "Fleet", "Standing: USD", "Best controller", "USD", "Windows 
 def fleet_rows(answer: DayAnswer) -> list[tuple[str, ...]]:
     """A row for every fleet that was compared, the one of this page first."""
 
-    def usd_text(usd: float | None) -> str:
-        return "-" if usd is None else f"{usd:,.2f}"
+    def usd_text(cost_usd: float | None) -> str:
+        return "-" if cost_usd is None else f"{cost_usd:,.2f}"
 
     return [
         (
@@ -301,9 +302,7 @@ def _controller_json(answer: DayAnswer, row: ControllerDay) -> dict[str, Any]:
             "limit": row.worst.short_limit,
             "kept_frac": row.worst.kept_frac,
         },
-        "finished": int((status == 0).sum()),
-        "rejected": int((status == 1).sum()),
-        "unfinished": int((status == 2).sum()),
+        **{name: int((status == code).sum()) for code, name in enumerate(STATUS)},
         "changes": len(row.effects),
         "late_while_starting": sum(each.late for each in row.effects),
         "rerouted": sum(each.rerouted for each in row.effects),

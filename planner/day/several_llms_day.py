@@ -265,8 +265,8 @@ def _simulate_day(
     deployments: Sequence[Deployment],
     terms: DayTerms,
 ) -> JointDay:
-    """The day of one controller, tuned for each LLM, and the number of settings that were
-    simulated for that.
+    """The day of one controller; `tuned` has its settings for each LLM, and how many were simulated to
+    choose these.
     """
     parts, used_deployments = [], []
     for question, (chosen, _), deployment in zip(judged, tuned, deployments, strict=True):

@@ -16,13 +16,11 @@ from planner.importers.foreign_fields import StatedSetup
 
 COLUMNS = ("input_tokens", "output_tokens", "ttft_ms", "tpot_ms")
 USUAL_REQUESTS = 200  # Of a run, where the file does not say; the run has a note on it.
-LEAST_VALUE = 1e-9  # All values must be above 0.
+LEAST_VALUE = 1e-9  # Stands for "above 0", as limits of columns are inclusive.
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> MeasuredRuns:
-    """The runs of these files, all of one engine. Raises InputError for values that are missing or not >
-    0.
-    """
+    """The runs of these files, all of one engine. Raises InputError for values that are missing or <= 0."""
     names = ", ".join(path.name for path in paths)
     llm, gpu, tp = foreign_fields.read_setup(stated, catalog, names)
     runs: list[MeasuredRun] = []

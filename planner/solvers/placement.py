@@ -1,13 +1,13 @@
 """Workers onto nodes: the fewest nodes, then the least KV between nodes, then the widest spread.
 
-A worker's stages are TP groups that stay inside an NVLink domain. All of them go onto one node, or in equal
-parts onto as few nodes as can hold them. Nodes of a kind are alike, so what is counted is how often a node is
-filled in each possible way (a pattern); no node has a number, and no symmetry is left to search.
+A worker's stages are TP groups that stay inside a node. All of them go onto one node, or in equal parts onto
+as few nodes as can hold them. Nodes of a kind are alike, so what is counted is how often a node is filled in
+each possible way (a pattern); no node has a number, and no symmetry is left to search.
 
 Sets   p pattern of a node kind, for s_p nodes at once      q pool      f failure domain
        g node kind (the GPU without its cap)
 Data   a_pq  parts of q's workers in p;   W_q  parts of the whole pool
-       N_gf  nodes there are;   S  spare nodes of each kind
+       N_gf  nodes there are
        l_p   pairs of a prefill and a decode worker whose KV stays inside p: min(m P_p, n D_p), if p has
              P_p of the n prefill and D_p of the m decode workers
 Vars   z_pf integer >= 0 uses of a pattern;   t_q parts of q in its fullest failure domain
@@ -17,7 +17,6 @@ Vars   z_pf integer >= 0 uses of a pattern;   t_q parts of q in its fullest fail
         then   n m - sum l_p z_pf   (KV between nodes),   then   sum t_q   (spread)
   s.t.  placed_q     sum_pf a_pq z_pf = W_q
         nodes_gf     sum_{p of g} s_p z_pf <= N_gf + e_gf
-        spare_g      sum_{p of g, f} s_p z_pf <= sum_f (N_gf + e_gf) - S
         spread_qf    sum_p a_pq z_pf <= t_q
 
 High affinity (DistServe, arXiv:2401.09670, Alg. 1): KV may go between any two nodes. Low affinity (Alg. 2):
@@ -34,7 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from planner.errors import InfeasibleError, InputError, PlannerError
+from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Fleet, Pool
 from planner.simulator.worker_places import worker_nodes
 from planner.solvers.backend import cp_solver
@@ -76,7 +75,7 @@ class WorkerPart:
 
 @dataclass(frozen=True, slots=True)
 class PlacedNode:
-    """One node and what is on it; a spare one holds nothing."""
+    """One node and what is on it."""
 
     name: str
     kind: str
@@ -86,14 +85,11 @@ class PlacedNode:
 
 @dataclass(frozen=True, slots=True)
 class NodePlacement:
-    """Nodes in use, and spare ones.
-
-    `cross_frac` of the KV goes between nodes, None where none is handed over. No placement by the same rules
-    uses fewer than `bound` nodes; `is_optimal` holds for all objectives.
+    """The nodes in use. `cross_frac` of the KV goes between nodes, None where none is handed over. No
+    placement by the same rules uses fewer than `bound` nodes; `is_optimal` holds for all objectives.
     """
 
     nodes: tuple[PlacedNode, ...]
-    spare: tuple[PlacedNode, ...]
     cross_frac: float | None
     bound: int
     is_optimal: bool
@@ -105,9 +101,9 @@ class NodePlacement:
                 "node": node.name,
                 "failure domain": node.failure_domain,
                 "GPUs used": sum(len(part.gpus) for part in node.parts),
-                "workers": ", ".join(map(str, node.parts)) or "spare",
+                "workers": ", ".join(map(str, node.parts)),
             }
-            for node in (*self.nodes, *self.spare)
+            for node in self.nodes
         ]
 
 
@@ -123,6 +119,10 @@ class _Slice:
     @property
     def stages(self) -> int:
         return self.pool.type.pp * self.pool.type.dp // self.span
+
+    @property
+    def part_gpus(self) -> int:
+        return self.stages * self.pool.type.tp
 
     @property
     def kind(self) -> str:
@@ -144,43 +144,34 @@ def place_fleet(
     *,
     affinity: Affinity = "high",
     failure_domains: Sequence[FailureDomain] = (),
-    spare_nodes: int = 0,
-    nvlink_gpus: Mapping[str, int] | None = None,
     time_limit_s: float = 30.0,
 ) -> NodePlacement:
     """Solve the model above. Without failure domains there is one, of any number of nodes.
 
-    `nvlink_gpus` is the size of an NVLink domain by node kind: the whole node where it is not given. Raises
-    InfeasibleError where a TP group exceeds a domain, pairs do not fit, or nodes run out.
+    Raises InfeasibleError where a TP group exceeds a node, pairs do not fit, or nodes run out.
     """
     from ortools.sat.python import cp_model
 
     pools = fleet.running_pools
-    domain_gpus = {pool.type.gpu.base: int(pool.type.gpu.gpus_per_node) for pool in pools}
-    domain_gpus |= {kind: gpus for kind, gpus in (nvlink_gpus or {}).items() if kind in domain_gpus}
-    racks = failure_domains or (FailureDomain("all", dict.fromkeys(domain_gpus)),)
-    _check(pools, domain_gpus, spare_nodes)
-    slices = _slices(pools, domain_gpus, affinity)
-    patterns = _patterns(slices, domain_gpus, affinity)
+    kinds = list(dict.fromkeys(pool.type.gpu.base for pool in pools))
+    racks = failure_domains or (FailureDomain("all", dict.fromkeys(kinds)),)
+    _check_groups(pools)
+    slices = _slices(pools, affinity)
+    patterns = _patterns(slices, affinity)
     parts = [each.pool.count * each.span for each in slices]
 
     model = cp_model.CpModel()
-    most = sum(parts) + spare_nodes
+    most = sum(parts)
     z = [[model.new_int_var(0, most, f"z_{p}_{f}") for f in range(len(racks))] for p in range(len(patterns))]
     uses = [
         (pattern, f, z_pf) for pattern, row in zip(patterns, z, strict=True) for f, z_pf in enumerate(row)
     ]
     e, nodes = {}, {}
-    for kind, (f, rack) in itertools.product(domain_gpus, enumerate(racks)):
+    for kind, (f, rack) in itertools.product(kinds, enumerate(racks)):
         nodes[kind, f] = sum(p.span * z_pf for p, domain, z_pf in uses if (p.kind, domain) == (kind, f))
         if (node_count := rack.nodes.get(kind, 0)) is not None:
             e[kind, f] = model.new_int_var(0, most, f"e_{kind}_{f}")
             model.add(nodes[kind, f] <= node_count + e[kind, f]).with_name(f"nodes_{kind}_{f}")
-    for kind in domain_gpus:
-        if all((kind, f) in e for f in range(len(racks))):
-            all_nodes = sum((rack.nodes.get(kind) or 0) + e[kind, f] for f, rack in enumerate(racks))
-            used = sum(nodes[kind, f] for f in range(len(racks)))
-            model.add(used + spare_nodes <= all_nodes).with_name(f"spare_{kind}")
     t = []
     for q, count in enumerate(parts):
         count_terms = [(f, p.counts[q] * p.span * z_pf) for p, f, z_pf in uses if p.counts[q]]
@@ -205,25 +196,22 @@ def place_fleet(
             constraint="affinity",
             relaxation="other counts, or high affinity",
         )
-    missing = {kind: sum(solver.value(e[k, f]) for k, f in e if k == kind) for kind in domain_gpus}
-    _refuse_missing(missing, spare_nodes)
+    _refuse_missing({kind: sum(solver.value(e[k, f]) for k, f in e if k == kind) for kind in kinds})
     counts = [[solver.value(z_pf) for z_pf in row] for row in z]
-    placed = _number_nodes(slices, patterns, counts, domain_gpus, racks)
     return NodePlacement(
-        nodes=placed,
-        spare=_spare_nodes(placed, domain_gpus, racks, spare_nodes),
+        nodes=_number_nodes(slices, patterns, counts, racks),
         cross_frac=solver.value(objectives[2]) / pairs if pairs else None,
         bound=bounds[1],
         is_optimal=is_optimal,
     )
 
 
-def _refuse_missing(missing: Mapping[str, int], spare_nodes: int) -> None:
+def _refuse_missing(missing: Mapping[str, int]) -> None:
     """Raise InfeasibleError where nodes of some kind are missing."""
     if short := {kind: count for kind, count in missing.items() if count}:
         more = " and ".join(f"{count} more nodes of {kind}" for kind, count in short.items())
         raise InfeasibleError(
-            f"the workers do not fit the nodes with {spare_nodes} spare of each kind; {more} would do",
+            f"the workers do not fit the nodes; {more} would do",
             kind="capacity",
             constraint="nodes of " + ", ".join(short),
             relaxation=more,
@@ -267,7 +255,6 @@ def placement_of_topology(fleet: Fleet) -> NodePlacement:
     pairs = len(prefill_nodes) * len(decode_nodes)
     return NodePlacement(
         nodes=rows,
-        spare=(),
         cross_frac=1 - local_pairs / pairs if prefill_nodes else None,
         bound=least_nodes(pools),
         is_optimal=False,
@@ -287,27 +274,21 @@ def _workers(pools: Sequence[Pool], role: str) -> int:
     return sum(pool.count for pool in pools if pool.role == role)
 
 
-def _check(pools: Sequence[Pool], domain_gpus: Mapping[str, int], spare_nodes: int) -> None:
-    if spare_nodes < 0:
-        raise InputError(f"placement: spare_nodes is {spare_nodes}, must be >= 0")
+def _check_groups(pools: Sequence[Pool]) -> None:
+    """Raise InfeasibleError where a TP group needs more GPUs than a node has."""
     for pool in pools:
-        kind, gpus = pool.type.gpu.base, domain_gpus[pool.type.gpu.base]
-        if gpus < 1 or int(pool.type.gpu.gpus_per_node) % gpus:
-            raise InputError(
-                f"placement: the {pool.type.gpu.gpus_per_node} GPUs of a {kind} node do not divide into "
-                f"NVLink domains of {gpus}"
-            )
+        kind, gpus = pool.type.gpu.base, int(pool.type.gpu.gpus_per_node)
         if pool.type.tp > gpus:
             raise InfeasibleError(
-                f"a TP group of {pool.name} takes {pool.type.tp} GPUs, an NVLink domain of {kind} has "
-                f"{gpus}; lower TP, or raise PP in its place",
+                f"a TP group of {pool.name} takes {pool.type.tp} GPUs, a node of {kind} has {gpus}; lower "
+                "TP, or raise PP in its place",
                 kind="capacity",
-                constraint=f"NVLink domain of {kind}",
+                constraint=f"node of {kind}",
                 relaxation=f"TP <= {gpus}",
             )
 
 
-def _slices(pools: Sequence[Pool], domain_gpus: Mapping[str, int], affinity: Affinity) -> list[_Slice]:
+def _slices(pools: Sequence[Pool], affinity: Affinity) -> list[_Slice]:
     """The parts of each pool that are placed on one node each: as few as can hold its workers, or with low
     affinity one for every pair.
     """
@@ -321,8 +302,7 @@ def _slices(pools: Sequence[Pool], domain_gpus: Mapping[str, int], affinity: Aff
         )
 
     def fits(group: Sequence[Pool], span: int) -> bool:
-        slices = [_Slice(pool, span) for pool in group]
-        return _assign(slices, [1] * len(slices), domain_gpus[slices[0].kind]) is not None
+        return _fit_node([_Slice(pool, span) for pool in group], [1] * len(group))
 
     def least_span(groups: Sequence[Sequence[Pool]]) -> int:
         stages = math.gcd(*(pool.type.pp * pool.type.dp for group in groups for pool in group))
@@ -346,11 +326,11 @@ def _slices(pools: Sequence[Pool], domain_gpus: Mapping[str, int], affinity: Aff
     return [_Slice(pool, pair_span if pool in pairs else least_span([[pool]])) for pool in pools]
 
 
-def _patterns(slices: Sequence[_Slice], domain_gpus: Mapping[str, int], affinity: Affinity) -> list[_Pattern]:
+def _patterns(slices: Sequence[_Slice], affinity: Affinity) -> list[_Pattern]:
     """Every way to fill a node, or the nodes of a spanning pair."""
     workers = {role: _workers([each.pool for each in slices], role) for role in ("prefill", "decode")}
     patterns: list[_Pattern] = []
-    for kind, gpus in domain_gpus.items():
+    for kind in dict.fromkeys(each.kind for each in slices):
         here = [q for q, each in enumerate(slices) if each.kind == kind]
         in_pairs = [q for q in here if slices[q].pool.role != "mixed"]
         pair_span = max((slices[q].span for q in in_pairs), default=1) if affinity == "low" else 1
@@ -359,7 +339,7 @@ def _patterns(slices: Sequence[_Slice], domain_gpus: Mapping[str, int], affinity
         else:
             groups = [(in_pairs, pair_span), ([q for q in here if q not in in_pairs], 1)]
         for group, span in groups:
-            for group_counts in _contents([slices[q] for q in group], gpus):
+            for group_counts in _contents([slices[q] for q in group]):
                 counts = [0] * len(slices)
                 parts_by_role = {"prefill": 0, "decode": 0, "mixed": 0}
                 for q, count in zip(group, group_counts, strict=True):
@@ -379,7 +359,7 @@ def _patterns(slices: Sequence[_Slice], domain_gpus: Mapping[str, int], affinity
     return patterns
 
 
-def _contents(slices: Sequence[_Slice], domain_gpus: int) -> Iterator[tuple[int, ...]]:
+def _contents(slices: Sequence[_Slice]) -> Iterator[tuple[int, ...]]:
     """Every tuple of counts, not all 0, that fits a node."""
 
     def extend(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -389,52 +369,29 @@ def _contents(slices: Sequence[_Slice], domain_gpus: int) -> Iterator[tuple[int,
             return
         each = slices[len(counts)]
         for count in range(each.pool.count * each.span + 1):
-            if _assign(slices[: len(counts) + 1], (*counts, count), domain_gpus) is None:
+            if not _fit_node(slices[: len(counts) + 1], (*counts, count)):
                 return
             yield from extend((*counts, count))
 
     return extend(())
 
 
-def _assign(
-    slices: Sequence[_Slice], counts: Sequence[int], domain_gpus: int
-) -> list[tuple[int, tuple[int, ...]]] | None:
-    """The GPUs of every part on a node, as (index of its slice, GPUs); None if the TP groups do not fit.
+def _fit_node(slices: Sequence[_Slice], counts: Sequence[int]) -> bool:
+    """Whether so many parts of each slice fit a node together."""
+    gpus = sum(count * each.part_gpus for count, each in zip(counts, slices, strict=True))
+    return gpus <= int(slices[0].pool.type.gpu.gpus_per_node)
 
-    Largest group first, into the first domain with room, with backtracking for sizes that do not divide.
+
+def _deal_gpus(slices: Sequence[_Slice], counts: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+    """The GPUs of every part on a node, as (index of its slice, GPUs). Parts with the largest TP come first,
+    so that groups of 2, 4 and 8 begin at multiples of their size.
     """
-    groups = [
-        (slices[q].pool.type.tp, q, part)
-        for q, count in enumerate(counts)
-        for part in range(count)
-        for _ in range(slices[q].stages)
-    ]
-    groups.sort(key=lambda group: -group[0])
-    node_gpus = int(slices[0].pool.type.gpu.gpus_per_node)
-    if sum(tp for tp, _, _ in groups) > node_gpus:
-        return None
-    used = [0] * (node_gpus // domain_gpus)
-    gpus: dict[tuple[int, int], list[int]] = {(q, part): [] for _, q, part in groups}
-
-    def place_from(i: int) -> bool:
-        if i == len(groups):
-            return True
-        tp, *owner = groups[i]
-        visited = set()
-        for domain, taken in enumerate(used):
-            if taken + tp > domain_gpus or taken in visited:  # Domains with the same room are alike.
-                continue
-            visited.add(taken)
-            first = domain * domain_gpus + taken
-            used[domain] += tp
-            gpus[owner[0], owner[1]].extend(range(first, first + tp))
-            if place_from(i + 1):
-                return True
-            used[domain] -= tp
-            del gpus[owner[0], owner[1]][-tp:]
-        return False
-
-    return [(q, tuple(numbers)) for (q, _), numbers in gpus.items()] if place_from(0) else None
+    parts, first = [], 0
+    for q in sorted(range(len(slices)), key=lambda q: -slices[q].pool.type.tp):
+        for _ in range(counts[q]):
+            parts.append((q, tuple(range(first, first + slices[q].part_gpus))))
+            first += slices[q].part_gpus
+    return parts
 
 
 def _minimise_in_turn(
@@ -476,7 +433,6 @@ def _number_nodes(
     slices: Sequence[_Slice],
     patterns: Sequence[_Pattern],
     counts: Sequence[Sequence[int]],
-    domain_gpus: Mapping[str, int],
     racks: Sequence[FailureDomain],
 ) -> tuple[PlacedNode, ...]:
     """Give nodes and workers numbers: of the nodes that a pattern spans, the i-th holds the i-th part of each
@@ -491,7 +447,7 @@ def _number_nodes(
             for _ in range(uses[f]):
                 for i in range(pattern.span):
                     seen, parts = dict.fromkeys(here, 0), []
-                    for index, gpus in _assign(slices_here, counts_here, domain_gpus[pattern.kind]) or ():
+                    for index, gpus in _deal_gpus(slices_here, counts_here):
                         q, each = here[index], slices[here[index]]
                         worker, part = divmod(dealt[q] + seen[q] * pattern.span + i, each.span)
                         seen[q] += 1
@@ -514,22 +470,3 @@ def _number_nodes(
                 for q in here:
                     dealt[q] += pattern.counts[q] * pattern.span
     return tuple(nodes)
-
-
-def _spare_nodes(
-    placed: Sequence[PlacedNode], kinds: Mapping[str, int], racks: Sequence[FailureDomain], spare_nodes: int
-) -> tuple[PlacedNode, ...]:
-    """Spare nodes, each in the failure domain with room where the fewest nodes of its kind are in use."""
-    nodes = list(placed)
-    for kind, _ in itertools.product(kinds, range(spare_nodes)):
-        used = {
-            rack.name: sum((node.kind, node.failure_domain) == (kind, rack.name) for node in nodes)
-            for rack in racks
-        }
-        free = [
-            rack.name
-            for rack in racks
-            if (node_count := rack.nodes.get(kind, 0)) is None or used[rack.name] < node_count
-        ]
-        nodes.append(PlacedNode(f"{kind}-{len(nodes)}", kind, min(free, key=lambda name: used[name]), ()))
-    return tuple(nodes[len(placed) :])

@@ -11,7 +11,7 @@ import pulp
 import pytest
 
 from planner.domain import Gpu
-from planner.errors import InfeasibleError, InputError
+from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Pool, Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.llm import Llm
@@ -35,8 +35,8 @@ def pair(prefill: int, decode: int, tp: int = 2, pp: int = 1, decode_tp: int | N
     return fleet(pool("p", "prefill", prefill, tp, pp), pool("d", "decode", decode, decode_tp or tp, pp))
 
 
-def assert_keeps_rules(asked: Fleet, found: NodePlacement, domain: int = 8) -> None:
-    """Every stage of every worker once; TP groups whole and in one domain; no GPU used twice."""
+def assert_keeps_rules(asked: Fleet, found: NodePlacement) -> None:
+    """Every stage of every worker once; TP groups whole and on one node; no GPU used twice."""
     stages: Counter[tuple[str, int, int]] = Counter()
     pools = {each.name: each for each in asked.pools}
     for node in found.nodes:
@@ -48,8 +48,6 @@ def assert_keeps_rules(asked: Fleet, found: NodePlacement, domain: int = 8) -> N
             assert len(part.gpus) == tp * (part.last - part.first + 1)
             for stage in range(part.first, part.last + 1):
                 stages[part.pool, part.worker, stage] += 1
-                group = part.gpus[(stage - part.first) * tp : (stage - part.first + 1) * tp]
-                assert len({gpu // domain for gpu in group}) == 1
     wanted = {(p.name, w, s) for p in asked.pools for w in range(p.count) for s in range(p.type.pp)}
     assert set(stages) == wanted and set(stages.values()) == {1}
 
@@ -108,28 +106,28 @@ def test_as_few_nodes_and_as_little_kv_between_them_as_enumeration(block: int, a
 
 @pytest.mark.parametrize("engine", ["highs", "cbc", "ortools"])
 def test_mip_solvers_agree_with_cp_sat(engine: Engine) -> None:
-    """Numbered nodes of 8 GPUs in domains of 4: fewest in use."""
+    """Numbered nodes of 8 GPUs: fewest in use."""
     rng = np.random.default_rng(3)
     for _ in range(4):
         asked = fleet(
-            *(pool(f"m{i}", "mixed", int(rng.integers(1, 4)), int(tp)) for i, tp in enumerate((1, 3, 4)))
+            *(pool(f"m{i}", "mixed", int(rng.integers(1, 4)), int(tp)) for i, tp in enumerate((1, 3, 5)))
         )
         workers = [each.type.tp for each in asked.pools for _ in range(each.count)]
         problem = pulp.LpProblem("nodes")
         used = [problem.add_variable(f"used_{n}", 0, 1, cat="Integer") for n in range(len(workers))]
         x = {
-            (w, d): problem.add_variable(f"x_{w}_{d}", 0, 1, cat="Integer")
+            (w, n): problem.add_variable(f"x_{w}_{n}", 0, 1, cat="Integer")
             for w in range(len(workers))
-            for d in range(2 * len(workers))
+            for n in range(len(workers))
         }
         problem += pulp.lpSum(used)
         for w in range(len(workers)):
-            problem += pulp.lpSum(x[w, d] for d in range(2 * len(workers))) == 1
-        for d in range(2 * len(workers)):
-            problem += pulp.lpSum(tp * x[w, d] for w, tp in enumerate(workers)) <= 4 * used[d // 2]
+            problem += pulp.lpSum(x[w, n] for n in range(len(workers))) == 1
+        for n in range(len(workers)):
+            problem += pulp.lpSum(tp * x[w, n] for w, tp in enumerate(workers)) <= 8 * used[n]
         assert run_highs(problem, engine=engine).status == "optimal"
-        found = place_fleet(asked, nvlink_gpus={"g": 4})
-        assert_keeps_rules(asked, found, domain=4)
+        found = place_fleet(asked)
+        assert_keeps_rules(asked, found)
         assert len(found.nodes) == round(pulp.value(problem.objective))
 
 
@@ -176,19 +174,8 @@ def test_a_worker_larger_than_a_node_is_cut_between_stages() -> None:
     found = place_fleet(asked)
     assert_keeps_rules(asked, found)
     assert [node.parts[0].first for node in found.nodes] == [0, 1]
-    with pytest.raises(InfeasibleError, match="NVLink domain of g has 8"):
+    with pytest.raises(InfeasibleError, match="a node of g has 8"):
         place_fleet(fleet(pool("m", "mixed", 1, 16)))
-
-
-def test_tp_groups_stay_inside_nvlink_domains() -> None:
-    """Two workers of 3 GPUs and one of 2 are 8 GPUs, but domains of 4 hold 3 + 1 and 3 + 1: two nodes."""
-    asked = fleet(pool("a", "mixed", 2, 3), pool("b", "mixed", 1, 2))
-    assert len(place_fleet(asked).nodes) == 1
-    found = place_fleet(asked, nvlink_gpus={"g": 4})
-    assert_keeps_rules(asked, found, domain=4)
-    assert len(found.nodes) == 2
-    with pytest.raises(InputError, match="do not divide into NVLink domains of 3"):
-        place_fleet(asked, nvlink_gpus={"g": 3})
 
 
 def test_replicas_are_spread_over_failure_domains() -> None:
@@ -198,15 +185,11 @@ def test_replicas_are_spread_over_failure_domains() -> None:
     assert sorted(node.failure_domain for node in found.nodes) == ["rack0", "rack1", "rack2"]
 
 
-def test_a_spare_node_of_each_kind_is_kept() -> None:
-    """Two nodes in use, three there: one spare. With two spares a node is missing."""
+def test_a_missing_node_is_named() -> None:
+    """Eight workers of 4 GPUs take four nodes, and three are there."""
     racks = [FailureDomain("r0", {"g": 1}), FailureDomain("r1", {"g": 2})]
-    asked = fleet(pool("m", "mixed", 4, 4))
-    found = place_fleet(asked, failure_domains=racks, spare_nodes=1)
-    assert len(found.nodes) == 2 and [node.failure_domain for node in found.spare] == ["r1"]
-    assert found.rows()[-1]["workers"] == "spare"
     with pytest.raises(InfeasibleError, match="1 more nodes of g") as error:
-        place_fleet(asked, failure_domains=racks, spare_nodes=2)
+        place_fleet(fleet(pool("m", "mixed", 8, 4)), failure_domains=racks)
     assert error.value.constraint == "nodes of g"
 
 

@@ -31,7 +31,8 @@ PROMPT, OUTPUT = "fleetplan:prompt_mean_tokens", "fleetplan:output_mean_tokens"
 TOKEN_WORK, REQUEST_WORK = "fleetplan:pool_token_work_s", "fleetplan:pool_request_work_s"
 WORK, LOAD = "fleetplan:pool_work", "fleetplan:pool_load"
 NOW, GROWTH = "fleetplan:pool_now_rps", "fleetplan:pool_growth"
-# Of an Autoscaler without these parameters. That of a plan has them all, from FleetplanSettings.
+# For an Autoscaler that a caller makes without these parameters. Plans give all of them
+# (controllers/planned.FleetplanSettings, whose defaults are others).
 EVERY_S, DRAIN_S, HEADROOM = 60, 60, 0.1
 
 

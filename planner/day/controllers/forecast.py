@@ -23,7 +23,9 @@ class ForecastSettings(ControllerSettings):
         None, NUMBER, "requests/s that a worker carries; none: by the plan", least=1e-3
     )
     ahead_s: float = settings_field(300.0, SECONDS, "how far ahead it looks", most=86400.0)
-    hold_s: float = settings_field(300.0, SECONDS, "the largest size of this time counts", most=86400.0)
+    hold_s: float = settings_field(
+        300.0, SECONDS, "it shrinks to the largest size wanted within this time", most=86400.0
+    )
     season_s: float = settings_field(86400.0, SECONDS, "period of the traffic", least=600.0)
     bucket_s: float = settings_field(300.0, SECONDS, "length of the means it learns", least=10.0, most=7200.0)
     every_s: float = settings_field(60.0, SECONDS, "time between decisions", least=1.0, most=3600.0)

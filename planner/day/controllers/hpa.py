@@ -62,7 +62,7 @@ class ScalingRules(ControllerSettings):
         15.0, SECONDS, "period of up_pods and up_percent", least=1.0, most=1800.0
     )
     down_window_s: float = settings_field(
-        300.0, SECONDS, "the largest size of this time counts, going down", most=3600.0
+        300.0, SECONDS, "it shrinks to the largest size wanted within this time", most=3600.0
     )
     down_pods: int = settings_field(0, WHOLE, "most pods that are taken away per period; 0: no such limit")
     down_percent: float = settings_field(

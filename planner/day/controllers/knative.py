@@ -43,7 +43,9 @@ class KnativeSettings(ControllerSettings):
     )
     max_up_rate: float = settings_field(1000.0, NUMBER, "at most ready workers times this", least=1.01)
     max_down_rate: float = settings_field(2.0, NUMBER, "at least ready workers divided by this", least=1.01)
-    down_delay_s: float = settings_field(0.0, SECONDS, "the largest size of this time counts", most=3600.0)
+    down_delay_s: float = settings_field(
+        0.0, SECONDS, "it shrinks to the largest size wanted within this time", most=3600.0
+    )
     grace_s: float = settings_field(30.0, SECONDS, "longer idle before zero", most=3600.0)
     every_s: float = settings_field(2.0, SECONDS, "time between decisions", least=1.0, most=60.0)
     lag_s: float = settings_field(1.0, SECONDS, "age of the metrics", most=600.0)

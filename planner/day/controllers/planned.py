@@ -33,7 +33,9 @@ from planner.simulator.elastic import MetricsReading
 @dataclass(frozen=True, slots=True)
 class FleetplanSettings(ControllerSettings):
     headroom_frac: float = settings_field(0.1, SHARE, "traffic that is added to the forecast", most=10.0)
-    hold_s: float = settings_field(300.0, SECONDS, "the largest size of this time counts", most=86400.0)
+    hold_s: float = settings_field(
+        300.0, SECONDS, "it shrinks to the largest size wanted within this time", most=86400.0
+    )
     drain_s: float = settings_field(
         10.0, SECONDS, "time in which waiting prompts are served; 0: not counted", most=3600.0
     )

@@ -164,7 +164,7 @@ TABLE: tuple[ControllerRow, ...] = (
         (*_RATE, *_LENGTHS),
         wva_queue.WvaQueueSettings,
         wva_queue.WvaQueue,
-        "llm-d VariantAutoscaling and its HPA",
+        "none: llm-d's autoscaler of old",
         "llm-d/llm-d-workload-variant-autoscaler@56a651b",
         _combinations(margin=(0.8, 1.0, 1.2), tolerance=("0 %", "10 %"), up_window=("0 s", "240 s")),
         needs=("engines", "ttft_s", "tpot_s"),

@@ -48,6 +48,9 @@ SLICES_OF_FRONTIER = 3.5  # Slices per point of the frontier's grid, as counted 
 GAP_FRAC = 0.003  # The master is solved to this share of its optimum, because only its bound is used.
 LONGEST_SOLVE_S = 30.0
 SAME_FRAC = 1e-6  # Costs that differ by less than this share count as equal.
+LEAST_POINTS = 4.0  # Of the frontier's grid in a window, however little work it may take.
+ROUNDING_S = 1e-6  # Points of a grid that are nearer than this are one.
+FIRST_STRIDES = 16  # Cuts are shortened by this many times their precision at first, then by twice as much.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,7 +163,7 @@ def _frontier(slices: _Slices, deadline: float) -> list[Needs]:
         if slices.work > FRONTIER_SHARE * slices.most_work or time.monotonic() > deadline:
             break
         start_s, end_s = runs.windows_s[window], runs.windows_s[window + 1]
-        step_s = float(end_s - start_s) / min(max(points, 4.0), 1 / STEP_FRAC)
+        step_s = float(end_s - start_s) / min(max(points, LEAST_POINTS), 1 / STEP_FRAC)
         cuts += _stretches(slices, window, c, n, step_s)
         cuts += _pairs_of_stretches(slices, window, c, n, step_s)
     return cuts
@@ -182,7 +185,7 @@ def _windows_with_too_few(slices: _Slices) -> list[tuple[int, int, int]]:
 def _stretches(slices: _Slices, window: int, c: int, n: int, step_s: float) -> list[Needs]:
     """The shortest stretches in which n workers are too few for a window, between points of a grid."""
     from_s, to_s = slices.span_s(window)
-    points = np.append(np.arange(from_s, to_s - 1e-6, step_s), to_s).tolist()
+    points = np.append(np.arange(from_s, to_s - ROUNDING_S, step_s), to_s).tolist()
 
     def fails(first: int, last: int) -> bool:
         return first < last and slices.misses(window, [(points[first], points[last], c, n)])
@@ -202,7 +205,7 @@ def _pairs_of_stretches(slices: _Slices, window: int, c: int, n: int, step_s: fl
     too few.
     """
     start_s, end_s = (float(each) for each in slices.runs.windows_s[window : window + 2])
-    points = np.append(np.arange(start_s, end_s - 1e-6, step_s), end_s).tolist()
+    points = np.append(np.arange(start_s, end_s - ROUNDING_S, step_s), end_s).tolist()
     end = len(points) - 1
 
     def needs(until: int, since: int) -> Needs:
@@ -292,7 +295,7 @@ def _shorten(slices: _Slices, window: int, needs: Sequence[Need], *, is_reversed
                     i: (first_s, last_s - by_s, c, n) if is_end else (first_s + by_s, last_s, c, n)
                 }
 
-            least_s, most_s, stride_s = 0.0, end_s - begin_s, 16 * slices.exact_s
+            least_s, most_s, stride_s = 0.0, end_s - begin_s, FIRST_STRIDES * slices.exact_s
             while least_s + stride_s < most_s and fails(shorter(least_s + stride_s)):
                 least_s, stride_s = least_s + stride_s, 2 * stride_s
             most_s = min(most_s, least_s + stride_s)

@@ -24,7 +24,7 @@ from planner.traffic.trace import Trace, judged_span_s
 from planner.units import show_s
 
 SAMPLE = "busiest 10 min"
-RUNGS = 12  # Rates of the table, equally spaced.
+RUNGS = 12  # Rates of the table, equally spaced; between two the pools are sized for the higher.
 ABOVE_FRAC = 0.3  # The highest rate of the table is this share above the highest rate of the traffic.
 MANY_SEQUENCES = 64  # The second point of the straight line through decode step times.
 LEAST_REQUESTS = 200  # A smaller sample says too little about a percentile, so its rate is left out.
@@ -73,7 +73,7 @@ def engine_profile(worker: WorkerType, context_tokens: int) -> EngineProfile:
         sum(part) for part in zip(*(each.per_step_s(worker.tp) for each in worker.host), strict=True)
     )
     full = worker.max_num_batched_tokens
-    first_s, full_s = (float(worker.latency.prefill_s(n, full)) for n in (1, full))
+    first_s, full_s = (float(worker.latency.prefill_s(n, full)) for n in (1, full))  # One step each.
     token_s = (full_s - first_s) / max(full - 1, 1)
     sequences = min(MANY_SEQUENCES, worker.max_num_seqs)
     alone_s, together_s = (float(worker.latency.step_s(n, decodes=n)) for n in (1, sequences))

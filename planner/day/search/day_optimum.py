@@ -56,8 +56,10 @@ REPAIR_STEPS = 2
 MOST_REPAIRS = 8
 # Where whole hours are paid, gaps between two lives of a worker are filled for either of these drain times.
 FILL_DRAINS_S = (30.0, 120.0)
-# Costs that differ by less than this share count as equal.
+# Costs that differ by less than this share count as equal: the master's. Of the simulated bills and of the
+# sequences that are walked only rounding errors are left out.
 SAME_FRAC = 2e-6
+BILL_ROUNDING_FRAC, WALK_ROUNDING_FRAC = 1e-12, 1e-9
 # Each solution of the master may take at least this long.
 LEAST_SOLVE_S = 1.0
 
@@ -142,7 +144,7 @@ class _DaySearch:
         """Simulate a day, and keep it as the best where it holds, fits the stock and costs less."""
         day = self.runs.simulate_day(workers)
         is_allowed = day.fits and pool_sizes.is_within_stock(self.terms, workers)
-        if day.holds and is_allowed and day.usd < self.best_usd * (1 - 1e-12):
+        if day.holds and is_allowed and day.usd < self.best_usd * (1 - BILL_ROUNDING_FRAC):
             self.best = day
         return day
 
@@ -451,7 +453,7 @@ def _simulate_all_cheaper(search: _DaySearch) -> bool:
         workers = np.array(each, np.int64).reshape(terms.shape)
         usd = pool_sizes.cost_usd(terms, workers)
         if (
-            usd < search.best_usd * (1 - 1e-9)
+            usd < search.best_usd * (1 - WALK_ROUNDING_FRAC)
             and (pool_sizes.ready_workers_at_no_cost(terms, workers) == workers).all()
         ):
             cheaper[workers.tobytes()] = usd, workers
@@ -461,6 +463,7 @@ def _simulate_all_cheaper(search: _DaySearch) -> bool:
     for usd, workers in sorted(cheaper.values(), key=lambda each: -each[0]):
         if search.out_of_time():
             return False
-        if usd < search.best_usd * (1 - 1e-9) and pool_sizes.is_within_stock(terms, workers):
+        is_cheaper = usd < search.best_usd * (1 - WALK_ROUNDING_FRAC)
+        if is_cheaper and pool_sizes.is_within_stock(terms, workers):
             search.simulate_day(workers)
     return True

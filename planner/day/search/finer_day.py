@@ -49,6 +49,7 @@ MOST_ROUNDS = 4  # Shortening goes through all lives at most this often.
 MOST_WORK = 25_000_000
 MOST_SLICES_PER_WINDOW = 300
 ENOUGH_EXCESS = -0.02  # A repair gains nothing by making the `excess` of a window smaller than this.
+LEAST_LATE_FRAC = 1e-3  # The `excess` of a limit that (nearly) no request may miss is a share of this.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +89,8 @@ Lives = dict[tuple[int, int], list[Life]]
 
 
 class _LifeSearch:
+    """Changes lives and simulates the windows that this touches, within a limit of work."""
+
     def __init__(self, runs: DayRuns, deadline: float):
         self.runs, self.windows_s, self.deadline = runs, runs.windows_s.tolist(), deadline
         self.window_s = float(np.diff(runs.windows_s).max())
@@ -200,7 +203,7 @@ class _LifeSearch:
             shares.append((window_of, attained_frac))
         excess = -1.0
         for verdict, frac in shares:
-            above = (frac - verdict.kept_frac) / max(1 - frac, 1e-3)
+            above = (frac - verdict.kept_frac) / max(1 - frac, LEAST_LATE_FRAC)
             # Few requests round: the verdict decides on which side of zero the share lies.
             excess = max(excess, min(above, -1e-9) if verdict.holds else max(above, 1e-9))
         return excess
@@ -256,6 +259,7 @@ class _LifeSearch:
         return self.joined(more)
 
     def _with(self, lives: Lives, key: tuple[int, int], i: int, instead: list[Life]) -> Lives:
+        """The lives with `instead` in place of life number `i` of one worker."""
         own = lives[key]
         return self.joined(lives | {key: [*own[:i], *instead, *own[i + 1 :]]})
 
@@ -292,7 +296,7 @@ class _LifeSearch:
         return lives
 
     def _shorter(self, lives: Lives, key: tuple[int, int], i: int, *, is_end: bool) -> Lives:
-        """With the life's end as early, or its beginning as late, as windows allow. The step doubles while
+        """The lives with one end as early, or one beginning as late, as windows allow. The step doubles while
         they hold; after the first failure the rest is halved.
         """
         begin_s, end_s = lives[key][i]
@@ -312,8 +316,8 @@ class _LifeSearch:
         return best
 
     def _parted(self, lives: Lives, key: tuple[int, int], i: int) -> Lives:
-        """With a pause in a life, a little longer than a start-up (a shorter one saves nothing), if windows
-        hold with it.
+        """The lives with a pause in one, a little longer than a start-up (a shorter one saves nothing), if
+        windows hold with it.
         """
         (begin_s, end_s), step_s = lives[key][i], NEW_FRAC * self.window_s
         pause_s = self.runs.terms.pools[key[0]].start_s + step_s / 2

@@ -26,10 +26,10 @@ from planner.traffic.scaling import rescale
 from planner.traffic.trace import Trace
 
 Floats = npt.NDArray[np.float64]
-MOST_WINDOWS = 72
-LEAST_WINDOWS = 8
+MOST_WINDOWS = 72  # Each takes several simulations, so more would take too long.
+LEAST_WINDOWS = 8  # Through fewer points no rule is fitted.
 LEAST_REQUESTS = 200  # A window with fewer says too little of a percentile.
-SPANS_S = (15.0, 60.0, 600.0)
+SPANS_S = (15.0, 60.0, 600.0)  # From a short burst to a whole window.
 COVERED = 0.9  # The share of windows that a rule has enough workers for.
 # The busiest windows are simulated with so many times their traffic. Without these a rule took one worker
 # more for any load above the highest seen: 13 % above the optimum on a day of one prefill and one decode
@@ -85,7 +85,9 @@ def _spread_windows(trace: Trace, window_s: float) -> list[Trace]:
 
 
 def _busiest_with_more_traffic(parts: Sequence[Trace], engine: EngineProfile, window_s: float) -> list[Trace]:
-    """The windows of the highest load, each with MORE_TRAFFIC times its own requests."""
+    """The windows of the highest load, each with MORE_TRAFFIC times its own requests. Here `engine` only
+    ranks windows, as if it did prefill and decode.
+    """
     by_load = sorted(parts, key=lambda part: -_peak_load(part, engine, "mixed", window_s, window_s))
     return [
         rescale(part, times * len(part) / max(part.duration_s, 1.0), rng=np.random.default_rng(number))
@@ -128,7 +130,7 @@ def _fit_rule(
         needs_more_frac = IsotonicRegression(out_of_bounds="clip").fit(loads, needed > n).predict(ordered)
         first = int(np.searchsorted(needs_more_frac, 1 - COVERED, side="right"))
         edge = (n - offset) / slope if slope > 0 else float("inf")
-        if first == 0:
+        if first == 0:  # More than n are needed at every load.
             edge = min(edge, 0.0)
         elif first < len(ordered):
             edge = min(edge, float(ordered[first - 1 : first + 1].mean()))
@@ -148,6 +150,7 @@ def _covering_line(loads: Floats, needed: npt.NDArray[np.int64]) -> tuple[float,
     is fitted.
     """
     n = len(loads)
+    # Variables: the slope (>= 0), the offset, and how far each point lies above and below the line (>= 0).
     weights = np.concatenate(([0.0, 0.0], np.full(n, COVERED), np.full(n, 1 - COVERED)))
     line = np.column_stack((loads, np.ones(n), np.eye(n), -np.eye(n)))
     bounds = [(0.0, None), (None, None), *[(0.0, None)] * (2 * n)]

@@ -37,6 +37,7 @@ def joint_terms(each: Sequence[DayTerms], stock: Mapping[str, int], step_s: floa
             f"llms: the traffic of one ends after {first_s:g} s, that of another after {last_s:g} s; give "
             "all of them the same span (traffic: window)"
         )
+    # Less a rounding error, so that a whole number of steps gets no further step.
     steps = max(int(np.ceil(first_s / step_s - 1e-9)), 1)
     edges_s = np.append(np.arange(steps) * step_s, first_s)
     pools = tuple(pool for terms in each for pool in terms.pools)
@@ -91,7 +92,13 @@ class JointRuns:
         if self.terms.is_paid_all_day:
             all_day_usd = _busiest_usd_per_s(each_llm) * float(self.terms.edges_s[-1])
             total_usd, of_slo_usd = max(total_usd, all_day_usd), max(of_slo_usd, all_day_usd)
-        return LeastPaid(total_usd, of_slo_usd, np.zeros(1), np.zeros(0), np.zeros(0))
+        return LeastPaid(
+            total_usd,
+            of_slo_usd,
+            edges_s=np.zeros(1),
+            in_stretch_usd=np.zeros(0),
+            from_stretch_usd=np.zeros(0),
+        )
 
     def simulate_day(self, workers: Ints) -> DayRun:
         parts = [
@@ -106,12 +113,12 @@ class JointRuns:
         missed = [self._first_window[m] + v for m, part in enumerate(parts) for v in part.missed]
         return DayRun(
             workers,
-            parts[0].run,
-            billed_usd(self.terms, lives),
-            tuple(missed),
-            all(part.holds for part in parts),
-            lives_within_stock(self.terms, lives),
-            tuple(parts),
+            run=parts[0].run,
+            usd=billed_usd(self.terms, lives),
+            missed=tuple(missed),
+            holds=all(part.holds for part in parts),
+            fits=lives_within_stock(self.terms, lives),
+            parts=tuple(parts),
         )
 
     def misses_window(self, workers: Ints, window: int, first: int) -> bool:
