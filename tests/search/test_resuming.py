@@ -189,13 +189,13 @@ def test_a_full_disk_ends_no_run(tmp_path: Path, at_once: None, monkeypatch: pyt
 
     monkeypatch.setattr(resuming, "write_file", full)
     decided = Decided(tmp_path, "q")
-    decided.add("a", holds=True, seen=3)
-    assert decided.look_up("a") == (True, 3) and not list(tmp_path.iterdir())
+    decided.add(("a",), traffic(), Slo((Limit("ttft", 0.9, 1.0),)), holds=True, seen=3)
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_written_before_five_minutes(tmp_path: Path) -> None:
     decided = Decided(tmp_path, "q")
-    decided.add("a", holds=True, seen=3)
+    decided.add(("a",), traffic(), Slo((Limit("ttft", 0.9, 1.0),)), holds=True, seen=3)
     assert not list(tmp_path.iterdir())
 
 

@@ -25,7 +25,7 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.search.oracle import deterministic_parallel
 from planner.search.oracle.fleet_counts import Counts, Named, may_hand_over, names_of, objective
-from planner.search.oracle.resuming import Decided, answer_name
+from planner.search.oracle.resuming import Decided
 from planner.search.oracle.scenarios import Scenario
 from planner.search.oracle.simulation_queries import KEPT_REQUESTS, Asker, SimulationQuery
 from planner.search.oracle.stopping import StoppedError
@@ -561,15 +561,12 @@ class Oracle:
         self._queried.add(key)
 
         def find() -> bool:
-            name, kept = None, None
-            if decided is not None:
-                question = (self.llm, self.network, self.policies, self.of_pairs, self.step_time_sigmas, own)
-                name = answer_name(question, self._traffic, slo)
-                kept = None if name is None else decided.look_up(name)
+            question = (self.llm, self.network, self.policies, self.of_pairs, self.step_time_sigmas, own)
+            kept = None if decided is None else decided.look_up(question, self._traffic, slo)
             simulated = self._with_spread(fleet())
             holds, seen = kept or self._asker.answer(SimulationQuery(simulated, slo, **query))
-            if kept is None and decided is not None and name is not None:
-                decided.add(name, holds=holds, seen=seen)
+            if kept is None and decided is not None:
+                decided.add(question, self._traffic, slo, holds=holds, seen=seen)
             cost = LEAST_EFFORT + request_effort(simulated) * seen
             with self._lock:
                 self._effort += cost

@@ -27,23 +27,35 @@ from planner import __version__
 from planner.domain import Slo
 from planner.errors import InputError, PlannerError
 from planner.files.checked_files import write_file
-from planner.search.oracle.scenarios import Scenario
+from planner.search.oracle.scenarios import Scenario, Scenarios
 from planner.simulator.numba_compile import SOURCES
 from planner.traffic.trace import Trace
 
 NAME = "resume.json"
 FROM_S, EVERY_S = 300.0, 60.0  # A shorter run is sooner done again than resumed.
 
+Place = str | tuple[Scenarios, int]
+"""Which traffic a simulation had: the digest of a trace, or a scenario by its number."""
+
+Query = tuple[tuple[object, ...], Slo, Place]
+"""What one answer is of: the question that a simulation depends on, the SLO, and the traffic."""
+
 _digests: weakref.WeakKeyDictionary[Trace, str] = weakref.WeakKeyDictionary()
 
 
 class Decided:
-    """The answers of one question's simulations, in the folder of its plan; safe for threads."""
+    """The answers of one question's simulations, in the folder of its plan; safe for threads.
+
+    An answer gets its name, a digest that takes longer than short simulations do, when the file is written:
+    most runs end before. Names are looked up only where a file was loaded.
+    """
 
     def __init__(self, folder: Path, question: str) -> None:
         self.path, self.question = folder / NAME, question
         self.known_answers = 0  # how many answers were looked up and known
         self._known: dict[str, tuple[bool, int]] = {}
+        self._unnamed: list[tuple[Query, tuple[bool, int]]] = []
+        self._is_loaded = False
         self._written_s = time.monotonic() + FROM_S - EVERY_S  # so that the first writing is due at FROM_S
         self._lock, self._writing = threading.Lock(), threading.Lock()
 
@@ -66,24 +78,38 @@ class Decided:
                 f"--resume: {self.path} is of another question, trace, seed or version of fleetplan; run "
                 "without --resume, or name another folder with -o"
             )
-        self._known = kept
+        self._known, self._is_loaded = kept, True
 
-    def look_up(self, name: str) -> tuple[bool, int] | None:
-        """Whether the SLO is kept, and how many requests were simulated to see it; None if not known."""
+    def look_up(
+        self, question: tuple[object, ...], traffic: Trace | Scenario, slo: Slo
+    ) -> tuple[bool, int] | None:
+        """Whether the SLO is kept, and how many requests were simulated to see it; None if no file that was
+        loaded says so.
+        """
+        if not self._is_loaded or (name := answer_name(question, traffic, slo)) is None:
+            return None
         with self._lock:
             known = self._known.get(name)
             self.known_answers += known is not None
         return known
 
-    def add(self, name: str, *, holds: bool, seen: int) -> None:
+    def add(
+        self, question: tuple[object, ...], traffic: Trace | Scenario, slo: Slo, *, holds: bool, seen: int
+    ) -> None:
         """Keep one more answer; where the file cannot be written, the next writing tries again."""
+        # A scenario holds its requests, and the digest of a trace takes one hash: neither stays in memory.
+        place = (traffic.source, traffic.number) if isinstance(traffic, Scenario) else trace_digest(traffic)
         with self._lock:
-            self._known[name] = (holds, seen)
+            self._unnamed.append(((question, slo, place), (holds, seen)))
             if time.monotonic() < self._written_s + EVERY_S:
                 return
             self._written_s = time.monotonic()
         with self._writing:  # One thread after the other, so that an older text never replaces a newer one.
             with self._lock:
+                unnamed, self._unnamed = self._unnamed, []
+            named = {_name_of(*query): answer for query, answer in unnamed}
+            with self._lock:
+                self._known |= {name: answer for name, answer in named.items() if name is not None}
                 text = json.dumps({"question": self.question, "known": self._known})
             self._write(text)
 
@@ -107,8 +133,16 @@ def question_digest(document: Mapping[str, Any], trace: Trace, seed: int, *quest
 
 def answer_name(question: tuple[object, ...], traffic: Trace | Scenario, slo: Slo) -> str | None:
     """The digest under which an answer is kept; None where the `repr` of the question is incomplete."""
+    place = (traffic.source, traffic.number) if isinstance(traffic, Scenario) else trace_digest(traffic)
+    return _name_of(question, slo, place)
+
+
+def _name_of(question: tuple[object, ...], slo: Slo, place: Place) -> str | None:
+    """As `answer_name`."""
     text = repr((question, slo))
-    return None if _is_incomplete(text) else _digest(text, traffic_digest(traffic))
+    if _is_incomplete(text):
+        return None
+    return _digest(text, place if isinstance(place, str) else _scenario_digest(*place))
 
 
 def _is_incomplete(text: str) -> bool:
@@ -116,14 +150,11 @@ def _is_incomplete(text: str) -> bool:
     return " at 0x" in text or "..." in text
 
 
-def traffic_digest(traffic: Trace | Scenario) -> str:
-    """A digest of a trace, or of what a scenario is drawn from, so that it need not be drawn."""
-    if isinstance(traffic, Trace):
-        return trace_digest(traffic)
-    scenarios = traffic.source
+def _scenario_digest(scenarios: Scenarios, number: int) -> str:
+    """A digest of what a scenario is drawn from, so that it need not be drawn."""
     if scenarios.trace is None or _is_incomplete(words := scenarios.words()):
-        return trace_digest(traffic.trace)
-    return _digest(words, traffic.number, trace_digest(scenarios.trace), scenarios.trace.coarse_s)
+        return trace_digest(scenarios[number].trace)
+    return _digest(words, number, trace_digest(scenarios.trace), scenarios.trace.coarse_s)
 
 
 def trace_digest(trace: Trace) -> str:
