@@ -299,11 +299,11 @@ def show_span_of(job: Job) -> str:
 
 def _standing(job: Job) -> str:
     """The one best fleet so far, what bounds it, and how much was simulated; of the search on paper, whose
-    answer then stands below.
+    answer then stands below. With the objective throughput, which has no unit here, the phase names the rate.
     """
     if job.standing is None:
         return "no fleet was simulated yet"
-    if job.first is not None:
+    if job.first is not None or not job.unit:
         return f"{job.standing['simulations']:,} simulations"
     best, bound, unit = job.standing["best"], job.standing["bound"], job.unit
     progress_text = "no fleet found yet" if best is None else f"best fleet on paper so far {best:,.2f}{unit}"

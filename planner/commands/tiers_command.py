@@ -33,13 +33,13 @@ def tiers(
     from planner.api.inputs import read_catalog
     from planner.api.questions import read_task
     from planner.documents.kv_tiers import read_kv_tiers
-    from planner.studies import tier_study
+    from planner.studies.tier_study import choose_tiers
 
     with Progress() as progress, at_work(executor, address):
         known = read_catalog(catalog)
         study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
         task = read_task(slo, known).task()
-        choices = tier_study.choose_tiers(study, task, read_kv_tiers(catalog))
+        choices = choose_tiers(study, task, read_kv_tiers(catalog))
     if json_output:
         print_json(tiers_document(choices))
         return
@@ -54,16 +54,21 @@ def tiers(
     ]
     print_rows(even, "break-even of a prefix")
     console = stdout_console(soft_wrap=True)
-    saved = 1 - choices.best.usd_per_h / choices.without.usd_per_h
-    against = (
-        "nothing keeps the SLO without tiers"
-        if math.isinf(choices.without.usd_per_h)
-        else f"{100 * saved:.1f} % less than without"
-    )
-    console.print(
-        f"Best: {tier_study.show_sizes(choices.best.sizes)}, {choices.best.usd_per_h:,.2f} USD/h, {against}",
-        markup=False,
-    )
+    console.print(best_line(choices), markup=False)
+
+
+def best_line(choices: TierStudy) -> str:
+    """The best tiers in one sentence, with what they save against none."""
+    from planner.studies.tier_study import show_sizes
+
+    best, without = choices.best, choices.without
+    if best is without:
+        return f"Best: no tier, {best.usd_per_h:,.2f} USD/h; none of the tiers saves more than it costs"
+    paid = f"Best: {show_sizes(best.sizes)}, {best.usd_per_h:,.2f} USD/h"
+    if math.isinf(without.usd_per_h):
+        none = "no fleet keeps" if without.is_exhausted else "no fleet was found that keeps"
+        return f"{paid}; without tiers {none} the SLO"
+    return f"{paid}, {100 * (1 - best.usd_per_h / without.usd_per_h):.3g} % less than without tiers"
 
 
 def _cells(row: TierAnswer, choices: TierStudy) -> dict[str, Any]:

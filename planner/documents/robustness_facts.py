@@ -103,7 +103,8 @@ class Around:
 
     `futures` is the number of scenarios of a plan's test, of which `may_miss` may be missed; 0: only the
     traffic as written counts. `more_traffic` is None if not simulated. `left_out` names the parts for which
-    time was too short.
+    the time was too short, or that take more requests than may be simulated around a plan in any time;
+    `is_out_of_time` says that the time was over for one of them.
     """
 
     futures: int
@@ -116,3 +117,4 @@ class Around:
     prices: tuple[PriceTurns, ...]
     simulations: int
     left_out: tuple[Part, ...] = ()
+    is_out_of_time: bool = False

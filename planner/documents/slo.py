@@ -7,7 +7,7 @@ metrics.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,8 +107,9 @@ def _parse_guarantees(document: Any, where: str) -> tuple[ServiceGuarantee, ...]
 
 def _parse_limits(lines: Mapping[str, Any], where: str, selector: Selector | None = None) -> Iterator[Limit]:
     """The lines of the SLO, or of the class that `selector` selects."""
-    other_keys = OTHER_KEYS if selector is None else CLASS_KEYS
-    for metric, percentile_frac, name, value in _percentile_lines(lines, where, other_keys=other_keys):
+    other_keys, metrics = (OTHER_KEYS, METRICS) if selector is None else (CLASS_KEYS, OF_REQUESTS)
+    rows = _percentile_lines(lines, where, other_keys=other_keys, metrics=metrics)
+    for metric, percentile_frac, name, value in rows:
         limit_s = read_positive(value, "s", f"{where}: {metric} {name}")
         yield Limit(metric, percentile_frac, limit_s, selector)
 
@@ -241,18 +242,22 @@ def parse_slowdowns(document: Any, reference: Any, *, where: str) -> Slowdowns:
 
 
 def _percentile_lines(
-    lines: Mapping[str, Any], where: str, *, other_keys: tuple[str, ...] = ()
+    lines: Mapping[str, Any],
+    where: str,
+    *,
+    other_keys: tuple[str, ...] = (),
+    metrics: Collection[str] = METRICS,
 ) -> list[tuple[Metric, float, str, Any]]:
     """(metric, percentile as a share, percentile as written, value) of every line, in the order given; keys
-    in `other_keys` are left out.
+    in `other_keys` are left out. The metrics are of `metrics`.
     """
     lines_by_percentile: dict[tuple[Metric, float], tuple[Metric, float, str, Any]] = {}
     for key, value in lines.items():
         if key in other_keys:
             continue
         metric, percentile = _split_key(str(key))
-        if metric not in METRICS:
-            refuse_unknown({key: value}, (*METRICS, *other_keys), where, OTHER_NAMES)
+        if metric not in metrics:
+            refuse_unknown({key: value}, (*metrics, *other_keys), where, OTHER_NAMES)
         if not percentile and (not isinstance(value, Mapping) or not value):
             raise refused_value(f"{where}: {key}", "expected percentiles such as {p90: 2 s}", value)
         for written, limit in {percentile: value}.items() if percentile else value.items():

@@ -64,10 +64,12 @@ def charts(plan: Plan) -> str:
         text = "What fewer workers and more traffic would do was not simulated with this plan: plan again."
     elif robustness.left_out:
         missing = ", ".join(PARTS_TEXT[part] for part in robustness.left_out)
-        text = (
-            f"Not simulated, as it takes too many requests or the time was over: {missing}. A part of the "
-            "traffic (traffic: window) or a longer --time-limit leaves room for it."
+        why, remedy = (
+            ("the time was over", "a longer --time-limit")
+            if robustness.is_out_of_time
+            else ("it takes too many requests", "a part of the traffic (traffic: window)")
         )
+        text = f"Not simulated, as {why}: {missing}. What leaves room for it is {remedy}."
     else:
         text = ""
     note = f"<p class=note>{escape(text)}</p>" if text else ""

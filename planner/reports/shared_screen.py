@@ -241,10 +241,19 @@ def fragment(plan: SharedPlan) -> str:
 
 
 def _left_out(plan: SharedPlan) -> str:
-    cut_short = [
-        name
-        for name, llm_plan in plan.plans.items()
-        if llm_plan.certificate.around is not None and llm_plan.certificate.around.left_out
-    ]
-    text = f"Not all was simulated around {listed(cut_short)}, for want of time; raise --time-limit."
-    return f"<p class=note>{escape(text)}</p>" if cut_short else ""
+    around = {name: each.certificate.around for name, each in plan.plans.items()}
+    notes = []
+    for is_out_of_time, why in (
+        (True, "for want of time; raise --time-limit"),
+        (False, "as it takes too many requests; a part of the traffic (traffic: window) leaves room"),
+    ):
+        names = [
+            name
+            for name, each in around.items()
+            if each is not None and each.left_out and each.is_out_of_time == is_out_of_time
+        ]
+        if names:
+            notes.append(
+                f"<p class=note>{escape(f'Not all was simulated around {listed(names)}, {why}.')}</p>"
+            )
+    return "".join(notes)

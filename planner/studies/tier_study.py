@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.documents.kv_offload_settings import check_offloaded
 from planner.documents.kv_tiers import KvTier
 from planner.documents.task import PlanQuestion
 from planner.domain import KV_BLOCK_TOKENS
@@ -135,14 +136,15 @@ def with_tiers(task: PlanQuestion, sizes: TierSizes, tiers: Mapping[str, KvTier]
 def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) -> TierStudy:
     """The best sizes of the tiers; each search has an equal part of the work that the study may take.
 
-    Raises InputError for a question without prefix caches or whose objective is not cost, InfeasibleError
-    where no fleet keeps the SLO with any choice.
+    Raises InputError for a question without prefix caches, whose objective is not cost, or with what is not
+    simulated beside tiers; InfeasibleError where no fleet keeps the SLO with any choice.
     """
     if not task.policies.prefix_cache:
         raise InputError("policies: prefix_cache: tiers keep what leaves prefix caches; write true")
     if task.objective != "cost":
         raise InputError(f"objective: {task.objective}: tiers are weighed by cost; write cost")
     llm = study.catalog.served_llm(task.llm)
+    _refuse_beside_tiers(task, llm)
     grid = tier_grid(tiers, may_share=is_common(llm, (1, 2)))
     work_s = study.work_limit_s / max(grid.most_answers, 1)
     answers: dict[TierSizes, TierAnswer] = {}
@@ -168,6 +170,18 @@ def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) 
         )
     types = [pool.type for pool in best.fleet.running_pools if pool.role != "decode"]
     return TierStudy(tuple(answers.values()), best, tuple(_break_evens(llm, types, tiers)))
+
+
+def _refuse_beside_tiers(task: PlanQuestion, llm: Llm) -> None:
+    """Raise InputError for what is not simulated with KV offload, as a question with `kv_offload` does."""
+    check_offloaded(llm, "KV tiers")
+    for where, is_asked in (
+        ("fleet: pp", any(stages > 1 for stages in task.stages)),
+        ("engine: speculative", any(each is not None for each in task.speculations)),
+        ("lora", task.lora is not None),
+    ):
+        if is_asked:
+            raise InputError(f"{where}: is not simulated with KV tiers; leave it out")
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,11 @@ def test_a_rate_that_was_found_is_in_the_answer_wherever_the_time_ends(
 
     found = plan(TASK, TRACE, CATALOG, time_limit_s=1000.0, conditions=Conditions(progress=hear))
     assert found.throughput is not None and found.throughput.refuted_rps is None
-    assert f"most traffic: {found.throughput.rate_rps:g} requests/s" in told
+    tried = [f"most traffic: trying {found.throughput.rate_rps:g} requests/s, " in said for said in told]
+    assert any(tried)
+    # What is found is the rate; costs are told of only beside it.
+    after = [said for said in told if "USD/h" in said]
+    assert all(said.startswith(f"{found.throughput.rate_rps:g} requests/s found; ") for said in after)
     assert found.verdict.holds and found.fleet.gpus <= MOST
     assert found.status in ("best found", "not for production")
 

@@ -43,6 +43,7 @@ from planner.search.problem.stages import Stage, Urgent
 from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
 from planner.search.production.kept_policies import production_of_policies
 from planner.search.production.most_traffic import (
+    at_rate,
     falling_rates,
     find_most_kept_traffic,
     find_most_traffic,
@@ -116,7 +117,7 @@ def _plan(
         throughput, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=until)
         task = task_at_rate(task, trace, throughput.rate_rps, seed)
         start = [fleet]
-        conditions = _with_least_time(conditions)
+        conditions = at_rate(_with_least_time(conditions), throughput.rate_rps)
     with time_limit(LEAST_SEARCH_S, grace=True) if throughput is not None else nullcontext():
         searched = search_llm(
             task,
@@ -206,7 +207,7 @@ def _plan_at_rates(
     production = None
     for attempt, throughput in enumerate(falling_rates(rates), start=1):
         task_now = task_at_rate(task, trace, throughput.rate_rps, seed)
-        conditions_now = _with_least_time(conditions)
+        conditions_now = at_rate(_with_least_time(conditions), throughput.rate_rps)
         searched = search_llm(task_now, trace, catalog, seed=seed, conditions=conditions_now, start=[fleet])
         problem, paper = best_of(searched)
         trial = pick_known_fleet_and_test(problem, paper, fleet) if is_kept else None

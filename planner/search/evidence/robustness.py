@@ -77,6 +77,7 @@ class _RobustnessSearch:
     best: Counts
     priced: tuple[tuple[str, Fleet], ...]
     left_out: list[Part] = field(default_factory=list)
+    is_out_of_time: bool = False  # Whether the time was over for one of these.
     oracles: list[Oracle] = field(default_factory=list)  # One per scenario; one alone without.
     may_miss: int = 0  # Scenarios of these that the fleet may miss by `safety: kept_in`.
     spent: float = 0.0  # Simulated requests, of those that `_budget_requests` allows.
@@ -110,6 +111,7 @@ class _RobustnessSearch:
             prices=find_price_turns(problem.oracle.fleet(self.best), self.priced),
             simulations=self.simulations,
             left_out=tuple(self.left_out),
+            is_out_of_time=self.is_out_of_time,
         )
 
     def _scenario_count(self) -> int:
@@ -125,7 +127,9 @@ class _RobustnessSearch:
 
     def _may_go_on(self, part: Part, requests: float) -> bool:
         """Whether the clock and the budget allow this many requests; else the part is noted as left out."""
-        if not self.problem.out_of_time() and self.spent + requests <= self._budget_requests():
+        if self.problem.out_of_time():
+            self.is_out_of_time = True
+        elif self.spent + requests <= self._budget_requests():
             return True
         if part not in self.left_out:
             self.left_out.append(part)
@@ -136,6 +140,7 @@ class _RobustnessSearch:
         try:
             return find()
         except StoppedError:
+            self.is_out_of_time = True
             if part not in self.left_out:
                 self.left_out.append(part)
             return None

@@ -35,6 +35,12 @@ class Stage(str):
         stage.done_frac = BEGINS[name]
         return stage
 
+    def with_prefix(self, prefix: str) -> Stage:
+        """The same stage, with words before its text."""
+        stage = super().__new__(type(self), f"{prefix}{self}")
+        stage.done_frac = self.done_frac
+        return stage
+
 
 class Urgent(str):
     """A progress message that is shown at once; others wait until the work has taken a while."""

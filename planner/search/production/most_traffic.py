@@ -9,7 +9,7 @@ the fleet (certify.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,6 +26,7 @@ from planner.search.oracle.traffic_request import requested_traffic
 from planner.search.oracle.work_clock import ended_by, is_over
 from planner.search.problem import plan_problem
 from planner.search.problem.build_problem import build_problem
+from planner.search.problem.stages import Stage
 from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, with_search_limit
 from planner.traffic.scaling import same_requests
 from planner.traffic.trace import Trace
@@ -166,10 +167,11 @@ def find_most_traffic(
     """
     quiet = plan_problem.Conditions(conditions.deadline, answers=conditions.answers)
     known: list[Fleet] = []
+    carried_rps: list[float] = []
 
     def find_fleet(rate_rps: float, workers_of: Fleet | None, *, any_mix: bool) -> Fleet | None:
         rate_task = task_at_rate(task, trace, rate_rps, seed)
-        conditions.progress(f"most traffic: {rate_rps:g} requests/s")
+        conditions.progress(_climb_in_words("most traffic", rate_rps, carried_rps))
         whole_problem = with_relaxation(
             lambda: build_problem(rate_task, trace, catalog, seed=seed, conditions=quiet)
         )
@@ -183,6 +185,7 @@ def find_most_traffic(
                 best = search_again(with_policy, known, is_mixed=True)
             if best is not None:
                 known[:] = [with_policy.oracle.fleet(best)]
+                carried_rps.append(rate_rps)
                 return known[0]
             is_exhausted &= level0.search.is_exhausted
         if not is_exhausted:
@@ -222,9 +225,10 @@ def find_most_kept_traffic(
         plan_problem.Conditions(conditions.deadline),
         {policies: [paper_fleet] for policies in task.policy_choices()},
     )
+    carried_rps: list[float] = []
 
     def find_fleet(rate_rps: float, workers_of: Fleet | None, *, any_mix: bool) -> Fleet | None:
-        conditions.progress(f"most traffic in production: {rate_rps:g} requests/s")
+        conditions.progress(_climb_in_words("most traffic in production", rate_rps, carried_rps))
         rate_task = task_at_rate(task, trace, rate_rps, seed)
         whole_problem = build_problem(rate_task, trace, catalog, seed=seed, conditions=quiet)
         problem = _restrict_to_workers(plan_problem.on_all_draws(whole_problem), workers_of)
@@ -241,6 +245,7 @@ def find_most_kept_traffic(
                 best = search_again(scenario_problem, start, is_mixed=True)
             if best is not None:
                 start.insert(0, scenario_problem.oracle.fleet(best))
+                carried_rps.append(rate_rps)
                 return start[0]
         if is_over(conditions.deadline):
             raise StoppedError
@@ -263,6 +268,25 @@ def find_most_kept_traffic(
         raise _no_rate_error(task, climb, conditions)
     rates = Throughput(climb.holds_rps, climb.refuted_rps, on_paper.rate_rps, on_paper.refuted_rps)
     return rates, climb.fleet
+
+
+def _climb_in_words(what: str, rate_rps: float, carried_rps: Sequence[float]) -> str:
+    """For progress: the rate that is tried now, and the highest one that was found to be carried."""
+    found = f"best so far {max(carried_rps):g}" if carried_rps else "none found yet"
+    return f"{what}: trying {rate_rps:g} requests/s, {found}"
+
+
+def at_rate(conditions: plan_problem.Conditions, rate_rps: float) -> plan_problem.Conditions:
+    """The same conditions, whose progress names the rate first: costs that it tells of are those of the
+    cheapest fleet for this rate, and the rate is what was asked for.
+    """
+    prefix = f"{rate_rps:g} requests/s found; "
+
+    def report(message: str) -> None:
+        is_stage = isinstance(message, Stage)
+        conditions.progress(message.with_prefix(prefix) if is_stage else type(message)(prefix + message))
+
+    return replace(conditions, progress=report)
 
 
 def _restrict_to_workers(problem: plan_problem.Problem, fleet: Fleet | None) -> plan_problem.Problem:
