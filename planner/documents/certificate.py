@@ -221,6 +221,8 @@ def read_certificate(row: Mapping[str, Any], values: Mapping[str, Any]) -> Certi
     level0 = math.inf if row["level0"] is None else row["level0"]
     facts_by_name = {name: _check_one_value_each(row[name], values[name], name) for name in IN_SENTENCES}
     around = row.get("around")  # Older certificates lack the key or some fields.
+    if around is not None:
+        around = {"is_out_of_time": False, **around}
     if around is not None and not {each.name for each in fields(Around)} <= around.keys():
         around = None
     routers = [{"kept_in": None, "passes": True, **each} for each in row["routers"]]

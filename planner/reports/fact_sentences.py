@@ -995,7 +995,8 @@ def _(fact: facts.CheaperMiss) -> str:
         left = "each misses the SLO as written or has too few workers for the work"
         return f"none of the {cheaper_fleets} is left: {left}"
     if fact.is_exact:
-        return f"each of the {cheaper_fleets} {misses}, exactly: all {fact.cheaper:,} were simulated"
+        all_of_them = f"all {fact.cheaper:,} were simulated, as written or in those scenarios"
+        return f"each of the {cheaper_fleets} {misses}, exactly: {all_of_them}"
     simulated = f"{fact.simulated:,}" if fact.cheaper is None else f"{fact.simulated:,} of {fact.cheaper:,}"
     return f"of the {cheaper_fleets} {simulated} were simulated, and each {misses}"
 

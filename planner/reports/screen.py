@@ -311,9 +311,9 @@ def _missed_text(plan: Plan, limits: Sequence[Limit]) -> str:
     """What is missed: the limits, or, where every one of them holds, what else the SLO may fail by."""
     if limits:
         return f"{_named(limits)} is missed"
-    if plan.slo.attainment_frac is not None or plan.slo.guarantees:
-        return "the SLO is missed"
-    return "the backlog grows or a request fits no worker"
+    others = [f"attainment {percent(frac)}"] if (frac := plan.slo.attainment_frac) is not None else []
+    others += ["a tenant's guarantee"] if plan.slo.guarantees else []
+    return f"{' or '.join(others)} is missed" if others else "the backlog grows or a request fits no worker"
 
 
 def _lost_text(plan: Plan, lost: Lost) -> str:

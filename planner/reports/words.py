@@ -296,8 +296,9 @@ def proof_lines(plan: Plan) -> list[str]:
     lines += [
         f"Lower bound over all fleets of these worker types, under any policy: {bound} {unit}, a gap of "
         f"{percent(certificate.gap_frac)} to {whose}; the assumptions say what it takes for granted.",
-        f"{'On paper: ' if certificate.answers else ''}{counted(certificate.simulations, 'simulation')}, "
-        f"{counted(certificate.cuts, 'cut')}, seed {certificate.seed}.",
+        f"{'On paper, without those of scenarios: ' if certificate.answers else ''}"
+        f"{counted(certificate.simulations, 'simulation')}, {counted(certificate.cuts, 'cut')}, "
+        f"seed {certificate.seed}.",
     ]
     return lines
 

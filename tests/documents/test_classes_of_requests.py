@@ -86,6 +86,10 @@ def test_with_classes_the_queue_goes_by_deadlines_and_fcfs_is_raced() -> None:
         ({"chat": {"match": {"input_tokens": {"from": 9, "to": 3}}, "deadline": "1 h"}}, "at least from, 9"),
         ({"chat": {"match": {"tenant": "a"}, "deadline": "1 h", "e2e": {"p90": "1 s"}}}, "keep one"),
         ({"chat": {"match": {"tenant": "a"}, "task": {"p90": "1 s"}}}, "is of tasks"),
+        (
+            {"chat": {"match": {"tenant": "a"}, "tfft": {"p90": "1 s"}}},
+            "ttft, tbt, tpot, e2e, match, deadline",
+        ),
         ({"chat": {"match": {"tenant": "a"}, "attainment": 0.9}}, "attainment"),
         ({"chat": {"match": {"tenant": "a"}, "deadline": "soon"}}, "deadline"),
     ],

@@ -373,8 +373,11 @@ def test_the_page_says_when_and_by_which_version_it_was_made() -> None:
 def test_what_there_was_no_time_for_is_said() -> None:
     plan = answered()
     around = replace(an_around(), more_traffic=None, left_out=("traffic",))
-    page = report.render_report(replace(plan, certificate=replace(plan.certificate, around=around)))
-    assert "or the time was over: more traffic in scenarios." in page
+    for is_out_of_time, why in ((True, "the time was over"), (False, "it takes too many requests")):
+        known = replace(around, is_out_of_time=is_out_of_time)
+        page = report.render_report(replace(plan, certificate=replace(plan.certificate, around=known)))
+        assert f"Not simulated, as {why}: more traffic in scenarios." in page
+        assert ("--time-limit" in page.partition("Not simulated, as")[2][:200]) == is_out_of_time
 
 
 def test_of_the_most_traffic_no_more_is_offered_for_a_price() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,6 +66,22 @@ def test_a_race_finds_what_searches_of_each_choice_find(seed: int) -> None:
     assert not raced.certificate.level0_exact
     replayed = simulate(raced.fleet, raced.trace, limits=raced.slo.limits)
     assert judge(replayed, raced.slo, values=False).holds
+
+
+@pytest.mark.parametrize("safety", ("none", {"kept_in": 0.9}))
+def test_of_equal_prices_the_queue_that_engines_have_is_taken(safety: object) -> None:
+    """By their deadlines (edf, searched first) one worker keeps both classes, as they come two do. Both are
+    one node, so a queue that needs a priority of every request gains nothing.
+    """
+    slo = {
+        "classes": {
+            name: {"match": {"tenant": name}, "ttft": {"p90": limit}}
+            for name, limit in (("a", "5 s"), ("b", "20 s"))
+        }
+    }
+    trace = replace(bursts(0, requests=200), tenant=np.arange(200) % 2, tenants=("a", "b"))
+    found = planned(trace, {}, slo=slo, safety=safety, fleet={"gpus": ["a100-80g"]})
+    assert found.fleet.policies.queue == "fcfs"
 
 
 def test_what_policies_are_worth_is_a_difference_of_two_plans() -> None:

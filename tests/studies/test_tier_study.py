@@ -13,11 +13,20 @@ from plans import CATALOG
 from shares import some
 from simulations import make_latency, make_pool
 
+from planner.commands.tiers_command import best_line
 from planner.documents.kv_tiers import KvTier, read_kv_tiers
 from planner.documents.task import PlanQuestion, parse_task
 from planner.errors import CatalogError, InfeasibleError, InputError
 from planner.studies import tier_study
-from planner.studies.tier_study import TierSizes, break_even_tokens, choose_tiers, tier_grid, with_tiers
+from planner.studies.tier_study import (
+    TierAnswer,
+    TierSizes,
+    TierStudy,
+    break_even_tokens,
+    choose_tiers,
+    tier_grid,
+    with_tiers,
+)
 from planner.studies.what_if import Study
 from planner.traffic.trace import Trace
 
@@ -90,6 +99,22 @@ def test_a_question_without_caches_is_refused() -> None:
     study = Study(documents(0), CATALOG)
     with pytest.raises(InputError, match="tiers keep what leaves prefix caches"):
         choose_tiers(study, question(policies={}), TIERS)
+
+
+def test_what_is_not_simulated_with_tiers_is_refused() -> None:
+    """Pipelines were left out of the search in silence."""
+    with pytest.raises(InputError, match="fleet: pp: is not simulated with KV tiers"):
+        choose_tiers(
+            Study(documents(0), CATALOG), question(fleet={"gpus": ["l40s-48g"], "pp": [1, 2]}), TIERS
+        )
+
+
+def test_the_best_tiers_are_said_in_words() -> None:
+    none, some_tier = TierAnswer(TierSizes(), 4.0, 0.0), TierAnswer(TierSizes(16e9), 3.0, 0.1)
+    assert best_line(TierStudy((none,), none, ())).startswith("Best: no tier, 4.00 USD/h")
+    assert best_line(TierStudy((none, some_tier), some_tier, ())) == (
+        "Best: 16 GB of memory per GPU, 3.00 USD/h, 25 % less than without tiers"
+    )
 
 
 def test_searches_that_are_cut_short_prove_nothing() -> None:

@@ -24,7 +24,13 @@ from planner.search.mixed.best_fleet import FleetSearch, best_of, search, search
 from planner.search.mixed.polished_pins import polish_pins
 from planner.search.mixed.router_fit import fitted
 from planner.search.oracle.deterministic_parallel import run_each
-from planner.search.oracle.fleet_counts import Counts, largest_below, names_of, objective
+from planner.search.oracle.fleet_counts import (
+    Counts,
+    as_many_at_this_price,
+    largest_below,
+    names_of,
+    objective,
+)
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.oracle.stopping import StoppedError
 from planner.search.problem.options import OBJECTIVE_UNITS
@@ -104,6 +110,31 @@ def _each_policy(
     return race_policies(problem, answers)
 
 
+def with_usual_queue(problem: Problem) -> Problem | None:
+    """The same question with the queue that engines have by default, where that one is raced; None where it
+    is not, or the problem has it.
+    """
+    task, policies = problem.task, problem.oracle.policies
+    change = PolicyChange("queue", Policies().queue)
+    if policies.queue == change.value or change not in task.policies.raced:
+        return None
+    usual = task.changed_policies(policies, change)
+    return None if usual is None else with_policies(problem, usual)
+
+
+def _search_no_dearer(problem: Problem, best: Counts) -> FleetSearch | None:
+    """The search with this problem's policies, where `best` holds with them too, perhaps with workers on GPUs
+    of its nodes that are paid and idle.
+    """
+    try:
+        for counts in dict.fromkeys((best, as_many_at_this_price(best))):
+            if problem.allows(counts) and problem.oracle.holds([counts])[0]:
+                return search(problem, [problem.oracle.fleet(counts)], walks=False)
+    except (InfeasibleError, StoppedError):  # The time ended first.
+        pass
+    return None
+
+
 # -- the race ----------------------------------------------------------------------------------------------
 
 
@@ -159,6 +190,12 @@ def race_policies(
         changes = [each.change for each in raced if each.change.axis != gains[0].change.axis]
         if problem.out_of_time() or not changes:
             break
+    chosen, best = best_of(answers)
+    usual = with_usual_queue(chosen)
+    if usual is not None and not any(each.oracle.policies == usual.oracle.policies for each, _ in answers):
+        # Of equal prices the simplest policies are taken, and a race looks only for lower ones.
+        if (result := _search_no_dearer(usual, best.best)) is not None:
+            answers.append((usual, result))
     for _, each in answers:
         each.level0.search.assumed.add(pruning_rules.RACED)
         each.level0.search.is_exact = False

@@ -56,6 +56,16 @@ def is_within(limits: FleetLimits, counts: Iterable[tuple[Option, int]]) -> bool
 # This share of the price of the GPUs in use is added where nodes are sold whole. It breaks ties: of two
 # fleets on the same nodes the one that uses fewer GPUs is better.
 FEWER_FRAC = 1e-6
+SAME_PRICE = 1 + 2 * FEWER_FRAC  # Values that differ by a smaller factor are of fleets of equal price.
+
+
+def as_many_at_this_price(counts: Counts) -> Counts:
+    """The fleet with as many workers of each pool as its price pays, where nodes are sold whole."""
+    below = objective(counts) * SAME_PRICE
+    for k, (option, count) in enumerate(counts):
+        most = max(largest_below(option, below, (*counts[:k], *counts[k + 1 :])), count)
+        counts = (*counts[:k], (option, int(most)), *counts[k + 1 :])
+    return counts
 
 
 def by_gpu(counts: Iterable[tuple[Option, int]]) -> float:

@@ -15,8 +15,15 @@ from dataclasses import dataclass, replace
 from planner.documents import facts
 from planner.errors import InfeasibleError
 from planner.search.mixed.best_fleet import FleetSearch, best_of, search
-from planner.search.mixed.policy_search import RACE_EFFORT_FRAC, RacedPolicy, gains_of, label_of, race
-from planner.search.oracle.fleet_counts import objective
+from planner.search.mixed.policy_search import (
+    RACE_EFFORT_FRAC,
+    RacedPolicy,
+    gains_of,
+    label_of,
+    race,
+    with_usual_queue,
+)
+from planner.search.oracle.fleet_counts import SAME_PRICE, Counts, as_many_at_this_price, objective
 from planner.search.oracle.stopping import StoppedError
 from planner.search.problem.plan_problem import Problem, with_policies, with_search_scenarios
 from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS
@@ -69,10 +76,13 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
             kept = replace(each, best=tested.trial.best)
             gain_facts += gains_of(problem, before.trial.best, [kept], "production")
             break
-    nothing = tuple(
-        label_of(problem, each.policies) for each in raced if each.best is None and each.is_simulated
-    )
+    known = _with_usual_queue(known, searched)
     taken = known.searched[0].oracle.policies
+    nothing = tuple(
+        label_of(problem, each.policies)
+        for each in raced
+        if each.best is None and each.is_simulated and each.policies != taken
+    )
     rivals = tuple(label_of(problem, each.policies) for each in gains if each.policies != taken)
     unasked = (*(label_of(problem, each.policies) for each in raced if not each.is_simulated), *left)
     gain_facts.append(facts.PoliciesRaced(nothing, rivals, unasked, "production"))
@@ -84,7 +94,9 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
 def _put_first(problem: Problem, own: FleetSearch, searched: Sequence[Searched]) -> list[Searched]:
     """This search first, then those with other policies that found no cheaper fleet on paper."""
     others = [
-        (other, search) for other, search in searched if other is not problem and search.value >= own.value
+        (other, search)
+        for other, search in searched
+        if other is not problem and best_of([(problem, own), (other, search)])[0] is problem
     ]
     return [(problem, own), *others]
 
@@ -131,6 +143,25 @@ def _compare_with_first(searched: Sequence[Searched], known: _Tested) -> _Tested
     return known if other is None or other.value >= known.value * (1 - 1e-9) else other
 
 
+def _with_usual_queue(known: _Tested, searched: Sequence[Searched]) -> _Tested:
+    """Production with the queue that engines have by default, where it costs no more; else `known`."""
+    usual = with_usual_queue(known.searched[0])
+    if usual is None:
+        return known
+    best, oracle = known.trial.best, with_search_scenarios(usual).oracle
+    try:
+        fleets = [each for each in (best, as_many_at_this_price(best)) if usual.allows(each)]
+        counts = next((each for each in fleets if oracle.holds([each])[0]), None)
+    except StoppedError:
+        return known
+    if counts is None:
+        return known
+    same = [each for each in searched if each[0].oracle.policies == usual.oracle.policies]
+    paper = same[0] if same else _search_from(known.searched[1], usual, counts)
+    tested = None if paper is None else _tested(paper)
+    return known if tested is None or tested.value > known.value * SAME_PRICE else tested
+
+
 def _race_in_scenarios(known: _Tested, effort: float) -> tuple[list[RacedPolicy], tuple[str, ...]]:
     """What came of every change of policies near the production fleet, and what there was no effort for."""
     problem, paper = known.searched
@@ -150,8 +181,12 @@ def _race_in_scenarios(known: _Tested, effort: float) -> tuple[list[RacedPolicy]
 def _searched_with(searched: Searched, gain: RacedPolicy) -> Searched | None:
     """The search on paper with the policies of a race in scenarios."""
     problem, paper = searched
-    other = with_policies(problem, gain.policies)
-    start = [other.oracle.fleet(paper.best), *([] if gain.best is None else [other.oracle.fleet(gain.best)])]
+    return _search_from(paper, with_policies(problem, gain.policies), gain.best)
+
+
+def _search_from(paper: FleetSearch, other: Problem, best: Counts | None) -> Searched | None:
+    """The search on paper under other policies, which begins with the fleet on paper and with `best`."""
+    start = [other.oracle.fleet(paper.best), *([] if best is None else [other.oracle.fleet(best)])]
     try:
         return other, search(other, start, walks=False)
     except InfeasibleError:

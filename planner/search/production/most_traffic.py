@@ -283,8 +283,10 @@ def at_rate(conditions: plan_problem.Conditions, rate_rps: float) -> plan_proble
     prefix = f"{rate_rps:g} requests/s found; "
 
     def report(message: str) -> None:
-        is_stage = isinstance(message, Stage)
-        conditions.progress(message.with_prefix(prefix) if is_stage else type(message)(prefix + message))
+        if isinstance(message, Stage):
+            conditions.progress(message.with_prefix(prefix))
+        else:
+            conditions.progress(type(message)(prefix + message))
 
     return replace(conditions, progress=report)
 
