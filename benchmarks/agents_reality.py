@@ -168,8 +168,8 @@ def main() -> int:
             flush=True,
         )
     print(
-        f"mean error: tokens/s {100 * np.mean(np.abs(off_rate)):.0f} %, "
-        f"TTFT p50 {100 * np.mean(np.abs(off_ttft)):.0f} %"
+        f"mean error: tokens/s {100 * np.mean(np.abs(off_rate)):.0f} %, TTFT p50 "
+        f"{100 * np.mean(np.abs(off_ttft)):.0f} %"
     )
     return 0
 

@@ -190,8 +190,8 @@ def rule() -> None:
         fleet = Fleet(llm, (Pool("mixed", "mixed", replace(worker, kv_tokens=3000 * BLOCK), 1),), policies)
         found = simulate(fleet, trace)
         print(
-            f"| {blocks:,} | {blocks * block_bytes / 1e9:.1f} | "
-            f"{100 * (found.token_reload_frac or 0):.1f} % | {1000 * float(np.median(found.ttft_s)):.0f} ms |"
+            f"| {blocks:,} | {blocks * block_bytes / 1e9:.1f} | {100 * (found.token_reload_frac or 0):.1f} % "
+            f"| {1000 * float(np.median(found.ttft_s)):.0f} ms |"
         )
     count, rate_rps = 4000, 150.0
     trace, tiers = tenants(count, rate_rps, 12_000), read_kv_tiers()

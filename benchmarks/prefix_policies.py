@@ -54,9 +54,8 @@ def routing(folder: Path) -> None:
             missed = trace.input_tokens - found.cached_tokens
             work = np.bincount(found.prefill_worker, weights=missed, minlength=8)
             print(
-                f"{name:12} {policy:17} hit {found.token_hit_frac:.3f}  "
-                f"ttft mean {found.ttft_s.mean():8.2f} p99 {np.quantile(found.ttft_s, 0.99):8.1f} s  "
-                f"busiest / mean {work.max() / work.mean():.2f}"
+                f"{name:12} {policy:17} hit {found.token_hit_frac:.3f}  ttft mean {found.ttft_s.mean():8.2f} "
+                f"p99 {np.quantile(found.ttft_s, 0.99):8.1f} s  busiest / mean {work.max() / work.mean():.2f}"
             )
 
 

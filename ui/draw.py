@@ -180,9 +180,8 @@ def _power(document: Document) -> None:
     if power is None:
         return
     st.write(
-        f"Power: {power['provisioned_w'] / 1e3:,.1f} kW provisioned, "
-        f"{power['expected_w'] / 1e3:,.1f} kW expected, of which "
-        f"{power['expected_idle_w'] / 1e3:,.1f} kW at rest. GPUs only."
+        f"Power: {power['provisioned_w'] / 1e3:,.1f} kW provisioned, {power['expected_w'] / 1e3:,.1f} kW "
+        f"expected, of which {power['expected_idle_w'] / 1e3:,.1f} kW at rest. GPUs only."
     )
 
 

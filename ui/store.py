@@ -86,8 +86,8 @@ class Store:
     def keep_form(self, session: str, form: Document) -> None:
         with self._open() as db:
             db.execute(
-                "insert into sessions (id, asked) values (?, ?) "
-                "on conflict (id) do update set asked = excluded.asked",
+                "insert into sessions (id, asked) values (?, ?) on conflict (id) do update set asked = "
+                "excluded.asked",
                 (session, json.dumps(form)),
             )
 
@@ -134,8 +134,8 @@ class Store:
     def look_at(self, session: str, plan: str) -> None:
         with self._open() as db:
             db.execute(
-                "insert into sessions (id, plan) values (?, ?) "
-                "on conflict (id) do update set plan = excluded.plan",
+                "insert into sessions (id, plan) values (?, ?) on conflict (id) do update set plan = "
+                "excluded.plan",
                 (session, plan),
             )
 

@@ -121,8 +121,8 @@ def figure12() -> None:
             twice = 2 * packed
             print(
                 f"{rate_rps:6}   {packed:4} ({-headroom_frac:4}) {other:4} ({-other_frac:4}) "
-                f"{' '.join(f'{count:6}' for count in counts)}"
-                f"     {twice:3}: {in_use(kind, trace, packing(-headroom_frac), twice):5.1f} "
+                f"{' '.join(f'{count:6}' for count in counts)}     {twice:3}: "
+                f"{in_use(kind, trace, packing(-headroom_frac), twice):5.1f} "
                 f"{in_use(kind, trace, ROUTING['jsq'], twice):5.1f}",
                 flush=True,
             )

@@ -308,8 +308,8 @@ def figure12() -> None:
                 print(f"{llm.name}, {nodes} x {gpus}: {error}")
                 continue
             print(
-                f"{llm.name}, {nodes} x {gpus} GPUs, {len(types)} types: "
-                f"Low {cpu_s[0]:.1f}, High {cpu_s[1]:.1f} CPU-s",
+                f"{llm.name}, {nodes} x {gpus} GPUs, {len(types)} types: Low {cpu_s[0]:.1f}, High "
+                f"{cpu_s[1]:.1f} CPU-s",
                 flush=True,
             )
 

@@ -217,8 +217,7 @@ def tell(routings: Sequence[str], result: PlanResult | SharedPlanResult) -> None
     found = result.plan
     print(
         f"{', '.join(routings)}: {found.fleet.workers} workers, {found.fleet.price_usd_per_h:.2f} USD/h, "
-        f"routing {found.fleet.policies.routing}, {found.status}, "
-        f"lower bound {found.certificate.bound}"
+        f"routing {found.fleet.policies.routing}, {found.status}, lower bound {found.certificate.bound}"
     )
     for fact in found.certificate.binding:
         if isinstance(fact, PinnedReplicas | PinsPlaced | CachesSave | Finding):

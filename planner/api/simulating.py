@@ -223,8 +223,8 @@ class GoodputResult(Result):
     def headline(self) -> str:
         return (
             f"{words.describe(self.fleet)}: {self.rate_rps:.4g} requests/s on "
-            f"{counted(self.fleet.gpus, 'GPU')}, "
-            f"{self.rate_rps / self.fleet.gpus:.3g} per GPU; fails at {self.fails_rps:.4g}"
+            f"{counted(self.fleet.gpus, 'GPU')}, {self.rate_rps / self.fleet.gpus:.3g} per GPU; fails at "
+            f"{self.fails_rps:.4g}"
         )
 
     def sentences(self) -> list[str]:

@@ -340,7 +340,7 @@ def import_prices(
     console.print(f"for slo.yaml:  fleet: {{prices: {{{prices}}}}}", markup=False)
     if out is not None:
         console.print(
-            f"written to {out / PRICES}; or, with --catalog {out}:  "
-            f"fleet: {{price_of: {{provider: {provider_name}}}}}",
+            f"written to {out / PRICES}; or, with --catalog {out}:  fleet: {{price_of: {{provider: "
+            f"{provider_name}}}}}",
             markup=False,
         )

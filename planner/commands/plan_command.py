@@ -377,8 +377,8 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
     count = 0 if plan.placement is None else len(plan.placement.nodes)
     nodes = f"; {count} node{'' if count == 1 else 's'}" if count else ""
     console.print(
-        f"{plan.usd_per_million_tokens:.3g} USD per million tokens, "
-        f"{plan.usd_per_million_output_tokens:.3g} USD per million of output{nodes}",
+        f"{plan.usd_per_million_tokens:.3g} USD per million tokens, {plan.usd_per_million_output_tokens:.3g} "
+        f"USD per million of output{nodes}",
         markup=False,
     )
     for repeats in certificate.repeats:

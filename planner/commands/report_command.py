@@ -50,7 +50,7 @@ def write_report(
         print_json(output.to_json(plan_read) | {"directory": str(folder), "files": list(contents)})
         return
     stdout_console().print(
-        "simulated again, the figures of certificate.json come out; "
-        f"written to {folder}: {', '.join(contents)}",
+        f"simulated again, the figures of certificate.json come out; written to {folder}: "
+        f"{', '.join(contents)}",
         markup=False,
     )

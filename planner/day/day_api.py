@@ -393,7 +393,7 @@ def start_notes(standing: Fleet, day_section: DaySection, facts: StartupFacts) -
         why = f"; estimated ({'; '.join(start.estimated)})" if start.estimated else "; measured"
         notes.append(
             f"{pool.name} starts in {start.start_s:.0f} s: weights from {day_section.storage} "
-            f"{start.load_s:.0f} s"
-            f"{image}, engine {start.boot_s + start.compile_s + start.profile_s + start.capture_s:.0f} s{why}"
+            f"{start.load_s:.0f} s{image}, engine "
+            f"{start.boot_s + start.compile_s + start.profile_s + start.capture_s:.0f} s{why}"
         )
     return tuple(notes)

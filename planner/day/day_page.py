@@ -96,8 +96,8 @@ def _any_moment_lines(optimum: Optimum) -> list[str]:
     if bound_usd is None or bound_usd <= optimum.proved_usd:
         return []
     return [
-        f"If more workers never hurt, that bound is {usd(bound_usd)}, "
-        f"{100 * bound_usd / optimum.usd:.0f} % of what the optimum costs."
+        f"If more workers never hurt, that bound is {usd(bound_usd)}, {100 * bound_usd / optimum.usd:.0f} % "
+        "of what the optimum costs."
     ]
 
 

@@ -399,9 +399,8 @@ def _parse_pool(
     shortest_s, key = (1.0, "") if form is None else form.shortest_s(tokens + seats, seats, kv_tokens)
     if not shortest_s > 0:
         raise InputError(
-            f"{row.path_of('latency')}: {key}: some step of up to {tokens} tokens and {seats} decodes "
-            "would take "
-            f"{shortest_s:.3g} s, must be > 0 and never fall with the context"
+            f"{row.path_of('latency')}: {key}: some step of up to {tokens} tokens and {seats} decodes would "
+            f"take {shortest_s:.3g} s, must be > 0 and never fall with the context"
         )
     try:
         worker_type = WorkerType(
@@ -440,9 +439,8 @@ def _parse_dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
     dp = row.whole_number("dp", 1, most=MOST)
     if dp > 1 and not llm.is_mixture:
         raise InputError(
-            f"{row.path_of('dp')}: ranks share experts, and {llm.name} has none; give count: {dp} for "
-            "as many "
-            "workers"
+            f"{row.path_of('dp')}: ranks share experts, and {llm.name} has none; give count: {dp} for as "
+            "many workers"
         )
     if dp > 1:
         try:
@@ -460,9 +458,8 @@ def _parse_ep(row: Section, llm: Llm, gpu: Gpu, degrees: tuple[int, int], catalo
     if dp > 1:
         if not row.flag("ep", True):
             raise InputError(
-                f"{row.path_of('ep')}: slices of experts over data-parallel ranks are not modelled, "
-                "must be true "
-                f"with dp {dp}"
+                f"{row.path_of('ep')}: slices of experts over data-parallel ranks are not modelled, must be "
+                f"true with dp {dp}"
             )
         return True
     usual = "latency" not in row and catalog.expert_splits(llm, gpu, tp)[0]
@@ -478,9 +475,8 @@ def _parse_tp(row: Section, llm: Llm, gpu: Gpu) -> int:
         raise InputError(f"{row.path_of('tp')}: a node has {gpu.gpus_per_node} x {gpu.name}, found {tp}")
     if not llm.splits_over(tp):
         raise InputError(
-            f"{row.path_of('tp')}: must divide the {llm.heads} heads of {llm.name}, and its "
-            f"{llm.kv_heads} KV "
-            f"heads or be a multiple of them, found {tp}"
+            f"{row.path_of('tp')}: must divide the {llm.heads} heads of {llm.name}, and its {llm.kv_heads} "
+            f"KV heads or be a multiple of them, found {tp}"
         )
     return tp
 

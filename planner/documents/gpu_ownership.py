@@ -57,9 +57,8 @@ def with_owned(
         stocked = stock.get(name, count)
         if stocked is not None and stocked < count:
             raise InputError(
-                f"{fleet.path_of('gpus')}: {name}: found {stocked}, and {count} are owned; gpus counts "
-                "these too: "
-                f"expected {count} or more, or drop {name} there to rent none"
+                f"{fleet.path_of('gpus')}: {name}: found {stocked}, and {count} are owned; gpus counts these "
+                f"too: expected {count} or more, or drop {name} there to rent none"
             )
     return {**stock, **{name: stock.get(name, count) for name, count in owned.items()}}
 

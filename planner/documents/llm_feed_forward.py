@@ -239,8 +239,8 @@ def _dense_format(shape: Section, layer: int, formats: Formats, parts: tuple[str
     }
     if len(formats_of_matrices) > 1:
         raise CatalogError(
-            f"{shape.where}: the block of layer {layer} in "
-            f"{' and '.join(sorted(formats_of_matrices))}; not modelled: expected one format"
+            f"{shape.where}: the block of layer {layer} in {' and '.join(sorted(formats_of_matrices))}; not "
+            "modelled: expected one format"
         )
     return formats_of_matrices.pop()
 
@@ -264,7 +264,7 @@ def _experts_format(shape: Section, layer: int, formats: Formats) -> str:
     }
     if len(formats_of_matrices) > 1:
         raise CatalogError(
-            f"{shape.where}: the experts of layer {layer} in "
-            f"{' and '.join(sorted(formats_of_matrices))}; not modelled: expected one format"
+            f"{shape.where}: the experts of layer {layer} in {' and '.join(sorted(formats_of_matrices))}; "
+            "not modelled: expected one format"
         )
     return formats_of_matrices.pop()

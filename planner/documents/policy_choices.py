@@ -285,8 +285,8 @@ def parse_policy_choices(section: Section, target: str | None, kv_offload: KvOff
     if not choices.searched(Slo(()), None):
         together = ", ".join(f"{axis} {' or '.join(values)}" for axis, values in axes.items())
         raise InputError(
-            f"{section.where}: {together} do not go together "
-            f"{'with' if prefix_cache else 'without'} prefix caches; drop one of them"
+            f"{section.where}: {together} do not go together {'with' if prefix_cache else 'without'} prefix "
+            "caches; drop one of them"
         )
     return choices
 

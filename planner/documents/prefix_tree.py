@@ -105,9 +105,8 @@ def place_tree(question: TreeQuestion, *, time_limit_s: float, rng: np.random.Ge
                 return replication
     uncached = float(demand.rate_rps @ demand.work_s)
     raise InfeasibleError(
-        f"largest_load {question.largest_load:g}: {MOST_REPLICAS} replicas are too few for "
-        f"{uncached:.4g} s of "
-        f"work per second without caches; with {uncached / MOST_REPLICAS:.3g} they are not",
+        f"largest_load {question.largest_load:g}: {MOST_REPLICAS} replicas are too few for {uncached:.4g} s "
+        f"of work per second without caches; with {uncached / MOST_REPLICAS:.3g} they are not",
         kind="capacity",
         constraint="largest_load",
         relaxation=f"a largest_load of {uncached / MOST_REPLICAS:.3g}",

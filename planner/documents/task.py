@@ -720,8 +720,7 @@ def _find_offers(
         known = {f"{o.provider} {o.term}" for name in missing for o in catalog.provenance[name].offers}
         raise InputError(
             f"{section.where}: {provider} {term} is in no price of {', '.join(missing)} in "
-            "catalogs/gpus.yaml; "
-            f"there are {', '.join(sorted(known)) or 'none'}; or give fleet: prices"
+            f"catalogs/gpus.yaml; there are {', '.join(sorted(known)) or 'none'}; or give fleet: prices"
         )
     return priced, tuple(missing), on_spot
 

@@ -173,9 +173,8 @@ def refuse_other_delimiter(names: Sequence[object], where: object) -> None:
     for sign, sign_name in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
         if sign in name.strip(sign):
             raise InputError(
-                f"{where}: columns are separated by {sign_name} ({show_value(name)}), expected commas, "
-                "and a point in "
-                "numbers; save it as CSV with commas"
+                f"{where}: columns are separated by {sign_name} ({show_value(name)}), expected commas, and a "
+                "point in numbers; save it as CSV with commas"
             )
 
 

@@ -151,9 +151,8 @@ def metrics_traffic(files: Sequence[Path], every_s: float) -> Described:
     models = sorted({row.label("model_name") for row in series} - {""})
     if len(models) > 1:
         raise InputError(
-            f"{where}: metrics of {len(models)} LLMs ({', '.join(models[:4])}), whose lengths differ; "
-            "query one, "
-            f"for instance {{model_name={models[0]!r}}}"
+            f"{where}: metrics of {len(models)} LLMs ({', '.join(models[:4])}), whose lengths differ; query "
+            f"one, for instance {{model_name={models[0]!r}}}"
         )
     requests = [row for row in series if row.name == FINISHED] or [
         row for row in series if row.name == f"{LENGTHS['input']}_count"
@@ -186,9 +185,8 @@ def _fill_unknown(rate_rps: Floats, where: str, warnings: list[str]) -> Floats:
     unknown = np.isnan(rate_rps)
     if unknown.mean() > MOST_UNKNOWN_FRAC:
         raise InputError(
-            f"{where}: {int(unknown.sum())} of {len(rate_rps)} intervals are unknown, since samples are "
-            "too far "
-            "apart; query with a shorter step, or say a longer --every"
+            f"{where}: {int(unknown.sum())} of {len(rate_rps)} intervals are unknown, since samples are too "
+            "far apart; query with a shorter step, or say a longer --every"
         )
     if unknown.any():
         known = np.flatnonzero(~unknown)
@@ -198,8 +196,7 @@ def _fill_unknown(rate_rps: Floats, where: str, warnings: list[str]) -> Floats:
         if unknown.any():
             warnings.append(
                 f"{where}: {int(unknown.sum())} of {len(rate_rps)} intervals have no samples (scrapes are "
-                "missing); "
-                "their rates are drawn between those beside them"
+                "missing); their rates are drawn between those beside them"
             )
         rate_rps = np.interp(np.arange(len(rate_rps)), known, rate_rps[known])
     return rate_rps
@@ -226,8 +223,7 @@ def _length_histogram(
         if counts[-1] > 0:
             notes.append(
                 f"{round(float(counts[-1]))} requests are longer than the last bucket of {name} "
-                f"({upper[-2]:g}): taken "
-                f"as up to {upper[-1]:g} tokens"
+                f"({upper[-2]:g}): taken as up to {upper[-1]:g} tokens"
             )
     edges = np.concatenate(([0.0], upper))
     used = np.flatnonzero(counts > 0)
@@ -258,8 +254,7 @@ def _more_facts(
         if behind > 0:
             warnings.append(
                 f"requests waited in {behind:.0%} of the intervals (up to {facts['most_waiting']:.3g} at a "
-                "time): "
-                "what finished then is less than what was asked"
+                "time): what finished then is less than what was asked"
             )
     used = next((rows for name in KV_USE if (rows := [r for r in series if r.name == name])), [])
     if used:
@@ -273,9 +268,9 @@ def _more_facts(
         facts["prefix_hit_frac"] = hits / queries
         if hits / queries >= SHOWN_HITS_FRAC:
             warnings.append(
-                f"{hits / queries:.0%} of the prompts' tokens came from prefix caches, which metrics do "
-                "not say more "
-                "of: the traffic described has no shared prefixes; add prefixes: to it, or give a log"
+                f"{hits / queries:.0%} of the prompts' tokens came from prefix caches, which metrics do not "
+                "say more of: the traffic described has no shared prefixes; add prefixes: to it, or give a "
+                "log"
             )
     return facts
 

@@ -198,11 +198,9 @@ def _write_readme(
         ),
         "",
         "One of the following deploys it. Where a router comes with it, that is "
-        f"{engine_command.ROUTER_PACKAGE} "
-        f"on port {engine_command.HTTP_PORT}, with OpenAI's API. Workers load `{llm}` from the Hugging "
-        "Face hub (or "
-        "that path, where it is one); to serve a local copy, mount it and change the model alone, not "
-        "`served-model-name`.",
+        f"{engine_command.ROUTER_PACKAGE} on port {engine_command.HTTP_PORT}, with OpenAI's API. Workers "
+        f"load `{llm}` from the Hugging Face hub (or that path, where it is one); to serve a local copy, "
+        "mount it and change the model alone, not `served-model-name`.",
         *_describe_routers([row for row in router_rows if row.target in notes]),
     ]
     for name, note_lines in notes.items():
@@ -330,10 +328,9 @@ def _adapter_notes(lora: Lora) -> str:
         )
     )
     return (
-        f"- Mount {files_text} below {engine_command.ADAPTERS} on every worker, or change --lora-modules. "
-        "No router here "
-        "sends a request to a worker that has its adapter loaded, nor does the simulation; `plan serve` "
-        "takes no adapters."
+        f"- Mount {files_text} below {engine_command.ADAPTERS} on every worker, or change --lora-modules. No "
+        "router here sends a request to a worker that has its adapter loaded, nor does the simulation; `plan "
+        "serve` takes no adapters."
     )
 
 
@@ -360,9 +357,8 @@ def _offload_notes(fleet: Fleet, offload: KvOffload) -> str:
     sizes = sorted({engine_command.cpu_bytes(pool, fleet) for pool in fleet.running_pools} - {0})
     size_words = " or ".join(f"{size / 1e9:.4g} GB" for size in sizes)
     return (
-        f"- Every worker that prefills keeps KV blocks in {size_words} of CPU memory, below /dev/shm: "
-        "its host "
-        "must have as much to spare for each. The simulation loads them at "
+        f"- Every worker that prefills keeps KV blocks in {size_words} of CPU memory, below /dev/shm: its "
+        "host must have as much to spare for each. The simulation loads them at "
         f"{offload.bandwidth_bytes_per_s / 1e9:.4g} GB/s per GPU, as vLLM 0.32 schedules loads; measure that "
         "rate on your hosts. Routers see what is cached on the GPUs alone."
     )

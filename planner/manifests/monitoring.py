@@ -143,8 +143,8 @@ def _serving_panels(first: int) -> list[dict[str, Any]]:
             "timeseries",
             "TTFT",
             {
-                f"p{percent}": f"histogram_quantile({percent / 100:g}, "
-                f"sum by (le) (rate(vllm:time_to_first_token_seconds_bucket{rate})))"
+                f"p{percent}": f"histogram_quantile({percent / 100:g}, sum by (le) "
+                f"(rate(vllm:time_to_first_token_seconds_bucket{rate})))"
                 for percent in (50, 95, 99)
             },
             "s",

@@ -698,8 +698,7 @@ def _cannot_import(executor: Executor) -> InputError:
 def _lost_workers(executor: Executor, error: BaseException) -> PlannerError:
     return PlannerError(
         f"--executor {executor.name}: workers of {executor.address} died and it gave up "
-        f"({_one_line(error)}); "
-        "look for want of memory in the cluster's logs"
+        f"({_one_line(error)}); look for want of memory in the cluster's logs"
     )
 
 

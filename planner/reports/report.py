@@ -200,7 +200,6 @@ def _commands_section(command: str) -> str:
         else ""
     )
     return (
-        f"{plan_again}<p>Its simulation, in the folder of this report; "
-        "add <code>--slo FILE</code> to judge it:</p>"
-        f"<pre><code>{CHECK}</code></pre>"
+        f"{plan_again}<p>Its simulation, in the folder of this report; add <code>--slo FILE</code> to judge "
+        f"it:</p><pre><code>{CHECK}</code></pre>"
     )

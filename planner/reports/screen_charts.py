@@ -119,8 +119,7 @@ def _attainment_caption(at: Sequence[AtWorkers], plan: Plan) -> str:
     needed = robustness.futures - robustness.may_miss
     return text + (
         f"Above: in how many of {robustness.futures} scenarios the SLO is kept. Line: the middle scenario; "
-        "the band "
-        f"holds the best {needed}. Dotted: the shares that must be within; dashed: the plan."
+        f"the band holds the best {needed}. Dotted: the shares that must be within; dashed: the plan."
     )
 
 

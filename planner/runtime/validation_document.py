@@ -170,16 +170,15 @@ def verdict_text(validation: Validation) -> str:
         agreed = "The prediction agrees" if comparison.agrees else "The prediction does NOT agree"
         text = (
             f"{agreed} with the measurement: the largest error relative to its tolerance is "
-            f"{signed_percent(worst.error_frac)} ({worst.metric} "
-            f"{percentile_name(worst.percentile_frac)}; allowed "
-            f"{100 * (worst.tolerance_frac or 0):g} %)."
+            f"{signed_percent(worst.error_frac)} ({worst.metric} {percentile_name(worst.percentile_frac)}; "
+            f"allowed {100 * (worst.tolerance_frac or 0):g} %)."
         )
     if not comparison.attainment_agrees:
         predicted, measured = comparison.predicted_verdict, comparison.measured_verdict
         text += (
             f" Attainment was predicted as {_percent_text(predicted.attainment_frac)} and measured as "
-            f"{_percent_text(measured.attainment_frac)} "
-            f"(allowed {100 * comparison.tolerances.attainment_frac:g} points)."
+            f"{_percent_text(measured.attainment_frac)} (allowed "
+            f"{100 * comparison.tolerances.attainment_frac:g} points)."
         )
     if validation.wanted.engine == "rehearsal":
         text = f"{REHEARSED} {text}"

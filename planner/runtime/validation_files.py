@@ -117,8 +117,8 @@ def _headline(values: Mapping[str, Any]) -> str:
     """The large figures at the top of the page: (name, value, what stands below it)."""
     lost = values["requests"] - sum(values[status] for status in STATUSES)
     statuses = (
-        f"{values['finished']} finished, {values['rejected']} rejected, "
-        f"{values['failed']} failed, {values['unsent']} unsent, {lost} lost"
+        f"{values['finished']} finished, {values['rejected']} rejected, {values['failed']} failed, "
+        f"{values['unsent']} unsent, {lost} lost"
     )
     attainment, attainment_note = None, "no SLO was given"
     if values["slo"]:

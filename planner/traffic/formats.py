@@ -209,8 +209,7 @@ class TraceRows:
             column_names = ", ".join(map(show_value, list(self.known.values())[:16])) or "no column"
             raise TraceError(
                 f"{where}: closest to the {closest.name} format, but column {show_value(lacks[0])} is "
-                "missing; "
-                f"found {column_names}; expected one of the headers {accepted_columns()}"
+                f"missing; found {column_names}; expected one of the headers {accepted_columns()}"
             )
         return closest
 
@@ -433,8 +432,7 @@ class TraceRows:
         if waits := len(np.unique(after[:, 0])):
             notes.append(
                 f"{counted(waits, 'request')} {'waits' if waits == 1 else 'wait'} for others, so when they "
-                "arrive depends on the fleet; rates and "
-                "windows are of arrivals as if answers took no time"
+                "arrive depends on the fleet; rates and windows are of arrivals as if answers took no time"
             )
         gathered = replace(
             in_order,

@@ -420,8 +420,8 @@ def test_browser_every_input_has_a_label(browser: Any, address: str) -> None:
     page.get_by_role("spinbutton", name="Seed").wait_for()
     page.get_by_role("spinbutton", name="Losses to survive").wait_for()
     names = page.locator("input:not([type=file]), textarea, button[role=combobox]").evaluate_all(
-        "found => found.filter(one => one.offsetParent).map(one => "
-        "one.ariaLabel || one.labels?.[0]?.innerText || one.getAttribute('aria-labelledby') || '')"
+        "found => found.filter(one => one.offsetParent).map(one => one.ariaLabel || "
+        "one.labels?.[0]?.innerText || one.getAttribute('aria-labelledby') || '')"
     )
     assert names and all(names), names
     assert page.locator("canvas").count() == 0

@@ -129,8 +129,8 @@ def test_the_command_line_alone_loads_nothing_heavy() -> None:
     """`plan profile` cannot start vLLM's CPU engine where Numba is loaded, and `plan --help` is quick."""
     heavy = ("numba", "pandas", "scipy", "pulp", "sklearn", "altair")
     code = (
-        "import sys, planner.cli, planner.documents.task; "
-        f"print([name for name in {heavy} if name in sys.modules])"
+        f"import sys, planner.cli, planner.documents.task; print([name for name in {heavy} if name in "
+        "sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -262,9 +262,8 @@ def _sessions(summary: Mapping[str, Any]) -> str:
     """A sentence on the sessions of a trace whose requests wait for others."""
     turns, think_s = summary["turns"], summary["think_s"]
     return (
-        f"{summary['sessions']:,} sessions of {turns['mean']:.1f} requests on average, "
-        f"{turns['max']:,.0f} at "
-        f"most: {summary['waiting']:,} requests arrive only after an earlier one is answered, "
+        f"{summary['sessions']:,} sessions of {turns['mean']:.1f} requests on average, {turns['max']:,.0f} "
+        f"at most: {summary['waiting']:,} requests arrive only after an earlier one is answered, "
         f"{show_s(think_s['p50'])} later (p50; p90: {show_s(think_s['p90'])}). Rates are drawn as if answers "
         "took no time."
     )

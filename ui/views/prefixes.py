@@ -85,8 +85,8 @@ def _sharing(answer: Document) -> None:
         ("requests", f"{trace['requests']:,}"),
         (
             "blocks",
-            f"{sharing['blocks']:,} of {sharing['block_tokens']} tokens, "
-            f"{sharing['distinct_blocks']:,} distinct ({trace['distinct_tokens']:,} tokens)",
+            f"{sharing['blocks']:,} of {sharing['block_tokens']} tokens, {sharing['distinct_blocks']:,} "
+            f"distinct ({trace['distinct_tokens']:,} tokens)",
         ),
         ("blocks that hit (Mooncake)", _percent(sharing["block_hit_frac"])),
         ("mean hit of a request", _percent(sharing["request_hit_frac"])),
@@ -141,8 +141,8 @@ def _placement(plan: Document) -> None:
         ),
         (
             "work per second of the busiest worker",
-            f"{max(load):.4g} s; {plan['load_without_caches']:.4g} s "
-            f"without caches, no less than {plan['load_bound']:.4g} s in any way",
+            f"{max(load):.4g} s; {plan['load_without_caches']:.4g} s without caches, no less than "
+            f"{plan['load_bound']:.4g} s in any way",
         ),
         (
             "workers for the same load",

@@ -141,8 +141,8 @@ def _limits(autoscaler: Autoscaler) -> tuple[str, ...]:
     limit_lines = [
         "It stands in the place of kserve.yaml. Knative routes by its own rule, each service "
         "with an address of its own; the plan's routing is not kept.",
-        "Requests longer than "
-        f"{TIMEOUT_S} s need a larger max-revision-timeout-seconds in config-defaults, and `timeout` here.",
+        f"Requests longer than {TIMEOUT_S} s need a larger max-revision-timeout-seconds in config-defaults, "
+        "and `timeout` here.",
         "Every request in flight counts, wherever it waits; nothing is known of KV blocks or of lengths.",
     ]
     if changed:

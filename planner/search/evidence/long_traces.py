@@ -143,8 +143,8 @@ def _traffic_note(trace: Trace, over_whole: OverTheWhole) -> str:
     holds = None if over_whole.outcome is None else over_whole.outcome.holds
     return (
         f"{trace.name}, the busiest part, from {show_clock(over_whole.part_from_s)} on: "
-        f"{over_whole.part_requests:,} requests "
-        f"in {show_s(over_whole.part_s)} (all {over_whole.requests:,}: {checked[holds]})"
+        f"{over_whole.part_requests:,} requests in {show_s(over_whole.part_s)} (all {over_whole.requests:,}: "
+        f"{checked[holds]})"
     )
 
 

@@ -472,8 +472,8 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
     return InfeasibleError(
         f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * wanted:g} % of "
         f"scenarios; the most that one does is {100 * kept_frac:.0f} %, for "
-        f"{objective_paid(scenario_problem, best):.2f} {unit} "
-        f"(on paper: {objective_paid(scenario_problem, paper.best):.2f} {unit})",
+        f"{objective_paid(scenario_problem, best):.2f} {unit} (on paper: "
+        f"{objective_paid(scenario_problem, paper.best):.2f} {unit})",
         kind="capacity",
         constraint="safety: kept_in",
         relaxation=f"safety: {{kept_in: {int(100 * kept_frac) / 100:g}}}, more stock, or safety: none",

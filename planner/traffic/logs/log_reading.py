@@ -136,8 +136,7 @@ def read_logs(sources: list[LogSource], how: LogOptions = ANY, *, drop_invalid: 
         elif gatherer.columns != log.columns:
             raise TraceError(
                 f"{source.path}: has other columns than {sources[0].path.name} ({log.columns.map_text()}); "
-                "give "
-                "files of one kind"
+                "give files of one kind"
             )
         for line, columns in log.blocks:
             gatherer.add(line, columns, f"{source.path}, {log.counted}")
@@ -339,10 +338,8 @@ def _refuse_sums(names: Collection[str], where: str) -> None:
     """A row that stands for many requests is none."""
     if sums := [name for name in names if "_".join(words_of(name)) in _SUMS]:
         raise TraceError(
-            f"{where}: rows are sums of many requests (column {show_value(sums[0])}), not requests; "
-            "give a log "
-            "with a "
-            "row for each, or describe the traffic in slo.yaml (docs/file-formats.md)"
+            f"{where}: rows are sums of many requests (column {show_value(sums[0])}), not requests; give a "
+            "log with a row for each, or describe the traffic in slo.yaml (docs/file-formats.md)"
         )
 
 

@@ -116,15 +116,13 @@ class VllmLog:
         length, times = max(self._cut.items(), key=lambda pair: pair[1], default=(0, 0))
         if times >= CUT_PROMPTS:
             raise TraceError(
-                f"{self.path}: {times} prompts are cut at {length} characters and token ids "
-                "(--max-log-len), so "
-                "lengths are lost; leave that option out, or export spans (--otlp-traces-endpoint)"
+                f"{self.path}: {times} prompts are cut at {length} characters and token ids (--max-log-len), "
+                "so lengths are lost; leave that option out, or export spans (--otlp-traces-endpoint)"
             )
         if all(request.prompt_tokens is None for request in every):
             raise TraceError(
-                f"{self.path}: tells when {len(every)} requests came, but not how long they are; start "
-                "vLLM with "
-                "VLLM_LOGGING_LEVEL=DEBUG and --enable-log-outputs, or export its spans "
+                f"{self.path}: tells when {len(every)} requests came, but not how long they are; start vLLM "
+                "with VLLM_LOGGING_LEVEL=DEBUG and --enable-log-outputs, or export its spans "
                 "(--otlp-traces-endpoint)"
             )
         assumed = [r for r in every if r.output_tokens is None and r.max_tokens and r.status == "ok"]
@@ -195,8 +193,7 @@ class VllmLog:
         if self.has_stamps != (stamp is not None):
             raise TraceError(
                 f"{self.path}, line {number}: some lines begin with a date and a year, others do not; keep "
-                "those "
-                "of one container"
+                "those of one container"
             )
         if stamp is not None:
             return _stamp_ns(stamp, f"{self.path}, line {number}")
