@@ -127,12 +127,12 @@ class FilesOrCommands(TyperGroup):
         """As Typer does, but for an option of another tool (--qps) the error names ours. Typer itself would
         suggest the option that is spelt most alike (--gpus), which is seldom the one that is meant.
         """
-        known = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        names = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
         for arg in args:
             if arg in self.commands:
                 break
             name = arg.split("=")[0]
-            if name.startswith("--") and name not in known and (meant := OTHER_OPTIONS.get(name[2:].lower())):
+            if name.startswith("--") and name not in names and (meant := OTHER_OPTIONS.get(name[2:].lower())):
                 ctx.fail(f"No such option: {name}; did you mean: {meant}")
         return list(super().parse_args(ctx, args))
 

@@ -755,7 +755,7 @@ def is_deployed(row: Policy, target: str | None) -> bool:
 
 def go_together(policies: Policies) -> bool:
     """Whether these policies all work with prefix caches if `prefix_cache`, and all without them if not."""
-    rows = [known[getattr(policies, name)] for name, known in BY_FIELD.items()]
+    rows = [table[getattr(policies, name)] for name, table in BY_FIELD.items()]
     if policies.prefix_cache:
         return all(row.with_caches for row in rows) and not ROUTING[policies.decode_routing].needs_caches
     return not any(row.needs_caches for row in rows)

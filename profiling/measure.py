@@ -197,14 +197,14 @@ def measure_into(
     """The start design, then the most informative steps, each appended to `out`, until the budget is over."""
     clock, budget_s = budget.clock, budget.seconds
     start_s = clock() if budget.started_s is None else budget.started_s
-    known = _resume(out, header, meter.operators)
-    spent_s = float(known.steps.spent_s.sum()) if known is not None else 0.0
-    done = _measured_steps(known) if known is not None else []
+    earlier = _resume(out, header, meter.operators)
+    spent_s = float(earlier.steps.spent_s.sum()) if earlier is not None else 0.0
+    done = _measured_steps(earlier) if earlier is not None else []
     refused: list[StepShape] = []
     first = [step for step in design.start(meter.limits, START_STEPS, seed) if step not in set(done)]
     agreed, quiet_s = 0, min(meter.measure(REFERENCE, quick=True).t_s for _ in range(MOST_TRIES))
-    if known is not None:
-        quiet_s = min(quiet_s, float(known.steps.reference_s.min()))
+    if earlier is not None:
+        quiet_s = min(quiet_s, float(earlier.steps.reference_s.min()))
     while spent_s + clock() - start_s < budget_s and len(done) < MOST_STEPS:
         if first:
             step = first.pop(0)
@@ -429,9 +429,9 @@ def note(out: Path, more: Mapping[str, str]) -> None:
     """Put `more` among the `#` lines of a table, in place of what they said before."""
     lines = out.read_text(encoding="utf-8").splitlines(keepends=True)
     first = next(number for number, line in enumerate(lines) if not line.startswith("#"))
-    kept = [line for line in lines[:first] if line.lstrip("# ").partition(":")[0].strip() not in more]
+    other_lines = [line for line in lines[:first] if line.lstrip("# ").partition(":")[0].strip() not in more]
     added = [f"# {key}: {value}\n" for key, value in more.items()]
-    write_file(out, "".join((*kept, *added, *lines[first:])))
+    write_file(out, "".join((*other_lines, *added, *lines[first:])))
 
 
 def _measured_steps(table: StepTable) -> list[StepShape]:

@@ -120,22 +120,22 @@ def nearest(some: Sequence[Table]) -> Efficiency:
     """The efficiencies with the least errors on these tables. In w4a16 only experts were measured: the others
     stay what the file has, those of bf16.
     """
-    known = calibration_of(some[0].llm, some[0].gpu).efficiency
+    current = calibration_of(some[0].llm, some[0].gpu).efficiency
     experts_alone = all(table.llm.weights in ROWS["w4a16"] for table in some)
     free = [n for n, name in enumerate(FITTED) if name.startswith("expert_") or not experts_alone]
     names = [FITTED[n] for n in free]
     weights = [equal_shares(table.X) for table in some]
 
     def residuals(logs: Array) -> Array:
-        efficiency = replace(known, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
+        efficiency = replace(current, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
         return np.concatenate(
             [np.log(each.predicted_s(efficiency) / each.y) * w for each, w in zip(some, weights, strict=True)]
         )
 
     low, high = np.array(LOWEST)[free], np.array(HIGHEST)[free]
-    start = np.clip([getattr(known, name) for name in names], low * 1.01, high * 0.99)
+    start = np.clip([getattr(current, name) for name in names], low * 1.01, high * 0.99)
     best = np.exp(least_squares(residuals, np.log(start), bounds=(np.log(low), np.log(high))).x)
-    return replace(known, **{n: float(f"{x:.3g}") for n, x in zip(names, best.tolist(), strict=True)})
+    return replace(current, **{n: float(f"{x:.3g}") for n, x in zip(names, best.tolist(), strict=True)})
 
 
 def errors(

@@ -86,7 +86,7 @@ def choose(session: Session, form: Form) -> tuple[Form, Any]:
 
 def traffic(session: Session, place: str = "ask") -> Form:
     """A sample, a file of one's own with what its columns are, or a description."""
-    known = session.store.traces(session.id)
+    trace_ids = session.store.traces(session.id)
 
     def of_source() -> None:
         """The first trace of that kind, where the chosen one is of the other."""
@@ -95,7 +95,7 @@ def traffic(session: Session, place: str = "ask") -> Form:
             if st.session_state[f"{place}_rate"] is None:
                 st.session_state[f"{place}_rate"] = 10.0
             return
-        fitting = _of_source(known, source)
+        fitting = _of_source(trace_ids, source)
         if fitting and st.session_state[f"{place}_trace"] not in fitting:
             st.session_state[f"{place}_trace"] = fitting[-1]
             st.session_state[f"{place}_map"] = {}
@@ -111,9 +111,9 @@ def traffic(session: Session, place: str = "ask") -> Form:
     )
     chosen: Form = {"source": source, "trace": st.session_state[f"{place}_trace"]}
     chosen["map"] = st.session_state[f"{place}_map"]
-    kept = {key: st.session_state[f"{place}_{key}"] for key in (*DESCRIPTION, "scale", "window")}
+    form_values = {key: st.session_state[f"{place}_{key}"] for key in (*DESCRIPTION, "scale", "window")}
     if source == question.DESCRIBED:
-        return chosen | kept | {"rate": rate(place, is_described=True)} | describe(session, place)
+        return chosen | form_values | {"rate": rate(place, is_described=True)} | describe(session, place)
     if source == question.UPLOAD:
         upload_trace(session, place)
     fitting = _of_source(session.store.traces(session.id), source)
@@ -122,11 +122,11 @@ def traffic(session: Session, place: str = "ask") -> Form:
         chosen["map"] = st.session_state[f"{place}_map"]
     else:
         st.caption("No file yet: drop one above. Until then the sample counts.")
-    return chosen | kept | {"rate": rate(place)} | part(place)
+    return chosen | form_values | {"rate": rate(place)} | part(place)
 
 
-def _of_source(known: Sequence[str], source: str) -> list[str]:
-    return [one for one in known if one.startswith(f"{SAMPLES}/") == (source == question.SAMPLE)]
+def _of_source(trace_ids: Sequence[str], source: str) -> list[str]:
+    return [one for one in trace_ids if one.startswith(f"{SAMPLES}/") == (source == question.SAMPLE)]
 
 
 def describe(session: Session, place: str = "ask") -> Form:
@@ -188,24 +188,24 @@ def upload_trace(session: Session, place: str = "ask") -> None:
     )
     if uploaded is not None and st.session_state.get(f"{place}_uploaded") != uploaded.file_id:
         st.session_state[f"{place}_uploaded"] = uploaded.file_id
-        kept = session.store.add_trace(session.id, uploaded.name, uploaded.getvalue())
-        st.session_state[f"{place}_trace"] = kept
+        trace_id = session.store.add_trace(session.id, uploaded.name, uploaded.getvalue())
+        st.session_state[f"{place}_trace"] = trace_id
         st.session_state[f"{place}_map"] = {}
         # The user's own traffic is planned for as it is, unless a rate is given.
         st.session_state[f"{place}_rate"] = None
 
 
 def trace(session: Session, place: str = "ask", offered: Sequence[str] | None = None) -> str:
-    known = offered or session.store.traces(session.id)
-    if st.session_state[f"{place}_trace"] not in known:
-        st.session_state[f"{place}_trace"] = known[0]
+    trace_ids = offered or session.store.traces(session.id)
+    if st.session_state[f"{place}_trace"] not in trace_ids:
+        st.session_state[f"{place}_trace"] = trace_ids[0]
 
     def forget_map() -> None:
         st.session_state[f"{place}_map"] = {}
 
     chosen: str = st.selectbox(
         "Trace",
-        known,
+        trace_ids,
         key=f"{place}_trace",
         format_func=lambda reference: reference.partition("/")[2],
         on_change=forget_map,
@@ -222,12 +222,12 @@ def columns(session: Session, reference: str, guess: str, place: str = "ask") ->
         return
     if not names:
         return
-    known = question.map_of(guess) | st.session_state[f"{place}_map"]
+    column_of = question.map_of(guess) | st.session_state[f"{place}_map"]
     chosen_columns: dict[str, str] = {}
     with st.container(border=True):
         st.markdown("**Which column is what?**")
         for role, words in ROLES.items():
-            name, _, unit = known.get(role, "").partition(":")
+            name, _, unit = column_of.get(role, "").partition(":")
             chosen = st.selectbox(
                 words,
                 names,
@@ -273,20 +273,20 @@ def rate(place: str = "ask", *, is_described: bool = False) -> float | None:
 
 def llm(session: Session, place: str = "ask") -> str:
     """A row of the catalog, or a Hugging Face config.json of one's own."""
-    known = list(session.catalog.llms)
-    if st.session_state[f"{place}_llm"] not in known:
-        known.append(st.session_state[f"{place}_llm"])
+    names = list(session.catalog.llms)
+    if st.session_state[f"{place}_llm"] not in names:
+        names.append(st.session_state[f"{place}_llm"])
     above = st.container()
     with st.popover("Another LLM"):
         uploaded = st.file_uploader("Its config.json, as on Hugging Face", "json", key=f"{place}_upload_llm")
         if uploaded is not None and st.session_state.get(f"{place}_uploaded_llm") != uploaded.file_id:
             st.session_state[f"{place}_uploaded_llm"] = uploaded.file_id
             path = str(session.store.add_file(uploaded.name, uploaded.getvalue()))
-            known.append(path)
+            names.append(path)
             st.session_state[f"{place}_llm"] = path
     with above:
         chosen: str = st.selectbox(
-            "LLM, type to search", known, key=f"{place}_llm", format_func=question.llm_name
+            "LLM, type to search", names, key=f"{place}_llm", format_func=question.llm_name
         )
         name, colour, why = support.badge(session.catalog, chosen)
         st.badge(name, color=colour, help=why)
@@ -295,24 +295,24 @@ def llm(session: Session, place: str = "ask") -> str:
 
 def gpus(session: Session, form: Form, place: str = "ask") -> list[dict[str, Any]]:
     """A chip per GPU, and of each that may be used its stock and prices."""
-    known = session.catalog.gpus
+    catalog_gpus = session.catalog.gpus
     left = {row["GPU"]: row for row in form["gpus"]}
 
     def chip(name: str) -> str:
         price = left[name]["USD/h"] if left[name]["USD/h"] is not None else left[name]["reserved"]
-        memory = f"{known[name].memory_bytes / 2**30:.0f} GiB"
+        memory = f"{catalog_gpus[name].memory_bytes / 2**30:.0f} GiB"
         return f"{name} · {memory}" + (f" · {price:,.2f}" if price is not None else "")
 
     chosen = st.pills(
         "May be used: memory, USD/h of one GPU",
-        list(known),
+        list(catalog_gpus),
         selection_mode="multi",
         key=f"{place}_use",
         format_func=chip,
         help="Prices are per GPU and hour, on demand where nothing else is said.",
     )
     rows = []
-    for name in known:
+    for name in catalog_gpus:
         row = left[name] | {"use": name in chosen}
         if row["use"]:
             row |= _terms(row, place)

@@ -95,9 +95,9 @@ class Jobs:
         job = Job(kind, result_key(kind, request))
         self.cancel(session, place)
         self._jobs[session, place] = job
-        known = self.store.document(job.key)
+        document = self.store.document(job.key)
         # An answer cut off at a slow moment is not final.
-        if known is not None and known.get("status") != "best found":
+        if document is not None and document.get("status") != "best found":
             then(job)
             job.end("done")
             return job

@@ -220,9 +220,9 @@ def _holders() -> dict[str, str]:
 
 @st.cache_resource(show_spinner=False)
 def _shared(folder: str, catalog: str | None) -> tuple[Store, Jobs, Catalog]:
-    store, known = Store(Path(folder)), read_catalog(Path(catalog) if catalog else None)
+    store, catalog_rows = Store(Path(folder)), read_catalog(Path(catalog) if catalog else None)
     gc.freeze()  # Streamlit collects garbage after every run of a page, and what is loaded for good is none.
-    return store, Jobs(store), known
+    return store, Jobs(store), catalog_rows
 
 
 def short_job(

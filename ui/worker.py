@@ -105,8 +105,8 @@ def _catalog(request: Request) -> Catalog:
 def _trace(request: Request, tell: Tell) -> tuple[Document, Files]:
     """Traffic before anything is planned: its summary as it is, and pictures of what is planned for."""
     tell({"phase": "reading the traffic"})
-    known, section = _catalog(request), request.get("traffic") or {}
-    described = parse_description(Section(section, "slo.yaml: traffic"), known.tasks)
+    catalog, section = _catalog(request), request.get("traffic") or {}
+    described = parse_description(Section(section, "slo.yaml: traffic"), catalog.tasks)
     trace = spread_stamps(_requests(request, described, section), seed=request["seed"])
     tell({"phase": f"describing {len(trace):,} requests"})
     traffic_request = RateRequest(None, part=section.get("window") or "whole")
@@ -252,15 +252,15 @@ def _sensitivity(request: Request, tell: Tell) -> tuple[Document, Files]:
 
 def _study(request: Request, tell: Tell) -> Study:
     """The study of this traffic, which earlier questions of this process may have filled."""
-    known, path = _catalog(request), request["trace"]
+    catalog, path = _catalog(request), request["trace"]
     question = request["question"]
-    described, how = parse_task(question, known).described, repr(reading_of(question))
+    described, how = parse_task(question, catalog).described, repr(reading_of(question))
     stamp = () if path is None else (path, Path(path).stat().st_mtime_ns, Path(path).stat().st_size)
     about = (*stamp, how, repr(described), request["seed"])
     study = _REMEMBERED.get(about)
-    if study is None or study.catalog != known or study.cached_requests > MOST_REMEMBERED:
+    if study is None or study.catalog != catalog or study.cached_requests > MOST_REMEMBERED:
         tell({"phase": "reading the traffic"})
-        study = Study(_requests(request, described, question.get("traffic") or {}), known, request["seed"])
+        study = Study(_requests(request, described, question.get("traffic") or {}), catalog, request["seed"])
         _REMEMBERED.clear()
         _REMEMBERED[about] = study
     return replace(study, time_limit_s=request["time_limit_s"], progress=lambda phase: tell({"phase": phase}))
@@ -300,14 +300,14 @@ def _sliders(request: Request, tell: Tell) -> tuple[Document, Files]:
 
 def _together(request: Request, tell: Tell) -> tuple[Document, Files]:
     """Plans for several LLMs on one stock, as `plan --slo` with `llms:` makes them."""
-    known, llms_question, traces = _catalog(request), request["question"], request["traces"]
+    catalog, llms_question, traces = _catalog(request), request["question"], request["traces"]
     whole = {name: entry | {"trace": traces[name]} for name, entry in llms_question["llms"].items()}
     tell({"phase": "reading the traces"})
     text = checked_files.to_yaml({**llms_question, "llms": whole}).encode()
-    question = read_as("slo.yaml", text, lambda path: read_question(path, None, known))
+    question = read_as("slo.yaml", text, lambda path: read_question(path, None, catalog))
     shared = plan(
         question,
-        catalog=known,
+        catalog=catalog,
         seed=request["seed"],
         time_limit_s=request["time_limit_s"],
         progress=lambda phase: tell({"phase": phase}),
@@ -383,18 +383,18 @@ def _screen(plan: Plan) -> Document:
 
 def _compare(request: Request, tell: Tell) -> tuple[Document, Files]:
     """Fleets of saved plans on the same requests, as `plan compare` does."""
-    known = _catalog(request)
-    task = parse_task(request["question"], known)
+    catalog = _catalog(request)
+    task = parse_task(request["question"], catalog)
     trace = _requests(request, task.described, request["question"].get("traffic") or {})
     fleets = [
-        (name, read_as("plan.yaml", text.encode(), lambda path: read_fleet(path, known)))
+        (name, read_as("plan.yaml", text.encode(), lambda path: read_fleet(path, catalog)))
         for name, text in request["fleets"].items()
     ]
     tell({"phase": f"simulating {len(trace):,} requests on {len(fleets)} fleets"})
     slo = None if task.slowdowns is not None else task.slo
     traffic = RateRequest(task.rate_rps, task.scale, task.window or "whole")
     comparison = simulating.compare(
-        fleets, trace, slo, traffic=traffic, catalog=known, seed=request["seed"]
+        fleets, trace, slo, traffic=traffic, catalog=catalog, seed=request["seed"]
     ).comparison
     limits = slo.limits if slo else ()
     pictures = []
@@ -466,8 +466,8 @@ def _day(request: Request, tell: Tell) -> tuple[Document, Files]:
     written: Files = {"slo.yaml": checked_files.to_yaml(question)}
     standing = None
     if text := request.get("fleet"):
-        known = _catalog(request)
-        standing = read_as("plan.yaml", text.encode(), lambda path: read_fleet(path, known))
+        catalog = _catalog(request)
+        standing = read_as("plan.yaml", text.encode(), lambda path: read_fleet(path, catalog))
         written["plan.yaml"] = text
     tell({"phase": "reading the traffic"})
     described = parse_task(question, _catalog(request)).described
@@ -509,8 +509,8 @@ def _prefixes(request: Request, tell: Tell) -> tuple[Document, Files]:
         None,
     )
     if request.get("fleet"):
-        known = _catalog(request)
-        fleet = read_as("plan.yaml", request["fleet"].encode(), lambda path: read_fleet(path, known))
+        catalog = _catalog(request)
+        fleet = read_as("plan.yaml", request["fleet"].encode(), lambda path: read_fleet(path, catalog))
     study = prefix_study.study_prefixes(
         trace,
         fleet,
@@ -577,11 +577,11 @@ def _plain_values(value: Any) -> Any:
 
 def _warm_up() -> None:
     """Plan some requests of the sample, so that the simulator and the solver are loaded when asked for."""
-    known = read_catalog()
+    catalog = read_catalog()
     examples = checked_files.repository_dir("examples")
-    task = replace(parse_task(checked_files.read_yaml(examples / "slo.yaml"), known), rate_rps=None)
+    task = replace(parse_task(checked_files.read_yaml(examples / "slo.yaml"), catalog), rate_rps=None)
     trace = read_trace(examples / "traces" / "azure-conversation-sample.csv")
-    plan = certify.plan(task, trace.select(np.arange(60)), known, time_limit_s=600.0)
+    plan = certify.plan(task, trace.select(np.arange(60)), catalog, time_limit_s=600.0)
     output.render(plan)
     plan_document(plan)
 

@@ -83,11 +83,11 @@ def manifests(
     if target != "all" and target not in targets.TARGETS:
         raise InputError(f"target: expected all or one of {', '.join(targets.TARGETS)}, found {target!r}")
     if isinstance(plan, PlanResult):
-        kept = [under_router.keeps for under_router in plan.plan.certificate.routers]
+        keeps_by_target = [under_router.keeps for under_router in plan.plan.certificate.routers]
         _, text_rows = router_rows(plan.plan)
         simulated_routers = [
             targets.RouterRow(target=name, router=router, simulated=simulated, slo=slo_text, kept=keeps)
-            for (name, router, simulated, slo_text, *_), keeps in zip(text_rows, kept, strict=True)
+            for (name, router, simulated, slo_text, *_), keeps in zip(text_rows, keeps_by_target, strict=True)
         ]
         return _rendered(plan.fleet, max_model_len or plan.plan.max_model_len, target, simulated_routers)
     fleet = read_fleet(plan, read_catalog(catalog))

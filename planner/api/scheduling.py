@@ -148,8 +148,8 @@ def _served_names(market: Market, demand: Demand, catalog: CatalogLike) -> dict[
     served = {capacity.llm for capacity in market.capacities}
     if served.issuperset(demand.llms):
         return {llm: llm for llm in demand.llms}
-    known = read_catalog(catalog)
-    rows = {llm: known.served_llm(llm).name for llm in demand.llms if known.has_llm(llm)}
+    catalog_rows = read_catalog(catalog)
+    rows = {llm: catalog_rows.served_llm(llm).name for llm in demand.llms if catalog_rows.has_llm(llm)}
     names = {llm: rows[llm] if llm not in served and rows.get(llm) in served else llm for llm in demand.llms}
     return names if len(set(names.values())) == len(names) else {llm: llm for llm in demand.llms}
 
@@ -170,12 +170,12 @@ def _served(
     answer: schedule_page.ScheduleAnswer, llm: str, trace: Trace, catalog: CatalogLike
 ) -> ScheduledLlm:
     """What simulates one LLM of a schedule: its fleet, and its requests up to the end of the last window."""
-    known, market, demand = read_catalog(catalog), answer.market, answer.demand
+    catalog_rows, market, demand = read_catalog(catalog), answer.market, answer.demand
     units = {}
     for c in schedule_page.used(answer):
         capacity = market.capacities[c]
         if capacity.llm == llm and capacity.fleet is not None:
-            units[c] = read_fleet(capacity.fleet, known)
+            units[c] = read_fleet(capacity.fleet, catalog_rows)
     end_s = demand.rate_rps.shape[1] * demand.window_s
     inside = np.flatnonzero(trace.arrival_s < end_s) if trace.arrival_s[-1] >= end_s else slice(None)
     return ScheduledLlm(llm, trace.select(np.arange(len(trace))[inside]), market.slos[llm], units)
@@ -199,9 +199,9 @@ def read_market(market: MarketLike, *, slo: str | Path | None = None, catalog: C
         return market
     if isinstance(market, Mapping):
         return markets.parse_market(market)
-    known = read_catalog(catalog)
-    task = None if slo is None else read_task(Path(slo), known).task()
-    planned = planned_market.read_planned(Path(market), known, task)
+    catalog_rows = read_catalog(catalog)
+    task = None if slo is None else read_task(Path(slo), catalog_rows).task()
+    planned = planned_market.read_planned(Path(market), catalog_rows, task)
     if planned is None and slo is not None:
         raise InputError(f"{market}: is no plan for one LLM, so slo.yaml says nothing of it; leave out --slo")
     return markets.read_market(Path(market)) if planned is None else planned

@@ -141,12 +141,12 @@ class SeedsResult(Result):
         return None if slo is None else int(slo["kept_by"])
 
     def headline(self) -> str:
-        kept = (
+        verdict_text = (
             "no SLO given"
             if self.kept_by is None
             else f"{self.kept_by} of {len(self.runs)} seeds keep the SLO"
         )
-        return f"{words.describe(self.fleet)}: {kept}"
+        return f"{words.describe(self.fleet)}: {verdict_text}"
 
     def sentences(self) -> list[str]:
         return list(self.to_dict()["notes"])

@@ -125,10 +125,10 @@ def validate(
 
     check_output_directory(Path(out))
     endpoint = _endpoint(how)
-    known, file = inputs.read_catalog(catalog), inputs.plan_file(plan)
-    fleet = inputs.read_fleet(file, known)
+    catalog_rows, file = inputs.read_catalog(catalog), inputs.plan_file(plan)
+    fleet = inputs.read_fleet(file, catalog_rows)
     limits, rate_request = inputs.limits_and_rate(
-        slo, known, traffic={"window": "whole"} if traffic is None else traffic, command="validate"
+        slo, catalog_rows, traffic={"window": "whole"} if traffic is None else traffic, command="validate"
     )
     read = (
         inputs.read_trace(traffic_beside_plan(file))

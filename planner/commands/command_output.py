@@ -114,7 +114,7 @@ class Progress:
 def read_requests(
     path: Path | None,
     slo: Path | None = None,
-    known: Catalog | Path | None = None,
+    catalog: Catalog | Path | None = None,
     *,
     seed: int = 0,
     drop_invalid: bool = False,
@@ -132,7 +132,7 @@ def read_requests(
 
     described = None
     if slo is not None and not (is_given and path is not None) and describes_traffic(slo):
-        described = read_task(slo, read_catalog(known)).task().described
+        described = read_task(slo, read_catalog(catalog)).task().described
     if path is None and described is None:
         raise typer.BadParameter(
             "is missing; give the traffic, or describe it in slo.yaml: traffic: {rate: 30, input: 1500, "

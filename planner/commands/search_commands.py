@@ -158,9 +158,9 @@ def _bracket_text(holds_at_rate: dict[float, bool]) -> str:
     """The rates between which the goodput lies, as far as they were simulated; for a search that is
     stopped.
     """
-    kept = [rate for rate, holds in holds_at_rate.items() if holds]
+    holding_rps = [rate for rate, holds in holds_at_rate.items() if holds]
     failed = [rate for rate, holds in holds_at_rate.items() if not holds]
-    parts = [f"{max(kept):.4g} requests/s hold"] if kept else []
+    parts = [f"{max(holding_rps):.4g} requests/s hold"] if holding_rps else []
     parts += [f"{min(failed):.4g} do not"] if failed else []
     return f" ({', '.join(parts)})" if parts else ""
 

@@ -36,9 +36,9 @@ def tiers(
     from planner.studies.tier_study import choose_tiers
 
     with Progress() as progress, at_work(executor, address):
-        known = read_catalog(catalog)
-        study = study_of(slo, trace, known, seed, time_limit, progress, drop_invalid=drop_invalid)
-        task = read_task(slo, known).task()
+        catalog_rows = read_catalog(catalog)
+        study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
+        task = read_task(slo, catalog_rows).task()
         choices = choose_tiers(study, task, read_kv_tiers(catalog))
     if json_output:
         print_json(tiers_document(choices))

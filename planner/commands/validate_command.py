@@ -181,11 +181,11 @@ def validate(
     if url is not None:
         how |= {"max_failed_frac": max_failed, "timeout_s": timeout}
     with Progress() as how["progress"]:
-        known, file = read_catalog(catalog), plan_file(plan)
+        catalog_rows, file = read_catalog(catalog), plan_file(plan)
         traffic = traffic_option(rate, scale, window)
-        read_fleet(file, known)  # A wrong fleet file ends the command before a long trace is read.
+        read_fleet(file, catalog_rows)  # A wrong fleet file ends the command before a long trace is read.
         read = read_requests(trace or traffic_beside_plan(file), drop_invalid=drop_invalid)
-        result = validate(file, out, read, slo, traffic=traffic, catalog=known, seed=seed, **how)
+        result = validate(file, out, read, slo, traffic=traffic, catalog=catalog_rows, seed=seed, **how)
     _tell(result, out, read.warnings, json_output=json_output)
     if result.slo_holds is False:
         raise typer.Exit(SLO_MISSED)
@@ -274,7 +274,7 @@ def serve(
 
     file = plan_file(plan)
     fleet = read_fleet(file, catalog)
-    kept, keys = _to_keep(warm_up, fleet, file), _keys(api_keys)
+    warm_prompts, keys = _to_keep(warm_up, fleet, file), _keys(api_keys)
     settings = RouterSettings(
         keys=keys,
         longest_tokens=max_model_len or read_max_model_len(file) or fleet.llm.context_tokens,
@@ -290,12 +290,12 @@ def serve(
         sockets = [stack.enter_context(each) for each in bind_sockets(host, port, has_keys=bool(keys))]
         if workers:
             urls = parse_workers(workers)
-            work = serve_remotes(fleet, urls, settings, sockets, drain_s=drain, say=say, warm_up=kept)
+            work = serve_remotes(fleet, urls, settings, sockets, drain_s=drain, say=say, warm_up=warm_prompts)
         else:
             check_output_directory(logs)
             how: ValidationKeys = {"engine": engine, "weights": weights, "config": config}
             served = _served(how, fleet, settings.longest_tokens, seed)
-            work = run(served, logs, settings, sockets, drain_s=drain, say=say, warm_up=kept)
+            work = run(served, logs, settings, sockets, drain_s=drain, say=say, warm_up=warm_prompts)
         with suppress(asyncio.CancelledError):
             asyncio.run(until_signalled(work))
     say("stopped")

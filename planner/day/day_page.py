@@ -57,10 +57,10 @@ def recommendation(answer: DayAnswer) -> str:
     best = answer.winner
     hours = best.paid_hours
     span = f"{hours:,.4g} h" if hours >= 2 else show_s(3600 * hours)
-    kept = "keeps every window" if best.keeps else f"misses {_missed(best)}"
+    windows = "keeps every window" if best.keeps else f"misses {_missed(best)}"
     regret = answer.regret_usd(best)
     above = above_text(regret, _best_usd(answer))
-    return f"{best.name} {kept} and costs {usd(best.usd)} in {span}{above}."
+    return f"{best.name} {windows} and costs {usd(best.usd)} in {span}{above}."
 
 
 def above_text(regret_usd: float | None, best_usd: float | None) -> str:
@@ -406,8 +406,8 @@ def draw_day(answer: DayAnswer) -> list[Figure]:
         series = {name: counts[p] for name, counts in ready.items()}
         chart = charts.windows_chart(series, window_s, f"{pool.name}: workers ready", are_counts=True)
         pictures.append(Figure(f"workers-{p}", chart, f"{pool.name}: workers that take requests."))
-    kept = {row.name: [each.kept_frac for each in row.windows] for row in shown}
-    chart = charts.windows_chart(kept, window_s, "share within the limit")
+    kept_frac_by_name = {row.name: [each.kept_frac for each in row.windows] for row in shown}
+    chart = charts.windows_chart(kept_frac_by_name, window_s, "share within the limit")
     pictures.append(Figure("kept", chart, "The share within the limit that fewest keep, in each window."))
     bars = [charts.Bar(row.name, row.usd, is_plan=row is answer.winner) for row in answer.rows]
     if answer.optimum is not None:

@@ -34,9 +34,9 @@ def render_days(answer: JointAnswer) -> dict[str, str]:
 def joint_recommendation(answer: JointAnswer) -> str:
     """Which controller to use for all LLMs, what it costs, and how far this is above the optimum."""
     best, regret = answer.winner, answer.regret_usd(answer.winner)
-    kept = "keeps every window" if best.keeps else f"misses {_missed(best)}"
+    windows = "keeps every window" if best.keeps else f"misses {_missed(best)}"
     above = day_page.above_text(regret, None if answer.optimum is None else answer.optimum.day.usd)
-    return f"{best.name} {kept} of {counted(len(answer.each), 'LLM')} and costs {usd(best.usd)}{above}."
+    return f"{best.name} {windows} of {counted(len(answer.each), 'LLM')} and costs {usd(best.usd)}{above}."
 
 
 def proof_lines(answer: JointAnswer) -> list[str]:

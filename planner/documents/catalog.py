@@ -461,8 +461,8 @@ def _own_offers(
             own[name] = parse_offers(written, f"{path}: {written_name}")
     for name, gpu in gpus.items():
         offers = own.get(name, own.get(gpu.base, ()))
-        known = provenance[name]
-        provenance[name] = replace(known, offers=merge_offers(offers, known.offers))
+        row = provenance[name]
+        provenance[name] = replace(row, offers=merge_offers(offers, row.offers))
 
 
 def _rows_and_aliases(

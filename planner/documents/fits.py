@@ -140,9 +140,9 @@ def read_fit(
     if len(matches) > 1:
         matches = [row for row in matches if not row.flag(EP, False)]
     if len(matches) != 1:
-        known = ", ".join(str(row.get("tp")) for row in fits)
+        tp_text = ", ".join(str(row.get("tp")) for row in fits)
         ranks = f" and dp {dp}" if dp > 1 else ""
-        raise InputError(f"{path} has {len(matches)} fits for tp {tp}{ranks}, need one; found tp {known}")
+        raise InputError(f"{path} has {len(matches)} fits for tp {tp}{ranks}, need one; found tp {tp_text}")
     return file, matches[0]
 
 

@@ -107,7 +107,7 @@ def is_gated(shape: Section) -> bool:
         return False
     if kind in _GATED or kind in _UNGATED:
         return kind in _GATED
-    if any(known in str(shape.get("hidden_act", "")) for known in _GATED_ACTIVATIONS):
+    if any(activation in str(shape.get("hidden_act", "")) for activation in _GATED_ACTIVATIONS):
         return True
     raise CatalogError(
         f"{shape.path_of('model_type')}: {kind!r} is not one we know (nearest: "

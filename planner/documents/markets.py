@@ -170,8 +170,8 @@ def _parse_capacity(row: object, where: str, gpus: set[str], folder: Path) -> Ca
     gpus_of_worker = _gpus_of_worker(section)
     for gpu in gpus_of_worker:
         if gpu not in gpus:
-            known = ", ".join(sorted(gpus))
-            raise InputError(f"{section.path_of('gpu')}: {gpu!r} has no price under gpus; known: {known}")
+            priced = ", ".join(sorted(gpus))
+            raise InputError(f"{section.path_of('gpu')}: {gpu!r} has no price under gpus; known: {priced}")
     (gpu, count), *beside = gpus_of_worker.items()
     return Capacity(
         llm,

@@ -309,13 +309,13 @@ def _values_of(
         names = [row.name for row in possible if research or is_deployed(row, target)]
         return tuple(dict.fromkeys((usual, *names)))
     names = value if isinstance(value, list) and value else [value]
-    known = tuple(row.name for row in rows.values() if STEPWISE in row.engines)
-    if other := [row for row in rows.values() if row.name in names and row.name not in known]:
+    simulated_names = tuple(row.name for row in rows.values() if STEPWISE in row.engines)
+    if other := [row for row in rows.values() if row.name in names and row.name not in simulated_names]:
         raise InputError(
             f"{section.path_of(axis)}: {other[0].name} is {other[0].words}, which `plan simulate` has and no "
             f"plan; take of {', '.join(row.name for row in possible)}"
         )
-    chosen = tuple(check_one_of(name, (*known, ANY), section.path_of(axis)) for name in names)
+    chosen = tuple(check_one_of(name, (*simulated_names, ANY), section.path_of(axis)) for name in names)
     if ANY in chosen:
         raise InputError(f"{section.path_of(axis)}: any stands alone; write {axis}: any, or drop it")
     if len(set(chosen)) < len(chosen):

@@ -76,18 +76,18 @@ def at_medians(latency: StepLatency, llm: Llm, gpu: str, rows: Iterable[SpreadRo
 
     Step times with a spread or a calibration of their own are not multiplied.
     """
-    known = spread_of(latency, llm, gpu, rows)
-    moved = replace(latency, spread=known)
-    if known is None or latency.spread is not None or latency.uncertainty_frac is not None:
+    spread = spread_of(latency, llm, gpu, rows)
+    moved = replace(latency, spread=spread)
+    if spread is None or latency.spread is not None or latency.uncertainty_frac is not None:
         return moved
-    prefill, decode = known.prefill.median, known.decode.median
+    prefill, decode = spread.prefill.median, spread.decode.median
     if prefill == decode == 1.0:
         return moved
     factors = [
         f"{name} x{factor:g}" for name, factor in (("prefills", prefill), ("decodes", decode)) if factor != 1
     ]
     spread_around_medians = replace(
-        known, prefill=replace(known.prefill, median=1.0), decode=replace(known.decode, median=1.0)
+        spread, prefill=replace(spread.prefill, median=1.0), decode=replace(spread.decode, median=1.0)
     )
     basis = f"{latency.basis}; {' and '.join(factors)}, the median of runs that others measured"
     return replace(latency.scale_steps(prefill, decode), spread=spread_around_medians, basis=basis)

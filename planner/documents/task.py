@@ -717,10 +717,10 @@ def _find_offers(
             f"{section.path_of('spot_interruptions_per_h')}: {provider} has no spot price of these GPUs"
         )
     if missing and ("gpus" in fleet or len(missing) == len(stock)):
-        known = {f"{o.provider} {o.term}" for name in missing for o in catalog.provenance[name].offers}
+        offer_names = {f"{o.provider} {o.term}" for name in missing for o in catalog.provenance[name].offers}
         raise InputError(
             f"{section.where}: {provider} {term} is in no price of {', '.join(missing)} in "
-            f"catalogs/gpus.yaml; there are {', '.join(sorted(known)) or 'none'}; or give fleet: prices"
+            f"catalogs/gpus.yaml; there are {', '.join(sorted(offer_names)) or 'none'}; or give fleet: prices"
         )
     return priced, tuple(missing), on_spot
 

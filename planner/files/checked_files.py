@@ -62,12 +62,12 @@ def cached_text(name: str, make: Callable[[], str]) -> str:
     """
     if (folder := user_cache()) is None:
         return make()
-    kept = folder / name
+    file = folder / name
     with suppress(OSError, UnicodeDecodeError):
-        return kept.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     text = make()
     with suppress(InputError):
-        write_file(kept, text)
+        write_file(file, text)
     return text
 
 
@@ -264,7 +264,7 @@ def _check_yaml(text: str) -> None:
     """
     sizes: list[int] = [0]
     anchors: list[str | None] = [None]
-    known: dict[str | None, int] = {}  # Sizes of the closed collections, by anchor.
+    size_by_anchor: dict[str | None, int] = {}  # Sizes of the closed collections, by anchor.
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             sizes.append(0)
@@ -272,11 +272,11 @@ def _check_yaml(text: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             size, anchor = sizes.pop(), anchors.pop()
             sizes[-1] += size
-            known[anchor] = size
+            size_by_anchor[anchor] = size
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor in anchors:
                 raise _malformed_error(f"*{event.anchor} refers to what it is a part of", event.start_mark)
-            sizes[-1] += max(known.get(event.anchor, 1), 1)
+            sizes[-1] += max(size_by_anchor.get(event.anchor, 1), 1)
         elif isinstance(event, yaml.ScalarEvent):
             sizes[-1] += 1
         if len(sizes) > MAX_YAML_DEPTH:

@@ -134,7 +134,7 @@ def detect_format(path: Path) -> str:
     ours.
     """
     if path.is_dir():
-        own = [known.inside[0] for known in FORMATS.values() if known.inside]
+        own = [row.inside[0] for row in FORMATS.values() if row.inside]
         for pattern in (*own, "**/*.json"):
             if files := sorted(path.glob(pattern)):
                 return detect_format(files[0])
@@ -142,8 +142,8 @@ def detect_format(path: Path) -> str:
     kind, names = _describe_file(read_text(path), path)
     if kind == "text":
         return "prometheus"
-    for name, known in FORMATS.items():
-        if any(marks <= names for marks in known.marks):
+    for name, row in FORMATS.items():
+        if any(marks <= names for marks in row.marks):
             return name
     listed_names = ", ".join(sorted(names)[:8])
     raise InputError(

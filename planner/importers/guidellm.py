@@ -116,9 +116,9 @@ def _from_requests(
         if statistics := foreign_fields.mean_and_percentiles([value * factor for value in values if value]):
             latency[metric] = statistics
     starts = [foreign_fields.read_optional(row, "request_start_time", where) for row in succeeded]
-    known = [start for start in starts if start is not None]
-    first = min(known, default=0.0)
-    start_s = tuple(start - first for start in known) if len(known) == len(succeeded) else ()
+    start_times = [start for start in starts if start is not None]
+    first = min(start_times, default=0.0)
+    start_s = tuple(start - first for start in start_times) if len(start_times) == len(succeeded) else ()
     return len(succeeded), (input_tokens, output_tokens), latency, start_s
 
 

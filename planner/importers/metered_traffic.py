@@ -189,16 +189,16 @@ def _fill_unknown(rate_rps: Floats, where: str, warnings: list[str]) -> Floats:
             "far apart; query with a shorter step, or say a longer --every"
         )
     if unknown.any():
-        known = np.flatnonzero(~unknown)
-        first, last = known[0], known[-1]
+        known_indices = np.flatnonzero(~unknown)
+        first, last = known_indices[0], known_indices[-1]
         rate_rps, unknown = rate_rps[first : last + 1], unknown[first : last + 1]
-        known = np.flatnonzero(~unknown)
+        known_indices = np.flatnonzero(~unknown)
         if unknown.any():
             warnings.append(
                 f"{where}: {int(unknown.sum())} of {len(rate_rps)} intervals have no samples (scrapes are "
                 "missing); their rates are drawn between those beside them"
             )
-        rate_rps = np.interp(np.arange(len(rate_rps)), known, rate_rps[known])
+        rate_rps = np.interp(np.arange(len(rate_rps)), known_indices, rate_rps[known_indices])
     return rate_rps
 
 

@@ -24,7 +24,7 @@ RUN_S = 3600.0
 MOST_RUNS = 6
 MOST_REQUESTS = 2000  # The most requests of a run; more at the same rate would tell little.
 FEWEST_REQUESTS = 50
-_WINDOW_S = 60.0
+_WINDOW_S = 60.0  # Counters are read in windows of this length.
 # A line of the text format with a time stamp at its end.
 _TIMED = re.compile(r"[A-Za-z_:][\w:]*(?:\{.*\})?\s+\S+\s+(\d+(?:\.\d*)?)")
 _LAST_S = 1e11  # A larger time stamp is in milliseconds.

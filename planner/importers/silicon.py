@@ -12,18 +12,21 @@ Scheduler, sampling and host take no time here, so a fit has host overhead h = 0
 
 The tables are corrected where engines behave otherwise:
 
-  fp8-block       its dense GEMMs were measured without CUDA graphs: none takes less than its launch, 60 to 90
-  us on H100 and 180 on B200, where fp8 with a scale per tensor takes 10. From 2048 tokens on, where launches
-  do not count, their ratio is 0.9 to 1.2. So the times of fp8 are taken. few tokens      an operation on N
-  tokens takes at most its time on more tokens, because it can be padded; single entries of the tables are
-  twice too long. experts         one kind of table draws the experts of a token from a power law; in the
-  other no two tokens share an expert before all are taken. Measured engines (Mixtral, Qwen3, MiniMax) touch
-  as many experts as independent even choices do, E (1 - (1 - k/E)^N), so the other table is read at that
-  number; gpt-oss-120b fits the power law (`planner/importers/silicon_experts.py`). mixed steps     attention
-  of prefills and of decodes was measured apart. If the GPU's row of the catalog says that one launch serves
-  both, decodes take at least `mixed_kv_s`. unlike layers   LLMs with `groups` are summed in
-  `planner/importers/silicon_config.py`, as AIConfigurator itself reads their config.json. other nodes     on
-  PCIe, all-reduces depend on the server: for the GPUs of ROW_REDUCES their times come from the catalog.
+  fp8-block      its dense GEMMs were measured without CUDA graphs: none takes less than its launch, 60 to 90
+                 us on H100 and 180 on B200, where fp8 with a scale per tensor takes 10. From 2048 tokens on,
+                 where launches do not count, their ratio is 0.9 to 1.2. So the times of fp8 are taken.
+  few tokens     an operation on N tokens takes at most its time on more tokens, because it can be padded;
+                 single entries of the tables are twice too long.
+  experts        one kind of table draws the experts of a token from a power law; in the other no two tokens
+                 share an expert before all are taken. Measured engines (Mixtral, Qwen3, MiniMax) touch as
+                 many experts as independent even choices do, E (1 - (1 - k/E)^N), so the other table is read
+                 at that number; gpt-oss-120b fits the power law (importers/silicon_experts.py).
+  mixed steps    attention of prefills and of decodes was measured apart. If the GPU's row of the catalog says
+                 that one launch serves both, decodes take at least `mixed_kv_s`.
+  unlike layers  LLMs with `groups` are summed in importers/silicon_config.py, as AIConfigurator itself reads
+                 their config.json.
+  other nodes    on PCIe, all-reduces depend on the server: for the GPUs of ROW_REDUCES their times come from
+                 the catalog.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTa
     _, model, hardware, degree, llm, gpu, tp = best[0]
     rows = table[(table.model == model) & (table.hardware == hardware) & (table.tensor_parallel == degree)]
     for name in NUMBERS:
-        read_number_column(rows, name, path, least=1e-9)  # Raises for a time or size of 0.
+        read_number_column(rows, name, path, least=1e-9)  # Only to refuse a time or size of 0.
     llm_name, gpu_name, tp = foreign_fields.read_setup(
         replace(stated, tp=tp), catalog, path, llm=llm, gpu=gpu
     )

@@ -157,8 +157,8 @@ def _add_up_profiles(tables: Sequence[NamedTable], stated: StatedSetup, catalog:
         f"{(~used).sum()} attention row(s) beyond {most_tokens:g} tokens or without a time are left out"
     )
     steps = np.vstack([prefills[is_prefill], decodes[is_decode]])
-    kept = {name: np.concatenate([each[is_prefill], each[is_decode]]) for name, each in operators.items()}
-    return _step_table(steps, kept, llm, gpu, tp, f"Vidur profiles {names}", "" if used.all() else left_out)
+    times = {name: np.concatenate([each[is_prefill], each[is_decode]]) for name, each in operators.items()}
+    return _step_table(steps, times, llm, gpu, tp, f"Vidur profiles {names}", "" if used.all() else left_out)
 
 
 def _find_table(tables: Sequence[NamedTable], column: str, what: str) -> NamedTable:

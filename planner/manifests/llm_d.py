@@ -24,7 +24,7 @@ CHART_VERSION, ROUTER_VERSION = "v0.4.12", "v0.10.0"
 ROUTER_CHART = "oci://ghcr.io/llm-d/charts/llm-d-router-standalone"
 # In place of the router's own proxy: an InferencePool and an HTTPRoute for a Gateway of the cluster.
 GATEWAY_CHART = "oci://ghcr.io/llm-d/charts/llm-d-router-gateway"
-GATEWAY_NAME = "inference-gateway"  # what the chart calls it where nothing is said
+GATEWAY_NAME = "inference-gateway"  # The chart's default.
 PLUGINS_FILE = "plan.yaml"
 ENGINE = (
     f"vLLM {engine_command.VLLM_VERSION}, charts llm-d-modelservice {CHART_VERSION} and "
@@ -190,5 +190,5 @@ def values(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
 
 
 def _volume_gib(fleet: Fleet) -> int:
-    """The volume for the checkpoint [GiB], twice its size and 10: hubs keep some in two formats."""
+    """The volume for the checkpoint [GiB]: 10 and twice its size, because hubs have some in two formats."""
     return 10 + round(2 * fleet.llm.weight_bytes / 2**30)

@@ -15,7 +15,7 @@ RULES_FILE, DASHBOARD_FILE = "fleetplan-rules.yaml", "fleetplan-dashboard.json"
 HOLDS, HEADROOM, DRIFTED = "fleetplan_plan_holds", "fleetplan_headroom_traffic_frac", "fleetplan_drifted"
 _STALE_S = 3600  # Without a run of `plan watch` for this long an alert fires.
 _LOW_HEADROOM_FRAC = 0.1
-SCRAPE_S = 15
+SCRAPE_S = 15  # Prometheus reads metrics this often.
 MOST_UID = 40  # Most characters of a dashboard's uid in Grafana.
 
 

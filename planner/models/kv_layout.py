@@ -185,11 +185,11 @@ def _compressed_layout(llm: Llm) -> KvLayout:
                 waiting = (in_page, attention.overlap_factor * attention.ratio)
                 kinds[waiting] += round(group.count * in_page * attention.waiting_bytes)
     constant_pages, pages_per_token, found_pages = 0, 0.0, 0
-    for (in_page, kept), kind_bytes in kinds.items():
+    for (in_page, kept_tokens), kind_bytes in kinds.items():
         groups = math.ceil(kind_bytes / page_bytes)
-        constant_pages += groups * (math.ceil((kept - 1) / in_page) + 1)
+        constant_pages += groups * (math.ceil((kept_tokens - 1) / in_page) + 1)
         pages_per_token += groups / in_page
-        found_pages += groups * math.ceil(kept / in_page)
+        found_pages += groups * math.ceil(kept_tokens / in_page)
     blocks = COMPRESSED_PAGE_TOKENS // KV_BLOCK_TOKENS
     passing_blocks = pages_per_token * blocks
     beside = KvBeside(

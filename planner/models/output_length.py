@@ -145,8 +145,8 @@ def _seen_tokens(trace: Trace) -> Floats:
     for i in range(len(trace)):
         node, depth = 0, 0
         for block in ids[offsets[i] : offsets[i + 1]]:
-            known = children.get((node, block))
-            depth += known is not None
-            node = children.setdefault((node, block), len(children) + 1) if known is None else known
+            child = children.get((node, block))
+            depth += child is not None
+            node = children.setdefault((node, block), len(children) + 1) if child is None else child
         seen_blocks[i] = depth
     return np.minimum(seen_blocks * trace.prefix_block_tokens, trace.input_tokens)

@@ -72,10 +72,10 @@ def calibration_of(llm: Llm, gpu: Gpu) -> Calibration:
 @cache
 def _read_calibrations() -> dict[str, Calibration]:
     path = repository_dir("catalogs") / "roofline.yaml"
-    known = {field.name for field in fields(Efficiency)}
+    field_names = {field.name for field in fields(Efficiency)}
 
     def calibration(values: Mapping[str, Any]) -> Calibration:
-        efficiency = Efficiency(**{key: float(value) for key, value in values.items() if key in known})
+        efficiency = Efficiency(**{key: float(value) for key, value in values.items() if key in field_names})
         errors = values["errors"]
         prefill, decode = (
             {structure: float(error_fracs[phase]) for structure, error_fracs in errors.items()}

@@ -189,11 +189,11 @@ def _knots_with_data(knots_tokens: tuple[float, ...], tokens: Array) -> Array:
     low, high = float(tokens.min()), float(tokens.max())
     if low == high:
         raise InputError(f"step table: every step has {low:g} tokens; at least two sizes are needed")
-    kept = [low]
+    knots_used = [low]
     for knot in sorted({float(k) for k in knots_tokens if low < k <= high / 1.5} | {high}):
-        if ((tokens > kept[-1]) & (tokens <= knot)).any():
-            kept.append(knot)
-    return np.array(kept)
+        if ((tokens > knots_used[-1]) & (tokens <= knot)).any():
+            knots_used.append(knot)
+    return np.array(knots_used)
 
 
 def _context_tokens(X: Array) -> Array:

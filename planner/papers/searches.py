@@ -68,17 +68,17 @@ def search_as(paper: Paper, question: PaperQuestion) -> PaperSearch:
 
 def _distserve(question: PaperQuestion) -> PaperSearch:
     """DistServe's Algorithms 1 and 2, and any counts of prefill and decode instances, at `rate_rps`."""
-    task, known, rate_rps = question.task, question.catalog, question.rate_rps
+    task, catalog, rate_rps = question.task, question.catalog, question.rate_rps
     _needs_seconds(task)
     if len(task.stock) != 1:
         raise InputError(
             f"fleet.gpus: distserve places one kind of GPU, found {', '.join(task.stock)}; keep one there"
         )
-    (gpu,) = task.priced_gpus(known)
-    llm = known.llm(task.llm)
+    (gpu,) = task.priced_gpus(catalog)
+    llm = catalog.llm(task.llm)
     within = Network(gpu.link_bytes_per_s, transfer=task.network.transfer, is_shared=False)
     setting = distserve_search.Setting(llm, Policies(), task.network, within)
-    types = distserve_search.instance_types(llm, gpu, known, nodes=question.nodes)
+    types = distserve_search.instance_types(llm, gpu, catalog, nodes=question.nodes)
     rules = distserve_search.steady_rules(task.slo, poisson_traffic(question.lengths), seeds=question.seeds)
     apart = distserve_search.high_affinity(
         setting,
@@ -126,7 +126,7 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
 
 def _vidur(question: PaperQuestion) -> PaperSearch:
     """Requests per dollar over TP x PP x batching x token budget x sequences, with Pareto frontiers."""
-    task, known, lengths, gpus = question.task, question.catalog, question.lengths, question.gpus
+    task, catalog, lengths, gpus = question.task, question.catalog, question.lengths, question.gpus
     _needs_seconds(task)
     if gpus > MOST_GPUS:
         raise InputError(
@@ -135,7 +135,12 @@ def _vidur(question: PaperQuestion) -> PaperSearch:
     longest = int((lengths.input_tokens + lengths.output_tokens).max())
     space = vidur_search.Space(budgets=(512, 2048, 8192), seats=(128, 256))
     fleets = vidur_search.configurations(
-        known.llm(task.llm), task.priced_gpus(known), known, space, total_gpus=gpus, least_kv_tokens=longest
+        catalog.llm(task.llm),
+        task.priced_gpus(catalog),
+        catalog,
+        space,
+        total_gpus=gpus,
+        least_kv_tokens=longest,
     )
     if question.is_offline:
         return _vidur_offline(fleets, lengths)
@@ -224,7 +229,7 @@ def _splitwise(question: PaperQuestion) -> PaperSearch:
     Iso-throughput for an objective of cost, power or gpus: the cheapest that carries the rate. Iso-power and
     iso-cost for `objective: throughput` within one limit: the most requests/s.
     """
-    task, known = question.task, question.catalog
+    task, catalog = question.task, question.catalog
     if task.slowdowns is None:
         raise InputError("slo: splitwise needs limits relative to a machine alone, as in `preset: splitwise`")
     if task.objective == "throughput":
@@ -234,7 +239,7 @@ def _splitwise(question: PaperQuestion) -> PaperSearch:
     designs = sorted(
         (
             row
-            for design in _designs(task, known)
+            for design in _designs(task, catalog)
             if (row := _cheapest_of_design(design, question, slowdowns))
         ),
         key=lambda pair: float(pair[0][unit]),
@@ -255,9 +260,9 @@ class _Slowdowns:
     """Whether a fleet keeps the slowdowns at a rate, on Poisson traffic of every seed."""
 
     def __init__(self, question: PaperQuestion) -> None:
-        task, known = question.task, question.catalog
+        task, catalog = question.task, question.catalog
         assert task.slowdowns is not None
-        reference = _machine(task, known, known.gpu(task.slowdowns.gpu), tp=task.slowdowns.tp)
+        reference = _machine(task, catalog, catalog.gpu(task.slowdowns.gpu), tp=task.slowdowns.tp)
         self.limits = task.slowdowns.limits
 
         @cache
@@ -278,7 +283,7 @@ class _Slowdowns:
 
 def _most_of_designs(question: PaperQuestion) -> PaperSearch:
     """Iso-power and iso-cost: what each design carries within the budget, most requests/s first."""
-    task, known = question.task, question.catalog
+    task, catalog = question.task, question.catalog
     limits = {
         "power": task.power_limit_w,
         "cost": task.cost_limit_usd_per_h,
@@ -292,9 +297,9 @@ def _most_of_designs(question: PaperQuestion) -> PaperSearch:
             f"found {design_names}; name one"
         )
     ((limit_name, budget),) = named
-    slowdowns, llm, network = _Slowdowns(question), known.llm(task.llm), _own_links(task.network)
+    slowdowns, llm, network = _Slowdowns(question), catalog.llm(task.llm), _own_links(task.network)
     rows: list[tuple[dict[str, Any], Fleet]] = []
-    for design in _designs(task, known):
+    for design in _designs(task, catalog):
         costs = [weight(type_, limit_name) for type_ in (design.prompt, design.token) if type_]
         fleets = [
             design.fleet(llm, network, p, t)
@@ -342,9 +347,9 @@ def _judged_traffic(question: PaperQuestion, rate_rps: float) -> list[Trace]:
     return [traffic(rate_rps, max(2000, round(120 * rate_rps)), seed) for seed in range(question.seeds)]
 
 
-def _designs(task: PlanQuestion, known: Catalog) -> list[splitwise_search.MachineDesign]:
+def _designs(task: PlanQuestion, catalog: Catalog) -> list[splitwise_search.MachineDesign]:
     """Machines of one kind for everything, and pairs of kinds, one for prompts and one for tokens."""
-    machines = [_machine(task, known, gpu) for gpu in task.priced_gpus(known)]
+    machines = [_machine(task, catalog, gpu) for gpu in task.priced_gpus(catalog)]
     designs = [splitwise_search.MachineDesign(machine.gpu.name, machine, None) for machine in machines]
     return designs + [
         splitwise_search.MachineDesign(f"{p.gpu.name} + {t.gpu.name}", p, t)
@@ -387,13 +392,13 @@ def _own_links(network: Network) -> Network:
     return replace(network, is_shared=False)
 
 
-def _machine(task: PlanQuestion, known: Catalog, gpu: Gpu, *, tp: int = MACHINE_TP) -> WorkerType:
+def _machine(task: PlanQuestion, catalog: Catalog, gpu: Gpu, *, tp: int = MACHINE_TP) -> WorkerType:
     """A whole machine as one worker, as Splitwise has it: TP 8, prompts up to 2048 tokens a batch."""
-    llm = known.llm(task.llm)
+    llm = catalog.llm(task.llm)
     kv_tokens = kv_cache_tokens(llm, gpu, tp, max_num_batched_tokens=2048, max_num_seqs=512)
     if not kv_tokens:
         raise InputError(f"{llm.name} does not fit a machine of {tp} x {gpu.name}; take larger GPUs")
-    machine = WorkerType(gpu, tp, known.step_latency(llm, gpu, tp), kv_tokens, 2048, 512).with_llm(llm)
+    machine = WorkerType(gpu, tp, catalog.step_latency(llm, gpu, tp), kv_tokens, 2048, 512).with_llm(llm)
     if machine.kv_beside.is_any:
         raise InputError(
             f"llm: {llm.name} has layers with windows or states, and Splitwise counts KV by tokens "

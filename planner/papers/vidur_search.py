@@ -174,11 +174,11 @@ def pareto_configurations(
     rows: Iterable[SearchedConfiguration], latency: int
 ) -> tuple[SearchedConfiguration, ...]:
     """The rows that no other beats in both requests per dollar and `values_s[latency]`; cheapest first."""
-    kept: list[SearchedConfiguration] = []
+    frontier: list[SearchedConfiguration] = []
     for row in sorted(rows, key=lambda row: (-row.requests_per_usd, row.values_s[latency])):
-        if row.rate_rps and (not kept or row.values_s[latency] < kept[-1].values_s[latency]):
-            kept.append(row)
-    return tuple(kept)
+        if row.rate_rps and (not frontier or row.values_s[latency] < frontier[-1].values_s[latency]):
+            frontier.append(row)
+    return tuple(frontier)
 
 
 def search_makespans(fleets: Iterable[Fleet], requests: Trace) -> tuple[OfflineConfiguration, ...]:

@@ -87,8 +87,8 @@ class Executor:
     def __post_init__(self) -> None:
         kind, _, number = self.name.partition(":")
         if kind not in NAMES or (":" in self.name and kind not in WITH_NUMBER):
-            known = ", ".join(f"{each}[:N]" if each in WITH_NUMBER else each for each in NAMES)
-            raise InputError(f"--executor: must be one of {known}, found {self.name!r}")
+            names = ", ".join(f"{each}[:N]" if each in WITH_NUMBER else each for each in NAMES)
+            raise InputError(f"--executor: must be one of {names}, found {self.name!r}")
         if ":" in self.name and not (number.isdecimal() and 1 <= int(number) <= MOST_WORKERS):
             raise InputError(
                 f"--executor {self.name}: expected a number from 1 to {MOST_WORKERS} after {kind}:"

@@ -296,10 +296,10 @@ def _images(fleet: Fleet) -> list[str]:
 
 def _engine(fleet: Fleet) -> Document:
     """The engine that is deployed, with the constants it is planned with, if any."""
-    known: Document = {} if fleet.engine is None else engine_document(fleet.engine)
+    engine: Document = {} if fleet.engine is None else engine_document(fleet.engine)
     if why_undeployable(fleet):
-        return known or {"name": "vllm"}
-    return {"name": "vllm", "version": engine_version(fleet), **known, "images": _images(fleet)}
+        return engine or {"name": "vllm"}
+    return {"name": "vllm", "version": engine_version(fleet), **engine, "images": _images(fleet)}
 
 
 def certificate_json(plan: Plan, *, command: str = "") -> str:
@@ -538,8 +538,8 @@ def _fleet_summary(fleet: Fleet) -> Document:
     """The fleet without its step times."""
     document = fleet_document(fleet)
     workers = [{key: value for key, value in row.items() if key != "latency"} for row in document["workers"]]
-    kept = ("policies", "network", *PAID_KEYS)
-    return {"workers": workers, **{name: document[name] for name in kept if name in document}}
+    keys = ("policies", "network", *PAID_KEYS)
+    return {"workers": workers, **{name: document[name] for name in keys if name in document}}
 
 
 def _slo_lines(verdict: Verdict) -> list[Document]:

@@ -100,11 +100,11 @@ def targets_text(plan: Plan, remedy: str = ANOTHER_TARGET) -> str:
     rows = plan.certificate.routers
     if not rows or not plan.fleet.leaves_choice:
         return ""
-    kept = [row.target for row in rows if row.keeps]
+    keeping = [row.target for row in rows if row.keeps]
     missed = [row.target for row in rows if not row.keeps]
     if not missed and not plan.certificate.for_targets:
-        return f"For {listed(kept) if len(kept) < 3 else f'any of {len(kept)} deployment targets'}."
-    for_ = f"For {listed(kept)}" if kept else "For `plan serve`, our own router, alone"
+        return f"For {listed(keeping) if len(keeping) < 3 else f'any of {len(keeping)} deployment targets'}."
+    for_ = f"For {listed(keeping)}" if keeping else "For `plan serve`, our own router, alone"
     if plan.certificate.deploy is not None:
         return f"NOT kept on {listed(missed)}, for which it was planned."
     if plan.certificate.for_targets:
@@ -139,10 +139,10 @@ def buy_text(fleet: Fleet, paid: Bill, whose: str = "") -> str:
 
 def _how_sure(plan: Plan) -> str:
     answer = planned_answer(plan)
-    room, kept = headroom_of(plan), None if answer is None else answer.kept_in
+    room, kept_in = headroom_of(plan), None if answer is None else answer.kept_in
     parts = [] if room is None else [f"as written it holds to {room_text(room)}"]
-    if kept is not None and kept.futures:
-        parts.append(f"kept in {kept.kept} of {kept.futures} scenarios{grown_text(plan)}")
+    if kept_in is not None and kept_in.futures:
+        parts.append(f"kept in {kept_in.kept} of {kept_in.futures} scenarios{grown_text(plan)}")
     text = "; ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
@@ -248,7 +248,7 @@ def _card(plan: Plan, answer: Answered) -> Card:
     if answer.value is None:
         return Card(name, "none", "", "", "no fleet within the limits was found", "", "", "", is_plan=is_plan)
     paid = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
-    kept = "" if answer.kept_in is None else _kept_text(plan, answer.name, answer.kept_in)
+    kept_text = "" if answer.kept_in is None else _kept_text(plan, answer.name, answer.kept_in)
     limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))
     return Card(
         name,
@@ -256,7 +256,7 @@ def _card(plan: Plan, answer: Answered) -> Card:
         "the plan" if is_plan else _difference(plan, answer, paid),
         "" if paid is None else f"{month_text(paid)} per month",
         workers_text(answer.workers),
-        kept,
+        kept_text,
         ""
         if answer.headroom is None
         else holds_text(answer.headroom, after_loss=answer.kept_in is not None and answer.kept_in.after_loss),
@@ -394,11 +394,11 @@ def _routers(plan: Plan) -> list[Glance]:
     for row in rows:
         why = router_text(row) if row.keeps else f"NOT kept, {router_text(row)}: {decided_text(row)}"
         targets.setdefault(why, []).append(row.target)
-    kept = sum(row.keeps for row in rows)
+    kept_count = sum(row.keeps for row in rows)
     note = "; ".join(f"{', '.join(names)} ({why})" for why, names in targets.items())
     if any(row.needs_priority for row in rows):
         note = f"if every request brings its priority: {note}"
-    return [Glance("Routers", f"kept on {kept} of {counted(len(rows), 'target')}", note)]
+    return [Glance("Routers", f"kept on {kept_count} of {counted(len(rows), 'target')}", note)]
 
 
 def _committed(plan: Plan) -> list[Glance]:
@@ -465,19 +465,19 @@ def _more_traffic(plan: Plan) -> Glance:
     values, name = plan.certificate.around, more_traffic_name(growth_frac_of(plan))
     if plan.throughput is not None:
         rate = f"{plan.throughput.rate_rps:g} requests/s"
-        kept = "is kept in enough scenarios" if plan.certificate.answers else "holds"
-        return Glance(name, "none found", f"{rate} is the most that {kept} within the limits")
+        kept_text = "is kept in enough scenarios" if plan.certificate.answers else "holds"
+        return Glance(name, "none found", f"{rate} is the most that {kept_text} within the limits")
     more = None if values is None else values.more_traffic
     if more is None:
         return Glance(name, "not simulated", _priced_by(plan))
-    kept = f"kept in {more.kept} of {more.futures} scenarios with so much more" if more.futures else ""
+    kept_text = f"kept in {more.kept} of {more.futures} scenarios with so much more" if more.futures else ""
     if more.is_carried:
         # Bursts of denser traffic fall elsewhere, so a smaller fleet may carry it: no claim on the cost.
-        if not kept:
+        if not kept_text:
             return Glance(name, "carried", "by this fleet, on the traffic as it is written")
-        return Glance(name, "no extra cost", f"this fleet is {kept}")
+        return Glance(name, "no extra cost", f"this fleet is {kept_text}")
     # A plan with the same GPUs may do, with other settings of its engines.
-    why = f"this one is {kept}, too few" if kept else "as written this one holds to less"
+    why = f"this one is {kept_text}, too few" if kept_text else "as written this one holds to less"
     return Glance(name, "takes another plan", f"{why}; {_priced_by(plan)}")
 
 
@@ -568,8 +568,8 @@ def why(plan: Plan) -> list[str]:
     paper = certificate.find_answer("on-paper")
     if paper is not None and paper.kept_in and paper.kept_in.futures and paper.workers != _workers(plan):
         price = "" if paper.value is None else f", {in_unit(paper.value, certificate.unit)}"
-        kept = _kept_text(plan, "on-paper", paper.kept_in)
-        text += [f"the cheapest fleet on paper{price}, is {kept}", *_not_measured(plan)]
+        kept_text = _kept_text(plan, "on-paper", paper.kept_in)
+        text += [f"the cheapest fleet on paper{price}, is {kept_text}", *_not_measured(plan)]
     if certificate.futures is not None and certificate.futures.cheaper is not None:
         text.append(sentence(certificate.futures.cheaper))
     text += [sentence(each) for each in certificate.binding if isinstance(each, SharingSaves | NotShared)]

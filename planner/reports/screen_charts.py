@@ -87,7 +87,7 @@ def attainment(plan: Plan) -> Figure | None:
     ]
     # Without scenarios the traffic as it is written is the only one.
     scenario_count = max(robustness.futures, 1)
-    kept = text_layers(
+    texts = text_layers(
         data_of_columns(
             x=totals,
             y=[TEXT_HEIGHT] * len(totals),
@@ -98,7 +98,7 @@ def attainment(plan: Plan) -> Figure | None:
     plan_at = alt.Chart(data_of_columns(x=[plan.fleet.workers])).mark_rule(
         color=VERMILLION, strokeDash=[5, 3]
     )
-    drawn = alt.layer(line, band, *needed, plan_at.encode(x="x:Q"), *kept)
+    drawn = alt.layer(line, band, *needed, plan_at.encode(x="x:Q"), *texts)
     return Figure(
         "attainment",
         drawn.properties(width=WIDTH, height=HEIGHT),

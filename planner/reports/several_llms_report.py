@@ -229,7 +229,7 @@ def fleet_rows(plan: SharedPlan) -> Rows:
     for name, one in plan.plans.items():
         production = one.certificate.find_answer("production")
         kept_in = None if production is None else production.kept_in
-        kept = "" if kept_in is None else answer_sentences.kept_text(kept_in)
+        kept_in_text = "" if kept_in is None else answer_sentences.kept_text(kept_in)
         rows.append(
             (
                 f"{name} ({one.fleet.llm.name})",
@@ -237,7 +237,7 @@ def fleet_rows(plan: SharedPlan) -> Rows:
                 str(one.fleet.gpus),
                 show_amount(one.value, plan.unit),
                 show_amount(plan.alone[name], plan.unit),
-                *((show_amount(plan.paper[name], plan.unit), kept) if has_scenarios else ()),
+                *((show_amount(plan.paper[name], plan.unit), kept_in_text) if has_scenarios else ()),
                 "kept" if one.verdict.holds else "missed",
             )
         )

@@ -159,11 +159,11 @@ class LiveRouter:
             )
         self.fleet, self.settings = fleet, settings or RouterSettings()
         if find_router_difference(QUEUE[fleet.policies.queue], VLLM).is_lacking:
-            known = ", ".join(
+            queues = ", ".join(
                 row.name for row in QUEUE.values() if not find_router_difference(row, VLLM).is_lacking
             )
             raise InputError(
-                f"policies.queue is {fleet.policies.queue!r}, on real engines it must be one of {known}"
+                f"policies.queue is {fleet.policies.queue!r}, on real engines it must be one of {queues}"
             )
         self.live = LiveFleet(fleet, lengths=lengths, history=history)
         self.backends = list(backends)

@@ -226,10 +226,10 @@ class _StartedHighs(pulp.HiGHS):  # type: ignore[misc]
     """HiGHS that is told the values of the integer variables before it runs."""
 
     def callSolver(self, lp: pulp.LpProblem) -> None:
-        known = [variable for variable in lp.variables() if variable.cat == pulp.LpInteger]
-        known = [variable for variable in known if variable.value() is not None]
-        columns, values = [variable.index for variable in known], [variable.value() for variable in known]
-        lp.solverModel.setSolution(len(known), np.array(columns, np.int32), np.array(values, float))
+        hinted = [variable for variable in lp.variables() if variable.cat == pulp.LpInteger]
+        hinted = [variable for variable in hinted if variable.value() is not None]
+        columns, values = [variable.index for variable in hinted], [variable.value() for variable in hinted]
+        lp.solverModel.setSolution(len(hinted), np.array(columns, np.int32), np.array(values, float))
         super().callSolver(lp)
 
     def findSolutionValues(self, lp: pulp.LpProblem) -> tuple[int, int]:
@@ -340,12 +340,12 @@ def _unbounded_or_infeasible(problem: pulp.LpProblem, time_limit_s: float, engin
     status = run_highs(problem, time_limit_s=time_limit_s, engine=engine).status
     problem.setObjective(objective)
     problem.sense = sense
-    known: dict[Status, Status] = {
+    status_by_theirs: dict[Status, Status] = {
         "optimal": "unbounded",
         "feasible": "unbounded",
         "infeasible": "infeasible",
     }
-    return SolverOutcome(known.get(status, "unknown"), None)
+    return SolverOutcome(status_by_theirs.get(status, "unknown"), None)
 
 
 def _keeps_constraints(problem: pulp.LpProblem) -> bool:

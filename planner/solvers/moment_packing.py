@@ -99,13 +99,13 @@ def _fewest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bo
     sums = u.min(axis=0).sum(axis=0)  # (R,) the workers that each resource fills at least
     bound = min(max(1, math.ceil(float(sums.max()) - TOLERANCE)), workers + 1)
     packings = [_first_fit(u, order), worker_of if largest_load(u, worker_of) <= 1 + TOLERANCE else None]
-    known = min((each for each in packings if each is not None), key=_used_workers, default=None)
-    if (known is not None and _used_workers(known) <= bound) or bound > workers or not is_small:
-        return None if known is None else _used_workers(known), bound
+    packing = min((each for each in packings if each is not None), key=_used_workers, default=None)
+    if (packing is not None and _used_workers(packing) <= bound) or bound > workers or not is_small:
+        return None if packing is None else _used_workers(packing), bound
 
     from ortools.sat.python import cp_model
 
-    model, x = _model_of_places(u, known)
+    model, x = _model_of_places(u, packing)
     y = [model.new_bool_var(f"y_{i}") for i in range(workers)]
     for i, r in np.ndindex(workers, u.shape[2]):
         units = np.floor(u[i, :, r] * WHOLE).astype(np.int64).clip(max=2 * WHOLE).tolist()
@@ -121,22 +121,22 @@ def _fewest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bo
     if status == cp_model.INFEASIBLE:
         return None, workers + 1
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        known = _assignment(solver, x)
+        packing = _assignment(solver, x)
     bound = max(bound, math.ceil(solver.best_objective_bound - 1e-6))
-    return (None, bound) if known is None else (_used_workers(known), min(bound, _used_workers(known)))
+    return (None, bound) if packing is None else (_used_workers(packing), min(bound, _used_workers(packing)))
 
 
 def _evenest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bool) -> tuple[float, float]:
     workers, requests = u.shape[:2]
     bound = max(float(u.min(axis=0).sum(axis=0).max()) / workers, float(u.max(axis=2).min(axis=0).max()))
-    known = min(worker_of, _longest_first(u, order), key=lambda each: largest_load(u, each))
-    least = largest_load(u, known)
+    packing = min(worker_of, _longest_first(u, order), key=lambda each: largest_load(u, each))
+    least = largest_load(u, packing)
     if least <= bound * (1 + TOLERANCE) or not is_small:
         return least, bound
 
     from ortools.sat.python import cp_model
 
-    model, x = _model_of_places(u, known)
+    model, x = _model_of_places(u, packing)
     scale = WHOLE / least  # The largest load of the packing known becomes the integer WHOLE.
     z = model.new_int_var(math.floor(bound * scale), WHOLE + requests, "z")
     for i, r in np.ndindex(workers, u.shape[2]):
@@ -152,12 +152,12 @@ def _evenest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: b
     model.minimize(z)
     solver = cp_solver(LIMIT_S)
     if solver.solve(model) in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        known = min(known, _assignment(solver, x), key=lambda each: largest_load(u, each))
-    least = largest_load(u, known)
+        packing = min(packing, _assignment(solver, x), key=lambda each: largest_load(u, each))
+    least = largest_load(u, packing)
     return least, min(max(bound, solver.best_objective_bound / scale), least)
 
 
-def _model_of_places(u: Floats, known: Ints | None) -> tuple[cp_model.CpModel, list[list[cp_model.IntVar]]]:
+def _model_of_places(u: Floats, hint: Ints | None) -> tuple[cp_model.CpModel, list[list[cp_model.IntVar]]]:
     """A model of x with the constraints placed_j, and the known packing as its hint."""
     from ortools.sat.python import cp_model
 
@@ -165,9 +165,9 @@ def _model_of_places(u: Floats, known: Ints | None) -> tuple[cp_model.CpModel, l
     x = [[model.new_bool_var(f"x_{i}_{j}") for j in range(u.shape[1])] for i in range(u.shape[0])]
     for j in range(u.shape[1]):
         model.add_exactly_one(row[j] for row in x)
-    if known is not None:
+    if hint is not None:
         for i, j in np.ndindex(u.shape[0], u.shape[1]):
-            model.add_hint(x[i][j], bool(known[j] == i))
+            model.add_hint(x[i][j], bool(hint[j] == i))
     return model, x
 
 

@@ -375,12 +375,12 @@ def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> W
     least = np.array([0.0] * gpus + [-amount for amount in _window_limits(market).values()])
     needed = gpus_of @ most[:count]
     rented = [needed[g] if offer.on_demand_usd_per_h is not None else 0 for g, offer in enumerate(offers)]
-    kept = [offer.reservable(needed[g]) for g, offer in enumerate(offers)]
+    reservable = [offer.reservable(needed[g]) for g, offer in enumerate(offers)]
     spot_usd = [market.spot_worker_usd_per_h(c) for c in capacities]
     cost = np.array([*np.zeros(count), *spot_usd, *(offer.on_demand_usd_per_h or 0.0 for offer in offers)])
     reserved = np.array([windows * (offer.reserved_usd_per_h or 0.0) for offer in offers])
     starts = np.tile(start_usd / (demand.window_s / 3600), 2)
-    most = np.concatenate((most, rented, kept))
+    most = np.concatenate((most, rented, reservable))
     if gives_way:
         limits = np.array(list(_window_limits(market).values()))
         excess = np.vstack((np.zeros((gpus, len(limits))), np.eye(len(limits))))

@@ -283,15 +283,15 @@ def comparison_summary(comparison: FleetComparison) -> str:
     if comparison.slo is None:
         cheapest = min(rows, key=_by_price)
         return f"No SLO was given; {cheapest.variant.name} costs least, {_price_text(cheapest)}."
-    kept = [row for row in rows if row.summary["slo"]["holds"]]
-    if not kept:
+    holding = [row for row in rows if row.summary["slo"]["holds"]]
+    if not holding:
         return f"None of {len(rows)} variants keeps the SLO."
-    best = min(kept, key=_by_price)
+    best = min(holding, key=_by_price)
     cheapest_text = f"the cheapest is {best.variant.name}, {_price_text(best)}."
     if not any(row.standing is not None and row.standing.kept_in is not None for row in rows):
-        return f"{len(kept)} of {len(rows)} keep the SLO; {cheapest_text}"
-    safe = [row for row in kept if row.standing is not None and row.standing.is_kept_in_enough]
-    summary = f"{len(kept)} of {len(rows)} keep the SLO on this traffic; {cheapest_text}"
+        return f"{len(holding)} of {len(rows)} keep the SLO; {cheapest_text}"
+    safe = [row for row in holding if row.standing is not None and row.standing.is_kept_in_enough]
+    summary = f"{len(holding)} of {len(rows)} keep the SLO on this traffic; {cheapest_text}"
     if not safe:
         return f"{summary} None keeps it in enough scenarios."
     cheapest_safe = min(safe, key=_by_price)

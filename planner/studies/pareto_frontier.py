@@ -175,8 +175,8 @@ class _Walk:
 def _axis_walk(study: Study, task: PlanQuestion, axis: str) -> _Walk:
     metric, _, percentile = axis.partition(".")
     if metric not in METRICS and (percentile or metric not in UNITS):
-        known = ", ".join((*METRICS, *UNITS))
-        raise InputError(f"--over: expected one of {known}, or a limit as ttft.p90, found {axis!r}")
+        axes = ", ".join((*METRICS, *UNITS))
+        raise InputError(f"--over: expected one of {axes}, or a limit as ttft.p90, found {axis!r}")
     if metric == "power":
         return _amount_walk(task, "power", "power_limit_w", lambda fleet: fleet.power_w)
     if metric == "cost":

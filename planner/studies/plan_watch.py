@@ -328,11 +328,11 @@ def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats,
 
 def _mean(amounts: Floats, exposure: Floats, variance: float, ref: Reference) -> tuple[float, float]:
     """The live mean and half of its 95 % interval, both relative to the plan's mean."""
-    known = np.isfinite(amounts) & (exposure > 0)
-    total = float(exposure[known].sum())
+    is_sampled = np.isfinite(amounts) & (exposure > 0)
+    total = float(exposure[is_sampled].sum())
     if total <= 0:
         return math.nan, math.nan
-    mean = float(amounts[known].sum()) / total
+    mean = float(amounts[is_sampled].sum()) / total
     scale = mean / ref.mean
     return mean, 1.96 * math.sqrt(variance / total) * (math.sqrt(scale) if ref.what == "rate" else scale)
 
@@ -475,8 +475,8 @@ def drifts_of(refs: Mapping[str, Reference], live: Live) -> tuple[LiveDrift, ...
         "output": (live.output_tokens, finished),
         "missed": (missed * finished, finished),
     }
-    known = [what for what in refs if np.isfinite(rows[what][0]).any()]
-    return tuple(drift_of(refs[what], *rows[what], live.edges_s, _SIDES * len(known)) for what in known)
+    sampled = [what for what in refs if np.isfinite(rows[what][0]).any()]
+    return tuple(drift_of(refs[what], *rows[what], live.edges_s, _SIDES * len(sampled)) for what in sampled)
 
 
 def watch_windows(plan: Planned, live: Live) -> WatchedPlan:

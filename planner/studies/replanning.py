@@ -310,7 +310,7 @@ def _running_options(problem: Problem, current: Fleet) -> tuple[list[tuple[Optio
     """
     types = {worker.name: worker for worker in problem.types}
     gpus = {gpu.name: gpu for gpu in problem.gpus}
-    known: list[tuple[Option, int]] = []
+    running: list[tuple[Option, int]] = []
     gone: list[Pool] = []
     for pool in current.running_pools:
         name = pool.type.gpu.name
@@ -319,8 +319,8 @@ def _running_options(problem: Problem, current: Fleet) -> tuple[list[tuple[Optio
         else:
             moved = replace(pool.type, gpu=gpu)
             worker = types.get(moved.name) or moved  # A running type need not be one that is searched.
-            known.append((option_of(pool.role, worker, problem.priced), pool.count))
-    return list(owned_first(problem, tuple(known))), gone
+            running.append((option_of(pool.role, worker, problem.priced), pool.count))
+    return list(owned_first(problem, tuple(running))), gone
 
 
 def _candidate_options(running: Sequence[tuple[Option, int]], scratch: StudyAnswer) -> list[Option]:

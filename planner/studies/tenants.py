@@ -102,8 +102,8 @@ def _in_pool(
     worker: npt.NDArray[np.int64], number: int, pool_of_worker: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
     """Whether each `worker` (n,) is of pool `number`; negative numbers stand for no worker."""
-    known = (worker >= 0) & (worker < len(pool_of_worker))
-    return np.asarray(known & (pool_of_worker[np.where(known, worker, 0)] == number))
+    has_worker = (worker >= 0) & (worker < len(pool_of_worker))
+    return np.asarray(has_worker & (pool_of_worker[np.where(has_worker, worker, 0)] == number))
 
 
 def tenant_rows(costs: tuple[TenantCost, ...]) -> list[dict[str, Any]]:

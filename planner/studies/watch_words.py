@@ -210,8 +210,8 @@ def prometheus_samples(watched: WatchedPlan) -> list[tuple[str, dict[str, str], 
         rows.append(("fleetplan_drifted", {"quantity": drift.what}, float(drift.is_drift)))
         rows.append(("fleetplan_drift_frac", {"quantity": drift.what}, drift.change_frac))
     for line in watched.latencies:
-        kept = math.nan if line.is_kept is None else float(line.is_kept)
-        rows.append(("fleetplan_slo_kept", {"limit": line.limit.name}, kept))
+        is_kept = math.nan if line.is_kept is None else float(line.is_kept)
+        rows.append(("fleetplan_slo_kept", {"limit": line.limit.name}, is_kept))
     return rows
 
 
@@ -219,8 +219,8 @@ def replan_sentence(replanned: Replan, running: Fleet) -> str:
     """What replanning would change, and what it costs."""
     best = replanned.best
     # A fleet with GPUs that are no longer in stock cannot be kept, so there is no such way and no price.
-    kept = next((way for way in replanned.ways if way.label == "keep what runs"), None)
-    now = "" if kept is None else f" (now {usd(kept.cost_usd_per_h)} per hour)"
+    staying = next((way for way in replanned.ways if way.label == "keep what runs"), None)
+    now = "" if staying is None else f" (now {usd(staying.cost_usd_per_h)} per hour)"
     if replanned.keeps:
         return (
             f"replanning on this traffic would keep {describe(running)}, {usd(best.cost_usd_per_h)} per hour"

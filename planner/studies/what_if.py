@@ -134,12 +134,12 @@ class Study:
             same_traffic = (
                 each for other, each in self._requests_by_task.items() if other[:-1] == key_without_draws
             )
-            known = next(same_traffic, None)
+            same = next(same_traffic, None)
             # Simulations are remembered by the trace object, so another number of draws must not make a copy.
             requests, note = (
                 requested_traffic(self.trace, task, seed=self.seed)
-                if known is None
-                else (known.requests, known.note)
+                if same is None
+                else (same.requests, same.note)
             )
             further = further_traffic(self.trace, task, requests, seed=self.seed)
             self._requests_by_task[key] = TrafficRequest(requests, note, further)
@@ -262,15 +262,15 @@ def ask_again(study: Study, before: StudyAnswer, task: PlanQuestion, label: str)
         return Moved(label, task, False, None, str(error))
     fleet = workers_in_question(problem, before.fleet)
     policies = None if fleet is None else find_keeping_policies(problem, fleet)
-    kept = policies is not None if fleet is not None else None
+    is_kept = policies is not None if fleet is not None else None
     under = ""
     if fleet is not None and policies is not None and policies != fleet.policies:
         # `name_policies` names every difference but that of the longest wait.
         under = name_policies(policies, (policies, fleet.policies)) or "the longest wait asked for"
     try:
-        return Moved(label, task, kept, study.ask(task, (before.fleet,)), under=under)
+        return Moved(label, task, is_kept, study.ask(task, (before.fleet,)), under=under)
     except InfeasibleError as error:
-        return Moved(label, task, kept, None, str(error), under)
+        return Moved(label, task, is_kept, None, str(error), under)
 
 
 def workers_in_question(problem: plan_problem.Problem, fleet: Fleet) -> Fleet | None:
@@ -279,8 +279,8 @@ def workers_in_question(problem: plan_problem.Problem, fleet: Fleet) -> Fleet | 
     pools = fleet.running_pools
     if any(pool.type.name not in types for pool in pools):
         return None
-    known = tuple(replace(pool, type=types[pool.type.name]) for pool in pools)
-    return replace(fleet, pools=known, network=problem.task.network)
+    own_pools = tuple(replace(pool, type=types[pool.type.name]) for pool in pools)
+    return replace(fleet, pools=own_pools, network=problem.task.network)
 
 
 def is_kept(problem: plan_problem.Problem, fleet: Fleet) -> bool:

@@ -106,7 +106,7 @@ def read_agent_file(kind: str, path: Path, lines: Iterable[tuple[int, bytes]]) -
 
 
 def _weka(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
-    known: dict[tuple[object, int], int] = {}
+    id_of: dict[tuple[object, int], int] = {}
     sizes = set()
     for number, line in lines:
         if not line.strip():
@@ -120,7 +120,7 @@ def _weka(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list
         scope = "all" if row.get("hash_id_scope") == "global" else number
         calls = list(_weka_calls(row["requests"], "", 0.0, where))
         for call in calls:
-            call.ids = [known.setdefault((scope, each), len(known)) for each in call.ids]
+            call.ids = [id_of.setdefault((scope, each), len(id_of)) for each in call.ids]
         if calls:
             yield calls, int(min(sizes))
 
@@ -164,7 +164,7 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[
     ids here, as the file has none for them.
     """
     sessions: dict[str, list[_Call]] = {}
-    known: dict[object, int] = {}
+    id_of: dict[object, int] = {}
     for number, line in lines:
         if not line.strip():
             continue
@@ -185,8 +185,8 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[
         ids = list(before.ids) if before else []
         if before:
             blocks_before = tokens_before // MOONCAKE_BLOCK
-            ids += [known.setdefault((id(calls), k), len(known)) for k in range(len(ids), blocks_before)]
-        ids += [known.setdefault(each, len(known)) for each in row.get("hash_ids") or []]
+            ids += [id_of.setdefault((id(calls), k), len(id_of)) for k in range(len(ids), blocks_before)]
+        ids += [id_of.setdefault(each, len(id_of)) for each in row.get("hash_ids") or []]
         delay_s = _number(row, "delay", where, usual=0.0) / 1000
         start_s = before.end_s + delay_s if before else _number(row, "timestamp", where, usual=0.0) / 1000
         ids = ids[: -(-tokens // MOONCAKE_BLOCK)]
@@ -200,7 +200,7 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[
 def _turns(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
     """Lines of one session follow each other. Blocks of prompts are the same where all text up to them is."""
     sessions: dict[object, list[_Call]] = {}
-    known: dict[tuple[object, bytes], int] = {}
+    id_of: dict[tuple[object, bytes], int] = {}
     texts: dict[object, bytes] = {}
     for number, line in lines:
         if not line.strip():
@@ -226,7 +226,7 @@ def _turns(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[lis
                 )
             output_tokens = max(int(_number(turn, "output_length", here)), 1)
             texts[session] = texts.get(session, b"") + text
-            calls.append(_turn_call(turn, here, calls, texts[session], output_tokens, known))
+            calls.append(_turn_call(turn, here, calls, texts[session], output_tokens, id_of))
             # The file has no answers, so bytes of a hash, of the session and the turn, stand for each.
             answer = blake2b(f"{session} {len(calls)}".encode(), digest_size=2 * BYTES_PER_TOKEN).digest()
             texts[session] += (answer * output_tokens)[: output_tokens * BYTES_PER_TOKEN]
@@ -241,14 +241,14 @@ def _turn_call(
     before: Sequence[_Call],
     prompt: bytes,
     output_tokens: int,
-    known: dict[tuple[object, bytes], int],
+    id_of: dict[tuple[object, bytes], int],
 ) -> _Call:
     """The request of a turn, with the blocks of its prompt: those of the prompt before, and new ones."""
     block_bytes = TURNS_BLOCK * BYTES_PER_TOKEN
     ids = list(before[-1].ids) if before else []
     for start in range(len(ids) * block_bytes, len(prompt) - block_bytes + 1, block_bytes):
         key = (ids[-1] if ids else None, prompt[start : start + block_bytes])
-        ids.append(known.setdefault(key, len(known)))
+        ids.append(id_of.setdefault(key, len(id_of)))
     at_s = _number(turn, "timestamp", where, usual=0.0) / 1000
     delay_s = _number(turn, "delay", where, usual=0.0) / 1000
     start_s = max(at_s, before[-1].end_s + delay_s) if before else max(at_s, delay_s)

@@ -293,7 +293,7 @@ class TraceRows:
         lists = column.tolist()
         if None in lists:
             self._raise_at(line[lists.index(None)], name, "a list of whole numbers", "something else")
-        return [one for one, kept in zip(lists, keep.tolist(), strict=True) if kept]
+        return [one for one, is_kept in zip(lists, keep.tolist(), strict=True) if is_kept]
 
     def _check_tokens(self, line: IntArray, name: str, column: pd.Series[Any]) -> IntArray:
         counts = _to_floats(column)
@@ -356,15 +356,15 @@ class TraceRows:
 
     def _warn_of_dropped(self) -> tuple[str, ...]:
         """Warns of the share of requests left out, blank lines not counted; raises where it is too large."""
-        kept = sum(map(len, self.ticks))
+        left = sum(map(len, self.ticks))
         left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         reasons = ", ".join(f"{counted(rows, 'row')} with {reason}" for reason, rows in left_out.items())
-        if not kept:
+        if not left:
             raise TraceError(f"{self.path}: no request is left; found {reasons or 'no row below the header'}")
         dropped = sum(rows for reason, rows in left_out.items() if reason != BLANK)
-        share = dropped / (kept + dropped)
+        share = dropped / (left + dropped)
         message = (
-            f"{dropped} of {kept + dropped} requests ({share:.1%}) cannot be served as they stand: {reasons}"
+            f"{dropped} of {left + dropped} requests ({share:.1%}) cannot be served as they stand: {reasons}"
         )
         if share > MOST_DROPPED_FRAC and not self.drop_invalid:
             raise TraceError(
@@ -372,7 +372,7 @@ class TraceRows:
             )
         if share <= REPORTED_DROPPED_FRAC:
             return ()
-        return (f"{self.path.name}: {message}; they are left out, so the plan is for the other {kept} alone",)
+        return (f"{self.path.name}: {message}; they are left out, so the plan is for the other {left} alone",)
 
     def to_trace(self) -> Trace:
         """The trace of all rows, in order of arrival."""

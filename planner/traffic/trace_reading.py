@@ -165,7 +165,7 @@ def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, *,
     names: dict[str, int] = {}  # The first line of each column.
     for block in _read_blocks(at, first, stream):
         requests = [json_object(path, number, line) if line.strip() else {} for number, line in block]
-        known = len(names)
+        names_before = len(names)
         for (number, _), request in zip(block, requests, strict=True):
             parts = request.get(NESTED)
             nested = [f"{NESTED}.{part}" for part in parts] if isinstance(parts, dict) else []
@@ -173,7 +173,7 @@ def _read_jsonl(path: Path, stream: io.BufferedReader, first: bytes, at: int, *,
                 names.setdefault(name, number)
         if rows is None:
             rows = TraceRows(path, list(names), f"{path}, line {at}", drop_invalid=drop_invalid, grows=True)
-        elif len(names) > known:
+        elif len(names) > names_before:
             rows.add_columns(names)
         columns: dict[str, list[Any]] = {
             name: [request.get(name) for request in requests] for name in rows.needed

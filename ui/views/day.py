@@ -48,9 +48,9 @@ def _current_form(session: Session) -> Form:
     """The inputs as they stand: as left here, else those of the plan, or of the page Plan."""
     again = st.session_state.pop("day_restore", None)
     if again is not None or "day" not in st.session_state:
-        kept = session.store.kept(session.id, PAGE)
-        if again is None and kept is not None and (kept["source"] != PLAN or session.plan_shown()):
-            again = days.of_section(None) | kept
+        saved = session.store.kept(session.id, PAGE)
+        if again is None and saved is not None and (saved["source"] != PLAN or session.plan_shown()):
+            again = days.of_section(None) | saved
         st.session_state.day = again or _begin(session, PLAN if session.plan_shown() else INPUTS)
         set_widgets(st.session_state.day, PLACE)
     shown: Form = st.session_state.day
@@ -63,8 +63,8 @@ def _begin(session: Session, source: str, own: Document | None = None, before: F
     form: Form = {"source": source, "own": own, "stands": source == PLAN}
     if source == FILE:
         task = parse_task(own, session.catalog) if own is not None else None
-        known = before or session.current_form()
-        form |= {key: known[key] for key in ("trace", "seed", "time_limit")}
+        form_before = before or session.current_form()
+        form |= {key: form_before[key] for key in ("trace", "seed", "time_limit")}
         return form | {"rate": task.rate_rps if task else None} | days.of_section((own or {}).get("day"))
     plan_inputs = _inputs(session, source)
     form |= {key: plan_inputs[key] for key in ("trace", "rate", "seed", "time_limit")}
@@ -143,7 +143,7 @@ def _upload(session: Session, form: Form) -> None:
         st.caption(draw.escaped(f"LLM: {form['own'].get('llm')}"))
 
 
-def _start_up(known: StartupFacts, form: Form) -> Form:
+def _start_up(facts: StartupFacts, form: Form) -> Form:
     """The inputs for the start-up time of a worker, from order to first request, and for its billing."""
     start, billing = st.columns(2, vertical_alignment="bottom")
     chosen: Form = {
@@ -164,14 +164,14 @@ def _start_up(known: StartupFacts, form: Form) -> Form:
     storage, image = st.columns(2, vertical_alignment="bottom")
     chosen["storage"] = storage.selectbox(
         "Weights from",
-        dict.fromkeys([*known.storages, form["storage"]]),
+        dict.fromkeys([*facts.storages, form["storage"]]),
         key=f"{PLACE}_storage",
         disabled=is_given,
         help="Rows of catalogs/startup.yaml.",
     )
     chosen["image"] = image.selectbox(
         "Image from",
-        dict.fromkeys([*known.images, days.NO_IMAGE, form["image"]]),
+        dict.fromkeys([*facts.images, days.NO_IMAGE, form["image"]]),
         key=f"{PLACE}_image",
         disabled=is_given,
         help="none: the nodes have it.",
@@ -309,28 +309,28 @@ def _start(session: Session, form: Form) -> None:
 
 def _answer(session: Session, form: Form) -> None:
     job = session.jobs.find(session.id, PAGE)
-    kept = session.store.kept(session.id, RESULT)
-    answer = session.store.document(kept["result"]) if kept else None
+    saved = session.store.kept(session.id, RESULT)
+    answer = session.store.document(saved["result"]) if saved else None
     if job is None and answer is None:
         st.info("None yet: press Run.")
         return
     with st.container(key="answered_day"):
         if job is not None and job.state != "done":
             follow_job(session, PAGE)
-        if kept is not None and answer is not None:
-            _last(session, form, kept, answer)
+        if saved is not None and answer is not None:
+            _last(session, form, saved, answer)
 
 
-def _last(session: Session, form: Form, kept: Document, answer: Document) -> None:
+def _last(session: Session, form: Form, saved: Document, answer: Document) -> None:
     """Show the latest answer and the question that it belongs to."""
     job = session.jobs.find(session.id, PAGE)
     if job is not None and job.state != "done":
         st.caption("The last answer of this session:")
-    elif not _is_of(session, form, kept["result"]):
+    elif not _is_of(session, form, saved["result"]):
         st.warning("This answer is of other inputs than those that stand now; press Run for theirs.")
     _result(answer)
     st.header("Downloads")
-    draw.day_downloads(session.store, kept["result"], NAMES, kept["command"])
+    draw.day_downloads(session.store, saved["result"], NAMES, saved["command"])
 
 
 def _is_of(session: Session, form: Form, key: str) -> bool:

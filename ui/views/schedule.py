@@ -28,9 +28,9 @@ def page() -> None:
     st.title("Schedule", anchor=False)
     st.write("Which workers to reserve, and which to start and stop over the day, at the lowest cost.")
     st.page_link("views/day.py", label="Day: the plan's fleet simulated over a day, under controllers")
-    kept: Document = session.store.kept(session.id, PAGE) or {}
-    form = _inputs(_base(session, kept))
-    demand, window = _demand(session, form, kept)
+    saved: Document = session.store.kept(session.id, PAGE) or {}
+    form = _inputs(_base(session, saved))
+    demand, window = _demand(session, form, saved)
     typed = demand.get("demand") if demand.get("is_typed") else None
     session.store.keep(session.id, PAGE, {"market": form, "demand": typed, "window": window})
     options = _options()
@@ -50,7 +50,7 @@ def page() -> None:
         _result(session, answer)
 
 
-def _base(session: Session, kept: Document) -> Document:
+def _base(session: Session, saved: Document) -> Document:
     """What the tables begin with: what was left here, else the plans chosen; their edits are kept apart."""
     plans = {plan.id: plan for plan in session.store.plans(session.id)}
 
@@ -59,8 +59,8 @@ def _base(session: Session, kept: Document) -> Document:
 
     if "schedule_base" not in st.session_state:
         shown = session.plan_shown()
-        st.session_state.schedule_plans = [shown[0].id] if shown and not kept else []
-        st.session_state.schedule_base = kept.get("market") or _of_plans(
+        st.session_state.schedule_plans = [shown[0].id] if shown and not saved else []
+        st.session_state.schedule_base = saved.get("market") or _of_plans(
             session, st.session_state.schedule_plans
         )
     if plans:
@@ -208,20 +208,20 @@ def _worker(row: Document, key: str) -> Document:
     return worker | ({"fleet": row["fleet"]} if "fleet" in row else {})
 
 
-def _demand(session: Session, form: Document, kept: Document) -> tuple[Document, str]:
+def _demand(session: Session, form: Document, saved: Document) -> tuple[Document, str]:
     """The part of a job that says what is demanded, and the length of a window."""
     st.header("Demand")
     source = st.radio("Demand from", (TABLE, TRACES, CSV), horizontal=True, key="schedule_source")
     window = st.text_input(
-        "Length of a window", kept.get("window", "1 h"), key="schedule_window", help="As 1 h, or 10 min."
+        "Length of a window", saved.get("window", "1 h"), key="schedule_window", help="As 1 h, or 10 min."
     )
     llms = market.llms(form["capacity"])
     if source == TRACES:
-        known = session.store.traces(session.id)
+        trace_ids = session.store.traces(session.id)
         chosen = {
             llm: st.selectbox(
                 f"Trace of {llm}",
-                known,
+                trace_ids,
                 format_func=lambda trace: trace.partition("/")[2],
                 key=f"schedule_trace_{llm}",
             )
@@ -238,7 +238,7 @@ def _demand(session: Session, form: Document, kept: Document) -> tuple[Document,
         return {"demand": text, "demand_name": uploaded.name if uploaded else "demand.csv"}, window
     _shape(form, llms)
     if "schedule_demand" not in st.session_state or st.session_state.schedule_demand[0] != llms:
-        text = kept.get("demand") or ""
+        text = saved.get("demand") or ""
         fits = text.partition("\n")[0].split(",")[1:] == llms
         st.session_state.schedule_demand = (llms, text if fits else market.table(market.example_demand(form)))
     written = st.session_state.schedule_demand[1]

@@ -158,8 +158,8 @@ def _start(session: Session, form: Form) -> None:
 
 def _answer(session: Session) -> None:
     job = session.jobs.find(session.id, PAGE)
-    kept = session.store.kept(session.id, RESULT)
-    answer = session.store.document(kept["result"]) if kept else None
+    saved = session.store.kept(session.id, RESULT)
+    answer = session.store.document(saved["result"]) if saved else None
     if job is None and answer is None:
         st.info("None yet: press Plan together.")
         return
@@ -168,11 +168,11 @@ def _answer(session: Session) -> None:
             follow_job(session, PAGE)
             if answer is not None:
                 st.caption("The last answer of this session:")
-        if kept is not None and answer is not None:
-            _last(session, kept, answer)
+        if saved is not None and answer is not None:
+            _last(session, saved, answer)
 
 
-def _last(session: Session, kept: Document, answer: Document) -> None:
+def _last(session: Session, saved: Document, answer: Document) -> None:
     """The answer that is there: of all LLMs, then of each."""
     _whole(answer)
     with st.expander("What was found, and what bounds it"):
@@ -181,7 +181,7 @@ def _last(session: Session, kept: Document, answer: Document) -> None:
         draw.bullets(answer["assumptions"])
     st.header("Downloads")
     draw.shared_downloads(
-        session.store, kept["result"], together.plan_command(kept["asked"], session.catalog_folder)
+        session.store, saved["result"], together.plan_command(saved["asked"], session.catalog_folder)
     )
     st.header("One by one")
     name = st.segmented_control(
@@ -191,7 +191,7 @@ def _last(session: Session, kept: Document, answer: Document) -> None:
         plan: Document = answer["plans"][name]
         draw.first_screen(plan, f"first_screen_{name}")
         draw.screen_charts(plan)
-        draw.plan_tabs(plan, session.store, kept["result"], folder=f"{name}/")
+        draw.plan_tabs(plan, session.store, saved["result"], folder=f"{name}/")
 
 
 def _whole(answer: Document) -> None:

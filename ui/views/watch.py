@@ -43,10 +43,10 @@ def page() -> None:
     job = session.jobs.find(session.id, PAGE)
     if job is not None and job.state != "done":
         follow_job(session, PAGE)
-    kept = session.store.kept(session.id, RESULT)
-    answer = session.store.document(kept["result"]) if kept else None
-    if kept is not None and answer is not None:
-        _show(answer, kept)
+    last = session.store.kept(session.id, RESULT)
+    answer = session.store.document(last["result"]) if last else None
+    if last is not None and answer is not None:
+        _show(answer, last)
     elif job is None:
         st.info("Not looked yet.")
     st.header("All the time")
@@ -120,12 +120,12 @@ def _start(session: Session, saved: SavedPlan, form: Document) -> None:
         draw.error(error)
 
 
-def _show(answer: Document, kept: Document) -> None:
+def _show(answer: Document, last: Document) -> None:
     name, colour = STANDINGS[answer["status"]]
     st.header("Answer")
     st.badge(name, color=colour)  # type: ignore[arg-type]  # The colour is one of Streamlit's.
     st.subheader(draw.escaped(answer["headline"][:1].upper() + answer["headline"][1:]))
-    st.caption(draw.escaped(f"Looked at {kept['at']}, against {kept['plan']}."))
+    st.caption(draw.escaped(f"Looked at {last['at']}, against {last['plan']}."))
     draw.bullets(answer["sentences"])
     rows = [
         (

@@ -168,13 +168,13 @@ def _sensitivity(session: Session, saved: SavedPlan) -> None:
 
 def _sensitivity_table(changes: list[Document]) -> None:
     """Draw the changes that matter as rows, and name all others in one line."""
-    kept = {True: "✓ holds", False: "✗ fails", None: "not offered"}
+    words = {True: "✓ holds", False: "✗ fails", None: "not offered"}
     different, same = [], []
     for row in changes:
         if row["kept"] and row["more"] == UNMOVED:
             same.append(row["change"])
         else:
-            different.append((row["change"], kept[row["kept"]], row["more"], row["fleet"]))
+            different.append((row["change"], words[row["kept"]], row["more"], row["fleet"]))
     if different:
         draw.table(("if", "the plan", "the best then costs", "which is"), different)
     if same:

@@ -213,8 +213,8 @@ def _write_readme(
 def _without(readme: str, *headings: str) -> str:
     """The README without the sections of these headings."""
     first, *sections = readme.split("\n## ")
-    kept = [section for section in sections if section.split("\n", 1)[0] not in headings]
-    return "\n## ".join([first, *kept]).rstrip("\n") + "\n"
+    others = [section for section in sections if section.split("\n", 1)[0] not in headings]
+    return "\n## ".join([first, *others]).rstrip("\n") + "\n"
 
 
 def _initial_count_lines(target: str, scale_targets: list[ScaleTarget], autoscaler: Autoscaler) -> list[str]:

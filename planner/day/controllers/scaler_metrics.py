@@ -76,8 +76,8 @@ def read_metric(value: object, where: str) -> str:
     """Our name of a metric, from our name or the exported one. Raises InputError for other names."""
     if isinstance(value, str) and (value in METRICS or value in _BY_EXPORT):
         return _BY_EXPORT.get(value, value)
-    known = (*METRICS, *_BY_EXPORT)
-    hint = nearest_names(value, known, 1)
+    names = (*METRICS, *_BY_EXPORT)
+    hint = nearest_names(value, names, 1)
     advice = f"did you mean {hint[0]!r}? " if hint else ""
     metric_words = ", ".join(f"{row.name} ({' + '.join(row.exported)})" for row in METRICS.values())
     raise InputError(f"{where}: no engine exports {show_value(value)}; {advice}Exported: {metric_words}")

@@ -147,10 +147,10 @@ def read_settings(
     """Settings of the values in `given`; other parameters have their defaults, or the values in `over`.
     Raises InputError with the place.
     """
-    known = {each.name: each for each in parameters_of(settings)}
-    document_values.refuse_unknown(given, known, where)
+    by_name = {each.name: each for each in parameters_of(settings)}
+    document_values.refuse_unknown(given, by_name, where)
     values = {
-        known[key].field: known[key].read(value, f"{where}: {key}")
+        by_name[key].field: by_name[key].read(value, f"{where}: {key}")
         for key, value in given.items()
         if value is not None
     }

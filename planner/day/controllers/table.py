@@ -336,10 +336,10 @@ def settings_variants(chosen: ChosenController) -> Iterator[ChosenController]:
     were chosen. Settings for prefill or decode workers alone stay as they are.
     """
     yield chosen
-    known = {each.name: each for each in chosen.row.parameters}
+    by_name = {each.name: each for each in chosen.row.parameters}
     seen = [chosen.settings]
     for point in chosen.row.grid:
-        changed = {known[name].field: known[name].read(value, name) for name, value in point.items()}
+        changed = {by_name[name].field: by_name[name].read(value, name) for name, value in point.items()}
         try:
             settings = dataclasses.replace(chosen.settings, **changed)
         except InputError:  # The point contradicts settings that were chosen and that the grid leaves alone.

@@ -274,24 +274,24 @@ def _shorten(slices: _Slices, window: int, needs: Sequence[Need], *, is_reversed
 
     Each step makes the cut stronger. `is_reversed` takes the needs, and their two ends, in the other order.
     """
-    kept = dict(enumerate(needs))
+    shortened = dict(enumerate(needs))
 
     def fails(changed: dict[int, Need]) -> bool:
         return slices.misses(window, list(changed.values()))
 
-    for i in sorted(kept, reverse=is_reversed):
-        without = {j: need for j, need in kept.items() if j != i}
+    for i in sorted(shortened, reverse=is_reversed):
+        without = {j: need for j, need in shortened.items() if j != i}
         if without and fails(without):
-            kept = without
+            shortened = without
     for is_end in (True, False) if is_reversed else (False, True):
-        for i in sorted(kept, reverse=is_reversed):
-            begin_s, end_s, c, n = kept[i]
+        for i in sorted(shortened, reverse=is_reversed):
+            begin_s, end_s, c, n = shortened[i]
 
             def shorter(
-                by_s: float, i: int = i, is_end: bool = is_end, kept: dict[int, Need] = kept
+                by_s: float, i: int = i, is_end: bool = is_end, shortened: dict[int, Need] = shortened
             ) -> dict[int, Need]:
-                first_s, last_s, c, n = kept[i]
-                return kept | {
+                first_s, last_s, c, n = shortened[i]
+                return shortened | {
                     i: (first_s, last_s - by_s, c, n) if is_end else (first_s + by_s, last_s, c, n)
                 }
 
@@ -302,10 +302,10 @@ def _shorten(slices: _Slices, window: int, needs: Sequence[Need], *, is_reversed
             while most_s - least_s > slices.exact_s:
                 middle_s = (least_s + most_s) / 2
                 least_s, most_s = (middle_s, most_s) if fails(shorter(middle_s)) else (least_s, middle_s)
-            kept = shorter(least_s)
-    for i, (begin_s, end_s, c, size) in kept.items():
+            shortened = shorter(least_s)
+    for i, (begin_s, end_s, c, size) in shortened.items():
         n = size
-        while n + 1 < slices.runs.terms.pools[c].most and fails(kept | {i: (begin_s, end_s, c, n + 1)}):
+        while n + 1 < slices.runs.terms.pools[c].most and fails(shortened | {i: (begin_s, end_s, c, n + 1)}):
             n += 1
-        kept[i] = begin_s, end_s, c, n
-    return tuple(kept.values())
+        shortened[i] = begin_s, end_s, c, n
+    return tuple(shortened.values())

@@ -379,8 +379,8 @@ def network_section(known: tuple[str, ...] = ALL_NETWORK_KEYS) -> Schema:
 def policies_section() -> Schema:
     """What may be chosen of every field of `Policies`, and the settings of fleet.yaml."""
     rows = {
-        field: [row.name for row in known.values() if STEPWISE in row.engines]
-        for field, known in BY_FIELD.items()
+        field: [row.name for row in table.values() if STEPWISE in row.engines]
+        for field, table in BY_FIELD.items()
     }
     schemas: dict[str, Schema] = {
         field: doc(

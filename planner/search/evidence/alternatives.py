@@ -173,15 +173,15 @@ def _cheapest_mixed(
         return simulations_left <= 0 or problem.out_of_time()
 
     ordered = sorted(options, key=search_order)
-    known = [
+    mixed = [
         option
         for option in ordered
         if option.name in search.least_holding and search.least_holding[option.name] <= most[option.name]
     ]
     if len(best) == 1 and best[0][0] in options:
         counts, ceiling = best, value
-    elif known and not has_stopped() and check_holds(known[0], count := search.least_holding[known[0].name]):
-        counts = ((known[0], count),)
+    elif mixed and not has_stopped() and check_holds(mixed[0], count := search.least_holding[mixed[0].name]):
+        counts = ((mixed[0], count),)
         ceiling = objective(counts)
     # Of each worker size the first option in order, as later entries of the dict replace earlier ones.
     one_per_size = {(o.type.tp, o.type.pp, o.type.dp): o for o in reversed(ordered)}.values()

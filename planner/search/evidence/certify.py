@@ -183,11 +183,11 @@ def _plan_most_traffic(
     until_half = _share_of_time(conditions, 0.5 * RATE_TIME_FRAC)
     until_whole = _share_of_time(conditions, RATE_TIME_FRAC)
     on_paper, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=until_half)
-    kept = find_most_kept_traffic(task, trace, catalog, on_paper, fleet, seed=seed, conditions=until_whole)
-    rates, fleet = (on_paper, fleet) if kept is None else kept
+    best = find_most_kept_traffic(task, trace, catalog, on_paper, fleet, seed=seed, conditions=until_whole)
+    rates, fleet = (on_paper, fleet) if best is None else best
     with time_limit(LEAST_SEARCH_S, grace=True):
         conditions = _with_least_time(conditions)
-        return _plan_at_rates(task, trace, catalog, seed, conditions, rates, fleet, is_kept=kept is not None)
+        return _plan_at_rates(task, trace, catalog, seed, conditions, rates, fleet, is_kept=best is not None)
 
 
 def _plan_at_rates(

@@ -95,18 +95,18 @@ class _RobustnessSearch:
             self.oracles = [as_written.in_scenario(tested[i]) for i in range(scenarios)]
         if problem.task.safety is not None:
             self.may_miss = int((1 - problem.task.safety.kept_in_frac) * scenarios + 1e-9)
-        known = self._in_time("ends", self._find_headroom) or ()
+        headroom_facts = self._in_time("ends", self._find_headroom) or ()
         losses = self._in_time("losses", self._find_losses) or ()
         prompts = self._in_time("prompts", self._find_longest_prompts) or ()
         at_workers = self._in_time("workers", self._find_at_workers) or ()
-        more_traffic = self._in_time("traffic", lambda: self._find_more_traffic(known))
+        more_traffic = self._in_time("traffic", lambda: self._find_more_traffic(headroom_facts))
         return Around(
             futures=0 if tested is None else scenarios,
             may_miss=self.may_miss,
             pools=tuple(pool.name for pool in problem.oracle.fleet(self.best).running_pools),
             at_workers=at_workers,
             more_traffic=more_traffic,
-            holds=(*known, *prompts),
+            holds=(*headroom_facts, *prompts),
             losses=losses,
             prices=find_price_turns(problem.oracle.fleet(self.best), self.priced),
             simulations=self.simulations,
@@ -179,12 +179,12 @@ class _RobustnessSearch:
     def _with_counts(self, counts: Iterable[int]) -> Counts:
         return tuple((option, count) for (option, _), count in zip(self.best, counts, strict=True))
 
-    def _find_more_traffic(self, known: Sequence[HeadroomFact]) -> MoreTraffic | None:
+    def _find_more_traffic(self, headroom_facts: Sequence[HeadroomFact]) -> MoreTraffic | None:
         """Whether the fleet carries the traffic that a plan with `safety: growth` would require; None where
         that takes too many simulations.
         """
         problem, safety = self.problem, self.problem.task.safety
-        headroom = next((each for each in known if each.strain == "traffic"), None)
+        headroom = next((each for each in headroom_facts if each.strain == "traffic"), None)
         if headroom is None:
             return None
         if headroom.frac < MORE_FRAC or not with_traffic(problem.oracle, MORE_FRAC).holds([self.best])[0]:
@@ -308,8 +308,8 @@ def _at_workers_fact(
     """
     shares = []
     for k, limit in enumerate(limits):
-        kept = np.sort([0.0 if verdict is None else verdict.lines[k].kept_frac for verdict in verdicts])
-        shares.append(Share(limit, *map(float, (kept[0], kept[may_miss], np.median(kept), kept[-1]))))
+        fracs = np.sort([0.0 if verdict is None else verdict.lines[k].kept_frac for verdict in verdicts])
+        shares.append(Share(limit, *map(float, (fracs[0], fracs[may_miss], np.median(fracs), fracs[-1]))))
     kept_in = sum(verdict is not None and verdict.holds for verdict in verdicts)
     return AtWorkers(counts, kept_in, tuple(shares))
 

@@ -121,9 +121,9 @@ def cheapest(
         return Cheapest(choice, math.inf if best is None else upper, bound, is_exact, rounds)
 
     while True:
-        known = _choose([table.holding() for table in tables], limits)[0]
-        if known is not None and (value := sum(column.weight for column in known)) < upper * (1 - SLACK):
-            best, upper = known, value
+        holding = _choose([table.holding() for table in tables], limits)[0]
+        if holding is not None and (value := sum(column.weight for column in holding)) < upper * (1 - SLACK):
+            best, upper = holding, value
         for table in tables:
             table.leaping = leaping and math.isinf(upper)
         # What each LLM may weigh if the others weigh the least that they can.

@@ -197,14 +197,14 @@ class _Nodes:
     """The nodes of options: `of` (J,) numbers each option's node, -1 where its GPUs are sold singly."""
 
     def __init__(self, nodes: Sequence[PricedNode | None]) -> None:
-        known = [*dict.fromkeys(node for node in nodes if node is not None)]
-        self.of = np.array([-1 if node is None else known.index(node) for node in nodes], dtype=np.int64)
-        self.is_any = bool(known)
-        kinds = [*dict.fromkeys(node.kind for node in known)]
-        self.kind = np.array([*(kinds.index(node.kind) for node in known), -1], dtype=np.int64)
-        self.size = np.array([*(float(node.gpus) for node in known), 1.0])
-        self.gpu_usd_per_h = np.array([*(node.gpu_usd_per_h for node in known), 0.0])
-        self.gpu_idle_usd_per_h = np.array([*(node.idle_usd_per_h for node in known), 0.0])
+        sold_nodes = [*dict.fromkeys(node for node in nodes if node is not None)]
+        self.of = np.array([-1 if node is None else sold_nodes.index(node) for node in nodes], dtype=np.int64)
+        self.is_any = bool(sold_nodes)
+        kinds = [*dict.fromkeys(node.kind for node in sold_nodes)]
+        self.kind = np.array([*(kinds.index(node.kind) for node in sold_nodes), -1], dtype=np.int64)
+        self.size = np.array([*(float(node.gpus) for node in sold_nodes), 1.0])
+        self.gpu_usd_per_h = np.array([*(node.gpu_usd_per_h for node in sold_nodes), 0.0])
+        self.gpu_idle_usd_per_h = np.array([*(node.idle_usd_per_h for node in sold_nodes), 0.0])
 
     def idle_usd_per_h(self, chosen: Ints, gpus: Floats) -> Floats:
         """`whole_nodes.idle_usd_per_h` of each row."""

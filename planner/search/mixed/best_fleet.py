@@ -93,9 +93,9 @@ def _search(
     if level0.search.best is not None and not problem.out_of_time():
         _prefer_uncapped(problem, level0)
         _check_minimal(level0.search, problem.oracle)
-    known = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
-    known += owned_candidates(problem, level0)
-    mixed_fleets = search_mixed_fleets(problem, level0, known, refines=walks)
+    start_counts = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
+    start_counts += owned_candidates(problem, level0)
+    mixed_fleets = search_mixed_fleets(problem, level0, start_counts, refines=walks)
     if mixed_fleets.best is None:
         return None, level0, mixed_fleets
     fleet_search = FleetSearch(
@@ -145,11 +145,11 @@ def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) ->
 
 def _search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
     level0 = search_level0(problem, start, walks=False)
-    known = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
+    start_counts = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
     if is_mixed:
-        candidates = known or owned_candidates(problem, level0)
+        candidates = start_counts or owned_candidates(problem, level0)
         return in_time(lambda: search_mixed_fleets(problem, level0, candidates).best, level0.search.best)
-    return cheapest_known(problem, level0, known)[0] if problem.task.owned else level0.search.best
+    return cheapest_known(problem, level0, start_counts)[0] if problem.task.owned else level0.search.best
 
 
 def best_of(answers: Sequence[tuple[Problem, FleetSearch]]) -> tuple[Problem, FleetSearch]:

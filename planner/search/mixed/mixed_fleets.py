@@ -60,11 +60,11 @@ class MixedFleets:
 
 
 def search_mixed_fleets(
-    problem: Problem, level0: Level0, known: Sequence[Counts] = (), *, refines: bool = True
+    problem: Problem, level0: Level0, candidates: Sequence[Counts] = (), *, refines: bool = True
 ) -> MixedFleets:
     """Search fleets of any mix under level 0's value, or for any fleet where level 0 has none.
 
-    A fleet of `known` that holds must be beaten too.
+    A fleet of `candidates` that holds must be beaten too.
 
     First each GPU and TP degree takes part with the settings that did best: the master proposes the fleet
     expected to carry most for less than the incumbent; a fleet that fails is cut away with all that is below,
@@ -73,7 +73,7 @@ def search_mixed_fleets(
     not in seconds, so that the answer does not depend on the machine.
     """
     oracle = problem.oracle
-    best, value = cheapest_known(problem, level0, known)
+    best, value = cheapest_known(problem, level0, candidates)
     if best is None and any(math.isinf(problem.limits.most_workers(worker)) for worker in problem.types):
         # Of some type any number of workers is allowed, and level 0 found no number that is enough.
         return MixedFleets(None, math.inf, cuts=0, is_exact=False, is_exhausted=False, is_hopeless=False)
@@ -125,12 +125,14 @@ def search_mixed_fleets(
     return MixedFleets(best, value, len(cuts), is_exact, is_exhausted, is_hopeless)
 
 
-def cheapest_known(problem: Problem, level0: Level0, known: Sequence[Counts]) -> tuple[Counts | None, float]:
-    """The cheapest fleet that holds and its value: that of level 0, on owned GPUs first, or one of `known`;
-    None where none holds.
+def cheapest_known(
+    problem: Problem, level0: Level0, candidates: Sequence[Counts]
+) -> tuple[Counts | None, float]:
+    """The cheapest fleet that holds and its value: that of level 0, on owned GPUs first, or one of
+    `candidates`; None where none holds.
     """
     best, value = level0.search.best, level0.search.value
-    for counts in (*([] if best is None else [owned_first(problem, best)]), *known):
+    for counts in (*([] if best is None else [owned_first(problem, best)]), *candidates):
         if (
             problem.allows(counts)
             and objective(counts) < value * (1 - 1e-9)
@@ -168,12 +170,12 @@ def _fine_shares(
     """
     guess = usual_work(problem.slo, replace(problem.trace, after=no_edges()))
     lengths = coarser_lengths(problem.lengths)
-    known = {**capacities, **level0.search.least_holding}
+    needed = {**capacities, **level0.search.least_holding}
     busy = {option.name: busy_workers(option, lengths, guess) for option in options}
     ratios: dict[str, list[float]] = {}
     for option in options:
-        if option.name in known and busy[option.name] > 0:
-            ratios.setdefault(option.role, []).append((known[option.name] - 0.5) / busy[option.name])
+        if option.name in needed and busy[option.name] > 0:
+            ratios.setdefault(option.role, []).append((needed[option.name] - 0.5) / busy[option.name])
     ratios_of_all = [ratio for each in ratios.values() for ratio in each]
     shares = {}
     for option in options:
@@ -181,7 +183,7 @@ def _fine_shares(
         failed = level0.search.most_failed.get(option.name, 0)
         # More than the largest count that failed; 0.05 keeps the share finite for an option without work.
         count = max(ratio * busy[option.name], failed + 0.1, 0.05)
-        shares[option.name] = 1 / min(count, known.get(option.name, math.inf))
+        shares[option.name] = 1 / min(count, needed.get(option.name, math.inf))
     return shares
 
 
@@ -225,14 +227,14 @@ def _moved(
         )
         for *_, counts in swaps:
             fleet = in_order(counts, pools)
-            known = frozenset((option.name, count) for option, count in fleet)
-            if known in failed or not problem.allows(fleet):
+            key = frozenset((option.name, count) for option, count in fleet)
+            if key in failed or not problem.allows(fleet):
                 continue
             tries -= 1
             if oracle.holds([fleet])[0]:
                 best = without_spare_workers(fleet, oracle)
                 break
-            failed.add(known)
+            failed.add(key)
             if tries <= 0 or problem.out_of_time():
                 return best
         else:
@@ -288,8 +290,8 @@ def best_settings(problem: Problem, level0: Level0, capacities: Mapping[str, int
     smallest = level0.search.least_holding
 
     def rank(option: Option) -> tuple[float, bool, int]:
-        known = smallest.get(option.name, capacities.get(option.name, math.inf))
-        return known, *_rank_late(problem, option)
+        workers = smallest.get(option.name, capacities.get(option.name, math.inf))
+        return workers, *_rank_late(problem, option)
 
     return [min(alike, key=rank) for alike in by_hardware(level0.options).values()]
 
@@ -316,8 +318,8 @@ def _rank_late(problem: Problem, option: Option) -> tuple[bool, int]:
 def expected_share(option: Option, level0: Level0, capacities: Mapping[str, int]) -> float:
     """Share of the traffic one worker is expected to carry, from what level 0 learned."""
     search, bounded = level0.search, level0.bounded
-    if (known := search.least_holding.get(option.name, capacities.get(option.name))) is not None:
-        return 1.0 / known
+    if (workers := search.least_holding.get(option.name, capacities.get(option.name))) is not None:
+        return 1.0 / workers
     ratios = [search.least_holding[name] / bounded[name].likely for name in search.least_holding]
     typical = float(np.median(ratios)) if ratios else USUAL_RATIO
     least = max(typical * bounded[option.name].likely, search.most_failed.get(option.name, 0) + 0.5)

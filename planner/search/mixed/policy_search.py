@@ -71,7 +71,7 @@ def search_policies(
 
 def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
     # A fleet that the oracle calls the best holds on the draws which the oracle has itself.
-    is_known = any(draw is known for known in oracle.draws)
+    is_known = any(draw is scenario for scenario in oracle.draws)
     return is_known or replace(oracle, trace=draw, draws=()).holds([best])[0]
 
 
@@ -89,9 +89,9 @@ def _each_policy(
             policy_problem = with_policies(problem, fitted(policy_problem.oracle, best_of(answers)[1].best))
         if len(choices) > 1:
             problem.progress(name_policies(policies, choices))
-        known = [*start, *(policy_problem.oracle.fleet(result.best) for _, result in answers)]
+        start_fleets = [*start, *(policy_problem.oracle.fleet(result.best) for _, result in answers)]
         result, unlimited = search_beyond_budgets(
-            policy_problem, [*known, *unlimited_best], prove=prove, walks=walks
+            policy_problem, [*start_fleets, *unlimited_best], prove=prove, walks=walks
         )
         # Without a fleet within the budgets, the one beyond them still helps the next choices.
         if unlimited is not None:

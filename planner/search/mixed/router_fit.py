@@ -44,4 +44,4 @@ def _room(oracle: Oracle, policies: Policies, counts: Counts) -> float:
         attained = verdict.attainment_frac if worst is None else worst.kept_frac
         shares.append((attained, oracle.slo.attainment_frac))
     # A limit on all requests allows no miss; 0.1 % keeps the quotient finite.
-    return min((kept - needed) / max(1 - needed, 1e-3) for kept, needed in shares)
+    return min((kept_frac - needed) / max(1 - needed, 1e-3) for kept_frac, needed in shares)

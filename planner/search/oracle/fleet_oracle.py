@@ -104,10 +104,10 @@ class Answers:
         query = key, slo
         while True:
             with self._lock:
-                known = self.look_up(key, slo)
-                if known is not None:
+                remembered = self.look_up(key, slo)
+                if remembered is not None:
                     deterministic_parallel.charge_effort(query, None)
-                    return known
+                    return remembered
                 if (begun := self._asking.get(query)) is None:
                     self._asking[query] = ended = threading.Event()
                     break
@@ -562,10 +562,10 @@ class Oracle:
 
         def find() -> bool:
             question = (self.llm, self.network, self.policies, self.of_pairs, self.step_time_sigmas, own)
-            kept = None if decided is None else decided.look_up(question, self._traffic, slo)
+            remembered = None if decided is None else decided.look_up(question, self._traffic, slo)
             simulated = self._with_spread(fleet())
-            holds, seen = kept or self._asker.answer(SimulationQuery(simulated, slo, **query))
-            if kept is None and decided is not None:
+            holds, seen = remembered or self._asker.answer(SimulationQuery(simulated, slo, **query))
+            if remembered is None and decided is not None:
                 decided.add(question, self._traffic, slo, holds=holds, seen=seen)
             cost = LEAST_EFFORT + request_effort(simulated) * seen
             with self._lock:

@@ -64,8 +64,8 @@ class Decided:
         question or version."""
         try:
             document = json.loads(self.path.read_text(encoding="utf-8"))
-            question, known = document["question"], document["known"]
-            kept = {str(name): (bool(holds), int(seen)) for name, (holds, seen) in known.items()}
+            question, rows = document["question"], document["known"]
+            answers = {str(name): (bool(holds), int(seen)) for name, (holds, seen) in rows.items()}
         except OSError:
             raise InputError(
                 f"--resume: there is no {self.path}; a run keeps it from {FROM_S / 60:g} minutes on, to its "
@@ -78,7 +78,7 @@ class Decided:
                 f"--resume: {self.path} is of another question, trace, seed or version of fleetplan; run "
                 "without --resume, or name another folder with -o"
             )
-        self._known, self._is_loaded = kept, True
+        self._known, self._is_loaded = answers, True
 
     def look_up(
         self, question: tuple[object, ...], traffic: Trace | Scenario, slo: Slo
@@ -89,9 +89,9 @@ class Decided:
         if not self._is_loaded or (name := answer_name(question, traffic, slo)) is None:
             return None
         with self._lock:
-            known = self._known.get(name)
-            self.known_answers += known is not None
-        return known
+            answer = self._known.get(name)
+            self.known_answers += answer is not None
+        return answer
 
     def add(
         self, question: tuple[object, ...], traffic: Trace | Scenario, slo: Slo, *, holds: bool, seen: int
@@ -159,7 +159,7 @@ def _scenario_digest(scenarios: Scenarios, number: int) -> str:
 
 def trace_digest(trace: Trace) -> str:
     """A digest of all that a simulation reads of a trace, computed once for each trace."""
-    if (known := _digests.get(trace)) is None:
+    if (text := _digests.get(trace)) is None:
         digest = hashlib.sha256(repr((trace.prefix_block_tokens, trace.tenants, trace.adapters)).encode())
         for column in (
             *(
@@ -175,8 +175,8 @@ def trace_digest(trace: Trace) -> str:
                 digest.update(b"-" if column is None else repr((len(column), column[:1])).encode())
             else:
                 digest.update(np.ascontiguousarray(column).data)
-        known = _digests[trace] = digest.hexdigest()
-    return known
+        text = _digests[trace] = digest.hexdigest()
+    return text
 
 
 def _digest(*parts: object) -> str:

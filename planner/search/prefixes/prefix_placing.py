@@ -118,11 +118,11 @@ def prefill_pool(fleet: Fleet, name: str | None = None) -> Pool:
     named = [pool for pool in pools if name is None or pool.name == name]
     if len(named) == 1:
         return named[0]
-    known = ", ".join(pool.name for pool in pools)
+    names = ", ".join(pool.name for pool in pools)
     pool_name = (
         "the fleet has several pools that prefill" if name is None else f"no pool named {name!r} prefills"
     )
-    raise InputError(f"{pool_name}; expected one of {known} with --pool")
+    raise InputError(f"{pool_name}; expected one of {names} with --pool")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,20 +252,20 @@ def leaves_of(trace: Trace, plan: PrefixPlan) -> list[list[Leaf]]:
     demand, tree, placed = plan.traffic.demand, plan.traffic.tree, plan.replication.placed
     end_tokens = demand.path_sum(demand.tokens)
     hottest = np.argsort(-demand.subtree_sum(demand.rate_rps), kind="stable").tolist()
-    known: dict[int, Leaf] = {}
+    leaf_of_node: dict[int, Leaf] = {}
     leaves: list[list[Leaf]] = []
     for r in range(plan.pool.count):
         inner = set(demand.parent[placed[:, r]].tolist())
         leaves.append([])
         for v in hottest:
             if placed[v, r] and v not in inner and end_tokens[v] > 0:
-                if v not in known:
+                if v not in leaf_of_node:
                     request = int(tree.first_request[plan.traffic.node_of[v]])
                     first = trace.prefix_offsets[request]
                     blocks = -(-int(end_tokens[v]) // trace.prefix_block_tokens)
                     ids = tuple(trace.prefix_ids[first : first + blocks].tolist())
-                    known[v] = Leaf(int(end_tokens[v]), request, ids)
-                leaves[-1].append(known[v])
+                    leaf_of_node[v] = Leaf(int(end_tokens[v]), request, ids)
+                leaves[-1].append(leaf_of_node[v])
     return leaves
 
 
@@ -277,9 +277,9 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
         )
     blocks = prefixes.block_uses(trace)
     tree = prefixes.prefix_tree(blocks)
-    kept = stable_nodes(trace, tree)
+    stable = stable_nodes(trace, tree)
     number = np.full(len(tree) + 1, 0)  # The last entry is what -1 refers to.
-    number[kept] = np.arange(1, len(kept) + 1)
+    number[stable] = np.arange(1, len(stable) + 1)
     # For every node, the deepest kept node on its path, -1 if there is none. Each round moves up one level.
     nearest = np.where(number[:-1] > 0, np.arange(len(tree)), tree.parent)
     while len(above := np.flatnonzero((nearest >= 0) & (number[nearest] == 0))):
@@ -296,22 +296,22 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
         return np.asarray(token_s * tokens + pool.type.latency.a_s * pairs)
 
     work_s = least_seconds(option, trace.input_tokens, trace.output_tokens)
-    requests = np.bincount(class_of, minlength=len(kept) + 1)
-    own_s = np.concatenate(([0.0], prefill_s(tree.start_tokens[kept], tree.tokens[kept])))
-    parent = np.concatenate(([-1], number[tree.parent[kept]]))
+    requests = np.bincount(class_of, minlength=len(stable) + 1)
+    own_s = np.concatenate(([0.0], prefill_s(tree.start_tokens[stable], tree.tokens[stable])))
+    parent = np.concatenate(([-1], number[tree.parent[stable]]))
     demand = PrefixDemand(
         parent=parent,
-        tokens=np.concatenate(([0], tree.tokens[kept])),
+        tokens=np.concatenate(([0], tree.tokens[stable])),
         prefill_s=own_s,
         rate_rps=requests / trace.duration_s,
         work_s=np.bincount(class_of, weights=work_s, minlength=len(requests)) / np.maximum(requests, 1),
     )
-    kept_blocks = np.concatenate(([0], tree.blocks[kept])).astype(float)
+    kept_blocks = np.concatenate(([0], tree.blocks[stable])).astype(float)
     sessions, hits = _session_reuse(trace, blocks, demand.path_sum(kept_blocks)[class_of], prefill_s)
     return StableTraffic(
         tree=tree,
         demand=demand,
-        node_of=np.concatenate(([-1], kept)),
+        node_of=np.concatenate(([-1], stable)),
         sessions=sessions,
         session_hits=hits,
         prefill_s=float(prefill_s(np.zeros(1, np.int64), trace.input_tokens).sum()) / trace.duration_s,

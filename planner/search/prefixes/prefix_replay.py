@@ -146,9 +146,9 @@ def _pin(
     not use has none, and cannot hit.
     """
     ids = trace.prefix_ids.tolist()
-    known = {tuple(ids[first:end]): first for first, end in _first_uses(pinned, ids, offsets)}
+    first_by_ids = {tuple(ids[first:end]): first for first, end in _first_uses(pinned, ids, offsets)}
     for prefix in pinned:
-        first = known.get(prefix.block_ids)
+        first = first_by_ids.get(prefix.block_ids)
         if first is not None:
             for w in prefix.workers:
                 workers[w].pinned.update(nodes[first : first + len(prefix.block_ids)])

@@ -174,8 +174,8 @@ def _nodes_sold_whole(pools: Iterable[tuple[Gpu, int]], placed: Mapping[str, int
     for gpu, gpus in pools:
         if (node := node_of(gpu)) is not None:
             used[node.kind] = used.get(node.kind, 0) + gpus
-            known = priced_nodes.get(node.kind, node)
-            priced_nodes[node.kind] = max(known, node, key=lambda each: each.gpu_usd_per_h)
+            dearest = priced_nodes.get(node.kind, node)
+            priced_nodes[node.kind] = max(dearest, node, key=lambda each: each.gpu_usd_per_h)
     priced = []
     for kind, gpus in used.items():
         node, size = priced_nodes[kind], priced_nodes[kind].gpus

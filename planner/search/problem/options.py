@@ -200,9 +200,9 @@ def _degrees(
     if 1 in engines.ranks:
         for ep in catalog.expert_splits(llm, gpu, tp):
             yield Degree(name + (" ep" if ep else ""), gpu, tp, pp, ep)
-    known = catalog.rank_counts(llm, gpu, tp)
+    measured_dp = catalog.rank_counts(llm, gpu, tp)
     for dp in engines.ranks:
-        if dp > 1 and pp == 1 and tp * dp <= gpu.gpus_per_node and (known is None or dp in known):
+        if dp > 1 and pp == 1 and tp * dp <= gpu.gpus_per_node and (measured_dp is None or dp in measured_dp):
             yield Degree(f"{name} dp{dp} ep", gpu, tp, pp, True, dp)
         elif dp > gpu.gpus_per_node and pp == 1 and not _why_not_on_nodes(llm, gpu, tp, dp):
             for kind in (LOW_LATENCY, HIGH_THROUGHPUT):

@@ -92,7 +92,7 @@ def find_cheaper_kept(
     roles = [option.role for option, _ in paper.best]
     is_mixed = any_mix and (len(set(roles)) < len(roles) or best is None)
     oracle = problem.oracle
-    known = [*start, *([] if best is None else [oracle.fleet(best)])]
+    start_fleets = [*start, *([] if best is None else [oracle.fleet(best)])]
     numbers = range(len(oracle.scenarios))
     hard_scenarios = set(numbers[: oracle.may_miss + HARDEST_SCENARIOS])
     # All rounds share one limit. It is a point on the search's clock, which counts simulated requests.
@@ -103,7 +103,7 @@ def find_cheaper_kept(
         )
         hard_problem = refuted_below(hard_problem, refuted)
         fleet = in_time(
-            partial(search_again, replace(hard_problem, deadline=deadline), known, is_mixed=is_mixed),
+            partial(search_again, replace(hard_problem, deadline=deadline), start_fleets, is_mixed=is_mixed),
             otherwise=None,
         )
         _remember_verdicts(oracle, hard_problem.oracle, paper.level0.options, refuted)
@@ -119,7 +119,7 @@ def find_cheaper_kept(
         _, grown = in_time(partial(grow_until_kept, problem, fleet, most=dearest), otherwise=(problem, None))
         if grown is not None and (best is None or not _is_no_cheaper(grown, best)):
             best = grown
-            known.append(oracle.fleet(best))
+            start_fleets.append(oracle.fleet(best))
         hard_scenarios |= set(sorted(missed - hard_scenarios)[:HARDEST_SCENARIOS])
 
 

@@ -60,24 +60,24 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     chosen, paper = best_of(searched)
     if not chosen.task.policies.raced:
         return _production_with_pins(searched)
-    known = _tested((chosen, paper))
-    if known is None:
+    best = _tested((chosen, paper))
+    if best is None:
         return searched, production_or_paper(chosen, paper)
-    known, gain_facts = _compare_with_first(searched, known), list[facts.PolicyGains | facts.PoliciesRaced]()
-    problem = known.searched[0]
-    raced, left = _race_in_scenarios(known, 2 * problem.oracle.effort())
+    best, gain_facts = _compare_with_first(searched, best), list[facts.PolicyGains | facts.PoliciesRaced]()
+    problem = best.searched[0]
+    raced, left = _race_in_scenarios(best, 2 * problem.oracle.effort())
     gains = sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
-    before = known
+    before = best
     for each in gains[:MOST_SEARCHED]:
-        other = _searched_with(known.searched, each)
-        tested = None if other is None else _tested(other, below=known.value)
-        if tested is not None and tested.value < known.value * (1 - 1e-9):
-            known = tested
-            kept = replace(each, best=tested.trial.best)
-            gain_facts += gains_of(problem, before.trial.best, [kept], "production")
+        other = _searched_with(best.searched, each)
+        tested = None if other is None else _tested(other, below=best.value)
+        if tested is not None and tested.value < best.value * (1 - 1e-9):
+            best = tested
+            with_gain = replace(each, best=tested.trial.best)
+            gain_facts += gains_of(problem, before.trial.best, [with_gain], "production")
             break
-    known = _with_usual_queue(known, searched)
-    taken = known.searched[0].oracle.policies
+    best = _with_usual_queue(best, searched)
+    taken = best.searched[0].oracle.policies
     nothing = tuple(
         label_of(problem, each.policies)
         for each in raced
@@ -86,9 +86,9 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
     rivals = tuple(label_of(problem, each.policies) for each in gains if each.policies != taken)
     unasked = (*(label_of(problem, each.policies) for each in raced if not each.is_simulated), *left)
     gain_facts.append(facts.PoliciesRaced(nothing, rivals, unasked, "production"))
-    own_problem, own = known.searched
+    own_problem, own = best.searched
     own = replace(own, raced=(*paper.raced, *gain_facts))
-    return _put_first(own_problem, own, searched), with_answers(own_problem, own, known.trial)
+    return _put_first(own_problem, own, searched), with_answers(own_problem, own, best.trial)
 
 
 def _put_first(problem: Problem, own: FleetSearch, searched: Sequence[Searched]) -> list[Searched]:
@@ -109,15 +109,15 @@ def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Pro
     pinned = [(problem, own) for problem, own in searched if problem.oracle.pinning is not None]
     if not pinned or chosen.oracle.pinning is not None:
         return searched, production_or_paper(chosen, paper)
-    known = _tested((chosen, paper))
+    best = _tested((chosen, paper))
     chosen.progress("production with pinned prefixes")
-    other = _tested(best_of(pinned), below=None if known is None else known.value)
-    if other is not None and (known is None or other.value < known.value * (1 - 1e-9)):
-        known = other
-    if known is None:
+    other = _tested(best_of(pinned), below=None if best is None else best.value)
+    if other is not None and (best is None or other.value < best.value * (1 - 1e-9)):
+        best = other
+    if best is None:
         return searched, production_or_paper(chosen, paper)
-    problem, own = known.searched
-    return _put_first(problem, own, searched), with_answers(problem, own, known.trial)
+    problem, own = best.searched
+    return _put_first(problem, own, searched), with_answers(problem, own, best.trial)
 
 
 def _tested(searched: Searched, *, below: float | None = None) -> _Tested | None:
@@ -134,44 +134,44 @@ def _tested(searched: Searched, *, below: float | None = None) -> _Tested | None
     return _Tested(searched, trial)
 
 
-def _compare_with_first(searched: Sequence[Searched], known: _Tested) -> _Tested:
+def _compare_with_first(searched: Sequence[Searched], best: _Tested) -> _Tested:
     """The cheaper of production with the best policies on paper and with those that were searched first."""
     first = searched[0]
-    if first[0] is known.searched[0]:
-        return known
-    other = _tested(first, below=known.value)
-    return known if other is None or other.value >= known.value * (1 - 1e-9) else other
+    if first[0] is best.searched[0]:
+        return best
+    other = _tested(first, below=best.value)
+    return best if other is None or other.value >= best.value * (1 - 1e-9) else other
 
 
-def _with_usual_queue(known: _Tested, searched: Sequence[Searched]) -> _Tested:
-    """Production with the queue that engines have by default, where it costs no more; else `known`."""
-    usual = with_usual_queue(known.searched[0])
+def _with_usual_queue(production: _Tested, searched: Sequence[Searched]) -> _Tested:
+    """Production with the queue that engines have by default, where it costs no more; else `production`."""
+    usual = with_usual_queue(production.searched[0])
     if usual is None:
-        return known
-    best, oracle = known.trial.best, with_search_scenarios(usual).oracle
+        return production
+    best, oracle = production.trial.best, with_search_scenarios(usual).oracle
     try:
         fleets = [each for each in (best, as_many_at_this_price(best)) if usual.allows(each)]
         counts = next((each for each in fleets if oracle.holds([each])[0]), None)
     except StoppedError:
-        return known
+        return production
     if counts is None:
-        return known
+        return production
     same = [each for each in searched if each[0].oracle.policies == usual.oracle.policies]
-    paper = same[0] if same else _search_from(known.searched[1], usual, counts)
+    paper = same[0] if same else _search_from(production.searched[1], usual, counts)
     tested = None if paper is None else _tested(paper)
-    return known if tested is None or tested.value > known.value * SAME_PRICE else tested
+    return production if tested is None or tested.value > production.value * SAME_PRICE else tested
 
 
-def _race_in_scenarios(known: _Tested, effort: float) -> tuple[list[RacedPolicy], tuple[str, ...]]:
+def _race_in_scenarios(best: _Tested, effort: float) -> tuple[list[RacedPolicy], tuple[str, ...]]:
     """What came of every change of policies near the production fleet, and what there was no effort for."""
-    problem, paper = known.searched
-    if known.trial.searched_problem.oracle.downscale > 1:
+    problem, paper = best.searched
+    if best.trial.searched_problem.oracle.downscale > 1:
         return [], ("the others, as the question is large",)
     scenario_problem = with_search_scenarios(problem)
     most = RACE_EFFORT_FRAC * max(effort, LEAST_SEARCH_REQUESTS)
     try:
         raced, left, _ = race(
-            scenario_problem, known.trial.best, paper.level0, problem.task.policies.raced, most
+            scenario_problem, best.trial.best, paper.level0, problem.task.policies.raced, most
         )
     except StoppedError:
         return [], ("the others, as the time was over",)

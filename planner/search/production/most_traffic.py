@@ -72,18 +72,18 @@ class RateClimb:
         """The lowest rate at which no fleet was found; None where the time was over before such a rate."""
         return None if math.isinf(self.failed_rps) else self.failed_rps
 
-    def climb_from(self, rate_rps: float, known: Fleet | None = None) -> None:
+    def climb_from(self, rate_rps: float, candidate: Fleet | None = None) -> None:
         """Climb until a refuted rate lies at most `step_frac` above one at which a fleet was found, no rate
         above `least_rps` is left, or the time is over.
 
         The worker types of a fleet that was found are taken to their highest rate before all types are
         searched again: so each type is refuted once or twice, and not at every rate. The worker types of a
-        `known` fleet are tried first, at falling rates down to KNOWN_LEAST_FRAC of the first.
+        `candidate` are tried first, at falling rates down to KNOWN_LEAST_FRAC of the first.
         """
         known_rps, known_failed_rps = rate_rps, math.inf
         try:
-            while known is not None and self.fleet is None and known_rps >= KNOWN_LEAST_FRAC * rate_rps:
-                if not self._try_rate(known_rps, known):
+            while candidate is not None and self.fleet is None and known_rps >= KNOWN_LEAST_FRAC * rate_rps:
+                if not self._try_rate(known_rps, candidate):
                     known_failed_rps = known_rps
                 known_rps = _round_rate(known_rps * KNOWN_STEP_FRAC)
             while self.fleet is None and rate_rps >= self.least_rps:
@@ -133,7 +133,7 @@ def _round_rate(rate_rps: float) -> float:
 def _climb(
     find_fleet: Callable[..., Fleet | None],
     rate_rps: float,
-    known: Fleet | None = None,
+    candidate: Fleet | None = None,
     *,
     step_frac: float,
     least_rps: float,
@@ -145,7 +145,7 @@ def _climb(
     """
     for any_mix in (False, True):
         climb = RateClimb(partial(find_fleet, any_mix=any_mix), step_frac, least_rps, failed_rps=failed_rps)
-        climb.climb_from(rate_rps, known)
+        climb.climb_from(rate_rps, candidate)
         if climb.fleet is not None or is_over(deadline):
             break
     return climb
@@ -166,7 +166,7 @@ def find_most_traffic(
     Raises InfeasibleError where no rate is carried, OutOfTimeError where the time ends before one is found.
     """
     quiet = plan_problem.Conditions(conditions.deadline, answers=conditions.answers)
-    known: list[Fleet] = []
+    best_fleets: list[Fleet] = []
     carried_rps: list[float] = []
 
     def find_fleet(rate_rps: float, workers_of: Fleet | None, *, any_mix: bool) -> Fleet | None:
@@ -179,14 +179,14 @@ def find_most_traffic(
         is_exhausted = True
         for policies in task.policy_choices():
             with_policy = plan_problem.with_policies(problem, policies)
-            level0 = search_level0(with_policy, known, any_will_do=True)
+            level0 = search_level0(with_policy, best_fleets, any_will_do=True)
             best = level0.search.best
             if best is None and any_mix:
-                best = search_again(with_policy, known, is_mixed=True)
+                best = search_again(with_policy, best_fleets, is_mixed=True)
             if best is not None:
-                known[:] = [with_policy.oracle.fleet(best)]
+                best_fleets[:] = [with_policy.oracle.fleet(best)]
                 carried_rps.append(rate_rps)
-                return known[0]
+                return best_fleets[0]
             is_exhausted &= level0.search.is_exhausted
         if not is_exhausted:
             raise StoppedError
@@ -221,7 +221,7 @@ def find_most_kept_traffic(
 
     Raises InfeasibleError where no rate has such a fleet.
     """
-    quiet, known = (
+    quiet, fleet_by_policies = (
         plan_problem.Conditions(conditions.deadline),
         {policies: [paper_fleet] for policies in task.policy_choices()},
     )
@@ -239,7 +239,7 @@ def find_most_kept_traffic(
                 ),
                 LEAST_SEARCH_REQUESTS,
             )
-            start = known[policies]
+            start = fleet_by_policies[policies]
             best = search_level0(scenario_problem, start, walks=False, any_will_do=True).search.best
             if best is None and any_mix:
                 best = search_again(scenario_problem, start, is_mixed=True)

@@ -124,14 +124,14 @@ class ScenarioTest:
         The count stops early where the time is over, and as soon as it is certain whether `enough` of all are
         kept.
         """
-        kept = simulated = 0
+        kept_count = simulated = 0
         while simulated < number and not (simulated and self.out_of_time()):
-            if enough is not None and not kept < enough <= kept + number - simulated:
+            if enough is not None and not kept_count < enough <= kept_count + number - simulated:
                 break
-            at_once = LEAST_AT_ONCE if enough is None else min(LEAST_AT_ONCE, enough - kept)
+            at_once = LEAST_AT_ONCE if enough is None else min(LEAST_AT_ONCE, enough - kept_count)
             some = range(simulated, min(simulated + at_once, number))
-            kept, simulated = kept + sum(self._are_kept(counts, some)), some.stop
-        return self._kept_in(kept, simulated)
+            kept_count, simulated = kept_count + sum(self._are_kept(counts, some)), some.stop
+        return self._kept_in(kept_count, simulated)
 
     def _are_kept(self, counts: Counts, numbers: Sequence[int]) -> list[bool]:
         """Whether the fleet keeps the SLO in each of these scenarios."""

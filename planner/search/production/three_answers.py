@@ -414,8 +414,8 @@ def _near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) 
     """
     scenario_problem = with_effort_limit(scenario_problem, LIKE_PRICE_EFFORT)
     below, most = objective(best) * (1 - LIKE_PRICE_FRAC), scenario_problem.oracle.may_miss + NEAR_MISSES
-    known = [counts_named(fleet, paper.level0.options) for fleet in list(scenario_problem.oracle.verdicts)]
-    cheaper = [counts for counts in known if counts and paper.value < objective(counts) < below]
+    fleets = [counts_named(fleet, paper.level0.options) for fleet in list(scenario_problem.oracle.verdicts)]
+    cheaper = [counts for counts in fleets if counts and paper.value < objective(counts) < below]
     as_written = scenario_problem.oracle.as_written()
     near_feasible: list[Counts] = []
     machines_found = set[tuple[tuple[str, Hashable, int], ...]]()
@@ -529,10 +529,10 @@ def _answer_with_a_loss(
         if lossy_best is None:
             break
         first_lossy = first_lossy or lossy_best
-        kept_in, missed, kept = test.decide_and_split(lossy_best)
+        kept_in, missed, kept_scenarios = test.decide_and_split(lossy_best)
         if lossy_best is more or is_test_passed(kept_in, test.safety) or scenario_problem.out_of_time():
             return _answer_with_headroom(lossy, "with-a-loss", lossy_best, kept_in), lossy_best, first_lossy
-        scenarios = (*missed, *scenarios, *kept)
+        scenarios = (*missed, *scenarios, *kept_scenarios)
         test = replace(test, first=test.first + kept_in.futures)
     return missing, None, first_lossy
 
@@ -570,12 +570,12 @@ def _cheapest_n_plus_one(
     """
     lossy = cheapest_kept.with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
     more = one_more(scenario_problem, best)
-    known = [more] if scenario_problem.allows(more) else []
+    candidates = [more] if scenario_problem.allows(more) else []
     filled = with_idle(scenario_problem, paper.level0, more)
     is_more = sorted(names_of(filled)) != sorted(names_of(more))
     if is_more and scenario_problem.allows(filled) and lossy.oracle.holds([filled])[0]:
-        known.append(owned_first(scenario_problem, without_needless_workers(filled, lossy)))
-    below = min(map(objective, known), default=math.inf)
+        candidates.append(owned_first(scenario_problem, without_needless_workers(filled, lossy)))
+    below = min(map(objective, candidates), default=math.inf)
     feasible = [
         counts_named(fleet, paper.level0.options)
         for fleet, holds in scenario_problem.oracle.verdicts.items()
@@ -586,17 +586,17 @@ def _cheapest_n_plus_one(
     for counts in (one_more(scenario_problem, paper.best), *likely[:MOST_OTHER_FLEETS]):
         is_open = objective(counts) < below and scenario_problem.allows(counts) and not lossy.out_of_time()
         if is_open and lossy.oracle.holds([counts])[0]:
-            known.append(counts)
-    return min(known, key=objective, default=None)
+            candidates.append(counts)
+    return min(candidates, key=objective, default=None)
 
 
 def _cheapest_neighbour(
-    lossy: Problem, paper: FleetSearch, best: Counts, known: Counts | None
+    lossy: Problem, paper: FleetSearch, best: Counts, cheapest: Counts | None
 ) -> Counts | None:
     """The cheapest fleet found that stands a loss and has up to MOST_WORKERS_CHANGED workers more or fewer
     than production of each machine, or of owned GPUs that production leaves idle.
 
-    Only fleets that cost less than `known` and to which no other such fleet adds workers are simulated: if
+    Only fleets that cost less than `cheapest` and to which no other such fleet adds workers are simulated: if
     one fails, all smaller fleets fail too.
     """
     lossy = cheapest_kept.with_search_limit(lossy, LOSS_SEARCH_REQUESTS)
@@ -614,17 +614,17 @@ def _cheapest_neighbour(
         if _roles_of(counts) == _roles_of(best) and lossy.allows(counts):
             fleets[vector] = counts
     while not lossy.out_of_time():
-        below = math.inf if known is None else objective(known) * (1 - SAME_FRAC)
+        below = math.inf if cheapest is None else objective(cheapest) * (1 - SAME_FRAC)
         fleets = {vector: counts for vector, counts in fleets.items() if objective(counts) < below}
         if not fleets:
             break
         vector = min(_largest_vectors([*fleets]), key=lambda vector: objective(fleets[vector]))
         if lossy.oracle.holds([fleets[vector]])[0]:
-            known = owned_first(lossy, without_needless_workers(fleets[vector], lossy))
+            cheapest = owned_first(lossy, without_needless_workers(fleets[vector], lossy))
         else:
             # All smaller fleets fail too, so what is left has more of some machine.
             fleets = {each: fleets[each] for each in fleets if np.any(np.array(each) > vector)}
-    return known
+    return cheapest
 
 
 def _roles_of(counts: Counts) -> set[str]:
@@ -641,11 +641,11 @@ def _largest_vectors(vectors: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _cheapest_with_other_types(
-    lossy: Problem, paper: FleetSearch, best: Counts, known: Counts | None
+    lossy: Problem, paper: FleetSearch, best: Counts, cheapest: Counts | None
 ) -> Counts | None:
-    """The cheapest fleet below the price of `known` that stands a loss and is production with one more worker
-    of each pool, or with up to MOST_OTHER_WORKERS workers of another GPU or degree in that pool's role. At
-    most MOST_OTHER_FLEETS are simulated.
+    """The cheapest fleet below the price of `cheapest` that stands a loss and is production with one more
+    worker of each pool, or with up to MOST_OTHER_WORKERS workers of another GPU or degree in that pool's
+    role. At most MOST_OTHER_FLEETS are simulated.
     """
     settings = best_settings(lossy, paper.level0, {})
     ways = [
@@ -660,7 +660,7 @@ def _cheapest_with_other_types(
         ]
         for option, _ in best
     ]
-    below = math.inf if known is None else objective(known) * (1 - SAME_FRAC)
+    below = math.inf if cheapest is None else objective(cheapest) * (1 - SAME_FRAC)
     fleets: list[Counts] = []
     for way in itertools.islice(itertools.product(*ways), MOST_COMBINATIONS):
         workers = dict(best)
@@ -673,7 +673,7 @@ def _cheapest_with_other_types(
             break
         if lossy.oracle.holds([counts])[0]:
             return counts
-    return known
+    return cheapest
 
 
 def _answer_with_headroom(

@@ -90,11 +90,11 @@ def _plan_together(
     alone, paper = shared_paper.plan_on_paper(
         parts, catalog, limits, seed=seed, deadline=deadline, progress=progress, keeps_half=is_safe
     )
-    known = [
+    on_paper = [
         _paper_of_llm(part, each, one, limits, deadline)
         for part, each, one in zip(parts, alone, paper.searched, strict=True)
     ]
-    shared = production_or_paper_of_all(known, limits, deadline, progress) if is_safe else None
+    shared = production_or_paper_of_all(on_paper, limits, deadline, progress) if is_safe else None
     searched, leave = _searches_as_run(paper, shared, parts, limits, deadline)
     oracles = [problem.oracle for each in alone for problem, _ in each] + [*paper.oracles]
     plans = _certify_plans(
@@ -109,14 +109,14 @@ def _plan_together(
     alone_values = [shared_paper.best_value(each) for each in alone]
     in_production: tuple[Binding, ...] = ()
     if shared is not None:
-        alone_values, run = (_paid_values(known, fleets) for fleets in (shared.alone, shared.fleets))
+        alone_values, run = (_paid_values(on_paper, fleets) for fleets in (shared.alone, shared.fleets))
         if shared.how_chosen is not None:
             in_production = (shared.how_chosen, *shared_paper.gives_way_facts(parts, alone_values, run, unit))
     return SharedPlan(
         plans=dict(zip(names, plans, strict=True)),
         paper=dict(zip(names, values, strict=True)),
         alone=dict(zip(names, alone_values, strict=True)),
-        answers=_answer_totals(known, shared),
+        answers=_answer_totals(on_paper, shared),
         objective=task.objective,
         unit=unit,
         level0=level0.value if math.isfinite(level0.value) else None,
@@ -142,9 +142,9 @@ def _plan_together(
     )
 
 
-def _paid_values(known: Sequence[LlmOnPaper], fleets: Sequence[Counts]) -> list[float]:
+def _paid_values(on_paper: Sequence[LlmOnPaper], fleets: Sequence[Counts]) -> list[float]:
     """What the fleet of each LLM adds up to in the objective's unit."""
-    return [objective_paid(one.problem, each) for one, each in zip(known, fleets, strict=True)]
+    return [objective_paid(one.problem, each) for one, each in zip(on_paper, fleets, strict=True)]
 
 
 def _paper_of_llm(
@@ -218,17 +218,17 @@ def _certify_plans(
 
 
 def _answer_totals(
-    known: Sequence[LlmOnPaper], shared_production: SharedProduction | None
+    on_paper: Sequence[LlmOnPaper], shared_production: SharedProduction | None
 ) -> tuple[AnswerTotal, ...]:
     """The three answers for all LLMs, where each of them has three; else none."""
     if shared_production is None:
         return ()
     each = [
         (one, production)
-        for one, production in zip(known, shared_production.productions, strict=True)
+        for one, production in zip(on_paper, shared_production.productions, strict=True)
         if production
     ]
-    if len(each) < len(known):
+    if len(each) < len(on_paper):
         return ()
     totals: list[AnswerTotal] = []
     for name in get_args(AnswerName):
@@ -248,7 +248,7 @@ def _answer_totals(
         all_counts = [(one, counts) for (one, _), counts in zip(each, fleets.values(), strict=True) if counts]
         value = sum(objective_paid(one.problem, counts) for one, counts in all_counts)
         pools = tuple(pool for one, counts in all_counts for pool in one.problem.oracle.fleet(counts).pools)
-        totals.append(AnswerTotal(name, value, bill_fleet(Fleet(known[0].problem.llm, pools)).usd_per_h))
+        totals.append(AnswerTotal(name, value, bill_fleet(Fleet(on_paper[0].problem.llm, pools)).usd_per_h))
     return tuple(totals)
 
 

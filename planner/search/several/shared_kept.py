@@ -108,10 +108,10 @@ def _find_fleets_for_share(
 
 def _kept_frac(problems: Sequence[Problem], fleets: Sequence[Counts]) -> float:
     """The smallest kept share among the LLMs that keep less than they require; 1 where none does."""
-    kept = [1.0]
+    kept_fracs = [1.0]
     for problem, counts in zip(problems, fleets, strict=True):
         if scenario_count := len(problem.oracle.scenarios):
             kept_frac = 1 - problem.oracle.missed_count(counts, scenario_count) / scenario_count
             if kept_frac < _required_frac(problem) - 1e-9:
-                kept.append(kept_frac)
-    return min(kept)
+                kept_fracs.append(kept_frac)
+    return min(kept_fracs)

@@ -209,11 +209,11 @@ def _search_within_others(
     return searched, leave
 
 
-def search_within(problem: Problem, left: FleetLimits, known: Counts) -> Searched:
-    """Search for an LLM within the limits `left` by others, starting from the fleet `known`."""
+def search_within(problem: Problem, left: FleetLimits, start: Counts) -> Searched:
+    """Search for an LLM within the limits `left` by others, starting from the fleet `start`."""
     problem = joint_limits.problem_within(problem, left)
     problem = replace(problem, lower=lower_bound(problem))
-    return [(problem, search(problem, [problem.oracle.fleet(known)]))]
+    return [(problem, search(problem, [problem.oracle.fleet(start)]))]
 
 
 def others_leave_fact(left: FleetLimits) -> OthersLeave:

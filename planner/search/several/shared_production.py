@@ -108,7 +108,7 @@ def share_production(
     fleets of all were found that fit together; its message names the least increase of each limit with which
     they would.
     """
-    known: list[_LlmProduction] = []
+    llm_productions: list[_LlmProduction] = []
     for k, one in enumerate(llms):
         progress(f"{one.name}: production, with all of the fleet for itself")
         try:
@@ -117,21 +117,23 @@ def share_production(
             raise _add_common_share(error, llms, limits, deadline, progress) from None
         if llm is None:
             return None
-        known.append(llm)
-    fleets, shared, tries = [llm.alone for llm in known], None, 0
+        llm_productions.append(llm)
+    fleets, shared, tries = [llm.alone for llm in llm_productions], None, 0
     if not joint_limits.fit_together(limits, fleets):
-        chosen = _plan_within_shared_limits(known, limits, deadline, progress)
+        chosen = _plan_within_shared_limits(llm_productions, limits, deadline, progress)
         if chosen is None:
             return None
         fleets, shared, tries = chosen
-    productions = _answer_each(known, fleets, limits, deadline)
+    productions = _answer_each(llm_productions, fleets, limits, deadline)
     how_chosen = ProductionShared(
         is_each=shared is None,
         rounds=0 if shared is None else shared.rounds,
         is_exact=shared is not None and shared.is_exact,
         tries=tries,
     )
-    return SharedProduction(productions, tuple(fleets), tuple(llm.alone for llm in known), how_chosen)
+    return SharedProduction(
+        productions, tuple(fleets), tuple(llm.alone for llm in llm_productions), how_chosen
+    )
 
 
 def production_or_paper_of_all(
@@ -333,15 +335,15 @@ def _serve_in_turn(
 
 
 def _find_fleet_within(
-    llm: _LlmProduction, problem: Problem, known: Counts | None = None, *, any_mix: bool = False
+    llm: _LlmProduction, problem: Problem, candidate: Counts | None = None, *, any_mix: bool = False
 ) -> Counts | None:
-    """The cheapest fleet found within the problem's limits, `known` where none is cheaper; None if there is
-    none.
+    """The cheapest fleet found within the problem's limits, `candidate` where none is cheaper; None if there
+    is none.
 
     Fleets of several types are searched too where the best on paper is one, or with `any_mix`.
     """
-    start = [] if known is None else [problem.oracle.fleet(known)]
-    fleet = find_cheaper_kept(problem, llm.on_paper.alone, known, start, any_mix=any_mix)
+    start = [] if candidate is None else [problem.oracle.fleet(candidate)]
+    fleet = find_cheaper_kept(problem, llm.on_paper.alone, candidate, start, any_mix=any_mix)
     return None if fleet is None else owned_first(problem, fleet)
 
 

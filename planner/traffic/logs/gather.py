@@ -171,9 +171,9 @@ class Gatherer:
     def _name(self, role: str, column: pd.Series[Any]) -> None:
         """Take the names of a column as indices into `_names`; "" stands for a missing one."""
         codes, values = pd.factorize(column.astype(object).where(~is_missing(column), ""))
-        known = self._names[role]
+        number_of = self._names[role]
         index_of = np.array(
-            [known.setdefault(str(value), len(known)) for value in values] or [0], dtype=np.int32
+            [number_of.setdefault(str(value), len(number_of)) for value in values] or [0], dtype=np.int32
         )
         self._codes[role].append(index_of[codes])
 
@@ -191,8 +191,8 @@ class Gatherer:
     def trace(self, name: str) -> Trace:
         """What was gathered, in order of arrival. The lists are emptied on the way."""
         self._find_halves()
-        kept = sum(map(len, self._at_ns))
-        warnings = (*self._warnings(name, kept), *self.doubts)
+        left = sum(map(len, self._at_ns))
+        warnings = (*self._warnings(name, left), *self.doubts)
         at_ns = join_arrays(self._at_ns)
         inputs, outputs = (join_arrays(parts) for parts in self._tokens)
         codes = {role: np.concatenate(parts) for role, parts in self._codes.items()}
@@ -252,15 +252,15 @@ class Gatherer:
             return order[np.sort(first)]
         return order
 
-    def _warnings(self, name: str, kept: int) -> tuple[str, ...]:
+    def _warnings(self, name: str, left: int) -> tuple[str, ...]:
         left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         reasons = ", ".join(f"{rows} {reason}" for reason, rows in left_out.items())
-        if not kept:
+        if not left:
             raise TraceError(f"{name}: no request is left; found {reasons or 'no row'}")
         lost = {reason: left_out.get(reason, 0) for reason in (FAILED, formats.NO_INPUT, formats.NO_OUTPUT)}
-        share = sum(lost.values()) / (kept + sum(lost.values()))
+        share = sum(lost.values()) / (left + sum(lost.values()))
         lost_reasons = ", ".join(f"{rows} {reason}" for reason, rows in lost.items() if rows)
-        lost_text = f"{sum(lost.values())} of {kept + sum(lost.values())} requests ({share:.1%})"
+        lost_text = f"{sum(lost.values())} of {left + sum(lost.values())} requests ({share:.1%})"
         if share > formats.MOST_DROPPED_FRAC and not self.drop_invalid:
             raise TraceError(
                 f"{name}: {lost_text} cannot be served as they stand: {lost_reasons}. Mend the file, or go "
@@ -269,7 +269,7 @@ class Gatherer:
         if share <= formats.REPORTED_DROPPED_FRAC:
             return ()
         return (
-            f"{name}: {lost_text} are left out, so the plan is for the other {kept} alone: {lost_reasons}",
+            f"{name}: {lost_text} are left out, so the plan is for the other {left} alone: {lost_reasons}",
         )
 
     def _indices_and_names(self, role: str, codes: npt.NDArray[np.int32]) -> tuple[IntArray, tuple[str, ...]]:

@@ -87,9 +87,9 @@ class SpanTree:
         while parent and parent not in ancestors:  # A broken log may have a span within itself.
             ancestors.append(parent)
             parent = self._spans[parent][0] if parent in self._spans else ""
-        known = [each for each in ancestors if each in self._spans]
+        logged = [each for each in ancestors if each in self._spans]
         conversation = self._conversations.get(trace)
-        return (f"conversation {conversation or trace}", f"trace {trace}", *reversed(known))
+        return (f"conversation {conversation or trace}", f"trace {trace}", *reversed(logged))
 
     def _wait_edges(self, serials: Sequence[int]) -> list[tuple[int, int]]:
         """Pairs of a request and one that it waits for, both as indices into `serials`. Enclosing spans are
