@@ -33,7 +33,8 @@ import pandas as pd
 from planner.documents.catalog import read_catalog
 from planner.importers.splitwise_tables import splitwise_table
 from planner.models.families.corrected import informative_rows
-from planner.models.families.splitwise_form import SplitwiseSimLookup
+from planner.models.families.splitwise_form import interpolate_times, medians_by_key
+from planner.models.families.step_family import StepFamily, prefill_tokens
 from planner.models.family_choice import choose_step_family, default_families, fit_candidate
 from planner.models.latency import Array
 from planner.models.roofline import roofline
@@ -76,6 +77,31 @@ def main() -> None:
         print_choices(args.reference)
     if args.only in (None, "speed"):
         print_speed()
+
+
+class SplitwiseSimLookup(StepFamily):
+    """splitwise-sim's `performance_model=db`. Its token table is built over the prompt tokens of a batch and
+    looked up with the number of sequences, so that a decode costs the same whatever the batch (its issue 2).
+    A step with both phases takes MIXED_FACTOR prompts of as many tokens.
+
+    X has no prompt tokens for decodes: `fit` takes K, the context tokens that decodes read, in their place.
+    """
+
+    MIXED_FACTOR = 1.1
+
+    def __init__(self, *, beyond: str = "raise") -> None:
+        self.beyond = beyond
+
+    def _fit(self, X: Array, y: Array) -> None:
+        prefill, decode = X[:, 2] == 0, X[:, 4] == 0
+        self.prompt_ = medians_by_key(prefill_tokens(X)[prefill], y[prefill])
+        self.token_ = medians_by_key(X[decode, 3], y[decode])
+
+    def _predict(self, X: Array) -> Array:
+        tokens, decodes, prefills = X[:, 0], X[:, 2], X[:, 4]
+        prompt_s, token_s = interpolate_times(tokens, *self.prompt_), interpolate_times(decodes, *self.token_)
+        mixed_s = self.MIXED_FACTOR * prompt_s
+        return np.where(prefills == 0, token_s, np.where(decodes == 0, prompt_s, mixed_s))
 
 
 def print_splitwise(path: Path, tables: list[tuple[str, str, int]]) -> None:

@@ -36,7 +36,7 @@ from planner.documents.catalog import read_catalog
 from planner.domain import Limit
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
-from planner.reports.drawing import BLUE, GREEN, VERMILLION, chart_svg
+from planner.reports.drawing import BLUE, GREEN, VERMILLION, chart_spec, svg_of
 from planner.simulator.replay import simulate
 from planner.traffic.scaling import rescale
 from planner.traffic.trace import Trace
@@ -223,7 +223,7 @@ def main() -> None:
     if asked.vidur:
         against_vidur(asked.vidur)
     if asked.chart:
-        asked.chart.write_text(chart_svg(chart(series)))
+        asked.chart.write_text(svg_of(chart_spec(chart(series))))
 
 
 if __name__ == "__main__":

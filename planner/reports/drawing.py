@@ -87,17 +87,12 @@ def themed(text: str) -> str:
     return text
 
 
-def chart_svg(chart: Any) -> str:
-    """The chart as SVG for a report.
+def svg_of(spec: dict[str, Any]) -> str:
+    """The SVG of a chart in the form that `chart_spec` returned.
 
     No chart clips its marks: the ids of clip paths are counted over the life of the process, so the bytes
     would differ from run to run.
     """
-    return svg_of(chart_spec(chart))
-
-
-def svg_of(spec: dict[str, Any]) -> str:
-    """The SVG of a chart in the form that `chart_spec` returned."""
     return _svg_of_text(json.dumps(spec))
 
 

@@ -20,7 +20,7 @@ from planner.models.families.corrected import CorrectedSteps, informative_rows
 from planner.models.families.distserve_form import DistServeForm
 from planner.models.families.preble import PrebleSteps
 from planner.models.families.rooflines import RooflineSteps
-from planner.models.families.splitwise_form import SplitwiseInterpolation, SplitwiseSimLookup
+from planner.models.families.splitwise_form import SplitwiseInterpolation
 from planner.models.families.vidur_forest import VidurForest, equivalent_prefill_tokens
 from planner.models.family_choice import default_families
 from planner.models.latency import Array, StepLatency
@@ -114,20 +114,6 @@ def test_splitwise_is_linear_between_medians() -> None:
     assert model.predict(asked) == pytest.approx([1, 2, 0.15])
     outside = SplitwiseInterpolation(beyond="extrapolate").fit(X, np.array([1.0, 1, 9, 3, 0.1, 0.2]))
     assert outside.predict(np.array([[500.0, 0, 0, 0, 1], [5, 0, 5, 100, 0]])) == pytest.approx([5, 0.3])
-
-
-def test_splitwise_sim_looks_decodes_up_by_the_wrong_variable() -> None:
-    """Knots at 128 and 256 tokens, 36 and 38 ms: 64 decodes are read at 64, left of all knots: 35 ms, near
-    one's 34.02 ms, whatever was measured. A mixed step is 1.1 prompts of 128 + 64 tokens: 1.1 * 60 ms."""
-    model = SplitwiseSimLookup.from_knots(
-        np.array([128.0, 256]), np.array([0.04, 0.08]), np.array([0.036, 0.038])
-    )
-    asked = np.array(
-        [[1.0, 0, 1, 500, 0], [64, 0, 64, 32000, 0], [192, 8256, 64, 32000, 1], [128, 8256, 0, 0, 1]]
-    )
-    assert model.predict(asked) == pytest.approx([0.036 - 127 / 64000, 0.035, 0.066, 0.04])
-    with pytest.raises(InputError, match="increasing"):
-        SplitwiseSimLookup.from_knots(np.array([2.0, 1]), np.ones(2), np.ones(2))
 
 
 def test_a_batch_of_prefills_counts_as_one_of_root_sum_of_squares() -> None:
@@ -370,16 +356,11 @@ def test_step_oracles_from_a_tenth_of_their_rows(name: str) -> None:
 @pytest.mark.shared
 @needs_reference
 def test_splitwise_sims_knots_are_the_medians_of_its_measurements() -> None:
-    """perf_knots.csv is what the simulator reads; BLOOM on H100: 1 and 64 sequences cost 35.3 and 35.5 ms."""
+    """perf_knots.csv is what the simulator reads."""
     knots = pd.read_csv(REFERENCE / "splitwise" / "perf_knots.csv")
     rows = knots[
         (knots.model == "bloom-176b") & (knots.hardware == "h100-80gb") & (knots.tensor_parallel == 8)
     ]
-    model = SplitwiseSimLookup.from_knots(
-        *(rows[c].to_numpy(float) for c in ("batch_tokens", "prompt_time_s", "token_time_s"))
-    )
-    decode_s = model.predict(np.array([[1.0, 0, 1, 576, 0], [64, 0, 64, 36864, 0]]))
-    assert decode_s * 1e3 == pytest.approx([35.3, 35.5], abs=0.15)
     table = splitwise_table(REFERENCE / "splitwise" / "perf_model.csv", "bloom-176b", "h100-80gb", 8)
     own = SplitwiseInterpolation().fit(table.X, table.y)
     assert own.prompt_[1] == pytest.approx(rows.prompt_time_s.to_numpy(float))

@@ -337,7 +337,7 @@ def test_every_chart_of_the_first_screen_is_drawn_in_its_order() -> None:
 @pytest.mark.parametrize("at", ["demand", "kv", "waiting"])
 def test_no_axis_of_time_is_in_powers_of_ten(at: str) -> None:
     (figure,) = [each for each in screen_charts.figures(a_plan(requests=2000)) if each.name == at]
-    drawn = drawing.chart_svg(figure.chart)
+    drawn = drawing.svg_of(drawing.chart_spec(figure.chart))
     assert "e+" not in drawn.replace("role", "") and ">10<" in drawn
 
 

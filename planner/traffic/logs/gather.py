@@ -26,7 +26,6 @@ FAILED = "failed requests"
 FROM_CACHE = "answers from the gateway's cache"
 HALVES = "further rows of a request that is counted (halves of a stream, retries)"
 BLANK = "blank lines"
-_NO_LOAD = (FROM_CACHE, HALVES, BLANK)  # Rows that no engine serves, beside those of other kinds of calls.
 _HASH_DIGITS = 16  # The hash of a tenant has this many hex digits.
 # A column of tenants with one of these words in its name holds keys of an API.
 _SECRET_WORDS = ("api_key", "apikey", "authorization", "token", "key")
