@@ -36,7 +36,7 @@ ENTRY = np.dtype(
         ("is_on_disk", "i4"),  # Of a node in CPU memory: it has left that for the disk behind.
         ("window_at", "f4"),  # `recycled_blocks` of its worker when a window was last at its end.
         ("older", "i4"),  # Its neighbours in the list of idle entries, by last use;
-        ("newer", "i4"),  # of a free entry `newer` is the next free one.
+        ("newer", "i4"),  # Of a free entry, the next free one.
         ("shares", "i4"),  # Requests of e2's window that went to this worker and whose prompt has the node.
     ]
 )
@@ -75,14 +75,14 @@ CACHE = np.dtype(
         ("last_waiting", "i8"),  # The last of the prompts that wait.
         ("served_tenant", "i8"),  # The tenant of the prompt admitted last, NONE before.
         ("turn", "f8"),  # Queue dlpm-turns: the latest turn of which a prompt was admitted.
-        # Of the worker's requests in e2's window.
-        ("routed", "i8"),  # How many there are,
-        ("finished", "i8"),  # and how many of them have finished.
+        # The worker's requests in e2's window:
+        ("routed", "i8"),  # How many there are.
+        ("finished", "i8"),  # How many of them have finished.
         ("output_tokens", "i8"),  # The output tokens of those that have finished.
         ("prefill_s", "f8"),  # Seconds of their prefills.
         ("decode_s", "f8"),  # Seconds of their decodes, as expected when the last request was routed.
-        ("token_s", "f8"),  # Seconds to prefill a token,
-        ("output_s", "f8"),  # and to decode one.
+        ("token_s", "f8"),  # Seconds to prefill a token.
+        ("output_s", "f8"),  # Seconds to decode a token.
         ("split_s", "f8"),  # Scratch: the load of a subtree that is being split.
     ]
 )
@@ -103,14 +103,14 @@ NOTICE = np.dtype([("time_s", "f8"), ("worker", "i8"), ("node", "i8")])  # Of an
 
 # Indices into `Caches.numbers`.
 (
-    NODE_TOKENS,  # Tokens of a node,
-    NODE_BLOCKS,  # and its KV blocks.
+    NODE_TOKENS,  # Tokens of a node.
+    NODE_BLOCKS,  # KV blocks of a node.
     FREE,  # The first free entry.
-    FIRST_ROUTED,  # Requests in the window of routing e2: the first one,
-    FIRST_LATE,  # the first of its later half,
-    LAST_ROUTED,  # and the last one.
-    FIRST_NOTICE,  # The first notice under way,
-    NOTICES,  # and how many there are.
+    FIRST_ROUTED,  # The first request in the window of routing e2.
+    FIRST_LATE,  # The first of the later half of this window.
+    LAST_ROUTED,  # The last request in this window.
+    FIRST_NOTICE,  # The first notice under way.
+    NOTICES,  # How many notices are under way.
     OTHERS,  # How many more entries may be made for blocks that belong to no node.
 ) = range(9)
 NUMBERS = 9

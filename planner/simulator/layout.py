@@ -120,8 +120,8 @@ WORKER = np.dtype(
         ("stage_free_s", "f8", MAX_PP),
         ("tried_steps", "i8"),  # Batching lightllm: decode steps since new prompts were last tried.
         ("served_batch", "i8"),  # The scheduling batch (queue_batch) whose prompts are served now.
-        ("filled_batch", "i8"),  # The latest scheduling batch,
-        ("filled", "i8"),  # and how many prompts are in it.
+        ("filled_batch", "i8"),  # The latest scheduling batch.
+        ("filled", "i8"),  # How many prompts are in the latest one.
         ("preemptions", "i8"),  # The latest preempted request goes to the front.
         # What routers see:
         ("pending_tokens", "f8"),  # Prompt tokens that are assigned and not yet prefilled.
@@ -162,9 +162,9 @@ LANE = np.dtype(
         # The step that is being formed or in progress:
         ("prefills", "i8"),  # Chunks.
         ("prefill_tokens", "i8"),
-        ("pairs", "f8"),  # sum n (c + (n + 1) / 2) over chunks of n tokens
-        ("squares", "f8"),  # sum n^2
-        ("cached_64", "f8"),  # sum ceil(c / 64)
+        ("pairs", "f8"),  # The sum of n (c + (n + 1) / 2) over chunks of n tokens.
+        ("squares", "f8"),  # The sum of n^2.
+        ("cached_64", "f8"),  # The sum of ceil(c / 64).
         ("is_decoding", "i8"),  # 1: its decodes take part.
         ("stage_s", "f8"),
         # The current run of equal steps; without steps the lane is idle.
@@ -178,11 +178,11 @@ SLOT = np.dtype(
     [
         ("request", "i8"),
         ("finish_step", "i8"),  # The `decode_step` at which it is done.
-        ("context_offset", "i8"),  # c - s, constant while it runs.
+        ("context_offset", "i8"),  # Context less the step's number; constant while it runs.
         ("settled_step", "i8"),  # Gaps of steps after this one are not yet in the request's longest gap.
         ("admission_number", "i8"),
-        ("held_blocks", "i8"),  # With drafts: its KV blocks now,
-        ("next_blocks", "i8"),  # and in the next step.
+        ("held_blocks", "i8"),  # With drafts: its KV blocks now.
+        ("next_blocks", "i8"),  # With drafts: its KV blocks in the next step.
     ]
 )
 # The longest gap between the step of the entry below and this step.
@@ -242,8 +242,8 @@ LIMIT = np.dtype(
         ("counted", "i8"),
         # TTFT and E2E: requests under way that are late already, which are no `violations` yet.
         ("late", "i8"),
-        ("seen_s", "f8"),  # The time up to which `late` is known,
-        ("seen", "i8"),  # and the first request that may be late after it.
+        ("seen_s", "f8"),  # The time up to which `late` is known.
+        ("seen", "i8"),  # The first request that may be late after `seen_s`.
     ]
 )
 REQUEST_CLASS = np.dtype(  # Of a request, where limits or the queue are of classes.
@@ -324,8 +324,8 @@ MACHINE = np.dtype(  # More fields of a worker in splitwise.py.
         ("promised_tokens", "i8"),  # KV tokens of the requests that were routed here.
         ("formed", "i8"),  # Batches so far.
         ("is_cut", "i8"),  # 1: its batch of decodes ends with the step that it is in.
-        ("home", "i8"),  # The pool to which it belongs,
-        ("pool", "i8"),  # and the one in which it is now.
+        ("home", "i8"),  # The pool to which it belongs.
+        ("pool", "i8"),  # The pool in which it is now.
         ("mixed_since_s", "f8"),
         # The batch that is being formed:
         ("picked", "i8"),  # Tasks that are new in it: the first of State.picks.
@@ -389,7 +389,7 @@ class State(NamedTuple):
     paused: npt.NDArray[np.float64]  # (2,) the last event that was no arrival before a pause, and its time
     # Of distserve.py and splitwise.py alone:
     ranks: npt.NDArray[np.void] = np.zeros(0, RANK)  # (L,)
-    marks: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # counters of splitwise.py
+    marks: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # Counters of splitwise.py.
     machines: npt.NDArray[np.void] = np.zeros(0, MACHINE)  # (W,)
     tasks: npt.NDArray[np.void] = np.zeros(0, TASK)  # (n,) by request
     # (W, ...) tasks: 2 r for the prompt of request r, 2 r + 1 for its tokens.
@@ -405,11 +405,11 @@ class State(NamedTuple):
     met_s: npt.NDArray[np.float64] = np.zeros((0, 0))
     edges_s: npt.NDArray[np.float64] = np.zeros(0)  # (V + 1,) edges of the windows in which limits count too
     in_windows: npt.NDArray[np.void] = np.zeros((0, 0), LIMIT)  # (K, V) the limits there; V = 0: none
-    caches: Any = None  # cache_layout.Caches where workers keep prefixes
+    caches: Any = None  # A cache_layout.Caches where workers keep prefixes.
     dp_ranks: Any = None  # (W,) DP_RANK where workers have data-parallel ranks
-    adapters: Any = None  # adapter_layout.Adapters where workers serve LoRA
+    adapters: Any = None  # An adapter_layout.Adapters where workers serve LoRA.
     outputs: Any = None  # OutputTable (planner.models.output_length) that predictions are read from
-    offload: Any = None  # offload_layout.Offload where CPU memory keeps KV blocks
+    offload: Any = None  # An offload_layout.Offload where CPU memory keeps KV blocks.
     classes: Any = None  # (n,) REQUEST_CLASS where limits or the queue are of classes of requests
     # (OPTIONAL,) which of the fields from `caches` on this fleet uses, where the kernel is compiled with all
     # of them; None for an ordinary fleet (kernel_variants.py).
@@ -445,18 +445,18 @@ COUNTERS = 25
 
 # The indices of State.policy.
 (
-    GAMMA,  # Routing best-fit: its gamma,
-    THETA,  # its theta,
-    TTFT_S,  # and the limits up to which it packs.
+    GAMMA,  # Routing best-fit: its gamma.
+    THETA,  # Routing best-fit: its theta.
+    TTFT_S,  # Routing best-fit packs up to these two limits.
     TBT_S,
     FLIP_S,  # Idle seconds before a worker flips (flips.py).
     FRONT_END_S,  # Seconds from a request's arrival until it reaches an engine.
-    HEAVY_TOKENS,  # Routing heavy-light: the least tokens of a long output,
-    LOAD_PERIOD_S,  # the period at which workers report their loads,
-    HEARD_S,  # and the time of the last report.
+    HEAVY_TOKENS,  # Routing heavy-light: the least tokens of a long output.
+    LOAD_PERIOD_S,  # Routing heavy-light: workers report their loads so often.
+    HEARD_S,  # The time of their last report.
     PREDICTOR,  # How many times as long the steps of prefill workers are with a predictor.
-    HEARTBEAT_S,  # Aladdin's heartbeat (predictions.py),
-    NEXT_BEAT_S,  # and when the next one begins.
+    HEARTBEAT_S,  # Aladdin's heartbeat (predictions.py).
+    NEXT_BEAT_S,  # When the next heartbeat begins.
     LIVE,  # 1: the state is that of a live router (planner/runtime), which simulates nothing.
     RESTART_S,  # Seconds that a flip takes.
     REPURPOSE_S,  # Seconds after which a worker changes its pool for good (flips.py, splitwise_pools.py).

@@ -58,8 +58,8 @@ COUNTED_WHILE_RUNNING = {"ttft": layout.TTFT, "tbt": layout.TBT, "tpot": layout.
 # Steps until a worker knows of KV that has arrived, by whether its engine schedules asynchronously: such an
 # engine sends a step to the workers as the one before begins.
 KV_DELAY_STEPS = {False: 1, True: 3}
-REMEMBERED_TOKENS = 20_000  # Tables of step times up to so many tokens are remembered between simulations,
-REMEMBERED_TYPES = 1024  # those of so many worker types.
+REMEMBERED_TOKENS = 20_000  # Tables of step times up to so many tokens are remembered between simulations.
+REMEMBERED_TYPES = 1024  # Tables of so many worker types are remembered.
 FRESH_REQUESTS = 2048  # Records are written in blocks of so many, which fit into a processor's cache.
 EVENTS = {"down": layout.DOWN, "up": layout.UP, "slow": layout.SLOW, "link": layout.LINK_SLOW}
 

@@ -114,10 +114,10 @@ class _ServiceOf:
 
     waiting: Spans
     present: Spans
-    knots_s: Floats  # The corners of the linear curve,
-    at_knots: Floats  # and its values there.
-    steps_s: Floats  # The times of the jumps,
-    after_steps: Floats  # (steps + 1,) and their sums.
+    knots_s: Floats  # The corners of the linear curve.
+    at_knots: Floats  # The values of the curve at its corners.
+    steps_s: Floats  # The times of the jumps.
+    after_steps: Floats  # (steps + 1,) The sums of the jumps so far.
     arrival_s: Floats  # The arrivals in order,
     arrived: Floats  # (n + 1,) and the service that the first 0, 1, ... of them need.
     scheduled_s: Floats  # The same by the time at which requests are first scheduled.

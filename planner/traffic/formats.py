@@ -40,8 +40,8 @@ OUT_OF_ORDER_FRAC = 0.01  # Fewer late rows are sorted, more are an error.
 ANEW_FRAC = 0.01  # A clock has restarted if it falls to within this share of its span from its start.
 YEAR_2000_S, LAST_YEAR_S = 946_684_800.0, 4_102_444_800.0  # Unix times of 2000 and 2100
 DATE_S = 1e8  # A numeric clock that begins above this (3 years) counts from a date and never restarts.
-REPORTED_DROPPED_FRAC = 0.01  # More rows left out are a warning,
-MOST_DROPPED_FRAC = 0.2  # and more than this an error, unless the user lets them be left out.
+REPORTED_DROPPED_FRAC = 0.01  # More rows left out are a warning.
+MOST_DROPPED_FRAC = 0.2  # More than this are an error, unless the user lets them be left out.
 NESTED = "hash_ids"  # RAGPulse is recognised by a key inside this column.
 
 NO_OUTPUT = "no output tokens (failed request)"

@@ -57,7 +57,7 @@ from planner.traffic.agents import MOST_AGENTS
 from planner.traffic.scaling import Scaling
 from planner.traffic.trace import MAX_TOKENS
 
-# p50 to p100, with decimals.
+# This matches p50 to p100, with decimals.
 PERCENTILE = r"p(100(\.0+)?|[5-9]\d(\.\d+)?)"
 SECONDS = quantity("s")
 

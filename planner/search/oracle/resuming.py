@@ -52,11 +52,11 @@ class Decided:
 
     def __init__(self, folder: Path, question: str) -> None:
         self.path, self.question = folder / NAME, question
-        self.known_answers = 0  # how many answers were looked up and known
+        self.known_answers = 0  # How often `look_up` found an answer.
         self._known: dict[str, tuple[bool, int]] = {}
         self._unnamed: list[tuple[Query, tuple[bool, int]]] = []
         self._is_loaded = False
-        self._written_s = time.monotonic() + FROM_S - EVERY_S  # so that the first writing is due at FROM_S
+        self._written_s = time.monotonic() + FROM_S - EVERY_S  # The first writing is due at FROM_S.
         self._lock, self._writing = threading.Lock(), threading.Lock()
 
     def load(self) -> None:
@@ -171,7 +171,7 @@ def trace_digest(trace: Trace) -> str:
             ),
             *(trace.tenant, trace.adapter, trace.after, trace.think_s, trace.image_tokens),
         ):
-            if column is None or column.strides == (0,):  # one value, broadcast to all requests
+            if column is None or column.strides == (0,):  # It is one value, broadcast to all requests.
                 digest.update(b"-" if column is None else repr((len(column), column[:1])).encode())
             else:
                 digest.update(np.ascontiguousarray(column).data)

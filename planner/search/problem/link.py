@@ -22,7 +22,7 @@ def link_too_slow(problem: Problem) -> LinkTooSlow | None:
     last tenth, until their second token is due.
     """
     trace, bandwidth = problem.trace, problem.task.network.bandwidth_bytes_per_s
-    if problem.task.network.topology is not None:  # there is no one link
+    if problem.task.network.topology is not None:  # Its links are several, not one.
         return None
     everyone = np.ones(len(trace), bool)
     needs = [

@@ -28,7 +28,7 @@ class WorkerKind(NamedTuple):
     """What owned and rented workers that do the same work share."""
 
     role: Role
-    worker: str  # name of the worker type on the GPU's row, without its market
+    worker: str  # The name of the worker type, with the GPU's row in place of its market.
     is_spot: bool
 
 

@@ -71,9 +71,9 @@ class Conditions:
     progress: Progress = report_nothing
     watch: Watch = ignore_progress
     answers: Answers = field(default_factory=Answers)
-    by_gpu: bool = False  # the cost is of GPUs in use: idle GPUs of a node are charged to other LLMs
+    by_gpu: bool = False  # Only GPUs in use cost: idle ones of a node are charged to other LLMs.
     on_paper: OnPaper = ignore_paper_answer
-    adds_robustness: bool = False  # whether more traffic and fewer workers are simulated too (robustness.py)
+    adds_robustness: bool = False  # More traffic and fewer workers are simulated too (robustness.py).
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +83,25 @@ class Problem:
     task: PlanQuestion
     llm: Llm
     slo: Slo
-    slo_reference: SloInSeconds | None  # the reference that turned a relative SLO into seconds
+    slo_reference: SloInSeconds | None  # What turned a relative SLO into seconds.
     trace: Trace
     traffic_note: str
     longest_tokens: int
     lengths: TraceLengths
-    hits: PrefixHits | None  # where prefix caches may be counted on
+    hits: PrefixHits | None  # None: no hits of prefix caches are counted on.
     gpus: tuple[Gpu, ...]
-    types: tuple[WorkerType, ...]  # that hold the longest request: what the search ranges over
+    types: tuple[WorkerType, ...]  # Those that hold the longest request; the search is over these.
     left_out: tuple[LeftOut, ...]
     limits: FleetLimits
     oracle: Oracle
-    obliged: SloWork  # under any policy: what bounds and level 0 start from
+    obliged: SloWork  # Under any policy; bounds and level 0 start from it.
     deadline: float
     progress: Progress
     watch: Watch
-    draws: tuple[Trace, ...] = ()  # beside `trace`, on which the SLO must be kept too
-    searched: Scenarios | None = None  # in which production is searched; None without `safety`
-    tested: Scenarios | None = None  # in which its fleet is tested; None without `safety`
-    lower: float | None = 0.0  # what any fleet costs at least; None: proved that none is within the limits
+    draws: tuple[Trace, ...] = ()  # The SLO must be kept on these too, beside `trace`.
+    searched: Scenarios | None = None  # Production is searched in these; None without `safety`.
+    tested: Scenarios | None = None  # Its fleet is tested in these; None without `safety`.
+    lower: float | None = 0.0  # Any fleet costs this at least; None: none is within the limits, as proved.
 
     def allows(self, counts: Counts) -> bool:
         """Whether a fleet is within the limits."""

@@ -35,7 +35,7 @@ from planner.search.production.three_answers import (
     with_answers,
 )
 
-MOST_SEARCHED = 2  # policies for which production is searched after the race, the most promising first
+MOST_SEARCHED = 2  # After the race production is searched with so many policies, the most promising first.
 
 Searched = tuple[Problem, FleetSearch]
 

@@ -60,8 +60,8 @@ def find_common_share(
     # Shares are counted in scenarios of the LLM that has the most of them.
     scenario_count = max(len(problem.oracle.scenarios) for problem in problems)
     best = CommonShare(problems, on_paper, _kept_frac(problems, on_paper))
-    low = _floor(best.kept_frac * scenario_count)  # kept
-    high = _floor(max(map(_required_frac, problems)) * scenario_count) + 1  # more than anybody requires
+    low = _floor(best.kept_frac * scenario_count)  # A share of `low` scenarios is kept.
+    high = _floor(max(map(_required_frac, problems)) * scenario_count) + 1  # Nobody requires so many.
     while high - low > 1 and not out_of_time():
         middle = (low + high) // 2
         fleets = _find_fleets_for_share(problems, limits, middle / scenario_count, out_of_time)
