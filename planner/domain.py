@@ -15,6 +15,9 @@ Metric = str  # A key of slo_metrics.METRICS.
 KV_BLOCK_TOKENS = 16  # vLLM's default.
 SPOT = "@spot"  # The suffix in the name of a GPU that is rented on the spot market.
 OWNED = "@owned"  # The suffix in the name of an owned GPU, which costs no new money.
+# Sums of floats round: two prices, amounts or rates that differ by no more than this share count as equal,
+# and a number above a whole one by no more than this is whole.
+ROUNDING = 1e-9
 # The backlog test: this share of the last requests must wait no longer than the limit on TTFT, or than
 # BACKLOG_LIMIT_S if the SLO has no such limit.
 STEADY_FRAC, BACKLOG_LIMIT_S = 0.5, 60.0

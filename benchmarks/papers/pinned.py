@@ -79,7 +79,7 @@ def forty(requests: int = 2000, rate_rps: float = 4.0, seed: int = 0) -> Trace:
 
 def run(llm: str, pool: Pool, trace: Trace, routing: str, pinning: Pinning) -> Simulation:
     policies = Policies(routing=routing, prefix_cache=True, balance_requests=8)
-    pinned = pinning.of((pool,)) if routing == PINNED else ()
+    pinned = pinning.pinned_prefixes((pool,)) if routing == PINNED else ()
     return simulate(Fleet(CATALOG.llm(llm), (pool,), policies, pinned=pinned), trace)
 
 

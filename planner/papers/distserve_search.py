@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from planner.documents.catalog import Catalog
-from planner.domain import Gpu, Slo
+from planner.domain import ROUNDING, Gpu, Slo
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, Role, WorkerType
 from planner.models.foreign_forms import DistServeSteps
@@ -350,4 +350,4 @@ def _best_first(fleets: Iterable[Fleet], measure: Measure) -> tuple[Measured, ..
 
 
 def _replicas(rate_rps: float, best: Measured) -> int:
-    return math.ceil(rate_rps / best.rate_rps - 1e-9)
+    return math.ceil(rate_rps / best.rate_rps - ROUNDING)

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.documents.slo import Slowdown
-from planner.domain import Metric
+from planner.domain import ROUNDING, Metric
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.llm import Llm
@@ -144,16 +144,16 @@ def find_cheapest_splits(
         return Provisioning(value, (), len(known_verdicts))
     high = most
     for t in range(1, most + 1):
-        if fewest * prompt_cost + t * token_cost > value * (1 + 1e-9):
+        if fewest * prompt_cost + t * token_cost > value * (1 + ROUNDING):
             break
         if value < math.inf:
-            high = min(high, math.floor((value * (1 + 1e-9) - t * token_cost) / prompt_cost))
+            high = min(high, math.floor((value * (1 + ROUNDING) - t * token_cost) / prompt_cost))
         p = least_p(t, fewest, high)
         if p is None:
             continue
         high = p  # More token machines never need more prompt machines.
         cost = p * prompt_cost + t * token_cost
-        if cost < value * (1 - 1e-9):
+        if cost < value * (1 - ROUNDING):
             value, counts = cost, []
         counts.append((p, t))
     return Provisioning(value, tuple(counts), len(known_verdicts))
@@ -163,16 +163,17 @@ def splits_within(
     budget: float, prompt_cost: float, token_cost: float, *, step: int = 1
 ) -> list[tuple[int, int]]:
     """(p, t) for every `step`-th p, with t the token machines that the rest of the budget buys; both >= 1."""
-    most = math.floor((budget - token_cost) / prompt_cost + 1e-9)
+    most = math.floor((budget - token_cost) / prompt_cost + ROUNDING)
     return [
-        (p, math.floor((budget - p * prompt_cost) / token_cost + 1e-9)) for p in range(step, most + 1, step)
+        (p, math.floor((budget - p * prompt_cost) / token_cost + ROUNDING))
+        for p in range(step, most + 1, step)
     ]
 
 
 def even_splits(budget: float, costs: Sequence[float], *, most: int) -> list[tuple[int, int]]:
     """Up to `most` of `splits_within`, evenly spread; with one cost, the only split: machines of one kind."""
     if len(costs) == 1:
-        machines = math.floor(budget / costs[0] + 1e-9)
+        machines = math.floor(budget / costs[0] + ROUNDING)
         return [(machines, 0)] if machines else []
     every = splits_within(budget, costs[0], costs[1])
     chosen = np.unique(np.linspace(0, len(every) - 1, most).round().astype(int)) if every else ()

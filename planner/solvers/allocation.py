@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pulp
 
+from planner.domain import ROUNDING
 from planner.errors import InfeasibleError, PlannerError
 from planner.solvers.backend import Engine, SolverOutcome, run_highs, whole_value
 
@@ -90,7 +91,7 @@ def allocate(instance: Instance, *, time_limit_s: float = 60.0, engine: Engine =
         raise PlannerError(f"no allocation was found in {time_limit_s:g} s; allow more with --time-limit")
     # The relaxed counts, rounded up, carry the traffic and stay within the stock, which is whole.
     for variable in relaxed_n:
-        variable.varValue = float(np.ceil(variable.value() - 1e-9))
+        variable.varValue = float(np.ceil(variable.value() - ROUNDING))
     return _allocation(instance, relaxed_n, relaxed_x, outcome)
 
 
@@ -166,7 +167,7 @@ def _allocation(
     cost = float(np.dot(counts, instance.price_usd_per_h))
     is_optimal = outcome.status == "optimal"
     bound = cost if is_optimal else min(cost, max(outcome.bound or 0.0, 0.0))
-    return Allocation(counts, share, cost, bound, is_optimal or bound >= cost * (1 - 1e-9))
+    return Allocation(counts, share, cost, bound, is_optimal or bound >= cost * (1 - ROUNDING))
 
 
 def _stock_error(instance: Instance, time_limit_s: float) -> PlannerError:

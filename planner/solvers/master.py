@@ -55,7 +55,7 @@ import numpy as np
 import numpy.typing as npt
 import pulp
 
-from planner.domain import COST, GPUS, KV_BLOCK_TOKENS, POWER, FleetLimit, row_of
+from planner.domain import COST, GPUS, KV_BLOCK_TOKENS, POWER, ROUNDING, FleetLimit, row_of
 from planner.fleet import Role, WorkerType
 from planner.models.latency import StepLatency
 from planner.models.speculation import least_token_times
@@ -143,7 +143,7 @@ class FleetLimits:
     def most_workers(self, worker: WorkerType) -> float:
         """Largest number of workers of one type within every limit (may be infinite)."""
         uses = [(amount, self.use(limit, worker)) for limit, amount in self.rows()]
-        largest = min((np.floor(amount / use + 1e-9) for amount, use in uses if use > 0), default=np.inf)
+        largest = min((np.floor(amount / use + ROUNDING) for amount, use in uses if use > 0), default=np.inf)
         if math.isfinite(largest) and self.pays_nodes and node_of(worker.gpu) is not None:
             return float(
                 largest_that_fits(int(largest), lambda n: self.first_exceeded([(worker, n)]) is None)
@@ -164,7 +164,7 @@ class FleetLimits:
     def first_exceeded(self, counts: Sequence[tuple[WorkerType, int]]) -> FleetLimit | None:
         """The first limit that these workers exceed, if any."""
         for limit, amount in self.rows():
-            if self.used(limit, counts) > amount * (1 + 1e-9):
+            if self.used(limit, counts) > amount * (1 + ROUNDING):
                 return limit
         return None
 
@@ -350,7 +350,7 @@ def least_token_seconds(
 @lru_cache(maxsize=2048)  # The searches of one question need the same numbers many times.
 def least_workers(option: Option, lengths: TraceLengths, obliged: SloWork) -> int:
     """Fewest workers of one option alone under any policy: the work the SLO obliges, in the time it gives."""
-    return max(int(np.ceil(busy_workers(option, lengths, obliged) - 1e-9)), 1)
+    return max(int(np.ceil(busy_workers(option, lengths, obliged) - ROUNDING)), 1)
 
 
 def busy_workers(option: Option, lengths: TraceLengths, obliged: SloWork) -> float:
@@ -364,7 +364,7 @@ def busy_workers(option: Option, lengths: TraceLengths, obliged: SloWork) -> flo
         """The sum of the costs (U,) of the cheapest `share` of the requests."""
         order = np.argsort(costs, kind="stable")
         requests = lengths.requests[order]
-        served = np.ceil(share * requests.sum() - 1e-9)
+        served = np.ceil(share * requests.sum() - ROUNDING)
         cheaper_requests = np.cumsum(requests) - requests
         return float((costs[order] * np.clip(served - cheaper_requests, 0, requests)).sum())
 

@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import Slo, allowed_above
+from planner.domain import ROUNDING, Slo, allowed_above
 from planner.solvers.demand import work_prices
 from planner.solvers.master import Option
 from planner.solvers.required_work import find_deadlines
@@ -46,8 +46,6 @@ from planner.traffic.trace import Trace, window_numbers
 from planner.traffic.workload import TraceLengths, distinct_lengths
 
 Floats = npt.NDArray[np.float64]
-
-ROUNDING = 1e-9  # Sums of floats may be too large by this share; bounds are lowered by it.
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -41,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csc_matrix
 
-from planner.domain import row_of
+from planner.domain import ROUNDING, row_of
 from planner.errors import InputError
 from planner.solvers.backend import Program, minimise
 from planner.solvers.whole_nodes import PricedNode
@@ -328,7 +328,7 @@ def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> floa
         paid_s = until_s - since_s
         if day.unit_s > 0:
             # 1e-9 less, so that a rounding error does not begin another unit.
-            paid_s = math.ceil(paid_s / day.unit_s - 1e-9) * day.unit_s
+            paid_s = math.ceil(paid_s / day.unit_s - ROUNDING) * day.unit_s
         total += prices[c] * paid_s / 3600
     for node, pools in day.pools_by_node_kind().values():
         changes: dict[float, int] = {}

@@ -37,7 +37,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import COST, POWER, FleetLimit, Slo
+from planner.domain import COST, POWER, ROUNDING, FleetLimit, Slo
 from planner.errors import Change, InfeasibleError, InputError, PlannerError
 from planner.solvers.backend import minimise
 from planner.solvers.schedule_pricing import Cover, Windows, search
@@ -234,7 +234,7 @@ def by_rule(market: Market, demand: Demand) -> Schedule | None:
         prices = {c: market.highest_usd_per_h(market.capacities[c]) for c in own}
         cheapest = min(own, key=lambda c: prices[c] / market.capacities[c].rate_rps)
         rate = demand.rate_rps[m]
-        needed = np.ceil(rate / market.capacities[cheapest].rate_rps - 1e-9)
+        needed = np.ceil(rate / market.capacities[cheapest].rate_rps - ROUNDING)
         if len(np.unique(rate)) > 1:
             needed = fit_worker_rule(rate, needed, covers=True).workers(rate)
         workers[cheapest] = needed
@@ -313,9 +313,9 @@ def find_broken_constraint(market: Market, demand: Demand, priced_schedule: Sche
         own = [c for c, capacity in enumerate(market.capacities) if capacity.llm == llm]
         firm = (rate * priced_schedule.workers)[own].sum(axis=0)
         carried = firm + (rate * share * priced_schedule.spot_workers)[own].sum(axis=0)
-        if (carried < demand.rate_rps[m] * (1 - 1e-6) - 1e-9).any():
+        if (carried < demand.rate_rps[m] * (1 - 1e-6) - ROUNDING).any():
             return f"served {llm}"
-        if (firm < (1 - market.most_spot_frac) * demand.rate_rps[m] * (1 - 1e-6) - 1e-9).any():
+        if (firm < (1 - market.most_spot_frac) * demand.rate_rps[m] * (1 - 1e-6) - ROUNDING).any():
             return f"firm {llm}"
     for g, offer in enumerate(market.offers):
         gpus = np.array([capacity.on.get(offer.gpu, 0) for capacity in market.capacities], np.int64)
@@ -327,7 +327,7 @@ def find_broken_constraint(market: Market, demand: Demand, priced_schedule: Sche
             return f"stock {offer.gpu}"
     watts = np.array([capacity.power_w for capacity in market.capacities])[:, None]
     most_w = (watts * (priced_schedule.workers + priced_schedule.spot_workers)).sum(axis=0).max()
-    if market.power_w is not None and most_w > market.power_w * (1 + 1e-9):
+    if market.power_w is not None and most_w > market.power_w * (1 + ROUNDING):
         return "power"
     if market.cost_usd_per_h is not None and priced_schedule.cost_usd_per_h > market.cost_usd_per_h * (
         1 + 1e-6

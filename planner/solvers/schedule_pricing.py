@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
+from planner.domain import ROUNDING
 from planner.solvers.backend import Point, Program, minimise, solve_relaxation
 
 Floats = npt.NDArray[np.float64]
@@ -236,7 +237,7 @@ def _round_cover(cover: Cover, divisor: float) -> tuple[Floats, Floats]:
     """
     needed = cover.needed_rps * (1 - RATE_TOLERANCE) / divisor
     part = needed - np.floor(needed)
-    steps = np.floor(cover.rate_rps / divisor + 1e-9)
+    steps = np.floor(cover.rate_rps / divisor + ROUNDING)
     rest = np.clip(cover.rate_rps / divisor - steps, 0.0, 1.0)
     is_useful = part > LEAST_PART
     rows = steps + np.minimum(rest / np.where(is_useful, part, 1.0)[:, None], 1.0)
@@ -266,7 +267,7 @@ def search(
             best, cost = proposal, value
 
     def is_done() -> bool:
-        is_closed = best is not None and cost <= budget and bound >= cost * (1 - gap_frac - 1e-9)
+        is_closed = best is not None and cost <= budget and bound >= cost * (1 - gap_frac - ROUNDING)
         return is_closed or bound > budget or bound == math.inf or time.monotonic() > deadline
 
     if relaxed_reserved is not None:

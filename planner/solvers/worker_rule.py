@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from planner.domain import ROUNDING
 from planner.errors import InputError
 
 DRIFT_SIGMA = 0.5  # Half the shift that should be found, in standard deviations.
 THRESHOLD_SIGMA = 8.0  # With that drift there is one false alarm in some ten thousand heartbeats.
-CEILING_SLACK = 1e-9  # A line above a whole number by less is that number but for rounding.
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class WorkerRule:
         """Workers at these rates, at least one."""
         rate = np.maximum(np.asarray(rate_rps, float), self.least_rps)
         line = self.slope_workers_per_rps * rate + self.offset_workers
-        workers: npt.NDArray[np.int64] = np.maximum(np.ceil(line - CEILING_SLACK), 1).astype(np.int64)
+        workers: npt.NDArray[np.int64] = np.maximum(np.ceil(line - ROUNDING), 1).astype(np.int64)
         return workers
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from planner.documents.facts import Answered
 from planner.documents.task import PlanQuestion
+from planner.domain import ROUNDING
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet
 from planner.reports.words import describe
@@ -40,7 +41,6 @@ CORNER_FRAC = 1e-3  # A bisected limit in seconds is this exact.
 RATE_FRAC = 5e-3  # A bisected rate is this exact: every trial draws and simulates other requests.
 # A corner of rates must carry rates this far below it, too: on a short trace other requests may be harder.
 PROBED_FRACS = (0.01, 0.02, 0.03, 0.045, 0.065, 0.09, 0.13, 0.2)
-ROUNDING = 1e-9  # Limits and costs that differ by this share are equal but for rounding.
 NEXT_FRAC = 1e-6  # The next plan is made this far beyond an exact corner.
 
 

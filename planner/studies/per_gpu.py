@@ -15,7 +15,7 @@ from dataclasses import replace
 from planner.documents.certificate import Alternative
 from planner.documents.facts import NoneAlone, Note, Remarked
 from planner.documents.task import PlanQuestion
-from planner.domain import OWNED, SPOT
+from planner.domain import OWNED, ROUNDING, SPOT
 from planner.errors import InfeasibleError
 from planner.search.evidence.alternatives import ONE_GPU, mixed_label
 from planner.search.evidence.plan import Plan
@@ -32,7 +32,6 @@ from planner.studies.what_if import Study
 # of four types take about as long as the plan itself.
 MOST_DEFAULT_GPU_TYPES = 4
 LEAST_S = 1.0  # Each GPU type is searched for this long at least, however little time is left.
-SAME_COST = 1 - 1e-9  # Costs nearer to each other than this factor are equal but for rounding.
 
 
 def gpu_types(task: PlanQuestion, study: Study) -> dict[str, dict[str, int | None]]:
@@ -54,7 +53,8 @@ def add_each_gpu(study: Study, task: PlanQuestion, plan: Plan, *, seconds: float
         # A plan for the most traffic has one cost; the rows say what the same traffic costs on each GPU type.
         task = replace(task, objective="cost", rate_rps=plan.throughput.rate_rps)
     types = gpu_types(task, study)
-    share_s = max(seconds / math.ceil(len(types) / AT_ONCE), LEAST_S)
+    rounds = math.ceil(len(types) / AT_ONCE)  # AT_ONCE types are searched at a time.
+    share_s = max(seconds / rounds, LEAST_S)
     study.progress(Stage(f"{' and '.join(types)}, each alone", "each GPU"))
     for stock in types.values():
         # Called for its effect: the study remembers the traffic, so that the parallel searches only read it.
@@ -71,17 +71,17 @@ def add_each_gpu(study: Study, task: PlanQuestion, plan: Plan, *, seconds: float
         row
         for row in plan.alternatives
         if row.label not in replaced_labels
-        and not (row.label == ONE_GPU and row.objective >= cheapest * SAME_COST)
+        and not (row.label == ONE_GPU and row.objective >= cheapest * (1 - ROUNDING))
     ]
     if plan.certificate.answers:
-        # The report shows these answers with their fleets, so rows need not repeat them.
+        # The report shows the answers of a plan for production with their fleets; rows need not repeat them.
         rows = [row for row in rows if row.fleet is None or row.fleet not in (plan.fleet, plan.on_paper)]
     return replace(plan, alternatives=(*other_rows, *rows))
 
 
 def _answered_gpus(row: Alternative, stock: Mapping[str, int | None]) -> set[str]:
-    """The GPUs for which `row` answers more than the row of their mixed pool; none if its search found no
-    fleet and proved nothing.
+    """The GPUs for which `row` replaces the row of their mixed pool: none if its search found no fleet and
+    did not prove that there is none.
     """
     if any(isinstance(note, NoneAlone) and not note.is_proved for note in row.notes):
         return set()
@@ -124,7 +124,7 @@ def _plan_on_gpu(
         # An answer without a value is dearer than any fleet.
         counts, compared_value, is_on_paper = production_counts, production_answer.value or math.inf, False
     alone_value = objective_paid(problem, counts)
-    if alone_value < compared_value * SAME_COST:
+    if alone_value < compared_value * (1 - ROUNDING):
         notes.append(Remarked("cheaper-alone"))
     if is_on_paper:
         notes.append(Remarked("on-paper"))

@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from planner.documents.facts import KeptIn
 from planner.documents.task import PlanQuestion
-from planner.domain import OWNED, SPOT, market_of, row_of
+from planner.domain import OWNED, ROUNDING, SPOT, market_of, row_of
 from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 from planner.reports.words import describe
@@ -58,7 +58,6 @@ Ints = npt.NDArray[np.int64]
 MOST_VECTORS = 2_000_000  # Count vectors in memory; with six options they take 100 MB.
 MOST_REQUESTS = 8_000_000  # The requests that all simulations of cheaper vectors may have together.
 FEWEST_TRIES, MOST_TRIES = 24, 400  # Simulated vectors, however long or short the trace is.
-ROUNDING = 1e-9  # Costs and limits that differ by this share are equal but for rounding.
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.domain import Limit, Slo
+from planner.domain import ROUNDING, Limit, Slo
 from planner.fleet import Fleet
 from planner.reports.words import describe, limit_text
 from planner.search.problem.bill import bill_fleet
@@ -82,7 +82,7 @@ def _neighbour_fleets(fleet: Fleet) -> list[Fleet]:
     own_usd_per_h = bill_fleet(fleet).usd_per_h
     fleets: dict[tuple[int, ...], Fleet] = {}
     for factor in sorted(SIZES, key=lambda factor: factor != 1):
-        counts = tuple(math.ceil(factor * pool.count - 1e-9) for pool in fleet.running_pools)
+        counts = tuple(math.ceil(factor * pool.count - ROUNDING) for pool in fleet.running_pools)
         pools = tuple(
             replace(pool, count=count) for pool, count in zip(fleet.running_pools, counts, strict=True)
         )

@@ -24,7 +24,7 @@ import numpy as np
 from planner.documents.kv_offload_settings import check_offloaded
 from planner.documents.kv_tiers import KvTier
 from planner.documents.task import PlanQuestion
-from planner.domain import KV_BLOCK_TOKENS
+from planner.domain import KV_BLOCK_TOKENS, ROUNDING
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, WorkerType
 from planner.models.kv_offload import KvOffload, is_common
@@ -37,7 +37,6 @@ from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.studies.what_if import Study
 
-SAME_COST_FRAC = 1e-9  # Costs nearer to each other than this share are equal but for rounding.
 STORE_SIZES_BYTES = (1e12, 4e12, 16e12)
 # Sizes as multiples of what comes with a node, or of the most there may be where nothing does.
 MEMORY_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -253,7 +252,7 @@ def _is_better(one: TierAnswer, other: TierAnswer) -> bool:
     """Cheaper, or as cheap with less memory."""
     if math.isinf(one.usd_per_h) and math.isinf(other.usd_per_h):
         return False
-    if abs(one.usd_per_h - other.usd_per_h) <= SAME_COST_FRAC * other.usd_per_h:
+    if abs(one.usd_per_h - other.usd_per_h) <= ROUNDING * other.usd_per_h:
         return one.sizes.total_bytes < other.sizes.total_bytes
     return one.usd_per_h < other.usd_per_h
 

@@ -125,7 +125,7 @@ def test_what_sessions_hit_beside_the_pins_is_planned_too(worker: WorkerType, kv
     )
     pinning = Pinning(trace)
     policies = Policies(routing="pinned-prefix", prefix_cache=True)
-    found = simulate(Fleet(LLM, pools, policies, pinned=pinning.of(pools)), trace)
+    found = simulate(Fleet(LLM, pools, policies, pinned=pinning.pinned_prefixes(pools)), trace)
     assert found.cached_tokens is not None
     expected = pinning.expected(pools)
     planned = [expected(pool).hit_frac for pool in pools]
@@ -151,7 +151,9 @@ def test_on_mooncakes_traces_hits_are_planned_within_three_points(name: str) -> 
     for count in (8, 16):
         pools = (Pool("w", "mixed", kind, count),)
         policies = Policies(routing="pinned-prefix", prefix_cache=True)
-        found = simulate(Fleet(LLM, pools, policies, pinned=pinning.of(pools)), trace).token_hit_frac
+        found = simulate(
+            Fleet(LLM, pools, policies, pinned=pinning.pinned_prefixes(pools)), trace
+        ).token_hit_frac
         assert pinning.expected(pools)(pools[0]).hit_frac == pytest.approx(found, abs=0.03)
 
 
@@ -159,9 +161,9 @@ def test_workers_of_pools_are_counted_through(trace: Trace, worker: WorkerType) 
     """Two pools: the second one's workers come after the first one's, decode workers have nothing."""
     a, b = (Pool(name, "prefill", worker, 2) for name in "ab")
     pools = (a, Pool("d", "decode", worker, 3), b)
-    pinned = Pinning(trace).of(pools)
+    pinned = Pinning(trace).pinned_prefixes(pools)
     assert {w for prefix in pinned for w in prefix.workers} == {0, 1, 5, 6}
-    alone = Pinning(trace).of((replace(pools[0], count=4),))
+    alone = Pinning(trace).pinned_prefixes((replace(pools[0], count=4),))
     assert {w for prefix in alone for w in prefix.workers} == {0, 1, 2, 3}
 
 

@@ -94,7 +94,9 @@ def test_pinned_prefixes_hit_as_planned(tmp_path: Path, say: Callable[[str], Non
     kind = WorkerType(catalog.gpu("h100-80g"), 1, latency, KV_TOKENS, 512, 4)
     pool, pinning = Pool("mixed", "mixed", kind, 2), Pinning(trace)
     policies = Policies(routing="pinned-prefix", prefix_cache=True)
-    fleet = Fleet(catalog.llm(str(TINY)), (pool,), policies, Network(1e9), pinned=pinning.of((pool,)))
+    fleet = Fleet(
+        catalog.llm(str(TINY)), (pool,), policies, Network(1e9), pinned=pinning.pinned_prefixes((pool,))
+    )
     planned_frac = pinning.expected((pool,))(pool).hit_frac
     simulation, placed = simulate(fleet, trace), pinning.placed(pool, 2)
     room, leaves = placed.replication.session_tokens.tolist(), leaves_of(trace, placed)

@@ -31,7 +31,7 @@ from planner.documents.robustness_facts import (
     PriceTurns,
     Share,
 )
-from planner.domain import Limit
+from planner.domain import ROUNDING, Limit
 from planner.fleet import Fleet
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts
@@ -94,7 +94,7 @@ class _RobustnessSearch:
         if tested is not None:
             self.oracles = [as_written.in_scenario(tested[i]) for i in range(scenarios)]
         if problem.task.safety is not None:
-            self.may_miss = int((1 - problem.task.safety.kept_in_frac) * scenarios + 1e-9)
+            self.may_miss = int((1 - problem.task.safety.kept_in_frac) * scenarios + ROUNDING)
         headroom_facts = self._in_time("ends", self._find_headroom) or ()
         losses = self._in_time("losses", self._find_losses) or ()
         prompts = self._in_time("prompts", self._find_longest_prompts) or ()
@@ -329,7 +329,7 @@ def find_price_turns(fleet: Fleet, others: Iterable[tuple[str, Fleet]]) -> tuple
             theirs = bill_fleet(other).usd_per_h
             # How much faster the plan's bill rises with this price than the other fleet's.
             steeper = slope - (_doubled_bill_usd_per_h(other, gpu) - theirs)
-            if steeper <= 1e-9 * own or theirs <= own * (1 + 1e-9):
+            if steeper <= ROUNDING * own or theirs <= own * (1 + ROUNDING):
                 continue
             if (frac := (theirs - own) / steeper) <= PRICES_MOST_FRAC:
                 turns.append(PriceTurns(gpu, frac, label))

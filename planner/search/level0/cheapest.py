@@ -27,7 +27,7 @@ from functools import partial
 
 import numpy as np
 
-from planner.domain import COST, FleetLimit
+from planner.domain import COST, ROUNDING, FleetLimit
 from planner.search.level0.designs import Design, DesignPool, DesignQuery, DesignTerms, RowQuestion, Vector
 from planner.search.level0.one_pool import WAVE
 from planner.search.oracle.fleet_counts import Counts, count_below, largest_below, objective, workers_of
@@ -39,7 +39,6 @@ Weigh = Callable[[Option], float]
 """What one worker of an option adds to the sum that is minimised or limited."""
 Run = Callable[[Sequence[Callable[[], None]]], None]
 """Executes closures, in parallel or one after the other."""
-SLACK = 1e-9  # Relative tolerance of sums.
 MOST_LOOKED_AT = 4 * WAVE  # The next questions are found among this many of the cheapest corners of one LLM.
 
 
@@ -122,7 +121,7 @@ def cheapest(
 
     while True:
         holding = _choose([table.holding() for table in tables], limits)[0]
-        if holding is not None and (value := sum(column.weight for column in holding)) < upper * (1 - SLACK):
+        if holding is not None and (value := sum(column.weight for column in holding)) < upper * (1 - ROUNDING):
             best, upper = holding, value
         for table in tables:
             table.leaping = leaping and math.isinf(upper)
@@ -134,14 +133,14 @@ def cheapest(
             return ended(is_exact=True)
         least = [min(column.weight for column in llm_columns) for llm_columns in columns]
         chosen, at_least = _choose(columns, limits)
-        if chosen is None or at_least >= upper * (1 - SLACK):
+        if chosen is None or at_least >= upper * (1 - ROUNDING):
             bound = upper
             return ended(is_exact=True)
         bound = max(bound, at_least)
         unknown = [i for i, column in enumerate(chosen) if not column.holds]
         if not unknown:
             best, upper = chosen, sum(column.weight for column in chosen)
-            is_optimal = upper <= bound + SLACK * abs(upper)
+            is_optimal = upper <= bound + ROUNDING * abs(upper)
             bound = upper if is_optimal else bound
             return ended(is_exact=is_optimal)
         if out_of_time():
@@ -190,7 +189,7 @@ class _Table:
     def __init__(self, designs: Sequence[Design], limits: Sequence[SharedLimit], weigh: Weigh | None) -> None:
         self.designs, self.weigh = designs, weigh
         self.totals = [limit.total for limit in limits]
-        self.amounts = [limit.amount * (1 + SLACK) for limit in limits]
+        self.amounts = [limit.amount * (1 + ROUNDING) for limit in limits]
         self.terms: dict[DesignPool, DesignTerms] = {}
         for pool in dict.fromkeys(pool for design in designs for pool in design.pools):
             uses = tuple(limit.use(pool.item.option) for limit in limits)
@@ -255,7 +254,7 @@ class _Table:
 
     def columns(self, ceiling: float) -> list[_Column]:
         """Corners, and fleets that hold, within the limits and of a weight strictly below `ceiling`."""
-        below = ceiling * (1 - SLACK)
+        below = ceiling * (1 - ROUNDING)
         return [column for column in self._refresh() if column.weight < below]
 
     def questions(self, columns: Sequence[_Column], ceiling: float) -> list[DesignQuery]:
@@ -293,7 +292,7 @@ class _Table:
         # Limits with a `total` come last: they are searched up to a count that the others may have lowered.
         for amount, use, other_use, total in sorted(rows, key=lambda row: row[-1] is not None):
             if total is None and use > 0:
-                most = min(most, math.floor((amount - other_use) / use + SLACK))
+                most = min(most, math.floor((amount - other_use) / use + ROUNDING))
             elif total is not None and 0 < (most := min(most, terms.most)) < math.inf:
                 most = _most_within(total, amount, others, option, int(most))
         return most

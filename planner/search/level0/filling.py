@@ -15,7 +15,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import COST
+from planner.domain import COST, ROUNDING
 from planner.fleet import Role
 from planner.search.oracle.fleet_counts import FEWER_FRAC, objective, own_drafts
 from planner.solvers.master import FleetLimits, Floats, Option, largest_of_each
@@ -80,7 +80,7 @@ class _Table:
         distinct = [*dict.fromkeys(drafts)]
         self.drafts = np.array([*(distinct.index(each) for each in drafts), NONE])
         self.rows = [
-            (amount * (1 + 1e-9), np.array([*(limits.use(row, option.type) for option in options), 0.0]))
+            (amount * (1 + ROUNDING), np.array([*(limits.use(row, option.type) for option in options), 0.0]))
             for row, amount in limits.rows()
         ]
         # Nodes whose idle GPUs the objective counts, and nodes whose idle GPUs are billed.
@@ -130,7 +130,7 @@ class _Table:
         each = self.objective[option]
         with np.errstate(divide="ignore", invalid="ignore"):
             # Strictly below the value: a count that would just reach it is one too many.
-            most = np.ceil((self.value * (1 - 1e-9) - spent) / each) - 1
+            most = np.ceil((self.value * (1 - ROUNDING) - spent) / each) - 1
         most = np.where(each > 0, most, np.where(spent < self.value, math.inf, -1.0))
         for amount, (_, uses) in zip(left, self.rows, strict=True):
             use = uses[option]
@@ -157,11 +157,11 @@ class _Table:
         """
         if not self.limits.pays_nodes and not self.searched.is_any:
             return None
-        budget = next((amount for row, amount in self.limits.rows() if row == COST), 0.0) * (1 + 1e-9)
+        budget = next((amount for row, amount in self.limits.rows() if row == COST), 0.0) * (1 + ROUNDING)
 
         def fits(n: Floats) -> npt.NDArray[np.bool_]:
             each = np.column_stack([counts[:, :-1], n])
-            is_better = self._objective(chosen, each) < self.value * (1 - 1e-9)
+            is_better = self._objective(chosen, each) < self.value * (1 - ROUNDING)
             if self.limits.pays_nodes:
                 paid = (self.price_usd_per_h[chosen] * each).sum(axis=1)
                 is_better &= paid + self.paid.idle_usd_per_h(chosen, each * self.gpus[chosen]) <= budget

@@ -22,6 +22,7 @@ from typing import Literal, TypeVar
 
 from planner.documents import facts
 from planner.documents.facts import Reason, Shortcut
+from planner.domain import ROUNDING
 from planner.search.level0 import pruning_rules
 from planner.search.oracle.fleet_counts import Counts, largest_below, objective
 from planner.solvers.master import FleetLimits, Option
@@ -101,7 +102,7 @@ class Search:
             ((option, count),) = counts
             self.least_holding[option.name] = min(count, self.least_holding.get(option.name, count))
         value = objective(counts)
-        if value < self.value * (1 - 1e-9):  # It is less by more than rounding.
+        if value < self.value * (1 - ROUNDING):  # It is less by more than rounding.
             self.best, self.value = counts, value
 
 

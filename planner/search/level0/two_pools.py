@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from planner.domain import ROUNDING
 from planner.search.level0 import pruning_rules
 from planner.search.level0.cheapest import Run, cheapest, shared_limits
 from planner.search.level0.designs import Design, DesignPool, record_why_not
@@ -124,7 +125,7 @@ def pair_up(
         for pool in back.values():
             pool.assume_few_fail()
     each = [(front[p.option.name], back[d.option.name]) for p, d in pairs]
-    below = search.value * (1 - 1e-9)
+    below = search.value * (1 - ROUNDING)
 
     def least(pools: tuple[DesignPool, ...]) -> float:
         return objective((pool.item.option, pool.least) for pool in pools)

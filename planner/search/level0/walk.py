@@ -14,6 +14,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
+from planner.domain import ROUNDING
 from planner.fleet import Role
 from planner.search.level0 import pruning_rules
 from planner.search.level0.one_pool import Bounded, Holds, Search
@@ -53,19 +54,19 @@ def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tupl
     n_p = np.arange(p.least, int(most_p) + 1, dtype=float)
     most = np.full(len(n_p), d.most)
     if np.isfinite(value):
-        left = value * (1 - 1e-9) - n_p * p.option.objective
+        left = value * (1 - ROUNDING) - n_p * p.option.objective
         if d.option.objective > 0:
             most = np.minimum(most, np.ceil(left / d.option.objective) - 1)
         else:
             most[left <= 0] = -1
     for name, amount in search.limits.rows():
-        left = amount * (1 + 1e-9) - n_p * search.limits.use(name, p.option.type)
+        left = amount * (1 + ROUNDING) - n_p * search.limits.use(name, p.option.type)
         if (use := search.limits.use(name, d.option.type)) > 0:
             most = np.minimum(most, np.floor(left / use))
         else:
             most[left < 0] = -1
     if np.isfinite(value) and (p.option.node or d.option.node):
-        below = value * (1 - 1e-9)
+        below = value * (1 - ROUNDING)
         most = largest_of_each(
             d.least, most, lambda n: fleet_counts.objectives_of_pairs(p.option, d.option, n_p, n) < below
         )
@@ -83,7 +84,7 @@ def _within_budget(
     assert limits.cost_usd_per_h is not None
     paid = n_p * p.type.price_usd_per_h + n_d * d.type.price_usd_per_h
     pools = [(node_of(option.type.gpu), n * option.type.gpus) for option, n in ((p, n_p), (d, n_d))]
-    return np.asarray(paid + idle_usd_per_h(pools) <= limits.cost_usd_per_h * (1 + 1e-9))
+    return np.asarray(paid + idle_usd_per_h(pools) <= limits.cost_usd_per_h * (1 + ROUNDING))
 
 
 def cheaper_fleets(
@@ -131,7 +132,7 @@ def walk(
     while done < len(fleets):
         if not may_go_on(done, len(fleets) - done):
             return
-        below, size = search.value * (1 - 1e-9), WAVE_SIZE if done else SAMPLE
+        below, size = search.value * (1 - ROUNDING), WAVE_SIZE if done else SAMPLE
         wave = [counts for counts in fleets[done : done + size] if fleet_counts.objective(counts) < below]
         done += size
         holding: list[fleet_counts.Counts] = []
@@ -164,7 +165,7 @@ def note_cheaper(
     search.cheaper = int(count) if np.isfinite(count) else None
     options = {item.option.name: item.option for item in (*mixed, *itertools.chain(*pairs))}
     search.cheaper_simulated = sum(
-        fleet_counts.objective((options[name], n) for name, n in fleet) < search.value * (1 - 1e-9)
+        fleet_counts.objective((options[name], n) for name, n in fleet) < search.value * (1 - ROUNDING)
         for fleet in verdicts
         if all(name in options and n > 0 for name, n in fleet)
         and (len(fleet) == 1 or [name.split()[0] for name, _ in fleet] == ["prefill", "decode"])
@@ -179,10 +180,10 @@ def every_mix(
     None if there are more than `most`.
     """
     rows = [(amount, [limits.use(name, option.type) for option in options]) for name, amount in limits.rows()]
-    left = [amount * (1 + 1e-9) for amount, _ in rows]
+    left = [amount * (1 + ROUNDING) for amount, _ in rows]
     uses = [use for _, use in rows]
     if np.isfinite(value):
-        left.append(value * (1 - 1e-9))
+        left.append(value * (1 - ROUNDING))
         uses.append([option.objective for option in options])
     if any(all(use[j] <= 0 for use in uses) for j in range(len(options))):
         return None  # Nothing limits one of the options, so there is no end to the fleets.
@@ -212,7 +213,7 @@ def every_mix(
         for vector in vectors.tolist()
     ]
     if has_nodes:
-        fleets = [counts for counts in fleets if fleet_counts.objective(counts) < value * (1 - 1e-9)]
+        fleets = [counts for counts in fleets if fleet_counts.objective(counts) < value * (1 - ROUNDING)]
     if limits.pays_nodes:
         fleets = [counts for counts in fleets if fleet_counts.is_within(limits, counts)]
     return None if len(fleets) > most else fleets

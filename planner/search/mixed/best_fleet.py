@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.documents import facts
-from planner.domain import Gpu, market_of
+from planner.domain import ROUNDING, Gpu, market_of
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies
 from planner.search.level0.level0_search import Level0, search_level0
@@ -172,7 +172,7 @@ def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
         else (option, count)
         for option, count in search.best
     )
-    is_equal = abs(objective(counts) - search.value) <= 1e-9 * search.value
+    is_equal = abs(objective(counts) - search.value) <= ROUNDING * search.value
     if counts == search.best or not is_equal:
         return
     if problem.allows(counts) and problem.oracle.holds([counts])[0]:
@@ -193,7 +193,7 @@ def _check_minimal(search: Search, oracle: Oracle) -> None:
     """
     assert search.best is not None
     smaller = without_spare_workers(search.best, oracle)
-    if objective(smaller) < search.value * (1 - 1e-9):
+    if objective(smaller) < search.value * (1 - ROUNDING):
         search.offer(smaller)
         search.is_exhausted = False
         search.refuted["monotonicity"] = facts.SmallerHolds()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from planner.documents.task import Objective
-from planner.domain import COST, OWNED, FleetLimit, Limit, row_of
+from planner.domain import COST, OWNED, ROUNDING, FleetLimit, Limit, row_of
 from planner.errors import Change, InfeasibleError, ways_text
 from planner.fleet import WorkerType
 from planner.search.level0.level0_search import Level0, search_level0
@@ -168,7 +168,7 @@ def _relaxed_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> 
 def _rounded_up(seconds: float) -> float:
     """To three digits, so that it can be written down."""
     unit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
-    return float(f"{math.ceil(seconds / unit - 1e-9) * unit:.6g}")
+    return float(f"{math.ceil(seconds / unit - ROUNDING) * unit:.6g}")
 
 
 def infeasible(problem: Problem, level0: Level0, beyond: MixedFleets) -> InfeasibleError:

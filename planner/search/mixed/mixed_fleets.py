@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from planner.domain import ROUNDING
 from planner.search.level0.level0_search import WALK_EFFORT, Level0
 from planner.search.level0.one_pool import least_that_holds
 from planner.search.level0.walk import every_mix
@@ -119,7 +120,7 @@ def search_mixed_fleets(
     best, is_exact = _every_mix(problem, level0, best)
     if refines and best is not None and not is_exact:
         refined = owned_first(problem, _refined(problem, level0, capacities, best))
-        if objective(refined) < objective(best) * (1 - 1e-9):
+        if objective(refined) < objective(best) * (1 - ROUNDING):
             best, is_exact = _every_mix(problem, level0, refined)
     value = math.inf if best is None else objective(best)
     return MixedFleets(best, value, len(cuts), is_exact, is_exhausted, is_hopeless)
@@ -135,7 +136,7 @@ def cheapest_known(
     for counts in (*([] if best is None else [owned_first(problem, best)]), *candidates):
         if (
             problem.allows(counts)
-            and objective(counts) < value * (1 - 1e-9)
+            and objective(counts) < value * (1 - ROUNDING)
             and problem.oracle.holds([counts])[0]
         ):
             best, value = counts, objective(counts)
@@ -221,7 +222,7 @@ def _moved(
                 for new in options
                 if new.role == old.role and new != old
                 for counts in [_swapped(best, old, new)]
-                if objective(counts) < objective(best) * (1 - 1e-9)
+                if objective(counts) < objective(best) * (1 - ROUNDING)
             ),
             key=lambda swap: (-swap[0], *swap[1:3]),
         )

@@ -20,6 +20,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
+from planner.domain import ROUNDING
 from planner.fleet import Role
 from planner.search.level0.filling import Vectors, filled
 from planner.search.oracle import fleet_counts
@@ -177,7 +178,7 @@ def improve_nearby(
         cheaper = [
             counts
             for counts in neighbours
-            if fleet_counts.objective(counts) < value * (1 - 1e-9)  # By more than rounding.
+            if fleet_counts.objective(counts) < value * (1 - ROUNDING)  # By more than rounding.
             and fleet_counts.names_of(counts) not in seen
             and fleet_counts.names_of(counts) not in oracle.verdicts
             and _can_serve([option for option, _ in counts])

@@ -16,6 +16,7 @@ from functools import partial
 
 from planner.documents import facts
 from planner.documents.policy_choices import PolicyChange, name_policies
+from planner.domain import ROUNDING
 from planner.errors import InfeasibleError, InputError
 from planner.fleet import Fleet, Policies
 from planner.search.level0 import pruning_rules
@@ -280,7 +281,7 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
         fewer = tuple((other, n - (k == i)) for k, (other, n) in enumerate(best) if n - (k == i) > 0)
         roles = {other.role for other, _ in fewer}
         has_both_or_none = ("prefill" in roles) == ("decode" in roles)
-        if fewer and has_both_or_none and objective(fewer) < value * (1 - 1e-9):
+        if fewer and has_both_or_none and objective(fewer) < value * (1 - ROUNDING):
             candidates.append(fewer)
     if len(best) == 1:
         role = best[0][0].role

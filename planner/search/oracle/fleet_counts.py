@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from planner.domain import ROUNDING
 from planner.fleet import Fleet, WorkerType
 from planner.models.speculation import Speculation
 from planner.solvers.master import FleetLimits, Floats, Option, largest_that_fits
@@ -103,7 +104,7 @@ def largest_below(option: Option, value: float, beside: Counts = ()) -> float:
     most = count_below(option.objective, value, by_gpu(beside))
     if not math.isfinite(most) or most < 0 or (option.node is None and not any(o.node for o, _ in beside)):
         return most
-    below = value * (1 - 1e-9)
+    below = value * (1 - ROUNDING)
     if objective(beside) >= below:
         return -1
     return largest_that_fits(int(most), lambda n: objective((*beside, (option, n))) < below)
@@ -115,7 +116,7 @@ def count_below(each: float, value: float, fixed: float = 0.0) -> float:
         return math.inf
     if each == 0:
         return math.inf if fixed < value else -1
-    return math.ceil((value * (1 - 1e-9) - fixed) / each) - 1
+    return math.ceil((value * (1 - ROUNDING) - fixed) / each) - 1
 
 
 def own_drafts(worker: WorkerType) -> Speculation | None:

@@ -233,7 +233,7 @@ class Oracle:
             pools.append(Pool(POOL_NAMES[option.role] + suffix, option.role, option.type, count))
         is_pair = any(option.role == "prefill" for option, _ in counts)
         policies = self._pair_policies if is_pair else self.policies
-        pinned = () if self.pinning is None else self.pinning.of(pools)
+        pinned = () if self.pinning is None else self.pinning.pinned_prefixes(pools)
         return Fleet(self.llm, tuple(pools), policies, self.network, pinned=pinned)
 
     @property
@@ -528,7 +528,7 @@ class Oracle:
         def fleet() -> Fleet:
             pools = (Pool("pre", "mixed", option.type, count),)
             as_prefill = (replace(pools[0], role="prefill"),)
-            pinned = () if self.pinning is None else self.pinning.of(as_prefill)
+            pinned = () if self.pinning is None else self.pinning.pinned_prefixes(as_prefill)
             return Fleet(self.llm, pools, self._pair_policies, self.network, pinned=pinned)
 
         key = ("prefill alone", _worker_key(option), count)

@@ -33,7 +33,9 @@ from planner.solvers.prefix_replication import polish_replication, replicate_qui
 from planner.traffic.trace import Trace
 
 NO_ROOM = Room(placed_tokens=0, lru_tokens=0, sequences=0.0)  # Decode workers keep no prefixes.
-QUICK_ROUTINGS = 10  # Few routings computed per placement, because a search places hundreds of times.
+# A routing sends every class of requests to workers (planner/solvers/prefix_prices.py). A placement tries few
+# of them, because a search places hundreds of times.
+QUICK_ROUTINGS = 10
 POLISH_SEED = 0  # Fixed, so that a placement depends on the fleet and the traffic alone.
 
 Pins = tuple[WorkerType, str, int, int]
@@ -66,10 +68,10 @@ class Pinning:
     # The polished placements that `placed` gives.
     _used: dict[Pins, PrefixPlan] = field(default_factory=dict, init=False)
 
-    def of(self, pools: Sequence[Pool]) -> tuple[PinnedPrefix, ...]:
+    def pinned_prefixes(self, pools: Sequence[Pool]) -> tuple[PinnedPrefix, ...]:
         """The pinned prefixes of these pools, whose workers are numbered in the order of the pools."""
         workers = sum(pool.count for pool in pools if pool.role != "decode")
-        holders: dict[tuple[int, ...], list[int]] = {}
+        holders: dict[tuple[int, ...], list[int]] = {}  # By the block ids of a prefix.
         first = 0
         for pool in pools:
             if pool.role != "decode" and pool.count:
@@ -88,7 +90,7 @@ class Pinning:
         """
         workers = sum(pool.count for pool in pools if pool.role != "decode")
         rooms = [NO_ROOM if pool.role == "decode" else room_of(self.trace, pool, workers) for pool in pools]
-        hits = replayed_hits(self.trace, pools, rooms, self.of(pools))
+        hits = replayed_hits(self.trace, pools, rooms, self.pinned_prefixes(pools))
         hit_frac = {pool.name: hit for pool, hit in zip(pools, hits, strict=True)}
 
         def with_session_hits(pool: Pool) -> PrefixPlan:
@@ -133,6 +135,7 @@ class Pinning:
         answers = {}
         for pool, key in _prefill_pools(pools):
             if key not in self._polished:
+                # The quick placement even while the polished one is in use, which `placed` would give.
                 quick = self._placed.get(key) or self.placed(pool, key[-1])
                 demand, sessions = quick.traffic.demand, quick.traffic.sessions
                 best = polish_replication(
@@ -184,7 +187,8 @@ def _prefill_pools(pools: Sequence[Pool]) -> list[tuple[Pool, Pins]]:
 
 def _hit_frac(plan: PrefixPlan) -> float:
     """The share of input tokens that are pinned on the worker to which the router sends the request: the one
-    that has the longest part of its prompt.
+    that has the longest part of its prompt. (The estimate of prefix_placing.py is that of the routing in the
+    placement, which splits requests over workers as the least largest load demands.)
     """
     demand, placed = plan.traffic.demand, plan.replication.placed  # `placed` is (nodes, workers).
     pinned_tokens = [demand.path_sum(demand.tokens * placed[:, r]) for r in range(placed.shape[1])]

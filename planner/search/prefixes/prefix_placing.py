@@ -1,16 +1,18 @@
-"""Which prefixes a pool of workers should keep, and what that saves: a trace and a fleet into `replicate`.
+"""Which prefixes a pool of workers should keep, and what that saves: makes the input of
+`replicate_prefixes` from a trace and a pool, and warm-up prompts and estimates from its placement.
 
 Stable prefixes (system prompts, tool instructions, popular documents) are used in most parts of the trace:
-they are placed on workers. All other reuse is taken for that of sessions that come and go. It hits in the
-memory that is left, as often as in one LRU cache of that size over all workers, which is true of a router
-that keeps a session on its worker.
+they are placed on workers. All other reuse is taken for that of sessions that come and go. Sessions use the
+memory that is left, and hit as often as in one LRU cache of that size over all workers. This assumes a router
+that keeps each session on its worker.
 
 Seconds of work are those of the master problem (`least_seconds`): the least that a request costs a busy
-worker. Memory for prefixes is what running requests leave by Little's law, with the hits that it allows.
+worker. Memory for prefixes is what running requests leave by Little's law; it depends in turn on the hits.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from planner.domain import KV_BLOCK_TOKENS
+from planner.domain import KV_BLOCK_TOKENS, ROUNDING
 from planner.errors import InputError, TraceError
 from planner.fleet import Fleet, Pool
 from planner.simulator.simulation import Simulation
@@ -32,25 +34,34 @@ from planner.traffic.workload import prefix_sharing
 
 PrefillSeconds = Callable[[IntArray, npt.NDArray[np.integer[Any]]], FloatArray]
 
-# A stable prefix is used in at least STABLE_PARTS of so many equal parts of the trace's time.
+# A prefix is stable if it is used in at least STABLE_PARTS of TRACE_PARTS equal parts of the trace's time.
+# Two parts may miss it: a trace often begins or ends with a lull.
 TRACE_PARTS = 10
 STABLE_PARTS = 8
-MOST_NODES = 100  # At most so many nodes of the prefix tree are placed; the nodes below are left to sessions.
-CURVE_CORNERS = 12  # Pieces of the concave curve by which session hits enter the formulation.
+# At most so many nodes of the prefix tree are placed, which bounds the time that a placement takes. Nodes
+# that are used less are left to sessions.
+MOST_NODES = 100
+CURVE_PIECES = 12  # Pieces of the concave curve by which session hits enter the formulation.
 ROOM_ITERATIONS = 10  # Room depends on hits and hits on room; they mostly agree after three rounds.
+SAME_HIT_FRAC = 1e-3  # Hit shares that differ by less agree: their room differs by less than a block or so.
+STEP_ITERATIONS = 100  # Rounds for a step's time and its sequences, which depend on each other: cheap sums.
 FULL_FRAC = 0.95  # Beyond this prefill share of a worker's time Little's law would ask for endless memory.
-GAP_FRAC, ROUTINGS = 0.02, 400  # The search for a placement ends at this gap to its bound, or after so many.
-FEW_ROUTINGS = 100  # The same for each smaller pool that `workers_for_same_load` tries.
+# The search for a placement ends at this gap to its bound, or after so many routings. A routing sends every
+# class of requests to workers (planner/solvers/prefix_prices.py).
+GAP_FRAC = 0.02
+ROUTINGS = 400
+FEW_ROUTINGS = 100  # Routings for each smaller pool that `workers_for_same_load` tries.
+LEAST_SEARCH_S = 0.1  # A placement whose search has begun gets this long at least.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StableTraffic:
     """A trace as `replicate_prefixes` sees it on one type of worker.
 
-    `demand` has the V placed nodes of `tree`; node 0 is empty and stands for requests without a stable
-    prefix. `node_of` (V,) is each node's number in `tree`, -1 for node 0. `session_hits` is the share of
-    input tokens that a cache for everything else hits, by its size; `prefill_s` is all prefill work per
-    second if nothing is cached.
+    `demand` has V nodes: the stable nodes of `tree`, which may be placed, and node 0, which is empty and
+    stands for requests without a stable prefix. `node_of` (V,) is each node's number in `tree`, -1 for
+    node 0. `session_hits` is the share of input tokens that a cache for everything else hits, by its size;
+    `prefill_s` is all prefill work per second if nothing is cached.
     """
 
     tree: prefixes.PrefixTree
@@ -119,10 +130,10 @@ def prefill_pool(fleet: Fleet, name: str | None = None) -> Pool:
     if len(named) == 1:
         return named[0]
     names = ", ".join(pool.name for pool in pools)
-    pool_name = (
+    reason = (
         "the fleet has several pools that prefill" if name is None else f"no pool named {name!r} prefills"
     )
-    raise InputError(f"{pool_name}; expected one of {names} with --pool")
+    raise InputError(f"{reason}; expected one of {names} with --pool")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +149,7 @@ class PoolPrefixes:
     possible_hit_frac: float
     simulated_hit_frac: float
     simulated_load: tuple[float, ...]
-    keep_alive: KeepAlive | None = None  # Where prefixes are pinned.
+    keep_alive: KeepAlive | None = None  # Set by keep_alive.py if the router pins prefixes.
 
 
 def pool_prefixes(
@@ -150,35 +161,35 @@ def pool_prefixes(
     rng: np.random.Generator,
     pinned: Callable[[Pool], PrefixPlan] | None = None,
 ) -> tuple[PoolPrefixes, ...]:
-    """For every pool that prefills: the placement for the requests that the simulation sent there. Where
-    `pinned` is given, it is the placement that was simulated.
+    """For every pool that prefills: a placement for the requests that the simulation sent there. `pinned`
+    gives the placement that was simulated, if the router pins prefixes.
     """
     answers: list[PoolPrefixes] = []
     if not fleet.policies.prefix_cache or simulation.cached_tokens is None:
         return ()
-    first = 0
+    next_worker = 0  # Workers are numbered in the order of the pools.
     for pool in fleet.pools:
-        workers, first = range(first, first + pool.count), first + pool.count
+        workers = range(next_worker, next_worker + pool.count)
+        next_worker = workers.stop
         own = np.flatnonzero(np.isin(simulation.prefill_worker, workers))
         if pool.role == "decode" or not len(own):
             continue
         part = trace if len(own) == len(trace) else trace.select(own)
         if not part.duration_s > 0:
-            continue
+            continue  # Requests that all arrive at once have no rates.
         if pinned is None:
-            plans = plan_prefixes(part, pool, time_limit_s=time_limit_s, rng=rng)
-            prompts = warm_up(part, plans, own)
+            plan = plan_prefixes(part, pool, time_limit_s=time_limit_s, rng=rng)
+            prompts = warm_up(part, plan, own)
         else:
-            plans = pinned(pool)
-            prompts = warm_up(trace, plans)
+            plan = pinned(pool)
+            prompts = warm_up(trace, plan)
         cached = simulation.cached_tokens[own]
-        work_s = least_seconds(
-            Option(pool.role, pool.type, 0.0), part.input_tokens, part.output_tokens, cached
-        )
+        option = Option(pool.role, pool.type, objective=0.0)  # Work does not depend on the price.
+        work_s = least_seconds(option, part.input_tokens, part.output_tokens, cached)
         load = np.bincount(simulation.prefill_worker[own] - workers.start, work_s, minlength=pool.count)
         answers.append(
             PoolPrefixes(
-                plan=plans,
+                plan=plan,
                 warm_up=tuple(prompts),
                 possible_hit_frac=prefix_sharing(part).token_hit_frac,
                 simulated_hit_frac=float(cached.sum() / part.input_tokens.sum()),
@@ -193,7 +204,7 @@ def plan_prefixes(trace: Trace, pool: Pool, *, time_limit_s: float, rng: np.rand
     traffic = stable_traffic(trace, pool)
     demand, sessions = traffic.demand, traffic.sessions
     memory_tokens = room_tokens(trace, pool)
-    plan = replicate_prefixes(
+    replication = replicate_prefixes(
         demand,
         pool.count,
         memory_tokens,
@@ -203,7 +214,7 @@ def plan_prefixes(trace: Trace, pool: Pool, *, time_limit_s: float, rng: np.rand
         routings=ROUTINGS,
         rng=rng,
     )
-    return estimate_plan(pool, traffic, plan, memory_tokens)
+    return estimate_plan(pool, traffic, replication, memory_tokens)
 
 
 def estimate_plan(
@@ -211,7 +222,7 @@ def estimate_plan(
 ) -> PrefixPlan:
     """A placement with its estimated hits and loads."""
     demand = traffic.demand
-    hits_rps = replication.hits_rps(demand).sum(axis=1)
+    hits_rps = replication.hits_rps(demand).sum(axis=1)  # (V,), over all workers
     uncached = float(demand.rate_rps @ demand.work_s)
     return PrefixPlan(
         pool=pool,
@@ -228,7 +239,7 @@ def estimate_plan(
 def warm_up(trace: Trace, plan: PrefixPlan, numbers: IntArray | None = None) -> list[WarmUp]:
     """Per worker the longest placed prefixes, which hold the shorter ones; hottest first.
 
-    `numbers` (n,) are the requests' own numbers where the trace is a part of another.
+    If `trace` is a part of a larger one, `numbers` (n,) are its requests' numbers in that larger trace.
     """
     prompts = []
     for r, leaves in enumerate(leaves_of(trace, plan)):
@@ -255,14 +266,14 @@ def leaves_of(trace: Trace, plan: PrefixPlan) -> list[list[Leaf]]:
     leaf_of_node: dict[int, Leaf] = {}
     leaves: list[list[Leaf]] = []
     for r in range(plan.pool.count):
-        inner = set(demand.parent[placed[:, r]].tolist())
+        inner = set(demand.parent[placed[:, r]].tolist())  # Another placed prefix begins with each of these.
         leaves.append([])
         for v in hottest:
             if placed[v, r] and v not in inner and end_tokens[v] > 0:
                 if v not in leaf_of_node:
                     request = int(tree.first_request[plan.traffic.node_of[v]])
                     first = trace.prefix_offsets[request]
-                    blocks = -(-int(end_tokens[v]) // trace.prefix_block_tokens)
+                    blocks = math.ceil(end_tokens[v] / trace.prefix_block_tokens)
                     ids = tuple(trace.prefix_ids[first : first + blocks].tolist())
                     leaf_of_node[v] = Leaf(int(end_tokens[v]), request, ids)
                 leaves[-1].append(leaf_of_node[v])
@@ -270,7 +281,7 @@ def leaves_of(trace: Trace, plan: PrefixPlan) -> list[list[Leaf]]:
 
 
 def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
-    """Tell stable prefixes from sessions, and give both their work on this pool's workers."""
+    """Tell stable prefixes from sessions, and give the work of both on this pool's workers."""
     if not trace.duration_s > 0:
         raise TraceError(
             f"{trace.name}: all requests arrive at once, so prefixes have no rates; use a longer one"
@@ -278,36 +289,40 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
     blocks = prefixes.block_uses(trace)
     tree = prefixes.prefix_tree(blocks)
     stable = stable_nodes(trace, tree)
-    number = np.full(len(tree) + 1, 0)  # The last entry is what -1 refers to.
+    # By node of the tree: its number among the nodes of the demand, 0 if it is not stable. One more entry at
+    # the end is what the index -1 (no parent, no prefix) finds.
+    number = np.zeros(len(tree) + 1, int)
     number[stable] = np.arange(1, len(stable) + 1)
-    # For every node, the deepest kept node on its path, -1 if there is none. Each round moves up one level.
+    # For every node, the deepest stable node on its path, -1 if there is none. Each round moves up one level.
     nearest = np.where(number[:-1] > 0, np.arange(len(tree)), tree.parent)
     while len(above := np.flatnonzero((nearest >= 0) & (number[nearest] == 0))):
         nearest[above] = tree.parent[nearest[above]]
-    last = np.where(tree.end >= 0, nearest[tree.end], -1)
-    class_of = number[last]
+    deepest_stable = np.where(tree.end >= 0, nearest[tree.end], -1)
+    class_of = number[deepest_stable]  # (n,)
 
-    option = Option(pool.role, pool.type, 0.0)
     token_s = cheapest_token_s(pool.type.latency, pool.type.max_num_batched_tokens)
 
     def prefill_s(start: IntArray, tokens: npt.NDArray[np.integer[Any]]) -> FloatArray:
-        """Seconds to prefill `tokens` tokens that come after `start` others of their prompt."""
+        """Seconds to prefill `tokens` tokens that come after `start` others of their prompt: the dense layers
+        in the largest steps, and attention, in which each token reads itself and all before it.
+        """
         pairs = tokens * (start + (tokens + 1) / 2)
         return np.asarray(token_s * tokens + pool.type.latency.a_s * pairs)
 
+    option = Option(pool.role, pool.type, objective=0.0)  # Work does not depend on the price.
     work_s = least_seconds(option, trace.input_tokens, trace.output_tokens)
     requests = np.bincount(class_of, minlength=len(stable) + 1)
-    own_s = np.concatenate(([0.0], prefill_s(tree.start_tokens[stable], tree.tokens[stable])))
-    parent = np.concatenate(([-1], number[tree.parent[stable]]))
+    all_work_s = np.bincount(class_of, weights=work_s, minlength=len(requests))
     demand = PrefixDemand(
-        parent=parent,
+        parent=np.concatenate(([-1], number[tree.parent[stable]])),
         tokens=np.concatenate(([0], tree.tokens[stable])),
-        prefill_s=own_s,
+        prefill_s=np.concatenate(([0.0], prefill_s(tree.start_tokens[stable], tree.tokens[stable]))),
         rate_rps=requests / trace.duration_s,
-        work_s=np.bincount(class_of, weights=work_s, minlength=len(requests)) / np.maximum(requests, 1),
+        work_s=all_work_s / np.maximum(requests, 1),  # No request of a class: no work to divide.
     )
-    kept_blocks = np.concatenate(([0], tree.blocks[stable])).astype(float)
-    sessions, hits = _session_reuse(trace, blocks, demand.path_sum(kept_blocks)[class_of], prefill_s)
+    node_blocks = np.concatenate(([0], tree.blocks[stable])).astype(float)
+    stable_blocks = demand.path_sum(node_blocks)[class_of]
+    sessions, hits = _session_reuse(trace, blocks, stable_blocks, prefill_s)
     return StableTraffic(
         tree=tree,
         demand=demand,
@@ -326,30 +341,32 @@ def stable_nodes(trace: Trace, tree: prefixes.PrefixTree) -> IntArray:
     through_frac = (trace.arrival_s - trace.arrival_s[0]) / trace.duration_s
     part = np.minimum(through_frac * TRACE_PARTS, TRACE_PARTS - 1).astype(int)
     seen = np.zeros((len(tree), TRACE_PARTS), bool)
+    # Each round marks one node of every request and moves up one level, from its deepest node to the root.
     node = tree.end.copy()
-    while len(still := np.flatnonzero(node >= 0)):
-        seen[node[still], part[still]] = True
-        node[still] = tree.parent[node[still]]
-    stable = np.flatnonzero((seen.sum(axis=1) >= STABLE_PARTS) & (tree.requests > 1))
+    while len(below_root := np.flatnonzero(node >= 0)):
+        seen[node[below_root], part[below_root]] = True
+        node[below_root] = tree.parent[node[below_root]]
+    stable = np.flatnonzero(seen.sum(axis=1) >= STABLE_PARTS)
     hottest = stable[np.argsort(-tree.requests[stable], kind="stable")][:MOST_NODES]
     return np.sort(hottest)
 
 
 def _session_reuse(
-    trace: Trace, blocks: prefixes.Blocks, kept_blocks: FloatArray, prefill_s: PrefillSeconds
+    trace: Trace, blocks: prefixes.Blocks, stable_blocks: FloatArray, prefill_s: PrefillSeconds
 ) -> tuple[SessionReuse, prefixes.HitCurve]:
-    """The reuse of blocks beyond the first `kept_blocks` (n,) of every prompt: the work that a cache saves,
-    seconds per second, and the share of input tokens that hit, both by its size.
+    """The reuse of blocks beyond the first `stable_blocks` (n,) of every prompt, by the size of the cache:
+    the work that it saves, seconds per second, and the share of input tokens that hit.
     """
     owner = blocks.owner
-    within = np.arange(len(owner)) - blocks.offsets[owner]
-    rest = within >= kept_blocks[owner]
+    within = np.arange(len(owner)) - blocks.offsets[owner]  # Each block's number in its prompt.
+    rest = within >= stable_blocks[owner]
     offsets = np.concatenate(([0], np.cumsum(np.bincount(owner[rest], minlength=len(trace)))))
     used = prefixes.stack_distances(offsets, blocks.node[rest], len(blocks.parent))
     tokens = blocks.tokens[rest]
     seconds = prefill_s(within[rest] * trace.prefix_block_tokens, tokens)
     size, saved_s = prefixes.hit_curve(trace, seconds, used).concave()
-    corners = np.unique(np.searchsorted(saved_s, np.linspace(0, saved_s[-1], CURVE_CORNERS + 1)))
+    # The corners lie at equal steps of what is saved; corners that coincide become one.
+    corners = np.unique(np.searchsorted(saved_s, np.linspace(0, saved_s[-1], CURVE_PIECES + 1)))
     sessions = SessionReuse(
         tuple(size[corners].tolist()), tuple((saved_s[corners] / trace.duration_s).tolist())
     )
@@ -360,8 +377,8 @@ def _session_reuse(
 class Room:
     """KV tokens that a worker has for prefixes, in whole blocks.
 
-    `placed_tokens` is for prefixes that never leave, so it leaves room for the longest request; `lru_tokens`
-    is the mean room beside the running requests, `sequences` of which decode.
+    `placed_tokens` is for prefixes that are never dropped, so the longest request must fit beside them.
+    `lru_tokens` is the mean room beside the running requests, `sequences` of which decode.
     """
 
     placed_tokens: int
@@ -375,10 +392,12 @@ def room_tokens(trace: Trace, pool: Pool, workers: int | None = None) -> int:
 
 
 def room_of(trace: Trace, pool: Pool, workers: int | None = None) -> Room:
-    """What each of `workers` has for prefixes beside its running requests; by default those of the pool.
+    """What each worker has for prefixes beside its running requests if `workers` share all requests; by
+    default those of the pool.
 
-    Hits leave room for more hits. So room and hits (of one LRU cache of all rooms) are computed in turn until
-    they agree, beginning with the hits of an endless cache.
+    Hits leave room for more hits. So room and hits are computed in turn until they agree, beginning with the
+    hits of an endless cache. Hits are those of one LRU cache as large as the placed prefixes of all workers:
+    the smaller of a worker's two rooms, so that hits are not overstated.
     """
     workers = workers or pool.count
     blocks = prefixes.block_uses(trace)
@@ -389,43 +408,48 @@ def room_of(trace: Trace, pool: Pool, workers: int | None = None) -> Room:
     for _ in range(ROOM_ITERATIONS):
         room = _room(trace, pool, workers, hit_frac)
         hit_frac, before = float(curve.at(room.placed_tokens * workers)), hit_frac
-        if abs(hit_frac - before) < 1e-3:
+        if abs(hit_frac - before) < SAME_HIT_FRAC:
             break
     return room
 
 
 def _room(trace: Trace, pool: Pool, workers: int, hit_frac: float) -> Room:
-    """The room on each worker where `hit_frac` of the prompts hits; these tokens lie in the room.
+    """The room on each worker if `hit_frac` of the input tokens hit. Tokens that hit are counted in the room,
+    not with the request that uses them.
 
     Sequences in decode by Little's law: arrivals x tokens to come x the time between two tokens, which is a
     step of that many sequences, stretched by the share of time that prefill takes.
     """
     sequences = 0.0
     worker, rate_rps = pool.type, len(trace) / trace.duration_s / workers
-    longest = int((trace.input_tokens + trace.output_tokens).max())
+    longest = float((trace.input_tokens + trace.output_tokens).max())
     own_tokens = (1 - hit_frac) * trace.input_tokens
     running_tokens = float(own_tokens.mean())  # One prompt is in prefill.
     if pool.role == "mixed":
-        prefill = Option("prefill", worker, 0.0)
+        prefill = Option("prefill", worker, objective=0.0)
         prompts_s = least_seconds(
             prefill, trace.input_tokens, trace.output_tokens, hit_frac * trace.input_tokens
         )
         busy_frac = min(rate_rps * float(prompts_s.mean()), FULL_FRAC)
+        # Means over all decode steps of all requests, so that long answers weigh more.
         gaps = trace.output_tokens - 1.0
-        in_decode = max(float(gaps.sum()), 1.0)  # Each token's step counts alike; 1: no request decodes.
-        context = float((gaps * (trace.input_tokens + gaps / 2)).sum()) / in_decode
-        own = float((gaps * (own_tokens + gaps / 2)).sum()) / in_decode
-        for _ in range(100):  # A step's time depends on its sequences, which depend on the step's time.
-            step_s = worker.latency.step_s(max(sequences, 1.0), 0.0, sequences, sequences * context)
+        all_gaps = max(float(gaps.sum()), 1.0)  # At least 1 to divide by, if no request decodes.
+        context = float((gaps * (trace.input_tokens + gaps / 2)).sum()) / all_gaps
+        own_context = float((gaps * (own_tokens + gaps / 2)).sum()) / all_gaps
+        for _ in range(STEP_ITERATIONS):
+            step_s = worker.latency.step_s(
+                tokens=max(sequences, 1.0), decodes=sequences, kv_tokens=sequences * context
+            )
             sequences = min(
                 rate_rps * float(gaps.mean()) * float(step_s) / (1 - busy_frac), worker.max_num_seqs
             )
-        running_tokens += sequences * own
-    placed, lru = (
-        max(int((worker.kv_tokens - taken) // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS, 0)
-        for taken in (max(running_tokens, float(longest)), running_tokens)
-    )
-    return Room(placed, lru, sequences)
+        running_tokens += sequences * own_context
+
+    def room_beside(taken_tokens: float) -> int:
+        blocks = int((worker.kv_tokens - taken_tokens) // KV_BLOCK_TOKENS)
+        return max(blocks, 0) * KV_BLOCK_TOKENS
+
+    return Room(room_beside(max(running_tokens, longest)), room_beside(running_tokens), sequences)
 
 
 def workers_for_same_load(
@@ -433,15 +457,16 @@ def workers_for_same_load(
 ) -> int:
     """The smallest pool found whose largest load is at most the load per worker without any cache.
 
-    An estimate by work alone: whether an SLO holds then, `plan` with `policies: {prefix_cache: true}` says.
+    This is an estimate by work alone. Only `plan` with `policies: {prefix_cache: true}` says whether an SLO
+    holds then.
     """
     demand, sessions = plan.traffic.demand, plan.traffic.sessions
-    target = plan.uncached_load * (1 + 1e-9)
+    target = plan.uncached_load * (1 + ROUNDING)
     ends_s = time.monotonic() + time_limit_s
     for workers in range(1, plan.pool.count):
         room = room_tokens(trace, plan.pool, workers)
         if hot_bound(demand, workers, room, sessions) > target:
-            continue
+            continue  # No placement on so few workers has a largest load that is low enough.
         if time.monotonic() > ends_s:
             break
         fewer = replicate_prefixes(
@@ -449,7 +474,7 @@ def workers_for_same_load(
             workers,
             room,
             sessions=sessions,
-            time_limit_s=max(ends_s - time.monotonic(), 0.1),
+            time_limit_s=max(ends_s - time.monotonic(), LEAST_SEARCH_S),
             routings=FEW_ROUTINGS,
             rng=rng,
         )

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.documents.facts import LinkTooSlow
-from planner.domain import KV_BLOCK_TOKENS
+from planner.domain import KV_BLOCK_TOKENS, ROUNDING
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.required_work import find_deadlines, steady_work
 
@@ -26,7 +26,7 @@ def link_too_slow(problem: Problem) -> LinkTooSlow | None:
         return None
     everyone = np.ones(len(trace), bool)
     needs = [
-        (everyone, int(np.ceil(problem.obliged.whole_frac * len(trace) - 1e-9)), problem.obliged.whole_s)
+        (everyone, int(np.ceil(problem.obliged.whole_frac * len(trace) - ROUNDING)), problem.obliged.whole_s)
     ]
     if tested := steady_work(problem.slo, trace):
         last = tested.arrives(trace)
@@ -34,7 +34,7 @@ def link_too_slow(problem: Problem) -> LinkTooSlow | None:
         needs.append((last, int(np.ceil(last.sum() / 2)), until_s))
     for requests, least, seconds in needs:  # `least` of these requests must hand over within `seconds`
         bytes_per_s = _least_bytes(problem, requests, least) / seconds
-        if bytes_per_s > bandwidth * (1 + 1e-9):
+        if bytes_per_s > bandwidth * (1 + ROUNDING):
             return LinkTooSlow(bytes_per_s, bandwidth, earlier=False)
     return None
 

@@ -14,7 +14,7 @@ from planner.documents.catalog import Catalog
 from planner.documents.facts import Reason
 from planner.documents.speculative import engine_with_drafts, find_drafter
 from planner.documents.task import TOKEN_BUDGETS, PlanQuestion
-from planner.domain import OWNED, Gpu, Limit, Selector, Slo
+from planner.domain import OWNED, ROUNDING, Gpu, Limit, Selector, Slo
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, Role, WorkerType
 from planner.models.all2all import (
@@ -644,10 +644,10 @@ def unreachable(slo: Slo, types: Sequence[WorkerType], of: Judged) -> list[tuple
     broken = []
     ordered = _fastest_first(types)
     for limit in slo.limits:
-        if any(_least_of(limit, [worker], of) <= limit.limit_s * (1 + 1e-9) for worker in ordered):
+        if any(_least_of(limit, [worker], of) <= limit.limit_s * (1 + ROUNDING) for worker in ordered):
             continue
         best_s = _least_of(limit, types, of)  # Over all types: each request is on its fastest.
-        if best_s > limit.limit_s * (1 + 1e-9):
+        if best_s > limit.limit_s * (1 + ROUNDING):
             alone_s = [_least_of(limit, [worker], of) for worker in types]
             broken.append((limit, best_s, types[int(np.argmin(alone_s))].name))
     return broken

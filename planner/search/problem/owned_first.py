@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from planner.domain import OWNED, SPOT, Gpu, row_of
+from planner.domain import OWNED, ROUNDING, SPOT, Gpu, row_of
 from planner.fleet import Role
 from planner.search.oracle.fleet_counts import Counts, objective
 from planner.search.problem.bill import paid_whole_usd_per_h
@@ -79,7 +79,7 @@ def _on_idle_gpus(problem: Problem, counts: Counts, gpus: Mapping[str, Gpu]) -> 
         for moved in range(1, count + 1):
             after = before | {option: count - moved, on_rented: before.get(on_rented, 0) + moved}
             fleet = tuple((each, n) for each, n in after.items() if n)
-            is_cheaper = objective_paid(problem, fleet) < objective_paid(problem, counts) * (1 - 1e-9)
+            is_cheaper = objective_paid(problem, fleet) < objective_paid(problem, counts) * (1 - ROUNDING)
             if is_cheaper and problem.allows(fleet):
                 counts = fleet
     return counts

@@ -22,6 +22,7 @@ from functools import partial
 
 import numpy as np
 
+from planner.domain import ROUNDING
 from planner.fleet import Fleet
 from planner.search.level0.one_pool import WAVE
 from planner.search.level0.owned_gpus import owned_beside
@@ -38,9 +39,12 @@ from planner.solvers.master import Option
 # still misses is taken to miss with any number.
 MOST_GROWTH = 16
 # The requests that a search may simulate are those of SEARCH_FLEETS fleets in all of its scenarios, and no
-# fewer than LEAST_SEARCH_REQUESTS, no more than MOST_SEARCH_REQUESTS.
-SEARCH_FLEETS, LEAST_SEARCH_REQUESTS, MOST_SEARCH_REQUESTS = 20, 3_000_000, 8_000_000
-# The price of added workers is taken to be at least this, so that free ones (owned GPUs) are preferred.
+# fewer and no more than these.
+SEARCH_FLEETS = 20
+LEAST_SEARCH_REQUESTS = 3_000_000
+MOST_SEARCH_REQUESTS = 8_000_000
+# The price of added workers is taken to be at least this (in the objective's unit), so that free ones, on
+# owned GPUs, are preferred to all others and nothing is divided by zero.
 LEAST_PRICE_STEP = 1e-9
 # A search begins with this many scenarios more than a fleet may miss.
 HARDEST_SCENARIOS = 4
@@ -48,7 +52,7 @@ HARDEST_SCENARIOS = 4
 
 def refuted_below(problem: Problem, value: float) -> Problem:
     """The same problem, in which all fleets worth less than `value` are known to fail."""
-    return replace(problem, oracle=replace(problem.oracle, refuted_below=value * (1 - 1e-9)))
+    return replace(problem, oracle=replace(problem.oracle, refuted_below=value * (1 - ROUNDING)))
 
 
 def with_search_limit(problem: Problem, most: float) -> Problem:
@@ -67,8 +71,8 @@ def find_cheapest_kept(
     ordered, best = in_time(
         lambda: grow_until_kept(problem, paper.best, unused_owned), otherwise=(problem, None)
     )
-    if best is not None and objective(best) <= paper.value * (1 + 1e-9):
-        return ordered, best
+    if best is not None and objective(best) <= paper.value * (1 + ROUNDING):
+        return ordered, best  # No cheaper fleet holds even on paper.
     return ordered, find_cheaper_kept(ordered, paper, best, start, refuted=paper.value)
 
 
@@ -110,7 +114,7 @@ def find_cheaper_kept(
         if fleet is None or (best is not None and _is_no_cheaper(fleet, best)):
             return best
         missed = in_time(partial(_missed_scenarios, oracle, fleet), otherwise=None)
-        if missed is None:
+        if missed is None:  # The time is over.
             return best
         if len(missed) <= oracle.may_miss:
             return fleet
@@ -133,13 +137,13 @@ def _remember_verdicts(oracle: Oracle, hard: Oracle, options: Sequence[Option], 
         counts = counts_named(fleet, options)
         if holds:
             oracle.verdicts.setdefault(fleet, True)
-        elif counts is not None and objective(counts) >= refuted * (1 - 1e-9):
+        elif counts is not None and objective(counts) >= refuted * (1 - ROUNDING):
             oracle.verdicts[fleet] = False
 
 
 def _is_no_cheaper(fleet: Counts, best: Counts) -> bool:
     """Whether a fleet is `best` itself or costs more than `best`."""
-    return names_of(fleet) == names_of(best) or objective(fleet) > objective(best) * (1 + 1e-9)
+    return names_of(fleet) == names_of(best) or objective(fleet) > objective(best) * (1 + ROUNDING)
 
 
 def grow_until_kept(
@@ -166,7 +170,7 @@ def grow_until_kept(
 
     def is_allowed(counts: Counts) -> bool:
         return (
-            objective(counts) <= most * (1 + 1e-9)
+            objective(counts) <= most * (1 + ROUNDING)
             and problem.allows(counts)
             # A kind that was added counts as one worker at first.
             and all(
@@ -192,7 +196,8 @@ def grow_until_kept(
         if len(larger) > 1:
             some = missed_scenarios[: oracle.may_miss + HARDEST_SCENARIOS]
             prices = [max(objective(each) - objective(counts), LEAST_PRICE_STEP) for each in larger]
-            gains = [n / price for n, price in zip(_count_kept(oracle, larger, some), prices, strict=True)]
+            kept_counts = _count_kept(oracle, larger, some)
+            gains = [kept / price for kept, price in zip(kept_counts, prices, strict=True)]
             best = int(np.argmax(gains))
             larger = [larger[best] if gains[best] else owned_first(problem, add_workers(counts, step))]
         if larger and is_allowed(larger[0]):
@@ -207,7 +212,8 @@ def _missed_scenarios(oracle: Oracle, counts: Counts) -> set[int]:
     """The scenarios in which a fleet misses the SLO, as far as they decide whether the fleet keeps enough."""
     missed, count = set[int](), len(oracle.scenarios)
     for first in range(0, count, WAVE):
-        if len(missed) + count - first <= oracle.may_miss or len(missed) > oracle.may_miss:
+        may_miss_all_left = len(missed) + count - first <= oracle.may_miss
+        if may_miss_all_left or len(missed) > oracle.may_miss:
             break
         wave = range(first, min(first + WAVE, count))
         missed |= set(wave) - set(_kept_scenarios(oracle, counts, wave))

@@ -24,9 +24,7 @@ from planner.units import show_s
 LIKELY_FRAC = 0.9
 
 UnreachableLimits = list[tuple[Limit, float, str]]
-"""Limits that no idle worker keeps: each with the seconds that the fastest type needs,
-and that type's name.
-"""
+"""Limits that no idle worker keeps, with the seconds that the fastest type needs and that type's name."""
 
 
 def find_idle_misses(problem: Problem) -> IdleMisses | None:
@@ -64,8 +62,8 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
             by_limit.setdefault(limit, []).append((least_s, fastest))
     limit, needed = max(by_limit.items(), key=lambda row: len(row[1]))
     needed.sort(reverse=True)
-    # A limit of `enough_s` is missed in `allowed` scenarios; in none if today's is missed in no more than
-    # that.
+    # With a limit of `enough_s` idle workers would miss in no more scenarios than allowed: the longest times
+    # are given up. If this limit alone is missed in no more than that, `enough_s` keeps all scenarios.
     enough_s, fastest = needed[allowed if len(needed) > allowed else 0]
     return IdleMisses(
         limit=limit,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.documents import facts
+from planner.domain import ROUNDING
 from planner.errors import InfeasibleError
 from planner.search.mixed.best_fleet import FleetSearch, best_of, search
 from planner.search.mixed.policy_search import (
@@ -35,7 +36,11 @@ from planner.search.production.three_answers import (
     with_answers,
 )
 
-MOST_SEARCHED = 2  # After the race production is searched with so many policies, the most promising first.
+# After the race production is searched for so many policies, the most promising first. Each such search takes
+# about as long as production itself.
+MOST_SEARCHED = 2
+# The race may simulate so many times the requests of the search on paper.
+RACE_EFFORTS = 2
 
 Searched = tuple[Problem, FleetSearch]
 
@@ -53,8 +58,10 @@ class _Tested:
 
 
 def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched], Production | None]:
-    """The three answers, with the policies for which production costs least; the searches that are left are
-    those no cheaper on paper than theirs, theirs first among equals.
+    """The searches on paper and the three answers for the policies for which production costs least.
+
+    The search with these policies comes first. Searches that found a cheaper fleet on paper are dropped:
+    beside a plan that was chosen for production they would read as better ones.
     """
     searched = list(searched)
     chosen, paper = best_of(searched)
@@ -65,13 +72,14 @@ def production_of_policies(searched: Sequence[Searched]) -> tuple[list[Searched]
         return searched, production_or_paper(chosen, paper)
     best, gain_facts = _compare_with_first(searched, best), list[facts.PolicyGains | facts.PoliciesRaced]()
     problem = best.searched[0]
-    raced, left = _race_in_scenarios(best, 2 * problem.oracle.effort())
+    raced, left = _race_in_scenarios(best, RACE_EFFORTS * problem.oracle.effort())
+    # A policy that found no cheaper fleet than the known one has no `best`.
     gains = sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
     before = best
     for each in gains[:MOST_SEARCHED]:
         other = _searched_with(best.searched, each)
         tested = None if other is None else _tested(other, below=best.value)
-        if tested is not None and tested.value < best.value * (1 - 1e-9):
+        if tested is not None and tested.value < best.value * (1 - ROUNDING):
             best = tested
             with_gain = replace(each, best=tested.trial.best)
             gain_facts += gains_of(problem, before.trial.best, [with_gain], "production")
@@ -102,8 +110,9 @@ def _put_first(problem: Problem, own: FleetSearch, searched: Sequence[Searched])
 
 
 def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Production | None]:
-    """Production with the best policies on paper, or with pinned prefixes where it then costs less. Pins are
-    never evicted, so bursts that empty other caches are what they are worth, and paper has few of them.
+    """Production with the best policies on paper, or with pinned prefixes if it then costs less. Pins are
+    never evicted, so they are worth most in bursts, which empty other caches. Scenarios have more bursts than
+    the traffic as written, so pins may pay in production though they do not on paper.
     """
     chosen, paper = best_of(searched)
     pinned = [(problem, own) for problem, own in searched if problem.oracle.pinning is not None]
@@ -112,7 +121,7 @@ def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Pro
     best = _tested((chosen, paper))
     chosen.progress("production with pinned prefixes")
     other = _tested(best_of(pinned), below=None if best is None else best.value)
-    if other is not None and (best is None or other.value < best.value * (1 - 1e-9)):
+    if other is not None and (best is None or other.value < best.value * (1 - ROUNDING)):
         best = other
     if best is None:
         return searched, production_or_paper(chosen, paper)
@@ -123,8 +132,8 @@ def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Pro
 def _tested(searched: Searched, *, below: float | None = None) -> _Tested | None:
     """Production with these policies, None where there is none or it fails its test."""
     problem, paper = searched
-    if below is not None and paper.value >= below * (1 - 1e-9):
-        return None
+    if below is not None and paper.value >= below * (1 - ROUNDING):
+        return None  # Production costs no less than the fleet on paper.
     try:
         trial = find_production_fleet(problem, paper)
     except InfeasibleError:
@@ -140,7 +149,7 @@ def _compare_with_first(searched: Sequence[Searched], best: _Tested) -> _Tested:
     if first[0] is best.searched[0]:
         return best
     other = _tested(first, below=best.value)
-    return best if other is None or other.value >= best.value * (1 - 1e-9) else other
+    return best if other is None or other.value >= best.value * (1 - ROUNDING) else other
 
 
 def _with_usual_queue(production: _Tested, searched: Sequence[Searched]) -> _Tested:
@@ -179,7 +188,9 @@ def _race_in_scenarios(best: _Tested, effort: float) -> tuple[list[RacedPolicy],
 
 
 def _searched_with(searched: Searched, gain: RacedPolicy) -> Searched | None:
-    """The search on paper with the policies of a race in scenarios."""
+    """The search on paper with the policies that a race in scenarios found to gain; None if no fleet holds on
+    paper with them.
+    """
     problem, paper = searched
     return _search_from(paper, with_policies(problem, gain.policies), gain.best)
 

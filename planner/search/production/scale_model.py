@@ -21,12 +21,14 @@ from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.scenarios import one_of
 from planner.search.problem.plan_problem import Problem, with_scenarios
 
-# A problem with at most this many requests is searched itself.
+# A problem with at most this many requests is searched itself: 8 million requests are then 40 simulations.
 FULL_REQUESTS = 200_000
-# A model has at least this many requests.
+# A model has at least this many requests, so that its percentiles of rare waits stand on many requests.
 LEAST_MODEL_REQUESTS = 50_000
-# Each pool of the fleet on paper has at least this many workers in the model.
+# Each pool of the fleet on paper has at least this many workers in the model: a smaller pool waits longer.
 LEAST_MODEL_WORKERS = 16
+# The model's sample of requests is drawn with a fixed seed: the same question gives the same plan.
+MODEL_SEED = 0
 
 
 def build_scale_model(problem: Problem, paper: Counts) -> Problem:
@@ -43,7 +45,7 @@ def build_scale_model(problem: Problem, paper: Counts) -> Problem:
         problem,
         oracle=replace(
             problem.oracle,
-            trace=one_of(problem.trace, downscale, np.random.default_rng(0)),
+            trace=one_of(problem.trace, downscale, np.random.default_rng(MODEL_SEED)),
             downscale=downscale,
         ),
         searched=problem.searched.one_of(downscale),

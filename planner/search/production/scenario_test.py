@@ -14,6 +14,7 @@ import numpy as np
 
 from planner.documents.facts import CheaperMiss, KeptIn
 from planner.documents.safety import Safety
+from planner.domain import ROUNDING
 from planner.fleet import Fleet, Policies
 from planner.policies import ROUTING
 from planner.search.oracle.deterministic_parallel import run_each
@@ -27,17 +28,21 @@ from planner.solvers.repeats import decision
 TEST_BELOW_FRAC = 0.05
 # The upper share of the test lies this part of the way from the required share to 1.
 TEST_ABOVE_FRAC = 0.5
-# A test may simulate this many requests in all, in at least 28 and at most 200 scenarios.
-TEST_REQUESTS, LEAST_TEST_SCENARIOS, MOST_TEST_SCENARIOS = 6_000_000, 28, 200
+# A test may simulate this many requests in all, in at least and at most so many scenarios.
+TEST_REQUESTS = 6_000_000
+LEAST_TEST_SCENARIOS = 28
+MOST_TEST_SCENARIOS = 200
 # The second test of a picked fleet begins so many scenarios later: no first test of a plan gets that far.
 PICKED_LATER = 1_000
-# A test simulates 4 to 32 scenarios before it looks at the clock again, by the length of the trace.
-LEAST_AT_ONCE, MOST_AT_ONCE = 4, 32
-# The scenarios of one such batch have about this many requests together.
+# Between two looks at the clock a test simulates a batch of scenarios: about AT_ONCE_REQUESTS requests, in at
+# least and at most so many scenarios.
 AT_ONCE_REQUESTS = 1_000_000
-# The fleets on paper and with a loss are simulated with about this many requests, in at least 10 scenarios.
-SIDE_REQUESTS, LEAST_SIDE_SCENARIOS = 200_000, 10
-# The fleets on paper and with a loss are simulated in at most this many scenarios.
+LEAST_AT_ONCE = 4
+MOST_AT_ONCE = 32
+# The fleets on paper and with a loss are simulated with about SIDE_REQUESTS requests, in at least and at most
+# so many scenarios: they are only shown beside the plan.
+SIDE_REQUESTS = 200_000
+LEAST_SIDE_SCENARIOS = 10
 MOST_SIDE_SCENARIOS = 32
 
 
@@ -71,13 +76,13 @@ class ScenarioTest:
             np.clip(TEST_REQUESTS // len(self.oracle.trace), LEAST_TEST_SCENARIOS, MOST_TEST_SCENARIOS)
         )
         missed, kept = list[Scenario](), list[Scenario]()
+        # So few scenarios may leave the test open even if all are kept; then no fleet is hopeless.
         may_pass = self._kept_in(most_scenarios, most_scenarios).decision == "holds"
         at_once = int(np.clip(AT_ONCE_REQUESTS // len(self.oracle.trace), LEAST_AT_ONCE, MOST_AT_ONCE))
 
         def is_over(kept: int, number: int) -> bool:
-            is_hopeless = (
-                may_pass and self._kept_in(kept + most_scenarios - number, most_scenarios).decision != "holds"
-            )
+            if_rest_kept = self._kept_in(kept + most_scenarios - number, most_scenarios)
+            is_hopeless = may_pass and if_rest_kept.decision != "holds"
             return number >= most_scenarios or self._kept_in(kept, number).decision != "open" or is_hopeless
 
         while not is_over(len(kept), number := len(missed) + len(kept)) and not self.out_of_time():
@@ -125,9 +130,11 @@ class ScenarioTest:
         kept.
         """
         kept_count = simulated = 0
+        # One batch is simulated even if the time is over, so that there is a share to tell.
         while simulated < number and not (simulated and self.out_of_time()):
             if enough is not None and not kept_count < enough <= kept_count + number - simulated:
                 break
+            # Fewer than `enough - kept_count` scenarios cannot decide, so those are simulated anyway.
             at_once = LEAST_AT_ONCE if enough is None else min(LEAST_AT_ONCE, enough - kept_count)
             some = range(simulated, min(simulated + at_once, number))
             kept_count, simulated = kept_count + sum(self._are_kept(counts, some)), some.stop
@@ -150,7 +157,7 @@ class ScenarioTest:
 
 def is_test_passed(kept_in: KeptIn, safety: Safety) -> bool:
     """Whether the test decided for the fleet, and the share that it kept is the required one."""
-    return kept_in.decision == "holds" and kept_in.kept_frac >= safety.kept_in_frac - 1e-9
+    return kept_in.decision == "holds" and kept_in.kept_frac >= safety.kept_in_frac - ROUNDING
 
 
 @dataclass(frozen=True, slots=True, eq=False)

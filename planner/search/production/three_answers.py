@@ -64,27 +64,37 @@ from planner.search.production.scenario_test import (
 from planner.traffic.redraw import block_s
 from planner.traffic.scaling import SAME_FRAC
 
+# The limits below bound the time of a plan: each is an effort beyond which a better fleet is seldom found.
+
+# At most this many tests are run. After each failed test its scenarios join the search, and the fleet grows.
+MOST_TESTS = 4
+# A fleet grown after a failed test is searched for again if its price rose by more than this share.
+SEARCH_AGAIN_FRAC = 0.15
+
+# A near-feasible fleet misses at most this many scenarios more than it may.
+NEAR_MISSES = 2
+MOST_NEAR_FEASIBLE = 4  # So many near-feasible fleets are tested.
+MOST_NEAR_CHECKED = 64  # So many fleets are checked for being near feasible.
+
+MOST_LIKE_PRICE = 16  # So many fleets of like price are compared by headroom,
+LIKE_PRICE_EFFORT = 1_000_000  # with this much simulation effort, in requests.
+# Another fleet of like price is preferred if its headroom is larger by this factor. Less is not worth the
+# simulations in all scenarios.
+MORE_HEADROOM = 1.1
+
 # A fleet with a loss is searched for in this many scenarios more than it may miss.
 LOSS_SCENARIOS = 2 * cheapest_kept.HARDEST_SCENARIOS
 # Each search for a fleet with a loss may simulate this many requests.
 LOSS_SEARCH_REQUESTS = cheapest_kept.LEAST_SEARCH_REQUESTS / 2
 # At most this many fleets with a loss are tested. The scenarios that one misses join the search for the next.
 MOST_LOSS_TESTS = 2
-# A fleet grown after a failed test is searched for again where its price rose by more than this share.
-SEARCH_AGAIN_FRAC = 0.15
-# At most this many tests are run. After each failed test its scenarios join the search, and the fleet grows.
-MOST_TESTS = 4
-# A near-feasible fleet misses at most 2 scenarios more than it may; at most 4 such fleets are tested.
-NEAR_MISSES, MOST_NEAR_FEASIBLE = 2, 4
-# At most this many fleets are checked for being near feasible.
-MOST_NEAR_CHECKED = 64
-# Beside each production pool up to 2 workers of another type are combined to stand a loss. At most 4 of these
-# fleets are simulated, out of at most 1,000 combinations.
-MOST_OTHER_WORKERS, MOST_OTHER_FLEETS, MOST_COMBINATIONS = 2, 4, 1_000
-# A fleet with a loss may differ from production by up to 2 workers of each of up to 4 machines.
-MOST_WORKERS_CHANGED, MOST_MACHINES_CHANGED = 2, 4
-# At most 16 fleets of like price are compared by headroom, with this much simulation effort.
-MOST_LIKE_PRICE, LIKE_PRICE_EFFORT = 16, 1_000_000
+# A fleet with a loss may have this many workers more or fewer than production,
+MOST_WORKERS_CHANGED = 2
+MOST_MACHINES_CHANGED = 4  # of each of so many machines.
+# Or it has this many workers of another type beside a pool of production.
+MOST_OTHER_WORKERS = 2
+MOST_OTHER_FLEETS = 4  # So many of these fleets are simulated,
+MOST_COMBINATIONS = 1_000  # out of at most so many.
 
 
 WhyOnPaper = facts.TooFewKept | facts.IdleMisses | facts.NoneTogether
@@ -135,6 +145,7 @@ def _find_production_fleet(
     """
     safety, scenario_problem = problem.task.safety, with_search_scenarios(model)
     first = 0  # The first scenario of the next test: those of earlier tests have joined the search.
+    # The last simulation ends with the plan's time, even in the middle.
     scenario_problem = replace(
         scenario_problem, oracle=replace(scenario_problem.oracle, until=problem.deadline)
     )
@@ -147,10 +158,10 @@ def _find_production_fleet(
         stage += f"; its test then simulates up to {requests:,} requests"
     problem.progress(Stage(stage, "production"))
     scenario_problem, least = cheapest_kept.find_cheapest_kept(scenario_problem, paper, start)
-    is_searched = True
+    is_searched = True  # `least` is the result of a search; else it was only grown.
     for attempt in range(MOST_TESTS):
         if least is None and (model is not problem or problem.out_of_time()):
-            return trial
+            return trial  # The problem at full size may have a fleet where its model has none.
         if least is None:
             raise unreachable_share_error(scenario_problem, paper)
         problem.progress(Stage("production: on scenarios that the search has not seen", "test"))
@@ -159,6 +170,8 @@ def _find_production_fleet(
         )
         test = ScenarioTest(problem.oracle, problem.tested, safety, first, problem.out_of_time)
         kept_in = test.decide(best)
+        # Later fleets have grown because cheaper ones failed. One step of a scale model is many workers, so
+        # what is smaller than a fleet of a model that fails is left out too.
         may_cost_less = attempt == 0 and (
             scenario_problem.oracle.downscale == 1 or is_test_passed(kept_in, safety)
         )
@@ -174,9 +187,10 @@ def _find_production_fleet(
             break
         scenarios = (*scenarios, *(model.tested[first + i] for i in range(kept_in.futures)))
         scenario_problem = with_scenarios(model, scenarios, safety.most_missed(len(scenarios)))
-        beside = owned_beside(scenario_problem, paper.level0, best)
+        unused_owned = owned_beside(scenario_problem, paper.level0, best)
         scenario_problem, least = in_time(
-            partial(cheapest_kept.grow_until_kept, scenario_problem, best, beside), (scenario_problem, None)
+            partial(cheapest_kept.grow_until_kept, scenario_problem, best, unused_owned),
+            otherwise=(scenario_problem, None),
         )
         is_searched = least is None or objective(least) > (1 + SEARCH_AGAIN_FRAC) * objective(best)
         if is_searched:
@@ -188,8 +202,8 @@ def _find_production_fleet(
 
 
 def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
-    """The trial with pins placed better, where fewer workers then pass the test, or where the fleet passes it
-    as before and fewer requests miss their limits.
+    """The trial with prefixes pinned on better workers (polished_pins.py): of a fleet with fewer workers that
+    then passes the test, or of the same fleet, if it passes as before and fewer requests miss their limits.
     """
     while True:
         problem = trial.searched_problem
@@ -200,10 +214,11 @@ def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
             break
         test, kept_in = trial.test.decide_picked(fewer)
         if not is_test_passed(kept_in, test.safety):
+            # The placement that `find_lighter_fleet` has put into use goes back.
             assert problem.oracle.pinning is not None
             problem.oracle.pinning.use(problem.oracle.fleet(fewer).pools, is_polished=False)
             break
-        # What was known of cheaper fleets is not of those that are cheaper than this one.
+        # `cheaper` told of the fleets cheaper than the larger one.
         trial = replace(trial, best=fewer, test=test, kept_in=kept_in, cheaper=None)
     test, kept_in = trial.test, trial.kept_in
 
@@ -218,14 +233,14 @@ def _with_polished_pins(trial: FleetTrial) -> FleetTrial:
 
 
 def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
-    """The trial with what is known of cheaper fleets. Where a cheaper fleet is found and passes the test, the
+    """The trial with what is known of cheaper fleets. If a cheaper fleet is found and passes the test: the
     trial of that fleet.
 
     A fleet found so is cheaper than all that were near feasible before, so those below its price are tested
     too. Each round lowers the price.
     """
     if trial.model is not None and trial.model.oracle.downscale > 1:
-        return trial
+        return trial  # A large problem has too many cheaper fleets to simulate them all.
     while True:
         cheaper_best, cheaper = walk_cheaper_fleets(trial.searched_problem, paper, trial.best)
         if cheaper_best is None:
@@ -268,7 +283,8 @@ def _with_fewest_workers(
     while is_test_passed(kept_in, test.safety):
         for k in sorted(range(len(best)), key=lambda k: -best[k][0].objective):
             fewer = cheapest_kept.add_workers(best, -step, [k])
-            if best[k][1] <= step or not in_time(partial(scenario_problem.oracle.holds, [fewer]), [False])[0]:
+            is_last = best[k][1] <= step  # Each pool keeps a worker.
+            if is_last or not in_time(partial(scenario_problem.oracle.holds, [fewer]), [False])[0]:
                 continue
             fewer_test, fewer_kept_in = test.decide_picked(fewer)
             if is_test_passed(fewer_kept_in, test.safety):
@@ -322,6 +338,7 @@ def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Pro
     limits of the trial's problem.
     """
     answer, lossy_fleet = None, None
+    # Production stands losses already if the question asks for it.
     if not problem.oracle.has_losses and not problem.out_of_time():
         answer, lossy_fleet, first_lossy = _answer_with_a_loss(trial, paper)
         # The first that the search finds has more to spare than production, even where it fails its test.
@@ -343,15 +360,15 @@ def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Pro
 
 
 def production_or_paper(problem: Problem, paper: FleetSearch) -> Production | None:
-    """As `plan_production`; the cheapest fleet on paper, with the reason, where none keeps enough."""
+    """As `plan_production`; if no fleet keeps enough scenarios, the cheapest on paper with the reason."""
     try:
         return plan_production(problem, paper)
     except InfeasibleError as error:
-        idle = find_idle_misses(problem)
-        if idle is None and error.most_kept is None:
+        why: WhyOnPaper | None = find_idle_misses(problem)
+        if why is None and error.most_kept is not None:
+            why = facts.TooFewKept(error.most_kept)
+        if why is None:
             raise
-        why = idle if idle is not None or error.most_kept is None else facts.TooFewKept(error.most_kept)
-    assert why is not None
     return paper_in_scenarios(problem, paper, why)
 
 
@@ -361,6 +378,7 @@ def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) ->
     """
     assert problem.searched is not None and problem.task.safety is not None
     test = ScenarioTest(problem.oracle, problem.searched, problem.task.safety, 0, problem.out_of_time)
+    # At full size the scenarios of a large problem would be drawn for this count alone, so it takes fewer.
     is_small = build_scale_model(problem, paper.best) is problem
     kept_in = test.count_kept(paper.best, problem.searched.count if is_small else test.side_scenarios)
     answers = (
@@ -424,7 +442,7 @@ def _near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) 
             break
         machines = tuple((option.role, hardware(option), count) for option, count in counts)
         if machines in machines_found:
-            continue
+            continue  # It differs in engine settings alone.
         is_near = (
             scenario_problem.allows(counts) and scenario_problem.oracle.missed_count(counts, most) <= most
         )
@@ -440,7 +458,7 @@ def not_certified_warnings(
     """A warning where production was required and the plan cannot be called certified."""
     if (safety := problem.task.safety) is None:
         return ()
-    if production is None:
+    if production is None:  # The time was over; with a spread or without, nothing was tested.
         return (facts.NotCertified(None, safety.kept_in_frac, have_spread=True),)
     if production.why_on_paper is not None:
         return (production.why_on_paper,)
@@ -452,7 +470,8 @@ def not_certified_warnings(
 
 def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> InfeasibleError:
     """The error that no fleet within the limits keeps enough scenarios, with the largest share that some
-    fleet keeps and the price of that fleet, by bisection over the share.
+    fleet keeps and the price of that fleet, found by bisection over the number of scenarios that a fleet may
+    miss. If the time ends first, both are those of the best fleet found by then.
     """
     assert scenario_problem.task.safety is not None
     count = len(scenario_problem.oracle.scenarios)
@@ -532,7 +551,7 @@ def _answer_with_a_loss(
         kept_in, missed, kept_scenarios = test.decide_and_split(lossy_best)
         if lossy_best is more or is_test_passed(kept_in, test.safety) or scenario_problem.out_of_time():
             return _answer_with_headroom(lossy, "with-a-loss", lossy_best, kept_in), lossy_best, first_lossy
-        scenarios = (*missed, *scenarios, *kept_scenarios)
+        scenarios = (*missed, *scenarios, *kept_scenarios)  # The hardest come first.
         test = replace(test, first=test.first + kept_in.futures)
     return missing, None, first_lossy
 
@@ -551,6 +570,7 @@ def _find_lossy_fleet(
     may_miss, least = lossy.oracle.may_miss, objective(best)
     strict = with_scenarios(lossy, lossy.oracle.scenarios[may_miss:], 0)
     cheapest = in_time(lambda: _cheapest_n_plus_one(strict, scenario_problem, paper, best), None)
+    # Nothing that stands a loss is cheaper than production. FEWER_FRAC only breaks ties.
     if cheapest is None or objective(cheapest) > least * (1 + 2 * FEWER_FRAC):
         for question in (strict, lossy):
             cheapest = cheapest_kept.find_cheaper_kept(
@@ -572,8 +592,8 @@ def _cheapest_n_plus_one(
     more = one_more(scenario_problem, best)
     candidates = [more] if scenario_problem.allows(more) else []
     filled = with_idle(scenario_problem, paper.level0, more)
-    is_more = sorted(names_of(filled)) != sorted(names_of(more))
-    if is_more and scenario_problem.allows(filled) and lossy.oracle.holds([filled])[0]:
+    uses_idle = sorted(names_of(filled)) != sorted(names_of(more))
+    if uses_idle and scenario_problem.allows(filled) and lossy.oracle.holds([filled])[0]:
         candidates.append(owned_first(scenario_problem, without_needless_workers(filled, lossy)))
     below = min(map(objective, candidates), default=math.inf)
     feasible = [
@@ -648,11 +668,12 @@ def _cheapest_with_other_types(
     role. At most MOST_OTHER_FLEETS are simulated.
     """
     settings = best_settings(lossy, paper.level0, {})
-    ways = [
+    # By pool of production: what may be added for it, as an option with a number of workers.
+    added_for_pool = [
         [
-            ((option, 1),),
+            (option, 1),
             *(
-                ((other, count),)
+                (other, count)
                 for other in settings
                 if other.role == option.role and hardware(other) != hardware(option)
                 for count in range(1, MOST_OTHER_WORKERS + 1)
@@ -662,9 +683,9 @@ def _cheapest_with_other_types(
     ]
     below = math.inf if cheapest is None else objective(cheapest) * (1 - SAME_FRAC)
     fleets: list[Counts] = []
-    for way in itertools.islice(itertools.product(*ways), MOST_COMBINATIONS):
+    for added in itertools.islice(itertools.product(*added_for_pool), MOST_COMBINATIONS):
         workers = dict(best)
-        for option, more in itertools.chain(*way):
+        for option, more in added:
             workers[option] = workers.get(option, 0) + more
         fleets.append(owned_first(lossy, in_order(workers.items(), paper.level0.options)))
     fleets = [counts for counts in fleets if objective(counts) < below and lossy.allows(counts)]
@@ -726,20 +747,20 @@ def _most_headroom(problem: Problem, paper: FleetSearch, best: Counts) -> Counts
     """Of fleets at about this price the one with the most headroom; `best` where no other has more.
 
     Headroom is computed first, because checking whether a fleet keeps enough scenarios takes many more
-    simulations. A fleet replaces `best` only if its headroom is a tenth larger.
+    simulations. A fleet replaces `best` only if its headroom is larger by the factor MORE_HEADROOM.
     """
     if problem.out_of_time():
         return best
     problem = with_effort_limit(problem, LIKE_PRICE_EFFORT)
-    end = find_headroom(problem.oracle, best).headroom
-    room_frac, roomier = min(end.traffic_frac, end.steps_frac), list[Counts]()
+    headroom = find_headroom(problem.oracle, best).headroom
+    room_frac, roomier = min(headroom.traffic_frac, headroom.steps_frac), list[Counts]()
     for counts in itertools.islice(_fleets_of_like_price(problem, paper, best), MOST_LIKE_PRICE):
-        beyond = room_frac * 1.1 + SAME_FRAC
-        if problem.out_of_time() or not holds_with(problem.oracle, counts, beyond):
+        least_frac = room_frac * MORE_HEADROOM + SAME_FRAC
+        if problem.out_of_time() or not holds_with(problem.oracle, counts, least_frac):
             continue
-        end = find_headroom(problem.oracle, counts, least_frac=beyond).headroom
+        headroom = find_headroom(problem.oracle, counts, least_frac=least_frac).headroom
         roomier.append(counts)
-        room_frac = min(end.traffic_frac, end.steps_frac)
+        room_frac = min(headroom.traffic_frac, headroom.steps_frac)
     # Each has more headroom than the one before, so the last one that keeps enough scenarios has the most.
     return next((counts for counts in reversed(roomier) if problem.oracle.holds([counts])[0]), best)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.documents.facts import Binding, MoreSaves, MoreSavesNothing
-from planner.domain import COST, GPUS, OWNED, POWER, FleetLimit
+from planner.domain import COST, GPUS, OWNED, POWER, ROUNDING, FleetLimit
 from planner.errors import Change, InfeasibleError, ways_text
 from planner.search.level0.cheapest import Cheapest, SharedLimit, Weigh, cheapest
 from planner.search.level0.designs import Design
@@ -93,7 +93,7 @@ def fit_together(limits: FleetLimits, fleets: Iterable[Counts | None]) -> bool:
 def subtract_fleet(limits: FleetLimits, counts: Counts) -> FleetLimits:
     """What a fleet leaves of the limits. Fractional limits keep a relative 1e-9 more, against rounding."""
     workers = [(option.type, count) for option, count in counts]
-    left = {limit: amount * (1 + 1e-9) - limits.used(limit, workers) for limit, amount in limits.rows()}
+    left = {limit: amount * (1 + ROUNDING) - limits.used(limit, workers) for limit, amount in limits.rows()}
     stock = {
         gpu: None if count is None else max(int(left[FleetLimit("stock", gpu)]), 0)
         for gpu, count in limits.stock.items()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from planner.domain import ROUNDING
 from planner.search.mixed.best_fleet import search_again
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.problem.options import OBJECTIVE_UNITS
@@ -76,7 +77,7 @@ def find_common_share(
 
 def _floor(count: float) -> int:
     """The whole part of a count, where a value just below a whole number is that number, rounded."""
-    return int(count + 1e-9)
+    return int(count + ROUNDING)
 
 
 def _required_frac(problem: Problem) -> float:
@@ -112,6 +113,6 @@ def _kept_frac(problems: Sequence[Problem], fleets: Sequence[Counts]) -> float:
     for problem, counts in zip(problems, fleets, strict=True):
         if scenario_count := len(problem.oracle.scenarios):
             kept_frac = 1 - problem.oracle.missed_count(counts, scenario_count) / scenario_count
-            if kept_frac < _required_frac(problem) - 1e-9:
+            if kept_frac < _required_frac(problem) - ROUNDING:
                 kept_fracs.append(kept_frac)
     return min(kept_fracs)

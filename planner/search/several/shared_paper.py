@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from planner.documents.catalog import Catalog
 from planner.documents.facts import Binding, Finding, GivesWay, OthersLeave, Remainder
 from planner.documents.several_llms_question import LlmQuestion
+from planner.domain import ROUNDING
 from planner.errors import InfeasibleError, PlannerError
 from planner.search.evidence.certify import search_llm
 from planner.search.level0.cheapest import Cheapest, cheapest, shared_limits
@@ -121,7 +122,7 @@ def _plan_shared(
     gives = gives_way_facts(parts, [best_value(each) for each in alone], values, unit)
     binding = (*gives, *joint_limits.price_limits(designs, rows, shared.value, unit))
     # Where more workers hurt, a smaller fleet may hold that the master's cuts had excluded.
-    if (least := sum(map(_level0_value, together))) < shared.value * (1 - 1e-9):
+    if (least := sum(map(_level0_value, together))) < shared.value * (1 - ROUNDING):
         shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
     oracles = [problem.oracle for each in searched for problem, _ in each]
     return SharedPaper(together, leave, shared, is_walked, binding, oracles)
@@ -142,7 +143,7 @@ def _level0_where_all_fit(alone: Sequence[Searched], limits: FleetLimits) -> Che
     is_exact = all(own.level0.search.is_exhausted for each in alone for _, own in each)
     # Only the best fleets were simulated on all draws, so with draws those of level 0 are not known to hold.
     has_draws = any(problem.draws for each in alone for problem, _ in each)
-    is_known = least <= sum(own.value for own in best) * (1 + 1e-9)
+    is_known = least <= sum(own.value for own in best) * (1 + ROUNDING)
     is_known |= not has_draws and joint_limits.fit_together(limits, (search.best for search in level0))
     return Cheapest(None, least if is_known else math.inf, least if is_exact else 0.0, is_exact, 0)
 

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.documents.facts import KeptIn, NoneTogether, ProductionShared
+from planner.domain import ROUNDING
 from planner.errors import Change, InfeasibleError, ways_text
 from planner.search.level0.cheapest import Cheapest, cheapest, shared_limits
 from planner.search.level0.level0_search import designs_of
@@ -288,7 +289,7 @@ def _infeasible_error(
     used_texts = [
         f"{used:g} of {amount:g} {limit.unit} ({limit.name})"
         for limit, amount in limits.rows()
-        if (used := limits.used(limit, alone)) > amount * (1 + 1e-9)
+        if (used := limits.used(limit, alone)) > amount * (1 + ROUNDING)
     ]
     more = f" Or, with one worker type per pool, raise {ways_text(ways)}." if ways else ""
     return InfeasibleError(
