@@ -1,4 +1,7 @@
-"""The evidence for a plan, as facts: neighbours that fail, other fleets, limits that bind, and warnings."""
+"""The evidence for a plan, as facts: neighbours that fail, other fleets, limits that bind, and warnings.
+
+certify.py gathers it. Facts (documents/facts.py) hold values; reports/fact_sentences.py makes sentences.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +45,17 @@ from planner.traffic.kinds import quarters_apart
 from planner.traffic.prefixes import alike_tokens_frac
 from planner.traffic.trace import Trace
 
-# A measured window of fewer mean residence times of a request is called short.
+# A measured window of fewer mean residence times (E2E) of a request is called short: the fleet may not have
+# come to its steady state.
 FEW_RESIDENCES = 20
 
 # A warning is given where fewer than this share of the lowest percentile keep all limits: 45 % for p90.
 FEW_KEEP = 0.5
 
-# The worst hour is reported of a measured window over 2 h; a trace below 1 h is called short.
-LONG_S, HOUR_S = 7200.0, 3600.0
+HOUR_S = 3600.0  # A trace that is shorter is called short.
+# The worst hour is reported of a measured window of at least this length: of a shorter one it tells little
+# more than the whole.
+LONG_S = 2 * HOUR_S
 
 # The search for a fleet that keeps every hour begins with this many times the plan's workers.
 HOUR_FACTOR = 2.0
@@ -65,6 +71,10 @@ PLACEMENT_S = 40.0
 
 # Prompts that share fewer of their input tokens than this are not worth a line.
 ALIKE_FRAC = 0.01
+
+# A limit's price in the bound is told if this many GPUs or USD/h, or 1 kW, more lower the bound by more than
+# this, in the objective's unit; below it the price is the solver's rounding.
+LEAST_BOUND_PRICE = 1e-6
 
 
 @dataclass(slots=True)
@@ -97,8 +107,8 @@ def clock_warnings() -> tuple[facts.Warned, ...]:
 def price_other_policies(
     searched: Sequence[tuple[Problem, FleetSearch]], clock: EvidenceClock
 ) -> tuple[Alternative, ...]:
-    """What the best fleets of the policies that were not chosen cost; where only first come first served was
-    searched, what shortest first would save.
+    """What the best fleets of the policies that were not chosen cost, and what serving the shortest prompts
+    first would save, if only first come first served was searched.
     """
     chosen, best = best_of(searched)
     choices = chosen.task.policy_choices()
@@ -122,7 +132,7 @@ def price_other_policies(
 def price_prefix_caches(searched: Sequence[tuple[Problem, FleetSearch]]) -> tuple[facts.Binding, ...]:
     """What prefix caches save at the same SLO: the difference of two fleets that hold in simulation."""
     problem, best = best_of(searched)
-    if problem.hits is None:
+    if problem.hits is None:  # The traffic has no prefixes, or the question no caches.
         return ()
     policies, unit = problem.oracle.policies, OBJECTIVE_UNITS[problem.task.objective]
     plain = [(other, each) for other, each in searched if not other.oracle.policies.prefix_cache]
@@ -174,8 +184,8 @@ def price_pinned_replicas(
 def bound_pins(
     searched: Sequence[tuple[Problem, FleetSearch]], best: Counts, clock: EvidenceClock
 ) -> tuple[facts.Binding, ...]:
-    """How far the placement of pins is from the best possible, by pool: of the plan, whose workers are
-    `best`, or else of the best fleet with pins on paper.
+    """How far the placement of pinned prefixes (prefixes/pinning.py) is from the best possible, by pool: of
+    the plan, whose workers are `best`, if it pins prefixes; else of the best fleet on paper that does.
     """
     problem = best_of(searched)[0]
     is_chosen = problem.oracle.pinning is not None
@@ -239,6 +249,7 @@ def _price_shortest_first(
     longer the longest TTFT would be.
     """
     has_queue = any(limit.metric_row.has_queue for limit in problem.slo.limits)
+    # The order of a queue matters to metrics that count the wait, and one worker cannot be saved.
     if not has_queue or sum(count for _, count in best.best) < 2:
         return ()
     if not clock.allows("shortest-first"):
@@ -255,6 +266,7 @@ def _price_shortest_first(
 
 
 def _longest_ttft_s(problem: Problem, counts: Counts) -> float:
+    """The longest TTFT of the requests that have a first token."""
     simulation, _ = problem.oracle.verdict(problem.oracle.fleet(counts), record=False)
     return float(np.nanmax(simulation.ttft_s))
 
@@ -262,7 +274,11 @@ def _longest_ttft_s(problem: Problem, counts: Counts) -> float:
 def simulate_neighbours(
     problem: Problem, best: Counts, clock: EvidenceClock
 ) -> tuple[tuple[facts.Neighbour, ...], tuple[facts.Binding, ...]]:
-    """Every fleet with one worker fewer, simulated, and what relaxing the limit it misses would save."""
+    """Every fleet with one worker fewer, simulated, and what relaxing the limit it misses would save.
+
+    A limit is said to bind if it is all that a neighbour misses, and the neighbour then costs less; else
+    capacity binds.
+    """
     neighbours: list[facts.Neighbour] = []
     binding: list[facts.Binding] = []
     for i, (option, count) in enumerate(best):
@@ -270,30 +286,30 @@ def simulate_neighbours(
         fewer = (*best[:i], (option, count - 1), *best[i + 1 :])
         if not clock.allows("neighbours"):
             break
+        # The draw of the traffic, and what is left after losses, with which the fleet fails; of a fleet that
+        # holds the traffic as written and all its workers.
         failing_loss = problem.oracle.failing_loss(fewer)
-        holds, (oracle, lost) = failing_loss is None, failing_loss or (problem.oracle, fewer)
+        holds, (oracle, left) = failing_loss is None, failing_loss or (problem.oracle, fewer)
         is_other_draw = oracle is not problem.oracle
-        after_losses = sum(n for _, n in lost) < sum(n for _, n in fewer)
-        roles = {o.role for o, n in lost if n > 0}
+        after_losses = sum(n for _, n in left) < sum(n for _, n in fewer)
+        roles = {option.role for option, n in left if n > 0}
         if not roles or ("prefill" in roles) != ("decode" in roles):
+            # Without workers, or without a role, nothing can be simulated.
             neighbours.append(
                 facts.Neighbour(pool, option.type.name, False, None, is_other_draw, after_losses)
             )
             continue
-        _, verdict = oracle.verdict(oracle.fleet(lost), record=True)
+        _, verdict = oracle.verdict(oracle.fleet(left), record=True)
         outcome = outcome_of(verdict, problem.slo)
         neighbours.append(
             facts.Neighbour(pool, option.type.name, holds, outcome, is_other_draw, after_losses)
         )
         failing = verdict.missed
-        if (
-            len(failing) == 1
-            and verdict.is_steady
-            and verdict.attainment_holds
-            and verdict.guarantees_hold
-            and not problem.oracle.has_losses
-            and not problem.draws
-        ):
+        fails_by_one_limit = (
+            len(failing) == 1 and verdict.is_steady and verdict.attainment_holds and verdict.guarantees_hold
+        )
+        # With losses or several draws one simulation does not say what relaxing its limit would do.
+        if fails_by_one_limit and not problem.oracle.has_losses and not problem.draws:
             line = failing[0]
             value_s, _ = line.decides
             if value_s <= MOST_RELAXED * line.limit.limit_s:
@@ -309,8 +325,8 @@ def simulate_neighbours(
 def simulate_longer_steps(
     problem: Problem, fleet: Fleet, clock: EvidenceClock
 ) -> facts.UpperEnds | facts.LongerSteps | None:
-    """The SLO with step times at the upper ends of their spread, or, where they have no spread, with all
-    steps longer by the error of their fit at once.
+    """The SLO with step times at the upper ends of their spread. If a pool's step times have no spread: with
+    the steps of every pool longer by the error of its fit.
     """
     latencies = [pool.type.latency for pool in fleet.pools]
     spreads = [fit.spread for fit in latencies if fit.spread is not None]
@@ -342,7 +358,7 @@ def price_insurance(
     problem: Problem, best: FleetSearch, trace: Trace, catalog: Catalog, seed: int, clock: EvidenceClock
 ) -> tuple[tuple[Alternative, ...], tuple[facts.Binding, ...], tuple[facts.Warned, ...]]:
     """What a robust plan costs more than one for the expected traffic and step times, how the robust fleet
-    does then, and warnings.
+    does with these, and warnings.
 
     Beyond level 0 neither search is exact. So the fleet of the stricter question is offered to the weaker one
     where it holds there: the expected plan never costs more than the robust one.
@@ -369,33 +385,37 @@ def price_insurance(
     except InfeasibleError as error:
         none = facts.NoneForExpected(planned, str(error))
         return (), (none,), (none,)
-    except PlannerError:
+    except PlannerError:  # Such as no time left: the price of the insurance is unknown.
         return (), (facts.InsuranceCosts(planned, objective_paid(problem, best.best), None, unit),), ()
     cheapest, value = expected.oracle.fleet(plain.best), objective_paid(expected, plain.best)
     robust_value = objective_paid(problem, best.best)
-    same_way = on_all_draws(with_policies(expected_problem, problem.oracle.policies))
-    counts = counts_of(robust, plain.level0.options)
-    robust_holds = counts is not None and same_way.oracle.holds([counts])[0]
+    # The robust fleet on the expected traffic, with the robust plan's policies.
+    as_expected = on_all_draws(with_policies(expected_problem, problem.oracle.policies))
+    counts = counts_of(robust, plain.level0.options)  # None if the expected plan lacks such workers.
+    robust_holds = counts is not None and as_expected.oracle.holds([counts])[0]
     if counts is not None and robust_holds and robust_value < value:
-        cheapest, value = same_way.oracle.fleet(counts), robust_value
+        cheapest, value = as_expected.oracle.fleet(counts), robust_value
     row = Alternative("not insured: step times and traffic as expected", cheapest, value)
     if counts is None or not robust_holds:
-        verdict = None if counts is None else _verdict_on_every_draw(same_way, same_way.oracle.fleet(counts))
+        verdict = (
+            None if counts is None else _verdict_on_every_draw(as_expected, as_expected.oracle.fleet(counts))
+        )
         outcome = None if verdict is None else outcome_of(verdict, problem.slo)
         missed = facts.ExpectedMissed(planned, outcome)
         return (row,), (missed,), (missed,)
-    verdict = same_way.oracle.verdict(same_way.oracle.fleet(counts), record=True)[1]
+    verdict = as_expected.oracle.verdict(as_expected.oracle.fleet(counts), record=True)[1]
     values = tuple(map(limit_fact, verdict.lines))
     return (row,), (facts.InsuranceCosts(planned, robust_value, value, unit), facts.AsExpected(values)), ()
 
 
 def place_workers(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> NodePlacement | None:
-    """The workers on the fewest nodes; None where there are too many ways to place them. Owned and spot
-    workers stand on nodes of their own.
+    """The workers on the fewest nodes; None if that could not be found, as there are too many ways to place
+    them. Owned and spot workers stand on nodes of their own.
     """
     pools = []
     for pool in fleet.pools:
         gpu = pool.type.gpu
+        # GPUs share a node if they have the same base, so each market gets a base of its own.
         gpu = replace(gpu, base=gpu.base + market_of(gpu.name))
         pools.append(replace(pool, type=replace(pool.type, gpu=gpu)))
     try:
@@ -409,9 +429,11 @@ def place_workers(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> NodePlacem
 def simulate_spot_loss(
     problem: Problem, best: Counts, clock: EvidenceClock
 ) -> tuple[tuple[facts.Binding, ...], tuple[facts.Warned, ...]]:
-    """How many spot workers the plan expects to lose, and the SLO in a run that takes them away."""
+    """How many spot workers the plan expects to lose, and the SLO in a simulation in which they all go in the
+    middle of the trace, and come back after the time that a restart takes.
+    """
     fleet, oracle = problem.oracle.fleet(best), problem.oracle
-    first = 0
+    first = 0  # The number of a pool's first worker; workers are numbered in the order of the pools.
     bindings: list[facts.Binding] = []
     events: list[Disturbance] = []
     middle_s = (float(problem.trace.arrival_s[0]) + float(problem.trace.arrival_s[-1])) / 2
@@ -458,6 +480,7 @@ def outcome_of(verdict: Verdict, slo: Slo) -> facts.Outcome:
     worst, attainment = verdict.attainment_worst, None
     if not verdict.attainment_holds:
         frac = verdict.attainment_frac if worst is None else worst.kept_frac
+        # Attainment that the SLO does not limit always holds, so there is a share here.
         attainment = facts.Attainment(frac, slo.attainment_frac or 1.0, worst.span_s if worst else None)
     return facts.Outcome(
         tuple(map(limit_fact, verdict.missed)),
@@ -480,14 +503,14 @@ def limit_fact(line: Line) -> facts.At:
 
 
 def worst_hour(simulation: Simulation, slo: Slo) -> facts.WorstHour | None:
-    """Each limit in its worst hour; None for windows below LONG_S, where the SLO has windows of its own, and
-    where gaps were counted over the whole alone.
+    """Each limit in its worst hour. None if the measured window is shorter than LONG_S, if the SLO is judged
+    in windows of its own, and if gaps were counted over the whole window alone.
     """
     start_s, end_s = simulation.window_s
     if slo.every_s is not None or end_s - start_s < LONG_S or simulation.gaps is not None:
         return None
     edges_s = windows_s(simulation, HOUR_S)
-    if len(edges_s) < 3:
+    if len(edges_s) < 3:  # One window: it is the whole.
         return None
     worst = [worst_window(simulation, k, edges_s) for k in range(len(slo.limits))]
     return facts.WorstHour(
@@ -501,8 +524,8 @@ def worst_hour(simulation: Simulation, slo: Slo) -> facts.WorstHour | None:
 def price_holding_hours(
     problem: Problem, best: Counts, hour: facts.WorstHour, clock: EvidenceClock
 ) -> facts.WorstHour:
-    """The worst hour with the price of enough workers, in the plan's proportion, to keep the SLO in every
-    hour of the traffic as it is written.
+    """The worst hour, with the price of a fleet that keeps the SLO in every hour of the traffic as it is
+    written: the plan's pools in the plan's proportion, with as many workers as that takes.
     """
     if not clock.allows("hours"):
         return hour
@@ -540,7 +563,7 @@ def used_up_limits(limits: FleetLimits, best: Counts) -> tuple[facts.Binding, ..
     bindings = []
     for limit, amount in limits.rows():
         used = limits.used(limit, workers_of(best))
-        smallest = min(
+        smallest = min(  # 0 if no worker of the fleet uses this limit.
             (limits.use(limit, option.type) for option, _ in best if limits.use(limit, option.type)),
             default=0,
         )
@@ -552,11 +575,12 @@ def used_up_limits(limits: FleetLimits, best: Counts) -> tuple[facts.Binding, ..
 def bound_price_facts(prices: Mapping[FleetLimit, float], wanted: str) -> tuple[facts.Binding, ...]:
     """The shadow prices of `bounds.shadow_prices` as facts, largest first, without zeros."""
     unit = OBJECTIVE_UNITS[wanted]
+    # One Watt changes next to nothing, so power is priced by the kW.
     steps = {limit: 1e3 if limit.of == "power" else 1.0 for limit in prices}
     return tuple(
         facts.BoundPrice(limit, steps[limit], price * steps[limit], unit)
         for limit, price in sorted(prices.items(), key=lambda item: -item[1])
-        if price * steps[limit] > 1e-6
+        if price * steps[limit] > LEAST_BOUND_PRICE
     )
 
 
@@ -591,7 +615,9 @@ def few_keep_all_warnings(slo: Slo, verdict: Verdict, simulation: Simulation) ->
 def list_warnings(
     fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict
 ) -> tuple[facts.Warned, ...]:
-    """What the reader must know first, such as a short trace or step times without measurement."""
+    """What the reader must know first about a fleet's simulation, such as a short trace or step times without
+    measurement.
+    """
     window = window_of(simulation)
     warned: list[facts.Warned] = [*few_keep_all_warnings(slo, verdict, simulation)]
     if (hour := worst_hour(simulation, slo)) is not None and hour.missed:
@@ -614,7 +640,9 @@ def list_warnings(
 
 
 def roofline_warnings(problem: Problem, fleet: Fleet) -> tuple[facts.Warned, ...]:
-    """A warning where a pool's step times are a roofline, and other workers of the question were measured."""
+    """A warning if a pool's step times are a roofline while other workers of the question were measured: a
+    roofline is mostly too fast, so the fleet may owe its place to it.
+    """
     guessed = [
         row_of(pool.type.gpu.name) for pool in fleet.running_pools if pool.type.latency.kind == "roofline"
     ]
@@ -625,7 +653,9 @@ def roofline_warnings(problem: Problem, fleet: Fleet) -> tuple[facts.Warned, ...
 
 
 def one_trace_warnings(problem: Problem) -> tuple[facts.Warned, ...]:
-    """A warning where scenarios are redrawn from a trace that says little of other traffic."""
+    """A warning if scenarios are redrawn from a trace that says little of other traffic: it is short, or the
+    lengths in its quarters lie far apart.
+    """
     if problem.searched is None or problem.task.described is not None:
         return ()
     growth_frac = 0.0 if problem.task.safety is None else problem.task.safety.growth_frac
@@ -639,8 +669,8 @@ def one_trace_warnings(problem: Problem) -> tuple[facts.Warned, ...]:
 def image_warnings(fleet: Fleet, trace: Trace) -> tuple[facts.Warned, ...]:
     """A warning where the LLM has an encoder: the trace has no images, or the encoder's time is left out.
 
-    The least time of an encoder is 2 FLOPs per weight and token on one GPU at its peak: encoders are whole on
-    every GPU, and make a token of one patch or more.
+    The least time of an encoder is 2 FLOPs per weight and image token on one GPU at its peak: each GPU has
+    the whole encoder, and a token is made of one patch or more.
     """
     parameters, tokens = fleet.llm.encoder_parameters, trace.image_tokens
     if not parameters:
@@ -675,8 +705,8 @@ def shared_copies_warnings(problem: Problem) -> tuple[facts.Warned, ...]:
 
 
 def dying_away_warnings(problem: Problem, simulation: Simulation) -> tuple[facts.Warned, ...]:
-    """A warning where sessions run on for long after the last new one began. Agents of a description work
-    until its end, all for about as long.
+    """A warning if sessions run on for long after the last new one began, as the load is lower then. Agents
+    of a description all work until its end, so their load does not die away.
     """
     described = problem.trace.drawn_from
     if not problem.trace.after.size or (isinstance(described, Description) and described.agents is not None):
@@ -709,14 +739,16 @@ def list_prices(task: PlanQuestion, catalog: Catalog, gpus: Sequence[Gpu]) -> tu
                 )
             )
             continue
+        # An offer is for GPUs on demand or by commitment; spot GPUs have prices of their own.
         if (offer := task.offers.get(row_of(gpu.name))) and not gpu.name.endswith(SPOT):
             source = f"{offer.provider}, {offer.term}: {offer.source}"
             rows.append(facts.Price(gpu.name, gpu.price_usd_per_h, source, offer.date))
             continue
         provenance = catalog.provenance.get(gpu.name)
-        is_own = gpu.name in task.prices_usd_per_h or gpu.base in task.prices_usd_per_h
-        source, date = (
-            ("", "") if is_own or provenance is None else (provenance.price_source, provenance.price_date)
-        )
-        rows.append(facts.Price(gpu.name, gpu.price_usd_per_h, "slo.yaml" if is_own else source, date))
+        source, date = "", ""
+        if gpu.name in task.prices_usd_per_h or gpu.base in task.prices_usd_per_h:
+            source = "slo.yaml"
+        elif provenance is not None:
+            source, date = provenance.price_source, provenance.price_date
+        rows.append(facts.Price(gpu.name, gpu.price_usd_per_h, source, date))
     return tuple(rows)
