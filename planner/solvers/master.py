@@ -66,7 +66,7 @@ from planner.traffic.workload import TraceLengths, Workload
 
 SOLVER_S = 60.0  # The time limit of one program, several times what any took on an idle machine.
 PROMISE_GAP_FRAC = 0.01  # A fleet whose share is this close to the most promising one's is as good to try.
-BATCH_SIZES = 64  # The best batch size is looked for among so many between one and all seats.
+BATCH_SIZES = 64  # The best batch size is looked for among so many between one and all seats (max_num_seqs).
 Floats = npt.NDArray[np.float64]
 
 
@@ -86,7 +86,9 @@ class Option:
 
 
 def paid_usd_per_h(workers: Iterable[tuple[WorkerType, int]]) -> float:
-    """The price of these workers and of the idle GPUs on the fewest nodes that hold them."""
+    """The price of these workers, and of the idle GPUs on the fewest nodes that hold them if nodes are sold
+    whole.
+    """
     present = [(worker, count) for worker, count in workers if count]
     by_gpu = sum(worker.price_usd_per_h * count for worker, count in present)
     return by_gpu + idle_usd_per_h((node_of(worker.gpu), worker.gpus * count) for worker, count in present)
@@ -144,6 +146,7 @@ class FleetLimits:
         """Largest number of workers of one type within every limit (may be infinite)."""
         uses = [(amount, self.use(limit, worker)) for limit, amount in self.rows()]
         largest = min((np.floor(amount / use + ROUNDING) for amount, use in uses if use > 0), default=np.inf)
+        # `use` has no idle GPUs, whose number depends on all workers.
         if math.isfinite(largest) and self.pays_nodes and node_of(worker.gpu) is not None:
             return float(
                 largest_that_fits(int(largest), lambda n: self.first_exceeded([(worker, n)]) is None)
@@ -172,7 +175,7 @@ class FleetLimits:
 def largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
     """The largest of 0, ..., `most` that fits, by bisection: 0 fits, and all counts below one that fits."""
     low, high = 0, most + 1
-    middle = most
+    middle = most  # Tried first: it mostly fits.
     while high - low > 1:
         if fits(middle):
             low = middle
@@ -183,7 +186,9 @@ def largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def largest_of_each(least: int, most: Floats, fits: Callable[[Floats], npt.NDArray[np.bool_]]) -> Floats:
-    """The largest counts (P,) from `least` to `most` that fit, by bisection; `least` - 1 where none fits."""
+    """The largest counts (P,) from `least` to `most` that fit, by bisection; `least` - 1 where none fits.
+    Without limits, which give infinite counts in `most`, it returns `most`.
+    """
     if not np.isfinite(most).all():
         return most
     low, high = np.full(len(most), least - 1.0), np.maximum(most, least - 1.0) + 1
@@ -196,7 +201,9 @@ def largest_of_each(least: int, most: Floats, fits: Callable[[Floats], npt.NDArr
 
 
 def cheapest_token_s(latency: StepLatency, most_tokens: int) -> float:
-    """Least seconds of dense-layer time per token over steps of at most `most_tokens`: min f(N) / N."""
+    """Least seconds of dense-layer time per token over steps of at most `most_tokens`: min f(N) / N, which a
+    piecewise linear f takes at a knot or at the end.
+    """
     tokens = np.unique([t for t in (*latency.knots_tokens, most_tokens) if t <= most_tokens])
     return float((latency.step_s(tokens) / tokens).min())
 
@@ -208,13 +215,14 @@ def step_time_lines(worker: WorkerType, most_tokens: int) -> list[tuple[float, f
     """
     latency = worker.latency
     tokens = np.unique([1.0, *(t for t in latency.knots_tokens if 1 < t < most_tokens), most_tokens])
-    corners: list[tuple[float, float]] = []
-    for x, y in zip(tokens.tolist(), latency.step_s(tokens).tolist(), strict=True):
-        while len(corners) > 1 and _slope(corners[-2], corners[-1]) >= _slope(corners[-1], (x, y)):
-            corners.pop()
-        corners.append((x, y))
-    alpha_beta = [(0.0, cheapest_token_s(latency, most_tokens)), (corners[0][1], 0.0)]
-    for left, right in itertools.pairwise(corners):
+    hull: list[tuple[float, float]] = []  # Points (N, f(N)), with slopes that rise from left to right.
+    for point in zip(tokens.tolist(), latency.step_s(tokens).tolist(), strict=True):
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    through_origin, least_value = (0.0, cheapest_token_s(latency, most_tokens)), (hull[0][1], 0.0)
+    alpha_beta = [through_origin, least_value]
+    for left, right in itertools.pairwise(hull):
         beta = _slope(left, right)
         if (alpha := left[1] - beta * left[0]) > 0:
             alpha_beta.append((alpha, beta))
@@ -238,7 +246,9 @@ def decoded_from(latency: StepLatency, token_s: float) -> float:
     if quadratic == 0:
         if linear > 0:
             return max(-constant / linear, 0.0)
-        return 0.0 if linear == 0 and constant >= 0 else np.inf
+        is_never_negative = linear == 0 and constant >= 0
+        return 0.0 if is_never_negative else np.inf
+    # Beyond its larger root the polynomial is positive: recomputing takes longer.
     discriminant = linear * linear - 4 * quadratic * constant
     return 0.0 if discriminant <= 0 else max((np.sqrt(discriminant) - linear) / (2 * quadratic), 0.0)
 
@@ -246,14 +256,19 @@ def decoded_from(latency: StepLatency, token_s: float) -> float:
 def attention_s(
     latency: StepLatency, token_s: float, input_tokens: Floats, gaps: Floats, *, is_cached: bool = False
 ) -> Floats:
-    """Least seconds of b D + d K that these decodes cost, where each may be preempted and recompute instead.
+    """Least seconds of b D + d K that these decodes cost, if each may be preempted and recompute instead.
 
     With prefix caches (`is_cached`) a preempted request finds its prompt cached and recomputes what it has
-    generated. Then only those of its tokens count whose recomputing would be dearer than decoding them.
+    generated. A bound counts a gap only if recomputing there would be dearer than decoding.
     """
-    first: Floats = np.ones_like(gaps)  # The number of the first gap that counts.
-    if is_cached:  # Recomputing at the g-th gap takes at least g tokens and half of their pairs.
-        least = 2 * latency.d_s / latency.a_s if latency.a_s > 0 else np.inf if latency.d_s > 0 else 0.0
+    first: Floats = np.ones_like(gaps)  # The number of the first gap that counts; all later ones count too.
+    if is_cached:
+        # Recomputing at the g-th gap takes at least g tokens and half of their pairs. It is dearer than
+        # decoding if a g^2 / 2 >= d g for the pairs, and (g - 1) token_s >= b - e for the rest.
+        if latency.a_s > 0:
+            least = 2 * latency.d_s / latency.a_s
+        else:
+            least = np.inf if latency.d_s > 0 else 0.0
         spared_s = latency.b_s - latency.e_s
         if spared_s > 0:
             least = max(least, 1 + spared_s / token_s if token_s > 0 else np.inf)
@@ -295,11 +310,11 @@ def least_seconds(
 
     A step of N tokens costs at least N min f(N)/N; the terms of pairs, sequences, KV tokens and prefills are
     added as they are. On a mixed worker both phases share the token budget; on a decode worker a step has at
-    most max_num_seqs tokens and their drafts. A pipeline of pp stages has up to pp steps under way.
-    `cached_tokens` of the prompts hit a prefix cache; with `is_cached` prompts of preempted requests may do
-    so too.
+    most max_num_seqs tokens and their drafts. A pipeline of pp stages has up to pp steps under way, so a
+    step costs the worker 1 / pp of its time. `cached_tokens` of the prompts hit a prefix cache; with
+    `is_cached` prompts of preempted requests may do so too.
     """
-    worker = option.type.as_one
+    worker = option.type.as_one  # All data-parallel ranks as one engine (planner/fleet.py).
     latency = least_token_times(worker.latency, worker.speculation)
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
     c = np.asarray(cached_tokens, float)
@@ -313,7 +328,9 @@ def least_seconds(
 
 
 def least_prefill_s(worker: WorkerType, tokens: Floats) -> Floats:
-    """Least seconds of consecutive steps that compute so many tokens of a prompt, in chunks of any size."""
+    """Least seconds of consecutive steps that compute so many tokens of a prompt, in chunks of any size: each
+    line of `step_time_lines` is a bound, and the largest is taken.
+    """
     budget, latency = worker.max_num_batched_tokens, worker.latency
     by_line = [
         alpha * np.ceil(tokens / budget) + beta * tokens for alpha, beta in step_time_lines(worker, budget)
@@ -331,16 +348,17 @@ def least_token_seconds(
 ) -> Floats:
     """m: least KV tokens x seconds that requests of these lengths hold on a worker of `option`.
 
-    `shared_tokens` of the prompts may be in a prefix cache for other requests too, so they are not counted,
-    but on decode workers, which have none. A gap lasts at least as long as a step with one decode, or as one
-    that recomputes a preempted request. With drafts several tokens share the time of a step.
+    `shared_tokens` of the prompts may be in a prefix cache for other requests too, so they are not counted.
+    Decode workers have no such cache and hold whole prompts. A gap lasts at least as long as a step with one
+    decode, or as one that recomputes a preempted request. With drafts several tokens share the time of a
+    step.
     """
     latency = least_token_times(option.type.latency, option.type.speculation)
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1
     own = n if option.role == "decode" else n - np.asarray(shared_tokens, float)
-    if option.role == "prefill":
+    if option.role == "prefill":  # A prompt's tokens come one after the other: half of them on average.
         return np.asarray(own / 2 * least_prefill_s(option.type, own) / option.type.pp)
-    step_s = latency.step_s(1) + np.zeros_like(n)
+    step_s = latency.step_s(1) + np.zeros_like(n)  # (U,)
     if not is_cached or option.role == "decode":
         decoded = n + 1 >= decoded_from(latency, 0.0)
         step_s += np.where(decoded, latency.b_s + latency.d_s * (n + 1), 0.0)
@@ -349,12 +367,15 @@ def least_token_seconds(
 
 @lru_cache(maxsize=2048)  # The searches of one question need the same numbers many times.
 def least_workers(option: Option, lengths: TraceLengths, obliged: SloWork) -> int:
-    """Fewest workers of one option alone under any policy: the work the SLO obliges, in the time it gives."""
+    """The fewest workers of one option alone that can do the work that the SLO obliges in the time that it
+    gives, under any policy; at least one.
+    """
     return max(int(np.ceil(busy_workers(option, lengths, obliged) - ROUNDING)), 1)
 
 
 def busy_workers(option: Option, lengths: TraceLengths, obliged: SloWork) -> float:
-    """How many workers of one option alone the obliged work keeps busy, with fractions of a worker.
+    """How many workers of one option alone the obliged work (required_work.py) keeps busy, with fractions of
+    a worker.
 
     The requests that may be late are taken to be the dearest ones, for prefill, time and memory separately.
     """
@@ -370,7 +391,8 @@ def busy_workers(option: Option, lengths: TraceLengths, obliged: SloWork) -> flo
 
     workers = 0.0
     if obliged.prefill_frac > 0:
-        prefill_s = least_seconds(option, n, np.ones_like(n), lengths.cached_tokens)
+        one_token = np.ones_like(n)  # Up to the first token, which comes with the prefill.
+        prefill_s = least_seconds(option, n, one_token, lengths.cached_tokens)
         workers = max(workers, least_sum(prefill_s, obliged.prefill_frac) / obliged.prefill_s)
     if obliged.whole_frac > 0:
         cached = lengths.is_cached
@@ -383,17 +405,17 @@ def busy_workers(option: Option, lengths: TraceLengths, obliged: SloWork) -> flo
 
 
 def full_workers(option: Option, lengths: TraceLengths, seconds: float) -> float:
-    """How many decode workers generate all tokens in so many seconds if as many seats are taken as the KV
-    cache has room for. A guess, not a bound: all contexts are taken to be the mean one.
+    """How many decode workers generate all tokens in so many seconds if each runs as many requests at once
+    as its KV cache has room for. A guess, not a bound: all contexts are taken to be the mean one.
     """
     tokens, context = _decoded(lengths)
     return tokens / seconds / _tokens_per_s(option, context, _seats(option, context)) if tokens else 0.0
 
 
 def fewest_decode_workers(option: Option, lengths: TraceLengths, seconds: float) -> float:
-    """The fewest decode workers that could have admitted all of these requests after so many seconds: each
-    has generated tokens as fast as at its best batch size, and all its seats are taken by requests without
-    any token yet. A guess for a pool that is loaded evenly.
+    """The fewest decode workers that could have admitted all of these requests after so many seconds. By then
+    each worker has generated tokens as fast as at its best batch size, and all its seats are taken by
+    requests without any token yet. A guess for a pool that is loaded evenly.
     """
     tokens, context = _decoded(lengths)
     if not tokens:
@@ -410,16 +432,17 @@ def _decoded(lengths: TraceLengths) -> tuple[float, float]:
     """How many tokens decode workers generate, and their mean context."""
     n, gaps = lengths.input_tokens, lengths.output_tokens - 1
     tokens = float((lengths.requests * gaps).sum())
-    return tokens, float((lengths.requests * gaps * (n + gaps / 2)).sum()) / max(tokens, 1.0)
+    contexts_sum = float((lengths.requests * gaps * (n + gaps / 2)).sum())
+    return tokens, contexts_sum / max(tokens, 1.0)  # 0 / 1 if nothing is decoded.
 
 
 def _seats(option: Option, context: float) -> float:
-    """How many requests with `context` KV tokens each a worker has room for."""
+    """How many requests with `context` KV tokens each a worker can run at once: its seats."""
     return min(float(option.type.as_one.max_num_seqs), option.type.dp * option.type.kv_tokens / context)
 
 
 def _tokens_per_s(option: Option, context: float, seats: float) -> float:
-    """Tokens that a worker generates per second if so many requests run on it."""
+    """Tokens that a worker generates per second if so many requests run on it, one at least."""
     worker = option.type.as_one
     # A pipeline has pp steps under way, each with its share of the requests.
     batch = max(seats / worker.pp, 1.0)
@@ -473,7 +496,7 @@ def bound(
         if outcome.status == "infeasible":
             return None
         reached = max(at_least, outcome.bound or 0.0)
-    for is_integer in (True, False):
+    for is_integer in (True, False):  # The relaxation only if the integer program proved nothing in time.
         if left_s() <= 0:
             break
         problem, n, idle_cost = _counts("bound", options, limits, cuts, is_integer=is_integer)
@@ -504,7 +527,7 @@ def shadow_prices(
     if run_highs(problem, time_limit_s=time_limit_s).status != "optimal":
         return {}
     duals = {row.name: row.pi or 0.0 for row in problem.constraints()}
-    # `or 0.0` turns -0.0 into 0.0.
+    # More of a limit never makes a fleet dearer, so a dual above 0 is rounding. `or 0.0` turns -0.0 into 0.0.
     return {limit: max(-duals[f"limit_{y}"], 0.0) or 0.0 for y, (limit, _) in enumerate(limits.rows())}
 
 
@@ -552,6 +575,8 @@ def _counts(
 ) -> tuple[pulp.LpProblem, list[pulp.LpVariable], pulp.LpAffineExpression]:
     """The variables n_j with the rows nodes_k, limit_y, cut_q, more_j and order_j, and the idle GPUs' part of
     the objective.
+
+    Without integers there are no idle GPUs: with fractions of nodes every GPU of a node would be used.
     """
     problem = pulp.LpProblem(name)
     most = [limits.most_workers(option.type) for option in options]
@@ -564,11 +589,11 @@ def _counts(
         )
         for j in range(len(options))
     ]
-    paid_with = [node_of(option.type.gpu) if is_integer else None for option in options]
+    nodes = [node_of(option.type.gpu) if is_integer else None for option in options]
     is_objective = any(option.node is not None for option in options)
     idle_cost = pulp.lpSum([])
     if is_objective or limits.pays_nodes:
-        idle_cost = _idle_cost(problem, n, options, paid_with)
+        idle_cost = _idle_cost(problem, n, options, nodes)
     for y, (limit, amount) in enumerate(limits.rows()):
         use = pulp.lpSum(
             limits.use(limit, option.type) * n_j
@@ -580,13 +605,13 @@ def _counts(
         problem += use <= amount, f"limit_{y}"
     z: dict[tuple[int, int], pulp.LpVariable] = {}
     for j, n_j in enumerate(n):
-        counts = sorted({failed[j] + 1 for failed in cuts if failed[j] + 1 <= most[j]})
-        for t in counts:
+        thresholds = sorted({failed[j] + 1 for failed in cuts if failed[j] + 1 <= most[j]})
+        for t in thresholds:
             z[j, t] = problem.add_variable(f"z_{j}_{t}", 0, 1, cat="Integer")
-        if counts:
-            steps = [(t - s, z[j, t]) for s, t in itertools.pairwise((0, *counts))]
+        if thresholds:
+            steps = [(t - s, z[j, t]) for s, t in itertools.pairwise((0, *thresholds))]
             problem += n_j >= pulp.lpSum(step * z_jt for step, z_jt in steps), f"more_{j}"
-        for s, t in itertools.pairwise(counts):
+        for s, t in itertools.pairwise(thresholds):
             problem += z[j, t] <= z[j, s], f"order_{j}_{t}"
     for q, failed in enumerate(cuts):
         more = [z[j, failed_j + 1] for j, failed_j in enumerate(failed) if (j, failed_j + 1) in z]
@@ -598,22 +623,22 @@ def _idle_cost(
     problem: pulp.LpProblem,
     n: Sequence[pulp.LpVariable],
     options: Sequence[Option],
-    paid_with: Sequence[PricedNode | None],
+    node_of_option: Sequence[PricedNode | None],
 ) -> pulp.LpAffineExpression:
     """The variables y_k and i_k with the rows nodes_k; returns what idle GPUs cost, at the least price of
     a kind.
     """
     kinds: dict[str, list[int]] = {}
-    for j, node in enumerate(paid_with):
+    for j, node in enumerate(node_of_option):
         if node is not None:
             kinds.setdefault(node.kind, []).append(j)
     terms = []
     for k, of_kind in enumerate(kinds.values()):
-        nodes = [node for j in of_kind if (node := paid_with[j]) is not None]
+        nodes = [node for j in of_kind if (node := node_of_option[j]) is not None]
         y = problem.add_variable(f"y_{k}", 0, cat="Integer")
         idle = problem.add_variable(f"i_{k}", 0)
         used = pulp.lpSum(options[j].type.gpus * n[j] for j in of_kind)
-        problem += idle == nodes[0].gpus * y - used, f"nodes_{k}"
+        problem += idle == nodes[0].gpus * y - used, f"nodes_{k}"  # Nodes of a kind have equally many GPUs.
         terms.append(min(node.idle_usd_per_h for node in nodes) * idle)
     return pulp.lpSum(terms)
 
@@ -626,7 +651,7 @@ def _carry(
     classes, columns = range(len(workload)), range(len(options))
     inputs, outputs = workload.min_input_tokens, workload.min_output_tokens
     horizon_s, served_frac = obliged.whole_s, obliged.whole_frac
-    # Where the SLO obliges nothing beyond prefill, every request ends with its first token.
+    # If the SLO obliges nothing beyond prefill, every request ends with its first token.
     if served_frac == 0:
         outputs = np.ones_like(outputs)
         horizon_s, served_frac = obliged.prefill_s, obliged.prefill_frac
@@ -635,6 +660,7 @@ def _carry(
     cached, shared = inputs - workload.min_uncached_tokens, inputs - workload.min_own_tokens
     u = np.array([least_seconds(o, inputs, outputs, cached, is_cached=is_cached) for o in options])
     m = np.array([least_token_seconds(o, inputs, outputs, shared, is_cached=is_cached) for o in options])
+    # A request of one token ends on its prefill worker, so nothing is handed off.
     b = np.ceil(inputs / KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS * load.kv_bytes_per_token * (outputs > 1)
     fits_cache = np.array([fits_kv_cache(o, inputs, workload.min_output_tokens) for o in options])
     x = [
