@@ -250,7 +250,7 @@ def selectors_of(limits: Iterable[Limit]) -> tuple[Selector, ...]:
 
 def allowed_above(percentile_frac: float, count: int) -> int:
     """How many of `count` values may lie above their percentile, by the nearest-rank definition."""
-    return count - math.ceil(percentile_frac * count - 1e-9)  # 0.07 * 100 is a little more than 7.
+    return count - math.ceil(percentile_frac * count - ROUNDING)  # 0.07 * 100 is a little more than 7.
 
 
 def nearest_rank(percentile_frac: float, count: int) -> int:

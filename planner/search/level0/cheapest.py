@@ -121,7 +121,9 @@ def cheapest(
 
     while True:
         holding = _choose([table.holding() for table in tables], limits)[0]
-        if holding is not None and (value := sum(column.weight for column in holding)) < upper * (1 - ROUNDING):
+        if holding is not None and (value := sum(column.weight for column in holding)) < upper * (
+            1 - ROUNDING
+        ):
             best, upper = holding, value
         for table in tables:
             table.leaping = leaping and math.isinf(upper)
