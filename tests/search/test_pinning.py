@@ -240,9 +240,8 @@ def test_production_has_pins_where_they_cost_less(
     def searched(name: str) -> Any:
         task = SimpleNamespace(policies=SimpleNamespace(raced=()))
         pinning = None if name == "lru" else Pinning
-        problem = SimpleNamespace(
-            name=name, task=task, oracle=SimpleNamespace(pinning=pinning), progress=lambda _: None
-        )
+        oracle = SimpleNamespace(pinning=pinning, policies=Policies())
+        problem = SimpleNamespace(name=name, task=task, oracle=oracle, progress=lambda _: None)
         return problem, SimpleNamespace(value=4.0)
 
     def tested(each: Any, *, below: float | None = None) -> Any:
