@@ -37,9 +37,7 @@ def market_of(gpu: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """The measured time of an all-reduce over `gpus` GPUs of a node: `latency_s` plus bytes /
-    `bytes_per_s`.
-    """
+    """Measured time of an all-reduce over `gpus` GPUs of a node: `latency_s` plus bytes / `bytes_per_s`."""
 
     gpus: int
     latency_s: float

@@ -84,9 +84,7 @@ class SloMetric:
     is_of_agents: bool = False
 
     def has_value(self, times: RequestTimes) -> Booleans | None:
-        """Which requests have a value (n,), or None if all have one. It depends on the traffic alone, not on
-        the times.
-        """
+        """Which requests have a value (n,), None if all have one. It depends on traffic, not on times."""
         if self.is_of_tasks:
             no_request = times.arrival_s < times.arrival_s  # All False; this module does not import NumPy.
             return no_request if times.tasks is None else times.tasks.is_last

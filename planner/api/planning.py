@@ -108,9 +108,7 @@ def plan(
 
 
 def _say_classes_not_compared(shared: SharedPlan, question: SeveralLlmsQuestion) -> SharedPlan:
-    """The plans of several LLMs, each with the remark that it was not compared with separate fleets for its
-    SLO classes.
-    """
+    """The plans of several LLMs, each noting that no separate fleets were planned for its SLO classes."""
     why = "of one LLM among several"  # It continues the words "separate fleets" of `NotShared`.
     plans = {
         part.name: say_not_compared(shared.plans[part.name], part.task, part.trace, why)
@@ -244,9 +242,7 @@ def _plan_and_compare(
     watch: Watch = ignore_progress,
     on_paper: OnPaper = ignore_paper_answer,
 ) -> Plan:
-    """The plan beside what else could be bought: the best fleet of each GPU type alone, and a fleet for each
-    class of the SLO.
-    """
+    """The plan beside the best fleet of each GPU type alone and a fleet for each class of the SLO."""
     plan = beside_each_gpu(study, task, prove=prove, watch=watch, on_paper=on_paper)
     return compare_separate_fleets(plan, study, task)
 

@@ -49,9 +49,7 @@ class ScheduleResult(Result):
 
     @property
     def simulated(self) -> SimulatedSchedule | None:
-        """What was simulated and repaired of it; None where it was not, and `answer.not_simulated` says
-        why.
-        """
+        """What was simulated and repaired of it; None where it was not: `answer.not_simulated` says why."""
         return self.answer.simulated
 
     @property

@@ -366,9 +366,7 @@ def _with_part(traffic: inputs.TrafficLike, part: TrafficPart) -> inputs.Traffic
 
 
 def _choose_executor(executor: Executor | str | None, usual: str) -> Executor | None:
-    """The executor that was given, or one of the kind `usual`; None where `working_on` has chosen one
-    already.
-    """
+    """The executor given, or one of the kind `usual`; None where `working_on` has chosen one already."""
     if executor is None and is_chosen():
         return None
     return executor if isinstance(executor, Executor) else Executor(executor or usual)
@@ -377,9 +375,7 @@ def _choose_executor(executor: Executor | str | None, usual: str) -> Executor | 
 def _scenarios(
     slo: inputs.SloLike, catalog: Catalog, rate_request: RateRequest, whole_trace: Trace, seed: int
 ) -> Scenarios | None:
-    """The scenarios of the question, for the traffic that is simulated; None where the SLO was given as
-    limits alone.
-    """
+    """The scenarios of the question, for the traffic that is simulated; None for an SLO of limits alone."""
     if slo is None or isinstance(slo, Slo) or (isinstance(slo, Mapping) and not is_question(slo)):
         return None
     task = read_task(slo, catalog).task()

@@ -38,9 +38,7 @@ RANK_TOLERANCE = 1e-6  # Of columns scaled to at most 1: a smaller singular valu
 
 @dataclass(frozen=True, slots=True)
 class FittedSteps:
-    """Step times of `tp` GPUs, with the errors by regime (prefill, decode, mixed) on steps held out in
-    turn.
-    """
+    """Step times of `tp` GPUs, with errors by regime (prefill, decode, mixed) on steps held out in turn."""
 
     llm: str
     gpu: str

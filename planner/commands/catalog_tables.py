@@ -106,9 +106,7 @@ def _slo_rows(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _latency_rows(catalog: Catalog) -> list[dict[str, Any]]:
-    """The fits of step times. Rooflines are no fits, and GPUs with a power cap share those of the uncapped
-    row.
-    """
+    """The fits of step times. Without rooflines; GPUs with a power cap share those of the uncapped row."""
     rows = []
     for llm in catalog.llms.values():
         for gpu in catalog.gpus.values():

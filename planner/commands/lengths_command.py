@@ -1,6 +1,4 @@
-"""`plan lengths`: how well the lengths of answers can be predicted from what a log has before they are
-made.
-"""
+"""`plan lengths`: how well lengths of answers can be predicted from what a log has before they are made."""
 
 from __future__ import annotations
 

@@ -91,9 +91,7 @@ def plan_prefixes(
 
 
 def _print_tree_placement(tree: Path, *, time_limit_s: float, seed: int, json_output: bool) -> None:
-    """Place the prefixes of a tree (docs/prefixes.md) on replicas, and print one JSON object or two
-    tables.
-    """
+    """Place a tree's prefixes (docs/prefixes.md) on replicas, and print one JSON object or two tables."""
     import numpy as np
 
     from planner.documents.prefix_tree import place_tree, read_tree, tree_document

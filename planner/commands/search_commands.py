@@ -155,9 +155,7 @@ def _print_goodput(result: GoodputResult, *, is_planned: bool) -> None:
 
 
 def _bracket_text(holds_at_rate: dict[float, bool]) -> str:
-    """The rates between which the goodput lies, as far as they were simulated; for a search that is
-    stopped.
-    """
+    """The simulated rates between which the goodput lies, for a search that is stopped."""
     holding_rps = [rate for rate, holds in holds_at_rate.items() if holds]
     failed = [rate for rate, holds in holds_at_rate.items() if not holds]
     parts = [f"{max(holding_rps):.4g} requests/s hold"] if holding_rps else []

@@ -46,9 +46,7 @@ from planner.solvers.pool_sizes import DayTerms, billed_usd, most_gpus_in_use
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointDay:
-    """One controller for all LLMs: what the pools of each did, and the bill for all, on nodes that they
-    share.
-    """
+    """One controller for all LLMs: what the pools of each did, and the bill for all, on shared nodes."""
 
     name: str
     parts: tuple[ControllerDay, ...]
@@ -265,9 +263,7 @@ def _simulate_day(
     deployments: Sequence[Deployment],
     terms: DayTerms,
 ) -> JointDay:
-    """The day of one controller; `tuned` has its settings for each LLM, and how many were simulated to
-    choose these.
-    """
+    """The day of one controller; `tuned` has its settings for each LLM, and how many were simulated."""
     parts, used_deployments = [], []
     for question, (chosen, _), deployment in zip(judged, tuned, deployments, strict=True):
         if chosen.row.name == CRON and deployment.history is None:

@@ -13,9 +13,7 @@ ROW_KEYS = ("method", "of", "lengths")
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceRow:
-    """Mean tokens that a step yields, the LLM's own included, with 1, 2, ... drafts; `of` an LLM and how it
-    was asked.
-    """
+    """Mean tokens of a step, the LLM's own included, with 1, 2, ... drafts; `of` an LLM and its prompts."""
 
     method: str
     of: str

@@ -164,9 +164,7 @@ class Catalog:
         return self.gpu(name)
 
     def _rented_gpu(self, alias: str) -> Gpu | None:
-        """The GPU of a lower-case name or alias, under the power limit that a name may end with; None where
-        there is none.
-        """
+        """The GPU of a lower-case name or alias, with the power limit that the name ends with; else None."""
         if (row_name := self.gpu_aliases.get(alias)) is not None:
             return self.gpus[row_name]
         parts = split_cap(alias)
@@ -283,9 +281,7 @@ class Catalog:
         return None
 
     def rank_counts_on_nodes(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[tuple[int, All2All], ...]:
-        """The numbers of ranks of `tp` GPUs on several nodes that have a fit, each with its all-to-all
-        kernels.
-        """
+        """The numbers of ranks of `tp` GPUs on several nodes with a fit, each with its all-to-all kernels."""
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         splits = {
             (dp, kind)
@@ -339,9 +335,7 @@ class Catalog:
         return not gpu.unchecked or self.has_fit(llm, gpu)
 
     def has_fit(self, llm: Llm, gpu: Gpu) -> bool:
-        """Whether step times of this LLM on this GPU come from measured kernels; all others are roofline
-        estimates.
-        """
+        """Whether step times of this LLM on this GPU come from measured kernels, not from a roofline."""
         same_shape, gpu_names = self._same_shape(llm), (gpu.name, gpu.base)
         return any(self._fits_of(name, gpu_name) for name in same_shape for gpu_name in gpu_names)
 

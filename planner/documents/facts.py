@@ -698,9 +698,7 @@ class OfTraffic:
 
 @dataclass(frozen=True, slots=True)
 class LateRequests:
-    """The share `late_frac` of all measured requests that exceed a limit (tbt: in their longest gap), and the
-    longest such time.
-    """
+    """The share of all measured requests that exceed a limit (tbt: in their longest gap), and the longest."""
 
     limit: Limit
     late_frac: float
@@ -1202,9 +1200,7 @@ class NoDecodeBeside:
 
 @dataclass(frozen=True, slots=True)
 class LinkTooSlow:
-    """KV blocks need more bandwidth than the link has. `earlier`: counted without the last tenth of the
-    trace.
-    """
+    """KV blocks need more bandwidth than the link has. `earlier`: without the last tenth of the trace."""
 
     needed_bytes_per_s: float
     bandwidth_bytes_per_s: float

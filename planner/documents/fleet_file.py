@@ -492,9 +492,7 @@ def _kv_tokens(
     slots: LoraSlots | None,
     version: str,
 ) -> int:
-    """The tokens in the KV cache of the worker, or of each of its data-parallel ranks. `degrees` are TP, PP
-    and ranks.
-    """
+    """KV tokens of the worker, or of each of its data-parallel ranks. `degrees` are TP, PP and ranks."""
     tp, pp, dp = degrees
     if (kv_tokens := row.whole_number("kv_tokens", None, most=MOST)) is not None:
         if kv_tokens < KV_BLOCK_TOKENS:

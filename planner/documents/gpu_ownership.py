@@ -34,9 +34,7 @@ def parse_owned(fleet: Section, catalog: Catalog) -> dict[str, int]:
 
 
 def parse_sold_as(fleet: Section, catalog: Catalog) -> dict[str, bool]:
-    """Whether whole nodes are sold, by the name of the GPU's row, for the GPUs of which slo.yaml says so.
-    Raises InputError.
-    """
+    """Whether whole nodes are sold, by the GPU's row, where slo.yaml says so. Raises InputError."""
     section = fleet.subsection("sold_as")
     sold_whole: dict[str, bool] = {}
     for written_name, given in section.values.items():

@@ -81,9 +81,7 @@ _PARENTS = ("mlp", "block_sparse_moe", "ffn", "feed_forward", "mixer", "moe")
 
 
 def expert_count(shape: Section) -> int:
-    """Routed experts of a layer; 1 in an LLM without experts. Raises CatalogError for keys of experts
-    there.
-    """
+    """Routed experts of a layer; 1 without experts. Raises CatalogError for keys of experts there."""
     experts = first_count(shape, *_COUNT_KEYS, default=1)
     if "enable_moe_block" in shape and not shape.flag("enable_moe_block"):
         experts = 1
@@ -223,9 +221,7 @@ def _shared_width(shape: Section) -> int:
 
 
 def _dense_format(shape: Section, layer: int, formats: Formats, parts: tuple[str, ...] = ("",)) -> str:
-    """The format of the matrices of one dense block, which stand in `parts` of it. Raises CatalogError where
-    they differ.
-    """
+    """The format of a dense block's matrices, in `parts` of it. Raises CatalogError where they differ."""
     formats_of_matrices = {
         formats.format_of(
             [

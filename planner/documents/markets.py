@@ -47,9 +47,7 @@ WORDING = document_values.Wording(least="expected at least {:g}")
 
 
 def read_market(path: Path) -> Market:
-    """The market of a schedule.yaml, or of the plan.yaml in a plan's folder; raises InputError naming file
-    and field.
-    """
+    """The market of a schedule.yaml, or of a plan's folder; InputError names file and field."""
     file = path / "plan.yaml" if (path / "plan.yaml").is_file() else path
     document = read_yaml(file)
     if "workers" in document and "capacity" not in document:

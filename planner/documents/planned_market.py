@@ -47,9 +47,7 @@ def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None)
 
 
 def schedule_caveat(path: Path) -> str:
-    """What a schedule of a plan's fleet does not count, idle GPUs with their price included; empty if `path`
-    is no plan.
-    """
+    """What a schedule of a plan's fleet leaves out, such as idle GPUs; empty if `path` is no plan."""
     plan = _read_plan_file(path)[1]
     if not _is_plan(plan):
         return ""

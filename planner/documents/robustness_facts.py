@@ -88,9 +88,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class PriceTurns:
-    """If the price of a GPU rises by more than `more_frac` (falls, if negative), another fleet is cheaper
-    than the plan.
-    """
+    """If a GPU's price rises by more than `more_frac` (falls, if negative), another fleet is cheaper."""
 
     gpu: str
     more_frac: float

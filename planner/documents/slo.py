@@ -115,9 +115,7 @@ def _parse_limits(lines: Mapping[str, Any], where: str, selector: Selector | Non
 
 
 def parse_classes(document: Any, where: str) -> tuple[Limit, ...]:
-    """The lines of all classes: {chat: {match: {tenant: chat}, ttft: {p90: 0.5 s}}, batch: {match: ...,
-    deadline: 1 h}}.
-    """
+    """The lines of all classes: {chat: {match: {tenant: chat}, ttft: {p90: 0.5 s}}, batch: ...}."""
     limits: list[Limit] = []
     for name, class_lines in check_mapping(document, where).items():
         place = f"{where}: {name}"

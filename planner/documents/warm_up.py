@@ -34,9 +34,7 @@ class WarmPrompt:
 
 
 def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
-    """The prompts of a file. Raises InputError for a row without a prompt, or of a worker that the fleet does
-    not have.
-    """
+    """The prompts of a file. InputError for a row without a prompt, or of a worker that the fleet lacks."""
     names = fleet.worker_names
     with open_input(path) as stream:
         try:

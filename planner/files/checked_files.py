@@ -308,9 +308,7 @@ class _Dumper(_Layout, yaml.SafeDumper):
 
 
 class _FastDumper(_Layout, getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """libyaml's dumper, if built, is eight times as fast; it refuses the lone surrogates of undecodable
-    names.
-    """
+    """libyaml's dumper, if built, is eight times as fast; lone surrogates of undecodable names it refuses."""
 
 
 def _represent_list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:

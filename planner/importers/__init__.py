@@ -130,9 +130,7 @@ def summarise_import(measured: StepTable | MeasuredRuns) -> dict[str, Any]:
 
 
 def detect_format(path: Path) -> str:
-    """The format a file, or the first result in a folder, looks like; raises InputError where it is none of
-    ours.
-    """
+    """The format a file, or the first result in a folder, looks like; InputError where it is none of ours."""
     if path.is_dir():
         own = [row.inside[0] for row in FORMATS.values() if row.inside]
         for pattern in (*own, "**/*.json"):

@@ -46,9 +46,7 @@ def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> Measur
 
 
 def _run_of_records(file: str, path: Path, lines: Sequence[str]) -> MeasuredRun:
-    """A run from single requests, without the warm-up. The file has start times, but not the load as
-    configured.
-    """
+    """A run from single requests, without the warm-up. The file has start times but no configured load."""
     values_s: dict[str, list[float]] = {metric: [] for metric in NAMES}
     lengths: tuple[list[float], list[float]] = ([], [])
     starts_ns: list[float] = []

@@ -152,9 +152,7 @@ def interpolate_time(tree: Any, *sizes: float) -> float:
 
 
 def read(paths: Sequence[Path], stated: StatedSetup, catalog: Catalog) -> StepTable:
-    """The step table of the profile's files, in any order; other files are left out, and the table names
-    them.
-    """
+    """The step table of the profile's files, in any order; the table names the files that are left out."""
     llm_name, gpu_name, tp = foreign_fields.read_setup(
         stated, catalog, foreign_fields.list_first(foreign_fields.file_labels(paths))
     )

@@ -96,9 +96,7 @@ def has_same_weights(llm: Llm, folder: Path) -> bool:
 
 
 def _files_of(name: str, folder: Path) -> dict[str, Path]:
-    """Name -> path: config.json, and a quantiser's file beside it, of a checkpoint or AIConfigurator's
-    copies.
-    """
+    """Name -> path: config.json and a quantiser's file, of a checkpoint or AIConfigurator's copy."""
     stem = name.replace("/", "--")
     config = next((f for f in (folder / f"{stem}_config.json", folder / "config.json") if f.exists()), None)
     if config is None:
@@ -271,9 +269,7 @@ class ConfigKernels:
         return excess_ms if excess_ms > LAUNCHED_FRAC * min(sums_ms) else 0.0
 
     def _decodes_ms(self, which: list[int], decodes: int, context: int) -> float:
-        """Time of these operations for `decodes` sequences [ms], each of which attends to one token more than
-        `context`.
-        """
+        """Time of these operations for `decodes` sequences, which attend to `context` and one token [ms]."""
         if not which:
             return 0.0
         return _sum_ms(self._engine.evaluate_generation_ops(which, batch_size=decodes, s=context))

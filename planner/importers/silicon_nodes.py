@@ -90,9 +90,7 @@ def ways_ms(system: str, nodes: int, kind: All2All) -> Mapping[int, float]:
 
 @cache
 def _experts_ms(system: str, gpus: int, is_low: bool, choice: str) -> Milliseconds:
-    """Time of the experts of one layer [ms], by the number of tokens on all GPUs; `choice` of experts is EVEN
-    or POWER_LAW.
-    """
+    """Time of a layer's experts [ms] by the tokens on all GPUs; `choice` is EVEN or POWER_LAW."""
     table = _table(
         system, EXPERTS_VERSION, "_wideep_generation_moe_data" if is_low else "_wideep_context_moe_data"
     )

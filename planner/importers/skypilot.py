@@ -58,9 +58,7 @@ ON_PCIE = {"h100-80g": "h100-pcie-80g", "a100-80g": "", "a100-40g": ""}
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A file's offers by GPU, a line for each GPU that our catalog lacks, and the number of rows without a
-    price.
-    """
+    """A file's offers by GPU, a line for each GPU that our catalog lacks, and how many rows have no price."""
 
     offers: Mapping[str, tuple[ProviderOffer, ...]]
     unknown_gpus: tuple[str, ...]

@@ -195,9 +195,7 @@ def resources(pool: Pool) -> Document:
 
 
 def container(pool: Pool, args: list[str]) -> Document:
-    """vLLM listening on HTTP_PORT; `args` as Kubernetes is to read them. The name stands in Kustomize's
-    patches too.
-    """
+    """vLLM listening on HTTP_PORT; `args` as Kubernetes reads them. Kustomize's patches name it too."""
     ports = [{"name": "http", "containerPort": HTTP_PORT}]
     if pool.role != "mixed":
         ports.append({"name": "nixl", "containerPort": NIXL_PORT})

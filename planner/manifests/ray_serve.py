@@ -75,9 +75,7 @@ def routing(fleet: Fleet) -> str:
 
 
 def document(fleet: Fleet, max_model_len: int) -> Document:
-    """The serve config. Applications share a cluster, so where there are several each has its own route
-    prefix.
-    """
+    """The serve config. Of several applications, which share a cluster, each has a route prefix."""
     engine_command.refuse_ranks(fleet, "ray-serve")
     engine_command.refuse_offload(fleet, "ray-serve")
     app = engine_command.llm_label(fleet)
@@ -127,9 +125,7 @@ def _config(fleet: Fleet, pool: Pool, max_model_len: int) -> Document:
 
 
 def _router(fleet: Fleet, pool: Pool) -> Document | None:
-    """Ray's class for the router that the plan has for `pool`, or for the nearest one; None for Ray's
-    default.
-    """
+    """Ray's class for the router that the plan has for `pool`, or the nearest one; None for Ray's default."""
     router_name = _planned_router(fleet, pool)
     deployed_router = find_router_difference(router_name, RAY_SERVE)
     if deployed_router.name not in _ROUTER_CLASSES:

@@ -97,9 +97,7 @@ class CorrectedFormula:
         return np.asarray(formula_s(X, np.array(self.formula_s)) * np.exp(r) + self.h_s)
 
     def with_power_cap(self, prefill: float, decode: float) -> CorrectedFormula:
-        """The same engine power-capped: compute takes `prefill` times as long, the floors and KV `decode`
-        times.
-        """
+        """The engine power-capped: compute takes `prefill` times as long, floors and KV `decode` times."""
         factors = (decode, decode, prefill, prefill, decode, decode)
         return replace(
             self, formula_s=tuple(x * factor for x, factor in zip(self.formula_s, factors, strict=True))

@@ -196,9 +196,7 @@ def fit_candidate(candidate: Any, X: Array, y: Array, operators: pd.DataFrame | 
 
 
 def to_step_latency(model: Any, X: Array) -> tuple[StepLatency, bool]:
-    """The model as five numbers, and whether that is exact; otherwise they are refitted to its predictions
-    for X.
-    """
+    """The model as five numbers, and whether that is exact; else they are fitted to its predictions for X."""
     if model.latency_ is not None:
         return model.latency_, True
     steps = np.unique(X, axis=0)

@@ -57,9 +57,7 @@ class KvOffload:
             raise InputError("kv_offload: disk: is a worker's own, and goes not with shared: true; drop one")
 
     def kv_tokens(self, llm: Llm, tp: int) -> int:
-        """KV tokens that the memory and the disk of one worker, or the shared store, hold beside those on its
-        GPUs.
-        """
+        """KV tokens beside those on GPUs: in the memory and disk of one worker, or in the shared store."""
         return self._tokens(llm, tp, self.size_bytes + self.disk_bytes)
 
     def memory_tokens(self, llm: Llm, tp: int) -> int:

@@ -128,9 +128,7 @@ class LatentAttention:
         return float(queries + latent + expanded + output + index)
 
     def whole_parameters(self, hidden: int) -> float:
-        """Parameters that every GPU of a TP group holds whole: the matrices down to the latent vectors, and
-        the index.
-        """
+        """Parameters that every GPU of a TP group has whole: matrices to latent vectors, and the index."""
         index = self.index_heads * self.index_dim * (self.q_rank or hidden)
         index += hidden * (self.index_dim + self.index_heads) if self.index_heads else 0
         return float(hidden * (self.q_rank + self.kv_rank + self.rope_dim) + index)

@@ -54,9 +54,7 @@ SPARSE_LAUNCHES_S = 1.5e-3
 
 
 def longer_layer_s(llm: Llm, engine: Engine | None) -> float:
-    """Seconds that a layer of experts takes longer on the version of this engine than in the kernel
-    tables.
-    """
+    """Seconds that a layer of experts takes longer on this engine's version than in the kernel tables."""
     if not _has_block_experts(llm) or (version := _vllm_version(engine)) is None:
         return 0.0
     return next((layer_s for first, layer_s in LAYER_S_BEFORE if version < first), 0.0)

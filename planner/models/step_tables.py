@@ -85,9 +85,7 @@ class StepTable:
 
     @property
     def operators(self) -> pd.DataFrame | None:
-        """Seconds of every operator in every step, a column for each operator; None unless all steps have
-        all.
-        """
+        """Seconds of every operator in every step, a column for each; None unless all steps have all."""
         names = {
             column: column[3:-2]
             for column in self.steps.columns

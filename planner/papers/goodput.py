@@ -45,9 +45,7 @@ that is replayed may have fewer.
 
 
 class GoodputRule(Protocol):
-    """Says whether a fleet carries a rate; `run` is a run at that rate with every gap between tokens
-    recorded.
-    """
+    """Says whether a fleet carries a rate; `run` is a run at that rate with all gaps recorded."""
 
     def carries(self, fleet: Fleet, rate_rps: float) -> bool: ...
 

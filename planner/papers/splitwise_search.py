@@ -81,9 +81,7 @@ def alone_on(machine: WorkerType, trace: Trace) -> Mapping[Metric, Floats]:
 
 
 def slowdowns(simulation: Simulation, alone_s: Mapping[Metric, Floats]) -> dict[Metric, Floats]:
-    """Each request's time over its time on an idle worker (n,), by metric; NaN for a request that never
-    finished.
-    """
+    """Each request's time over its time on an idle worker (n,), by metric; NaN if it never finished."""
     values: dict[Metric, Floats] = {
         "ttft": simulation.ttft_s,
         "tbt": (simulation.e2e_s - simulation.ttft_s) / simulation.output_tokens,

@@ -1,6 +1,4 @@
-"""Texts on the three answers of a plan (on paper, production, with a loss) and on the scenarios that test
-them.
-"""
+"""Texts on a plan's three answers (on paper, production, with a loss) and on their scenarios."""
 
 from __future__ import annotations
 

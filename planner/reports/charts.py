@@ -240,9 +240,7 @@ def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
 def windows_chart(
     series: Mapping[str, Sequence[float] | Floats], window_s: float, title: str, *, are_counts: bool = False
 ) -> Any:
-    """A step line per name with a value for every window of time, from time 0. `are_counts`: values are whole
-    numbers.
-    """
+    """A step line per name with a value per window from time 0. `are_counts`: values are whole numbers."""
     import altair as alt
 
     names = list(series)

@@ -31,9 +31,7 @@ MOST_SORTED = 1_000_000  # More values are not sorted; their mean may differ in 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A distribution: `share` of the values lie at or below `value_s`. With `every` k, only each k-th run of
-    steps was taken.
-    """
+    """A distribution: `share` of the values are at most `value_s`. Each `every`-th run was taken."""
 
     value_s: Floats
     share: Floats
@@ -136,9 +134,7 @@ def counted_mean_and_percentiles(gaps: GapCounts) -> dict[str, float]:
 
 
 def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats) -> Floats:
-    """The share of each interval between `edges_s` in which these workers were in a step (bins,),
-    on average.
-    """
+    """The share of each interval between `edges_s` that these workers were in a step (bins,), on average."""
     runs = simulation.runs
     # Rows with a negative number are gaps of single requests, which take no engine time.
     is_step = runs["prefill_tokens"] >= 0

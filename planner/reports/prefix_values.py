@@ -1,6 +1,4 @@
-"""A plan of prefixes (search/prefixes/prefix_placing.py) as plain values, for plan.yaml, certificate.json and
-`plan prefixes`.
-"""
+"""A plan of prefixes (search/prefixes/prefix_placing.py) as plain values for files and commands."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Renders report.html: the first screen with the answer, then why the plan is not cheaper, then the
-details.
-"""
+"""Renders report.html: the first screen with the answer, why the plan is not cheaper, details."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ CHECK = "plan simulate --fleet plan.yaml --trace requests.csv --window whole"
 
 
 def render_report(plan: Plan, *, command: str = "") -> str:
-    """The whole page. `command` is the command line that made the plan; the page shows it. Empty: it does
-    not.
-    """
+    """The whole page. The page shows `command`, the command line of the plan, unless it is empty."""
     body = "\n".join(
         [
             f"<header><p class=eyebrow>{escape(_title_line(plan))}</p>",
@@ -169,9 +165,7 @@ def _fleets_searched(lines: Sequence[str]) -> str:
 
 
 def _folded_block(summary: str, body: str) -> str:
-    """A block that opens on a click. Printed pages show its summary alone, with the file that has
-    all of it.
-    """
+    """A block that opens on a click. Printed pages show its summary, and the file that has all."""
     return f"<details><summary>{escape(summary)}, as in certificate.json</summary>{body}</details>"
 
 

@@ -223,9 +223,7 @@ def compared_lines(answer: ScheduleAnswer) -> list[str]:
 
 
 def simulated_lines(answer: ScheduleAnswer) -> list[str]:
-    """The simulated hours: windows kept, workers that the repair added, the price; or why none were
-    simulated.
-    """
+    """The simulated hours: windows kept, workers that the repair added, price; or why none were simulated."""
     values, rate = answer.simulated, answer.schedule.cost_usd_per_h
     lines = [f"Mind: {answer.demand.note}."] if answer.demand.note else []
     if values is None:

@@ -333,9 +333,7 @@ def _one_lost(lost: Lost) -> str:
 
 
 def glance(plan: Plan) -> list[Glance]:
-    """The figures that a buyer asks for first: cost per month, what breaks first, more traffic, measured
-    inputs.
-    """
+    """What a buyer asks for first: cost per month, what breaks first, more traffic, measured inputs."""
     paid, tokens, idles = plan.bill.usd_per_h, plan.usd_per_million_tokens, plan.bill.idle_gpus
     per_million = f"{tokens:.3g} USD per million tokens, prompts and answers"
     if (agents := plan.agent_figures) is not None:
@@ -618,9 +616,7 @@ def _counts(plan: Plan, at: AtWorkers) -> str:
 
 
 def document(plan: Plan) -> dict[str, Any]:
-    """The first screen as plain values: its texts, and the figures of its charts without those of the
-    simulation.
-    """
+    """The first screen as plain values: its texts, and its charts' figures but the simulation's."""
     values, paid = plan.certificate.around, plan.bill
     room = headroom_of(plan)
     return {

@@ -19,9 +19,7 @@ PARTS_TEXT = {
 
 
 def fragment(plan: Plan) -> str:
-    """The whole first screen: verdict, figures at a glance, the answers as cards, charts. Styled by
-    reports/parts.css.
-    """
+    """The first screen: verdict, figures, the answers as cards, charts. Styled by reports/parts.css."""
     slo_note = f"<p class=note>{escape(words.slo_sentence(plan))}</p>"
     parts = [
         verdict_heading(screen.verdict(plan)),

@@ -90,9 +90,7 @@ def _own_columns(row: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def read_step_logs(paths: Iterable[Path]) -> EngineLog:
-    """The logs of one worker: one for each time that it was started. A last line that a kill cut off is left
-    out.
-    """
+    """The logs of one worker, one for each start. A last line that a kill cut off is left out."""
     steps: list[list[float]] = []
     requests: dict[str, EngineRequest] = {}
     engine: Mapping[str, Any] = {}

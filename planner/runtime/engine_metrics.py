@@ -75,9 +75,7 @@ class EngineMetrics:
         self._success.inc()
 
     def text(self, *, levels: Mapping[str, float], totals: Mapping[str, int]) -> str:
-        """Prometheus' text format; `levels` are the gauges' values now, `totals` the counters' since the
-        start.
-        """
+        """Prometheus' text format; `levels` are gauges' values, `totals` the counters' since the start."""
         for name, level in levels.items():
             self._gauges[name].set(level)
         for name, total in totals.items():

@@ -228,9 +228,7 @@ class FakeEngine:
 
 
 class _Writing:
-    """An answer in OpenAI's format, with the optional parts that the request wants; its text has a word for
-    each token.
-    """
+    """An answer in OpenAI's format, with the parts that the request wants; its text has a word per token."""
 
     def __init__(self, body: Mapping[str, Any], is_chat: bool) -> None:
         options = body.get("stream_options") or {}

@@ -361,9 +361,7 @@ class _Agenda:
         heapq.heappush(self.due, (due_s, request))
 
     def _lose(self, requests: Iterable[int], status: Status) -> list[tuple[int, str]]:
-        """Give up these requests and all that wait for them. Returns those not given up before, with the
-        reason.
-        """
+        """Give up these requests and all that wait for them. Returns those that are new, with the reason."""
         reasons = {"rejected": "was rejected", "failed": "failed", "unsent": "was not sent"}
         given_up = []
         lost = deque((request, reasons[status]) for request in requests)
@@ -489,7 +487,5 @@ def request_name(part: int, request: int) -> str:
 
 
 def lateness_s(sent: Iterable[Sent]) -> float:
-    """How much later than due a request was sent, at most [s]; more than some ms mean that the client was
-    slow.
-    """
+    """How much later than due a request was sent, at most [s]; more than some ms mean a slow client."""
     return max((request.sent_s - request.due_s for request in sent), default=0.0)

@@ -169,9 +169,7 @@ class LiveFleet:
         return self._choose(events.SEND, seat, time_s, excluded)
 
     def is_held_back(self, seat: int, excluded: Collection[int] = ()) -> bool:
-        """Whether a request that got no worker will get one that is up and not `excluded`, once it
-        is free.
-        """
+        """Whether a request without a worker will get one that is up and not `excluded`, once it is free."""
         if not self.holds_back:
             return False
         self.workers["is_up"][:] = self.is_up
@@ -179,17 +177,13 @@ class LiveFleet:
         return bool(events.note_event(self.state, events.IS_HELD_BACK, seat, 0, 0.0))
 
     def queue_number(self, seat: int) -> int | None:
-        """The request's place in its worker's queue, the smallest first; None if the engine itself orders its
-        queue.
-        """
+        """The request's place in its worker's queue, the smallest first; None if the engine orders it."""
         if not QUEUE[self.policies.queue].by_turns:
             return None
         return int(self.caches.prompts["place"][seat])
 
     def hand_off(self, seat: int, time_s: float, excluded: Collection[int] = ()) -> int | None:
-        """Choose the decode worker as `send_to_worker` does; after the request has left its prefill
-        worker.
-        """
+        """Choose the decode worker as `send_to_worker` does, once the request has left its prefill worker."""
         return self._choose(events.HAND_OFF, seat, time_s, excluded)
 
     def _choose(self, event: int, seat: int, time_s: float, excluded: Collection[int]) -> int | None:
@@ -251,9 +245,7 @@ class LiveFleet:
         self.state = self.state._replace(outputs=table)
 
     def release_seat(self, seat: int) -> None:
-        """Give back the seat of a request that is on no worker. In e2's window the request keeps it for a
-        while.
-        """
+        """Give back the seat of a request that is on no worker. e2's window has the request for a while."""
         if self.has_window:
             self.state.requests["status"][seat] = events.GONE
         else:
@@ -412,9 +404,7 @@ class LiveFleet:
 
 
 def _routing_alone(policies: Policies) -> Policies:
-    """The policies with the defaults for all that engines do themselves: batching, admission and
-    most queues.
-    """
+    """Policies with the defaults for what engines do themselves: batching, admission and most queues."""
     defaults = Policies()
     if POOLS[policies.pools].code not in (STATIC, FLIP, REPURPOSE):
         raise InputError(

@@ -181,9 +181,7 @@ class MeasuredComparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether all judged rows and the attainment lie within the tolerances; False if nothing could be
-        compared.
-        """
+        """Whether all judged rows and attainment are within tolerance; False if nothing could be compared."""
         return (
             bool(self.judged_rows) and all(row.holds for row in self.judged_rows) and self.attainment_agrees
         )
@@ -240,9 +238,7 @@ class Measurement:
 def compare_with_simulation(
     run: Measurement, fleet: Fleet, slo: Slo, tolerances: Tolerances
 ) -> MeasuredComparison:
-    """Simulate the requests that were sent on `fleet` (the run's own, or one with corrected fits) and
-    compare.
-    """
+    """Simulate the requests sent on `fleet` (the run's own, or one with corrected fits) and compare."""
     parts = [compare_part(run, part, fleet, slo) for part in run.journal.parts if outcomes_of_part(run, part)]
     if not parts:
         raise InputError("no request has ended: nothing was measured")

@@ -83,9 +83,7 @@ REMOTE_DECODE = {
 
 
 class Backend(Protocol):
-    """A worker as the router sees it. `identity` names the engine's present start; each answer
-    contains it.
-    """
+    """A worker as the router sees it. `identity` names the engine's present start; answers contain it."""
 
     name: str
     url: str
@@ -576,9 +574,7 @@ class LiveRouter:
         return is_alive
 
     def _restart_turned(self) -> None:
-        """Restart idle workers whose role the policy has changed. Nothing goes to them until they are up
-        again.
-        """
+        """Restart idle workers whose role the policy has changed. Nothing goes there until they are up."""
         while self.live.turned:
             w = self.live.turned.pop()
             LOG.warning("worker %s: becomes a %s worker", self.backends[w].name, self.live.roles[w])

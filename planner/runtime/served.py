@@ -84,9 +84,7 @@ class WatchedEngines:
 
 
 def sequence_levels(seats: int) -> list[int]:
-    """Sequences per engine at each level: 1, an eighth and a third of `seats` (max_num_seqs), and
-    all seats.
-    """
+    """Sequences per engine at each level: 1, an eighth and a third of `seats` (max_num_seqs), and all."""
     return sorted({1, max(seats // 8, 1), max(seats // 3, 1), seats})
 
 

@@ -55,9 +55,7 @@ class StreamCheck:
         return self.is_done or self.finished >= self.choices or self.error_code > 0
 
     def take(self, chunk: bytes) -> bytes:
-        """The lines that `chunk` completes. Raises WorkerError for a line that is no event, and if the answer
-        is too long.
-        """
+        """The lines that `chunk` completes. WorkerError for a line that is no event, or for a long answer."""
         self.bytes += len(chunk)
         if self.bytes > self.most_bytes:
             raise WorkerError(f"{self.worker}: the answer is larger than {self.most_bytes} bytes")
@@ -134,9 +132,7 @@ async def read_limited(answer: aiohttp.ClientResponse, worker: str, most_bytes: 
 
 
 def read_answer(body: bytes, worker: str, most_tokens: int) -> tuple[dict[str, Any], int]:
-    """Parse an answer that is no stream; with its number of output tokens, or 0 if the worker does not say
-    it.
-    """
+    """Parse an answer that is no stream; with its number of output tokens, 0 if not said."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):

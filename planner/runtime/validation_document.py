@@ -115,9 +115,7 @@ def _client_comparison(validation: Validation) -> MeasuredComparison:
 
 
 def endpoint_document(validation: Validation) -> dict[str, Any] | None:
-    """The endpoint that was measured in place of our engines, how it was reached, and the counts of its
-    engines.
-    """
+    """The endpoint that was measured in place of our engines, how it was reached, and its engines' counts."""
     if validation.lengths is None:  # Only endpoints return other lengths than the trace's.
         return None
     # A run that was interrupted and resumed has several records; the last one is of the whole run. Its notes

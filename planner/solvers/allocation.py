@@ -171,9 +171,7 @@ def _allocation(
 
 
 def _stock_error(instance: Instance, time_limit_s: float) -> PlannerError:
-    """The error for a stock that is too small: it names the fewest workers of which types that are
-    missing.
-    """
+    """The error for too small a stock: it names the fewest workers, by type, that are missing."""
     problem, _, _ = _formulate(instance, may_exceed_stock=True)
     outcome = run_highs(problem, time_limit_s=time_limit_s)
     if outcome.status not in ("optimal", "feasible"):

@@ -64,9 +64,7 @@ TOLERANCE = 1e-6  # The solver keeps rows to within this share.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeastLives:
-    """When levels are up, or None where no run was found. No run that meets the cuts costs less than
-    `bound_usd`.
-    """
+    """When levels are up, None if no run was found. No run within the cuts costs less than `bound_usd`."""
 
     up: LevelStretches | None
     bound_usd: float

@@ -118,9 +118,7 @@ about as long as real ones. So the clock ends it only on a machine four times as
 
 
 def cp_solver(time_limit_s: float) -> cp_model.CpSolver:
-    """CP-SAT on one thread. Left to itself it would treat Ctrl-C as its time limit, and the plan would go
-    on.
-    """
+    """CP-SAT on one thread. By itself it takes Ctrl-C for its time limit, and the plan would go on."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()

@@ -86,9 +86,7 @@ def step_lines(option: Option) -> list[StepLine]:
 def least_work(
     option: Option, line: StepLine, input_tokens: Floats, output_tokens: Floats
 ) -> tuple[Floats, Floats]:
-    """Least seconds of a worker for the prefill and for the decode of such requests, (U,) each, by one
-    line.
-    """
+    """Least seconds of a worker for the prefill and the decode of such requests, (U,) each, by one line."""
     worker, (alpha, beta, by_kv) = option.type.as_one, line
     latency = least_token_times(worker.latency, worker.speculation)
     n, gaps = input_tokens, output_tokens - 1
@@ -318,9 +316,7 @@ def _best_start(
 def _solve(
     rows: DemandRows, sizes: npt.NDArray[np.int64], spared: int, deadline: float
 ) -> tuple[float, Floats] | None:
-    """R for these rows, and the share (G,) of each group of these `sizes` that is not given up; None if there
-    was no time.
-    """
+    """R for these rows, and the share (G,) of each group of `sizes` not given up; None without time."""
     problem = pulp.LpProblem("demand", pulp.LpMinimize)
     objective = problem.add_variable("R", 0)
     given_up = [problem.add_variable(f"d_{g}", 0, int(size)) for g, size in enumerate(sizes)]

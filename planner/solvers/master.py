@@ -289,9 +289,7 @@ def fits_kv_cache(
 
 
 def most_step_tokens(option: Option) -> int:
-    """The tokens of the largest step of all ranks: the token budget, or on a decode worker those of its
-    seats.
-    """
+    """Tokens of the largest step of all ranks: the budget, or on a decode worker those of its seats."""
     worker = option.type.as_one
     return (
         worker.max_num_seqs * worker.step_tokens if option.role == "decode" else worker.max_num_batched_tokens
@@ -625,9 +623,7 @@ def _idle_cost(
     options: Sequence[Option],
     node_of_option: Sequence[PricedNode | None],
 ) -> pulp.LpAffineExpression:
-    """The variables y_k and i_k with the rows nodes_k; returns what idle GPUs cost, at the least price of
-    a kind.
-    """
+    """Variables y_k and i_k with rows nodes_k; returns what idle GPUs cost, at a kind's least price."""
     kinds: dict[str, list[int]] = {}
     for j, node in enumerate(node_of_option):
         if node is not None:

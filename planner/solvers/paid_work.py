@@ -64,9 +64,7 @@ class LeastPaid:
 
 @dataclass(frozen=True, slots=True)
 class LeastWorkers:
-    """Their price b, the price b' of the cheapest worker that prefills, and the shortest start-up g of
-    any.
-    """
+    """Their price b, the price b' of the cheapest that prefills, and the shortest start-up g of any."""
 
     usd_per_h: float = 0.0
     prefill_usd_per_h: float = 0.0

@@ -219,9 +219,7 @@ def _refuse_missing(missing: Mapping[str, int]) -> None:
 
 
 def placement_of_topology(fleet: Fleet) -> NodePlacement:
-    """The placement that the simulator assumes for a fleet whose network has a topology;
-    nothing is solved.
-    """
+    """The placement that the simulator assumes where the network has a topology; nothing is solved."""
     pools = fleet.running_pools
     owners = [(pool, number) for pool in pools for number in range(pool.count)]
     parts: dict[int, list[WorkerPart]] = {}
@@ -435,9 +433,7 @@ def _number_nodes(
     counts: Sequence[Sequence[int]],
     racks: Sequence[FailureDomain],
 ) -> tuple[PlacedNode, ...]:
-    """Give nodes and workers numbers: of the nodes that a pattern spans, the i-th holds the i-th part of each
-    worker.
-    """
+    """Give nodes and workers numbers: of a pattern's nodes the i-th holds the i-th part of each worker."""
     dealt = [0] * len(slices)  # The parts of each slice that have a node, in the order of workers.
     nodes: list[PlacedNode] = []
     for f, rack in enumerate(racks):

@@ -208,9 +208,7 @@ def count_paid_workers(day: DayTerms, workers: Ints) -> Ints:
 
 
 def ready_workers_at_no_cost(day: DayTerms, workers: Ints) -> Ints:
-    """The workers (T, C) ready in each step if none is given up that would be asked for again within a
-    start-up.
-    """
+    """The workers (T, C) ready in each step if none is given up that is needed again within a start-up."""
     paid, begins, ready_workers = count_paid_workers(day, workers), day.cells_s()[:-1], np.empty_like(workers)
     for c, pool in enumerate(day.pools):
         for t, edge_s in enumerate(day.edges_s[:-1].tolist()):

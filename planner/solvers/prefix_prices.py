@@ -108,9 +108,7 @@ class PrefixPrices:
         return self.demand.work_s - np.bincount(classes, weights=saved_s, minlength=len(self.demand))
 
     def session_s(self, placed: Bools) -> Floats:
-        """s: the work of sessions that the remaining memory saves on each replica of x (V, R), or on one
-        (V,).
-        """
+        """s: the work of sessions that memory saves on each replica of x (V, R), or on one (V,)."""
         remaining_tokens = self.memory_tokens - self.demand.tokens @ placed
         return self.sessions.at(self.replicas * remaining_tokens) / self.replicas
 
@@ -133,9 +131,7 @@ class PrefixPrices:
         return uncached + worth, placed
 
     def load_bound(self, low: float, high: float) -> float:
-        """A lower bound of the largest load: the largest guess between `low` and `high` that was refuted,
-        or `low`.
-        """
+        """A lower bound of the largest load: the largest guess between them that was refuted, or `low`."""
         demand = self.demand
         fits = demand.path_sum(demand.tokens) <= self.memory_tokens
         cached_s = demand.work_s - demand.path_sum(demand.prefill_s * fits)
@@ -185,9 +181,7 @@ class PrefixPrices:
         return best, best_s
 
     def best_routing(self, placed: Bools) -> Routed:
-        """The routing of a placement with the least largest load L, and of equal ones with the least
-        work: an LP.
-        """
+        """The routing of a placement with the least largest load L, of equals that of least work: an LP."""
         from scipy.optimize import linprog  # Importing it takes 0.3 s, which most commands need not spend.
         from scipy.sparse import csr_array
 
@@ -232,9 +226,7 @@ class PrefixPrices:
         return Routed(placed, rates_rps, load, price / price.sum())
 
     def fill_replicas(self, placed: Bools, empty: Sequence[int], most_rps: Floats) -> Bools:
-        """x (V, R) with the replicas `empty` filled one after the other, each for the work that no other
-        spares.
-        """
+        """x (V, R) with the replicas `empty` filled in turn, each for the work that no other spares."""
         placed = placed.copy()
         placed[:, empty] = False
         cost_s = np.stack([self.cost_s(placed[:, r]) for r in range(self.replicas)], axis=1)

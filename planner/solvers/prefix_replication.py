@@ -202,9 +202,7 @@ def _replication(prices: PrefixPrices, best: Routed, bound: float) -> Replicatio
 
 
 def _solve_whole_program(prices: PrefixPrices, best: Routed, *, time_limit_s: float) -> tuple[Routed, float]:
-    """Solve the module's program from the placement `best` on; returns the better of both, and a bound on
-    L.
-    """
+    """Solve the module's program from the placement `best` on; returns the better, and a bound on L."""
     demand, replicas, sessions = prices.demand, range(prices.replicas), prices.sessions
     problem = pulp.LpProblem("prefixes", pulp.LpMinimize)
     largest = problem.add_variable("L")

@@ -23,9 +23,7 @@ THRESHOLD_SIGMA = 8.0  # With that drift there is one false alarm in some ten th
 
 @dataclass(frozen=True, slots=True)
 class WorkerRule:
-    """N = ceil(slope r + offset); the offset may be negative. At rates below `least_rps` N is that of
-    `least_rps`.
-    """
+    """N = ceil(slope r + offset); the offset may be < 0. Rates below `least_rps` count as that."""
 
     slope_workers_per_rps: float
     offset_workers: float

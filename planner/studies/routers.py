@@ -98,9 +98,7 @@ def without_priority(routed: Deployed) -> Deployed:
 
 
 def simulate_routers_of_each(shared: SharedPlan, question: SeveralLlmsQuestion) -> SharedPlan:
-    """The plans of several LLMs, each with the verdicts under its routers, and their new warnings in one
-    list.
-    """
+    """The plans of several LLMs, each with verdicts under its routers, and all new warnings."""
     plans = {
         part.name: simulate_routers(
             shared.plans[part.name], part.task.deploy, bring_priority=not part.task.policies.is_queue_assumed

@@ -1,6 +1,4 @@
-"""How well the catalog knows an LLM on a GPU: a row for each way to split it, and a badge that sums them
-up.
-"""
+"""How well the catalog knows an LLM on a GPU: a row per way to split it, and a badge that sums up."""
 
 from __future__ import annotations
 

@@ -391,9 +391,7 @@ def _wrong_by(
 
 
 def price_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
-    """Questions with one GPU dearer or cheaper. With a single GPU there are none, as its price changes no
-    choice.
-    """
+    """Questions with one GPU dearer or cheaper. With a single GPU none, as its price changes nothing."""
     task = before.problem.task
     # Spot, owned and power-capped GPUs have the name of their base with a suffix.
     base_prices = {gpu.base: gpu.price_usd_per_h for gpu in before.problem.gpus if gpu.name == gpu.base}

@@ -164,9 +164,7 @@ def _thousands_doubts(
 
 
 def _may_have_exponents(column: pd.Series[Any]) -> bool:
-    """Whether the column may have an exponent. A column of whole numbers has none: pandas makes floats of one
-    with an exponent.
-    """
+    """Whether the column may have an exponent, of which pandas makes floats; whole numbers have none."""
     if column.dtype.kind == "f":
         return True
     text = "" if column.dtype.kind in "iub" else "".join([each for each in column if isinstance(each, str)])

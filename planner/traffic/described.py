@@ -318,9 +318,7 @@ def _draw_clients(description: Description, seed: int) -> Trace:
 def _cut_to_fit(
     inputs: IntArray, outputs: IntArray, most_tokens: int
 ) -> tuple[IntArray, IntArray, tuple[str, ...]]:
-    """Prompts and answers cut to at most `most_tokens` together, the prompts first, and a warning if any is
-    cut.
-    """
+    """Prompts and answers cut to at most `most_tokens` together, prompts first, and a warning if any is."""
     cut = int((inputs + outputs > most_tokens).sum())
     if not cut:
         return inputs, outputs, ()
@@ -349,9 +347,7 @@ def _draw_agents(description: Description, agents: Agents, seed: int) -> Trace:
 
 
 def _draw_arrivals(description: Description, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
-    """When requests, or sessions, begin (n,), in any order, and their clients (n,). Some sessions begin
-    before time 0.
-    """
+    """When requests or sessions begin (n,), unordered and some before time 0, and their clients (n,)."""
     warm_s, per_start = 0.0, 1.0  # `per_start`: requests of what begins here, which is one or a session's.
     if (sessions := description.sessions) is not None:
         warm_s = min(WARM_SESSIONS * sessions.turns * sessions.think_s, LONGEST_WARM_S)
@@ -576,9 +572,7 @@ def _draw_turns(
 
 
 def _context_tokens(added: IntArray, outputs: IntArray, session: IntArray, turn: IntArray) -> IntArray:
-    """(n,): tokens of the prompts of turns, which are all earlier prompts and answers and what the turn
-    adds.
-    """
+    """(n,): tokens of turns' prompts: all earlier prompts and answers, and what the turn adds."""
     conversation_tokens = np.cumsum(added + outputs)
     first = np.flatnonzero(turn == 0)
     before = conversation_tokens[first] - (added + outputs)[first]
@@ -610,9 +604,7 @@ def _edges_of_turns(session: IntArray, turn: IntArray, keep: IntArray) -> IntArr
 def _draw_lengths(
     description: Description, shares: FloatArray, client: IntArray, at_s: FloatArray, rng: np.random.Generator
 ) -> tuple[IntArray, ...]:
-    """Tokens of input and of output, (n,) each, from normal scores: a length is a percentile of its
-    distribution.
-    """
+    """Tokens of input and output, (n,) each, from normal scores: percentiles of the distributions."""
     frac = description.clients.lengths_frac
     first, second = (_normal_scores(frac, shares, client, rng) for _ in range(2))
     if any(description.drift):
@@ -660,9 +652,7 @@ def _normal_scores(frac: float, shares: FloatArray, client: IntArray, rng: np.ra
 
 
 def _by_table(table: tuple[tuple[float, ...], ...], first: FloatArray, second: FloatArray) -> FloatArray:
-    """Scores of outputs with the joint distribution of the table: `first` are the scores of prompts, `second`
-    independent ones.
-    """
+    """Scores of outputs, jointly distributed as the table with the prompts' `first`, from new `second`."""
     from scipy.special import ndtr, ndtri
 
     joint = np.array(table) + _OPEN

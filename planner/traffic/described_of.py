@@ -197,9 +197,7 @@ def _describe_clients(trace: Trace, added_tokens: IntArray, every_s: float) -> C
 
 
 def _find_skew(square_sum: float, count: int) -> float:
-    """The Zipf exponent at text_of the squared shares of `count` clients add up to `square_sum`, by
-    bisection.
-    """
+    """The Zipf exponent at text_of the squared shares of `count` clients add up to `square_sum`, bisected."""
     low, high = 0.0, MOST_SKEW
     for _ in range(40):  # Until the interval is 6 / 2^40, far below the three digits that are written.
         middle = (low + high) / 2

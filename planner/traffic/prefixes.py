@@ -107,9 +107,7 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HitCurve:
-    """Tokens that hit in LRU caches of 0, 1, 2, ... blocks, `hit_tokens` (D,); larger caches hit as much as
-    the last one.
-    """
+    """`hit_tokens` (D,) in LRU caches of 0, 1, 2, ... blocks; larger caches hit as the last one."""
 
     block_tokens: int
     input_tokens: int

@@ -21,9 +21,7 @@ PROMPT_PARTS = 3  # With caches, classes of equal uncached length are cut into t
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How lengths [tokens], counts or times [s] are distributed. Percentiles are interpolated linearly, as
-    NumPy does.
-    """
+    """How lengths [tokens], counts or times [s] are distributed. Percentiles are NumPy's, linear."""
 
     mean: float
     p50: float
@@ -326,9 +324,7 @@ def coarsen_pairs(lengths: TraceLengths, most: int, ratio: float) -> tuple[Trace
 
 
 def _on_grid(tokens: FloatArray, ratio: float, rounding: np.ufunc) -> FloatArray:
-    """Tokens on a grid of powers of `ratio`, by np.floor or np.ceil; unchanged where the grid is finer than
-    1.
-    """
+    """Tokens on a grid of powers of `ratio`, by np.floor or np.ceil; unchanged on a grid finer than 1."""
     slack = 1e-9 if rounding is np.floor else -1e-9  # An exact power stays in spite of the logarithm's error.
     power = rounding(np.log(np.maximum(tokens, 1)) / np.log(ratio) + slack)
     on_grid = rounding(ratio**power)

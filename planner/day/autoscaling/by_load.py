@@ -106,9 +106,7 @@ def rules_of(autoscaler: Autoscaler, pools: int) -> tuple[PoolRule, ...]:
 
 
 def length_rules(rules: Sequence[PoolRule], front: Sequence[str], back: Sequence[str]) -> Mapping[str, str]:
-    """Recording rules of the LLM's mean lengths; `front` are pools that take prompts, `back` those that
-    decode.
-    """
+    """Recording rules of the mean lengths; `front` are pools that take prompts, `back` those that decode."""
     window_s = math.ceil(max(rule.window_s for rule in rules))
     expr_by_record = {}
     for name, tokens, pools in (

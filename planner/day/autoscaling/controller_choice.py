@@ -91,9 +91,7 @@ def _fleetplan_values(deployment: Deployment) -> dict[str, Any]:
 
 
 def _timetable_windows(chosen: ChosenController, deployment: Deployment) -> tuple[Window, ...]:
-    """The windows of a timetable, which are made of earlier days if none were given; empty for other
-    controllers.
-    """
+    """The windows of a timetable, made of earlier days if none were given; empty for other controllers."""
     if isinstance(chosen.settings, KedaSettings):
         return chosen.settings.cron
     controller = chosen(deployment)

@@ -83,9 +83,7 @@ class RateForecast:
         return sum(span * rate for span, rate in spans) / total_s if total_s else math.nan
 
     def rate_at(self, time_s: float) -> float:
-        """The forecast for a time of the run [requests/s]. Before any rate was added it is the season's, or
-        0.
-        """
+        """The forecast for a time of the run [requests/s]. Before any rate is added: the season's, or 0."""
         season = self._season_rps(self._bucket(time_s))
         if not self._recent:
             return 0.0 if math.isnan(season) else season

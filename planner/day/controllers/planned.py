@@ -115,9 +115,7 @@ class Fleetplan:
         return deployment.rules[pool].workers_for_load(load * factor + backlog_rps * work_s)
 
     def _growth(self, time_s: float, ahead_s: float) -> float:
-        """The highest forecast up to `ahead_s` from now, divided by the forecast for now; 1 to
-        MOST_GROWTH.
-        """
+        """The highest forecast up to `ahead_s` from now, divided by that for now; 1 to MOST_GROWTH."""
         # The forecast has one value per bucket, so it is read once per bucket.
         buckets = max(round(ahead_s / self.settings.bucket_s), 1)
         highest = max(self.forecast.rate_at(time_s + ahead_s * (k + 1) / buckets) for k in range(buckets))

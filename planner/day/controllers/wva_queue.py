@@ -184,9 +184,7 @@ class WvaQueueSettings(WvaRules):
 
 
 class WvaQueue(HpaFollowed):
-    """The controller. `HpaFollowed` (wva.py) calls `optimal_sizes` at its interval, and follows the sizes it
-    gives.
-    """
+    """The controller. `HpaFollowed` (wva.py) calls `optimal_sizes` at its interval and follows them."""
 
     def __init__(self, settings: WvaQueueSettings, deployment: Deployment) -> None:
         deployment.require_facts("wva-queue", "engines", "ttft_s", "tpot_s")

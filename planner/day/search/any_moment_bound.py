@@ -85,9 +85,7 @@ class _Slices:
         return from_s, min(float(windows_s[window + 1]) + self.runs.reach_s, self.last_s)
 
     def misses(self, window: int, needs: Sequence[Need]) -> bool:
-        """Whether a window is missed if none of these needs is met, with the most workers at all
-        other times.
-        """
+        """Whether a window is missed if no need is met, with the most workers at all other times."""
         runs, most = self.runs, self.runs.terms.most[0]
         first_s = min(float(runs.windows_s[window]), *(begin_s for begin_s, *_ in needs))
         start_s = max(first_s - RUN_IN_S, 0.0)
@@ -201,9 +199,7 @@ def _stretches(slices: _Slices, window: int, c: int, n: int, step_s: float) -> l
 
 
 def _pairs_of_stretches(slices: _Slices, window: int, c: int, n: int, step_s: float) -> list[Needs]:
-    """The shortest pairs of a stretch from the window's beginning and one to its end in which n workers are
-    too few.
-    """
+    """The shortest pairs, from the window's beginning and to its end, in which n workers are too few."""
     start_s, end_s = (float(each) for each in slices.runs.windows_s[window : window + 2])
     points = np.append(np.arange(start_s, end_s - ROUNDING_S, step_s), end_s).tolist()
     end = len(points) - 1

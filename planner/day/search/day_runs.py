@@ -63,9 +63,7 @@ class DayRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slice:
-    """A simulated part of a day around one window. `bounds_s` (2,) are the edges of the window on the clock
-    of the slice.
-    """
+    """A simulated part of a day. `bounds_s` (2,) are the edges of its window on the slice's clock."""
 
     run: ElasticRun
     bounds_s: Floats
@@ -201,9 +199,7 @@ class DayRuns:
         return Slice(run, bounds_s - start_s, end - first)
 
     def simulate_timetable(self, times_s: Sequence[float] | Floats, workers: Ints) -> DayRun:
-        """Simulate the whole day with these workers (N, C) ready from each of `times_s` (N,) on, the first at
-        0.
-        """
+        """Simulate a whole day with these workers (N, C) from each of `times_s` (N,) on, the first at 0."""
         run = self._simulate(self.trace, np.asarray(times_s), workers, self.pools, self.windows_s)
         return self._judge_day(workers, run)
 
@@ -225,9 +221,7 @@ class DayRuns:
 
 
 def _with_like_starts(pool: ElasticPool) -> ElasticPool:
-    """The pool with one start-up time for all its workers: the warm one if all of them may start warm, else
-    the cold one.
-    """
+    """The pool with one start-up time for all workers: the warm one if all may start warm, else cold."""
     start_s = pool.warm_start_s if pool.warm >= pool.most else pool.start_s
     return replace(pool, start_s=start_s, warm=0)
 

@@ -128,9 +128,7 @@ class JointRuns:
 
 
 def _busiest_usd_per_s(each_llm: Sequence[LeastPaid]) -> float:
-    """The most that must be paid per second in a window: of each LLM alone, and of all in windows that they
-    have in common.
-    """
+    """The most that must be paid per second in a window of each LLM, or of all LLMs in common windows."""
     rates: list[dict[tuple[float, float], float]] = [
         {
             (round(begin_s, 6), round(end_s, 6)): float(usd) / (end_s - begin_s)
@@ -146,9 +144,7 @@ def _busiest_usd_per_s(each_llm: Sequence[LeastPaid]) -> float:
 
 
 def joint_runs(each: Sequence[DayRuns], terms: DayTerms) -> JointRuns:
-    """The runs of all LLMs on the joint grid of `terms`. Only the joint terms have a stock, as the LLMs share
-    it.
-    """
+    """The runs of all LLMs on the grid of `terms`. Only these have a stock, which the LLMs share."""
     on_grid = [
         DayRuns(
             runs.fleet,

@@ -310,9 +310,7 @@ def _most_within(
 def _choose(
     columns: Sequence[Sequence[_Column]], limits: Sequence[SharedLimit]
 ) -> tuple[list[_Column] | None, float]:
-    """The column chosen for each LLM, None if no choice is within the limits; and what any choice weighs at
-    least.
-    """
+    """Each LLM's column, None if no choice is within the limits; and what any choice weighs at least."""
     if not all(columns):
         return None, math.inf
     if len(columns) == 1:  # Every column is within the limits by itself.

@@ -262,9 +262,7 @@ def designs_of(problem: Problem, level0: Level0) -> list[Design]:
 def _offer_known(
     problem: Problem, start: Sequence[Fleet], options: Sequence[Option], holds: Holds, search: Search
 ) -> None:
-    """Offer the search those fleets of `start` that are of level 0 and hold: only cheaper ones are looked
-    for.
-    """
+    """Offer the search the fleets of `start` of level 0 that hold: only cheaper ones are looked for."""
     for fleet in start:
         counts = counts_of(fleet, options)
         if (

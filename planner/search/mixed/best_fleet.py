@@ -160,9 +160,7 @@ def best_of(answers: Sequence[tuple[Problem, FleetSearch]]) -> tuple[Problem, Fl
 
 
 def _prefer_uncapped(problem: Problem, level0: Level0) -> None:
-    """Replace power-capped GPUs of the best fleet by uncapped ones, which are never slower, if it costs as
-    much.
-    """
+    """Replace power-capped GPUs by uncapped ones, which are never slower, if the fleet costs as much."""
     search = level0.search
     assert search.best is not None
     named = {option.name: option for option in level0.options}

@@ -105,9 +105,7 @@ def use_if_better(problem: Problem, counts: Counts, is_kept: Callable[[], bool] 
 
 
 def _misses(oracle: Oracle, counts: Counts) -> tuple[float, float]:
-    """How badly a fleet does: its misses per allowed miss, the most over the lines of the SLO; on ties, the
-    mean TTFT.
-    """
+    """How badly a fleet does: misses per allowed miss, the most of all SLO lines; on ties, the mean TTFT."""
     simulation, verdict = oracle.verdict(oracle.fleet(counts), record=False)
     shares = [(1 - line.decides[1]) / max(1 - line.limit.percentile_frac, 1e-9) for line in verdict.lines]
     mean_s = float(np.nanmean(simulation.ttft_s))

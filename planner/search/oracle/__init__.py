@@ -1,3 +1,1 @@
-"""What simulations say of a fleet: the traffic and scenarios that are asked for, queries, remembered
-verdicts.
-"""
+"""What simulations say of a fleet: traffic and scenarios, queries, remembered verdicts."""

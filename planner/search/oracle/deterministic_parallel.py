@@ -116,9 +116,7 @@ def effort_spent() -> int:
 
 
 def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
-    """Run closures in parallel, up to `parallel_width` at a time; raises the first exception in their
-    order.
-    """
+    """Run closures in parallel, up to `parallel_width` at a time; raises the first exception in order."""
     if len(tasks) < 2:
         for todo in tasks:
             todo()

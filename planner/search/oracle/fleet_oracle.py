@@ -287,9 +287,7 @@ class Oracle:
         )
 
     def _keeps_enough(self, counts: Counts) -> bool:
-        """Whether the fleet keeps the SLO in enough of the scenarios, which are simulated until that is
-        decided.
-        """
+        """Whether the fleet keeps the SLO in enough scenarios; these are simulated until it is decided."""
         missed, simulated, count = 0, 0, len(self._in_scenarios)
         while missed <= self.may_miss < missed + count - simulated:
             # Neither all misses nor all hits among fewer scenarios than these would decide, so they run at
@@ -418,9 +416,7 @@ class Oracle:
         return self._asker.judge_whole(SimulationQuery(self._with_spread(fleet), self.slo))
 
     def _charge_whole(self, fleet: Fleet) -> None:
-        """Charge a simulation to the end of the trace. Such simulations are not cached, so each counts
-        anew.
-        """
+        """Charge a simulation to the end of the trace. These are not cached, so each counts anew."""
         cost = LEAST_EFFORT + request_effort(fleet) * len(self.queried_trace)
         deterministic_parallel.charge_effort(object(), cost)
 
@@ -606,9 +602,7 @@ def _placed_fleet_key(counts: Counts) -> tuple[object, ...]:
 
 
 def _worker_key(option: Option) -> tuple[object, ...]:
-    """Everything about a worker that a simulation reads; its price and the name of its GPU are not among
-    it.
-    """
+    """Everything about a worker that a simulation reads; price and the GPU's name are not among it."""
     worker = option.type
     return (
         worker.tp,

@@ -108,9 +108,7 @@ def _most_runs(problem: Problem) -> int:
 
 
 def warnings(repeats: Sequence[Repeats]) -> tuple[MissedOnDraws, ...]:
-    """A warning for each kind of runs that missed the SLO sometimes and did not come to decide that it
-    holds.
-    """
+    """A warning for each kind of runs that missed the SLO sometimes, so that it is not decided."""
     return tuple(
         MissedOnDraws(each) for each in repeats if each.decision != "holds" and each.kept < each.runs
     )

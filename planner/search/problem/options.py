@@ -533,9 +533,7 @@ def judged(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Jud
 
 
 def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector: Selector | None) -> Judged:
-    """What one class of the SLO is judged by (all requests for None). No gap of a class is known to be
-    counted.
-    """
+    """What one class of the SLO (None: all requests) is judged by. No gap of a class is counted."""
     measured = find_deadlines(slo, trace)
     is_measured, end_s = measured.arrives(trace), measured.window_s[1]
     decoded, perhaps = trace.output_tokens > 1, waits_for_others(trace) & ~is_measured

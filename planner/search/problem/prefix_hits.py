@@ -43,9 +43,7 @@ class PrefixHits:
         return cls(trace, blocks.owner, blocks.tokens, used.distance, shared.astype(np.int64))
 
     def cached_tokens(self, cache_tokens: float = math.inf) -> IntArray:
-        """(n,): the tokens of each prompt that one LRU cache of that size, common to all, has at its
-        arrival.
-        """
+        """(n,): the tokens of each prompt that one common LRU cache of that size has at its arrival."""
         is_hit = (self.distance >= 0) & ((self.distance + 1) * self.trace.prefix_block_tokens <= cache_tokens)
         hits = np.bincount(self.owner, weights=self.tokens * is_hit, minlength=len(self.trace))
         return hits.astype(np.int64)

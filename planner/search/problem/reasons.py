@@ -1,6 +1,4 @@
-"""Why a kind of fleet is ruled out, in words. Errors of this room need them too, so they are not in
-reports.
-"""
+"""Why a kind of fleet is ruled out, in words. Errors of this room need them, so reports do not have them."""
 
 from __future__ import annotations
 

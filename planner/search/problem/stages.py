@@ -1,6 +1,4 @@
-"""How far a plan is: every stage that is reported, with the share of the time that has passed when it
-begins.
-"""
+"""How far a plan is: the stages that are reported, with the share of the time at which each begins."""
 
 from __future__ import annotations
 

@@ -260,9 +260,7 @@ def _with_cheaper_fleets(trial: FleetTrial, paper: FleetSearch) -> FleetTrial:
 def _first_passing(
     test: ScenarioTest, fleets: Sequence[Counts]
 ) -> tuple[Counts, ScenarioTest, facts.KeptIn] | None:
-    """The first of these fleets that passes the test, with its last test and the result of that; None where
-    none passes.
-    """
+    """The first of these fleets that passes, with its last test and that test's result; else None."""
     for counts in fleets:
         last_test, kept_in = test.decide_picked(counts)
         if is_test_passed(kept_in, test.safety):
@@ -373,9 +371,7 @@ def production_or_paper(problem: Problem, paper: FleetSearch) -> Production | No
 
 
 def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) -> Production:
-    """The cheapest fleet on paper, with how many scenarios it keeps, where no fleet for production was
-    found.
-    """
+    """The cheapest fleet on paper, with how many scenarios it keeps, for want of production."""
     assert problem.searched is not None and problem.task.safety is not None
     test = ScenarioTest(problem.oracle, problem.searched, problem.task.safety, 0, problem.out_of_time)
     # At full size the scenarios of a large problem would be drawn for this count alone, so it takes fewer.

@@ -137,9 +137,7 @@ class Gatherer:
         keep: npt.NDArray[np.bool_],
         where: str,
     ) -> IntArray:
-        """Tokens (n,), 0 where a row has no value or is not kept; a value that is no count of tokens is
-        refused.
-        """
+        """Tokens (n,), 0 where a row has no value or is not kept; a value that is no count is refused."""
         name = getattr(self.columns, role)
         counts = as_numbers(table[name])
         unread = np.isnan(counts)
@@ -304,9 +302,7 @@ def _tick_s(at_ns: IntArray) -> float:
 
 
 def _adapters(codes: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
-    """The adapter (n,) of each row, -1 for the LLM alone, and the names; both empty where
-    no row names one.
-    """
+    """The adapter (n,) of each row, -1 for the LLM alone, and the names; both empty without any."""
     used = tuple(name for name in names if name)
     if not used:
         return no_ids(), ()

@@ -98,9 +98,7 @@ class LogSource:
 
 @dataclass(slots=True)
 class _Log:
-    """A log that is known: its format, its columns, its blocks, and what to say of it afterwards; `doubts`
-    are warnings.
-    """
+    """A known log: its format, columns, blocks, and what to say of it; `doubts` are warnings."""
 
     name: str
     columns: Columns

@@ -1,6 +1,4 @@
-"""Reads the times of a log as nanoseconds since 1970: which unit its numbers have, which zone its dates
-have.
-"""
+"""Reads the times of a log as nanoseconds since 1970: which unit numbers have, which zone dates."""
 
 from __future__ import annotations
 
@@ -219,9 +217,7 @@ class LogClock:
         return ns if has_offsets or self.zone is None else self._to_utc_ns(ns, line, column, where)
 
     def _parse_dates(self, line: IntArray, column: pd.Series[Any], where: str) -> pd.Series[Any]:
-        """The values as dates. Refuses one that is no date, and dates with and without a zone in one
-        column.
-        """
+        """The values as dates. Refuses what is no date, and dates with and without a zone in one column."""
         if column.dtype.kind == "M" or isinstance(column.dtype, pd.DatetimeTZDtype):
             return column
         text = column.astype(str) if column.dtype.kind in "iuf" else column
