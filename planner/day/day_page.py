@@ -503,7 +503,7 @@ def basis_lines(answer: DayAnswer) -> list[str]:
     nodes = dict.fromkeys(node_of(pool.type.gpu) for pool in question.fleet.pools)
     lines += [
         f"{node.kind} is rented by whole nodes of {node.gpus} GPUs; those without a worker are paid too"
-        + (", by the second" if question.unit_s else "")
+        + (", in started hours of a node" if question.unit_s else "")
         + ", and are not among the GPU hours"
         for node in nodes
         if node is not None

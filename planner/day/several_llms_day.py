@@ -41,7 +41,7 @@ from planner.domain import row_of
 from planner.errors import InfeasibleError, InputError
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.simulator.elastic import ElasticFleet, simulate_together
-from planner.solvers.pool_sizes import DayTerms, billed_usd, most_gpus_in_use
+from planner.solvers.pool_sizes import DayTerms, billed_usd, most_gpus_in_use, most_paid_gpus
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -304,11 +304,7 @@ def _joint_day(name: str, parts: Sequence[ControllerDay], terms: DayTerms) -> Jo
         first_pool += part.run.requested_sizes.shape[1]
     gpus = dict.fromkeys(row_of(pool.gpu) for pool in terms.pools)
     most_gpus = {gpu: most_gpus_in_use(terms, lives, terms.pools_on_gpu(gpu)) for gpu in gpus}
-    paid_gpus = dict(most_gpus)
-    for gpu, count in most_gpus.items():
-        nodes = [terms.pools[c].node for c in terms.pools_on_gpu(gpu)]
-        node_gpus = max((node.gpus for node in nodes if node is not None), default=1)
-        paid_gpus[gpu] = -(-count // node_gpus) * node_gpus
+    paid_gpus = {gpu: most_paid_gpus(terms, lives, terms.pools_on_gpu(gpu)) for gpu in gpus}
     return JointDay(name, tuple(parts), billed_usd(terms, lives), most_gpus, paid_gpus)
 
 

@@ -13,7 +13,7 @@ Vars   x_tc  integer: workers ready in step t    y_qc  workers paid in cell q: a
        M_k   nodes of kind k that are paid all day, or GPUs where G_k is 1
 
   min   sum_q l_q (sum_c p_c y_qc + sum_k i_k (G_k m_qk - sum_c g_c y_qc))                  (by seconds)
-  or    sum_abc h b p_c z_abc + sum_q l_q sum_k i_k (G_k m_qk - sum_c g_c y_qc)             (by units h)
+  or    sum_abc h b p_c z_abc  over pools on no whole nodes, the others as by seconds       (by units h)
   or    L sum_k a_k G_k M_k                                                                 (all day)
   s.t.  asked_qct   y_qc >= x_tc     for t that meets the cell, or begins less than s_c after it
         stock_qk    sum_c g_c y_qc <= S_k
@@ -25,7 +25,8 @@ Vars   x_tc  integer: workers ready in step t    y_qc  workers paid in cell q: a
 A worker is started s_c before it is to be ready, and paid from then on, so y is x extended by the start-up.
 A worker that must be ready sooner than s_c after the beginning is there from the beginning. A worker that
 would be given up for no longer than a start-up is kept (`ready_workers_at_no_cost`). A worker is also paid
-while it ends its last requests, which the model leaves out, so its cost is a lower bound of the bill.
+while it ends its last requests, which the model leaves out, so its cost is a lower bound of the bill. So it
+is of nodes that are sold whole, whose bills are rounded up to units of the node's life, not of the worker's.
 
 HiGHS solves the model: a day of 144 steps billed by the second takes 0.05 s; CP-SAT took as long or did not
 end. The one assumption is that more workers never hurt, so that a cut rules out all smaller sizes too.
@@ -34,7 +35,7 @@ end. The one assumption is that more workers never hurt, so that a cut rules out
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -223,7 +224,12 @@ def cost_usd(day: DayTerms, workers: Ints) -> float:
     gpus = paid * np.array([pool.gpus for pool in day.pools])
     if day.is_paid_all_day:
         return day.all_day_usd([int(gpus[:, pools].sum(axis=1).max()) for _, _, pools in day.gpu_kinds()])
-    total = float(hours @ paid @ day.prices())
+    return float(hours @ paid @ day.prices()) + _idle_usd(day, gpus)
+
+
+def _idle_usd(day: DayTerms, gpus: Ints) -> float:
+    """What idle GPUs of whole nodes cost by the second, where `gpus` (Q, C) are in use in each cell."""
+    hours, total = np.diff(day.cells_s()) / 3600, 0.0
     for node, pools in day.pools_by_node_kind().values():
         idle_gpus = -gpus[:, pools].sum(axis=1) % node.gpus
         total += float(hours @ idle_gpus) * node.idle_usd_per_h
@@ -246,9 +252,14 @@ def fill_paid_units(day: DayTerms, workers: Ints, drain_s: float = 0.0) -> Ints:
 
 
 def units_usd(day: DayTerms, workers: Ints) -> float:
-    """What at least these workers (T, C) cost in whole units, if the worker that came last goes first."""
-    total, prices = 0.0, day.prices()
-    for c in range(len(day.pools)):
+    """What at least these workers (T, C) cost in whole units, if the worker that came last goes first; on
+    whole nodes what they cost by the second at least.
+    """
+    prices, on_nodes = day.prices(), [pool.node is not None for pool in day.pools]
+    paid = np.where(on_nodes, count_paid_workers(day, workers), 0)
+    total = float(np.diff(day.cells_s()) / 3600 @ paid @ prices)
+    total += _idle_usd(day, paid * np.array([pool.gpus for pool in day.pools]))
+    for c in np.flatnonzero(np.logical_not(on_nodes)).tolist():
         for n in range(1, int(workers[:, c].max()) + 1):
             units = sum(units for _, units in _lives_of(day, c, workers[:, c] >= n, 0.0))
             total += float(prices[c]) * units * day.unit_s / 3600
@@ -315,30 +326,65 @@ def most_gpus_in_use(day: DayTerms, lives: Iterable[tuple[int, float, float]], p
     return int(in_use.max()) if len(in_use) else 0
 
 
+def most_paid_gpus(day: DayTerms, lives: Iterable[tuple[int, float, float]], pools: Sequence[int]) -> int:
+    """As `most_gpus_in_use`, with the idle GPUs of whole nodes: nodes of two markets (spot, rented) are
+    filled up each by itself.
+    """
+    lives, changes = [life for life in lives if life[0] in pools], list[tuple[float, int]]()
+    for _, node_gpus, kind_pools in day.gpu_kinds():
+        of_kind = [life for life in lives if life[0] in kind_pools]
+        for since_s, until_s in _node_lives(day, node_gpus, of_kind):
+            changes += [(since_s, node_gpus), (until_s, -node_gpus)]
+    paid = np.cumsum([change for _, change in sorted(changes)])
+    return int(paid.max()) if len(paid) else 0
+
+
 def billed_usd(day: DayTerms, lives: Iterable[tuple[int, float, float]]) -> float:
-    """The bill of workers, given as (pool, from, to) [s]: whole units, and for idle GPUs on nodes that are
-    sold whole the seconds; or the most GPUs in use at once, all day.
+    """The bill of workers, given as (pool, from, to) [s]: whole units of each worker's life, and of each
+    node's where nodes are sold whole; or the most GPUs in use at once, all day.
+
+    Of nodes of one kind as few are rented as hold the GPUs in use, and the node that came last goes first.
+    Beside the nodes themselves the seconds of GPUs in use are paid, as far as these cost more than idle ones.
     """
     lives, prices, total = list(lives), day.prices(), 0.0
     if day.is_paid_all_day:
         return day.all_day_usd([most_gpus_in_use(day, lives, pools) for _, _, pools in day.gpu_kinds()])
     for c, since_s, until_s in lives:
-        paid_s = until_s - since_s
-        if day.unit_s > 0:
-            # 1e-9 less, so that a rounding error does not begin another unit.
-            paid_s = math.ceil(paid_s / day.unit_s - ROUNDING) * day.unit_s
-        total += prices[c] * paid_s / 3600
+        if day.pools[c].node is None:
+            total += prices[c] * _paid_s(day, until_s - since_s) / 3600
     for node, pools in day.pools_by_node_kind().values():
-        changes: dict[float, int] = {}
-        for c, since_s, until_s in lives:
-            if c in pools:
-                changes[since_s] = changes.get(since_s, 0) + day.pools[c].gpus
-                changes[until_s] = changes.get(until_s, 0) - day.pools[c].gpus
-        times_s = sorted(changes)
-        gpus = np.cumsum([changes[time_s] for time_s in times_s])
-        idle = -gpus[:-1] % node.gpus
-        total += float(idle @ np.diff(times_s)) * node.idle_usd_per_h / 3600
+        on_node = [(c, since_s, until_s) for c, since_s, until_s in lives if c in pools]
+        for c, since_s, until_s in on_node:
+            more_usd_per_h = prices[c] - day.pools[c].gpus * node.idle_usd_per_h
+            total += more_usd_per_h * (until_s - since_s) / 3600
+        for since_s, until_s in _node_lives(day, node.gpus, on_node):
+            total += node.gpus * node.idle_usd_per_h * _paid_s(day, until_s - since_s) / 3600
     return float(total)
+
+
+def _paid_s(day: DayTerms, life_s: float) -> float:
+    """How long a life of this length is paid."""
+    if day.unit_s == 0:
+        return life_s
+    # 1e-9 less, so that a rounding error does not begin another unit.
+    return math.ceil(life_s / day.unit_s - ROUNDING) * day.unit_s
+
+
+def _node_lives(
+    day: DayTerms, node_gpus: int, lives: Sequence[tuple[int, float, float]]
+) -> Iterator[tuple[float, float]]:
+    """(from, to) of the nodes that hold these workers, given as (pool, from, to)."""
+    changes: dict[float, int] = {}
+    for c, since_s, until_s in lives:
+        changes[since_s] = changes.get(since_s, 0) + day.pools[c].gpus
+        changes[until_s] = changes.get(until_s, 0) - day.pools[c].gpus
+    gpus, begins_s = 0, list[float]()
+    for time_s in sorted(changes):
+        gpus += changes[time_s]
+        nodes = -(-gpus // node_gpus)
+        begins_s += [time_s] * (nodes - len(begins_s))
+        while len(begins_s) > nodes:
+            yield begins_s.pop(), time_s
 
 
 def solve(
@@ -356,10 +402,11 @@ def solve(
         _add_node_rows(rows, paid)
     if day.is_by_unit:
         _add_life_rows(rows)
-    elif not day.is_paid_all_day:
+    if not day.is_paid_all_day:
         hours, prices = np.diff(day.cells_s()) / 3600, day.prices()
         for (q, c), variable in np.ndenumerate(paid):
-            rows.cost[int(variable)] += float(hours[q] * prices[c])
+            if not day.is_by_unit or day.pools[c].node is not None:
+                rows.cost[int(variable)] += float(hours[q] * prices[c])
     for cut in cuts:
         if len(cut) > 1 and not any(size < low[t, c] for t, c, size in cut):
             rows.any_of([rows.larger(t, c, size) for t, c, size in cut if size < most[t, c]])
@@ -499,9 +546,11 @@ def _add_day_rows(rows: _Rows, paid: Ints) -> None:
 
 
 def _add_life_rows(rows: _Rows) -> None:
-    """Add lives_tc, and to the objective what the lives cost."""
+    """Add lives_tc, and to the objective what the lives cost, for pools on no whole nodes."""
     day, prices = rows.day, rows.day.prices()
     for c, pool in enumerate(day.pools):
+        if pool.node is not None:
+            continue
         covers: list[dict[int, float]] = [{int(column): -1.0} for column in rows.x[:, c]]
         for _, units, steps in possible_worker_lives(day, pool.start_s):
             usd = float(units * day.unit_s / 3600 * prices[c])

@@ -18,6 +18,8 @@ from planner.solvers.pool_sizes import (
     count_paid_workers,
     fill_paid_units,
     is_within_stock,
+    most_gpus_in_use,
+    most_paid_gpus,
     possible_worker_lives,
     ready_workers_at_no_cost,
     solve,
@@ -110,6 +112,30 @@ def test_idle_gpus_of_whole_nodes_are_paid() -> None:
     assert cost_usd(day, np.array([[1], [2]])) == pytest.approx(3 + 6)
     assert solve(day, [((0, 0, 0),), ((1, 0, 1),)]).usd == pytest.approx(9)
     assert billed_usd(day, [(0, 0.0, 7200.0), (0, 3600.0, 7200.0)]) == pytest.approx(9)
+
+
+def test_of_whole_nodes_the_hours_of_a_node_are_paid() -> None:
+    """Nodes of three GPUs, 3 USD/h. Two workers of one GPU, one for the first half hour and one for the
+    second, are one node for an hour; one worker for half an hour too. Beside each other for 90 minutes three
+    workers of two GPUs are two nodes, two hours each.
+    """
+    pools = (PoolTerms(0.0, 0, 3, 1.0, 1, "card", NODE), PoolTerms(0.0, 0, 3, 2.0, 2, "card", NODE))
+    day = DayTerms(np.arange(0, 9000, 1800.0), pools, unit_s=3600.0)
+    assert billed_usd(day, [(0, 0.0, 1800.0), (0, 1800.0, 3600.0)]) == pytest.approx(3.0)
+    assert billed_usd(day, [(0, 0.0, 1800.0)]) == pytest.approx(3.0)
+    assert billed_usd(day, [(1, 0.0, 5400.0)] * 3) == pytest.approx(12.0)
+    halves = np.array([[1, 0], [1, 0], [0, 0], [0, 0]])
+    assert units_usd(day, halves) == pytest.approx(3.0) == solve(day, [((0, 0, 0),), ((1, 0, 0),)]).usd
+
+
+def test_nodes_of_two_markets_are_filled_each_by_itself() -> None:
+    """One GPU on a node of three that is rented, one on a spot node: six are paid where two are in use."""
+    spot = PoolTerms(0.0, 0, 3, 0.5, 1, "card@spot", PricedNode("card@spot", 3, 0.5, 0.0))
+    day = DayTerms(np.array([0.0, 3600.0]), (PoolTerms(0.0, 0, 3, 1.0, 1, "card", NODE), spot))
+    lives = [(0, 0.0, 3600.0), (1, 0.0, 3600.0)]
+    assert most_gpus_in_use(day, lives, [0, 1]) == 2 and most_paid_gpus(day, lives, [0, 1]) == 6
+    assert billed_usd(day, lives) == pytest.approx(3 + 1.5)
+    assert most_paid_gpus(day, [(0, 0.0, 1800.0), (1, 1800.0, 3600.0)], [0, 1]) == 3
 
 
 def random_terms(rng: np.random.Generator) -> tuple[DayTerms, list[tuple[tuple[int, int, int], ...]]]:
