@@ -136,9 +136,7 @@ def _empty_slots(
 def make_adapters(
     fleet: Fleet, trace: Trace, kinds: IntArray, types: Sequence[WorkerType]
 ) -> AdapterState | None:
-    """The state at the start; None for a fleet without LoRA. `kinds` (W,) are the workers' indices into
-    `types`.
-    """
+    """The state at the start; None for a fleet without LoRA. `kinds` (W,) are workers' indices in `types`."""
     lora = fleet.lora
     if lora is None:
         return None

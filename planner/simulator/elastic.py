@@ -468,9 +468,7 @@ class _Run:
         self.end_drained()
 
     def plan_decisions(self, time_s: float) -> None:
-        """Add the decisions after `time_s` up to `lag_s` ahead, since their readings come that much
-        sooner.
-        """
+        """Add the decisions after `time_s` up to `lag_s` ahead, as their readings come that much sooner."""
         if self.timed is not None:
             next_s = 0.0 if time_s < 0 else self.timed.next_s(time_s)
             if time_s >= 0 and next_s <= time_s:
@@ -591,9 +589,7 @@ class _Run:
         return not any(worker["assigned"] or worker["running"] or worker["used_blocks"] for worker in workers)
 
     def end_drained(self) -> None:
-        """End the workers that drained and became empty since the last pause, at the time they became
-        idle.
-        """
+        """End workers that drained and became empty since the last pause, at the time they became idle."""
         for slot in self.slots:
             if slot.phase == _DRAINING and self.is_empty(slot):
                 workers = self.state.workers[slot.first : slot.first + slot.ranks]
@@ -661,9 +657,7 @@ class _Run:
         )
 
     def decide(self) -> None:
-        """Let the controller decide by the latest reading that is at least `lag_s` old, and resize the
-        pools.
-        """
+        """Let the controller decide by the latest reading at least `lag_s` old and resize the pools."""
         latest_s = self.now_s - self.controller.lag_s
         k = len(self.readings) - 1
         while k > 0 and self.readings[k].time_s > latest_s:
@@ -744,9 +738,7 @@ class _Run:
 
 
 def _order_of_giving_up(slot: _Slot) -> tuple[bool, float, int]:
-    """A key that sorts workers that start, the latest first, before those that are ready, the latest
-    first.
-    """
+    """A key to sort workers that start, the latest first, before those that are ready, the latest first."""
     since_s = slot.ready_s if slot.phase == _READY else slot.asked_s
     return slot.phase == _READY, -since_s, -slot.number
 

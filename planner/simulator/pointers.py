@@ -24,9 +24,7 @@ class Handle(types.Type):
 
 
 def _named(handle, dmm):
-    """The tuple's LLVM type, under a name. Written out at each use, it would be most of the text that
-    LLVM reads.
-    """
+    """The tuple's LLVM type, under a name. Written out at each use, it would be most of LLVM's text."""
     named = ir.global_context.get_identified_type(handle.name)
     if named.is_opaque:
         named.set_body(*dmm[handle.fields].get_data_type().elements)
@@ -66,9 +64,7 @@ def _read(context, builder, handle, pointer, name):
 
 @intrinsic
 def pointer_to(typing_context, fields):
-    """A handle of the tuple `fields`. It is valid while the function that calls this runs, whose stack
-    has it.
-    """
+    """A handle of the tuple `fields`. It is valid while the calling function runs, whose stack has it."""
 
     def codegen(context, builder, signature, arguments):
         model = context.data_model_manager[fields]

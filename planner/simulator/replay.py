@@ -291,9 +291,7 @@ class RequestRecords:
     """
 
     def __init__(self, trace: Trace, predicted_tokens: Ints | None = None, *, reused: bool = True):
-        """`predicted_tokens` (n,) are the output lengths that schedulers predict, by default the true
-        ones.
-        """
+        """`predicted_tokens` (n,) are output lengths that schedulers predict, by default the true ones."""
         self._trace, self.predicted_tokens, self._reused = trace, predicted_tokens, reused
         # Arrays that no simulation uses now, and how many of their first records were changed.
         self._spare: list[tuple[npt.NDArray[np.void], int]] = []
@@ -463,9 +461,7 @@ def _fresh_requests(trace: Trace) -> npt.NDArray[np.void]:
 
 
 def _make_fresh(requests: npt.NDArray[np.void], trace: Trace, first: int = 0) -> None:
-    """Write `requests` (m,) as the records of the trace's requests from index `first` on before they
-    arrive.
-    """
+    """Write `requests` (m,) as records of the trace's requests from `first` on before they arrive."""
     fresh = _FRESH.view(np.int64)
     for offset in range(0, len(requests), FRESH_REQUESTS):
         block = requests[offset : offset + FRESH_REQUESTS]
@@ -479,9 +475,7 @@ def _make_fresh(requests: npt.NDArray[np.void], trace: Trace, first: int = 0) ->
 
 
 def _common_fields() -> npt.NDArray[np.void]:
-    """A record (1,), layout.REQUEST, with the fields that are the same for all requests before they
-    arrive.
-    """
+    """A record (1,), layout.REQUEST, with fields that are the same for all requests before they arrive."""
     fresh = np.zeros(1, dtype=layout.REQUEST)
     fresh["scheduled_s"] = -1.0
     fresh["first_token_s"] = fresh["finish_s"] = np.nan
@@ -610,9 +604,7 @@ def _request_classes(
 
 
 def _await_disturbance(state: State, *, outside: int) -> None:
-    """Put the outside world into the heap of events, due at the first disturbance, after all others of
-    that time.
-    """
+    """Put the outside world into the heap of events, due at the first disturbance, after all of that time."""
     state.sequence[outside] = np.iinfo(np.int64).max
     state.due_s[outside] = state.disturbances[0]["time_s"]
     state.heap[0], state.heap_index[outside], state.counters[layout.PENDING] = outside, 0, 1
@@ -643,9 +635,7 @@ def _rank(worker_type: WorkerType, row: npt.NDArray[np.void], tables: Sequence[F
 def _sequence(
     workers: npt.NDArray[np.void], lanes: npt.NDArray[np.void], order: npt.NDArray[np.int64], entities: int
 ) -> npt.NDArray[np.int64]:
-    """The order (entities,) of events of one moment: lanes by their workers' order, then the others by
-    index.
-    """
+    """The order (entities,) of events of one moment: lanes by workers' order, then others by index."""
     sequence = np.arange(entities)
     position = np.empty(len(workers), np.int64)
     position[order] = np.arange(len(workers))
@@ -952,9 +942,7 @@ def _predict(requests: npt.NDArray[np.void], accuracy_frac: float, seed: int) ->
 
 
 def columns_of(requests: npt.NDArray[np.void], output_tokens: Ints) -> dict[str, npt.NDArray[Any]]:
-    """The results in the records of these requests, (n,) each; `last_finish_s` (1,) is NaN if none
-    finished.
-    """
+    """Results in the records of these requests, (n,) each; `last_finish_s` (1,) is NaN if none finished."""
     arrival_s, scheduled_s, first_token_s, finish_s, gap_max_s = (
         requests[name].copy()  # Each column is read once, as the records are far apart in memory.
         for name in ("arrival_s", "scheduled_s", "first_token_s", "finish_s", "gap_max_s")
@@ -984,9 +972,7 @@ def results(
     limits: tuple[Limit, ...],
     columns: dict[str, npt.NDArray[Any]] | None = None,
 ) -> Simulation:
-    """The results of a run in the kernel's arrays; `columns` are those of the requests if they were read
-    already.
-    """
+    """The results of a run in the kernel's arrays; `columns` are the requests' if they were read."""
     is_due = state.due_s[: len(state.lanes)] < np.inf
     if state.dp_ranks is not None:  # Only the first rank of a worker has events.
         is_due |= state.dp_ranks["first"][state.lanes["worker"]] != state.lanes["worker"]

@@ -42,9 +42,7 @@ Spans = npt.NDArray[np.float64]  # (S, 2): starts and ends of disjoint spans of 
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """The least share of a tenant over its `windows`, and the window that has it; NaN and None without
-    windows.
-    """
+    """The least share of a tenant over its `windows`, and its window; NaN and None without windows."""
 
     tenant: str
     share_frac: float
@@ -169,9 +167,7 @@ class _ServiceOf:
 
 
 def _ramps(starts_s: Floats, ends_s: Floats, amounts: Floats) -> tuple[Floats, Floats]:
-    """The sum of ramps, each from 0 at its start to its amount at its end: the sum's knots and values
-    there.
-    """
+    """The sum of ramps, each from 0 at its start to its amount at its end: its knots and values there."""
     rates = amounts / (ends_s - starts_s)
     times_s = np.concatenate([starts_s, ends_s])
     order = np.argsort(times_s, kind="stable")

@@ -186,9 +186,7 @@ class OutOfTime(Exception):
 
 
 class MoreRuns(Exception):
-    """Between two pauses more runs of steps came than there was room to record: `replay` starts again with
-    more room.
-    """
+    """Between two pauses more runs of steps came than there was room for: `replay` starts again with more."""
 
 
 def _leaving_requests(state: State) -> list[int]:

@@ -1,6 +1,4 @@
-"""A controller for pool sizes that are known beforehand, as times from which so many workers must be
-ready.
-"""
+"""A controller for pool sizes that are known beforehand, as times from which so many workers are ready."""
 
 from __future__ import annotations
 

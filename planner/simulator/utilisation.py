@@ -42,9 +42,7 @@ class PoolUse:
 
 
 def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
-    """How each running pool used its GPUs, in the fleet's order; nothing unless the simulation was
-    recorded.
-    """
+    """How each running pool used its GPUs, in the fleet's order; nothing unless the run was recorded."""
     if not len(simulation.runs):
         return ()
     runs, inside_s, (start_s, end_s) = measured_runs(simulation)

@@ -109,9 +109,7 @@ def make_links(fleet: Fleet) -> npt.NDArray[np.void]:
 
 
 def _rack_numbers(topology: Topology, places: Sequence[tuple[int, ...]]) -> npt.NDArray[np.int64]:
-    """The rack (P,) of each place, which is that of its first node; all are in rack 0 if there are no
-    racks.
-    """
+    """The rack (P,) of each place, which is that of its first node; rack 0 if there are no racks."""
     first_nodes = np.array([nodes[0] for nodes in places], np.int64)
     return first_nodes // topology.nodes_per_rack if topology.nodes_per_rack else 0 * first_nodes
 
