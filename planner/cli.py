@@ -99,9 +99,7 @@ TargetOption = Annotated[
 
 
 class CommandLine(typer.Typer):
-    """Typer that reads the commands from the signatures of their functions once in a process, which takes
-    40 ms, and not at every call.
-    """
+    """Typer that reads commands from their signatures once in a process, as that takes 40 ms."""
 
     @cached_property
     def commands(self) -> Callable[..., Any]:

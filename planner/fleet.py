@@ -1,6 +1,4 @@
-"""The values that describe a fleet: worker type, pool, network, policies, fleet. They are frozen, with units
-in the names of fields.
-"""
+"""The values that describe a fleet: worker type, pool, network, policies, fleet. All are frozen."""
 
 from __future__ import annotations
 
@@ -157,9 +155,7 @@ class WorkerType:
 
     @property
     def all2all(self) -> All2All:
-        """The kernels by which tokens reach experts on other nodes (vLLM's --all2all-backend); "" where
-        ranks are alone or on one node.
-        """
+        """The kernels by which tokens reach experts on other nodes (vLLM's --all2all-backend), if any."""
         if self.dp == 1:
             return ""
         return all2all_of(self.gpus, int(self.gpu.gpus_per_node), self.max_num_batched_tokens)
@@ -447,9 +443,7 @@ class Fleet:
 
     @property
     def front_end_s(self) -> float:
-        """The time from a request's arrival until the engine that computes its prompt has it [s]; the
-        smallest of all pools.
-        """
+        """Seconds from a request's arrival until the engine of its prompt has it; the least of all pools."""
         engines = [pool.type.engine for pool in self.running_pools if pool.role != "decode"]
         return min((0.0 if engine is None else engine.front_end_s for engine in engines), default=0.0)
 

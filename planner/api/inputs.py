@@ -168,9 +168,7 @@ def named_fleets(
 
 
 def name_of_file(path: Path) -> str:
-    """A fleet's name where none is given: the file's without its ending, of plan.yaml that of its folder, as
-    all plans have that file name.
-    """
+    """A fleet's name where none is given: the file's without its ending, for a plan.yaml its folder's."""
     return path.parent.name if path.name == "plan.yaml" and path.parent.name else path.stem
 
 

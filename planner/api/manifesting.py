@@ -22,9 +22,7 @@ from planner.units import counted
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ManifestsResult(Result):
-    """The files of each target, which targets were refused and why, and what to know
-    before applying files.
-    """
+    """The files of each target, which targets were refused and why, and what to know before applying."""
 
     fleet: Fleet
     target: str

@@ -84,9 +84,7 @@ class WhatIfResult(Result):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SensitivityResult(Result):
-    """Whether a plan holds if step times or traffic are off, and what each limit costs. A move is the answer
-    to one changed question.
-    """
+    """Whether a plan holds if step times or traffic are off. A move is the answer to one change."""
 
     before: StudyAnswer
     moves: tuple[Moved, ...]

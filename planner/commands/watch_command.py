@@ -123,9 +123,7 @@ def _look_once(
     is_line: bool = False,
     before: WatchResult | None = None,
 ) -> WatchResult:
-    """Compare the metrics with the plan once, print the result and write its files. `is_line`: JSON is
-    printed in one line.
-    """
+    """Compare metrics with the plan once, print the result, write files. `is_line`: JSON on one line."""
     from planner.api import watch_api
     from planner.documents.fleet_file import fleet_document
     from planner.files import checked_files

@@ -86,9 +86,7 @@ class DayResult(Result):
         return day_page.render_day(self.answer)["day.html"]
 
     def save(self, folder: str | Path) -> tuple[str, ...]:
-        """Write day.html, tables and the manifests of the winner, or with `oracle` of all controllers. Either
-        all files are written or none.
-        """
+        """Write day.html, tables and manifests of the winner (with `oracle` of all), all files or none."""
         check_output_directory(Path(folder))
         written = {**day_page.render_day(self.answer), **controller_manifests(self.answer)}
         if self.is_oracle:

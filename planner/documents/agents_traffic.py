@@ -41,9 +41,7 @@ def is_of_agents(given: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
 
 
 def agent_rate_rps(agents: Agents, output: Lengths) -> float:
-    """Requests/s of all agents together, on a fleet on which a token takes NOMINAL_TOKEN_S
-    (traffic/agents.py).
-    """
+    """Requests/s of all agents, on a fleet where a token takes NOMINAL_TOKEN_S (traffic/agents.py)."""
     return agents.count * agents.task_requests() / agents.task_s(output)
 
 

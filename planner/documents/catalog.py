@@ -105,9 +105,7 @@ WORDING = Wording(whole="expected a whole number > 0")
 
 @dataclass(frozen=True)
 class Provenance:
-    """The source of a row and its other names; for a GPU also the source of its price, which ages faster, and
-    the offers of providers.
-    """
+    """A row's source and other names; of a GPU also its price's source, which ages faster, and offers."""
 
     source: str
     date: str
@@ -293,9 +291,7 @@ class Catalog:
         return tuple(sorted(splits))
 
     def _fit_of(self, names: Sequence[str], gpu: str, split: Split) -> StepLatency | None:
-        """The fit of the first LLM that has one. Whole experts stand in for slices that have no fit, but
-        slices never for whole experts.
-        """
+        """The first LLM's fit. Whole experts stand in for slices without a fit, slices never for whole."""
         tp, ep, dp, kind = split
         for name in names:
             fits = self._fits_of(name, gpu)
@@ -344,9 +340,7 @@ class Catalog:
         return tuple(name for name, gpu in self.gpus.items() if not self.is_checked(llm, gpu))
 
     def find_guessed_gpus(self, llm: Llm) -> tuple[str, ...]:
-        """The GPUs with a remembered price and estimated step times; they are considered only if the question
-        names them or gives their price.
-        """
+        """GPUs of remembered price and estimated step times, searched only if the question names them."""
         return tuple(
             name
             for name, gpu in self.gpus.items()

@@ -171,9 +171,7 @@ class UpperEnds:
 
 @dataclass(frozen=True, slots=True)
 class StepSpread:
-    """Measured over predicted step times: the factors between which 90 % of the runs lay. `is_own`: the runs
-    were of this engine.
-    """
+    """Measured over predicted step times: 90 % of runs lay between. `is_own`: runs of this engine."""
 
     worker: str
     prefill: tuple[float, float]
@@ -261,9 +259,7 @@ class CachesSave:
 
 @dataclass(frozen=True, slots=True)
 class PolicyGains:
-    """What policies save with the best fleet found with them, against the best fleet found before them: on
-    paper, or in production.
-    """
+    """What policies save: the best fleet with them against the best before, on paper or in production."""
 
     label: str
     value: float

@@ -162,9 +162,7 @@ def read_fleet(path: Path, catalog: Catalog, *, policies: Document | None = None
 def parse_fleet(
     document: Document, path: Path, catalog: Catalog, *, policies: Document | None = None
 ) -> Fleet:
-    """Read a fleet from a mapping; see `read_fleet`. Errors name `path`, and files that the mapping names are
-    looked for in its folder.
-    """
+    """Read a fleet from a mapping as `read_fleet`. Errors name `path`; its folder has named files."""
     where = str(path)
     if isinstance(document.get("llms"), dict):
         folders = ", ".join(str(path.parent / str(name) / path.name) for name in list(document["llms"])[:5])
@@ -451,9 +449,7 @@ def _parse_dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
 
 
 def _parse_ep(row: Section, llm: Llm, gpu: Gpu, degrees: tuple[int, int], catalog: Catalog) -> bool:
-    """Whether every GPU has whole experts; unsaid, as the step times of the catalog are meant. `degrees`: TP
-    and data-parallel ranks.
-    """
+    """Whether every GPU has whole experts; unsaid, as the catalog. `degrees`: TP and ranks."""
     tp, dp = degrees
     if dp > 1:
         if not row.flag("ep", True):

@@ -62,7 +62,5 @@ def with_owned(
 
 
 def rentable_stock(stock: Mapping[str, int | None], owned: Mapping[str, int]) -> dict[str, int | None]:
-    """The GPUs of which some can be rented, those of which the stock is more than is owned. The counts stay
-    those of the whole stock.
-    """
+    """GPUs of which the stock is more than is owned, so that some can be rented; counts are the stock's."""
     return {name: count for name, count in stock.items() if count is None or count > owned.get(name, 0)}

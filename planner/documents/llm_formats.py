@@ -77,9 +77,7 @@ class Formats:
     patterns: tuple[tuple[re.Pattern[str], str], ...] = ()
 
     def format_of(self, aliases: Iterable[str], *, is_expert: bool = False) -> str:
-        """The format of a module. `aliases` are the names under which checkpoints have it, each from
-        "layers." or "lm_head" on.
-        """
+        """The format of a module. `aliases`: its names in checkpoints, from "layers." or "lm_head" on."""
         for alias in aliases:
             if format := self._format_by_rule(alias):
                 return format

@@ -71,9 +71,7 @@ class SeveralLlmsQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of `llms` as it is written, before its trace is read. `own` are its keys of OWN, with the
-    DEFAULTS that it lacks.
-    """
+    """One entry of `llms` as it is written, before its trace is read. `own`: its keys of OWN, or DEFAULTS."""
 
     name: str
     own: Mapping[str, Any]

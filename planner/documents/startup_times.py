@@ -123,9 +123,7 @@ class StartupFacts:
 
 
 def start_s(llm: Llm, worker: WorkerType, storage: str) -> float:
-    """Seconds until a worker is ready whose weights come from a storage row of the shipped catalog, on a node
-    that has the image.
-    """
+    """Seconds until a worker is ready with weights from the shipped catalog's storage, image at hand."""
     return read_startup().start_time(llm, worker, storage).start_s
 
 

@@ -271,9 +271,7 @@ class PlanQuestion:
 
     @property
     def stock_and_owned(self) -> dict[str, int | None]:
-        """The stock of each row that may be rented, which includes owned GPUs, and the number of owned GPUs
-        under "h100-80g@owned".
-        """
+        """The stock of each row, owned GPUs included, and owned GPUs alone under "h100-80g@owned"."""
         owned = {name + OWNED: count for name, count in self.owned.items() if name in self.stock}
         return {**rentable_stock(self.stock, self.owned), **owned}
 

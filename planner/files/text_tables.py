@@ -45,9 +45,7 @@ def read_csv(path: Path, columns: Iterable[str] = ()) -> pd.DataFrame:
 
 
 def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataFrame:
-    """A CSV table from its text; lines that begin with # are left out. The table must have all of `columns`.
-    Errors begin with `where`.
-    """
+    """A CSV table from its text, without # lines; it must have all `columns`. Errors begin with `where`."""
     refuse_long_fields(text, where)
     try:
         table = pd.read_csv(io.StringIO(text), comment="#", low_memory=False)
@@ -80,9 +78,7 @@ def read_text_rows(path: Path, columns: Iterable[str], expected: str) -> Iterato
 def read_number_column(
     table: pd.DataFrame, name: str, where: object, *, least: float = 0.0
 ) -> npt.NDArray[np.float64]:
-    """A column of numbers that are at least `least`. Raises InputError that names the first row where one is
-    not; row 1 follows the header.
-    """
+    """A column of numbers >= `least`; InputError names the first row with another (1: below the header)."""
     values = as_floats(table[name])
     bad = np.flatnonzero(~((values >= least) & (values < LARGEST)))
     if bad.size:

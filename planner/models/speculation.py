@@ -135,9 +135,7 @@ class SpeculativeSteps:
         return own_s + q * (first_s + (k - 1) * again_s) + k * self.speculation.draft_s
 
     def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
-        """The form as the kernel reads it: f(N) + h for every N up to `most_tokens`, the numbers of
-        `latency`, and then h, k, q, s.
-        """
+        """For the kernel: f(N) + h for N up to `most_tokens`, the numbers of `latency`, then h, k, q, s."""
         latency, speculation = self.latency, self.speculation
         plain = latency.compile_for_kernel(most_tokens, most_decodes)
         numbers = (*plain.numbers, latency.h_s, speculation.tokens, speculation.draft_frac)

@@ -333,9 +333,7 @@ def _fits_node(prefill: WorkerType, decode: WorkerType, stages: int) -> bool:
 
 
 def _best_first(fleets: Iterable[Fleet], measure: Measure) -> tuple[Measured, ...]:
-    """The fleets with their goodput, the best goodput per GPU first. Each has to beat the
-    best one before it.
-    """
+    """The fleets with their goodput, the best goodput per GPU first. Each has to beat the best before it."""
     rows: list[Measured] = []
     best = 0.0  # The best goodput per GPU so far.
     for fleet in fleets:

@@ -174,9 +174,7 @@ def current_slot() -> threading.Semaphore:
 
 @contextmanager
 def working_on(executor: Executor) -> Iterator[None]:
-    """Simulations inside the block use these workers. Raises InputError if the package, the cluster or the
-    right version is missing.
-    """
+    """Simulations in the block use these workers. InputError without package, cluster or right version."""
     with ExitStack() as stack:
         if executor.kind in ("serial", "threads"):
             crew, threads = None, executor.workers

@@ -147,9 +147,7 @@ def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats) 
 
 
 def _elapsed_sum_s(since_s: Floats, at_s: Floats) -> Floats:
-    """The sum over i of max(at - since_i, 0) for each `at` [s]: the time that has passed since all of
-    `since_s`, added up.
-    """
+    """The seconds since all of `since_s` together, at each `at`: the sum over i of max(at - since_i, 0)."""
     ordered = np.sort(since_s)
     sums = np.concatenate(([0.0], np.cumsum(ordered)))
     count = np.searchsorted(ordered, at_s)

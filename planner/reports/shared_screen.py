@@ -1,6 +1,4 @@
-"""The first screen of a plan for several LLMs: the texts of one LLM's (screen.py) for all of them together,
-then a card for each LLM.
-"""
+"""The first screen of a plan for several LLMs: the texts of screen.py for all, then a card for each LLM."""
 
 from __future__ import annotations
 

@@ -196,9 +196,7 @@ def measured_line(plan: Plan) -> str:
 
 
 def excluded_text(cheaper: int | None, simulated: int) -> str:
-    """How many cheaper fleets of level 0 there are and how many of them were simulated; `cheaper` is None if
-    they were not counted.
-    """
+    """How many cheaper fleets of level 0 there are (`cheaper`; None: not counted) and were simulated."""
     if cheaper is None:
         return f"{simulated:,} cheaper ones were simulated and fail"
     if cheaper == 0:

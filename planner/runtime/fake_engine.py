@@ -160,9 +160,7 @@ class FakeEngine:
         return chunks
 
     def _take_cached_tokens(self, request: _Request) -> int:
-        """The number of cached tokens of the prompt, without its last token, which is always computed. Evicts
-        first what no longer fits.
-        """
+        """The prompt's cached tokens but the last, which is always computed. Evicts what does not fit."""
         while len(self.cached) > self.free_blocks:
             self.cached.popitem(last=False)
         hits = next(

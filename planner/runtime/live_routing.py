@@ -145,9 +145,7 @@ class LiveFleet:
     def take_seat(
         self, inputs: int, outputs: int, time_s: float, *, names: Sequence[int] = (), tenant: str = ""
     ) -> int:
-        """Give a new request a seat and return it. `inputs` and `outputs` are tokens, `names` those of the
-        prompt's blocks.
-        """
+        """Give a new request a seat and return it: tokens of `inputs` and `outputs`, `names` of blocks."""
         if self.lengths is None:
             self._learn(inputs, outputs)
         if not self.free:
@@ -216,9 +214,7 @@ class LiveFleet:
             self._see_most_tokens()
 
     def note_admitted(self, seat: int, time_s: float) -> None:
-        """Note that the worker begins to compute the prompt. A caller that cannot see this calls
-        `note_computed` alone.
-        """
+        """Note that the worker begins to compute the prompt. Who cannot see this calls `note_computed`."""
         events.note_event(self.state, events.ADMIT, seat, 0, time_s)
 
     def note_computed(self, seat: int, time_s: float) -> None:

@@ -71,9 +71,7 @@ class Tolerances:
     attainment_frac: float = 0.02
 
     def tolerance_of(self, percentile_frac: float) -> float | None:
-        """The tolerance of a percentile; None for P99, which is shown but not judged, because it scatters
-        more than any useful tolerance.
-        """
+        """The tolerance of a percentile; None for P99, which scatters too much to be judged."""
         return {0.5: self.p50_frac, 0.9: self.p90_frac}.get(percentile_frac)
 
 

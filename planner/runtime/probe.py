@@ -1,6 +1,4 @@
-"""Probes an endpoint before traffic goes to it: which LLM it serves, in which dialect,
-how it counts tokens.
-"""
+"""Probes an endpoint before traffic goes to it: which LLM it serves, its dialect, how it counts tokens."""
 
 from __future__ import annotations
 

@@ -138,9 +138,7 @@ def _formulate(
 
 
 def _undominated(instance: Instance) -> npt.NDArray[np.bool_]:
-    """(J,): the types that no other type with unlimited stock replaces at the same price or less. Of equal
-    types the first stays.
-    """
+    """(J,): types that no unlimited other replaces at the same price or less; of equals the first."""
     k, c = instance.sustained_rps, instance.price_usd_per_h
     used = np.ones(len(c), bool)
     for j in range(len(c)):

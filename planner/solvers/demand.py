@@ -283,9 +283,7 @@ class DemandRows:
 
 
 def _slices(pi: Floats, spared: int) -> npt.NDArray[np.int64]:
-    """The slice (m,) of each request by its price. Half of the slices are for the dearest requests, twice as
-    many as may be given up.
-    """
+    """The slice (m,) of each request by price; half are of the dearest, twice as many as may go."""
     dearest = 1 - min(2 * spared / len(pi), 0.5)
     parts = np.concatenate((np.linspace(0, dearest, SLICES // 2), np.linspace(dearest, 1, SLICES // 2)[1:-1]))
     slices = np.searchsorted(np.unique(np.quantile(pi, parts[1:])), pi, side="right")

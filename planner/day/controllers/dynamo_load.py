@@ -61,9 +61,7 @@ class DynamoSettings(ControllerSettings):
 
 
 def prefill_workers(settings: DynamoSettings, queued_share: float, workers: int) -> int:
-    """The next size of a prefill pool of `workers`, of which each has queued prompt tokens of `queued_share`
-    times the longest context.
-    """
+    """The next size of a prefill pool of `workers`, each with `queued_share` longest contexts of prompts."""
     up, down, _, _ = settings.scaling_thresholds
     if queued_share >= up:
         return workers + 1

@@ -615,9 +615,7 @@ def few_keep_all_warnings(slo: Slo, verdict: Verdict, simulation: Simulation) ->
 def list_warnings(
     fleet: Fleet, simulation: Simulation, slo: Slo, verdict: Verdict
 ) -> tuple[facts.Warned, ...]:
-    """What the reader must know first about a fleet's simulation, such as a short trace or step times without
-    measurement.
-    """
+    """What to know first about a fleet's simulation, such as a short trace or unmeasured step times."""
     window = window_of(simulation)
     warned: list[facts.Warned] = [*few_keep_all_warnings(slo, verdict, simulation)]
     if (hour := worst_hour(simulation, slo)) is not None and hour.missed:

@@ -352,9 +352,7 @@ def _doubled_bill_usd_per_h(fleet: Fleet, gpu: str) -> float:
 
 
 def priced_alternatives(alternatives: Iterable[Alternative]) -> list[tuple[str, Fleet]]:
-    """The alternatives that are fleets with a price, with their labels; those on paper are no alternative to
-    a plan for production.
-    """
+    """The alternatives with a price, with their labels; for production none that is on paper."""
     return [
         (each.label, each.fleet)
         for each in alternatives

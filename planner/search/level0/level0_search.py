@@ -301,9 +301,7 @@ def _walk_cheaper(
     *,
     most_effort: float,
 ) -> None:
-    """Simulate every cheaper fleet, where that takes at most so much effort. `usual_effort` is what a
-    simulation of the search has cost.
-    """
+    """Simulate every cheaper fleet within this effort. `usual_effort`: what a simulation has cost."""
     before = effort_spent()
     guess = max(usual_effort / FAR_SOONER, LEAST_EFFORT)
 

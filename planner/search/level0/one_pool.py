@@ -259,9 +259,7 @@ def least_that_holds(
 
 
 def by_bound(item: Bounded, value: float) -> Reason:
-    """Why an option is out without a simulation: its least count is not available, or
-    costs `value` or more.
-    """
+    """Why an option is out without a simulation: its least count is lacking, or costs `value` or more."""
     if item.least > item.most:
         return facts.WorkersMissing(item.least, item.most)
     return facts.WorkTooDear(item.least, item.least_objective, value)

@@ -42,9 +42,7 @@ def count_cheaper(
 
 
 def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tuple[Floats, Floats]:
-    """Prefill counts (P,), and for each the number of decode counts, from the least on, that are within the
-    limits and below `value`.
-    """
+    """Prefill counts (P,), and for each how many decode counts are within limits and below `value`."""
     empty = np.zeros(0)
     most_p = min(p.most, fleet_counts.count_below(p.option.objective, value, d.least * d.option.objective))
     if most_p < p.least or d.least > d.most:

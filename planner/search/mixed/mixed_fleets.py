@@ -189,9 +189,7 @@ def _fine_shares(
 
 
 def _every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[Counts | None, bool]:
-    """Simulate every cheaper fleet of any mix, where they are few: the best fleet, and whether the walk over
-    them came to its end.
-    """
+    """Simulate every cheaper fleet of any mix, if few: the best, and whether the walk came to its end."""
     oracle = problem.oracle
     budget = WALK_EFFORT if best is None else MIX_EFFORT
     value = math.inf if best is None else objective(best)

@@ -239,9 +239,7 @@ def race(
 
 
 def _changes_nothing(policies: Policies, own: Policies, best: Counts) -> bool:
-    """Whether `policies` differ from the fleet's `own` in hand-offs alone, and the fleet has none, for lack
-    of prefill workers.
-    """
+    """Whether `policies` differ from `own` in hand-offs alone, and the fleet hands nothing over."""
     if any(option.role == "prefill" for option, _ in best):
         return False
     with_own_hand_offs = replace(

@@ -188,9 +188,7 @@ def _race_in_scenarios(best: _Tested, effort: float) -> tuple[list[RacedPolicy],
 
 
 def _searched_with(searched: Searched, gain: RacedPolicy) -> Searched | None:
-    """The search on paper with the policies that a race in scenarios found to gain; None if no fleet holds on
-    paper with them.
-    """
+    """The search on paper with policies that gained in the race; None if no fleet holds on paper."""
     problem, paper = searched
     return _search_from(paper, with_policies(problem, gain.policies), gain.best)
 

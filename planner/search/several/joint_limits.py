@@ -181,9 +181,7 @@ def infeasible_error(
 
 
 def ways_to_fit(queries: SharedLimitQueries, rows: Sequence[SharedLimit]) -> list[list[Change]]:
-    """The least increase of each limit alone that would do, or else the increase of all that would; no ways
-    where that is not known.
-    """
+    """The least increase of each limit alone that would do, or else of all; nothing if not known."""
     ways: list[list[Change]] = []
     is_exact = True
     for row in rows:
