@@ -108,9 +108,7 @@ def put_back(state, w):
 
 @where_lora(lambda state, w: state.workers[w].head[READY])
 def next_ready(state, w):
-    """The first request with a slot, of those whose KV has arrived on worker w; those before it are set
-    aside.
-    """
+    """The first request with a slot of those whose KV is on worker w; those before it are set aside."""
     worker = state.workers[w]
     while worker.head[READY] != NONE and not _has_slot(state, w, worker.head[READY]):
         r = pop(state.requests, worker, READY)

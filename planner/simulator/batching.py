@@ -262,9 +262,7 @@ def _take(state, l, r, n, step_blocks, time_s):
 
 @kernel_jit
 def admits(state, l, r, step_blocks, time_s):
-    """Whether worker and admission policy have KV blocks for request r, beside the `step_blocks` that decodes
-    take in this step.
-    """
+    """Whether worker and admission policy have KV blocks for request r, beside decodes' `step_blocks`."""
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
@@ -359,9 +357,7 @@ def _latest(state, l):
 
 @kernel_jit
 def _vllm_step(state, l, time_s):
-    """vLLM v1: the running requests in order of admission, then those that wait; True if one was
-    preempted.
-    """
+    """vLLM v1: the running requests in order of admission, then those waiting; True if one was preempted."""
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     kind = state.types[worker.type]
@@ -569,9 +565,7 @@ def _coming_blocks(state, l, longest):
 
 @kernel_jit
 def _taken_blocks(state, l, longest):
-    """KV blocks that running requests take in the next step, in order of admission, up to the first that
-    finds too few.
-    """
+    """KV blocks that running requests take in the next step, in order, up to the first with too few."""
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     free = state.types[worker.type].kv_blocks - worker.used_blocks - worker.late_blocks
@@ -830,9 +824,7 @@ def slowness(state, w):
 
 @kernel_jit
 def _launch_alone(state, l, time_s, goes_on):
-    """Start the step that was formed on lane l. With `goes_on`, equal steps that follow it are simulated in
-    the same run.
-    """
+    """Start the step formed on lane l. With `goes_on`, equal steps after it are simulated in its run."""
     lane = state.lanes[l]
     w = lane.worker
     worker = state.workers[w]

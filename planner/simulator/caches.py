@@ -179,9 +179,7 @@ def node_at(state, r, i):
 
 @small_jit
 def cacheable_nodes(state, r):
-    """How many nodes of request r a cache may spare it: those without its last token, which must be
-    computed.
-    """
+    """How many nodes of request r a cache may spare it: all but that of its last token, always computed."""
     return min(
         state.caches.prompts[r].depth,
         (state.requests[r].length_tokens - 1) // state.caches.numbers[NODE_TOKENS],
@@ -190,9 +188,7 @@ def cacheable_nodes(state, r):
 
 @kernel_jit
 def cached_nodes(state, w, r):
-    """How many nodes of request r worker w has cached. They are its first ones, so bisection finds their
-    number.
-    """
+    """How many nodes of request r worker w has cached. They are its first ones, so bisection finds it."""
     caches = state.caches
     low, high = ZERO, cacheable_nodes(state, r)
     while low < high:
@@ -386,9 +382,7 @@ def release_prefix(state, w, r, cached_tokens):
 
 @where_cached(lambda state, w, node: None)
 def pin_node(state, w, node):
-    """Worker w has a node from now on and never evicts it, as if a request always used it. The router
-    knows.
-    """
+    """Worker w has a node from now on and never evicts it, as if always in use. The router knows."""
     caches = state.caches
     e = find_entry(state, w, node)
     if e == NONE:
@@ -504,9 +498,7 @@ def promise_prompt(state, w, r):
 
 @kernel_jit
 def read_notices(state, time_s, notices_to_leave):
-    """The router reads the notices of evictions up to `time_s`, oldest first, until `notices_to_leave`
-    remain.
-    """
+    """The router reads notices of evictions up to `time_s`, oldest first, until `notices_to_leave` remain."""
     caches = state.caches
     while caches.numbers[NOTICES] > notices_to_leave:
         notice = caches.notices[caches.numbers[FIRST_NOTICE]]
@@ -593,9 +585,7 @@ def _note_wait(state, r, time_s):
 
 @kernel_jit
 def _count_wait(state, r, half, sign):
-    """Add (sign 1) or take off (-1) the wait of request r in a half of the window (0: the first, 1: the
-    later).
-    """
+    """Add (sign 1) or take off (-1) request r's wait in a half of the window (0: the first, 1: the later)."""
     prompt = state.caches.prompts[r]
     if prompt.queue_s >= 0.0:
         prefix = state.caches.prefixes[prompt.prefix]
@@ -607,9 +597,7 @@ def _count_wait(state, r, half, sign):
 
 @kernel_jit
 def move_window(state, time_s):
-    """e2's window ends at `time_s` from now on: requests leave it, or move from its later to its first
-    half.
-    """
+    """e2's window ends at `time_s` from now on: requests leave it, or go from its later to its first half."""
     caches, window_s = state.caches, state.caches.settings[WINDOW_S]
     first = caches.numbers[FIRST_ROUTED]
     while first != NONE and caches.prompts[first].routed_s < time_s - window_s:

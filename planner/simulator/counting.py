@@ -111,9 +111,7 @@ def window_at(state, time_s):
 
 @kernel_jit
 def count_within(state, k, v, counted, violations):
-    """Add values and violations to limit k in window v; the SLO is broken if they exceed what is allowed
-    there.
-    """
+    """Add values and violations to limit k in window v; the SLO is broken if they exceed what is allowed."""
     watched = state.in_windows[k, v]
     watched.counted += counted
     watched.violations += violations
@@ -123,9 +121,7 @@ def count_within(state, k, v, counted, violations):
 
 @kernel_jit
 def count_run(state, l, start_s, first_s, growth_s, steps, sequences):
-    """Count the gaps of a run, each of which the first `sequences` decodes of lane l have, against the limits
-    on tbt.
-    """
+    """Count a run's gaps, which the first `sequences` decodes of lane l have, against limits on tbt."""
     begin, end = 0, steps
     if start_s + first_s < state.window[0]:
         begin = steps_reaching(start_s, first_s, growth_s, state.window[0]) - 1
@@ -231,9 +227,7 @@ def record_steps(state, l, first_s, growth_s, steps, sequences):
 
 @where_rare(lambda state, r, tokens, cached_tokens: None)
 def record_part(state, r, tokens, cached_tokens):
-    """Record that the next recorded step computes `tokens` tokens of request r, or with 0 that r was
-    preempted.
-    """
+    """Record that the next recorded step computes `tokens` of request r, or with 0 its preemption."""
     k = state.counters[PARTS]
     if k < len(state.parts):
         part = state.parts[k]

@@ -73,9 +73,7 @@ def _count_waiting(state, w, requests):
 
 @small_jit
 def _blocks(state, w, r):
-    """The KV blocks that request r reserves on worker w: those of its prompt on a prefill worker, else those
-    of its output too.
-    """
+    """KV blocks that request r reserves on worker w: its prompt's, and its output's if w decodes."""
     request = state.requests[r]
     return blocks_of(
         request.input_tokens + (0 if state.workers[w].role == PREFILL else request.output_tokens)
@@ -84,9 +82,7 @@ def _blocks(state, w, r):
 
 @kernel_jit
 def _form_prefills(state, l, time_s):
-    """Form the batch of prefills of rank l; it stays empty where the KV cache has no room for the first
-    prompt.
-    """
+    """Form the batch of prefills of rank l; it stays empty if the first prompt has no room."""
     rank, lane = state.ranks[l], state.lanes[l]
     w = lane.worker
     worker = state.workers[w]
@@ -158,9 +154,7 @@ def _start(state, l, time_s):
 
 @kernel_jit
 def _end(state, l, time_s):
-    """End the batch of rank l: its requests go on to the next rank, and from the last rank their tokens are
-    out.
-    """
+    """End the batch of rank l: its requests go on to the next rank, and have tokens after the last."""
     rank, lane = state.ranks[l], state.lanes[l]
     w = lane.worker
     worker = state.workers[w]

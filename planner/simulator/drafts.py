@@ -18,9 +18,7 @@ from planner.simulator.slots import blocks_checked
 
 @kernel_jit
 def _unit(seed, r, tokens):
-    """A random number in [0, 1) that depends on seed, request and count of tokens alone (splitmix64, Steele
-    et al. 2014).
-    """
+    """A random number in [0, 1) by seed, request and count of tokens (splitmix64, Steele et al. 2014)."""
     x = np.uint64(seed) * np.uint64(0xD1342543DE82EF95) + np.uint64(r)
     for i in range(2):
         x = x + np.uint64(0x9E3779B97F4A7C15) + (np.uint64(tokens) if i == 1 else np.uint64(0))

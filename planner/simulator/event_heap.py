@@ -65,9 +65,7 @@ def set_time(state, entity, time_s):
 
 @kernel_jit
 def schedule(state, entity, time_s):
-    """The entity's next event is at `time_s`, after all events of that moment that were scheduled before;
-    np.inf for none.
-    """
+    """The entity's next event is at `time_s`, after those of this moment so far; np.inf for none."""
     state.sequence[entity] = state.counters[SCHEDULED]
     state.counters[SCHEDULED] += 1
     set_time(state, entity, time_s)

@@ -44,9 +44,7 @@ PROMPT_QUEUE_TOKENS = 8192.0  # The threshold of Splitwise's own simulator.
 
 @where_rare(lambda state, pool, time_s: None)
 def flip(state, pool, time_s):
-    """Let a worker of the other pool join this one, if the policy says so; nothing if workers keep their
-    roles.
-    """
+    """Let a worker of the other pool join this one, if the policy says so; not if workers keep roles."""
     if state.policy[REPURPOSE_S] < np.inf:
         _repurpose(state, time_s)
         return
@@ -96,9 +94,7 @@ def _repurpose(state, time_s):
 
 @kernel_jit
 def _look(state, pool, time_s):
-    """Note since when a pool is short of workers; after `repurpose_after_s` let one of the other pool
-    drain.
-    """
+    """Note since when a pool lacks workers; after `repurpose_after_s` let one of the other pool drain."""
     other, since = BACK if pool == FRONT else FRONT, SHORT_SINCE_S + pool
     if not _is_short(state, pool) or _is_short(state, other):
         state.policy[since] = np.inf

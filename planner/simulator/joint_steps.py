@@ -21,9 +21,7 @@ from planner.simulator.step_times import UNBOUNDED, step_seconds, with_host
 
 @kernel_jit
 def _slower(first_s, growth_s, steps, other_first_s, other_growth_s):
-    """(first_s, growth_s, steps) of the slower of two runs, with `steps` cut to those in which it is the
-    slower.
-    """
+    """(first_s, growth_s, steps) of the slower of two runs, `steps` cut to those in which it is slower."""
     if other_first_s > first_s or (other_first_s == first_s and other_growth_s > growth_s):
         first_s, growth_s, other_first_s, other_growth_s = other_first_s, other_growth_s, first_s, growth_s
     if other_growth_s > growth_s and other_first_s > -np.inf:

@@ -90,9 +90,7 @@ def loading_count(state, w):
 
 @where_offloaded(lambda state, w, time_s: np.inf)
 def next_load_s(state, w, time_s):
-    """The time of the next end of a load that worker w does not know of yet, at least `time_s`; infinite if
-    there is none.
-    """
+    """When a load ends of which worker w does not know yet, at least `time_s`; infinite without one."""
     offload, soonest = state.offload, np.inf
     r = offload.memories[w].head[LOADING]
     while r != NONE:
@@ -104,9 +102,7 @@ def next_load_s(state, w, time_s):
 
 @where_offloaded(lambda state, w, time_s: None)
 def hear_of_loads(state, w, time_s):
-    """Worker w forms a step: it learns which loads have ended by `time_s`, and counts on them some steps
-    later.
-    """
+    """Worker w forms a step: it learns of loads that ended by `time_s`, to count on them some steps later."""
     offload, worker = state.offload, state.workers[w]
     r = offload.memories[w].head[LOADING]
     while r != NONE:
@@ -248,9 +244,7 @@ def _unrest_in_memory(state, w, e):
 
 @where_offloaded(lambda state, r: None)
 def note_no_load(state, r):
-    """Request r is admitted without a load: 0 tokens were loaded, unless that was noted at an earlier
-    admission.
-    """
+    """Request r is admitted without a load: 0 tokens were loaded, unless noted at an earlier one."""
     load = state.offload.loads[r]
     load.loaded_tokens = max(load.loaded_tokens, ZERO)
 
@@ -264,9 +258,7 @@ def _note_nodes(load, first, end):
 
 @where_offloaded(lambda state, l: None)
 def store_step(state, l):
-    """The step of lane l is formed: store the new nodes of its prompts, then use the nodes of requests that
-    have left.
-    """
+    """The step of lane l is formed: store its prompts' new nodes, then use those of requests that left."""
     w = state.lanes[l].worker
     memory = state.offload.memories[w]
     if not memory.is_shared:
@@ -320,9 +312,7 @@ def _store_prompt(state, w, r):
 
 @kernel_jit
 def _make_room(state, w, missing):
-    """Make room for `missing` nodes in the CPU memory of worker w. False, and no node leaves, if too few
-    can.
-    """
+    """Make room for `missing` nodes in the CPU memory of worker w. False, and none leaves, if too few can."""
     caches, number = state.caches, _memory_number(state, w)
     cache = caches.workers[number]
     size = state.offload.memories[state.offload.memories[w].store].nodes
@@ -372,9 +362,7 @@ def start_anew(state, r):
 
 @where_offloaded(lambda state, w: None)
 def forget_memory(state, w):
-    """Worker w goes down, and its own CPU memory with it: requests that wait for a load have nothing
-    computed.
-    """
+    """Worker w goes down with its CPU memory: requests that wait for a load have nothing computed."""
     memory, caches, number = state.offload.memories[w], state.caches, _memory_number(state, w)
     if not memory.is_shared:
         for e in range(len(caches.entries)):

@@ -1,6 +1,4 @@
-"""Puts pinned prefixes (planner/search/prefixes/pinning.py) into the caches of workers before the first
-request.
-"""
+"""Puts pinned prefixes (planner/search/prefixes/pinning.py) into workers' caches before the first request."""
 
 from __future__ import annotations
 

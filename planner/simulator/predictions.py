@@ -54,9 +54,7 @@ def predicted_at_first(state, r):
 
 @where_predicted(lambda state, r, generated: max(state.requests[r].predicted_later_tokens, generated + 1))
 def _predicted_again(state, r, generated):
-    """A prediction above `generated` tokens: the mean of longer outputs, taken again while it is too
-    short.
-    """
+    """A prediction above `generated` tokens: the mean of longer outputs, renewed while it is too short."""
     request = state.requests[r]
     later = request.predicted_tokens
     while later <= generated:
@@ -66,9 +64,7 @@ def _predicted_again(state, r, generated):
 
 @kernel_jit
 def renew_prediction(state, w, r, generated):
-    """Request r on worker w is longer than predicted: give it a new prediction, and add to the worker's
-    errors.
-    """
+    """Request r on worker w is longer than predicted: give it a new one, and add to the worker's errors."""
     worker, request = state.workers[w], state.requests[r]
     later = _predicted_again(state, r, generated)
     worker.future_tokens += state.policy[GAMMA] * (later - request.predicted_tokens)

@@ -174,9 +174,7 @@ def next_waiting(state, w):
 
 @kernel_jit
 def _refill(state, w):
-    """If no tenant that waits has credit, all get as many quanta as the first one needs to have credit
-    again.
-    """
+    """If no waiting tenant has credit, all get as many quanta as the first one needs to have some again."""
     tenants, quantum = state.caches.tenants, state.caches.settings[QUANTUM_TOKENS]
     while True:
         quanta = np.inf

@@ -146,9 +146,7 @@ class Counting:
     """Readings of one run: gauges at a moment, and what has happened since the reading before."""
 
     def __init__(self, state: State, pool_of: Ints, is_prefill: Ints) -> None:
-        """`pool_of` (W,) is the pool of each of the kernel's workers, `is_prefill` (P,) is 1 for prefill
-        pools.
-        """
+        """`pool_of` (W,) is the pool of each of the kernel's workers, `is_prefill` (P,) 1 for prefill."""
         n = len(state.requests)
         self._records = (state.requests, state.workers, state.lanes, state.types, state.counters)
         self._lists = (
@@ -162,8 +160,6 @@ class Counting:
         self.sums = np.zeros((len(is_prefill), SUMS))
 
     def count(self, entered: int, time_s: float) -> int:
-        """Fill `counts` and `sums`; returns how many requests are in limbo. `entered` requests have
-        arrived.
-        """
+        """Fill `counts` and `sums`; returns how many are in limbo. `entered` requests have arrived."""
         results = (self.counts, self.sums)
         return int(_read(self._records, self._lists, self._pools, results, entered, time_s))

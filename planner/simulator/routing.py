@@ -437,9 +437,7 @@ def _predict_again(state, w, time_s):
 
 @kernel_jit
 def _update_saved_s(state, pool, time_s):
-    """Set `least_saved_s` of each worker: how far its decodes are ahead of the limit per token, the least
-    of them.
-    """
+    """Set `least_saved_s` of each worker: how far its decodes, at least, are ahead of the token limit."""
     for i in range(state.counters[SIZE + pool]):
         worker = state.workers[state.pools[pool, i]]
         worker.least_saved_s = np.inf

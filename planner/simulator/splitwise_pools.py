@@ -1,6 +1,4 @@
-"""Splitwise's pools of machines: which machine takes a request, and which one changes its pool
-(splitwise.py).
-"""
+"""Splitwise's pools of machines: which takes a request, and which changes its pool (splitwise.py)."""
 
 from __future__ import annotations
 
@@ -98,9 +96,7 @@ def least_pending(state, pool, need, best):
 
 @kernel_jit
 def least_reserved(state, pool, need):
-    """The machine of a pool with the fewest promised tokens that holds `need` at all; NONE if there is
-    none.
-    """
+    """The machine of a pool with the fewest promised tokens that holds `need` at all; NONE without any."""
     best = NONE
     for i in range(state.counters[SIZE + pool]):
         w = state.pools[pool, i]

@@ -136,9 +136,7 @@ def _other_seconds(state, kind, lane):
 
 @kernel_jit
 def _speculative_s(tables, kind, lane, decodes, kv_tokens):
-    """Seconds of a step in which every decode checks its drafts, and of the passes that draft the next
-    ones.
-    """
+    """Seconds of a step in which every decode checks its drafts, and of passes that draft the next."""
     k, f, drafts = kind.numbers, kind.table_at[0], kind.numbers[6]
     chunks, rows = lane.prefills, decodes + lane.prefills
     read = k[2] * (kv_tokens + drafts * decodes)
