@@ -1,5 +1,4 @@
-"""The metrics of an SLO, one row each. All code that parses, judges, bounds, prints or draws a metric reads
-it.
+"""The metrics of an SLO, one row each. What parses, judges, bounds, prints or draws a metric reads it.
 
 To add a metric, add a row with the function of its values. With nothing more, the metric is judged at the end
 of a simulation, every table and chart shows it, and bounds assume that it requires no work of a fleet, so

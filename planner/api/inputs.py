@@ -1,5 +1,4 @@
-"""Reads the arguments of the public functions: each is a path, what such a file says, or what was read from
-it.
+"""Reads the arguments of the public functions: each is a path, what a file says, or what was read from it.
 
 A trace is a file, a pandas DataFrame with the columns of one, or a Trace. A fleet is a file, the folder of a
 plan, keys and values, or a Fleet. An SLO is a whole question (slo.yaml), its section `slo`, or an Slo.

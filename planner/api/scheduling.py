@@ -107,11 +107,10 @@ def schedule(
 ) -> ScheduleResult:
     """Workers per window for demand that changes: reserved for the base, on demand and spot for the rest.
 
-    `market` is schedule.yaml or its keys and values, or plan.yaml (`read_market` of it has its stock too).
-    `demand` is a CSV or a DataFrame with a row per window and a column of requests/s per LLM, or maps each
-    LLM to a trace. With traces, a `fleet` for each worker type in use and an SLO for each LLM, the schedule
-    is simulated over its windows, and repaired where one misses its SLO; where it is not, the answer says
-    why.
+    `market` is schedule.yaml or its keys and values, or plan.yaml (`read_market` has its stock too). `demand`
+    is a CSV or a DataFrame with a row per window and a column of requests/s per LLM, or maps each LLM to a
+    trace. With traces, a `fleet` for each worker type in use and an SLO for each LLM, the schedule is
+    simulated over its windows, and repaired where one misses its SLO; where it is not, the answer says why.
 
     Raises InfeasibleError where a limit is too tight. After `time_limit_s` the best schedule so far is
     returned; as long again simulations may take.

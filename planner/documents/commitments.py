@@ -72,9 +72,8 @@ def _own_terms(prices: Section, written_name: str, given: object) -> dict[Term, 
 def _offered_terms(
     offers: Iterable[ProviderOffer], provider: str | None, listed_usd_per_h: float
 ) -> dict[Term, ProviderOffer]:
-    """The terms that one provider offers. Without a `provider`, the cheapest offer of each commitment that
-    costs less than the row's own price: a commitment that costs more than another provider's hour is of no
-    use.
+    """The terms that one provider offers. Without a `provider`, each commitment's cheapest offer that costs
+    less than the row's own price: a commitment that costs more than another provider's hour is of no use.
     """
     all_offers = tuple(offers)
     if provider is not None:

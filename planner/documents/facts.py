@@ -297,8 +297,7 @@ class NotShared:
 @dataclass(frozen=True, slots=True)
 class PoliciesRaced:
     """Policies compared on fleets near the best one: those that save `nothing`; `rivals`, which save less
-    than the policies of the plan; and `unasked`, which do not go with that fleet or for which no effort was
-    left.
+    than the policies of the plan; and `unasked`, which do not go with that fleet or had no effort left.
     """
 
     nothing: tuple[str, ...]

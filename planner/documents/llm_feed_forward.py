@@ -34,8 +34,7 @@ _EXPERT_KEYS = (  # These mean nothing in an LLM without experts.
     "first_k_dense_replace",
     "mlp_only_layers",
 )
-# The next three have values of model_type. The first leave the width out, which is four times the hidden
-# size.
+# The next three have values of model_type. The first leave out the width, four times the hidden size.
 _FOUR_TIMES_HIDDEN = ("bloom", "gpt2")
 _UNGATED = (
     "opt",

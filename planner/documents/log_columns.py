@@ -1,5 +1,4 @@
-"""The keys of `traffic` in slo.yaml that say how a log is read; `plan trace` finds the values and prints
-them.
+"""The keys of `traffic` in slo.yaml that say how a log is read; `plan trace` finds and prints values.
 
 traffic: {map: {arrival: created_at, input: prompt_tokens, output: completion_tokens},
           timezone: Europe/Berlin, format: columns}

@@ -144,8 +144,7 @@ def limits_document(task: PlanQuestion) -> Document:
 
 
 def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Document:
-    """The smallest whole part of a plan's fleet, with its part of the rate; `gpus` has the plan's GPUs by
-    name.
+    """The smallest whole part of a plan's fleet, with its part of the rate; `gpus`: the plan's, by name.
 
     Of one mixed pool the part is a worker; of 6 prefill and 2 decode workers it is 3 and 1.
     """

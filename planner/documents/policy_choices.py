@@ -56,8 +56,7 @@ KNOWN, MEAN = "known", "mean"
 MEAN_BUCKETS = 10
 # Default of `repurpose_after` where pools: `repurpose` comes from `any` and the question gives no time.
 REPURPOSE_AFTER_S = 120.0
-# At most this many combinations are searched one by one. Of more, the first is searched, the others are
-# raced.
+# At most this many combinations are searched one by one. Of more, the first is searched, others are raced.
 MOST_EACH = 32
 _USUAL = Policies()
 _AXES = (*BY_FIELD, "prediction")

@@ -1,5 +1,4 @@
-"""The question of several LLMs on one stock: slo.yaml with `llms:`, read into one `LlmQuestion` for each of
-them.
+"""The question of several LLMs on one stock: slo.yaml with `llms:`, read into an `LlmQuestion` for each.
 
     llms:                                  # or a list of such entries, each with a name
       chat:
@@ -48,8 +47,7 @@ _TAKEN = ("plan.yaml", "certificate.json", "report.html", "requests.csv", "manif
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LlmQuestion:
-    """One of the LLMs: what is asked for it, and its own requests. The limits of `task` are shared by all
-    LLMs.
+    """One of the LLMs: what is asked for it, and its requests. The limits of `task` are for all LLMs.
 
     Requests that a coarse clock gave the same timestamp still have it. Each draw of the traffic spreads them
     later, by its seed.

@@ -200,9 +200,8 @@ _TAGS = {f"{_TAG}{name}" for name in _KINDS}
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Safe YAML of mappings, lists and plain values. It refuses a key given twice instead of keeping the
-    last, values that it cannot hold, and the other kinds (!!set, !!binary, !!omap) that no document of ours
-    has.
+    """Safe YAML of mappings, lists and plain values. It refuses a key given twice, values that it cannot
+    hold, and the other kinds (!!set, !!binary, !!omap) that no document of ours has.
     """
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:

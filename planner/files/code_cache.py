@@ -139,8 +139,7 @@ _TURNS: dict[Path, int] = {}  # The locks (file descriptors) of the files that t
 
 
 def _take_turn(path: Path) -> None:
-    """Wait while another process compiles this file, then lock it. The lock of a process that dies is
-    released.
+    """Wait while another process compiles this file, then lock it. A process that dies releases its lock.
 
     If the file system has no locks, or the folder cannot be written, no process waits.
     """

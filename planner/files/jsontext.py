@@ -24,8 +24,7 @@ class TwiceError(ValueError):
 
 
 def parse_json(text: str | bytes, *, has_nan: bool = False, counts_digits: bool = True) -> Any:
-    """The value of a whole JSON text. With `has_nan`, NaN and Infinity are floats, as some programs write
-    them.
+    """The value of a whole JSON text. With `has_nan`, NaN and Infinity are floats, which some programs write.
 
     `counts_digits=False` is for traces with millions of ids, whose reader checks the numbers itself.
     """

@@ -1,5 +1,4 @@
-"""Imports LLMServingSim's kernel profiles: attention.csv, dense.csv, per_sequence.csv, and moe.csv of a
-mixture.
+"""Imports LLMServingSim's kernel profiles: attention.csv, dense.csv, per_sequence.csv, moe.csv.
 
 A folder of these files is of one LLM on one GPU at one tensor parallelism. LLMServingSim adds a step up as
 

@@ -109,9 +109,8 @@ def _files_of(name: str, folder: Path) -> dict[str, Path]:
 class ConfigKernels:
     """The kernels of one LLM on `tp` GPUs of a system, by the config.json in `folder`.
 
-    `whole_experts` as in `expert_split`. `reduces_by_row`: times of all-reduces come from the GPU's row of
-    the catalog. `dp`: data-parallel ranks, which share the experts. Raises InputError where kernels are
-    lacking.
+    `whole_experts` as in `expert_split`. `reduces_by_row`: times of all-reduces come from the GPU's row.
+    `dp`: data-parallel ranks, which share the experts. Raises InputError where kernels are lacking.
     """
 
     def __init__(

@@ -1,5 +1,4 @@
-"""Step tables of Vidur: added up from its profiles (mlp.csv, attention.csv, all_reduce.csv), or computed by
-it.
+"""Step tables of Vidur: added up from its profiles (mlp.csv, attention.csv, all_reduce.csv), or computed.
 
 Vidur adds up a step of N tokens as
 

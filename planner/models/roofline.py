@@ -294,8 +294,7 @@ def _experts_s(llm: Llm, gpu: Gpu, gpus: int, tokens: Array, efficiency: Efficie
 def transfer_fit(
     latency: StepLatency, measured: StepLatency, target: StepLatency, *, basis: str
 ) -> StepLatency:
-    """A fit of one (GPU, TP) carried over to another by the ratio of their rooflines, `measured` and
-    `target`.
+    """A fit of one (GPU, TP) taken to another by the ratio of their rooflines, `measured` and `target`.
 
     The floor of a step moves by as many seconds as the roofline's, because the part that the roofline does
     not explain (mostly the host) stays. What grows with the step grows by the ratio of the rooflines.

@@ -49,8 +49,7 @@ METHODS = (*WITH_WEIGHTS, *WEIGHTLESS)
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """A drafter and how many of its tokens are accepted. `acceptance` are the a_i, one for each drafted
-    token.
+    """A drafter and how many of its tokens are accepted. `acceptance` are the a_i, one per drafted token.
 
     `draft_frac` is q, `draft_s` is s. `model` names a drafter with a checkpoint of its own. `basis` says
     where the acceptance comes from: it is a property of the traffic, and no engine can guarantee it.

@@ -45,8 +45,7 @@ def alternative_figures(plan: Plan) -> list[Figure]:
     certificate = plan.certificate
     others = [alternative for alternative in plan.alternatives if alternative.fleet != plan.fleet]
     bars = [charts.Bar("this plan", plan.value, is_plan=True)]
-    # A plan for production is compared with alternatives on paper, so the best fleet on paper is shown as
-    # well.
+    # A plan for production is compared with alternatives on paper, so the best fleet on paper is shown too.
     bars += [charts.Bar("on paper", certificate.value)] if certificate.answers else []
     suffix = ", on paper" if certificate.answers else ""
     priced = [other for other in others if other.is_priced]

@@ -24,9 +24,8 @@ AT_ONCE_S = 1e-4  # Tokens nearer than this came in one chunk.
 class ServedLengths:
     """Tokens requested and received, over the requests that finished.
 
-    `prompt_error_frac` holds the median and the largest relative error of a prompt's length; None if the
-    endpoint does not count prompt tokens. `clumped_frac` is the share of tokens that came with the one
-    before.
+    `prompt_error_frac` has the median and largest relative error of a prompt's length; None if the endpoint
+    does not count prompt tokens. `clumped_frac` is the share of tokens that came with the one before.
     """
 
     requested_output_tokens: int

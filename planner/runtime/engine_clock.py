@@ -2,8 +2,7 @@
 scrapes, of the engines' own /metrics or of a Prometheus server.
 
 The histograms count all requests that the engines served in that time, those of others too; if
-`EngineTimes.requests` is more than we sent, there were others. These addresses never get the endpoint's API
-key.
+`EngineTimes.requests` exceeds ours, there were others. These addresses never get the endpoint's API key.
 """
 
 from __future__ import annotations

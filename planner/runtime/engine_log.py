@@ -14,12 +14,10 @@ import pandas as pd
 
 from planner.models.step_tables import COLUMNS
 
-# What the log has of every step: its times, and COLUMNS but for the last, `t_s`, which follows from the
-# times.
+# What the log has of each step: its times, and COLUMNS but for the last, `t_s`, which follows from these.
 STEP_COLUMNS = ("start_s", "end_s", *COLUMNS[:-1])
-# Where the engine's own thread computes (on a CPU): the seconds for which this thread had had a core when the
-# step began and when it ended, its CPU seconds so far, and `waited`, 1 if the engine had no work before the
-# step.
+# Where the engine's own thread computes (on a CPU): how long this thread had had a core when the step began
+# and when it ended, its CPU seconds so far, and `waited`, 1 if the engine had no work before the step.
 OWN_COLUMNS = ("own_start_s", "own_end_s", "used_s", "waited")
 
 

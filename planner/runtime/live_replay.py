@@ -50,9 +50,8 @@ class Sent:
     """One request as the client saw it; times are seconds since the start of its part of the run.
 
     `token_s` are the times when its tokens arrived, `reason` says why it did not finish, and `workers` are
-    the workers that served it (prefill, decode). A request is "unsent" if one that it waits for did not
-    finish; its times are then when this became known. `input_tokens` is the server's count of the prompt, or
-    0.
+    the workers that served it (prefill, decode). A request is "unsent" if one before it did not finish; its
+    times are then when this became known. `input_tokens` is the server's count of the prompt, or 0.
     """
 
     request: int

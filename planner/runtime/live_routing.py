@@ -92,8 +92,7 @@ class LiveFleet:
         self.lengths, self.requests, self.sums = lengths, 0, (0.0, 0.0, 0.0)
         if lengths is not None:
             self._expect(*lengths)
-        # Prompt and output tokens of the latest requests that ended; None unless outputs are predicted from
-        # them.
+        # Prompt and output tokens of the latest requests that ended; None unless they predict outputs.
         self.ended: deque[tuple[int, int]] | None = None
         if self.policies.prediction_buckets:
             if history is None:

@@ -160,8 +160,7 @@ class Probing:
             for dialect in dialects:
                 prompt = dialect.prompt(PROBE_TOKENS, self.sent, seed=PROBE_SEED)
                 answer = await self._send(model, dialect, prompt, PROBE_OUTPUT_TOKENS)
-                # Only a prompt of token ids has a known length. A server that does not count tokens has 0
-                # here.
+                # Only a prompt of token ids has a known length. Servers that do not count tokens have 0.
                 counts_ids = dialect.by_ids and bool(answer.input_tokens)
                 added_tokens = answer.input_tokens - PROBE_TOKENS if counts_ids else 0
                 if answer.is_good and not 0 <= added_tokens <= MOST_ADDED_TOKENS:

@@ -1,5 +1,4 @@
-"""`plan validate --url`: sends the traffic to a deployment that others run, and times it by the client's
-clock.
+"""`plan validate --url`: sends traffic to a deployment that others run, and times it by the client's clock.
 
 First the endpoint is probed (planner/runtime/probe.py). Then requests warm it up, one in the first second and
 twice as many in each further second up to the traffic's rate, so that a wrong address does not get the full

@@ -1,5 +1,4 @@
-"""Runs our router in front of workers that others start and keep alive, for instance a deployment's
-manifests.
+"""Runs our router in front of workers that others start and keep alive, such as a deployment's manifests.
 
 The router asks each worker for its /health and sends requests to those that answer. If a worker restarts
 between two health checks the router does not notice it, and believes that the worker still caches what it

@@ -1,5 +1,4 @@
-"""The live router: an HTTP server with OpenAI's API that forwards each request to a worker and retries
-failures.
+"""The live router: an HTTP server with OpenAI's API that forwards requests to workers and retries failures.
 
 A request goes to a mixed worker, or to a prefill worker and then to a decode worker with the KV transfer
 parameters in the prefill worker's answer (vLLM's KV connectors). planner/runtime/live_routing.py chooses the

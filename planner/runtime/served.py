@@ -91,8 +91,7 @@ def sequence_levels(seats: int) -> list[int]:
 def watch_engines(config: Path, watched: WatchedEngines) -> StepTable:
     """Start the engines, load them level by level, and return all their steps.
 
-    The columns `level` (sequences per engine) and `server` (the engine's name) say how each step was
-    measured.
+    The columns `level` (sequences per engine) and `server` (the engine's name) say how a step was measured.
     """
     with tempfile.TemporaryDirectory(prefix="fleetplan-served-") as folder_name:
         folder = Path(folder_name)
@@ -299,8 +298,7 @@ def _servers_s(measured_levels: Sequence[LoadLevel], logs: dict[str, EngineLog])
 
 
 def _back_to_back_steps(log: EngineLog) -> pd.DataFrame:
-    """The steps that followed another step without a pause, with `t_s` from the end of that step to their
-    own.
+    """The steps that followed another step without a pause, with `t_s` from that step's end to their own.
 
     A log with the engine's own clock says whether the engine `waited` for requests before a step. In other
     logs a step must start within 1 us of the end of the step before.

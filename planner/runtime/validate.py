@@ -1,5 +1,4 @@
-"""`plan validate`: starts the plan's engines, sends them the traffic, and compares prediction and
-measurement.
+"""`plan validate`: starts the plan's engines, sends them traffic, and compares prediction and measurement.
 
 While it runs, the output folder gets journal.jsonl (what was sent and what came back) and engines/ (logs and
 step logs). At the end it gets validation.json, requests.csv and report.html, and with the step times that the
@@ -257,8 +256,7 @@ def engine_commands(wanted: Wanted, out: Path) -> tuple[Commands, int | None]:
         raise InputError(
             "policies.kv_offload: what engines find in CPU memory is not compared; validate without it"
         )
-    # Our router and engines follow these four policies of the plan, and otherwise work by the default
-    # policies.
+    # Our router and engines follow these four policies of the plan, and the defaults of all others.
     possible = Policies(
         routing=policies.routing,
         decode_routing=policies.decode_routing,

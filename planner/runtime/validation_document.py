@@ -23,8 +23,7 @@ from planner.slo_metrics import METRICS
 from planner.units import percentile_name, show_s
 
 Floats = npt.NDArray[np.float64]
-# If other processes took a larger share of an engine's step times, the verdict says that the machine was
-# busy.
+# If others took a larger share of an engine's step times, the verdict says that the machine was busy.
 STOLEN_FRAC = 0.03
 REHEARSED = (
     "A rehearsal: its engines take as long as the fits say, so what was checked is batching, routing and the "

@@ -1,5 +1,4 @@
-"""A lower bound on the cost of a fleet that sees bursts: what arrives in an interval must be done by a
-deadline.
+"""A lower bound on the cost of a fleet that sees bursts: what arrives in an interval has a deadline.
 
 Sets   i  measured request        j  option (worker type in a role)        v  interval (start_v, end_v]
 Data   a_i     arrival of i;  s_i, w_i  seconds after it by which its prefill and its whole work must be done
@@ -167,8 +166,7 @@ def demand_bound(
     for due in obligations:
         for whole in (True, False):
             share = due.whole_frac if whole else due.prefill_frac
-            # Prefills alone prove more only if more of them are due. In sessions other requests have a
-            # deadline.
+            # Prefills alone prove more only if more are due. In sessions other requests have a deadline.
             if share <= 0 or not (whole or share > due.whole_frac or trace.after.size):
                 continue
             if time.monotonic() > deadline:

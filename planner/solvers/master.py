@@ -346,10 +346,9 @@ def least_token_seconds(
 ) -> Floats:
     """m: least KV tokens x seconds that requests of these lengths hold on a worker of `option`.
 
-    `shared_tokens` of the prompts may be in a prefix cache for other requests too, so they are not counted.
-    Decode workers have no such cache and hold whole prompts. A gap lasts at least as long as a step with one
-    decode, or as one that recomputes a preempted request. With drafts several tokens share the time of a
-    step.
+    `shared_tokens` of the prompts may be in a prefix cache for others too, so they are not counted. Decode
+    workers have no such cache and hold whole prompts. A gap lasts at least as long as a step with one decode,
+    or as one that recomputes a preempted request. With drafts several tokens share the time of a step.
     """
     latency = least_token_times(option.type.latency, option.type.speculation)
     n, gaps = np.asarray(input_tokens, float), np.asarray(output_tokens, float) - 1

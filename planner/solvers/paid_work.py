@@ -1,5 +1,4 @@
-"""A lower bound on what a day costs under any controller: its work at the cheapest price, and the least
-workers.
+"""A lower bound on what a day costs under any controller: work at the cheapest price, and the least workers.
 
 Sets   i  request      v  stretch of the run, between edges e_v and e_(v+1); the last one is open
 Data   pi_i   least USD that all work of request i costs in any pool (demand.work_prices), pi'_i its prefill;

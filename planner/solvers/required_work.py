@@ -91,8 +91,7 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundRequests:
-    """The requests (m,) of a trace, by `index`, that have a deadline if no request that they wait for is
-    late.
+    """The requests (m,) of a trace, by `index`, with a deadline if no request that they wait for is late.
 
     `latest_s` is when each then arrives at the latest. At most `spared` of them may miss their deadline, so
     at least `kept` are done in time.

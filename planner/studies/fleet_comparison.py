@@ -1,5 +1,4 @@
-"""Compares several fleets, or policies, on the same requests: in a table, in charts of TTFT and TBT, and as
-JSON.
+"""Compares several fleets, or policies, on the same requests: as a table, charts of TTFT and TBT, and JSON.
 
 Every variant is simulated to the end on the same requests, so all differences come from the variants. With an
 SLO, each is also simulated in the same scenarios, with more traffic and with longer steps

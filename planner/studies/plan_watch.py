@@ -1,8 +1,7 @@
 """Compares a deployment with its plan: what has drifted, since when, and how much traffic the plan carries.
 
-For each quantity (rate, lengths, share missed by prefix caches) the plan's own traffic says which levels are
-normal and how much its windows scatter; `solvers/drift.py` says whether the live windows have left the
-levels.
+For each quantity (rate, lengths, share missed by prefix caches) the plan's traffic says which levels are
+normal and how much windows scatter; `solvers/drift.py` says whether the live windows have left the levels.
 
 A mean over a window with exposure e (seconds for a rate, requests for a length) has the relative variance
 phi c^2 / e. Here c^2 is the relative variance of one request (for a rate 1 / rate, as of Poisson arrivals),

@@ -1,5 +1,4 @@
-"""Simulates the plan's fleet with the router of every target that can run it, on the traffic as it is
-written.
+"""Simulates the plan's fleet with the router of every target that can run it, on the traffic as written.
 
 `policies.find_deployed_routing` says how a target routes and which policies the simulator runs in its place.
 Targets with the same routing share a simulation. The plan's own simulation is used where the target routes as

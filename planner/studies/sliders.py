@@ -24,8 +24,7 @@ from planner.simulator.slo_verdict import Verdict, judge
 from planner.traffic.scaling import sped_up
 from planner.traffic.trace import Trace
 
-# Factors on the request rate, the step times, the limits of the SLO, and the workers of each pool (rounded
-# up).
+# Factors on the request rate, step times, limits of the SLO, and workers of each pool (rounded up).
 TRAFFIC = (0.5, 0.75, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
 STEPS = (0.9, 1.0, 1.1, 1.25)
 LIMITS = (0.5, 0.75, 1.0, 1.5, 2.0)

@@ -22,8 +22,7 @@ STEP_TIMES = {
     "roofline": "computed from figures of the GPU; nothing of this LLM was measured there",
 }
 """What step times of each `StepLatency.kind` rest on; "off" explains the row's `error_frac`."""
-# How the badge's sentences begin, best catalog first, and the kinds of step times that each sentence tells
-# of.
+# How the badge's sentences begin, best catalog first, and the kinds of step times of each sentence.
 KINDS = {
     "Step times measured on": ("kernels", "steps"),
     "carried over from another GPU": ("derived", "given"),

@@ -1,5 +1,4 @@
-"""Answers several questions about one trace: how the plan changes with the question, and what each limit
-costs.
+"""Answers several questions about one trace: how the plan changes with it, and what each limit costs.
 
 Searches share their simulations (`fleet_oracle.Answers`). A search for a changed question starts from the
 fleet of the question before, and keeps it among fleets of equal cost, so that no change is without a reason.

@@ -1,5 +1,4 @@
-"""Distributions of lengths of requests, in the forms in which people know them: a mean, percentiles, a
-histogram.
+"""Distributions of lengths of requests, in the forms that people know: a mean, percentiles, a histogram.
 
 Each gives the lengths that belong to standard normal scores: a score of 0 is the median, one of 1.645 the
 95th percentile. So correlated lengths, such as those of a prompt and its answer, are drawn from correlated

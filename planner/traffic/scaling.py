@@ -240,8 +240,7 @@ def combine_parts(
 def _with_waits(
     merged_trace: Trace, trace: Trace, rows: Sequence[IntArray], laps: FloatArray, order: IntArray
 ) -> Trace:
-    """Give `merged_trace` the waits inside each copy, except across the seam, and each copy blocks of its
-    own.
+    """Give `merged_trace` the waits inside each copy, except across the seam, and each copy its own blocks.
 
     `rows` are the requests of each copy. `laps` says, copy by copy, which of them went around the circle;
     `order` sorts them into `merged_trace`.

@@ -29,8 +29,7 @@ def autoscaler_of(
     """The autoscaler that does what a chosen controller does. `names` (P,) are those of the fleet's pools,
     `sizes` (P,) their sizes at the beginning.
 
-    Raises InputError where the controller lacks what it needs, or has windows for some days of the week
-    alone.
+    Raises InputError where the controller lacks what it needs, or has windows for some days of a week alone.
     """
     if not len(names) == len(sizes) == len(deployment.pools):
         raise InputError(

@@ -1,5 +1,4 @@
-"""PromQL queries for vLLM's metrics per pool, and the objects that bring these into Kubernetes' API of
-metrics.
+"""PromQL queries for vLLM's metrics per pool, and objects that bring these into Kubernetes' API of metrics.
 
 A PodMonitor per pool puts the label `fleetplan_pool` on what its workers export. vLLM (0.32, v1/metrics)
 exports gauges of the requests that wait and run and of the share of KV blocks in use, and counters of

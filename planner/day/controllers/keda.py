@@ -1,5 +1,4 @@
-"""The controller KEDA: its ScaledObject with a Prometheus trigger and cron triggers, which scale through an
-HPA.
+"""The controller KEDA: a ScaledObject with Prometheus and cron triggers, which scale through an HPA.
 
 Read in kedacore/keda at 8b4f083 (2026-08-20): pkg/scaling/executor/scale_scaledobjects.go (to and from
 zero), pkg/scalers/prometheus_scaler.go (activation threshold), pkg/scalers/cron_scaler.go, defaults in

@@ -1,5 +1,4 @@
-"""The parameters of controllers: their names, units, defaults and ranges stand with the fields of a
-dataclass.
+"""The parameters of controllers: names, units, defaults and ranges stand with the fields of a dataclass.
 
     class HpaSettings(ControllerSettings):
         tolerance_frac: float = settings_field(0.1, SHARE, "no change within so much of the target", most=1.0)

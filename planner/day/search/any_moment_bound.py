@@ -265,8 +265,7 @@ def _unmet(slices: _Slices, window: int, up: LevelStretches) -> list[Need]:
 
 
 def _shorten(slices: _Slices, window: int, needs: Sequence[Need], *, is_reversed: bool) -> Needs:
-    """Reduce needs so that the window still fails: to fewer needs, then to shorter ones, then to more
-    workers.
+    """Reduce needs so that the window still fails: to fewer needs, then shorter ones, then more workers.
 
     Each step makes the cut stronger. `is_reversed` takes the needs, and their two ends, in the other order.
     """

@@ -1,8 +1,7 @@
 """A cheaper timetable than the optimum's: its changes moved from the edges of the grid to any moment.
 
 A timetable is a list of lives for each (pool, k): stretches in which the k-th worker of the pool is ready.
-The search begins with the lives in the master's solution of the bound (any_moment_bound.py) and has two
-steps:
+The search begins with the lives in the bound's master solution (any_moment_bound.py) and has two steps:
 
     repair    While a window fails, a life begins earlier, ends later or is added: the change that saves the
               most late requests per USD.
@@ -10,11 +9,10 @@ steps:
               hold, from the highest k down.
 
 Whether a window holds is simulated on a slice of the day that begins one window earlier
-(day/search/day_runs.py). The timetable that results is simulated as a whole day. Windows that it misses
-there, because of a queue from further back, are repaired in the whole day: the first of them gets the
-cheapest change with which the day misses fewer windows. The timetable is only used if it then keeps every
-window. If the bound's timetable does not, or saves nothing, the sizes of the grid are shortened in the same
-way.
+(day/search/day_runs.py). The resulting timetable is simulated as a whole day. Windows that it misses there,
+because of a queue from further back, are repaired in the whole day: the first of them gets the cheapest
+change with which the day misses fewer windows. The timetable is only used if it then keeps every window. If
+the bound's timetable does not, or saves nothing, the sizes of the grid are shortened in the same way.
 """
 
 from __future__ import annotations

@@ -55,8 +55,7 @@ class JointRuns:
         self.each, self.terms = tuple(each), terms
         ends = np.cumsum([len(runs.fleet.pools) for runs in each]).tolist()
         self.columns = [range(end - len(runs.fleet.pools), end) for runs, end in zip(each, ends, strict=True)]
-        # For each window the number of its LLM and its number there; for each LLM the number of its first
-        # window.
+        # For each window the numbers of its LLM and of it there; for each LLM the number of its first.
         self._llm_and_window = [(m, v) for m, runs in enumerate(each) for v in range(runs.window_count)]
         self._first_window = [0, *np.cumsum([runs.window_count for runs in each]).tolist()]
 

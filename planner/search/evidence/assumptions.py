@@ -185,8 +185,7 @@ def _bound_facts(problem: Problem) -> list[Assuming]:
             # the last one.
             whole_after_s=work.whole_s - trace.duration_s if work.whole_frac > 0 else 0.0,
             prefill_frac=work.prefill_frac,
-            # The backlog test looks at the last tenth of arrivals, and turns of sessions have no fixed
-            # arrival.
+            # The backlog test looks at the last tenth of arrivals; turns of sessions have no fixed arrival.
             tail=not trace.after.size,
         )
     ]

@@ -248,8 +248,7 @@ def search_llm(
     start: Sequence[Fleet] = (),
     prove: bool = False,
 ) -> list[tuple[Problem, FleetSearch]]:
-    """Search for the fleets of one LLM with all of the limits for itself, after bounding their cost from
-    below.
+    """Search for the fleets of one LLM with all limits for itself, after bounding their cost from below.
 
     Fleets of `start` that hold are what others must beat.
     """

@@ -44,8 +44,7 @@ MOST_LOOKED_AT = 4 * WAVE  # The next questions are found among this many of the
 
 @dataclass(frozen=True, slots=True)
 class SharedLimit:
-    """A limit on what the workers of all LLMs take together. Where `limit` is None, it is a limit on their
-    value.
+    """A limit on what the workers of all LLMs take together. If `limit` is None, it is on their value.
 
     `use` is what one worker takes. `total` is given for one LLM whose nodes are sold whole: then a fleet
     costs more than the sum of its workers.

@@ -130,8 +130,7 @@ def _without_budgets(problem: Problem) -> Problem | None:
 
 
 def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
-    """The best fleet found for a stricter question than the one that was searched before; None if none is
-    found.
+    """The best fleet found for a stricter question than that searched before; None if none is found.
 
     Those of `start` that still hold are what others must beat. Where `is_mixed` fleets of several types per
     pool are looked for too.

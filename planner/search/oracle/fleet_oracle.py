@@ -290,8 +290,7 @@ class Oracle:
         """Whether the fleet keeps the SLO in enough scenarios; these are simulated until it is decided."""
         missed, simulated, count = 0, 0, len(self._in_scenarios)
         while missed <= self.may_miss < missed + count - simulated:
-            # Neither all misses nor all hits among fewer scenarios than these would decide, so they run at
-            # once.
+            # Neither all misses nor all hits among fewer than these would decide, so they run at once.
             sure = min(self.may_miss + 1 - missed, missed + count - simulated - self.may_miss)
             missed += self._missed_by(counts, self._in_scenarios[simulated : simulated + sure])
             simulated += sure

@@ -1,5 +1,4 @@
-"""Where the workers of each simulated fleet pin prefixes, which `routing: pinned-prefix` must know
-beforehand.
+"""Where the workers of each simulated fleet pin prefixes, which `routing: pinned-prefix` must know.
 
 Pinned are the stable prefixes of the trace on which the plan is made (prefix_placing.py). Each pool that
 prefills places them on its workers; other draws and scenarios of the traffic are simulated with the same
@@ -95,8 +94,7 @@ class Pinning:
 
         def with_session_hits(pool: Pool) -> PrefixPlan:
             plan = self.placed(pool, workers)
-            # The replay counts all hits. Those of pinned prefixes are estimated apart, and may come out
-            # larger.
+            # The replay counts all hits. Those of pinned prefixes are estimated apart and may be larger.
             return replace(plan, session_hit_frac=max(hit_frac[pool.name] - plan.stable_hit_frac, 0.0))
 
         return with_session_hits

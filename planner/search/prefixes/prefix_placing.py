@@ -111,8 +111,7 @@ class WarmUp:
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """Requests of the router that keep pinned prefixes of a pool in the caches of its engines
-    (keep_alive.py).
+    """Requests of the router that keep a pool's pinned prefixes in its engines' caches (keep_alive.py).
 
     On worker r a prefix is requested `every_s[r]` after its last use; None: no prefix leaves that cache. The
     whole pool gets `per_h` such requests, and each worker spends at most `busy_frac` of its time on them.

@@ -159,9 +159,8 @@ def find_most_traffic(
     as the time allowed.
 
     A rate is refuted where the search of level 0 at that rate is exhausted without a fleet, and all higher
-    rates are refuted with it. That assumes that more traffic is never easier to carry, beside the assumption
-    that more workers never hurt. A fleet carries a rate if it keeps the SLO on every draw that the task
-    requires.
+    rates with it. That assumes that more traffic is never easier to carry, beside the assumption that more
+    workers never hurt. A fleet carries a rate if it keeps the SLO on every draw that the task requires.
 
     Raises InfeasibleError where no rate is carried, OutOfTimeError where the time ends before one is found.
     """

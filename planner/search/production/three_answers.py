@@ -123,8 +123,7 @@ class Production:
 def find_production_fleet(
     problem: Problem, paper: FleetSearch, start: Sequence[Fleet] = ()
 ) -> FleetTrial | None:
-    """The cheapest fleet found that passes its test, or the fleet of the last test; None where the time was
-    over.
+    """The cheapest fleet found that passes its test, or that of the last test; None where the time was over.
 
     Raises InfeasibleError where no fleet within the limits was found that keeps the SLO in enough scenarios.
     """

@@ -333,8 +333,7 @@ def _usd_per_rate(market: Market, c: int) -> float:
 def _gpus_over_time(
     market: Market, runs: Sequence[_LlmRun], end_s: float, *, is_spot: bool
 ) -> list[tuple[Floats, Floats]]:
-    """For each GPU of the market how many are held from each moment on, to the end: times (K,) and counts
-    (K,).
+    """For each GPU of the market how many are held from each moment on: times (K,) and counts (K,).
 
     Workers that are there when a run is over stay to the end.
     """

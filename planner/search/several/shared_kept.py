@@ -23,11 +23,9 @@ from planner.solvers.master import FleetLimits
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommonShare:
-    """Each LLM's problem in its scenarios, a fleet for each, and the share of scenarios that all of them
-    keep.
+    """Each LLM's problem in its scenarios, a fleet for each, and the share of scenarios that all keep.
 
-    An LLM that requires less keeps only its own share, and one without safety keeps the traffic as it is
-    written.
+    An LLM that requires less keeps only its own share, and one without safety the traffic as it is written.
     """
 
     problems: Sequence[Problem]

@@ -29,8 +29,7 @@ class LimitUse:
 @dataclass(frozen=True, slots=True)
 class AnswerTotal:
     """One of the three answers for all LLMs: the sum of their fleets' objectives, and the bill on nodes that
-    they share. The values are None where some LLM has no such fleet within the limits; `lacks` names these
-    LLMs.
+    they share. Values are None where some LLM has no such fleet in the limits; `lacks` names these LLMs.
     """
 
     name: AnswerName

@@ -53,8 +53,7 @@ _ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")
 def span_rows(
     documents: Iterable[tuple[int, Mapping[str, Any]]], path: Path, tree: SpanTree
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """A row for each call of a model, with its line's number. All spans, of calls or not, are added to
-    `tree`.
+    """A row for each call of a model, with its line's number. All spans are added to `tree`.
 
     A gateway's span and the engine's span within it are one request. The inner one counts if it has a number
     of input tokens; then the spans around it are left out.

@@ -18,8 +18,7 @@ from planner.traffic.trace import FloatArray, IntArray
 from planner.traffic.zones import says_zone
 
 NS_PER = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-# A log was written in the years 2000 to 2100: numbers outside of them are in another unit, or count from
-# zero.
+# A log was written in the years 2000 to 2100: other numbers are in another unit, or count from zero.
 FIRST_S, LAST_S = 946_684_800.0, 4_102_444_800.0
 LONGEST_COUNT_S = 100 * 366 * 86400.0  # Longest time of a clock that counts from zero.
 LONGEST_SPAN_NS = 7 * 86400e9  # A longer duration of a request is an error.
