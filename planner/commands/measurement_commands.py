@@ -243,7 +243,7 @@ def profile_steps(
         if steps_only or engine == "torch" or not is_installed():
             profile_summary = {"file": str(out)} | summary(profile(config, out, subject, **profile_options))
         else:
-            profiled = profile_engine(config, out, subject, engines=engines, **profile_options)
+            profiled = profile_engine(config, out, subject, engine_count=engines, **profile_options)
             profile_summary = {"file": str(out)} | summary(profiled.steps) | profiled.as_dict()
     if json_output:
         print_json(profile_summary)

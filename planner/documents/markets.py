@@ -1,4 +1,5 @@
-"""Reads the files of `plan schedule`: schedule.yaml (prices, stock, what a worker sustains) and the demand.
+"""Reads the files of `plan schedule` for planner/solvers/reserved_schedule.py: schedule.yaml (prices, stock,
+what a worker sustains) into a `Market`, and a CSV or traces into a `Demand`.
 
     gpus:
       h100-80g: {on_demand: 6.98 usd/h, reserved: 4.4 usd/h, spot: 2.8 usd/h, interruptions: 0.05, stock: 64}
@@ -6,13 +7,13 @@
       - {llm: chat, worker: h100 tp4, gpu: h100-80g, gpus: 4, rate: 5.2 req/s, power: 2800 W, start: 5 min}
     spot: 0.25                                       # optional: most of an LLM's rate that spot may carry
     limits: {power: 80 kW, cost: 500 usd/h}          # optional
-    slo: {chat: {ttft: {p95: 2 s}, every: 10 min}}   # optional: with `fleet: plan.yaml` in each row of
-                                                     # capacity and a trace per LLM the schedule is simulated
+    slo: {chat: {ttft: {p95: 2 s}, every: 10 min}}   # optional, to simulate the schedule
 
 A worker may consist of several engines. If these have different kinds of GPUs, `gpu` says how many of each,
 and there is no `gpus`: `gpu: {h100-80g: 8, a100-80g: 4}`. `rate` is what one worker sustains within the SLO,
 for instance a plan's traffic divided by its workers. `interruptions` are those of one spot worker per hour.
-With `owned: 8` so many GPUs, and no more, may be had at the price `reserved` (0 where it is left out).
+With `owned: 8`, at most 8 GPUs may be had at the price `reserved` (0 if it is left out). To be simulated, a
+schedule needs `slo`, `fleet: plan.yaml` in each row of `capacity`, and a trace per LLM.
 Demand is a CSV in requests/s with a column per LLM and a row per window, and optionally a column `window` for
 labels; or a trace per LLM, counted in windows.
 """
@@ -38,16 +39,22 @@ from planner.units import counted, show_s
 DEFAULT_START_S = 300.0
 PRICES = ("on_demand", "reserved", "spot")
 CAPACITY_KEYS = ("llm", "worker", "gpu", "gpus", "rate", "power", "start", "fleet")
-LEAST_RATE_RPS = 1e-6
-# A window that a trace does not fill counts from this share of it on, at its rate over so many seconds at
-# least (a trace may have one request); from the last share on nothing is said of it.
-LEAST_PART_FRAC, LEAST_PART_S, FULL_FRAC = 0.1, 1.0, 0.95
-MOST_INTERRUPTIONS_PER_H, MOST_STOCK, MOST_GPUS = 1e4, 10**7, 10**5
-WORDING = document_values.Wording(least="expected at least {:g}")
+LEAST_RATE_RPS = 1e-6  # A worker that carries nothing would be needed without end.
+# The last window of a trace may be filled in part only.
+LEAST_PART_FRAC = 0.1  # A part shorter than this share of a window is left out: its rate is chance.
+LEAST_PART_S = 1.0  # The rate of a part is over at least this long; a trace of one request has length 0.
+FULL_FRAC = 0.95  # From this share of a window on, the demand's note does not mention that it is not full.
+# Values above these three are taken for typing errors.
+MOST_INTERRUPTIONS_PER_H = 1e4
+MOST_STOCK = 10**7
+MOST_GPUS = 10**5  # Of one worker.
+WORDING = document_values.Wording(least="expected at least {:g}")  # How `plan schedule` refuses numbers.
 
 
 def read_market(path: Path) -> Market:
-    """The market of a schedule.yaml, or of a plan's folder; InputError names file and field."""
+    """The market of a schedule.yaml. `path` may be a plan's folder too: its plan.yaml has the same keys.
+    Raises InputError naming file and field.
+    """
     file = path / "plan.yaml" if (path / "plan.yaml").is_file() else path
     document = read_yaml(file)
     if "workers" in document and "capacity" not in document:
@@ -76,59 +83,62 @@ def demand_of_table(table: pd.DataFrame, path: Path, *, window_s: float) -> Dema
 
 
 def demand_of(traces: Mapping[str, Trace], *, window_s: float) -> Demand:
-    """The mean rates per window of one trace per LLM; all begin at the same time. What the longest trace has
-    beyond its last full window counts as a window, at the rate of that part alone, where it is at least
-    LEAST_PART_FRAC of one; else it is left out, and the demand's note says so.
+    """The mean rates per window of one trace per LLM; all traces begin at the same time.
+
+    The part of the longest trace beyond its last full window counts as a window, with the rate of that part
+    alone, if it is at least LEAST_PART_FRAC of a window. Otherwise the part is left out, and the demand's
+    note says so. A trace shorter than one window is one window.
     """
     end_s = max(float(trace.arrival_s[-1]) for trace in traces.values())
-    full, part_s = divmod(end_s, window_s)
-    windows = max(int(full) + (part_s >= LEAST_PART_FRAC * window_s), 1)
+    full_windows, part_s = divmod(end_s, window_s)
+    is_part_counted = part_s >= LEAST_PART_FRAC * window_s or full_windows == 0
+    windows = int(full_windows) + (1 if is_part_counted else 0)
     edges_s = np.arange(windows + 1) * window_s
     counts = np.array([np.histogram(trace.arrival_s, edges_s)[0] for trace in traces.values()])
-    note, left_out = "", sum(len(trace) for trace in traces.values()) - int(counts.sum())
+    left_out = sum(len(trace) for trace in traces.values()) - int(counts.sum())
+    note = ""
     if left_out:
         note = (
             f"{counted(left_out, 'request')} of the {show_s(part_s)} after the last full window are left "
             "out; a shorter --window has them"
         )
-    elif windows > full and part_s < FULL_FRAC * window_s:
+    elif is_part_counted and part_s < FULL_FRAC * window_s:
         note = (
             f"the traffic ends {show_s(part_s)} after the beginning of the last window, which has the "
             "rate of this part"
         )
-    return Demand(
-        tuple(traces), counts / np.clip(end_s - edges_s[:-1], LEAST_PART_S, window_s), window_s, note
-    )
+    filled_s = np.clip(end_s - edges_s[:-1], LEAST_PART_S, window_s)
+    return Demand(tuple(traces), counts / filled_s, window_s, note)
 
 
 def parse_market(document: Mapping[str, Any], folder: Path = Path()) -> Market:
     """Read a market from a mapping; see `read_market`. Files that it names lie in `folder`."""
-    file = document_values.Section.from_document(
+    schedule = document_values.Section.from_document(
         document, "schedule", ("gpus", "capacity", "spot", "limits", "slo"), wording=WORDING
     )
-    gpus = file.get("gpus")
+    gpus = schedule.get("gpus")
     if not isinstance(gpus, dict) or not gpus:
         raise InputError("gpus: expected at least one GPU with its prices")
     capacity_rows = document_values.check_rows(
-        file.get("capacity"), "capacity", "worker types with the rate of each", least=1
+        schedule.get("capacity"), "capacity", "worker types with the rate of each", least=1
     )
     limits = document_values.Section.from_document(
-        file.get("limits"), "limits", ("power", "cost"), wording=WORDING
+        schedule.get("limits"), "limits", ("power", "cost"), wording=WORDING
     )
     offers = tuple(_parse_offer(str(name), row) for name, row in gpus.items())
     offered_gpus = {offer.gpu for offer in offers}
     capacities = tuple(
         _parse_capacity(row, f"capacity[{i}]", offered_gpus, folder) for i, row in enumerate(capacity_rows)
     )
-    slos = document_values.check_mapping(file.get("slo", {}), "slo", "chat: {ttft: {p95: 2 s}}")
+    slos = document_values.check_mapping(schedule.get("slo", {}), "slo", "chat: {ttft: {p95: 2 s}}")
     document_values.refuse_unknown(slos, [capacity.llm for capacity in capacities], "slo")
     return Market(
-        offers,
-        capacities,
-        document_values.read_share(file.get("spot", 0.0), "spot"),
-        limits.at_least("power", "w", None),
-        limits.at_least("cost", "usd_per_h", None),
-        {llm: parse_slo(slo, where=f"slo: {llm}") for llm, slo in slos.items()},
+        offers=offers,
+        capacities=capacities,
+        most_spot_frac=document_values.read_share(schedule.get("spot", 0.0), "spot"),
+        power_w=limits.at_least("power", "w", None),
+        cost_usd_per_h=limits.at_least("cost", "usd_per_h", None),
+        slos={llm: parse_slo(slo, where=f"slo: {llm}") for llm, slo in slos.items()},
     )
 
 
@@ -144,19 +154,22 @@ def _parse_offer(gpu: str, row: object) -> GpuOffer:
     stock = section.whole_number("stock", None, least=0, most=MOST_STOCK)
     owned = section.whole_number("owned", None, least=0, most=MOST_STOCK if stock is None else stock)
     if owned is not None:
+        # The solver takes owned GPUs for reserved ones, which are free unless a price is written.
         price["reserved"] = price["reserved"] or 0.0
-        if price["on_demand"] is None:  # Then there are no more than these.
+        if price["on_demand"] is None:  # Without rented GPUs there are no more than the owned ones.
             stock = owned
     if price["on_demand"] is None and price["reserved"] is None:
         raise InputError(f"{where}: needs a price on_demand or reserved; spot alone keeps no SLO")
+    most = MOST_INTERRUPTIONS_PER_H
     return GpuOffer(
-        gpu,
-        price["on_demand"],
-        price["reserved"],
-        price["spot"],
-        section.share("interruptions", 0.0, most=MOST_INTERRUPTIONS_PER_H, bare=MOST_INTERRUPTIONS_PER_H),
-        stock,
-        owned,
+        gpu=gpu,
+        on_demand_usd_per_h=price["on_demand"],
+        reserved_usd_per_h=price["reserved"],
+        spot_usd_per_h=price["spot"],
+        # A provider may state the rate as "5 %" an hour, which `share` reads as 0.05.
+        interruptions_per_h=section.share("interruptions", 0.0, most=most, bare=most),
+        stock=stock,
+        most_reserved=owned,
     )
 
 
@@ -170,17 +183,18 @@ def _parse_capacity(row: object, where: str, gpus: set[str], folder: Path) -> Ca
         if gpu not in gpus:
             priced = ", ".join(sorted(gpus))
             raise InputError(f"{section.path_of('gpu')}: {gpu!r} has no price under gpus; known: {priced}")
-    (gpu, count), *beside = gpus_of_worker.items()
+    (gpu, count), *other_gpus = gpus_of_worker.items()
     return Capacity(
-        llm,
-        worker,
-        gpu,
-        count,
-        section.at_least("rate", "rps", least=LEAST_RATE_RPS),
-        section.at_least("power", "w", 0.0),
-        section.at_least("start", "s", DEFAULT_START_S),
-        folder / section.text("fleet") if "fleet" in section else None,
-        tuple(beside),
+        llm=llm,
+        name=worker,
+        gpu=gpu,
+        gpus=count,
+        rate_rps=section.at_least("rate", "rps", least=LEAST_RATE_RPS),
+        # A worker without a power adds nothing to what the power limit counts.
+        power_w=section.at_least("power", "w", 0.0),
+        start_s=section.at_least("start", "s", DEFAULT_START_S),
+        fleet=folder / section.text("fleet") if "fleet" in section else None,
+        beside=tuple(other_gpus),
     )
 
 

@@ -1,4 +1,4 @@
-"""The question of `plan`: slo.yaml, read into a `PlanQuestion`.
+"""Reads slo.yaml, the question of `plan` for one LLM, into a `PlanQuestion`.
 
     llm: meta-llama/Llama-3.1-70B
     slo: {ttft: {p90: 2 s}, tbt: {p99: 200 ms}, attainment: 0.9}      # or  preset: vidur
@@ -8,17 +8,17 @@
     policies: {queue: [fcfs, sjf], longest_wait: 60 s, prefix_cache: true}        # policy_choices.py
     objective: cost
     limits: {power: 80 kW, cost: 500 usd/h, gpus: 64}
-    engine: {name: vllm, version: 0.15.1, async_scheduling: true}        # speculative: speculative.py
+    engine: {name: vllm, version: 0.15.1, async_scheduling: true}        # engine_file.py, speculative.py
     lora: {max_loras: 8, max_rank: 16, adapters: 100}                    # lora_settings.py
-    deploy: {target: kserve}               # route as its router does; each: a price for every target
+    deploy: {target: kserve}               # route as its router does; each: also plan for every target
     spare: 1 worker                        # or 1 node
     robust: {step_times: 10 %, traffic: 10 %}
     safety: {kept_in: 0.9, growth: 10 %}   # or none
     day: {controllers: [hpa, keda], train: 70 %}     # of `plan day` alone: day/day_settings.py
 
 Only `llm` and one of `slo` and `preset` are required. A key we do not know is refused: a misspelt limit that
-is quietly dropped would certify the wrong fleet. Several LLMs on one stock:
-planner/documents/several_llms_question.py.
+is quietly dropped would certify the wrong fleet. planner/documents/several_llms_question.py reads a question
+for several LLMs on one stock, with the functions of this module for each LLM.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from typing import Any, Literal, cast, get_args
 
 from planner.documents import doubtful
 from planner.documents.catalog import Catalog
-from planner.documents.commitments import KEYS as COMMITTED
+from planner.documents.commitments import KEYS as COMMITMENT_KEYS
 from planner.documents.commitments import parse_commitments
 from planner.documents.electricity import Electricity, parse_electricity
 from planner.documents.engine_file import default_engine, parse_engine
 from planner.documents.gpu_ownership import parse_owned, parse_sold_as, rentable_stock, with_owned
 from planner.documents.kv_offload_settings import check_offloaded, parse_kv_offload
-from planner.documents.log_columns import KEYS as READING
+from planner.documents.log_columns import KEYS as LOG_KEYS
 from planner.documents.log_columns import parse_reading
 from planner.documents.lora_settings import parse_lora
 from planner.documents.network import PLAN_KEYS as NETWORK_KEYS
@@ -79,19 +79,23 @@ from planner.traffic.described import Description, fit_context
 from planner.traffic.scaling import Scaling
 
 Objective = Literal["cost", "power", "gpus", "throughput"]
-LEAST_PRICE_USD_PER_H = 1e-6
+LEAST_PRICE_USD_PER_H = 1e-6  # Solvers cannot tell a smaller price from 0.
 MOST_DOWN_FRAC = 0.5  # Share of time that a spot worker may be away; beyond it most of a pool is missing.
+MOST_INTERRUPTIONS_PER_H = 60.0  # More than one a minute is a typing error.
 SPOT_RESTART_S = 600.0  # Time until an interrupted worker has a new machine and its weights.
 SAME_AS_COST = (
     "cost_per_million_tokens"  # The traffic is given, so the cheapest fleet has the cheapest tokens.
 )
-# Who checks the section `day:`. It is loaded by name, because the day is a wing that imports this module.
+# The module that checks the section `day:`. It imports this one, so that it is loaded by name.
 _DAY_SETTINGS = "planner.day.day_settings"
-_SPARE = re.compile(r"(\d+)\s*(workers?|nodes?)?")
-EACH_TARGET = "each"  # In place of a target: plan for the routers of each target.
+_SPARE = re.compile(r"(\d{1,4})\s*(workers?|nodes?)?")
+# In place of a target: the plan has no target, and is made anew for every target whose router misses its SLO.
+EACH_TARGET = "each"
+# Values of max_num_batched_tokens that are searched by default: 2048 and 8192 are defaults of vLLM.
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
+# Values above these two are taken for typing errors.
 MOST_TOKENS = 2**20  # Most tokens of one step.
-MAX_DP = 64
+MAX_DP = 64  # Most data-parallel ranks.
 KEYS = (
     *("llm", "slo", "preset", "traffic", "fleet", "policies", "engine", "lora", "objective", "limits"),
     *("spare", "robust", "safety", "deploy", "day"),
@@ -112,18 +116,20 @@ FLEET_KEYS = (
     "price_of",
     "host_overhead",
 )
-TRAFFIC_KEYS = ("rate", "scale", "window", "draws", *READING, *DESCRIBED_KEYS)
+TRAFFIC_KEYS = ("rate", "scale", "window", "draws", *LOG_KEYS, *DESCRIBED_KEYS)
 LIMIT_KEYS = ("power", "cost", "gpus")
 ROBUST_KEYS = ("step_times", "traffic", "spread")
 FOLDER_SERVED = (
     "llm: manifests serve {name}, the folder of its config.json: mount the weights under that path, or write "
-    "the hub's id of them in its place"
+    "the model's id on the Hugging Face hub instead"
 )
-# Where a key belongs that is written at the top of slo.yaml, and our word for another's.
+# Messages about a key that is wrong at the top of slo.yaml: the section in which it belongs, or our name for
+# a key that other programs have.
 BELONGS = {
     **{key: f"fleet: {key}" for key in FLEET_KEYS},
     **{key: f"traffic: {key}" for key in TRAFFIC_KEYS},
     **{key: f"limits: {key}" for key in ("power", "cost")},
+    # Described traffic has a key `task`, as has the SLO of sessions: the former is likelier at the top.
     **{metric: f"slo: {metric}" for metric in METRICS if metric not in DESCRIBED_KEYS},
     **{"model": "llm", "sla": "slo", "budget": "limits: cost", "target": "deploy: target"},
     **{
@@ -134,8 +140,11 @@ BELONGS = {
     },
 }
 PRICE_OF_KEYS = ("provider", "term", "spot_interruptions_per_h", "spot_restart")
-_FIRM: tuple[Term, ...] = ("on-demand", "reserved-1y", "reserved-3y")
-PRICE_KEYS = ("on_demand", "reserved", *COMMITTED, "spot", "spot_interruptions_per_h", "spot_restart")
+# Terms by which a provider does not take a GPU back.
+_UNINTERRUPTED_TERMS: tuple[Term, ...] = ("on-demand", "reserved-1y", "reserved-3y")
+PRICE_KEYS = ("on_demand", "reserved", *COMMITMENT_KEYS, "spot", "spot_interruptions_per_h", "spot_restart")
+ANY = "any"  # `gpus: any` is every GPU of the catalog, as where none is named.
+ANY_ALONE = "any stands alone, without a number: it is every GPU of the catalog; name those with a number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +158,8 @@ class Spot:
     @property
     def down_frac(self) -> float:
         """Share of the time that a worker is down: restart / (mean time up + restart)."""
-        down = self.interruptions_per_h * self.restart_s / 3600
-        return down / (1 + down)
+        restart_over_uptime = self.interruptions_per_h * self.restart_s / 3600
+        return restart_over_uptime / (1 + restart_over_uptime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +171,8 @@ class Robust:
 
     step_times_frac: float = 0.0
     traffic_frac: float = 0.0
-    traffic_from_frac: float = 0.0  # Only a study that shifts the expected traffic sets it.
+    # 0 in every slo.yaml; planner/studies/what_if.py sets it to shift the expected traffic.
+    traffic_from_frac: float = 0.0
     spread: bool = False
 
 
@@ -171,9 +181,10 @@ class PlanQuestion:
     """What a plan is made for: one LLM, its SLO, its traffic and the machines that may be used.
 
     Names are the catalog's own (aliases resolved). `stock` holds every GPU that may be used, None for as many
-    as needed; `owned` says how many of these are already there; `unchecked_left_out` are unchecked GPUs that
-    the question does not name. With `slowdowns` the limits of `slo` are still to be derived from a reference
-    worker. A plan runs around the clock, so `prices_usd_per_h` holds the reserved price if there is one.
+    as needed; `owned` says how many of these are already there. `unchecked_left_out` are GPUs that the
+    question does not name and whose step times nobody compared with measured ones. With `slowdowns` the
+    limits of `slo` are still to be derived from a reference worker (build_problem.py does it). A plan runs
+    around the clock, so `prices_usd_per_h` holds the cheaper one of a GPU's on-demand and reserved prices.
     """
 
     llm: str
@@ -196,15 +207,15 @@ class PlanQuestion:
     # By GPU; they come before the catalog's prices.
     prices_usd_per_h: Mapping[str, float] = field(default_factory=dict)
     reserved: frozenset[str] = frozenset()  # GPUs for which the price is the reserved one.
-    # On demand and by commitments.
-    terms: Mapping[str, Mapping[Term, ProviderOffer]] = field(default_factory=dict)
-    # By GPU, for prices that come from a provider.
+    # By GPU: what it costs on demand and under each commitment, for the bill of a finished plan.
+    offers_by_term: Mapping[str, Mapping[Term, ProviderOffer]] = field(default_factory=dict)
+    # By GPU: the offer behind its price, where the price comes from the provider of `price_of`.
     offers: Mapping[str, ProviderOffer] = field(default_factory=dict)
-    gpus_not_offered: tuple[str, ...] = ()  # GPUs that this provider does not rent by that term.
-    spot: Mapping[str, Spot] = field(default_factory=dict)
+    gpus_not_offered: tuple[str, ...] = ()  # GPUs without an offer of that provider for the term asked.
+    spot: Mapping[str, Spot] = field(default_factory=dict)  # By GPU.
     network: Network = field(default_factory=Network)
     host_overhead_s: float = 0.0  # Added to every engine step, because kernel times alone leave it out.
-    # What the engine's host adds, and how it schedules; None: no host time, and scheduling at once.
+    # What the engine's host adds, and how it schedules; None: no host time, and synchronous scheduling.
     engine: Engine | None = None
     # Methods of speculative decoding that may be chosen; None: no drafts.
     speculations: tuple[Speculation | None, ...] = (None,)
@@ -223,13 +234,14 @@ class PlanQuestion:
     robust: Robust = Robust()
     safety: Safety | None = None  # None: the traffic and the step times as they are written.
     deploy: str | None = None  # The deployment target whose router is simulated; None: as the policies say.
-    plans_each_target: bool = False  # Plan anew for every target that does not keep the plan.
+    plans_each_target: bool = False  # Plan anew for every target whose router misses the SLO with this plan.
     considers_all_gpus: bool = False  # No GPU was named, so all but `unchecked_left_out` are considered.
     doubts: tuple[str, ...] = ()  # Possible misreadings of the question; every answer warns of them.
-    kv_usd_per_gpu_h: float = 0.0  # For memory behind KV caches, on top of every GPU's price.
+    # For memory behind KV caches, on top of every GPU's price; planner/studies/tier_study.py sets it.
+    kv_usd_per_gpu_h: float = 0.0
 
     def priced_gpus(self, catalog: Catalog) -> tuple[Gpu, ...]:
-        """The GPUs in stock, at this task's prices. A capped GPU costs what its uncapped row costs here.
+        """The GPUs in stock, at this question's prices. A capped GPU costs what its uncapped row costs here.
 
         A GPU with a spot price is there twice, the second time as "h100-80g@spot", and so is one of which
         some are owned, as "h100-80g@owned"; all share one stock.
@@ -239,31 +251,31 @@ class PlanQuestion:
             catalog.gpu(name) for name, count in rentable_stock(self.stock, self.owned).items() if count != 0
         ]
         prices = self.prices_usd_per_h
-        firm = [
+        rented = [
             replace(gpu, price_usd_per_h=prices.get(gpu.name, prices.get(gpu.base, gpu.price_usd_per_h)))
             for gpu in gpus
         ]
         on_spot = [
-            replace(gpu, name=gpu.name + SPOT, price_usd_per_h=terms.price_usd_per_h)
+            replace(gpu, name=gpu.name + SPOT, price_usd_per_h=spot.price_usd_per_h)
             for gpu in gpus
-            if (terms := self.spot_terms(gpu)) is not None
+            if (spot := self.spot_terms(gpu)) is not None
         ]
-        return tuple(self._as_paid(gpu) for gpu in (*owned, *firm, *on_spot))
+        return tuple(self._as_paid(gpu) for gpu in (*owned, *rented, *on_spot))
 
     def _as_paid(self, gpu: Gpu) -> Gpu:
-        """The GPU, sold by the node or singly, with electricity if that is paid. A stock that is no whole
-        number of nodes means that single GPUs are available.
+        """The GPU, sold by the node or singly, with electricity if that is paid. If neither the stock nor the
+        part of it that is rented is a whole number of nodes, single GPUs must be for sale.
         """
-        row = row_of(gpu.name)
+        row = row_of(gpu.name)  # The name without "@spot" or "@owned".
         stock = self.stock.get(row)
         node, owned = int(gpu.gpus_per_node), self.owned.get(row, 0)
         in_parts = stock is not None and stock % node > 0 and (stock - owned) % node > 0
         is_sold_whole = self.sold_whole.get(
             row, self.sold_whole.get(gpu.base, gpu.is_sold_whole and not in_parts)
         )
-        paid = self.electricity
-        is_counted = paid is not None and (paid.of == "all" or gpu.name.endswith(OWNED))
-        usd_per_kwh = paid.gpu_usd_per_kwh if paid is not None and is_counted else 0.0
+        electricity = self.electricity
+        is_counted = electricity is not None and (electricity.of == "all" or gpu.name.endswith(OWNED))
+        usd_per_kwh = electricity.gpu_usd_per_kwh if electricity is not None and is_counted else 0.0
         price = gpu.price_usd_per_h + self.kv_usd_per_gpu_h
         return replace(
             gpu, price_usd_per_h=price, is_sold_whole=is_sold_whole, energy_usd_per_kwh=usd_per_kwh
@@ -286,17 +298,18 @@ class PlanQuestion:
         return self.policies.kv_offload
 
     def policy_choices(self) -> tuple[Policies, ...]:
-        """The policies that are searched each, preferred ones first: those without caches come before those
-        with them."""
+        """Every combination of policies that is searched, the preferred ones first: those without prefix
+        caches come before those with them."""
         return self.policies.searched(self.slo, self.deploy)
 
     def changed_policies(self, policies: Policies, change: PolicyChange) -> Policies | None:
-        """These policies with another value of one axis; None where that does not go together."""
+        """These policies with another value of one axis; None if the target's router, the SLO or another
+        policy rules that value out."""
         return self.policies.changed(policies, change, self.slo, self.deploy)
 
     def policies_of_pairs(self, policies: Policies) -> Policies | None:
-        """These policies for prefill and decode workers; None if the target's router treats all workers
-        alike."""
+        """These policies for a fleet of a prefill and a decode pool; None if they are the same as for mixed
+        workers."""
         if self.deploy is None:
             return None
         of_pairs = find_deployed_routing(policies, self.deploy, is_pair=True).policies
@@ -315,7 +328,8 @@ def read_task(path: Path, catalog: Catalog) -> PlanQuestion:
 
 def has_several_llms(path: Path) -> bool:
     """Whether this slo.yaml asks for several LLMs; False for a pipe, which can be read only once."""
-    return os.path.isfile(path) and "llms" in read_yaml(path)  # noqa: PTH113 - silent about any name
+    # Path.is_file raises OSError for a name that is too long; `read_task` says so in one line.
+    return os.path.isfile(path) and "llms" in read_yaml(path)  # noqa: PTH113
 
 
 def check_keys(path: Path) -> None:
@@ -332,12 +346,13 @@ def read_document(path: Path, catalog: Catalog) -> dict[str, Any]:
 
 
 def with_config(document: Mapping[str, Any], folder: Path, catalog: Catalog) -> dict[str, Any]:
-    """The same with the whole path of `llm` where that is a config.json in `folder`, that of slo.yaml."""
+    """The document of a slo.yaml that lies in `folder`. If its `llm` names a config.json there, the name is
+    replaced by the whole path."""
     llm = document.get("llm")
     if isinstance(llm, str) and llm and not catalog.has_llm(llm):
-        beside = folder / llm
-        if not is_path(llm) and is_path(str(beside)):
-            return {**document, "llm": str(beside)}
+        path_in_folder = folder / llm
+        if not is_path(llm) and is_path(str(path_in_folder)):
+            return {**document, "llm": str(path_in_folder)}
     return dict(document)
 
 
@@ -347,7 +362,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     preset = _find_preset(document["preset"], catalog, where) if "preset" in document else None
     question = Section.from_document(document, where)
     traffic = question.subsection("traffic", TRAFFIC_KEYS)
-    parse_reading(traffic)
+    parse_reading(traffic)  # Only to refuse wrong values here: what reads the trace parses them again.
     described = parse_description(traffic, catalog.tasks)
     fleet = _without_any(question.subsection("fleet", FLEET_KEYS))
     limits = question.subsection("limits", LIMIT_KEYS)
@@ -361,7 +376,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         owned, sold_whole = parse_owned(fleet, catalog), parse_sold_as(fleet, catalog)
         stock, unchecked_left_out = _parse_stock(fleet, owned, llm, catalog)
         prices, reserved, spot = _parse_prices(fleet.subsection("prices"), catalog)
-        terms = parse_commitments(fleet, rentable_stock(stock, owned), catalog)
+        offers_by_term = parse_commitments(fleet, rentable_stock(stock, owned), catalog)
         offers, gpus_not_offered, spot = _find_offers(
             fleet, rentable_stock(stock, owned), prices, spot, catalog
         )
@@ -370,6 +385,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     kv_offload = _parse_simulated_kv_offload(question, fleet, policies, llm)
     slo = preset.slo if preset else parse_slo(document["slo"], where=question.path_of("slo"))
     choices = parse_policy_choices(policies, target, kv_offload)
+    # Classes with deadlines add the queue edf, unless the question names its queues.
     choices = with_classes(choices, slo, target, names_queue="queue" in policies)
     spare_workers, spare_nodes = _parse_spare(document.get("spare"), question.path_of("spare"))
     task = PlanQuestion(
@@ -390,7 +406,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
         draws=traffic.whole_number("draws", 1),
         prices_usd_per_h={name: offer.usd_per_h for name, offer in offers.items()} | prices,
         reserved=reserved | {name for name, offer in offers.items() if offer.term != "on-demand"},
-        terms=terms,
+        offers_by_term=offers_by_term,
         offers=offers,
         gpus_not_offered=gpus_not_offered,
         spot=spot,
@@ -432,12 +448,14 @@ def _offered_stock(
 
 
 def _find_doubts(task: PlanQuestion, fleet: Section, catalog: Catalog) -> tuple[str, ...]:
-    """Parts of the question that may be meant differently, as sentences."""
+    """Parts of the question that may be meant differently, as sentences. Stock and prices are parsed again,
+    because those of the question also hold what nobody wrote: all GPUs for `any`, and a provider's offers.
+    """
     named = None
     if "gpus" in fleet:
         named = _named_stock(fleet.get("gpus"), catalog, fleet.path_of("gpus"), may_be_empty=True)
     prices, _, spot = _parse_prices(fleet.subsection("prices"), catalog)
-    prices = {name: terms.price_usd_per_h for name, terms in spot.items()} | prices
+    prices = {name: market.price_usd_per_h for name, market in spot.items()} | prices
     of_fleet = doubtful.fleet_doubts(named, task.owned, prices, task.sold_whole, catalog)
     is_folder = not catalog.has_llm(task.llm) and is_path(task.llm)
     of_llm = (FOLDER_SERVED.format(name=task.llm),) if is_folder else ()
@@ -452,7 +470,7 @@ def _check_day(question: Section) -> None:
 
 
 def _check_one_llm(document: Mapping[str, Any], catalog: Catalog, where: str) -> None:
-    """One LLM, known keys, and an SLO or a preset of it."""
+    """Raise InputError unless there is one LLM, known keys, and either an SLO or a preset of one."""
     if "llms" in document:
         raise InputError(
             f"{where}: holds several LLMs (llms:), which `plan --slo FILE -o DIR` alone plans together; for "
@@ -521,6 +539,7 @@ def _parse_simulated_kv_offload(
         return None
     where = policies.path_of("kv_offload")
     check_offloaded(llm, where)
+    # TP 1 and 2 are the smallest degrees that a plan may mix: if they share no blocks, no two degrees do.
     if offload.is_shared and not is_common(llm, (1, 2)):
         raise InputError(
             f"{where}: shared: workers of {llm.name} find in a store only blocks of their own tp, and a plan "
@@ -556,13 +575,10 @@ def _find_preset(name: object, catalog: Catalog, where: str) -> SloPreset:
     return catalog.slos[name]
 
 
-ANY = "any"  # `gpus: any` is every GPU of the catalog, as where none is named.
-
-
 def _without_any(fleet: Section) -> Section:
     """The section without `gpus: any`. Raises InputError where any has a number or stands beside others."""
     gpus = fleet.get("gpus")
-    names = [gpus] if isinstance(gpus, str) else list(gpus) if isinstance(gpus, list | Mapping) else []
+    names = list(gpus) if isinstance(gpus, list | Mapping) else [gpus]
     if not any(is_any(name) for name in names):
         return fleet
     if len(names) > 1 or isinstance(gpus, Mapping):
@@ -572,9 +588,6 @@ def _without_any(fleet: Section) -> Section:
 
 def is_any(name: object) -> bool:
     return isinstance(name, str) and name.strip().lower() == ANY
-
-
-ANY_ALONE = "any stands alone, without a number: it is every GPU of the catalog; name those with a number"
 
 
 def _parse_stock(
@@ -596,6 +609,7 @@ def _parse_stock(
         return with_owned(stock, owned, fleet), tuple(name for name in left if name not in owned)
     stock = with_owned(_named_stock(document, catalog, where, may_be_empty=bool(owned)), owned, fleet)
     unchecked = [name for name in stock if not catalog.is_checked(llm, catalog.gpus[name])]
+    # Naming an unchecked GPU is enough to allow it; only a written `unchecked: false` contradicts.
     if unchecked and not fleet.flag("unchecked", True):
         raise InputError(
             f"{fleet.path_of('unchecked')}: is false, and gpus names {', '.join(unchecked)}; drop one"
@@ -604,8 +618,9 @@ def _parse_stock(
 
 
 def left_out_unnamed(llm: Llm, catalog: Catalog, priced: Collection[str]) -> tuple[str, ...]:
-    """The GPUs that a question which names none does not use: unchecked ones, and those whose step times are
-    estimated and whose price is remembered, unless the question prices them.
+    """The GPUs that are left out where the question names no GPU: those with unchecked step times, and those
+    of which the step times are estimates and the price has no source. `priced` are GPUs that the question
+    prices, which mends the latter.
     """
     guessed = {
         name for name in catalog.find_guessed_gpus(llm) if not {name, catalog.gpus[name].base} & set(priced)
@@ -618,17 +633,18 @@ def _gpus_with_given_price(fleet: Section, catalog: Catalog) -> set[str]:
     prices = fleet.subsection("prices")
     own = {catalog.gpu_of_question(str(name), prices.path_of(name)).name for name in prices.values}
     provider = fleet.subsection("price_of", PRICE_OF_KEYS).get("provider")
-    listed = (
-        name for name, row in catalog.provenance.items() if name in catalog.gpus and provider is not None
-    )
+    if provider is None:
+        return own
+    # Only an offer on demand counts, whatever term the question asks for.
     return own | {
         name
-        for name in listed
+        for name in catalog.gpus
         if offer_of(catalog.provenance[name].offers, str(provider), "on-demand") is not None
     }
 
 
 def _named_stock(document: Any, catalog: Catalog, where: str, *, may_be_empty: bool) -> dict[str, int | None]:
+    """The stock of the GPUs that `fleet: gpus` names, a list or a mapping; None for as many as needed."""
     if isinstance(document, list):
         document = dict.fromkeys(str(name) for name in document)
     stock: dict[str, int | None] = {}
@@ -648,7 +664,8 @@ def _named_stock(document: Any, catalog: Catalog, where: str, *, may_be_empty: b
 def _parse_prices(
     section: Section, catalog: Catalog
 ) -> tuple[dict[str, float], frozenset[str], dict[str, Spot]]:
-    """The prices of firm workers, the GPUs for which these are reserved prices, and the spot terms."""
+    """The prices of workers that are not on spot, the GPUs for which these are reserved prices, and the spot
+    markets."""
     prices: dict[str, float] = {}
     reserved: set[str] = set()
     spot: dict[str, Spot] = {}
@@ -662,20 +679,20 @@ def _parse_prices(
         if not isinstance(given, Mapping):
             prices[name] = _parse_price(given, here)
             continue
-        terms = Section.from_document(given, here, PRICE_KEYS)
-        firm = {
-            kind: _parse_price(terms.get(kind), terms.path_of(kind))
-            for kind in ("on_demand", "reserved")
-            if kind in terms
+        price_section = Section.from_document(given, here, PRICE_KEYS)
+        uninterrupted = {
+            key: _parse_price(price_section.get(key), price_section.path_of(key))
+            for key in ("on_demand", "reserved")
+            if key in price_section
         }
-        if firm:
-            kind = min(firm, key=lambda kind: firm[kind])
-            prices[name] = firm[kind]
-            if kind == "reserved":
+        if uninterrupted:
+            cheaper_key = min(uninterrupted, key=lambda key: uninterrupted[key])
+            prices[name] = uninterrupted[cheaper_key]
+            if cheaper_key == "reserved":
                 reserved.add(name)
-        if "spot" in terms:
-            spot[name] = _parse_spot(terms)
-        elif any(key.startswith("spot_") for key in terms.values):
+        if "spot" in price_section:
+            spot[name] = _parse_spot(price_section)
+        elif any(key.startswith("spot_") for key in price_section.values):
             raise InputError(f"{here}: found terms of spot workers and no price; add spot: 1.0 usd/h")
     return prices, frozenset(reserved), spot
 
@@ -687,33 +704,38 @@ def _find_offers(
     spot: Mapping[str, Spot],
     catalog: Catalog,
 ) -> tuple[dict[str, ProviderOffer], tuple[str, ...], dict[str, Spot]]:
-    """`price_of: {provider: verda, term: on-demand}`: the provider's offers for the GPUs in stock that have
-    no price in slo.yaml; the GPUs for which it has none; the spot terms, including the provider's.
+    """Read `price_of: {provider: verda, term: on-demand}`. Three values: the provider's offers for the GPUs
+    in stock that have no price in slo.yaml; the GPUs for which the provider has none; the spot markets,
+    including the provider's.
 
     Raises InputError where a GPU that is named has no such offer.
     """
     if "price_of" not in fleet:
         return {}, (), dict(spot)
     section = fleet.subsection("price_of", PRICE_OF_KEYS)
-    provider, term = section.plain_text("provider"), section.one_of("term", _FIRM, "on-demand")
+    provider = section.plain_text("provider")
+    term = section.one_of("term", _UNINTERRUPTED_TERMS, "on-demand")
     priced: dict[str, ProviderOffer] = {}
     missing: list[str] = []
     on_spot = dict(spot)
     for name in (name for name, count in stock.items() if count != 0):
         base = catalog.gpus[name].base
         offers = catalog.provenance[name].offers
-        if (offer := offer_of(offers, provider, term)) is not None:
-            if not {name, base} & prices.keys():
+        if not {name, base} & prices.keys():
+            offer = offer_of(offers, provider, term)
+            if offer is not None:
                 priced[name] = offer
-        elif not {name, base} & prices.keys():
-            missing.append(name)
+            else:
+                missing.append(name)
         if "spot_interruptions_per_h" in section and (row := offer_of(offers, provider, "spot")) is not None:
-            terms = dict(section.values) | {"spot": f"{row.usd_per_h!r} usd/h"}
-            on_spot.setdefault(name, _parse_spot(Section.from_document(terms, section.where)))
+            # The offer is written as `prices` has it, so that one function checks both.
+            as_written = dict(section.values) | {"spot": f"{row.usd_per_h!r} usd/h"}
+            on_spot.setdefault(name, _parse_spot(Section.from_document(as_written, section.where)))
     if "spot_interruptions_per_h" in section and len(on_spot) == len(spot):
         raise InputError(
             f"{section.path_of('spot_interruptions_per_h')}: {provider} has no spot price of these GPUs"
         )
+    # A GPU that nobody named is left out without an error, as long as the provider has any of the others.
     if missing and ("gpus" in fleet or len(missing) == len(stock)):
         offer_names = {f"{o.provider} {o.term}" for name in missing for o in catalog.provenance[name].offers}
         raise InputError(
@@ -723,17 +745,20 @@ def _find_offers(
     return priced, tuple(missing), on_spot
 
 
-def _parse_spot(terms: Section) -> Spot:
-    if "spot_interruptions_per_h" not in terms:
-        raise InputError(f"{terms.path_of('spot')}: needs spot_interruptions_per_h too, such as 0.05")
+def _parse_spot(section: Section) -> Spot:
+    """The spot market of one GPU from a section with PRICE_KEYS. Raises InputError."""
+    if "spot_interruptions_per_h" not in section:
+        raise InputError(f"{section.path_of('spot')}: needs spot_interruptions_per_h too, such as 0.05")
+    most = MOST_INTERRUPTIONS_PER_H
     spot = Spot(
-        _parse_price(terms.get("spot"), terms.path_of("spot")),
-        terms.share("spot_interruptions_per_h", most=60.0, bare=60.0),
-        terms.positive("spot_restart", "s", SPOT_RESTART_S),
+        price_usd_per_h=_parse_price(section.get("spot"), section.path_of("spot")),
+        # A provider may state the rate as "5 %" an hour, which `share` reads as 0.05.
+        interruptions_per_h=section.share("spot_interruptions_per_h", most=most, bare=most),
+        restart_s=section.positive("spot_restart", "s", SPOT_RESTART_S),
     )
     if (down_frac := spot.down_frac) > MOST_DOWN_FRAC:
         raise InputError(
-            f"{terms.path_of('spot')}: a worker interrupted so often and away so long is down for "
+            f"{section.path_of('spot')}: a worker interrupted so often and away so long is down for "
             f"{100 * down_frac:.3g} % of the time, expected at most {100 * MOST_DOWN_FRAC:g} %"
         )
     return spot
@@ -752,6 +777,7 @@ def _parse_numbers(
 ) -> tuple[int, ...]:
     """One number or a list of them, as in `pp: [1, 2]`; sorted."""
     value = section.get(key, default)
+    # An empty list is refused below as what it is, since it is no whole number.
     given = value if isinstance(value, list) and value else [value]
     numbers = tuple(sorted({check_whole_number(number, section.path_of(key)) for number in given}))
     if numbers[-1] > most:
@@ -778,7 +804,7 @@ def _parse_ranks(fleet: Section, llm: Llm, *, prefix_cache: bool) -> tuple[int, 
 
 
 def _parse_target(question: Section) -> tuple[str | None, bool]:
-    """`deploy: {target: kserve}`, and whether that is EACH_TARGET."""
+    """The target of `deploy: {target: kserve}` and False; (None, True) for EACH_TARGET."""
     if "deploy" not in question:
         return None, False
     section = question.subsection("deploy", ("target",), "{target: kubernetes}")
@@ -840,9 +866,9 @@ def _parse_objective(value: object, where: str) -> Objective:
 def _parse_spare(value: object, where: str) -> tuple[int, int]:
     """(workers, nodes) of which one is 0."""
     match = _SPARE.fullmatch("0" if value is None else str(value).strip())
-    if match is None or len(match[1]) > 4:
+    if match is None:
         raise refused_value(
             where, "expected a number of workers or nodes such as '1 worker' or '1 node'", value
         )
-    count = int(match[1])
-    return (0, count) if (match[2] or "").startswith("node") else (count, 0)
+    count, unit = int(match[1]), match[2] or "worker"
+    return (0, count) if unit.startswith("node") else (count, 0)

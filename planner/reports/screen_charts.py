@@ -1,4 +1,4 @@
-"""The charts of the first screen, drawn by Altair, each with its caption.
+"""The charts of a plan's first screen (planner/reports/screen.py), drawn by Altair, each with its caption.
 
 Altair is imported inside the functions: it takes most of a second.
 """
@@ -31,13 +31,16 @@ from planner.slo_metrics import METRICS
 from planner.units import show_s
 
 POINTS = 120  # Points along a time axis.
+# Bars of demand: enough requests in each that its rate is not chance, and enough bars to see a course.
+REQUESTS_PER_BIN, FEWEST_BINS, MOST_BINS = 20, 6, POINTS // 2
 # On the axis of shares: the top of the chart, above 1, and the height of the text that stands there.
 TOP_OF_SHARES, TEXT_HEIGHT = 1.16, 1.09
+# Names of the figures below, apart from `latencies`, whose names are those of the metrics.
 NAMES = ("attainment", "demand", "kv", "waiting", "breaks")
 
 
 def figures(plan: Plan) -> list[Figure]:
-    """The charts in reading order; those of what was not simulated are left out."""
+    """The charts in reading order; a chart without data is left out."""
     values = [attainment(plan), demand(plan), kv_use(plan), waiting(plan), breaks(plan)]
     return [*(figure for figure in values if figure is not None), *latencies(plan)]
 
@@ -79,7 +82,7 @@ def attainment(plan: Plan) -> Figure | None:
         .mark_area(opacity=0.18, style=GUIDE)
         .encode(x="x:Q", y=alt.Y("low:Q", title=""), y2="high:Q", color=line_style["color"])
     )
-    needed = [
+    required_shares = [
         alt.Chart(data_of_columns(y=[share.limit.percentile_frac]))
         .mark_rule(color=MUTED, strokeDash=[2, 3])
         .encode(y="y:Q")
@@ -87,7 +90,7 @@ def attainment(plan: Plan) -> Figure | None:
     ]
     # Without scenarios the traffic as it is written is the only one.
     scenario_count = max(robustness.futures, 1)
-    texts = text_layers(
+    kept_labels = text_layers(
         data_of_columns(
             x=totals,
             y=[TEXT_HEIGHT] * len(totals),
@@ -98,7 +101,7 @@ def attainment(plan: Plan) -> Figure | None:
     plan_at = alt.Chart(data_of_columns(x=[plan.fleet.workers])).mark_rule(
         color=VERMILLION, strokeDash=[5, 3]
     )
-    drawn = alt.layer(line, band, *needed, plan_at.encode(x="x:Q"), *texts)
+    drawn = alt.layer(line, band, *required_shares, plan_at.encode(x="x:Q"), *kept_labels)
     return Figure(
         "attainment",
         drawn.properties(width=WIDTH, height=HEIGHT),
@@ -106,20 +109,22 @@ def attainment(plan: Plan) -> Figure | None:
     )
 
 
-def _attainment_caption(at: Sequence[AtWorkers], plan: Plan) -> str:
+def _attainment_caption(rows: Sequence[AtWorkers], plan: Plan) -> str:
+    """The caption for fleets of growing numbers of workers; with several pools it lists their counts."""
     robustness = plan.certificate.around
     assert robustness is not None
-    pools = " + ".join(robustness.pools)
-    counts = ", ".join(" + ".join(map(str, each.counts)) for each in at) if len(robustness.pools) > 1 else ""
-    text = f"SLO attainment by number of workers{f' ({pools}: {counts})' if counts else ''}. "
+    workers = ""
+    if len(robustness.pools) > 1:
+        counts = ", ".join(" + ".join(map(str, row.counts)) for row in rows)
+        workers = f" ({' + '.join(robustness.pools)}: {counts})"
+    text = f"SLO attainment by number of workers{workers}. "
+    rules = "Dotted: the shares that must be within the limit; dashed: the plan."
     if not robustness.futures:
-        return (
-            text + "On the traffic as it is written. Dots: the shares that must be within; dashed: the plan."
-        )
-    needed = robustness.futures - robustness.may_miss
+        return f"{text}On the traffic as it is written. {rules}"
+    required_scenarios = robustness.futures - robustness.may_miss
     return text + (
         f"Above: in how many of {robustness.futures} scenarios the SLO is kept. Line: the middle scenario; "
-        f"the band holds the best {needed}. Dotted: the shares that must be within; dashed: the plan."
+        f"the band holds the best {required_scenarios}. {rules}"
     )
 
 
@@ -128,8 +133,8 @@ def demand(plan: Plan) -> Figure:
     import altair as alt
 
     trace = plan.trace
-    duration_s = trace.duration_s or 1.0
-    bins = int(np.clip(len(trace) // 20, 6, POINTS // 2))
+    duration_s = trace.duration_s or 1.0  # A trace of one request has no duration.
+    bins = int(np.clip(len(trace) // REQUESTS_PER_BIN, FEWEST_BINS, MOST_BINS))
     counts, edges_s = np.histogram(trace.arrival_s - trace.arrival_s[0], bins, (0.0, duration_s))
     unit, factor = time_unit(duration_s)
     rate = counts / np.diff(edges_s)
@@ -154,9 +159,8 @@ def demand(plan: Plan) -> Figure:
         .encode(y="y:Q")
     )
     layers = [line, mean]
-    caption = (
-        f"Demand under capacity: requests that arrive, {trace.rate_rps:,.3g} per second on average (dotted)"
-    )
+    title = "Demand" if holds_rps is None else "Demand under capacity"
+    caption = f"{title}: requests that arrive, {trace.rate_rps:,.3g} per second on average (dotted)"
     if holds_rps is not None:
         layers += _rule(holds_rps, f"holds to {holds_rps:,.3g} on average", VERMILLION)
         caption += "; dashed: the average to which it may grow, the same requests in less time"
@@ -174,7 +178,8 @@ def _rule(y: float, text: str, colour: str) -> list[Any]:
 def kv_use(plan: Plan) -> Figure | None:
     """How full the KV cache of each pool is over time; None unless all steps were recorded."""
     simulation = plan.simulation
-    # With `gaps` only parts of a long simulation were recorded, which would leave holes in the curve.
+    # `runs` are runs of engine steps. With `gaps` only parts of a long simulation were recorded, which would
+    # leave holes in the curve.
     if not len(simulation.runs) or simulation.gaps is not None:
         return None
     at_s, unit, factor = _times_and_unit(plan)
@@ -182,8 +187,8 @@ def kv_use(plan: Plan) -> Figure | None:
     for pool in plan.fleet.running_pools:
         workers = range(first, first + pool.count)
         first += pool.count
-        blocks = kv_blocks_at(simulation, workers, at_s) * KV_BLOCK_TOKENS
-        series[pool.name] = blocks / (pool.count * pool.type.kv_tokens)
+        used_tokens = kv_blocks_at(simulation, workers, at_s) * KV_BLOCK_TOKENS
+        series[pool.name] = used_tokens / (pool.count * pool.type.kv_tokens)
     drawn = _lines(
         {name: (at_s / factor, share) for name, share in series.items()}, unit, "KV cache in use", "%"
     )
@@ -193,7 +198,7 @@ def kv_use(plan: Plan) -> Figure | None:
 
 
 def waiting(plan: Plan) -> Figure:
-    """Requests that wait for a worker over time."""
+    """Over time: the requests in an engine's batch, and those that wait for a place in one."""
     at_s, unit, factor = _times_and_unit(plan)
     running, queued = running_and_queued(plan.simulation, at_s)
     series = {"running": (at_s / factor, running), "waiting": (at_s / factor, queued)}
@@ -202,10 +207,10 @@ def waiting(plan: Plan) -> Figure:
 
 
 def _times_and_unit(plan: Plan) -> tuple[Any, str, float]:
-    """Times of the simulation in seconds, the unit of their axis, and its seconds."""
+    """Times [s] on the simulation's clock, the unit of their axis, and the seconds in that unit."""
     start_s = float(plan.simulation.arrival_s[0])
-    at_s = np.linspace(0.0, max(plan.simulation.end_s - start_s, 1e-3), POINTS)
-    return at_s + start_s, *time_unit(float(at_s[-1]))
+    duration_s = max(plan.simulation.end_s - start_s, 1e-3)  # An axis needs some length.
+    return start_s + np.linspace(0.0, duration_s, POINTS), *time_unit(duration_s)
 
 
 def _lines(series: dict[str, tuple[Any, Any]], unit: str, title: str, number_format: str) -> Any:
@@ -241,7 +246,7 @@ def breaks(plan: Plan) -> Figure | None:
 
 
 def breaks_chart(values: Sequence[screen.Breaks]) -> Any:
-    """A bar for each, with its text above it."""
+    """A bar for each value, with its text above it."""
     import altair as alt
 
     rows = [
@@ -253,12 +258,13 @@ def breaks_chart(values: Sequence[screen.Breaks]) -> Any:
         }
         for each in values
     ]
-    kinds = ["slo", "loss", "price"]
+    kinds = ["slo", "loss", "price"]  # In the order of the colours below.
     base = alt.Chart(data_of_rows(rows)).encode(
         y=alt.Y("label:N", sort=None, axis=None),
         x=alt.X(
             "value:Q",
             axis=alt.Axis(title="more than planned", format="%", tickCount=6),
+            # `screen.breaks` gives shares of at most 1.
             scale=alt.Scale(domain=[0, 1.0], nice=False),
         ),
     )
@@ -276,7 +282,7 @@ def breaks_chart(values: Sequence[screen.Breaks]) -> Any:
 
 
 def _price_text(each: screen.Breaks) -> str:
-    """How far a price may move; the text of other rows says how far they may."""
+    """How far a price may move. For other kinds of rows the row's own text says it."""
     return f"{100 * each.frac:+.0f} %, " if each.kind == "price" else ""
 
 
@@ -286,7 +292,7 @@ def latencies(plan: Plan) -> list[Figure]:
     for metric in dict.fromkeys(limit.metric for limit in plan.slo.limits):
         limits = [limit for limit in plan.slo.limits if limit.metric == metric]
         shown = " and ".join(f"{screen.limit_text(limit)} ≤ {show_s(limit.limit_s)}" for limit in limits)
-        text = f"; the curve passes above the circle where {shown} is kept"
+        text = f"; if {shown} is kept, the curve passes above the circle"
         values.append(latency(plan.simulation, metric, limits, text))
     return [figure for figure in values if figure is not None]
 

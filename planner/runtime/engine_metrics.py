@@ -1,5 +1,5 @@
-"""What vLLM exports on /metrics, for a rehearsal's engine that computes nothing (fake_engine.py): the same
-names, labels and buckets.
+"""What vLLM exports on /metrics, with the same names, labels and buckets, for engines that compute nothing
+and stand in for vLLM where there are no GPUs (fake_engine.py).
 
 Source: vllm, vllm/v1/metrics/loggers.py (0.32).
 """
@@ -22,6 +22,7 @@ _REQUEST_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0),
     *(960.0, 1920.0, 7680.0),
 )
+# 1, 2, 5, 10, ... 500,000 tokens. vLLM's end at its max_model_len; buckets above it stay empty.
 _LENGTHS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 _LABELS = ("engine", "model_name")
 _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
@@ -61,6 +62,7 @@ class EngineMetrics:
         success = Counter(
             "vllm:request_success", "finished", (*_LABELS, "finished_reason"), registry=self._registry
         )
+        # A fake engine always writes as many tokens as `max_tokens` allows.
         self._success = success.labels(**labels, finished_reason="length")
         info = Gauge(
             "vllm:cache_config_info", "info", ("block_size", "num_gpu_blocks"), registry=self._registry

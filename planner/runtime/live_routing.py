@@ -1,12 +1,14 @@
-"""Chooses the worker for each request of a live router with the simulator's own routing functions.
+"""Chooses the worker for each request of a live router (planner/runtime/router.py) with the simulator's own
+routing functions.
 
 `LiveFleet` keeps a state of the simulator (planner/simulator/layout.py) up to date with what the router sees
 (planner/runtime/events.py). The simulator's compiled functions read this state and choose a worker. It
 differs from the state in a simulation where a router cannot see what an engine does:
 
 - A prompt counts as admitted to an engine's batch, and as computed, when the first byte of its answer comes
-  (the whole answer, if it is not streamed). Its cache hits and its KV are those of this moment. The policy e2
-  counts only the tokens that had to be computed as the wait of a request.
+  (the whole answer, if it is not streamed). Its cache hits and its KV are those of this moment. For the
+  policy e2 a request's wait is then only the tokens that had to be computed. e2 judges workers by the
+  requests of a recent window, in which a request keeps its seat after it has left.
 - Requests hold the KV of their prompts and of the output tokens that have come. Preemptions in an engine, and
   the blocks that it drops then, are not known. Blocks of outputs are not reused by other prompts.
 - The output length of a request is its limit, `max_tokens`; with `prediction_buckets` the mean of recent
@@ -47,7 +49,10 @@ WINDOW_SEATS = 1 << 17  # The window of the policy e2 keeps no more requests tha
 NODES = 1 << 14  # Initial number of known prompt blocks; the arrays grow.
 SWEEP = 4096  # The number of nodes that one step of the sweep for free nodes looks at.
 TENANTS = 1024  # Tenants with accounts of their own, besides those that the policies name.
-RECENT = 1024  # Mean lengths are updated after this many requests, which halves the weight of older ones.
+LENGTHS_EVERY = 1024  # So many requests come before mean lengths are set anew and older ones lose weight.
+ENDED_KEPT = 1024  # Outputs are predicted from so many of the latest requests that ended.
+PREDICTED_EVERY = 256  # So many requests end before the table of predictions is made again.
+FEW_FREED_FRAC = 1 / 8  # A round of the sweep that frees a smaller share of the nodes has freed few.
 
 
 class LiveFleet:
@@ -68,9 +73,10 @@ class LiveFleet:
         history: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
     ) -> None:
         self.policies = _routing_alone(fleet.policies)
+        # Disturbances are of simulations alone, and `pin_prompt` notes each pinned prompt by itself.
         self.state = _empty_state(replace(fleet, policies=self.policies, disturbances=(), pinned=()))
-        self.state.policy[layout.LIVE] = 1.0
-        self.state.types["prompt_token_s"] = 0.0  # The workers' own API servers do that.
+        self.state.policy[layout.LIVE] = 1.0  # The compiled functions then know that nothing is simulated.
+        self.state.types["prompt_token_s"] = 0.0  # The workers' own API servers split prompts into tokens.
         self.roles = [pool.role for pool in fleet.pools for _ in range(pool.count)]
         self.types = [pool.type for pool in fleet.pools for _ in range(pool.count)]
         self.is_up = np.zeros(len(self.types), bool)
@@ -89,17 +95,19 @@ class LiveFleet:
         # Whether the router keeps accounts of tenants, and whether router or engines use their names at all.
         self.is_by_tenant, self.reads_tenants = by_tenant(self.policies), by_tenant(fleet.policies)
         self.tenants = {name: tenant for tenant, (name, _) in enumerate(self.policies.tenant_weights)}
-        self.lengths, self.requests, self.sums = lengths, 0, (0.0, 0.0, 0.0)
+        # Requests seen, and their weighted number, sum of prompt tokens and sum of output tokens.
+        self.lengths, self.seen_requests, self.sums = lengths, 0, (0.0, 0.0, 0.0)
         if lengths is not None:
             self._expect(*lengths)
         # Prompt and output tokens of the latest requests that ended; None unless they predict outputs.
         self.ended: deque[tuple[int, int]] | None = None
         if self.policies.prediction_buckets:
             if history is None:
-                self.ended, self.ends = deque(maxlen=RECENT), 0
+                self.ended, self.ended_count = deque(maxlen=ENDED_KEPT), 0
             else:
                 self._predict_from(*history)
         if self.keeps_prefixes:
+            # A node is a row of the caches' tables for one prompt block; `nodes` gives each block a free one.
             self.nodes = Numbers(len(self.caches.holders))
             # How many seats use each node; -1: the number is free.
             self.users = np.full(len(self.nodes), -1, np.int32)
@@ -122,7 +130,7 @@ class LiveFleet:
         """Call each compiled function once, so that none is compiled while a request waits."""
         events.take_seat(self.state, 0, 0.0, 1, 1, 0, 0, 0)
         self.state.requests["status"][0] = events.FREE
-        events.note_event(self.state, events.LEAVE, 0, 0, 0.0)
+        events.note_event(self.state, events.LEAVE, 0, 0, 0.0)  # Seat 0 is on no worker: nothing changes.
         if self.keeps_prefixes:
             events.sweep_nodes(self.state, self.users, self.touched, 0, 0, 0, np.empty(0, np.int32))
 
@@ -144,12 +152,15 @@ class LiveFleet:
     def take_seat(
         self, inputs: int, outputs: int, time_s: float, *, names: Sequence[int] = (), tenant: str = ""
     ) -> int:
-        """Give a new request a seat and return it: tokens of `inputs` and `outputs`, `names` of blocks."""
+        """Give a new request a seat and return it. `inputs` and `outputs` are numbers of tokens. `names`
+        identify the prompt's blocks, each with all before it (planner/runtime/prompt_blocks.py).
+        """
         if self.lengths is None:
             self._learn(inputs, outputs)
         if not self.free:
             self._free_seats()
         account = self._account(tenant) if self.is_by_tenant else 0
+        # Engines cache whole blocks alone.
         names = names[: inputs // KV_BLOCK_TOKENS] if self.keeps_prefixes else ()
         start = self._write_path(names) if names else 0
         seat = self.free.pop()
@@ -166,7 +177,9 @@ class LiveFleet:
         return self._choose(events.SEND, seat, time_s, excluded)
 
     def is_held_back(self, seat: int, excluded: Collection[int] = ()) -> bool:
-        """Whether a request without a worker will get one that is up and not `excluded`, once it is free."""
+        """Whether a request that got no worker will get one that is up and not `excluded`, once that worker
+        is free.
+        """
         if not self.holds_back:
             return False
         self.workers["is_up"][:] = self.is_up
@@ -184,24 +197,26 @@ class LiveFleet:
         return self._choose(events.HAND_OFF, seat, time_s, excluded)
 
     def _choose(self, event: int, seat: int, time_s: float, excluded: Collection[int]) -> int | None:
-        is_up = self.workers["is_up"]  # A view of the state, which the compiled functions read and write.
-        is_up[:] = self.is_up
+        # A view of the state, which the compiled functions read and write: 0, 1, DRAINING or TURNING.
+        status = self.workers["is_up"]
+        status[:] = self.is_up
         if self.flips:
-            is_up[self.is_draining] = layout.DRAINING
-            is_up[self.is_turning] = layout.TURNING
+            status[self.is_draining] = layout.DRAINING
+            status[self.is_turning] = layout.TURNING
         excluded_workers = list(excluded)
-        is_up[excluded_workers] = 0
+        status[excluded_workers] = 0
         worker = int(events.note_event(self.state, event, seat, 0, time_s))
         if self.flips:
             # The event may have begun or ended the draining of workers; it did not see the excluded ones.
-            still_drains = is_up == layout.DRAINING
+            still_drains = status == layout.DRAINING
             still_drains[excluded_workers] = self.is_draining[excluded_workers]
             self.is_draining = still_drains & self.is_up
             self._see_flips()
         return None if worker == layout.NONE else worker
 
     def _see_flips(self) -> None:
-        """Note the workers whose role the policy has changed; each is down while it restarts."""
+        """Note the workers whose role the policy has changed. If a change takes a restart, the worker is down
+        until `note_up`."""
         for w, code in enumerate(self.workers["role"].tolist()):
             if ROLES[self.roles[w]] == code:
                 continue
@@ -229,9 +244,8 @@ class LiveFleet:
         events.note_event(self.state, events.LEAVE, seat, tokens, time_s)
         if self.ended is not None and tokens > 0:
             self.ended.append((int(self.state.requests["input_tokens"][seat]), tokens))
-            self.ends += 1
-            # The table is made again after each power of two, while there are few, and then regularly.
-            if self.ends & (self.ends - 1) == 0 or self.ends % (RECENT // 4) == 0:
+            self.ended_count += 1
+            if _is_due(self.ended_count, PREDICTED_EVERY):
                 self._predict_from(*np.array(self.ended).T)
 
     def _predict_from(self, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> None:
@@ -240,15 +254,20 @@ class LiveFleet:
         self.state = self.state._replace(outputs=table)
 
     def release_seat(self, seat: int) -> None:
-        """Give back the seat of a request that is on no worker. e2's window has the request for a while."""
+        """Give back the seat of a request that is on no worker. With the policy e2 the request keeps the seat
+        until it has left the window (`_free_seats`).
+        """
         if self.has_window:
             self.state.requests["status"][seat] = events.GONE
         else:
             self._give_back(seat)
 
     def pin_prompt(self, worker: int, names: Sequence[int]) -> None:
-        """Note that the worker keeps a prompt of these blocks. Requests that begin with it are sent there."""
+        """Note that the worker keeps a prompt of these blocks for good. Requests that begin with it are sent
+        there.
+        """
         start = self._write_path(names)
+        # No seat uses this path, so that the table drops it; its nodes stay in use and are never freed.
         nodes = self.caches.path[start : start + len(names)].copy()
         pin_nodes(self.state, worker, nodes)
 
@@ -263,15 +282,15 @@ class LiveFleet:
         events.note_event(self.state, events.GO_DOWN, 0, worker, time_s)
 
     def _learn(self, inputs: int, outputs: int) -> None:
-        """Count a request for the mean lengths. The means are set after each power of two of requests, and
-        after every RECENT; from then on older requests lose half of their weight each time.
+        """Count a request for the mean lengths, and set the means when `_is_due` says so. From the first
+        LENGTHS_EVERY requests on, older requests lose half of their weight each time.
         """
-        self.requests += 1
+        self.seen_requests += 1
         count, input_sum, output_sum = self.sums
         count, input_sum, output_sum = count + 1, input_sum + inputs, output_sum + outputs
-        if self.requests & (self.requests - 1) == 0 or self.requests % RECENT == 0:
+        if _is_due(self.seen_requests, LENGTHS_EVERY):
             self._expect(input_sum / count, output_sum / count)
-            if self.requests >= RECENT:
+            if self.seen_requests >= LENGTHS_EVERY:
                 count, input_sum, output_sum = count / 2, input_sum / 2, output_sum / 2
         self.sums = count, input_sum, output_sum
 
@@ -279,15 +298,17 @@ class LiveFleet:
         """Set what the policies derive from the mean tokens of prompts and outputs."""
         if self.state.caches is None:
             return
-        context = input_tokens + output_tokens / 2
+        mean_context = input_tokens + output_tokens / 2  # An output grows while it is written.
         batch = self.policies.decode_batch
-        output_s = {kind: cache_layout.output_token_s(kind, context, batch) for kind in set(self.types)}
+        output_s = {kind: cache_layout.output_token_s(kind, mean_context, batch) for kind in set(self.types)}
         self.caches.workers["output_s"] = [output_s[kind] for kind in self.types]
         work = self.policies.extend_weight * input_tokens + self.policies.output_weight * output_tokens
-        self.caches.settings[cache_layout.WORKER_QUANTUM_TOKENS] = (
-            self.policies.worker_quantum_tokens or 2 * work
-        )
-        self.caches.settings[cache_layout.QUANTUM_TOKENS] = self.policies.quantum_tokens or 2 * work
+        # A quantum is the work that a tenant may have done in one turn (d2lpm); the simulator's default is
+        # that of two mean requests too.
+        quantum = 2 * work
+        settings = self.caches.settings
+        settings[cache_layout.WORKER_QUANTUM_TOKENS] = self.policies.worker_quantum_tokens or quantum
+        settings[cache_layout.QUANTUM_TOKENS] = self.policies.quantum_tokens or quantum
 
     def _account(self, tenant: str) -> int:
         """The number of a tenant's account. Once all are taken, tenants without one share the last."""
@@ -312,6 +333,7 @@ class LiveFleet:
         size = len(self.state.requests)
         if self.has_window:
             if size >= WINDOW_SEATS:
+                # The compiled function drops the oldest requests of the window until this many are left.
                 events.note_event(self.state, events.FORGET, 0, size // 2, 0.0)
             is_out = self.caches.prompts["worker"] == layout.NONE
             for seat in np.flatnonzero(is_out & (self.state.requests["status"] == events.GONE)).tolist():
@@ -327,13 +349,13 @@ class LiveFleet:
         self.free.append(seat)
 
     def _write_path(self, names: Sequence[int]) -> int:
-        """Write the nodes (numbers of blocks) of a prompt into the path table and return where they start."""
+        """Write the nodes of a prompt's blocks into the path table and return where they start there."""
         if len(self.nodes.free) < len(names):
             self._free_nodes(len(names))
         if len(self.caches.path) < self.path_end + len(names):
             self._compact_path(len(names))
         nodes = self.nodes.give(names)
-        self.users[nodes] = np.maximum(self.users[nodes], 0) + 1
+        self.users[nodes] = np.maximum(self.users[nodes], 0) + 1  # A node that was free has -1.
         self.touched[nodes] = 1
         start, self.path_end = self.path_end, self.path_end + len(names)
         self.caches.path[start : self.path_end] = nodes
@@ -346,12 +368,14 @@ class LiveFleet:
         seats = np.flatnonzero(self.state.requests["status"] != events.FREE)
         caches, prompts = self.caches, self.caches.prompts
         depth = prompts["depth"][seats]
-        ends = np.cumsum(depth)
+        new_start = np.cumsum(depth) - depth
         self.path_end = int(depth.sum())
-        old_places = np.repeat(prompts["start"][seats] - (ends - depth), depth) + np.arange(self.path_end)
+        # Each prompt's nodes stay side by side, so they all move by the same distance.
+        distance = prompts["start"][seats] - new_start
+        old_places = np.arange(self.path_end) + np.repeat(distance, depth)
         size = max(len(caches.path), 2 * (self.path_end + needed))
         path, used = (_lengthened(row[old_places], size) for row in (caches.path, caches.used))
-        prompts["start"][seats] = ends - depth
+        prompts["start"][seats] = new_start
         self.state = self.state._replace(caches=caches._replace(path=path, used=used))
 
     def _free_nodes(self, needed: int) -> None:
@@ -365,6 +389,8 @@ class LiveFleet:
         while len(self.nodes.free) < needed:
             is_large = len(self.nodes) >= self.most_nodes
             end = min(self.hand + SWEEP, len(self.nodes))
+            # What else the sweep frees than nodes without a use: 0 nothing, 1 cached nodes that no prompt has
+            # touched since the last round, 2 all cached nodes.
             forgets = (1 + self.poor_turns) if is_large else 0
             count = events.sweep_nodes(
                 self.state, self.users, self.touched, self.hand, end, forgets, free_nodes
@@ -375,8 +401,9 @@ class LiveFleet:
             self.nodes.drop(free_nodes[:count].tolist())
             self.hand, self.freed = end, self.freed + count
             if end == len(self.nodes):
-                self.poor_turns = 0 if self.freed >= end // 8 else self.poor_turns + 1
-                if self.poor_turns > is_large:
+                has_freed_few = self.freed < int(end * FEW_FREED_FRAC)
+                self.poor_turns = self.poor_turns + 1 if has_freed_few else 0
+                if self.poor_turns > (1 if is_large else 0):
                     self._more_nodes(2 * end)
                     self.poor_turns = 0
                 self.hand = self.freed = 0
@@ -398,13 +425,23 @@ class LiveFleet:
         self.nodes.grow(size)
 
 
+def _is_due(count: int, every: int) -> bool:
+    """Whether to learn anew after `count` requests: after each power of two, because the first requests tell
+    most, and after every `every`.
+    """
+    is_power_of_two = count & (count - 1) == 0
+    return is_power_of_two or count % every == 0
+
+
 def _routing_alone(policies: Policies) -> Policies:
-    """Policies with the defaults for what engines do themselves: batching, admission and most queues."""
+    """The policies with the defaults for all that engines do themselves (batching, admission and most
+    queues) and for what only a simulation has (guessed output lengths, Vidur's restarts).
+    """
     defaults = Policies()
     if POOLS[policies.pools].code not in (STATIC, FLIP, REPURPOSE):
         raise InputError(
             f"policies.pools is {policies.pools!r}: real engines have one role at a time; "
-            f"plan {defaults.pools!r}"
+            f"make a plan with pools: {defaults.pools!r}"
         )
     return replace(
         policies,
@@ -424,37 +461,38 @@ def _empty_state(fleet: Fleet) -> State:
     """
     if fleet.lora is not None:
         raise InputError(
-            "lora: our router takes requests to the LLM alone, not to adapters; take a manifest's"
+            "lora: our router takes requests to the LLM alone, not to adapters; use the router of a manifest"
         )
-    blocks = sum(pool.count * (pool.type.kv_tokens // KV_BLOCK_TOKENS) for pool in fleet.pools)
-    blocks = min(blocks, NODES) if fleet.policies.prefix_cache else 0
+    cache_blocks = sum(pool.count * (pool.type.kv_tokens // KV_BLOCK_TOKENS) for pool in fleet.pools)
+    first_nodes = min(cache_blocks, NODES) if fleet.policies.prefix_cache else 0
     names = tuple(name for name, _ in fleet.policies.tenant_weights)
     trace = Trace(
         "live",
         np.zeros(1),
-        np.array([max(blocks, 1) * KV_BLOCK_TOKENS]),
+        np.array([max(first_nodes, 1) * KV_BLOCK_TOKENS]),
         np.ones(1, np.int64),
-        prefix_offsets=np.array([0, blocks]),
-        prefix_ids=np.arange(blocks),
-        prefix_block_tokens=KV_BLOCK_TOKENS if blocks else 0,
-        tenants=(*names, *[""] * (TENANTS + 1)),
+        prefix_offsets=np.array([0, first_nodes]),
+        prefix_ids=np.arange(first_nodes),
+        prefix_block_tokens=KV_BLOCK_TOKENS if first_nodes else 0,
+        tenants=(*names, *[""] * (TENANTS + 1)),  # The one more is the shared account of `_account`.
     )
-    # The router sees one engine, which chooses a data-parallel rank by itself.
+    # The router sees one engine, which chooses a data-parallel rank by itself. `as_one` adds up the KV of the
+    # ranks, but a request has to fit into that of one rank.
     workers = fleet.with_types(lambda worker: replace(worker.as_one, kv_tokens=worker.kv_tokens))
     state = fresh_state(workers, trace)
     state = state._replace(requests=state.requests[:0])
     if state.outputs is not None:  # Nothing is known of outputs yet.
         empty = np.zeros(0)
+        # The table has one bucket, which starts and ends at 0.
         state = state._replace(outputs=OutputTable(empty, np.zeros(2, np.int64), empty, empty))
     if state.caches is not None:
-        blocks = sum(pool.count * (pool.type.kv_tokens // KV_BLOCK_TOKENS) for pool in fleet.pools)
         caches = state.caches._replace(prompts=state.caches.prompts[:0])
-        state = state._replace(caches=cache_layout.with_entries(caches, blocks))
+        state = state._replace(caches=cache_layout.with_entries(caches, cache_blocks))
     return state
 
 
 def _new_prefix() -> npt.NDArray[np.void]:
-    """The row of a prompt block that has no worker yet and was never copied to a second one."""
+    """The row of a prompt block that no worker has yet and that was never copied to a second worker."""
     prefix = np.zeros(1, cache_layout.PREFIX)
     prefix["replicated_s"], prefix["home"] = -np.inf, layout.NONE
     return prefix

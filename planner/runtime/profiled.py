@@ -3,7 +3,9 @@ end add when the engine runs behind a server.
 
 table.csv          single steps, of an engine in the profiler's process (profiling.measure)
 table.served.csv   steps of engines behind their servers (planner.runtime.served)
-engines.yaml       the engine's constants as fitted to both; `--catalog FOLDER` of these files uses them
+engines.yaml       the engine's constants as fitted to both tables (planner/calibrate/engine_fit.py)
+
+`--catalog` with the folder of these files makes a plan with these constants.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ SHARED_SETTINGS = ("tp", "dtype", "max_num_batched_tokens", "max_num_seqs", "max
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """The steps, the constants of the engine, and the files that hold them."""
+    """The steps, the constants of the engine, and the files that hold them. `EngineFit` says what each
+    constant is.
+    """
 
     steps: StepTable
     engine: EngineFit
@@ -57,44 +61,52 @@ def profile_engine(
     out: Path,
     subject: Subject,
     *,
-    engines: int | None = None,
+    engine_count: int | None = None,
     arguments: tuple[str, ...] = (),
     catalog: Catalog,
     progress: Callable[[str], None] = lambda _: None,
     **how: Any,
 ) -> Profiled:
-    """Watch so many `engines` behind their servers at once, then profile steps. The default is one engine; on
-    a CPU, as many as the cores suffice for.
+    """Watch `engine_count` engines behind their servers at once, then profile steps. The default is one
+    engine; on a CPU, as many as there are cores for, with one core per tensor-parallel rank.
 
-    `how` are the options of `profiling.measure.profile`.
+    `config` is the LLM's config.json, `out` the table.csv, and `subject` the engine with its settings. `how`
+    are the options of `profiling.measure.profile`. Raises InputError if the engines do not run.
     """
     served_file, rows_file = out.with_suffix(".served.csv"), out.with_name(ENGINES)
     other_rows = read_yaml(rows_file) if rows_file.exists() else {}
-    count = engines or (len(os.sched_getaffinity(0)) // subject.tp if is_cpu_build() else 1)
+    count = engine_count or (len(os.sched_getaffinity(0)) // subject.tp if is_cpu_build() else 1)
     settings = {key: getattr(subject, key) for key in SHARED_SETTINGS}
     settings |= {"engines": count, "arguments": arguments, "seed": how.get("seed", 0)}
     progress(
         f"watching {count} engine{'s' if count > 1 else ''} behind {'their' if count > 1 else 'its'} server"
     )
+    # A process of its own gives back all GPU memory when it ends, which the profile then needs.
     program = [sys.executable, "-m", "planner.runtime.served"]
     command = [*program, str(config), str(served_file), json.dumps(settings)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
-        raise InputError(f"the engine's host and front end cannot be measured: {lines[-1]} (or --steps-only)")
+        raise InputError(
+            f"the engine's host and front end cannot be measured: {lines[-1]} (--steps-only leaves them out)"
+        )
     steps = profile(config, out, subject, catalog=catalog, progress=progress, **how)
     served_steps = read_step_table(served_file)
-    fit = fit_engine(steps, served_steps, [row for row in catalog.engines.values() if row.engine == "vllm"])
-    cores = "; ".join(
+    # What this engine does not show is taken from the catalog's rows of the same program.
+    vllm_rows = [row for row in catalog.engines.values() if row.engine == "vllm"]
+    fit = fit_engine(steps, served_steps, vllm_rows)
+    machine = "; ".join(
         (
             describe()["device"],
             f"{served_steps.about['spare_cores']} cores to spare",
             f"load {served_steps.about['load_average']}",
         )
     )
-    source = f"{about_engine(fit, served_steps.about)}; {cores}"
+    source = f"{about_engine(fit, served_steps.about)}; {machine}"
     row = fit.row(source=source, date=served_steps.about["date"])
-    write_file(rows_file, to_yaml(other_rows | {f"vllm-{row['from']}": row}))
+    first_version = row["from"]  # The row holds for this version of vLLM and later ones.
+    write_file(rows_file, to_yaml(other_rows | {f"vllm-{first_version}": row}))
+    # `note` adds the fit to the head of table.csv, so that the table is read once more below.
     fit_notes = {"slowdown": f"{fit.slowdown:.4g}", "admission_s": f"{fit.admission_s:.3g}"}
     note(out, {"engines": ENGINES, **fit_notes, "shares_cores": str(fit.shares_cores).lower()})
     return Profiled(read_step_table(out), fit, (out, served_file, rows_file))

@@ -80,15 +80,17 @@ def test_a_fleet_file_says_how_its_gpus_are_paid() -> None:
 def test_own_commitments_stand_beside_the_price_that_is_planned_with() -> None:
     own = {"on_demand": "3 usd/h", "reserved_1y": "2 usd/h", "reserved_3y": "1.5 usd/h"}
     read = task(gpus={"h100": 64, "a100": 8}, prices={"h100": own})
-    assert {term: each.usd_per_h for term, each in read.terms["h100-80g"].items()} == {
+    assert {term: each.usd_per_h for term, each in read.offers_by_term["h100-80g"].items()} == {
         "on-demand": 3.0,
         "reserved-1y": 2.0,
         "reserved-3y": 1.5,
     }
-    assert read.prices_usd_per_h == {"h100-80g": 3.0} and set(read.terms) == {"h100-80g"}
+    assert read.prices_usd_per_h == {"h100-80g": 3.0} and set(read.offers_by_term) == {"h100-80g"}
     listed = task(gpus={"h100": 64}, prices={"h100": {"reserved_3y": "1.5 usd/h"}})
     assert not listed.prices_usd_per_h
-    assert listed.terms["h100-80g"]["on-demand"].usd_per_h == CATALOG.gpus["h100-80g"].price_usd_per_h
+    assert (
+        listed.offers_by_term["h100-80g"]["on-demand"].usd_per_h == CATALOG.gpus["h100-80g"].price_usd_per_h
+    )
     with pytest.raises(InputError, match="reserved_1y"):
         task(gpus={"h100": 64}, prices={"h100": {"reserved_1y": "-2 usd/h"}})
 
@@ -105,18 +107,18 @@ def test_offers_of_a_catalog_are_the_cheapest_or_those_of_the_provider_asked_for
     )
     row = replace(CATALOG.provenance["h100-80g"], offers=offers)
     catalog = replace(CATALOG, provenance={**CATALOG.provenance, "h100-80g": row})
-    any_of = task(catalog, gpus={"h100": 64}).terms["h100-80g"]
+    any_of = task(catalog, gpus={"h100": 64}).offers_by_term["h100-80g"]
     assert (any_of["reserved-1y"].provider, any_of["on-demand"].provider) == ("b", "list")
-    of_a = task(catalog, gpus={"h100": 64}, price_of={"provider": "a"}).terms["h100-80g"]
+    of_a = task(catalog, gpus={"h100": 64}, price_of={"provider": "a"}).offers_by_term["h100-80g"]
     assert {term: each.usd_per_h for term, each in of_a.items()} == {"on-demand": 3.0, "reserved-1y": 2.5}
-    assert not task(catalog, gpus={"h100": 64}, prices={"h100": 2.2}).terms
+    assert not task(catalog, gpus={"h100": 64}, prices={"h100": 2.2}).offers_by_term
 
 
 def test_googles_commitments_are_used_when_google_is_asked_for() -> None:
     """8 H100 of an a3-highgpu-8g cost 61.3837 and 38.8644 USD/h: more than the row costs on demand."""
-    assert not task(gpus={"h100": 64}).terms
+    assert not task(gpus={"h100": 64}).offers_by_term
     read = task(gpus={"h100": 64}, price_of={"provider": "gcp"})
-    found = {term: 8 * each.usd_per_h for term, each in read.terms["h100-80g"].items()}
+    found = {term: 8 * each.usd_per_h for term, each in read.offers_by_term["h100-80g"].items()}
     assert found == pytest.approx({"on-demand": 88.49, "reserved-1y": 61.3837, "reserved-3y": 38.8644}, 1e-4)
     bound = task(gpus={"h100": 64}, price_of={"provider": "gcp", "term": "reserved-3y"})
     assert [gpu.price_usd_per_h for gpu in bound.priced_gpus(CATALOG)] == [4.858]

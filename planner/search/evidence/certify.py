@@ -294,7 +294,7 @@ def certify_plan(
     placement = findings.place_workers(fleet, min(findings.PLACEMENT_S, max(left_s, 1.0)))
     certificate = replace(
         _certificate_of(searched, simulation, further, limit_prices, seed, production),
-        commitments=commitments(fleet, placement, problem.task.terms),
+        commitments=commitments(fleet, placement, problem.task.offers_by_term),
     )
     return Plan(
         status=_status_of(problem, certificate, fleet, production),
