@@ -12,7 +12,7 @@ from runtime_fakes import LLM, worker_type
 from benchmarks.papers.aladdin_packing import PackedWorker, PredictionError, Request, rebalance_requests
 from planner.fleet import Fleet, Policies, Pool
 from planner.models.latency import StepLatency
-from planner.runtime.live_routing import RECENT, LiveFleet
+from planner.runtime.live_routing import ENDED_KEPT, LiveFleet
 from planner.simulator import Simulation, simulate
 from planner.simulator.layout import NEXT_BEAT_S
 from planner.traffic.trace import Trace
@@ -302,6 +302,6 @@ def test_outputs_are_learnt_from_those_that_ended() -> None:
         return predicted
 
     assert [ended(10, 500), ended(30, 500), ended(20, 500), ended(5, 7)] == [500, 10, 20, 7]
-    for _ in range(2 * RECENT):
+    for _ in range(2 * ENDED_KEPT):
         ended(100, 500)
     assert ended(1, 500) == 100
