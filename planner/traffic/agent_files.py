@@ -11,10 +11,10 @@
                 system, with text alone, begins every prompt. Prompts hold all turns before and their answers
 
 Where a file does not say which request waits for which, times tell. A request waits for the last request of
-its agent that had ended when it began, and for those of sub-agents sent out since then. The first request of
-a sub-agent waits for the last one of the agent that sent it out. What a request waited beyond that is its
-pause. Requests that overlap their agent's last one are parallel to it. Conversations have clocks of their
-own: all begin at 0, so as many agents are at work as there are conversations.
+its own agent that had ended when it began, and for those of sub-agents sent out since then. The first request
+of a sub-agent waits for the last one of the agent that sent it out. Any longer wait is the request's pause. A
+request that overlaps its agent's last one is parallel to it and does not wait for it. Each conversation has a
+clock of its own: all begin at 0, so as many agents are at work as there are conversations.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ from planner.files.document_values import show_value
 from planner.traffic.trace import IntArray, Trace
 
 WEKA, MOONCAKE, TURNS = "weka", "agentic-mooncake", "aiperf-multi-turn"
-MOONCAKE_BLOCK = 512
-TURNS_BLOCK = 16
-# Tokens of texts are estimated from bytes of UTF-8: for English, tokenizers are within a quarter of this.
+MOONCAKE_BLOCK = 512  # Tokens of a block of `hash_ids` in agentic Mooncake.
+TURNS_BLOCK = 16  # Tokens of a block where we cut texts ourselves; engines' usual KV blocks.
+# Tokens of texts are estimated from bytes of UTF-8. For English, tokenizers are within a quarter of this.
 BYTES_PER_TOKEN = 4
-# The beginnings of files of conversations, whose lines may be long.
+# How lines of files of conversations begin. The reader lets such lines be long.
 LONG_LINES = (b'{"id"', b'{"requests"', b'{"models"', b'{"session_id"', b'{"turns"')
 _MOONCAKE_KEYS = {"session_id", "input_length", "output_length"}
 _TEXTS, _MEDIA = ("text", "texts"), ("image", "images", "audio", "audios", "video", "videos")
 _TURN_CONTENT = {*_TEXTS, *_MEDIA}
-_TURN_TIMES = ("timestamp", "delay", "output_length", "extra")
+_REQUEST_KEYS = ("timestamp", "delay", "output_length", "extra")  # A turn with one of these is a request.
 
 
 @dataclass(slots=True)
 class _Call:
-    """A request of a conversation. `thread` is its agent: "" the main one, "/a/b" the sub-agent b of a.
+    """A request of a conversation. `thread` names its agent: "" the main one, "/a/b" the sub-agent b of a.
+    `think_s` is the pause before it, None where times must tell it; it never starts before `not_before_s`.
     `parents` are the requests for which it waits, as indices into all calls of the file.
     """
 
@@ -65,8 +66,8 @@ class _Call:
 
 
 def kind_of(first: bytes, sample: Sequence[bytes]) -> str | None:
-    """WEKA, TURNS or MOONCAKE; None for other files. Of MOONCAKE more than the first line is needed, as a
-    first turn may have no delay.
+    """WEKA, TURNS or MOONCAKE; None for other files. More lines than the first tell MOONCAKE, since a first
+    turn may have no delay.
     """
     head = _object_of(first)
     turns = head.get("turns")
@@ -106,6 +107,8 @@ def read_agent_file(kind: str, path: Path, lines: Iterable[tuple[int, bytes]]) -
 
 
 def _weka(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
+    # Hash ids of a file hold within their line, unless its scope is global; `id_of` numbers them for the
+    # trace.
     id_of: dict[tuple[object, int], int] = {}
     sizes = set()
     for number, line in lines:
@@ -114,6 +117,7 @@ def _weka(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list
         where, row = f"{path}, line {number}", _object_of(line)
         if not isinstance(row.get("requests"), list):
             raise TraceError(f"{where}: expected an object with a list of requests, found {show_value(row)}")
+        # 64 tokens, as in the captures that do not say it.
         sizes.add(_number(row, "block_size", where, usual=64))
         if len(sizes) > 1:
             raise TraceError(f"{where}: block_size differs from line to line: {sorted(sizes)}")
@@ -177,19 +181,21 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[
         added_tokens, output_tokens = (
             int(_number(row, key, where)) for key in ("input_length", "output_length")
         )
-        if added_tokens < 1 or output_tokens < 1:
+        if added_tokens < 1 or output_tokens < 1:  # A failed request.
             continue
         before = calls[-1] if calls else None
         tokens_before = before.input_tokens + before.output_tokens if before else 0
         tokens = added_tokens + tokens_before
         ids = list(before.ids) if before else []
+        # Blocks of the answer before get ids of their own: the session and their place.
         if before:
             blocks_before = tokens_before // MOONCAKE_BLOCK
             ids += [id_of.setdefault((id(calls), k), len(id_of)) for k in range(len(ids), blocks_before)]
         ids += [id_of.setdefault(each, len(id_of)) for each in row.get("hash_ids") or []]
         delay_s = _number(row, "delay", where, usual=0.0) / 1000
+        # The file has no times of answers: a request ends when it starts, and delays alone part the turns.
         start_s = before.end_s + delay_s if before else _number(row, "timestamp", where, usual=0.0) / 1000
-        ids = ids[: -(-tokens // MOONCAKE_BLOCK)]
+        ids = ids[: -(-tokens // MOONCAKE_BLOCK)]  # The file may list more ids than its prompt has blocks.
         think_s = delay_s if before else None
         calls.append(_Call("", start_s, start_s, tokens, output_tokens, ids, think_s))
     for calls in sessions.values():
@@ -198,7 +204,9 @@ def _mooncake(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[
 
 
 def _turns(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[list[_Call], int]]:
-    """Lines of one session follow each other. Blocks of prompts are the same where all text up to them is."""
+    """Calls of each session, whose lines follow each other. Two prompts share a block where all text up to
+    its end is the same.
+    """
     sessions: dict[object, list[_Call]] = {}
     id_of: dict[tuple[object, bytes], int] = {}
     texts: dict[object, bytes] = {}
@@ -209,14 +217,15 @@ def _turns(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[lis
         turns = row.get("turns")
         if not isinstance(turns, list) or not turns:
             raise TraceError(f"{where}: expected an object with a list of turns, found {show_value(row)}")
-        session = row.get("session_id") or ("line", number)
+        session = row.get("session_id") or ("line", number)  # Without a name each line is a session.
         if isinstance(session, list | dict):
             raise TraceError(f"{where}: session_id: expected a text, found {show_value(session)}")
         calls = sessions.setdefault(session, [])
         for i, turn in enumerate(turns):
             here = f"{where}: turns[{i}]"
             text = _turn_text(turn, here)
-            is_system = turn.get("role") == "system" and not any(turn.get(key) for key in _TURN_TIMES)
+            is_system = turn.get("role") == "system" and not any(turn.get(key) for key in _REQUEST_KEYS)
+            # A single system turn is a request like any other: nothing would follow it.
             if is_system and session not in texts and (len(turns) > 1 or calls):
                 texts[session] = text
                 continue
@@ -224,6 +233,7 @@ def _turns(path: Path, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[lis
                 raise TraceError(
                     f"{here}: no output_length, so nobody knows how long the answer is; write it in each turn"
                 )
+            # An engine gives at least one token.
             output_tokens = max(int(_number(turn, "output_length", here)), 1)
             texts[session] = texts.get(session, b"") + text
             calls.append(_turn_call(turn, here, calls, texts[session], output_tokens, id_of))
@@ -246,19 +256,21 @@ def _turn_call(
     """The request of a turn, with the blocks of its prompt: those of the prompt before, and new ones."""
     block_bytes = TURNS_BLOCK * BYTES_PER_TOKEN
     ids = list(before[-1].ids) if before else []
+    # Only whole blocks have ids. A block is known by the block before it and its own bytes.
     for start in range(len(ids) * block_bytes, len(prompt) - block_bytes + 1, block_bytes):
         key = (ids[-1] if ids else None, prompt[start : start + block_bytes])
         ids.append(id_of.setdefault(key, len(id_of)))
     at_s = _number(turn, "timestamp", where, usual=0.0) / 1000
     delay_s = _number(turn, "delay", where, usual=0.0) / 1000
+    # A first turn has no answer before it: its delay counts from 0.
     start_s = max(at_s, before[-1].end_s + delay_s) if before else max(at_s, delay_s)
     tokens = max(-(-len(prompt) // BYTES_PER_TOKEN), 1)
-    think_s = delay_s if before else None
+    think_s = delay_s if before else None  # None: `_link` finds it from the times.
     return _Call("", start_s, start_s, tokens, output_tokens, ids, think_s, not_before_s=at_s)
 
 
 def _turn_text(turn: object, where: str) -> bytes:
-    """All text of a turn. Raises TraceError where it has images or sound, whose tokens nobody says."""
+    """All text of a turn. Raises TraceError for images or sound, whose tokens the file does not say."""
     if not isinstance(turn, dict):
         raise TraceError(f"{where}: expected an object, found {show_value(turn)}")
     if media := [key for key in _MEDIA if turn.get(key)]:
@@ -276,6 +288,7 @@ def _turn_text(turn: object, where: str) -> bytes:
 
 
 def _number(row: Mapping[str, Any], key: str, where: str, *, usual: float | None = None) -> float:
+    # A null counts as a missing key.
     value = row.get(key, usual)
     if value is None and usual is not None:
         value = usual
@@ -285,9 +298,9 @@ def _number(row: Mapping[str, Any], key: str, where: str, *, usual: float | None
 
 
 def _link(calls: list[_Call], *, first: int, tasks: int) -> int:
-    """Set for each call of a conversation which calls it waits for, as indices into all calls of the file,
-    and the number of its task. `first` is the index of the first call, `tasks` the number of the first task.
-    Returns the number after the last task.
+    """Set for each call of a conversation which calls it waits for (indices into all calls of the file), its
+    pause, and the number of its task. `first` is the index of the conversation's first call, `tasks` the
+    number of its first task. Returns the number after its last task.
     """
     calls.sort(key=lambda call: call.start_s)
     has_main_call = False
@@ -301,13 +314,15 @@ def _link(calls: list[_Call], *, first: int, tasks: int) -> int:
                 calls[k].thread: k
                 for k in ended
                 if calls[k].thread.rpartition("/")[0] == call.thread
-                and calls[k].thread != call.thread
+                and calls[k].thread != call.thread  # The root is "" too.
                 and calls[k].start_s >= since_s
             }
             parents += last_by_sub_agent.values()
         elif call.thread:
+            # A sub-agent's first request.
             sender = call.thread.rpartition("/")[0]
             parents = [k for k in ended if calls[k].thread == sender][-1:]
+        # Only captures with times lack pauses.
         if call.think_s is None:
             ends_s = max((calls[k].end_s for k in parents), default=call.start_s)
             call.think_s = max(call.start_s - ends_s, 0.0)
@@ -345,6 +360,7 @@ def _trace(path: Path, kind: str, calls: list[_Call], owners: IntArray, block: i
         prefix_ids=np.array([each for ids in prompts for each in ids], np.int64),
         prefix_block_tokens=block if offsets[-1] else 0,
         after=edges[np.lexsort((edges[:, 0], edges[:, 1]))],
+        # A pause counts only after a parent.
         think_s=np.array([call.think_s or 0.0 for call in calls])[order]
         * np.array([bool(calls[i].parents) for i in order.tolist()]),
         task=np.array([call.task for call in calls])[order],

@@ -13,8 +13,8 @@ one of it. Every prompt begins with the system prompt that all share; that of an
 goes on with one of several repositories.
 
 Each agent is given tasks until it would have worked for the duration if an output token took NOMINAL_TOKEN_S.
-It has random numbers of its own, so that with a larger number of agents the first ones stay as they were. At
-time 0 each agent is at a random place within its first session, and all begin within the time of one turn.
+It has random numbers of its own, so the first agents stay as they were when their number is raised. At time 0
+each agent is at a random place within its first session, and all begin within the time of one turn.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from planner.errors import InputError
 from planner.traffic.lengths import Lengths
 from planner.traffic.trace import FloatArray, IntArray, Trace
 
-NOMINAL_TOKEN_S = 0.02  # An output token on a usual fleet: it decides how many tasks an agent is given.
-# The time of a simulation grows with the ids of blocks. So blocks are made larger until all prompts together,
-# and a prompt in the mean, have no more than these.
+# Seconds per output token of a usual fleet: they decide how many tasks an agent is given.
+NOMINAL_TOKEN_S = 0.02
+# The time of a simulation grows with the ids of blocks. So blocks are made larger until all prompts together
+# have at most the first number of ids, and a prompt has at most the second in the mean.
 MOST_AGENT_IDS = 8_000_000
 MOST_MEAN_IDS = 256
-MOST_AGENTS = 1_000_000
+MOST_AGENTS = 1_000_000  # A guard against typos: each agent takes memory and time to draw.
+# A second seed: it makes these random numbers differ from others drawn with the user's seed.
 AGENT_STREAM = 40  # Tells these random numbers from others that are drawn with the same seed.
 
 
@@ -49,7 +51,7 @@ class Pause:
         """(count,) in seconds."""
         if not self.mean_s or not self.cv:
             return np.full(count, self.mean_s)
-        variance = math.log1p(self.cv**2)
+        variance = math.log1p(self.cv**2)  # Of the logarithm.
         return rng.lognormal(math.log(self.mean_s) - variance / 2, math.sqrt(variance), count)
 
 
@@ -67,11 +69,11 @@ class SubAgents:
 @dataclass(frozen=True, slots=True)
 class Agents:
     """`count` agents at once. A task has `turns` turns in the mean, a session `tasks` tasks (both geometric).
-    `tool` is the time before each turn but a task's first, `idle` the time before a task.
+    `tool` is the time of the tools before each turn after a task's first, `idle` the time before a task.
 
     A session begins with `system_tokens` that all have, `repository_tokens` of one of `repositories` (the
-    k-th as often as k^-skew) and `start` tokens of its own. A context that a turn would take beyond
-    `most_tokens` is compacted before: it becomes a new session, which shares only the system prompt and the
+    k-th as often as k^-skew) and `start` tokens of its own. Before a turn that would not fit into
+    `most_tokens` the context is compacted: a new session begins, which shares only the system prompt and the
     repository with the old one.
     """
 
@@ -104,8 +106,8 @@ class Agents:
 
 @dataclass(slots=True)
 class _DrawnRequests:
-    """Requests as they are drawn, agent by agent. A request waits for its `parents`, which stand before it,
-    and `think_s` after them; `start_s` is the time of one without parents.
+    """Requests as they are drawn, agent by agent. A request arrives `think_s` after all its `parents`, which
+    stand before it, have been answered; one without parents arrives at `start_s`.
     """
 
     start_s: list[float] = field(default_factory=list)
@@ -123,7 +125,7 @@ class _DrawnRequests:
         """Add a request; `prompt` is (input tokens, output tokens), `owner` is (session, repository, task).
         Returns its index.
         """
-        self.start_s.append(0.0)
+        self.start_s.append(0.0)  # draw_agents sets that of an agent's first request.
         self.think_s.append(think_s)
         self.inputs.append(prompt[0])
         self.outputs.append(prompt[1])
@@ -148,15 +150,16 @@ class _Agent:
         shares = np.arange(1.0, agents.repositories + 1) ** -agents.skew
         self.share_ends = np.cumsum(shares / shares.sum())
         self.shared_tokens = agents.system_tokens + agents.repository_tokens
-        self.context_tokens = 0  # Context of the session so far.
+        self.context_tokens = 0  # Tokens of prompts and answers in the session so far.
 
     def draw_tasks(self, duration_s: float, sessions: int, tasks: int) -> tuple[int, int]:
         """Draw tasks until `duration_s` is over. `sessions` and `tasks` are the first free numbers of
         sessions and tasks; returns those that are free afterwards.
         """
         rng, agents = self.rng, self.agents
-        # Tasks that the first session had before time 0.
+        # The first session had this many tasks before time 0.
         past_tasks = int(rng.integers(0, max(round(agents.tasks), 1)))
+        # `last_request` -1: the agent has sent none.
         time_s, last_request, tasks_left, repository = 0.0, -1, 0, 0
         while time_s < duration_s:
             if tasks_left == 0:
@@ -175,8 +178,8 @@ class _Agent:
         return self.shared_tokens + own_tokens
 
     def _past_tokens(self, tasks: int) -> int:
-        """Tokens that a session has from `tasks` tasks before time 0, at most a random part of half of its
-        room, so that the first turns have room.
+        """Tokens that a session has from `tasks` tasks before time 0. They are cut to a random share of half
+        the room for contexts, so that the first turns fit.
         """
         if not tasks:
             return 0
@@ -202,9 +205,11 @@ class _Agent:
         outputs = self._draw_lengths(self.output, turns).tolist()
         tools_s = agents.tool.draw(rng, turns).tolist()
         sends = self._sending_turns(turns)
+        # A task's first request waits for the last one of the task before.
         parents: tuple[int, ...] = () if last < 0 else (last,)
         took_s, think_s = 0.0, pause_s
         for turn in range(turns):
+            # A context that has no room is compacted: the agent goes on in a new session.
             if self.context_tokens + inputs[turn] + outputs[turn] > agents.most_tokens:
                 self.context_tokens, sessions = self._first_context(), sessions + 1
                 owner = (sessions - 1, *owner[1:])
@@ -237,6 +242,7 @@ class _Agent:
     def _sending_turns(self, turns: int) -> set[int]:
         """The turns of a task that send out sub-agents."""
         sub = self.agents.sub_agents
+        # The last turn sends nobody out, since no turn would wait for its sub-agents.
         if sub is None or turns < 2:
             return set()
         times = int(self.rng.poisson(sub.per_task / sub.at_once))
@@ -255,16 +261,16 @@ class _Agent:
             turns = int(rng.geometric(1 / sub.turns))
             inputs, outputs = self._draw_lengths(self.input, turns), self._draw_lengths(self.output, turns)
             tools_s = self.agents.tool.draw(rng, turns)
-            tools_s[0] = 0.0
+            tools_s[0] = 0.0  # A sub-agent begins at once.
             self.context_tokens, last = self.agents.system_tokens, sender
             for input_tokens, output_tokens, think_s in zip(
                 inputs.tolist(), outputs.tolist(), tools_s.tolist(), strict=True
             ):
-                sub_owner = (sessions + k, -1, owner[2])  # A sub-agent has no repository.
+                sub_owner = (sessions + k, -1, owner[2])  # -1: a sub-agent has no repository.
                 last = self._add_turn(input_tokens, output_tokens, sub_owner, think_s, (last,))
             ends.append(last)
             longest_s = max(longest_s, float(outputs.sum()) * NOMINAL_TOKEN_S + float(tools_s.sum()))
-        self.context_tokens = own_tokens
+        self.context_tokens = own_tokens  # The sub-agents' answers are part of what the next turn adds.
         return tuple(ends), longest_s
 
 
@@ -282,13 +288,14 @@ def draw_agents(
             "or name an LLM with a longer context"
         )
     drawn, sessions, tasks = _DrawnRequests(), 0, 0
-    spread_s = lengths[1].mean_tokens * NOMINAL_TOKEN_S + agents.tool.mean_s
+    # All agents begin within the time of one turn.
+    first_turn_s = lengths[1].mean_tokens * NOMINAL_TOKEN_S + agents.tool.mean_s
     for number in range(agents.count):
         rng = np.random.default_rng([seed, AGENT_STREAM, number])
         first = len(drawn.inputs)
-        start_s = float(rng.uniform(0.0, spread_s))
+        start_s = float(rng.uniform(0.0, first_turn_s))
         sessions, tasks = _Agent(agents, lengths, drawn, rng).draw_tasks(duration_s, sessions, tasks)
-        drawn.start_s[first], drawn.think_s[first] = start_s, 0.0
+        drawn.start_s[first], drawn.think_s[first] = start_s, 0.0  # No pause before an agent's first request.
     return _to_trace(drawn, agents, name)
 
 
@@ -300,7 +307,7 @@ def _to_trace(drawn: _DrawnRequests, agents: Agents, name: str) -> Trace:
         if parents:
             at_s[i] = max(at_s[parent] for parent in parents) + drawn.think_s[i]
     arrival_s = np.array(at_s)
-    # Of requests at one time, one that waits without a pause stands behind those it waits for.
+    # Of requests at one time the one that was drawn first stands first: parents before those that wait.
     order = np.lexsort((np.arange(n), arrival_s))
     place = np.empty(n, np.int64)
     place[order] = np.arange(n)
@@ -341,6 +348,7 @@ def _prompt_blocks(
     of_system = number < agents.system_tokens // block
     of_repository = number < (agents.system_tokens + agents.repository_tokens) // block
     repositories, sessions = np.repeat(repository, count), np.repeat(session, count)
+    # Owner 0 is the system prompt, 1 to `repositories` are repositories, larger numbers are sessions.
     owner = np.where(
         of_system,
         0,

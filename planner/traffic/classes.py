@@ -1,4 +1,6 @@
-"""Which requests of a trace are of which class of an SLO. A class is described by a `Selector`."""
+"""Which requests of a trace are of which class of an SLO, and whether the classes fit a trace. A `Selector`
+(planner/domain.py) describes a class.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def select_requests(selector: Selector, trace: Trace) -> npt.NDArray[np.bool_]:
 def takes_request(
     selector: Selector, input_tokens: int, *, tenant: str = "", adapter: str = "", llm: str = ""
 ) -> bool:
-    """Whether one request is of this class; an empty name is none."""
+    """Whether one request is of this class. An empty name stands for a request that names none."""
     names = {"tenant": tenant, "adapter": adapter, "llm": llm}
     return bool(_matches(selector, input_tokens, lambda column, wanted: names[column] in wanted))
 
@@ -57,22 +59,24 @@ def _matches(
         ("adapter", selector.adapters),
         ("llm", selector.llms),
     ):
-        if wanted:
+        if wanted:  # A class that names none takes all.
             matches = matches & is_one_of(column, wanted)
     return np.asarray(matches)
 
 
 def class_numbers(selectors: Sequence[Selector], trace: Trace) -> IntArray:
-    """(n,): the index of the class of each request, the first that takes it, as the router's; -1 for none."""
+    """(n,): for each request the index of the first class that takes it, as the router chooses; -1 for
+    none.
+    """
     numbers = np.full(len(trace), -1, dtype=np.int64)
-    for number in reversed(range(len(selectors))):
+    for number in reversed(range(len(selectors))):  # The first class is written last, and stays.
         numbers[select_requests(selectors[number], trace)] = number
     return numbers
 
 
 def check_classes(slo: Slo, trace: Trace) -> None:
-    """Raise InputError for a class without a request, for requests of two classes, for requests that no
-    line is of, and for guarantees to tenants that the trace does not name.
+    """Raise InputError for a class without a request, for a request of two classes, for a request that no
+    line of the SLO is of, and for guarantees to tenants that the trace does not name.
     """
     _check_tenants(slo, trace)
     if not (selectors := slo.selectors):
@@ -106,7 +110,7 @@ def check_judged_classes(slo: Slo, trace: Trace) -> None:
     """As `check_classes`, for requests that are simulated: each class must have some after the warm-up."""
     check_classes(slo, trace)
     judged_from_s, _ = measured_window(trace)
-    warm_up = show_s(judged_from_s - float(trace.arrival_s[0]))
+    warm_up = show_s(judged_from_s - float(trace.arrival_s[0]))  # To be shown.
     for selector in slo.selectors:
         mask = select_requests(selector, trace)
         # A request that waits for others may arrive after the warm-up, whatever its own time is.
@@ -139,7 +143,9 @@ def _list_first(names: Sequence[str]) -> str:
 
 
 def _what_is_there(selector: Selector, trace: Trace) -> str:
-    """The names or lengths that a trace has, for the error of a class that matches none of its requests."""
+    """The names or lengths that a trace has, for the error of a class that matches none of its requests:
+    those of the first key of its match that cannot fit.
+    """
     for wanted, names, what in (
         (selector.tenants, trace.tenants, "tenants"),
         (selector.adapters, trace.adapters, "adapters"),

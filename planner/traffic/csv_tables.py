@@ -30,14 +30,14 @@ def read_columns(
     as_text: Collection[str] = (),
     doubts: list[str] | None = None,
 ) -> Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]]:
-    """The columns `wanted` of the rows below the header `names`, which is line `at`: blocks of lines, each
-    with its columns by name.
+    """Yields the columns `wanted` of the rows below the header `names`, which is line `at` of the file:
+    blocks of lines, each with its columns by name.
 
-    `figures` are columns of numbers or dates; by them a row is told from a piece of one. Columns of `as_text`
-    are read as text. `doubts` takes a sentence on the first figure with an exponent (1e3) in a column whose
-    other figures have none. Raises TraceError naming the lines that are no rows of such a table.
+    `figures` are columns of numbers or dates. They tell a row from a piece of one (csv_lines.py). Columns of
+    `as_text` are read as text. `doubts` takes a sentence on the first figure with an exponent (1e3) in a
+    column whose other figures have none. Raises TraceError naming the lines that are no rows of such a table.
     """
-    # Our own headings, since those of a file may be equal; the last one is of a field too many.
+    # Our own headings, since two of a file's may be equal. The last one takes what stands beyond the header.
     headings = [f"c{i}" for i in range(len(names) + 1)]
     heading_of = {name: headings[names.index(name)] for name in wanted}
     figure_places = [names.index(name) for name in figures]
@@ -83,10 +83,11 @@ _EXPONENT = re.compile(r"\s*\"?\d+(?:\.\d*)?[eE]\+?\d+\"?\s*")
 def _exponent_doubts(
     path: Path, block: csv_lines.Block, figures: Sequence[tuple[str, pd.Series[Any], int]]
 ) -> list[str]:
-    """A sentence on the first figure with an exponent in a column of which, in this block, at most half have
-    one; spreadsheets write long numbers so, and lose digits. `figures` are (name, column, place).
+    """A sentence on the first figure with an exponent in a column where, in this block, at most half of the
+    figures have one: spreadsheets write long numbers so, and lose digits. `figures` are (name, column,
+    place).
     """
-    if not _SOME_EXPONENT.search(block.text):
+    if not _SOME_EXPONENT.search(block.text):  # Most blocks end here, quickly.
         return []
     likely = [(name, column_index) for name, column, column_index in figures if _may_have_exponents(column)]
     if not likely:
@@ -113,19 +114,20 @@ def check_lengths(
     rows: Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]],
     doubts: list[str],
 ) -> Iterator[tuple[csv_lines.Block, dict[str, pd.Series[Any]]]]:
-    """Yield `rows` as they are. In `lengths`, which are columns of whole numbers, 5.000 may be five or five
-    thousand: a sentence on the first such number is added to `doubts`. Raises TraceError where a number
-    without a point stands in the same column.
+    """Yield `rows` as they are, and look at `lengths`, which are columns of whole numbers. There 5.000 may be
+    five or five thousand: a sentence on the first such number is added to `doubts`. Raises TraceError where a
+    number without a point stands in the same column.
     """
-    is_noted = False
+    has_doubt = False
     for block, table in rows:
         length_columns = [(name, table[name], names.index(name)) for name in lengths if name in table]
-        if not is_noted and (sentences := _thousands_doubts(path, block, length_columns)):
+        if not has_doubt and (sentences := _thousands_doubts(path, block, length_columns)):
             doubts += sentences
-            is_noted = True
+            has_doubt = True
         yield block, table
 
 
+# Lengths with other decimals are refused elsewhere, as no whole numbers.
 _SOME_THOUSANDS = re.compile(rb"\d\.\d{3}(?!\d)")
 _THOUSANDS = re.compile(r"\s*\"?[1-9]\d{0,2}\.000\"?\s*")
 
@@ -133,13 +135,13 @@ _THOUSANDS = re.compile(r"\s*\"?[1-9]\d{0,2}\.000\"?\s*")
 def _thousands_doubts(
     path: Path, block: csv_lines.Block, lengths: Sequence[tuple[str, pd.Series[Any], int]]
 ) -> list[str]:
-    """A sentence on the first number of a column of whole numbers with a point that may stand between its
-    thousands. `lengths` are (name, column, place).
+    """A sentence on the first number with three zeros after a point, in a column of whole numbers. `lengths`
+    are (name, column, place).
     """
     likely = [
         (name, column_index) for name, column, column_index in lengths if column.dtype.kind not in "iub"
     ]
-    if not likely or not _SOME_THOUSANDS.search(block.text):
+    if not likely or not _SOME_THOUSANDS.search(block.text):  # Most blocks end here, quickly.
         return []
     rows = list(csv.reader(block.text.decode(errors="replace").splitlines()))
     for name, column_index in likely:
@@ -148,6 +150,7 @@ def _thousands_doubts(
         if not with_point:
             continue
         first = with_point[0]
+        # A quoted field may hold line ends, so there may be more lines than rows.
         line, number = block.starts[min(first, len(block.starts) - 1)], cells[first]
         place = f"line {line}, column {name}: {show_value(number)}"
         whole = [cell for cell in cells if cell.isdecimal()]
@@ -164,7 +167,9 @@ def _thousands_doubts(
 
 
 def _may_have_exponents(column: pd.Series[Any]) -> bool:
-    """Whether the column may have an exponent, of which pandas makes floats; whole numbers have none."""
+    """Whether the column may have a figure with an exponent. A column of whole numbers has none: pandas makes
+    floats of a column that has one.
+    """
     if column.dtype.kind == "f":
         return True
     text = "" if column.dtype.kind in "iub" else "".join([each for each in column if isinstance(each, str)])

@@ -42,16 +42,18 @@ MOST_IDS = 20_000_000  # All drawn prompts together may have no more block ids.
 # A client's rate, relative to its mean, has the variance CLIENT_RATE_VAR on each time scale of CLIENT_RATE_S.
 CLIENT_RATE_VAR = 0.25
 CLIENT_RATE_S = (60.0, 600.0)
-# Time is cut into cells in which a rate is constant: for each client, and, finer, for bursts of the sum.
+# Time is cut into cells in which a rate is constant. A client's cells are at least 5 s long, at most 5,000.
 CLIENT_CELLS, CLIENT_CELL_S = 5_000, 5.0
-MOST_BURST_CELLS = 400_000
-CELLS_PER_WINDOW = 6  # Cells in the shortest window of a Fano factor.
-FIT_ROUNDS, FIT_CELLS = 6, 400_000  # Sigmas are corrected so often, by a rate drawn on so many cells.
+MOST_BURST_CELLS = 400_000  # The finer cells for bursts of the sum, a few MB of memory.
+CELLS_PER_WINDOW = 6  # Cells in the shortest window of a Fano factor, whose counts must differ within it.
+# The sigmas are corrected in FIT_ROUNDS rounds; each measures a rate that is drawn on FIT_CELLS cells.
+FIT_ROUNDS, FIT_CELLS = 6, 400_000
 LEAST_VARIANCE = 1e-6  # A factor with a smaller variance is left out.
 # Sessions are drawn from this many mean session lengths before time 0 on, so that some run at time 0.
 WARM_SESSIONS, LONGEST_WARM_S = 5.0, 86_400.0
 LEAST_DRAWN = 20  # Fewer requests say nothing about percentiles.
-CLIENT_STREAM, TENANT_STREAM = 20, 21  # These tell random numbers from others drawn with the same seed.
+# Second seeds: they make these random numbers differ from others drawn with the user's seed.
+CLIENT_STREAM, TENANT_STREAM = 20, 21
 _EDGE = 1e-9  # A duration that is a whole number of intervals but for rounding counts as whole.
 _OPEN = 1e-12  # Shares are kept so far from 0 and 1, where normal scores are infinite.
 BoolArray = npt.NDArray[np.bool_]
@@ -175,6 +177,7 @@ class Description:
         whole = math.ceil(self.duration_s / self.every_s - _EDGE)
         if not self.is_curve or whole >= intervals:
             return 0.0
+        # The curve stands twice in a row, since the busiest part may run past its end.
         sums = np.cumsum(np.concatenate(([0.0], self.rate_rps, self.rate_rps)))
         return self.every_s * int(np.argmax(sums[whole : whole + intervals] - sums[:intervals]))
 
@@ -235,6 +238,7 @@ def draw_requests(description: Description, *, seed: int) -> Trace:
     check_description(description)
     if description.agents is not None:
         return _draw_agents(description, description.agents, seed)
+    # Tenants keep the proportions of their rates when the sum grows.
     return _draw_tenants(description, seed) if description.by_tenant else _draw_clients(description, seed)
 
 
@@ -268,9 +272,9 @@ def _draw_clients(description: Description, seed: int) -> Trace:
     """The requests of clients, or of their sessions."""
     rng = np.random.default_rng([seed, CLIENT_STREAM])
     at_s, client = _draw_arrivals(description, rng)
-    inside = at_s >= 0
+    starts_inside = at_s >= 0
     if description.sessions is None:
-        at_s, client = at_s[inside], client[inside]
+        at_s, client = at_s[starts_inside], client[starts_inside]
         session, turn = np.arange(len(at_s)), np.zeros(len(at_s), np.int64)
         think_s = np.zeros(len(at_s))
     else:
@@ -283,8 +287,10 @@ def _draw_clients(description: Description, seed: int) -> Trace:
     if description.sessions is None and description.most_tokens:
         inputs, outputs, warnings = _cut_to_fit(inputs, outputs, description.most_tokens)
     if description.sessions is not None:
+        # Each kept turn's prompt is the whole conversation before it, and the shared text once.
         inputs = _context_tokens(added, outputs, session, turn) + shared
         fits = inputs + outputs <= description.sessions.most_tokens
+        # A session ends before its first turn that is too long, so later turns go with it.
         fits &= ~_after_a_long_one(fits, session)
     else:
         fits = np.ones(len(at_s), dtype=bool)
@@ -304,6 +310,7 @@ def _draw_clients(description: Description, seed: int) -> Trace:
         prefix_offsets=offsets,
         prefix_ids=ids,
         prefix_block_tokens=block,
+        # Clients are dealt to the tenants in turn.
         tenant=client[keep] % description.tenants,
         tenants=tenants,
         after=_edges_of_turns(session, turn, keep),
@@ -348,7 +355,8 @@ def _draw_agents(description: Description, agents: Agents, seed: int) -> Trace:
 
 def _draw_arrivals(description: Description, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
     """When requests or sessions begin (n,), unordered and some before time 0, and their clients (n,)."""
-    warm_s, per_start = 0.0, 1.0  # `per_start`: requests of what begins here, which is one or a session's.
+    # `per_start`: requests for each arrival drawn here, which is a request or the start of a session.
+    warm_s, per_start = 0.0, 1.0
     if (sessions := description.sessions) is not None:
         warm_s = min(WARM_SESSIONS * sessions.turns * sessions.think_s, LONGEST_WARM_S)
         per_start = sessions.turns
@@ -356,11 +364,12 @@ def _draw_arrivals(description: Description, rng: np.random.Generator) -> tuple[
     has_known_bursts = description.gap_cv is not None or bool(description.fano)
     coarse_cells = _cell_count(length_s, CLIENT_CELL_S, CLIENT_CELLS)
     coarse_s = np.linspace(-warm_s, description.duration_s, coarse_cells + 1)
+    # Without given burstiness each client has arrivals of its own; else the sum is drawn, then dealt out.
     shares = _client_rates(description, coarse_s, rng)
     if not has_known_bursts:
-        mass = description.expected_requests(coarse_s) / per_start
-        mass = mass * _evening_factors(shares.sum(axis=0), mass, description, coarse_s)
-        rates = mass * shares
+        expected = description.expected_requests(coarse_s) / per_start
+        expected = expected * _evening_factors(shares.sum(axis=0), expected, description, coarse_s)
+        rates = expected * shares
         return _gamma_arrivals(rates, coarse_s, description.clients.gap_cv, rng)
     shortest_s = min((window_s for window_s, _ in description.fano), default=CLIENT_CELL_S)
     edges_s = np.linspace(
@@ -368,31 +377,31 @@ def _draw_arrivals(description: Description, rng: np.random.Generator) -> tuple[
         description.duration_s,
         _cell_count(length_s, shortest_s / CELLS_PER_WINDOW, MOST_BURST_CELLS) + 1,
     )
-    mass = description.expected_requests(edges_s) / per_start
+    expected = description.expected_requests(edges_s) / per_start
     bursts = _burst_factors(description, edges_s, rng)
-    mass = mass * bursts * _evening_factors(bursts, mass, description, edges_s)
+    expected = expected * bursts * _evening_factors(bursts, expected, description, edges_s)
     cv = 1.0 if description.gap_cv is None else description.gap_cv
-    at_s, _ = _gamma_arrivals(mass[None, :], edges_s, cv, rng)
+    at_s, _ = _gamma_arrivals(expected[None, :], edges_s, cv, rng)
     return at_s, _client_of_requests(at_s, shares, coarse_s, rng)
 
 
 def _cell_count(length_s: float, cell_s: float, most: int) -> int:
-    """How many cells of `cell_s` there are in a time, from 1 to `most`."""
+    """How many cells of `cell_s` seconds there are in `length_s`, from 1 to `most`."""
     return int(np.clip(math.ceil(length_s / cell_s), 1, most))
 
 
 def _evening_factors(
-    factor: FloatArray, mass: FloatArray, description: Description, edges_s: FloatArray
+    factor: FloatArray, expected: FloatArray, description: Description, edges_s: FloatArray
 ) -> FloatArray:
-    """(cells,): the factor beside `factor` with which each interval of the curve, or the whole of a constant
-    rate, keeps its expected requests.
+    """(cells,): what `expected * factor` must be multiplied by so that each interval of the curve keeps its
+    expected requests; for a constant rate, so that the whole does.
     """
     if not description.is_curve:
-        return np.full(len(mass), mass.sum() / (mass * factor).sum())
+        return np.full(len(expected), expected.sum() / (expected * factor).sum())
     middle_s = (edges_s[1:] + edges_s[:-1]) / 2 + description.from_s()
     interval = np.floor(middle_s / description.every_s).astype(np.int64)
-    interval -= interval.min()
-    before, after = np.bincount(interval, mass), np.bincount(interval, mass * factor)
+    interval -= interval.min()  # With sessions the cells begin before time 0.
+    before, after = np.bincount(interval, expected), np.bincount(interval, expected * factor)
     return np.divide(before, after, out=np.ones(len(before)), where=after > 0)[interval]
 
 
@@ -401,7 +410,7 @@ def _client_rates(description: Description, edges_s: FloatArray, rng: np.random.
     clients = description.clients
     rates = np.repeat(clients.rate_shares()[:, None], len(edges_s) - 1, axis=1)
     for scale_s in CLIENT_RATE_S:
-        blocks = math.ceil((edges_s[-1] - edges_s[0]) / scale_s) + 1
+        blocks = math.ceil((edges_s[-1] - edges_s[0]) / scale_s) + 1  # One more, as the phase is random.
         values = rng.gamma(1 / CLIENT_RATE_VAR, CLIENT_RATE_VAR, (clients.count, blocks))
         phase_s = rng.uniform(0.0, scale_s, clients.count)
         middle_s = (edges_s[1:] + edges_s[:-1]) / 2 - edges_s[0]
@@ -411,34 +420,38 @@ def _client_rates(description: Description, edges_s: FloatArray, rng: np.random.
 
 
 def _gamma_arrivals(
-    mass: FloatArray, edges_s: FloatArray, cv: float, rng: np.random.Generator
+    expected: FloatArray, edges_s: FloatArray, cv: float, rng: np.random.Generator
 ) -> tuple[FloatArray, IntArray]:
-    """Arrival times (n,) and rows (n,) of processes with Gamma gaps of this CV. `mass` (rows, cells) are the
-    expected requests of each process in each cell; gaps have mean 1 in units of the mass so far.
+    """Arrival times (n,) and rows (n,) of processes whose gaps are Gamma distributed with this CV. `expected`
+    (rows, cells) are the requests expected of each process in each cell. Gaps are drawn with mean 1, on an
+    axis of requests expected so far, and then mapped to time.
     """
-    until = np.concatenate((np.zeros((len(mass), 1)), np.cumsum(mass, axis=1)), axis=1)
+    until = np.concatenate((np.zeros((len(expected), 1)), np.cumsum(expected, axis=1)), axis=1)
     ends = until[:, -1]
-    before = 10 * max(cv, cv**2)  # Each process begins this many mean gaps before time 0.
+    # Mean gaps by which each process begins early, so that it is under way at 0.
+    before = 10 * max(cv, cv**2)
     span = ends + before
     # More gaps than fit into the span but for a chance of six standard deviations.
     counts = np.ceil(span + 6 * cv * np.sqrt(span) + 6 * cv**2 + 10).astype(np.int64)
-    owner = np.repeat(np.arange(len(mass)), counts)
+    row = np.repeat(np.arange(len(expected)), counts)
     total = int(counts.sum())
     gaps = np.ones(total) if cv == 0 else rng.gamma(cv**-2, cv**2, total)
     first = np.cumsum(counts) - counts
-    gaps[first] *= rng.uniform(size=len(mass))
+    # The processes begin at different places within their first gap.
+    gaps[first] *= rng.uniform(size=len(expected))
     times = np.cumsum(gaps)
+    # `times` runs on over all rows: each row's start is taken off.
     times -= np.repeat(times[first] - gaps[first], counts) + before
-    inside = (times >= 0) & (times < ends[owner])
-    times, owner = times[inside], owner[inside]
+    inside = (times >= 0) & (times < ends[row])
+    times, row = times[inside], row[inside]
     # The rows stand one behind the other on one axis, so that one lookup serves all.
-    start = np.concatenate(([0.0], np.cumsum(ends)))[:-1]
-    flat = (until + start[:, None]).ravel()
-    place = np.searchsorted(flat, times + start[owner], side="right") - 1
-    cell = np.clip(place - owner * until.shape[1], 0, mass.shape[1] - 1)
-    wide = mass[owner, cell]
-    part = np.divide(times - until[owner, cell], wide, out=np.zeros(len(times)), where=wide > 0)
-    return edges_s[cell] + np.clip(part, 0.0, 1.0) * (edges_s[1] - edges_s[0]), owner
+    row_start = np.concatenate(([0.0], np.cumsum(ends)))[:-1]
+    row_ends = (until + row_start[:, None]).ravel()
+    place = np.searchsorted(row_ends, times + row_start[row], side="right") - 1
+    cell = np.clip(place - row * until.shape[1], 0, expected.shape[1] - 1)  # Rounding may leave the row.
+    in_cell = expected[row, cell]
+    part = np.divide(times - until[row, cell], in_cell, out=np.zeros(len(times)), where=in_cell > 0)
+    return edges_s[cell] + np.clip(part, 0.0, 1.0) * (edges_s[1] - edges_s[0]), row
 
 
 def _client_of_requests(
@@ -448,10 +461,13 @@ def _client_of_requests(
     clients, cells = shares.shape
     until = np.cumsum(shares, axis=0)
     until /= until[-1]
-    flat = (until.T + np.arange(cells)[:, None]).ravel()
+    # One lookup serves all cells: cell c has its clients' cumulative shares in [c, c + 1].
+    cell_ends = (until.T + np.arange(cells)[:, None]).ravel()
     cell = np.clip(((at_s - edges_s[0]) / (edges_s[1] - edges_s[0])).astype(np.int64), 0, cells - 1)
-    client_index = np.searchsorted(flat, cell + rng.uniform(size=len(at_s)), side="right") - cell * clients
-    return np.asarray(np.clip(client_index, 0, clients - 1), np.int64)
+    client_index = (
+        np.searchsorted(cell_ends, cell + rng.uniform(size=len(at_s)), side="right") - cell * clients
+    )
+    return np.asarray(np.clip(client_index, 0, clients - 1), np.int64)  # A sum of shares may round below 1.
 
 
 def _burst_factors(description: Description, edges_s: FloatArray, rng: np.random.Generator) -> FloatArray:
@@ -461,14 +477,14 @@ def _burst_factors(description: Description, edges_s: FloatArray, rng: np.random
         return factors
     middle_s = (edges_s[1:] + edges_s[:-1]) / 2 - edges_s[0]
     for scale_s, variance in time_scales(description):
-        blocks = math.ceil((edges_s[-1] - edges_s[0]) / scale_s) + 1
+        blocks = math.ceil((edges_s[-1] - edges_s[0]) / scale_s) + 1  # One more, as the phase is random.
         values = _gamma_factors(variance, blocks, rng)
         factors *= values[((middle_s + rng.uniform(0.0, scale_s)) / scale_s).astype(np.int64)]
     return factors
 
 
 def _gamma_factors(variance: float, shape: int | tuple[int, ...], rng: np.random.Generator) -> FloatArray:
-    """Factors with mean 1 and this variance."""
+    """Factors with mean 1 and this variance, from the Gamma distribution."""
     return rng.gamma(1 / variance, variance, shape)
 
 
@@ -487,13 +503,15 @@ def time_scales(description: Description) -> list[tuple[float, float]]:
 def _fit_scales(
     fano: tuple[tuple[float, float], ...], rate_rps: float, base: float, evened_s: float
 ) -> list[tuple[float, float]]:
-    """The scales and variances of `time_scales`, fitted to the formula of v(T). Evening out an interval takes
-    some variance away, so the target is raised until a drawn and evened rate has the variances wanted.
+    """The scales and variances of `time_scales`, fitted to the formula of v(T), where cv^2 is `base`. Keeping
+    the requests of an interval (`evened_s` long) takes some variance away, so the target is raised until a
+    drawn and evened rate has the variances wanted.
     """
     windows_s = np.array([window_s for window_s, _ in fano])
     wanted = np.array([max(value - base, 0.0) for _, value in fano]) / (rate_rps * windows_s)
     if not wanted.any():
         return []
+    # Scales a factor of about 3 apart, from the shortest window to four times the longest.
     longest_s = min(windows_s.max() * 4, evened_s)
     steps = max(math.ceil(math.log(longest_s / windows_s.min()) / math.log(3)), 1)
     taus_s = np.geomspace(windows_s.min(), longest_s, steps + 1)
@@ -501,6 +519,7 @@ def _fit_scales(
     for _ in range(FIT_ROUNDS):
         fitted = _fit_variances(target, windows_s, taus_s)
         reached = _variances_over_windows(fitted, windows_s, taus_s, evened_s)
+        # Steps of at most a factor of 2 keep the correction stable; it is 1 where nothing is reached.
         target = target * np.clip(
             np.divide(wanted, reached, out=np.ones(len(reached)), where=reached > 0), 0.5, 2.0
         )
@@ -514,6 +533,7 @@ def _fit_variances(wanted: FloatArray, windows_s: FloatArray, taus_s: FloatArray
 
     lags = [np.linspace(0.0, window_s, 101) for window_s in windows_s]
     triangles = [np.maximum(0.0, 1 - lag[:, None] / taus_s) for lag in lags]
+    # Relative errors count, but not of targets that are next to nothing.
     weight = 1 / np.maximum(wanted, 1e-3 * wanted.max())
 
     def residuals(root: FloatArray) -> FloatArray:
@@ -531,7 +551,8 @@ def _variances_over_windows(
     sigma2: FloatArray, windows_s: FloatArray, taus_s: FloatArray, evened_s: float
 ) -> FloatArray:
     """The variances of the evened rate's means over windows, measured on a drawn rate."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(0)  # A fixed seed: the fit must not depend on the user's.
+    # Cells of an interval: at least two for each of the shortest windows, and eight intervals at least.
     within = int(np.clip(evened_s / windows_s.min() * 2, 8, FIT_CELLS // 8))
     intervals = FIT_CELLS // within
     middle_s = (np.arange(within) + 0.5) / within * evened_s
@@ -539,7 +560,7 @@ def _variances_over_windows(
     for tau_s, variance in zip(taus_s, sigma2, strict=True):
         if variance > LEAST_VARIANCE:
             values = _gamma_factors(variance, (intervals, int(evened_s / tau_s) + 2), rng)
-            block = (middle_s + rng.uniform(0, tau_s, (intervals, 1))) / tau_s
+            block = (middle_s + rng.uniform(0, tau_s, (intervals, 1))) / tau_s  # Random phase by row.
             rate *= np.take_along_axis(values, block.astype(np.int64), axis=1)
     mean = rate.mean(axis=1, keepdims=True)
     rate = np.divide(rate, mean, out=np.ones_like(rate), where=mean > 0)
@@ -561,7 +582,7 @@ def _draw_turns(
     """The turns of all sessions, one session after the other: nominal arrival [s], client, session, number of
     the turn from 0, and think time before it [s].
     """
-    turns = rng.geometric(min(1 / sessions.turns, 1.0), len(start_s))
+    turns = rng.geometric(min(1 / sessions.turns, 1.0), len(start_s))  # A mean below one turn counts as one.
     session = np.repeat(np.arange(len(start_s)), turns)
     first = np.cumsum(turns) - turns
     turn = np.arange(len(session)) - first[session]
@@ -580,17 +601,20 @@ def _context_tokens(added: IntArray, outputs: IntArray, session: IntArray, turn:
 
 
 def _after_a_long_one(fits: BoolArray, session: IntArray) -> BoolArray:
-    """(n,): whether an earlier turn of the session, or the turn itself, does not fit."""
+    """(n,): whether the turn or an earlier turn of its session does not fit. Rows of a session are
+    adjacent.
+    """
     bad = np.cumsum(~fits)
     first = np.concatenate(([0], np.flatnonzero(np.diff(session)) + 1))
-    return np.asarray((bad - (bad[first] - ~fits[first])[session - session[0]]) > 0)
+    bad_before = bad[first] - ~fits[first]  # (sessions,): turns that do not fit in all sessions before.
+    return np.asarray((bad - bad_before[session - session[0]]) > 0)
 
 
 def _edges_of_turns(session: IntArray, turn: IntArray, keep: IntArray) -> IntArray:
     """Rows (request, parent): each kept turn waits for the one before it, if that is kept too."""
     if not turn.any():
         return no_edges()
-    place = np.full(len(session), -1)
+    place = np.full(len(session), -1)  # Position among the kept turns; -1 for others.
     place[keep] = np.arange(len(keep))
     child = np.flatnonzero(turn > 0)
     edges = np.column_stack((place[child], place[child - 1]))
@@ -604,13 +628,16 @@ def _edges_of_turns(session: IntArray, turn: IntArray, keep: IntArray) -> IntArr
 def _draw_lengths(
     description: Description, shares: FloatArray, client: IntArray, at_s: FloatArray, rng: np.random.Generator
 ) -> tuple[IntArray, ...]:
-    """Tokens of input and output, (n,) each, from normal scores: percentiles of the distributions."""
+    """Tokens of input and of output, (n,) each. Each length is found by a standard normal score, whose
+    percentile it is in its distribution (lengths.py).
+    """
     frac = description.clients.lengths_frac
     first, second = (_normal_scores(frac, shares, client, rng) for _ in range(2))
     if any(description.drift):
         interval = np.floor((at_s + description.from_s()) / description.every_s).astype(np.int64)
         interval %= len(description.rate_rps)
         first, second = (
+            # Scores within an interval lose the variance that the drift of their mean adds.
             _to_normal(scores * math.sqrt(max(1 - float(np.var(drift)), 0.0)) + np.array(drift)[interval])
             if drift
             else scores
@@ -619,6 +646,7 @@ def _draw_lengths(
     if description.joint_table:
         second = _by_table(description.joint_table, first, second)
     elif description.joint:
+        # Spearman's rank correlation to Pearson's, for normal scores.
         pearson = 2 * math.sin(math.pi * description.joint / 6)
         second = pearson * first + math.sqrt(1 - pearson**2) * second
     return tuple(
@@ -628,8 +656,8 @@ def _draw_lengths(
 
 
 def _to_normal(scores: FloatArray) -> FloatArray:
-    """Scores in the same order that are standard normal as a whole. Since clients' rates move, scores that
-    differ by client are not.
+    """Scores in the same order that are standard normal as a whole. Scores that differ by client are not,
+    since clients' rates move.
     """
     from scipy.special import ndtri
 
@@ -646,6 +674,7 @@ def _normal_scores(frac: float, shares: FloatArray, client: IntArray, rng: np.ra
     if not frac or len(shares) == 1:
         return own
     raw = math.sqrt(frac) * of_client[client] + math.sqrt(1 - frac) * own
+    # `raw` is a mixture over clients, not normal as a whole: `below` is its distribution function.
     grid = np.linspace(-7.0, 7.0, 1401)
     below = ndtr((grid[:, None] - math.sqrt(frac) * of_client) / math.sqrt(1 - frac)) @ shares
     return np.asarray(np.interp(raw, grid, ndtri(np.clip(below, _OPEN, 1 - _OPEN))))
@@ -655,15 +684,17 @@ def _by_table(table: tuple[tuple[float, ...], ...], first: FloatArray, second: F
     """Scores of outputs, jointly distributed as the table with the prompts' `first`, from new `second`."""
     from scipy.special import ndtr, ndtri
 
-    joint = np.array(table) + _OPEN
+    joint = np.array(table) + _OPEN  # Empty cells get next to nothing, so that no row divides by 0.
     joint /= joint.sum()
-    rows, columns = np.cumsum(joint.sum(axis=1)), np.concatenate(([0.0], np.cumsum(joint.sum(axis=0))))
+    rows = np.cumsum(joint.sum(axis=1))
+    columns = np.concatenate(([0.0], np.cumsum(joint.sum(axis=0))))
     row = np.clip(np.searchsorted(rows, ndtr(first)), 0, len(joint) - 1)
     until = np.concatenate((np.zeros((len(joint), 1)), np.cumsum(joint, axis=1)), axis=1)
     until /= until[:, -1:]
-    flat = (until + np.arange(len(joint))[:, None]).ravel()
+    # One lookup serves all rows: row r has its columns' cumulative shares in [r, r + 1].
+    row_ends = (until + np.arange(len(joint))[:, None]).ravel()
     along = np.clip(ndtr(second), _OPEN, 1 - _OPEN)
-    column = np.searchsorted(flat, row + along, side="right") - 1 - row * until.shape[1]
+    column = np.searchsorted(row_ends, row + along, side="right") - 1 - row * until.shape[1]
     column = np.clip(column, 0, joint.shape[1] - 1)
     low, high = until[row, column], until[row, column + 1]
     quantile_frac = columns[column] + (along - low) / (high - low) * (columns[column + 1] - columns[column])
@@ -671,7 +702,9 @@ def _by_table(table: tuple[tuple[float, ...], ...], first: FloatArray, second: F
 
 
 def _draw_prefixes(prefixes: Prefixes | None, session: IntArray, rng: np.random.Generator) -> IntArray:
-    """(n,): the shared text with which each prompt begins, the same for all turns of a session."""
+    """(n,): the index of the shared text with which each prompt begins, the same for all turns of a
+    session.
+    """
     if prefixes is None:
         return np.zeros(len(session), np.int64)
     shares = np.arange(1.0, prefixes.count + 1) ** -prefixes.skew
@@ -689,13 +722,15 @@ def _prompt_blocks(
         return np.zeros(0, np.int64), np.zeros(0, np.int64), 0
     tokens = inputs[keep] if has_sessions else np.minimum(inputs[keep], shared)
     block = KV_BLOCK_TOKENS
+    # Larger blocks mean fewer ids to keep in memory, and coarser hits.
     while int((tokens // block).sum()) > MOST_IDS:
         block *= 2
     count = tokens // block
     offsets = np.concatenate(([0], np.cumsum(count)))
     number = np.arange(offsets[-1]) - np.repeat(offsets[:-1], count)
-    alike = shared // block
+    shared_blocks = shared // block
     longest = int(count.max()) + 1
+    # Ids of shared texts lie below those of sessions; each text or session has `longest` numbers.
     own = (np.repeat(session[keep], count) + 1 + int(prefix.max())) * longest + number
     common = np.repeat(prefix[keep], count) * longest + number
-    return offsets, np.where(number < alike, common, own), block
+    return offsets, np.where(number < shared_blocks, common, own), block

@@ -1,4 +1,4 @@
-"""A description of a trace: what `described.draw` needs to draw requests like it.
+"""A description of a trace: what `described.draw_requests` needs to draw requests like it.
 
 The rate becomes a curve of at most INTERVALS intervals, lengths become histograms over their own quantiles
 and a joint table of input and output. Fano factors are of counts around that curve. The share of the variance
@@ -17,21 +17,22 @@ from planner.traffic.sessions import session_numbers, waits_for_others
 from planner.traffic.trace import IntArray, Trace
 
 INTERVALS = 48  # Half an hour each over a day.
-# Lengths that an interval may have: whole parts of an hour or a day.
+# An interval is one of these lengths [s], whole parts of an hour or a day.
 INTERVALS_S = (60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0, 21600.0, 43200.0, 86400.0)
-INTERVAL_REQUESTS = 50  # On average at least: the rate of fewer is off by more than 1 / sqrt(50) = 14 %.
+# An interval has so many requests on average at least: the rate of fewer is off by more than
+# 1 / sqrt(50) = 14 %.
+INTERVAL_REQUESTS = 50
 # Windows of the Fano factors: from one step of an engine to the start of a worker.
 WINDOWS_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, 1200.0)
-# Quantiles that are a histogram's first edges, closer together at both ends.
+# Quantiles of the lengths that are a histogram's first edges, closer together at both ends.
 FRACS = np.array((0, 0.01, 0.025, *np.arange(1, 20) / 20, 0.975, 0.99, 0.995, 0.999, 1))
 BIN_FRAC = 5e-4  # The tokens of a bin may be off by this share of all tokens of the trace.
 MOST_BINS = 100
 PARTS = 8  # Rows (input lengths) and columns (output lengths) of the joint table.
 PART_REQUESTS = 10  # The least requests per cell on average; with fewer requests there are fewer cells.
 LEAST_REQUESTS = 100  # Of fewer requests nothing can be said about bursts.
-MOST_LENGTHS_FRAC = (
-    0.9  # The most variance of lengths between clients: with all, a client's requests are equal.
-)
+# The largest share of the variance of lengths between clients: with all, a client's requests are equal.
+MOST_LENGTHS_FRAC = 0.9
 MOST_SKEW = 6.0  # With that exponent of Zipf's law the first of all clients has 98 % of the requests.
 MOST_PREFIXES = 100_000  # A description names no more texts than this.
 
@@ -47,8 +48,10 @@ def described_of(trace: Trace) -> Description:
     duration_s = float(f"{trace.duration_s * (1 + 1e-6):.6g}")
     curve_rps, every_s = _rate_curve(trace, duration_s)
     session = session_numbers(trace) if trace.after.size else None
+    # Of a session only the first request is an arrival; the others follow from it.
     starts = trace if session is None else trace.select(np.unique(session, return_index=True)[1])
     fano = _fano_factors(starts, every_s, duration_s)
+    # With sessions, prompts share what was said before, and no text is described apart.
     prefixes = _describe_prefixes(trace) if trace.has_prefixes and session is None else None
     if session is None:
         sessions, added_tokens = None, trace.input_tokens
@@ -78,8 +81,8 @@ def described_of(trace: Trace) -> Description:
 def _rate_curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], float]:
     """Requests/s of each interval, and how long an interval is.
 
-    The trace may end inside the last interval, whose rate is then of its part in the trace. A trace of less
-    than two intervals has one rate; the length of the interval then has no meaning.
+    The trace may end inside the last interval, whose rate is then over its part in the trace. A trace of less
+    than two intervals has one rate, and the length of its interval (an hour) means nothing.
     """
     least_s = max(duration_s / INTERVALS, INTERVAL_REQUESTS / trace.rate_rps)
     every_s = next((each for each in INTERVALS_S if each >= least_s), duration_s)
@@ -90,7 +93,8 @@ def _rate_curve(trace: Trace, duration_s: float) -> tuple[tuple[float, ...], flo
     if edges_s[-1] - edges_s[-2] < every_s / 4:  # The last interval is too short for a rate.
         edges_s = np.delete(edges_s, -2)  # The one before takes its requests, and gives it its rate below.
     rates = np.histogram(since_s, edges_s)[0] / np.diff(edges_s)
-    count = int(np.ceil(duration_s / every_s - 1e-9))
+    count = int(np.ceil(duration_s / every_s - 1e-9))  # Less than rounding over a whole interval is none.
+    # The interval that was joined to the one before has its rate.
     rates = np.append(rates, rates[-1:].repeat(count - len(rates)))
     return tuple(float(f"{rate:.5g}") for rate in rates), every_s
 
@@ -101,14 +105,14 @@ def _fano_factors(trace: Trace, every_s: float, duration_s: float) -> tuple[tupl
     """
     since_s = trace.arrival_s - trace.arrival_s[0]
     rate_rps = len(trace) / duration_s
-    longest_s = min(every_s, duration_s) / 3
+    longest_s = min(every_s, duration_s) / 3  # Variance needs three windows in an interval.
     fano_factors = []
     for window_s in WINDOWS_S:
-        # With less than half a request per window hardly any has two; variance needs three windows.
+        # With less than half a request in a window hardly any window has two.
         if window_s * rate_rps < 0.5 or window_s > longest_s:
             continue
         within = max(round(min(every_s, duration_s) / window_s), 1)  # Windows of an interval.
-        windows = int(duration_s / window_s) // within * within
+        windows = int(duration_s / window_s) // within * within  # Whole intervals only.
         counts = np.bincount((since_s / window_s).astype(np.int64), minlength=windows)[:windows]
         by_interval = counts.reshape(-1, within)
         variance = (by_interval.var(axis=1)).mean()
@@ -119,8 +123,8 @@ def _fano_factors(trace: Trace, every_s: float, duration_s: float) -> tuple[tupl
 def _length_histogram(tokens: IntArray) -> LengthHistogram:
     """A histogram with edges at quantiles.
 
-    Lengths are drawn evenly within a bin, text_of changes its total of tokens; the worst bin is cut at its
-    mean length until none is off by more than BIN_FRAC of all tokens.
+    Lengths are drawn evenly within a bin, which changes the bin's total of tokens. The bin that is off by
+    most is cut at its mean length until none is off by more than BIN_FRAC of all tokens.
     """
     ordered = np.sort(tokens)
     before = np.concatenate(([0], np.cumsum(ordered)))
@@ -129,6 +133,7 @@ def _length_histogram(tokens: IntArray) -> LengthHistogram:
     while True:
         ends = np.searchsorted(ordered, edges, side="right")
         counts, sums = np.diff(ends), np.diff(before[ends])
+        # A bin of one length is never off.
         off_tokens = np.abs(sums - counts * (edges[1:] + edges[:-1] + 1) / 2) * (np.diff(edges) > 1)
         worst = int(np.argmax(off_tokens))
         if off_tokens[worst] < BIN_FRAC * before[-1] or len(counts) >= MOST_BINS:
@@ -143,6 +148,7 @@ def _joint_table(inputs: IntArray, outputs: IntArray) -> tuple[tuple[float, ...]
     if parts < 2:
         return ()
     rng = np.random.default_rng(0)  # The seed orders equal lengths.
+    # The part of each request: its rank, cut into `parts`.
     part = [
         np.argsort(np.lexsort((rng.uniform(size=len(each)), each))) * parts // len(each)
         for each in (inputs, outputs)
@@ -162,23 +168,23 @@ def _length_drift(
 
     if len(curve_rps) < 2:
         return ()
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(0)  # Equal lengths are ordered at random.
     rank = np.argsort(np.lexsort((rng.uniform(size=len(tokens)), tokens)))
     scores = ndtri((rank + 0.5) / len(tokens))
     interval = ((trace.arrival_s - trace.arrival_s[0]) / every_s).astype(np.int64)
+    # An arrival at the very end would be in one interval more.
     counts = np.bincount(interval, minlength=len(curve_rps))[: len(curve_rps)]
     sums = np.bincount(interval, weights=scores, minlength=len(curve_rps))[: len(curve_rps)]
     return tuple(float(f"{each:.3g}") for each in sums / np.maximum(counts, 1))
 
 
 def _describe_clients(trace: Trace, added_tokens: IntArray, every_s: float) -> Clients:
-    """How many clients there are, how unequal, and how much of the variance of lengths is between them.
-
-    Two requests are of one client with probability `same_client` if all clients send evenly; rates that vary
-    as in `described.draw` raise that by `same_client * rate_excess` within a window. The share of the
-    variance is chosen so that drawn lengths in a window correlate as in the trace.
+    """How many clients there are, how unequal, and how much of the variance of lengths is between them. Two
+    requests in a window are of one client with probability `same_client` if all clients send evenly. Rates
+    that vary as in described.py raise that by `same_client * rate_excess`. The share of the variance is
+    chosen so that lengths that are drawn in a window correlate as in the trace.
     """
-    usual = Clients()
+    usual = Clients()  # Its number and skew stand where the trace names no tenants.
     count, skew = usual.count, usual.skew
     if len(trace.tenants) > 1:
         requests = np.sort(np.bincount(trace.tenant, minlength=len(trace.tenants)))[::-1]
@@ -197,7 +203,7 @@ def _describe_clients(trace: Trace, added_tokens: IntArray, every_s: float) -> C
 
 
 def _find_skew(square_sum: float, count: int) -> float:
-    """The Zipf exponent at text_of the squared shares of `count` clients add up to `square_sum`, bisected."""
+    """The Zipf exponent with which the squared shares of `count` clients add up to `square_sum`."""
     low, high = 0.0, MOST_SKEW
     for _ in range(40):  # Until the interval is 6 / 2^40, far below the three digits that are written.
         middle = (low + high) / 2
@@ -217,20 +223,20 @@ def _rank_correlation(trace: Trace, tokens: IntArray, window_s: float, every_s: 
     window = ((trace.arrival_s - trace.arrival_s[0]) / window_s).astype(np.int64)
     counts = np.bincount(window)
     sums = np.bincount(window, weights=rank)
-    pairs = float((counts * (counts - 1.0)).sum())
+    pairs = float((counts * (counts - 1.0)).sum())  # Ordered pairs of requests in one window.
     if not pairs:
         return 0.0
-    products = float((sums**2).sum() - (rank**2).sum())
-    return max(products / pairs / float((rank**2).mean()), 0.0)
+    products = float((sums**2).sum() - (rank**2).sum())  # Of ranks, over the same pairs.
+    return max(products / pairs / float((rank**2).mean()), 0.0)  # Less than none is chance.
 
 
 def _describe_sessions(trace: Trace, session: IntArray) -> tuple[Sessions, IntArray]:
     """The means of the trace's sessions, and the tokens that each request adds to its conversation."""
     waits = waits_for_others(trace)
     conversation_tokens = trace.input_tokens + trace.output_tokens
-    before = np.zeros(len(trace), np.int64)
+    before = np.zeros(len(trace), np.int64)  # Tokens of the longest conversation that a request waited for.
     np.maximum.at(before, trace.after[:, 0], conversation_tokens[trace.after[:, 1]])
-    # A prompt that is no longer than its conversation counts as one token more.
+    # A prompt that is not longer than the conversation before it (it was cut) counts as one token more.
     added_tokens = np.maximum(np.where(before < trace.input_tokens, trace.input_tokens - before, 1), 1)
     turns = len(trace) / (int(session.max()) + 1)
     think_s = float(trace.think_s[waits].mean())
@@ -258,7 +264,7 @@ def _describe_prefixes(trace: Trace) -> Prefixes | None:
     repeated = repeated[(requests[text_of] > 1) & (repeated > 0)]
     if not repeated.size:
         return None
-    count = len(requests)  # A prompt that shares nothing has its own text.
+    count = len(requests)  # A prompt that shares no block has a text of its own.
     shares = requests / requests.sum()
     skew = _find_skew(float((shares**2).sum()), count)
     tokens = int(repeated.mean() * trace.prefix_block_tokens)

@@ -1,4 +1,6 @@
-"""Warnings about a trace that can be read, but whose times are doubtful."""
+"""Warnings about a trace that can be read, but whose times are doubtful. formats.py adds them to the
+trace.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +11,23 @@ from planner.units import show_s
 
 # A long gap is judged among at least FEWEST_JUDGED requests, a very long one among at least FEWEST_GAPS.
 FEWEST_JUDGED, FEWEST_GAPS = 20, 5
-LONG_GAP_S, VERY_LONG_GAP_S = 3600.0, 60.0
-# A very long gap is this many times all others together. Of 5 random arrivals one in 300 has such a gap.
+LONG_GAP_S, VERY_LONG_GAP_S = 3600.0, 60.0  # Shorter gaps are never doubted.
+# A very long gap is this many times as long as all others together. Of 5 random arrivals one in 300 has one.
 VERY_LONG_FACTOR = 10.0
-# At a lower rate a clock may count a finer unit: a clock of whole numbers, and any clock.
+# Fewer requests/s than this make us ask whether the clock counts a finer unit than seconds: of a clock of
+# whole numbers, and of any clock.
 SLOW_WHOLE_RPS, SLOW_RPS = 1.0, 0.05
-FAST_RPS = 1000.0  # At a higher rate a clock of milliseconds may count seconds.
-# At a higher rate a clock of seconds may count days, as spreadsheets do: 0.06 requests/s are as many.
+FAST_RPS = 1000.0  # More requests/s make us ask whether a clock of milliseconds counts seconds.
+# More make us ask whether a clock of seconds counts days, as spreadsheets do: then they are 0.06 requests/s.
 FAST_OF_DAYS_RPS, DAY_S = 5000.0, 86_400
-FEWEST_OF_CLOCK = 5  # The unit of a clock is judged from this many requests on.
-UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6)}
-UNITS |= {"ns": ("nanoseconds", 1e9)}
+FEWEST_OF_CLOCK = 5  # With fewer requests the unit of a clock is not judged.
+# Names of units in messages, and ticks per second.
+UNITS = {
+    "s": ("seconds", 1.0),
+    "ms": ("milliseconds", 1e3),
+    "us": ("microseconds", 1e6),
+    "ns": ("nanoseconds", 1e9),
+}
 
 
 def of_gaps(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
@@ -33,7 +41,7 @@ def of_gaps(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
     if not is_long and gap_s <= max(VERY_LONG_FACTOR * others_s, VERY_LONG_GAP_S):
         return ()
     total_s = gap_s + others_s
-    unit_s, unit = (3600.0, "h") if total_s >= 7200 else (1.0, "s")
+    unit_s, unit = (3600.0, "h") if total_s >= 7200 else (1.0, "s")  # Hours from two hours on.
     span = f"{gap_s / unit_s:.1f} {unit} of {total_s / unit_s:.1f} {unit}"
     return (
         f"{name}: nothing arrives for {span}, after {longest + 1} of {len(arrival_s)} requests: is a time "
@@ -44,10 +52,9 @@ def of_gaps(name: str, arrival_s: FloatArray) -> tuple[str, ...]:
 def of_unit(
     name: str, clock: str, lengths: tuple[str, str], arrival_s: FloatArray, per_s: float
 ) -> tuple[str, ...]:
-    """A warning for a clock whose column names no unit, where the rate fits another unit than the one it is
-    read in.
+    """A warning for a clock whose column names no unit, where the rate would fit another unit better.
 
-    `per_s` ticks are taken for a second; `lengths` are the columns of input and output tokens.
+    The clock was read with `per_s` ticks to the second. `lengths` are the columns of input and output tokens.
     """
     span_s = float(arrival_s[-1] - arrival_s[0])
     if len(arrival_s) < FEWEST_OF_CLOCK or not span_s:
@@ -55,7 +62,7 @@ def of_unit(
     rate_rps = len(arrival_s) / span_s
     stamps = arrival_s * per_s
     is_whole = bool((stamps == np.floor(stamps)).all())
-    is_ms = per_s == UNITS["ms"][1]
+    reads_ms = per_s == UNITS["ms"][1]
     if per_s == 1.0 and rate_rps > FAST_OF_DAYS_RPS:
         return (
             f"{name}: column {clock} is read as seconds: {len(arrival_s)} requests in {show_s(span_s)}, "
@@ -65,13 +72,15 @@ def of_unit(
     others: tuple[str, ...]
     if per_s == 1.0 and rate_rps < (SLOW_WHOLE_RPS if is_whole else SLOW_RPS):
         read_as, others = "seconds", ("ms", "us", "ns")
-    elif is_ms and (rate_rps > FAST_RPS or not (np.abs(stamps - np.rint(stamps)) < 1e-6).all()):
+    # A clock of milliseconds has whole ones; seconds have fractions.
+    elif reads_ms and (rate_rps > FAST_RPS or not (np.abs(stamps - np.rint(stamps)) < 1e-6).all()):
         read_as, others = "milliseconds", ("s",)
-    elif is_ms and rate_rps < SLOW_RPS:
+    elif reads_ms and rate_rps < SLOW_RPS:
         read_as, others = "milliseconds", ("us", "ns")
     else:
         return ()
     rates_rps = {unit: rate_rps * UNITS[unit][1] / per_s for unit in others}
+    # If no unit gives a usual rate, the nearest one is named.
     likely = [unit for unit in others if SLOW_RPS <= rates_rps[unit] <= FAST_RPS] or [others[0]]
     rates_text = ", ".join(
         f"if {'it counts ' if unit == likely[0] else ''}{UNITS[unit][0]} these are "
@@ -90,6 +99,7 @@ def of_unit(
 def of_steps_back(name: str, clock: str, ticks: FloatArray) -> tuple[str, ...]:
     """A warning for rows that stand far from where their time belongs; they are sorted all the same."""
     latest = np.maximum.accumulate(ticks)
+    # A time is far from its place if it lies before another by more than half of the span.
     far = np.flatnonzero(latest - ticks > (latest[-1] - ticks.min()) / 2)
     if not far.size or len(ticks) < FEWEST_GAPS:
         return ()

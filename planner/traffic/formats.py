@@ -1,5 +1,6 @@
-"""From the columns of a trace file to a Trace: recognises the format by its header, checks each column, and
-puts clock, lengths, names and prefixes together. trace_reading.py and frames.py feed the rows.
+"""From the columns of a trace file to a Trace. `TraceRows` recognises the format by the header, checks each
+column, and puts clock, lengths, names and prefixes together. trace_reading.py (files) and frames.py (tables
+in memory) feed it the rows.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ from planner.traffic.trace import (
 from planner.traffic.zones import says_zone
 from planner.units import counted
 
-MAX_SPAN_S = 100 * 365.25 * 86400.0
-OUT_OF_ORDER_FRAC = 0.01  # Fewer late rows are sorted, more are an error.
-ANEW_FRAC = 0.01  # A clock has restarted if it falls to within this share of its span from its start.
+MAX_SPAN_S = 100 * 365.25 * 86400.0  # A longer trace has times in another unit than seconds.
+OUT_OF_ORDER_FRAC = 0.01  # A smaller share of late rows is sorted, a larger one is an error.
+RESTART_FRAC = 0.01  # A clock has restarted if it falls to within this share of its span from its start.
 YEAR_2000_S, LAST_YEAR_S = 946_684_800.0, 4_102_444_800.0  # Unix times of 2000 and 2100
-DATE_S = 1e8  # A numeric clock that begins above this (3 years) counts from a date and never restarts.
-REPORTED_DROPPED_FRAC = 0.01  # More rows left out are a warning.
-MOST_DROPPED_FRAC = 0.2  # More than this are an error, unless the user lets them be left out.
-NESTED = "hash_ids"  # RAGPulse is recognised by a key inside this column.
+# A numeric clock that begins above this (3 years) counts from a date and never restarts.
+DATE_S = 1e8
+REPORTED_DROPPED_FRAC = 0.01  # A larger share of rows left out is a warning,
+MOST_DROPPED_FRAC = 0.2  # and more than this an error, unless the user lets them be left out.
+NESTED = "hash_ids"  # RAGPulse has an object in this column; its keys tell the format.
 
 NO_OUTPUT = "no output tokens (failed request)"
 NO_INPUT = "no input tokens"
@@ -54,9 +56,10 @@ class TraceFormat:
     """A public trace format, recognised by its columns without regard to case.
 
     `clock` is the column of arrival times: dates, or numbers of which `ticks_per_s` make a second.
+    `starts_at_zero`: arrivals are counted from the first; else the clock's own zero is kept.
     `is_coarse`: the clock may give many requests one stamp, so arrivals may be spread between two stamps.
-    `block_tokens` is 0 where ids stand for texts of any length, whose lengths are in files beside the trace.
-    `also` are further columns that tell this format from others.
+    `block_tokens` are the tokens of a prefix block; 0 where ids stand for texts of any length, whose lengths
+    are in files beside the trace (texts.py). `also` are further columns that tell this format from others.
     """
 
     name: str
@@ -90,10 +93,12 @@ FORMATS = (
         block_tokens=0,
         also=("hash_ids.user_input",),
     ),
+    # Mooncake comes after two formats with its columns and more, since the first that fits is taken.
     TraceFormat("Mooncake", "timestamp", "input_length", "output_length", ticks_per_s=1000.0, is_coarse=True),
     TraceFormat("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens"),
 )
 PUBLISHED = tuple(each.name for each in FORMATS[2:])  # These formats are published by others.
+# Columns that any format may have; the first of these names that a file has is taken.
 _TENANT = ("tenant", "client")
 _PREFIX = ("hash_ids", "prefix_ids")
 _BLOCK = ("prefix_block_tokens",)
@@ -115,9 +120,10 @@ class TraceRows:
         grows: bool = False,
         counted: str = "line",
     ) -> None:
-        """With `grows`, columns may begin in a later block of rows, and `add_columns` must then be called.
+        """With `grows`, columns may begin in a later block of rows; the caller then calls `add_columns`.
 
-        `where` names the header in errors, and `counted` what errors count: lines of a file, rows of a table.
+        `where` names the header in errors. `counted` says what errors count: lines of a file, rows of a
+        table.
         """
         self.path, self.drop_invalid, self.grows, self.counted = path, drop_invalid, grows, counted
         self.ticks: list[FloatArray] = []
@@ -133,7 +139,7 @@ class TraceRows:
         self.blocks: list[IntArray] = []  # How many blocks each request has.
         self.dropped: Counter[str] = Counter()
         self._requests = self._block_ids = 0
-        self._seen: dict[str, str] = {}  # Each name is stored once.
+        self._seen: dict[str, str] = {}  # Equal names share one string in memory.
         self._index_columns(names, where)
         self.format = self._tell_format(where)
         self.clock, *self.counts = (self.known[name.lower()] for name in self.format.columns[:3])
@@ -166,6 +172,7 @@ class TraceRows:
         self.adapter = self._one_of(("adapter",))
         self.task = self._one_of(_TASK)
         self.after = self._one_of(_AFTER)
+        # A file that grows may name waits later, so their columns are kept from the start.
         has_waits = bool(self.after) or self.grows
         self.request_id = self._one_of(_REQUEST_ID) if has_waits else None
         self.think = self._one_of(_THINK) if has_waits else None
@@ -175,7 +182,7 @@ class TraceRows:
             )
         self.lists = [name for name in (self.hash_ids, self.after) if name is not None]
         taken = {self.clock, *self.counts, self.images}
-        self.rivals = {  # By another column of lengths, the one that is read instead.
+        self.rivals = {  # Columns of lengths that are not read: by name, the column that is read instead.
             name: read
             for name in self.known.values()
             if name not in taken
@@ -189,6 +196,7 @@ class TraceRows:
             *self.rivals,
         )
         self.needed = [self.clock, *self.counts, *(name for name in optional if name is not None)]
+        # Rows that were read before such a column began.
         rows = sum(map(len, self.ticks))
         for name in (self.tenant, self.llm, self.adapter, self.task, self.block, self.request_id):
             if name is not None:
@@ -203,6 +211,7 @@ class TraceRows:
             self.blocks = [np.zeros(rows, np.int64)]
 
     def _tell_format(self, where: str) -> TraceFormat:
+        # On a tie the earlier format of FORMATS is taken.
         missing = {f: [name for name in f.columns if name.lower() not in self.known] for f in FORMATS}
         closest = min(missing, key=lambda f: len(missing[f]))
         if lacks := missing[closest]:
@@ -231,6 +240,7 @@ class TraceRows:
         images = np.zeros(len(line), np.int64)
         if self.images is not None:
             given = columns[self.images]
+            # A request without images may leave the field empty.
             images = self._check_tokens(line, self.images, given.where(given.notna(), 0))
             inputs = inputs + images
             expected = f"at most {MAX_TOKENS} tokens with those of the text"
@@ -259,7 +269,7 @@ class TraceRows:
             self.parents += self._check_lists(line, self.after, columns[self.after], keep)
         if self.hash_ids is not None:
             ids = self._check_lists(line, self.hash_ids, columns[self.hash_ids], keep)
-            flat = [block for blocks in ids for block in blocks]
+            flat = [block for blocks in ids for block in blocks]  # One list for all requests.
             try:
                 self.ids.append(np.array(flat, dtype=np.int64))
             except OverflowError:  # Hashes may have 64 bits and more.
@@ -373,7 +383,9 @@ class TraceRows:
         return (f"{self.path.name}: {message}; they are left out, so the plan is for the other {left} alone",)
 
     def to_trace(self) -> Trace:
-        """The trace of all rows, in order of arrival."""
+        """The trace of all rows, in order of arrival: clock, names, prefixes and waits, then what was
+        noted.
+        """
         warnings = (*self._warn_of_dropped(), *self.doubts)
         dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         ticks, restarted = self._join_restarted_clock(join_arrays(self.ticks))
@@ -393,6 +405,7 @@ class TraceRows:
                 "more than 100 years; give times in seconds"
             )
         warnings += self._doubt_clock_unit(arrival_s, per_s)
+        # With one stamp for each request there is nothing to spread.
         quantum_s = (clock_quantum_s(arrival_s) if self.format.is_coarse else None) or 0.0
         tenant, tenants = self._factorize_names(self.tenant)
         llm, llms = self._factorize_names(self.llm)
@@ -405,7 +418,7 @@ class TraceRows:
             ids = _split_by_adapter(ids, np.repeat(adapter, np.diff(offsets)))
         in_file_order = Trace(
             name=self.path.name.removesuffix(".gz"),
-            arrival_s=np.zeros(len(ticks)),
+            arrival_s=np.zeros(len(ticks)),  # Set below, when rows are in order.
             input_tokens=inputs,
             output_tokens=outputs,
             prefix_offsets=offsets,
@@ -452,12 +465,12 @@ class TraceRows:
         return gathered
 
     def _doubt_clock_unit(self, arrival_s: FloatArray, per_s: float) -> tuple[str, ...]:
-        """Doubts about the unit of the clock. A published format names its unit, except Mooncake's with its
-        plain names of columns.
+        """Doubts about the unit of the clock, as warnings. Published formats say their unit. Mooncake is
+        asked all the same, since its plain column names fit other files.
         """
         messages = doubts.of_gaps(self.path.name, arrival_s)
-        counts = self.origin is None and per_s == self.format.ticks_per_s
-        if not messages and counts and self.format.name in ("generic", "Mooncake"):
+        is_plain_number = self.origin is None and per_s == self.format.ticks_per_s
+        if not messages and is_plain_number and self.format.name in ("generic", "Mooncake"):
             lengths = self.counts[0], self.counts[1]
             messages = doubts.of_unit(self.path.name, self.clock, lengths, arrival_s, per_s)
         return messages
@@ -466,6 +479,7 @@ class TraceRows:
         """Ticks of the clock in a second; Unix times in ms, us or ns are recognised by their size."""
         if self.origin is not None or self.format.ticks_per_s != 1.0:
             return self.format.ticks_per_s
+        # Each unit has a range of its own: times from 2000 to 2100 in ms, us and ns do not overlap.
         for unit, per_s in (("ms", 1e3), ("us", 1e6), ("ns", 1e9)):
             if YEAR_2000_S * per_s <= first < LAST_YEAR_S * per_s:
                 notes.append(f"{self.clock}: {unit} since 1970")
@@ -486,6 +500,7 @@ class TraceRows:
         edges = []
         for i, row in enumerate(order.tolist()):
             for parent in map(str, self.parents[row]):
+                # A parent that is unknown counts as one that does not stand before.
                 if place.get(parent, i) >= i:
                     raise TraceError(
                         f"{self.path}, column {self.after}: request {names[row]} waits for {parent}, which "
@@ -509,9 +524,9 @@ class TraceRows:
             return codes, names
         if len(names) == 1:
             raise TraceError(f"{self.path}, column {self.adapter}: names none; drop the column")
-        without = names.index("")  # This code becomes -1, and those behind it move up by one.
-        places = np.array([-1 if i == without else i - (i > without) for i in range(len(names))])
-        return places[codes], tuple(name for name in names if name)
+        without = names.index("")  # This code becomes -1, and larger codes lose one.
+        numbers = np.array([-1 if i == without else i - (i > without) for i in range(len(names))])
+        return numbers[codes], tuple(name for name in names if name)
 
     def _join_restarted_clock(self, ticks: FloatArray) -> tuple[FloatArray, tuple[str, ...]]:
         """The times, and a warning where a numeric clock starts again once: later times are moved to go on.
@@ -520,16 +535,17 @@ class TraceRows:
         them is not known; the second is taken to start where the first ends.
         """
         gaps = np.diff(ticks)
-        backward_steps = np.flatnonzero(gaps < 0)
-        late = int((ticks < np.maximum.accumulate(ticks)).sum())
-        is_rare = late < max(OUT_OF_ORDER_FRAC * len(ticks), 2)  # `_arrival_order` sorts a few late rows.
+        steps_back = np.flatnonzero(gaps < 0)
+        late_rows = int((ticks < np.maximum.accumulate(ticks)).sum())
+        # `_arrival_order` sorts a few late rows.
+        is_rare = late_rows < max(OUT_OF_ORDER_FRAC * len(ticks), 2)
         is_counter = self.origin is None and ticks[0] < DATE_S * self.format.ticks_per_s
-        if len(backward_steps) != 1 or is_rare or not is_counter:
+        if len(steps_back) != 1 or is_rare or not is_counter:
             return ticks, ()
-        first = int(backward_steps[0]) + 1  # Where the second log begins.
+        first = int(steps_back[0]) + 1  # Where the second log begins.
         before, after = float(ticks[first - 1]), float(ticks[first])
-        # A second log may begin a few gaps after its clock's zero.
-        if after - ticks[0] > max(ANEW_FRAC * (before - ticks[0]), 3 * float(np.median(gaps))):
+        # A second log may begin a few gaps after the zero of its clock.
+        if after - ticks[0] > max(RESTART_FRAC * (before - ticks[0]), 3 * float(np.median(gaps))):
             return ticks, ()  # The clock fell to its middle, not its start: rows are out of order.
         if first > 1 and after >= ticks[first - 2]:  # Without request `first - 1` nothing steps back.
             raise TraceError(
@@ -575,15 +591,15 @@ class TraceRows:
             return *cut_texts(self.path, self.hash_ids or "", inputs, ids, blocks, length), BLOCK_TOKENS
         if ids.dtype == object:  # Hashes wider than 64 bits are numbered: only their equality matters.
             ids = pd.factorize(ids)[0].astype(np.int64)
-        fit = -(-inputs // block_tokens)
-        if over := int((blocks > fit).sum()):
+        most_blocks = -(-inputs // block_tokens)  # Rounded up: the last block may be filled in part.
+        if over := int((blocks > most_blocks).sum()):
             notes.append(
                 f"{counted(over, 'request')} had more hash ids than blocks of {block_tokens} tokens: "
                 "the ids beyond the input were left out"
             )
-            within = np.arange(len(ids)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
-            ids = ids[within < np.repeat(fit, blocks)]
-            blocks = np.minimum(blocks, fit)
+            index_in_prompt = np.arange(len(ids)) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+            ids = ids[index_in_prompt < np.repeat(most_blocks, blocks)]
+            blocks = np.minimum(blocks, most_blocks)
         return np.concatenate(([0], np.cumsum(blocks))), ids, block_tokens
 
     def _block_tokens(self) -> int:
@@ -611,13 +627,13 @@ def _split_by_adapter(ids: IntArray, adapter: IntArray) -> IntArray:
 def clock_quantum_s(arrival_s: FloatArray) -> float | None:
     """The step of a clock that gives many requests one stamp, None where there is no such step.
 
-    The step is the usual distance of two stamps. A clock counts as quantised when there are at most half as
-    many stamps as requests and 99 % of the stamps are multiples of the step to within 1 % of it.
+    The step is the usual distance of two stamps. The clock counts as one with such a step when there are at
+    most half as many stamps as requests and 99 % of the stamps are multiples of the step to within 1 % of it.
     """
     stamps_s = np.unique(arrival_s)
     if len(stamps_s) < 3 or 2 * len(stamps_s) > len(arrival_s):
         return None
-    # As coarse as the clock (2.999 or 3 s), so it is refined below.
+    # The median distance is as coarse as the clock (2.999 or 3 s), so it is refined over the whole span.
     usual_s = float(np.median(np.diff(stamps_s)))
     steps = np.round((stamps_s - stamps_s[0]) / usual_s)
     quantum_s = float(f"{(stamps_s[-1] - stamps_s[0]) / steps[-1]:.6g}")
@@ -629,6 +645,7 @@ def _to_floats(column: pd.Series[Any]) -> FloatArray:
     """As float64, NaN where a value is no number; text goes through float(), which keeps every digit."""
     if column.dtype.kind in "iuf":
         return column.to_numpy(dtype=np.float64)
+    # float() would take True for 1, and 1_000 for 1000: such columns go value by value below.
     try:
         if not any(isinstance(value, bool) for value in column):
             floats = column.to_numpy(dtype=object).astype(np.float64)

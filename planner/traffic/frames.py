@@ -1,4 +1,6 @@
-"""A trace from a pandas table, with the same columns, checks and messages as a file."""
+"""A trace from a pandas table (`fleetplan.plan(frame)`), with the same columns, checks and messages as a
+file.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from planner.traffic.logs.log_reading import read_frame
 from planner.traffic.trace import Trace
 from planner.traffic.trace_reading import ids_of
 
-NAME = "DataFrame"
+NAME = "DataFrame"  # In errors, for a table without a name.
 
 
 def trace_of(frame: pd.DataFrame, *, drop_invalid: bool = False) -> Trace:
-    """The requests of a table with the columns of any of `formats.FORMATS`, or of a log, coarse stamps not
-    yet spread.
+    """The requests of a table with the columns of any of `formats.FORMATS`, or of a log.
 
-    `frame.attrs["name"]` names it in answers and errors, which count its rows from 0.
+    Coarse stamps are not spread yet (`trace.spread_stamps`). `frame.attrs["name"]` names the table in answers
+    and errors; errors count its rows from 0.
     """
     path = Path(str(frame.attrs.get("name", NAME)))
     if not len(frame):
@@ -29,6 +31,7 @@ def trace_of(frame: pd.DataFrame, *, drop_invalid: bool = False) -> Trace:
     if not is_known_format(map(str, frame.columns)):
         return read_frame(str(path), frame, drop_invalid=drop_invalid)
     rows = TraceRows(path, list(map(str, frame.columns)), f"{path}", drop_invalid=drop_invalid, counted="row")
+    # Columns may have names that are no text, such as numbers.
     by_name = dict(zip(map(str, frame.columns), frame.columns, strict=True))
     columns = {name: _as_read_from_file(frame[by_name[name]]) for name in rows.needed}
     blank = np.logical_and.reduce([column.isna().to_numpy() for column in columns.values()])
@@ -39,12 +42,13 @@ def trace_of(frame: pd.DataFrame, *, drop_invalid: bool = False) -> Trace:
 
 
 def _as_read_from_file(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Numbers, or objects as a file has them: a date is its text, and nothing is None."""
+    """A column as the readers of files give it: numbers, or objects with dates as text and None for a gap."""
     column = column.reset_index(drop=True)
     if pd.api.types.is_datetime64_any_dtype(column.dtype):
         texts = [None if pd.isna(date) else date.isoformat(sep=" ") for date in column]
         return pd.Series(texts, dtype=object)
     if isinstance(column.dtype, np.dtype) and column.dtype.kind in "iuf":
         return column
+    # A list is a value: it is never missing.
     values = [None if np.ndim(value) == 0 and pd.isna(value) else value for value in column]
     return pd.Series(values, dtype=object)

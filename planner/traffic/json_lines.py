@@ -9,8 +9,8 @@ from planner.traffic.trace import Trace
 
 
 def to_jsonl(trace: Trace, *, with_llm: bool = False) -> str:
-    """One object per request, in order; columns that the trace does not have are left out. The LLM that a
-    request asked for is written where it is to be told apart.
+    """One JSON object per request, in order of arrival. Columns that the trace does not have are left out.
+    With `with_llm` each says which LLM it asked for.
     """
     parents: list[list[int]] = [[] for _ in range(len(trace))]
     for child, parent in trace.after.tolist():

@@ -18,17 +18,18 @@ import numpy as np
 from planner.errors import InputError
 from planner.traffic.trace import MAX_TOKENS, FloatArray, IntArray
 
-# Means are sums over these scores, weighted by the normal density.
+# Means are sums over these standard normal scores, weighted by the density. Beyond 6 lies 1e-9 of all.
 _SCORES = np.linspace(-6.0, 6.0, 4001)
 _WEIGHTS = np.exp(-(_SCORES**2) / 2)
 _WEIGHTS /= _WEIGHTS.sum()
 STEEPEST = 4.0  # The steepest slope of a tail, in logarithms of tokens per standard deviation.
-# The largest exponent by which lengths between two percentiles are bent towards the lower end, and by its
-# inverse towards the upper end, to reach a given mean.
+# To reach a given mean, lengths between two percentiles are bent: the way from one to the next, a share in
+# [0, 1], is raised to a power up to MOST_BEND (shorter lengths), or down to its inverse (longer ones).
 MOST_BEND = 60.0
 
 
 def _tokens(lengths: FloatArray) -> IntArray:
+    """Whole tokens, from one to as many as a trace may hold."""
     tokens: IntArray = np.clip(np.rint(lengths), 1, MAX_TOKENS).astype(np.int64)
     return tokens
 
@@ -63,8 +64,10 @@ class Lognormal:
     cv: float
 
     def of_scores(self, scores: FloatArray) -> IntArray:
-        variance = math.log1p(self.cv**2)
-        return _tokens(np.exp(math.log(self.mean_tokens) - variance / 2 + math.sqrt(variance) * scores))
+        log_variance = math.log1p(self.cv**2)
+        return _tokens(
+            np.exp(math.log(self.mean_tokens) - log_variance / 2 + math.sqrt(log_variance) * scores)
+        )
 
     def scaled(self, factor: float) -> Lognormal:
         return replace(self, mean_tokens=self.mean_tokens * factor)
@@ -80,7 +83,8 @@ class LengthHistogram:
     @property
     def mean_tokens(self) -> float:
         edges, counts = np.array(self.edges_tokens), np.array(self.counts)
-        return float((edges[1:] + edges[:-1] + 1) @ counts / (2 * counts.sum()))  # Lengths are rounded up.
+        # Lengths are rounded up, so the mean of a bin is half a token above its middle.
+        return float((edges[1:] + edges[:-1] + 1) @ counts / (2 * counts.sum()))
 
     def of_scores(self, scores: FloatArray) -> IntArray:
         from scipy.special import ndtr  # Imported late: it takes a tenth of a second.
@@ -98,8 +102,8 @@ class Percentiles:
     """`tokens[i]` is the `fracs[i]` quantile; between two the logarithm of the length is linear in the score.
 
     Below the first percentile the first slope goes on. Above the last one the slope is chosen that gives the
-    mean, if a mean is given. If no slope does, lengths between percentiles are bent towards their shorter or
-    longer ends. No request is longer than `most_tokens`. For both, 0 means that none is given.
+    mean, if a mean is given. If no slope gives it, lengths between percentiles are bent towards their shorter
+    or longer ends. No request is longer than `most_tokens`. A mean or most of 0 means that none is given.
     """
 
     fracs: tuple[float, ...]
@@ -113,9 +117,9 @@ class Percentiles:
 
     def check(self) -> None:
         """Raise InputError where the mean cannot be, with what the percentiles allow; no curve is fitted."""
-        normal = NormalDist().inv_cdf  # Not scipy's, as every command reads a catalog.
+        normal = NormalDist().inv_cdf  # Not scipy's: every command checks catalogs, and scipy loads slowly.
         scores, logs = np.array([normal(frac) for frac in self.fracs]), np.log(self.tokens)
-        if len(scores) == 1:
+        if len(scores) == 1:  # One percentile needs a mean, by which it is a lognormal.
             _sigma(float(scores[0]), float(logs[0]), self.given_mean_tokens)
         elif self.given_mean_tokens:
             _check_mean(self, _mean_of(self, scores, logs))
@@ -148,6 +152,8 @@ def _curve(percentiles: Percentiles) -> Callable[[FloatArray], FloatArray]:
     slopes = np.diff(logs) / np.diff(scores)
     mean_of = _mean_of(percentiles, scores, logs)
     steep, bend = float(slopes[-1]), 1.0
+    # A flat tail with bent lengths reaches the smallest means, a steepest one with the inverse bend the
+    # largest.
     if mean:
         _check_mean(percentiles, mean_of)
         if mean < mean_of(0.0, 1.0):
@@ -188,22 +194,24 @@ def _check_mean(percentiles: Percentiles, mean_of: Callable[[float, float], floa
 def _curve_through(
     scores: FloatArray, logs: FloatArray, first: float, last: float, bend: float, most_tokens: float
 ) -> Callable[[FloatArray], FloatArray]:
-    """Tokens by score: through percentiles at `scores` with the logarithms `logs`, bent between them; with
-    the slopes `first` below and `last` above.
+    """Tokens by score: through the percentiles at `scores`, whose logarithms of tokens are `logs`, bent
+    between them. `first` and `last` are the slopes below the first and above the last percentile.
     """
 
     def tokens(at_scores: FloatArray) -> FloatArray:
         below = np.clip(np.searchsorted(scores, at_scores, side="right") - 1, 0, max(len(scores) - 2, 0))
         if len(scores) > 1:
-            part = np.clip((at_scores - scores[below]) / (scores[below + 1] - scores[below]), 0.0, 1.0)
-            log_tokens = logs[below] + (logs[below + 1] - logs[below]) * part**bend
+            part_frac = np.clip((at_scores - scores[below]) / (scores[below + 1] - scores[below]), 0.0, 1.0)
+            log_tokens = logs[below] + (logs[below + 1] - logs[below]) * part_frac**bend
         else:
             log_tokens = np.full(len(at_scores), logs[0])
+        # The first slope is bent like the lengths beside it.
         log_tokens = (
             log_tokens
             + first * bend * np.minimum(at_scores - scores[0], 0.0)
             + last * np.maximum(at_scores - scores[-1], 0)
         )
+        # From one token to the most.
         return np.asarray(np.exp(np.clip(log_tokens, 0.0, math.log(most_tokens or MAX_TOKENS))))
 
     return tokens
@@ -226,8 +234,9 @@ def _sigma(score: float, log: float, mean: float) -> float:
 
 
 def _solve_rising(value: Callable[[float], float], wanted: float, low: float, high: float) -> float:
+    """The point between `low` and `high` at which the rising function `value` is `wanted`, by bisection."""
     """The point between `low` and `high` at which a rising function has the value `wanted`."""
-    for _ in range(50):
+    for _ in range(50):  # The interval is then below the precision of a float.
         middle = (low + high) / 2
         low, high = (middle, high) if value(middle) < wanted else (low, middle)
     return (low + high) / 2

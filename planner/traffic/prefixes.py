@@ -26,12 +26,13 @@ from planner.traffic.trace import FloatArray, IntArray, Trace
 from planner.traffic.workload import PrefixSharing
 
 Int32Array = npt.NDArray[np.int32]
-compiled = cached_jit(nogil=True)
+compiled = cached_jit(nogil=True)  # Numba machine code, kept on disk; it runs without the interpreter's lock.
 
-GAP_PERCENTILES = (10, 50, 90, 99)
-WINDOW_S = 180.0  # The length of the windows of which the working sets are counted.
-# So many block ids of a trace suffice for a share of tokens; reading them takes a second.
+GAP_PERCENTILES = (10, 50, 90, 99)  # Of the times between two uses of a block, as PrefixSummary shows them.
+WINDOW_S = 180.0  # Length of the windows whose working sets are counted.
+# `alike_tokens_frac` reads so many block ids: they suffice for a share of tokens, and take a second.
 MOST_IDS_READ = 5_000_000
+# Tokens; cache sizes of the shown curve.
 CACHE_TOKENS = tuple(digit * 10**power for power in (5, 6, 7) for digit in (1, 2, 3, 5))
 
 
@@ -58,6 +59,7 @@ class PrefixTree:
     @property
     def depth(self) -> IntArray:
         """Nodes from the root to each node, 1 for a root."""
+        # All nodes go up by one parent at a time until none has one left.
         depth = np.ones(len(self), np.int64)
         above = self.parent
         while (has_parent := above >= 0).any():
@@ -71,6 +73,7 @@ class PrefixTree:
         """
         is_key = self.tokens > self.start_tokens
         nearest = np.where(is_key | (self.parent < 0), np.arange(len(self)), self.parent)
+        # Each round doubles how far a node looks up.
         while ((further := nearest[nearest]) != nearest).any():
             nearest = further
         return nearest
@@ -78,10 +81,12 @@ class PrefixTree:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """The block uses of a trace; arrays (m,) like `Trace.prefix_ids`, from `offsets` (n + 1,).
+    """The block uses of a trace; arrays (m,) like `Trace.prefix_ids`, cut into requests by `offsets` (n +
+    1,).
 
-    `node` numbers (parent, id) by first use, `parent` (V,) is the block before it or -1. `tokens` of a use
-    are the block's, fewer in a last block that the prompt does not fill.
+    A block is known by (its parent block, its id), and `node` numbers these pairs by first use. `parent` (V,)
+    is the block before each, -1 for a first block. `tokens` of a use are those of a block, fewer where the
+    prompt ends within it.
     """
 
     offsets: IntArray
@@ -115,8 +120,8 @@ class HitCurve:
 
     def at(self, cache_tokens: npt.ArrayLike) -> FloatArray:
         """Share of input tokens that hit with a cache of so many tokens, in whole blocks."""
-        blocks = np.asarray(cache_tokens, dtype=float) // self.block_tokens
-        index = np.minimum(blocks, len(self.hit_tokens) - 1).astype(np.int64)
+        cache_blocks = np.asarray(cache_tokens, dtype=float) // self.block_tokens
+        index = np.minimum(cache_blocks, len(self.hit_tokens) - 1).astype(np.int64)
         return np.asarray(self.hit_tokens[index] / self.input_tokens)
 
     @property
@@ -125,7 +130,9 @@ class HitCurve:
         return float(self.hit_tokens[-1] / self.input_tokens)
 
     def concave(self) -> tuple[FloatArray, FloatArray]:
-        """Corners (cache tokens, hit tokens) of the least concave curve above this one."""
+        """Corners (cache tokens, hit tokens) of the least concave curve above this one. Optimisers need
+        it.
+        """
         size, hits = [0], [0.0]
         for blocks in _hull(self.hit_tokens).tolist():
             size.append(blocks * self.block_tokens)
@@ -142,15 +149,15 @@ def block_uses(trace: Trace) -> Blocks:
     node, parent = _nodes(trace.prefix_offsets, trace.prefix_ids)
     tokens = np.full(len(node), trace.prefix_block_tokens, np.int32)
     blocks = np.diff(trace.prefix_offsets)
-    last = trace.prefix_offsets[1:][blocks > 0] - 1
-    filled = trace.input_tokens - (blocks - 1) * trace.prefix_block_tokens
-    tokens[last] = np.minimum(filled[blocks > 0], trace.prefix_block_tokens)
+    last_use = trace.prefix_offsets[1:][blocks > 0] - 1
+    tokens_in_last = trace.input_tokens - (blocks - 1) * trace.prefix_block_tokens
+    tokens[last_use] = np.minimum(tokens_in_last[blocks > 0], trace.prefix_block_tokens)
     return Blocks(trace.prefix_offsets, node, parent, tokens)
 
 
 def alike_tokens_frac(trace: Trace) -> float:
-    """The share of input tokens in blocks that stood at the same place of an earlier prompt: what one prefix
-    cache without end would find. Of long traces the first MOST_IDS_READ block ids count.
+    """The share of input tokens in blocks that stood at the same place of an earlier prompt: what one endless
+    prefix cache would find. Of long traces only the first requests count, up to MOST_IDS_READ block ids.
     """
     within = int(np.searchsorted(trace.prefix_offsets, MOST_IDS_READ, "right")) - 1
     if within < len(trace):
@@ -170,19 +177,20 @@ def prefix_tree(blocks: Blocks) -> PrefixTree:
     merged = np.cumsum(is_head) - 1
     heads = np.flatnonzero(is_head)
     tokens = np.zeros(len(parent), np.int32)
+    # Uses of a block differ where a prompt ends within it; the longest is the block.
     np.maximum.at(tokens, node, blocks.tokens)
     owner = blocks.owner
     depth, first = np.zeros(len(parent), np.int64), np.zeros(len(parent), np.int64)
-    backwards = slice(None, None, -1)  # Of several uses of a block the first one is written last, and stays.
+    backwards = slice(None, None, -1)  # The first of several uses of a block is written last, and stays.
     depth[node] = np.arange(len(node)) - blocks.offsets[owner]
     first[node[backwards]] = owner[backwards]
-    size = int(tokens.max(initial=0))
+    block_tokens = int(tokens.max(initial=0))
     counts = np.diff(blocks.offsets)
     end = np.full(len(counts), -1, np.int64)
     end[counts > 0] = merged[node[blocks.offsets[1:][counts > 0] - 1]]
     return PrefixTree(
         parent=np.where(parent[heads] >= 0, merged[parent[heads]], -1),
-        start_tokens=depth[heads] * size,
+        start_tokens=depth[heads] * block_tokens,
         tokens=np.bincount(merged, weights=tokens).astype(np.int64),
         blocks=np.bincount(merged),
         requests=requests[heads],
@@ -211,18 +219,20 @@ def round_robin_curve(trace: Trace, replicas: int) -> HitCurve:
     if replicas < 1:
         raise InputError(f"replicas: expected at least 1, found {replicas}")
     parts = []
-    for r in range(min(replicas, len(trace))):
+    for r in range(min(replicas, len(trace))):  # Further replicas get no request.
         blocks = block_uses(trace.select(np.arange(r, len(trace), replicas)))
         parts.append(
             _hit_tokens(blocks.tokens, stack_distances(blocks.offsets, blocks.node, len(blocks.parent)))
         )
     hits = np.zeros(max(map(len, parts)))
     for part in parts:
+        # A cache hits no more beyond the curve's end.
         hits += np.pad(part, (0, len(hits) - len(part)), mode="edge")
     return HitCurve(trace.prefix_block_tokens, int(trace.input_tokens.sum()), hits)
 
 
 def _hit_tokens(tokens: npt.NDArray[Any], reuse: Reuse) -> FloatArray:
+    # Hits at distance d need d + 1 blocks.
     is_hit = reuse.distance >= 0
     tokens_by_blocks = np.bincount(reuse.distance[is_hit] + 1, weights=tokens[is_hit], minlength=1)
     return np.asarray(np.cumsum(tokens_by_blocks), dtype=np.float64)
@@ -236,12 +246,13 @@ def working_set_tokens(trace: Trace, blocks: Blocks, reuse: Reuse, window_s: flo
     window = window_of[blocks.owner]
     is_first = (reuse.previous < 0) | (window_of[reuse.previous] != window)
     tokens = np.bincount(window[is_first], weights=blocks.tokens[is_first], minlength=int(window_of[-1]) + 1)
+    # A window that the trace ends within is no whole one.
     return np.asarray(tokens[: max(int(trace.duration_s // window_s), 1)], dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
 class MeanAndDeviation:
-    """Mean and standard deviation; None where there is nothing to take them of."""
+    """Mean and standard deviation; None for no values."""
 
     mean: float | None
     sd: float | None
@@ -350,16 +361,18 @@ def summarise_prefixes(trace: Trace, *, workers: tuple[int, ...] = (4, 8, 16)) -
 
 @compiled
 def _nodes(offsets: IntArray, ids: IntArray) -> tuple[Int32Array, Int32Array]:
-    """Number of (parent, id) of every use, by first use, and each number's parent. Open addressing."""
+    """The number of the pair (parent, id) of every use, by first use, and each number's parent. A hash table
+    with open addressing finds the pairs; a slot holds a number, -1 if it is free.
+    """
     node = np.empty(len(ids), np.int32)
-    room = 1 << 16
+    room = 1 << 16  # Pairs that fit at first; doubled when full.
     table = np.full(2 * room, -1, np.int32)
     parent, block = np.empty(room, np.int32), np.empty(room, np.int64)
     count = 0
     for i in range(len(offsets) - 1):
         above = -1
         for k in range(offsets[i], offsets[i + 1]):
-            place = _hash(above, ids[k]) & (len(table) - 1)
+            place = _hash(above, ids[k]) & (len(table) - 1)  # The table's length is a power of 2.
             while table[place] >= 0 and (parent[table[place]] != above or block[table[place]] != ids[k]):
                 place = (place + 1) & (len(table) - 1)
             if table[place] < 0:
@@ -394,7 +407,9 @@ def _hash(above: int, block: int) -> np.int64:
 
 @compiled
 def _reuse(offsets: IntArray, node: Int32Array, nodes: int) -> tuple[Int32Array, Int32Array]:
-    """See `Reuse`; `count[i]` in the Fenwick tree: blocks whose last user is request i."""
+    """The arrays of `Reuse`. `count` is a Fenwick tree over requests: it holds how many blocks each used
+    last.
+    """
     requests = len(offsets) - 1
     last = np.full(nodes, -1, np.int32)
     count = np.zeros(requests + 1, np.int64)
@@ -402,9 +417,11 @@ def _reuse(offsets: IntArray, node: Int32Array, nodes: int) -> tuple[Int32Array,
     used = 0  # Distinct blocks so far.
     for i in range(requests):
         at, end = offsets[i], offsets[i + 1]
+        # Blocks of a prompt that were used before stand in front of its new ones. They are taken in runs with
+        # the same last user, since these lie together in the stack.
         while at < end and last[node[at]] >= 0:
             user = last[node[at]]
-            older, k = 0, user + 1  # Blocks that `user` or an earlier request used last.
+            older, k = 0, user + 1  # `older`: blocks last used by `user` or an earlier request.
             while k > 0:
                 older += count[k]
                 k -= k & -k
@@ -412,12 +429,12 @@ def _reuse(offsets: IntArray, node: Int32Array, nodes: int) -> tuple[Int32Array,
             while at < end and last[node[at]] == user:
                 previous[at], distance[at] = user, used - older + (at - first)
                 at += 1
-            k = user + 1
+            k = user + 1  # These blocks leave `user`'s count,
             while k <= requests:
                 count[k] -= at - first
                 k += k & -k
         used += end - at
-        k = i + 1
+        k = i + 1  # and all blocks of the prompt are this request's now.
         while k <= requests:
             count[k] += end - offsets[i]
             k += k & -k
@@ -428,7 +445,9 @@ def _reuse(offsets: IntArray, node: Int32Array, nodes: int) -> tuple[Int32Array,
 
 @compiled
 def _hull(values: FloatArray) -> IntArray:
-    """Indices after 0 of the corners of the upper hull of (i, values[i]), values rising from 0."""
+    """Indices after 0 of the corners of the upper hull of (i, values[i]), where values rise from 0. A corner
+    goes when the next point shows that it lies below the line.
+    """
     corners = np.zeros(len(values), np.int64)
     count = 1
     for i in range(1, len(values)):

@@ -27,6 +27,7 @@ REACH_FRAC = 0.125  # Blocks are drawn from this part of the trace, to either si
 
 def block_s(trace: Trace) -> float:
     """Length of the blocks [s]."""
+    # A quarter, so that there are four blocks at least.
     return min(float(np.clip(trace.duration_s / BLOCKS, LEAST_S, MOST_S)), trace.duration_s / 4)
 
 
@@ -45,7 +46,7 @@ def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
     """One redraw; None where no block has a request."""
     length_s, start_s, duration_s = block_s(trace), float(trace.arrival_s[0]), trace.duration_s
     if not length_s > 0:
-        return trace
+        return trace  # All requests arrive at once: nothing to redraw.
     session = session_numbers(trace) if trace.after.size else np.arange(len(trace))
     first_row = np.full(session.max() + 1, len(trace))
     np.minimum.at(first_row, session, np.arange(len(trace)))
@@ -56,6 +57,7 @@ def _redrawn_once(trace: Trace, rng: np.random.Generator) -> Trace | None:
     rows, arrival_s = [], []
     for place_s in np.arange(0.0, duration_s, length_s):
         low_s = max(place_s - reach_s, 0.0)
+        # A block begins within the trace and ends within it; at its edges the reach is one-sided.
         high_s = max(min(place_s + reach_s, duration_s - length_s), low_s)
         from_s = rng.uniform(low_s, high_s)
         until_s = from_s + min(length_s, duration_s - place_s)

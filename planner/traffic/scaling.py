@@ -39,11 +39,13 @@ if TYPE_CHECKING:
 
 Scaling = Literal["superpose", "compress", "thin"]
 
-BLOCK = 1_000_000  # `find_busiest_window` tests so many requests at a time, to save memory.
-# A window and the trace are cut into at most so many bins, to see where the busiest window may begin.
+# `find_busiest_window` tests so many requests at a time, so that its arrays stay small.
+BLOCK = 1_000_000
+# A window is cut into at most WINDOW_BINS bins and the trace into at most TRACE_BINS, to see where the
+# busiest window may begin. More bins leave fewer requests to sort, and cost more memory.
 WINDOW_BINS, TRACE_BINS = 4096, 1 << 18
 AROUND = 3  # Bins by which a request may lie beside its own: `_may_be_busiest` says why.
-LEAST_BINS = 16  # A window of fewer bins is found without them.
+LEAST_BINS = 16  # In a window of fewer bins they leave nearly all requests: then all are sorted.
 SAME_FRAC = 1e-9  # Factors this near to 1 change nothing.
 
 
@@ -52,7 +54,7 @@ class RateRequest:
     """Which traffic is meant: a trace at this rate (None: its own), and which part of it.
 
     With `described` there is no trace: every seed draws requests of that description. `reading` says how a
-    log is read, where the question does.
+    log is read, where slo.yaml says it.
     """
 
     rate_rps: float | None = None
@@ -81,6 +83,7 @@ def same_requests(trace: Trace, other: Trace) -> bool:
 
 def sped_up(trace: Trace, factor: float) -> Trace:
     """The same requests, arriving `factor` times as fast."""
+    # A faster clock draws nothing; the generator is only asked for.
     return rescale(trace, trace.rate_rps * factor, how="compress", rng=np.random.default_rng(0))
 
 
@@ -98,12 +101,15 @@ def rescale(trace: Trace, rate_rps: float, *, how: Scaling = "superpose", rng: n
 def busiest_at(
     trace: Trace, rate_rps: float, spec: str, *, how: Scaling = "superpose", rng: np.random.Generator
 ) -> Trace:
-    """`select_window(rescale(...), spec)`, but only requests that may be in the busiest window are sorted."""
+    """`select_window(rescale(...), spec)`, faster: only requests that may be in the busiest window are
+    sorted.
+    """
     match = _window_spec(spec)
     length_s = _length_s(match) if match is not None and match[1] == "busiest" else np.inf
-    is_short = how == "superpose" and not trace.after.size and 0 < length_s <= trace.duration_s
-    is_short = is_short and length_s * TRACE_BINS >= trace.duration_s * LEAST_BINS
-    if not is_short or not trace.rate_rps * (1 + SAME_FRAC) < rate_rps < np.inf:
+    can_skip = how == "superpose" and not trace.after.size and 0 < length_s <= trace.duration_s
+    has_enough_bins = length_s * TRACE_BINS >= trace.duration_s * LEAST_BINS
+    raises_rate = trace.rate_rps * (1 + SAME_FRAC) < rate_rps < np.inf
+    if not (can_skip and has_enough_bins and raises_rate):
         return select_window(rescale(trace, rate_rps, how=how, rng=rng), spec)
     scaled = _rescaled(trace, rate_rps, how, rng, length_s)
     return _part(
@@ -135,7 +141,7 @@ def _rescaled(
             think_s=trace.think_s / factor,
             notes=(*trace.notes, f"{note}, clock times {factor:.4g}"),
         )
-    requests = round(rate_rps * trace.duration_s)
+    requests = round(rate_rps * trace.duration_s)  # By `Trace.rate_rps`, requests / duration.
     if not 2 <= requests <= MAX_REQUESTS:
         raise InputError(
             f"rate: {rate_rps:g} requests/s over the {trace.duration_s:.4g} s of {trace.name} are {requests} "
@@ -143,6 +149,7 @@ def _rescaled(
         )
     if how == "superpose" and factor > 1:
         return _superpose(trace, requests, note, rng, busiest_s)
+    # Only "thin" is left.
     if factor > 1:
         raise InputError(
             f"rate: thin cannot raise {trace.rate_rps:.4g} to {rate_rps:g} requests/s; "
@@ -161,22 +168,25 @@ def _rescaled(
 def _whole_sessions(
     trace: Trace, requests: int, rng: np.random.Generator, *, always: tuple[int, ...] = ()
 ) -> IntArray:
-    """Random whole sessions, with those of the requests `always`, of about `requests` requests together."""
+    """(m,): the requests of random whole sessions, of about `requests` requests together. The sessions of the
+    requests `always` are among them.
+    """
     session = session_numbers(trace)
     order = rng.permutation(session.max() + 1)
-    first = session[list(always)]
-    order = np.concatenate((np.unique(first), order[~np.isin(order, first)]))
+    forced_sessions = session[list(always)]
+    order = np.concatenate((np.unique(forced_sessions), order[~np.isin(order, forced_sessions)]))
+    # Requests in the first 0, 1, 2, ... sessions of this order; the nearest to `requests` is taken.
     reached = np.concatenate(([0], np.cumsum(np.bincount(session)[order])))
-    least = len(np.unique(first))
-    taken = least + int(np.abs(reached[least:] - requests).argmin())
+    forced = len(np.unique(forced_sessions))
+    taken = forced + int(np.abs(reached[forced:] - requests).argmin())
     return np.flatnonzero(np.isin(session, order[:taken]))
 
 
 def _superpose(
     trace: Trace, requests: int, how_note: str, rng: np.random.Generator, busiest_s: float | None
 ) -> Trace:
-    whole, rest = divmod(requests, len(trace))
-    copies = [_Copy(None, None)]
+    whole, rest = divmod(requests, len(trace))  # The last copy has `rest` requests.
+    copies = [_Copy(None, None)]  # The first copy is not shifted.
     for copy in range(1, whole + (rest > 0)):
         if copy < whole:
             row = None
@@ -190,7 +200,7 @@ def _superpose(
         turned = [copy.turned(trace, row) for copy, row in zip(copies, rows, strict=True)]
         arrival_s, laps = zip(*turned, strict=True)
         superposed = combine_parts(trace, rows, arrival_s, np.concatenate(laps))
-        rest = len(superposed) - whole * len(trace)
+        rest = len(superposed) - whole * len(trace)  # Whole sessions may miss the number by half a session.
     else:
         superposed = combine_parts(trace, *_may_be_busiest(trace, copies, busiest_s))
     note = f"{how_note}, {whole} whole copies and {rest} requests of one more, each shifted in a circle"
@@ -218,6 +228,7 @@ class _Copy:
         turned_s = arrival_s - start_s + self.shift_s
         laps = (turned_s >= trace.duration_s).astype(float)
         turned_s -= laps * trace.duration_s
+        # Rounding must not leave the trace's span.
         return np.minimum(start_s + turned_s, trace.arrival_s[-1]), laps
 
 
@@ -227,7 +238,8 @@ def combine_parts(
     """Parts of a trace at new arrivals, as one: `rows` of it each, whole sessions, perhaps several times.
 
     Where requests wait for others they still do within their part; blocks that only one session has are its
-    own in each part. `laps` (all requests,): who went around a circle, so that nobody waits across its seam.
+    own in each part. `laps` (all requests,) says how often each went around a circle, so that no request
+    waits across its seam.
     """
     row, at_s = np.concatenate(rows), np.concatenate(arrival_s)
     order = np.argsort(at_s, kind="stable")
@@ -240,7 +252,8 @@ def combine_parts(
 def _with_waits(
     merged_trace: Trace, trace: Trace, rows: Sequence[IntArray], laps: FloatArray, order: IntArray
 ) -> Trace:
-    """Give `merged_trace` the waits inside each copy, except across the seam, and each copy its own blocks.
+    """Give `merged_trace` the waits inside each copy, except across the seam of the circle, and give each
+    copy blocks of its own.
 
     `rows` are the requests of each copy. `laps` says, copy by copy, which of them went around the circle;
     `order` sorts them into `merged_trace`.
@@ -249,6 +262,7 @@ def _with_waits(
     edges, first = [], 0
     for row in rows:
         new_place = np.full(len(trace), -1)
+        # -1 for requests that are not in this copy.
         new_place[row] = np.arange(first, first + len(row))
         between = new_place[trace.after]
         between = between[(between >= 0).all(axis=1)]
@@ -265,15 +279,16 @@ def _with_waits(
 def with_own_blocks(merged_trace: Trace, trace: Trace, copy: IntArray) -> Trace:
     """Give blocks that only one session has a new id in each copy; blocks of several sessions keep theirs.
 
-    Request i of `merged_trace` belongs to the copy of number `copy[i]`.
+    Request i of `merged_trace` belongs to copy number `copy[i]`. Copy 0 keeps all its ids.
     """
     ids, which = np.unique(trace.prefix_ids, return_inverse=True)
     session = np.repeat(session_numbers(trace), np.diff(trace.prefix_offsets))  # Of each block.
+    # The lowest and the highest session that use each id.
     low, high = np.full(len(ids), len(trace)), np.full(len(ids), -1)
     np.minimum.at(low, which, session)
     np.maximum.at(high, which, session)
     used = np.searchsorted(ids, merged_trace.prefix_ids)
-    # A block that one session alone uses is its own in each copy.
+    # A block that one session alone uses gets an id of its own in each copy, above all ids of the trace.
     own = np.repeat(copy, np.diff(merged_trace.prefix_offsets)) * (low == high)[used]
     beyond = int(ids[-1]) + 1
     return replace(merged_trace, prefix_ids=merged_trace.prefix_ids + own * beyond)
@@ -290,7 +305,7 @@ def _may_be_busiest(
     """
     whole = min(WINDOW_BINS, int(TRACE_BINS * length_s / trace.duration_s))
     bin_s, since_s = length_s / whole, trace.arrival_s - trace.arrival_s[0]
-    count = int(trace.duration_s / bin_s) + 1
+    count = int(trace.duration_s / bin_s) + 1  # The trace's duration in bins, begun ones included.
     tokens = trace.input_tokens + trace.output_tokens
     bin_tokens = np.zeros(2 * AROUND + count + whole)  # Bin b is bin_tokens[AROUND + b].
     for copy in copies:
@@ -306,7 +321,7 @@ def _may_be_busiest(
     at_most = before[b + 2 * AROUND + whole] - before[b]
     at_least = before[b + whole] - before[b + 2 * AROUND]
     may_begin = np.flatnonzero(at_most >= at_least.max())
-    # A request is kept if it lies in a window that begins in one of these bins.
+    # A request is kept if it lies in a window that begins in one of these bins, rounding allowed for.
     edges_s = _spans(may_begin - AROUND, may_begin + whole + AROUND) * bin_s
     rows, arrival_s = [], []
     for copy in copies:
@@ -331,7 +346,7 @@ def _either_side(since_s: FloatArray, shift_s: float | None, period_s: float) ->
 
 
 def _spans(begins: IntArray, ends: IntArray) -> IntArray:
-    """(first, end) of the union of the intervals from `begins` to `ends`, both in rising order."""
+    """(first, end) rows: the union of the intervals from `begins` to `ends`, both in rising order."""
     is_new = np.concatenate(([True], begins[1:] > ends[:-1]))
     return np.column_stack([begins[is_new], ends[np.concatenate((np.flatnonzero(is_new)[1:] - 1, [-1]))]])
 
@@ -389,7 +404,7 @@ def _length_s(match: re.Match[str]) -> float:
 
 
 def _part(trace: Trace, spec: str, first: int, length_s: float, *, of: int) -> Trace:
-    """What arrives from request `first` on, in so many seconds; `of` so many requests, as its note says."""
+    """What arrives within `length_s` from request `first` on. Its note counts the requests as of `of`."""
     arrival_s = trace.arrival_s
     start_s = float(arrival_s[first])
     end = int(np.searchsorted(arrival_s, start_s + length_s, side="left"))
@@ -397,6 +412,7 @@ def _part(trace: Trace, spec: str, first: int, length_s: float, *, of: int) -> T
     part = trace.select(np.arange(first, max(end, first + 1)))
     measure = " by tokens" if spec.strip().startswith("busiest") else ""
     note = f"window: {spec.strip()}{measure}, from {start_s:.6g} s, {len(part)} of {of} requests"
+    # Waits of the part's requests in the whole trace, less those that are left in it.
     if cut := int((trace.after[:, 0] < end).sum() - (trace.after[:, 0] < first).sum()) - len(part.after):
         note += f"; {cut} waits for what came before the window were cut"
     return replace(part, arrival_s=part.arrival_s - start_s, notes=(*trace.notes, note))

@@ -4,7 +4,8 @@ Such a request arrives `think_s` after the last of those it waits for has finish
 the fleet. Its nominal arrival, as if every answer took no time, does not, and no fleet sees it earlier.
 Traces are read with nominal arrivals: rates, windows and copies of a trace use them.
 
-A session is a connected set of requests by waits; a request without any is a session of its own.
+A session is a set of requests that are joined by waits; a request that neither waits nor is waited for is
+one.
 """
 
 from __future__ import annotations
@@ -23,16 +24,20 @@ def waits_for_others(trace: Trace) -> npt.NDArray[np.bool_]:
 
 
 def arrivals_s(trace: Trace, residence_s: FloatArray) -> FloatArray:
-    """(n,): when requests arrive if each ends `residence_s` (n,) after its arrival; infinite: never."""
+    """(n,): when requests arrive if each takes `residence_s` (n,) from its arrival to its end; infinite:
+    never ends.
+    """
     arrival_s, stays_s, think_s = trace.arrival_s.tolist(), residence_s.tolist(), trace.think_s.tolist()
-    # A request's parents come before it in the trace.
+    # In order of children, since parents come before them in the trace: a parent's arrival is final.
     for child, parent in trace.after[np.argsort(trace.after[:, 0], kind="stable")].tolist():
         arrival_s[child] = max(arrival_s[child], arrival_s[parent] + stays_s[parent] + think_s[child])
     return np.array(arrival_s)
 
 
 def with_nominal_arrivals(trace: Trace) -> Trace:
-    """The requests in order of their nominal arrivals. A simulation of them does not change by this."""
+    """The requests in the order of their nominal arrivals, which they get. A simulation does not change by
+    this.
+    """
     arrival_s = arrivals_s(trace, np.zeros(len(trace)))
     order = np.argsort(arrival_s, kind="stable")
     return trace.select(order, arrival_s=arrival_s[order])

@@ -8,7 +8,7 @@ a_i and end-to-end times e_i,
     total time   = max_i (a_i + e_i) - min_i a_i
     served time  = longest path over the requests of t, each as long as e_i, without pauses and tools
 
-Both are values of one request of the task, its last one in the trace; the others have none.
+Both are values of one request of the task, the last of its requests in the trace; other requests have none.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ BoolArray = npt.NDArray[np.bool_]
 @dataclass(frozen=True, eq=False)
 class Tasks:
     """`number` (n,) counts the tasks of a trace from 0 on; `after` (e, 2) has the rows (request, parent) of
-    waits inside tasks; `tools_s` (n,) are pauses inside tasks. Rows of `after` are sorted by the depth of the
-    request: the number of waits on its longest path from the beginning of the task.
+    waits inside tasks; `tools_s` (n,) are pauses inside tasks, which tools take. Rows of `after` are sorted
+    by the depth of the request: the number of waits on its longest path from the beginning of the task.
     """
 
     number: IntArray
     after: IntArray
-    depth_ends: IntArray  # The end in `after` of the rows of each depth.
+    depth_ends: IntArray  # Where in `after` the rows of each depth end.
     tools_s: FloatArray
 
     @cached_property
@@ -57,8 +57,8 @@ class Tasks:
         return e2e_s + self.tools_s
 
     def total_s(self, arrival_s: FloatArray, e2e_s: FloatArray) -> FloatArray:
-        """(n,): seconds from the first arrival to the last end at the last request of each task, NaN at the
-        others and where a request of the task never ended.
+        """(n,): seconds from the task's first arrival to its last end, at its last request; NaN at other
+        requests and where a request of the task never ended.
         """
         ends_s = np.full(len(self.last), -np.inf)
         # A request that never ended makes its task infinite, and `_at_last` writes NaN for it.
@@ -68,10 +68,12 @@ class Tasks:
         return self._at_last(ends_s - begins_s)
 
     def served_s(self, e2e_s: FloatArray) -> FloatArray:
-        """(n,): the longest path of each task in seconds of its requests, as `total_s`."""
+        """(n,): the longest path of each task, in seconds of its requests, at the request where `total_s` has
+        its value.
+        """
         own_s = np.nan_to_num(e2e_s, nan=np.inf)
         path_s, start = own_s.copy(), 0  # The longest path that ends with each request.
-        for end in self.depth_ends.tolist():
+        for end in self.depth_ends.tolist():  # Parents have a smaller depth, so theirs are final.
             child, parent = self.after[start:end].T
             np.maximum.at(path_s, child, path_s[parent] + own_s[child])
             start = end
@@ -80,12 +82,13 @@ class Tasks:
         return self._at_last(longest_s)
 
     def _at_last(self, values_s: FloatArray) -> FloatArray:
+        """Values of tasks at the last request of each, NaN at all others and where a value is infinite."""
         at_last_s = np.full(len(self.number), np.nan)
         at_last_s[self.last] = np.where(np.isfinite(values_s), values_s, np.nan)
         return at_last_s
 
 
-_KNOWN: WeakKeyDictionary[Trace, Tasks] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Trace, Tasks] = WeakKeyDictionary()  # Each metric of tasks asks again.
 
 
 def tasks_of(trace: Trace) -> Tasks | None:
@@ -101,8 +104,8 @@ def _find_tasks(trace: Trace) -> Tasks:
     given = trace.task if trace.task.size else session_numbers(trace)
     number = np.unique(given, return_inverse=True)[1].astype(np.int64)
     child, parent = trace.after.T
-    within = number[child] == number[parent]
-    after = trace.after[within]
+    is_within_task = number[child] == number[parent]  # Other waits are between tasks.
+    after = trace.after[is_within_task]
     depths = [0] * len(trace)
     # A request stands after all that it waits for, so their depths are known before its own.
     for request, waited_for in after[np.argsort(after[:, 0], kind="stable")].tolist():

@@ -1,5 +1,5 @@
 """Prompts that a trace lists as numbers of texts (RAGPulse), cut into blocks with shared prefixes. The
-lengths of the texts are in other files.
+lengths of the texts are in other files beside the trace. formats.py calls both functions.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def cut_texts(
     """Offsets (n + 1,) and ids (m,) of blocks of BLOCK_TOKENS. Two prompts share a block if all their texts
     up to the end of the block agree.
 
-    Request i has the next `counts[i]` of the `texts`, whose tokens are in `length`; tokens of its prompt
-    beyond them count to the last text. Raises TraceError for a text without a length.
+    Request i has the next `counts[i]` of the `texts`, whose tokens are in `length`. Tokens of its prompt
+    beyond these texts count as part of the last one. Raises TraceError for a text without a length.
     """
-    # A chain is a sequence of texts from a prompt's beginning: (number of the chain without its last text,
-    # last text) -> number.
+    # A chain is a sequence of texts from a prompt's beginning. It is found by the number of the chain without
+    # its last text (-1 for none) and that text.
     chains: dict[tuple[int, int], int] = {}
     ids, start = [], 0
     for number, (tokens, count) in enumerate(zip(inputs.tolist(), counts.tolist(), strict=True)):
@@ -49,10 +49,12 @@ def cut_texts(
             chain_of_text.append(chain)
             ends.append(ends[-1] + length[text])
         start += count
+        # A prompt without texts has no ids.
         blocks = np.arange(-(-tokens // BLOCK_TOKENS) if chain_of_text else 0)
         last_token = np.minimum((blocks + 1) * BLOCK_TOKENS, tokens) - 1
         text_of_block = np.searchsorted(ends[1:], last_token, side="right")
         text_of_block = np.minimum(text_of_block, len(chain_of_text) - 1)
+        # An id for each (chain, place); no prompt has MAX_TOKENS blocks.
         ids.append(np.array(chain_of_text, np.int64)[text_of_block] * MAX_TOKENS + blocks)
     return np.concatenate(([0], np.cumsum([len(one) for one in ids]))), np.concatenate(ids)
 

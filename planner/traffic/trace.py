@@ -1,4 +1,6 @@
-"""The requests of a trace: when each arrived, how long it was, what it shares with others."""
+"""`Trace`, the requests that all of the planner works on: when each arrived, how long it was, what it shares
+with others. Also the windows of a trace in which an SLO is judged. Readers: trace_reading.py.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def join_arrays(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 class Trace:
     """Requests in order of arrival; every array has one entry per request, shape (n,).
 
-    `arrival_s` never falls and is >= 0. It starts at 0 except where a file gives `arrival_s` itself, whose
+    `arrival_s` never falls and is >= 0. It starts at 0, except for a file with a column `arrival_s`, whose
     values are kept to the last bit. The prompt of request i begins with the blocks
     `prefix_ids[prefix_offsets[i]:prefix_offsets[i + 1]]` of `prefix_block_tokens` each; two requests share a
     prefix where their ids agree from the start. Without ids `prefix_ids` is empty, `prefix_block_tokens` 0.
@@ -93,15 +95,14 @@ class Trace:
     image_tokens: IntArray | None = None
     adapter: IntArray = field(default_factory=no_ids)
     adapters: tuple[str, ...] = ()
-    copies_share_prefixes: bool = (
-        False  # Whether copies of a request (planner/traffic/scaling.py) keep its prompt.
-    )
-    drawn_from: object = None  # The described.Description where there was no trace.
+    copies_share_prefixes: bool = False  # Copies of a request (scaling.py) have the same prompt.
+    drawn_from: object = None  # The described.Description of traffic that was drawn, not recorded.
 
     def __post_init__(self) -> None:
         n = len(self.arrival_s)
         if not n:
             raise TraceError(f"{self.name}: no request is left; expected at least one")
+        # Columns that are left out get their default, one value for all. A frozen dataclass is set so.
         if not self.prefix_offsets.size:
             object.__setattr__(self, "prefix_offsets", constant_array(0, n + 1))
         if not self.tenant.size:
@@ -168,12 +169,14 @@ class Trace:
         longer waits for those that are not chosen.
         """
         chosen = np.asarray(index)
+        # Only strictly valid positions are used as they are: a mask or negative positions become positions.
         if chosen.dtype == bool or not chosen.size or chosen.min() < 0:
             chosen = np.arange(len(self))[chosen]
         after = no_edges()
         if self.after.size:
             place = np.full(len(self), -1)
             place[chosen] = np.arange(len(chosen))
+            # A request that is taken twice has two places, of which one is lost.
             if (place[chosen] != np.arange(len(chosen))).any():
                 raise TraceError(f"{self.name}: who waits for whom is lost where a request is taken twice")
             after = place[self.after]
@@ -203,8 +206,9 @@ class Trace:
     def of_llm(self, name: str) -> Trace:
         """The requests to one of `llms`, at their own times. A session must keep to one LLM."""
         index = self.llms.index(name)
-        waiting, parent = self.llm[self.after.T]
-        if (across := (waiting != parent) & ((waiting == index) | (parent == index))).any():
+        llm_of_waiting, llm_of_parent = self.llm[self.after.T]
+        crosses = llm_of_waiting != llm_of_parent
+        if (across := crosses & ((llm_of_waiting == index) | (llm_of_parent == index))).any():
             raise TraceError(
                 f"{self.name}: {across.sum()} requests wait for requests to another LLM (columns after and "
                 f"model), {show_value(name)} among them; LLMs are planned each on its own traffic, so keep a "
@@ -212,6 +216,7 @@ class Trace:
             )
         part = self.select(self.llm == index)
         note = f"{len(part)} of the {len(self)} requests of {self.name}: those to {show_value(name)}"
+        # The note on several LLMs is no longer true.
         notes = (*(each for each in self.notes if each != several_llms(self.llm, self.llms)), note)
         return replace(part, llm=no_ids(), llms=(), notes=notes)
 
@@ -245,7 +250,7 @@ def slo_windows_s(arrival_s: FloatArray, window_s: tuple[float, float], every_s:
     nominal if requests wait for others, so that the edges do not depend on the fleet.
     """
     start_s, end_s = window_s
-    last = max(int((end_s - start_s) / every_s + 0.5), 1) - 1
+    last = max(int((end_s - start_s) / every_s + 0.5), 1) - 1  # Rounded: a remainder of half a window counts.
     inside_s = arrival_s[(arrival_s >= start_s) & (arrival_s <= end_s)]
     number = np.minimum(np.floor((inside_s - start_s) / every_s), last)
     edges_s, requests = [start_s], 0
@@ -254,6 +259,7 @@ def slo_windows_s(arrival_s: FloatArray, window_s: tuple[float, float], every_s:
         if requests >= WINDOW_REQUESTS:
             edges_s.append(start_s + every_s * (window + 1))
             requests = 0
+    # Windows that are left over are part of the last one, whose end moves to the end of the trace.
     return np.array([*(edges_s[:-1] or edges_s), end_s])
 
 
@@ -268,6 +274,7 @@ def spread_stamps(trace: Trace, *, seed: int) -> Trace:
     if not quantum_s:
         return trace
     jitter_s = np.random.default_rng(seed).uniform(0.0, quantum_s, len(trace))
+    # Sorted jitter keeps rows in their order, since only equal stamps change places.
     arrival_s = np.sort(trace.arrival_s + jitter_s)
     note = (
         f"{quantum_s:g} s quantised stamps: uniform jitter of 0 to {quantum_s:g} s (seed {seed}), "

@@ -1,8 +1,9 @@
 """Reads large traces once: their columns are kept in the user's cache folder (planner/files/column_files.py).
 
 A kept trace is found by a digest of the file's content, its name, and the code that read it, so a changed
-file is read anew, and every file by another version of this package. Traces with prefixes or sessions are
-read every time: their files are mostly ids, and files beside them may say more about them.
+file is read anew, and so is every file after a change of this package. Traces with prefixes or sessions are
+read every time: their files are mostly ids, which the cache would only copy, and files beside them may say
+more about them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 from planner.files import column_files, csv_lines
 from planner.traffic.trace import Trace
 
-LEAST_KEPT_BYTES = 32 * 2**20  # Larger files take seconds to read.
+LEAST_KEPT_BYTES = 32 * 2**20  # Smaller files are read in a second or two.
+# Fields of Trace that are kept: as JSON, and as arrays.
 _DESCRIPTION = ("name", "tenants", "llms", "adapters", "notes", "warnings", "dropped", "coarse_s")
 _COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "tenant", "llm", "adapter", "image_tokens", "task")
 
@@ -27,7 +29,7 @@ def read_once(path: Path, read: Callable[[], Trace], *, drop_invalid: bool) -> T
         if not path.is_file() or path.stat().st_size < LEAST_KEPT_BYTES:
             return read()
         name = _cache_name(path, drop_invalid)
-    except OSError:
+    except OSError:  # The reader has a message of its own for such a file.
         return read()
     if (cached := _kept_trace(name)) is not None:
         return cached
@@ -43,30 +45,33 @@ def read_once(path: Path, read: Callable[[], Trace], *, drop_invalid: bool) -> T
 
 
 def _cache_name(path: Path, drop_invalid: bool) -> str:
+    """Name of the kept columns of a file; the same file read with other options has another."""
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256")
-    digest.update(repr((path.name, drop_invalid, _reader())).encode())
+    digest.update(repr((path.name, drop_invalid, _reader_digest())).encode())
     return digest.hexdigest()[:32]
 
 
 @cache
-def _reader() -> str:
+def _reader_digest() -> str:
     """A digest of the code that decides what a trace is read as."""
     files = (*sorted(Path(__file__).parent.glob("*.py")), Path(csv_lines.__file__))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _kept_trace(name: str) -> Trace | None:
+    """The trace that is kept under this name; None if none is, or if it cannot be used."""
     cached = column_files.read_kept_columns(name)
     if cached is None:
         return None
     arrays, description = cached
     try:
         values = {
+            # JSON has lists for tuples.
             key: tuple(description[key]) if isinstance(description[key], list) else description[key]
             for key in _DESCRIPTION
         }
         fields: dict[str, Any] = {**values, **arrays}
         return Trace(**fields)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):  # Damaged, or of another version.
         return None

@@ -1,7 +1,8 @@
 """Reading a trace: a CSV or JSONL file, plain or packed (.gz), in any of formats.FORMATS, or a log.
 
 A file's format is recognised by its content, never by its name. What is changed on reading (failed requests
-left out, coarse clocks spread) is recorded in the trace's `dropped`, `notes` and `warnings`.
+left out, coarse clocks spread) is recorded in the trace's `dropped`, `notes` and `warnings`. Other modules
+read logs (logs/log_reading.py) and files of agents' sessions (agent_files.py).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from planner.traffic.texts import json_object
 from planner.traffic.trace import Trace, spread_stamps
 from planner.traffic.trace_cache import read_once
 
-_BLOCK_BYTES = 16 * 2**20
-# Beginnings of files whose lines may be long, as each is a whole document.
+_BLOCK_BYTES = 16 * 2**20  # Lines of a JSONL file are read and checked in blocks of this size.
+# How files begin whose lines may be long, as each line is a whole document.
 LONG_LINES = (b'{"resourceSpans"', b"[", *agent_files.LONG_LINES)
 
 
@@ -52,10 +53,13 @@ def read_trace(
 def read_files(
     paths: Sequence[Path], *, seed: int | None = 0, drop_invalid: bool = False, how: LogOptions = ANY
 ) -> Read:
-    """As `read_trace`, with the format and columns found; several files are logs of one clock."""
+    """As `read_trace`, together with the format and columns that were found. Several files are logs of one
+    clock.
+    """
     with ExitStack() as stack:
         sources = [_open_source(path, stack) for path in paths]
         kind = None
+        # With options the user says that it is a log.
         if len(sources) == 1 and not how.says_something and sources[0].first[:1] == b"{":
             kind = agent_files.kind_of(sources[0].first, sources[0].sample_lines())
         if kind is not None:
@@ -73,7 +77,7 @@ def read_files(
 
 
 def _open_source(path: Path, stack: ExitStack) -> LogSource:
-    if path.suffix in (".parquet", ".pq") and path.is_file():
+    if path.suffix in (".parquet", ".pq") and path.is_file():  # Read as a table later, not as lines.
         return LogSource(path)
     stream = stack.enter_context(open_text(path, long_lines=LONG_LINES))
     first, line_number = _first_line(path, stream)
@@ -98,6 +102,7 @@ def _has_format(source: LogSource) -> bool:
             row = json.loads(line) if line.strip() else {}
         except (ValueError, RecursionError):
             continue
+        # An object in the column NESTED counts as columns of its own.
         if isinstance(row, dict):
             parts = row.get(NESTED)
             names |= dict.fromkeys(row)
@@ -121,16 +126,17 @@ def _read_csv(path: Path, stream: io.BufferedReader, header: bytes, at: int, *, 
             f"{path}, line {at}: is no CSV header ({error}); expected {accepted_columns()}"
         ) from None
     rows = TraceRows(path, names, f"{path}, line {at}", drop_invalid=drop_invalid)
-    lengths = rows.counts
+    lengths = rows.counts  # The columns of input and output tokens.
     figures = (rows.clock, *lengths)
-    as_text = [name for name in rows.needed if name not in rows.counts]  # float() keeps every digit of a time
+    # pandas would lose digits of a time; float() keeps them.
+    as_text = [name for name in rows.needed if name not in rows.counts]
     blocks = csv_tables.read_columns(
         path, stream, at, names, rows.needed, figures, as_text=as_text, doubts=rows.doubts
     )
     for block, table in csv_tables.check_lengths(path, names, lengths, blocks, rows.doubts):
         line_numbers = block.starts
         blank = np.logical_and.reduce([column.isna().to_numpy() for column in table.values()])
-        if blank.any():  # A row with text in other columns is not blank: it lacks the columns that we need.
+        if blank.any():  # A row with text in columns that we do not read is not blank: it lacks ours.
             lines = block.text.split(b"\n")
             blank[blank] = [
                 not lines[line - line_numbers[0]].strip(b', \t\r"') for line in line_numbers[blank]
@@ -148,7 +154,7 @@ def ids_of(value: object) -> list[int] | None:
 
 def _ids_of_text(text: object) -> list[int] | None:
     """'[3, 4]' and '3 4' are blocks 3 and 4, a missing value is none; None for any other text."""
-    if not isinstance(text, str):
+    if not isinstance(text, str):  # A missing value has no ids.
         return []
     inner = text.strip()
     if inner[:1] == "[" and inner[-1:] == "]":
@@ -205,4 +211,5 @@ def _ids_of_value(value: object) -> list[int] | None:
     if isinstance(value, dict):
         parts = [_ids_of_value(part) for part in value.values()]
         return None if None in parts else [block for part in parts if part for block in part]
+    # bool is no id, though it is an int.
     return value if isinstance(value, list) and set(map(type, value)) <= {int} else None

@@ -1,4 +1,6 @@
-"""A trace in numbers: a summary for people; classes of requests and distinct lengths for the optimizer."""
+"""A trace in numbers: a summary for `plan trace`; classes of similar requests for the optimizer; and counts
+of distinct pairs of lengths for the lower bounds.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from planner.errors import InputError, TraceError
 from planner.traffic.sessions import session_numbers, waits_for_others
 from planner.traffic.trace import FloatArray, IntArray, Trace
 
-PEAK_WINDOWS_S = (1, 10, 60, 600)
-DISPERSION_WINDOWS_S = (1, 10, 60)
+PEAK_WINDOWS_S = (1, 10, 60, 600)  # Lengths of the windows whose highest rates are shown.
+DISPERSION_WINDOWS_S = (1, 10, 60)  # Lengths of the windows whose counts' variance is shown.
 PROMPT_PARTS = 3  # With caches, classes of equal uncached length are cut into this many by prompt length.
 
 
@@ -166,13 +168,15 @@ def prefix_sharing(trace: Trace) -> PrefixSharing:
 
     # A prompt's hits end at its first block that no earlier request had.
     misses = np.append(np.flatnonzero(first_owner == owner), len(ids))
+    # `misses` has the end of all ids too, for prompts after the last miss.
     hit_blocks = np.minimum(misses[np.searchsorted(misses, offsets[:-1])], offsets[1:]) - offsets[:-1]
     hit_tokens = np.minimum(hit_blocks * block, trace.input_tokens)
 
     last_at = len(ids) - 1 - np.unique(ids[::-1], return_index=True)[1]
     is_shared = (first_owner != owner) | (owner[last_at][distinct] != owner)
-    place = np.arange(len(ids)) - offsets[:-1][owner]
-    tokens = np.clip(trace.input_tokens[owner] - place * block, 0, block)  # The last block may be half full.
+    index_in_prompt = np.arange(len(ids)) - offsets[:-1][owner]
+    # A prompt may end within its last block.
+    tokens = np.clip(trace.input_tokens[owner] - index_in_prompt * block, 0, block)
     all_tokens = trace.input_tokens.sum()
     return PrefixSharing(
         block_tokens=block,
@@ -187,12 +191,13 @@ def prefix_sharing(trace: Trace) -> PrefixSharing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
-    """A trace as K classes of requests of similar lengths; arrays (K,), by input, then by output length.
+    """A trace as K classes of requests of similar lengths. Arrays (K,) are sorted by input, then output
+    length.
 
-    Each minimum is taken by itself, so a request of (min_input_tokens, min_output_tokens) is at most as much
-    work as any of the class, and a lower bound may count on it. `class_of` (n,) is each request's class. With
-    prefix caches at least `min_uncached_tokens` of a prompt must be computed, and at least `min_own_tokens`
-    are in no other prompt; without caches both are the whole prompt.
+    Each minimum is taken by itself. So a request of (min_input_tokens, min_output_tokens) is at most as much
+    work as any of the class, and a lower bound may count on that. `class_of` (n,) is each request's class.
+    With prefix caches at least `min_uncached_tokens` of a prompt must be computed, and at least
+    `min_own_tokens` are in no other prompt; without caches both are the whole prompt.
     """
 
     requests: IntArray
@@ -221,8 +226,8 @@ def to_classes(
 
     Every request is in one class and no class is empty; equal lengths stay together, so there may be fewer
     than inputs * outputs classes. `cached_tokens` (n,) of each prompt may hit in a cache, and `shared_tokens`
-    may lie in memory once for several prompts. With caches the first cut is by uncached length, then come
-    prompt length (PROMPT_PARTS) and output length, the latter in half as many parts.
+    may lie in memory once for several prompts. With caches the first cut is by uncached length, the second by
+    prompt length into PROMPT_PARTS, the third by output length into half of `outputs`.
     """
     if inputs < 1 or outputs < 1:
         raise InputError(f"classes: expected at least 1 x 1 buckets, found {inputs} x {outputs}")
@@ -232,16 +237,17 @@ def to_classes(
         )
     uncached = trace.input_tokens if cached_tokens is None else trace.input_tokens - cached_tokens
     own = trace.input_tokens if shared_tokens is None else trace.input_tokens - shared_tokens
-    code = _quantile_bucket(uncached, inputs)  # Each further cut multiplies it by its parts.
-    cuts = [(trace.output_tokens, outputs)]
+    # A class by number; each further cut multiplies it by its parts.
+    code = _quantile_bucket(uncached, inputs)
+    further_cuts = [(trace.output_tokens, outputs)]
     if cached_tokens is not None:
-        cuts = [(trace.input_tokens, PROMPT_PARTS), (trace.output_tokens, -(-outputs // 2))]
-    for lengths, parts in cuts:
+        further_cuts = [(trace.input_tokens, PROMPT_PARTS), (trace.output_tokens, -(-outputs // 2))]
+    for lengths, parts in further_cuts:
         code *= parts
         for bucket in np.unique(code):
             rows = np.flatnonzero(code == bucket)
             code[rows] += _quantile_bucket(lengths[rows], parts)
-    class_of = np.unique(code, return_inverse=True)[1].astype(np.int64)
+    class_of = np.unique(code, return_inverse=True)[1].astype(np.int64)  # Numbers without gaps.
 
     order = np.argsort(class_of, kind="stable")
     requests = np.bincount(class_of)
@@ -279,38 +285,41 @@ class TraceLengths:
 
 def distinct_lengths(trace: Trace) -> TraceLengths:
     """Count the requests of every pair (input, output)."""
+    # MAX_TOKENS fits 32 bits.
     pairs, requests = np.unique((trace.input_tokens << 32) + trace.output_tokens, return_counts=True)
     inputs, outputs = (pairs >> 32).astype(float), (pairs & (2**32 - 1)).astype(float)
     return TraceLengths(inputs, outputs, requests.astype(np.int64))
 
 
-MOST_PAIRS = 20_000  # Of prompt and output lengths, in bounds.
+MOST_PAIRS = 20_000  # Pairs of prompt and output lengths in bounds, which sum over all of them.
 
 
 @lru_cache(maxsize=16)  # A search needs the same ones for every worker type.
 def coarser_lengths(lengths: TraceLengths) -> TraceLengths:
-    """The same requests as at most MOST_PAIRS pairs, each of somewhat less work: lower bounds stay valid.
-
-    Prompts and outputs are rounded down to powers of 1.02 or more, cached and shared tokens up.
+    """The same requests as at most MOST_PAIRS pairs of lengths. Each pair is of no more work than the
+    requests it stands for, so lower bounds stay valid: prompts and outputs are rounded down to powers of 1.02
+    or of a larger ratio, cached and shared tokens up.
     """
     return coarsen_pairs(lengths, MOST_PAIRS, 1.02)[0]
 
 
 def coarsen_pairs(lengths: TraceLengths, most: int, ratio: float) -> tuple[TraceLengths, IntArray]:
-    """As `coarser_lengths`, on powers of `ratio` or, until there are at most `most` pairs, of larger ratios;
-    and (U,) the index of the coarse pair of each pair.
+    """As `coarser_lengths`, on powers of `ratio`; while there are more than `most` pairs, of larger ratios.
+    Also (U,) the index of the coarse pair of each pair.
     """
     coarse_of = np.arange(len(lengths.requests))
     while len(lengths.requests) > most:
         inputs = _on_grid(lengths.input_tokens, ratio, np.floor)
         columns = [inputs, _on_grid(lengths.output_tokens, ratio, np.floor)]
         if lengths.is_cached:
+            # Zeros are added because a scalar stands for all pairs.
             columns += [
                 np.minimum(_on_grid(np.zeros(len(inputs)) + tokens, ratio, np.ceil), inputs)
                 for tokens in (lengths.cached_tokens, lengths.shared_tokens)
             ]
         group = np.zeros(len(inputs), np.int64)
         for column in columns:
+            # Pairs of (group so far, column).
             group = np.unique((group << 32) + column.astype(np.int64), return_inverse=True)[1]
         requests = np.bincount(group, weights=lengths.requests).astype(np.int64)
         first = np.zeros(len(requests), np.int64)
@@ -319,13 +328,15 @@ def coarsen_pairs(lengths: TraceLengths, most: int, ratio: float) -> tuple[Trace
         lengths = TraceLengths(
             columns[0][first], columns[1][first], requests, cached, shared, is_cached=lengths.is_cached
         )
+        # A grid with twice the steps halves the pairs or better.
         coarse_of, ratio = group[coarse_of], 1 + 2 * (ratio - 1)
     return lengths, coarse_of
 
 
 def _on_grid(tokens: FloatArray, ratio: float, rounding: np.ufunc) -> FloatArray:
     """Tokens on a grid of powers of `ratio`, by np.floor or np.ceil; unchanged on a grid finer than 1."""
-    slack = 1e-9 if rounding is np.floor else -1e-9  # An exact power stays in spite of the logarithm's error.
+    # An exact power of the ratio stays itself in spite of the logarithm's error.
+    slack = 1e-9 if rounding is np.floor else -1e-9
     power = rounding(np.log(np.maximum(tokens, 1)) / np.log(ratio) + slack)
     on_grid = rounding(ratio**power)
     return np.where(tokens * (ratio - 1) < 1, tokens, on_grid)

@@ -1,4 +1,4 @@
-"""Access logs as text: nginx's and Apache's combined format and Envoy's default; token counts stand in
+"""Access logs as text: nginx's and Apache's combined format and Envoy's default. Token counts stand in
 further fields.
 
     log_format tokens '$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent '
@@ -25,12 +25,15 @@ from planner.errors import TraceError
 from planner.files.document_values import show_value
 from planner.traffic.logs.log_columns_map import Columns, guess_columns
 
+# Groups: quoted, bracketed, key and value of key="value", plain.
 _FIELD = re.compile(r'"((?:[^"\\]|\\.)*)"|\[([^\]]*)\]|([A-Za-z][\w.-]*)="((?:[^"\\]|\\.)*)"|(\S+)')
+# The beginning of a line: address to status and bytes; further fields may follow.
 COMBINED = re.compile(
     rb'\S+ \S+ .{0,200}?\[\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}\] "(?:[^"\\]|\\.)*" \d{3} (?:\d+|-)'
 )
 ENVOY = re.compile(rb'\[\d{4}-\d\d-\d\dT[\d:.]+Z\] "(?:[^"\\]|\\.)*" \d{1,3} \S+ ')
 _NAMED = re.compile(r"([A-Za-z][\w.-]*)=(.*)")
+# Names of the first fields of a line, by kind.
 _NAMES = {
     "combined": ("remote_addr", "ident", "remote_user", "time_local", "request", "status", "body_bytes_sent"),
     "envoy": (
@@ -43,6 +46,7 @@ _NAMES = {
         "duration",
     ),
 }
+# Short names of fields in the format above, and names by which guess_columns finds their role.
 _FULL_NAMES = {
     "rt": "request_time",
     "in": "input_tokens",
@@ -66,7 +70,7 @@ def kind_of(lines: Iterable[bytes]) -> str:
 def access_rows(
     kind: str, lines: Iterable[tuple[int, bytes]], path: Path
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The fields of each line by name or number; a dash is None."""
+    """Each line's number, and its fields by name or number; a dash is None. A blank line has no fields."""
     pattern = COMBINED if kind == "combined" else ENVOY
     names = _NAMES[kind]
     for number, raw in lines:
@@ -82,6 +86,7 @@ def access_rows(
 
 
 def _row(line: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of a line; the first ones have `names`."""
     row: dict[str, Any] = {}
     for field_number, match in enumerate(_FIELD.finditer(line), start=1):
         quoted, bracketed, key, key_value, plain = match.groups()
@@ -97,12 +102,15 @@ def _row(line: str, names: tuple[str, ...]) -> dict[str, Any]:
         row[name] = None if value in ("-", "") else value
     if request := row.get("request"):  # "POST /v1/chat/completions HTTP/1.1"
         words = str(request).split()
+        # A request of one word is a path.
         row["path"] = words[1] if len(words) > 1 else request
     return row
 
 
 def columns_of(kind: str, sample: pd.DataFrame, where: str) -> Columns:
-    """The meaning of the fields, guessed by their names; the status is where the format has it."""
+    """The role of each field, guessed from its name. The status and the path stand where the format has them.
+    Addresses and users of the log are no tenants.
+    """
     column_map = guess_columns(sample, where)
     status = "status" if kind == "combined" else "response_code"
     return replace(column_map, status=status, kind="path", tenant="")

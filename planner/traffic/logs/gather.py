@@ -1,5 +1,5 @@
-"""Puts the rows of a log together to a trace. Rows that are no requests to plan for are
-counted and left out.
+"""Puts the rows of a log together to a trace. Rows that are no requests to plan for are counted and left out.
+log_reading.py feeds the rows, in blocks.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ FAILED = "failed requests"
 FROM_CACHE = "answers from the gateway's cache"
 HALVES = "further rows of a request that is counted (halves of a stream, retries)"
 BLANK = "blank lines"
-_HASH_DIGITS = 16  # The hash of a tenant has this many hex digits.
-# A column of tenants with one of these words in its name holds keys of an API.
+_HASH_DIGITS = 16  # Hex digits of a tenant's hash: 64 bits, so no two tenants become one.
+# A column of tenants with one of these words in its name holds keys of an API, which must not be shown.
 _SECRET_WORDS = ("api_key", "apikey", "authorization", "token", "key")
 
 
 @dataclass(slots=True)
 class Gatherer:
-    """Takes blocks of rows of one or several files, and makes one trace of them.
+    """Takes blocks of rows of one or several files with `add`, and makes one trace of them with `trace`.
 
-    With a `salt` tenants are hashed. Where blocks have a column SERIAL, `serials` says after `trace` which
-    row each request was.
+    With a `salt` tenants are hashed. Where blocks have a column SERIAL (span_waits.py), `serials` says after
+    `trace` which row each request was.
     """
 
     columns: Columns
@@ -48,11 +48,14 @@ class Gatherer:
     doubts: list[str] = field(default_factory=list)
     clock: LogClock = field(init=False)
     serials: IntArray = field(default_factory=no_ids)
+    # What the requests so far have, block by block: arrivals, input and output tokens.
     _at_ns: list[IntArray] = field(default_factory=list)
     _requests: int = 0
     _tokens: tuple[list[IntArray], list[IntArray]] = field(default_factory=lambda: ([], []))
+    # By role (tenant, model, adapter): the index of each request's name, and the names with their indices.
     _codes: dict[str, list[npt.NDArray[np.int32]]] = field(default_factory=dict)
     _names: dict[str, dict[str, int]] = field(default_factory=dict)
+    # Hashes of the ids of rows with tokens and of rows without; and how many rows had no id.
     _ids: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     _lost_ids: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     _nameless: int = 0
@@ -66,15 +69,17 @@ class Gatherer:
                 self._codes[name], self._names[name] = [], {}
 
     def add(self, line: IntArray, table: dict[str, pd.Series[Any]], where: str) -> None:
-        """Take rows that stand at `line` (n,) of their file. `where` begins messages: it is the file and the
-        word that the number of a line follows.
+        """Take rows that stand at `line` (n,) of their file. `where` begins messages: the file, and what its
+        numbers count, such as "log.csv, line".
         """
         column_names = self.columns.by_role()
+        # Only a row without a time may be blank.
         blank = is_missing(table[self.clock.name])
         if blank.any():
             blank = np.logical_and.reduce([is_missing(table[name]) for name in set(column_names.values())])
         keep = ~blank
         self.dropped[BLANK] += int(blank.sum())
+        # A row counts for the first reason that applies.
         for mask, reason in self._without_load(table, line, where):
             self.dropped[reason] += int((mask & keep).sum())
             keep &= ~mask
@@ -114,6 +119,7 @@ class Gatherer:
             kinds = np.array([other_kind(value) for value in values], dtype=object)[codes]
             masks = [(kinds == kind, str(kind)) for kind in sorted(set(kinds.tolist()) - {""})]
         if self.columns.cache_hit:
+            # As gateways write a hit.
             hit = table[self.columns.cache_hit].astype(str).str.strip().str.lower().isin(["true", "1", "hit"])
             masks.append((hit.to_numpy(dtype=bool), FROM_CACHE))
         if self.columns.status:
@@ -137,12 +143,14 @@ class Gatherer:
         keep: npt.NDArray[np.bool_],
         where: str,
     ) -> IntArray:
-        """Tokens (n,), 0 where a row has no value or is not kept; a value that is no count is refused."""
+        """Tokens (n,), 0 where a row has no value or is not kept. Refuses a value that is no count of tokens
+        in a row that is kept.
+        """
         name = getattr(self.columns, role)
         counts = as_numbers(table[name])
-        unread = np.isnan(counts)
-        if unread.any():
-            counts = np.where(unread & is_missing(table[name]), 0.0, counts)
+        has_no_number = np.isnan(counts)
+        if has_no_number.any():
+            counts = np.where(has_no_number & is_missing(table[name]), 0.0, counts)
         bad = keep & ~((counts >= 0) & (counts <= MAX_TOKENS) & (counts == np.floor(counts)))
         if (bad_rows := np.flatnonzero(bad)).size:
             raise TraceError(
@@ -158,6 +166,7 @@ class Gatherer:
             return at_ns
         name = self.columns.duration
         unit = self.columns.units.get("duration") or span_unit(name, table)
+        # A duration may carry its unit (350ms); a plain number needs one.
         if not unit and not np.isnan(as_numbers(table[name])).all():
             raise UnsureError(
                 f"{where} {line[0]}: column {name} has no unit; say which with --map duration={name}:ms or "
@@ -170,7 +179,9 @@ class Gatherer:
         codes, values = pd.factorize(column.astype(object).where(~is_missing(column), ""))
         number_of = self._names[role]
         index_of = np.array(
-            [number_of.setdefault(str(value), len(number_of)) for value in values] or [0], dtype=np.int32
+            # Without rows there is still one index.
+            [number_of.setdefault(str(value), len(number_of)) for value in values] or [0],
+            dtype=np.int32,
         )
         self._codes[role].append(index_of[codes])
 
@@ -178,6 +189,7 @@ class Gatherer:
         """Hashes of request ids, 64 bits each; a row without an id counts as a request of its own."""
         missing = is_missing(column)
         hashed = pd.util.hash_array(column.astype(str).to_numpy(dtype=object), categorize=False)
+        # An id of their own: small numbers, which hashes of texts hardly ever are.
         if missing.any():
             self._nameless += len(missing)
             hashed[missing] = np.arange(self._nameless - len(missing), self._nameless, dtype=np.uint64)[
@@ -202,9 +214,10 @@ class Gatherer:
         arrival_s = (at_ns - at_ns[0]) / 1e9
         if arrival_s[-1] > formats.MAX_SPAN_S:
             raise TraceError(f"{name}, column {self.clock.name}: lasts more than 100 years; say its unit")
+        # Spread later: trace.spread_stamps.
         coarse_s = _tick_s(at_ns) or formats.clock_quantum_s(arrival_s) or 0.0
         warnings += doubts.of_gaps(name, arrival_s)
-        del at_ns
+        del at_ns  # Long traces: free 8 bytes a request.
         names = {role: self._indices_and_names(role, codes[role][order]) for role in codes}
         tenant, tenants = names.get("tenant", (no_ids(), ()))
         llm, llms = names.get("model", (no_ids(), ()))
@@ -229,10 +242,13 @@ class Gatherer:
         )
 
     def _find_halves(self) -> None:
-        """Count rows without tokens as HALVES if their request has another row with them."""
+        """Count rows without tokens as HALVES if their request has another row with them: they are no
+        failures.
+        """
         if any(map(len, self._lost_ids)) and any(map(len, self._ids)):
             halves = int(np.isin(np.concatenate(self._lost_ids), np.concatenate(self._ids)).sum())
             self.dropped[HALVES] += halves
+            # They were counted as rows without tokens before.
             for reason in (formats.NO_OUTPUT, formats.NO_INPUT):
                 taken = min(halves, self.dropped[reason])
                 self.dropped[reason] -= taken
@@ -250,6 +266,9 @@ class Gatherer:
         return order
 
     def _warnings(self, name: str, left: int) -> tuple[str, ...]:
+        """A warning of the share of failed requests. Raises TraceError if it is too large or nothing is
+        left.
+        """
         left_out = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         reasons = ", ".join(f"{rows} {reason}" for reason, rows in left_out.items())
         if not left:

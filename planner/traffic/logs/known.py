@@ -15,13 +15,14 @@ from typing import Any
 
 from planner.traffic.logs.log_columns_map import Columns
 
+# Names of columns that `prepare` makes; no program uses these words.
 _INPUT, _OUTPUT = "input tokens of usage", "output tokens of usage"
-_USAGE = ("usageDetails", "usage_details", "usage")
+_USAGE = ("usageDetails", "usage_details", "usage")  # The first of these columns that a row has.
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramTable:
-    """A table of a program. It is recognised by all columns of one of its `marks`. `likely` are the names
+    """A table of a program. It is recognised by all columns of any one of `marks`. `likely` are the names
     that the column of a role may have, the first choice first. `prepare` adds columns to a row that are not
     in the file.
     """
@@ -43,7 +44,7 @@ class ProgramTable:
             role: next((name for name in likely if name in all_names), "")
             for role, likely in self.likely.items()
         }
-        if not (column_by_role["input"] and column_by_role["output"]):
+        if not (column_by_role["input"] and column_by_role["output"]):  # Not a table of requests.
             return None
         return Columns(
             **column_by_role,
@@ -52,15 +53,15 @@ class ProgramTable:
 
 
 def _langfuse_usage(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with its input and output tokens, out of an object whose keys are kinds of tokens. Older rows
-    have promptTokens and completionTokens.
+    """The row with its input and output tokens added, summed over the kinds of tokens in its usage object.
+    Older rows have promptTokens and completionTokens instead.
     """
     usage: Any = next((row[name] for name in _USAGE if row.get(name)), None)
     if isinstance(usage, str):
         try:
             usage = json.loads(usage)
         except ValueError:
-            usage = None
+            usage = None  # Cut off, or no JSON: the older columns count.
     older = {
         "input": row.get("inputUsage", row.get("promptTokens", row.get("prompt_tokens"))),
         "output": row.get("outputUsage", row.get("completionTokens", row.get("completion_tokens"))),

@@ -26,8 +26,8 @@ from planner.traffic.logs.times import (
     unit_of_name,
 )
 
-SAME_S = 1.0  # Two columns of times that are closer than this in the median hold the same time.
-_TIMES = ("arrival", "end")
+SAME_S = 1.0  # Two columns of times that differ by less in the median hold the same time.
+_TIMES = ("arrival", "end")  # The roles that are times.
 # If at least this share of a sample's values fit a role, the column has it, and other values are errors.
 _FITTING_FRAC = 0.5
 _WHOLE_FRAC = 0.9  # A column of lengths has at least this share of whole numbers.
@@ -35,7 +35,8 @@ _LISTED_COLUMNS = 16  # An error names at most this many columns.
 _COMPARED_ROWS = 100  # Rows in which two columns of times are compared.
 # A duration without a unit is taken to be in ms if its median is above this; one in s would be 2 minutes.
 _LIKELY_MS = 100
-# The words of a column's name that speak for a role, or against it (_NOT_...).
+# The words of a column's name that speak for a role, or against it (_NOT_...). words_of cuts a name into
+# words.
 _PROMPT = {"prompt", "input", "context", "prefill", "request"}
 _ANSWER = {"completion", "output", "generated", "generation", "decode", "response", "candidates", "answer"}
 _LENGTH = {"tokens", "token", "len", "length", "toks", "tok"}
@@ -51,7 +52,7 @@ _START = (
 _END = ("end", "ended", "finish", "finished", "completed", "done", "response", "responded", "logged", "stop")
 _TIME = {"time", "at", "ts", "timestamp", "date", "datetime", "utc", "on", "unix", "epoch", "local", "clock"}
 _TIME |= {"nano", "iso8601", "msec"}
-# Times that count from 0 are of a clock only under a name with one of these words.
+# Under a name with one of these words, times that count from 0 are a clock's, not durations.
 _COUNTED = {"arrival", "arrived", "start", "started", "timestamp", "time", "ts"}
 _NOT_TIME = {"first", "token", "tokens", "updated", "modified", "expires", "expiry", "zone", "cached", "ttft"}
 _SPAN = {"duration", "latency", "elapsed", "took", "runtime", "e2e", "span"}
@@ -166,13 +167,14 @@ def parse_columns(given: str | Mapping[str, Any], where: str = "--map") -> Colum
             units[role] = unit
     try:
         return Columns(**column_by_role, units=units)
+    # `Columns` says "map:"; the user wrote `where`.
     except InputError as error:
         raise InputError(str(error).replace("map", where, 1)) from None
 
 
 def _split_unit(value: str) -> tuple[str, str]:
     """`ts:ms` is the column ts in ms; a colon before anything else belongs to the name."""
-    if ":%" in value:
+    if ":%" in value:  # A pattern of strptime may have colons itself.
         name, _, pattern = value.partition(":%")
         return name, "%" + pattern
     name, sign, unit = value.rpartition(":")
@@ -189,13 +191,14 @@ def guess_columns(sample: pd.DataFrame, where: str) -> Columns:
     lengths = {role: _length_columns(sample, role) for role in ("input", "output")}
     times = dict(_clock_columns(sample))
     spans = [name for name in sample.columns if name not in times and _is_span(sample, name)]
+    # Each adds a sentence; any of them ends in an error below.
     doubts: list[str] = []
     column_by_role = {
         role: _only_column(sample, names, f"{role} tokens", doubts) for role, names in lengths.items()
     }
     arrival, end, duration, units = _time_columns(sample, times, spans, doubts)
     column_by_role |= {"arrival": arrival, "end": end, "duration": duration}
-    taken = set(column_by_role.values())
+    taken = set(column_by_role.values())  # A column has one role.
     for role, likely in _NAMES.items():
         column_by_role[role] = _column_named(sample, role, likely, taken)
     missing = [role for role in ("input", "output") if not column_by_role[role]]
@@ -228,6 +231,7 @@ def _unsure_error(
     """One line with what was found and the --map to type, in which COLUMN stands for what is missing."""
     names = ", ".join(map(show_value, list(sample.columns)[:_LISTED_COLUMNS])) or "no column"
     likely = {role: name for role, name in column_by_role.items() if name}
+    # Rather the end than no arrival: a guess that is off by the duration.
     if "arrival" in missing and likely.get("end"):
         doubts = [*doubts, f"{likely['end']} is when requests ended, and no column says how long they took"]
         likely["arrival"] = likely.pop("end")
@@ -269,6 +273,7 @@ def _length_columns(sample: pd.DataFrame, role: str) -> list[str]:
 def names_length(name: str, role: str) -> bool:
     """Whether a column's name says tokens of the prompt (role input), or of the answer (output)."""
     own, other = (_PROMPT, _ANSWER) if role == "input" else (_ANSWER, _PROMPT)
+    # Words that say nothing of the role: prefixes of OpenTelemetry and the like.
     words = [word for word in words_of(name) if word not in ("gen", "ai", "usage", "metadata", "http")]
     meaning_words = set(words) - {"x", "num", "n", "count", "of"}
     if not meaning_words & _LENGTH or meaning_words & _NOT_LENGTH:
@@ -279,7 +284,9 @@ def names_length(name: str, role: str) -> bool:
 
 
 def _comes_last(words: list[str], own: set[str], other: set[str]) -> bool:
-    """`response.usage.prompt_tokens` is of the prompt: the word nearest to `tokens` counts."""
+    """Whether the last word that names a side is of this one: `response.usage.prompt_tokens` is of the
+    prompt.
+    """
     last = [word for word in words if word in own or word in other]
     return bool(last) and last[-1] in own
 
@@ -300,6 +307,7 @@ def _clock_columns(sample: pd.DataFrame) -> Iterator[tuple[str, str]]:
     """Columns that hold a time, and which: start, end, or "" where the name does not say."""
     for name in sample.columns:
         words = words_of(name)
+        # A time to the first token or a duration is no clock.
         if set(words) & (_NOT_TIME | _SPAN):
             continue
         if not set(words) & (_TIME | set(_START) | set(_END)):
@@ -329,6 +337,7 @@ def _is_span(sample: pd.DataFrame, name: str) -> bool:
         return False
     column = sample[name]
     try:
+        # A wrong unit does no harm here: only the form of the values counts.
         spans_ns(np.arange(len(column)), column, span_unit(name, sample.columns) or "ms", "row", name)
     except TraceError:
         return False
@@ -352,7 +361,9 @@ def _time_columns(
     """The columns of arrival, end and duration, empty where one is not needed or missing, and their units. An
     arrival alone is enough; without one, an end and a duration are needed.
     """
+    # By what the name says of a time; "" for neither start nor end.
     by = {kind: [name for name, own in times.items() if own == kind] for kind in ("start", "", "end")}
+    # The likeliest start, by the order of _START, comes first.
     by["start"].sort(key=lambda name: min(_START.index(word) for word in words_of(name) if word in _START))
     arrivals = by["start"] or by[""]
     if arrivals:
@@ -372,11 +383,14 @@ def _time_columns(
     if not unit and not carries_unit:
         doubts.append(f"{spans[0]} has no unit")
         unit = "ms" if float(np.nanmedian(numbers)) > _LIKELY_MS else "s"
+    # A unit in the name need not be said.
     return "", end, spans[0], {"duration": unit} if unit and unit_of_name(spans[0]) != unit else {}
 
 
 def _numeric_arrival(sample: pd.DataFrame) -> str:
-    """A column of numbers that a name like `arrived_at_ms` makes the arrival; empty if there is none."""
+    """A column of numbers whose name says arrival, such as `arrived_at_ms`; empty if there is none. Its unit
+    is found when it is read.
+    """
     named = [name for name in sample.columns if set(words_of(name)) & {"arrival", "arrived", "timestamp"}]
     return next((name for name in named if not np.isnan(as_numbers(sample[name])).all()), "")
 
@@ -403,9 +417,11 @@ def _column_named(sample: pd.DataFrame, role: str, likely: tuple[str, ...], take
     by_words = {
         "_".join(words_of(name)): name for name in reversed(list(sample.columns)) if name not in taken
     }
+    # Without gen_ai in front.
     by_end = {words.removeprefix("gen_ai_"): name for words, name in by_words.items()}
     for likely_name in likely:
         name = by_words.get(likely_name) or by_end.get(likely_name)
+        # A status in other words is none.
         if name and not is_missing(sample[name]).all() and (role != "status" or tells_status(sample[name])):
             return name
     return ""
@@ -459,18 +475,21 @@ def tells_status(column: pd.Series[Any]) -> bool:
     return float(column.astype(str).isin(unknown).mean()) <= 1 - _FITTING_FRAC
 
 
+# Why calls are left out, as the trace's `dropped` says it.
 EMBEDDINGS, OTHER_CALLS = "embeddings", "other calls that generate no text"
 # Paths and kinds of calls that generate no text.
 _OTHER = re.compile(
     r"rerank|moderat|image|speech|audio|transcri|/health|/metrics|/models\b|/tokenize|/detokenize|/version"
     r"|/ping|/score|/classify|/pooling|/files|/batches|favicon|/ready|/live"
 )
+# Kinds of observations that Langfuse has beside generations.
 _SPAN_KINDS = {"span", "event", "trace", "tool", "retriever", "evaluator", "guardrail", "agent", "chain"}
+# Operations of OpenTelemetry that enclose calls.
 _OPERATIONS = {"execute_tool", "invoke_agent", "create_agent", "invoke_workflow"}
 
 
 def other_kind(value: object) -> str:
-    """Why a call generates no text; empty for one that does."""
+    """Why a call of this kind or path generates no text, for `dropped`; empty for one that does."""
     text = str(value).strip().lower()
     if "embed" in text:
         return EMBEDDINGS

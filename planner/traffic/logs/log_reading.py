@@ -1,4 +1,6 @@
-"""A log to a trace: which kind of file it is, which of its columns is what, and its rows put together."""
+"""A log to a trace: tells which kind of file it is and which of its columns is what, and has gather.py put
+its rows together. trace_reading.py calls it for whatever is no trace of formats.FORMATS.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from planner.traffic.logs.times import zone_of
 from planner.traffic.texts import json_object
 from planner.traffic.trace import Trace
 
-COLUMN_MAP = "columns"
+COLUMN_MAP = "columns"  # The format of a log whose columns are guessed or mapped.
+# What --format takes.
 NAMES = (
     COLUMN_MAP,
     "vllm",
@@ -31,20 +34,25 @@ NAMES = (
     *(one.name.lower().replace(" ", "-") for one in known.TABLES),
     "access-log",
 )
+# Columns of a table whose rows sum up many requests, as usage reports of providers have.
 _SUMS = {
     *("num_model_requests", "n_requests", "num_requests", "request_count", "requests", "api_requests"),
     *("total_requests", "successful_requests", "requests_count", "calls", "n_context_tokens_total"),
 }
+# Of traces alone: not read from logs.
 _OF_TRACES = {"hash_ids", "prefix_ids", "after", "think_s", "image_tokens"}
+# Keys under which an object may hold the list of all rows, such as a page of an API.
 _LISTS = ("data", "rows", "items", "results", "logs", "observations", "spans", "records")
+_MOST_OF_A_PAGE = 6  # The most keys that such an object has.
+_MOST_BYTES = 512 * 2**20  # The most of a file that is one object, which is read as a whole.
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
     """How files are to be read where they do not say it: options of `plan trace`, or keys of slo.yaml.
 
-    `columns` is used instead of a guess, `format` is one of NAMES, `zone` is that of dates without one,
-    `salt` hashes the names of tenants.
+    `columns` is used instead of a guess. `format` is one of NAMES. `zone` is the time zone of dates that name
+    none. `salt` hashes the names of tenants.
     """
 
     columns: Columns | None = None
@@ -66,13 +74,13 @@ class LogOptions:
         return self.columns is not None or self.format is not None
 
 
-ANY = LogOptions()
+ANY = LogOptions()  # Everything is found from the file.
 
 
 @dataclass(slots=True)
 class LogSource:
-    """A file, opened: `stream` stands behind its `first` line that is not blank, number `at`. Of Parquet,
-    which is no text, the path alone counts.
+    """An open file. `first` is its first line that is not blank, number `at`, and `stream` gives what follows
+    it. Parquet, which is no text, has only a path.
     """
 
     path: Path
@@ -93,12 +101,15 @@ class LogSource:
     def sample_lines(self) -> list[bytes]:
         """Some whole lines from the first on."""
         ahead = self.ahead().split(b"\n")
+        # The last line may be cut off, unless it is the only one.
         return [self.first, *ahead[: log_tables.SAMPLE_ROWS][: len(ahead) - 1 if len(ahead) > 1 else 1]]
 
 
 @dataclass(slots=True)
 class _Log:
-    """A known log: its format, columns, blocks, and what to say of it; `doubts` are warnings."""
+    """A log whose kind is known. `counted` is what its messages count; `say` are notes for the trace, and
+    `doubts` warnings, both complete when all blocks were read.
+    """
 
     name: str
     columns: Columns
@@ -119,7 +130,7 @@ class Read:
 
 
 def read_logs(sources: list[LogSource], how: LogOptions = ANY, *, drop_invalid: bool = False) -> Read:
-    """Read what stands in files of one clock that are no trace of `formats.FORMATS`, as one trace.
+    """Read files of one clock that are no trace of `formats.FORMATS`, as one trace.
 
     Raises UnsureError with the likeliest map where the columns could be several things, TraceError naming
     file, line and column where a value is wrong.
@@ -155,7 +166,7 @@ def read_logs(sources: list[LogSource], how: LogOptions = ANY, *, drop_invalid: 
 
 
 def _taken_as(columns: Columns, gatherer: Gatherer) -> str:
-    """The note on a map that nobody gave."""
+    """The note on a map that was guessed, with the --map that a user can change."""
     when = columns.arrival or f"{columns.end} - {columns.duration}"
     others = ", ".join(
         f"{role} {name}"
@@ -171,6 +182,7 @@ def _taken_as(columns: Columns, gatherer: Gatherer) -> str:
 def _opened(source: LogSource, how: LogOptions, tree: SpanTree) -> _Log:
     """The log with its columns. Told by content, unless `how` says the format. Spans are put into `tree`."""
     text = source.first
+    # Formats between the first two and the last are JSON.
     if how.format in (None, "otlp", *NAMES[3:-1], COLUMN_MAP) and text[:1] in (b"{", b"["):
         if how.format is None and vllm_log.is_log([text]):
             return _vllm(source)
@@ -200,6 +212,7 @@ def _access(source: LogSource, how: LogOptions, kind: str) -> _Log:
             f"{source.path}, line {source.at}: is no access log; expected nginx' combined format or "
             "Envoy's default"
         )
+    # The last line of the sample may be cut.
     sample = list(enumerate(source.sample_lines()[:-1] or [source.first], start=source.at))
     rows = [row for _, row in access.access_rows(kind, sample, source.path)]
     columns = how.columns or access.columns_of(
@@ -219,6 +232,7 @@ def _parquet(path: Path, how: LogOptions) -> _Log:
         raise TraceError(f"{path}: has no row; expected at least one request")
     where = f"{path}, row 1"
     table = _table(names, how)
+    # A table with made columns is written as JSON or CSV only.
     table_columns = table.columns(names) if table is not None and table.prepare is None else None
     if table_columns is None:
         _refuse_format(how, where)
@@ -251,6 +265,7 @@ def _csv(source: LogSource, how: LogOptions) -> _Log:
         return _Log(table.name, columns, blocks, doubts=doubts)
     _refuse_format(how, where)
     _refuse_sums(names, where)
+    # A header of numbers is a row.
     if how.columns is None and not pd.isna(pd.to_numeric(pd.Series(names), errors="coerce")).any():
         raise TraceError(f"{where}: holds figures, expected the names of columns; put a header before them")
     columns = how.columns or guess_columns(log_tables.csv_sample(names, source.ahead()), where)
@@ -279,7 +294,7 @@ def _csv_blocks(
 
 
 def _read_columns(columns: Columns, table: known.ProgramTable, names: Collection[str]) -> set[str]:
-    """Columns to read: those of the map that the file has, and what others are made of."""
+    """Columns to read: those of the map that the file has, and those that `prepare` makes others of."""
     needed = {*columns.by_role().values(), *(table.reads if table.prepare else ())}
     return needed & set(names)
 
@@ -291,7 +306,7 @@ def _prepared(
     assert table.prepare is not None
     wanted = set(columns.by_role().values())
     for line, block in blocks:
-        plain = {
+        plain = {  # As JSON has it.
             name: column.astype(object).where(column.notna(), None).tolist() for name, column in block.items()
         }
         rows = [
@@ -302,7 +317,7 @@ def _prepared(
 
 
 def _table(names: Collection[str], how: LogOptions) -> known.ProgramTable | None:
-    """The program whose table has these columns, or the one that `how` names."""
+    """The program whose table has these columns, or the one that `how` names, if the columns are its own."""
     if how.columns is not None or how.format == COLUMN_MAP:
         return None
     for one in known.TABLES:
@@ -327,13 +342,13 @@ def read_frame(name: str, frame: pd.DataFrame, *, drop_invalid: bool = False) ->
 
 
 def _not_read(names: Collection[str]) -> list[str]:
-    """What a trace could have and a log has not."""
+    """A note on columns that a trace may have and a log may not."""
     lost = [name for name in names if name.lower() in _OF_TRACES]
     return [f"not read from a log: {', '.join(lost)}; name all columns as a trace has them"] if lost else []
 
 
 def _refuse_sums(names: Collection[str], where: str) -> None:
-    """A row that stands for many requests is none."""
+    """Raise TraceError for a table whose rows stand for many requests each."""
     if sums := [name for name in names if "_".join(words_of(name)) in _SUMS]:
         raise TraceError(
             f"{where}: rows are sums of many requests (column {show_value(sums[0])}), not requests; give a "
@@ -342,6 +357,7 @@ def _refuse_sums(names: Collection[str], where: str) -> None:
 
 
 def _refuse_format(how: LogOptions, where: str) -> None:
+    """Raise TraceError if the user named a format that the file is not."""
     if how.format not in (None, COLUMN_MAP):
         raise TraceError(
             f"{where}: lacks what tells {how.format}; leave --format out to have it told, or say --map"
@@ -349,6 +365,7 @@ def _refuse_format(how: LogOptions, where: str) -> None:
 
 
 def _check_there(columns: Columns, names: Collection[str], where: str) -> None:
+    """Raise TraceError for a map that names a column which the file lacks."""
     for role, name in columns.by_role().items():
         if name not in names:
             column_names = ", ".join(map(show_value, list(names)[:16])) or "no column"
@@ -359,7 +376,7 @@ def _check_there(columns: Columns, names: Collection[str], where: str) -> None:
 
 
 def _json(source: LogSource, how: LogOptions, tree: SpanTree) -> _Log:
-    """Objects a line, in a list, or within one document."""
+    """A log of JSON objects: one a line, in a list, or within one document."""
     rows, sample, counted = _objects(source)
     if any(otlp.MARK in row for row in sample[:1]) or how.format == "otlp":
         if not any(otlp.MARK in row for row in sample):
@@ -378,6 +395,7 @@ def _json(source: LogSource, how: LogOptions, tree: SpanTree) -> _Log:
     _refuse_format(how, where)
     _refuse_sums(names, where)
     columns = how.columns or guess_columns(log_tables.json_sample(sample), where)
+    # A guess names columns of the sample; later rows may have others.
     if how.columns is not None:
         _check_there(columns, names, where)
     blocks = log_tables.object_blocks(rows, set(columns.by_role().values()))
@@ -385,7 +403,7 @@ def _json(source: LogSource, how: LogOptions, tree: SpanTree) -> _Log:
 
 
 def _objects(source: LogSource) -> tuple[Iterator[tuple[int, log_tables.Row]], list[log_tables.Row], str]:
-    """All objects with their numbers, the first of them, and what the numbers count."""
+    """All objects with their numbers, the first of them as a sample, and what the numbers count."""
     each: Iterator[tuple[int, log_tables.Row]]
     if source.first[:1] == b"[":
         each, counted = log_tables.json_list(source.path, source.first, source.stream), "object"
@@ -409,6 +427,7 @@ def _document(source: LogSource) -> Iterator[log_tables.Row] | None:
     try:
         first = parse_json(source.first, has_nan=True, counts_digits=False)
     except ValueError:
+        # The first line is not the whole object.
         if source.first.rstrip().endswith(b"}"):
             return None
         rest = source.stream.read(_MOST_BYTES)
@@ -424,7 +443,9 @@ def _document(source: LogSource) -> Iterator[log_tables.Row] | None:
 
 
 def _inner(document: dict[str, Any]) -> list[log_tables.Row] | None:
-    """The list of an object that holds hardly anything else, a page of an API for instance."""
+    """The list of an object that holds hardly anything else, such as a page of an API; None for another
+    object.
+    """
     inner_list = next((document[name] for name in _LISTS if isinstance(document.get(name), list)), None)
     is_page = (
         inner_list is not None
@@ -432,7 +453,3 @@ def _inner(document: dict[str, Any]) -> list[log_tables.Row] | None:
         and all(isinstance(r, dict) for r in inner_list)
     )
     return inner_list if is_page else None
-
-
-_MOST_BYTES = 512 * 2**20
-_MOST_OF_A_PAGE = 6  # The most keys of a page of an API.

@@ -28,13 +28,13 @@ from planner.traffic.trace import IntArray
 
 Block = tuple[IntArray, dict[str, "pd.Series[Any]"]]  # The line or number of each row, and the columns.
 Row = dict[str, Any]
-BLOCK_ROWS = 100_000
-SAMPLE_ROWS = 1000
+BLOCK_ROWS = 100_000  # Rows of a CSV or Parquet block, some 10 MiB of columns; of JSON a quarter.
+SAMPLE_ROWS = 1000  # Rows by which formats and columns are recognised.
 MOST_LEVELS = 4  # Objects within objects are read to this depth.
 LONGEST_TEXT = 200  # Characters; a longer text is no time, count or name.
 _BLOCK_BYTES = 16 * 2**20
-_MOST_OBJECT_CHARS = 64 * 2**20
-_SPACE = re.compile(r"[ \t\r\n]*")
+_MOST_OBJECT_CHARS = 64 * 2**20  # A longer object is taken for a broken file.
+_SPACE = re.compile(r"[ \t\r\n]*")  # The white space of JSON.
 
 
 # ---------------------------------------------------------------- CSV
@@ -55,11 +55,14 @@ def csv_names(path: Path, header: bytes, at: int) -> list[str]:
 
 
 def csv_sample(names: list[str], text: bytes) -> pd.DataFrame:
-    """The first whole rows; no rows, only columns, where they cannot be read."""
-    lines = text.split(b"\n")[: SAMPLE_ROWS + 1]
+    """The first whole rows of a CSV, for guesses. A text that is no CSV gives columns without rows: reading
+    it later ends in an error with its line.
+    """
+    lines = text.split(b"\n")[: SAMPLE_ROWS + 1]  # The last line may be cut.
     body = b"\n".join(lines[:-1] if len(lines) > 1 else lines)
     try:
         reader = csv.reader(io.StringIO(body.decode(errors="replace")))
+        # Short rows are filled up, fields too many are cut.
         rows = [
             (row + [""] * len(names))[: len(names)] for row in itertools.islice(reader, SAMPLE_ROWS) if row
         ]
@@ -80,7 +83,7 @@ def flatten_row(row: Mapping[str, Any], prefix: str = "", levels: int = MOST_LEV
     for key, value in row.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
-            if levels:
+            if levels:  # Deeper objects are left out.
                 flat_row |= flatten_row(value, f"{name}.", levels - 1)
         elif not isinstance(value, list) and not (isinstance(value, str) and len(value) > LONGEST_TEXT):
             flat_row[name] = value
@@ -88,7 +91,9 @@ def flatten_row(row: Mapping[str, Any], prefix: str = "", levels: int = MOST_LEV
 
 
 def value_at(row: Mapping[str, Any], name: str) -> Any:
-    """The value of a column; a name with dots may be a key of an object within the row."""
+    """The value of a column; None if there is none. A dotted name may be a path: a.b is row["a.b"], or the
+    key b of the object a.
+    """
     if name in row:
         return row[name]
     head, dot, rest = name.partition(".")
@@ -96,6 +101,7 @@ def value_at(row: Mapping[str, Any], name: str) -> Any:
         inner = row.get(head)
         if isinstance(inner, dict):
             return value_at(inner, rest)
+        # The key itself may have a dot: a.b.c is b.c in a, or c in a.b.
         more, dot, rest = rest.partition(".")
         head = f"{head}.{more}"
     return None
@@ -111,12 +117,12 @@ def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[t
     """The objects of one JSON list, numbered from 1. A list of any length takes the memory of one object."""
     decoder, utf8 = jsontext.json_decoder(), codecs.getincrementaldecoder("utf-8")(errors="replace")
     text, number, position = utf8.decode(first + b"\n"), 0, 0
-    position = text.index("[") + 1
+    position = text.index("[") + 1  # Behind the bracket.
 
     def read_more() -> bool:
         """Read on after what was taken; False at the end of the file, or if an object is too long."""
         nonlocal text, position
-        chunk = stream.read(2**18)
+        chunk = stream.read(2**18)  # Characters.
         text, position = text[position:] + utf8.decode(chunk), 0
         return bool(chunk) and len(text) < _MOST_OBJECT_CHARS
 
@@ -124,6 +130,7 @@ def json_list(path: Path, first: bytes, stream: io.BufferedReader) -> Iterator[t
         position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
         if position == len(text) and read_more():
             continue
+        # A comma stands before every object but the first.
         if number and text[position : position + 1] == ",":
             comma, position = position, _SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
             if position == len(text):  # The next object is not read yet; its comma is looked at again.
@@ -161,6 +168,7 @@ def object_blocks(
 ) -> Iterator[Block]:
     """The wanted columns of objects, in blocks; `prepare` may add columns to a row first."""
     remaining = iter(rows)
+    # Objects take more memory than columns.
     while block := list(itertools.islice(remaining, BLOCK_ROWS // 4)):
         prepared = [prepare(row) if prepare else row for _, row in block]
         columns = {name: [_without_objects(value_at(row, name)) for row in prepared] for name in wanted}
@@ -169,7 +177,7 @@ def object_blocks(
 
 
 def _without_objects(value: Any) -> Any:
-    """The value; an object or a list becomes text."""
+    """The value; an object or a list becomes text, so that columns hold plain values."""
     return json.dumps(value)[:LONGEST_TEXT] if isinstance(value, dict | list) else value
 
 
@@ -212,4 +220,5 @@ def parquet_names(file: Any) -> list[str]:
     """Columns that hold one value a row; lists and objects are left out."""
     schema = file.schema_arrow
     single = [name for name in schema.names if schema.field(name).type.num_fields == 0]
+    # A name that comes twice cannot be asked for.
     return [name for name in single if schema.names.count(name) == 1]

@@ -17,7 +17,7 @@ from planner.files.document_values import show_value
 from planner.traffic.logs.log_columns_map import Columns
 from planner.traffic.logs.span_waits import SERIAL, SpanTree
 
-MARK = "resourceSpans"
+MARK = "resourceSpans"  # An object with this key is an export of OTLP.
 COLUMNS = Columns(
     arrival="start",
     input="input_tokens",
@@ -44,10 +44,10 @@ _ATTRIBUTES_BY_COLUMN: Mapping[str, tuple[str, ...]] = {
 # OpenTelemetry traces that share a value of one of these attributes are turns of one session.
 _CONVERSATION = ("gen_ai.conversation.id", "session.id")
 _MODEL_PREFIXES = ("gen_ai.", "llm.")  # A span with such an attribute is of a model, an agent or a tool.
-_PLAIN_TYPES = ("intValue", "doubleValue", "stringValue", "boolValue")
+_PLAIN_TYPES = ("intValue", "doubleValue", "stringValue", "boolValue")  # OTLP names a value's type.
 _END = "endTimeUnixNano"
 _AGENT_OPERATIONS = {"invoke_agent", "create_agent", "execute_tool", "invoke_workflow"}
-_ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")
+_ERROR_CODES = (2, "2", "STATUS_CODE_ERROR")  # The code of an error, as exporters write it.
 
 
 def span_rows(
@@ -75,6 +75,7 @@ def span_rows(
                 # By this number SpanTree finds the call again, when it says what each request waited for.
                 row[SERIAL] = tree.add_call(span_id, trace, *times)
                 span_list.append((number, span_id, row))
+    # Spans around a call that counts: they are the same request.
     outer: set[str] = set()
     for _, span_id, row in span_list:
         ancestor = parent_of.get(span_id) if row["input_tokens"] is not None else None

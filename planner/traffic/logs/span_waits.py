@@ -1,4 +1,5 @@
-"""Finds which calls of a model waited for which others, from the tree of spans that has them.
+"""Finds which calls of a model waited for which others, from the tree of spans that holds them. otlp.py reads
+the spans.
 
 A span's parent says whose work it is, not what it waited for; that follows from the times. Of two children of
 one span the later one waits for the earlier one if the earlier one had ended when the later one began. So a
@@ -27,7 +28,7 @@ SERIAL = "serial"  # The column that says which call of a SpanTree a row is.
 # A call waits for at most so many others, those that ended last. Without a limit 20,000 calls after 20,000
 # others would be 4e8 pairs.
 MOST_WAITS = 64
-_Enclosing = tuple[str, ...]
+_Enclosing = tuple[str, ...]  # Conversation, trace and spans around a call, from the outermost in.
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class SpanTree:
     def add_call(self, span: str, trace: str, start: object, end: object) -> int:
         """The number of a request; one without a trace waits for nobody."""
         start_ns = _parse_ns(start, 0)
+        # Clocks may disagree.
         self._calls.append((span, trace, start_ns, max(_parse_ns(end, start_ns), start_ns)))
         return len(self._calls) - 1
 
@@ -67,7 +69,7 @@ class SpanTree:
         waits = np.zeros(len(trace), dtype=bool)
         waits[after[:, 0]] = True
         think_s = np.where(waits, np.maximum(start_ns - ready_ns, 0) / 1e9, 0.0)
-        # The trace, if a call has one.
+        # A task is an OpenTelemetry trace; a call without one is a task of its own.
         task_names = [self._calls[k][1] or f"call {k}" for k in serials.tolist()]
         numbers: dict[str, int] = {}
         task = np.array([numbers.setdefault(name, len(numbers)) for name in task_names])
@@ -81,7 +83,9 @@ class SpanTree:
         return linked.select(order, arrival_s=arrival_s[order] - arrival_s[order[0]])
 
     def _enclosing(self, span: str, trace: str) -> _Enclosing:
-        """What encloses a call, outermost first: conversation, trace, spans."""
+        """What encloses a call, the outermost first: conversation, trace, spans. A trace without a
+        conversation has one of its own.
+        """
         ancestors: list[str] = []
         parent = self._spans[span][0] if span in self._spans else ""
         while parent and parent not in ancestors:  # A broken log may have a span within itself.
@@ -101,7 +105,7 @@ class SpanTree:
             if trace:
                 path = self._enclosing(span, trace)
                 children.setdefault(path, []).append(_CallGroup(start_ns, end_ns, [place], [place]))
-                for depth in range(1, len(path)):
+                for depth in range(1, len(path)):  # Levels without calls of their own.
                     children.setdefault(path[:depth], [])
         edges: list[tuple[int, int]] = []
         for path in sorted(children, key=len, reverse=True):
@@ -133,11 +137,11 @@ def _join_parts(parts: list[_CallGroup], edges: list[tuple[int, int]]) -> _CallG
     by_end = sorted(range(len(parts)), key=lambda k: parts[k].end_ns)
     ends_ns = [parts[k].end_ns for k in by_end]
     latest = list(accumulate(by_end, max))  # [k]: of the first k + 1 to end, the one that began last
-    firsts: list[int] = []
+    firsts: list[int] = []  # A part waits for earlier parts only.
     is_waited_for = [False] * len(parts)
     for k, part in enumerate(parts):
         ended = bisect_right(ends_ns, part.start_ns)  # So many had ended when this one began.
-        while ended and by_end[ended - 1] >= k:  # A span of no length waits for those before it alone.
+        while ended and by_end[ended - 1] >= k:  # A span of no length may have ended as it began.
             ended -= 1
         if not ended:
             firsts += part.firsts
@@ -148,6 +152,7 @@ def _join_parts(parts: list[_CallGroup], edges: list[tuple[int, int]]) -> _CallG
         since = bisect_right(ends_ns, parts[newest].start_ns, hi=ended)
         before = {newest, *by_end[max(since, ended - MOST_WAITS) : ended]}
         parents: list[int] = []
+        # Parts that ended last come first, as the limit of waits cuts the others off.
         for i in sorted(before, key=lambda i: -parts[i].end_ns):
             is_waited_for[i] = True
             parents += parts[i].lasts
@@ -159,7 +164,10 @@ def _join_parts(parts: list[_CallGroup], edges: list[tuple[int, int]]) -> _CallG
 
 
 def _nominal_s(start_s: FloatArray, after: IntArray, think_s: FloatArray) -> FloatArray:
-    """(n,): when calls would arrive if answers took no time. Parents have lower numbers than children."""
+    """(n,): when calls would arrive if answers took no time. Parents have lower numbers than children. A call
+    with parents arrives when the last of them is ready; its own start in the log included their answers'
+    times.
+    """
     nominal_s = start_s.tolist()
     pause_s = think_s.tolist()
     has_parent = [False] * len(nominal_s)

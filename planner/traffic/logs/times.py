@@ -1,4 +1,6 @@
-"""Reads the times of a log as nanoseconds since 1970: which unit numbers have, which zone dates."""
+"""Reads the times of a log as nanoseconds since 1970: finds which unit its numbers have, and takes the zone
+of its dates. log_columns_map.py and gather.py call it.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,13 @@ from planner.traffic.trace import FloatArray, IntArray
 from planner.traffic.zones import says_zone
 
 NS_PER = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
-# A log was written in the years 2000 to 2100: other numbers are in another unit, or count from zero.
+# A log was written in the years 2000 to 2100 (Unix times). Numbers outside of them are in another unit, or
+# count from zero.
 FIRST_S, LAST_S = 946_684_800.0, 4_102_444_800.0
-LONGEST_COUNT_S = 100 * 366 * 86400.0  # Longest time of a clock that counts from zero.
+LONGEST_COUNT_S = 100 * 366 * 86400.0  # A clock that counts from zero has run no longer.
 LONGEST_SPAN_NS = 7 * 86400e9  # A longer duration of a request is an error.
-SAMPLE_VALUES = 1000  # A unit is chosen by so many values at most.
+SAMPLE_VALUES = 1000  # The unit of a column is chosen by its first values, at most so many.
+# Words with which a column's name may say its unit.
 _ENDINGS = {
     "s": ("s", "sec", "secs", "second", "seconds"),
     "ms": ("ms", "msec", "millis", "milli", "millisecond", "milliseconds"),
@@ -30,15 +34,17 @@ _ENDINGS = {
     "ns": ("ns", "nano", "nanos", "nanosecond", "nanoseconds"),
 }
 _UNIT_OF = {ending: unit for unit, endings in _ENDINGS.items() for ending in endings}
-_DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")
+_DATE = re.compile(r"\s*\d{4}-\d\d-\d\d")  # The beginning of ISO 8601.
 _DAY_FIRST = re.compile(r"\d{1,2}([./-])\d{1,2}\1\d{4}([ T])\d{1,2}:\d\d(:\d\d)?([.,]\d{1,6})?")
-_APACHE = "%d/%b/%Y:%H:%M:%S %z"
+_APACHE = "%d/%b/%Y:%H:%M:%S %z"  # For strptime.
 _APACHE_LIKE = re.compile(r"\d\d/[A-Za-z]{3}/\d{4}:\d\d:\d\d:\d\d [+-]\d{4}")
-_SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|sec|m|min)\s*")
+_SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ns|us|µs|ms|s|sec|m|min)\s*")  # A duration that says its unit.
 _SPAN_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0}
 _EMPTY_TEXTS = ("", " ", "-", "null", "None", "NULL", "\\N")  # PostgreSQL's COPY writes \N.
-_STEP_BACK_NS = 30 * 60 * 10**9  # Times that fall by more than this were written after clocks were put back.
-_NEXT_YEAR_NS = 2 * 3600 * 10**9  # Ambiguous times this much later are of another hour, that of another year.
+# `_to_utc_ns`: a fall of more than this in the file means that clocks were put back before,
+_STEP_BACK_NS = 30 * 60 * 10**9
+# and ambiguous times further apart than this are of two years, each with its own hour that comes twice.
+_NEXT_YEAR_NS = 2 * 3600 * 10**9
 
 
 class UnsureError(TraceError):
@@ -86,19 +92,20 @@ def is_missing(column: pd.Series[Any]) -> npt.NDArray[np.bool_]:
     return missing
 
 
-_A_TIME = "a time such as 2026-11-16T18:17:03Z"
+_A_TIME = "a time such as 2026-11-16T18:17:03Z"  # What messages expect.
 
 
 def _as_before(has_zone: bool) -> str:
+    """What messages expect of a date in a column whose first dates have a zone, or have none."""
     return f"a time {'with' if has_zone else 'without'} a zone as before"
 
 
 @dataclass(slots=True)
 class LogClock:
-    """How the times of a column are read. It is chosen by the first values and holds for all.
+    """How the times of a column are read. The first values decide, and what they decide holds for all.
 
     `unit` is one of NS_PER, "date", or a pattern of strptime; empty until `choose_unit` finds it. `zone` is
-    that of dates without one. `has_offsets`: dates carry their zone, None until the first are read.
+    that of dates without one. `has_offsets`: dates carry their zone; None until the first are read.
     `since_zero`: numbers count from a zero that is not 1970. Methods raise TraceError at the first time that
     does not fit.
     """
@@ -109,12 +116,15 @@ class LogClock:
     has_offsets: bool | None = None
     since_zero: bool = False
     _has_chosen_unit: bool = field(default=False, repr=False)
+    # Of `_to_utc_ns`: the latest ambiguous local time so far, and whether clocks were put back before it.
     _latest_ns: int = field(default=0, repr=False)
     _is_put_back: bool = field(default=False, repr=False)
 
     def choose_unit(self, column: pd.Series[Any], where: str) -> None:
-        """Choose the unit by the first values."""
-        if self.unit:
+        """Choose the unit by the first values. Raises UnsureError where they and the column's name do not
+        tell it.
+        """
+        if self.unit:  # A user or a format gave it.
             self.since_zero = self.unit in NS_PER and self._is_small(column, self.unit)
             return
         if column.dtype.kind == "M" or isinstance(column.dtype, pd.DatetimeTZDtype):
@@ -124,9 +134,10 @@ class LogClock:
         if not len(sample):
             raise UnsureError(f"{where}: column {self.name} holds no time", "")
         values = as_numbers(sample)
-        if np.isnan(values).mean() >= 0.5:
+        if np.isnan(values).mean() >= 0.5:  # Most are texts.
             self.unit = _date_pattern(sample, where, self.name)
             return
+        # A value of the column, not between two.
         middle = float(np.nanpercentile(values, 50, method="lower"))
         named_unit = unit_of_name(self.name)
         for unit, ns in NS_PER.items():
@@ -139,6 +150,7 @@ class LogClock:
                     )
                 self.unit = unit
                 return
+        # Not in the years of logs in any unit: the clock has a zero of its own.
         self.since_zero = True
         if named_unit is None and (values != np.floor(values)).any():
             named_unit = "s"  # Programs count smaller units in whole numbers.
@@ -165,9 +177,10 @@ class LogClock:
         elif sample.dtype.kind == "M" or isinstance(sample.dtype, pd.DatetimeTZDtype):
             return 1.0
         else:
-            form = "ISO8601" if self.unit == "date" else self.unit
+            strptime_form = "ISO8601" if self.unit == "date" else self.unit
+            # Python's logging.
             text = sample.astype(str).str.strip().str.replace(r",(\d{1,9})$", r".\1", regex=True)
-            fits = pd.to_datetime(text, errors="coerce", utc=True, format=form).notna().to_numpy()
+            fits = pd.to_datetime(text, errors="coerce", utc=True, format=strptime_form).notna().to_numpy()
         return float(np.mean(fits))
 
     def _is_small(self, column: pd.Series[Any], unit: str) -> bool:
@@ -177,7 +190,7 @@ class LogClock:
 
     def times_ns(self, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
         """Nanoseconds since 1970, or since the clock's zero. `line` (n,) are the lines of the values in the
-        file, for messages.
+        file, and `where` the file, for messages.
         """
         if not self._has_chosen_unit:
             self.choose_unit(column, f"{where} {line[0]}")
@@ -191,7 +204,7 @@ class LogClock:
         else:
             values, whole_values = as_numbers(column), None
         low, high = (0.0, LONGEST_COUNT_S) if self.since_zero else (FIRST_S, LAST_S)
-        with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):  # NaN and huge numbers are bad.
             is_bad = ~((values * per / 1e9 >= low) & (values * per / 1e9 < high))
         expected = (
             f"number of {self.unit} from 0 on" if self.since_zero else f"time in {self.unit} since 1970"
@@ -200,10 +213,12 @@ class LogClock:
         if whole_values is not None:  # Exact, where a float64 of nanoseconds would not be.
             return whole_values * per
         whole = np.floor(values)
+        # Whole and part apart: together they need more digits than a float64 has.
         time_ns: IntArray = whole.astype(np.int64) * per + np.rint((values - whole) * per).astype(np.int64)
         return time_ns
 
     def _dates_ns(self, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
+        """Dates as nanoseconds since 1970. All of a column must have a zone, or none."""
         dates = self._parse_dates(line, column, where)
         has_offsets = dates.dt.tz is not None
         if self.has_offsets is None:
@@ -221,7 +236,7 @@ class LogClock:
             return column
         text = column.astype(str) if column.dtype.kind in "iuf" else column
         form: dict[str, Any] = {"format": "ISO8601" if self.unit == "date" else self.unit}
-        try:
+        try:  # The quick way, for columns without a fault.
             return pd.to_datetime(text, errors="raise", cache=False, **form)
         except (ValueError, TypeError, OverflowError):
             pass
@@ -229,22 +244,24 @@ class LogClock:
         if self.unit == "date":
             plain = plain.str.replace(r",(\d{1,9})$", r".\1", regex=True)  # Python's logging
         try:
-            dates = pd.to_datetime(plain, errors="coerce", utc=True, cache=False, **form)
+            dates = pd.to_datetime(plain, errors="coerce", utc=True, cache=False, **form)  # Zones may differ.
         except (ValueError, TypeError, OverflowError):
             self._refuse(where, line[0], _A_TIME, column.iloc[0])
         self._refuse_rows(dates.isna().to_numpy(), where, line, _A_TIME, column)
         has_zone = np.array([says_zone(one) for one in plain])
+        # says_zone does not know Apache's form, which always has a zone.
         if self.unit == _APACHE:
             has_zone[:] = True
         self._refuse_rows(has_zone != has_zone[0], where, line, _as_before(bool(has_zone[0])), column)
         return dates if has_zone[0] else dates.dt.tz_localize(None)
 
     def _to_utc_ns(self, ns: IntArray, line: IntArray, column: pd.Series[Any], where: str) -> IntArray:
-        """Local times of `zone` as UTC. When clocks are put back an hour comes twice: times of it are of the
-        second one from where times in the file fall.
+        """Local times of `zone` as UTC. When clocks are put back an hour comes twice: a time in it is of the
+        second hour once times in the file have fallen.
         """
         zone = zone_of(str(self.zone))
         naive = pd.DatetimeIndex(ns.view("M8[ns]"))
+        # The first of two.
         early = naive.tz_localize(zone, ambiguous=np.ones(len(ns), bool), nonexistent="NaT")
         self._refuse_rows(
             np.asarray(early.isna()), where, line, f"a time that there is in {self.zone}", column
@@ -252,6 +269,7 @@ class LogClock:
         late = naive.tz_localize(zone, ambiguous=np.zeros(len(ns), bool), nonexistent="NaT")
         first = early.tz_convert("UTC").tz_localize(None).as_unit("ns").to_numpy().astype(np.int64)
         second = late.tz_convert("UTC").tz_localize(None).as_unit("ns").to_numpy().astype(np.int64)
+        # Times that are the same in both are not ambiguous.
         for k in np.flatnonzero(first != second).tolist():
             if ns[k] - self._latest_ns > _NEXT_YEAR_NS:
                 self._is_put_back = False
@@ -294,7 +312,7 @@ def shown_value(value: object) -> str:
 def _date_pattern(sample: pd.Series[Any], where: str, name: str) -> str:
     """The unit "date" for ISO 8601, or the pattern of Apache's dates. Raises UnsureError for other texts."""
     texts = sample.astype(str).tolist()
-    if np.mean([bool(_DATE.match(text)) for text in texts]) >= 0.5:
+    if np.mean([bool(_DATE.match(text)) for text in texts]) >= 0.5:  # Texts as before.
         return "date"
     if np.mean([bool(_APACHE_LIKE.fullmatch(text.strip())) for text in texts]) > 0.5:
         return _APACHE

@@ -30,6 +30,7 @@ COLUMNS = Columns(
     status="status",
     units={"arrival": "ns"},
 )
+# A container's log has a date, its stream and F or P (a whole line or a part) before the line itself.
 LINE = re.compile(
     rb"(?:(?P<stamp>\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d))\s+(?:std(?:out|err) [FP] "
     rb")?)?(?:\([^)]{0,80}\) )?"
@@ -39,8 +40,7 @@ LINE = re.compile(
 JSON_LINE = re.compile(
     rb'\{.*"asctime": ?"(?P<stamp>\d{4}-\d\d-\d\d[ T][\d:.,]+)".*"message": ?"(?P<message>(?:[^"\\]|\\.)*)"'
 )
-# Tells JSON lines of vLLM from those of other programs.
-_VLLM_LOGGER = b'"name": "vllm'
+_VLLM_LOGGER = b'"name": "vllm'  # Tells JSON lines of vLLM from those of other programs.
 _RECEIVED = re.compile(rb"Received request (\S+?): ")
 _DETAILS = re.compile(rb"Request (\S+) details: ")
 _GENERATED = re.compile(rb"Generated response (\S+)(?: \((streaming delta|streaming complete)\))? details: ")
@@ -48,18 +48,21 @@ _ENDED = re.compile(rb"Request (\S+) (aborted|failed)\b")
 _MAX_TOKENS = re.compile(rb"[(, ]max_tokens=(\d+)[,)]")
 _ANSWER_COUNT = re.compile(rb"SamplingParams\(n=(\d{1,4}),")
 _LORA = re.compile(rb"lora_request: LoRARequest\(lora_name='([^']{1,100})'")
+# The lists of token ids of a prompt and of an answer.
 _IDS = {"in": b"prompt_token_ids: [", "out": b"output_token_ids: ["}
 _PROMPT = b"prompt: "
 DAYS_BEFORE_MONTH = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # In a leap year.
-_DAY_NS, _YEAR_DAYS = 86400 * 10**9, 366
-_FEB_28 = 58
+_DAY_NS, _YEAR_DAYS = 86400 * 10**9, 366  # Every year counts as a leap year; `_time_ns` takes the 29th off.
+_FEB_28 = 58  # Days since the beginning of the year.
 _NEW_YEAR_NS = 978_307_200 * 10**9  # The start of 2001, from which dates without a year count.
-# If at least this many prompts have as many characters as token ids, the log was cut at that length.
+# With so many prompts of as many characters as token ids, the log was cut at that length (--max-log-len).
 CUT_PROMPTS = 3
 
 
 @dataclass(slots=True)
 class _Request:
+    """A request by the line where it came first; `max_tokens` is set only where the answer has as many."""
+
     line: int
     time_ns: int
     prompt_tokens: int | None = None
@@ -84,12 +87,12 @@ class VllmLog:
         self.has_stamps: bool | None = None
         # Days to add to the number of the day in its year, and that number of the line before.
         self._days, self._previous_day = 0, -1
-        self._cut: Counter[int] = Counter()
+        self._cut: Counter[int] = Counter()  # Prompts with as many characters as ids, by number.
 
     def read(self, lines: Iterable[tuple[int, bytes]]) -> None:
         """Take the lines of a log, with their numbers."""
         for number, raw in lines:
-            if b"equest" not in raw and b"Generated" not in raw:
+            if b"equest" not in raw and b"Generated" not in raw:  # Quick: other lines are many.
                 continue
             match = LINE.match(raw) or JSON_LINE.match(raw)
             if match is None:
@@ -98,6 +101,7 @@ class VllmLog:
             if received := _RECEIVED.match(message):
                 self._received(number, self._time_ns(number, match), received[1], message)
             elif details := _DETAILS.match(message):
+                # The lines of a request may come in any order.
                 request = self.requests.setdefault(details[1], _Request(number, self._time_ns(number, match)))
                 request.prompt_tokens = self._ids("in", message)
             elif generated := _GENERATED.match(message):
@@ -125,6 +129,7 @@ class VllmLog:
                 "with VLLM_LOGGING_LEVEL=DEBUG and --enable-log-outputs, or export its spans "
                 "(--otlp-traces-endpoint)"
             )
+        # An answer with ignore_eos has all its tokens.
         assumed = [r for r in every if r.output_tokens is None and r.max_tokens and r.status == "ok"]
         for request in assumed:
             request.output_tokens = request.max_tokens
@@ -146,6 +151,7 @@ class VllmLog:
             )
 
     def _received(self, number: int, time_ns: int, name: bytes, message: bytes) -> None:
+        """Take a request, with the settings that stand at the end of its line, behind any prompt."""
         request = self.requests.setdefault(name, _Request(number, time_ns))
         if (tokens := self._ids("in", message)) is not None:  # vLLM up to 0.10 writes ids.
             request.prompt_tokens = tokens
@@ -174,9 +180,9 @@ class VllmLog:
         end = message.find(b"]", mark_at)
         listed = message[mark_at + len(mark) : end if end >= 0 else len(message)]
         tokens = listed.count(b",") + 1 if listed.strip() else 0
-        prompt_at = message.find(_PROMPT)
+        prompt_at = message.find(_PROMPT)  # For `rows`, which refuses logs that were cut.
         if side == "in" and tokens and 0 <= prompt_at < mark_at:
-            characters = (
+            characters = (  # Without quotes.
                 len(message[prompt_at + len(_PROMPT) : mark_at].rstrip(b", ").decode(errors="replace")) - 2
             )
             if characters == tokens:
@@ -184,8 +190,8 @@ class VllmLog:
         return tokens
 
     def _time_ns(self, number: int, match: re.Match[bytes]) -> int:
-        """The time of a line since 1970 if lines begin with a whole date (kubectl logs --timestamps).
-        Otherwise 2001 is taken for the year, which vLLM does not write.
+        """The time of a line [ns]: since 1970 if lines begin with a whole date (kubectl logs --timestamps).
+        Otherwise the year, which vLLM does not write, is taken to be 2001.
         """
         stamp = match["stamp"]
         if self.has_stamps is None:
@@ -202,7 +208,7 @@ class VllmLog:
         if not (1 <= month <= 12 and 1 <= day <= 31 and hours < 24 and minutes < 60 and seconds < 61):
             raise TraceError(f"{self.path}, line {number}: {match['date'].decode()} is no month and day")
         number_of_day = DAYS_BEFORE_MONTH[month - 1] + day - 1
-        if self._previous_day - number_of_day > _YEAR_DAYS // 2:
+        if self._previous_day - number_of_day > _YEAR_DAYS // 2:  # The year has changed.
             self._days += _YEAR_DAYS
         # A log that goes from 28 February to March without the 29th is of no leap year.
         if 0 <= self._previous_day <= _FEB_28 and number_of_day > _FEB_28 + 1:
@@ -214,6 +220,7 @@ class VllmLog:
 
 
 def _stamp_ns(stamp: bytes, where: str) -> int:
+    """A date and time as ns since 1970, in UTC where it names no zone."""
     import pandas as pd
 
     try:
