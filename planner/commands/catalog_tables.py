@@ -141,6 +141,7 @@ def _engine_rows(catalog: Catalog) -> list[dict[str, Any]]:
             "us per prompt token": round(1e6 * row.prompt_token_s, 3),
             "hand-off ms": round(1e3 * row.hand_off_s, 3),
             "first hand-off s": round(row.first_hand_off_s, 3),
+            "first token": row.first_token,
             "source": row.source,
         }
         for row in catalog.engines.values()

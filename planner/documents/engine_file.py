@@ -6,8 +6,8 @@ Only the name is needed: the version is then the one our manifests deploy, with 
 async_scheduling. A file without the key `engine` means the same; with `engine: none` step times are used as
 they are. For `sglang` and `trtllm` neither constants nor scheduler were checked: vLLM's are simulated, and
 the plan says so. Constants in the file (`host`, `rest`, `front_end`, `prompt_token`, `hand_off`,
-`first_hand_off`, `tokens_per_s`) replace the row's; planner/models/engine.py says what they are.
-`speculative`: planner/documents/speculative.py.
+`first_hand_off`, `first_token`, `tokens_per_s`) replace the row's; planner/models/engine.py says what they
+are. `speculative`: planner/documents/speculative.py.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from planner.errors import InputError
 from planner.files.document_values import Section, check_one_of, is_number, refused_value
 from planner.fleet import Policies
-from planner.models.engine import DEPLOYED_VERSION, NAMES, Engine, HostTime
+from planner.models.engine import DEPLOYED_VERSION, NAMES, Engine, FirstToken, HostTime
 from planner.units import show_exactly
 
 NONE = "none"  # Step times are used as they are.
@@ -35,6 +35,7 @@ KEYS = (
     "prompt_token",
     "hand_off",
     "first_hand_off",
+    "first_token",
     "tokens_per_s",
     "basis",
     "nearest",
@@ -54,6 +55,7 @@ ROW_KEYS = (
     "prompt_token",
     "hand_off",
     "first_hand_off",
+    "first_token",
     "error",
 )
 HOST_KEYS = ("step", "sequence", "log2_tp")
@@ -67,6 +69,7 @@ MOST_S = {
     "hand_off": 10.0,
     "first_hand_off": 60.0,
 }
+FIRST_TOKENS: tuple[FirstToken, ...] = get_args(FirstToken)
 FIRST_ASYNC = "0.10"  # The first version with --async-scheduling.
 MINORS = 10_000  # More than any minor version number, so that versions can be compared as one integer.
 AMBIGUOUS = (0.1, 0.2, 0.3)  # Without quotes the version 0.10 is read as the number 0.1.
@@ -89,6 +92,7 @@ class EngineRow:
     prompt_token_s: float
     hand_off_s: float
     first_hand_off_s: float
+    first_token: FirstToken
     source: str
     is_checked: bool = True
 
@@ -121,6 +125,7 @@ def parse_row(row: Section) -> EngineRow:
         prompt_token_s=_parse_seconds(row, "prompt_token", 0.0),
         hand_off_s=_parse_seconds(row, "hand_off", 0.0),
         first_hand_off_s=_parse_seconds(row, "first_hand_off", 0.0),
+        first_token=_parse_first_token(row, "prefill"),
         source=row.plain_text("source"),
         is_checked=row.flag("checked", True),
     )
@@ -171,6 +176,8 @@ def parse_engine(value: object, rows: Iterable[EngineRow], where: str) -> Engine
         prompt_token_s=_parse_seconds(section, "prompt_token", 0.0 if is_own else row.prompt_token_s),
         hand_off_s=_parse_seconds(section, "hand_off", 0.0 if is_own else row.hand_off_s),
         first_hand_off_s=_parse_seconds(section, "first_hand_off", 0.0 if is_own else row.first_hand_off_s),
+        # A plan from before this key, which names its basis, was made with first tokens of prefill workers.
+        first_token=_parse_first_token(section, "prefill" if "basis" in section else row.first_token),
         basis=section.text("basis", "constants of your own" if "host" in section else basis),
         is_nearest=section.flag("nearest", "host" not in section and row.version_distance(version) > 0),
         tokens_per_s=section.number("tokens_per_s", above=0.0) if "tokens_per_s" in section else math.inf,
@@ -194,6 +201,7 @@ def engine_document(engine: Engine) -> dict[str, Any]:
             if engine.first_hand_off_s > 0
             else {}
         ),
+        **({"first_token": engine.first_token} if engine.first_token != "prefill" else {}),
         **({"tokens_per_s": engine.tokens_per_s} if engine.tokens_per_s < math.inf else {}),
         "basis": engine.basis,
         **({"nearest": True} if engine.is_nearest else {}),
@@ -234,6 +242,12 @@ def _parse_seconds(section: Section, key: str, default: float | None = None) -> 
     if value_s > MOST_S[key]:
         raise refused_value(section.path_of(key), f"must be at most {MOST_S[key]:g} s", section.get(key))
     return value_s
+
+
+def _parse_first_token(section: Section, default: FirstToken) -> FirstToken:
+    value = section.get("first_token", default)
+    check_one_of(value, FIRST_TOKENS, section.path_of("first_token"))
+    return "decode" if value == "decode" else "prefill"
 
 
 def _parse_name(value: object, where: str) -> str:

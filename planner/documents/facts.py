@@ -433,6 +433,7 @@ class Finding:
 Granted = Literal[
     "monotonicity",
     "ttft-ends-with-prefill",
+    "first-token-of-decode",
     "steady-state",
     "sessions-wait",
     "sessions-given-up",

@@ -12,15 +12,19 @@ arrives. There an API server (one per data-parallel rank) makes tokens of one pr
 t >= D / tokens_per_s. A request whose prompt is done reaches the API server of its decode worker `hand_off_s`
 later, which makes tokens of its text once more before the worker asks for the KV; with 0 the worker asks at
 once. The first time that a decode worker asks a prefill worker takes `first_hand_off_s` more, in a trace's
-warm-up: later ones have met before.
+warm-up: later ones have met before. With `first_token` "decode" nobody sees the token that a prefill worker
+makes: the decode worker computes the prompt's last token again and sends the answer from its first token on.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from planner.errors import InputError
+
+FirstToken = Literal["prefill", "decode"]
 
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 # The version of vLLM in manifests that name no other.
@@ -71,6 +75,8 @@ class Engine:
     # The way of a request from its prefill worker over the router to its decode worker.
     hand_off_s: float = 0.0
     first_hand_off_s: float = 0.0
+    # Which of the two workers sends the first token to the client: "prefill" or "decode".
+    first_token: FirstToken = "prefill"
 
     def __post_init__(self) -> None:
         if not 0 <= self.front_end_s < math.inf:

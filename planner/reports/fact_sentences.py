@@ -50,6 +50,10 @@ _ASSUMPTIONS: dict[facts.Granted, str] = {
     "ttft-ends-with-prefill": (
         "TTFT ends with prefill; the KV transfer of a disaggregated request falls into its first gap"
     ),
+    "first-token-of-decode": (
+        "TTFT ends with the first token that the client sees; in pairs it is the decode worker's, after the "
+        "KV transfer"
+    ),
     # The warm-up is cut in traffic/trace.py.
     "steady-state": (
         "steady state: warm-up cut (a twentieth of the trace, at most two minutes), backlog test at the end"

@@ -12,7 +12,8 @@ A request that waits for others arrives in the simulation when the simulation ha
 answers add up along a session as they do on the engines. Each side's latencies count from its own arrivals.
 
 A pair of prefill and decode workers computes one token more than was requested: vLLM's decode worker computes
-the first token again. Both sides count this token; the first one is the prefill worker's.
+the first token again. Where the engines' first token is the decode worker's, neither side counts the prefill
+worker's, as the client does not see it; else both sides count it, as the first one.
 """
 
 from __future__ import annotations
@@ -222,6 +223,12 @@ class Measurement:
         return by_request
 
     @property
+    def has_first_token_of_decode(self) -> bool:
+        """Whether the client of a pair sees its first token only from the decode worker."""
+        engines = [pool.type.engine for pool in self.fleet.pools if pool.role == "prefill"]
+        return any(engine is not None and engine.first_token == "decode" for engine in engines)
+
+    @property
     def is_timed_by_engines(self) -> bool:
         """Whether every finished request is in the logs of all workers that served it."""
         served = self.served()
@@ -324,7 +331,7 @@ def _simulated_trace(
         if parents:
             start_s[request] = max(due_s, *(start_s[parent] for parent in parents))
         elif (sent := run.journal.sent.get(request)) and sent.part == part.part:
-            start_s[request] = _request_times_s(sent, served.get((part.part, request), {}), part)[0]
+            start_s[request] = _request_times_s(run, sent, served.get((part.part, request), {}), part)[0]
         else:
             # The parents were answered in an earlier part, so the user's thinking began before this one.
             think_s = float(trace.think_s[request]) if request in parents_of else 0.0
@@ -332,6 +339,8 @@ def _simulated_trace(
     requests.sort(key=lambda request: max(start_s[request], 0.0))
     arrival_s = np.maximum([start_s[request] for request in requests], 0.0)
     sent_trace = trace.select(requests, arrival_s=arrival_s)
+    if run.has_first_token_of_decode:
+        return sent_trace, requests
     # A pair of workers computes one token more (see the module's docstring).
     is_pair = [len(sent.workers) == 2 if (sent := run.journal.sent.get(r)) else False for r in requests]
     return replace(sent_trace, output_tokens=sent_trace.output_tokens + np.array(is_pair)), requests
@@ -347,7 +356,7 @@ def _complete_sessions(trace: Trace, requests: Sequence[int]) -> Ints:
 
 
 def _request_times_s(
-    sent: Sent, logged: Mapping[str, EngineRequest], part: ReplayPart
+    run: Measurement, sent: Sent, logged: Mapping[str, EngineRequest], part: ReplayPart
 ) -> tuple[float, float, Floats]:
     """When a request started, was scheduled, and got its tokens, in seconds since its part began: by the
     engines' logs, or else by the client, which does not know when it was scheduled (NaN).
@@ -355,7 +364,8 @@ def _request_times_s(
     engines = [logged[worker] for worker in sent.workers if worker in logged]
     if not engines:
         return sent.sent_s, math.nan, np.array(sent.token_s)
-    token_s = np.concatenate([engine.token_s for engine in engines])
+    seen = engines[-1:] if run.has_first_token_of_decode else engines
+    token_s = np.concatenate([engine.token_s for engine in seen])
     return engines[0].queued_s - part.start_s, engines[0].scheduled_s - part.start_s, token_s - part.start_s
 
 
@@ -391,7 +401,7 @@ def _observed_simulation(
         if sent.status != "finished":
             continue
         logged = served.get((part.part, sent.request), {})
-        start_s, scheduled_s, token_s = _request_times_s(sent, logged, part)
+        start_s, scheduled_s, token_s = _request_times_s(run, sent, logged, part)
         gaps = np.diff(token_s)
         arrival_s[k] = start_s
         values["queue_s"][k] = scheduled_s - start_s

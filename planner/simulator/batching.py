@@ -108,9 +108,10 @@ from planner.simulator.slots import (
     LONGEST,
     add_chunk,
     add_load,
-    blocks_checked,
     blocks_for,
     blocks_of,
+    blocks_to_begin,
+    cached_on_arrival,
     clear_chunks,
     depart_late,
     enqueue_request,
@@ -338,8 +339,15 @@ def seat_ready(state, l):
 
 @kernel_jit
 def seat(state, l, r):
-    """Sequence r, whose KV is on the worker, joins the decodes of lane l."""
-    state.workers[state.lanes[l].worker].running += 1
+    """Sequence r, whose KV is on the worker, joins the decodes of lane l. If nobody has seen a token of it,
+    its first step computes the last token of its prompt again.
+    """
+    w, request = state.lanes[l].worker, state.requests[r]
+    if request.generated_tokens == 0:
+        blocks = request_blocks(state, w, request.length_tokens)
+        request.length_tokens, request.last_token_s = cached_on_arrival(request), np.nan
+        state.workers[w].used_blocks -= blocks - request_blocks(state, w, request.length_tokens)
+    state.workers[w].running += 1
     state.counters[ADMITTED] += 1
     state.requests[r].admission_number = state.counters[ADMITTED]
     join_lane(state, l, r)
@@ -505,8 +513,7 @@ def _seat_known(state, l, budget):
         r = next_ready(state, lane.worker)
         if r == NONE or not _has_kv(state, worker, r):
             break
-        c = state.requests[r].length_tokens
-        coming = blocks_for(lane, ONE) + blocks_checked(kind, lane, state.requests[r], c) - blocks_of(c)
+        coming = blocks_for(lane, ONE) + blocks_to_begin(state, lane.worker, r)
         is_short = worker.used_blocks + worker.late_blocks + coming > kind.kv_blocks
         if is_short and worker.running > 0:
             return ZERO

@@ -14,6 +14,7 @@ from planner.simulator.layout import (
     E2E,
     GAP_DEPTH,
     IN_DOUBT,
+    LAST_S,
     LATEST_S,
     NONE,
     ONE,
@@ -332,6 +333,14 @@ def first_token(state, r, time_s):
     request.generated_tokens = 1
     if in_window(state, request.arrival_s):
         count_value(state, TTFT, time_s - request.arrival_s, request.arrival_s, r)
+
+
+@kernel_jit
+def note_decoding(state, r):
+    """Request r has its first token and decodes, so the backlog test need not wait for it."""
+    request = state.requests[r]
+    if request.arrival_s >= state.policy[LAST_S] and request.output_tokens > 1:
+        state.counters[IN_DOUBT] -= 1
 
 
 @kernel_jit

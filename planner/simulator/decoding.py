@@ -6,10 +6,14 @@ A lane is a batch of an engine, and a run is a number of its decode steps that t
 
 from __future__ import annotations
 
+import numpy as np
+
 from planner.policies import LIGHTLLM
 from planner.simulator.caches import evict_idle, recycle_windows
 from planner.simulator.counting import (
     count_run,
+    first_token,
+    note_decoding,
     note_gap,
     record_classes,
     record_gap,
@@ -54,7 +58,12 @@ def decoded(state, l, steps, time_s):
     lane.decode_step += steps
     lane.kv_sum += float(steps) * lane.decodes
     for slot in range(normal, lane.decodes):
-        single_gap(state, w, state.slots[l, slot].request, time_s)
+        r = state.slots[l, slot].request
+        if np.isnan(state.requests[r].first_token_s):
+            first_token(state, r, time_s)
+            note_decoding(state, r)
+        else:
+            single_gap(state, w, r, time_s)
         state.slots[l, slot].settled_step = lane.decode_step
     if normal > 0:
         if is_gap:

@@ -48,7 +48,7 @@ def accept(state, l, time_s):
         left = entry.finish_step - lane.decode_step
         before = state.requests[r].output_tokens - left - 1
         more = ZERO
-        if worker.role != DECODE or before > 1:
+        if worker.role != DECODE or before > 1 - kind.discards_token:
             draw = _unit(kind.draw_seed, r, before)
             while more < min(drafts, left) and draw < kind.accepted[more]:
                 more += 1

@@ -9,7 +9,9 @@ exactly (counting.py).
 
 Disaggregated requests leave their prefill worker when the first token is out. The decode worker reserves
 blocks, the KV blocks cross the link, the prefill worker frees them, and the request joins the next decode
-step; its first gap holds all of that (transfer.py).
+step; its first gap holds all of that (transfer.py). Of an engine whose first token is the decode worker's
+nobody sees the prefill worker's: that next step computes the last token of the prompt again, and TTFT holds
+all of that.
 
 With speculative decoding (planner.models.speculation) each step is an event: decodes make different numbers
 of tokens in it, which leave together (drafts.py).
@@ -415,14 +417,18 @@ def _end_lane(state, l, time_s):
             if kind.batching != VLLM_V1:
                 append(state.requests, worker, PARTIAL, r)
             continue
-        if request.generated_tokens == 0:
+        is_seen = worker.role != PREFILL or kind.discards_token == 0 or request.generated_tokens > 0
+        if not is_seen:  # The decode worker will compute the prompt's last token again.
+            request.last_token_s = time_s
+        elif request.generated_tokens == 0:
             first_token(state, r, time_s)
         else:
             single_gap(state, w, r, time_s)
             request.generated_tokens += 1
             request.last_token_s = time_s
         see_token(state, r)
-        charge_token(state, w, r)
+        if is_seen:
+            charge_token(state, w, r)
         if request.generated_tokens == request.output_tokens:
             _end_request(state, w, r, time_s)
         elif worker.role == PREFILL:
@@ -522,7 +528,8 @@ def _lose(state, r):
 def _start_over(state, r):
     """Request r has lost its KV after its prompt was computed."""
     request = state.requests[r]
-    request.length_tokens += 1  # Its last token, which was not in the cache yet.
+    # Its last token, which was not in the cache yet, unless it is still the prompt that was handed over.
+    request.length_tokens += request.generated_tokens > 0 or request.length_tokens < request.input_tokens
     request.computed_tokens = 0
     lose_prefix(state, r)
     request.preemptions += 1

@@ -85,6 +85,10 @@ TYPE = np.dtype(
         ("prompt_token_s", "f8"),  # Seconds of the API server to make a token of a prompt's text.
         # Seconds until the API server of a decode worker has a hand-off, of which it makes tokens then.
         ("hand_off_s", "f8"),
+        (
+            "discards_token",
+            "i8",
+        ),  # 1: nobody sees the token of a prefill worker, as its decode worker makes it again.
         ("first_hand_off_s", "f8"),  # Seconds that a decode worker needs to get to know a prefill worker.
         # Speculative decoding:
         ("accepted", "f8", MOST_DRAFTS),  # The probability that i drafts or more are accepted.

@@ -914,6 +914,7 @@ def _fill_type(
         row["overlaps"], row["token_s"] = engine.async_scheduling, 1 / engine.tokens_per_s
         row["prompt_token_s"], row["hand_off_s"] = engine.prompt_token_s, engine.hand_off_s
         row["first_hand_off_s"] = engine.first_hand_off_s
+        row["discards_token"] = engine.first_token == "decode"
         if worker_type.pp == 1:  # A pipeline has several steps in flight anyway.
             row["is_async"] = engine.async_scheduling
             row["kv_delay_steps"] = KV_DELAY_STEPS[engine.async_scheduling]

@@ -448,7 +448,8 @@ def _update_saved_s(state, pool, time_s):
                 request = state.requests[state.slots[l, slot].request]
                 to_come = state.slots[l, slot].finish_step - lane.decode_step - done
                 saved_s = state.policy[TBT_S] * (request.output_tokens - to_come)
-                saved_s -= time_s - request.first_token_s
+                if not np.isnan(request.first_token_s):
+                    saved_s -= time_s - request.first_token_s
                 worker.least_saved_s = min(worker.least_saved_s, saved_s)
 
 

@@ -13,7 +13,14 @@ import numpy as np
 from planner.policies import EDF, FCFS, LJF, LOWEST_BY_LOT, RESERVE_STATIC, SJF, VLLM_V1
 from planner.simulator.adapters import count_waiting
 from planner.simulator.caches import release_prefix
-from planner.simulator.counting import count_value, in_window, record_part, settle_gap, steps_reaching
+from planner.simulator.counting import (
+    count_value,
+    in_window,
+    note_decoding,
+    record_part,
+    settle_gap,
+    steps_reaching,
+)
 from planner.simulator.layout import (
     BACK,
     BLOCK,
@@ -26,8 +33,6 @@ from planner.simulator.layout import (
     GAMMA,
     GROUP,
     HEAVY_TOKENS,
-    IN_DOUBT,
-    LAST_S,
     LEAVING,
     NONE,
     ONE,
@@ -235,6 +240,14 @@ def _reject_one(state, r):
 
 
 @small_jit
+def cached_on_arrival(request):
+    """Tokens of a request that was handed over that count as cached: all, or all but the prompt's last one,
+    which makes the first token.
+    """
+    return request.length_tokens - (request.generated_tokens == 0)
+
+
+@small_jit
 def request_blocks(state, w, tokens):
     """KV blocks that a request with `tokens` in the cache takes on worker w."""
     reserved = state.types[state.workers[w].type].reserved_blocks
@@ -268,6 +281,15 @@ def blocks_checked(kind, lane, request, c):
     """
     available = kind.kv_blocks - extra_blocks(kind, blocks_of(request.input_tokens + request.output_tokens))
     return max(min(blocks_of(c + lane.width + kind.lookahead_tokens), available), blocks_of(c))
+
+
+@small_jit
+def blocks_to_begin(state, w, r):
+    """KV blocks that request r, whose KV is on worker w, takes with its first step there."""
+    request, worker = state.requests[r], state.workers[w]
+    lane, kind = state.lanes[worker.first_lane], state.types[worker.type]
+    held = blocks_of(np.int64(request.length_tokens))
+    return max(blocks_checked(kind, lane, request, np.int64(cached_on_arrival(request))), held) - held
 
 
 @kernel_jit
@@ -378,8 +400,8 @@ def join_lane(state, l, r):
     gap is the same, then the late ones, which came from elsewhere and whose first gap differs.
     """
     lane, request = state.lanes[l], state.requests[r]
-    if request.arrival_s >= state.policy[LAST_S] and request.generated_tokens == 1:
-        state.counters[IN_DOUBT] -= 1
+    if request.generated_tokens == 1:
+        note_decoding(state, r)
     if lane.decodes == 0:
         lane.last_token_s, lane.late_decodes = request.last_token_s, 0
     index = lane.decodes

@@ -21,6 +21,7 @@ from planner.simulator.slots import (
     blocks_checked,
     blocks_for,
     blocks_of,
+    blocks_to_begin,
     foreseen_blocks,
     request_blocks,
     seat_blocks,
@@ -167,7 +168,7 @@ def _has_room_beside(state, w, r, steps):
         resting = state.requests[resting].next
     ready, seats = worker.head[READY], kind.seats - worker.running
     while ready != NONE and seats > 0 and blocks <= kind.kv_blocks:
-        blocks += _next_blocks(state, w, ready)
+        blocks += blocks_to_begin(state, w, ready)
         ready, seats = state.requests[ready].next, seats - 1
     return blocks <= kind.kv_blocks
 

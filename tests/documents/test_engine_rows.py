@@ -106,6 +106,7 @@ def test_scheduling_and_constants_may_be_ones_own(catalog: Catalog) -> None:
         row.rest,
         0.0,
         "constants of your own",
+        first_token="decode",
     )
 
 

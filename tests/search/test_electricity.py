@@ -65,7 +65,8 @@ def test_a_plan_says_what_of_its_cost_is_electricity_and_what_commitments_save(t
     """12 owned H100 at their limit: 12 x 0.1092 = 1.31 USD/h; six are rented on one node of eight."""
     prices = {"h100-80g": {"on_demand": "3 usd/h", "reserved_1y": "2 usd/h"}}
     fleet = {"gpus": H100, "owned": {"h100-80g": 12}, "electricity": PAID, "prices": prices}
-    found = plan(question(fleet=fleet), traffic(rate_rps=40.0), CATALOG)
+    engine = {"name": "vllm", "first_token": "prefill"}
+    found = plan(question(fleet=fleet, engine=engine), traffic(rate_rps=40.0), CATALOG)
     document = to_json(found)
     assert document["bill"]["electricity_usd_per_h"] == pytest.approx(12 * 0.1092)
     assert 0.3 < document["bill"]["expected_electricity_usd_per_h"] / (12 * 0.1092) <= 1

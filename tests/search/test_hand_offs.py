@@ -52,7 +52,9 @@ def planned(stock: int) -> Any:
         "max_num_batched_tokens": 2048,
     }
     slo = {"ttft": {"p90": "1.5 s"}, "e2e": {"p99": "20 s"}}
-    task = parse_task({"llm": LLM, "slo": slo, "fleet": fleet, "safety": "none"}, SMALLER)
+    engine = {"name": "vllm", "first_token": "prefill"}  # With the decode worker's the wait would be TTFT.
+    question = {"llm": LLM, "slo": slo, "fleet": fleet, "engine": engine, "safety": "none"}
+    task = parse_task(question, SMALLER)
     return plan(task, pairs_of_requests(), SMALLER)
 
 
@@ -60,7 +62,7 @@ def test_all_pairs_of_requests_finish_on_a_prefill_and_a_decode_worker() -> None
     """As an independent simulator and async_reference.py say: TTFT p90 1.14 s, E2E up to 9.80 s. They know
     no tokenizer, so the front end is the 7.2 ms that it was for them.
     """
-    engine = {"name": "vllm", "front_end": "7.2 ms"}
+    engine = {"name": "vllm", "front_end": "7.2 ms", "first_token": "prefill"}
     document = pair(("h100-80g", 2), ("a100-80g", 2), engine=engine)
     found = simulate(parse_fleet(document, Path("fleet.yaml"), SMALLER), pairs_of_requests())
     assert (found.status == 0).all()
@@ -74,7 +76,7 @@ def test_the_second_of_two_requests_at_once_is_finished_with_an_engine_as_withou
     """
     trace = make_trace([0, 1], [6000, 6000], [200, 50])
     last_s = []
-    for more in ({"engine": {"front_end": "3.7 ms"}}, {"engine": "none"}):
+    for more in ({"engine": {"front_end": "3.7 ms", "first_token": "prefill"}}, {"engine": "none"}):
         document = pair(("h100-80g", 4), ("h100-80g", 2), **more)
         found = simulate(parse_fleet(document, Path("fleet.yaml"), SMALLER), trace)
         assert (found.status == 0).all()

@@ -125,6 +125,20 @@ def test_a_decode_worker_makes_tokens_of_the_prompt_once_more() -> None:
     assert simulate(apart(prefill=2, decode=1, hand_off_s=0.0), trace).e2e_s == pytest.approx([2.8, 3.8])
 
 
+@pytest.mark.parametrize(("output", "gaps_s"), [(1, []), (3, [1.0, 1.0])])
+def test_the_client_sees_the_first_token_of_the_decode_worker(output: int, gaps_s: list[float]) -> None:
+    """Computed till 1.8 s, read again till 3.1: the decode worker's first step ends at 4.1 and makes the
+    first token, one more step than if the prefill worker's were seen. A limit on gaps sees no hand-off.
+    """
+    fleet = apart(prefill=1, decode=1, hand_off_s=0.5)
+    fleet = fleet.with_engines(lambda engine: replace(engine, first_token="decode"))
+    found = simulate(fleet, make_trace([0], [4], [output]), record=True)
+    assert found.ttft_s == pytest.approx([4.1])
+    assert found.e2e_s == pytest.approx([4.1 + sum(gaps_s)])
+    if gaps_s:
+        assert found.tbt_max_s == pytest.approx([max(gaps_s)])
+
+
 def test_two_workers_shake_hands_in_the_warm_up() -> None:
     """The first hand-off asks for KV at 3.1 s, knows the prefill worker at 5.1 and ends at 6.1; one that is
     read at 5.3 is no later. Without a warm-up, as in a trace of one moment, they know each other.
@@ -147,6 +161,9 @@ def test_what_goes_down_while_a_hand_off_is_read_is_seen_when_it_was(down: int, 
     worker = int((first.prefill_worker, first.decode_worker)[down][0])
     fleet = replace(fleet, disturbances=(Disturbance(2.5, "down", worker),))
     assert simulate(fleet, make_trace([0], [4], [3])).e2e_s == pytest.approx([e2e_s])
+    # Without the prefill worker's tokens all three are the decode worker's.
+    fleet = fleet.with_engines(lambda engine: replace(engine, first_token="decode"))
+    assert simulate(fleet, make_trace([0], [4], [3])).e2e_s == pytest.approx([e2e_s + (2, 1)[down]])
 
 
 def test_steps_that_were_measured_have_their_host_already() -> None:

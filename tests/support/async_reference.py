@@ -122,7 +122,7 @@ class AsyncReference(Reference):
         came = [request for request in worker.ready if request not in present.ready]
         seats = max(worker.type.max_num_seqs - len(present.running), 0)
         for i, request in enumerate([*present.ready, *came]):
-            tokens = request.input + request.generated if i < seats else request.cached
+            tokens = request.input + request.generated if i < seats else max(request.cached, request.input)
             blocks += blocks_of(tokens) + worker.beside(request)
         for request in present.running:
             tokens = request.input + max(request.generated, self.made[request.index])
@@ -184,7 +184,9 @@ class AsyncReference(Reference):
         for request in step.ended:
             self.leaving.discard(request.index)
             request.last_step_s = step_s
-            self.emit(worker, request, now)
+            self.emit_of_prompt(worker, request, now)
+            if not request.generated:  # Nobody has seen a token.
+                self.made[request.index] = 0
             if worker.role == "prefill" and request.status == "unfinished":
                 self.hand_off(worker, request, now)
         self.wake(worker, now)

@@ -48,6 +48,8 @@ def with_engines(fleet: Fleet, seed: int, *, async_scheduling: bool, front_end_s
         engine = random_engine(1000 * seed + k, async_scheduling=async_scheduling)
         ceiling = engine.tokens_per_s - k / math.pi
         engine = replace(engine, front_end_s=front_end_s, tokens_per_s=ceiling)
+        if seed % 8 > 3:
+            engine = replace(engine, first_token="decode")
         return replace(pool, type=replace(pool.type, engine=engine))
 
     return replace(fleet, pools=tuple(change(pool, k) for k, pool in enumerate(fleet.pools)))

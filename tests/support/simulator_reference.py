@@ -534,11 +534,20 @@ class Reference:
             if request.cached == request.input + request.generated:
                 request.is_prefilled = True
                 request.last_step_s = step_s
-                self.emit(worker, request, now)
+                self.emit_of_prompt(worker, request, now)
                 if worker.role == "prefill" and request.status == "unfinished":
                     self.hand_off(worker, request, now)
         self.receive(worker, now)
         self.wake(worker, now)
+
+    def emit_of_prompt(self, worker: Worker, request: Request, now: float) -> None:
+        """The token that a prompt's last chunk makes; nobody sees the first one of some prefill workers."""
+        engine = worker.type.engine
+        is_seen = worker.role != "prefill" or engine is None or engine.first_token == "prefill"
+        if is_seen or request.generated:
+            self.emit(worker, request, now)
+        else:
+            request.last_token_s, request.unseen = now, 0
 
     def emit(self, worker: Worker, request: Request, now: float) -> None:
         """A token of the request leaves, perhaps its last."""
@@ -625,6 +634,7 @@ class Reference:
         source.free += request.blocks + request.beside
         request.beside = target.beside(request)
         target.ready.append(request)
+        request.cached -= not request.generated  # The prompt's last token is computed again.
         request.known_step = 0
         if target.step_start_s is not None:
             request.known_step = target.steps + 2 + self.kv_delay_steps

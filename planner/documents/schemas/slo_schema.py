@@ -16,7 +16,7 @@ from planner.documents import (
 from planner.documents.catalog import SOLD_AS, Catalog
 from planner.documents.commitments import KEYS as COMMITTED
 from planner.documents.electricity import Paid
-from planner.documents.engine_file import HOST_KEYS, NONE
+from planner.documents.engine_file import FIRST_TOKENS, HOST_KEYS, NONE
 from planner.documents.engine_file import KEYS as ENGINE_KEYS
 from planner.documents.gpu_ownership import MOST_OWNED
 from planner.documents.network import KEYS as ALL_NETWORK_KEYS
@@ -439,6 +439,7 @@ def engine_section() -> Schema:
         "prompt_token": quantity("s", positive=False),
         "hand_off": quantity("s", positive=False),
         "first_hand_off": quantity("s", positive=False),
+        "first_token": one_of(FIRST_TOKENS),
         "tokens_per_s": number(above=0),
         "basis": TEXT,
         "nearest": FLAG,

@@ -50,7 +50,7 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
             queue_window_s=policies.queue_window_s if policies.queue_window_s < math.inf else None,
             routing=policies.routing,
         ),
-        Assumption("ttft-ends-with-prefill"),
+        _first_token(problem),
         KvLink(network.bandwidth_bytes_per_s, network.transfer),
         Assumption("steady-state"),
         window_of(simulation),
@@ -112,6 +112,14 @@ def list_assumptions(problem: Problem, fleet: Fleet, simulation: Simulation) -> 
     if problem.slo_reference is not None:
         facts.append(problem.slo_reference)
     return tuple(facts)
+
+
+def _first_token(problem: Problem) -> Assumption:
+    """Where TTFT ends."""
+    engines = [worker.engine for worker in problem.types]
+    if any(engine is not None and engine.first_token == "decode" for engine in engines):
+        return Assumption("first-token-of-decode")
+    return Assumption("ttft-ends-with-prefill")
 
 
 def _cache_facts(problem: Problem, fleet: Fleet) -> list[Assuming]:
