@@ -70,7 +70,6 @@ class CorrectedFormula:
             )
         if min(map(min, columns)) < 0 or not min(self.tokens) > 0:
             raise InputError("corrected: a measured step has tokens > 0, and nothing below 0")
-
         if not self.context_step >= 1 or self.context_step % 1:
             raise InputError(f"corrected: context_step is {self.context_step:g}, must be a whole number >= 1")
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-WHOLE = 10**9  # A worker's capacity in the integers of CP-SAT.
+WHOLE = 10**9  # A worker's capacity in the integers of CP-SAT; larger shares are cut so that sums fit.
 TOLERANCE = 1e-7  # A load may exceed the capacity by this share, as shares are rounded.
 # Loads that differ by less than this share are equal: the sum of a thousand rounded shares is off by as much.
 SAME_FRAC = 1e-6
@@ -76,7 +76,7 @@ def pack_moment(u: Floats, worker_of: Ints, kind_of: Ints) -> BestPacking:
     workers, requests = u.shape[:2]
     if not requests:
         return BestPacking(fewest=0, fewest_bound=0, least=0.0, least_bound=0.0)
-    load_alone = u.max(axis=2)  # (I, J) the load of a worker that holds one request only
+    load_alone = u.max(axis=2)  # (I, J): the load of a worker that holds this request only.
     order = np.argsort(-load_alone.min(axis=0), kind="stable")  # The largest request comes first.
     is_small = workers * requests <= MOST_PLACES
     fewest, fewest_bound = _fewest(u, order, worker_of, kind_of, is_small)
@@ -93,10 +93,11 @@ def _loads(u: Floats, worker_of: Ints) -> Floats:
 
 
 def _fewest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bool) -> tuple[int | None, int]:
+    """`fewest` and `fewest_bound` of a BestPacking; CP-SAT is asked if the model `is_small`."""
     workers = u.shape[0]
     if u.max(axis=2).min(axis=0).max() > 1 + TOLERANCE:
         return None, workers + 1
-    sums = u.min(axis=0).sum(axis=0)  # (R,) the workers that each resource fills at least
+    sums = u.min(axis=0).sum(axis=0)  # (R,): the workers that each resource fills at least.
     bound = min(max(1, math.ceil(float(sums.max()) - TOLERANCE)), workers + 1)
     packings = [_first_fit(u, order), worker_of if largest_load(u, worker_of) <= 1 + TOLERANCE else None]
     packing = min((each for each in packings if each is not None), key=_used_workers, default=None)
@@ -122,11 +123,12 @@ def _fewest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bo
         return None, workers + 1
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         packing = _assignment(solver, x)
-    bound = max(bound, math.ceil(solver.best_objective_bound - 1e-6))
+    bound = max(bound, math.ceil(solver.best_objective_bound - SAME_FRAC))  # Less a rounding error.
     return (None, bound) if packing is None else (_used_workers(packing), min(bound, _used_workers(packing)))
 
 
 def _evenest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bool) -> tuple[float, float]:
+    """`least` and `least_bound` of a BestPacking; CP-SAT is asked if the model `is_small`."""
     workers, requests = u.shape[:2]
     bound = max(float(u.min(axis=0).sum(axis=0).max()) / workers, float(u.max(axis=2).min(axis=0).max()))
     packing = min(worker_of, _longest_first(u, order), key=lambda each: largest_load(u, each))

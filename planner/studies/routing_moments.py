@@ -36,6 +36,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 DEFAULT_MOMENTS, MOST_MOMENTS = 20, 1000
+LEAST_S = 1e-12  # Replaces a time of 0 in a divisor.
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class _InService:
 
 
 def _find_in_service(simulation: Simulation, role: str, members: Ints, time_s: float) -> _InService:
+    """The requests that the workers `members` of this role serve at this time."""
     first_token_s = simulation.arrival_s + simulation.ttft_s
     start_s, end_s = simulation.arrival_s + simulation.queue_s, simulation.arrival_s + simulation.e2e_s
     worker = simulation.prefill_worker
@@ -122,8 +124,9 @@ def _find_in_service(simulation: Simulation, role: str, members: Ints, time_s: f
     is_held = (start_s <= time_s) & ((end_s > time_s) | still_runs) & np.isin(worker, members)
     requests = np.flatnonzero(is_held)
     begun_s, first_s = (simulation.arrival_s + simulation.queue_s)[requests], first_token_s[requests]
-    # A prompt is taken to be computed evenly until its first token.
-    done_frac = np.clip(np.nan_to_num((time_s - begun_s) / np.maximum(first_s - begun_s, 1e-12)), 0.0, 1.0)
+    # A prompt is taken to be computed evenly until its first token; without one (NaN), not yet at all.
+    computing_s = np.maximum(first_s - begun_s, LEAST_S)
+    done_frac = np.clip(np.nan_to_num((time_s - begun_s) / computing_s), 0.0, 1.0)
     prompt = simulation.input_tokens[requests]
     cached = 0 if simulation.cached_tokens is None else simulation.cached_tokens[requests]
     decoded = np.floor(np.nan_to_num((time_s - first_s) / simulation.tpot_s[requests]))
@@ -147,6 +150,7 @@ class _RequestCosts:
     @classmethod
     def of_pool(cls, pool: Pool, slo: Slo | None) -> _RequestCosts:
         kind = pool.type.as_one
+        # The weights by which this routing scores a worker, without decodes and with them.
         token_s = TIES_BY.weights(kind, False)[0]
         _, decode_s, context_token_s, _ = TIES_BY.weights(kind, True)
         step_limit_s = _tightest_s(slo, ("tbt", "tpot")) if pool.role != "prefill" else None

@@ -606,7 +606,9 @@ def _after_a_long_one(fits: BoolArray, session: IntArray) -> BoolArray:
     """
     bad = np.cumsum(~fits)
     first = np.concatenate(([0], np.flatnonzero(np.diff(session)) + 1))
-    bad_before: IntArray = bad[first] - ~fits[first]  # (sessions,): turns that do not fit in all sessions before.
+    bad_before: IntArray = (
+        bad[first] - ~fits[first]
+    )  # (sessions,): turns that do not fit in all sessions before.
     return np.asarray((bad - bad_before[session - session[0]]) > 0)
 
 

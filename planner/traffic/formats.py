@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import TraceError
 from planner.files.document_values import show_value
 from planner.traffic import doubts
 from planner.traffic.logs.log_columns_map import names_length
 from planner.traffic.sessions import with_nominal_arrivals
-from planner.traffic.texts import BLOCK_TOKENS, cut_texts, text_lengths
+from planner.traffic.texts import cut_texts, text_lengths
 from planner.traffic.trace import (
     MAX_IDS,
     MAX_REQUESTS,
@@ -588,7 +589,7 @@ class TraceRows:
                     "which (RAGPulse's 1_sys_prompt.jsonl to 5_web_search.jsonl)"
                 )
                 return no_ids(), no_ids(), 0
-            return *cut_texts(self.path, self.hash_ids or "", inputs, ids, blocks, length), BLOCK_TOKENS
+            return *cut_texts(self.path, self.hash_ids or "", inputs, ids, blocks, length), KV_BLOCK_TOKENS
         if ids.dtype == object:  # Hashes wider than 64 bits are numbered: only their equality matters.
             ids = pd.factorize(ids)[0].astype(np.int64)
         most_blocks = -(-inputs // block_tokens)  # Rounded up: the last block may be filled in part.

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import TraceError
 from planner.files.checked_files import open_text
 from planner.files.document_values import show_value
 from planner.files.jsontext import TwiceError, parse_json
 from planner.traffic.trace import MAX_TOKENS, IntArray
-
-BLOCK_TOKENS = 16  # As vLLM's KV blocks.
 
 
 def cut_texts(
@@ -27,8 +26,8 @@ def cut_texts(
     counts: IntArray,
     length: dict[int, int],
 ) -> tuple[IntArray, IntArray]:
-    """Offsets (n + 1,) and ids (m,) of blocks of BLOCK_TOKENS. Two prompts share a block if all their texts
-    up to the end of the block agree.
+    """Offsets (n + 1,) and ids (m,) of blocks of KV_BLOCK_TOKENS. Two prompts share a block if all texts up
+    to its end agree.
 
     Request i has the next `counts[i]` of the `texts`, whose tokens are in `length`. Tokens of its prompt
     beyond these texts count as part of the last one. Raises TraceError for a text without a length.
@@ -50,8 +49,8 @@ def cut_texts(
             ends.append(ends[-1] + length[text])
         start += count
         # A prompt without texts has no ids.
-        blocks = np.arange(-(-tokens // BLOCK_TOKENS) if chain_of_text else 0)
-        last_token = np.minimum((blocks + 1) * BLOCK_TOKENS, tokens) - 1
+        blocks = np.arange(-(-tokens // KV_BLOCK_TOKENS) if chain_of_text else 0)
+        last_token = np.minimum((blocks + 1) * KV_BLOCK_TOKENS, tokens) - 1
         text_of_block = np.searchsorted(ends[1:], last_token, side="right")
         text_of_block = np.minimum(text_of_block, len(chain_of_text) - 1)
         # An id for each (chain, place); no prompt has MAX_TOKENS blocks.

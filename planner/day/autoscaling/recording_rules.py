@@ -252,7 +252,7 @@ def _workers_by_table(autoscaler: Autoscaler, rate: str, number: int, pools: int
     steps = [f"{own[0]} * ({rate} > bool 0)"]
     steps += [
         f"{after - before} * ({rate} > bool {edge!r})"
-        for edge, (before, after) in zip(rates_rps, pairwise(own), strict=False)
+        for edge, (before, after) in zip(rates_rps[:-1], pairwise(own), strict=True)
         if after != before
     ]
     if last := own[-1]:

@@ -127,11 +127,11 @@ def _queue(trace: Trace, pool: Pool, room: Room, workers: int) -> _Queue:
         context = room.sequences * float(trace.input_tokens.mean())
         gap_s = float(kind.latency.step_s(room.sequences, 0.0, room.sequences, context))
     return _Queue(
-        cheapest_token_s(kind.latency, kind.max_num_batched_tokens),
-        kind.latency.a_s,
-        1 / (1 - share),
-        gap_s,
-        room.lru_tokens // trace.prefix_block_tokens,
+        token_s=cheapest_token_s(kind.latency, kind.max_num_batched_tokens),
+        attention_pair_s=kind.latency.a_s,
+        slower=1 / (1 - share),
+        token_gap_s=gap_s,
+        blocks=room.lru_tokens // trace.prefix_block_tokens,
     )
 
 

@@ -40,7 +40,8 @@ def find_idle_misses(problem: Problem) -> IdleMisses | None:
         limits=tuple(replace(limit, limit_s=limit.limit_s * LIKELY_FRAC) for limit in problem.slo.limits),
     )
     in_trace = judge_traffic(problem, problem.trace)
-    # One check with the slowest steps of all scenarios spares one for each where nothing comes near a limit.
+    # z: by how many standard deviations prefill and decode steps are slower (scenarios.py). One check with
+    # the slowest of all scenarios spares one for each where nothing comes near a limit.
     slowest_z = max(scenario.z[0] for scenario in scenarios), max(scenario.z[1] for scenario in scenarios)
     if not _unreachable_limits(problem, tight_slo, slowest_z, in_trace):
         return None
