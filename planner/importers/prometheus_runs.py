@@ -114,7 +114,7 @@ def bucket_quantiles(edges: Floats, counts: Floats, at_frac: Floats) -> Floats:
     upto = np.cumsum(counts) / counts.sum()
     bucket = np.minimum(np.searchsorted(upto, at_frac), len(edges) - 1)
     before = np.append(0.0, upto[:-1])[bucket]
-    inside = (at_frac - before) / np.maximum(upto[bucket] - before, 1e-12)
+    inside = (at_frac - before) / np.maximum(upto[bucket] - before, 1e-12)  # An empty bucket divides by no 0.
     return np.asarray(low[bucket] + inside * (high[bucket] - low[bucket]))
 
 

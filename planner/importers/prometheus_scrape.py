@@ -145,7 +145,7 @@ def histogram_statistics(samples: Samples, histogram: str) -> dict[str, float]:
                 raise InputError(f"{histogram}: le={le[:40]!r} is not a number") from None
     statistic_values = {"mean": mean}
     for percent in foreign_fields.PERCENTILES:
-        rank = math.ceil(percent / 100 * count - 1e-9)
+        rank = math.ceil(percent / 100 * count - 1e-9)  # Rounding must not skip a value.
         edge = min((edge for edge, below in buckets if below >= rank), default=math.inf)
         if 0 < edge < math.inf:
             statistic_values[f"p{percent}_at_most"] = edge

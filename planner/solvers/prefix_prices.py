@@ -38,6 +38,9 @@ BISECTIONS = 8
 # Of a climb to the best mu: its most steps, the weight of the newest slope in their mean, and after how many
 # steps without progress they are shortened, by which factor, and down to which length.
 CLIMB_STEPS, SMOOTHING, PATIENCE, SHORTER, SHORTEST = 300, 0.3, 20, 0.7, 0.003
+PROGRESS_FRAC = 1e-5  # A value that rises by less than this share is no progress.
+ABOVE_TARGET = 1.05  # The steps aim at this many times the value that the climb must reach.
+ROUNDING_S, NO_SLOPE = 1e-12, 1e-15  # Equal costs differ by less; a slope of 0 counts as the latter.
 EVENED = (0.0, 0.5)  # Before a replica is filled anew, prices are pulled to their mean by these shares.
 LEAST_PRICE = 0.05  # The least price of a replica, as a share of the mean.
 MOST_ROUTED = 2  # So many of the most promising fillings are routed.
@@ -164,7 +167,7 @@ class PrefixPrices:
         for _ in range(CLIMB_STEPS):
             worth, placed = self.best_replica(most_rps, price_s, fits=False)
             value = float(rate_rps @ price_s) / replicas - worth
-            stalled = 0 if value > best + 1e-5 * abs(best) else stalled + 1
+            stalled = 0 if value > best + PROGRESS_FRAC * abs(best) else stalled + 1
             if value > best:
                 best, best_s = value, price_s
             if best > beyond * (1 + SAME_FRAC):
@@ -174,9 +177,10 @@ class PrefixPrices:
                 if length < SHORTEST:
                     break
                 continue
-            slope = rate_rps / replicas - most_rps * (price_s > self.cost_s(placed) + 1e-12)
+            slope = rate_rps / replicas - most_rps * (price_s > self.cost_s(placed) + ROUNDING_S)
             average = slope if average is None else SMOOTHING * slope + (1 - SMOOTHING) * average
-            step = length * max(1.05 * beyond - value, 0.0) / (float(scale @ average**2) + 1e-15)
+            step = length * max(ABOVE_TARGET * beyond - value, 0.0)
+            step /= float(scale @ average**2) + NO_SLOPE
             price_s = np.maximum(price_s + step * scale * average, 0.0)
         return best, best_s
 

@@ -45,6 +45,7 @@ TOLERANCE_FRAC = 0.03  # A mean this close to a level of the plan is no drift.
 FALSE_ALARM_FRAC, PER_WINDOWS = 0.01, 1000  # The chance of any false alarm is 1 % per 1000 windows.
 RECENT_S = 3600.0  # Without drift, live figures are means over the last hour.
 _BATCHES = (1, 2, 5)  # Windows per batch. Longer batches show scatter that is correlated over time.
+_LEAST = 1e-12  # Replaces 0 where exposures and levels divide; such blocks have no level.
 _LEAST_FREEDOM = 8  # With fewer degrees of freedom an estimate of phi scatters too much, and phi is 1.
 _SIDES = 2  # A quantity is tested for a rise and for a fall.
 FEWEST_REQUESTS = 100  # Percentiles of fewer requests scatter too much.
@@ -189,9 +190,9 @@ def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float 
     mean = float(amounts.sum() / exposure.sum())
     c2 = 1 / mean if variance is None else variance
     total = exposure.sum(axis=1)
-    level = amounts.sum(axis=1) / np.maximum(total, 1e-12)
+    level = amounts.sum(axis=1) / np.maximum(total, _LEAST)
     has_level = (total > 0) & (level > 0)
-    c2_of_block = np.full(blocks, c2) if variance is not None else 1 / np.maximum(level, 1e-12)
+    c2_of_block = np.full(blocks, c2) if variance is not None else 1 / np.maximum(level, _LEAST)
     dispersion = _largest_dispersion(
         [
             _dispersion(amounts[has_level], exposure[has_level], c2_of_block[has_level], size)
@@ -221,7 +222,7 @@ def _dispersion(amounts: Floats, exposure: Floats, c2_of_block: Floats, size: in
         return 1.0, 0.0
     y = amounts[:, : batches * size].reshape(-1, batches, size).sum(axis=2)
     e = exposure[:, : batches * size].reshape(-1, batches, size).sum(axis=2)
-    block_mean = (y.sum(axis=1) / np.maximum(e.sum(axis=1), 1e-12))[:, None]
+    block_mean = (y.sum(axis=1) / np.maximum(e.sum(axis=1), _LEAST))[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         z2 = (y / e / block_mean - 1) ** 2 * e / c2_of_block[:, None]
     return float(np.where((e > 0) & (block_mean > 0), z2, 0.0).sum() / freedom), freedom

@@ -46,6 +46,7 @@ class CapacityTable:
         if rate_rps <= 0:
             return np.zeros(self.sizes.shape[1], dtype=np.int64)
         # Without the tolerances rounding errors could add a row, or a worker.
+        # Less a rounding error, so that a rate of the table finds its own row.
         row = int(np.searchsorted(self.rates_rps, rate_rps * (1 - 1e-12)))
         if row < len(self.rates_rps):
             sizes: Ints = self.sizes[row]

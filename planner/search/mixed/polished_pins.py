@@ -24,6 +24,8 @@ from planner.search.oracle.work_clock import wall_deadline_s
 from planner.search.prefixes.pinning import PolishedPins
 from planner.search.problem.plan_problem import Problem
 
+LEAST_ALLOWED_FRAC = 1e-9  # Stands for the share of misses that a line at p100 allows.
+
 
 def polish_pins(
     problem: Problem, fleet_search: FleetSearch, search_from: Callable[[Sequence[Fleet]], FleetSearch]
@@ -107,6 +109,10 @@ def use_if_better(problem: Problem, counts: Counts, is_kept: Callable[[], bool] 
 def _misses(oracle: Oracle, counts: Counts) -> tuple[float, float]:
     """How badly a fleet does: misses per allowed miss, the most of all SLO lines; on ties, the mean TTFT."""
     simulation, verdict = oracle.verdict(oracle.fleet(counts), record=False)
-    shares = [(1 - line.decides[1]) / max(1 - line.limit.percentile_frac, 1e-9) for line in verdict.lines]
+    # decides[1] is the share within the limit.
+    shares = [
+        (1 - line.decides[1]) / max(1 - line.limit.percentile_frac, LEAST_ALLOWED_FRAC)
+        for line in verdict.lines
+    ]
     mean_s = float(np.nanmean(simulation.ttft_s))
     return max(shares, default=0.0), mean_s if math.isfinite(mean_s) else math.inf
