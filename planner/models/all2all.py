@@ -32,12 +32,11 @@ from planner.models.llm import Llm
 All2All = Literal["", "deepep_low_latency", "deepep_high_throughput"]  # "" if all ranks are on one node.
 LOW_LATENCY: All2All = "deepep_low_latency"
 HIGH_THROUGHPUT: All2All = "deepep_high_throughput"
-MOST_LOW_LATENCY_TOKENS = 256
-# The formulas rest on measurements of up to this many nodes.
-MOST_NODES = 8
+MOST_LOW_LATENCY_TOKENS = 256  # The most tokens of a rank in a step with low-latency kernels.
+MOST_NODES = 8  # The formulas rest on measurements of up to this many nodes.
 # Each GPU of the measurements has a 400 Gb/s adapter: bytes per second in one direction.
 MEASURED_LINK_BYTES_PER_S = 50e9
-FORMATS_IN_8_BITS = ("fp8", "fp8-block")
+FORMATS_IN_8_BITS = ("fp8", "fp8-block")  # Experts in these formats get their tokens in 8 bits.
 # vLLM's VLLM_DEEPEP_BUFFER_SIZE_MB; between nodes a second buffer of the same size is needed.
 BUFFER_BYTES = 2.0**30
 # Mean error of the formulas on the measurements.
@@ -56,7 +55,7 @@ class Ranks:
     link_bytes_per_s: float = MEASURED_LINK_BYTES_PER_S
 
 
-DEFAULT_RANKS = Ranks()
+DEFAULT_RANKS = Ranks()  # The link of the measurements.
 
 
 def nodes_of_ranks(llm: Llm, gpu: Gpu, tp: int, dp: int) -> int:
@@ -96,7 +95,7 @@ def all2all_s(
     values_bytes = llm.hidden * ((1 if _in_8_bits(llm) else 2) + 2)
     if kind == LOW_LATENCY:
         fixed_s, reached_frac = 40e-6 + 5e-6 * np.log2(nodes), 0.92
-        copies = experts * (1 - 1 / nodes)
+        copies = experts * (1 - 1 / nodes)  # Of a token, to other nodes.
     else:
         fixed_s, reached_frac = 85e-6 + 60e-6 * np.log2(nodes), 0.64
         copies = (nodes - 1) * (1 - (1 - 1 / nodes) ** experts)
@@ -110,9 +109,10 @@ def activation_bytes(llm: Llm, kind: All2All, budget_tokens: int, tp: int) -> fl
     With low latency every expert has `budget_tokens` rows of every rank, sent and received, each twice
     (DeepEP's two buffers). The GPU's own experts also have their input, gate, up, product and output.
     """
-    width = 3 * llm.ffn + llm.hidden
+    width = 3 * llm.ffn + llm.hidden  # Input, gate, up, product.
     if kind == LOW_LATENCY:
         rows = float(llm.experts * budget_tokens)
+        # A value in 16 bits, and 16 bytes of scales a row.
         buffers_bytes = BUFFER_BYTES + 4 * rows * (2 * llm.hidden + 16)
         return buffers_bytes + rows * (width + llm.hidden) * 2.0
     rows = UNEVEN_ROWS_FACTOR * budget_tokens / tp * llm.experts_per_token
@@ -120,5 +120,8 @@ def activation_bytes(llm: Llm, kind: All2All, budget_tokens: int, tp: int) -> fl
 
 
 def _in_8_bits(llm: Llm) -> bool:
+    """Whether tokens go to experts in 8 bits: by the experts' format, of an LLM without experts by its
+    own.
+    """
     weights = next((weights for part, weights, *_ in llm.parts() if part == "experts"), llm.weights)
     return weights in FORMATS_IN_8_BITS

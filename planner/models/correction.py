@@ -27,15 +27,15 @@ import numpy as np
 from planner.errors import InputError
 from planner.models.foreign_forms import CORRECTED, Compiled, Floats
 
-# The lengths l of the covariance, for each coordinate of z. Those of logarithms count doublings; the last two
-# coordinates are 0 or 1.
+# The lengths l of the covariance, one for each coordinate of z. Those of logarithms count doublings; the last
+# two coordinates are 0 or 1.
 LENGTHS = np.array([8.0, 4.0, 8.0, 10.0, 10.0, 4.0, 4.0])
 # The second term of the covariance: its weight, and how near another N must be to share in it.
 OWN_SHARE, OWN_LENGTH = 0.25, 0.1
-# The exponent p of the formula.
-PREFILL_CORNER, DECODE_CORNER = 3.0, 2.0
+PREFILL_CORNER, DECODE_CORNER = 3.0, 2.0  # The exponent p of the formula, with and without prefills.
 # The simulator interpolates the mean context between this many knots per doubling, up to 2^21 tokens.
 KNOTS_PER_DOUBLING, DOUBLINGS = 8, 21
+# What differences of z are multiplied with: 1 / l, and sqrt(3) / l where k has the factor m.
 _SCALES = np.array([1.0, *[np.sqrt(3.0)] * 6]) / LENGTHS
 # Most steps that are predicted at once: a matrix of steps x measured steps must fit into memory.
 _STEPS_AT_ONCE = 20_000
@@ -85,6 +85,7 @@ class CorrectedFormula:
         """
         with np.errstate(over="ignore"):
             seconds = self.step_s(self.measured_steps)
+        # The caller refuses such a file.
         return (float(seconds.min()) if np.isfinite(seconds).all() else -np.inf), "weights"
 
     def step_s(self, X: Floats) -> Floats:
@@ -110,12 +111,12 @@ class CorrectedFormula:
         multiplied into the weights here.
         """
         anchors, weights = step_coordinates(self.measured_steps), np.array(self.weights)
-        eights = 8.0 * np.arange(1, (most_tokens + 7) // 8 + 1)
-        distance = np.abs(np.log2(eights)[:, None] - anchors[None, :, 0])
+        token_eights = 8.0 * np.arange(1, (most_tokens + 7) // 8 + 1)
+        distance = np.abs(np.log2(token_eights)[:, None] - anchors[None, :, 0])
         # The second term of k by N in eights. A step of no tokens, row 0, has none.
         own_terms = np.concatenate([[0.0], OWN_SHARE * np.exp(-distance / OWN_LENGTH) @ weights])
 
-        knots = 2.0 ** (np.arange(DOUBLINGS * KNOTS_PER_DOUBLING + 1) / KNOTS_PER_DOUBLING)
+        knots = 2.0 ** (np.arange(DOUBLINGS * KNOTS_PER_DOUBLING + 1) / KNOTS_PER_DOUBLING)  # Mean contexts.
         batch, zeros = np.arange(most_decodes + 1.0), np.zeros(most_decodes + 1)
         batch[0] = 1.0  # A step of 0 decodes does not occur; 1 avoids log2(0).
         # Coordinate 2 is the mean context; all others of a step of decodes follow from its batch.
@@ -123,10 +124,11 @@ class CorrectedFormula:
         by_batch = _covariance_product(batch_z, anchors, (0, 1, 3, 4, 5, 6)) * weights
         context_z = np.column_stack([np.log2(knots)] * len(LENGTHS))
         by_context = _covariance_product(context_z, anchors, (2,))
-        rows = np.ceil(batch / 8).astype(int)
+        rows = np.ceil(batch / 8).astype(int)  # N in eights, of decodes alone.
         decode_factors = np.exp(by_batch @ by_context.T + own_terms[rows, None])
 
-        # Prefills alone have no decodes and no context of decodes, so those factors are constant too.
+        # Prefills alone have no decodes and no context of decodes, so those factors of k are constant too.
+        # Coordinates of two kinds of steps: prefills alone, prefills with decodes; the last two say so.
         kinds = np.array([[0.0] * 5 + [1, 0], [0.0] * 5 + [1, 1]])
         weights_prefills = weights * _covariance_product(kinds[:1], anchors, (1, 2, 5, 6))[0]
         weights_both = weights * _covariance_product(kinds[1:], anchors, (5, 6))[0]
@@ -144,7 +146,7 @@ def in_context_steps(X: Floats, context_step: float) -> Floats:
     if context_step == 1:
         return X
     rounded = X.copy()
-    context = np.floor(X[:, 3] / np.maximum(X[:, 2], 1))
+    context = np.floor(X[:, 3] / np.maximum(X[:, 2], 1))  # As the kernel rounds.
     rounded[:, 3] = X[:, 2] * np.ceil(context / context_step) * context_step
     return rounded
 

@@ -26,9 +26,8 @@ from planner.errors import InputError
 
 FirstToken = Literal["prefill", "decode"]
 
-NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
-# The version of vLLM in manifests that name no other.
-DEPLOYED_VERSION = "0.33.0"
+NAMES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}  # As reports write them.
+DEPLOYED_VERSION = "0.33.0"  # The version of vLLM in manifests that name no other.
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,9 @@ class HostTime:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine's host times and how it schedules. `rest` is r above. `basis` says where the constants come
-    from; `is_nearest` marks constants of other versions.
+    """An engine's host times and how it schedules. `host` is h above, `rest` is r, and the other times have
+    the names of the module's docstring. `basis` says where the constants come from; `is_nearest` marks
+    constants of another version than the one that runs.
     """
 
     name: str

@@ -38,14 +38,10 @@ from planner.models.step_fit import Errors, PiecewiseLinearStepLatency, errors_b
 from planner.models.step_tables import StepTable
 
 SCORED_REGIMES = ("prefill", "decode_small", "decode_large", "mixed")
-# Scores that differ by at most 0.05 percentage points count as equal.
-TIE_FRAC = 0.0005
-# A prediction that falls by less than this share, as work grows, is taken for rounding.
-FALL_FRAC = 0.001
-# Predictions are compared with those for this much more work.
-GROWTH_FACTORS = (1.05, 1.25, 2.0)
-# At most this many steps of a table are checked for falling predictions.
-_MOST_STEPS_CHECKED = 200
+TIE_FRAC = 0.0005  # Scores that differ by at most 0.05 percentage points count as equal.
+FALL_FRAC = 0.001  # A prediction that falls by less than this share, as work grows, is taken for rounding.
+GROWTH_FACTORS = (1.05, 1.25, 2.0)  # Predictions are compared with those for so many times the work.
+_MOST_STEPS_CHECKED = 200  # At most so many steps of a table are checked for falling predictions.
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +128,14 @@ def choose_step_family(
     if not errors_by_family:
         raise InputError(f"step table: no family can be fitted: {'; '.join(skipped.values())}")
     scores = {name: score_errors(errors) for name, errors in errors_by_family.items()}
+    # The simplest of the best.
     best = next(name for name, s in scores.items() if s <= min(scores.values()) + TIE_FRAC)
 
     model = fit_candidate(candidates[best], X, y, operators)
     latency, is_exact = to_step_latency(model, X)
     errors, converted, form = errors_by_family[best], None, None
     if not is_exact:
+        # The refit of each fold must not see it either.
         refits = np.empty_like(y)
         for k in range(folds):
             seen = fold != k
@@ -217,6 +215,7 @@ def find_falls(model: Any, X: Array) -> tuple[Fall, ...]:
     for growing in ("prompt", "prefix", "sequences", "context"):
         less = np.vstack([steps] * len(GROWTH_FACTORS))
         more = np.vstack([grow_work(steps, growing, growth) for growth in GROWTH_FACTORS])
+        # Only steps within the fit's range that have some of this work.
         inside = (more <= model.x_max_).all(axis=1) & (more != less).any(axis=1)
         if inside.any():
             change = model.predict(more[inside]) / model.predict(less[inside]) - 1
@@ -257,4 +256,5 @@ def grow_work(X: Array, growing: str, growth: float) -> Array:
 
 
 def _select_rows(operators: pd.DataFrame | None, rows: Array) -> pd.DataFrame | None:
+    """The rows of operators' times, where the table has them."""
     return None if operators is None else operators[rows]

@@ -1,9 +1,9 @@
 """Step times in the exact forms of other programs, with which the simulator reproduces their results.
 
-A form compiles itself for the kernel (`planner.simulator.step_times`); `StepLatency` and
-`planner.models.correction.CorrectedFormula` do too. Forms that are read from a file also compute their
-shortest step (`shortest_s`), so that a file with negative step times is refused: simulated time would run
-backwards and never end.
+A form turns itself into numbers and tables for the kernel (`compile_for_kernel`, read by
+planner/simulator/step_times.py); `StepLatency` and `correction.CorrectedFormula` do so too. Forms that are
+read from a file also compute their shortest step (`shortest_s`), so that a file with negative step times is
+refused: simulated time would run backwards and never end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ FIVE, SPLITWISE_LOOKUP, VIDUR_TABLES, DISTSERVE_FIT, CORRECTED, SPECULATIVE = ra
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compiled:
-    """The numbers and tables of a form as the kernel reads them; `code` names the form."""
+    """The numbers and tables of a form as the kernel reads them. `code` names the form; what the numbers and
+    `widths` (sizes of the tables) mean depends on it.
+    """
 
     code: int
     numbers: tuple[float, ...]
@@ -88,13 +90,14 @@ class SplitwiseLookup:
         ):
             if len(times_s) == 1:
                 shortest.append((times_s[0], name))
+                # A piecewise linear time is shortest at a knot or at an end of the range.
                 continue
             corners = np.unique(np.clip([1, most, *self.knots_tokens], 1, most)).astype(float)
             shortest.append((float(interpolate_linearly(corners, self.knots_tokens, times_s).min()), name))
         return min(shortest)
 
     def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:
-        is_fit = len(self.token_s) == 1
+        is_fit = len(self.token_s) == 1  # Not Splitwise's own lookup, which has a time per knot.
         tokens = np.arange(most_tokens + 1, dtype=float)
         prompt = interpolate_linearly(tokens, self.knots_tokens, self.prompt_s)
         token = (
@@ -109,9 +112,11 @@ class SplitwiseLookup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VidurTables:
-    """Vidur's predictor as tables. `linear_s` (N / 8,) is indexed by tokens / 8; `prefill_s` (C, edge) by
-    cached tokens / 64 and by the root of the summed squares of the chunks; `decode_s` (D, context) by decodes
-    and by their mean context / 64.
+    """Vidur's predictor as tables.
+
+    `linear_s` (N / 8,) is indexed by tokens / 8. `prefill_s` (C, edge) is indexed by cached tokens / 64, and
+    by the root of the summed squares of the chunks. `decode_s` (D, context) is indexed by decodes, and by
+    their mean context / 64.
 
     Attention takes longer by `prefill_over_frac` or `decode_over_frac` where a step has several prefills or
     decodes. Sending to the next pipeline stage takes `send_s`, and `send_s_per_token`. The simulator refuses
@@ -170,6 +175,7 @@ class DistServeSteps:
         """
         a, b, c = self.prefill_s
         n = np.arange(1.0, most_tokens + 1)
+        # c times the squares: they lie between one and twice the longest context per token, and c may be < 0.
         prefill = a + b * n + np.minimum(c * n, c * n * 2 * max(most_kv_tokens, most_tokens))
         shortest = [(float(prefill.min()), "prefill_s")]
         small = (1, min(self.threshold - 1, most_decodes))
@@ -180,7 +186,7 @@ class DistServeSteps:
                 shortest.append(
                     (min(a + b * k + c * d for d in (least, most) for k in (d, most_kv_tokens)), name)
                 )
-                shortest.append((min(b, 0.0) or np.inf, name))
+                shortest.append((min(b, 0.0) or np.inf, name))  # `or`: a b >= 0 does not count.
         return min(shortest)
 
     def compile_for_kernel(self, most_tokens: int, most_decodes: int) -> Compiled:

@@ -51,14 +51,14 @@ from planner.domain import KV_BLOCK_TOKENS
 from planner.errors import CatalogError
 from planner.models.llm import CompressedAttention, GroupedAttention, LatentAttention, Llm, StateAttention
 
-# Groups take the most layers of a kind if these are fewer than this many times the fewest, as in vLLM.
+# vLLM makes groups of the most layers of a kind if these are fewer than this many times the fewest, so that
+# little is padded.
 FEW_MORE = 1.5
-# Beside states the pages of latent attention are a multiple of this many tokens.
-LATENT_PAGE_TOKENS = 128
+LATENT_PAGE_TOKENS = 128  # Beside states the pages of latent attention are a multiple of this many tokens.
 # Tokens in a page of compressed attention: for good, in a window, and waiting for compression by 4 or by 128.
 COMPRESSED_PAGE_TOKENS = 256
 WINDOW_PAGE_TOKENS = 64
-WAITING_PAGE_TOKENS = {4: 4, 128: 8}
+WAITING_PAGE_TOKENS = {4: 4, 128: 8}  # By ratio of compression.
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class KvBeside:
 
     def sequence_blocks(self, tokens: int) -> int:
         """The KV blocks of a sequence with this many tokens, beside its ceil(tokens / 16)."""
-        own = min(-(-tokens // KV_BLOCK_TOKENS), self.window_blocks)
-        return self.constant_blocks + math.ceil(self.window_ratio * own)
+        windowed_blocks = min(-(-tokens // KV_BLOCK_TOKENS), self.window_blocks)
+        return self.constant_blocks + math.ceil(self.window_ratio * windowed_blocks)
 
 
 BESIDE_NOTHING = KvBeside()
@@ -103,11 +103,11 @@ class KvLayout:
 
     def request_blocks(self, tokens: int, step_tokens: int) -> float:
         """The blocks that vLLM counts for a request of this length: with `step_tokens` in its windows."""
-        own = -(-tokens // KV_BLOCK_TOKENS)
+        token_blocks = -(-tokens // KV_BLOCK_TOKENS)
         beside = self.beside
-        window = min(own, beside.window_blocks + -(-step_tokens // KV_BLOCK_TOKENS))
+        window = min(token_blocks, beside.window_blocks + -(-step_tokens // KV_BLOCK_TOKENS))
         in_step = self.step_blocks_per_token * min(step_tokens, tokens)
-        return own + beside.constant_blocks + beside.window_ratio * window + in_step
+        return token_blocks + beside.constant_blocks + beside.window_ratio * window + in_step
 
 
 def kv_layout(llm: Llm, tp: int) -> KvLayout:
@@ -127,6 +127,7 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
         raise CatalogError(f"LLM {llm.name}: no layer keeps keys and values; such LLMs are not modelled")
     token_bytes = {kind: llm.kv_layer_bytes(kind) / min(kind.kv_shares, tp) for kind in caches}
     windows = {kind.window_tokens for kind in caches} - {None}
+    # Windows of several lengths, or windows alone, are not modelled.
     if len(windows) > 1 or None not in {kind.window_tokens for kind in caches}:
         windows = set()  # Counting every layer as one without a window is on the safe side.
     if not windows and not states:
@@ -146,6 +147,7 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
         name = "window" if windows and kind.window_tokens else "full"
         layers[name] += count
         tokens_in[name] = min(tokens_in.get(name, math.inf), page_tokens * largest / token_bytes[kind])
+    # Kinds without layers do not count.
     least, most = min(n for n in layers.values() if n), max(layers.values())
     in_group = most if most < FEW_MORE * least else least
     groups = {name: math.ceil(count / in_group) for name, count in layers.items()}
@@ -155,8 +157,10 @@ def kv_layout(llm: Llm, tp: int) -> KvLayout:
     ratio, window_blocks = 0.0, 0
     if windows:
         ratio = groups["window"] / groups["full"] * tokens_in["full"] / tokens_in["window"]
+        # And the block that the window begins in.
         window_blocks = math.ceil((max(filter(None, windows)) - 1) / KV_BLOCK_TOKENS) + 1
     beside = KvBeside(
+        # The last page may be filled in part only, hence page_blocks - 1.
         constant_blocks=math.ceil(page_blocks * groups["state"] / groups["full"] + page_blocks - 1),
         window_ratio=ratio,
         window_blocks=window_blocks,
@@ -184,18 +188,18 @@ def _compressed_layout(llm: Llm) -> KvLayout:
                 in_page = WAITING_PAGE_TOKENS[attention.ratio]
                 waiting = (in_page, attention.overlap_factor * attention.ratio)
                 kinds[waiting] += round(group.count * in_page * attention.waiting_bytes)
-    constant_pages, pages_per_token, found_pages = 0, 0.0, 0
+    constant_pages, pages_per_token, findable_pages = 0, 0.0, 0
     for (in_page, kept_tokens), kind_bytes in kinds.items():
-        groups = math.ceil(kind_bytes / page_bytes)
+        groups = math.ceil(kind_bytes / page_bytes)  # Rounded up: groups are padded to pages.
         constant_pages += groups * (math.ceil((kept_tokens - 1) / in_page) + 1)
         pages_per_token += groups / in_page
-        found_pages += groups * math.ceil(kept_tokens / in_page)
+        findable_pages += groups * math.ceil(kept_tokens / in_page)
     blocks = COMPRESSED_PAGE_TOKENS // KV_BLOCK_TOKENS
     passing_blocks = pages_per_token * blocks
     beside = KvBeside(
         constant_blocks=constant_pages * blocks,
         passing_blocks=passing_blocks,
-        findable_blocks=found_pages * blocks / COMPRESSED_PAGE_TOKENS,
+        findable_blocks=findable_pages * blocks / COMPRESSED_PAGE_TOKENS,
     )
     return KvLayout(block_bytes, beside, passing_blocks)
 

@@ -65,12 +65,15 @@ class KvOffload:
         return self._tokens(llm, tp, self.size_bytes)
 
     def _tokens(self, llm: Llm, tp: int, size_bytes: float) -> int:
+        # With latent attention one copy of the keys and values serves all GPUs of a worker.
         copies = 1 if all(isinstance(group.attention, LatentAttention) for group in llm.layer_groups) else tp
         gpus = 1 if self.is_shared else tp
         return int(gpus / copies * size_bytes / _token_bytes(llm, tp))
 
     def token_s(self, llm: Llm, tp: int) -> float:
-        """Seconds in which one KV token comes back to the GPUs of a worker."""
+        """Seconds in which one KV token comes back to the GPUs of a worker: over their own links at once, or
+        over the one link of a shared store.
+        """
         gpus = tp if self.is_shared else 1
         return gpus * _token_bytes(llm, tp) / self.bandwidth_bytes_per_s
 

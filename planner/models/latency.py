@@ -95,7 +95,7 @@ class StepLatency:
             self._check_joint()
 
     def __hash__(self) -> int:
-        """The hash of enough numbers to tell two fits apart, because hashing all of them takes far longer."""
+        """A hash of a few numbers, enough to tell two fits apart: hashing all of them takes far longer."""
         return hash((self.f_s[0], self.f_s[-1], self.a_s, self.d_s, self.kind))
 
     def _check_joint(self) -> None:
@@ -171,8 +171,9 @@ class StepLatency:
         the tokens.
         """
         own = self.of_rank
-        x, y = [own.knots_tokens[0]], [own.f_s[0]]
+        x, y = [own.knots_tokens[0]], [own.f_s[0]]  # Corners of the hull: tokens and seconds.
         for tokens, seconds in zip(own.knots_tokens[1:], own.f_s[1:], strict=True):
+            # A corner that lies on or above the line to the new point is none of the hull.
             while len(x) > 1 and (y[-1] - y[-2]) * (tokens - x[-1]) >= (seconds - y[-1]) * (x[-1] - x[-2]):
                 x.pop()
                 y.pop()
@@ -189,7 +190,7 @@ class StepLatency:
             b_s=self.b_s / dp,
             d_s=self.d_s / dp,
             e_s=self.e_s / dp,
-            m_s=0.0,  # Perhaps no rank with decodes has prefills.
+            m_s=0.0,  # A lower bound: perhaps no rank with decodes has prefills.
         )
 
     def prefill_s(self, input_tokens: Array | Sequence[float] | float, budget_tokens: int) -> Array:
@@ -200,7 +201,7 @@ class StepLatency:
         chunks_s = whole * self.step_s(budget_tokens, prefills=1) + np.where(
             rest > 0, self.step_s(rest, prefills=1), 0.0
         )
-        return np.asarray(chunks_s + self.a_s * n * (n + 1) / 2)
+        return np.asarray(chunks_s + self.a_s * n * (n + 1) / 2)  # All pairs of a whole prompt.
 
     def with_longer_steps(self, share: float) -> StepLatency:
         """The same engine with every step longer by this share, as the fit's own error allows."""
@@ -241,6 +242,7 @@ class StepLatency:
 
     def _with_knot(self, tokens: float) -> StepLatency:
         """The same times with a knot at `tokens`; beyond the last knot one more is added, with its slope."""
+        # Below the first knot f is constant. After the last knot one more must keep f's slope.
         if tokens in self.knots_tokens[:-1] or tokens <= self.knots_tokens[0]:
             return self
         beyond = (2 * tokens,) if tokens >= self.knots_tokens[-1] else ()

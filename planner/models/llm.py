@@ -67,6 +67,7 @@ class GroupedAttention:
             raise CatalogError(f"{self.heads} heads do not share {self.kv_heads} KV heads")
 
     def parameters(self, hidden: int) -> float:
+        # A gate doubles the queries' projection.
         queries = self.heads * self.head_dim * (2 if self.gates_output else 1)
         keys = 0 if self.reuses_kv else self.kv_heads * self.head_dim
         values = 0 if self.reuses_kv or self.values_are_keys else self.kv_heads * self.value_dim
@@ -84,7 +85,7 @@ class GroupedAttention:
 
     @property
     def kv_shares(self) -> int:
-        """The most GPUs of a TP group that the cache is split over; on more GPUs parts of it are copied."""
+        """The most GPUs of a TP group that the cache is split over. On more GPUs some heads are copied."""
         return self.kv_heads
 
     @property
@@ -144,17 +145,20 @@ class LatentAttention:
 
     @property
     def kv_shares(self) -> int:
+        """One: every GPU of a TP group keeps the whole vector."""
         return 1
 
     @property
     def flops_per_pair(self) -> float:
-        """Of a query and a key: of an index where it chooses the keys, whole on every GPU of a TP group."""
+        """FLOPs of a query with a key: those of the index where it chooses the keys (every GPU of a TP group
+        computes them), else those of all heads.
+        """
         if self.index_tokens:
             return 2.0 * self.index_heads * self.index_dim
         return 2.0 * self.heads * (self.nope_dim + self.rope_dim + self.value_dim)
 
     def chosen_flops(self, heads: float) -> float:
-        """FLOPs of a token's attention to the latent vectors that its index chose."""
+        """FLOPs of a token's attention to the latent vectors that its index chose, with this many heads."""
         return 2.0 * heads * (2 * self.kv_rank + self.rope_dim) * self.index_tokens
 
 
@@ -220,11 +224,12 @@ class CompressedAttention:
 
     @property
     def waiting_bytes(self) -> float:
-        """Bytes of a token that waits for compression: key and score in 32 bits, twice if these overlap."""
+        """Bytes of a token that is not compressed yet: key and score in 32 bits, twice if vectors overlap."""
         return self.overlap_factor * 2 * (self.head_dim + self.index_dim) * 4.0
 
     @property
     def kv_shares(self) -> int:
+        """One: every GPU of a TP group keeps the whole cache."""
         return 1
 
     @property
@@ -281,6 +286,7 @@ class FeedForward:
 
     @property
     def matrices(self) -> int:
+        """Up and down, and the gate if there is one."""
         return 3 if self.is_gated else 2
 
     def expert_parameters(self, hidden: int) -> float:
@@ -309,6 +315,7 @@ class LayerGroup:
             raise CatalogError(f"a group of {self.count} layers; expected one or more")
 
 
+# The kinds of weights that step times tell apart: `dense` are feed-forward blocks that every token visits.
 Part = Literal["attention", "experts", "dense"]
 
 
@@ -380,6 +387,7 @@ class Llm:
 
     @property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
+        """The groups, or all layers as one group where none were given."""
         if self.groups:
             return self.groups
         attention = GroupedAttention(
@@ -391,22 +399,23 @@ class Llm:
         return (LayerGroup(self.layers, attention, block),)
 
     def bytes_per_weight(self, weights: str) -> float:
+        """Bytes of a weight in this format. Without groups `dtype_bytes` holds for all layers."""
         return WEIGHT_BYTES[weights] if self.groups else self.dtype_bytes
 
     def parts(self) -> Iterator[tuple[Part, str, float, float]]:
         """The parts of all layers: kind, format, parameters, and the parameters that one token visits."""
         for group in self.layer_groups:
             if group.attention is not None:
-                wide = group.count * group.attention.bf16_parameters
-                rest = group.count * group.attention.parameters(self.hidden) - wide
+                in_16_bits = group.count * group.attention.bf16_parameters
+                rest = group.count * group.attention.parameters(self.hidden) - in_16_bits
                 yield "attention", group.attention.weights, rest, rest
-                if wide:
-                    yield "attention", "bf16", wide, wide
+                if in_16_bits:
+                    yield "attention", "bf16", in_16_bits, in_16_bits
             if (block := group.feed_forward) is None:
                 continue
-            one = group.count * block.expert_parameters(self.hidden)
+            per_expert = group.count * block.expert_parameters(self.hidden)
             kind: Part = "dense" if block.experts == 1 else "experts"
-            yield kind, block.weights, block.experts * one, block.experts_per_token * one
+            yield kind, block.weights, block.experts * per_expert, block.experts_per_token * per_expert
             if shared := group.count * block.shared_parameters(self.hidden):
                 yield "dense", block.shared_weights, shared, shared
 
@@ -440,6 +449,7 @@ class Llm:
 
     @property
     def embedding_dtype_bytes(self) -> float:
+        """Bytes of a weight of the embeddings: 16 bits, or as many as the layers if these are wider."""
         return 2.0 if self.groups else max(self.dtype_bytes, 2.0)
 
     @property

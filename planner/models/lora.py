@@ -32,16 +32,12 @@ MODULES = (
     *("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "experts", "gate"),
     *("embed_tokens", "lm_head"),
 )
-RARE = ("embed_tokens", "lm_head")  # These modules have slots, but few adapters contain them.
-# vLLM puts LoRA on output heads of at most this many words.
-MOST_VOCAB = 258_048
-VALUE_BYTES = 2.0
-# Estimated time of a kernel that does next to nothing; a module takes two of them.
-KERNEL_S = 2.5e-6
-# Estimated rate of small copies from the host's memory to a GPU over PCIe 4.
-LINK_BYTES_PER_S = 20e9
-# Estimated rate at which vLLM reads an adapter's file into the host's memory.
-DISK_BYTES_PER_S = 1e9
+RARE = ("embed_tokens", "lm_head")  # Few adapters contain these modules, but their slots take memory.
+MOST_VOCAB = 258_048  # vLLM puts LoRA on output heads of at most this many words.
+VALUE_BYTES = 2.0  # Adapters have 16 bits.
+KERNEL_S = 2.5e-6  # Estimated time of a kernel that does next to nothing; a module takes two of them.
+LINK_BYTES_PER_S = 20e9  # Estimated rate of small copies from the host's memory to a GPU over PCIe 4.
+DISK_BYTES_PER_S = 1e9  # Estimated rate at which vLLM reads an adapter's file into the host's memory.
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +128,9 @@ class LoraSlots:
 
     def without_cost(self) -> LoraSlots:
         """Slots for all adapters at no cost, for a lower bound on step times."""
-        none = dict.fromkeys((field.name for field in fields(LoraCost)), 0.0)
+        zeros = dict.fromkeys((field.name for field in fields(LoraCost)), 0.0)
         lora = replace(self.lora, max_loras=self.lora.adapter_count, max_cpu_loras=self.lora.adapter_count)
-        return LoraSlots(lora, LoraCost(**none))
+        return LoraSlots(lora, LoraCost(**zeros))
 
     def add_to_memory(self, use: Memory) -> Memory:
         """The memory use of one GPU with the slots added."""
@@ -175,7 +171,7 @@ def lora_slots(lora: Lora, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> 
             loaded += values
             token_flops += 2 * lora.max_rank * values * each.visited_frac
             token_values += each.count * (each.a_values + 2 * each.b_values) * each.visited_frac
-    on_disk = sum(
+    on_disk = sum(  # A file has the whole matrices.
         each.count * (each.a_values + each.b_values)
         for each in _modules_of(llm, 1, False)
         if lora.has_module(each.name) and each.name not in RARE
@@ -194,6 +190,7 @@ def lora_slots(lora: Lora, llm: Llm, gpu: Gpu, tp: int, *, ep: bool = False) -> 
 
 
 def _check_llm(lora: Lora, llm: Llm) -> None:
+    """Raise InputError for an LLM whose adapters are not counted here."""
     for group in llm.layer_groups:
         attention = group.attention
         if attention is not None and (
@@ -215,12 +212,17 @@ def _check_llm(lora: Lora, llm: Llm) -> None:
 
 
 def _modules_of(llm: Llm, tp: int, ep: bool) -> Iterator[_Module]:
+    """All matrices of an LLM that may have adapters, as one of `tp` GPUs holds them. With `ep` it holds whole
+    experts.
+    """
     hidden = llm.hidden
     for group in llm.layer_groups:
         if isinstance(attention := group.attention, GroupedAttention):
             queries = attention.heads / tp * attention.head_dim * (2 if attention.gates_output else 1)
+            # Few KV heads are copied.
             keys = max(attention.kv_heads / tp, 1) * (attention.head_dim + attention.value_dim)
             output = attention.heads / tp * attention.value_dim
+            # Queries, keys and values have an A each.
             yield _Module("qkv_proj", group.count, 3 * hidden, queries + keys, group.count)
             yield _Module("o_proj", group.count, output, hidden, group.count)
         if (block := group.feed_forward) is None:
@@ -235,6 +237,7 @@ def _modules_of(llm: Llm, tp: int, ep: bool) -> Iterator[_Module]:
             number, width = (block.experts / tp, block.width) if ep else (block.experts, block.width / tp)
             a_values, b_values = inputs * hidden + width, inputs * width + hidden
             visited_frac = block.experts_per_token / block.experts
+            # Up and down have kernels of their own.
             yield _Module("experts", group.count * number, a_values, b_values, 2 * group.count, visited_frac)
             yield _Module("gate", group.count, hidden, block.experts, group.count)
     yield _Module("embed_tokens", 1, llm.vocab, hidden, 1)

@@ -48,12 +48,13 @@ NON_TORCH_BYTES = 0.4 * 2**30
 # Releases before 0.14 had more non-torch memory: 1.8 GiB, and twice that in a group of GPUs.
 FIRST_WITH_SMALL_NON_TORCH = (0, 14)
 OLD_NON_TORCH_BYTES = 1.8 * 2**30
-GROUP_BYTES = {"NVLink 5": 3.0 * 2**30}
+GROUP_BYTES = {"NVLink 5": 3.0 * 2**30}  # Buffers of a group of GPUs, by link.
 OTHER_GROUP_BYTES = 0.5 * 2**30
-# A layer's share of the captured CUDA graphs, by what the layer is.
+# Bytes of a layer's captured CUDA graphs, by what the layer is.
 GRAPH_BYTES = {"dense": 15e6, "experts": 29e6, "latent": 46e6, "compressed": 72e6}
 # From this release on the graphs are kept free before the cache is sized, and sampling does not sort.
 FIRST_WITH_GRAPHS = (0, 21)
+# In 16 bits the logit, in 32 bits the logit, its probability and a random number.
 # Bytes per row and word in the sampler; releases before that one sort the logits.
 SAMPLER_BYTES = 2.0 + 4.0 + 4.0 + 4.0
 SORTING_SAMPLER_BYTES = 32.0
@@ -75,6 +76,7 @@ class Served:
 
     @property
     def release(self) -> tuple[int, ...]:
+        """Major and minor number of the version, to be compared with the constants above."""
         return tuple(int(part) for part in self.version.split(".")[:2])
 
 
@@ -104,7 +106,7 @@ class Memory:
         """The KV tokens of the worker in whole blocks; every GPU holds its heads of all of them."""
         lasting_bytes = self.kv_bytes - self.step_bytes
         blocks = math.floor(lasting_bytes / self.kv_bytes_per_token / KV_BLOCK_TOKENS)
-        return max(blocks, 0) * KV_BLOCK_TOKENS
+        return max(blocks, 0) * KV_BLOCK_TOKENS  # Too little memory holds none.
 
 
 def worker_memory(
@@ -129,6 +131,7 @@ def worker_memory(
         dp=dp,
         served=served,
     )
+    # The stage with the fewest KV tokens.
     return min(stages, key=lambda stage: stage.kv_bytes / stage.kv_bytes_per_token)
 
 
@@ -161,6 +164,7 @@ def stage_memory(
             "share nothing, take several workers"
         )
     # Values per token that are alive in the layers, as the module's docstring counts them.
+    # With data-parallel ranks experts are dealt out whole, so their width is not split over TP.
     width = (3 if llm.gated_ffn else 2) * llm.ffn * llm.experts_per_token / (tp if dp == 1 else 1)
     if llm.experts > 1:
         width += llm.experts_per_token * llm.hidden
@@ -173,7 +177,7 @@ def stage_memory(
         n * llm.bytes_per_weight(weights) for part, weights, n, _ in llm.parts() if part == "experts"
     )
     whole_bytes = _whole_bytes(llm)
-    rank_bytes = llm.layers_bytes - experts_bytes * (1 - 1 / dp)
+    rank_bytes = llm.layers_bytes - experts_bytes * (1 - 1 / dp)  # Experts are shared by the ranks.
     rows = min(max_num_seqs, max_num_batched_tokens)
     sampler_peak = max_num_batched_tokens * llm.hidden * 2.0 + rows * llm.vocab * (
         SAMPLER_BYTES if has_graphs else SORTING_SAMPLER_BYTES
@@ -183,6 +187,7 @@ def stage_memory(
     stages = []
     for stage, layers in enumerate(stage_layers(llm, pp)):
         is_first, is_last = stage == 0, stage == pp - 1
+        # Tied embeddings are the output head's matrix: one stage holds it once.
         has_embeddings = is_first and not (is_last and llm.tied_embeddings)
         copies_bytes = is_last * llm.head_dtype_bytes + has_embeddings * llm.embedding_dtype_bytes
         weight_bytes = layers / llm.layers * rank_bytes + head * copies_bytes
@@ -225,6 +230,7 @@ def _reserve_bytes(gpu: Gpu, gpus: int, utilization: float, version: tuple[int, 
 
 
 def _has(llm: Llm, kind: type[CompressedAttention]) -> bool:
+    """Whether some layers have this kind of attention."""
     return any(isinstance(group.attention, kind) for group in llm.layer_groups)
 
 
@@ -255,6 +261,7 @@ def stage_layers(llm: Llm, pp: int) -> tuple[int, ...]:
     before the last one, which has the output head.
     """
     least, rest = divmod(llm.layers, pp)
+    # `rest` of the stages before the last.
     return tuple(least + (pp - 1 - rest <= stage < pp - 1) for stage in range(pp))
 
 
@@ -295,9 +302,9 @@ def active_weight_bytes(llm: Llm, tokens: float | Array = 1.0) -> Array:
     for group in llm.layer_groups:
         attention, block = group.attention, group.feed_forward
         if attention is not None:
-            wide = attention.bf16_parameters
-            rest = attention.parameters(llm.hidden) - wide
-            read += group.count * (rest * llm.bytes_per_weight(attention.weights) + 2.0 * wide)
+            in_16_bits = attention.bf16_parameters
+            rest = attention.parameters(llm.hidden) - in_16_bits
+            read += group.count * (rest * llm.bytes_per_weight(attention.weights) + 2.0 * in_16_bits)
         if block is not None:
             experts = touched_experts(block, tokens) * block.expert_parameters(llm.hidden)
             read += group.count * experts * llm.bytes_per_weight(block.weights)

@@ -40,24 +40,24 @@ from planner.models.latency import DECODE_STEP_TOKENS, StepLatency
 from planner.models.llm import Llm
 from planner.models.roofline import experts_layers, index_layers
 
-BLOCK_FORMAT = "fp8-block"
-# (first version without it, seconds per layer that versions before it take longer).
+BLOCK_FORMAT = "fp8-block"  # The format of fp8 by blocks in Llm.
+# By version: (first version without the time, l: seconds per layer that versions before it take longer).
 LAYER_S_BEFORE = (((0, 14), 150e-6), ((0, 18), 45e-6), ((0, 19), 15e-6))
-BLACKWELL = ("b200-180g", "b300-288g", "gb200-186g", "gb300-279g")
+BLACKWELL = ("b200-180g", "b300-288g", "gb200-186g", "gb300-279g")  # GPUs of gpus.yaml.
 # (first version without it, k of versions before it), on the GPUs of BLACKWELL.
 LAUNCHES_S_BEFORE = (((0, 16), 0.65e-3), ((0, 19), 1.45e-3))
 # LLMs with experts in fp8 by blocks have no such launches from this version on: a nightly after 0.18 (April
 # 2026) has none for MiniMax-M2.5 in fp8 on B300, and all of them for the same LLM in nvfp4 on B200.
 BLOCK_LAUNCHES_GONE = (0, 18, 2)
 BLOCK_LAUNCHES_SEEN = (0, 16)  # On GPUs other than BLACKWELL they were seen from this version on.
-SPARSE_LAUNCHES_S = 1.5e-3
+SPARSE_LAUNCHES_S = 1.5e-3  # s above.
 
 
 def longer_layer_s(llm: Llm, engine: Engine | None) -> float:
     """Seconds that a layer of experts takes longer on this engine's version than in the kernel tables."""
     if not _has_block_experts(llm) or (version := _vllm_version(engine)) is None:
         return 0.0
-    return next((layer_s for first, layer_s in LAYER_S_BEFORE if version < first), 0.0)
+    return next((layer_s for first, layer_s in LAYER_S_BEFORE if version < first), 0.0)  # The row that holds.
 
 
 def least_large_step_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
@@ -71,6 +71,7 @@ def least_large_step_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
 
 
 def _has_block_experts(llm: Llm) -> bool:
+    """Whether the experts are in fp8 by blocks."""
     return BLOCK_FORMAT in {weights for part, weights, *_ in llm.parts() if part == "experts"}
 
 
@@ -94,6 +95,7 @@ def on_version(latency: StepLatency, llm: Llm, gpu: Gpu, engine: Engine | None) 
         latency = replace(latency, f_s=tuple(f_s + added_s for f_s in latency.f_s), basis=basis)
     least_s = least_large_step_s(llm, gpu, engine)
     if launches_s := sparse_launches_s(llm, engine):
+        # f(512) + s layers, as the module says; h is added to every step.
         least_s = max(least_s, float(latency.step_s(DECODE_STEP_TOKENS)) - latency.h_s + launches_s)
     if least_s:
         basis = (
@@ -105,6 +107,7 @@ def on_version(latency: StepLatency, llm: Llm, gpu: Gpu, engine: Engine | None) 
 
 
 def _vllm_version(engine: Engine | None) -> tuple[int, ...] | None:
+    """The version of vLLM as numbers; None for other engines, whose kernels nobody has compared."""
     if engine is None or engine.name != "vllm":
         return None
     return tuple(int(part) for part in engine.version.split("."))

@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 BUCKET_TOKENS = 200  # TetriInfer's choice of w.
 # What `length_features` gives for each request; `day_s` is the time of day.
 FEATURES = ("input_tokens", "day_s", "tenant", "first_block", "seen_tokens")
-DAY_S = 86400.0
+DAY_S = 86400.0  # Seconds of a day.
 
 
 class OutputTable(NamedTuple):
@@ -32,7 +32,7 @@ class OutputTable(NamedTuple):
 
     Bucket g has prompts up to `edges[g]` and outputs[start[g] : start[g + 1]], shortest first; the last
     bucket has those of any prompt. The table is of n requests and G buckets of prompt lengths. `sums[k]` is
-    the sum of `outputs[k]` and of the outputs after it in its bucket.
+    the sum of `outputs[k]` and of the outputs after it in its bucket. `start` has an end for each bucket too.
     """
 
     edges: Floats  # (G - 1,)
@@ -49,7 +49,7 @@ class OutputTable(NamedTuple):
         generated = np.asarray(generated_tokens, float)
         bucket = np.searchsorted(self.edges, np.asarray(input_tokens, float), side="left")
         expected = generated + 1
-        last = len(self.start) - 2
+        last = len(self.start) - 2  # The bucket of all prompts.
         # The bucket of all prompts comes first, and the request's own bucket replaces its value.
         for g in (last, *range(last)):
             outputs = self.outputs[self.start[g] : self.start[g + 1]]
@@ -112,7 +112,7 @@ def synthetic_buckets(output_tokens: npt.ArrayLike, accuracy_frac: float, rng: n
     wrong = rng.permutation(len(truth))[round(accuracy_frac * len(truth)) :]
     buckets, counts = np.unique(truth, return_counts=True)
     if len(buckets) == 1:
-        predicted[wrong] += 1
+        predicted[wrong] += 1  # No other bucket occurs.
         return predicted
     for bucket in buckets:
         wrong_here = wrong[truth[wrong] == bucket]

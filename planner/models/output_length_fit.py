@@ -76,6 +76,7 @@ class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.trees_ = None
         if len(self.classes_) > 1:
             trees = HistGradientBoostingClassifier(
+                # Small steps and large leaves: a trace has few requests for five features.
                 max_iter=self.iterations,
                 learning_rate=0.05,
                 max_leaf_nodes=15,
@@ -83,7 +84,7 @@ class BucketClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 early_stopping=False,
                 random_state=self.random_state,
             )
-            # On a busy machine threads that wait for each other take 30 times as long.
+            # One thread: on a busy machine threads that wait for each other take 30 times as long.
             with threadpool_limits(1):
                 self.trees_ = trees.fit(X, y)
         return self

@@ -25,7 +25,7 @@ from planner.errors import InputError
 from planner.models.latency import Array, StepLatency
 from planner.models.llm import GroupedAttention, Llm
 
-ACTIVATION_BYTES = 2.0
+ACTIVATION_BYTES = 2.0  # Activations have 16 bits.
 # The reached share of a link, and the seconds of the smallest call, are those of the roofline's calibration.
 LINK_FRAC = 0.64
 ALL_REDUCE_S = 8.1e-6
@@ -55,6 +55,7 @@ def mixed_kv_s(llm: Llm, gpu: Gpu, tp: int) -> float:
     """
     if gpu.mixed_kv_bytes_per_s is None:
         return 0.0
+    # Keys and values, read once per query head.
     read_bytes = 2 * llm.kv_dtype_bytes * llm.layers * llm.heads / tp * llm.head_dim  # All layers are alike.
     if llm.groups:
         values = sum(

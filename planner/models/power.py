@@ -38,8 +38,7 @@ BASIS = (
 LOWEST_CAP_FRAC = 0.5
 PREFILL_SLOWDOWN_AT_LOWEST = 1.3
 
-_CurveShares = tuple[float, float, float, float]
-"""floor, m, c and top of the formula above."""
+_CurveShares = tuple[float, float, float, float]  # floor, m, c and top of the formula above.
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ class Power:
     def idle_w(self, gpu: Gpu) -> float:
         """Watts of a GPU that holds an engine and runs no step."""
         share = self.idle_frac.get(gpu.base, self.other_idle_frac)
-        return min(share * gpu.board_w, gpu.power_w)
+        return min(share * gpu.board_w, gpu.power_w)  # A capped GPU draws no more than its cap.
 
 
 def step_utilisations(
@@ -159,8 +158,8 @@ def cap_slowdowns(cap_frac: float) -> tuple[float, float]:
             f"power cap is {cap_frac:.0%} of the GPU's limit; slowdowns are known from {LOWEST_CAP_FRAC:.0%} "
             "on. Cap less, or measure it and write a row with cap_of into gpus.yaml"
         )
-    lost = (1 - cap_frac) / (1 - LOWEST_CAP_FRAC)
-    return 1 + (PREFILL_SLOWDOWN_AT_LOWEST - 1) * lost, 1.0
+    lost = (1 - cap_frac) / (1 - LOWEST_CAP_FRAC)  # 0 without a cap, 1 at the lowest.
+    return 1 + (PREFILL_SLOWDOWN_AT_LOWEST - 1) * lost, 1.0  # Decodes lose nothing down to half.
 
 
 def cap_gpu(gpu: Gpu, power_w: float) -> Gpu:

@@ -49,11 +49,11 @@ SPARSE_HEADS, SPARSE_HEADS_BLACKWELL = 64, 128
 # of one sequence takes longer than the rest of this roofline by 0.10 to 0.13 ms a layer on Blackwell, and by
 # 0.18 on H200.
 INDEX_LAYER_S = 0.12e-3
-KNOTS_TOKENS = tuple(float(2**i) for i in range(16))  # 1 ... 32768
+KNOTS_TOKENS = tuple(float(2**i) for i in range(16))  # 1 ... 32768 tokens; f is linear between them.
 
 
 def _joint_rate(parts: Sequence[tuple[str, float]], gpu: Gpu) -> float:
-    """The joint FLOP/s of parts in several formats, each with its number of parameters."""
+    """The FLOP/s of parts in several formats together: their parameters over the sum of their times."""
     rates = {flops_rate(weights, gpu) for weights, _ in parts}
     if len(rates) == 1:
         return rates.pop()
@@ -102,8 +102,8 @@ def roofline(
     joint_s = np.zeros(0)  # Without data-parallel ranks no part of a step is joint.
     communication_s = all_reduces_s(tp)
     if dp > 1:
-        # The share of all-reduces that follow experts: two per layer, one of them after its feed-forward.
-        experts_share = experts_layers(llm) / (2 * llm.layers)
+        # The share of all-reduces that follow experts: a layer has two, one of them after its feed-forward.
+        experts_reduces_frac = experts_layers(llm) / (2 * llm.layers)
         if nodes > 1:
             experts_s = _between_nodes_s(llm, tp * dp, nodes, tokens, experts_s, ranks)
             basis += (
@@ -111,9 +111,9 @@ def roofline(
             )
             basis += f"as on H100 to {100 * all2all.MAPE_FRAC[ranks.all2all]:.0f} %"
         else:
-            experts_s = experts_s + experts_share * all_reduces_s(tp * dp)
+            experts_s = experts_s + experts_reduces_frac * all_reduces_s(tp * dp)
         joint_s = np.maximum.accumulate(experts_s)  # More tokens never take less time.
-        experts_s, communication_s = joint_s, (1 - experts_share) * communication_s
+        experts_s, communication_s = joint_s, (1 - experts_reduces_frac) * communication_s
     f_s = _dense_s(llm, gpu, tp, tokens, efficiency) + experts_s + activations_s + communication_s
     attention = _attention_times(llm, gpu, tp, efficiency)
     output_projection_s = 2 * llm.vocab * llm.hidden / flops_per_s
@@ -127,7 +127,7 @@ def roofline(
         h_s=0.0,
         basis=basis,
         kind="roofline",
-        m_s=max(mixed_kv_s(llm, gpu, tp) - attention.kv_token_s, 0.0),
+        m_s=max(mixed_kv_s(llm, gpu, tp) - attention.kv_token_s, 0.0),  # Never shorter beside prefills.
         joint_s=tuple(joint_s.tolist()),
     )
 
@@ -137,9 +137,10 @@ def _between_nodes_s(
 ) -> Array:
     """Seconds of experts on several nodes and of sending tokens to them and back, for all ranks' tokens."""
     layers = experts_layers(llm)
+    # High-throughput kernels start one after another, so a layer's experts take that long at least.
     if ranks.all2all == all2all.HIGH_THROUGHPUT:
         experts_s = np.maximum(experts_s, layers * all2all.EXPERT_LAUNCHES_S)
-    own_tokens = np.ceil(tokens / gpus)
+    own_tokens = np.ceil(tokens / gpus)  # Ranks share the tokens evenly.
     there_and_back_s = all2all.all2all_s(
         llm, ranks.all2all, nodes, own_tokens, link_bytes_per_s=ranks.link_bytes_per_s
     )
@@ -221,10 +222,11 @@ def _attention_times(llm: Llm, gpu: Gpu, tp: int, efficiency: Efficiency) -> _At
                 )
                 layers_flops = group.count * attention.flops_per_pair
                 if isinstance(attention, LatentAttention) and attention.index_tokens:
+                    # Blackwell alone has a 4-bit rate.
                     least_heads = SPARSE_HEADS_BLACKWELL if gpu.fp4_flops_per_s else SPARSE_HEADS
                     heads = max(attention.heads / tp, least_heads)
                     token_flops += group.count * attention.chosen_flops(heads) * tp
-                    layers_flops *= tp
+                    layers_flops *= tp  # Every GPU has the whole index.
                 if attention.window_tokens is None:
                     pair_flops += layers_flops
                     kv_bytes += layers_bytes
@@ -294,7 +296,8 @@ def _experts_s(llm: Llm, gpu: Gpu, gpus: int, tokens: Array, efficiency: Efficie
 def transfer_fit(
     latency: StepLatency, measured: StepLatency, target: StepLatency, *, basis: str
 ) -> StepLatency:
-    """A fit of one (GPU, TP) taken to another by the ratio of their rooflines, `measured` and `target`.
+    """A fit of one (GPU, TP) carried over to another by the ratio of two rooflines: `measured`, of where
+    steps were measured, and `target`.
 
     The floor of a step moves by as many seconds as the roofline's, because the part that the roofline does
     not explain (mostly the host) stays. What grows with the step grows by the ratio of the rooflines.
@@ -310,6 +313,7 @@ def transfer_fit(
         b_s=latency.b_s * target.b_s / measured.b_s,
         d_s=latency.d_s * target.d_s / measured.d_s,
         e_s=latency.e_s * target.e_s / measured.e_s,
+        # The roofline's own m counts where the fit has a smaller one, or none.
         m_s=max(latency.m_s * target.d_s / measured.d_s, target.m_s),
         basis=basis,
         mape_frac=None,

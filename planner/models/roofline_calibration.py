@@ -42,6 +42,7 @@ class Efficiency:
 
 
 ROWS = ("bf16", "fp8", "w4a16", "nvfp4")  # Rows of catalogs/roofline.yaml, by the format that is multiplied.
+# Formats that GPUs multiply at their 8-bit or 4-bit rate; all others are multiplied in 16 bits.
 MULTIPLIED_IN_8_BITS = ("fp8", "fp8-block", "int8")
 MULTIPLIED_IN_4_BITS = ("nvfp4",)
 
@@ -60,6 +61,7 @@ class Calibration:
 def calibration_of(llm: Llm, gpu: Gpu) -> Calibration:
     """The calibration of the format in which this GPU multiplies this LLM's weights."""
     flops_per_s = flops_rate(llm.weights, gpu)
+    # Weights of less than a byte: multiplied in 4 bits, or read as 4 bits and multiplied in 16 (w4a16).
     if WEIGHT_BYTES[llm.weights] < 1:
         row = "nvfp4" if flops_per_s == gpu.fp4_flops_per_s else "w4a16"
     elif flops_per_s != gpu.dense_flops_per_s:
@@ -71,6 +73,7 @@ def calibration_of(llm: Llm, gpu: Gpu) -> Calibration:
 
 @cache
 def _read_calibrations() -> dict[str, Calibration]:
+    """All rows of catalogs/roofline.yaml by name. Raises CatalogError for a file without them."""
     path = repository_dir("catalogs") / "roofline.yaml"
     field_names = {field.name for field in fields(Efficiency)}
 

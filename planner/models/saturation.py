@@ -16,8 +16,8 @@ import numpy as np
 from planner.models.foreign_forms import DistServeSteps, StepForm
 from planner.models.latency import StepLatency
 
-SATURATED_FRAC = 0.95
-MOST_TOKENS = 1 << 16
+SATURATED_FRAC = 0.95  # The share of the highest rate that counts as saturated.
+MOST_TOKENS = 1 << 16  # The longest prompt that is looked at.
 
 
 def saturating_tokens(latency: StepLatency, form: StepForm | None = None) -> int:
@@ -29,4 +29,4 @@ def saturating_tokens(latency: StepLatency, form: StepForm | None = None) -> int
     else:
         seconds = latency.step_s(n, pairs=n * (n + 1) / 2, prefills=1.0)
     rate = n / seconds
-    return 1 + int(np.argmax(rate >= SATURATED_FRAC * rate.max()))
+    return 1 + int(np.argmax(rate >= SATURATED_FRAC * rate.max()))  # n begins at 1.

@@ -33,16 +33,13 @@ from planner.models.latency import StepLatency
 from planner.models.llm import Llm
 from planner.models.memory import Memory, active_weight_bytes
 
-# At most this many tokens may be drafted per step: twice as many as published acceptance curves have.
-MOST_DRAFTS = 16
+MOST_DRAFTS = 16  # The most tokens drafted per step: twice as many as published acceptance curves have.
 
 # vLLM 0.32 profiles sampling with this many rows per sequence, a draft token and the next one: they take
 # memory (search/problem/options.py).
 SAMPLED_ROWS = 2
-# These methods look tokens up and have no weights.
-WEIGHTLESS = ("ngram", "suffix")
-# The drafter of these methods comes with the LLM's checkpoint.
-OWN_LAYERS = ("mtp",)
+WEIGHTLESS = ("ngram", "suffix")  # Methods that look tokens up and have no weights.
+OWN_LAYERS = ("mtp",)  # Methods whose drafter comes with the LLM's checkpoint.
 WITH_WEIGHTS = (*OWN_LAYERS, "eagle", "eagle3", "draft_model")
 METHODS = (*WITH_WEIGHTS, *WEIGHTLESS)
 
@@ -127,6 +124,7 @@ class SpeculativeSteps:
         k, q, latency = self.speculation.tokens, self.speculation.draft_frac, self.latency
         width, read = prompt_tokens + (1 + k) * decodes, kv_tokens + k * decodes
         more = k * kv_tokens + decodes * k * (k + 1) / 2
+        # h is of the LLM's step alone.
         own_s = float(latency.step_s(width, pairs + more, (1 + k) * decodes, read, prefills))
         first_s = float(latency.step_s(width, pairs, decodes, read, prefills)) - latency.h_s
         rows = decodes + prefills
@@ -188,7 +186,7 @@ class Drafter:
 
     def add_to_memory(self, use: Memory, llm: Llm, tp: int) -> Memory:
         """The memory use of one GPU with the drafter added, split over GPUs as the LLM is."""
-        if not self.weight_bytes:
+        if not self.weight_bytes:  # A lookup has no weights and no KV.
             return use
         kv_bytes = use.kv_bytes_per_token * (1 + self.kv_bytes_per_token / llm.kv_bytes_per_token)
         weight_bytes = use.weight_bytes + self.weight_bytes / tp
@@ -205,7 +203,7 @@ def drafter_of(method: str, llm: Llm, model: Llm | None = None) -> Drafter:
     if method in WEIGHTLESS:
         return Drafter()
     head_bytes = llm.vocab * llm.hidden * llm.head_dtype_bytes
-    own_bytes = llm.layers_bytes + head_bytes
+    llm_bytes = llm.layers_bytes + head_bytes
     layer_kv = llm.kv_bytes_per_token / llm.layers
     if method == "draft_model":
         if model is None:
@@ -219,6 +217,7 @@ def drafter_of(method: str, llm: Llm, model: Llm | None = None) -> Drafter:
                 f"{llm.name} has no layers for method {method}; take eagle3, draft_model or ngram"
             )
         layers_bytes = llm.draft_parameters * llm.bytes_per_weight(llm.weights)
-        return Drafter(layers_bytes, layer_kv, (layers_bytes + head_bytes) / own_bytes)
+        return Drafter(layers_bytes, layer_kv, (layers_bytes + head_bytes) / llm_bytes)
+    # EAGLE and EAGLE-3: one layer.
     layer_bytes = llm.layers_bytes / llm.layers
-    return Drafter(layer_bytes, layer_kv, (layer_bytes + head_bytes) / own_bytes)
+    return Drafter(layer_bytes, layer_kv, (layer_bytes + head_bytes) / llm_bytes)

@@ -13,9 +13,8 @@ from statistics import NormalDist
 
 from planner.errors import InputError
 
-# The share of all cases that lie between `low` and `high`.
-WITHIN_FRAC = 0.9
-INTERVAL_SIGMAS = NormalDist().inv_cdf((1 + WITHIN_FRAC) / 2)
+WITHIN_FRAC = 0.9  # The share of all cases that lie between `low` and `high`.
+INTERVAL_SIGMAS = NormalDist().inv_cdf((1 + WITHIN_FRAC) / 2)  # `low` and `high` lie so far from the median.
 MOST_FACTOR = 10.0  # A catalog with a factor beyond this, or below its inverse, is refused as a mistake.
 
 
@@ -58,6 +57,6 @@ class StepTimeSpread:
 
     @classmethod
     def calibrated(cls, uncertainty_frac: float) -> StepTimeSpread:
-        """The spread after a calibration: its standard error on both factors."""
+        """The spread after a calibration on this very engine: its standard error, on both factors."""
         factor = Factor(1.0, uncertainty_frac)
         return cls(factor, factor, "standard error of its calibration", is_own=True)

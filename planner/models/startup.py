@@ -29,7 +29,7 @@ class Storage:
     source: str
 
     def __post_init__(self) -> None:
-        assert self.bandwidth_bytes_per_s > 0, self.name
+        assert self.bandwidth_bytes_per_s > 0, self.name  # The catalog's reader refuses others.
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,9 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class EngineStart:
-    """The times of an engine's start, measured on one GPU with LLMs of `layers` (fewest, most)."""
+    """The times of an engine's start, measured on one GPU with LLMs of `layers` (fewest, most). Those that
+    end in `layer_s` are per layer: `cached_layer_s` reads compiled kernels, `compile_layer_s` makes them.
+    """
 
     name: str
     gpu: str
@@ -125,7 +127,7 @@ def start_time(
 
     Without `image` the node has the image already; with `is_compiled` it has the compiled kernels too.
     """
-    layers = -(-llm.layers // pp)
+    layers = -(-llm.layers // pp)  # Stages start at the same time.
     into_gpus_s = llm.weight_bytes / gpus / engine.load_bytes_per_s
     kernels_layer_s = engine.cached_layer_s if is_compiled else engine.compile_layer_s
     estimated = [
@@ -138,6 +140,7 @@ def start_time(
     return StartTime(
         image_s=0.0 if image is None else image.pull_s,
         boot_s=engine.boot_s,
+        # Storage and GPUs work at the same time, so the slower one counts.
         load_s=max(llm.weight_bytes / storage.bandwidth_bytes_per_s, into_gpus_s),
         compile_s=layers * (engine.trace_layer_s + kernels_layer_s),
         profile_s=engine.profile_s,

@@ -21,14 +21,10 @@ from planner.models.latency import Array, StepLatency
 
 # Corners of f, tokens of a step.
 KNOTS_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-# Decodes of at most this many sequences count as a small batch.
-SMALL_BATCH = 8
-# Steps with a longer mean context count as "long_context".
-LONG_CONTEXT_TOKENS = 8192
-# A fitted m below this share of d is taken for misfits of other terms.
-LEAST_MIXED_FRAC = 0.3
-# The floor of a fit is at least this, because step times must be positive.
-_QUICKEST_STEP_S = 1e-6
+SMALL_BATCH = 8  # Decodes of at most this many sequences count as a small batch.
+LONG_CONTEXT_TOKENS = 8192  # Steps with a longer mean context count as "long_context".
+LEAST_MIXED_FRAC = 0.3  # A fitted m below this share of d is taken for misfits of other terms.
+_QUICKEST_STEP_S = 1e-6  # The floor of a fit is at least this, because step times must be positive.
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +68,7 @@ class PiecewiseLinearStepLatency(RegressorMixin, BaseEstimator):  # type: ignore
         knots = _knots_with_data(self.knots_tokens, X[:, 0])
         columns, weight = _design_columns(X, knots), equal_shares(X) / y
         solution = _solve_nonnegative(columns, y - self.host_s, weight)
-        if solution[-1] < LEAST_MIXED_FRAC * solution[-3]:
+        if solution[-1] < LEAST_MIXED_FRAC * solution[-3]:  # solution: floor, slopes, a, b, d, e, m.
             solution = np.append(_solve_nonnegative(columns[:, :-1], y - self.host_s, weight), 0.0)
 
         floor, slopes, (a, b, d, e, m) = solution[0], solution[1 : len(knots)], solution[len(knots) :]
@@ -173,9 +169,10 @@ def _design_columns(X: Array, knots: Array) -> Array:
 
 
 def _solve_nonnegative(columns: Array, seconds: Array, weight: Array) -> Array:
+    """The coefficients >= 0 of the columns that fit `seconds` best in weighted least squares."""
     # Pairs reach 1e9 and prompts 8, so columns are scaled before solving.
     scale = np.maximum(columns.max(axis=0), 1e-30)
-    most = 100 * columns.shape[1]
+    most = 100 * columns.shape[1]  # Rounds: nnls needs more than its default of 3 a column.
     solution, _ = nnls(columns / scale * weight[:, None], seconds * weight, maxiter=most)
     return np.asarray(solution / scale)
 
@@ -190,6 +187,7 @@ def _knots_with_data(knots_tokens: tuple[float, ...], tokens: Array) -> Array:
     if low == high:
         raise InputError(f"step table: every step has {low:g} tokens; at least two sizes are needed")
     knots_used = [low]
+    # Above high / 1.5 too few rows would lie beyond a knot.
     for knot in sorted({float(k) for k in knots_tokens if low < k <= high / 1.5} | {high}):
         if ((tokens > knots_used[-1]) & (tokens <= knot)).any():
             knots_used.append(knot)
@@ -217,11 +215,12 @@ def least_absolute(
     The problem is a linear program with one unknown per row for its error.
     """
     n, k = X.shape
-    each = y if scale is None else scale
-    A, b = csr_array(X / each[:, None]), y / each
+    divisor = y if scale is None else scale
+    A, b = csr_array(X / divisor[:, None]), y / divisor  # Errors are relative.
     errors = eye_array(n)
     solution = linprog(
         np.concatenate([np.zeros(k), np.ones(n)]),
+        # error >= X c - y and error >= y - X c.
         A_ub=vstack([hstack([A, -errors]), hstack([-A, -errors])]),
         b_ub=np.concatenate([b, -b]),
         bounds=[*(bounds or [(0.0, None)] * k), *[(0.0, None)] * n],

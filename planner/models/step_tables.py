@@ -31,6 +31,7 @@ from planner.models.latency import Array
 NOT_INCLUDED = "not included"  # The value of host_overhead in a table of kernel times.
 COLUMNS = ("n_prefill", "prefill_tokens", "cached_tokens", "prefill_pairs", "n_decode", "kv_tokens", "t_s")
 
+# Operators of the columns `op_NAME_s` that readers of tables know.
 ATTN_PREFILL, ATTN_DECODE, ALL_REDUCE, HEAD = "attn_prefill", "attn_decode", "all_reduce", "head"
 
 
@@ -50,6 +51,7 @@ class StepShape(NamedTuple):
 
     @property
     def kv_tokens(self) -> int:
+        # KV tokens in the cache after the step.
         return self.prompts * (self.new + self.cached) + self.decodes * self.context
 
     @property
@@ -98,7 +100,7 @@ class StepTable:
     @property
     def is_kernel_time(self) -> bool:
         """Whether these are times of kernels alone, without the host's part."""
-        host_s = self.about.get("host_s", "")
+        host_s = self.about.get("host_s", "")  # "0: ..." says why there is none.
         return self.about.get("host_overhead") == NOT_INCLUDED or host_s.startswith("0:")
 
     def to_csv(self) -> str:
@@ -129,7 +131,7 @@ def check_step_table(steps: pd.DataFrame, *, where: str) -> None:
     for column in COLUMNS:
         values = as_floats(steps[column])
         is_time = column == "t_s"
-        is_possible = values > 0 if is_time else values > -0.5
+        is_possible = values > 0 if is_time else values > -0.5  # Counts that rounding left just below 0 pass.
         bound = "> 0" if is_time else ">= 0"
         _refuse_rows(~(np.isfinite(values) & is_possible), steps, column, f"must be a number {bound}", where)
     work = steps.prefill_tokens + steps.n_decode
