@@ -66,13 +66,14 @@ USUAL_REQUESTS, USUAL_LEAST_S, USUAL_MOST_S = 10_000, 300.0, 3600.0
 USUAL_TASKS = 3.0
 WEEK_H = 168
 HOUR_S = 3600.0
-# The next six refuse what is most likely a slip: a larger value than any trace has.
-MOST_INTERVALS = 100_000  # of a curve of rates, about the minutes of ten weeks
+# The next seven refuse what is most likely a slip: a larger value than any trace has.
+MOST_INTERVALS = 100_000  # Of a curve of rates; ten weeks have about so many minutes.
 MOST_COUNT = 100_000  # Most clients, prefixes or tenants.
 MOST_CV = 100.0
 MOST_SKEW = 10.0
 MOST_DRIFT = 5.0  # In standard deviations.
 MOST_SPREAD_FRAC = 0.99  # Spread of mean lengths between clients.
+MOST_GROWTH_FRAC = 10.0  # In a month.
 # The keys of one tenant, where tenants differ in kind.
 TENANT_KEYS = ("rate", "task", "input", "output", "joint", "burstiness", "clients")
 # Without `duration`, what is drawn has at least this many requests of each such tenant, within USUAL_MOST_S.
@@ -105,7 +106,8 @@ def example_of(values: Mapping[str, Any], where: str) -> Description:
     """
     load = {"agents": {"count": 10, **values["agents"]}} if "agents" in values else {"rate": 10}
     description = parse_description(Section({**values, **load}, where), {})
-    assert description is not None
+    if description is None:
+        raise InputError(f"{where}: describes no requests; give input and output in tokens")
     return description
 
 
@@ -120,7 +122,8 @@ def describes_traffic(path: Path) -> bool:
     """Whether this slo.yaml describes its traffic. False for a pipe: it can be read only once, and whoever
     reads the question would find it empty.
     """
-    if not os.path.isfile(path):  # noqa: PTH113 - silent about any name
+    # Path.is_file raises OSError for a name that is too long; who reads the question says so in one line.
+    if not os.path.isfile(path):  # noqa: PTH113
         return False
     traffic = read_yaml(path).get("traffic")
     return isinstance(traffic, Mapping) and is_description(Section.from_document(traffic, path))
@@ -148,13 +151,15 @@ def parse_description(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descrip
     has_agents = is_of_agents(given, task_values)
     if "rate" not in traffic and not has_agents:
         raise InputError(f"{traffic.path_of('rate')}: is missing; say how many requests/s, such as rate: 30")
-    lengths, basis = [], [] if task is None else [f"task {task.name}: {task.of}"]
+    lengths = []
+    basis = [] if task is None else [f"task {task.name}: {task.of}"]  # Sentences on what was assumed.
     for key in ("input", "output"):
         if key not in section:
             raise InputError(
                 f"{traffic.path_of(key)}: is missing; give tokens such as {key}: 300, or a task: "
                 f"{', '.join(tasks) or 'a row of catalogs/tasks.yaml'}"
             )
+        # A mean in slo.yaml scales the lengths of the task; without one they count as they are.
         task_lengths = task_values.get(key) if key in given else None
         lengths.append(_parse_lengths(section.get(key), section.path_of(key), task_lengths, basis))
     input_lengths, output_lengths = lengths
@@ -227,7 +232,7 @@ def _parse_tenants(traffic: Section, tasks: Mapping[str, TaskRow]) -> Descriptio
         description = parse_description(with_duration, tasks)
         assert description is not None, "a duration describes traffic"
         by_tenant.append((name, description))
-    busiest = by_tenant[max(range(len(rates_rps)), key=rates_rps.__getitem__)][1]
+    _, (_, busiest) = max(zip(rates_rps, by_tenant, strict=True), key=lambda pair: pair[0])
     return Description(
         rate_rps=(total_rps,),
         duration_s=duration_s,
@@ -279,6 +284,7 @@ def _parse_rate(traffic: Section) -> tuple[tuple[float, ...], float]:
 
 
 def _parse_rates(value: object, where: str) -> list[float]:
+    """Requests/s in each interval of a curve."""
     listed = check_rows(value, where, "requests/s, one for each interval", least=1)
     if len(listed) > MOST_INTERVALS:
         raise InputError(f"{where}: holds {len(listed)} numbers, expected at most {MOST_INTERVALS}")
@@ -303,10 +309,9 @@ def _parse_growth(traffic: Section) -> float:
     if "growth" not in traffic:
         return 1.0
     section = traffic.subsection("growth", ("per_month", "months"))
-    return float(
-        (1 + read_share(section.get_required("per_month"), section.path_of("per_month"), most=10.0))
-        ** section.number("months", least=0.0)
-    )
+    where = section.path_of("per_month")
+    per_month_frac = read_share(section.get_required("per_month"), where, most=MOST_GROWTH_FRAC)
+    return float((1 + per_month_frac) ** section.number("months", least=0.0))
 
 
 def _duration_s(
@@ -322,20 +327,20 @@ def _duration_s(
     if len(rate_rps) > 1 and "weekly" not in traffic.get("rate", {}):
         return len(rate_rps) * every_s
     at_most_s = every_s if len(rate_rps) > 1 else USUAL_MOST_S
-    busiest = max(rate_rps)
-    return math.ceil(min(max(USUAL_REQUESTS / busiest, USUAL_LEAST_S), at_most_s))
+    usual_s = max(USUAL_REQUESTS / max(rate_rps), USUAL_LEAST_S)
+    return math.ceil(min(usual_s, at_most_s))
 
 
 def _parse_lengths(value: object, where: str, task_lengths: object, basis: list[str]) -> Lengths:
-    """A distribution of lengths. A mean alone scales the distribution of the task, if there is one; otherwise
-    a lognormal one is assumed. `basis` collects sentences on what was assumed.
+    """A distribution of lengths in tokens. A mean alone scales the distribution of the task, if there is one;
+    otherwise a lognormal one is assumed. `basis` collects sentences on what was assumed.
     """
     if is_number(value):
         mean = check_number(value, where, least=1.0)
         if task_lengths is not None:
             shape = _parse_lengths(task_lengths, where, None, [])
             return shape.scaled(mean / shape.mean_tokens)
-        key = where.rpartition(": ")[2]
+        key = where.rpartition(": ")[2]  # "input" or "output", the end of the path in slo.yaml.
         basis.append(f"{key}: a mean of {mean:g} tokens; lognormal with CV {USUAL_CV:g} taken for granted")
         return Lognormal(mean, USUAL_CV)
     if not isinstance(value, Mapping):
@@ -354,6 +359,7 @@ def _parse_lengths(value: object, where: str, task_lengths: object, basis: list[
 
 
 def _read_lengths(value: object, where: str) -> Lengths:
+    """Lengths for `parse_agents`, which has no task and reports no assumptions."""
     return _parse_lengths(value, where, None, [])
 
 
@@ -402,6 +408,7 @@ def _parse_percentiles(given: Mapping[str, Any], where: str) -> Lengths:
                 "p95, or one of fixed, lognormal, histogram"
             )
     section = Section.from_document(given, where)
+    # 0 stands for a value that is not given.
     mean, most = section.number("mean", 0.0, least=1.0), section.number("max", 0.0, least=1.0)
     fracs = tuple(sorted(tokens_by_frac))
     tokens = tuple(tokens_by_frac[frac] for frac in fracs)
@@ -491,6 +498,7 @@ def _parse_burstiness(traffic: Section) -> tuple[float | None, tuple[tuple[float
 
 
 def _parse_clients(traffic: Section, tenants: int) -> Clients:
+    """The clients whose requests add up to the traffic; every tenant has one client or more."""
     usual = Clients()
     section = traffic.subsection("clients", ("count", "skew", "cv", "lengths"))
     count = section.whole_number("count", max(usual.count, tenants), most=MOST_COUNT)
@@ -511,8 +519,8 @@ def _parse_sessions(traffic: Section) -> Sessions | None:
     section = traffic.subsection("sessions", ("turns", "think_time", "most_tokens"))
     turns = check_number(section.get_required("turns"), section.path_of("turns"), least=1.0)
     think_s = section.at_least("think_time", "s")
-    most = section.whole_number("most_tokens", Sessions(1.0, 0.0).most_tokens, most=MAX_TOKENS)
-    return Sessions(turns, think_s, most)
+    usual = Sessions(turns, think_s)
+    return replace(usual, most_tokens=section.whole_number("most_tokens", usual.most_tokens, most=MAX_TOKENS))
 
 
 def _parse_prefixes(traffic: Section) -> Prefixes | None:

@@ -34,12 +34,14 @@ from planner.slo_metrics import METRICS
 from planner.traffic.trace import Trace
 from planner.units import percentile_name, show_s
 
-LENGTH_BINS = 40
-WIDTH, HEIGHT = 400, 210
+LENGTH_BINS = 40  # Along the logarithm of lengths; the longest is a million tokens.
+WIDTH, HEIGHT = 400, 210  # Pixels of a chart; two stand side by side in a report.
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
+    """A bar of `bars_chart`. With `at_least` the value is a lower bound."""
+
     label: str
     value: float
     is_plan: bool = False
@@ -50,10 +52,10 @@ def distribution_chart(curve: Curve, metric: str, limits: Sequence[Limit]) -> An
     """Share of requests (or gaps) over time on a logarithmic axis, with a line at each limit."""
     import altair as alt
 
-    positive = curve.value_s > 0
+    positive = curve.value_s > 0  # A logarithmic axis has no 0.
     value_s, share = curve.value_s[positive], curve.share[positive]
     low, high = log_axis_ends(value_s, [limit.limit_s for limit in limits])
-    if len(share):
+    if len(share):  # The last step goes on to the end of the axis.
         value_s, share = np.append(np.maximum(value_s, low), high), np.append(share, share[-1])
     x, y = _distribution_axes(metric, low, high)
     line = (
@@ -73,8 +75,8 @@ def comparison_chart(curves: Mapping[str, Curve], metric: str, limits: Sequence[
     """
     import altair as alt
 
-    every = np.concatenate([curve.value_s[curve.value_s > 0] for curve in curves.values()])
-    low, high = log_axis_ends(every, [limit.limit_s for limit in limits])
+    all_s = np.concatenate([curve.value_s[curve.value_s > 0] for curve in curves.values()])
+    low, high = log_axis_ends(all_s, [limit.limit_s for limit in limits])
     rows: list[dict[str, Any]] = []
     for name, curve in curves.items():
         positive = curve.value_s > 0
@@ -115,21 +117,23 @@ def _limit_layers(limits: Sequence[Limit], low: float, high: float, colour: str)
 
     layers: list[Any] = []
     for k, limit in enumerate(limits):
-        at_s, wanted = limit.limit_s, limit.percentile_frac
-        near_end = np.log(at_s / low) > 0.6 * np.log(high / low)
-        text = f"{percentile_name(wanted)} ≤ {show_s(at_s)}"
+        at_s, required_frac = limit.limit_s, limit.percentile_frac
+        # A text right of a line in the last 40 % of the axis would run over the chart's edge.
+        is_near_end = np.log(at_s / low) > 0.6 * np.log(high / low)
+        text = f"{percentile_name(required_frac)} ≤ {show_s(at_s)}"
+        text_height = 0.06 + 0.08 * k  # Each text has a line of its own above the axis.
         layers += [
             alt.Chart(data_of_columns(x=[at_s])).mark_rule(color=colour, strokeDash=[5, 3]).encode(x="x:Q"),
-            alt.Chart(data_of_columns(x=[low], y=[wanted], x2=[at_s]))
+            alt.Chart(data_of_columns(x=[low], y=[required_frac], x2=[at_s]))
             .mark_rule(color=colour, strokeDash=[1, 3])
             .encode(x="x:Q", y="y:Q", x2="x2:Q"),
-            alt.Chart(data_of_columns(x=[at_s], y=[wanted]))
+            alt.Chart(data_of_columns(x=[at_s], y=[required_frac]))
             .mark_point(color=colour, filled=False, size=45, strokeWidth=2, opacity=1)
             .encode(x="x:Q", y="y:Q"),
             *text_layers(
-                data_of_columns(x=[at_s], y=[0.06 + 0.08 * k], text=[text]),
-                align="right" if near_end else "left",
-                dx=-6 if near_end else 6,
+                data_of_columns(x=[at_s], y=[text_height], text=[text]),
+                align="right" if is_near_end else "left",
+                dx=-6 if is_near_end else 6,
             ),
         ]
     return layers
@@ -139,7 +143,8 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
     """Busy share of each pool over time; None where the simulation kept no record of its steps."""
     import altair as alt
 
-    # Only parts of a long run are recorded, which would leave holes.
+    # `runs` are runs of engine steps. With `gaps` only parts of a long simulation were recorded, which would
+    # leave holes in the curve.
     if not len(simulation.runs) or simulation.gaps is not None:
         return None
     edges_s = load_edges_s(simulation)
@@ -174,8 +179,8 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
 
 
 def rate_chart(trace: Trace) -> Any:
-    """Requests per second in BINS equal parts of a trace; all in one where they arrive at once."""
-    duration_s = trace.duration_s or 1.0
+    """Requests per second in BINS equal parts of a trace."""
+    duration_s = trace.duration_s or 1.0  # If all requests arrive at once, they are all in the first part.
     counts, edges_s = np.histogram(trace.arrival_s - trace.arrival_s[0], BINS, (0.0, duration_s))
     return windows_chart({"requests/s": counts / np.diff(edges_s)}, duration_s / BINS, "requests/s")
 
@@ -187,7 +192,7 @@ def lengths_chart(trace: Trace) -> Any:
     lengths = {"prompt": trace.input_tokens, "answer": trace.output_tokens}
     longest = max(int(tokens.max()) for tokens in lengths.values())
     edges = np.unique(np.round(np.geomspace(1, longest + 1, LENGTH_BINS + 1)))
-    middle = np.sqrt(edges[:-1] * edges[1:])
+    middle = np.sqrt(edges[:-1] * edges[1:])  # On the logarithmic axis.
     rows = [
         {"x": x, "y": y, "what": name}
         for name, tokens in lengths.items()
@@ -211,7 +216,8 @@ def lengths_chart(trace: Trace) -> Any:
 
 
 def hits_chart(hit_frac: Mapping[int, float], endless_frac: float) -> Any:
-    """Share of the prompts' tokens that a cache of each size [tokens] spares, and an endless one."""
+    """Share of the prompts' tokens that a cache of each size [tokens] spares, and the share that a cache
+    without a limit would spare."""
     import altair as alt
 
     sizes = sorted(hit_frac)
@@ -262,9 +268,9 @@ def windows_chart(
 def stacked_chart(
     series: Mapping[str, Sequence[float] | Floats], window_s: float, title: str, among: Sequence[str] = ()
 ) -> Any:
-    """An area per name upon the ones before it, with a whole number for every window of time, from time 0.
+    """An area per name, stacked in the order of names, with a whole number for every window from time 0.
 
-    `among` are the names that share the colours, where several charts are to give each the same.
+    `among` are the names of several charts that give each name the same colour.
     """
     import altair as alt
 
@@ -290,12 +296,12 @@ def _windows(
 ) -> tuple[list[dict[str, Any]], str]:
     """Rows of steps that begin with each window and end with the last one, and the unit of their time."""
     windows = max(len(values) for values in series.values())
-    unit, factor = time_unit(windows * window_s)
-    starts = np.linspace(0.0, windows * window_s / factor, windows + 1)
+    unit, unit_s = time_unit(windows * window_s)
+    edges = np.linspace(0.0, windows * window_s / unit_s, windows + 1)
     rows = [
         {"x": x, "y": y, "what": name}
         for name, values in series.items()
-        for x, y in zip(*rounded_all(starts, np.append(values, values[-1])), strict=True)
+        for x, y in zip(*rounded_all(edges, np.append(values, values[-1])), strict=True)
     ]
     return rows, unit
 
@@ -334,14 +340,16 @@ def bars_chart(bars: Sequence[Bar], unit: str) -> Any:
 
 
 def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
-    """Fleets by (USD/h, kW): a square for the chosen one, names where no other beats them in both."""
+    """Fleets by (USD/h, kW), with names for those that no other fleet beats in both. The chosen one is a
+    square.
+    """
     import altair as alt
 
     def is_beaten(name: str) -> bool:
+        cost, power_kw = dots[name]
         return any(
-            all(theirs <= ours for theirs, ours in zip(other, dots[name], strict=True))
-            and other != dots[name]
-            for other in dots.values()
+            other_cost <= cost and other_kw <= power_kw and (other_cost, other_kw) != (cost, power_kw)
+            for other_cost, other_kw in dots.values()
         )
 
     rows = [
@@ -354,7 +362,9 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
         for name, (cost, power_kw) in dots.items()
     ]
     kinds = ["the plan", "not beaten", "another"]
-    most = max(cost for cost, _ in dots.values()) or 1.0
+    most = (
+        max(cost for cost, _ in dots.values()) or 1.0
+    )  # Owned GPUs may cost nothing; an axis needs a length.
     base = alt.Chart(data_of_rows(rows)).encode(
         x=alt.X(
             "x:Q",
@@ -381,8 +391,10 @@ def trade_chart(dots: Mapping[str, tuple[float, float]], chosen: str) -> Any:
     # Labels are drawn towards the middle, where there is room.
     for align, dx in (("left", 8), ("right", -8)):
         side = [row for row in named if (dots[str(row["name"])][0] < 0.5 * most) == (align == "left")]
-        columns = {key: [row[of] for row in side] for key, of in (("x", "x"), ("y", "y"), ("text", "name"))}
-        text += text_layers(data_of_columns(**columns), align=align, dx=dx, limit=230) if side else []
+        if side:
+            columns = {"x": [row["x"] for row in side], "y": [row["y"] for row in side]}
+            names = [row["name"] for row in side]
+            text += text_layers(data_of_columns(**columns, text=names), align=align, dx=dx, limit=230)
     return alt.layer(drawn, *text).properties(width=560, height=260)
 
 
@@ -395,9 +407,10 @@ def staircase_chart(
     loosest: float,
     requested: tuple[float, float] | None = None,
 ) -> Any:
-    """A frontier: the value of each step between its corner and the next one's, a dot at every corner.
+    """A frontier: the value as a level line from each corner to the next, with a dot at every corner.
 
-    Steps go from the loosest limit to the tightest; `titles` name the axes. A circle marks what was asked.
+    Corners go from the loosest limit to the tightest, and the first level begins at `loosest`. `titles` name
+    the axes. A circle marks `requested`, the limit and value of the question.
     """
     import altair as alt
 
@@ -409,7 +422,7 @@ def staircase_chart(
         ]
     )
     along = [*corners, loosest, *([requested[0]] if requested else [])]
-    margin = 0.04 * (max(along) - min(along)) or 0.1 * max(along)
+    margin = 0.04 * (max(along) - min(along)) or 0.1 * max(along)  # A single limit has no width.
     x = alt.X(
         "x:Q",
         axis=alt.Axis(title=titles[0], tickCount=8),

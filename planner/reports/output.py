@@ -70,7 +70,8 @@ CSV_COLUMNS = (
     "status",
 )
 BEST_SO_FAR = "best-so-far.yaml"  # The best plan of a search that was interrupted.
-NAMES = ("plan.yaml", "certificate.json", "requests.csv", "report.html")
+NAMES = ("plan.yaml", "certificate.json", "requests.csv", "report.html")  # Files that every plan has.
+# Files of an earlier plan in the same folder, which are removed unless the new plan writes them.
 OUTDATED = (
     BEST_SO_FAR,
     "report.html",  # An interrupted search does not write it.
@@ -80,21 +81,20 @@ OUTDATED = (
     *(f"manifests/{name}" for names in manifests.OUTDATED.values() for name in names),
 )
 _CSV_ROW = "%d,%r,%d,%d,%d,%s,%s,%.9g,%.9g,%.9g,%.9g,%.9g,%d,%s\n"
-_CSV_IMAGES = _CSV_ROW.replace("\n", ",%d\n")
-_CSV_CHUNK = 50_000
+_CSV_ROW_WITH_IMAGES = _CSV_ROW.replace("\n", ",%d\n")
+_CSV_CHUNK = 50_000  # Rows made at once, which bounds the memory of a long trace.
 
 
 def render(plan: Plan, *, command: str = "", pages: bool = True) -> dict[str, str]:
     """Everything `plan -o DIR` writes: path relative to DIR -> content. `command` is what made the plan.
     Without `pages` all but the report.
     """
-    under = [
-        manifests.RouterRow(target, router, simulated, slo, each.keeps)
-        for (target, router, simulated, slo), each in zip(
-            router_rows(plan)[1], plan.certificate.routers, strict=True
-        )
+    _, texts = router_rows(plan)
+    rows = [
+        manifests.RouterRow(target, router, simulated, slo, verdict.keeps)
+        for (target, router, simulated, slo), verdict in zip(texts, plan.certificate.routers, strict=True)
     ]
-    deployments = manifests.render(plan.fleet, plan.max_model_len, router_rows=under).files
+    deployments = manifests.render(plan.fleet, plan.max_model_len, router_rows=rows).files
     prompts = [prompt for pool in plan.prefixes for prompt in pool.warm_up]
     return {
         "plan.yaml": plan_yaml(plan),
@@ -156,10 +156,14 @@ def _traffic_name(plan: Plan) -> str:
     """The file that can be replayed: requests.csv says neither who waits for whom, nor what prompts share,
     nor whose adapter is asked for, nor which tenant or LLM a class matches, nor whose share is guaranteed.
     """
-    is_more = bool(plan.trace.after.size or plan.fleet.policies.prefix_cache or plan.trace.adapters)
-    is_more = is_more or bool(plan.slo.guarantees)
-    is_more = is_more or any(each.tenants or each.llms for each in plan.slo.selectors)
-    return "traffic.jsonl" if is_more else "requests.csv"
+    needs_more_columns = (
+        plan.trace.after.size
+        or plan.fleet.policies.prefix_cache
+        or plan.trace.adapters
+        or plan.slo.guarantees
+        or any(selector.tenants or selector.llms for selector in plan.slo.selectors)
+    )
+    return "traffic.jsonl" if needs_more_columns else "requests.csv"
 
 
 def _traffic_summary(plan: Plan) -> Document:
@@ -176,6 +180,7 @@ def _traffic_summary(plan: Plan) -> Document:
 
 
 def _traffic(plan: Plan) -> str:
+    """The text of traffic.jsonl."""
     return to_jsonl(plan.trace, with_llm=any(each.llms for each in plan.slo.selectors))
 
 
@@ -246,9 +251,10 @@ def _prefixes(plan: Plan) -> Document:
 def _routers(plan: Plan) -> Document:
     """The router of each target, and the SLO under it; `plan manifests` writes these lines again."""
     keys = ("target", "router", "simulated", "slo")
+    _, texts = router_rows(plan)
     rows = [
-        {**dict(zip(keys, row, strict=True)), "kept": under.keeps}
-        for row, under in zip(router_rows(plan)[1], plan.certificate.routers, strict=True)
+        {**dict(zip(keys, text, strict=True)), "kept": verdict.keeps}
+        for text, verdict in zip(texts, plan.certificate.routers, strict=True)
     ]
     target = plan.certificate.deploy
     for_targets = [
@@ -297,7 +303,7 @@ def _images(fleet: Fleet) -> list[str]:
 def _engine(fleet: Fleet) -> Document:
     """The engine that is deployed, with the constants it is planned with, if any."""
     engine: Document = {} if fleet.engine is None else engine_document(fleet.engine)
-    if why_undeployable(fleet):
+    if why_undeployable(fleet):  # Without manifests there are no version and no images to name.
         return engine or {"name": "vllm"}
     return {"name": "vllm", "version": engine_version(fleet), **engine, "images": _images(fleet)}
 
@@ -384,6 +390,7 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
     span_s = simulation.end_s - start_s
     output_tokens = float(simulation.output_tokens.sum(where=finished))
     input_tokens = float(simulation.input_tokens.sum(where=finished))
+    # Columns of a long trace are mapped from a file; the pages just read need not stay in memory.
     for column in (simulation.output_tokens, simulation.input_tokens):
         release_memory(column)
     document: Document = {
@@ -427,7 +434,8 @@ def simulation_summary(simulation: Simulation, verdict: Verdict | None = None) -
 
 
 def _gap_spread(simulation: Simulation) -> dict[str, float] | None:
-    if simulation.gaps is not None:
+    """Mean and percentiles of the gaps between tokens; None if the simulation recorded no steps."""
+    if simulation.gaps is not None:  # A long simulation counts its gaps instead of recording all steps.
         return counted_mean_and_percentiles(simulation.gaps)
     return mean_and_percentiles(*gaps_s(simulation)) if len(simulation.runs) else None
 
@@ -456,9 +464,10 @@ def _tenants(simulation: Simulation) -> Document:
 
 
 def requests_csv(simulation: Simulation) -> str:
-    """One row per request, by arrival; empty where it never happened. `arrival_s` is exact, for a replay.
+    """One row per request, by arrival; a time is empty where the request never got so far. `arrival_s` has
+    all its digits, for a replay.
 
-    Where the trace says which tokens are of images they have a column of their own, as in a trace.
+    If the trace says which tokens are of images, these have a column of their own, as in a trace.
     """
     names = [_csv_field(name) for name in simulation.worker_names] + [""]  # The index -1 means no worker.
     cached = (
@@ -467,10 +476,9 @@ def requests_csv(simulation: Simulation) -> str:
     order = np.argsort(simulation.arrival_s, kind="stable")
     images = simulation.image_tokens
     text_tokens = simulation.input_tokens if images is None else simulation.input_tokens - images
-    names_of, line = (
-        (CSV_COLUMNS, _CSV_ROW) if images is None else ((*CSV_COLUMNS, "image_tokens"), _CSV_IMAGES)
-    )
-    parts = [",".join(names_of) + "\n"]
+    row_format = _CSV_ROW if images is None else _CSV_ROW_WITH_IMAGES
+    column_names = CSV_COLUMNS if images is None else (*CSV_COLUMNS, "image_tokens")
+    parts = [",".join(column_names) + "\n"]
     for start in range(0, len(order), _CSV_CHUNK):
         rows = order[start : start + _CSV_CHUNK]
         columns = (
@@ -495,13 +503,14 @@ def requests_csv(simulation: Simulation) -> str:
             *([] if images is None else [images[rows].tolist()]),
         )
         ids = range(start, start + len(columns[0]))
-        text = "".join([line % row for row in zip(ids, *columns, strict=True)])
-        # Twice, because two neighbours share a comma.
+        text = "".join([row_format % row for row in zip(ids, *columns, strict=True)])
+        # Twice, because the first pass misses every other one of neighbours, which share a comma.
         parts.append(text.replace(",nan,", ",,").replace(",nan,", ",,"))
     return "".join(parts)
 
 
 def _csv_field(text: str) -> str:
+    """The text with quotes where CSV needs them."""
     line = io.StringIO()
     csv.writer(line, lineterminator="").writerow([text])
     return line.getvalue()

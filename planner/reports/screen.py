@@ -1,9 +1,10 @@
-"""The first screen of an answer, for the report, the terminal and the browser alike: what to buy, what it
-costs, what breaks it, whether it carries more traffic, and what all that rests on. Everything is of the
-certificate.
+"""The texts of the first screen of an answer, for the report, the terminal and the browser alike: what to
+buy, what it costs, what breaks it, whether it carries more traffic, and what all that rests on. Everything
+comes from a finished plan and its certificate; screen_charts.py draws the charts.
 
-"As written" is the traffic and the step times of the question: to how much more of each the fleet holds. "In
-scenarios" is what production promises: traffic drawn anew, and other step times. The two never share a word.
+"As written" means the traffic and the step times of the question; the texts say to how much more of each the
+fleet holds. "In scenarios" means traffic drawn anew and other step times, in which a production fleet keeps
+the SLO. No text uses one of the two terms for the other.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ from planner.solvers.whole_nodes import node_of
 from planner.units import counted, in_unit, percentile_name
 
 STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
+HALF_A_CENT_USD = 0.005  # Prices that differ by less are shown as the same.
+NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}
+SAME_COST = "costs the same"
+ANOTHER_TARGET = "--target NAME plans for one, --target each for all"
 Basis = Literal["measured", "given", "listed", "estimated", "unchecked"]
 
 
@@ -83,14 +88,12 @@ def verdict(plan: Plan) -> str:
 
 
 def won_text(plan: Plan) -> str:
-    """Says that a roofline won over GPUs whose kernels were measured; empty where none did."""
+    """A sentence if step times of a roofline made this plan cheaper than plans on GPUs with measured kernels;
+    else empty."""
     won = next((each for each in plan.warnings if isinstance(each, RooflineWon)), None)
     if won is None:
         return ""
     return f"This roofline won over {listed(won.measured)}, where kernels of this LLM were measured."
-
-
-ANOTHER_TARGET = "--target NAME plans for one, --target each for all"
 
 
 def targets_text(plan: Plan, remedy: str = ANOTHER_TARGET) -> str:
@@ -104,12 +107,12 @@ def targets_text(plan: Plan, remedy: str = ANOTHER_TARGET) -> str:
     missed = [row.target for row in rows if not row.keeps]
     if not missed and not plan.certificate.for_targets:
         return f"For {listed(keeping) if len(keeping) < 3 else f'any of {len(keeping)} deployment targets'}."
-    for_ = f"For {listed(keeping)}" if keeping else "For `plan serve`, our own router, alone"
-    if plan.certificate.deploy is not None:
+    if plan.certificate.deploy is not None:  # Then there is one row, that of the target in slo.yaml.
         return f"NOT kept on {listed(missed)}, for which it was planned."
+    for_whom = f"For {listed(keeping)}" if keeping else "For `plan serve`, our own router, alone"
     if plan.certificate.for_targets:
-        return f"{for_}; {'; '.join(map(for_targets_text, plan.certificate.for_targets))}."
-    return f"{for_}; NOT kept on {listed(missed)}: {remedy}."
+        return f"{for_whom}; {'; '.join(map(for_targets_text, plan.certificate.for_targets))}."
+    return f"{for_whom}; NOT kept on {listed(missed)}: {remedy}."
 
 
 def for_targets_text(values: ForTargets) -> str:
@@ -138,6 +141,7 @@ def buy_text(fleet: Fleet, paid: Bill, whose: str = "") -> str:
 
 
 def _how_sure(plan: Plan) -> str:
+    """To how much more the fleet holds, and in how many scenarios it is kept, as one sentence."""
     answer = planned_answer(plan)
     room, kept_in = headroom_of(plan), None if answer is None else answer.kept_in
     parts = [] if room is None else [f"as written it holds to {room_text(room)}"]
@@ -171,10 +175,10 @@ def headroom_of(plan: Plan) -> Headroom | None:
         return answer.headroom
     if plan.certificate.around is None:
         return None
-    headroom = {each.strain: each.frac for each in plan.certificate.around.holds}
-    return (
-        Headroom(headroom["steps"], headroom["traffic"]) if {"steps", "traffic"} <= headroom.keys() else None
-    )
+    frac_of = {each.strain: each.frac for each in plan.certificate.around.holds}
+    if not {"steps", "traffic"} <= frac_of.keys():
+        return None
+    return Headroom(steps_frac=frac_of["steps"], traffic_frac=frac_of["traffic"])
 
 
 def room_text(room: Headroom) -> str:
@@ -199,12 +203,12 @@ def more_text(frac: float) -> str:
 def bought_text(fleet: Fleet, paid: Bill) -> str:
     """For instance '3 nodes of 8 × h100-80g', whole nodes where these are sold; GPUs by their number."""
     parts = [f"{counted(each.count, 'node')} of {each.gpus_per_node} × {each.gpu}" for each in paid.nodes]
-    alone: dict[str, int] = {}
+    single_gpus: dict[str, int] = {}
     for pool in fleet.running_pools:
         if node_of(pool.type.gpu) is None:
             gpu = pool.type.gpu.name
-            alone[gpu] = alone.get(gpu, 0) + pool.count * pool.type.gpus
-    for gpu, gpus in alone.items():
+            single_gpus[gpu] = single_gpus.get(gpu, 0) + pool.count * pool.type.gpus
+    for gpu, gpus in single_gpus.items():
         name = gpu.removesuffix(OWNED) if market_of(gpu) == OWNED else gpu
         parts.append(f"{gpus} × {name}" + (" that you own" if market_of(gpu) == OWNED else ""))
     return listed(parts)
@@ -216,11 +220,9 @@ def month_text(usd_per_h: float) -> str:
 
 # -- the three answers -------------------------------------------------------------------------------------
 
-NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}
-
 
 def cards(plan: Plan) -> list[Card]:
-    """A card each on paper, in production, and with a loss; the plan alone if it was planned on paper."""
+    """A card for each of the three answers, or one card if the plan was made on paper alone."""
     if not plan.certificate.answers:
         room = headroom_of(plan)
         card = paper_card(plan.fleet, plan.bill)
@@ -231,14 +233,14 @@ def cards(plan: Plan) -> list[Card]:
 def paper_card(fleet: Fleet, paid: Bill) -> Card:
     """The card of a fleet that keeps the SLO on the traffic as it is written."""
     return Card(
-        NAMES["on-paper"],
-        f"{usd(paid.usd_per_h)}/h",
-        "",
-        f"{month_text(paid.usd_per_h)} per month",
-        describe(fleet),
-        "kept on the traffic as it is written; no scenario was asked",
-        "",
-        "",
+        name=NAMES["on-paper"],
+        price=f"{usd(paid.usd_per_h)}/h",
+        difference="",
+        month=f"{month_text(paid.usd_per_h)} per month",
+        fleet=describe(fleet),
+        kept="kept on the traffic as it is written; no scenario was asked",
+        holds="",
+        breaks="",
         is_plan=True,
     )
 
@@ -247,36 +249,37 @@ def _card(plan: Plan, answer: Answered) -> Card:
     is_plan, name = answer.name == "production", NAMES[answer.name]
     if answer.value is None:
         return Card(name, "none", "", "", "no fleet within the limits was found", "", "", "", is_plan=is_plan)
+    # Without a bill the price is that of the GPUs in use.
     paid = answer.usd_per_h if answer.paid_usd_per_h is None else answer.paid_usd_per_h
-    kept_text = "" if answer.kept_in is None else _kept_text(plan, answer.name, answer.kept_in)
-    limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))
+    is_after_loss = answer.kept_in is not None and answer.kept_in.after_loss
+    limits = dict.fromkeys((*answer.breaks_by_traffic, *answer.breaks_by_steps))  # Each once, in order.
     return Card(
-        name,
-        "" if paid is None else f"{usd(paid)}/h",
-        "the plan" if is_plan else _difference(plan, answer, paid),
-        "" if paid is None else f"{month_text(paid)} per month",
-        workers_text(answer.workers),
-        kept_text,
-        ""
-        if answer.headroom is None
-        else holds_text(answer.headroom, after_loss=answer.kept_in is not None and answer.kept_in.after_loss),
-        f"beyond, {_named(tuple(limits))} is missed first" if limits else "",
+        name=name,
+        price="" if paid is None else f"{usd(paid)}/h",
+        difference="the plan" if is_plan else _difference(plan, answer, paid),
+        month="" if paid is None else f"{month_text(paid)} per month",
+        fleet=workers_text(answer.workers),
+        kept="" if answer.kept_in is None else _kept_text(plan, answer.name, answer.kept_in),
+        holds="" if answer.headroom is None else holds_text(answer.headroom, after_loss=is_after_loss),
+        breaks=f"beyond, {_named(tuple(limits))} is missed first" if limits else "",
         is_plan=is_plan,
     )
 
 
 def _kept_text(plan: Plan, name: str, kept_in: KeptIn) -> str:
-    """In how many scenarios. The fleet on paper is counted in those of the search, except beside a scale
-    model; the others are tested in scenarios that the search had not seen, until the test decides.
+    """In how many scenarios the answer `name` keeps the SLO. The fleet on paper is counted in the scenarios
+    of the search. The others are tested in scenarios that the search had not seen, until the test decides.
     """
-    drawn = plan.certificate.futures
+    search = plan.certificate.futures
     if not kept_in.futures:
         return "no time was left to test it on scenarios"
-    of = f"{kept_in.futures} scenarios"
-    if drawn is not None and drawn.one_in == 1:
-        of = f"the search's {of}" if name == "on-paper" else f"{kept_in.futures} other scenarios"
+    scenarios = f"{kept_in.futures} scenarios"
+    # A search on a scale model of the traffic (one request in `one_in`) has other scenarios than either.
+    if search is not None and search.one_in == 1:
+        is_of_search = name == "on-paper"
+        scenarios = f"the search's {scenarios}" if is_of_search else f"{kept_in.futures} other scenarios"
     after = " after losing any one worker" if kept_in.after_loss else ""
-    return f"kept in {kept_in.kept} of {of}{grown_text(plan)}{after}"
+    return f"kept in {kept_in.kept} of {scenarios}{grown_text(plan)}{after}"
 
 
 def _difference(plan: Plan, answer: Answered, paid: float | None) -> str:
@@ -284,16 +287,14 @@ def _difference(plan: Plan, answer: Answered, paid: float | None) -> str:
     return f"{text}: it is the plan" if answer.workers == _workers(plan) and text == SAME_COST else text
 
 
-SAME_COST = "costs the same"
-
-
-def against_text(paid: float | None, planned: float) -> str:
-    if paid is None:
+def against_text(usd_per_h: float | None, planned_usd_per_h: float) -> str:
+    """How much more or less than the plan a fleet costs; empty if its price is not known."""
+    if usd_per_h is None:
         return ""
-    more = paid - planned
-    if abs(more) <= 5e-3:
+    more = usd_per_h - planned_usd_per_h
+    if abs(more) <= HALF_A_CENT_USD:
         return SAME_COST
-    share = f" ({100 * more / planned:+.0f} %)" if planned else ""
+    share = f" ({100 * more / planned_usd_per_h:+.0f} %)" if planned_usd_per_h else ""
     return f"{usd(abs(more))}/h {'more' if more > 0 else 'less'}{share}"
 
 
@@ -317,6 +318,7 @@ def _missed_text(plan: Plan, limits: Sequence[Limit]) -> str:
 
 
 def _lost_text(plan: Plan, lost: Lost) -> str:
+    """What is missed after a loss that the plan does not stand."""
     if lost.workers == 1 and not lost.missed:
         return "no such worker is left"
     return _missed_text(plan, lost.missed)
@@ -324,8 +326,8 @@ def _lost_text(plan: Plan, lost: Lost) -> str:
 
 def _one_lost(lost: Lost) -> str:
     """For instance "1 decode worker of 2", with the pool's name where its role has several pools."""
-    name, _, number = lost.pool.partition("-")
-    role = next((role for role, pool in POOL_NAMES.items() if pool == name), name)
+    pool_name, _, number = lost.pool.partition("-")  # The second prefill pool is "pre-2".
+    role = next((role for role, name in POOL_NAMES.items() if name == pool_name), pool_name)
     return f"1 {role} worker of {lost.workers}" + (f" in {lost.pool}" if number else "")
 
 
@@ -353,34 +355,39 @@ def glance(plan: Plan) -> list[Glance]:
 
 
 def _why_this_many(plan: Plan) -> list[Glance]:
-    """What the traffic as written takes, what is added for scenarios, and what certainty would save at most.
-
-    No fleet for production costs less than the one on paper, however well its step times are known.
+    """The GPUs that the traffic as written takes, those added for scenarios, and what certainty about step
+    times and traffic would save at most: no fleet for production costs less than the one on paper. Empty if
+    production takes no more GPUs.
     """
     paper, planned = plan.certificate.find_answer("on-paper"), planned_answer(plan)
     if paper is None or planned is None or not paper.workers:
         return []
-    needed, bought = (sum(pool.gpus for pool in each.workers) for each in (paper, planned))
-    if bought <= needed:
+    paper_gpus, planned_gpus = (sum(pool.gpus for pool in each.workers) for each in (paper, planned))
+    more_gpus = planned_gpus - paper_gpus
+    if more_gpus <= 0:
         return []
-    value = f"{needed} + {bought - needed} GPUs"
+    value = f"{paper_gpus} + {more_gpus} GPUs"
     growth = growth_frac_of(plan)
     reserve = f"{percent(growth)} more traffic, other traffic" if growth else "other traffic"
     parts = (
-        f"{needed} for the traffic as written, {bought - needed} more for {reserve} of this kind and step "
+        f"{paper_gpus} for the traffic as written, {more_gpus} more for {reserve} of this kind and step "
         "times that may be longer"
     )
-    paid, own = paper.paid_usd_per_h, planned.paid_usd_per_h
-    if paid is None or own is None or own - paid < 0.005:
+    paper_usd_per_h, planned_usd_per_h = paper.paid_usd_per_h, planned.paid_usd_per_h
+    if paper_usd_per_h is None or planned_usd_per_h is None:
+        more_usd_per_h = 0.0
+    else:
+        more_usd_per_h = planned_usd_per_h - paper_usd_per_h
+    if more_usd_per_h < HALF_A_CENT_USD:
         return [Glance("Why this many", value, f"{parts}; on the bill both are the same")]
     if growth:  # The fleet on paper has no room for growth, so the difference is not what certainty saves.
-        return [Glance("Why this many", value, f"{parts}: {usd(own - paid)}/h")]
+        return [Glance("Why this many", value, f"{parts}: {usd(more_usd_per_h)}/h")]
     is_own = all(
         pool.type.latency.spread is None or pool.type.latency.spread.is_own
         for pool in plan.fleet.running_pools
     )
     remedy = "" if is_own else " (`plan profile` on your GPUs measures the steps)"
-    return [Glance("Why this many", value, f"{parts}; certainty saves up to {usd(own - paid)}/h{remedy}")]
+    return [Glance("Why this many", value, f"{parts}; certainty saves up to {usd(more_usd_per_h)}/h{remedy}")]
 
 
 def _routers(plan: Plan) -> list[Glance]:
@@ -388,12 +395,12 @@ def _routers(plan: Plan) -> list[Glance]:
     rows = plan.certificate.routers
     if not rows or not plan.fleet.leaves_choice:
         return []
-    targets: dict[str, list[str]] = {}
+    targets_by_text: dict[str, list[str]] = {}
     for row in rows:
-        why = router_text(row) if row.keeps else f"NOT kept, {router_text(row)}: {decided_text(row)}"
-        targets.setdefault(why, []).append(row.target)
+        text = router_text(row) if row.keeps else f"NOT kept, {router_text(row)}: {decided_text(row)}"
+        targets_by_text.setdefault(text, []).append(row.target)
     kept_count = sum(row.keeps for row in rows)
-    note = "; ".join(f"{', '.join(names)} ({why})" for why, names in targets.items())
+    note = "; ".join(f"{', '.join(targets)} ({text})" for text, targets in targets_by_text.items())
     if any(row.needs_priority for row in rows):
         note = f"if every request brings its priority: {note}"
     return [Glance("Routers", f"kept on {kept_count} of {counted(len(rows), 'target')}", note)]
@@ -424,7 +431,8 @@ STATUS_WORDS = {
 
 
 def holds_of(plan: Plan) -> list[HeadroomFact]:
-    """The headroom of the plan for each strain, as far as it is known."""
+    """The headroom of the plan for each strain, as far as it is known. What is missed beyond is not known for
+    a headroom that comes from the plan's answer."""
     room, values = headroom_of(plan), plan.certificate.around
     if values is not None and values.holds:
         return list(values.holds)
@@ -434,8 +442,9 @@ def holds_of(plan: Plan) -> list[HeadroomFact]:
 
 
 def breaks_first(plan: Plan) -> Glance:
-    """The loss that the plan does not stand; else the strain of which it stands the smallest increase."""
-    values, headroom = plan.certificate.around, holds_of(plan)
+    """The loss of a worker that the plan does not stand, if there is one; else the strain (more traffic,
+    longer steps or prompts) of which it stands the smallest increase."""
+    robustness, headroom = plan.certificate.around, holds_of(plan)
     if not headroom:
         return Glance("Breaks first", "not simulated", "plan again to know, with a longer --time-limit")
     first = min(headroom, key=lambda each: each.frac)
@@ -443,7 +452,7 @@ def breaks_first(plan: Plan) -> Glance:
     limit = _missed_text(plan, first.missed)
     strained = f"{more_text(first.frac)} {STRAINS[first.strain]}"
     twice = f"{listed([f'twice the {STRAINS[each.strain]}' for each in headroom])}, the most simulated"
-    losses = () if values is None else values.losses
+    losses = () if robustness is None else robustness.losses
     lost = next((each for each in losses if not each.holds), None)
     if lost is not None:
         missed = _lost_text(plan, lost)
@@ -457,15 +466,15 @@ def breaks_first(plan: Plan) -> Glance:
 
 
 def _more_traffic(plan: Plan) -> Glance:
-    """Whether this fleet carries MORE_FRAC more traffic, tested as a plan for it would be; else the command
-    that prices a fleet which does.
+    """Whether this fleet carries MORE_FRAC more traffic, tested as a plan for that traffic would be. If it
+    does not, the command that prices a fleet which does.
     """
-    values, name = plan.certificate.around, more_traffic_name(growth_frac_of(plan))
+    robustness, name = plan.certificate.around, more_traffic_name(growth_frac_of(plan))
     if plan.throughput is not None:
         rate = f"{plan.throughput.rate_rps:g} requests/s"
         kept_text = "is kept in enough scenarios" if plan.certificate.answers else "holds"
         return Glance(name, "none found", f"{rate} is the most that {kept_text} within the limits")
-    more = None if values is None else values.more_traffic
+    more = None if robustness is None else robustness.more_traffic
     if more is None:
         return Glance(name, "not simulated", _priced_by(plan))
     kept_text = f"kept in {more.kept} of {more.futures} scenarios with so much more" if more.futures else ""
@@ -480,8 +489,8 @@ def _more_traffic(plan: Plan) -> Glance:
 
 
 def more_traffic_name(growth_frac: float) -> str:
-    """What the row of more traffic is called: MORE_FRAC more than the scenarios have, against what is
-    written. With 300 % growth "380 % more traffic", as `safety: growth` would say it.
+    """The name of the row of more traffic. Its percentage is against the traffic as written and includes the
+    growth of the scenarios, as `safety: growth` would: "380 % more traffic" with 300 % growth.
     """
     return f"{percent(more_than_written_frac(growth_frac))} more traffic"
 
@@ -507,7 +516,7 @@ def basis(plan: Plan) -> dict[str, Basis]:
         kinds.setdefault(_basis_of_steps(pool), []).append(pool.name)
     for steps, names in kinds.items():
         values["step times" + (f" of {listed(names)}" if len(kinds) > 1 else "")] = steps
-    values["KV memory"] = "estimated"
+    values["KV memory"] = "estimated"  # By planner/models/memory.py, in every plan.
     values["prices"] = "given" if not any(price.date for price in plan.prices) else "listed"
     if plan.fleet.is_disaggregated:
         values["the KV link"] = "given"
@@ -524,13 +533,15 @@ def _basis_of_steps(pool: Pool) -> Basis:
 
 def basis_text(fleet: Fleet) -> str:
     """Whether step times were measured, in a short sentence for each basis."""
-    bases = {pool.name: _basis_of_steps(pool) for pool in fleet.running_pools}
+    basis_by_pool = {pool.name: _basis_of_steps(pool) for pool in fleet.running_pools}
     parts = []
     for basis, text in BASIS_WORDS.items():
-        names = [name for name, of in bases.items() if of == basis]
-        if names and (basis != "measured" or len(names) == len(bases)):
-            of = "" if len(names) == len(bases) else f" of {listed(names)}"
-            parts.append(f"Step times{of} {text}.")
+        names = [name for name, basis_of_pool in basis_by_pool.items() if basis_of_pool == basis]
+        is_of_all = len(names) == len(basis_by_pool)
+        # Measured steps are mentioned only if all are: what was not measured is what a reader must know.
+        if names and (basis != "measured" or is_of_all):
+            pools = "" if is_of_all else f" of {listed(names)}"
+            parts.append(f"Step times{pools} {text}.")
     return " ".join(parts)
 
 
@@ -542,27 +553,28 @@ BASIS_WORDS: dict[Basis, str] = {
 
 
 def _measured(plan: Plan) -> Glance:
-    of: dict[str, list[str]] = {}
-    for figure, kind in basis(plan).items():
-        of.setdefault(kind, []).append(figure)
-    total = sum(map(len, of.values()))
-    measured = len(of.get("measured", ()))
-    note = "; ".join(f"{kind}: {', '.join(figures)}" for kind, figures in of.items())
-    return Glance("Measured", f"{measured} of {total} inputs", note)
+    """How many of the plan's inputs were measured, and the basis of each."""
+    basis_by_input = basis(plan)
+    inputs_by_basis: dict[str, list[str]] = {}
+    for name, kind in basis_by_input.items():
+        inputs_by_basis.setdefault(kind, []).append(name)
+    measured = len(inputs_by_basis.get("measured", ()))
+    note = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in inputs_by_basis.items())
+    return Glance("Measured", f"{measured} of {len(basis_by_input)} inputs", note)
 
 
 def why(plan: Plan) -> list[str]:
     """Why nothing cheaper is planned, in a few sentences."""
-    certificate, values = plan.certificate, plan.certificate.around
-    text, grown = [], grown_text(plan)
-    fewer = None if values is None else _fewer(plan, values)
-    if values is not None and fewer is not None:
-        of = (
-            f"in {fewer.kept} of the test's first {values.futures} scenarios{grown}"
-            if values.futures
-            else "no more"
-        )
-        text.append(f"with {counted(fewer.workers, 'worker')}{_counts(plan, fewer)} the SLO is kept {of}")
+    certificate, robustness = plan.certificate, plan.certificate.around
+    text = []
+    fewer = None if robustness is None else _fewer(plan, robustness)
+    if robustness is not None and fewer is not None:
+        how_often = "no more"
+        if robustness.futures:
+            scenarios = f"the test's first {robustness.futures} scenarios{grown_text(plan)}"
+            how_often = f"in {fewer.kept} of {scenarios}"
+        workers = f"{counted(fewer.workers, 'worker')}{_counts(plan, fewer)}"
+        text.append(f"with {workers} the SLO is kept {how_often}")
     paper = certificate.find_answer("on-paper")
     if paper is not None and paper.kept_in and paper.kept_in.futures and paper.workers != _workers(plan):
         price = "" if paper.value is None else f", {in_unit(paper.value, certificate.unit)}"
@@ -588,27 +600,31 @@ def _not_measured(plan: Plan) -> list[str]:
 
 
 def _workers(plan: Plan) -> tuple[Any, ...]:
+    """The workers of the answer that is deployed, to compare those of another answer with."""
     answer = planned_answer(plan)
     return () if answer is None else answer.workers
 
 
-def _fewer(plan: Plan, values: Around) -> AtWorkers | None:
-    """The largest number of workers below the plan's that was simulated and is kept in too few scenarios."""
-    below = [at for at in values.at_workers if at.workers < plan.fleet.workers]
-    at = max(below, key=lambda at: at.workers, default=None)
-    few = max(values.futures, 1) - values.may_miss
-    return at if at is not None and at.kept < few else None
-
-
-def _counts(plan: Plan, at: AtWorkers) -> str:
-    """The workers of each pool where there are several, and whether they cost less at all: " (3 + 2), for the
-    same price,"; whole nodes are paid whole.
+def _fewer(plan: Plan, robustness: Around) -> AtWorkers | None:
+    """The largest simulated fleet with fewer workers than the plan's; None if there is none, or if it too is
+    kept in enough scenarios.
     """
-    of_pools = f" ({' + '.join(map(str, at.counts))})" if len(at.counts) > 1 else ""
-    counts = iter(at.counts)
+    smaller = [row for row in robustness.at_workers if row.workers < plan.fleet.workers]
+    largest = max(smaller, key=lambda row: row.workers, default=None)
+    # Without scenarios the traffic as it is written is the only one.
+    required = max(robustness.futures, 1) - robustness.may_miss
+    return largest if largest is not None and largest.kept < required else None
+
+
+def _counts(plan: Plan, fewer: AtWorkers) -> str:
+    """The workers of each pool if there are several, and whether the price is the same, because nodes are
+    paid whole: " (3 + 2), for the same price,".
+    """
+    of_pools = f" ({' + '.join(map(str, fewer.counts))})" if len(fewer.counts) > 1 else ""
+    counts = iter(fewer.counts)  # Empty pools have no count.
     pools = tuple(replace(pool, count=next(counts)) if pool.count else pool for pool in plan.fleet.pools)
     fewer_usd_per_h = bill_fleet(replace(plan.fleet, pools=pools)).usd_per_h
-    is_same = abs(fewer_usd_per_h - plan.bill.usd_per_h) < 0.005
+    is_same = abs(fewer_usd_per_h - plan.bill.usd_per_h) < HALF_A_CENT_USD
     return of_pools + (", for the same price," if is_same else "")
 
 
@@ -616,8 +632,8 @@ def _counts(plan: Plan, at: AtWorkers) -> str:
 
 
 def document(plan: Plan) -> dict[str, Any]:
-    """The first screen as plain values: its texts, and its charts' figures but the simulation's."""
-    values, paid = plan.certificate.around, plan.bill
+    """The first screen as plain values: its texts, and what its charts show apart from the simulation."""
+    robustness, paid = plan.certificate.around, plan.bill
     room = headroom_of(plan)
     return {
         "verdict": verdict(plan),
@@ -631,18 +647,18 @@ def document(plan: Plan) -> dict[str, Any]:
         "rate_rps": plan.trace.rate_rps,
         "headroom_traffic_frac": None if room is None else room.traffic_frac,
         "headroom_steps_frac": None if room is None else room.steps_frac,
-        "workers": [] if values is None else [_at_workers(each) for each in values.at_workers],
+        "workers": [] if robustness is None else [_at_workers(each) for each in robustness.at_workers],
         "more_traffic": None
-        if values is None or values.more_traffic is None
+        if robustness is None or robustness.more_traffic is None
         else {
             "more_frac": round(more_than_written_frac(growth_frac_of(plan)), 12),
-            **asdict(values.more_traffic),
+            **asdict(robustness.more_traffic),
         },
         "growth_frac": growth_frac_of(plan),
-        "futures": 0 if values is None else values.futures,
-        "may_miss": 0 if values is None else values.may_miss,
+        "futures": 0 if robustness is None else robustness.futures,
+        "may_miss": 0 if robustness is None else robustness.may_miss,
         "breaks": [asdict(each) for each in breaks(plan)],
-        "left_out": [] if values is None else list(values.left_out),
+        "left_out": [] if robustness is None else list(robustness.left_out),
     }
 
 
@@ -676,15 +692,15 @@ class Breaks:
 
 
 def breaks(plan: Plan) -> list[Breaks]:
-    """What breaks the plan, the nearest first."""
-    values = plan.certificate.around
-    if values is None:
+    """What breaks the plan, the smallest increase first."""
+    robustness = plan.certificate.around
+    if robustness is None:
         return sorted((_strained(plan, each) for each in holds_of(plan)), key=lambda each: each.frac)
-    rows = [_strained(plan, each) for each in values.holds]
-    rows += [_lost(plan, each) for each in _worst(values.losses)]
+    rows = [_strained(plan, each) for each in robustness.holds]
+    rows += [_lost(plan, each) for each in _worst(robustness.losses)]
     rows += [
         Breaks(f"price of {turn.gpu}", turn.more_frac, f"then “{turn.instead}” costs less", "price")
-        for turn in values.prices
+        for turn in robustness.prices
     ]
     return sorted(rows, key=lambda each: each.frac)
 
@@ -707,4 +723,5 @@ def _lost(plan: Plan, lost: Lost) -> Breaks:
     label = f"loss of {_one_lost(lost)}"
     if lost.holds:
         return Breaks(label, 1 / lost.workers, "still holds", "loss")
+    # Nothing is stood: the row comes first and has no bar.
     return Breaks(label, 0.0, _lost_text(plan, lost), "loss")

@@ -42,7 +42,7 @@ LEAD_S = 1.0  # Time from the start of a replay to its first request.
 TIMEOUT_S = 600.0  # A request that takes longer has failed.
 PROGRESS_EVERY_S = 10.0
 READ_BUFFER_BYTES = 2**22  # The first event of a stream names every token of the prompt.
-FORMAT = 2  # Version of the journal's format.
+FORMAT = 2  # Version of the journal's format; `JournalFile.read` refuses a journal of another version.
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class ReplayPart:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """The parts and outcomes of a run so far; `sent` by request."""
+    """The parts of a run so far, and the outcomes `sent` by the request's number in the trace."""
 
     parts: tuple[ReplayPart, ...]
     sent: dict[int, Sent]
@@ -113,7 +113,7 @@ class JournalFile:
             elif "request" in row:
                 row["workers"], row["token_s"] = tuple(row["workers"]), tuple(row["token_s"])
                 sent[row["request"]] = Sent(**row)
-                if row["status"] == "unsent":
+                if row["status"] == "unsent":  # It was given up, so that no line says that it was sent.
                     sends[row["part"]].append(row["request"])
         parts = (
             ReplayPart(part, start_s, tuple(sends[part]), at_s) for part, (start_s, at_s) in starts.items()
@@ -180,10 +180,10 @@ class Sender(Protocol):
         """Send the request and read its answer to the end; failures are outcomes, not exceptions."""
 
     def may_send(self, request: int) -> bool:
-        """Called just before each request is sent; False ends the sending."""
+        """Whether to send this request, asked just before its time; False ends the sending of all others."""
 
     def ended(self, sent: Sent) -> None:
-        """Called with each outcome; an exception ends the replay."""
+        """Take note of an outcome; an exception ends the replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +280,7 @@ async def send_at_times(
     try:
         while ((agenda.due and is_open) or running) and not failures:
             has_news.clear()
+            # -1: nothing is due before the next outcome.
             due_s, request = agenda.due[0] if agenda.due and is_open else (np.inf, -1)
             if request not in (-1, prepared[0]):  # The body is made before its time has come.
                 prepared = request, sender.body(request)
@@ -331,6 +332,7 @@ class _Agenda:
                 self.unanswered_parents[child] = self.unanswered_parents.get(child, 0) + 1
                 self.children.setdefault(parent, []).append(child)
             else:
+                # A request of an earlier part counts as answered at the start of this one.
                 self.last_answer_s[child] = 0.0
                 if before[parent].status != "finished" and child not in self.given_up:
                     self.lost_before += self._lose([child], before[parent].status)
@@ -453,6 +455,7 @@ async def send_to_router(
         async with client.post(f"{url}/v1/completions", data=io.BytesIO(body), headers=headers) as answer:
             workers = tuple(name for name in answer.headers.get(WORKER_HEADER, "").split(",") if name)
             if answer.status != 200:
+                # Our router refuses requests with these statuses; others mean that a worker failed.
                 status = "rejected" if answer.status in (400, 429, 503) else "failed"
                 reason = f"HTTP {answer.status}: {(await answer.text())[:200]}"
             else:

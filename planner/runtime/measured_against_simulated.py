@@ -43,7 +43,7 @@ from planner.units import percentile_name
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 PERCENTILES = (0.5, 0.9, 0.99)
-PER_REQUEST = (  # Arrays of a Simulation with one value per request; see `_per_request_columns`.
+PER_REQUEST = (  # Arrays that every Simulation has with one value per request; see `_per_request_columns`.
     "arrival_s",
     "input_tokens",
     "output_tokens",
@@ -65,7 +65,8 @@ _NAME = re.compile(r"p(\d+)r(\d+)")  # Part and request number in a name of `liv
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """The largest errors that count as agreement: relative for percentiles, in points for attainment."""
+    """The largest errors that count as agreement: relative for percentiles, a difference of shares for
+    attainment."""
 
     p50_frac: float = 0.05
     p90_frac: float = 0.09
@@ -76,7 +77,7 @@ class Tolerances:
         return {0.5: self.p50_frac, 0.9: self.p90_frac}.get(percentile_frac)
 
 
-# On a CPU engines, router and client share the machine's cores.
+# Engines that run on a CPU share its cores with the router and the client, which makes times less repeatable.
 CPU_TOLERANCES = Tolerances(p50_frac=0.2, p90_frac=0.3, attainment_frac=0.05)
 
 
@@ -137,6 +138,7 @@ class PercentileRow:
 
     @property
     def holds(self) -> bool:
+        """Whether the error is within the tolerance; True for a row that is not judged (its error is NaN)."""
         return self.tolerance_frac is None or not abs(self.error_frac) > self.tolerance_frac
 
     def as_dict(self) -> dict[str, Any]:
@@ -171,7 +173,7 @@ class MeasuredComparison:
 
     @property
     def attainment_agrees(self) -> bool:
-        rounding = 1e-12
+        rounding = 1e-12  # A difference of exactly the tolerance counts as agreement.
         return abs(self.attainment_error_frac) <= self.tolerances.attainment_frac + rounding
 
     @property
@@ -216,7 +218,7 @@ class Measurement:
         for worker, log in self.logs.items():
             for name, served in log.requests.items():
                 if not (match := _NAME.search(name)):
-                    continue
+                    continue  # A request of the warm-up, or of another client.
                 part, request = int(match[1]), int(match[2])
                 if served.queued_s >= starts.get(part, math.inf):
                     by_request.setdefault((part, request), {})[worker] = served
@@ -295,6 +297,7 @@ def compare_part(run: Measurement, part: ReplayPart, fleet: Fleet, slo: Slo) -> 
     served = run.served() if run.is_timed_by_engines else {}
     sent_trace, order = _simulated_trace(run, part, served)
     if served:
+        # Times by the engines' logs begin behind the front end.
         fleet = fleet.with_engines(lambda engine: replace(engine, front_end_s=0.0, prompt_token_s=0.0))
     simulation = simulate(fleet, sent_trace, limits=slo.limits, record=True)
     outcomes = {sent.request: sent for sent in outcomes_of_part(run, part)}
@@ -329,6 +332,7 @@ def _simulated_trace(
         due_s = float(trace.arrival_s[request]) - part.first_s
         parents = [parent for parent in parents_of.get(request, ()) if parent in in_part]
         if parents:
+            # Only a lower limit, which sorts it behind its parents: the simulation sets the time.
             start_s[request] = max(due_s, *(start_s[parent] for parent in parents))
         elif (sent := run.journal.sent.get(request)) and sent.part == part.part:
             start_s[request] = _request_times_s(run, sent, served.get((part.part, request), {}), part)[0]
@@ -336,6 +340,7 @@ def _simulated_trace(
             # The parents were answered in an earlier part, so the user's thinking began before this one.
             think_s = float(trace.think_s[request]) if request in parents_of else 0.0
             start_s[request] = max(due_s, think_s)
+    # By the engines' clock a request may start a moment before its part does.
     requests.sort(key=lambda request: max(start_s[request], 0.0))
     arrival_s = np.maximum([start_s[request] for request in requests], 0.0)
     sent_trace = trace.select(requests, arrival_s=arrival_s)
@@ -352,6 +357,7 @@ def _complete_sessions(trace: Trace, requests: Sequence[int]) -> Ints:
     session = all_sessions[list(requests)]
     size = np.bincount(all_sessions, minlength=len(trace))
     present = np.bincount(session, minlength=len(trace))
+    # A request that belongs to no session is in `session_numbers` a session of one.
     return np.where((size[session] > 1) & (size[session] == present[session]), session, -1)
 
 
@@ -485,8 +491,8 @@ def _join_parts(runs: Sequence[Run]) -> Run:
         # The same warm-up as in trace.measured_window.
         window_s=(start_s + min((end_s - start_s) / 20, 120.0), end_s),
         complete=all(run.requests.complete for run in runs),
-        runs=last.runs[:0],
-        nominal_end_s=np.inf,
+        runs=last.runs[:0],  # Steps of single parts cannot be joined, and nothing here reads them.
+        nominal_end_s=np.inf,  # The arrivals of parts are shifted, so that no nominal end fits them.
     )
     return Run(
         requests,

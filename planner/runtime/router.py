@@ -125,11 +125,13 @@ class RouterSettings:
 
 @dataclass(slots=True)
 class _KeptPrompt:
-    """A prompt that a worker keeps: its blocks, the name of the last one, and when it was last used."""
+    """A prompt that a worker keeps in its cache: the number of its blocks, the name of the last one (which
+    depends on all before it, see prompt_blocks.py), and when it was last used.
+    """
 
     warm_prompt: WarmPrompt
     blocks: int
-    name: int
+    last_block: int
     used_s: float
 
 
@@ -177,12 +179,13 @@ class LiveRouter:
         self.keep_alives = 0  # How often a prompt was sent again so that its worker keeps it cached.
         # The identity with which each worker was last seen up.
         self.up: list[str | None] = [None] * len(self.backends)
+        # By worker: the requests on it, each with the timeout that ends its block in `_on_worker`.
         self.attempts: list[dict[asyncio.Timeout, Reply]] = [{} for _ in self.backends]
         self.door = Door(self.settings.limits)
         # The requests that a policy holds back, first come first: (arrival time, seat in `live`).
         self.line: list[tuple[float, int]] = []
         # An event for each request in `line`, set when the request becomes the first.
-        self.first: dict[tuple[float, int], asyncio.Event] = {}
+        self.becomes_first: dict[tuple[float, int], asyncio.Event] = {}
         self.room = asyncio.Event()  # Set when a change may allow the first request in `line` to be sent.
         self.is_draining = False
         self.in_flight = 0
@@ -255,7 +258,7 @@ class LiveRouter:
     def _note_use(self, w: int, names: Sequence[int]) -> None:
         """Note that a request with these prompt blocks goes to worker `w`, and so uses its kept prompts."""
         for each in self.kept[w]:
-            if len(names) >= each.blocks and names[each.blocks - 1] == each.name:
+            if len(names) >= each.blocks and names[each.blocks - 1] == each.last_block:
                 each.used_s = _now_s()
 
     async def _is_computed(self, worker: Backend, prompt: tuple[int, ...] | str) -> bool:
@@ -277,6 +280,8 @@ class LiveRouter:
         return False
 
     async def _session(self, _: web.Application) -> AsyncIterator[None]:
+        """While the router runs, hold open `client`, by which workers are reached, and watch the attempts."""
+        # `_watch` limits how long an answer takes, and `max_in_flight` the number of connections.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
         async with aiohttp.ClientSession(
@@ -379,7 +384,7 @@ class LiveRouter:
             names=routed_request.blocks,
             tenant=routed_request.tenant,
         )
-        status, tries = 502, 0
+        status, tries = 502, 0  # `status` is the answer if all tries fail.
         try:
             while tries <= self.settings.retries:
                 tries += 1
@@ -425,7 +430,7 @@ class LiveRouter:
                 return
             parameters = await self._prefill(self.backends[w], answer)
         if parameters is None:
-            return
+            return  # The worker refused the request, and the client has that answer.
         raw = json.dumps({**answer.routed_request.body, "kv_transfer_params": parameters}).encode()
         w = await self._choose(self.live.hand_off, answer, failed)
         async with self._on_worker(w, answer, failed, limit_s):
@@ -439,17 +444,18 @@ class LiveRouter:
             return
         place = (answer.start_s, answer.seat)
         insort(self.line, place)
-        self.first[place] = is_first = asyncio.Event()
+        self.becomes_first[place] = becomes_first = asyncio.Event()
         try:
+            # An earlier request that is retried may enter the line in front of one that has become the first.
             while self.line[0] != place:
-                is_first.clear()
-                await is_first.wait()
+                becomes_first.clear()
+                await becomes_first.wait()
             yield
         finally:
             self.line.remove(place)
-            del self.first[place]
+            del self.becomes_first[place]
             if self.line:
-                self.first[self.line[0]].set()
+                self.becomes_first[self.line[0]].set()
 
     async def _until_room(self) -> None:
         """Wait until something may have made room for a request, LOOK_EVERY_S at most."""

@@ -10,7 +10,7 @@ import pytest
 from plans import CATALOG
 
 from planner.documents.task import parse_task
-from planner.documents.traffic_description import description_document, parse_description
+from planner.documents.traffic_description import description_document, parse_description, parse_task_row
 from planner.errors import InputError
 from planner.files.checked_files import to_yaml, yaml_value
 from planner.files.document_values import Section
@@ -193,3 +193,8 @@ def test_what_cannot_be_is_one_line(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said) as raised:
         read({**PLAIN, **changes})
     assert str(raised.value).startswith("slo.yaml: traffic") and "\n" not in str(raised.value)
+
+
+def test_a_task_that_describes_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="tasks: idle: describes no requests"):
+        parse_task_row("idle", Section({"of": "nothing", "source": "here"}, "tasks: idle"))
