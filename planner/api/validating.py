@@ -216,7 +216,7 @@ def wanted_run(how: ValidationKeys, **values: Any) -> Wanted:
 
 def _endpoint(how: ValidationKeys) -> Endpoint | None:
     """What others run, with the key that the environment has for it."""
-    from planner.runtime.endpoint import TIMEOUT_S, Endpoint
+    from planner.runtime.endpoint import MOST_FAILED_FRAC, TIMEOUT_S, Endpoint
 
     url = how.get("url")
     if url is None:
@@ -239,7 +239,7 @@ def _endpoint(how: ValidationKeys) -> Endpoint | None:
         how.get("max_requests"),
         tuple(how.get("prometheus") or ()),
         how.get("timeout_s") or TIMEOUT_S,
-        0.1 if (failed_frac := how.get("max_failed_frac")) is None else failed_frac,
+        MOST_FAILED_FRAC if (failed_frac := how.get("max_failed_frac")) is None else failed_frac,
     )
 
 

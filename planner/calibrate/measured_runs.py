@@ -42,6 +42,7 @@ SEEDS = (0, 1, 2)  # Arrivals and lengths that were not recorded are drawn with 
 ROUNDS = 3  # How often the constants are fitted, each time with the sigma of the fit before.
 # The relative step of derivatives of runs: large, as simulated percentiles jump where requests swap places.
 RUN_STEP = 0.05
+FORMULA_STEP = 1e-4  # The same for derivatives of step times alone, which are smooth.
 FACTOR_RANGE = (0.1, 10.0)  # Of c and m.
 MOST_HOST_S = 1.0  # Of h.
 # Steps over which the standard error is averaged: N, A_p, D, K, P of prefills and of decodes.
@@ -137,7 +138,7 @@ def calibrate(
         return np.concatenate(logs)
 
     before = log_errors(np.ones(3))
-    z, covariance, sigma = _fitted(log_errors, weights, latency.h_s, RUN_STEP if runs else 1e-4)
+    z, covariance, sigma = _fitted(log_errors, weights, latency.h_s, RUN_STEP if runs else FORMULA_STEP)
     after = log_errors(z)
     compute, bandwidth = float(z[0]), float(z[1])
     host_s = max(float((z[2] - 1) * HOST_PRIOR_S), -latency.h_s)
@@ -336,8 +337,9 @@ def _variance(latency: StepLatency, z: Array, covariance: Array) -> float:
         moved = corrected(latency, at[0], at[1], (at[2] - 1) * HOST_PRIOR_S)
         return np.asarray(np.log(moved.step_s(*USUAL_STEPS.T)))
 
-    step = 1e-4
-    gradient = np.column_stack([(logs(z + step * unit) - logs(z)) / step for unit in np.eye(3)])
+    gradient = np.column_stack(
+        [(logs(z + FORMULA_STEP * unit) - logs(z)) / FORMULA_STEP for unit in np.eye(3)]
+    )
     return float(np.mean(np.einsum("ij,jk,ik->i", gradient, covariance, gradient)))
 
 

@@ -21,6 +21,7 @@ from planner.day.search.causal_bound import BLOCKS_S
 from planner.domain import row_of
 from planner.reports import charts
 from planner.reports.drawing import Figure
+from planner.reports.fact_sentences import SAME_USD
 from planner.reports.page import bullets, headline, page, section, table
 from planner.reports.page import charts as drawn
 from planner.reports.words import Rows, describe, usd
@@ -41,7 +42,6 @@ HEAD = (
     "Regret",
 )
 FEW_MISSED_FRAC = 0.01  # The causal bound is shown for a controller that misses this share of windows.
-SAME_USD = 0.005  # What would be printed as 0.00 USD.
 MOST_LISTED = 12  # More missed windows than this are counted and not listed.
 
 

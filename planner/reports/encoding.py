@@ -15,6 +15,7 @@ from planner.reports.drawing import BLUE, GREEN, INK, ORANGE, PAPER, PURPLE, VER
 
 Floats = npt.NDArray[np.float64]
 
+AXIS_ROOM = 1.15  # A logarithmic axis goes on by this factor beyond what it shows.
 LEGEND_WIDTH_PX = 280  # A chart on a phone is about as wide.
 SYMBOL_PX, CHARACTER_PX = 28, 6  # The widths of a legend's symbol with its margin, and of a letter.
 
@@ -120,8 +121,8 @@ def log_axis_ends(values_s: Floats, limits_s: Sequence[float]) -> tuple[float, f
     """Both ends of a logarithmic axis that shows all values and limits, but at most five decades."""
     ends = [*limits_s, *([float(values_s.min()), float(values_s.max())] if len(values_s) else [])]
     low, high = min(ends, default=0.1), max(ends, default=1.0)
-    high *= 1.15
-    return max(low / 1.15, high / 1e5), high
+    high *= AXIS_ROOM
+    return max(low / AXIS_ROOM, high / 1e5), high
 
 
 # Round values of one decade, for logarithmic axes of at most so many decades; longer axes have powers of ten.

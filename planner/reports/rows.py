@@ -442,6 +442,7 @@ def _difference(alternative: Alternative, value: float) -> str:
     if not alternative.is_priced or not value:
         return "–"
     more = alternative.objective / value - 1
+    # Below half of a tenth of a percent it would be shown as 0.0 %.
     return "the same" if abs(more) < 5e-4 else f"{more:+.1%}".replace("%", " %")
 
 

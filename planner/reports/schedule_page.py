@@ -49,6 +49,7 @@ class ScheduleAnswer:
 
     @property
     def is_optimal(self) -> bool:
+        """Whether the gap is no larger than was asked for, but for the 0.01 % to which it is shown."""
         return self.schedule.gap_frac <= self.asked_gap_frac + 1e-4
 
 

@@ -32,7 +32,7 @@ from planner.documents.robustness_facts import MORE_FRAC, Around, AtWorkers, Hea
 from planner.domain import OWNED, Limit, market_of
 from planner.fleet import Fleet, Pool
 from planner.reports.answer_sentences import workers_text
-from planner.reports.fact_sentences import decided_text, percent, router_text, sentence
+from planner.reports.fact_sentences import SAME_USD, decided_text, percent, router_text, sentence
 from planner.reports.words import HOURS_PER_MONTH, TERMS, describe, level0_line, listed, usd
 from planner.search.evidence.plan import Plan
 from planner.search.oracle.fleet_oracle import POOL_NAMES
@@ -41,7 +41,6 @@ from planner.solvers.whole_nodes import node_of
 from planner.units import counted, in_unit, percentile_name
 
 STRAINS = {"traffic": "traffic", "steps": "step time", "prompts": "prompt length"}
-HALF_A_CENT_USD = 0.005  # Prices that differ by less are shown as the same.
 NAMES = {"on-paper": "On paper", "production": "Production", "with-a-loss": "With a loss"}
 SAME_COST = "costs the same"
 ANOTHER_TARGET = "--target NAME plans for one, --target each for all"
@@ -292,7 +291,7 @@ def against_text(usd_per_h: float | None, planned_usd_per_h: float) -> str:
     if usd_per_h is None:
         return ""
     more = usd_per_h - planned_usd_per_h
-    if abs(more) <= HALF_A_CENT_USD:
+    if abs(more) < SAME_USD:
         return SAME_COST
     share = f" ({100 * more / planned_usd_per_h:+.0f} %)" if planned_usd_per_h else ""
     return f"{usd(abs(more))}/h {'more' if more > 0 else 'less'}{share}"
@@ -378,7 +377,7 @@ def _why_this_many(plan: Plan) -> list[Glance]:
         more_usd_per_h = 0.0
     else:
         more_usd_per_h = planned_usd_per_h - paper_usd_per_h
-    if more_usd_per_h < HALF_A_CENT_USD:
+    if more_usd_per_h < SAME_USD:
         return [Glance("Why this many", value, f"{parts}; on the bill both are the same")]
     if growth:  # The fleet on paper has no room for growth, so the difference is not what certainty saves.
         return [Glance("Why this many", value, f"{parts}: {usd(more_usd_per_h)}/h")]
@@ -624,7 +623,7 @@ def _counts(plan: Plan, fewer: AtWorkers) -> str:
     counts = iter(fewer.counts)  # Empty pools have no count.
     pools = tuple(replace(pool, count=next(counts)) if pool.count else pool for pool in plan.fleet.pools)
     fewer_usd_per_h = bill_fleet(replace(plan.fleet, pools=pools)).usd_per_h
-    is_same = abs(fewer_usd_per_h - plan.bill.usd_per_h) < HALF_A_CENT_USD
+    is_same = abs(fewer_usd_per_h - plan.bill.usd_per_h) < SAME_USD
     return of_pools + (", for the same price," if is_same else "")
 
 

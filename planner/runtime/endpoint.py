@@ -24,6 +24,7 @@ from planner.runtime.connection_limits import is_loopback
 
 CONNECT_TIMEOUT_S = 10.0
 TIMEOUT_S = 600.0  # One request takes less, from its connection to its last token.
+MOST_FAILED_FRAC = 0.1  # The default of --max-failed.
 PROBE_TIMEOUT_S = 120.0  # A deployment may have to start up first.
 LIST_TIMEOUT_S = 30.0  # The list of models comes sooner.
 MOST_CHARACTERS_SHOWN = 200  # Characters of a server's text that a message shows.
@@ -58,7 +59,7 @@ class Endpoint:
     max_requests: int | None = None
     prometheus: tuple[str, ...] = ()
     timeout_s: float = TIMEOUT_S
-    max_failed_frac: float = 0.1
+    max_failed_frac: float = MOST_FAILED_FRAC
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", checked_url(self.url, "--url"))

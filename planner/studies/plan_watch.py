@@ -46,6 +46,8 @@ FALSE_ALARM_FRAC, PER_WINDOWS = 0.01, 1000  # The chance of any false alarm is 1
 RECENT_S = 3600.0  # Without drift, live figures are means over the last hour.
 _BATCHES = (1, 2, 5)  # Windows per batch. Longer batches show scatter that is correlated over time.
 _LEAST = 1e-12  # Replaces 0 where exposures and levels divide; such blocks have no level.
+_SURE_FRAC = 0.99  # Several levels are told apart if chance alone would show them in fewer than 1 % of cases.
+_SIGMAS_95 = 1.96  # Half of a 95 % interval, in standard deviations.
 _LEAST_FREEDOM = 8  # With fewer degrees of freedom an estimate of phi scatters too much, and phi is 1.
 _SIDES = 2  # A quantity is tested for a rise and for a fall.
 FEWEST_REQUESTS = 100  # Percentiles of fewer requests scatter too much.
@@ -202,7 +204,7 @@ def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float 
     noise = dispersion * c2 / total[has_level]  # The variance of each level that chance alone explains.
     deviation = level[has_level] / mean - 1
     chi_square, freedom = float((deviation**2 / noise).sum()), int(has_level.sum()) - 1
-    if freedom < 1 or chi_square <= _chi_square(0.99, freedom):
+    if freedom < 1 or chi_square <= _chi_square(_SURE_FRAC, freedom):
         # The levels differ by chance: one level, with about 95 % confidence (two standard errors).
         half = 2 * math.sqrt(dispersion * c2 / float(exposure.sum()))
         return Reference(what, mean, mean * max(1 - half, 0.0), mean * (1 + half), c2, dispersion, 1)
@@ -332,7 +334,8 @@ def _mean(amounts: Floats, exposure: Floats, variance: float, ref: Reference) ->
         return math.nan, math.nan
     mean = float(amounts[is_sampled].sum()) / total
     scale = mean / ref.mean
-    return mean, 1.96 * math.sqrt(variance / total) * (math.sqrt(scale) if ref.what == "rate" else scale)
+    scaling = math.sqrt(scale) if ref.what == "rate" else scale
+    return mean, _SIGMAS_95 * math.sqrt(variance / total) * scaling
 
 
 def _live_dispersion(amounts: Floats, exposure: Floats, ref: Reference, size: int) -> tuple[float, float]:

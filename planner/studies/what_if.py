@@ -85,6 +85,8 @@ class StudyAnswer:
 
 
 LEAST_S = 1.0  # A search gets at least this long, however long reading took.
+LEAST_FRAC = 0.1  # It also gets at least this share of the time limit.
+PACE_MOVE_S = 0.010  # `sensitivity` moves limits between tokens by so much.
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +116,7 @@ class Study:
         """What `taken_s` leaves of the time limit to a plan: at least a tenth, and at least LEAST_S, so that
         slow reading does not end a search before it began; never more than the limit.
         """
-        least_s = min(max(LEAST_S, 0.1 * self.time_limit_s), self.time_limit_s)
+        least_s = min(max(LEAST_S, LEAST_FRAC * self.time_limit_s), self.time_limit_s)
         return max(self.time_limit_s - self.taken_s, least_s)
 
     def on_part(self, trace: Trace, work_s: float) -> Study:
@@ -436,7 +438,7 @@ def _limit_move_s(limit: Limit, by_frac: float) -> float:
     judge better, but by no more than twice the share.
     """
     share_s = by_frac * limit.limit_s
-    return min(0.010, 2 * share_s) if limit.metric_row.is_pace else share_s
+    return min(PACE_MOVE_S, 2 * share_s) if limit.metric_row.is_pace else share_s
 
 
 def document(answer: StudyAnswer) -> dict[str, Any]:

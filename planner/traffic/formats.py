@@ -384,9 +384,7 @@ class TraceRows:
         return (f"{self.path.name}: {message}; they are left out, so the plan is for the other {left} alone",)
 
     def to_trace(self) -> Trace:
-        """The trace of all rows, in order of arrival: clock, names, prefixes and waits, then what was
-        noted.
-        """
+        """The trace of all rows, in order of arrival: clock, names, prefixes, waits, then what was noted."""
         warnings = (*self._warn_of_dropped(), *self.doubts)
         dropped = {reason: rows for reason, rows in sorted(self.dropped.items()) if rows}
         ticks, restarted = self._join_restarted_clock(join_arrays(self.ticks))

@@ -292,15 +292,16 @@ def distinct_lengths(trace: Trace) -> TraceLengths:
 
 
 MOST_PAIRS = 20_000  # Pairs of prompt and output lengths in bounds, which sum over all of them.
+LEAST_RATIO = 1.02  # Lengths are rounded to powers of at least this, at most 2 % down.
 
 
 @lru_cache(maxsize=16)  # A search needs the same ones for every worker type.
 def coarser_lengths(lengths: TraceLengths) -> TraceLengths:
     """The same requests as at most MOST_PAIRS pairs of lengths. Each pair is of no more work than the
-    requests it stands for, so lower bounds stay valid: prompts and outputs are rounded down to powers of 1.02
-    or of a larger ratio, cached and shared tokens up.
+    requests it stands for, so lower bounds stay valid: prompts and outputs are rounded down to powers of
+    LEAST_RATIO or of a larger ratio, cached and shared tokens up.
     """
-    return coarsen_pairs(lengths, MOST_PAIRS, 1.02)[0]
+    return coarsen_pairs(lengths, MOST_PAIRS, LEAST_RATIO)[0]
 
 
 def coarsen_pairs(lengths: TraceLengths, most: int, ratio: float) -> tuple[TraceLengths, IntArray]:

@@ -216,7 +216,7 @@ class _LifeSearch:
                 for changed in self._longer(lives, window):
                     saved = excess - max(self.excess(changed, window), ENOUGH_EXCESS)
                     saved_per_usd = saved / max(self.usd(changed) - usd, 1e-9)
-                    if saved > 1e-12 and saved_per_usd > best_gain:
+                    if saved > 1e-12 and saved_per_usd > best_gain:  # More than a rounding error.
                         best, best_gain = changed, saved_per_usd
                 lives = best or self._one_more(lives, window)
         return lives

@@ -118,6 +118,7 @@ def _fitted_formula(X: Array, t: Array) -> Array:
     tokens, pairs, decodes, kv_tokens, prefills = X.T
     has_prefill = prefills > 0 if (prefills > 0).any() else np.full(len(X), True)
     slope = np.percentile(t[has_prefill] / tokens[has_prefill], 15)
+    # The search starts where N explains most of the time, and each other column a fiftieth of the longest.
     shares = [0.02 * t.max() / max(column.max(), 1.0) for column in (pairs, decodes, kv_tokens)]
     start = np.log([t.min(), 0.1 * t.min(), slope, *shares])
     weight = equal_shares(X)

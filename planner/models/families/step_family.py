@@ -112,7 +112,7 @@ def squared_lengths(X: Array) -> Array:
 
 def fit_nonnegative(columns: Array, y: Array) -> Array:
     """Coefficients >= 0 of the columns (n, k), by least squares on the relative error."""
-    scale = np.maximum(columns.max(axis=0), 1e-30)
+    scale = np.maximum(columns.max(axis=0), 1e-30)  # A column of zeros divides by no 0.
     solution, _ = nnls(columns / scale / y[:, None], np.ones(len(y)), maxiter=100 * columns.shape[1])
     return np.asarray(solution / scale)
 

@@ -41,6 +41,7 @@ WALK_EFFORT = 4_000_000  # The most that simulating every cheaper fleet of level
 # Fleets far too small fail sooner: before any was simulated, one is taken to cost this part of what a
 # simulation of the search did.
 FAR_SOONER = 8
+GAPS_HANDICAP = 1.5  # Such options need about this many times the workers that were guessed.
 BACKLOG_FRAC = 0.1  # The backlog test looks at the last tenth of the requests (slo_verdict.py).
 # Of more requests than these, decode pools are taken to fail (pruning_rules.SEATS) below this share of the
 # workers that could just make the tokens; 0.92 was the lowest share that kept up.
@@ -91,12 +92,12 @@ class _SearchSpace:
         bounded = {option.name: _bounds_of(problem, option, guess) for option in (*mixed, *prefill, *decode)}
 
         def promising_first(option: Option) -> tuple[float, int, int]:
-            """Sorts options by their likely price, made half as much again where the token budget would break
-            the tightest limit on gaps, because such an option needs more workers than the guess.
+            """Sorts options by their likely price, times GAPS_HANDICAP where the token budget would break the
+            tightest limit on gaps, because such an option needs more workers than the guess.
             """
             worker = option.type
             likely_price = bounded[option.name].likely * option.objective
-            handicap = 1.5 if breaks_gaps(worker, problem.slo) else 1.0
+            handicap = GAPS_HANDICAP if breaks_gaps(worker, problem.slo) else 1.0
             return likely_price * handicap, -worker.max_num_batched_tokens, -worker.max_num_seqs
 
         return cls(
