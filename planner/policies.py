@@ -114,6 +114,8 @@ ROUTERS_OF: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 # ONE_KIND targets run either mixed workers or pairs, never both; ONLY_PAIRS targets run pairs alone;
 # ONE_POOL targets run mixed workers of one type.
 ONE_KIND, ONLY_PAIRS, ONE_POOL = ("llm-d", "production-stack"), ("disaggregatedset",), ("skypilot",)
+# Engines beside vLLM, each with the targets that start it. They do so with mixed workers alone.
+TARGETS_OF_ENGINE: Mapping[str, tuple[str, ...]] = MappingProxyType({"sglang": ("kubernetes",)})
 
 
 Weights = tuple[float, float, float, float]

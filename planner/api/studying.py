@@ -58,7 +58,9 @@ class WhatIfResult(Result):
         return None if self.moved.answer is None else self.moved.answer.fleet
 
     def headline(self) -> str:
-        return f"{self.moved.label}: {what_if_study.difference(self.moved, self.before)}"
+        difference = what_if_study.difference(self.moved, self.before)
+        # The cost alone is meant: the fleet may be another.
+        return f"{self.moved.label}: {'costs the same' if difference == 'the same' else difference}"
 
     def sentences(self) -> list[str]:
         return [what_if_study.verdict_text(self.moved)]

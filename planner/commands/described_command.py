@@ -149,6 +149,9 @@ def space_unit(text: str) -> str:
 def parse_stock(text: str) -> list[str] | dict[str, int]:
     """'h100,l40s' are two GPUs without a limit, 'h100:16' are sixteen of one; 'any' is nothing named."""
     names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if (meant := _with_its_count(name)) is not None:
+            raise InputError(f"--gpus {text!r}: write {meant} for {name}")
     if len(names) == 1 and names[0].lower() == ANY:
         return []
     if any(name.partition(":")[0].strip().lower() == ANY for name in names):
@@ -163,6 +166,16 @@ def parse_stock(text: str) -> list[str] | dict[str, int]:
     if counts and len(counts) != len(names):
         raise InputError(f"--gpus {text!r}: give a number for every GPU, such as h100:16,l40s:8, or for none")
     return counts or names
+
+
+def _with_its_count(name: str) -> str | None:
+    """'h100:4' for '4xH100', '4 x h100' and 'h100x4'; None for any other name."""
+    if found := re.fullmatch(
+        r"(\d{1,3}) ?[x×*] ?([a-z][\w-]*)|([a-z][\w-]*) ?[x×*] ?(\d{1,3})", name.lower()
+    ):
+        first_count, first_name, last_name, last_count = found.groups()
+        return f"{first_name or last_name}:{first_count or last_count}"
+    return None
 
 
 def parse_safety(text: str) -> Any:

@@ -40,6 +40,7 @@ def pareto(
     address: shared_options.AddressOption = None,
     drop_invalid: shared_options.DropOption = False,
     json_output: shared_options.JsonOption = False,
+    quiet: shared_options.QuietOption = False,
 ) -> None:
     """Cost against a limit: every fleet found on the frontier, and the limit at which it stops holding.
 
@@ -58,7 +59,7 @@ def pareto(
     if out is not None:
         checked_files.check_output_directory(out)
         keep_inputs([out / name for name in NAMES], slo, trace)
-    with Progress() as progress, at_work(executor, address):
+    with Progress(quiet=quiet) as progress, at_work(executor, address):
         catalog_rows = read_catalog(catalog)
         study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
         task = read_task(slo, catalog_rows).task()

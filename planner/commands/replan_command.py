@@ -39,6 +39,7 @@ def replan(
     address: shared_options.AddressOption = None,
     drop_invalid: shared_options.DropOption = False,
     json_output: shared_options.JsonOption = False,
+    quiet: shared_options.QuietOption = False,
 ) -> None:
     """Keep what runs while it holds; else the smallest change that pays over the horizon.
 
@@ -57,7 +58,7 @@ def replan(
     if out is not None:
         checked_files.check_output_file(out)
         keep_inputs([out], file, slo, trace)
-    with Progress() as progress, at_work(executor, address):
+    with Progress(quiet=quiet) as progress, at_work(executor, address):
         catalog_rows = read_catalog(catalog)
         running = read_fleet(file, catalog_rows)
         task = read_task(slo, catalog_rows)

@@ -46,6 +46,7 @@ def what_if(
     address: shared_options.AddressOption = None,
     drop_invalid: shared_options.DropOption = False,
     json_output: shared_options.JsonOption = False,
+    quiet: shared_options.QuietOption = False,
 ) -> None:
     """Plan before and after changes of slo.yaml, and see what moves.
 
@@ -57,7 +58,7 @@ def what_if(
 
     if not changes:
         raise InputError("--change is missing: say what changes, such as --change 'slo.ttft.p90=1 s'")
-    with Progress() as progress, at_work(executor, address):
+    with Progress(quiet=quiet) as progress, at_work(executor, address):
         catalog_rows = read_catalog(catalog)
         question = read_task(slo, catalog_rows)
         document = dict(question.document)
@@ -87,6 +88,7 @@ def sensitivity(
     address: shared_options.AddressOption = None,
     drop_invalid: shared_options.DropOption = False,
     json_output: shared_options.JsonOption = False,
+    quiet: shared_options.QuietOption = False,
 ) -> None:
     """Ask around a plan: does it hold if step times or traffic are off, and what does each limit cost?"""
     from planner.api.questions import read_task
@@ -94,7 +96,7 @@ def sensitivity(
     from planner.reports.fact_sentences import sentence
 
     by_frac = share_of(by, "--by")
-    with Progress() as progress, at_work(executor, address):
+    with Progress(quiet=quiet) as progress, at_work(executor, address):
         catalog_rows = read_catalog(catalog)
         study = study_of(slo, trace, catalog_rows, seed, time_limit, progress, drop_invalid=drop_invalid)
         result = sensitivity_in(study, read_task(slo, catalog_rows), by_frac)
@@ -154,13 +156,17 @@ def print_moves(before: StudyAnswer, moves: list[Moved]) -> None:
     """One row per changed question."""
     from planner.studies.what_if import difference, document, fleet_text
 
+    def changed_text(answer: StudyAnswer) -> str:
+        text = fleet_text(answer, before)
+        return "the plan's" if text == fleet_text(before, before) else text
+
     table = [
         {
             "if": moved.label,
             "the plan": {True: "holds", False: "fails", None: "not offered"}[moved.kept],
             "the best then costs": difference(moved, before),
             **_safety_cells(None if moved.answer is None else document(moved.answer), before),
-            "fleet": "-" if moved.answer is None else fleet_text(moved.answer, before),
+            "fleet": "-" if moved.answer is None else changed_text(moved.answer),
         }
         for moved in moves
     ]

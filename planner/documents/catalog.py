@@ -695,4 +695,6 @@ def _unknown_name(
         hints = list(rows)
     table = file.removesuffix(".yaml")
     hint_text = f"nearest: {', '.join(hints)}" if hints else f"`plan catalog {table}` lists all {len(rows)}"
+    if what == "GPU":
+        advice = advice or "; or add it as a row of your own, with --catalog (docs/how-to.md)"
     return CatalogError(f"{what} {name!r} is not in catalogs/{file}; {hint_text}{advice}")

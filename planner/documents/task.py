@@ -73,7 +73,7 @@ from planner.models.llm import Llm
 from planner.models.lora import Lora
 from planner.models.parallelism import MAX_PP
 from planner.models.speculation import Speculation
-from planner.policies import ROUTERS_OF, find_deployed_routing
+from planner.policies import ROUTERS_OF, TARGETS_OF_ENGINE, find_deployed_routing
 from planner.slo_metrics import METRICS
 from planner.traffic.described import Description, fit_context
 from planner.traffic.scaling import Scaling
@@ -433,6 +433,7 @@ def parse_task(document: Mapping[str, Any], catalog: Catalog, *, where: str = "s
     )
     _check_throughput(task, where)
     _check_day(question)
+    _check_engine_of_target(task, question)
     return replace(task, considers_all_gpus="gpus" not in fleet, doubts=_find_doubts(task, fleet, catalog))
 
 
@@ -819,6 +820,16 @@ def _parse_target(question: Section) -> tuple[str | None, bool]:
             f"{', '.join(ROUTERS_OF)}; or {EACH_TARGET}"
         )
     return name, False
+
+
+def _check_engine_of_target(task: PlanQuestion, question: Section) -> None:
+    """Refuse a target that cannot start the engine, before anything is planned."""
+    targets = TARGETS_OF_ENGINE.get(task.engine.name) if task.engine is not None else None
+    if task.engine is not None and targets and task.deploy is not None and task.deploy not in targets:
+        raise InputError(
+            f"{question.path_of('deploy')}: target: {task.deploy} starts vLLM, and the engine asked for is "
+            f"{task.engine.name}; take {' or '.join(targets)}, or drop engine: name"
+        )
 
 
 def _parse_robust(section: Section) -> Robust:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from planner.errors import InputError
 from planner.fleet import Fleet, Policies, Pool
+from planner.policies import TARGETS_OF_ENGINE
 
 NAME, TITLE = "sglang", "SGLang"
-TARGETS = ("kubernetes",)
+TARGETS = TARGETS_OF_ENGINE[NAME]
 NEWEST = "0.5.23"
 COMMAND = ("python3", "-m", "sglang.launch_server")
 _KV_DTYPES = {1.0: "fp8_e4m3", 2.0: "auto"}

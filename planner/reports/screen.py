@@ -445,6 +445,8 @@ def breaks_first(plan: Plan) -> Glance:
     longer steps or prompts) of which it stands the smallest increase."""
     robustness, headroom = plan.certificate.around, holds_of(plan)
     if not headroom:
+        if not_for_production(plan):
+            return Glance("Breaks first", "not simulated", "this plan is not for production")
         return Glance("Breaks first", "not simulated", "plan again to know, with a longer --time-limit")
     first = min(headroom, key=lambda each: each.frac)
     stands_all = first.frac >= HEADROOM_MOST_FRAC
@@ -483,7 +485,7 @@ def _more_traffic(plan: Plan) -> Glance:
             return Glance(name, "carried", "by this fleet, on the traffic as it is written")
         return Glance(name, "no extra cost", f"this fleet is {kept_text}")
     # A plan with the same GPUs may do, with other settings of its engines.
-    why = f"this one is {kept_text}, too few" if kept_text else "as written this one holds to less"
+    why = f"this one is {kept_text}, too few" if kept_text else "as written this one misses the SLO with it"
     return Glance(name, "takes another plan", f"{why}; {_priced_by(plan)}")
 
 
@@ -617,9 +619,11 @@ def _fewer(plan: Plan, robustness: Around) -> AtWorkers | None:
 
 def _counts(plan: Plan, fewer: AtWorkers) -> str:
     """The workers of each pool if there are several, and whether the price is the same, because nodes are
-    paid whole: " (3 + 2), for the same price,".
+    paid whole: " (3 prefill + 2 decode), for the same price,".
     """
-    of_pools = f" ({' + '.join(map(str, fewer.counts))})" if len(fewer.counts) > 1 else ""
+    roles = [pool.role for pool in plan.fleet.running_pools]
+    parts = [f"{count} {role}" for count, role in zip(fewer.counts, roles, strict=True)]
+    of_pools = f" ({' + '.join(parts)})" if len(parts) > 1 else ""
     counts = iter(fewer.counts)  # Empty pools have no count.
     pools = tuple(replace(pool, count=next(counts)) if pool.count else pool for pool in plan.fleet.pools)
     fewer_usd_per_h = bill_fleet(replace(plan.fleet, pools=pools)).usd_per_h

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -213,7 +214,8 @@ def too_small_text(certificate: Certificate) -> str:
     if not small:
         return ""
     more = f" and {len(small) - MOST_NAMED} more" if len(small) > MOST_NAMED else ""
-    return f" (without those too small for the longest request: {', '.join(small[:MOST_NAMED])}{more})"
+    named = [re.sub(r" (\d+)$", r" with \1 tokens per step", label) for label in small[:MOST_NAMED]]
+    return f" (without those whose KV cache is too small for the longest request: {', '.join(named)}{more})"
 
 
 def value_text(line: Line) -> str:

@@ -53,6 +53,10 @@ def test_gpus_have_counts_or_not() -> None:
     assert parse_stock(" Any ") == []
     with pytest.raises(InputError, match="for every GPU"):
         parse_stock("h100:16,l40s")
+    for text in ("4xH100", "h100x4", "4 x h100"):
+        with pytest.raises(InputError, match="write h100:4 for"):
+            parse_stock(text)
+    assert parse_stock("rtx4090") == ["rtx4090"]
 
 
 @pytest.mark.parametrize("change", ["traffic.rate=x2", "traffic.rate x 2", "traffic.rate = * 2"])

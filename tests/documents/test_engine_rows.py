@@ -209,6 +209,13 @@ def test_a_fit_says_what_it_rests_on(written: dict[str, str], kind: str) -> None
     assert parse_latency(Section.from_document(numbers | written, "fit.yaml")).kind == kind
 
 
+def test_a_target_that_does_not_start_the_engine_is_refused_before_planning(catalog: Catalog) -> None:
+    sglang = {**ASKED, "engine": {"name": "sglang"}}
+    with pytest.raises(InputError, match=r"deploy: target: skypilot starts vLLM.*take kubernetes"):
+        parse_task({**sglang, "deploy": {"target": "skypilot"}}, catalog)
+    assert parse_task({**sglang, "deploy": {"target": "kubernetes"}}, catalog).deploy == "kubernetes"
+
+
 @pytest.mark.parametrize(("name", "title"), [("sglang", "SGLang 0.5"), ("trtllm", "TensorRT-LLM 1.3")])
 def test_engines_that_nobody_checked_have_the_constants_of_vllm(
     catalog: Catalog, name: str, title: str

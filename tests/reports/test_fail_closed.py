@@ -41,7 +41,10 @@ def test_what_is_exact_names_the_types_that_were_too_small() -> None:
     certificate = replace(plan.certificate, refuted=(small,), level0_exact=True, level0=1.0, cheaper=3)
     said = level0_line(certificate)
     assert "exactly: " in said
-    assert said.endswith("(without those too small for the longest request: l4-24g tp1 2048)")
+    assert said.endswith(
+        "(without those whose KV cache is too small for the longest request: "
+        "l4-24g tp1 with 2048 tokens per step)"
+    )
     assert "too small" not in level0_line(replace(certificate, refuted=()))
 
 

@@ -149,8 +149,8 @@ def test_a_buyer_reads_the_answers_at_a_glance() -> None:
             MoreTraffic(False),
             0.0,
             "takes another plan",
-            "as written this one holds to less; `plan what-if --change 'safety.growth=20 %'` says what it "
-            "costs",
+            "as written this one misses the SLO with it; `plan what-if --change 'safety.growth=20 %'` "
+            "says what it costs",
         ),
         (None, 0.0, "not simulated", "`plan what-if --change 'safety.growth=20 %'` says what it costs"),
     ],
@@ -290,7 +290,9 @@ def test_what_breaks_it_is_sorted_by_how_near_it_is() -> None:
 
 def test_why_not_cheaper_names_what_too_few_workers_do() -> None:
     fewer, paper, *_ = screen.why(answered())
-    assert fewer == "with 6 workers (4 + 2) the SLO is kept in 6 of the test's first 10 scenarios"
+    assert (
+        fewer == "with 6 workers (4 prefill + 2 decode) the SLO is kept in 6 of the test's first 10 scenarios"
+    )
     assert paper == "the cheapest fleet on paper, 47.84 USD/h, is kept in 3 of 10 scenarios"
 
 

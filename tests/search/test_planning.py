@@ -299,6 +299,7 @@ def test_a_plan_for_an_engine_that_nobody_checked_says_so(catalog: Catalog) -> N
     found = plan(question(catalog, engine={"name": "sglang"}), small, catalog)
     said = UncheckedEngine("SGLang 0.5, asynchronous scheduling")
     assert said in found.certificate.assumptions and said in found.warnings
+    assert all(pool.role == "mixed" for pool in found.fleet.running_pools), "no target starts pairs of it"
     usual = plan(question(catalog), small, catalog)
     assert usual.certificate.value == found.certificate.value
     assert not any(isinstance(fact, UncheckedEngine) for fact in usual.certificate.assumptions)

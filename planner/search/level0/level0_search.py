@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from planner.fleet import Fleet, Role
-from planner.policies import ONE_KIND, ONE_POOL, ONLY_PAIRS
+from planner.policies import ONE_KIND, ONE_POOL, ONLY_PAIRS, TARGETS_OF_ENGINE
 from planner.search.level0 import pruning_rules
 from planner.search.level0.cheapest import Run
 from planner.search.level0.designs import Design, DesignPool, learn_from
@@ -85,7 +85,8 @@ class _SearchSpace:
         )
         if problem.task.deploy in ONLY_PAIRS:
             mixed = []
-        if problem.task.deploy in ONE_POOL:
+        engine = problem.task.engine
+        if problem.task.deploy in ONE_POOL or (engine is not None and engine.name in TARGETS_OF_ENGINE):
             prefill = decode = []
         # A bound must leave out whole sessions whose first request may be late; a guess need not.
         guess = usual_work(problem.slo, replace(problem.trace, after=no_edges()))
