@@ -1,4 +1,5 @@
 """Cheapest sequence of pool sizes over a day that is not ruled out by the sequences that failed so far.
+The day's optimum (planner/day/search) proposes sequences with it, and simulates them.
 
 Sets   t  step of the day, from edge e_t to e_(t+1)     c  pool     u  failure, explained by a cut
        q  cell of time: between two neighbours of all edges e_t and all e_t - s_c
@@ -55,7 +56,9 @@ Cut = tuple[tuple[int, int, int], ...]
 """
 
 TOLERANCE = 1e-6  # The solver keeps rows to within this share.
-LONG_UNIT_S = 60.0  # Bills are rounded up to started units; for units up to this the model ignores that.
+# Bills are rounded up to started units. For units up to this the model ignores that: a minute of a worker
+# that lives for hours.
+LONG_UNIT_S = 60.0
 SAME_S = 1e-6  # Times nearer to each other than this are equal but for rounding.
 
 
@@ -132,7 +135,7 @@ class DayTerms:
         """The edges (Q + 1,) of the cells of time."""
         moments = [self.edges_s, *(self.edges_s[1:-1] - pool.start_s for pool in self.pools)]
         distinct_s = np.unique(np.concatenate(moments))
-        distinct_s = distinct_s[distinct_s >= 0]
+        distinct_s = distinct_s[distinct_s >= 0]  # What would have to start before the day is there at 0.
         return distinct_s[np.concatenate(([True], np.diff(distinct_s) > SAME_S))]
 
     def paying_steps(self, c: int) -> list[range]:
@@ -171,13 +174,15 @@ class DayTerms:
     def all_day_usd(self, most_gpus: Sequence[int]) -> float:
         """What GPUs cost all day if so many of each of `gpu_kinds` are in use at once at most."""
         usd_per_h = sum(
-            gpu_usd_per_h * node_gpus * -(-most // node_gpus)
+            gpu_usd_per_h * node_gpus * math.ceil(most / node_gpus)
             for (gpu_usd_per_h, node_gpus, _), most in zip(self.gpu_kinds(), most_gpus, strict=True)
         )
         return float(usd_per_h * self.edges_s[-1] / 3600)
 
     def prices(self) -> Floats:
-        """p_c (C,). If nodes of one kind have several prices, the highest."""
+        """p_c (C,). If nodes of one kind have several prices, the highest: the GPUs of a node are paid alike,
+        whatever runs on them.
+        """
         prices = np.array([pool.usd_per_h for pool in self.pools], float)
         for dearest, pools in self.pools_by_node_kind().values():
             for c in pools:
@@ -190,7 +195,7 @@ class DayTerms:
 @dataclass(frozen=True, slots=True, eq=False)
 class Sizes:
     """The workers (T, C) found, or None, and their cost. No sequence that keeps the cuts costs less than
-    `bound_usd`, which is infinite if none keeps them.
+    `bound_usd`. If no sequence keeps them, `bound_usd` is infinite and `is_optimal` true.
     """
 
     workers: Ints | None
@@ -209,12 +214,14 @@ def count_paid_workers(day: DayTerms, workers: Ints) -> Ints:
 
 
 def ready_workers_at_no_cost(day: DayTerms, workers: Ints) -> Ints:
-    """The workers (T, C) ready in each step if none is given up that is needed again within a start-up."""
+    """The workers (T, C) ready in each step if none is given up that would be asked for again within a
+    start-up: as many as are paid in every cell from a start-up before the step until it begins.
+    """
     paid, begins, ready_workers = count_paid_workers(day, workers), day.cells_s()[:-1], np.empty_like(workers)
     for c, pool in enumerate(day.pools):
         for t, edge_s in enumerate(day.edges_s[:-1].tolist()):
-            over = (begins >= edge_s - pool.start_s - SAME_S) & (begins <= edge_s + SAME_S)
-            ready_workers[t, c] = paid[over, c].min()
+            is_in_start_up = (begins >= edge_s - pool.start_s - SAME_S) & (begins <= edge_s + SAME_S)
+            ready_workers[t, c] = paid[is_in_start_up, c].min()
     return ready_workers
 
 
@@ -231,7 +238,7 @@ def _idle_usd(day: DayTerms, gpus: Ints) -> float:
     """What idle GPUs of whole nodes cost by the second, where `gpus` (Q, C) are in use in each cell."""
     hours, total = np.diff(day.cells_s()) / 3600, 0.0
     for node, pools in day.pools_by_node_kind().values():
-        idle_gpus = -gpus[:, pools].sum(axis=1) % node.gpus
+        idle_gpus = -gpus[:, pools].sum(axis=1) % node.gpus  # Up to the next whole node.
         total += float(hours @ idle_gpus) * node.idle_usd_per_h
     return total
 
@@ -274,17 +281,18 @@ def _lives_of(
     """
     if not day.unit_s > 0:
         raise InputError("unit_s is 0: nothing is billed by units")
+    # The worker is needed in stretches of steps, from begins[k] to ends[k].
     padded, edges_s = np.concatenate(([False], needed, [False])), day.edges_s
     begins = np.flatnonzero(padded[1:] & ~padded[:-1]).tolist()
     ends = np.flatnonzero(padded[:-1] & ~padded[1:]).tolist()
-    # total[k] is the fewest units for the first k stretches that are needed, and choice[k] the first stretch
-    # and the units of the last life in them.
-    total, choice = [0] + [0] * len(begins), [(0, 0)] * (len(begins) + 1)
+    # Dynamic programming: total[k] is the fewest units for the first k stretches, and choice[k] the first
+    # stretch and the units of the last life in them.
+    total, choice = [0] * (len(begins) + 1), [(0, 0)] * (len(begins) + 1)
     for last, end in enumerate(ends):
         options = []
         for first, begin in enumerate(begins[: last + 1]):
             order_s = max(edges_s[begin] - day.pools[c].start_s, 0.0)
-            gone_s = edges_s[end] + (drain_s if end < len(needed) else 0.0)
+            gone_s = edges_s[end] + (drain_s if end < len(needed) else 0.0)  # The day's end ends the bill.
             units = math.ceil((gone_s - order_s) / day.unit_s - SAME_S)
             options.append((total[first] + units, first, units))
         total[last + 1], first, units = min(options)
@@ -392,6 +400,7 @@ def solve(
 ) -> Sizes:
     """The cheapest sequence that keeps the cuts and is none of the `known` ones (T, C)."""
     low, most = least_sizes(day, cuts), day.most
+    # An empty cut asks for more of nothing: no sequence keeps it.
     if not all(cuts) or (low > most).any():
         return Sizes(None, math.inf, math.inf, is_optimal=True)
     rows = _Rows(day, low)
@@ -408,7 +417,8 @@ def solve(
             if not day.is_by_unit or day.pools[c].node is not None:
                 rows.cost[int(variable)] += float(hours[q] * prices[c])
     for cut in cuts:
-        if len(cut) > 1 and not any(size < low[t, c] for t, c, size in cut):
+        is_kept_anyway = any(size < low[t, c] for t, c, size in cut)
+        if len(cut) > 1 and not is_kept_anyway:  # Cuts of one entry have raised `low`.
             rows.any_of([rows.larger(t, c, size) for t, c, size in cut if size < most[t, c]])
     for workers in known:
         if ((workers >= low) & (workers <= most)).all():
@@ -444,6 +454,7 @@ class _Rows:
         self._low: list[float] = []
         self._rows: list[dict[int, float]] = []
         self._least: list[float] = []
+        # The 0/1 columns by (step, pool, size, whether larger), so that each is made once.
         self._sides: dict[tuple[int, int, int, bool], int] = {}
         self.x = np.zeros(day.shape, np.int64)
         for t, c in np.ndindex(*day.shape):
@@ -477,6 +488,7 @@ class _Rows:
         if (t, c, size, True) not in self._sides:
             literal = self._sides[t, c, size, True] = self.variable(1.0)
             low = float(self.low[t, c])
+            # x >= low + (size + 1 - low) literal.
             self.at_least({int(self.x[t, c]): 1.0, literal: low - size - 1}, low)
         return self._sides[t, c, size, True]
 
@@ -485,6 +497,7 @@ class _Rows:
         if (t, c, size, False) not in self._sides:
             literal = self._sides[t, c, size, False] = self.variable(1.0)
             most = float(self.most[t, c])
+            # x <= most - (most + 1 - size) literal.
             self.at_least({int(self.x[t, c]): -1.0, literal: size - 1 - most}, -most)
         return self._sides[t, c, size, False]
 
@@ -513,7 +526,7 @@ def _add_paid_rows(rows: _Rows) -> Ints:
                 rows.at_least({int(paid[q, c]): 1.0, int(rows.x[t, c]): -1.0}, 0.0)
     for gpu, count in day.stock.items():
         pools = day.pools_on_gpu(gpu)
-        if sum(day.pools[c].gpus * day.pools[c].most for c in pools) > count:
+        if sum(day.pools[c].gpus * day.pools[c].most for c in pools) > count:  # Else the row always holds.
             for row in paid:
                 rows.at_least({int(row[c]): -float(day.pools[c].gpus) for c in pools}, -float(count))
     return paid
@@ -524,7 +537,7 @@ def _add_node_rows(rows: _Rows, paid: Ints) -> None:
     hours = np.diff(rows.day.cells_s()) / 3600
     for node, pools in rows.day.pools_by_node_kind().values():
         gpus = {c: float(rows.day.pools[c].gpus) for c in pools}
-        most_nodes = -(-sum(count * rows.day.pools[c].most for c, count in gpus.items()) // node.gpus)
+        most_nodes = math.ceil(sum(count * rows.day.pools[c].most for c, count in gpus.items()) / node.gpus)
         for q, row in enumerate(paid):
             idle_usd = float(hours[q] * node.idle_usd_per_h)
             terms = {int(row[c]): -count for c, count in gpus.items()}
@@ -539,7 +552,7 @@ def _add_day_rows(rows: _Rows, paid: Ints) -> None:
     day, hours = rows.day, float(rows.day.edges_s[-1]) / 3600
     for gpu_usd_per_h, node_gpus, pools in day.gpu_kinds():
         gpus = {c: float(day.pools[c].gpus) for c in pools}
-        most_nodes = -(-sum(count * day.pools[c].most for c, count in gpus.items()) // node_gpus)
+        most_nodes = math.ceil(sum(count * day.pools[c].most for c, count in gpus.items()) / node_gpus)
         nodes = rows.variable(most_nodes, cost=gpu_usd_per_h * node_gpus * hours)
         for row in paid:
             rows.at_least({int(row[c]): -count for c, count in gpus.items()} | {nodes: float(node_gpus)}, 0.0)
@@ -570,7 +583,7 @@ def possible_worker_lives(day: DayTerms, start_s: float) -> list[tuple[int, int,
         if 0 < a and edge_s < start_s - SAME_S:
             continue  # A worker that is ready by then is there from the beginning (a = 0).
         order_s = max(edge_s - start_s, 0.0) if a else 0.0
-        last = a
+        last = a  # The first step after those of the longest life so far.
         for units in range(1, math.ceil((edges_s[-1] - order_s) / day.unit_s - SAME_S) + 1):
             end = int(np.searchsorted(edges_s, order_s + units * day.unit_s + SAME_S, "right")) - 1
             if end > last:

@@ -69,6 +69,8 @@ LEAST_SEARCH_S = 5.0
 # Placing prefixes on a pool takes at most this long. It tries a fixed number of placements, so the clock
 # rarely decides.
 MOST_PREFIXES_S = 60.0
+# Placing the workers on nodes, without which there are no commitments, has at least this long.
+LEAST_PLACEMENT_S = 1.0
 
 
 def plan(
@@ -110,7 +112,7 @@ def _plan(
     prove: bool,
 ) -> Plan:
     throughput, start = None, list[Fleet]()
-    if task.objective == "throughput":
+    if task.objective == "throughput":  # The rate is found first; then the cheapest fleet for it.
         if task.safety is not None:
             return _plan_most_traffic(task, trace, catalog, seed, conditions)
         until = _share_of_time(conditions, RATE_TIME_FRAC)
@@ -118,6 +120,7 @@ def _plan(
         task = task_at_rate(task, trace, throughput.rate_rps, seed)
         start = [fleet]
         conditions = at_rate(_with_least_time(conditions), throughput.rate_rps)
+    # Finding the rate may have used up the time: then the search for its fleet has a little of its own.
     with time_limit(LEAST_SEARCH_S, grace=True) if throughput is not None else nullcontext():
         searched = search_llm(
             task,
@@ -140,17 +143,17 @@ def _certified(
     conditions: Conditions,
     throughput: Throughput | None,
 ) -> Plan:
-    """The plan with its fleet for production, where that is asked for, and what speaks for it."""
+    """The plan with its fleet for production, if that is asked for, and the evidence for it."""
     task = searched[0][0].task
-    if task.safety is not None:
-        problem, paper = best_of(searched)
-        conditions.on_paper(problem, problem.oracle.fleet(paper.best))
     production = None
     if task.safety is not None:
+        problem, paper = best_of(searched)
+        conditions.on_paper(problem, problem.oracle.fleet(paper.best))  # Told to whoever waits.
         searched, production = production_of_policies(searched)
     certified_plan = certify_plan(
         searched, trace, catalog, seed=seed, throughput=throughput, production=production
     )
+    # What holds around a fleet on paper says nothing of production, which the question asked for.
     is_on_paper = production is not None and production.why_on_paper is not None
     return (
         add_robustness(certified_plan, best_of(searched), production)
@@ -174,8 +177,8 @@ def add_robustness(plan: Plan, searched: tuple[Problem, FleetSearch], production
 def _plan_most_traffic(
     task: PlanQuestion, trace: Trace, catalog: Catalog, seed: int, conditions: Conditions
 ) -> Plan:
-    """The plan for the most traffic that a fleet keeps in enough scenarios, with less traffic where no fleet
-    passes its test; for the most traffic on paper where no production fleet is found.
+    """The plan for the most traffic that a fleet keeps in enough scenarios, lowered until a fleet passes its
+    test. If no production fleet is found: for the most traffic on paper.
 
     The search for the rate on paper ends after a third of the time, that for the rate in production after two
     thirds.
@@ -201,8 +204,8 @@ def _plan_at_rates(
     *,
     is_kept: bool,
 ) -> Plan:
-    """The plan for the highest of falling rates at which the fleet passes its test. Where the search found
-    no fleet that `is_kept` in enough scenarios, the plan on paper for the first rate.
+    """The plan for the highest of falling rates at which the fleet passes its test. `is_kept` says that the
+    fleet keeps enough of the search's scenarios; else the plan is on paper, for the first rate.
     """
     production = None
     for attempt, throughput in enumerate(falling_rates(rates), start=1):
@@ -283,6 +286,7 @@ def certify_plan(
     counts = fleet_search.best if production is None else production.best
     fleet = oracle.fleet(counts)
     problem.progress(Stage("simulating the plan and its neighbours", "neighbours"))
+    # `now_s` counts simulated work (work_clock.py); solvers are timed by the clock on the wall.
     began = now_s()
     simulation, verdict = oracle.verdict(fleet, record=True)
     deadline = problem.deadline if deadline is None else deadline
@@ -291,7 +295,8 @@ def certify_plan(
     further = _simulate_further(searched, simulation, trace, catalog, seed, clock, production)
     limit_prices = shadow_prices(replace(problem, deadline=deadline))
     left_s = max(wall_deadline_s(deadline) - time.monotonic(), 0.0)
-    placement = findings.place_workers(fleet, min(findings.PLACEMENT_S, max(left_s, 1.0)))
+    placement_s = min(findings.PLACEMENT_S, max(left_s, LEAST_PLACEMENT_S))
+    placement = findings.place_workers(fleet, placement_s)
     certificate = replace(
         _certificate_of(searched, simulation, further, limit_prices, seed, production),
         commitments=commitments(fleet, placement, problem.task.offers_by_term),
@@ -312,7 +317,9 @@ def certify_plan(
         warnings=(
             *not_certified_warnings(problem, production),
             *map(OfTraffic, _doubts(problem, trace)),
-            *(() if production is None else findings.one_trace_warnings(problem)),
+            *(
+                () if production is None else findings.one_trace_warnings(problem)
+            ),  # On paper none is redrawn.
             *(
                 findings.price_holding_hours(problem, counts, warning, clock)
                 if isinstance(warning, WorstHour)
@@ -374,7 +381,7 @@ def _status_of(
     if production is None and problem.task.safety is None:
         return "on paper"
     if production is None or (not production.is_tested and problem.out_of_time()):
-        return "best found"
+        return "best found"  # The time was over before a fleet for production was found, or its test decided.
     is_measured = (
         all(pool.type.latency.is_measured for pool in fleet.running_pools)
         and production.scenarios.have_spread
@@ -412,6 +419,7 @@ def _simulate_further(
     oracle = problem.oracle
     best = fleet_search.best if production is None else production.best
     fleet = oracle.fleet(best)
+    # What comes later is left out first if the time ends.
     other_policies = findings.price_other_policies(searched, clock)
     # The search simulated only as many draws as it needed to refute a fleet.
     on_every_draw = on_all_draws(problem)
@@ -467,11 +475,12 @@ def _doubts(problem: Problem, trace: Trace) -> tuple[str, ...]:
 
 
 def _requested_rps(problem: Problem) -> float | None:
-    """The rate that the question asks for of all its traffic; None where it asks for none."""
+    """The rate that the question asks for of all its traffic; None if it asks for none, or for a window."""
     task, described = problem.task, problem.trace.drawn_from
     if task.window not in (None, "whole"):
         return None
     if isinstance(described, Description):
+        # How fast agents send requests follows from their number and the fleet.
         return described.mean_rps if described.agent_count is None else None
     return task.rate_rps
 
@@ -495,11 +504,11 @@ def _certificate_of(
         objective=objective,
         unit=OBJECTIVE_UNITS[objective],
         value=objective_paid(problem, fleet_search.best),
-        bound=min(
+        bound=min(  # Rounding must not leave the bound above the value.
             paid_at_least(problem, checked_bound(problem.lower, fleet_search.value)),
             objective_paid(problem, fleet_search.best),
         ),
-        level0=cheapest_level0.value
+        level0=cheapest_level0.value  # Infinite without a fleet.
         if cheapest_level0.best is None
         else objective_paid(problem, cheapest_level0.best),
         level0_exact=is_exhausted and all(search.is_exact for search in searches),

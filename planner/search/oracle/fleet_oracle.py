@@ -60,7 +60,9 @@ LEAST_EFFORT = 1_000  # Beginning a simulation costs as much as simulating so ma
 
 # A request in the kernels of some fleets costs so many times one of an ordinary fleet. Over whole plans with
 # compiled kernels (2026-11-24) it was 2 to 4 times with prefix caches, 7 with several ranks, 8 with drafts.
-CACHED_EFFORT, RANKS_EFFORT, DRAFTS_EFFORT = 3, 7, 8
+CACHED_EFFORT = 3
+RANKS_EFFORT = 7
+DRAFTS_EFFORT = 8
 
 POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
 
@@ -106,6 +108,7 @@ class Answers:
             with self._lock:
                 remembered = self.look_up(key, slo)
                 if remembered is not None:
+                    # This task pays for it too if another one of its wave has found it.
                     deterministic_parallel.charge_effort(query, None)
                     return remembered
                 if (begun := self._asking.get(query)) is None:
@@ -123,6 +126,7 @@ class Answers:
         return holds
 
     def look_up(self, key: tuple[object, ...], slo: Slo) -> bool | None:
+        """Whether the SLO is kept, if that follows from a simulation; else None."""
         for other, holds in self.known.get(key, ()):
             if is_looser(slo, other) if holds else is_looser(other, slo):
                 return holds
@@ -215,7 +219,7 @@ class Oracle:
         return replace(self, draws=(), scenarios=(), may_miss=0, **own)
 
     def in_scenario(self, scenario: Scenario) -> Oracle:
-        """An oracle of one scenario in place of the trace."""
+        """An oracle of one scenario in place of the trace. All oracles of a scenario share its answers."""
         answers = Answers(scenario.known, decided=self.answers.decided)
         return self.as_written(scenario=scenario, step_time_sigmas=scenario.z, answers=answers)
 
@@ -306,6 +310,7 @@ class Oracle:
         return len(oracles) - sum(deterministic_parallel.run_each(survives, oracles))
 
     def stop_in_time(self) -> None:
+        """Raises StoppedError once the time on the search's clock is `until`."""
         if is_over(self.until):
             raise StoppedError
 
@@ -340,8 +345,8 @@ class Oracle:
 
         Queues are ordered by the whole output lengths. That hand-offs can only delay a prefill pool is an
         assumption (search/level0/pruning_rules.py). It is false where requests of a session wait for others:
-        answers that take no time bring the next ones earlier. Where `may_miss` is MANY_MISSED or more, a pool
-        fails too if it misses TTFT in each of the first `may_miss` + 1 scenarios.
+        answers that take no time bring the next ones earlier. With MANY_MISSED or more scenarios that may be
+        missed, a pool fails too if it misses TTFT in each of the first `may_miss` + 1 scenarios.
         """
         return [
             self._prefill_meets_ttft(option, self._simulated_count(option, count))
@@ -359,13 +364,14 @@ class Oracle:
         return self.workers_left(option, count) // self.downscale
 
     def workers_left(self, option: Option, count: int) -> int:
-        """Fewest workers of one option that may be left of `count`."""
+        """Fewest workers of one option that may be left of `count`; below 0 if fewer workers are lost."""
+        # A worker larger than a node is lost with any node of its own.
         on_node = max(int(option.type.gpu.gpus_per_node) // option.type.gpus, 1)
         return count - self.spot_down(option, count) - self.spare_workers - self.spare_nodes * on_node
 
     def workers_needed(self, option: Option, least: int) -> int:
         """The fewest workers of one option of which a loss leaves at least `least`."""
-        count = least
+        count = least  # More workers may also mean more spot workers down, hence the loop.
         while self.workers_left(option, count) < least:
             count += least - self.workers_left(option, count)
         return count
@@ -398,14 +404,13 @@ class Oracle:
         """The judgement, without percentiles, after the worst loss; None where a loss leaves no worker of a
         role. Losses are ranked by whether the SLO holds, then by the lowest share of requests within a limit.
         """
-        worst: list[Verdict] = []
+        verdicts: list[Verdict] = []
         for left in self._losses(counts):
-            roles = {option.role for option, count in left if count > 0}
-            if not roles or ("prefill" in roles) != ("decode" in roles):
+            if not _serves(left):
                 return None
-            worst.append(self.judgement(left))
+            verdicts.append(self.judgement(left))
         return min(
-            worst, key=lambda verdict: (verdict.holds, *sorted(line.kept_frac for line in verdict.lines))
+            verdicts, key=lambda verdict: (verdict.holds, *sorted(line.kept_frac for line in verdict.lines))
         )
 
     def judgement(self, counts: Counts) -> Verdict:
@@ -433,11 +438,10 @@ class Oracle:
         counts = tuple(
             (option, count - self.spot_down(option, count)) for option, count in counts if count > 0
         )
-        lost = [(0,) * len(counts)]
+        lost = [(0,) * len(counts)]  # By loss, the workers that go of each pool.
         if self.spare_workers:
-            lost = [
-                tuple(self.spare_workers * (i == k) for i in range(len(counts))) for k in range(len(counts))
-            ]
+            pools = range(len(counts))
+            lost = [tuple(self.spare_workers if i == k else 0 for i in pools) for k in pools]
         elif self.spare_nodes:
             lost = self._node_losses(counts)
         return [
@@ -486,8 +490,8 @@ class Oracle:
         return any(self.answers.look_up((*self.question_key(), *key), self.slo) is False for key in keys)
 
     def _keeps_slo(self, counts: Counts) -> bool:
-        roles = {option.role for option, count in counts if count > 0}
-        if not roles or ("prefill" in roles) != ("decode" in roles):
+        """Whether exactly these workers keep the SLO on this oracle's traffic."""
+        if not _serves(counts):
             return False
         if not may_hand_over(option.type for option, count in counts if count > 0 and option.role != "mixed"):
             return False
@@ -507,6 +511,7 @@ class Oracle:
         )
 
     def _prefill_meets_ttft(self, option: Option, count: int) -> bool:
+        """`prefill_meets_ttft_alone` for `count` workers that are left."""
         hardest = self._in_scenarios[: self.may_miss + 1]
         if not MANY_MISSED <= self.may_miss < len(hardest):
             return self._prefill_alone(option, count)
@@ -515,6 +520,9 @@ class Oracle:
         )
 
     def _prefill_alone(self, option: Option, count: int) -> bool:
+        """Whether the pool keeps the limits on TTFT on this oracle's traffic, if requests end with their
+        first tokens: so the workers are simulated as mixed ones without decodes.
+        """
         if self.slo.selectors:
             return True  # What may wait for whom is up to the classes, so nothing is ruled out.
         limits = tuple(limit for limit in self.slo.limits if limit.metric == "ttft")
@@ -530,6 +538,7 @@ class Oracle:
         return count > 0 and self._answer(key, fleet, slo, is_prompts=True)
 
     def _decode_alone(self, option: Option, count: int) -> bool:
+        """Whether the pool passes the backlog test behind a prefill worker that takes no time."""
         if self.slo.selectors:
             return True  # What may wait for whom is up to the classes, so nothing is ruled out.
         # The simulated prompts arrive at once; real ones come up to their TTFT limit later. A limit twice as
@@ -541,7 +550,15 @@ class Oracle:
         def fleet() -> Fleet:
             drafts = option.type.speculation
             drafts = drafts and replace(drafts, draft_frac=0.0, draft_s=0.0)
-            instant = WorkerType(option.type.gpu, 1, INSTANT, 10**12, 8192, 256, speculation=drafts)
+            instant = WorkerType(  # Its cache never fills, so its engine settings do not matter.
+                option.type.gpu,
+                tp=1,
+                latency=INSTANT,
+                kv_tokens=10**12,
+                max_num_batched_tokens=8192,
+                max_num_seqs=256,
+                speculation=drafts,
+            )
             if (lora := option.type.lora) is not None:
                 instant = replace(instant, lora=lora.without_cost())
             pools = (Pool("pre", "prefill", instant, 1), Pool("dec", "decode", option.type, count))
@@ -552,6 +569,9 @@ class Oracle:
         return count > 0 and self._answer(key, fleet, slo, is_prefilled=True)
 
     def _answer(self, own: tuple[object, ...], fleet: Callable[[], Fleet], slo: Slo, **query: bool) -> bool:
+        """Whether a fleet with the key `own` keeps `slo`: from the cache, from the file of a killed run, or
+        by a simulation, for which the effort is charged. `query` are flags of SimulationQuery.
+        """
         decided, key = self.answers.decided, (*self.question_key(), *own)
         self._queried.add(key)
 
@@ -569,6 +589,12 @@ class Oracle:
             return holds
 
         return self.answers.answer_once(key, slo, find)
+
+
+def _serves(counts: Counts) -> bool:
+    """Whether there are workers, and none that prefill without others that decode, or the reverse."""
+    roles = {option.role for option, count in counts if count > 0}
+    return bool(roles) and ("prefill" in roles) == ("decode" in roles)
 
 
 def request_effort(fleet: Fleet) -> int:

@@ -1,4 +1,7 @@
-"""The options of a fleet: every GPU in stock x TP x PP x data-parallel ranks x engine settings x role."""
+"""The options of a fleet: every GPU in stock x TP x PP x data-parallel ranks x engine settings x role.
+
+build_problem.py calls it. The second half finds limits that no option keeps even when idle.
+"""
 
 from __future__ import annotations
 
@@ -57,6 +60,7 @@ def hardware(option: Option) -> Hardware:
 
 
 def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Option]]:
+    """The options grouped by role and hardware: those of a group differ in engine settings alone."""
     groups: dict[tuple[str, Hardware], list[Option]] = {}
     for option in options:
         groups.setdefault((option.role, hardware(option)), []).append(option)
@@ -65,6 +69,8 @@ def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Op
 
 OWNED_USD_PER_H = 1e-5  # An owned GPU's price in the search: solvers tell it from 0, no answer shows it.
 NEARLY = 0.9  # Share of a limit on gaps that decode steps may take, as prefills come between them.
+# Decode workers have the token budget nearest to this: it hardly matters there, and is vLLM's usual one.
+DECODE_BUDGET_TOKENS = 2048
 OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
 
@@ -88,9 +94,9 @@ class Engines:
     `ranks` are numbers of data-parallel ranks, `stages` depths of pipelines. Where a worker has more GPUs
     than a node, activations cross between nodes at `node_bytes_per_s`. `host_overhead_s` is added to each
     step, which then takes `longer_frac` longer, counted from the upper end of its spread if `at_spread`. The
-    host time of `engine` is in simulations only; bounds on a step leave it out. `is_piped` is False where
-    the question has LoRA or KV offload, which are not simulated in pipelines. `is_stored`: the KV blocks of
-    all workers are in one store.
+    host time of `engine` is in simulations only; bounds on a step leave it out. `is_piped` is False for
+    questions with LoRA or KV offload, which are not simulated in pipelines. `is_stored` says that the KV
+    blocks of all workers are in one store.
     """
 
     budgets: tuple[int, ...] = TOKEN_BUDGETS
@@ -127,6 +133,7 @@ class Engines:
 
     @property
     def simulated(self) -> Engine | None:
+        """The engine as simulations have it: its host time is longer too."""
         return self.engine and self.engine.with_longer_host(self.longer_frac)
 
     def settings(self, stages: int, ranks: int = 1) -> list[tuple[int, int, Speculation | None]]:
@@ -172,8 +179,10 @@ def worker_types(
         for tp in range(1, gpu.gpus_per_node + 1):
             name = f"{gpu.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")
             if not llm.splits_over(tp):
-                if tp & (tp - 1) == 0:  # Nobody expects TP degrees that are no power of two.
+                is_power_of_two = tp & (tp - 1) == 0  # Nobody expects other TP degrees.
+                if is_power_of_two:
                     left.append(LeftOut(name, facts.HeadsNotShared(llm.heads, tp)))
+            # Workers of all degrees read each other's KV blocks from the store.
             elif engines.is_stored and not is_common(llm, (1, tp)):
                 left.append(LeftOut(name, facts.KvHeadsNotStored(llm.kv_heads, tp)))
             elif pp > llm.layers:
@@ -194,13 +203,14 @@ def _degrees(
 ) -> Iterator[Degree]:
     """The ways to split an LLM: experts sliced or whole, and each number of data-parallel ranks.
 
-    Ranks have no pipelines. They are on one node, or on several if one node has too few GPUs.
+    Ranks have no pipelines. They are on one node, or on several if one node has too few GPUs; then each kind
+    of all-to-all between nodes is a way of its own.
     """
     gpu, tp, pp = on
     if 1 in engines.ranks:
         for ep in catalog.expert_splits(llm, gpu, tp):
             yield Degree(name + (" ep" if ep else ""), gpu, tp, pp, ep)
-    measured_dp = catalog.rank_counts(llm, gpu, tp)
+    measured_dp = catalog.rank_counts(llm, gpu, tp)  # None: any number of ranks has step times.
     for dp in engines.ranks:
         if dp > 1 and pp == 1 and tp * dp <= gpu.gpus_per_node and (measured_dp is None or dp in measured_dp):
             yield Degree(f"{name} dp{dp} ep", gpu, tp, pp, True, dp)
@@ -219,6 +229,7 @@ def _why_not_on_nodes(llm: Llm, gpu: Gpu, tp: int, dp: int) -> str:
 
 
 def _not_on_nodes(name: str, llm: Llm, on: tuple[Gpu, int, int], engines: Engines) -> Iterator[LeftOut]:
+    """The numbers of ranks that are left out because they do not divide over nodes."""
     gpu, tp, pp = on
     for dp in engines.ranks:
         if dp > gpu.gpus_per_node and pp == 1 and (why := _why_not_on_nodes(llm, gpu, tp, dp)):
@@ -240,8 +251,8 @@ class Degree:
     def settings(self, engines: Engines) -> list[tuple[int, int, Speculation | None]]:
         """Combinations of budget, seats and drafts.
 
-        On several nodes the budget decides the kind of all-to-all, so only budgets of this kind are kept;
-        where the question leaves budgets open, low latency gets the largest that it can have.
+        On several nodes the budget decides the kind of all-to-all, so only budgets of this kind are kept. If
+        the question leaves budgets open, the largest of low latency is added: all usual ones are larger.
         """
         budgets = engines.budgets
         if self.all2all and budgets == TOKEN_BUDGETS:
@@ -254,7 +265,9 @@ class Degree:
         return all2all_of(self.tp * self.dp, int(self.gpu.gpus_per_node), budget_tokens)
 
     def latency(self, llm: Llm, catalog: Catalog, engines: Engines) -> StepLatency:
-        between = engines.node_bytes_per_s if self.tp * self.pp > self.gpu.gpus_per_node else None
+        """Step times of this degree, with what the engines and a robust question add to them."""
+        is_over_nodes = self.tp * self.pp > self.gpu.gpus_per_node
+        between = engines.node_bytes_per_s if is_over_nodes else None
         link_bytes_per_s = engines.node_bytes_per_s or MEASURED_LINK_BYTES_PER_S
         ranks = Ranks(self.all2all, link_bytes_per_s)
         fit = catalog.step_latency(llm, self.gpu, self.tp, ep=self.ep, dp=self.dp, ranks=ranks)
@@ -279,10 +292,10 @@ def _of_degree(
     """The worker types of one degree that hold the weights, one per engine setting."""
     gpu, tp, pp = degree.gpu, degree.tp, degree.pp
     slots = None if engines.lora is None else lora_slots(engines.lora, llm, gpu, tp, ep=degree.ep)
-    latency: StepLatency | None = None
+    latency: StepLatency | None = None  # Found at the first setting with room, and the same for all.
     types = []
     for budget, most_seqs, drafts in degree.settings(engines):
-        rows = most_seqs if drafts is None else SAMPLED_ROWS * most_seqs
+        rows = most_seqs if drafts is None else SAMPLED_ROWS * most_seqs  # Memory of the sampler.
         use = worker_memory(
             llm,
             gpu,
@@ -320,20 +333,19 @@ def _of_degree(
 def _left_of(
     name: str,
     llm: Llm,
-    reasons: Sequence[WorkerType],
+    types: Sequence[WorkerType],
     settings: Sequence[tuple[int, int, Speculation | None]],
     longest_tokens: int,
 ) -> Iterator[LeftOut]:
-    """What of one degree is left out of plans, and why."""
-    with_room = {
-        (worker.max_num_batched_tokens, worker.max_num_seqs, worker.speculation) for worker in reasons
-    }
+    """What of one degree is left out of plans, and why; `types` are its workers with room for KV blocks."""
+    with_room = {(worker.max_num_batched_tokens, worker.max_num_seqs, worker.speculation) for worker in types}
     no_room = [setting[0] for setting in settings if setting not in with_room]
-    if not reasons:
+    if not types:
         yield LeftOut(name, facts.WeightsTooLarge(llm.weight_bytes))
     elif no_room:
+        # The smallest budget stands for all: larger ones leave even less memory.
         yield LeftOut(f"{name} {min(no_room)}", facts.NoRoomForKv())
-    if small := tuple(worker for worker in reasons if not worker.has_room_for(longest_tokens)):
+    if small := tuple(worker for worker in types if not worker.has_room_for(longest_tokens)):
         most = max(small, key=lambda worker: worker.kv_tokens)
         because = facts.RequestTooLong(most.kv_tokens, longest_tokens)
         yield LeftOut(f"{name} {most.max_num_batched_tokens}", because, small)
@@ -344,12 +356,12 @@ def weight(worker: WorkerType, objective: str) -> float:
 
     An owned GPU that costs nothing counts OWNED_USD_PER_H, so that a plan takes no more of them than needed.
     """
-    is_owned = worker.gpu.name.endswith(OWNED)
-    hair_usd_per_h = OWNED_USD_PER_H * worker.gpus if is_owned else 0.0
-    usd_per_h = max(worker.price_usd_per_h, hair_usd_per_h)
     if objective == "power":
         return worker.power_w
-    return float(worker.gpus) if objective == "gpus" else usd_per_h
+    if objective == "gpus":
+        return float(worker.gpus)
+    is_owned = worker.gpu.name.endswith(OWNED)
+    return max(worker.price_usd_per_h, OWNED_USD_PER_H * worker.gpus if is_owned else 0.0)
 
 
 def option_of(role: Role, worker: WorkerType, objective: str) -> Option:
@@ -359,6 +371,7 @@ def option_of(role: Role, worker: WorkerType, objective: str) -> Option:
 
 
 def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
+    """Every worker type as a mixed worker, but those whose all-to-all only prefill pools use."""
     return [option_of("mixed", worker, objective) for worker in types if worker.all2all != HIGH_THROUGHPUT]
 
 
@@ -382,20 +395,22 @@ def prefill_options(types: Iterable[WorkerType], objective: str) -> list[Option]
 
 
 def decode_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
-    """One option per hardware, seats and drafts, with the token budget nearest to 2,048.
+    """One option per hardware, seats and drafts, with the token budget nearest to DECODE_BUDGET_TOKENS.
 
     A decode worker prefills only preempted requests, so its budget hardly matters.
     """
-    first: dict[tuple[object, ...], WorkerType] = {}
+
+    def distance_tokens(worker: WorkerType) -> int:
+        return abs(worker.max_num_batched_tokens - DECODE_BUDGET_TOKENS)
+
+    nearest: dict[tuple[object, ...], WorkerType] = {}
     for worker in types:
         if worker.all2all == HIGH_THROUGHPUT:  # Only prefill pools use it.
             continue
         key = (*split(worker), worker.max_num_seqs, worker.speculation)
-        if key not in first or abs(worker.max_num_batched_tokens - 2048) < abs(
-            first[key].max_num_batched_tokens - 2048
-        ):
-            first[key] = worker
-    return [option_of("decode", worker, objective) for worker in first.values()]
+        if key not in nearest or distance_tokens(worker) < distance_tokens(nearest[key]):
+            nearest[key] = worker
+    return [option_of("decode", worker, objective) for worker in nearest.values()]
 
 
 def breaks_gaps(worker: WorkerType, slo: Slo, *, mean: bool = False) -> bool:
@@ -418,7 +433,8 @@ def idle_prefill_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floa
     `shared_tokens` of a prompt are in other prompts too; they are taken to be cached.
     """
     latency, n = worker.latency, input_tokens
-    own = np.maximum(n - shared_tokens, 1)
+    own = np.maximum(n - shared_tokens, 1)  # The last token is always computed: it gives the first output.
+    # The last term: each token of its own also attends to the cached ones.
     ttft_s = latency.prefill_s(own, worker.max_num_batched_tokens) + latency.a_s * own * (n - own)
     if worker.pp > 1:  # Chunks follow each other through the stages; the last one passes them alone.
         ttft_s = ttft_s / worker.pp + (1 - 1 / worker.pp) * latency.step_s(1)
@@ -434,7 +450,9 @@ def _least_ttft_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Float
 
 
 def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
-    """The limit's percentile [s] if every request had an idle worker of its own: what slowdowns refer to."""
+    """The limit's percentile [s] if every request had an idle worker of its own, 0 if that is not known.
+    infeasible.py looks for limits that can be kept from there on.
+    """
     n, output, requests = lengths.input_tokens, lengths.output_tokens, lengths.requests.astype(float)
     latency, percentile_frac = worker.latency, limit.percentile_frac
     ttft_s = idle_prefill_s(worker, n, lengths.shared_tokens)
@@ -498,7 +516,7 @@ class Judged:
 
     Requests that wait for others and nominally arrive in the warm-up are judged on some fleets only: there
     are `perhaps` of them, `perhaps_decoded` with more than one token, and a floor takes them to be in time.
-    `has_gaps`: on any fleet that passes the backlog test and rejects nothing, some gap is counted.
+    `has_gaps` says that some gap is counted on any fleet that passes the backlog test and rejects nothing.
     """
 
     input_tokens: Floats
@@ -533,7 +551,9 @@ def judged(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Jud
 
 
 def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector: Selector | None) -> Judged:
-    """What one class of the SLO (None: all requests) is judged by. No gap of a class is counted."""
+    """The judged requests of one class of the SLO, or of all classes for None. The backlog test is of all
+    requests together, so of a class no gap is known to be counted.
+    """
     measured = find_deadlines(slo, trace)
     is_measured, end_s = measured.arrives(trace), measured.window_s[1]
     decoded, perhaps = trace.output_tokens > 1, waits_for_others(trace) & ~is_measured
@@ -548,6 +568,7 @@ def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector:
     has_gaps = has_gaps and selector is None
     columns = [trace.input_tokens[is_measured], trace.output_tokens[is_measured]]
     if shared_tokens is None:
+        # Both lengths in one number of 64 bits: this is several times as fast as finding distinct rows.
         codes, requests = np.unique((columns[0] << 32) + columns[1], return_counts=True)
         n, output, shared = codes >> 32, codes & (2**32 - 1), np.zeros(len(codes))
     else:
@@ -571,7 +592,7 @@ def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector:
 def _judged_tasks(
     slo: Slo, trace: Trace, shared_tokens: IntArray | None, is_measured: BoolArray
 ) -> JudgedTasks | None:
-    """None where no limit is on tasks, or the traffic has none."""
+    """The tasks of a trace, if some limit is on tasks and the traffic has any."""
     tasks = tasks_of(trace)
     if tasks is None or not any(limit.metric_row.is_of_tasks for limit in slo.limits):
         return None
@@ -599,6 +620,7 @@ def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
     of = of.of_classes[limit.selector] if limit.selector is not None else of
 
     def percentile(values_s: Floats, requests: Floats, others: int) -> float:
+        """The percentile with `others` requests more that take no time."""
         values_s, requests = np.append(values_s, 0.0), np.append(requests, float(others))
         return percentile_s(values_s, limit.percentile_frac, requests) if requests.any() else 0.0
 
@@ -642,6 +664,7 @@ def unreachable(slo: Slo, types: Sequence[WorkerType], of: Judged) -> list[tuple
     broken = []
     ordered = _fastest_first(types)
     for limit in slo.limits:
+        # Mostly the first type alone keeps the limit, which is quicker to see than the floor over all types.
         if any(_least_of(limit, [worker], of) <= limit.limit_s * (1 + ROUNDING) for worker in ordered):
             continue
         best_s = _least_of(limit, types, of)  # Over all types: each request is on its fastest.
