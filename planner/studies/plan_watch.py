@@ -39,10 +39,13 @@ from planner.traffic.trace import Trace, judged_span_s
 
 Floats = npt.NDArray[np.float64]
 
-WINDOW_S = 60.0
-LEVEL_WINDOWS = 10
+WINDOW_S = 60.0  # A window of the plan's traffic, as deployments are sampled once a minute.
+LEVEL_WINDOWS = 10  # So many windows give one level.
 TOLERANCE_FRAC = 0.03  # A mean this close to a level of the plan is no drift.
-FALSE_ALARM_FRAC, PER_WINDOWS = 0.01, 1000  # The chance of any false alarm is 1 % per 1000 windows.
+# The chance of any false alarm is FALSE_ALARM_FRAC per PER_WINDOWS windows (17 hours of minutes).
+FALSE_ALARM_FRAC = 0.01
+PER_WINDOWS = 1000
+STANDARD_ERRORS = 2  # Half of a 95 % interval, and what is more than this is more than scatter.
 RECENT_S = 3600.0  # Without drift, live figures are means over the last hour.
 _BATCHES = (1, 2, 5)  # Windows per batch. Longer batches show scatter that is correlated over time.
 _LEAST = 1e-12  # Replaces 0 where exposures and levels divide; such blocks have no level.
@@ -51,6 +54,7 @@ _SIGMAS_95 = 1.96  # Half of a 95 % interval, in standard deviations.
 _LEAST_FREEDOM = 8  # With fewer degrees of freedom an estimate of phi scatters too much, and phi is 1.
 _SIDES = 2  # A quantity is tested for a rise and for a fall.
 FEWEST_REQUESTS = 100  # Percentiles of fewer requests scatter too much.
+_LEAST_VARIANCE = 1e-6  # c^2 is never 0: equal lengths would make every deviation an alarm.
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +209,11 @@ def fit_reference(what: str, amounts: Floats, exposure: Floats, variance: float 
     deviation = level[has_level] / mean - 1
     chi_square, freedom = float((deviation**2 / noise).sum()), int(has_level.sum()) - 1
     if freedom < 1 or chi_square <= _chi_square(_SURE_FRAC, freedom):
-        # The levels differ by chance: one level, with about 95 % confidence (two standard errors).
-        half = 2 * math.sqrt(dispersion * c2 / float(exposure.sum()))
+        # The levels differ by chance: one level, with about 95 % confidence.
+        half = STANDARD_ERRORS * math.sqrt(dispersion * c2 / float(exposure.sum()))
         return Reference(what, mean, mean * max(1 - half, 0.0), mean * (1 + half), c2, dispersion, 1)
     # The measured levels scatter more than the true ones, so each is moved towards the mean (shrinkage).
+    # `between` is the variance of the true levels.
     between = (chi_square / freedom - 1) * float(noise.mean())
     shrunk = mean * (1 + deviation * np.sqrt(between / (between + noise)))
     return Reference(what, mean, float(shrunk.min()), float(shrunk.max()), c2, dispersion, freedom + 1)
@@ -222,11 +227,11 @@ def _dispersion(amounts: Floats, exposure: Floats, c2_of_block: Floats, size: in
     freedom = amounts.shape[0] * (batches - 1)
     if freedom < _LEAST_FREEDOM:
         return 1.0, 0.0
-    y = amounts[:, : batches * size].reshape(-1, batches, size).sum(axis=2)
+    amount = amounts[:, : batches * size].reshape(-1, batches, size).sum(axis=2)  # (blocks, batches)
     e = exposure[:, : batches * size].reshape(-1, batches, size).sum(axis=2)
-    block_mean = (y.sum(axis=1) / np.maximum(e.sum(axis=1), _LEAST))[:, None]
+    block_mean = (amount.sum(axis=1) / np.maximum(e.sum(axis=1), _LEAST))[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
-        z2 = (y / e / block_mean - 1) ** 2 * e / c2_of_block[:, None]
+        z2 = (amount / e / block_mean - 1) ** 2 * e / c2_of_block[:, None]
     return float(np.where((e > 0) & (block_mean > 0), z2, 0.0).sum() / freedom), freedom
 
 
@@ -234,20 +239,21 @@ def _largest_dispersion(estimates: Sequence[tuple[float, float]]) -> float:
     """The first phi, or that of a longer batch if it is larger by two standard errors; at least 1."""
     phi = max(estimates[0][0], 1.0)
     for other, freedom in estimates[1:]:
-        if freedom and other > phi * (1 + 2 * math.sqrt(2 / freedom)):
+        if freedom and other > phi * (1 + STANDARD_ERRORS * math.sqrt(2 / freedom)):
             phi = other
     return phi
 
 
 def _chi_square(frac: float, freedom: int) -> float:
-    from scipy.stats import chi2
+    """The quantile of chi-square."""
+    from scipy.stats import chi2  # Importing it takes 0.9 s, which other commands save.
 
     return float(chi2.ppf(frac, freedom))
 
 
 def plan_references(trace: Trace, hit_frac: float | None) -> dict[str, Reference]:
     """The references of a plan's traffic, by quantity; of missed tokens only with prefix caches."""
-    window_s = min(WINDOW_S, trace.duration_s / (2 * LEVEL_WINDOWS))
+    window_s = min(WINDOW_S, trace.duration_s / (2 * LEVEL_WINDOWS))  # Of a short trace at least two levels.
     if not window_s > 0:
         raise InputError(
             f"{trace.name}: all requests arrive at once, so there is no rate to hold others against"
@@ -274,8 +280,8 @@ def plan_references(trace: Trace, hit_frac: float | None) -> dict[str, Reference
 
 
 def _variance(tokens: npt.NDArray[np.int64]) -> float:
-    """c^2 of lengths. It is never 0, so that equal lengths do not make every deviation an alarm."""
-    return max(float(tokens.var() / tokens.mean() ** 2), 1e-6)
+    """c^2 of lengths."""
+    return max(float(tokens.var() / tokens.mean() ** 2), _LEAST_VARIANCE)
 
 
 def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats, tests: int) -> LiveDrift:
@@ -305,9 +311,9 @@ def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats,
         for alarm in rows
         if alarm.ended is not None
     )
-    current = max(active, key=lambda pair: pair[0].began, default=None)
-    recent = max(len(values) - max(int(RECENT_S / (edges_s[1] - edges_s[0])), 1), 0)
-    first = recent if current is None else current[0].began
+    current = max(active, key=lambda pair: pair[0].began, default=None)  # A later one has replaced it.
+    last_hour = max(len(values) - max(int(RECENT_S / (edges_s[1] - edges_s[0])), 1), 0)
+    first = last_hour if current is None else current[0].began
     now, half = _mean(amounts[first:], exposure[first:], dispersion * ref.variance, ref)
     change_frac = now / ref.mean - 1
     return LiveDrift(
@@ -334,8 +340,9 @@ def _mean(amounts: Floats, exposure: Floats, variance: float, ref: Reference) ->
         return math.nan, math.nan
     mean = float(amounts[is_sampled].sum()) / total
     scale = mean / ref.mean
-    scaling = math.sqrt(scale) if ref.what == "rate" else scale
-    return mean, _SIGMAS_95 * math.sqrt(variance / total) * scaling
+    # The standard deviation of a length grows with its mean, that of a Poisson count with the root of it.
+    deviation = math.sqrt(variance / total) * (math.sqrt(scale) if ref.what == "rate" else scale)
+    return mean, _SIGMAS_95 * deviation
 
 
 def _live_dispersion(amounts: Floats, exposure: Floats, ref: Reference, size: int) -> tuple[float, float]:
@@ -343,13 +350,13 @@ def _live_dispersion(amounts: Floats, exposure: Floats, ref: Reference, size: in
     the level, which is no scatter, changes only one difference.
     """
     n = len(amounts) // size
-    y = amounts[: n * size].reshape(n, size).sum(axis=1)
+    amount = amounts[: n * size].reshape(n, size).sum(axis=1)
     e = exposure[: n * size].reshape(n, size).sum(axis=1)
-    keep = np.isfinite(y) & (e > 0) & (y > 0)
-    if keep.sum() <= _LEAST_FREEDOM:
+    is_sampled = np.isfinite(amount) & (e > 0) & (amount > 0)
+    if is_sampled.sum() <= _LEAST_FREEDOM:
         return 1.0, 0.0
-    y, e = y[keep], e[keep]
-    value = y / e
+    amount, e = amount[is_sampled], e[is_sampled]
+    value = amount / e
     middle = (value[1:] + value[:-1]) / 2
     c2 = 1 / middle if ref.what == "rate" else ref.variance
     z2 = ((value[1:] - value[:-1]) / middle) ** 2 / (c2 * (1 / e[1:] + 1 / e[:-1]))
@@ -372,8 +379,10 @@ def latency_lines(
         counts = np.nan_to_num(whole.counts[-recent:]).sum(axis=0)
         low_s, high_s, requests = percentile_between(whole.edges, counts, limit.percentile_frac)
         is_kept = None
-        if requests >= FEWEST_REQUESTS:
-            is_kept = True if high_s <= limit.limit_s else False if low_s >= limit.limit_s else None
+        if requests >= FEWEST_REQUESTS and high_s <= limit.limit_s:
+            is_kept = True
+        elif requests >= FEWEST_REQUESTS and low_s >= limit.limit_s:
+            is_kept = False
         lines.append(LatencyLine(limit, requests, low_s, high_s, planned, is_kept))
     return tuple(lines)
 
@@ -383,9 +392,10 @@ def percentile_between(edges: Floats, counts: Floats, percentile_frac: float) ->
     total = float(counts.sum())
     if total <= 0:
         return math.nan, math.nan, 0.0
-    edge = int(np.searchsorted(np.cumsum(counts), percentile_frac * total - 1e-6))
-    edge = min(edge, len(edges) - 1)
-    return (float(edges[edge - 1]) if edge else 0.0), float(edges[edge]), total
+    # Counts are differences of floats, so a rank that is whole may come out a little larger.
+    bucket = int(np.searchsorted(np.cumsum(counts), percentile_frac * total - 1e-6))
+    bucket = min(bucket, len(edges) - 1)
+    return (float(edges[bucket - 1]) if bucket else 0.0), float(edges[bucket]), total
 
 
 def stretch_lengths(trace: Trace, input_factor: float, output_factor: float) -> Trace:
@@ -467,9 +477,10 @@ def read_expectations(written: WrittenPlan) -> Planned:
 
 def drifts_of(refs: Mapping[str, Reference], live: Live) -> tuple[LiveDrift, ...]:
     """The drift of each quantity of which the plan has a reference and the deployment has figures."""
-    finished = np.nan_to_num(live.finished)
+    finished = np.nan_to_num(live.finished)  # NaN: a window in which nothing was sampled.
     with np.errstate(divide="ignore", invalid="ignore"):
         missed = np.where(live.queried_tokens > 0, 1 - live.hit_tokens / live.queried_tokens, np.nan)
+    # By quantity: amounts, and the exposure over which they were counted.
     rows = {
         "rate": (live.arrived, np.where(np.isfinite(live.arrived), np.diff(live.edges_s), 0.0)),
         "prompt": (live.input_tokens, finished),
@@ -534,6 +545,7 @@ def current_trace(plan: Planned, watched: WatchedPlan) -> Trace:
     if not drifts["rate"].is_drift:
         return trace
     factor = drifts["rate"].now / busiest_rps(plan.references["rate"])
+    # A fixed seed: the same drift gives the same replan.
     return rescale(trace, trace.rate_rps * factor, how="superpose", rng=np.random.default_rng(0))
 
 

@@ -57,7 +57,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 MOST_VECTORS = 2_000_000  # Count vectors in memory; with six options they take 100 MB.
 MOST_REQUESTS = 8_000_000  # The requests that all simulations of cheaper vectors may have together.
-FEWEST_TRIES, MOST_TRIES = 24, 400  # Simulated vectors, however long or short the trace is.
+# So many vectors are simulated at least and at most, however long or short the trace is.
+FEWEST_TRIES = 24
+MOST_TRIES = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ def replan(
     scratch_count = {option.name: count for option, count in scratch.search_result.best}
     n_scratch = np.array([scratch_count.get(name, 0) for name in names])
     scratch_kept_in = next((each.kept_in for each in scratch.answers if each.name == "production"), None)
+    # The running fleet is not picked because it passes, so it is tested once.
     running_holds = gone == 0 and bool(model.is_within_limits(n0)) and model.holds(n0, is_picked=False)
     best = n_scratch
     if running_holds and float(model.horizon_usd(n0)) <= float(model.horizon_usd(best)):
@@ -219,11 +222,13 @@ class _ReplanModel:
         return is_test_passed(kept_in, self.test.safety)
 
     def is_within_limits(self, n: Ints) -> npt.NDArray[np.bool_]:
+        """Whether the counts keep every limit, money included."""
         return np.asarray(
             (n @ self.uses.T <= self.amounts).all(-1) & (self.paid_usd_per_h(n) <= self.budget_usd_per_h)
         )
 
     def tested_way(self, label: str, n: Ints, *, is_holding: bool) -> Way:
+        """The way to the counts `n` with the result of the test of production."""
         kept_in = None if self.test is None else self.test.decide(self.fleet_counts(n))
         return self.way_of(label, n, is_holding=is_holding, kept_in=kept_in)
 
@@ -235,6 +240,7 @@ class _ReplanModel:
 def _build_model(
     scratch: StudyAnswer, running: Sequence[tuple[Option, int]], gone: int, terms: ReplanTerms
 ) -> _ReplanModel:
+    """The model over the options of the running fleet and of the best fleets from scratch."""
     universe, limits = _candidate_options(running, scratch), scratch.problem.limits
     rows, running_count = limits.rows(), {option.name: count for option, count in running}
     uses = np.array([[limits.use(name, option.type) for option in universe] for name, _ in rows])
@@ -274,7 +280,7 @@ def _find_cheaper(
     vectors = vectors[model.is_within_limits(vectors)]
     share = np.array([_share_per_worker(option, scratch) for option in model.universe])
     capacity = _capacity_shares(model.universe, share, vectors)
-    vectors, capacity = vectors[capacity > 0], capacity[capacity > 0]
+    vectors, capacity = vectors[capacity > 0], capacity[capacity > 0]  # Others cannot serve at all.
     traces = 1 + len(model.oracle.scenarios)  # Each vector is simulated on the trace and in the scenarios.
     requests_per_try = traces * len(scratch.problem.trace)
     tries = int(np.clip(MOST_REQUESTS / requests_per_try, FEWEST_TRIES, MOST_TRIES))
@@ -355,12 +361,12 @@ def _cheaper_counts(model: _ReplanModel, value: float) -> tuple[Ints, bool]:
     """
     price, n0, uses = model.price, model.n0, model.uses
     horizon_h, start_usd = model.terms.horizon_h, model.terms.start_usd
-    budget_usd = value - model.terms.stop_usd * model.gone
+    budget_usd = value - model.terms.stop_usd * model.gone  # The workers that are gone are stopped anyway.
     most = np.zeros(len(price), dtype=np.int64)
     for j, c in enumerate(price):
-        # The most workers of option j that the budget pays if there are no others.
+        # The most workers of option j that the budget pays if there are no others; free ones are unlimited.
         affordable = np.floor(budget_usd / (horizon_h * c)) if c > 0 else MOST_VECTORS
-        # Where the budget pays for more than the running workers, the others cost a start as well.
+        # If the budget pays for more than the running workers, the others cost a start as well.
         if start_usd and c * horizon_h * n0[j] < budget_usd:
             with_starts = np.floor((budget_usd + start_usd * n0[j]) / (horizon_h * c + start_usd))
             affordable = min(affordable, with_starts)
@@ -421,7 +427,7 @@ def compare_traffic(before: Trace, after: Trace) -> tuple[TrafficDrift, ...]:
     or a D of OTHER_FRAC or more that chance would rarely make (BY_CHANCE). Gaps between arrivals are compared
     in units of their mean, so that they show burstiness and not the rate.
     """
-    from scipy.stats import ks_2samp
+    from scipy.stats import ks_2samp  # Importing it takes 0.9 s, which other commands save.
 
     change_frac = after.rate_rps / before.rate_rps - 1
     is_other_rate = abs(change_frac) >= OTHER_FRAC

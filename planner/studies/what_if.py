@@ -51,6 +51,7 @@ from planner.traffic.trace import Trace
 from planner.units import finite_or_none, show_s
 
 BY_FRAC = 0.1  # The questions of `sensitivity` differ by this share unless the user names another.
+PACE_MOVE_S = 0.010  # By this much limits between tokens are moved.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,9 +85,9 @@ class StudyAnswer:
         return self.search_result.level0.search.is_exhausted
 
 
-LEAST_S = 1.0  # A search gets at least this long, however long reading took.
-LEAST_FRAC = 0.1  # It also gets at least this share of the time limit.
-PACE_MOVE_S = 0.010  # `sensitivity` moves limits between tokens by so much.
+# A search gets at least this long and this share of the time limit, however long reading took.
+LEAST_S = 1.0
+LEAST_FRAC = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -113,7 +114,7 @@ class Study:
 
     @property
     def left_s(self) -> float:
-        """What `taken_s` leaves of the time limit to a plan: at least a tenth, and at least LEAST_S, so that
+        """What `taken_s` leaves of the time limit to a plan: at least LEAST_FRAC of it and LEAST_S, so that
         slow reading does not end a search before it began; never more than the limit.
         """
         least_s = min(max(LEAST_S, LEAST_FRAC * self.time_limit_s), self.time_limit_s)
@@ -135,13 +136,11 @@ class Study:
             same_traffic = (
                 each for other, each in self._requests_by_task.items() if other[:-1] == key_without_draws
             )
-            same = next(same_traffic, None)
             # Simulations are remembered by the trace object, so another number of draws must not make a copy.
-            requests, note = (
-                requested_traffic(self.trace, task, seed=self.seed)
-                if same is None
-                else (same.requests, same.note)
-            )
+            if (same := next(same_traffic, None)) is not None:
+                requests, note = same.requests, same.note
+            else:
+                requests, note = requested_traffic(self.trace, task, seed=self.seed)
             further = further_traffic(self.trace, task, requests, seed=self.seed)
             self._requests_by_task[key] = TrafficRequest(requests, note, further)
         return self._requests_by_task[key]
@@ -262,12 +261,13 @@ def ask_again(study: Study, before: StudyAnswer, task: PlanQuestion, label: str)
     except InfeasibleError as error:
         return Moved(label, task, False, None, str(error))
     fleet = workers_in_question(problem, before.fleet)
-    policies = None if fleet is None else find_keeping_policies(problem, fleet)
-    is_kept = policies is not None if fleet is not None else None
-    under = ""
-    if fleet is not None and policies is not None and policies != fleet.policies:
-        # `name_policies` names every difference but that of the longest wait.
-        under = name_policies(policies, (policies, fleet.policies)) or "the longest wait asked for"
+    is_kept, under = None, ""
+    if fleet is not None:
+        policies = find_keeping_policies(problem, fleet)
+        is_kept = policies is not None
+        if policies is not None and policies != fleet.policies:
+            # `name_policies` names every difference but that of the longest wait.
+            under = name_policies(policies, (policies, fleet.policies)) or "the longest wait asked for"
     try:
         return Moved(label, task, is_kept, study.ask(task, (before.fleet,)), under=under)
     except InfeasibleError as error:
@@ -303,7 +303,8 @@ def find_keeping_policies(problem: plan_problem.Problem, fleet: Fleet) -> Polici
         return None
     production_problem = plan_problem.with_search_scenarios(plan_problem.on_all_draws(problem))
     choices = problem.task.policy_choices()
-    if any(_kind(choice) == _kind(fleet.policies) for choice in choices):
+    is_allowed = any(_named_policies(choice) == _named_policies(fleet.policies) for choice in choices)
+    if is_allowed:
         choices = (fleet.policies,)
     for policies in choices:
         oracle = plan_problem.with_policies(production_problem, policies).oracle
@@ -315,7 +316,7 @@ def find_keeping_policies(problem: plan_problem.Problem, fleet: Fleet) -> Polici
     return None
 
 
-def _kind(policies: Policies) -> tuple[object, ...]:
+def _named_policies(policies: Policies) -> tuple[object, ...]:
     """The policies that a question names. Other parameters are fitted, so they do not tell policies apart."""
     return policies.prefix_cache, policies.routing, policies.queue, policies.queue_window_s
 
@@ -434,8 +435,8 @@ def limit_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, Pl
 
 
 def _limit_move_s(limit: Limit, by_frac: float) -> float:
-    """How far a limit is moved: by a share of itself; for limits between tokens by 10 ms, which users can
-    judge better, but by no more than twice the share.
+    """How far a limit is moved: by a share of itself; for limits between tokens by PACE_MOVE_S, which users
+    can judge better, but by no more than twice the share.
     """
     share_s = by_frac * limit.limit_s
     return min(PACE_MOVE_S, 2 * share_s) if limit.metric_row.is_pace else share_s
