@@ -21,9 +21,9 @@ Vars   x_ct, y_ct firm and spot workers;   u_ct, v_ct of them started in t
         budget        the objective <= B
 
 Several LLMs share stock, power and budget; a reserved GPU may serve another LLM in the next window, for the
-price of a start. Compared with `at_peak`, the cheapest fleet that carries every LLM's peak all the time, and
-`by_rule`, Aladdin's N = ceil(k5 r + c5) with each LLM's cheapest type and no thought for starts. How it is
-solved stands in windows.py. Rates are kept to one in a million.
+price of a start. The answer is compared with `at_peak`, the cheapest fleet that carries every LLM's peak all
+the time, and with `by_rule`, Aladdin's N = ceil(k5 r + c5) with each LLM's cheapest type and no thought for
+starts. schedule_pricing.py solves the model. Rates are kept to one in a million.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 GOOD_ENOUGH_FRAC = 0.005  # The search stops at this gap: demand is not known better.
-MOST_CELLS = 200_000  # Most windows times worker types.
-EXCESS_MOST = 1e7  # GPUs or Watts
+PEAK_GAP_FRAC = 1e-4  # The gap at which the fleet for the peak stops, which has one window and is quick.
+MOST_CELLS = 200_000  # Most windows times worker types, as memory and time allow.
+EXCESS_MOST = 1e7  # More GPUs or Watts than any limit has to give way.
+RATE_FRAC = 1e-6  # Rates and the budget are kept to within this share, as the solver keeps rows.
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,9 @@ class GpuOffer:
 class Capacity:
     """A worker type for one LLM: the rate one worker sustains, its GPUs, and how long it takes to start.
 
-    A worker here may be a whole of several engines, such as prefill and decode workers; where these have
-    other kinds of GPUs too, `beside` says how many of each. `fleet` is the file whose pools one worker is:
-    only who simulates it reads that.
+    A worker here may be a whole of several engines, such as prefill and decode workers; if these have other
+    kinds of GPUs too, `beside` says how many of each. `fleet` is the file with the pools that one worker
+    stands for; only the simulation of a schedule (search/schedules) reads it.
     """
 
     llm: str
@@ -104,7 +106,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Market:
-    """Everything but the demand. `slos`, by LLM, are only for who simulates a schedule."""
+    """Everything but the demand. Only the simulation of a schedule reads `slos`, by LLM."""
 
     offers: tuple[GpuOffer, ...]
     capacities: tuple[Capacity, ...]
@@ -126,6 +128,7 @@ class Market:
         return sum(offer.interruptions_per_h for offer, _ in self.offers_of(capacity))
 
     def is_on_spot(self, capacity: Capacity) -> bool:
+        """Whether all GPUs of a worker are sold on the spot market."""
         return all(offer.spot_usd_per_h is not None for offer, _ in self.offers_of(capacity))
 
     def limits(self) -> dict[FleetLimit, float]:
@@ -187,6 +190,7 @@ def schedule(
     """
     _check(market, demand)
     deadline = time.monotonic() + time_limit_s
+    # The solver's counts (2 C, T) are firm workers, then spot workers; its costs are sums over windows.
     windows, count = demand.rate_rps.shape[1], len(market.capacities)
     budget = math.inf if market.cost_usd_per_h is None else market.cost_usd_per_h
     unlimited = replace(market, cost_usd_per_h=None)
@@ -216,7 +220,7 @@ def at_peak(market: Market, demand: Demand, *, time_limit_s: float = 20.0) -> Sc
     """The cheapest fleet for every LLM's highest rate, kept through all windows; None beyond a limit."""
     highest = replace(demand, rate_rps=demand.rate_rps.max(axis=1, keepdims=True))
     try:
-        return schedule(market, highest, gap_frac=1e-4, time_limit_s=time_limit_s)
+        return schedule(market, highest, gap_frac=PEAK_GAP_FRAC, time_limit_s=time_limit_s)
     except InfeasibleError:  # Peaks at different hours need not fit together.
         return None
 
@@ -235,7 +239,7 @@ def by_rule(market: Market, demand: Demand) -> Schedule | None:
         cheapest = min(own, key=lambda c: prices[c] / market.capacities[c].rate_rps)
         rate = demand.rate_rps[m]
         needed = np.ceil(rate / market.capacities[cheapest].rate_rps - ROUNDING)
-        if len(np.unique(rate)) > 1:
+        if len(np.unique(rate)) > 1:  # A line needs two rates.
             needed = fit_worker_rule(rate, needed, covers=True).workers(rate)
         workers[cheapest] = needed
     priced_schedule = buy_gpus(market, demand, workers, np.zeros_like(workers))
@@ -285,6 +289,7 @@ def reserved_levels(offer: GpuOffer, gpus: Counts | Floats, most_spot_gpus: int)
         levels = [0, *np.unique(np.minimum(gpus, offer.reservable(int(gpus.max())))).tolist()]
     if offer.stock is None:
         return levels
+    # If even the lowest level exceeds the stock, `find_broken_constraint` says so.
     return [level for level in levels if level + most_spot_gpus <= offer.stock] or levels[:1]
 
 
@@ -313,9 +318,10 @@ def find_broken_constraint(market: Market, demand: Demand, priced_schedule: Sche
         own = [c for c, capacity in enumerate(market.capacities) if capacity.llm == llm]
         firm = (rate * priced_schedule.workers)[own].sum(axis=0)
         carried = firm + (rate * share * priced_schedule.spot_workers)[own].sum(axis=0)
-        if (carried < demand.rate_rps[m] * (1 - 1e-6) - ROUNDING).any():
+        least_rps = demand.rate_rps[m] * (1 - RATE_FRAC)
+        if (carried < least_rps - ROUNDING).any():
             return f"served {llm}"
-        if (firm < (1 - market.most_spot_frac) * demand.rate_rps[m] * (1 - 1e-6) - ROUNDING).any():
+        if (firm < (1 - market.most_spot_frac) * least_rps - ROUNDING).any():
             return f"firm {llm}"
     for g, offer in enumerate(market.offers):
         gpus = np.array([capacity.on.get(offer.gpu, 0) for capacity in market.capacities], np.int64)
@@ -329,18 +335,16 @@ def find_broken_constraint(market: Market, demand: Demand, priced_schedule: Sche
     most_w = (watts * (priced_schedule.workers + priced_schedule.spot_workers)).sum(axis=0).max()
     if market.power_w is not None and most_w > market.power_w * (1 + ROUNDING):
         return "power"
-    if market.cost_usd_per_h is not None and priced_schedule.cost_usd_per_h > market.cost_usd_per_h * (
-        1 + 1e-6
-    ):
-        return "budget"
-    return None
+    budget = math.inf if market.cost_usd_per_h is None else market.cost_usd_per_h * (1 + RATE_FRAC)
+    return "budget" if priced_schedule.cost_usd_per_h > budget else None
 
 
 def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> Windows:
-    """The model but for the budget, in arrays: its costs are summed over windows. Firm workers come first.
+    """The model but for the budget, in the arrays of schedule_pricing.py. Costs are summed over windows. The
+    columns of a window are firm workers (C,), spot workers (C,), GPUs on demand (G,) and reserved GPUs (G,).
 
     With `gives_way` stock and power may be exceeded, for that price per GPU or Watt (of `Market.limits`), and
-    nothing else costs anything; what they are exceeded by comes after the reserved GPUs.
+    nothing else costs anything. How much they are exceeded by are further columns after the reserved GPUs.
     """
     capacities, offers = market.capacities, market.offers
     count, gpus, windows = len(capacities), len(offers), demand.rate_rps.shape[1]
@@ -357,7 +361,7 @@ def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> W
         spot = own[share[own] > 0]
         columns = np.concatenate((own, count + spot))
         carried = np.concatenate((rate[own], (share * rate)[spot]))
-        most[columns] = np.ceil(demand.rate_rps[m].max() / carried) + 1
+        most[columns] = np.ceil(demand.rate_rps[m].max() / carried) + 1  # One more for rounding.
         covers.append(Cover(columns, carried, demand.rate_rps[m]))
         if len(spot):
             firm = np.concatenate((rate[own], np.zeros(len(spot))))
@@ -365,13 +369,11 @@ def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> W
     gpus_of = np.array([[float(c.on.get(offer.gpu, 0)) for c in capacities] for offer in offers])
     none, one = np.zeros((gpus, count)), np.eye(gpus)
     limited = [g for g, offer in enumerate(offers) if offer.stock is not None]
-    rows = np.vstack(
-        [
-            np.hstack((-gpus_of, none, one, one)),
-            np.hstack((none, -gpus_of, -one, -one))[limited],
-            np.concatenate((-watts, -watts, np.zeros(2 * gpus)))[None][: market.power_w is not None],
-        ]
-    )
+    held = np.hstack((-gpus_of, none, one, one))
+    stock = np.hstack((none, -gpus_of, -one, -one))[limited]
+    power = np.concatenate((-watts, -watts, np.zeros(2 * gpus)))[None]
+    # Each row must be at least `least`.
+    rows = np.vstack([held, stock, *([] if market.power_w is None else [power])])
     least = np.array([0.0] * gpus + [-amount for amount in _window_limits(market).values()])
     needed = gpus_of @ most[:count]
     rented = [needed[g] if offer.on_demand_usd_per_h is not None else 0 for g, offer in enumerate(offers)]
@@ -395,6 +397,7 @@ def _window_limits(market: Market) -> dict[FleetLimit, float]:
 
 
 def _check(market: Market, demand: Demand) -> None:
+    """Refuse a demand for an LLM that no worker type serves, and a problem that is too large."""
     for m, llm in enumerate(demand.llms):
         if demand.rate_rps[m].max() > 0 and all(capacity.llm != llm for capacity in market.capacities):
             served = ", ".join(sorted({capacity.llm for capacity in market.capacities})) or "nothing"
@@ -445,7 +448,7 @@ def _too_dear(cost: float, bound: float, budget: float, time_limit_s: float) -> 
             f"costs {cost:.2f}, none less than {bound:.2f}; allow more with --time-limit"
         )
     more = f"{cost - budget:.6g} more USD/h of cost"
-    fewest = "" if bound >= cost * (1 - 1e-6) else " (or less)"
+    fewest = "" if bound >= cost * (1 - RATE_FRAC) else " (or less)"
     return InfeasibleError(
         f"the demand does not fit cost ({budget:g}); with {more} it would{fewest}",
         kind="capacity",

@@ -47,11 +47,15 @@ from planner.traffic.trace import Trace
 
 Value = TypeVar("Value")
 
-# All simulations but those of more traffic may simulate 1.2 million requests and 4 times the traffic, which
-# takes less than a CPU second.
-BUDGET_REQUESTS, BUDGET_TIMES = 1_200_000, 4
-# Numbers of workers are simulated in 4 to 10 scenarios.
-LEAST_SCENARIOS, MOST_SCENARIOS = 4, 10
+# All simulations but those of more traffic may simulate so many requests and so many times the traffic,
+# which takes less than a CPU second.
+BUDGET_REQUESTS = 1_200_000
+BUDGET_TIMES = 4
+# Numbers of workers are simulated in at least and at most so many scenarios.
+LEAST_SCENARIOS = 4
+MOST_SCENARIOS = 10
+# The bisection over the length of prompts takes about this many simulations.
+PROMPT_SIMULATIONS = 8
 # More traffic is simulated only where the search's scenarios and the shortest test have fewer requests.
 MORE_REQUESTS = 3_000_000
 # This many smaller and this many larger numbers of workers are simulated.
@@ -88,7 +92,7 @@ class _RobustnessSearch:
         problem = self.problem
         as_written = problem.oracle.as_written()
         scenarios = self._scenario_count()
-        # Drawing the scenarios takes time, so none are drawn where the time is over.
+        # Drawing the scenarios takes time, so none are drawn if the time is over.
         tested = None if problem.out_of_time() else problem.tested
         self.oracles = [as_written]
         if tested is not None:
@@ -123,6 +127,7 @@ class _RobustnessSearch:
         return int(np.clip(self._budget_requests() // per_scenario, LEAST_SCENARIOS, MOST_SCENARIOS))
 
     def _budget_requests(self) -> float:
+        """How many requests all simulations but those of more traffic may have."""
         return BUDGET_REQUESTS + BUDGET_TIMES * len(self.problem.trace)
 
     def _may_go_on(self, part: Part, requests: float) -> bool:
@@ -146,10 +151,12 @@ class _RobustnessSearch:
             return None
 
     def _stop_in_time(self) -> None:
+        """Raises StoppedError once the time is over."""
         if self.problem.out_of_time():
             raise StoppedError
 
     def _count_simulation(self, oracle: Oracle) -> None:
+        """Charge a simulation that is about to begin; raises StoppedError if the time is over."""
         self._stop_in_time()
         self.simulations += 1
         self.spent += len(oracle.trace)
@@ -185,8 +192,9 @@ class _RobustnessSearch:
         """
         problem, safety = self.problem, self.problem.task.safety
         headroom = next((each for each in headroom_facts if each.strain == "traffic"), None)
-        if headroom is None:
+        if headroom is None:  # There was no time for it.
             return None
+        # Headroom is of the traffic as written, and the first to fail; then come other draws and losses.
         if headroom.frac < MORE_FRAC or not with_traffic(problem.oracle, MORE_FRAC).holds([self.best])[0]:
             return MoreTraffic(False)
         if safety is None or problem.searched is None or problem.tested is None:
@@ -237,8 +245,7 @@ class _RobustnessSearch:
     def _find_longest_prompts(self) -> tuple[HeadroomFact, ...]:
         """How much longer all prompts may be; empty where the budget does not suffice."""
         oracle = self.problem.oracle.as_written()
-        # The bisection takes about 8 simulations.
-        if not self._may_go_on("prompts", 8 * len(oracle.trace)):
+        if not self._may_go_on("prompts", PROMPT_SIMULATIONS * len(oracle.trace)):
             return ()
 
         def with_longer(more_frac: float) -> tuple[Oracle, Counts]:
@@ -266,20 +273,23 @@ def in_proportion(planned: Sequence[int], workers: int) -> tuple[int, ...]:
     counts = np.maximum(np.floor(quotas), 1).astype(int)
     while (left := workers - counts.sum()) != 0:
         short = quotas - counts
-        k = int(np.argmax(short)) if left > 0 else int(np.argmin(np.where(counts > 1, short, np.inf)))
-        counts[k] += 1 if left > 0 else -1
+        if left > 0:
+            counts[np.argmax(short)] += 1
+        else:  # Pools that were raised to one worker took more than there are.
+            counts[np.argmin(np.where(counts > 1, short, np.inf))] -= 1
     return tuple(counts.tolist())
 
 
 def least_in_proportion(
     planned: Sequence[int], factor: float, holds: Callable[[tuple[int, ...]], bool]
 ) -> tuple[int, ...] | None:
-    """The fewest workers in the plan's proportion that hold, by bisection; None where MOST_TIMES the
-    workers in proportion to traffic do not hold.
+    """The fewest workers in the plan's proportion that hold, by bisection. None if MOST_TIMES as many as
+    have grown with the traffic do not hold.
 
-    `factor` is by how much traffic has grown.
+    `factor` is by how much traffic has grown. The fleet of the plan is the least for a factor above 1.
     """
     total = sum(planned)
+    # `few` workers are too few, and `many` are tried next.
     few, many = len(planned) - 1, max(round(total * factor), len(planned))
     if factor > 1:
         few = total - 1

@@ -40,9 +40,16 @@ FIRST_STRIDE = 2.0
 KEPT_STEP_FRAC = 0.02
 # In production the first rate is this share of the most traffic on paper.
 FIRST_RATE_FRAC = 0.8
-# The fleet on paper is tried at rates of which each is half the one before, down to a sixteenth of the first:
-# in the scenarios that decide, step times that nobody has measured may be three times as long.
-KNOWN_STEP_FRAC, KNOWN_LEAST_FRAC = 0.5, 1 / 16
+# The fleet on paper is tried at rates each of which is this share of the one before, down to a share of the
+# first: in the scenarios that decide, step times that nobody has measured may be three times as long.
+KNOWN_STEP_FRAC = 0.5
+KNOWN_LEAST_FRAC = 1 / 16
+# Without a known fleet the rate is lowered to this share at a time until a fleet is found.
+FALL_FRAC = 0.5
+# Worker types that just held at a rate are taken further in steps of so many times `step_frac`: the next ones
+# carry little more than the first, and a rate that failed lies near.
+NEXT_STRIDE_STEPS = 8
+NEAR_STRIDE_STEPS = 4
 # After a failed test the traffic is lowered by this share.
 LESS_RATE_FRAC = 0.03
 
@@ -88,12 +95,12 @@ class RateClimb:
                 known_rps = _round_rate(known_rps * KNOWN_STEP_FRAC)
             while self.fleet is None and rate_rps >= self.least_rps:
                 self._try_rate(rate_rps)
-                rate_rps = _round_rate(rate_rps / 2)
+                rate_rps = _round_rate(rate_rps * FALL_FRAC)
             stride = FIRST_STRIDE
             while self.fleet is not None and self.failed_rps > self.holds_rps * (1 + self.step_frac):
                 self._take_further(self.fleet, stride, min(self.failed_rps, known_failed_rps))
                 # Other worker types carry little more than the first did, and did not fail where these did.
-                stride, known_failed_rps = 1 + 8 * self.step_frac, math.inf
+                stride, known_failed_rps = 1 + NEXT_STRIDE_STEPS * self.step_frac, math.inf
                 next_rps = _round_rate(self.holds_rps * (1 + self.step_frac))
                 if not self.holds_rps < next_rps < self.failed_rps:
                     break
@@ -114,11 +121,12 @@ class RateClimb:
         """Raise the rate with the worker types of `fleet` alone until they fail within `step_frac`. The first
         rate is `stride` times the one that is known to hold; at `failed_rps` they are known to fail.
         """
-        factor = stride if math.isinf(failed_rps) else 1 + 4 * self.step_frac
+        factor = stride if math.isinf(failed_rps) else 1 + NEAR_STRIDE_STEPS * self.step_frac
         while failed_rps > self.holds_rps * (1 + self.step_frac):
+            # A stride further, or half way to the rate that fails, on a scale of factors.
             rate_rps = _round_rate(min(self.holds_rps * factor, math.sqrt(self.holds_rps * failed_rps)))
             if not self.holds_rps < rate_rps < failed_rps:
-                break
+                break  # Four digits hold no rate between the two.
             if self._try_rate(rate_rps, fleet):
                 factor = min(factor * factor, FIRST_STRIDE)
             else:

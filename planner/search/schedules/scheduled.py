@@ -22,6 +22,7 @@ from planner.errors import InputError
 from planner.fleet import Fleet, Pool
 from planner.search.problem.plan_problem import Progress, report_nothing
 from planner.simulator.elastic import ElasticFleet, ElasticPool, ElasticRun, simulate_together
+from planner.simulator.layout import UNFINISHED
 from planner.simulator.slo_verdict import missed_windows
 from planner.simulator.timetable import Timetable
 from planner.solvers.reserved_schedule import (
@@ -41,12 +42,14 @@ Counts = npt.NDArray[np.int64]
 MOST_REPAIRS = 12
 # A repair adds this share of the workers of a window, at least one.
 MORE_FRAC = 0.1
-# A spot worker is warned this long before it is taken away.
+# A spot worker is warned this long before it is taken away, as AWS does.
 NOTICE_S = 120.0
 # A spot worker that was taken away is replaced within this time.
 REPLACE_WITHIN_S = 60.0
 # A window that is still missed after this many repairs is left as it is.
 MOST_WINDOW_REPAIRS = 3
+# A window ends this long before the next one begins, so that it lies in one window of the schedule.
+EDGE_S = 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +146,7 @@ def simulate_schedule(
         schedule=replace(buy_gpus(market, demand, firm, schedule.spot_workers), bound_usd_per_h=0.0),
         kept=tuple(_windows_by_llm(served, first, runs)),
         added=int((firm - schedule.workers).sum()),
-        cost_before_usd_per_h=sum(_cheapest_bill(market, first, end_s)[1]),
+        cost_before_usd_per_h=sum(_cheapest_bill(market, first, end_s)[1]),  # Of all three kinds of GPUs.
         reserved_usd_per_h=paid[0],
         on_demand_usd_per_h=paid[1],
         spot_usd_per_h=paid[2],
@@ -155,17 +158,17 @@ def simulate_schedule(
 
 
 def _check_fleets(market: Market, demand: Demand, served: Sequence[ScheduledLlm]) -> None:
+    """Refuse fleets that are not the workers of the market, and windows of an SLO that are too long."""
     for each in served:
         first = next(iter(each.units.values()))
         for c, unit in each.units.items():
             capacity = market.capacities[c]
             where = f"capacity[{c}] ({capacity.llm}, {capacity.name})"
-            gpus, market_gpus = (
-                sum(pool.count * pool.type.gpus for pool in unit.pools),
-                sum(capacity.on.values()),
-            )
+            gpus = sum(pool.count * pool.type.gpus for pool in unit.pools)
+            market_gpus = sum(capacity.on.values())
             if gpus != market_gpus:
                 raise InputError(f"{where}: gpus is {market_gpus}, its fleet has {gpus}; make them one")
+            # A worker with one kind of GPU may have a fleet on another one, which stands for it.
             for gpu in {pool.type.gpu.name for pool in unit.pools} if capacity.beside else ():
                 if row_of(gpu) not in capacity.on:
                     raise InputError(f"{where}: its fleet has {row_of(gpu)}, which gpu does not name")
@@ -229,7 +232,8 @@ def _pools_of(market: Market, firm: Counts, spot: Counts, each: ScheduledLlm) ->
 def _simulate(
     market: Market, demand: Demand, firm: Counts, spot: Counts, served: Sequence[ScheduledLlm]
 ) -> list[_LlmRun]:
-    parts, owned = [], []
+    """The simulation of each LLM with these workers (C, T), all on one stock."""
+    fleets, pools_of_llm = [], []
     times_s = (np.arange(firm.shape[1]) * demand.window_s).tolist()
     for each in served:
         own = tuple(_pools_of(market, firm, spot, each))
@@ -241,10 +245,11 @@ def _simulate(
         pools = [replace(row.elastic, first=size) for row, size in zip(own, first, strict=True)]
         fleet = replace(next(iter(each.units.values())), pools=tuple(row.pool for row in own))
         every_s = each.slo.every_s or demand.window_s
-        parts.append(ElasticFleet(fleet, each.trace, pools, table, each.slo.limits, every_s))
-        owned.append(own)
+        fleets.append(ElasticFleet(fleet, each.trace, pools, table, each.slo.limits, every_s))
+        pools_of_llm.append(own)
     stock = {offer.gpu: offer.stock for offer in market.offers if offer.stock is not None}
-    return [_LlmRun(run, own) for run, own in zip(simulate_together(parts, stock), owned, strict=True)]
+    runs = simulate_together(fleets, stock)
+    return [_LlmRun(run, own) for run, own in zip(runs, pools_of_llm, strict=True)]
 
 
 def _missed_windows(served: Sequence[ScheduledLlm], runs: Sequence[_LlmRun]) -> list[tuple[int, int]]:
@@ -260,12 +265,14 @@ def _missed_windows(served: Sequence[ScheduledLlm], runs: Sequence[_LlmRun]) -> 
 def _windows_by_llm(
     served: Sequence[ScheduledLlm], first: Sequence[_LlmRun], runs: Sequence[_LlmRun]
 ) -> Iterator[ScheduleWindows]:
+    """The windows of each LLM, missed in the first simulation and in the last."""
     before, after = _missed_windows(served, first), _missed_windows(served, runs)
     for m, (each, ran) in enumerate(zip(served, runs, strict=True)):
         edges_s, status = ran.run.simulation.edges_s, ran.run.simulation.status
         missed = tuple(float(edges_s[v]) for own, v in after if own == m)
-        was = sum(own == m for own, _ in before)
-        yield ScheduleWindows(each.llm, len(edges_s) - 1, was, missed, int((status == 2).sum()))
+        missed_before = sum(own == m for own, _ in before)
+        unfinished = int((status == UNFINISHED).sum())
+        yield ScheduleWindows(each.llm, len(edges_s) - 1, missed_before, missed, unfinished)
 
 
 def _add_workers(
@@ -278,16 +285,19 @@ def _add_workers(
     missed: Sequence[tuple[int, int]],
     failed: dict[tuple[int, int], int],
 ) -> Counts:
-    """The firm workers with more of them in the windows that are missed, as far as the limits allow."""
-    wanted: set[tuple[int, int]] = set()
+    """The firm workers with more of them in the windows that are missed, as far as the limits allow. `failed`
+    counts how often each window was missed.
+    """
+    wanted: set[tuple[int, int]] = set()  # LLMs and windows of the schedule, by number.
     for m, v in missed:
         failed[m, v] = failed.get((m, v), 0) + 1
         edges_s = runs[m].run.simulation.edges_s
-        first, last = (int(edge_s // demand.window_s) for edge_s in (edges_s[v], edges_s[v + 1] - 1e-6))
-        first -= failed[m, v] > 1
+        first, last = (int(edge_s // demand.window_s) for edge_s in (edges_s[v], edges_s[v + 1] - EDGE_S))
+        if failed[m, v] > 1:
+            first -= 1  # Requests of the window before may still queue in this one.
         wanted |= {(m, t) for t in range(max(first, 0), min(last, firm.shape[1] - 1) + 1)}
     firm = firm.copy()
-    without_budget = replace(market, cost_usd_per_h=None)
+    without_budget = replace(market, cost_usd_per_h=None)  # The bill is what the repair comes to.
     for m, t in sorted(wanted):
         for c in sorted(served[m].units, key=lambda c: _usd_per_rate(market, c)):
             more = firm.copy()
@@ -384,6 +394,6 @@ def _mean_by_window(demand: Demand, gpus_over_time: Sequence[tuple[Floats, Float
     edges_s = np.arange(demand.rate_rps.shape[1] + 1) * demand.window_s
     by_gpu = []
     for times_s, gpus in gpus_over_time:
-        until = np.concatenate(([0.0], np.cumsum(gpus[:-1] * np.diff(times_s))))
-        by_gpu.append(np.diff(np.interp(edges_s, times_s, until)) / demand.window_s)
+        gpu_seconds = np.concatenate(([0.0], np.cumsum(gpus[:-1] * np.diff(times_s))))  # Up to each moment.
+        by_gpu.append(np.diff(np.interp(edges_s, times_s, gpu_seconds)) / demand.window_s)
     return np.array(by_gpu)
