@@ -46,7 +46,7 @@ from planner.search.oracle.fleet_oracle import INSTANT, NO_LINK
 from planner.solvers.master import FleetLimits, Option
 from planner.traffic.trace import Trace
 
-# Steps of 1e-12 s each.
+# Steps that take no time: as fleet_oracle.INSTANT, in the form of DistServe's program.
 NO_TIME = DistServeSteps(
     prefill_s=(1e-12, 0.0, 0.0),
     decode_small_s=(1e-12, 0.0, 0.0),
@@ -86,7 +86,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A fleet of one instance, or of a pair, and its goodput; 0 where it was only seen to be worse."""
+    """A fleet of one instance, or of a pair, and its goodput; 0 if it was only seen to be the worse."""
 
     fleet: Fleet
     rate_rps: float
@@ -170,6 +170,7 @@ def prefill_alone(setting: Setting, prefill: WorkerType, count: int = 1) -> Flee
 
 def decode_alone(setting: Setting, decode: WorkerType) -> Fleet:
     """An instance behind a prefill that takes no time."""
+    # Its KV cache never fills.
     instant = replace(decode, latency=INSTANT, form=NO_TIME, kv_tokens=10**12, tp=1, pp=1)
     return pair_fleet(setting, instant, decode, counts=(1, 1), network=NO_LINK)
 

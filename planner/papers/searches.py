@@ -1,4 +1,6 @@
-"""The searches of the papers on the planner's own fits: rows for people, a document for programs."""
+"""The searches of DistServe, Vidur and Splitwise on the planner's own fits: rows for people, a document for
+programs. The command `plan papers` calls it; each paper's algorithm has a module of its own beside this one.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,15 @@ from planner.units import finite_or_none, show_s
 MACHINE_TP = 8  # Splitwise's machines are DGX servers with eight GPUs.
 MOST_MACHINES = 256  # A pool of Splitwise's search has no more machines.
 MOST_SPLITS = 20  # So many splits of a budget are simulated per design.
-# How precisely, and from which rate on, a rate is searched.
-RATE_TOLERANCE_FRAC, LOWEST_RATE_RPS = (0.02, 0.05)
+RATE_TOLERANCE_FRAC = 0.02  # The highest rate is searched to this share,
+LOWEST_RATE_RPS = 0.05  # from this rate on.
 MOST_GPUS = 1024  # A deployment of Vidur's search has no more GPUs.
+# A rate is judged on Poisson traffic of this length, and of at least so many requests.
+JUDGED_S = 120
+LEAST_JUDGED_REQUESTS = 2000
+# A machine of Splitwise has these engine settings.
+MACHINE_BUDGET_TOKENS = 2048
+MACHINE_SEATS = 512
 
 Paper = Literal["distserve", "vidur", "splitwise"]
 
@@ -76,8 +84,9 @@ def _distserve(question: PaperQuestion) -> PaperSearch:
         )
     (gpu,) = task.priced_gpus(catalog)
     llm = catalog.llm(task.llm)
-    within = Network(gpu.link_bytes_per_s, transfer=task.network.transfer, is_shared=False)
-    setting = distserve_search.Setting(llm, Policies(), task.network, within)
+    # Within a node KV goes over a GPU's own links, which other hand-offs do not share.
+    node_network = Network(gpu.link_bytes_per_s, transfer=task.network.transfer, is_shared=False)
+    setting = distserve_search.Setting(llm, Policies(), task.network, node_network)
     types = distserve_search.instance_types(llm, gpu, catalog, nodes=question.nodes)
     rules = distserve_search.steady_rules(task.slo, poisson_traffic(question.lengths), seeds=question.seeds)
     apart = distserve_search.high_affinity(
@@ -275,6 +284,7 @@ class _Slowdowns:
         self.judged = judged
 
     def keeps(self, fleet: Fleet, rate_rps: float) -> bool:
+        """Whether the fleet keeps the slowdowns at this rate with every seed."""
         return all(
             splitwise_search.keeps_slowdowns(fleet, trace, self.limits, alone)
             for trace, alone in self.judged(rate_rps)
@@ -344,7 +354,8 @@ def _judged_traffic(question: PaperQuestion, rate_rps: float) -> list[Trace]:
             f"{lengths.name}: every request has one token, splitwise judges those after the first"
         )
     traffic = poisson_traffic(lengths.select(several))
-    return [traffic(rate_rps, max(2000, round(120 * rate_rps)), seed) for seed in range(question.seeds)]
+    requests = max(LEAST_JUDGED_REQUESTS, round(JUDGED_S * rate_rps))
+    return [traffic(rate_rps, requests, seed) for seed in range(question.seeds)]
 
 
 def _designs(task: PlanQuestion, catalog: Catalog) -> list[splitwise_search.MachineDesign]:
@@ -382,7 +393,8 @@ def _cheapest_of_design(
 def _design_row(
     design: splitwise_search.MachineDesign, fleet: Fleet, answer: dict[str, Any]
 ) -> dict[str, Any]:
-    counts = [pool.count for pool in fleet.pools] + [0]
+    """A row for people; `answer` is what the search looked for, by its unit."""
+    counts = [pool.count for pool in fleet.pools] + [0]  # One kind of machine: no token machines.
     price = {"USD/h": round(fleet.price_usd_per_h, 2), "kW": round(fleet.power_w / 1000, 1)}
     return {"design": design.name, "prompt": counts[0], "token": counts[1]} | answer | price
 
@@ -393,12 +405,19 @@ def _own_links(network: Network) -> Network:
 
 
 def _machine(task: PlanQuestion, catalog: Catalog, gpu: Gpu, *, tp: int = MACHINE_TP) -> WorkerType:
-    """A whole machine as one worker, as Splitwise has it: TP 8, prompts up to 2048 tokens a batch."""
+    """A whole machine as one worker, as Splitwise has it: TP 8, prompts up to MACHINE_BUDGET_TOKENS a
+    batch.
+    """
     llm = catalog.llm(task.llm)
-    kv_tokens = kv_cache_tokens(llm, gpu, tp, max_num_batched_tokens=2048, max_num_seqs=512)
+    kv_tokens = kv_cache_tokens(
+        llm, gpu, tp, max_num_batched_tokens=MACHINE_BUDGET_TOKENS, max_num_seqs=MACHINE_SEATS
+    )
     if not kv_tokens:
         raise InputError(f"{llm.name} does not fit a machine of {tp} x {gpu.name}; take larger GPUs")
-    machine = WorkerType(gpu, tp, catalog.step_latency(llm, gpu, tp), kv_tokens, 2048, 512).with_llm(llm)
+    latency = catalog.step_latency(llm, gpu, tp)
+    machine = WorkerType(
+        gpu, tp, latency, kv_tokens, max_num_batched_tokens=MACHINE_BUDGET_TOKENS, max_num_seqs=MACHINE_SEATS
+    ).with_llm(llm)
     if machine.kv_beside.is_any:
         raise InputError(
             f"llm: {llm.name} has layers with windows or states, and Splitwise counts KV by tokens "
@@ -414,6 +433,7 @@ def _shape(fleet: Fleet) -> str:
 
 
 def _needs_seconds(task: PlanQuestion) -> None:
+    """Refuse an SLO of slowdowns."""
     if task.slowdowns is not None:
         raise InputError(f"slo: needs limits in seconds here, found the relative preset {task.preset!r}")
 

@@ -56,7 +56,7 @@ from planner.solvers.required_work import BoundRequests, Deadlines, find_bound_r
 from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, coarsen_pairs
 
-ROUNDS = 12  # So many rows are added at most.
+ROUNDS = 12  # Violated rows are added so often at most.
 ENOUGH_FRAC = 0.002  # A row that is violated by a smaller share of R is not worth another round.
 # Where intervals end: at the last arrival of a burst plus these quantiles of w_i, or at the last arrival of
 # all plus these shares of the longest w_i.
@@ -116,7 +116,7 @@ def work_prices(
         role: (np.full(len(n), np.inf), np.full(len(n), np.inf)) for role in ("mixed", "prefill", "decode")
     }
     # Any line is a bound, so the dearest one may be chosen by a sample.
-    sample = slice(None, None, -(-len(n) // SAMPLE_PAIRS))
+    sample = slice(None, None, math.ceil(len(n) / SAMPLE_PAIRS))
     for option in options:
         if time.monotonic() > deadline:
             raise DeadlineError
@@ -166,8 +166,10 @@ def demand_bound(
     for due in obligations:
         for whole in (True, False):
             share = due.whole_frac if whole else due.prefill_frac
-            # Prefills alone prove more only if more are due. In sessions other requests have a deadline.
-            if share <= 0 or not (whole or share > due.whole_frac or trace.after.size):
+            # Prefills alone prove more only if more of them are due, or in sessions, where other requests
+            # have a deadline then.
+            proves_more = whole or share > due.whole_frac or bool(trace.after.size)
+            if share <= 0 or not proves_more:
                 continue
             if time.monotonic() > deadline:
                 break
@@ -175,6 +177,7 @@ def demand_bound(
             if requests.kept <= 0:
                 continue
             if pair is None:
+                # Both lengths in one number of 64 bits, so that a pair is found by one search.
                 codes = (lengths.input_tokens.astype(np.int64) << 32) + lengths.output_tokens.astype(np.int64)
                 pair = np.searchsorted(codes, (trace.input_tokens << 32) + trace.output_tokens)
                 lengths, rounded = coarsen_pairs(lengths, MOST_PAIRS, ROUND_DOWN_TO)
@@ -247,8 +250,8 @@ def _bound_by_rows(
 
 @dataclass(frozen=True, slots=True)
 class DemandRows:
-    """The rows so far (V of them): their intervals, the work in each, and the work (G,) of the dearest
-    request of each group in each.
+    """The V rows so far, by interval: all work in it, and the work (G,) of the dearest request of each group
+    in it.
 
     Requests of one group are in one slice of prices and in the same rows, so they share one variable.
     """
@@ -266,6 +269,7 @@ class DemandRows:
         first = int(np.searchsorted(arrival_s, interval_s[0]))
         inside = np.zeros(len(group))
         inside[first : len(work)] = work[first:]
+        # Each group falls into 2 g outside and 2 g + 1 inside; those that are empty are left out.
         finer = 2 * group + (inside > 0)
         is_there = np.bincount(finer) > 0
         finer = (np.cumsum(is_there) - 1)[finer]
@@ -281,8 +285,10 @@ class DemandRows:
 
 
 def _slices(pi: Floats, spared: int) -> npt.NDArray[np.int64]:
-    """The slice (m,) of each request by price; half are of the dearest, twice as many as may go."""
-    dearest = 1 - min(2 * spared / len(pi), 0.5)
+    """The slice (m,) of each request by price. Half of the slices are of the dearest requests, twice as many
+    as may be given up, because these are.
+    """
+    dearest = 1 - min(2 * spared / len(pi), 0.5)  # The quantile from which on slices are finer.
     parts = np.concatenate((np.linspace(0, dearest, SLICES // 2), np.linspace(dearest, 1, SLICES // 2)[1:-1]))
     slices = np.searchsorted(np.unique(np.quantile(pi, parts[1:])), pi, side="right")
     return np.unique(slices, return_inverse=True)[1].astype(np.int64)
@@ -312,7 +318,7 @@ def _best_start(
 def _solve(
     rows: DemandRows, sizes: npt.NDArray[np.int64], spared: int, deadline: float
 ) -> tuple[float, Floats] | None:
-    """R for these rows, and the share (G,) of each group of `sizes` not given up; None without time."""
+    """R for these rows, and the share (G,) of each group of `sizes` not given up; None if the time ended."""
     problem = pulp.LpProblem("demand", pulp.LpMinimize)
     objective = problem.add_variable("R", 0)
     given_up = [problem.add_variable(f"d_{g}", 0, int(size)) for g, size in enumerate(sizes)]

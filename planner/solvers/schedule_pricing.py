@@ -19,6 +19,8 @@ schedule     With the relaxation's reserved GPUs, rounded: window after window, 
              solved again, between fixed windows on both sides.
 
 L is 1, 2, 4, ... until bound and schedule are near enough. At L = T both are the whole model's.
+
+Letters: K kinds of workers, G of GPUs, T windows, R rows of a window.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ SAME_RATE_FRAC = 1e-3  # Two rates that differ by less make no divisor of their 
 LEAST_PART = 1e-4  # A b/d whose fraction is below this counts as whole.
 PART_GAP_SHARE = 0.04  # Parts are solved to this share of the gap that the caller allows.
 RATE_TOLERANCE = 5e-7  # Needed rates are lowered by this share, so that rounding errors refuse no exact fit.
+LEAST_NORM = 1e-9  # Rows of zeros, which nothing violates, are divided by this.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +105,7 @@ class Windows:
                     self._add_row(t, cover, shares, 1 - RATE_TOLERANCE)
 
     def _add_row(self, t: int, cover: Cover, factors: Floats, least: float) -> None:
+        """Add to window t: the workers of a cover, times these factors (n,), are `least` or more."""
         row = np.zeros(len(self.most))
         row[cover.columns] = factors
         self.rows[t].append((row, least))
@@ -124,7 +128,7 @@ class Windows:
         """
         length, local, kinds = len(part), self.local, self.kinds
         is_ring = length == self.windows
-        each = [np.array([row for row, _ in self.rows[t]]) for t in part]
+        rows_of_window = [np.array([row for row, _ in self.rows[t]]) for t in part]
         least = [amount for t in part for _, amount in self.rows[t]]
         cost = np.tile(self.cost, (length, 1))
         # Starts into a window are at least its workers less those before it: start_t - z_t + z_(t-1) >= 0.
@@ -140,17 +144,15 @@ class Windows:
             least_started[-1] = after
         elif not is_ring:
             cost[-1, :kinds] -= prices.present[:, (part[-1] + 1) % self.windows]
+        # At a free end of the part there are no rows of starts: their worth is in the prices.
         is_tied = np.ones((length + 1, kinds), bool)
         is_tied[0], is_tied[-1] = is_ring or before is not None, after is not None
+        # Columns: workers and GPUs on demand by window | starts | reserved GPUs, which all windows share.
+        in_windows = sparse.block_diag([rows[:, :local] for rows in rows_of_window])
+        of_reserved = sparse.csr_matrix(np.vstack([rows[:, local:] for rows in rows_of_window]))
+        of_changes = sparse.kron(changes, sparse.eye(kinds, local))
         matrix = sparse.bmat(
-            [
-                [
-                    sparse.block_diag([rows[:, :local] for rows in each]),
-                    None,
-                    sparse.csr_matrix(np.vstack([rows[:, local:] for rows in each])),
-                ],
-                [sparse.kron(changes, sparse.eye(kinds, local)), sparse.eye(least_started.size), None],
-            ],
+            [[in_windows, None, of_reserved], [of_changes, sparse.eye(least_started.size), None]],
             format="csr",
         )
         low = np.zeros(matrix.shape[1])
@@ -159,7 +161,7 @@ class Windows:
         )
         if reserved is not None:
             low[-self.shared :] = high[-self.shared :] = reserved
-        keep = np.concatenate((np.ones(len(least), bool), is_tied.ravel()))
+        is_row = np.concatenate((np.ones(len(least), bool), is_tied.ravel()))
         return Program(
             cost=np.concatenate(
                 (
@@ -168,8 +170,8 @@ class Windows:
                     prices.reserved[:, list(part)].sum(axis=1),
                 )
             ),
-            matrix=matrix[keep],
-            least=np.concatenate((least, least_started.ravel()))[keep],
+            matrix=matrix[is_row],
+            least=np.concatenate((least, least_started.ravel()))[is_row],
             low=low,
             high=high,
             is_integer=np.concatenate(
@@ -214,7 +216,7 @@ class Windows:
             rounded = [_round_cover(cover, divisor) for divisor in _divisors(cover.rate_rps)]
             rows, least = np.array([row for row, _ in rounded]), np.array([amount for _, amount in rounded])
             reached = np.einsum("dtn,nt->dt", rows, workers[cover.columns])
-            missing = (least - reached) / np.linalg.norm(rows, axis=2).clip(1e-9)
+            missing = (least - reached) / np.linalg.norm(rows, axis=2).clip(LEAST_NORM)
             for t in range(self.windows):
                 for d in np.argsort(-missing[:, t], kind="stable")[:ROWS_EACH]:
                     if missing[d, t] > LEAST_VIOLATION:
@@ -279,7 +281,7 @@ def search(
     while not is_done():
         lower, chosen = parts.solve_parts_apart(length)
         bound = max(bound, lower)
-        if length == model.windows:
+        if length == model.windows:  # The only part is the whole model.
             try_out(chosen[0] if chosen else None)
             break
         if best is not None and not is_done():

@@ -3,8 +3,8 @@
 Every variant is simulated to the end on the same requests, so all differences come from the variants. With an
 SLO, each is also simulated in the same scenarios, with more traffic and with longer steps
 (fleet_standing.py). The cost per million output tokens is the bill over the time that the traffic lasts, as
-in a plan (`served_s`), divided by the output tokens of the finished requests. Where the backlog grows, or
-nobody knows for want of an SLO, the bill is counted to the last token.
+in a plan (`served_s`), divided by the output tokens of the finished requests. If the backlog grows, or there
+is no SLO to tell, the bill is counted to the last token.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from planner.units import show_s
 
 MOST_CURVES = 8  # The colours of one picture are distinct for at most eight curves.
 NAMES = ("compare.html", "compare.csv", "compare.json")
-PICTURED: tuple[Metric, ...] = ("ttft", "tbt")
+PICTURED: tuple[Metric, ...] = ("ttft", "tbt")  # The metrics of which a picture is drawn.
 # Pictures of an earlier run in the same folder; they are removed if this run draws none.
 OUTDATED = tuple(f"charts/{metric}.png" for metric in PICTURED)
 PERCENTILES = ("p50", "p90", "p99")
@@ -187,6 +187,7 @@ def compare_fleets(
 
 
 def _variant_row(shared: tuple[Trace, Slo | None, int, Scenarios | None], variant: Variant) -> VariantRow:
+    """A variant with the results of its simulations."""
     requests, slo, seed, scenarios = shared
     simulated = outcome(variant.fleet, requests, slo, seed=seed)
     limits = slo.limits if slo is not None else ()
@@ -251,6 +252,7 @@ def comparison_lines(comparison: FleetComparison) -> list[tuple[str, list[str]]]
         label, key = f"{METRICS[metric].abbreviation} {name}", f"{metric}_{name}_s"
         return label, [latency_text(cells, key) for cells in variant_cells]
 
+    # A line without a value for any variant is left out at the end.
     table_lines = [
         ("fleet", [describe(row.variant.fleet) for row in comparison.rows]),
         line("LLM", "llm", str),

@@ -6,7 +6,8 @@ cheapest fleet on paper is searched for. From what comes with a node the sizes a
 tier at a time, as long as GPUs and tiers together become cheaper. The choice of no tier is always looked at,
 so the answer is never dearer than without; of equally cheap choices the one with the least memory is taken.
 
-The break-even of a tier is the shortest prefix that a worker loads from it sooner than it computes it:
+The break-even of a tier is the shortest prefix that a worker loads from the tier sooner than it computes the
+prefix:
 
     L tokens * seconds to load a token <= prefill(u + L) - prefill(u after L cached)
 
@@ -37,7 +38,7 @@ from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.studies.what_if import Study
 
-STORE_SIZES_BYTES = (1e12, 4e12, 16e12)
+STORE_SIZES_BYTES = (1e12, 4e12, 16e12)  # 1, 4 and 16 TB.
 # Sizes as multiples of what comes with a node, or of the most there may be where nothing does.
 MEMORY_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 DISK_STEPS = (0.25, 0.5, 1.0)
@@ -58,9 +59,9 @@ class TierSizes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TierAnswer:
-    """The cheapest fleet found with these tiers, None where none was; `usd_per_h` is the cost of GPUs and
-    tiers, `tiers_usd_per_h` that of the tiers alone. Shares are of prompt tokens: found on GPUs, in memory or
-    the store, on disk. A search that is not exhausted was cut short.
+    """The cheapest fleet found with these tiers, or None; `usd_per_h` is the cost of GPUs and tiers, infinite
+    without a fleet, and `tiers_usd_per_h` that of the tiers alone. Shares are of prompt tokens: found on
+    GPUs, in memory or the store, on disk. A search that is not exhausted was cut short.
     """
 
     sizes: TierSizes
@@ -128,6 +129,7 @@ def store_usd_per_h(sizes: TierSizes, tiers: Mapping[str, KvTier]) -> float:
 def with_tiers(task: PlanQuestion, sizes: TierSizes, tiers: Mapping[str, KvTier]) -> PlanQuestion:
     """The question for a fleet whose GPUs have these tiers, and cost what they cost."""
     offload = to_offload(sizes, tiers)
+    # `may_leave_offload` lets a search take a fleet without tiers, which has an answer of its own here.
     policies = replace(task.policies, prefix_cache=True, kv_offload=offload, may_leave_offload=False)
     return replace(task, policies=policies, kv_usd_per_gpu_h=gpu_usd_per_h(sizes, tiers))
 
@@ -144,6 +146,7 @@ def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) 
         raise InputError(f"objective: {task.objective}: tiers are weighed by cost; write cost")
     llm = study.catalog.served_llm(task.llm)
     _refuse_beside_tiers(task, llm)
+    # Workers share a store if all of them keep KV blocks of one form; TP 1 and 2 stand for all degrees.
     grid = tier_grid(tiers, may_share=is_common(llm, (1, 2)))
     work_s = study.work_limit_s / max(grid.most_answers, 1)
     answers: dict[TierSizes, TierAnswer] = {}
@@ -208,7 +211,7 @@ def tier_grid(tiers: Mapping[str, KvTier], *, may_share: bool) -> TierGrid:
         tier = tier_of_kind.get(kind)
         if tier is None:
             return (0.0,)
-        base = tier.free_bytes or tier.most_bytes
+        base = tier.free_bytes or tier.most_bytes  # Of a tier of which nothing comes with a node.
         return (0.0, *sorted({step * base for step in steps if step * base <= tier.most_bytes}))
 
     memory = sizes("memory", MEMORY_STEPS)
@@ -249,9 +252,9 @@ def search_sizes(grid: TierGrid, answer: Callable[[TierSizes], TierAnswer]) -> T
 
 
 def _is_better(one: TierAnswer, other: TierAnswer) -> bool:
-    """Cheaper, or as cheap with less memory."""
+    """Whether `one` is cheaper, or as cheap with less memory."""
     if math.isinf(one.usd_per_h) and math.isinf(other.usd_per_h):
-        return False
+        return False  # Neither has a fleet.
     if abs(one.usd_per_h - other.usd_per_h) <= ROUNDING * other.usd_per_h:
         return one.sizes.total_bytes < other.sizes.total_bytes
     return one.usd_per_h < other.usd_per_h
