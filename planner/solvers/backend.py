@@ -36,6 +36,8 @@ Engine = Literal["highs", "cbc", "ortools"]
 Status = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
 
 FEASIBILITY_TOLERANCE = 1e-6  # A row may be violated by this share of its largest term.
+HIGHS_HAS_POINT = 2  # HiGHS's primal_solution_status of a point that keeps all rows.
+NO_BOUND = 1e100  # A bound beyond this is how HiGHS says that it has none.
 NO_OPTIONS: Mapping[str, bool | int] = MappingProxyType({})
 # For a program with tens of columns, whose solution takes less time than these preparations.
 SMALL_OPTIONS: Mapping[str, bool | int] = MappingProxyType(
@@ -84,9 +86,8 @@ def run_highs(
         solvers["highs"] = partial(_highs, solver=_StartedHighs, options=nodes)
     try:
         outcome = solvers[engine](problem, time_limit_s, gap_frac)
-    except (
-        ValueError
-    ) as error:  # On a few programs HiGHS fails inside, with "vector::reserve"; CBC solves them.
+    except ValueError as error:
+        # On a few programs HiGHS fails inside, with "vector::reserve"; CBC solves them.
         if engine != "highs" or "vector" not in str(error):
             raise
         outcome = _cbc(problem, time_limit_s, gap_frac)
@@ -187,6 +188,7 @@ def solve_relaxation(program: Program, *, time_limit_s: float = 30.0) -> Point:
 def _run_program(
     program: Program, is_integer: npt.NDArray[np.bool_], time_limit_s: float, gap_frac: float
 ) -> highspy.Highs:
+    """HiGHS after its run on the program, with these columns integer."""
     import highspy
 
     kinds = highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger
@@ -216,7 +218,7 @@ def _status_of(highs: highspy.Highs) -> Status:
         return "infeasible"
     if name == "kOptimal":
         return "optimal"
-    has_integers, has_point = info.mip_node_count >= 0, info.primal_solution_status == 2
+    has_integers, has_point = info.mip_node_count >= 0, info.primal_solution_status == HIGHS_HAS_POINT
     return "feasible" if has_integers and has_point else "unknown"
 
 
@@ -238,7 +240,7 @@ class _StartedHighs(pulp.HiGHS):  # type: ignore[misc]
             return tuple(super().findSolutionValues(lp))
         with suppress(KeyError):
             super().findSolutionValues(lp)
-        if lp.solverModel.getInfo().primal_solution_status == 2:
+        if lp.solverModel.getInfo().primal_solution_status == HIGHS_HAS_POINT:
             return pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible
         return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
 
@@ -259,8 +261,7 @@ def _highs(
     if any(variable.cat == pulp.LpInteger for variable in problem.variables()):
         sign = -1 if problem.sense == pulp.LpMaximize else 1
         mip_bound = sign * highs.getInfo().mip_dual_bound + problem.objective.constant
-        # HiGHS gives an infinite bound where it has none.
-        bound = mip_bound if abs(mip_bound) < 1e100 else None
+        bound = mip_bound if abs(mip_bound) < NO_BOUND else None
     return SolverOutcome(_status(problem, is_unbounded=name == "kUnbounded"), bound)
 
 

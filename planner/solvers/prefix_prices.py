@@ -34,19 +34,23 @@ from planner.files.code_cache import cached_jit
 from planner.solvers.prefix_demand import SAME_FRAC, Bools, Floats, Ints, PrefixDemand, SessionReuse
 
 CELLS = 2000  # The knapsack counts memory in so many cells.
-BISECTIONS = 8
-# Of a climb to the best mu: its most steps, the weight of the newest slope in their mean, and after how many
-# steps without progress they are shortened, by which factor, and down to which length.
-CLIMB_STEPS, SMOOTHING, PATIENCE, SHORTER, SHORTEST = 300, 0.3, 20, 0.7, 0.003
-PROGRESS_FRAC = 1e-5  # A value that rises by less than this share is no progress.
-ABOVE_TARGET = 1.05  # The steps aim at this many times the value that the climb must reach.
-ROUNDING_S, NO_SLOPE = 1e-12, 1e-15  # Equal costs differ by less; a slope of 0 counts as the latter.
+BISECTIONS = 8  # Of the guess at the largest load: it is then known to 1/256 of the first interval.
+# A climb to the best mu takes steps along a mean of slopes, shorter ones if it makes no progress:
+CLIMB_STEPS = 300  # at most so many steps,
+SMOOTHING = 0.3  # with this weight of the newest slope in the mean;
+PROGRESS_FRAC = 1e-5  # a rise by less than this share is no progress;
+PATIENCE = 20  # after so many steps without progress,
+SHORTER = 0.7  # they become shorter by this factor,
+SHORTEST = 0.003  # down to this length.
+BEYOND_FACTOR = 1.05  # Steps aim at this much above the value that is to be exceeded.
+SAME_S = 1e-12  # Seconds that differ by less are equal but for rounding.
+NO_SLOPE = 1e-15  # Added to a squared slope, which may be 0.
 EVENED = (0.0, 0.5)  # Before a replica is filled anew, prices are pulled to their mean by these shares.
 LEAST_PRICE = 0.05  # The least price of a replica, as a share of the mean.
 MOST_ROUTED = 2  # So many of the most promising fillings are routed.
 GAIN_FRAC = 1e-4  # A largest load that falls by less is no gain.
 WORSE_FRAC = 0.003  # The search goes on from a placement whose largest load is worse by less than this.
-MOST_EMPTIED = 3
+MOST_EMPTIED = 3  # So many replicas are emptied at once at most, to leave a local optimum.
 NOISE = 0.5  # Standard deviation of the logarithm of rates, drawn at random while replicas are filled again.
 
 
@@ -124,7 +128,7 @@ class PrefixPrices:
         offered = price_s[classes]
         gain_s = np.maximum(offered - self.hit_s, 0.0) - np.maximum(offered - without_s, 0.0)
         gain = np.asarray(np.bincount(nodes, most_rps[classes] * gain_s, len(demand)), float)
-        cell = max(-(-self.memory_tokens // CELLS), 1)
+        cell = max(-(-self.memory_tokens // CELLS), 1)  # Tokens, rounded up.
         cells = self.memory_tokens // cell
         need = -(-demand.tokens // cell) if fits else demand.tokens // cell
         spare = self.memory_tokens - cell * cells
@@ -137,6 +141,7 @@ class PrefixPrices:
         """A lower bound of the largest load: the largest guess between them that was refuted, or `low`."""
         demand = self.demand
         fits = demand.path_sum(demand.tokens) <= self.memory_tokens
+        # The least work of a request, and the most work of sessions that memory can save on a replica.
         cached_s = demand.work_s - demand.path_sum(demand.prefill_s * fits)
         spared_s = float(self.sessions.saved_s[-1]) / self.replicas
         start = cached_s
@@ -177,10 +182,10 @@ class PrefixPrices:
                 if length < SHORTEST:
                     break
                 continue
-            slope = rate_rps / replicas - most_rps * (price_s > self.cost_s(placed) + ROUNDING_S)
+            slope = rate_rps / replicas - most_rps * (price_s > self.cost_s(placed) + SAME_S)
             average = slope if average is None else SMOOTHING * slope + (1 - SMOOTHING) * average
-            step = length * max(ABOVE_TARGET * beyond - value, 0.0)
-            step /= float(scale @ average**2) + NO_SLOPE
+            missing_s = max(BEYOND_FACTOR * beyond - value, 0.0)
+            step = length * missing_s / (float(scale @ average**2) + NO_SLOPE)
             price_s = np.maximum(price_s + step * scale * average, 0.0)
         return best, best_s
 

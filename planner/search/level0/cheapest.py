@@ -86,6 +86,7 @@ class Cheapest:
 
 
 def one_by_one(tasks: Sequence[Callable[[], None]]) -> None:
+    """Executes closures one after the other."""
     for task in tasks:
         task()
 
@@ -119,17 +120,17 @@ def cheapest(
         return Cheapest(choice, math.inf if best is None else upper, bound, is_exact, rounds)
 
     while True:
+        # The best choice of fleets that are known to hold.
         holding = _choose([table.holding() for table in tables], limits)[0]
-        if holding is not None and (value := sum(column.weight for column in holding)) < upper * (
-            1 - ROUNDING
-        ):
+        value = math.inf if holding is None else sum(column.weight for column in holding)
+        if value < upper * (1 - ROUNDING):
             best, upper = holding, value
         for table in tables:
             table.leaping = leaping and math.isinf(upper)
         # What each LLM may weigh if the others weigh the least that they can.
         ceilings = [upper - (sum(least) - own_least) for own_least in least]
         columns = [table.columns(ceiling) for table, ceiling in zip(tables, ceilings, strict=True)]
-        if not all(columns):
+        if not all(columns):  # Some LLM has no fleet that could be part of a better choice.
             bound = upper
             return ended(is_exact=True)
         least = [min(column.weight for column in llm_columns) for llm_columns in columns]
@@ -141,6 +142,7 @@ def cheapest(
         unknown = [i for i, column in enumerate(chosen) if not column.holds]
         if not unknown:
             best, upper = chosen, sum(column.weight for column in chosen)
+            # The solver of _choose may have stopped before it proved its choice to be the best.
             is_optimal = upper <= bound + ROUNDING * abs(upper)
             bound = upper if is_optimal else bound
             return ended(is_exact=is_optimal)

@@ -1,4 +1,8 @@
-"""Level 0: the best fleet with one worker type per pool, over one pool and pairs of pools."""
+"""Level 0: the best fleet with one worker type per pool, over one pool and pairs of pools.
+
+one_pool.py searches mixed pools, two_pools.py prefill and decode pools, and walk.py simulates every cheaper
+fleet in the end.
+"""
 
 from __future__ import annotations
 
@@ -43,9 +47,10 @@ WALK_EFFORT = 4_000_000  # The most that simulating every cheaper fleet of level
 FAR_SOONER = 8
 GAPS_HANDICAP = 1.5  # Such options need about this many times the workers that were guessed.
 BACKLOG_FRAC = 0.1  # The backlog test looks at the last tenth of the requests (slo_verdict.py).
-# Of more requests than these, decode pools are taken to fail (pruning_rules.SEATS) below this share of the
+# Of more requests than these, decode pools are taken to fail (pruning_rules.SEATS) below FEW_FRAC of the
 # workers that could just make the tokens; 0.92 was the lowest share that kept up.
-SEATS_REQUESTS, FEW_FRAC = 200_000, 0.8
+SEATS_REQUESTS = 200_000
+FEW_FRAC = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +142,7 @@ def search_level0(
         search.assumed |= set() if too_slow else {pruning_rules.LINK}
         pairs = []
     best_mixed = best_one_gpu = (search.best, search.value)
+    # `search` collects what is found, so a StoppedError loses nothing.
     try:
         _offer_known(problem, start, space.options, holds, search)
         problem.progress(Stage(f"fleets of one worker type: {counted(len(space.mixed), 'type')}", "level 0"))
@@ -266,14 +272,12 @@ def _offer_known(
 ) -> None:
     """Offer the search the fleets of `start` of level 0 that hold: only cheaper ones are looked for."""
     for fleet in start:
-        counts = counts_of(fleet, options)
-        if (
-            counts
-            and len({option.role for option, _ in counts}) == len(counts) <= 2
-            and not any(len(counts) == 2 and option.role == "mixed" for option, _ in counts)
-        ):
-            if problem.allows(counts) and holds([counts])[0]:
-                search.offer(counts)
+        if not (counts := counts_of(fleet, options)):
+            continue  # The question has no such workers.
+        roles = sorted(option.role for option, _ in counts)
+        is_of_level0 = roles in (["mixed"], ["prefill"], ["decode"], ["decode", "prefill"])
+        if is_of_level0 and problem.allows(counts) and holds([counts])[0]:
+            search.offer(counts)
 
 
 def _search_mixed(
@@ -303,7 +307,7 @@ def _walk_cheaper(
     *,
     most_effort: float,
 ) -> None:
-    """Simulate every cheaper fleet within this effort. `usual_effort`: what a simulation has cost."""
+    """Simulate every cheaper fleet within `most_effort`. `usual_effort` is the cost of a simulation so far."""
     before = effort_spent()
     guess = max(usual_effort / FAR_SOONER, LEAST_EFFORT)
 
@@ -339,6 +343,7 @@ def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> Bounded:
         likely = least_workers(option, lengths, guess)
     likely = oracle.workers_needed(option, likely)
     most = problem.limits.most_workers(option.type)
+    # `busy` and `few` are guesses of plain decode: drafts, and sessions that wait for answers, change it.
     if option.role != "decode" or option.type.speculation is not None or problem.trace.after.size:
         return Bounded(option, least, most, likely)
     busy, few = max(math.ceil(workers_for_backlog_test(problem, option, full_workers)), 1), 1

@@ -29,11 +29,21 @@ from planner.solvers.required_work import usual_work
 from planner.traffic.trace import no_edges
 from planner.traffic.workload import coarser_lengths
 
-# Where level 0 has a fleet, the master's proposals may cost about this many simulated requests, are at most
-# this many, and are tried only if they are expected to carry this share of the traffic.
-BEYOND_REQUESTS, BEYOND_MOST, BEYOND_SHARE = 4_000_000, 8, 0.9
-# The same where level 0 has no fleet that holds: any fleet is an answer then, so more is spent.
-ANY_REQUESTS, ANY_MOST, ANY_SHARE = 20_000_000, 100, 0.6
+# If level 0 has a fleet, the master's proposals may cost about this many simulated requests, are at most so
+# many, and are tried only if they are expected to carry this share of the traffic.
+BEYOND_REQUESTS = 4_000_000
+BEYOND_MOST = 8
+BEYOND_SHARE = 0.9
+# The same if level 0 has no fleet that holds: any fleet is an answer then, so more is spent.
+ANY_REQUESTS = 20_000_000
+ANY_MOST = 100
+ANY_SHARE = 0.6
+# However long the trace is, at least so many proposals are tried, and so many exchanges of a worker.
+LEAST_TRIES = 4
+LEAST_MOVES = 2
+BETTER_FRAC = 1e-6  # A proposal is cheaper by this share at least, which is more than the solver's tolerance.
+# In an estimate an option needs at least this many workers, so that one without work has a finite share.
+LEAST_COUNT = 0.05
 # Every cheaper fleet of any mix is simulated where that takes no more than this effort.
 MIX_EFFORT = 1_000_000
 # Fleets of up to four options of any settings may take this effort, and as much those near the best fleet.
@@ -84,15 +94,15 @@ def search_mixed_fleets(
     cuts: list[tuple[int, ...]] = []
     shown = ""
     is_exhausted = is_hopeless = False
-    tries, wasted = int(np.clip(BEYOND_REQUESTS / len(problem.trace), 4, BEYOND_MOST)), 0
-    tries_for_any = int(np.clip(ANY_REQUESTS / len(problem.trace), 4, ANY_MOST))
+    tries, wasted = int(np.clip(BEYOND_REQUESTS / len(problem.trace), LEAST_TRIES, BEYOND_MOST)), 0
+    tries_for_any = int(np.clip(ANY_REQUESTS / len(problem.trace), LEAST_TRIES, ANY_MOST))
     while not problem.out_of_time():
         if wasted == (tries if best is not None else tries_for_any):
             break
         wasted += 1
         if (now := f"fleets of several worker types; {problem.best_in_words(value)}") != shown:
             problem.progress(shown := now)
-        below = value * (1 - 1e-6) if math.isfinite(value) else None
+        below = value * (1 - BETTER_FRAC) if math.isfinite(value) else None
         proposal = find_promising_fleet(options, shares, problem.limits, below=below, cuts=cuts)
         if proposal is None:
             is_exhausted = True
@@ -115,7 +125,8 @@ def search_mixed_fleets(
         )
     if best is not None:
         best = tuple((option, count) for option, count in best if count)
-        moves = int(np.clip(BEYOND_REQUESTS / 2 / len(problem.trace), 2, BEYOND_MOST))
+        # Exchanges may cost half as much as the proposals.
+        moves = int(np.clip(BEYOND_REQUESTS / 2 / len(problem.trace), LEAST_MOVES, BEYOND_MOST))
         best = _moved(problem, best, options, level0.options, moves)
     best, is_exact = _every_mix(problem, level0, best)
     if refines and best is not None and not is_exact:
@@ -182,8 +193,7 @@ def _fine_shares(
     for option in options:
         ratio = float(np.median(ratios.get(option.role, ratios_of_all) or [USUAL_RATIO]))
         failed = level0.search.most_failed.get(option.name, 0)
-        # More than the largest count that failed; 0.05 keeps the share finite for an option without work.
-        count = max(ratio * busy[option.name], failed + 0.1, 0.05)
+        count = max(ratio * busy[option.name], failed + 0.1, LEAST_COUNT)  # More than what failed.
         shares[option.name] = 1 / min(count, needed.get(option.name, math.inf))
     return shares
 
@@ -262,7 +272,7 @@ def _stock_bound_counts(problem: Problem, level0: Level0) -> dict[str, int]:
     for alike in by_hardware(option for option in level0.options if option.role == "mixed").values():
         most = limits.most_workers(alike[0].type)
         if any(o.name in search.least_holding for o in alike) or not 1 <= most < math.inf:
-            continue
+            continue  # The search knows a count that holds, or stock is not what is short.
         if largest_below(alike[0], search.value) <= most:
             continue  # Its price rules it out before its stock does.
         least = math.inf
@@ -278,6 +288,7 @@ def _stock_bound_counts(problem: Problem, level0: Level0) -> dict[str, int]:
 
 
 def _holds_alone(oracle: Oracle, option: Option) -> Callable[[int], bool]:
+    """Whether so many workers of the option alone hold, as a function of the count."""
     return lambda count: oracle.holds([((option, count),)])[0]
 
 

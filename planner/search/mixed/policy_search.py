@@ -71,7 +71,8 @@ def search_policies(
 
 
 def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
-    # A fleet that the oracle calls the best holds on the draws which the oracle has itself.
+    """Whether the best fleet holds on a draw of the traffic."""
+    # The best fleet holds on the draws that the oracle has itself.
     is_known = any(draw is scenario for scenario in oracle.draws)
     return is_known or replace(oracle, trace=draw, draws=()).holds([best])[0]
 
