@@ -307,7 +307,7 @@ def _walk_cheaper(
     *,
     most_effort: float,
 ) -> None:
-    """Simulate every cheaper fleet within `most_effort`. `usual_effort` is the cost of a simulation so far."""
+    """Simulate every cheaper fleet within `most_effort`. So far a simulation has cost `usual_effort`."""
     before = effort_spent()
     guess = max(usual_effort / FAR_SOONER, LEAST_EFFORT)
 
