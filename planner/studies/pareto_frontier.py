@@ -42,6 +42,8 @@ RATE_FRAC = 5e-3  # A bisected rate is this exact: every trial draws and simulat
 # A corner of rates must carry rates this far below it, too: on a short trace other requests may be harder.
 PROBED_FRACS = (0.01, 0.02, 0.03, 0.045, 0.065, 0.09, 0.13, 0.2)
 NEXT_FRAC = 1e-6  # The next plan is made this far beyond an exact corner.
+# The range of power or cost ends here (W, USD/h), where no fleet holds; a limit of 0 is no limit.
+LEAST_AMOUNT = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ class _Walk:
 
 
 def _axis_walk(study: Study, task: PlanQuestion, axis: str) -> _Walk:
+    """The walk along an axis as `find_frontier` names it; InputError for another name."""
     metric, _, percentile = axis.partition(".")
     if metric not in METRICS and (percentile or metric not in UNITS):
         axes = ", ".join((*METRICS, *UNITS))
@@ -194,6 +197,7 @@ def _axis_walk(study: Study, task: PlanQuestion, axis: str) -> _Walk:
 
 
 def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
+    """Over a limit of the SLO, in seconds."""
     if task.slowdowns is not None:
         raise InputError(f"--over {metric}: the relative preset {task.preset!r} has no limits in seconds")
     lines = [
@@ -229,6 +233,8 @@ def _latency_walk(task: PlanQuestion, metric: str, percentile: str) -> _Walk:
 
 
 def _amount_walk(task: PlanQuestion, name: str, key: str, of: Callable[[Fleet], float]) -> _Walk:
+    """Over power or cost: `key` is the limit's field in the question, and `of` what a fleet takes of it."""
+
     def at(amount: float) -> PlanQuestion:
         limit: dict[str, Any] = {key: amount if math.isfinite(amount) else None}
         return replace(task, **limit)
@@ -236,11 +242,11 @@ def _amount_walk(task: PlanQuestion, name: str, key: str, of: Callable[[Fleet], 
     def corner(answer: StudyAnswer, _: float, __: float) -> tuple[float, float]:
         return of(answer.fleet), of(answer.fleet) * (1 - NEXT_FRAC)
 
-    least = 1e-9  # The walk ends before it, where no fleet holds; 0 is no limit that a question may have.
-    return _Walk(name, UNITS[name], getattr(task, key), least, math.inf, at, corner)
+    return _Walk(name, UNITS[name], getattr(task, key), LEAST_AMOUNT, math.inf, at, corner)
 
 
 def _rate_walk(study: Study, task: PlanQuestion) -> _Walk:
+    """Over the request rate."""
     # A description's own rate is the one that is asked for: what is drawn from it comes a little off.
     if task.rate_rps is not None:
         requested_rate_rps = task.rate_rps

@@ -81,8 +81,8 @@ def explain_routing(
         time_s = first_s + (nth + 0.5) / moments * (last_s - first_s)
         for role in roles:
             requests = _find_in_service(simulation, role, members[role], time_s)
-            u = np.stack([costs[pool_of[w]].shares(requests) for w in members[role]])
-            worker_of = np.searchsorted(members[role], requests.worker)
+            u = np.stack([costs[pool_of[w]].shares(requests) for w in members[role]])  # (workers, J, R)
+            worker_of = np.searchsorted(members[role], requests.worker)  # The place of each in `members`.
             explained.append(
                 RoutingMoment(
                     time_s=time_s,

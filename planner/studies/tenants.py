@@ -20,6 +20,8 @@ from planner.simulator.simulation import Simulation
 
 Floats = npt.NDArray[np.float64]
 
+LEAST_SPAN_S = 1e-9  # A simulation is taken to last this long at least, because it is divided by.
+
 
 @dataclass(frozen=True, slots=True)
 class TenantCost:
@@ -67,8 +69,8 @@ def tenant_costs(simulation: Simulation, fleet: Fleet) -> tuple[TenantCost, ...]
 
 
 def _span_s(simulation: Simulation) -> float:
-    """Time from the first arrival to the end; never 0, because it is divided by."""
-    return max(float(simulation.end_s - simulation.arrival_s[0]), 1e-9)
+    """Time from the first arrival to the end."""
+    return max(float(simulation.end_s - simulation.arrival_s[0]), LEAST_SPAN_S)
 
 
 def _request_work_s(

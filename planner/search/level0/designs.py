@@ -29,9 +29,12 @@ from planner.search.level0.one_pool import Bounded, Holds, Learned, Search, by_b
 from planner.search.oracle.fleet_counts import Counts, Verdicts, objective
 
 LEAP = 1.5  # The prefill count grows by this factor as long as no fleet that holds is known.
-FAR = 8  # The first stride away from the guess `likely`, which is seldom exact, is an eighth of it.
-NEAR_CORNER = 1.1  # A count that does beside a perfect partner is tried first where up to 10 % more are open.
-CLOSE = 1.5  # Where the most that could pay is within 1.5 times the guess, the most is asked about at once.
+FAR = 8  # The first stride away from the guess `likely`, which is seldom exact, is this part of it.
+# The least count beside a perfect partner is tried first if more than so many times that count are open.
+NEAR_CORNER = 1.1
+# If the most that could pay is within so many times the guess, the most is asked about at once: one failure
+# may rule the pool out.
+CLOSE = 1.5
 
 Vector = tuple[int, ...]
 """Counts of the pools of a design; all but the last are its row."""
@@ -71,6 +74,7 @@ class DesignPool:
 
     @property
     def least(self) -> int:
+        """The smallest count that is not known to fail."""
         return self.learned.failed + 1
 
     def assume_few_fail(self) -> None:
@@ -81,6 +85,7 @@ class DesignPool:
 
     @property
     def is_known(self) -> bool:
+        """Whether nothing is left to be asked of the pool by itself."""
         return self.alone is None or self.learned.least_holding == self.least
 
 
@@ -92,9 +97,9 @@ def record_why_not(item: Bounded, search: Search) -> None:
         search.refuted.pop(option.name, None)
     elif failed >= item.least:
         role: Literal["prefill", "decode"] = "prefill" if option.role == "prefill" else "decode"
-        is_taken = failed == item.few - 1
+        is_assumed = failed == item.few - 1  # DesignPool.assume_few_fail
         search.refuted[option.name] = (
-            facts.SeatsTooFew(failed) if is_taken else facts.AloneFails(role, failed)
+            facts.SeatsTooFew(failed) if is_assumed else facts.AloneFails(role, failed)
         )
     elif objective(((option, failed + 1),)) >= search.value or item.least > item.most:
         search.refuted[option.name] = by_bound(item, search.value)
@@ -116,16 +121,18 @@ class PoolQuestion:
         downwards, and last by bisection.
         """
         failed, holding, item = pool.learned.failed, pool.learned.least_holding, pool.item
-        first, stride = item.likely, max(item.likely // FAR, 1)
-        if item.busy is not None:
-            first, stride = item.busy, 1
+        guess, stride = item.likely, max(item.likely // FAR, 1)
+        if item.busy is not None:  # This guess is often exact.
+            guess, stride = item.busy, 1
         if holding > most:  # No count that pays is known to suffice: go up from the guess.
-            count = first if failed < first else 2 * failed - first + stride
-            is_near = item.busy is None and most < CLOSE * first  # One failure may rule the pool out.
+            # The distance from the guess doubles with each failure, and grows by a stride.
+            count = guess if failed < guess else 2 * failed - guess + stride
+            is_near = item.busy is None and most < CLOSE * guess
             return cls(pool, most if is_near else min(count, most))
-        above = int(holding)
-        count = 2 * above - first - stride if above <= first else first  # Go down in growing strides.
-        return cls(pool, count if failed < count < above else (failed + above) // 2)
+        suffices = int(holding)
+        # Go down in the same way, then halve what is open.
+        count = 2 * suffices - guess - stride if suffices <= guess else guess
+        return cls(pool, count if failed < count < suffices else (failed + suffices) // 2)
 
     def ask(self) -> None:
         assert self.pool.alone is not None
@@ -169,6 +176,7 @@ class Design:
             pool.designs.append(self)
 
     def counts(self, vector: Vector) -> Counts:
+        """The fleet with these counts."""
         return tuple((pool.item.option, count) for pool, count in zip(self.pools, vector, strict=True))
 
     def ask(self, vector: Vector) -> bool:
@@ -183,6 +191,7 @@ class Design:
         return answer
 
     def learn(self, vector: Vector, *, holds: bool) -> None:
+        """Record whether these counts hold, for their whole row."""
         row, count = vector[:-1], vector[-1]
         self.version += 1
         if holds:
@@ -196,8 +205,7 @@ class Design:
 
     def corners(self, *, leaping: bool = False) -> list[Vector]:
         """The corner of each row that was looked at, and one corner for all rows with more prefill workers.
-
-        Where `leaping`, only the corner of the row that is to be looked at next.
+        With `leaping` only the corner of the row that is to be looked at next.
         """
         last = self.pools[-1].least
         if len(self.pools) == 1:
@@ -262,15 +270,15 @@ class RowQuestion:
             search.least_holding[name] = min(n, search.least_holding.get(name, n))
             return
         label = " + ".join(pool.item.option.name for pool in design.pools)
-        p = self.corner[0]
+        prefills = self.corner[0]
         if self.leaping:
             design.version += 1
-            design.leap = math.ceil(LEAP * p)
+            design.leap = math.ceil(LEAP * prefills)
             if design.leap > design.pools[0].item.too_many:
-                search.refuted[label] = facts.PairFails(p)
+                search.refuted[label] = facts.PairFails(prefills)
                 return
         if len(design.pools) == 2:
-            search.refuted[label] = facts.NoDecodeBeside(p)
+            search.refuted[label] = facts.NoDecodeBeside(prefills)
 
 
 def learn_from(designs: Iterable[Design], verdicts: Verdicts) -> None:

@@ -24,15 +24,16 @@ from planner.units import show_s
 
 RELAXED = (1.05, 1.25, 1.6, 2.0, 3.0, 5.0)  # Factors of the least possible limit, tried in turn.
 
-RELAX_S = 20.0  # The search for a relaxation that works ends after so long.
+RELAX_S = 20.0  # The search for a relaxation that works ends after so long, on the search's clock.
 
 MOST_PROBED = 4  # The largest fleets of so many types show what is attained.
-MOST_WORKERS = 256  # More workers stand idle in all questions whose simulation is short.
+MOST_WORKERS = 256  # More workers would stand idle in any question whose simulation is short.
+MOST_REASONS = 3  # So many reasons of the search are told if it proved nothing.
 LIFTED_S = 1e7  # As good as no limit, yet a number that verdicts compare with.
 
 
 def with_relaxation(build: Callable[[], Problem]) -> Problem:
-    """The problem that `build` makes. Where limits are out of reach, InfeasibleError says what is not."""
+    """The problem that `build` makes. If limits are out of reach, InfeasibleError says which are not."""
     try:
         return build()
     except OutOfReachError as error:
@@ -75,7 +76,7 @@ def out_of_reach(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -
 
 def _floors(problem: Problem) -> list[tuple[Limit, float, str]]:
     """For each limit, the least value that its percentile can have, with every request on an idle worker, and
-    the worker type that reaches it. Only limits below that value are returned, or all where there is none.
+    the worker type that reaches it. Only limits below that value are returned, or all if none is.
     """
     floors: list[tuple[Limit, float, str]] = []
     for limit in problem.slo.limits:
@@ -89,7 +90,9 @@ def _floors(problem: Problem) -> list[tuple[Limit, float, str]]:
 
 
 def _probed(types: Sequence[WorkerType], floors: Sequence[tuple[Limit, float, str]]) -> list[WorkerType]:
-    """The fastest worker type of each limit, and the same one of fewer GPUs, of which there are more."""
+    """The fastest worker type of each limit, and the same type on fewer GPUs, of which more workers fit into
+    the limits.
+    """
     names = dict.fromkeys(name for _, _, name in floors)
     fastest = [worker for name in names for worker in types if worker.name == name]
     first = fastest[0]
@@ -105,10 +108,11 @@ def _probed(types: Sequence[WorkerType], floors: Sequence[tuple[Limit, float, st
 
 def _attained_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> dict[str, float]:
     """Limits [s] by name that the largest fleet of one of a few fast worker types attains, the other limits
-    kept: the least of those asked, empty where none does. What is named was simulated as a limit, and held.
+    kept. Of several types the limits are those that lie lowest together, in factors; empty if no type attains
+    any. The fleet was simulated with these limits, and held.
 
-    A ladder of limits asks many fleets at each step: 10,000 turns of 24 agents had no answer after 70 CPU
-    seconds.
+    This takes two simulations for each type, where a ladder of limits asks many fleets at each step: 10,000
+    turns of 24 agents had no answer after 70 CPU seconds.
     """
     relaxations: list[dict[str, float]] = []
     problem.progress("out of reach; looking for what is not")
@@ -166,7 +170,7 @@ def _relaxed_s(problem: Problem, floors: Sequence[tuple[Limit, float, str]]) -> 
 
 
 def _rounded_up(seconds: float) -> float:
-    """To three digits, so that it can be written down."""
+    """Rounded up to three digits, so that it can be written down."""
     unit = 10.0 ** (math.floor(math.log10(seconds)) - 2)
     return float(f"{math.ceil(seconds / unit - ROUNDING) * unit:.6g}")
 
@@ -216,7 +220,7 @@ def _undecided(problem: Problem, level0: Level0, names: str) -> InfeasibleError:
     if problem.out_of_time():
         why, help_ = f"{ended_by()} came first", "raise --time-limit"
     else:
-        first = list(level0.search.refuted.items())[:3]
+        first = list(level0.search.refuted.items())[:MOST_REASONS]
         failing = "; ".join(f"{name}: {reason_text(because)}" for name, because in first)
         why = f"nothing proves that there is none ({failing})"
         help_ = "relax a limit of the SLO, add a faster GPU" + (" or raise the limits" if names else "")
@@ -242,7 +246,8 @@ def _relaxations(problem: Problem) -> list[tuple[Change, ...]]:
         lifted.append((all_lifted, COST))
     ways: list[tuple[Change, ...]] = []
     for limits, limit in lifted:
-        if (ways and limits.rows() == []) or problem.out_of_time():
+        is_all_lifted = limits.rows() == []  # Of interest only if no single limit is enough.
+        if (ways and is_all_lifted) or problem.out_of_time():
             break
         problem.progress("infeasible; looking for the smallest relaxation")
         wanted: Objective = limit.of if limit.of in ("power", "cost") else "gpus"
@@ -256,7 +261,9 @@ def _relaxations(problem: Problem) -> list[tuple[Change, ...]]:
 
 
 def _is_rented_too(limit: FleetLimit, problem: Problem) -> bool:
-    """Whether it counts owned GPUs of which more may be rented: the stock of the row says how many."""
+    """Whether the limit counts owned GPUs of which more may be rented. Then the stock of the row, which has
+    both, is what binds.
+    """
     return limit.gpu.endswith(OWNED) and row_of(limit.gpu) in problem.limits.stock
 
 

@@ -23,7 +23,9 @@ from planner.parallel.executors import parallel_width
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-AT_ONCE = 2  # A task counts its own effort so often, as if so many tasks of its wave ran on the same clock.
+# A task counts its own effort so often, as if so many tasks of its wave ran beside each other; fixed, so that
+# what a limit allows does not depend on the number of cores.
+AT_ONCE = 2
 
 
 @dataclass(slots=True)

@@ -32,7 +32,8 @@ from planner.simulator.numba_compile import SOURCES
 from planner.traffic.trace import Trace
 
 NAME = "resume.json"
-FROM_S, EVERY_S = 300.0, 60.0  # A shorter run is sooner done again than resumed.
+FROM_S = 300.0  # The file is first written after this time: a shorter run is sooner done again than resumed.
+EVERY_S = 60.0  # After that it is written this often.
 
 Place = str | tuple[Scenarios, int]
 """Which traffic a simulation had: the digest of a trace, or a scenario by its number."""
@@ -114,6 +115,7 @@ class Decided:
             self._write(text)
 
     def _write(self, text: str) -> None:
+        """Write the file; if that fails, the next writing is due EVERY_S from now."""
         try:
             write_file(self.path, text)
         except PlannerError:

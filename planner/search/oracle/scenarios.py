@@ -29,12 +29,16 @@ from planner.traffic.redraw import redraw_trace
 from planner.traffic.scaling import SAME_FRAC, rescale
 from planner.traffic.trace import Trace, spread_stamps
 
-SEARCHED, TESTED = 1, 2  # Kinds of scenarios: those that a search sees, those that test its answer.
+# Kinds of scenarios: those that a search sees, and those that test its answer. Seeds depend on them.
+SEARCHED = 1
+TESTED = 2
 # A search sees as many scenarios as have so many requests together, within these numbers.
-SEARCH_REQUESTS, SEARCH_LEAST, SEARCH_MOST = 1_000_000, 20, 32
-KEPT_REQUESTS = (
-    7_000_000  # Scenarios of one kind stay in memory up to so many requests, more than a test has.
-)
+SEARCH_REQUESTS = 1_000_000
+SEARCH_LEAST = 20
+SEARCH_MOST = 32
+# Scenarios of one kind stay in memory up to so many requests, more than a test has.
+KEPT_REQUESTS = 7_000_000
+LEAST_COPIES = 2  # Fewer copies of a trace than these differ too little from each other.
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -55,6 +59,7 @@ class Scenario:
 
     @property
     def trace(self) -> Trace:
+        """Its requests, drawn when they are first asked for."""
         with self._lock:
             if not self._drawn:
                 self._drawn.append(self.source.drawn(self.number))
@@ -121,6 +126,7 @@ class Scenarios:
             prefill, decode = rng.standard_normal(2)
             return float(prefill), float(decode)
         rng = np.random.default_rng([self.seed, self.kind])
+        # The middles of `count` equal parts of the distribution, in one order for prefill, another for decode.
         quantiles = (rng.permuted(np.tile(np.arange(self.count), (2, 1)), axis=1) + 0.5) / self.count
         return normal(quantiles[0, number]), normal(quantiles[1, number])
 
@@ -171,11 +177,11 @@ def drawn_by(task: PlanQuestion, trace: Trace) -> DrawnBy:
     factor = task.rate_rps / trace.rate_rps
     if factor < 1 - SAME_FRAC:
         return "part"
-    return "copies" if task.scale == "superpose" and factor >= 2 else "blocks"
+    return "copies" if task.scale == "superpose" and factor >= LEAST_COPIES else "blocks"
 
 
 def scenarios_of(task: PlanQuestion, trace: Trace, seed: int, requests: int) -> tuple[Scenarios, Scenarios]:
-    """The scenarios of a search, and those of its test. `requests`: how many the written traffic has."""
+    """The scenarios of a search, and those of its test. `requests` is how many the written traffic has."""
     count = int(np.clip(SEARCH_REQUESTS // requests, SEARCH_LEAST, SEARCH_MOST))
     return (
         Scenarios(task, trace, seed, SEARCHED, count, requests),

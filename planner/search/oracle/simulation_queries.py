@@ -108,6 +108,7 @@ class Asker:
         return verdict
 
     def _here(self) -> Replay:
+        """The `Replay` of this process, made when it is first needed."""
         with self._lock:
             if self._replay is None:
                 trace = _trace(self._traffic)
@@ -119,10 +120,11 @@ def _trace(traffic: Trace | Scenario) -> Trace:
     return traffic.trace if isinstance(traffic, Scenario) else traffic
 
 
-# Traffic that lies at the workers: traffic -> (whose workers, reference to it there, its name there).
+# Traffic that lies at the workers: traffic -> (whose workers, reference to it there, its name there). The
+# dictionaries are weak: traffic that nobody uses any more leaves them.
 _placed: weakref.WeakKeyDictionary[Any, tuple[Crew, Any, str]] = weakref.WeakKeyDictionary()
-_placing: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_placing: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()  # While it is sent.
+_lock = threading.Lock()  # Of all variables of this module.
 
 
 def _trace_at_workers(workers: Crew, traffic: Trace | Scenario) -> tuple[Any, str]:
@@ -166,7 +168,7 @@ def _judge_at_worker(trace: Trace, query: SimulationQuery) -> Verdict:
     return judge_whole(writable(trace), query)
 
 
-_replays: dict[str, Replay] = {}
+_replays: dict[str, Replay] = {}  # In a worker process, by the name of the traffic.
 
 
 def _answer_at_worker(trace: Trace, item: tuple[str, SimulationQuery, bool]) -> tuple[bool, int]:

@@ -1,7 +1,8 @@
-"""What limits that several LLMs share cost: what more of each saves, and what it takes where not all fit.
+"""What the limits that several LLMs share cost: what more of each would save, and how much more it takes if
+not all LLMs fit within them.
 
-Every query goes to the same designs (cheapest.py), so simulations of one query serve all. The least of a
-limit is found by minimising its use under the other limits, which needs no step width and no bisection.
+Every query goes to the same designs (level0/cheapest.py), so simulations of one query serve all. The least of
+a limit is found by minimising its use under the other limits, which needs no step width and no bisection.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from planner.search.oracle.work_clock import ended_by
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import FleetLimits
 
-# A smaller relative saving is rounding.
-CHEAPER_FRAC = 1e-6
+CHEAPER_FRAC = 1e-6  # A saving of a smaller share is rounding, the solver's included.
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def price_limits(
         assert row.limit is not None
         queries.progress(f"what more {row.limit.gpu or row.limit.name} would save")
         others = [other for other in rows if other is not row]
-        lifted = queries.find_cheapest(others, below=below)
+        lifted = queries.find_cheapest(others, below=below)  # Without this limit: the most that is saved.
         if lifted.best is None:
             bindings.append(MoreSavesNothing(row.limit, is_known=lifted.is_exact))
             continue
@@ -91,7 +91,7 @@ def fit_together(limits: FleetLimits, fleets: Iterable[Counts | None]) -> bool:
 
 
 def subtract_fleet(limits: FleetLimits, counts: Counts) -> FleetLimits:
-    """What a fleet leaves of the limits. Fractional limits keep a relative 1e-9 more, against rounding."""
+    """What a fleet leaves of the limits. Fractional limits keep a share ROUNDING more."""
     workers = [(option.type, count) for option, count in counts]
     left = {limit: amount * (1 + ROUNDING) - limits.used(limit, workers) for limit, amount in limits.rows()}
     stock = {
@@ -191,7 +191,7 @@ def ways_to_fit(queries: SharedLimitQueries, rows: Sequence[SharedLimit]) -> lis
         is_exact &= cheapest_use.is_exact
         if cheapest_use.best is not None:
             ways.append([_limit_change(row, cheapest_use.value)])
-    if not ways and is_exact:
+    if not ways and is_exact:  # No single limit is enough, so all are lifted.
         free = queries.find_cheapest((), below=float("inf"))
         over = [row for row in rows if _amount_used(row, free) > row.amount * (1 + CHEAPER_FRAC)]
         ways.append([_limit_change(row, _amount_used(row, free)) for row in over])

@@ -51,8 +51,8 @@ def plan_together(
     progress: Progress = report_nothing,
     adds_robustness: bool = False,
 ) -> SharedPlan:
-    """The cheapest fleets that keep the SLO of every LLM within the limits that they share. With `around`
-    each plan has what holds around its fleet, as a plan for one LLM does.
+    """The cheapest fleets that keep the SLO of every LLM within the limits that they share. With
+    `adds_robustness` each plan has what holds around its fleet, as a plan for one LLM does.
 
     Raises InputError for what cannot be planned, and InfeasibleError if one LLM cannot be served even alone
     or all of them cannot be served together; the message names the limits and the least increase of each that
@@ -78,7 +78,7 @@ def _plan_together(
     *,
     adds_robustness: bool,
 ) -> SharedPlan:
-    parts, task = question.parts, question.parts[0].task
+    parts, task = question.parts, question.parts[0].task  # Limits and objective are the same in all parts.
     is_safe = any(part.task.safety is not None for part in parts)
     limits = FleetLimits(
         task.stock_and_owned,
@@ -136,7 +136,7 @@ def _plan_together(
         ),
         warnings=(*map(OfTraffic, question.notes), *_llm_warnings(parts, plans)),
         rounds=level0.rounds,
-        simulations=sum({id(oracle): oracle.simulations for oracle in oracles}.values()),
+        simulations=sum({id(oracle): oracle.simulations for oracle in oracles}.values()),  # Each once.
         seed=seed,
         placement=_place_all(parts, plans),
     )

@@ -27,9 +27,9 @@ from planner.search.several.shared_plan import LimitUse, SharedPlan
 # Plans beyond the first, each of which takes as long: there are as many ways to leave out some of three kinds
 # of GPU.
 MOST_PLANS = 6
-# A smaller relative saving is rounding.
-CHEAPER_FRAC = 1e-6
+CHEAPER_FRAC = 1e-6  # A saving of a smaller share is rounding.
 _RANK = {"best found": 1, "not for production": 2}  # How much worse a status is; all others are 0.
+USD_DIGITS_SLACK = 1e-6  # Hundredths of a dollar are rounded up, but for rounding errors.
 
 PlanTogether = Callable[[SeveralLlmsQuestion], SharedPlan]
 
@@ -44,7 +44,7 @@ def plan_by_bill(
     """
     task = question.parts[0].task
     if task.objective != "cost" or len(question.parts) < 2:
-        return plan(question)
+        return plan(question)  # One LLM is searched by its bill; other objectives have none.
     limit = task.cost_limit_usd_per_h
     if limit is None:
         return _fill_nodes(plan, question, out_of_time, progress)
@@ -63,7 +63,7 @@ def plan_by_bill(
     if bill <= limit * (1 + CHEAPER_FRAC):
         used = LimitUse(COST, limit, bill)
         return replace(free, limits=(*free.limits, used))
-    change = Change(COST.name, limit, math.ceil(bill * 100 - 1e-6) / 100, COST.unit)
+    change = Change(COST.name, limit, math.ceil(bill * 100 - USD_DIGITS_SLACK) / 100, COST.unit)
     raise InfeasibleError(
         f"capacity: no fleets of all LLMs were found for {limit:g} USD/h, as nodes are paid whole where GPUs "
         f"are sold so. Raise {change}; or, where you rent GPUs singly, say fleet: {{sold_as: {{GPU: gpu}}}}",
@@ -80,7 +80,8 @@ def _fill_nodes(
     """The least bill found over the kinds of GPUs, whatever the limit on cost."""
     first = best = plan(question)
     left_out = frozenset[str]()
-    plans: dict[frozenset[str], SharedPlan | None] = {left_out: first}  # None: infeasible
+    # The plans by the kinds of GPUs that they leave out; None for kinds without which none is feasible.
+    plans: dict[frozenset[str], SharedPlan | None] = {left_out: first}
     expanded = set[frozenset[str]]()
     stocked = frozenset(_kind(gpu) for gpu in question.parts[0].task.stock)
     while len(plans) <= MOST_PLANS and not out_of_time():

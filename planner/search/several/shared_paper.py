@@ -82,10 +82,10 @@ def plan_on_paper(
         until = slice_of(deadline, 1) if keeps_half else deadline
         return alone, _plan_shared(parts, alone, limits, until, progress)
     is_walked = all(best.level0.search.is_exact for each in alone for _, best in each)
-    none = (None,) * len(parts)
-    return alone, SharedPaper(
-        alone, none, _level0_where_all_fit(alone, limits), is_walked, (Finding("no-shared-limit"),), ()
-    )
+    nothing_left_out = (None,) * len(parts)
+    level0 = _level0_where_all_fit(alone, limits)
+    binding = (Finding("no-shared-limit"),)
+    return alone, SharedPaper(alone, nothing_left_out, level0, is_walked, binding, oracles=())
 
 
 def best_value(searched: Searched) -> float:
@@ -115,13 +115,14 @@ def _plan_shared(
         raise joint_limits.infeasible_error(designs, rows, is_exact=shared.is_exact, is_proved=is_proved)
     is_walked = shared.is_exact and _simulate_all_cheaper(searched, llms, shared, deadline)
     if is_walked:
+        # Some of the simulated fleets may hold although a larger one fails, and make a better choice.
         better = designs.find_cheapest(rows, below=shared.value)
         is_walked, shared = (True, shared) if better.best is None else (False, better)
     together, leave = _search_within_others(parts, shared, deadline)
     unit, values = OBJECTIVE_UNITS[parts[0].task.objective], [best_value(each) for each in together]
     gives = gives_way_facts(parts, [best_value(each) for each in alone], values, unit)
     binding = (*gives, *joint_limits.price_limits(designs, rows, shared.value, unit))
-    # Where more workers hurt, a smaller fleet may hold that the master's cuts had excluded.
+    # If more workers hurt, a smaller fleet may hold that the master's cuts had excluded.
     if (least := sum(map(_level0_value, together))) < shared.value * (1 - ROUNDING):
         shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
     oracles = [problem.oracle for each in searched for problem, _ in each]
@@ -136,7 +137,11 @@ def _level0_value(searched: Searched) -> float:
 
 
 def _level0_where_all_fit(alone: Sequence[Searched], limits: FleetLimits) -> Cheapest:
-    """The result of level 0 where the best fleets of all LLMs, which may have several types, fit together."""
+    """The result of level 0 if the best fleets of all LLMs, which may have several types, fit together.
+
+    The sum of the least values of level 0 is known to be reached if it is no more than that of these fleets,
+    or if the fleets of level 0 fit together too.
+    """
     best = [best_of(searched)[1] for searched in alone]
     level0 = [min((f.level0.search for _, f in each), key=lambda search: search.value) for each in alone]
     least = sum(search.value for search in level0)
@@ -245,7 +250,7 @@ def _search_alone(part: LlmQuestion, catalog: Catalog, seed: int, conditions: Co
         return search_llm(part.task, part.trace, catalog, seed=seed, conditions=conditions)
     except InfeasibleError as error:
         raise error.of_llm(f"{part.name}, even with all of the fleet for itself") from None
-    except PlannerError as error:
+    except PlannerError as error:  # All other errors have a message alone.
         raise type(error)(f"{part.name}: {error}") from None
 
 
@@ -258,7 +263,7 @@ def _simulate_in_turn(
     """
 
     def serve(k: int, left: FleetLimits) -> Counts | None:
-        by_policies: dict[Counts, float] = {}
+        by_policies: dict[Counts, float] = {}  # The value of the best fleet under each choice of policies.
         for problem, _ in alone[k]:
             if is_over(until):
                 return None

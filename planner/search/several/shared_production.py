@@ -58,9 +58,8 @@ class LlmOnPaper:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedProduction:
-    """The result for each LLM: its production, None where it requires no safety; its fleet; and the fleet
-    that it takes with all of the limits for itself. `how_chosen` is
-    None where the fleets are those on paper.
+    """The result for each LLM: its production, None if it requires no safety; its fleet; and the fleet that
+    it takes with all of the limits for itself. `how_chosen` is None if the fleets are those on paper.
     """
 
     productions: tuple[three_answers.Production | None, ...]
@@ -90,7 +89,7 @@ class _LlmProduction:
     def add_test_scenarios(self) -> None:
         """Add the scenarios of the failed test to those of the search."""
         assert self.test is not None and self.kept_in is not None
-        count = self.kept_in.futures
+        count = self.kept_in.futures  # How many scenarios were simulated.
         scenarios = [self.test.scenarios[self.test.first + i] for i in range(count)]
         scenarios += self.problem.oracle.scenarios
         self.problem = with_scenarios(
@@ -253,7 +252,7 @@ def _choose_fleets(
     known_problems = [
         _with_known_verdicts(llm, () if fleets is None else (fleets[k],)) for k, llm in enumerate(llms)
     ]
-    # The search ends after this much effort per LLM, in seconds of the search's clock.
+    # The search may simulate so many requests per LLM. On its clock a request takes EFFORT_S (work_clock.py).
     most_effort = effort_spent() + len(llms) * MOST_SEARCH_REQUESTS
     until = min(deadline, EFFORT_S * most_effort)
     designs = [
@@ -270,8 +269,9 @@ def _choose_fleets(
     if is_over(deadline):
         return None, shared
     now = now_s()
+    half_time = now + (deadline - now) / 2  # The rest is for what would help, if this finds nothing.
     progress("production: fleets of several types, the LLMs in turn")
-    mixed = _serve_in_turn(llms, limits, now + (deadline - now) / 2, any_mix=True)
+    mixed = _serve_in_turn(llms, limits, half_time, any_mix=True)
     if mixed is not None:
         return mixed, shared
     queries = joint_limits.SharedLimitQueries(designs, lambda: is_over(deadline), progress)
