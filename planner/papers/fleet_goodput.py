@@ -27,7 +27,10 @@ from planner.traffic.trace import Trace, spread_stamps
 from planner.units import finite_or_none, show_s
 
 LEAST_REQUESTS = 100  # The lowest rate keeps at least so many requests of a trace.
-LOWEST_RPS = 1e-4
+LOWEST_RPS = 1e-4  # No lower rates are tried.
+FIRST_SHARE = (
+    0.25  # The bisection begins at this share of the rate that work alone allows: fleets carry less.
+)
 
 Watch = Callable[[float, bool | None], None]
 """Called with each rate: with None before it is simulated, then with whether the SLO was kept."""
@@ -96,14 +99,17 @@ def fleet_goodput(
         watch(rate_rps, holds)
         return holds
 
-    # The bisection begins well below the bound by work.
-    rate = bisect_highest(
-        carries, guess_rps=most_rps(fleet, requests) / 4, tolerance_frac=tolerance_frac, lowest_rps=lowest_rps
+    goodput = bisect_highest(
+        carries,
+        guess_rps=FIRST_SHARE * most_rps(fleet, requests),
+        tolerance_frac=tolerance_frac,
+        lowest_rps=lowest_rps,
     )
-    is_kept = rate.rate_rps > 0
-    missed = None if is_kept else rule.first_missed(fleet, rate.fails_rps)
-    run = rule.run(fleet, rate.rate_rps if is_kept else rate.fails_rps, missed or 0)
-    answer = FleetGoodput(fleet, rate, rule, traffic_request is None, run)
+    is_kept = goodput.rate_rps > 0
+    # The run shown is one at the highest rate, or the first that missed the SLO at the lowest.
+    missed_seed = None if is_kept else rule.first_missed(fleet, goodput.fails_rps)
+    run = rule.run(fleet, goodput.rate_rps if is_kept else goodput.fails_rps, missed_seed or 0)
+    answer = FleetGoodput(fleet, goodput, rule, traffic_request is None, run)
     if not is_kept:
         raise _none_kept(answer, lowest_rps)
     return answer
@@ -131,6 +137,8 @@ def goodput_document(goodput: FleetGoodput) -> dict[str, Any]:
 
 
 def _replayed(requests: Trace, traffic_request: RateRequest) -> Traffic:
+    """The trace's own requests at a rate, however many these are."""
+
     def replayed(rate_rps: float, least: int, seed: int) -> Trace:
         return RateRequest(rate_rps, traffic_request.how, traffic_request.part).of(
             spread_stamps(requests, seed=seed), seed=seed

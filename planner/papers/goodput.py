@@ -34,8 +34,9 @@ from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import judge, measured
 from planner.traffic.trace import Trace, judged_span_s
 
-TOLERANCE_FRAC = 0.02
-LOWEST_RPS, HIGHEST_RPS = 1e-4, 1e6  # No lower and no higher rates are tried.
+TOLERANCE_FRAC = 0.02  # The rate is known to this share.
+LOWEST_RPS = 1e-4  # No lower rates are tried,
+HIGHEST_RPS = 1e6  # and no higher ones.
 MOST_REQUESTS = 500_000  # A steady run is not made longer than this.
 
 Traffic = Callable[[float, int, int], Trace]

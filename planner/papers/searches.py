@@ -1,5 +1,5 @@
 """The searches of DistServe, Vidur and Splitwise on the planner's own fits: rows for people, a document for
-programs. The command `plan papers` calls it; each paper's algorithm has a module of its own beside this one.
+programs. planner/commands/search_commands.py calls it; each paper's algorithm has a module beside this one.
 """
 
 from __future__ import annotations

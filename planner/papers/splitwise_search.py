@@ -30,6 +30,7 @@ from planner.domain import ROUNDING, Metric
 from planner.errors import InputError
 from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.llm import Llm
+from planner.simulator.layout import FINISHED
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.traffic.trace import Trace
@@ -51,6 +52,7 @@ class MachineDesign:
     token: WorkerType | None
 
     def fleet(self, llm: Llm, network: Network, prompts: int, tokens: int) -> Fleet:
+        """So many prompt machines and token machines; `tokens` is ignored if every machine does both."""
         if self.token is None:
             return Fleet(llm, (Pool("machine", "mixed", self.prompt, prompts),), BASELINE, network)
         pools = (Pool("prompt", "prefill", self.prompt, prompts), Pool("token", "decode", self.token, tokens))
@@ -98,7 +100,7 @@ def keeps_slowdowns(
         raise InputError(f"slowdown: the reference has {', '.join(alone_s)}, but not {unknown[0]}")
     simulation = simulate(fleet, trace)
     factors = slowdowns(simulation, alone_s)
-    return bool((simulation.status == 0).all()) and all(
+    return bool((simulation.status == FINISHED).all()) and all(
         np.quantile(factors[limit.metric], limit.percentile_frac) < limit.factor for limit in limits
     )
 
@@ -147,7 +149,7 @@ def find_cheapest_splits(
         if value < math.inf:
             high = min(high, math.floor((value * (1 + ROUNDING) - t * token_cost) / prompt_cost))
         p = least_p(t, fewest, high)
-        if p is None:
+        if p is None:  # Beside t, no count that is cheap enough holds.
             continue
         high = p  # More token machines never need more prompt machines.
         cost = p * prompt_cost + t * token_cost

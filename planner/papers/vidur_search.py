@@ -41,7 +41,7 @@ from planner.simulator.slo_verdict import value_s
 from planner.traffic.trace import Trace
 
 BATCHINGS = ("vllm-v1", "sarathi", "vllm-v0")
-LEAST_SHARE = 0.1  # The bisection begins at this share of the bound by work.
+LEAST_SHARE = 0.1  # The bisection begins at this share of the rate that work alone allows: fleets carry less.
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,7 @@ WHOLE = Space()
 
 
 def configuration_name(fleet: Fleet) -> str:
+    """Its replicas, batching and seats, as in "4 x h100 tp2 vllm-v1 128 seqs"."""
     pool, batching = fleet.pools[0], fleet.policies.batching
     return f"{pool.count} x {pool.type.name} {batching} {pool.type.max_num_seqs} seqs"
 
@@ -116,13 +117,14 @@ def configurations(
         for tp in (2**k for k in range(int(math.log2(gpu.gpus_per_node)) + 1)):
             for pp in space.pipelines:
                 if tp * pp > total_gpus or llm.heads % tp or pp > min(MAX_PP, llm.layers):
-                    continue
+                    continue  # There is no room for one replica, or the LLM cannot be split so.
                 latency = add_pipeline(catalog.step_latency(llm, gpu, tp), llm, gpu, tp, pp)
                 for budget in space.budgets:
                     for seats in space.seats:
                         kv_tokens = kv_cache_tokens(
                             llm, gpu, tp, pp, max_num_batched_tokens=budget, max_num_seqs=seats
                         )
+                        # A step must hold a token of every sequence.
                         if kv_tokens < max(least_kv_tokens, 1) or budget < seats:
                             continue
                         type_ = WorkerType(gpu, tp, latency, kv_tokens, budget, seats, pp).with_llm(llm)

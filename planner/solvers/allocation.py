@@ -79,6 +79,7 @@ def allocate(instance: Instance, *, time_limit_s: float = 60.0, engine: Engine =
         raise _stock_error(instance, time_limit_s)
     if outcome.status == "optimal":
         return _allocation(instance, n, x, outcome)
+    # The time ended first. The relaxation gives a bound, and counts if nothing better was found.
     relaxed, relaxed_n, relaxed_x = _formulate(instance, is_integer=False)
     relaxation = run_highs(relaxed, engine=engine)
     if relaxation.status == "infeasible":
@@ -108,11 +109,9 @@ def _formulate(
     used = _undominated(instance) if not may_exceed_stock else np.ones(len(c), bool)
 
     problem = pulp.LpProblem("allocation", pulp.LpMinimize)
+    most = [instance.stock[j] if used[j] else 0 for j in types]
     n = [
-        problem.add_variable(
-            f"n_{j}", 0, None if may_exceed_stock else instance.stock[j] if used[j] else 0, cat=category
-        )
-        for j in types
+        problem.add_variable(f"n_{j}", 0, None if may_exceed_stock else most[j], cat=category) for j in types
     ]
     slices = {  # These are f x_ij, so that merged slices are whole numbers.
         (i, j): problem.add_variable(f"x_{i}_{j}", 0, f or 1, cat=category if f else "Continuous")
@@ -154,6 +153,7 @@ def _undominated(instance: Instance) -> npt.NDArray[np.bool_]:
 def _allocation(
     instance: Instance, n: list[pulp.LpVariable], x: Shares, outcome: SolverOutcome
 ) -> Allocation:
+    """The solution in the variables, without the solver's rounding."""
     counts = tuple(whole_value(n_j) for n_j in n)
     share = np.zeros(instance.sustained_rps.shape)
     for (i, j), x_ij in x.items():

@@ -120,7 +120,7 @@ class _Level:
         return dict.fromkeys(columns, 1.0)
 
     def stretches(self, x: Floats) -> Stretches:
-        """When the level is up."""
+        """When the level is up in the solution x, whose 0s and 1s may be off by the solver's tolerance."""
         spans_up: Stretches = []
         begin_s = 0.0 if x[self.up[0]] > 0.5 else None
         for i, at_s in enumerate(self.points_s.tolist()):
@@ -139,7 +139,8 @@ def prices_by_level(day: DayTerms, c: int) -> Floats:
     usd_per_h = counts * float(day.prices()[c])
     for node, pools in day.pools_by_node_kind().values():
         if pools == [c]:
-            usd_per_h = usd_per_h + -(counts * pool.gpus) % node.gpus * node.idle_usd_per_h
+            idle_gpus = -(counts * pool.gpus) % node.gpus
+            usd_per_h = usd_per_h + idle_gpus * node.idle_usd_per_h
     # More workers may cost less only by the electricity of idle GPUs.
     return np.minimum.accumulate(usd_per_h[::-1])[::-1]
 
@@ -164,6 +165,7 @@ def least_lives(
             inside_s = min(to_s, float(ends_s[v])) - max(from_s, float(edges_s[v]))
             usd_of[v][column] = usd_of[v].get(column, 0.0) + inside_s / 3600 * usd_per_h
 
+    # A need for no more than the least workers of a pool is always met, and with it its cut.
     needed = [cut for cut in cuts if all(n >= day.pools[c].least for _, _, c, n in cut)]
     points: dict[tuple[int, int], set[float]] = {}
     for begin_s, end_s, c, n in (need for cut in needed for need in cut):

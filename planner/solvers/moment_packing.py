@@ -95,7 +95,7 @@ def _loads(u: Floats, worker_of: Ints) -> Floats:
 def _fewest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bool) -> tuple[int | None, int]:
     """`fewest` and `fewest_bound` of a BestPacking; CP-SAT is asked if the model `is_small`."""
     workers = u.shape[0]
-    if u.max(axis=2).min(axis=0).max() > 1 + TOLERANCE:
+    if u.max(axis=2).min(axis=0).max() > 1 + TOLERANCE:  # Some request fits no worker even alone.
         return None, workers + 1
     sums = u.min(axis=0).sum(axis=0)  # (R,): the workers that each resource fills at least.
     bound = min(max(1, math.ceil(float(sums.max()) - TOLERANCE)), workers + 1)
@@ -109,6 +109,7 @@ def _fewest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bo
     model, x = _model_of_places(u, packing)
     y = [model.new_bool_var(f"y_{i}") for i in range(workers)]
     for i, r in np.ndindex(workers, u.shape[2]):
+        # Rounded down, so that the bound is one; what is too large alone may as well be twice the capacity.
         units = np.floor(u[i, :, r] * WHOLE).astype(np.int64).clip(max=2 * WHOLE).tolist()
         load = cp_model.LinearExpr.weighted_sum(x[i], units)
         model.add(load <= WHOLE * y[i]).with_name(f"holds_{i}_{r}")
@@ -130,6 +131,7 @@ def _fewest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bo
 def _evenest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: bool) -> tuple[float, float]:
     """`least` and `least_bound` of a BestPacking; CP-SAT is asked if the model `is_small`."""
     workers, requests = u.shape[:2]
+    # All workers share the sum, and some worker has the largest request.
     bound = max(float(u.min(axis=0).sum(axis=0).max()) / workers, float(u.max(axis=2).min(axis=0).max()))
     packing = min(worker_of, _longest_first(u, order), key=lambda each: largest_load(u, each))
     least = largest_load(u, packing)
@@ -140,6 +142,7 @@ def _evenest(u: Floats, order: Ints, worker_of: Ints, kind_of: Ints, is_small: b
 
     model, x = _model_of_places(u, packing)
     scale = WHOLE / least  # The largest load of the packing known becomes the integer WHOLE.
+    # Rounded shares of the known packing exceed WHOLE by less than one for each request.
     z = model.new_int_var(math.floor(bound * scale), WHOLE + requests, "z")
     for i, r in np.ndindex(workers, u.shape[2]):
         units = np.floor(u[i, :, r] * scale).astype(np.int64).clip(max=2 * WHOLE).tolist()
@@ -174,6 +177,7 @@ def _model_of_places(u: Floats, hint: Ints | None) -> tuple[cp_model.CpModel, li
 
 
 def _assignment(solver: cp_model.CpSolver, x: list[list[cp_model.IntVar]]) -> Ints:
+    """The worker (J,) of each request in the solver's solution."""
     values = np.array([[solver.value(x_ij) for x_ij in row] for row in x])
     return np.asarray(values.argmax(axis=0), np.int64)
 

@@ -39,6 +39,8 @@ from planner.traffic.classes import select_requests
 from planner.traffic.sessions import arrivals_s, session_numbers, waits_for_others
 from planner.traffic.trace import Trace, measured_window
 
+BACKLOG_PARTS = 10  # The backlog test looks at the requests of the last of so many parts of the window.
+
 
 @dataclass(frozen=True, slots=True)
 class SloWork:
@@ -168,11 +170,13 @@ def _deadlines_of(slo: Slo, trace: Trace, *, guess_pace: bool) -> Deadlines:
     """The deadlines by those lines of the SLO that are of all requests."""
 
     def share(work: Work) -> float:
+        """The largest percentile of a limit that obliges this work, 0 without one."""
         return max(
             (limit.percentile_frac for limit in slo.limits if limit.metric_row.obliges == work), default=0.0
         )
 
     def loosest_s(*works: Work) -> float:
+        """The loosest limit that obliges one of these works, 0 without one."""
         return max((limit.limit_s for limit in slo.limits if limit.metric_row.obliges in works), default=0.0)
 
     works: tuple[Work, ...] = ("prefill", "mean pace", "every gap", "all")
@@ -206,7 +210,7 @@ def steady_work(slo: Slo, trace: Trace) -> Deadlines | None:
     start_s, end_s = measured_window(trace)
     patience_s = slo.patience_s(end_s - start_s)
     return Deadlines(
-        window_s=(end_s - (end_s - start_s) / 10, end_s),
+        window_s=(end_s - (end_s - start_s) / BACKLOG_PARTS, end_s),
         prefill_frac=STEADY_FRAC,
         prefill_s=patience_s,
         whole_frac=STEADY_FRAC,
@@ -232,7 +236,8 @@ def _in_all(deadlines: Deadlines, slo: Slo, trace: Trace) -> SloWork:
     ttft_s = max(
         (limit.limit_s for limit in slo.limits if limit.metric_row.obliges == "prefill"), default=0.0
     )
-    ttft_s = max(ttft_s, deadlines.prefill_s) if slo.selectors else ttft_s
+    if slo.selectors:  # `prefill_s` is the loosest deadline of all classes.
+        ttft_s = max(ttft_s, deadlines.prefill_s)
     decoding_s = deadlines.gap_s * float(trace.output_tokens.max())
 
     def span_s(bound_requests: BoundRequests) -> float:

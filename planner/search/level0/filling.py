@@ -93,8 +93,9 @@ class _Table:
         Options are filled from left to right. All but the last branch over several counts; the last one takes
         as many workers as the price and the limits leave room for.
         """
-        none = len(self.objective) - 1
+        none = len(self.objective) - 1  # The number of the filler option.
         ones = (chosen < none).astype(float)
+        # Others cannot serve, or cost too much with one worker of each option.
         is_open = self._serve(chosen) & (self._objective(chosen, ones) < self.value)
         filled_of, chosen = np.flatnonzero(is_open), chosen[is_open]
         counts, spent = np.zeros((len(chosen), 0)), np.zeros(len(chosen))
@@ -102,11 +103,11 @@ class _Table:
         for k in range(chosen.shape[1]):
             option = chosen[:, k]
             most = np.where(option < none, self._most(option, spent, left), 0.0)
-            some = ((most >= 1) & np.isfinite(most)) | (option == none)
+            has_room = ((most >= 1) & np.isfinite(most)) | (option == none)
             filled_of, chosen, counts, spent, option, most = (
-                each[some] for each in (filled_of, chosen, counts, spent, option, most)
+                each[has_room] for each in (filled_of, chosen, counts, spent, option, most)
             )
-            left = [each[some] for each in left]
+            left = [each[has_room] for each in left]
             if k == chosen.shape[1] - 1:
                 counts = np.column_stack([counts, most])
                 break
@@ -225,7 +226,7 @@ class _Nodes:
 
 @cache
 def _spread(largest: int) -> list[int]:
-    """The counts 1 to `largest`, of which MOST_COUNTS evenly spread ones where there are more."""
+    """The counts 1 to `largest`, or MOST_COUNTS evenly spread ones of these; 0 for the filler option."""
     return (
         [0]
         if largest == 0

@@ -24,7 +24,7 @@ from planner.solvers.whole_nodes import idle_usd_per_h, node_of
 
 # `every_mix` may list this many times its `most` vectors, since some vectors are no fleets (no decode pool).
 MOST_VECTORS = 4
-SAMPLE = 8  # This many fleets are simulated first, to judge what all would cost.
+SAMPLE = 8  # This many fleets are simulated first, to judge how long all would take.
 WAVE_SIZE = 32  # Fleets simulated in parallel; fixed, so that answers do not depend on the number of cores.
 
 
@@ -47,16 +47,16 @@ def _decode_counts(p: Bounded, d: Bounded, search: Search, value: float) -> tupl
     most_p = min(p.most, fleet_counts.count_below(p.option.objective, value, d.least * d.option.objective))
     if most_p < p.least or d.least > d.most:
         return empty, empty
-    if not np.isfinite(most_p):
+    if not np.isfinite(most_p):  # Nothing limits the prefill workers, so there is no end to the fleets.
         return np.array([float(p.least)]), np.array([np.inf])
     n_p = np.arange(p.least, int(most_p) + 1, dtype=float)
     most = np.full(len(n_p), d.most)
     if np.isfinite(value):
         left = value * (1 - ROUNDING) - n_p * p.option.objective
         if d.option.objective > 0:
-            most = np.minimum(most, np.ceil(left / d.option.objective) - 1)
+            most = np.minimum(most, np.ceil(left / d.option.objective) - 1)  # Strictly below the value.
         else:
-            most[left <= 0] = -1
+            most[left <= 0] = -1  # Free decode workers help no prefill pool that alone costs too much.
     for name, amount in search.limits.rows():
         left = amount * (1 + ROUNDING) - n_p * search.limits.use(name, p.option.type)
         if (use := search.limits.use(name, d.option.type)) > 0:
@@ -124,7 +124,7 @@ def walk(
         if verdicts.get(fleet_counts.names_of(counts)) is not False
     ]
     fleets.sort(key=lambda counts: -fleet_counts.objective(counts))
-    stride = max(len(fleets) // SAMPLE, 1)
+    stride = max(len(fleets) // SAMPLE, 1)  # The sample is spread evenly over the prices.
     fleets = [*fleets[::stride], *(counts for k, counts in enumerate(fleets) if k % stride)]
     done = 0
     while done < len(fleets):

@@ -65,7 +65,8 @@ def search_beyond_budgets(
         result = _search(wider, start, prove=prove, walks=walks)[0]
         unlimited = None if result is None else problem.oracle.fleet(result.best)
         if result is not None and problem.allows(result.best):
-            if not wider.out_of_time() or problem.out_of_time():
+            came_to_its_end = not wider.out_of_time()
+            if came_to_its_end or problem.out_of_time():
                 return _with_level0_within(problem, result, start, prove=prove, walks=walks), unlimited
             # The search was cut short: in the rest of the time others must beat what it found.
             start = (*start, problem.oracle.fleet(result.best))
@@ -120,6 +121,7 @@ def _without_budgets(problem: Problem) -> Problem | None:
         return None
 
     def watch(standing: SearchProgress) -> None:
+        """Tells of the best fleet only if it is within the limits of the question."""
         fleet = None if standing.fleet is None else standing.fleet()
         workers = () if fleet is None else [(pool.type, pool.count) for pool in fleet.running_pools]
         is_within_limits = fleet is not None and problem.limits.first_exceeded(workers) is None
@@ -143,6 +145,7 @@ def search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) ->
 
 
 def _search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -> Counts | None:
+    """As `search_again`, within the limits of this problem."""
     level0 = search_level0(problem, start, walks=False)
     start_counts = [counts for fleet in start if (counts := counts_of(fleet, level0.options))]
     if is_mixed:

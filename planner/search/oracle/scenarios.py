@@ -126,7 +126,7 @@ class Scenarios:
             prefill, decode = rng.standard_normal(2)
             return float(prefill), float(decode)
         rng = np.random.default_rng([self.seed, self.kind])
-        # The middles of `count` equal parts of the distribution, in one order for prefill, another for decode.
+        # The middles of `count` equal parts of the distribution, in an order of its own for each phase.
         quantiles = (rng.permuted(np.tile(np.arange(self.count), (2, 1)), axis=1) + 0.5) / self.count
         return normal(quantiles[0, number]), normal(quantiles[1, number])
 
