@@ -72,6 +72,7 @@ def operator_rows(times: tuple[OperatorTime, ...]) -> list[dict[str, Any]]:
 
 
 def _check_terms(pool: Pool) -> None:
+    """Refuse a pool whose step times are not a sum of operators."""
     kind = pool.type
     other = "step times of another program" if kind.form else "drafts" if kind.speculation else ""
     if other:
@@ -111,9 +112,10 @@ class _ChunkSums:
 def _pool_rows(
     pool: Pool, runs: npt.NDArray[np.void], inside_s: Floats, chunks: _ChunkSums
 ) -> list[OperatorTime]:
+    """The operators of one pool over its runs of equal steps (R,), of which `inside_s` (R,) count."""
     kind, latency = pool.type, pool.type.latency
     whole_s = run_seconds(runs)
-    steps = runs["steps"] * inside_s / whole_s
+    steps = runs["steps"] * inside_s / whole_s  # Inside the window, with fractions.
     decodes = runs["decodes"].astype(float)
     tokens = decodes + runs["prefill_tokens"]
     # A run's blocks are those at its first step; each decode reads one token more in every later step.
@@ -123,7 +125,7 @@ def _pool_rows(
     own_experts_s = experts_s = np.zeros(len(runs))
     if latency.joint_s:
         own_experts_s, experts_s = latency.joint_at(tokens), latency.joint_at(kind.dp * tokens)
-    mixed_s = latency.m_s * (chunks.prefills > 0)
+    mixed_s = latency.m_s * (chunks.prefills > 0)  # Steps with prefills read KV tokens more slowly.
     terms: list[tuple[str, Floats, Floats, str]] = [
         ("dense layers", wide_s - own_experts_s, tokens, "tokens"),
         ("experts", experts_s, kind.dp * tokens, "tokens"),

@@ -129,6 +129,7 @@ def plan_each_target(plan: Plan, planned_for: Callable[[str], Plan]) -> Plan:
 
 
 def _plan_for_targets(names: Sequence[str], planned_for: Callable[[str], Plan]) -> facts.ForTargets:
+    """The plan for targets that are alike, or why there is none."""
     try:
         plan = planned_for(names[0])
     except InfeasibleError:
@@ -184,6 +185,7 @@ def _judge_policies(plan: Plan, policies: Policies, deadline: float) -> RouterVe
 
 
 def _under_router_fact(target: str, routed: Deployed, judged: RouterVerdict, plan: Plan) -> facts.UnderRouter:
+    """The verdict on the plan's fleet under a target's router, as a fact."""
     policies = routed.policies
     simulated = (
         (policies.routing, policies.decode_routing) if len(routed.rule_names) > 1 else (policies.routing,)

@@ -19,7 +19,7 @@ from planner.search.problem.plan_problem import Problem, on_all_draws
 from planner.search.problem.stages import Stage
 from planner.solvers.master import Option
 
-# Fleets of one GPU type are looked for up to this many times the plan's value.
+# Fleets of one GPU type are looked for up to this many times the plan's value: a dearer one tells nothing.
 ALONE_TIMES = 4.0
 
 # All GPU types alone may simulate this many requests together.
@@ -55,6 +55,7 @@ def find_alternatives(
     alone = _cheapest_by_gpu(on_every_draw, level0, best, value)
     is_one_gpu = len({option.type.gpu.name for option, _ in best}) == 1
     is_mixed = all(option.role == "mixed" for option, _ in best)
+    # Kinds that are simpler than the plan, each with the best fleet of the kind that is known.
     kinds: list[tuple[str, Counts | None]] = []
     if not is_one_gpu:
         cost_of = {pool.counts: pool.cost for pool in alone.values() if pool.counts}
@@ -170,6 +171,7 @@ def _cheapest_mixed(
         return is_late and option.name not in search.least_holding, objective(((option, count),)), -budget
 
     def has_stopped() -> bool:
+        """Whether the effort or the time is used up."""
         return simulations_left <= 0 or problem.out_of_time()
 
     ordered = sorted(options, key=search_order)
@@ -178,13 +180,14 @@ def _cheapest_mixed(
         for option in ordered
         if option.name in search.least_holding and search.least_holding[option.name] <= most[option.name]
     ]
-    if len(best) == 1 and best[0][0] in options:
+    if len(best) == 1 and best[0][0] in options:  # The plan is such a pool itself.
         counts, ceiling = best, value
     elif mixed and not has_stopped() and check_holds(mixed[0], count := search.least_holding[mixed[0].name]):
         counts = ((mixed[0], count),)
         ceiling = objective(counts)
     # Of each worker size the first option in order, as later entries of the dict replace earlier ones.
     one_per_size = {(o.type.tp, o.type.pp, o.type.dp): o for o in reversed(ordered)}.values()
+    # No pool costs less than its least count, nor less than the best fleet of an exhausted search.
     price = max(_least_cost(options, most_failed), search.value if search.is_exhausted else 0.0) * _PRICE_STEP
     while counts is None and price < _PRICE_STEP * ceiling and not has_stopped():
         # The last price, at the ceiling, is tried with all options.

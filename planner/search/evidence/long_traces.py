@@ -72,6 +72,7 @@ class _BusyPart:
 
 def part_requests(seconds: float) -> int:
     """The requests of a part at the trace's mean rate, for a search with this time limit in seconds."""
+    # So many that there is time for twice WHOLE_SIMULATIONS simulations.
     fits = int(min(seconds / (2 * WHOLE_SIMULATIONS * REQUEST_S), PART_REQUESTS))
     return max(fits, min(LEAST_REQUESTS, PART_REQUESTS))
 

@@ -20,6 +20,7 @@ Verdicts = Mapping[Named, bool]
 
 
 def names_of(counts: Counts) -> Named:
+    """The fleet by the names of its options, which is a key without prices."""
     return tuple((option.name, count) for option, count in counts)
 
 
@@ -47,10 +48,12 @@ def in_order(counts: Iterable[tuple[Option, int]], options: Sequence[Option]) ->
 
 
 def workers_of(counts: Iterable[tuple[Option, int]]) -> list[tuple[WorkerType, int]]:
+    """The worker types of a fleet with their counts."""
     return [(option.type, count) for option, count in counts]
 
 
 def is_within(limits: FleetLimits, counts: Iterable[tuple[Option, int]]) -> bool:
+    """Whether a fleet exceeds none of the limits."""
     return limits.first_exceeded(workers_of(counts)) is None
 
 
@@ -102,8 +105,10 @@ def largest_below(option: Option, value: float, beside: Counts = ()) -> float:
     It is -1 where that of `beside` alone is not.
     """
     most = count_below(option.objective, value, by_gpu(beside))
-    if not math.isfinite(most) or most < 0 or (option.node is None and not any(o.node for o, _ in beside)):
+    has_nodes = option.node is not None or any(other.node for other, _ in beside)
+    if not math.isfinite(most) or most < 0 or not has_nodes:
         return most
+    # Idle GPUs of whole nodes lower the count further.
     below = value * (1 - ROUNDING)
     if objective(beside) >= below:
         return -1

@@ -19,7 +19,8 @@ from planner.units import show_s
 # An interval of traffic is sampled at so many rates that their requests together are about this many, but at
 # no fewer and no more rates than these.
 MOST_REQUESTS_OF_RATES = 1_000_000
-FEWEST_RATES, MOST_RATES = 5, 41
+FEWEST_RATES = 5
+MOST_RATES = 41
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +82,7 @@ def rates_frac(task: PlanQuestion, requests: Trace) -> tuple[float, ...]:
 
 
 def _requested_rate(trace: Trace, task: PlanQuestion, more_frac: float, *, seed: int) -> tuple[Trace, str]:
+    """As `requested_traffic`, at a rate that lies `more_frac` above the expected one."""
     rate_rps = task.rate_rps
     if task.described is not None:
         rate_rps = (task.described.mean_rps if rate_rps is None else rate_rps) * (1 + more_frac)

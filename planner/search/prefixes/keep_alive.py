@@ -64,7 +64,7 @@ def find_keep_alive(
     assert simulation.cached_tokens is not None
     outputs = trace.output_tokens if pool.role == "mixed" else np.ones(len(trace), np.int64)
     new_tokens = trace.input_tokens - simulation.cached_tokens + outputs
-    new_tokens = -(-new_tokens // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS
+    new_tokens = -(-new_tokens // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS  # In whole blocks, rounded up.
     span_s = (float(trace.arrival_s[0]), float(trace.arrival_s[-1]))
     all_every_s: list[float | None] = []
     number, busiest_s = 0, 0.0
@@ -72,7 +72,7 @@ def find_keep_alive(
         own = np.flatnonzero(simulation.prefill_worker == first + r)
         turnover_s = turnover_s_of(trace.arrival_s[own], new_tokens[own], room_tokens[r])
         if not own_leaves or math.isinf(turnover_s):
-            all_every_s.append(None)
+            all_every_s.append(None)  # Nothing is pinned here, or nothing ever leaves this cache.
             continue
         every_s, busy_s = max(TURNOVER_FRAC * turnover_s, LEAST_S), 0.0
         all_every_s.append(every_s)
@@ -80,7 +80,7 @@ def find_keep_alive(
             gaps_s = np.diff([span_s[0], *used_s, span_s[1]])
             router_requests = int(np.floor(gaps_s / every_s).sum())
             tokens = min(KV_BLOCK_TOKENS, leaf.tokens)  # The last block is computed anew.
-            step_s = pool.type.latency.step_s(float(tokens), float(tokens * leaf.tokens), 0.0, 0.0)
+            step_s = pool.type.latency.step_s(tokens=float(tokens), pairs=float(tokens * leaf.tokens))
             number, busy_s = number + router_requests, busy_s + router_requests * float(step_s)
         busiest_s = max(busiest_s, busy_s)
     return KeepAlive(tuple(all_every_s), 3600 * number / trace.duration_s, busiest_s / trace.duration_s)

@@ -103,6 +103,7 @@ def replayed_hits(
         for w in fronts:
             if depth[w] == most:
                 worker = workers[w]
+                # The last token of a prompt is always computed.
                 hit = min(worker.match(path, most) * part.prefix_block_tokens, tokens - 1)
                 seconds = worker.wait_s(time_s) + worker.token_s * (tokens - hit)
                 if seconds < best_s:
@@ -120,12 +121,16 @@ def _queue(trace: Trace, pool: Pool, room: Room, workers: int) -> _Queue:
     if pool.role == "mixed":
         # Decodes get the time that whole requests take beyond their prompts, spread over all workers.
         whole, prompts = (
-            float(least_seconds(Option(role, kind, 0.0), trace.input_tokens, trace.output_tokens).sum())
+            float(
+                least_seconds(
+                    Option(role, kind, objective=0.0), trace.input_tokens, trace.output_tokens
+                ).sum()
+            )
             for role in ("mixed", "prefill")
         )
         share = min((whole - prompts) / trace.duration_s / workers, BUSY_FRAC)
         context = room.sequences * float(trace.input_tokens.mean())
-        gap_s = float(kind.latency.step_s(room.sequences, 0.0, room.sequences, context))
+        gap_s = float(kind.latency.step_s(tokens=room.sequences, decodes=room.sequences, kv_tokens=context))
     return _Queue(
         token_s=cheapest_token_s(kind.latency, kind.max_num_batched_tokens),
         attention_pair_s=kind.latency.a_s,

@@ -72,10 +72,8 @@ def bill_fleet(
     for node in placement.nodes if placement else ():
         placed[node.kind] = placed.get(node.kind, 0) + 1
     nodes = _nodes_sold_whole(pools, placed)
-    rent, electricity = (
-        _rent_of_single_gpus(pools) + sum(each.usd_per_h for each in nodes),
-        _electricity(pools, nodes),
-    )
+    rent = _rent_of_single_gpus(pools) + sum(each.usd_per_h for each in nodes)
+    electricity = _electricity(pools, nodes)
     owned = sum(gpus for gpu, gpus in pools if gpu.name.endswith(OWNED))
     return Bill(
         rent + electricity,
@@ -121,7 +119,7 @@ def commitments(
             Commitment(
                 term,
                 _with_prices(fleet, prices, placement).usd_per_h,
-                rents[0] / rents[1] if rents[1] else None,
+                rents[0] / rents[1] if rents[1] else None,  # No discount on what is free on demand.
                 tuple(f"{gpu}: {each.provider}, {each.usd_per_h:g} USD/h" for gpu, each in offers.items()),
                 tuple(sorted(firm - set(offers))),
             )

@@ -35,7 +35,8 @@ from planner.units import show_s
 REFERENCE_BATCHED_TOKENS = 8192
 # Of described requests at most this share may be cut to the LLM's longest; then the description is of others.
 MOST_CUT_FRAC = 0.01
-MORE_STAGES = (2, 4)  # Pipeline stages that are tried where the LLM fits on no worker of one stage.
+MORE_STAGES = (2, 4)  # Pipeline stages that are tried if the LLM fits on no worker of one stage.
+MOST_REASONS = 4  # An error tells so many reasons, the last ones, which are those of more GPUs.
 
 
 class OutOfReachError(InfeasibleError):
@@ -95,7 +96,7 @@ def build_problem(
     InputError, and InfeasibleError for what no number of workers can mend.
     """
     llm = catalog.served_llm(task.llm)
-    check_images(llm, trace)
+    check_images(llm, trace)  # Both raise InputError.
     check_adapters(task.lora, trace, prefix_cache=task.prefix_cache)
     conditions, request = conditions or Conditions(), request or TrafficRequest.of(trace, task, seed=seed)
     requests, draws = request.requests, request.further
@@ -162,17 +163,19 @@ def build_problem(
 def _workers(
     task: PlanQuestion, llm: Llm, gpus: tuple[Gpu, ...], catalog: Catalog, longest_tokens: int
 ) -> tuple[tuple[WorkerType, ...], tuple[LeftOut, ...]]:
-    """The worker types that hold the longest request, and what was left_out out. Where no type does, types
-    with more pipeline stages are tried. Raises InfeasibleError if none of those does either.
+    """The worker types that hold the longest request, and what was left out. If no type holds it, types with
+    more pipeline stages are tried. Raises InfeasibleError if none of those does either.
     """
     left_out: tuple[LeftOut, ...] = ()
-    for stages in (task.stages, MORE_STAGES) if task.stages == (1,) else (task.stages,):
+    leaves_stages_open = task.stages == (1,)
+    for stages in (task.stages, MORE_STAGES) if leaves_stages_open else (task.stages,):
         engines = replace(Engines.of(task), stages=stages)
         types, others = worker_types(llm, gpus, catalog, longest_tokens, engines)
         left_out += others
         if types:
             return types, left_out
-    reasons = "; ".join(f"{item.name}: {reason_text(item.because)}" for item in left_out[-4:])
+    last_ones = left_out[-MOST_REASONS:]
+    reasons = "; ".join(f"{item.name}: {reason_text(item.because)}" for item in last_ones)
     raise InfeasibleError(
         f"{llm.name} ({llm.weight_bytes / 1e9:.0f} GB of weights) fits on no worker in stock: {reasons}. "
         "Add a GPU with more memory or more GPUs per node, or allow more pipeline stages (fleet: pp)"
@@ -184,6 +187,9 @@ def _workers(
 
 
 def _prefix_hits(task: PlanQuestion, trace: Trace) -> PrefixHits | None:
+    """The hits of prefix caches, if the question offers caches. Raises InputError for a trace on which they,
+    or a drift of prefixes, mean nothing.
+    """
     is_drifting = task.safety is not None and task.safety.prefix_drift_frac > 0
     if not task.prefix_cache:
         if is_drifting:

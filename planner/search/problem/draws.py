@@ -33,8 +33,11 @@ from planner.traffic.trace import Trace
 
 # Further draws may simulate so many requests in all, within these numbers of runs. Requests are counted, not
 # seconds, so that a plan does not depend on the machine.
-RUN_REQUESTS, RUNS_LEAST, RUNS_MOST = 1_500_000, 3, 100
+RUN_REQUESTS = 1_500_000
+RUNS_LEAST = 3
+RUNS_MOST = 100
 
+# The names of these simulations, by which `goes_on` and the report tell them apart (facts.LeftOut).
 OTHER_DRAWS: Literal["other-draws"] = "other-draws"
 MORE_DRAWS: Literal["more-draws"] = "more-draws"
 HISTORIES: Literal["histories"] = "histories"
@@ -47,11 +50,11 @@ def on_other_draws(
 
     `trace` is the whole one, as it was read. `goes_on` says whether there is time for one more run.
     """
-    first = seed + problem.task.draws
+    first = seed + problem.task.draws  # The search has seen the draws of the seeds before.
     drawn = requested_traffic(trace, problem.task, seed=first)[0]
     routing = problem.oracle.fleet(best).policies.routing
     if same_requests(drawn, problem.trace) and not ROUTING[routing].draws:
-        return None
+        return None  # Neither the traffic nor the router depends on the seed.
 
     def run(number: int) -> tuple[bool, Verdict]:
         requests = requested_traffic(trace, problem.task, seed=first + number)[0] if number else drawn

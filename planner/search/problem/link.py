@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.documents.facts import LinkTooSlow
-from planner.domain import KV_BLOCK_TOKENS, ROUNDING
+from planner.domain import KV_BLOCK_TOKENS, ROUNDING, STEADY_FRAC
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.required_work import find_deadlines, steady_work
 
@@ -31,8 +31,8 @@ def link_too_slow(problem: Problem) -> LinkTooSlow | None:
     if tested := steady_work(problem.slo, trace):
         last = tested.arrives(trace)
         until_s = tested.window_s[1] - tested.window_s[0] + tested.prefill_s + tested.gap_s
-        needs.append((last, int(np.ceil(last.sum() / 2)), until_s))
-    for requests, least, seconds in needs:  # `least` of these requests must hand over within `seconds`
+        needs.append((last, int(np.ceil(last.sum() * STEADY_FRAC)), until_s))
+    for requests, least, seconds in needs:  # `least` of these requests must hand over within `seconds`.
         bytes_per_s = _least_bytes(problem, requests, least) / seconds
         if bytes_per_s > bandwidth * (1 + ROUNDING):
             return LinkTooSlow(bytes_per_s, bandwidth, earlier=False)
@@ -50,13 +50,14 @@ def link_falls_behind(problem: Problem) -> LinkTooSlow | None:
     limits = [each for each in problem.slo.limits if each.metric == "ttft" and each.selector is None]
     if not network.is_shared or network.topology is not None or tested is None or not limits:
         return None
-    if (trace.output_tokens[tested.arrives(trace)] > 1).mean() <= 0.5:
+    if (trace.output_tokens[tested.arrives(trace)] > 1).mean() <= STEADY_FRAC:
         return None  # Half of the last tenth have no second token, so the backlog test needs no hand-off.
     start_s, end_s = tested.window_s
     measured = find_deadlines(problem.slo, trace).arrives(trace)
     until_s = end_s + tested.prefill_s + tested.gap_s - float(trace.arrival_s[0])
     for limit in limits:
         before = measured & (trace.arrival_s < start_s - limit.limit_s)
+        # As many as keep the limit, if all requests that come later do.
         must_keep = int(np.ceil(limit.percentile_frac * measured.sum())) - int((measured & ~before).sum())
         bytes_per_s = _least_bytes(problem, before, must_keep) / until_s
         if bytes_per_s > network.bandwidth_bytes_per_s:

@@ -60,7 +60,7 @@ def owned_first(problem: Problem, counts: Counts) -> Counts:
             continue
         owned = min(total, left[row] // option.type.gpus)
         left[row] -= owned * option.type.gpus
-        if owned < total and row not in gpus:
+        if owned < total and row not in gpus:  # The rest would have to be rented, which is not offered.
             return counts
         each = ((row + OWNED, owned), (row, total - owned))
         bought[kind] = [(_on_gpu(option, gpus[name], problem), count) for name, count in each if count]
@@ -146,6 +146,7 @@ def _tie_break_usd_per_h(problem: Problem, counts: Counts) -> float:
 
 
 def _kind(option: Option) -> WorkerKind:
+    """The kind of an option's workers."""
     worker, gpu = option.type, option.type.gpu
     on_row = replace(worker, gpu=replace(gpu, name=row_of(gpu.name)))
     return WorkerKind(option.role, on_row.name, gpu.name.endswith(SPOT))

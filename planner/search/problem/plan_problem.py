@@ -120,6 +120,7 @@ class Problem:
         return f"best so far {value:,.2f} {OBJECTIVE_UNITS.get(self.task.objective, '')}".rstrip()
 
     def out_of_time(self) -> bool:
+        """Whether the deadline has passed, or the time limit on the wall clock."""
         return is_over(self.deadline)
 
 
