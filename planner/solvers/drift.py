@@ -31,8 +31,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 SIZES_SIGMA = (0.2, 0.5, 1.0)  # The values of k in the formula.
-CLIP_SIGMA = 3.0
-# A drift is over when its log evidence has fallen this far below its most.
+CLIP_SIGMA = 3.0  # No window counts as farther from the edge than this.
+# A drift is over when its log evidence has fallen this far below its most: 1000 to 1 against it.
 OVER_AFTER_FALL = math.log(1000.0)
 
 

@@ -122,14 +122,15 @@ def _occupied_s(trace: Trace, slo: Slo, edges_s: Floats, start_s: float) -> Floa
     arrival_s, most_s = trace.arrival_s, np.zeros(len(edges_s) - 1)
     inside = np.flatnonzero((arrival_s >= edges_s[0]) & (arrival_s <= edges_s[-1]))
     times_s = arrival_s[inside]
-    if len(times_s) < 2:
+    if len(times_s) < 2:  # There is no time between two arrivals.
         return most_s
     window_of = window_numbers(times_s, edges_s)
     ends = np.searchsorted(window_of, np.arange(len(most_s)), "right")
     requests = np.diff(ends, prepend=0)
     for limit in slo.limits:
-        if limit.selector is not None or not limit.metric_row.has_queue or start_s <= limit.limit_s:
-            continue
+        waits_for_start = limit.metric_row.has_queue and start_s > limit.limit_s
+        if limit.selector is not None or not waits_for_start:
+            continue  # A worker that starts at once would be in time, or other requests may be late.
         late = np.array([allowed_above(limit.percentile_frac, int(n)) for n in requests])
         # If no worker is paid at u in (a_i, a_(i+1)], requests `first` to `until` - 1 are late: those that
         # arrive from a_(i+1) to before a_i + g - s. Too many of them may fall into the first one's window, or

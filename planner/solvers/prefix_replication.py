@@ -54,7 +54,8 @@ WHOLE_CELLS = 300  # Up to so many nodes x replicas (cells) the whole program go
 WHOLE_WORK = (
     30_000  # The solver's branch-and-bound nodes times cells are at most these: 5 CPU s for 300 cells.
 )
-ROUTINGS = 1400  # The search computes so many routings at most,
+# A routing sends every class of requests to replicas. The search computes so many at most.
+ROUTINGS = 1400
 POLISH_ROUTINGS = 200  # Polishing a placement routes so often: 2 CPU s for 120 nodes on 8 replicas.
 OPTIMAL_FRAC = 10 * SAME_FRAC  # A load so close to its bound is optimal but for the solver's tolerance.
 
@@ -167,10 +168,8 @@ def polish_replication(
     work: the answer is the same on every machine, unless the time limit comes first.
     """
     prices = PrefixPrices(demand, start.placed.shape[1], memory_tokens, sessions)
-    best, budget = (
-        prices.best_routing(start.placed),
-        RoutingBudget(POLISH_ROUTINGS, time.monotonic() + time_limit_s),
-    )
+    best = prices.best_routing(start.placed)
+    budget = RoutingBudget(POLISH_ROUTINGS, time.monotonic() + time_limit_s)
     low = max(start.bound, hot_bound(demand, prices.replicas, memory_tokens, sessions))
     if best.placed.size <= WHOLE_CELLS:
         best, proven = _solve_whole_program(prices, best, time_limit_s=budget.left_s())
@@ -179,18 +178,14 @@ def polish_replication(
     if best.largest_load > bound * (1 + OPTIMAL_FRAC):
         best = prices.search(best, bound * (1 + OPTIMAL_FRAC), budget, rng)
     replication = _replication(prices, best, bound)
-    return (
-        replication
-        if replication.largest_load < start.largest_load
-        else replace(
-            start,
-            bound=min(bound, start.largest_load),
-            is_optimal=start.largest_load <= bound * (1 + OPTIMAL_FRAC),
-        )
-    )
+    if replication.largest_load < start.largest_load:
+        return replication
+    is_optimal = start.largest_load <= bound * (1 + OPTIMAL_FRAC)
+    return replace(start, bound=min(bound, start.largest_load), is_optimal=is_optimal)
 
 
 def _replication(prices: PrefixPrices, best: Routed, bound: float) -> Replication:
+    """The placement with its loads; a bound above them is one by rounding alone."""
     return Replication(
         best.placed,
         best.rates_rps,
@@ -238,7 +233,7 @@ def _solve_whole_program(prices: PrefixPrices, best: Routed, *, time_limit_s: fl
         problem += work - pulp.lpSum(saved) - s <= largest, f"load_{r}"
     for u in classes:
         problem += pulp.lpSum(y[u, r] for r in replicas) == float(demand.rate_rps[u]), f"served_{u}"
-    problem.setObjective(largest + 0)
+    problem.setObjective(largest + 0)  # PuLP takes an expression, not a variable.
     most_nodes = max(WHOLE_WORK // best.placed.size, 1)
     outcome = run_highs(problem, time_limit_s=time_limit_s, start=True, most_nodes=most_nodes)
     if outcome.status not in ("optimal", "feasible"):

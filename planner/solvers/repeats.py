@@ -23,9 +23,9 @@ import numpy as np
 if TYPE_CHECKING:  # A document of runs is read without the simulator, which takes two seconds to import.
     from planner.simulator.slo_verdict import Verdict
 
-CONFIDENCE_FRAC = 0.95
-
-FEW_FRAC, MOST_FRAC = 0.90, 0.99  # These are p0 and p1 of the test.
+CONFIDENCE_FRAC = 0.95  # Of the intervals, and of the test: an error in at most 5 % of cases.
+FEW_FRAC = 0.90  # p0 of the test.
+MOST_FRAC = 0.99  # p1 of the test.
 
 Decision = Literal["holds", "fails", "open"]
 

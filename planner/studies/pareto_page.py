@@ -17,6 +17,7 @@ from planner.studies.pareto_frontier import Frontier, frontier_document
 from planner.units import show_s
 
 NAMES = ("pareto.html", "pareto.csv", "pareto.json", "pareto.png")
+BEYOND_FIRST = 1.05  # Without a loosest limit the chart ends at so many times the first corner.
 
 
 def render_frontier(frontier: Frontier) -> dict[str, str | bytes]:
@@ -59,8 +60,9 @@ def draw_frontier(frontier: Frontier) -> Any:
         [step.value for step in frontier.steps],
         [f"{step.fleet.gpus} GPUs" for step in frontier.steps],
         (f"{frontier.axis} [{frontier.unit}]", f"{frontier.objective} [{frontier.objective_unit}]"),
-        # Without a loosest limit the chart ends a little beyond the first corner.
-        loosest=frontier.loosest if math.isfinite(frontier.loosest) else 1.05 * frontier.steps[0].corner,
+        loosest=frontier.loosest
+        if math.isfinite(frontier.loosest)
+        else BEYOND_FIRST * frontier.steps[0].corner,
         requested=None
         if question_step is None or frontier.question_limit is None
         else (frontier.question_limit, question_step.value),

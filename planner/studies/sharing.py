@@ -71,7 +71,7 @@ def _compare(
         part_study = study.on_part(trace, study.work_limit_s / len(parts))
         try:
             fleets.append(ClassAlone(name, part_study.ask(task).value))
-        except (InfeasibleError, OutOfTimeError, InputError):
+        except (InfeasibleError, OutOfTimeError, InputError):  # InputError: for instance too few requests.
             return NotShared(name, "")
     separate = sum(fleet.value for fleet in fleets)
     unit = OBJECTIVE_UNITS[parts[0][1].objective]
@@ -82,7 +82,7 @@ def _separate(task: PlanQuestion, trace: Trace) -> Iterator[tuple[str, PlanQuest
     """Each class with the question of it alone, and its requests."""
     selectors = task.slo.selectors
     numbers = class_numbers(selectors, trace)
-    for number, selector in ((-1, None), *enumerate(selectors)):
+    for number, selector in ((-1, None), *enumerate(selectors)):  # -1: requests of no class.
         class_requests = np.flatnonzero(numbers == number)
         limits = tuple(limit for limit in task.slo.limits if limit.selector in (None, selector))
         if not class_requests.size or not limits:

@@ -97,12 +97,12 @@ class Search:
     counted: tuple[float, float] | None = None
 
     def offer(self, counts: Counts) -> None:
-        """Take note of a fleet that holds."""
+        """Record a fleet that holds; it becomes the best one if it is cheaper."""
         if len(counts) == 1:
             ((option, count),) = counts
             self.least_holding[option.name] = min(count, self.least_holding.get(option.name, count))
         value = objective(counts)
-        if value < self.value * (1 - ROUNDING):  # It is less by more than rounding.
+        if value < self.value * (1 - ROUNDING):
             self.best, self.value = counts, value
 
 
@@ -122,13 +122,14 @@ def first_incumbent(
     alive = [item for item in bounded if item.least <= item.most]
 
     def any_holds_below(value: float) -> bool:
+        """Whether some option holds with the most workers that cost less; such fleets are offered."""
         holding: dict[str, Counts] = {}
 
         def try_option(item: Bounded) -> None:
             option, name = item.option, item.option.name
             count = int(min(item.most, largest_below(option, value), item.too_many))
             if count < max(item.least, search.most_failed.get(name, 0) + 1):
-                return
+                return  # It is known to fail.
             if holds([((option, count),)])[0]:
                 holding[name] = ((option, count),)
             else:
@@ -137,7 +138,7 @@ def first_incumbent(
         try:
             for wave in _waves(alive):
                 run([lambda item=item: try_option(item) for item in wave])  # type: ignore[misc]
-        finally:  # What was found counts even where the time limit ends the wave.
+        finally:  # What was found counts even if the time limit ends the wave.
             for item in alive:
                 if item.option.name in holding:
                     search.offer(holding[item.option.name])
@@ -152,7 +153,7 @@ def first_incumbent(
             return
         failed, value = value, _PRICE_GROWTH * value
     while search.value > _NEAR * failed > 0 and math.isfinite(search.value) and not out_of_time():
-        middle = math.sqrt(failed * search.value)
+        middle = math.sqrt(failed * search.value)  # Half way on a scale of factors.
         if not any_holds_below(middle):
             failed = middle
 
@@ -228,7 +229,7 @@ def least_that_holds(
     `guess` is the answer or a little less. `least_holding` is a count known to hold.
     """
     failed = least - 1
-    if guess is not None:
+    if guess is not None:  # Go up from the guess in growing strides.
         stride = 1
         while guess < min(most, item.too_many):
             if holds(guess):

@@ -25,7 +25,7 @@ def owned_candidates(problem: Problem, level0: Level0) -> list[Counts]:
     Then all owned GPUs beside level 0's best fleet; the dearest workers of these are taken away as long as
     the fleet holds.
     """
-    if problem.task.objective != "cost":
+    if problem.task.objective != "cost":  # Owned GPUs draw power and count as rented ones do.
         return []
     fleets: list[Counts] = []
     on_owned: Counts = ()  # Workers on all owned GPUs of every type so far.
@@ -91,8 +91,8 @@ def _smallest_fleet(problem: Problem, row: str) -> Counts | None:
 
 def _owned_part(smallest: Counts, owned: int) -> Counts:
     """The part of the smallest fleet for which `owned` GPUs suffice; empty if a pool would get no worker."""
-    share = owned / sum(option.type.gpus * count for option, count in smallest)
-    counts = tuple((option, int(count * min(share, 1.0))) for option, count in smallest)
+    share = min(owned / sum(option.type.gpus * count for option, count in smallest), 1.0)
+    counts = tuple((option, int(count * share)) for option, count in smallest)
     return counts if all(count for _, count in counts) else ()
 
 
@@ -102,7 +102,7 @@ def without_needless_workers(counts: Counts, problem: Problem) -> Counts:
     """
     fleet_counts = dict(counts)
     for option, holding in sorted(counts, key=lambda pool: -pool[0].objective):
-        failed = -1
+        failed = -1  # Even a count of 0 may hold.
         while holding - failed > 1 and not problem.out_of_time():
             fleet_counts[option] = (failed + holding) // 2
             fleet = tuple((other, count) for other, count in fleet_counts.items() if count)

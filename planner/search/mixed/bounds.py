@@ -20,6 +20,7 @@ from planner.traffic.workload import to_classes
 
 BOUND_SHARE = 0.25  # The bound may take this part of the time that is left: the search needs the rest.
 SHADOW_S = 20.0  # The prices of all limits together may take so long.
+SOLVER_FRAC = 1e-6  # By rounding of the solver the bound may lie above a fleet's value by this share.
 
 
 def lower_bound(problem: Problem) -> float | None:
@@ -31,7 +32,7 @@ def lower_bound(problem: Problem) -> float | None:
     """
     options, in_bursts = _all_envelopes(problem), 0.0
     deadline = wall_deadline_s(problem.deadline, BOUND_SHARE)
-    if problem.hits is None:
+    if problem.hits is None:  # With prefix caches nobody knows what a single request costs.
         slo, trace = problem.slo, problem.trace
         obligations = [
             deadlines
@@ -45,6 +46,7 @@ def lower_bound(problem: Problem) -> float | None:
 
 
 def _load(problem: Problem) -> TrafficLoad:
+    """What the traffic demands of any fleet, as the master problem takes it."""
     network = problem.task.network
     return TrafficLoad(
         workload=problem.hits.classes() if problem.hits else to_classes(problem.trace),
@@ -60,13 +62,13 @@ def checked_bound(lower: float | None, value: float) -> float:
     """The bound, checked against a fleet that holds and has this value: raises BoundError if the bound is
     above it. `lower` None says that no fleet is within the limits, which this fleet disproves.
     """
-    if lower is None or lower > value * (1 + 1e-6):
+    if lower is None or lower > value * (1 + SOLVER_FRAC):
         claim = "no fleet is within the limits" if lower is None else f"no fleet costs less than {lower:.6g}"
         raise BoundError(
             f"internal error: the lower bound says that {claim}, and a fleet of {value:.6g} keeps the SLO. "
             "The bound is wrong, so no certificate is written. Please report it with the trace and slo.yaml"
         )
-    return min(lower, value)  # The solver's rounding may have put the bound above by a millionth.
+    return min(lower, value)
 
 
 def shadow_prices(problem: Problem) -> dict[FleetLimit, float]:

@@ -28,11 +28,13 @@ from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.problem.options import by_hardware, hardware
 from planner.solvers.master import FleetLimits, Option
 
-FIRST_TYPES, MOST_TYPES = 3, 4  # Fleets of four worker types are tried after those of up to three.
-LEAST_SHARE = 0.5  # Fleets that are expected to carry less than half of the traffic are not simulated.
+FIRST_TYPES = 3  # Fleets of up to so many worker types are tried first,
+MOST_TYPES = 4  # and then those of up to so many.
+LEAST_SHARE = 0.5  # Fleets that are expected to carry a smaller share of the traffic are not simulated.
 LEARNING_RATE = 0.5  # The exponent with which one simulation corrects the shares of its fleet's options.
+NEARBY = range(-2, 2)  # By so many workers each pool of a neighbour differs from the best fleet.
 ALIKE_FRAC = 0.5  # Other settings of the same role and hardware are corrected with this part of the exponent.
-MARGIN_FRAC = 0.03  # A simulation pulls the estimate to 1.03 for a fleet that holds, 0.97 for one that fails.
+MARGIN_FRAC = 0.03  # A simulation pulls the estimate this far above 1 for a fleet that holds, else below 1.
 
 Shares = npt.NDArray[np.float64]
 
@@ -91,6 +93,7 @@ def _promising_first(
 
 
 def _counts(vector: Vectors, options: Sequence[Option]) -> list[tuple[Option, int]]:
+    """The fleet with these counts (J,) of the options, without pools of no workers."""
     return [(option, int(n)) for option, n in zip(options, vector, strict=True) if n]
 
 
@@ -144,7 +147,8 @@ def _learn(
     options of the same role and hardware.
     """
     target = 1 + MARGIN_FRAC if holds else 1 - MARGIN_FRAC
-    if estimate < target if holds else estimate > target:
+    is_wrong = estimate < target if holds else estimate > target
+    if is_wrong:
         parts = np.where(vector > 0, 1.0, ALIKE_FRAC * alike[vector > 0].any(axis=0))
         learned *= (target / estimate) ** (LEARNING_RATE * parts)
 
@@ -173,12 +177,12 @@ def improve_nearby(
         value = fleet_counts.objective(best)
         neighbours = [
             tuple((option, n + more) for (option, n), more in zip(best, changes, strict=True) if n + more > 0)
-            for changes in itertools.product(range(-2, 2), repeat=len(best))
+            for changes in itertools.product(NEARBY, repeat=len(best))
         ]
         cheaper = [
             counts
             for counts in neighbours
-            if fleet_counts.objective(counts) < value * (1 - ROUNDING)  # By more than rounding.
+            if fleet_counts.objective(counts) < value * (1 - ROUNDING)
             and fleet_counts.names_of(counts) not in seen
             and fleet_counts.names_of(counts) not in oracle.verdicts
             and _can_serve([option for option, _ in counts])

@@ -1,6 +1,6 @@
 """Better placements of pinned prefixes, for the best fleet and for those with one worker fewer.
 
-A search places the pinned prefixes of each fleet quickly (oracle/pinning.py). For the best fleet and its
+A search places the pinned prefixes of each fleet quickly (prefixes/pinning.py). For the best fleet and its
 smaller neighbours the placement is polished (solvers/prefix_replication.py): a fixed amount of work looks for
 a smaller load of the busiest worker. The simulation decides whether that helps: a polished placement is used
 where a fleet with fewer workers holds with it, or where more requests keep their limits.
@@ -25,6 +25,7 @@ from planner.search.prefixes.pinning import PolishedPins
 from planner.search.problem.plan_problem import Problem
 
 LEAST_ALLOWED_FRAC = 1e-9  # Stands for the share of misses that a line at p100 allows.
+LEAST_POLISH_S = 1.0  # Polishing has at least this long, even if the time is over.
 
 
 def polish_pins(
@@ -60,7 +61,7 @@ def is_worth_polishing(problem: Problem) -> bool:
 def polish_placements(problem: Problem, pools: Sequence[Pool]) -> dict[str, PolishedPins]:
     """The polished placements of these pools. Only the time limit of the plan ends that work early."""
     assert problem.oracle.pinning is not None
-    left_s = max(wall_deadline_s(problem.deadline) - time.monotonic(), 1.0)  # 1 s even if the time is over
+    left_s = max(wall_deadline_s(problem.deadline) - time.monotonic(), LEAST_POLISH_S)
     return problem.oracle.pinning.polish(pools, time_limit_s=left_s)
 
 
@@ -75,6 +76,7 @@ def find_lighter_fleet(problem: Problem, counts: Counts) -> Counts | None:
         if fewer[k][1] < 1 or not problem.allows(fewer):
             continue
         pools = oracle.fleet(fewer).pools
+        # Such a placement is in use already, or none is better than the quick one, which fails.
         if pinning.uses_polished(pools) or not any(
             each.is_better for each in polish_placements(problem, pools).values()
         ):

@@ -11,6 +11,7 @@ from planner.units import counted
 
 @singledispatch
 def reason_text(because: object) -> str:
+    """A reason in words; each kind of reason has a function below."""
     raise TypeError(f"no words for {because!r}")
 
 
