@@ -283,6 +283,7 @@ def free_counts(
         return rules.prefill.carries(prefill_alone(setting, option.type, n), rate_rps)
 
     def for_each(ask: Callable[[Counts], bool]) -> Callable[[Sequence[Counts]], list[bool]]:
+        """The question of one fleet as one of many, which the search asks."""
         return lambda fleets: [ask(counts) for counts in fleets]
 
     search = Search(FleetLimits(stock={}))
@@ -306,6 +307,7 @@ def free_counts(
 
 
 def _fleet(setting: Setting, counts: Counts) -> Fleet:
+    """The fleet of a prefill and a decode pool with these counts."""
     (prefill, n), (decode, m) = counts
     return pair_fleet(setting, prefill.type, decode.type, counts=(n, m))
 
@@ -324,7 +326,8 @@ def smaller_neighbours(fleet: Fleet, rule: GoodputRule, rate_rps: float) -> tupl
 
 
 def _option(role: Role, type_: WorkerType) -> Option:
-    return Option(role, type_, type_.gpus)
+    """The option with GPUs as its objective."""
+    return Option(role, type_, objective=type_.gpus)
 
 
 def _fits_node(prefill: WorkerType, decode: WorkerType, stages: int) -> bool:
@@ -349,4 +352,5 @@ def _best_first(fleets: Iterable[Fleet], measure: Measure) -> tuple[Measured, ..
 
 
 def _replicas(rate_rps: float, best: Measured) -> int:
+    """How many instances, or pairs, carry the rate if their goodputs add up."""
     return math.ceil(rate_rps / best.rate_rps - ROUNDING)

@@ -79,7 +79,9 @@ class SeriesLevel:
         """
         seen = self.seen
         if seen >= self.learn:
-            spread = max(math.sqrt(self._squares / (seen - 1)), 1e-9 * max(abs(self.mean), 1.0))
+            # Equal values would have no spread: then any other value is a shift.
+            spread = max(math.sqrt(self._squares / (seen - 1)), ROUNDING * max(abs(self.mean), 1.0))
+            # The last factor: the mean of the values seen has an error of its own.
             z = (value - self.mean) / spread * math.sqrt(seen / (seen + 1))
             for side in self._sums:
                 self._sums[side] = max(0.0, self._sums[side] + side * z - self.drift_sigma)

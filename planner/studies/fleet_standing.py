@@ -47,7 +47,7 @@ def measure_standing(
     counts = oracle.counts(fleet)
     kept_in, is_kept = None, False
     if scenarios is not None and (safety := scenarios.task.safety) is not None:
-        test = ScenarioTest(oracle, scenarios, safety, 0, lambda: False)  # There is no time limit.
+        test = ScenarioTest(oracle, scenarios, safety, first=0, out_of_time=lambda: False)
         kept_in = test.decide(counts)
         is_kept = is_test_passed(kept_in, safety)
     ends = find_headroom(oracle, counts) if oracle.holds([counts])[0] else None

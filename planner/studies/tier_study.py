@@ -304,6 +304,7 @@ def break_even_tokens(worker: WorkerType, token_s: float, most_tokens: int) -> i
 
 
 def _break_evens(llm: Llm, types: Sequence[WorkerType], tiers: Mapping[str, KvTier]) -> list[BreakEven]:
+    """The break-even of each tier for each of these worker types."""
     rows = []
     memory = next((tier for tier in tiers.values() if tier.kind == "memory"), None)
     for tier in tiers.values():
@@ -311,7 +312,7 @@ def _break_evens(llm: Llm, types: Sequence[WorkerType], tiers: Mapping[str, KvTi
             # The time of a token does not depend on the size, for which 1 byte stands.
             offload = KvOffload(1.0, tier.bandwidth_bytes_per_s, is_shared=tier.kind == "store")
             token_s = offload.token_s(llm, worker.tp)
-            if tier.kind == "disk" and memory is not None:  # It crosses both links at once.
+            if tier.kind == "disk" and memory is not None:  # Its blocks go through memory, both at once.
                 to_gpu = KvOffload(1.0, memory.bandwidth_bytes_per_s)
                 token_s = max(token_s, to_gpu.token_s(llm, worker.tp))
             rows.append(

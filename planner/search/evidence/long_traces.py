@@ -213,7 +213,8 @@ def _find_smaller_fleet(plan: Plan, trace: Trace, over_whole: OverTheWhole, dead
         fails, holds = 0, counts[i]
         while holds - fails > 1 and not is_over(deadline):
             fewer = [*counts]
-            fewer[i] = holds - 1 if holds == counts[i] else (fails + holds) // 2
+            is_first = holds == counts[i]
+            fewer[i] = holds - 1 if is_first else (fails + holds) // 2
             if keeps_slo(fewer):
                 holds = fewer[i]
             else:

@@ -49,7 +49,9 @@ class PrefixHits:
         return hits.astype(np.int64)
 
     def lengths(self, cache_tokens: float = math.inf) -> TraceLengths:
-        """Distinct lengths with cached tokens. The cache's size is a power of two: few are computed."""
+        """Distinct lengths with cached tokens. The cache's size is rounded to a power of two, so that few
+        sizes are computed.
+        """
         if not math.isinf(cache_tokens):
             cache_tokens = 2.0 ** round(math.log2(max(cache_tokens, 1.0)))
         if cache_tokens not in self._known:

@@ -96,6 +96,7 @@ class SharedPlan:
 
     @property
     def gap_frac(self) -> float:
+        """The share of the value on paper that the bound leaves open."""
         return (self.value_on_paper - self.bound) / self.value_on_paper if self.value_on_paper else 0.0
 
     @property
