@@ -147,9 +147,8 @@ def _cheapest_mixed(
     requests = len(problem.trace) + sum(map(len, problem.draws))
     simulations_left = max(effort / requests, ALONE_LEAST_SIMULATIONS)
     most_failed, most = _known_ranges(problem, level0, options)
-    counts: Counts | None = None
+    counts, notes = None, tuple[Note, ...]()
     ceiling = ALONE_TIMES * value
-    notes: tuple[Note, ...] = ()
 
     def check_holds(option: Option, count: int) -> bool:
         nonlocal simulations_left
@@ -171,7 +170,6 @@ def _cheapest_mixed(
         return is_late and option.name not in search.least_holding, objective(((option, count),)), -budget
 
     def has_stopped() -> bool:
-        """Whether the effort or the time is used up."""
         return simulations_left <= 0 or problem.out_of_time()
 
     ordered = sorted(options, key=search_order)
