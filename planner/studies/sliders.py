@@ -25,6 +25,7 @@ from planner.traffic.scaling import sped_up
 from planner.traffic.trace import Trace
 
 # Factors on the request rate, step times, limits of the SLO, and workers of each pool (rounded up).
+# Each list has the plan's own 1.0. All combinations are simulated, so the lists are short.
 TRAFFIC = (0.5, 0.75, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.75, 2.0)
 STEPS = (0.9, 1.0, 1.1, 1.25)
 LIMITS = (0.5, 0.75, 1.0, 1.5, 2.0)

@@ -25,7 +25,7 @@ def read_plan(path: Path, catalog: Catalog) -> tuple[Plan, str]:
     simulation = simulate(written.fleet, written.trace, limits=written.slo.limits, record=True)
     verdict = judge(simulation, written.slo)
     for k, line in enumerate(verdict.lines):
-        written.check_percentile(line.limit, k, line.value_s)
+        written.check_percentile(line.limit, k, line.value_s)  # InputError if the file says another value.
     rng = np.random.default_rng(written.certificate.seed)
     plan = Plan(
         status=written.status,

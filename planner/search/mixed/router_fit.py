@@ -10,6 +10,9 @@ from planner.policies import ROUTING
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Oracle
 
+# A line on all requests allows no miss. Its room is divided by this share, which keeps it finite.
+LEAST_ALLOWED_FRAC = 1e-3
+
 
 def fitted(oracle: Oracle, counts: Counts) -> Policies:
     """The oracle's policies with their router's settings fitted to its trace and SLO, on these workers.
@@ -36,12 +39,11 @@ def _room(oracle: Oracle, policies: Policies, counts: Counts) -> float:
     """
     _, verdict = oracle.verdict(replace(oracle.fleet(counts), policies=policies), record=False)
     if not verdict.is_steady:
-        return -float("inf")
+        return -float("inf")  # The backlog grows, so the fleet misses the SLO whatever its percentiles are.
     # (share of requests within the limit, share that must be) of each line.
     shares = [(line.decides[1], line.limit.percentile_frac) for line in verdict.lines]
     if oracle.slo.attainment_frac is not None:
         worst = verdict.attainment_worst
         attained = verdict.attainment_frac if worst is None else worst.kept_frac
         shares.append((attained, oracle.slo.attainment_frac))
-    # A limit on all requests allows no miss; 0.1 % keeps the quotient finite.
-    return min((kept_frac - needed) / max(1 - needed, 1e-3) for kept_frac, needed in shares)
+    return min((kept_frac - needed) / max(1 - needed, LEAST_ALLOWED_FRAC) for kept_frac, needed in shares)

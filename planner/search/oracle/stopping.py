@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 USUAL_LIMIT_S = 600.0
-"""The time limit of a question on the wall's clock, unless another is given: a safety net."""
+"""The time limit of a question on the wall clock, unless another is given: a safety net."""
 WORK_S = 120.0
-"""How long all of a question's simulations may take one after the other on a machine of reference."""
+"""How long all of a question's simulations may take one after the other on the search's clock
+(work_clock.py).
+"""
 
 Result = TypeVar("Result")
 Otherwise = TypeVar("Otherwise")
@@ -19,7 +21,7 @@ class StoppedError(Exception):
 
 
 def in_time(find: Callable[[], Result], otherwise: Otherwise) -> Result | Otherwise:
-    """What `find` returns, or `otherwise` where the time ends first."""
+    """What `find` returns, or `otherwise` if the time ends first."""
     try:
         return find()
     except StoppedError:

@@ -26,16 +26,17 @@ def drift_popularity(trace: Trace, drift_frac: float, rng: np.random.Generator) 
     """The trace with this share of the popularity of its prefixes moved to others; the trace itself where it
     has fewer than two such prefixes.
     """
-    if not trace.duration_s > 0:
+    if not trace.duration_s > 0:  # Requests that all arrive at once have no stable prefixes.
         return trace
     session = session_numbers(trace) if trace.after.size else np.arange(len(trace))
-    first = np.full(session.max() + 1, len(trace))
+    first = np.full(session.max() + 1, len(trace))  # The first request of each session.
     np.minimum.at(first, session, np.arange(len(trace)))
     prefix = popular_prefixes(trace)[first]  # By session.
     prefixes = np.unique(prefix[prefix >= 0])
     if len(prefixes) < 2 or not drift_frac > 0:
         return trace
     order = rng.permutation(prefixes)
+    # Each prefix is mapped to the next one in a random circle, so never to itself.
     next_of = dict(zip(order.tolist(), np.roll(order, -1).tolist(), strict=True))
     members = {p: np.flatnonzero(prefix == p) for p in prefixes.tolist()}
     moved = np.flatnonzero((prefix >= 0) & (rng.random(len(prefix)) < drift_frac))
@@ -63,6 +64,7 @@ def drift_popularity(trace: Trace, drift_frac: float, rng: np.random.Generator) 
         arrival_s.append(trace.arrival_s[row] + shift_of[session[row]])
     combined = combine_parts(trace, rows, arrival_s)
     if not trace.after.size:
+        # A copy shares with its donor no more than others do: blocks of the donor alone get new ids.
         copy = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         copy = copy[np.argsort(np.concatenate(arrival_s), kind="stable")]
         combined = replace(
@@ -85,9 +87,12 @@ def popular_prefixes(trace: Trace) -> IntArray:
     """
     tree = prefix_tree(block_uses(trace))
     stable = stable_nodes(trace, tree)
-    is_end = np.zeros(len(tree) + 1, bool)  # The last entry is what -1 refers to.
+    # By node: whether it is stable, and no stable one continues it. One more entry for the index -1 (no
+    # parent).
+    is_end = np.zeros(len(tree) + 1, bool)
     is_end[stable] = True
     is_end[tree.parent[stable]] = False
+    # From each request's deepest node up to such a node, or to the root's parent, -1.
     node = tree.end.copy()
     while len(unfinished := np.flatnonzero((node >= 0) & ~is_end[node])):
         node[unfinished] = tree.parent[node[unfinished]]

@@ -233,7 +233,7 @@ def _answer_totals(
     totals: list[AnswerTotal] = []
     for name in get_args(AnswerName):
         if any(name not in [answer.name for answer in production.answers] for _, production in each):
-            continue
+            continue  # There was no time for this answer, or nobody asked for it.
         fleets = {
             one.name: {
                 "on-paper": one.paper.best,
@@ -253,6 +253,7 @@ def _answer_totals(
 
 
 def _llm_warnings(parts: Sequence[LlmQuestion], plans: Sequence[Plan]) -> list[OfLlm]:
+    """The warnings of all plans, each with the name of its LLM."""
     return [
         OfLlm(part.name, warning)
         for part, plan in zip(parts, plans, strict=True)

@@ -215,4 +215,5 @@ def _without(task: PlanQuestion, kinds: frozenset[str]) -> PlanQuestion:
 
 
 def _lift_cost(task: PlanQuestion) -> PlanQuestion:
+    """The task without its limit on cost."""
     return replace(task, cost_limit_usd_per_h=None)
