@@ -175,7 +175,7 @@ class FleetLimits:
 def largest_that_fits(most: int, fits: Callable[[int], bool]) -> int:
     """The largest of 0, ..., `most` that fits, by bisection: 0 fits, and all counts below one that fits."""
     low, high = 0, most + 1
-    middle = most  # Tried first: it mostly fits.
+    middle = most  # Tried first: if it fits, nothing else need be tried.
     while high - low > 1:
         if fits(middle):
             low = middle

@@ -64,7 +64,7 @@ from planner.search.production.scenario_test import (
 from planner.traffic.redraw import block_s
 from planner.traffic.scaling import SAME_FRAC
 
-# The limits below bound the time of a plan: each is an effort beyond which a better fleet is seldom found.
+# The limits below bound the time of a plan.
 
 # At most this many tests are run. After each failed test its scenarios join the search, and the fleet grows.
 MOST_TESTS = 4
