@@ -47,7 +47,7 @@ LEAST_EVERY_S = 1.0
 LEAST_GAP_S = 300.0  # Counters are read across gaps of this length even with shorter intervals.
 MOST_USAGE_BUCKETS = 100_000
 SHOWN_HITS_FRAC = 0.01  # A larger share of prompt tokens from prefix caches is a warning.
-_SHIFT_FRAC = 0.1  # A larger difference of the histogram's mean from the counted one is a note.
+_SHIFT_FRAC = 0.02  # A larger difference of the histogram's mean from the counted one is mended, and a note.
 _WAITED = 1.0  # With at least this many waiting requests on average in an interval, engines were behind.
 # Beginnings of Prometheus' formats: the text format, a dump of promtool, the API's JSON.
 _METRIC = re.compile(
@@ -232,10 +232,24 @@ def _length_histogram(
     middle_mean = float((counts * (edges[1:] + edges[:-1]) / 2).sum() / counts.sum())
     mean = summed / total if total > 0 and summed > 0 else middle_mean
     if abs(middle_mean / mean - 1) > _SHIFT_FRAC:
+        edges, counts = _with_mean(edges, counts, mean)
+        written_mean = float((counts * (edges[1:] + edges[:-1]) / 2).sum() / counts.sum())
         notes.append(
-            f"the mean of {name} is {mean:.4g} by its sum, {middle_mean:.4g} by the middles of its buckets"
+            f"the mean of {name} is {mean:.4g} by its sum, {middle_mean:.4g} by the middles of its buckets; "
+            f"what is written has {written_mean:.4g}"
         )
     return {"histogram": {"edges": [*map(_six_digits, edges)], "counts": [*map(_six_digits, counts)]}}, mean
+
+
+def _with_mean(edges: Floats, counts: Floats, mean: float) -> tuple[Floats, Floats]:
+    """Edges and counts with every bucket cut into halves, of which the lower has the share w of its requests.
+    w, one for all, gives this mean: sum c (middle + (1/2 - w) width / 2) = mean sum c; at most all are there.
+    """
+    middles, widths = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+    shift = float((counts * middles).sum() / counts.sum()) - mean
+    lower_frac = min(max(0.5 + shift * counts.sum() / (counts * widths / 2).sum(), 0.0), 1.0)
+    halved_counts = np.column_stack((lower_frac * counts, (1 - lower_frac) * counts)).ravel()
+    return np.sort(np.concatenate((edges, middles))), halved_counts
 
 
 def _more_facts(

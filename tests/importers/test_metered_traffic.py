@@ -91,6 +91,18 @@ def test_what_is_written_is_what_a_question_reads_and_draws(tmp_path: Path) -> N
     assert 10 <= requests.output_tokens.min() <= requests.output_tokens.max() <= 100
 
 
+def test_what_is_written_has_the_mean_that_was_counted(tmp_path: Path) -> None:
+    """Answers are all in the bucket 10 to 100, middle 55; their sum says 40, so 5/6 are in its lower half."""
+    rows = metrics(TIMES_S)
+    for row in rows:
+        if row["metric"]["__name__"] == "vllm:request_generation_tokens_sum":
+            row["values"] = counter(2 * 40.0, TIMES_S)
+    found = described(tmp_path, rows)
+    expected = {"edges": [10, 55, 100], "counts": pytest.approx([6000, 1200])}
+    assert found.to_document()["output"] == {"histogram": expected}
+    assert any(note.endswith("what is written has 40") for note in found.notes)
+
+
 def test_instances_add_up_and_a_restart_is_no_fall(tmp_path: Path) -> None:
     """2 and 1 requests/s; the second engine begins anew half way."""
     rows = metrics(TIMES_S) + metrics(TIMES_S, instance="b", rps=1.0, reset_at_s=1800)
