@@ -87,6 +87,21 @@ def proof_lines(answer: DayAnswer) -> list[str]:
         "it acts.",
         *_any_moment_lines(optimum),
         *_causal_lines(answer),
+        *_whole_nodes_lines(answer),
+    ]
+
+
+def _whole_nodes_lines(answer: DayAnswer) -> list[str]:
+    """Why changing sizes saves nothing where whole nodes are paid all day, and what lets it save."""
+    nodes = {node_of(pool.type.gpu): row_of(pool.type.gpu.name) for pool in answer.question.fleet.pools}
+    node, gpu = next(((node, gpu) for node, gpu in nodes.items() if node is not None), (None, ""))
+    static_usd = next((row.usd for row in answer.rows if row.name == STATIC), None)
+    best_usd = _best_usd(answer)
+    if node is None or static_usd is None or best_usd is None or best_usd < static_usd - SAME_USD:
+        return []
+    return [
+        f"{node.kind} is paid by whole nodes of {node.gpus} GPUs, so smaller sizes save nothing here; where "
+        f"single GPUs are rented, write fleet: {{sold_as: {{{gpu}: gpu}}}}."
     ]
 
 

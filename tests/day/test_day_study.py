@@ -301,3 +301,17 @@ def test_a_cost_below_the_optimum_is_not_said_to_be_above_it() -> None:
     assert day_page.above_text(None, 10.0) == ""
     assert day_page.above_text(1.2, 10.0) == ", 1.20 USD (+12.0 %) above the optimum"
     assert day_page.above_text(-1.2, 10.0) == ", 1.20 USD below the optimum, which keeps every window"
+
+
+def test_where_whole_nodes_are_paid_all_day_the_answer_says_what_would_let_it_save(answer: DayAnswer) -> None:
+    """The optimum costs what stands all day costs: a node of 8 is paid whatever runs on it."""
+    pool = answer.question.fleet.pools[0]
+    node = replace(pool.type.gpu, is_sold_whole=True)
+    fleet = replace(answer.question.fleet, pools=(replace(pool, type=replace(pool.type, gpu=node)),))
+    optimum = answer.optimum
+    assert optimum is not None
+    even = replace(answer, question=replace(answer.question, fleet=fleet))
+    day = replace(optimum.day, usd=answer.static.usd)
+    even = replace(even, optimum=replace(optimum, day=day))
+    assert f"fleet: {{sold_as: {{{node.name}: gpu}}}}" in " ".join(day_page.proof_lines(even))
+    assert "sold_as" not in " ".join(day_page.proof_lines(answer))
