@@ -386,6 +386,8 @@ def _run_plan(plan_options: PlanOptions, flags: QuestionOptions) -> None:
     ):
         if slo is not None:
             check_keys(slo)  # Raises for a misspelt `trafic:`, which otherwise looks like no traffic.
+            if (trace := plan_options.trace) is not None and not trace.exists():
+                raise InputError(f"{trace}: no such file")
         if slo is None:
             missing = "--slo FILE"
         else:

@@ -594,8 +594,9 @@ def _not_measured(plan: Plan) -> list[str]:
         if spread is not None and not spread.is_own:
             ends = [f"{each.low:.2f} to {each.high:.2f}" for each in (spread.prefill, spread.decode)]
             text.append(
-                f"elsewhere prefills took {ends[0]} times as long as estimated and decodes {ends[1]} times, "
-                "and scenarios draw such times: `plan profile` on your GPUs narrows them"
+                f"on engines that were measured prefills took {ends[0]} times as long as estimated and "
+                f"decodes {ends[1]} times, and scenarios draw such times: "
+                "`plan profile` on your GPUs narrows them"
             )
     return text
 

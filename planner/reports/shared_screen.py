@@ -103,7 +103,7 @@ def _more_traffic(plan: SharedPlan) -> Glance:
     # LLMs of unlike growth have no figure in common: each one's scenarios are raised by the same share.
     row = more_traffic_name(growths.pop() if len(growths) == 1 else 0.0)
     whose = "each" if len(more_traffic_by_llm) > 1 else "it"
-    by_plan = f"a plan with so much more safety: growth of {whose} says what it costs"
+    by_plan = f"a plan with that much `safety: growth` for {whose} says what it costs"
     if unknown := [llm for llm, each in more_traffic_by_llm.items() if each is None]:
         return Glance(row, "not simulated", f"of {listed(unknown)}; {by_plan}")
     if too_small := [
@@ -166,7 +166,7 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
     for name, llm_plan in plan.plans.items():
         value, alone = llm_plan.value, plan.alone[name]
         difference = (
-            "as alone"
+            "the fleet it would have alone"
             if value <= alone * (1 + ROUNDING_FRAC)
             else f"alone {show_amount(alone, plan.unit)} {plan.unit}"
         )

@@ -119,7 +119,11 @@ def test_cards_are_of_the_answers_and_of_the_llms() -> None:
     assert (made.price, made.is_plan) == ("47.84 USD/h", True)
     assert (lossy.price, lossy.fleet) == ("none", "no fleet of code within the limits was found")
     chat, code = shared_screen.llm_cards(shared())
-    assert (chat.name, chat.difference.split()[0], code.difference) == ("chat", "alone", "as alone")
+    assert (chat.name, chat.difference.split()[0], code.difference) == (
+        "chat",
+        "alone",
+        "the fleet it would have alone",
+    )
     assert (
         "meta-llama/Llama-3.1-70B" in chat.fleet
         and code.holds == "as written, holds to +5.0 % traffic of this kind and +20 % step time"
