@@ -903,6 +903,11 @@ def test_a_folder_in_the_way_of_a_file_stops_it_all(tmp_path: Path) -> None:
     assert snapshot(tmp_path) == before
 
 
+def test_a_missing_trace_is_said_before_a_missing_folder(run: Run, here: Path) -> None:
+    outcome = run("--slo", "slo.yaml", "--trace", "nowhere.csv")
+    assert (outcome.code, outcome.complaint) == (1, "plan: nowhere.csv: no such file")
+
+
 def test_a_place_without_permission_is_refused_beforehand(
     run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
