@@ -14,7 +14,7 @@ from typing import Any
 
 from planner.documents.catalog import Catalog
 from planner.documents.safety import KEPT_IN_FRAC
-from planner.documents.slo import SloPreset
+from planner.documents.slo import SloPreset, slo_document
 from planner.documents.task import left_out_unnamed, parse_task
 from planner.domain import Slo
 from planner.errors import CatalogError, InputError
@@ -248,7 +248,8 @@ def of_document(document: Mapping[str, Any], form: Form, catalog: Catalog) -> Fo
             "spare_of": NODES if task.spare_nodes else WORKERS,
             "robust_steps": _in_unit(task.robust.step_times_frac, 100),
             "robust_traffic": _in_unit(task.robust.traffic_frac, 100),
-            "queues": list(task.policies.queues),
+            # Without a queue the plan has the choice, which for classes is not the queue of all others.
+            "queues": [] if task.policies.is_queue_assumed else list(task.policies.queues),
             "stages": list(task.stages),
             "longest_wait": None
             if math.isinf(task.policies.longest_wait_s)
@@ -303,7 +304,9 @@ def document(form: Mapping[str, Any], catalog: Catalog) -> dict[str, Any]:
     else:
         question["slo"] = _slo(form)
     question |= {"traffic": _given(traffic), "fleet": fleet}
-    policies = {"queue": form["queues"] if form["queues"] not in ([Policies().queue], []) else None}
+    has_classes = "classes" in (form["more"].get("slo") or {})
+    usual_queues: list[list[str]] = [[]] if has_classes else [[Policies().queue], []]
+    policies = {"queue": form["queues"] if form["queues"] not in usual_queues else None}
     if policies["queue"]:  # First come, first served overtakes nobody.
         policies["longest_wait"] = _with_unit(form["longest_wait"], "s")
     robust = {
@@ -340,9 +343,10 @@ def _of_described(traffic: Mapping[str, Any]) -> tuple[Form, dict[str, Any]]:
     """Inputs that describe requests as a section does, and what of it they cannot show."""
     more: dict[str, Any] = {}
     form: Form = {"source": DESCRIBED, "rate": None, "task": traffic.get("task", OWN_LENGTHS)}
-    if isinstance(rate := traffic["rate"], Mapping):
+    rate = traffic.get("rate")  # Tenants that are described one by one have a rate each.
+    if isinstance(rate, Mapping):
         more["rate"] = rate
-    else:
+    elif rate is not None:
         form["rate"] = quantity(rate, "rps", where="slo.yaml: traffic: rate")
     duration = traffic.get("duration")
     form["duration_min"] = (
@@ -421,10 +425,15 @@ def _beyond(document: Mapping[str, Any], shown: Mapping[str, Any]) -> dict[str, 
 
 
 def _of_slo(slo: Slo) -> tuple[Form, dict[str, Any]]:
-    """Limits as inputs, the first of every metric; and the others, and `every`, as slo.yaml has them."""
+    """Limits as inputs, the first of every metric; and the others, `every`, and what is of classes and of
+    tenants, as slo.yaml has them.
+    """
     form: Form = {f"{metric}_ms": None for metric in INPUT_METRICS}
     more: dict[str, Any] = {} if slo.every_s is None else {"every": f"{shortest_digits(slo.every_s)} s"}
+    more |= {key: value for key, value in slo_document(slo).items() if key in ("classes", "tenants")}
     for limit in slo.limits:
+        if limit.selector is not None:
+            continue
         name, ms = percentile_name(limit.percentile_frac), _in_unit(limit.limit_s, 1e3)
         if limit.metric in INPUT_METRICS and form[f"{limit.metric}_ms"] is None:
             form |= {f"{limit.metric}_ms": ms, f"{limit.metric}_percentile": name}

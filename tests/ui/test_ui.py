@@ -262,6 +262,10 @@ robust: {step_times: 10 %, traffic: 0.05}
         "{llm: llama-3.1-8b, slo: {ttft: {p90: 1 s}}, fleet: {gpus: [h100-80g], prices: {a100-80g: 9}}}",
         "{llm: llama-3.1-8b, preset: vidur, fleet: {gpus: {h100-80g@350W: 8}, prices: {h100-80g: 2}}}",
         "{llm: llama-3.1-8b, slo: {ttft: {p90: 1 s}}, policies: {routing: round-robin, prefix_cache: true}}",
+        "{llm: llama-3.1-8b, slo: {e2e: {p99: 1 min}, classes: {a: {match: {tenant: a}, ttft: {p90: 1 s}}}}}",
+        "{llm: llama-3.1-8b, slo: {classes: {a: {match: {tenant: a}, ttft: {p90: 1 s}}}}, policies: {queue: "
+        "fcfs}, traffic: {tenants: {a: {rate: 1, input: 6, output: 8}, b: {rate: 2, input: 9, output: 8}}}}",
+        "{llm: llama-3.1-8b, slo: {ttft: {p90: 1 s}, tenants: {each: {share_frac: 0.9}}}}",
     ],
 )
 def test_a_question_passes_through_the_inputs_without_loss(text: str) -> None:
