@@ -4,9 +4,9 @@
     llm, gpu = catalog.llm("llama-3.1-70b"), catalog.gpu("h100@350W")
     catalog.latency(llm, gpu, tp=4).step_s(2048)
 
-A directory of one's own may hold any of acceptance.yaml, engines.yaml, gpus.yaml, llms.yaml, slos.yaml,
-spreads.yaml, tasks.yaml, prices.yaml and latency/*.yaml. A file there replaces the shipped one; fits there
-come before the shipped ones.
+A user's directory (`--catalog`) may hold any of acceptance.yaml, engines.yaml, gpus.yaml, llms.yaml,
+slos.yaml, spreads.yaml, tasks.yaml, prices.yaml and latency/*.yaml. A file there replaces the shipped one;
+fits there come before the shipped ones. Each kind of row is parsed by its own module (imports below).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from planner.models.llm import WEIGHT_BYTES, WEIGHTS, Llm
 from planner.units import quantity
 
 Document = Mapping[str, Mapping[str, Any]]
-Named = TypeVar("Named")
+Row = TypeVar("Row")
 FILES = (
     *("gpus.yaml", "llms.yaml", "slos.yaml", "engines.yaml", "spreads.yaml", "acceptance.yaml"),
     "tasks.yaml",
@@ -85,7 +85,7 @@ PRICE_IS = ("listed", "remembered")
 UNCHECKED_BY_DEFAULT = (
     "its row says neither unchecked: false nor why nobody can tell how far its step times are from the truth"
 )
-MOST_NAMED = 12  # An error names so many rows where no name is near.
+MOST_NAMED = 12  # An error about an unknown name lists all rows of a file if there are no more than these.
 CAP_KEYS = ("cap_of", "prefill_slowdown", "decode_slowdown")
 LLM_COUNTS = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 LLM_OPTIONAL = (
@@ -98,14 +98,17 @@ LLM_OPTIONAL = (
     "experts",
     "experts_per_token",
 )
-LLM_BESIDE = ("groups", "encoder_parameters", "draft_parameters", "head_weights")
+LLM_FURTHER = ("groups", "encoder_parameters", "draft_parameters", "head_weights")
+# Of LLM_COUNTS and LLM_OPTIONAL, what a row with `groups` states too: these are the same in all layers.
 LLM_OF_GROUPS = ("hidden", "vocab", "tied_embeddings", "kv_dtype_bytes")
 WORDING = Wording(whole="expected a whole number > 0")
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """A row's source and other names; of a GPU also its price's source, which ages faster, and offers."""
+    """A row's source and other names. A GPU also has the source of its price, which ages faster than other
+    facts, and the offers of providers.
+    """
 
     source: str
     date: str
@@ -135,6 +138,7 @@ class Catalog:
     spreads: Mapping[str, SpreadRow] = field(default_factory=dict)
     acceptance: Mapping[str, AcceptanceRow] = field(default_factory=dict)
     tasks: Mapping[str, TaskRow] = field(default_factory=dict)
+    # Files with fits by (LLM, GPU), and the fits that were read; both are filled by `_fits_of`.
     _headers: dict[tuple[str, str], list[Path]] = field(default_factory=dict, repr=False, compare=False)
     _fits: dict[tuple[str, str], dict[Split, StepLatency]] = field(
         default_factory=dict, repr=False, compare=False
@@ -153,11 +157,10 @@ class Catalog:
     def gpu_of_question(self, name: str, where: str) -> Gpu:
         """As `gpu`, for a name in slo.yaml, where the market is no part of it. Raises InputError."""
         if market := market_of(name.lower()):
-            row, key = name[: -len(market)], "prices: {%s: {spot: 1.2 usd/h}}"
-            if market == OWNED:
-                key = "owned: {%s: 8}"
+            row = name[: -len(market)]
+            section = f"owned: {{{row}: 8}}" if market == OWNED else f"prices: {{{row}: {{spot: 1.2 usd/h}}}}"
             raise InputError(
-                f"{where}: expected the name of a GPU, found {name}; name {row}, and write fleet: {key % row}"
+                f"{where}: expected the name of a GPU, found {name}; name {row}, and write fleet: {section}"
             )
         return self.gpu(name)
 
@@ -205,8 +208,8 @@ class Catalog:
 
     @cached_property
     def _llm_names(self) -> dict[str, tuple[str, str]]:
-        """Names in lower case -> the row, and the checkpoint that is meant. The last part of a name stands
-        for it where it means one row alone.
+        """Names in lower case -> the row, and the checkpoint that is meant. The last part of a name (behind
+        the "/") stands for the name if the names that end with it are all of one row.
         """
         spelled = [
             (row, name)
@@ -218,9 +221,9 @@ class Catalog:
         by_last_part: dict[str, list[tuple[str, str]]] = {}
         for row, name in spelled:
             by_last_part.setdefault(name.rpartition("/")[2].lower(), []).append((row, name))
-        for last_part, meant in by_last_part.items():
-            if len({row for row, _ in meant}) == 1:
-                names.setdefault(last_part, meant[0])
+        for last_part, named_rows in by_last_part.items():
+            if len({row for row, _ in named_rows}) == 1:
+                names.setdefault(last_part, named_rows[0])
         return names
 
     def step_latency(
@@ -233,13 +236,14 @@ class Catalog:
         such a fit, a slice of each. `dp`: this many ranks of `tp` GPUs each share whole experts; `ranks`
         describes their link if they span nodes. A fit serves links as fast as the measured one or faster.
         """
-        gpu = self.gpus.get(row_of(gpu.name), gpu)
+        gpu = self.gpus.get(row_of(gpu.name), gpu)  # The row without "@spot" or "@owned".
         names = self._same_shape(llm)
         nodes = nodes_of_ranks(llm, gpu, tp, dp) if dp > 1 else 1
         kind: All2All = ranks.all2all if nodes > 1 else ""
-        split: Split = tp, dp > 1 or (ep and llm.is_mixture and tp > 1), dp, kind
+        has_whole_experts = dp > 1 or (ep and llm.is_mixture and tp > 1)
+        split: Split = tp, has_whole_experts, dp, kind
         if nodes > 1 and ranks.link_bytes_per_s < MEASURED_LINK_BYTES_PER_S:
-            names = []
+            names = []  # No fit serves a slower link, so that the roofline is taken.
         if own := self._fit_of(names, gpu.name, split):
             return at_medians(own, llm, row_of(gpu.name), self.spreads.values())
         base = self.gpus.get(gpu.base, gpu)
@@ -252,8 +256,9 @@ class Catalog:
         return latency.with_power_cap(gpu.prefill_slowdown, gpu.decode_slowdown)
 
     def expert_splits(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[bool, ...]:
-        """How experts may be dealt out to `tp` GPUs: sliced (False), whole (True), or both. Fits decide;
-        without fits experts are sliced unless slices would cut through the blocks of their number format.
+        """How experts may be split over `tp` GPUs: a slice of each on every GPU (False), whole ones (True),
+        or both ways. Fits decide; without fits experts are sliced unless slices would cut through the blocks
+        of their number format.
         """
         if not llm.is_mixture or tp == 1:
             return (False,)
@@ -273,9 +278,10 @@ class Catalog:
         gpu = self.gpus.get(row_of(gpu.name), gpu)
         for name in self._same_shape(llm):
             for gpu_name in (gpu.name, gpu.base):
-                splits = [split for split in self._fits_of(name, gpu_name) if not split[3]]
+                # A kind of all-to-all kernels means that the ranks span nodes.
+                splits = [(degree, dp) for degree, _, dp, kind in self._fits_of(name, gpu_name) if not kind]
                 if splits:
-                    return tuple(sorted(dp for degree, _, dp, _ in splits if degree == tp and dp > 1))
+                    return tuple(sorted(dp for degree, dp in splits if degree == tp and dp > 1))
         return None
 
     def rank_counts_on_nodes(self, llm: Llm, gpu: Gpu, tp: int) -> tuple[tuple[int, All2All], ...]:
@@ -291,7 +297,9 @@ class Catalog:
         return tuple(sorted(splits))
 
     def _fit_of(self, names: Sequence[str], gpu: str, split: Split) -> StepLatency | None:
-        """The first LLM's fit. Whole experts stand in for slices without a fit, slices never for whole."""
+        """The fit of the first of these LLMs that has one. If sliced experts have no fit, that of whole ones
+        is taken; the reverse is not done.
+        """
         tp, ep, dp, kind = split
         for name in names:
             fits = self._fits_of(name, gpu)
@@ -302,14 +310,15 @@ class Catalog:
     def _calculate_latency(
         self, llm: Llm, gpu: Gpu, split: Split, names: Sequence[str], ranks: Ranks
     ) -> StepLatency:
-        """The roofline. For a TP that is no power of two, which nobody measures, the fit of the nearest TP
-        times the ratio of both rooflines.
+        """The roofline. Nobody measures a TP that is no power of two; its step times are the fit of the
+        nearest TP times the ratio of both rooflines.
         """
         from planner.models.roofline import roofline, transfer_fit
 
         tp, ep, dp, _ = split
         latency = roofline(llm, gpu, tp, dp=dp, ranks=ranks)
-        if tp & (tp - 1) == 0 or dp > 1:
+        is_power_of_two = tp & (tp - 1) == 0
+        if is_power_of_two or dp > 1:
             return latency
         fits_by_split = next((fits for name in names if (fits := self._fits_of(name, gpu.name))), {})
         nearest_tp = min(
@@ -322,11 +331,13 @@ class Catalog:
             return latency
         basis = f"roofline from the fit of tp {nearest_tp} ({fit.basis})"
         moved = transfer_fit(fit, roofline(llm, gpu, nearest_tp), latency, basis=basis)
-        return replace(moved, kind="roofline")
+        return replace(
+            moved, kind="roofline"
+        )  # It has the spread of rooflines: nothing was measured at `tp`.
 
     def is_checked(self, llm: Llm, gpu: Gpu) -> bool:
-        """Whether measurements support step times of this LLM on this GPU: of GPUs of this kind (its row is
-        not `unchecked`), or a fit of this pair.
+        """Whether measurements support step times of this LLM on this GPU: either rooflines of such GPUs were
+        compared with measured steps (the GPU's row is not `unchecked`), or this pair has a fit.
         """
         return not gpu.unchecked or self.has_fit(llm, gpu)
 
@@ -368,7 +379,7 @@ class Catalog:
         return names
 
     def _fits_of(self, llm: str, gpu: str) -> dict[Split, StepLatency]:
-        """Fits by the parallelisms; opens the files of this pair only, and each once."""
+        """The fits of an LLM on a GPU by their parallelism; opens files of this pair only, and each once."""
         if not self._headers:
             headers: dict[tuple[str, str], list[Path]] = {}
             for path in self.fit_files:
@@ -391,6 +402,7 @@ class Catalog:
 
 
 def _step_shape(llm: Llm) -> Llm:
+    """The LLM without what step times do not depend on: equal for LLMs that share fits."""
     return replace(llm, name="", context_tokens=1, encoder_parameters=0.0, draft_parameters=0.0)
 
 
@@ -399,7 +411,8 @@ def read_catalog(directory: Path | None = None) -> Catalog:
     shipped = repository_dir("catalogs")
     directories = [shipped] if directory is None else [directory, shipped]
     if directory is not None:
-        if not os.path.isdir(directory):  # noqa: PTH112 - silent about what cannot be looked at
+        # Path.is_dir raises OSError for some names, for instance one that is too long.
+        if not os.path.isdir(directory):  # noqa: PTH112
             raise CatalogError(f"{directory}: no such catalog directory")
         if not os.access(directory, os.R_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             raise CatalogError(f"{directory}: no permission to read it")
@@ -421,18 +434,16 @@ def read_catalog(directory: Path | None = None) -> Catalog:
     tasks, _ = _rows_and_aliases(tasks_path, _parse_task_row, {})
     fit_files = (*(_fit_files(directory) if directory is not None else ()), *_shipped_fit_files())
     return Catalog(
-        *(
-            GpuRows(gpus),
-            llms,
-            slos,
-            ProvenanceRows(provenance),
-            gpu_aliases,
-            llm_aliases,
-            fit_files,
-            engines,
-            spreads,
-            acceptance,
-        ),
+        gpus=GpuRows(gpus),
+        llms=llms,
+        slos=slos,
+        provenance=ProvenanceRows(provenance),
+        gpu_aliases=gpu_aliases,
+        llm_aliases=llm_aliases,
+        fit_files=fit_files,
+        engines=engines,
+        spreads=spreads,
+        acceptance=acceptance,
         tasks=tasks,
     )
 
@@ -440,7 +451,9 @@ def read_catalog(directory: Path | None = None) -> Catalog:
 def _own_offers(
     path: Path, gpus: Mapping[str, Gpu], aliases: Mapping[str, str], provenance: dict[str, Provenance]
 ) -> None:
-    """Offers of prices.yaml come before those of the rows; a capped GPU has those of its uncapped row."""
+    """Put the offers of prices.yaml before those of the GPUs' rows in `provenance`. A capped GPU without
+    offers of its own has those of its uncapped row.
+    """
     own: dict[str, tuple[ProviderOffer, ...]] = {}
     with errors_as(CatalogError, path):
         for written_name, written in read_yaml(path).items():
@@ -454,9 +467,11 @@ def _own_offers(
 
 
 def _rows_and_aliases(
-    path: Path, to_row: Callable[[str, Section, Document], Named], provenance: dict[str, Provenance]
-) -> tuple[dict[str, Named], dict[str, str]]:
-    """Rows of a file by name, and lower-case names and aliases -> name."""
+    path: Path, to_row: Callable[[str, Section, Document], Row], provenance: dict[str, Provenance]
+) -> tuple[dict[str, Row], dict[str, str]]:
+    """The rows of a file by name, and the row's name for each name and alias in lower case. `provenance` gets
+    the sources of the rows.
+    """
     read = _shipped_rows if path.parent == repository_dir("catalogs") else _read_rows
     rows, aliases, sources = read(path, to_row)
     provenance |= sources
@@ -464,11 +479,11 @@ def _rows_and_aliases(
 
 
 def _read_rows(
-    path: Path, to_row: Callable[[str, Section, Document], Named]
-) -> tuple[dict[str, Named], dict[str, str], dict[str, Provenance]]:
+    path: Path, to_row: Callable[[str, Section, Document], Row]
+) -> tuple[dict[str, Row], dict[str, str], dict[str, Provenance]]:
     with errors_as(CatalogError, path):
         document = read_yaml(path)
-    rows: dict[str, Named] = {}
+    rows: dict[str, Row] = {}
     aliases: dict[str, str] = {}
     provenance: dict[str, Provenance] = {}
     for name, written in document.items():
@@ -506,6 +521,7 @@ def _shipped_paths() -> frozenset[Path]:
 
 
 def _parse_provenance(row: Section, document: Document) -> Provenance:
+    """The sources of a row. A capped GPU without a `price_source` has the price of its uncapped row."""
     priced = row.values if "price_source" in row else document.get(str(row.get("cap_of")), {})
     return Provenance(
         source=row.plain_text("source"),
@@ -527,6 +543,9 @@ def _parse_aliases(row: Section) -> list[str]:
 
 
 def _parse_gpu(name: str, row: Section, document: Document) -> Gpu:
+    """A GPU of gpus.yaml, the `document`. A row with `cap_of` has whatever it does not state from the
+    uncapped row.
+    """
     base, uncapped_w = name, None
     refuse_unknown(row.values, (*GPU_KEYS, *CAP_KEYS, *PROVENANCE), row.where)
     if "cap_of" in row:
@@ -547,6 +566,7 @@ def _parse_gpu(name: str, row: Section, document: Document) -> Gpu:
             )
     elif stray := [key for key in CAP_KEYS if key in row]:
         raise InputError(f"{row.path_of(stray[0])}: only for a row with cap_of, the name of the uncapped GPU")
+    # Nothing is computed from these, but a row must state them.
     row.quantity("memory_vendor", "bytes")
     for key in ("price_source", "price_date"):
         row.plain_text(key)
@@ -577,7 +597,7 @@ def _parse_gpu(name: str, row: Section, document: Document) -> Gpu:
 
 
 def _parse_unchecked(row: Section) -> str:
-    """Why step times of this GPU are unchecked; "" if the row says `unchecked: false`."""
+    """Why nobody can tell how far step times of this GPU are off; "" if the row says `unchecked: false`."""
     written = row.get("unchecked")
     if written is False:
         return ""
@@ -598,16 +618,17 @@ def _all_reduce(row: Section) -> Iterator[AllReduce]:
 
 
 def _parse_llm(name: str, row: Section, document: Document) -> Llm:
-    refuse_unknown(row.values, (*LLM_COUNTS, "context", *LLM_OPTIONAL, *LLM_BESIDE, *PROVENANCE), row.where)
-    beside: dict[str, Any] = {
+    refuse_unknown(row.values, (*LLM_COUNTS, "context", *LLM_OPTIONAL, *LLM_FURTHER, *PROVENANCE), row.where)
+    further: dict[str, Any] = {
         "tied_embeddings": row.flag("tied_embeddings", False),
         "kv_dtype_bytes": row.number("kv_dtype_bytes", 2.0),
         "encoder_parameters": row.number("encoder_parameters", 0.0, least=0.0),
         "draft_parameters": row.number("draft_parameters", 0.0, least=0.0),
     }
     if "groups" in row:
-        return _llm_of_groups(name, row, beside)
+        return _llm_of_groups(name, row, further)
     shape = {key: row.whole_number(key) for key in LLM_COUNTS}
+    # A row states the number format of its weights, the bytes of one weight, or neither (then bf16).
     weights = row.one_of("weights", WEIGHTS) if "weights" in row else None
     dtype_bytes = row.number("dtype_bytes", WEIGHT_BYTES[weights or "bf16"])
     return Llm(
@@ -625,12 +646,14 @@ def _parse_llm(name: str, row: Section, document: Document) -> Llm:
         experts=row.whole_number("experts", 1),
         experts_per_token=row.whole_number("experts_per_token", 1),
         weights=weights or ("fp8" if dtype_bytes == 1 else "bf16"),
-        **beside,
+        **further,
     )
 
 
-def _llm_of_groups(name: str, row: Section, beside: dict[str, Any]) -> Llm:
-    """An LLM whose layers differ; the row must not repeat what its groups state."""
+def _llm_of_groups(name: str, row: Section, further: dict[str, Any]) -> Llm:
+    """An LLM whose layers differ (llm_row.py); the row must not repeat what its groups state. `further` are
+    fields that do not depend on the layers.
+    """
     if stray := [key for key in (*LLM_COUNTS, *LLM_OPTIONAL) if key in row and key not in LLM_OF_GROUPS]:
         raise InputError(f"{row.path_of(stray[0])}: only for a row without groups, which say it themselves")
     hidden = row.whole_number("hidden")
@@ -640,7 +663,7 @@ def _llm_of_groups(name: str, row: Section, beside: dict[str, Any]) -> Llm:
         vocab=row.whole_number("vocab"),
         context_tokens=row.whole_number("context"),
         head_weights=row.one_of("head_weights", WEIGHTS, "bf16"),
-        **beside,
+        **further,
         **summarise_groups(read_groups(row), hidden, row.where),
     )
 
@@ -690,6 +713,7 @@ def _parse_preset(name: str, row: Section, document: Document) -> SloPreset:
 def _unknown_name(
     what: str, name: str, rows: Mapping[str, object], aliases: Mapping[str, str], file: str, advice: str = ""
 ) -> CatalogError:
+    # Several aliases may name one row, so more of them are looked at than rows are shown.
     hints = list(dict.fromkeys(aliases[hit] for hit in nearest_names(name, aliases, 5)))[:3]
     if not hints and len(rows) <= MOST_NAMED:
         hints = list(rows)

@@ -1,4 +1,4 @@
-"""fleet.yaml, read and written; and read from the plan.yaml of a plan, which holds a fleet.
+"""Reads fleet.yaml, or the plan.yaml of a plan, which holds a fleet, into a `Fleet`, and writes it.
 
     llm: meta-llama/Llama-3.1-70B
     workers:
@@ -95,6 +95,7 @@ FLEET_KEYS = (
     *PAID_KEYS,
     "max_model_len",
 )
+# What a plan.yaml holds beside its fleet.
 PLAN_KEYS = (
     "status",
     "cost_usd_per_h",
@@ -137,8 +138,8 @@ WORKER_KEYS = (
 )
 PINNED_KEYS = ("workers", "block_tokens", "block_ids")
 EVENT_KEYS = ("at", "down", "up", "slow", "factor")
-MAX_NUM_BATCHED_TOKENS = 2048
-MAX_WORKERS = 10_000
+MAX_NUM_BATCHED_TOKENS = 2048  # The default for a worker whose row and policies name none.
+MAX_WORKERS = 10_000  # More is taken for a typing error.
 MOST_SEQS = 2**14  # Bounded by the simulator's memory.
 WORDING = Wording(
     one_of="must be one of {}",
@@ -148,7 +149,7 @@ WORDING = Wording(
     number="expected numbers",
     numbers="expected numbers",
 )
-FIT_WORDING = replace(WORDING, missing="")
+FIT_WORDING = replace(WORDING, missing="")  # A missing key of a fit is checked like a value of null.
 
 
 def read_fleet(path: Path, catalog: Catalog, *, policies: Document | None = None) -> Fleet:
@@ -162,7 +163,9 @@ def read_fleet(path: Path, catalog: Catalog, *, policies: Document | None = None
 def parse_fleet(
     document: Document, path: Path, catalog: Catalog, *, policies: Document | None = None
 ) -> Fleet:
-    """Read a fleet from a mapping as `read_fleet`. Errors name `path`; its folder has named files."""
+    """Read a fleet from a mapping as `read_fleet` does. Errors name `path`; files that the mapping names lie
+    in the folder of `path`.
+    """
     where = str(path)
     if isinstance(document.get("llms"), dict):
         folders = ", ".join(str(path.parent / str(name) / path.name) for name in list(document["llms"])[:5])
@@ -171,7 +174,8 @@ def parse_fleet(
         own = Section.from_document(document.get("policies"), f"{where}: policies")
         document = {**document, "policies": {**own.values, **policies}}
         if policies.get("batching", Policies().batching) != Policies().batching:
-            document |= {"engine": NONE}  # The step times are those of another program.
+            # Another batching stands for another program, whose host times the file does not know.
+            document |= {"engine": NONE}
     refuse_unknown(document, (*FLEET_KEYS, *(PLAN_KEYS if "status" in document else ())), where)
     return fleet_of(document, path, catalog, budget_is_given="max_num_batched_tokens" in (policies or {}))
 
@@ -183,21 +187,21 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
     """
     file = Section.from_document(document, path, wording=WORDING)
     llm = _find_llm(document, path, catalog)
-    decided, given_tokens = parse_policies(file.subsection("policies", POLICY_KEYS))
+    policies, given_tokens = parse_policies(file.subsection("policies", POLICY_KEYS))
     paid = parse_paid(file, catalog)
-    if decided.kv_offload is not None:
+    if policies.kv_offload is not None:
         check_offloaded(llm, f"{file.path_of('policies')}: kv_offload")
-    rows_of_engines = catalog.engines.values()
-    engine = engine_of_fleet(document, rows_of_engines, file.path_of("engine"), batching=decided.batching)
+    engine_rows = catalog.engines.values()
+    engine = engine_of_fleet(document, engine_rows, file.path_of("engine"), batching=policies.batching)
     speculative = speculative_of_engine(document.get("engine"))
     choices = parse_speculative(speculative, llm, catalog, f"{file.path_of('engine')}: speculative")
     check_scheduling(document.get("engine"), choices, file.path_of("engine"))
     speculation = only_choice(choices, f"{file.path_of('engine')}: speculative")
     lora = parse_lora(file.get("lora"), file.path_of("lora"))
     network = parse_network(file.subsection("network", NETWORK_KEYS))
-    written = check_rows(file.get("workers"), file.path_of("workers"), "workers", least=1)
+    worker_rows = check_rows(file.get("workers"), file.path_of("workers"), "workers", least=1)
     pools: list[Pool] = []
-    for number, worker in enumerate(written):
+    for number, worker in enumerate(worker_rows):
         row = Section.from_document(
             check_mapping(worker, f"{path}: workers[{number}]", "gpu: h100-80g"),
             f"{path}: workers[{number}]",
@@ -210,18 +214,30 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
                 f"({row.get('max_num_batched_tokens')}), so the policy would change nothing; drop one of the "
                 "two"
             )
-        own = speculation
+        pool_speculation = speculation
         if "speculative" in row:
             where = row.path_of("speculative")
-            own = only_choice(parse_speculative(row.get("speculative"), llm, catalog, where), where)
+            choices = parse_speculative(row.get("speculative"), llm, catalog, where)
+            pool_speculation = only_choice(choices, where)
         budget_tokens = given_tokens
-        if budget_tokens is None and decided.batching == "distserve" and row.get("role") == "prefill":
+        if budget_tokens is None and policies.batching == "distserve" and row.get("role") == "prefill":
             budget_tokens = _saturating_tokens(row, llm, catalog, path.parent)
         budget_tokens = budget_tokens or MAX_NUM_BATCHED_TOKENS
         pool = _parse_pool(
-            row, number, llm, catalog, paid, budget_tokens, path.parent, own, lora, network, engine
+            row,
+            number,
+            llm,
+            catalog,
+            paid,
+            budget_tokens,
+            path.parent,
+            pool_speculation,
+            lora,
+            network,
+            engine,
         )
-        pool = replace(pool, type=replace(pool.type, engine=engine_with_drafts(engine, own)))
+        engine_of_pool = engine_with_drafts(engine, pool_speculation)
+        pool = replace(pool, type=replace(pool.type, engine=engine_of_pool))
         if any(pool.name == other.name for other in pools):
             raise InputError(
                 f"{row.path_of('name')}: {pool.name!r} is given twice; give each pool its own name"
@@ -230,7 +246,7 @@ def fleet_of(document: Document, path: Path, catalog: Catalog, *, budget_is_give
     if (workers := sum(pool.count for pool in pools)) > MAX_WORKERS:
         raise InputError(f"{file.path_of('workers')}: {workers} in all, must be at most {MAX_WORKERS}")
     try:
-        fleet = Fleet(llm, tuple(pools), decided, network)
+        fleet = Fleet(llm, tuple(pools), policies, network)
     except InputError as error:
         raise InputError(f"{file.path_of('workers')}: {error}") from None
     return replace(fleet, disturbances=_parse_events(file, pools), pinned=_parse_pinned(file, fleet))
@@ -285,7 +301,9 @@ def _pinned_document(fleet: Fleet) -> dict[str, Any]:
 
 
 def _parse_pinned(file: Section, fleet: Fleet) -> tuple[PinnedPrefix, ...]:
-    """The prefixes that workers hold from the start on: those of a plan with routing pinned-prefix."""
+    """The prefixes that workers hold from the start on: those of a plan with routing pinned-prefix.
+    planner/traffic explains blocks and their ids.
+    """
     number_of = {name: w for w, name in enumerate(fleet.worker_names)}
     prefixes = []
     for i, row in enumerate(check_rows(file.get("pinned", []), file.path_of("pinned"), "prefixes")):
@@ -308,37 +326,41 @@ def _drafts_document(worker: WorkerType) -> dict[str, Any]:
 
 
 def read_max_model_len(path: Path) -> int | None:
-    """Tokens of the longest request the plan in `path` serves; None where the file does not say."""
+    """Tokens of the longest request that the plan in `path` serves; None if the file does not say."""
     file = Section.from_document(read_yaml(path), path, wording=WORDING)
     return file.whole_number("max_model_len", None, most=MOST)
 
 
 def read_routers(path: Path) -> list[tuple[str, str, str, str, bool | None]]:
-    """What a plan.yaml says of each target: its name, its router, what is simulated, the SLO under it, and
-    whether the plan is kept there, which older ones do not say.
+    """What a plan.yaml says of each target: its name, its router, what is simulated, the SLO under that
+    router, and whether the plan keeps the SLO there (None in a plan of an older version).
     """
     listed = check_rows(read_yaml(path).get("routers", []), f"{path}: routers")
     keys = ("target", "router", "simulated", "slo", "kept")
+    rows = [Section.from_document(each, f"{path}: routers", keys) for each in listed]
     return [
         (
-            *(row.text(keys[0]), row.text(keys[1]), row.text(keys[2]), row.text(keys[3])),
+            *(row.text("target"), row.text("router"), row.text("simulated"), row.text("slo")),
             row.flag("kept", False) if "kept" in row else None,
         )
-        for row in (Section.from_document(each, f"{path}: routers", keys) for each in listed)
+        for row in rows
     ]
 
 
 def _find_llm(document: Document, path: Path, catalog: Catalog) -> Llm:
+    """The LLM that the fleet serves: a row of the catalog, or a config.json whose path may be given from the
+    folder of fleet.yaml.
+    """
     name = document.get("llm")
     if not isinstance(name, str) or not name:
         raise InputError(f"{path}: llm: expected a name of catalogs/llms.yaml or a path, found {name!r}")
-    beside = path.parent / name
+    path_in_folder = path.parent / name
     try:
-        is_beside = not catalog.has_llm(name) and not Path(name).exists() and beside.exists()
+        is_in_folder = not catalog.has_llm(name) and not Path(name).exists() and path_in_folder.exists()
     except OSError:  # No file can have such a name.
-        is_beside = False
+        is_in_folder = False
     try:
-        return catalog.served_llm(str(beside) if is_beside else name)
+        return catalog.served_llm(str(path_in_folder) if is_in_folder else name)
     except InputError as error:
         raise InputError(f"{path}: llm: {error}") from None
 
@@ -356,8 +378,10 @@ def _parse_pool(
     network: Network,
     engine: Engine | None,
 ) -> Pool:
-    default = row.get("role", "mixed")
-    name = row.text("name", f"{default}-{number}")
+    """The pool of a row of `workers`. What the row does not state comes from the arguments and the catalog:
+    `budget_tokens` for max_num_batched_tokens, and KV tokens and step times by the models.
+    """
+    name = row.text("name", f"{row.get('role', 'mixed')}-{number}")
     if "name" in row:
         row = replace(row, where=f"{row.where} ({name})")
     role = cast(Role, row.one_of("role", get_args(Role), "mixed"))
@@ -370,8 +394,10 @@ def _parse_pool(
     gpu = paid.paid_gpu(gpu)
     tp = _parse_tp(row, llm, gpu)
     tokens = row.whole_number("max_num_batched_tokens", budget_tokens, most=MOST_STEP_TOKENS)
-    width = 1 if speculation is None else speculation.most_tokens
-    seats = row.whole_number("max_num_seqs", min(MAX_NUM_SEQS, max(tokens // width, 1)), most=MOST_SEQS)
+    # A step has room for every sequence, with all tokens that speculation may draft for it.
+    tokens_per_seq = 1 if speculation is None else speculation.most_tokens
+    usual_seats = min(MAX_NUM_SEQS, max(tokens // tokens_per_seq, 1))
+    seats = row.whole_number("max_num_seqs", usual_seats, most=MOST_SEQS)
     pp = row.whole_number("pp", 1, most=MOST)
     if pp > llm.layers:
         raise InputError(f"{row.path_of('pp')}: {llm.name} has {llm.layers} layers, found {pp}")
@@ -379,37 +405,39 @@ def _parse_pool(
     if dp > 1 and lora is not None:
         raise InputError(f"{row.path_of('dp')}: ranks are not simulated with lora; drop one of the two")
     ep = _parse_ep(row, llm, gpu, (tp, dp), catalog)
-    beside = find_drafter(speculation, llm, catalog) if "kv_tokens" not in row else Drafter()
-    sampled = seats if speculation is None else SAMPLED_ROWS * seats
+    # The memory of a drafter counts only where KV tokens are computed.
+    drafter = find_drafter(speculation, llm, catalog) if "kv_tokens" not in row else Drafter()
+    sampled_rows = seats if speculation is None else SAMPLED_ROWS * seats
     slots = None if lora is None else lora_slots(lora, llm, gpu, tp, ep=ep)
     version = vllm_version_of(engine)
-    kv_tokens = _kv_tokens(row, llm, gpu, (tp, pp, dp), tokens, sampled, beside, slots, version)
+    kv_tokens = _kv_tokens(row, llm, gpu, (tp, pp, dp), tokens, sampled_rows, drafter, slots, version)
     ranks = Ranks(all2all_of(tp * dp, int(gpu.gpus_per_node), tokens), network.bandwidth_bytes_per_s)
     try:
         latency, form = _step_times(
             row.get("latency"), llm, gpu, (tp, ep, dp, ranks.all2all), catalog, directory, ranks
         )
-        if "latency" not in row:
+        if "latency" not in row:  # A fit of the row's own already is of this version and these stages.
             latency = add_pipeline(on_version(latency, llm, gpu, engine), llm, gpu, tp, pp)
     except InputError as error:
         raise InputError(f"{row.path_of('latency')}: {error}") from None
     count = row.whole_number("count", 1, most=MOST)
-    shortest_s, key = (1.0, "") if form is None else form.shortest_s(tokens + seats, seats, kv_tokens)
-    if not shortest_s > 0:
-        raise InputError(
-            f"{row.path_of('latency')}: {key}: some step of up to {tokens} tokens and {seats} decodes would "
-            f"take {shortest_s:.3g} s, must be > 0 and never fall with the context"
-        )
+    if form is not None:
+        shortest_s, key = form.shortest_s(tokens + seats, seats, kv_tokens)
+        if not shortest_s > 0:
+            raise InputError(
+                f"{row.path_of('latency')}: {key}: some step of up to {tokens} tokens and {seats} decodes "
+                f"would take {shortest_s:.3g} s, must be > 0 and never fall with the context"
+            )
     try:
         worker_type = WorkerType(
             gpu,
             tp,
             latency,
-            kv_tokens,
-            tokens,
-            seats,
-            pp,
-            form,
+            kv_tokens=kv_tokens,
+            max_num_batched_tokens=tokens,
+            max_num_seqs=seats,
+            pp=pp,
+            form=form,
             speculation=speculation,
             ep=ep,
             dp=dp,
@@ -421,7 +449,9 @@ def _parse_pool(
 
 
 def _saturating_tokens(row: Section, llm: Llm, catalog: Catalog, directory: Path) -> int | None:
-    """DistServe's L_m by the step times of a pool; None where its GPU cannot be read, which is said later."""
+    """DistServe's L_m, the prompt tokens from which on a step of this pool gets no more efficient; None if
+    the row has an error, which `_parse_pool` then reports.
+    """
     try:
         gpu = catalog.gpu(str(row.get("gpu")))
         split: fits.Split = (_parse_tp(row, llm, gpu), False, 1, "")
@@ -433,7 +463,7 @@ def _saturating_tokens(row: Section, llm: Llm, catalog: Catalog, directory: Path
 
 
 def _parse_dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
-    """Data-parallel ranks."""
+    """The number of data-parallel ranks, which share the experts of a mixture."""
     dp = row.whole_number("dp", 1, most=MOST)
     if dp > 1 and not llm.is_mixture:
         raise InputError(
@@ -449,7 +479,9 @@ def _parse_dp(row: Section, llm: Llm, gpu: Gpu, tp: int) -> int:
 
 
 def _parse_ep(row: Section, llm: Llm, gpu: Gpu, degrees: tuple[int, int], catalog: Catalog) -> bool:
-    """Whether every GPU has whole experts; unsaid, as the catalog. `degrees`: TP and ranks."""
+    """Whether every GPU has whole experts. If the row does not say, the catalog's fits decide. `degrees` are
+    TP and data-parallel ranks.
+    """
     tp, dp = degrees
     if dp > 1:
         if not row.flag("ep", True):
@@ -458,6 +490,7 @@ def _parse_ep(row: Section, llm: Llm, gpu: Gpu, degrees: tuple[int, int], catalo
                 f"true with dp {dp}"
             )
         return True
+    # A row with step times of its own is of sliced experts unless it says `ep: true`.
     usual = "latency" not in row and catalog.expert_splits(llm, gpu, tp)[0]
     if (ep := row.flag("ep", usual)) and not (llm.is_mixture and tp > 1):
         obstacle = f"tp {tp}" if llm.is_mixture else f"no experts in {llm.name}"
@@ -483,12 +516,15 @@ def _kv_tokens(
     gpu: Gpu,
     degrees: tuple[int, int, int],
     tokens: int,
-    seats: int,
-    beside: Drafter,
+    sampled_rows: int,
+    drafter: Drafter,
     slots: LoraSlots | None,
     version: str,
 ) -> int:
-    """KV tokens of the worker, or of each of its data-parallel ranks. `degrees` are TP, PP and ranks."""
+    """KV tokens of the worker, or of each of its data-parallel ranks: whole blocks, as stated or by
+    planner/models/memory.py. `degrees` are TP, PP and ranks; `tokens` are those of the largest step, which
+    samples up to `sampled_rows` tokens.
+    """
     tp, pp, dp = degrees
     if (kv_tokens := row.whole_number("kv_tokens", None, most=MOST)) is not None:
         if kv_tokens < KV_BLOCK_TOKENS:
@@ -497,9 +533,16 @@ def _kv_tokens(
             )
         return kv_tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
     use = worker_memory(
-        llm, gpu, tp, pp, max_num_batched_tokens=tokens, max_num_seqs=seats, dp=dp, served=Served(version)
+        llm,
+        gpu,
+        tp,
+        pp,
+        max_num_batched_tokens=tokens,
+        max_num_seqs=sampled_rows,
+        dp=dp,
+        served=Served(version),
     )
-    use = beside.add_to_memory(use, llm, tp)
+    use = drafter.add_to_memory(use, llm, tp)
     use = use if slots is None else slots.add_to_memory(use)
     if use.kv_tokens == 0:
         missing_bytes = KV_BLOCK_TOKENS * use.kv_bytes_per_token - use.kv_bytes
@@ -536,27 +579,31 @@ def _step_times(
         file, fit = fits.read_fit(path, tp, FIT_WORDING, dp=dp, all2all=all2all)
     except (OSError, ValueError):  # No file can have such a name.
         raise InputError(f"{value[:80]!r} is no name of a file") from None
-    served, fitted = file.get("llm"), file.get("gpu")
-    if isinstance(served, str) and _without_name(catalog.llm(served)) != _without_name(llm):
-        raise InputError(f"{path} is a fit of {served}, the fleet serves {llm.name}")
-    fitted_gpu = catalog.gpu(fitted).name if isinstance(fitted, str) else gpu.name
-    if fitted_gpu not in (gpu.name, gpu.base):
-        raise InputError(f"{path} is a fit on {fitted}, this worker has {gpu.name}")
+    # A file may leave out its LLM and its GPU; then it is taken to be a fit of the worker's.
+    fitted_llm, fitted_gpu = file.get("llm"), file.get("gpu")
+    if isinstance(fitted_llm, str) and _without_name(catalog.llm(fitted_llm)) != _without_name(llm):
+        raise InputError(f"{path} is a fit of {fitted_llm}, the fleet serves {llm.name}")
+    fitted_row = catalog.gpu(fitted_gpu).name if isinstance(fitted_gpu, str) else gpu.name
+    if fitted_row not in (gpu.name, gpu.base):
+        raise InputError(f"{path} is a fit on {fitted_gpu}, this worker has {gpu.name}")
     latency = catalog.with_spread(fits.parse_latency(fit, basis=f"fit {path}"), llm, gpu)
     simulated = fits.parse_simulated(fit)
-    if fitted_gpu == gpu.name:
+    if fitted_row == gpu.name:
         return latency, simulated
+    # The fit is of the GPU without the power cap that this worker has.
     slowdowns = gpu.prefill_slowdown, gpu.decode_slowdown
     return latency.with_power_cap(*slowdowns), simulated and simulated.with_power_cap(*slowdowns)
 
 
 def _without_name(llm: Llm) -> Llm:
+    """The LLM without its name and its longest context, which step times do not depend on."""
     return replace(llm, name="", context_tokens=1)
 
 
 def _parse_events(file: Section, pools: Sequence[Pool]) -> tuple[Disturbance, ...]:
-    """What happens to the fleet: {at: 60 s, down: dec-0}, {at: 90 s, up: dec-0}, {at: 10 s, slow: pre-1,
-    factor: 1.5}; slow: link slows the link. Workers are named as in the results: pool, dash, number.
+    """What happens to the fleet while it is simulated: {at: 60 s, down: dec-0}, {at: 90 s, up: dec-0},
+    {at: 10 s, slow: pre-1, factor: 1.5}. The name `link` stands for the network in place of a worker. Workers
+    are named as in the results: pool, dash, number.
     """
     where = file.path_of("events")
     names = [name for pool in pools for name in pool.worker_names]

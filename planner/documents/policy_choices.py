@@ -1,4 +1,4 @@
-"""`policies:` of slo.yaml: which policies a plan may choose among.
+"""Reads `policies:` of slo.yaml, the policies that a plan may choose among, into `PolicyChoices`.
 
     policies:
       queue: [fcfs, sjf]                   # a row of planner/policies.py, a list of rows, or any
@@ -61,7 +61,8 @@ MOST_EACH = 32
 _USUAL = Policies()
 _AXES = (*BY_FIELD, "prediction")
 _SETTINGS = (*POLICY_SECONDS, *POLICY_COUNTS, *POLICY_SHARES, *POLICY_NUMBERS, "tenant_weights")
-_NO_KEYS = ("prediction_accuracy", "prediction_buckets", "seed")  # Set by `prediction` or by --seed instead.
+# Settings that are no keys of slo.yaml: `prediction` sets the first two, and --seed the last.
+_NO_KEYS = ("prediction_accuracy", "prediction_buckets", "seed")
 KEYS = (
     *_AXES,
     *(name for name in _SETTINGS if name not in _NO_KEYS),
@@ -110,12 +111,12 @@ class PolicyChoices:
         """Every combination of the searched values that goes together: first those without prefix caches,
         last those with caches but without the offload that the question names.
         """
-        blind = [name for name in self.routings if not ROUTING[name].needs_caches]
-        if not blind and not self._needs_caches():
+        routings_without = [name for name in self.routings if not ROUTING[name].needs_caches]
+        if not routings_without and not self._needs_caches():
             # Without caches the named routings cannot run; the usual one shows what caches save.
-            blind = [_USUAL.routing]
+            routings_without = [_USUAL.routing]
         # Whether there are prefix caches, and what is behind them, with each routing that goes with that.
-        caches: list[tuple[bool, KvOffload | None, str]] = [(False, None, name) for name in blind]
+        caches: list[tuple[bool, KvOffload | None, str]] = [(False, None, name) for name in routings_without]
         if self.prefix_cache:
             caches += [(True, self.kv_offload, name) for name in self.routings]
             caches += [(True, None, name) for name in self.routings] if self.may_leave_offload else []
