@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from shares import some
 
+import fleetplan
 from benchmarks.generated_traffic import lognormal, synthesise
+from planner.api.results import PlanResult
 from planner.documents import facts
 from planner.documents.catalog import read_catalog
 from planner.documents.task import parse_task
@@ -82,6 +84,20 @@ def test_of_equal_prices_the_queue_that_engines_have_is_taken(safety: object) ->
     trace = replace(bursts(0, requests=200), tenant=np.arange(200) % 2, tenants=("a", "b"))
     found = planned(trace, {}, slo=slo, safety=safety, fleet={"gpus": ["a100-80g"]})
     assert found.fleet.policies.queue == "fcfs"
+
+
+def test_production_of_several_queues_is_no_dearer_than_of_one_alone() -> None:
+    """On paper fcfs and sjf cost 3.44 USD/h, in production 5.16 and 4.30: in any order the list has 4.30."""
+    question = {
+        "llm": "llama-3.1-8b",
+        "traffic": {"rate": 4, "input": 1500, "output": 60, "duration": "2 min", "burstiness": {"cv": 3}},
+        "slo": {"ttft": {"p90": "600 ms"}, "tbt": {"p99": "150 ms"}},
+        "fleet": {"gpus": {"l40s-48g": 6}, "max_num_batched_tokens": [2048]},
+    }
+    queues: tuple[str | list[str], ...] = ("sjf", ["fcfs", "sjf"], ["sjf", "fcfs"])
+    answers = [fleetplan.plan(question | {"policies": {"queue": each}}) for each in queues]
+    values = [each.plan.value for each in answers if isinstance(each, PlanResult)]
+    assert len(values) == 3 and values[1] == values[2] <= values[0] * (1 + 1e-9)
 
 
 def test_what_policies_are_worth_is_a_difference_of_two_plans() -> None:

@@ -110,19 +110,28 @@ def _put_first(problem: Problem, own: FleetSearch, searched: Sequence[Searched])
 
 
 def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Production | None]:
-    """Production with the best policies on paper, or with pinned prefixes if it then costs less. Pins are
-    never evicted, so they are worth most in bursts, which empty other caches. Scenarios have more bursts than
-    the traffic as written, so pins may pay in production though they do not on paper.
+    """Production with the best policies on paper, or, if it then costs less, with others that cost as little
+    on paper, or with pinned prefixes. Pins are never evicted, so they are worth most in bursts, which empty
+    other caches. Scenarios have more bursts than the traffic as written, so pins may pay in production though
+    they do not on paper.
     """
     chosen, paper = best_of(searched)
     pinned = [(problem, own) for problem, own in searched if problem.oracle.pinning is not None]
-    if not pinned or chosen.oracle.pinning is not None:
+    others = [
+        (problem, own)
+        for problem, own in searched
+        if problem is not chosen and problem.oracle.pinning is None and own.value <= paper.value * SAME_PRICE
+    ][:MOST_SEARCHED]
+    if pinned and chosen.oracle.pinning is None:
+        others.append(best_of(pinned))
+    if not others:
         return searched, production_or_paper(chosen, paper)
     best = _tested((chosen, paper))
-    chosen.progress("production with pinned prefixes")
-    other = _tested(best_of(pinned), below=None if best is None else best.value)
-    if other is not None and (best is None or other.value < best.value * (1 - ROUNDING)):
-        best = other
+    for candidate in others:
+        chosen.progress(f"production with {label_of(chosen, candidate[0].oracle.policies)}")
+        other = _tested(candidate, below=None if best is None else best.value)
+        if other is not None and (best is None or other.value < best.value * (1 - ROUNDING)):
+            best = other
     if best is None:
         return searched, production_or_paper(chosen, paper)
     problem, own = best.searched
