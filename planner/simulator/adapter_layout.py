@@ -1,4 +1,4 @@
-"""What LoRA adds to the kernel's state, made from a fleet and a trace."""
+"""What LoRA adds to the kernel's state, made from a fleet and a trace; adapters.py works with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from planner.simulator.layout import NONE, nothing
 from planner.traffic.trace import IntArray, Trace
 from planner.units import counted
 
-COSTS = ("kernels_s", "read_s", "experts_s", "visited_frac", "token_s", "load_s", "disk_s")
+COSTS = ("kernels_s", "read_s", "experts_s", "visited_frac", "token_s", "load_s", "disk_s")  # Of LoraCost.
 SETTING = np.dtype(  # A record for each worker type; `models.lora.LoraCost` says what the costs are.
     [("max_loras", "i8"), ("max_cpu_loras", "i8"), *((name, "f8") for name in COSTS)]
 )
@@ -154,7 +154,7 @@ def make_adapters(
             setting[name] = getattr(costs.cost, name)
     most_slots, most_cpu_slots = int(settings["max_loras"].max()), int(settings["max_cpu_loras"].max())
     if (settings["max_cpu_loras"] == count).all():
-        most_cpu_slots = 0
+        most_cpu_slots = 0  # Nothing to simulate.
     aside = np.zeros(1, ASIDE)
     aside["head"] = NONE
     slots, slot_at, slot_uses = _empty_slots(workers, most_slots, count)

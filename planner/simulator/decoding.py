@@ -40,6 +40,7 @@ def decoded(state, l, steps, time_s):
     gap_s = time_s - lane.last_token_s
     if len(state.runs) > 0:
         step_s = first_s if kind.lanes == 1 else lane.stage_s
+        # Of a pipeline every gap is recorded singly.
         sequences = normal if is_gap and kind.lanes == 1 else ZERO
         record_steps(state, l, step_s, growth_s, steps, sequences)
         if sequences == 0 and normal > 0:

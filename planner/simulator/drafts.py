@@ -41,15 +41,17 @@ def accept(state, l, time_s):
     kind = state.types[worker.type]
     drafts, together = lane.width - 1, ZERO
     lane.coming_blocks = 0
-    lane.next_finish_step = np.iinfo(np.int64).max
+    lane.next_finish_step = np.iinfo(np.int64).max  # Above any step.
     for slot in range(lane.decodes):
         entry = state.slots[l, slot]
         r = entry.request
         left = entry.finish_step - lane.decode_step
         before = state.requests[r].output_tokens - left - 1
         more = ZERO
+        # `before`: tokens before this step's. A decode worker has no drafts for the first it computes itself.
         if worker.role != DECODE or before > 1 - kind.discards_token:
             draw = _unit(kind.draw_seed, r, before)
+            # `accepted` are the chances P_1, P_2, ...: one draw decides how many drafts are accepted.
             while more < min(drafts, left) and draw < kind.accepted[more]:
                 more += 1
         if more > 0:
@@ -65,7 +67,7 @@ def accept(state, l, time_s):
         lane.next_finish_step = min(lane.next_finish_step, entry.finish_step)
         entry.held_blocks = entry.next_blocks
         c = entry.context_offset + lane.decode_step
-        unknown = (drafts - more) * kind.is_async
+        unknown = (drafts - more) * kind.is_async  # Rejected drafts that the engine still takes for accepted.
         needed = blocks_checked(kind, lane, state.requests[r], c + unknown)
         entry.next_blocks = max(needed, entry.held_blocks)
         lane.coming_blocks += entry.next_blocks - entry.held_blocks

@@ -71,6 +71,7 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
     runs, inside_s, (start_s, end_s) = measured_runs(simulation)
     seconds = run_seconds(runs)
     gpu_w = np.zeros(len(runs))
+    # The first worker of the same type stands for it.
     owner = np.array([types.index(worker) for worker in types])[runs["worker"]]
     for first in np.unique(owner):
         of_type = owner == first
@@ -82,7 +83,7 @@ def expected_power(fleet: Fleet, simulation: Simulation, power: Power | None = N
     busy_j = np.bincount(runs["worker"], weights=gpu_w * inside_s, minlength=count) * gpus
     busy_s = np.bincount(runs["worker"], weights=inside_s, minlength=count) / [worker.dp for worker in types]
     idle_w = np.array([worker.gpus * power.idle_w(worker.gpu) for worker in types])
-    idle_w *= np.maximum(1 - busy_s / window_s, 0.0)
+    idle_w *= np.maximum(1 - busy_s / window_s, 0.0)  # Never below 0 by rounding.
     finish_s = simulation.arrival_s + simulation.e2e_s
     finished = (finish_s >= start_s) & (finish_s <= end_s)
     return ExpectedPower(
@@ -116,6 +117,7 @@ def measured_runs(simulation: Simulation) -> tuple[npt.NDArray[np.void], Floats,
         return runs, np.clip(ends_s, start_s, end_s) - np.clip(starts_s, start_s, end_s), (start_s, end_s)
     parts_s = np.clip(simulation.sampled_s, start_s, end_s)
     edges_s, lengths_s = parts_s.ravel(), np.diff(parts_s, axis=1).ravel()
+    # Edges and lengths of the recorded parts: seconds recorded up to each edge.
     elapsed_s = np.cumsum(np.stack([np.zeros(len(lengths_s)), lengths_s], axis=1).ravel())
     inside_s = np.interp(ends_s, edges_s, elapsed_s) - np.interp(starts_s, edges_s, elapsed_s)
     return runs, inside_s * ((end_s - start_s) / lengths_s.sum()), (start_s, end_s)
@@ -127,7 +129,10 @@ def run_load(
     """Mean seconds, tokens and KV tokens read of a step of `worker` in each of its runs."""
     steps, sequences = runs["steps"], runs["decodes"]
     kv_tokens = np.where(
-        sequences > 0, runs["blocks"] * float(KV_BLOCK_TOKENS) + sequences * (steps - 1) / 2, 0.0
+        # Over the run a decode has (steps - 1) / 2 tokens more on average than at its beginning.
+        sequences > 0,
+        runs["blocks"] * float(KV_BLOCK_TOKENS) + sequences * (steps - 1) / 2,
+        0.0,
     )
     # The other ranks of the worker are taken to have as much.
     tokens = worker.dp * (runs["prefill_tokens"] + worker.step_tokens * sequences)

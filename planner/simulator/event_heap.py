@@ -20,6 +20,7 @@ from planner.simulator.numba_compile import kernel_jit, small_jit
 
 @small_jit
 def _is_before(state, a, b):
+    """Whether the next event of entity a comes before that of b."""
     return state.due_s[a] < state.due_s[b] or (
         state.due_s[a] == state.due_s[b] and state.sequence[a] < state.sequence[b]
     )
@@ -44,11 +45,11 @@ def set_time(state, entity, time_s):
         i = pending
         pending += 1
         state.counters[PENDING] = pending
-    while i > 0 and _is_before(state, entity, heap[(i - 1) // 2]):
+    while i > 0 and _is_before(state, entity, heap[(i - 1) // 2]):  # Up, past later events.
         heap[i] = heap[(i - 1) // 2]
         heap_index[heap[i]] = i
         i = (i - 1) // 2
-    while True:
+    while True:  # Down, past earlier ones.
         child = 2 * i + 1
         if child >= pending:
             break

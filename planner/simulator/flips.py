@@ -80,7 +80,7 @@ def _turn(state, w, time_s):
     worker.is_up, worker.idle_since_s = 1, time_s
     if state.policy[RESTART_S] > 0.0:
         worker.is_up, worker.idle_since_s = TURNING, time_s + state.policy[RESTART_S]
-    add_load(state, w, 0.0, 0.0, 0.0)
+    add_load(state, w, 0.0, 0.0, 0.0)  # Nothing is added: the score follows its role.
     set_pools(state)
 
 
@@ -88,6 +88,7 @@ def _turn(state, w, time_s):
 def _repurpose(state, time_s):
     """Let a worker drain for a pool that has long been short of workers; one at a time."""
     for pool in (FRONT, BACK):
+        # A draining or restarting worker is on its way already.
         if not (_one_drains(state, time_s) or _one_turns(state, time_s)):
             _look(state, pool, time_s)
 
@@ -114,7 +115,7 @@ def _look(state, pool, time_s):
     state.policy[since] = np.inf
     state.workers[least].is_up = DRAINING
     set_pools(state)
-    _one_drains(state, time_s)
+    _one_drains(state, time_s)  # It may be idle already.
 
 
 @kernel_jit

@@ -58,7 +58,9 @@ class GapCounts:
 
 @entry_jit
 def _count(runs: Any, window: Any, counts: Any, longest_s: Any, sum_s: Any, value: Any, bits: Any) -> None:
-    """Count gaps. `value` (1,) and `bits` (1,) are the same eight bytes, as a float and as an integer."""
+    """Count gaps. `value` (1,) and `bits` (1,) are the same eight bytes, as a float and as an integer:
+    compiled code has no other way to a float's bits.
+    """
     total = 0.0
     for k in range(len(runs)):
         sequences, steps = runs[k].sequences, runs[k].steps

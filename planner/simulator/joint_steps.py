@@ -24,7 +24,8 @@ def _slower(first_s, growth_s, steps, other_first_s, other_growth_s):
     """(first_s, growth_s, steps) of the slower of two runs, `steps` cut to those in which it is slower."""
     if other_first_s > first_s or (other_first_s == first_s and other_growth_s > growth_s):
         first_s, growth_s, other_first_s, other_growth_s = other_first_s, other_growth_s, first_s, growth_s
-    if other_growth_s > growth_s and other_first_s > -np.inf:
+    if other_growth_s > growth_s and other_first_s > -np.inf:  # -inf: there is no other run yet.
+        # 1e15: int() must not overflow.
         steps = min(steps, int(min((first_s - other_first_s) / (other_growth_s - growth_s), 1e15)) + 1)
     return first_s, growth_s, steps
 
@@ -41,7 +42,7 @@ def start_ranks(state, w, time_s):
         start_step(state, l, time_s)
         lane = state.lanes[l]
         if lane.run_steps == 0:
-            tokens += 1
+            tokens += 1  # An empty batch.
             continue
         active += 1
         tokens += lane.prefill_tokens + lane.decodes * lane.is_decoding

@@ -38,7 +38,7 @@ def pin_prefixes(state: State, fleet: Fleet, trace: Trace) -> None:
     for nodes, prefix in zip(pinned_nodes(fleet, trace), fleet.pinned, strict=True):
         for w in prefix.workers:
             pin_nodes(state, w, nodes)
-    longest = -(-int((trace.input_tokens + trace.output_tokens).max()) // KV_BLOCK_TOKENS)
+    longest = -(-int((trace.input_tokens + trace.output_tokens).max()) // KV_BLOCK_TOKENS)  # KV blocks.
     workers = state.workers
     blocks = state.types["kv_blocks"][workers["type"]]
     full = np.flatnonzero((workers["used_blocks"] > 0) & (workers["used_blocks"] + longest > blocks))
@@ -56,11 +56,12 @@ def pinned_nodes(fleet: Fleet, trace: Trace) -> list[npt.NDArray[np.int32]]:
     uses = block_uses(trace)
     ids = np.zeros(len(uses.parent), trace.prefix_ids.dtype)
     ids[uses.node] = trace.prefix_ids
+    # Nodes sorted by (parent, block id), so that a child is found by two searches.
     order = np.lexsort((ids, uses.parent))
     parents, ordered = uses.parent[order], ids[order]
     nodes_of_prefixes = []
     for prefix in fleet.pinned:
-        node, nodes = -1, []
+        node, nodes = -1, []  # -1: the root's parent.
         for block in prefix.block_ids:
             first, last = np.searchsorted(parents, node, "left"), np.searchsorted(parents, node, "right")
             at = first + np.searchsorted(ordered[first:last], block)
@@ -73,6 +74,8 @@ def pinned_nodes(fleet: Fleet, trace: Trace) -> list[npt.NDArray[np.int32]]:
 
 
 def _entry(sources):
+    """The function that Python calls, compiled for this state of the sources (`numba_compile.SOURCES`)."""
+
     @entry_jit
     def pin_nodes(fields, w, nodes):
         state = pointer_to(fields)

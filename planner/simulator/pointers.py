@@ -20,6 +20,7 @@ class Handle(types.Type):
 
     def __init__(self, fields):
         self.fields = fields
+        # Short and the same each time.
         super().__init__(name=f"Handle{hashlib.sha1(str(fields).encode()).hexdigest()[:12]}")
 
 

@@ -1,4 +1,6 @@
-"""Whether the policies of a fleet go together, as their rows in planner/policies.py say."""
+"""Whether the policies of a fleet go together, as their rows in planner/policies.py say. replay.py calls
+`check` before a simulation.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,9 @@ def check(fleet: Fleet) -> None:
             f"pinned: routing {policies.routing!r} does not go by what is pinned; take routing: "
             "pinned-prefix, or leave pinned out"
         )
-    deepest = max(pool.type.pp for pool in fleet.pools)
-    if deepest > MAX_PP:
-        raise InputError(f"pp is {deepest}, must be at most {MAX_PP}")
+    most_stages = max(pool.type.pp for pool in fleet.pools)
+    if most_stages > MAX_PP:
+        raise InputError(f"pp is {most_stages}, must be at most {MAX_PP}")
     for name in (policies.routing, policies.decode_routing):
         if ROUTING[name].by_formula and any(pool.type.form for pool in fleet.pools):
             raise InputError(
@@ -74,8 +76,8 @@ def check(fleet: Fleet) -> None:
         )
     if batching.engine == OF_DISTSERVE and fleet.disturbances:
         raise InputError(f"disturbances: batching {batching.name!r} knows none; leave them out")
-    if batching.is_one_stage and deepest > 1:
-        raise InputError(f"pp is {deepest}, must be 1 with batching {batching.name!r}")
+    if batching.is_one_stage and most_stages > 1:
+        raise InputError(f"pp is {most_stages}, must be 1 with batching {batching.name!r}")
     if batching.is_whole_life and any(pool.role != "mixed" for pool in fleet.pools):
         raise InputError(
             f"policies.batching is {batching.name!r}, which keeps a request on one worker to its end; "
@@ -100,6 +102,7 @@ def _check_places(fleet: Fleet, batching: Batching) -> None:
 
 def _check_drafts(fleet: Fleet, batching: Batching) -> None:
     """Raise InputError for settings that are not simulated with speculative decoding."""
+    # By method and model; None for a pool without speculation. A mixed worker hands nothing over.
     drafters = {
         pool.type.speculation and pool.type.speculation.drafter_key
         for pool in fleet.running_pools
@@ -156,10 +159,10 @@ def _check_ranks(fleet: Fleet, batching: Batching) -> None:
 
 def _check_lora(fleet: Fleet, batching: Batching) -> None:
     """Raise InputError for settings that are not simulated with LoRA."""
-    served = {pool.type.lora and pool.type.lora.lora.adapters for pool in fleet.running_pools}
-    if served == {None}:
+    adapter_sets = {pool.type.lora and pool.type.lora.lora.adapters for pool in fleet.running_pools}
+    if adapter_sets == {None}:
         return
-    if len(served) > 1:
+    if len(adapter_sets) > 1:
         raise InputError("lora: is of the whole fleet, found workers with other adapters, or none")
     if batching.code != VLLM_V1:
         raise InputError(f"lora: needs batching vllm-v1, found {batching.name!r}")
@@ -197,6 +200,7 @@ def _check_offload(fleet: Fleet, batching: Batching) -> None:
         raise InputError(
             f"{where}: is not simulated with queue {policies.queue!r}; take fcfs, sjf, ljf or srpt"
         )
+    # Decode workers load nothing.
     degrees = sorted({pool.type.tp for pool in fleet.running_pools if pool.role != "decode"})
     if policies.kv_offload.is_shared and not is_common(fleet.llm, degrees):
         raise InputError(
@@ -224,6 +228,7 @@ def _check_engine(policies: Policies, batching: Batching) -> None:
         row = known[getattr(policies, name)]
         if batching.engine in row.engines:
             continue
+        # A policy that step-by-step engines lack is of one batching's own engine.
         if STEPWISE not in row.engines:
             needed = " or ".join(repr(b.name) for b in BATCHING.values() if b.engine in row.engines)
             raise InputError(f"policies.{name} is {row.name!r}, which needs batching {needed}")
@@ -253,13 +258,13 @@ def _check_engine(policies: Policies, batching: Batching) -> None:
 
 def _check_pools(policies: Policies) -> None:
     """Raise InputError where `repurpose_after` is given for pools that do not use it, or missing."""
-    pools, is_said = POOLS[policies.pools], policies.repurpose_after_s < math.inf
-    if pools.code not in (MIXED_POOL, REPURPOSE) and is_said:
+    pools, is_given = POOLS[policies.pools], policies.repurpose_after_s < math.inf
+    if pools.code not in (MIXED_POOL, REPURPOSE) and is_given:
         raise InputError(
             f"policies.repurpose_after is of pools splitwise and repurpose, and policies.pools is "
             f"{policies.pools!r}; drop one of the two"
         )
-    if pools.code == REPURPOSE and not is_said:
+    if pools.code == REPURPOSE and not is_given:
         raise InputError("policies.repurpose_after: pools 'repurpose' needs it, such as 2 min")
     if not policies.repurpose_after_s >= 0:
         raise InputError(f"policies.repurpose_after_s is {policies.repurpose_after_s:g}, must be >= 0")
@@ -282,7 +287,7 @@ def _check_caches(policies: Policies) -> None:
     possible: dict[str, Sequence[object]] = {
         name: [row.name for row in known.values() if row.with_caches] for name, known in BY_FIELD.items()
     }
-    possible["vidur_restarts"] = [False]
+    possible["vidur_restarts"] = [False]  # A setting, not a row of a table.
     for name, values in possible.items():
         if (value := getattr(policies, name)) not in values:
             raise InputError(

@@ -20,6 +20,7 @@ def _mean_longer(table, input_tokens, generated):
     """`OutputTable.expected_tokens` in whole tokens: the mean output beyond `generated` tokens, of prompts of
     about this length, or of any prompts if none of those was longer.
     """
+    # Binary search for the bucket of this prompt length.
     first, last = ZERO, len(table.edges)
     while first < last:
         middle = (first + last) // 2
@@ -27,10 +28,11 @@ def _mean_longer(table, input_tokens, generated):
             first = middle + ONE
         else:
             last = middle
-    any_prompt = len(table.start) - 2
+    any_prompt = len(table.start) - 2  # The last bucket.
     for attempt in range(2):
         bucket = first if attempt == 0 else any_prompt
         low, high = table.start[bucket], table.start[bucket + 1]
+        # Binary search for the first longer output.
         end = high
         while low < high:
             middle = (low + high) // 2
@@ -40,14 +42,14 @@ def _mean_longer(table, input_tokens, generated):
                 low = middle + 1
         if low < end:
             return int(table.sums[low] / (end - low))
-    return generated + ONE
+    return generated + ONE  # No output was longer: one token more.
 
 
 @where_predicted(lambda state, r: state.requests[r].output_tokens)
 def predicted_at_first(state, r):
     """The predicted output of a request at its arrival; `output_tokens` is the most that it may have."""
     request = state.requests[r]
-    if len(state.outputs.outputs) == 0:
+    if len(state.outputs.outputs) == 0:  # Nothing is known: a perfect prediction.
         return request.output_tokens
     return min(_mean_longer(state.outputs, request.input_tokens, ZERO), request.output_tokens)
 
@@ -84,7 +86,7 @@ def outlive_if_longer(state, w, r, generated):
 
 @small_jit
 def note_end(state, w, r, tokens):
-    """Request r leaves worker w with `tokens` tokens of output, or with 0 if it will come back."""
+    """Request r leaves worker w with `tokens` tokens of output; 0, no error, if it will come back."""
     worker, request = state.workers[w], state.requests[r]
     if 0 < tokens < request.predicted_tokens:
         worker.error_tokens += tokens - request.predicted_tokens

@@ -23,7 +23,7 @@ def meld(requests, a, b):
     root = a
     while True:
         right = requests[a].right
-        requests[a].right = requests[a].left
+        requests[a].right = requests[a].left  # A skew heap swaps the children it passes.
         if right == NONE:
             requests[a].left = b
             return root

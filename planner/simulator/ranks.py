@@ -42,7 +42,7 @@ def rank_count(state, w):
 @where_ranked(lambda state, w: False)
 def runs_empty(state, w):
     """Whether w is a rank that takes part in the steps under way with an empty batch."""
-    lane = state.lanes[state.workers[w].first_lane]
+    lane = state.lanes[state.workers[w].first_lane]  # 0 decodes unless it decodes.
     return (
         state.dp_ranks[w].count > 1
         and lane.run_steps > 0
@@ -53,12 +53,12 @@ def runs_empty(state, w):
 @where_ranked(lambda state, w: w)
 def rank_for_new(state, w):
     """The rank of worker w that takes a new request."""
-    if w == NONE:
+    if w == NONE:  # No worker was chosen.
         return w
     ranks = state.dp_ranks[w]
     best, fewest = w, np.inf
     for i in range(ranks.count):
-        v = w + (ranks.turn + i) % ranks.count
+        v = w + (ranks.turn + i) % ranks.count  # Ranks from the next in turn on.
         if state.workers[v].assigned < fewest:
             best, fewest = v, state.workers[v].assigned
     ranks.turn = (ranks.turn + 1) % ranks.count

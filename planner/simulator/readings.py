@@ -17,8 +17,9 @@ from planner.simulator.slots import blocks_of_run
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-# Columns of the counts of each pool: two gauges, then requests that arrived and finished, their prompt and
-# output tokens, and of how many values the sums of TTFT, TPOT, output tokens and KV shares are.
+# Columns of the counts of each pool. WAITING and RUNNING are gauges. Then come requests that arrived and
+# finished, and their prompt and output tokens. The last four say how many values are in the sums of TTFT,
+# TPOT, output tokens and KV shares.
 WAITING, RUNNING, ARRIVED, FINISHED_HERE, INPUT, OUTPUT, TTFTS, TPOTS, OUTPUTS, KV_SHARES = range(10)
 TTFT_SUM, TPOT_SUM, KV_SUM = range(3)
 COUNTS, SUMS = 10, 3
@@ -35,7 +36,7 @@ def _count_gauges(records, pool_of, results, time_s):
     counts, sums = results
     for w in range(len(workers)):
         worker = workers[w]
-        if worker.is_up != 1:
+        if worker.is_up != 1:  # Not ready: stopped or starting.
             continue
         p, kind = pool_of[w], types[worker.type]
         # Requests with their last token hold a seat until the engine sees it, but are assigned no longer.
@@ -46,7 +47,10 @@ def _count_gauges(records, pool_of, results, time_s):
         counts[p, RUNNING] += worker.running
         counts[p, WAITING] += int(worker.assigned) - worker.running + leaving
         blocks = worker.used_blocks + blocks_of_run(
-            kind, lanes[worker.first_lane], np.nextafter(time_s, np.inf)
+            # A step that ends at this moment has ended.
+            kind,
+            lanes[worker.first_lane],
+            np.nextafter(time_s, np.inf),
         )
         sums[p, KV_SUM] += blocks / kind.kv_blocks
         counts[p, KV_SHARES] += 1
@@ -61,7 +65,7 @@ def _see(request, mark, pools, results):
     if w != NONE and mark & CAME == 0:
         mark |= CAME
         counts[pool_of[w], ARRIVED] += 1
-    if v != NONE and mark & HANDED == 0:
+    if v != NONE and mark & HANDED == 0:  # Its decode worker.
         mark |= HANDED
         counts[pool_of[v], ARRIVED] += 1
     if mark & BEGAN == 0 and not np.isnan(request.first_token_s):
@@ -69,6 +73,7 @@ def _see(request, mark, pools, results):
         p = pool_of[w]
         counts[p, TTFTS] += 1
         sums[p, TTFT_SUM] += request.first_token_s - request.arrival_s
+        # A prefill pool is done with a request at its first token; any other at its end.
         if is_prefill[p]:
             counts[p, FINISHED_HERE] += 1
             counts[p, INPUT] += request.input_tokens
@@ -123,7 +128,7 @@ def _entry(sources):
         results[0][:] = 0 * sources
         results[1][:] = 0.0
         _count_gauges(records, pools[0], results, time_s)
-        last, still_open = numbers[OPEN], 0
+        last, still_under_way = numbers[OPEN], 0
         for r in range(numbers[SEEN], entered):
             under_way[last] = r
             last += 1
@@ -131,9 +136,9 @@ def _entry(sources):
             r = under_way[i]
             marks[r] = _see(requests[r], marks[r], pools, results)
             if requests[r].status == UNFINISHED:
-                under_way[still_open] = r
-                still_open += 1
-        numbers[OPEN], numbers[SEEN] = still_open, entered
+                under_way[still_under_way] = r
+                still_under_way += 1
+        numbers[OPEN], numbers[SEEN] = still_under_way, entered
         return _heap_size(requests, counters[LIMBO], scratch) + _heap_size(requests, counters[HELD], scratch)
 
     return read
@@ -149,7 +154,7 @@ class Counting:
         """`pool_of` (W,) is the pool of each of the kernel's workers, `is_prefill` (P,) 1 for prefill."""
         n = len(state.requests)
         self._records = (state.requests, state.workers, state.lanes, state.types, state.counters)
-        self._lists = (
+        self._lists = (  # As `read` says; the stack of `_heap_size` may hold all requests and one more.
             np.zeros(n, np.int64),
             np.zeros(n, np.int64),
             np.zeros(2, np.int64),

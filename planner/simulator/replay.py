@@ -1,4 +1,7 @@
-"""Simulate a fleet on a trace: lay out the kernel's arrays, run it, and read what became of every request."""
+"""Simulate a fleet on a trace: lay out the kernel's arrays (layout.py), run it, and read what became of every
+request. `simulate` runs to the last token; the search calls `simulate_if_kept`, which stops when an SLO is
+missed.
+"""
 
 from __future__ import annotations
 
@@ -122,9 +125,10 @@ def simulate(
     if is_long(fleet, trace, limits) and not closed_loop and not record_parts:
         return _simulate_streamed(fleet, trace, limits, every_s, record=record, stop_early=stop_early)[0]
     n = len(trace.arrival_s)
+    # In a closed loop all requests count: arrivals mean nothing.
     window_s = (0.0, np.inf) if closed_loop else measured_window(trace)
     record = record or record_parts
-    runs = 8 * n + 1024 if record else 0  # Most traces need no more; else the kernel says how many.
+    runs = 8 * n + 1024 if record else 0  # Room for runs; if a trace needs more, the kernel says how many.
     parts = runs if record_parts else 0
     while True:
         state = _state(
@@ -225,6 +229,7 @@ def _simulate_streamed(
                 state, lambda paused: kernel.simulate_events(for_kernel(paused), 0, stop_early), deadline
             )
         except streaming_requests.MoreRuns:
+            # There was too little room for runs.
             per_request *= 4
             continue
         _check_done(state)
@@ -396,6 +401,7 @@ def _stop_at_backlog(state: State, trace: Trace, patience_s: float) -> None:
     token and in every gap. A request of more than one token that does not decode two patiences after the last
     arrival has waited longer than one of them, before its first token or after it.
     """
+    # With sessions the last arrival depends on the fleet.
     if trace.after.size:
         return
     first = int(np.searchsorted(trace.arrival_s, last_tenth_s(*state.window.tolist())))
@@ -438,6 +444,7 @@ def _check_done(state: State) -> None:
     wait for ever, and a step whose time is NaN never ends; `results` has an error for that.
     """
     counters, n = state.counters, len(state.requests)
+    # Something can still happen: an event, requests to come, a step under way, workers that return.
     if counters[layout.DONE] == n or counters[layout.PENDING] > 0:
         return
     if (counters[[layout.FREED, layout.READING]] != layout.NONE).any():
@@ -525,8 +532,10 @@ def _state(
     dp_ranks = _dp_ranks(pools)
     workers, lanes = _workers(pools, types, kinds)
     if sizes is not None:
-        nth = np.concatenate([np.arange(pool.count * pool.type.dp) // pool.type.dp for pool in pools])
-        workers["is_up"] = nth < np.asarray(sizes)[kinds]
+        index_in_pool = np.concatenate(
+            [np.arange(pool.count * pool.type.dp) // pool.type.dp for pool in pools]
+        )
+        workers["is_up"] = index_in_pool < np.asarray(sizes)[kinds]
     count, order = len(workers), _routing_order(pools, pool_ranks, kinds)
     # The lanes have events, and last the outside world (disturbances); between them those of each engine.
     entities = len(lanes) + (2 if engine_of(fleet) == STEPWISE else n + 1)
@@ -579,7 +588,7 @@ def _with_first_hand_offs(state: State) -> State:
     """The state with `met_s`, where workers that hand over have to get to know each other."""
     if not (state.types["first_hand_off_s"] > 0).any() or not (state.workers["role"] == layout.DECODE).any():
         return state
-    return state._replace(met_s=np.full((len(state.workers), len(state.workers)), np.inf))
+    return state._replace(met_s=np.full((len(state.workers), len(state.workers)), np.inf))  # No two have met.
 
 
 def _request_classes(
@@ -599,13 +608,14 @@ def _request_classes(
     if by_deadline and policies.due:
         due_s = np.array([due_s for _, due_s in policies.due])
         of_due = class_numbers([selector for selector, _ in policies.due], trace)
+        # Requests of no class are due last.
         rows["due_s"] = np.where(of_due >= 0, due_s[of_due], due_s.max())
     return rows
 
 
 def _await_disturbance(state: State, *, outside: int) -> None:
     """Put the outside world into the heap of events, due at the first disturbance, after all of that time."""
-    state.sequence[outside] = np.iinfo(np.int64).max
+    state.sequence[outside] = np.iinfo(np.int64).max  # After all events of its moment.
     state.due_s[outside] = state.disturbances[0]["time_s"]
     state.heap[0], state.heap_index[outside], state.counters[layout.PENDING] = outside, 0, 1
 
@@ -667,6 +677,7 @@ def _types(
     for i, pool in enumerate(pools):
         worker_type = pool.type
         most_tokens = _most_tokens(worker_type, policies.batching, trace)
+        # A step may hold a whole prompt budget and a token of each decode.
         most_tokens += worker_type.max_num_seqs * worker_type.step_tokens
         is_small = most_tokens <= REMEMBERED_TOKENS and isinstance(worker_type.form, Hashable)
         make = _remembered_type if is_small else _type

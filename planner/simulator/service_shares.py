@@ -63,6 +63,7 @@ class GuaranteeLine:
     @property
     def holds(self) -> bool:
         """Whether the least share is large enough; also where no tenant waited for a whole window."""
+        # Written so that NaN holds; less than rounding is no miss.
         return not self.least.share_frac < self.guarantee.share_frac * (1 - 1e-9)
 
 
@@ -73,7 +74,7 @@ def judge_guarantees(simulation: Simulation, slo: Slo) -> tuple[GuaranteeLine, .
         promised = [u for u, name in enumerate(simulation.tenants) if slo.guarantee_of(name) == guarantee]
         if promised:
             shares = tenant_shares(simulation, guarantee.window_s, promised)
-            least = min(shares, key=lambda each: (math.isnan(each.share_frac), each.share_frac))
+            least = min(shares, key=lambda each: (math.isnan(each.share_frac), each.share_frac))  # NaN last.
             lines.append(GuaranteeLine(guarantee, least, sum(each.windows for each in shares)))
     return tuple(lines)
 
@@ -93,11 +94,13 @@ def tenant_shares(
         for edges_s in _windows(own.waiting, (start_s, min(end_s, simulation.end_s)), window_s):
             served, of_all = np.diff(own.until(edges_s)), np.diff(together.until(edges_s))
             active = np.array([_meets(each.present, edges_s) for each in all_tenants])  # (U, windows)
+            # The tenant's own weight counts, active or not.
             fair = weights[u] * of_all / np.maximum(weights @ active, weights[u])
             owed = np.minimum(fair, served + own.waiting_at(edges_s[1:]))
+            # A tenant that is owed nothing waits for nothing in this window.
             for v in np.flatnonzero(owed > 0):
                 windows += 1
-                if not served[v] / owed[v] >= worst[0]:
+                if not served[v] / owed[v] >= worst[0]:  # Also if the worst is NaN, as at first.
                     worst = float(served[v] / owed[v]), (float(edges_s[v]), float(edges_s[v + 1]))
         span_s = worst[1] if windows else None
         shares.append(TenantShare(simulation.tenants[u], worst[0], span_s, windows))
@@ -128,7 +131,7 @@ class _ServiceOf:
         arrival_s = simulation.arrival_s[own]
         scheduled_s, first_s, finish_s = (
             np.nan_to_num(arrival_s + since[own], nan=np.inf)
-            for since in (simulation.queue_s, simulation.ttft_s, simulation.e2e_s)
+            for since in (simulation.queue_s, simulation.ttft_s, simulation.e2e_s)  # NaN: it never happened.
         )
         computed = simulation.input_tokens[own] - (
             0 if simulation.cached_tokens is None else simulation.cached_tokens[own]
@@ -138,8 +141,10 @@ class _ServiceOf:
         ends_s = np.concatenate([first_s, finish_s])
         amounts = np.concatenate([prompt, np.maximum(output - of_output, 0.0)])
         is_known = np.isfinite(ends_s)
+        # What never ended gave no service that is known.
         starts_s, ends_s, amounts = starts_s[is_known], ends_s[is_known], amounts[is_known]
         is_ramp = ends_s > starts_s
+        # A stretch without length is a jump.
         knots_s, at_knots = _ramps(starts_s[is_ramp], ends_s[is_ramp], amounts[is_ramp])
         begun_decode = np.isfinite(first_s)
         steps_s, after_steps = _steps(
@@ -199,6 +204,7 @@ def _windows(spans: Spans, within_s: tuple[float, float], window_s: float) -> li
     """The edges of the windows in each span, clipped to `within_s`: equal parts of at least `window_s`."""
     edges = []
     for start_s, end_s in np.clip(spans, *within_s).tolist():
+        # Rounding must not lose a window.
         parts = math.floor((end_s - start_s) / window_s * (1 + 1e-12))
         if parts:
             edges.append(np.linspace(start_s, end_s, parts + 1))
@@ -208,5 +214,5 @@ def _windows(spans: Spans, within_s: tuple[float, float], window_s: float) -> li
 def _meets(spans: Spans, edges_s: Floats) -> npt.NDArray[np.bool_]:
     """Whether any of the spans has a part in each window between the edges."""
     first = np.searchsorted(spans[:, 1], edges_s[:-1], "right")  # The first span that ends after the start.
-    starts_s = np.append(spans[:, 0], np.inf)[first]
+    starts_s = np.append(spans[:, 0], np.inf)[first]  # inf: no span after the window's start.
     return np.asarray(starts_s < edges_s[1:])

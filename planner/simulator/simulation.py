@@ -19,7 +19,7 @@ from planner.traffic.tasks import Tasks
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-STATUS = ("finished", "rejected", "unfinished")
+STATUS = ("finished", "rejected", "unfinished")  # In the order of layout.FINISHED, REJECTED, UNFINISHED.
 
 
 @dataclass(frozen=True, slots=True, eq=False)

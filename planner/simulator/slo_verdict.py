@@ -1,4 +1,5 @@
-"""Judge a simulation against an SLO: nearest-rank percentiles, attainment, and the backlog test.
+"""Judge a simulation against an SLO: percentiles, attainment, and the backlog test. The search calls `judge`,
+and reports show its `Verdict`. What each metric is of a request: planner/slo_metrics.py.
 
 A step of an engine gives a token to each of its sequences, and a gap is the time between two tokens of one
 request. A run (`layout.RUN`) is a series of steps with the same sequences, of which step j takes `first_s` +
@@ -117,17 +118,18 @@ class Verdict:
 def percentile_s(values_s: Floats, percentile_frac: float, weights: Floats | None = None) -> float:
     """Smallest value such that at least this share of all lies at or below it; NaN for no values."""
     if weights is None:
-        return _own_percentile_s(np.array(values_s), percentile_frac)
+        return _own_percentile_s(np.array(values_s), percentile_frac)  # A copy: partition works in place.
     if len(values_s) == 0:
         return float("nan")
     order = np.argsort(values_s, kind="stable")
     cumulated = np.cumsum(weights[order])
+    # The nearest rank, where a value counts as often as its weight says; at least the first.
     rank = cumulated[-1] - allowed_above(percentile_frac, int(cumulated[-1]))
     return float(values_s[order[int(np.searchsorted(cumulated, max(rank, 1)))]])
 
 
 def _own_percentile_s(values_s: Floats, percentile_frac: float) -> float:
-    """As `percentile_s`, in place: the values are reordered."""
+    """As `percentile_s`, for values that may be reordered: partition works in place."""
     if len(values_s) == 0:
         return float("nan")
     at = nearest_rank(percentile_frac, len(values_s)) - 1
@@ -146,7 +148,7 @@ def measured(simulation: Simulation) -> npt.NDArray[np.bool_]:
 def chosen(values: Floats, mask: npt.NDArray[np.bool_]) -> Floats:
     """values[mask]; a view without a copy where the mask is one contiguous part, as it mostly is."""
     first = int(mask.argmax())
-    end = len(mask) - int(mask[::-1].argmax())
+    end = len(mask) - int(mask[::-1].argmax())  # If none is True, values[mask] is empty.
     return values[first:end] if mask[first:end].all() else values[mask]
 
 
@@ -161,9 +163,9 @@ def request_values_s(simulation: Simulation, metric: Metric, limit: Limit | None
     """
     values_s = _values_s(simulation, metric)
     mask = _measured_with_value(simulation, metric, limit)
-    seen_s = chosen(values_s, mask)
+    chosen_s = chosen(values_s, mask)
     # A view is copied, because its array belongs to the simulation.
-    return np.nan_to_num(seen_s, copy=seen_s.base is not None, nan=np.inf)
+    return np.nan_to_num(chosen_s, copy=chosen_s.base is not None, nan=np.inf)
 
 
 def _measured_with_value(
@@ -187,6 +189,7 @@ def gap_runs(simulation: Simulation, of_class: int = int(NONE)) -> npt.NDArray[n
     """
     runs, first_end_s, last_end_s = _with_gaps(simulation, of_class)
     start_s, end_s = simulation.window_s
+    # A run that ends before the window or begins after it is in neither.
     inside = (first_end_s >= start_s) & (last_end_s <= end_s)
     crossing = ~inside & (last_end_s >= start_s) & (first_end_s <= end_s)
     return np.concatenate([runs[inside], _cut_to_window(runs[crossing], start_s, end_s)])
@@ -195,7 +198,7 @@ def gap_runs(simulation: Simulation, of_class: int = int(NONE)) -> npt.NDArray[n
 def _with_gaps(simulation: Simulation, of_class: int) -> tuple[npt.NDArray[np.void], Floats, Floats]:
     """The recorded runs that gave tokens to a class, and when their first and their last step ended."""
     runs = simulation.runs[(simulation.runs["sequences"] > 0) & (simulation.runs["steps"] > 0)]
-    runs = runs[runs["of_class"] == of_class + 1]  # 0: of all requests
+    runs = runs[runs["of_class"] == of_class + 1]  # Runs of all requests have 0 (NONE + 1).
     # The sum is that of the kernel to the last bit, so that the last token does not fall out of the window.
     last_end_s = runs["start_s"] + run_seconds(runs)
     return runs, runs["start_s"] + runs["first_s"], last_end_s
@@ -210,6 +213,7 @@ def _gap_runs_in(simulation: Simulation, edges_s: Floats, of_class: int) -> list
     # clamped before they are used as indices.
     first = np.searchsorted(ends_s, first_end_s)
     last = np.searchsorted(starts_s, last_end_s, "right") - 1
+    # Inside one window: the run's first step ends after the window's start, and its last before its end.
     is_inside = (first == last) & (first_end_s >= starts_s[np.minimum(first, len(bounds) - 1)])
     is_inside &= last_end_s <= ends_s[np.maximum(last, 0)]
     # Runs inside one window are sorted by it and sliced; the few that cross an edge are cut.
@@ -235,6 +239,7 @@ def _cut_to_window(runs: npt.NDArray[np.void], start_s: float, end_s: float) -> 
         ends_s = run["start_s"] + (run["first_s"] * (j + 1) + run["growth_s"] * (j * (j + 1) / 2))
         kept = np.flatnonzero((ends_s >= start_s) & (ends_s <= end_s))
         run["steps"] = len(kept)
+        # Steps were cut off at the front: the run begins later, and its first step has grown.
         if len(kept) and kept[0]:
             run["start_s"] = ends_s[kept[0] - 1]
             run["first_s"] += run["growth_s"] * kept[0]
@@ -250,6 +255,7 @@ def gap_percentile_s(runs: npt.NDArray[np.void], percentile_frac: float) -> floa
     if counting.gaps_at_most(runs, 0.0) >= rank:  # Tokens of one step have gaps of nothing between them.
         return 0.0
     low, high = 0.0, float((runs["first_s"] + runs["growth_s"] * (runs["steps"] - 1)).max())
+    # Bisection comes near the gap; the last step, between `low` and `high`, is by single gaps.
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
         if counting.gaps_at_most(runs, middle) >= rank:
@@ -270,7 +276,7 @@ def gaps_s(simulation: Simulation) -> tuple[Floats, Floats]:
     runs = gap_runs(simulation)
     steps = runs["steps"]
     run = np.repeat(np.arange(len(runs)), steps)
-    j = np.arange(len(run)) - np.repeat(np.cumsum(steps) - steps, steps)
+    j = np.arange(len(run)) - np.repeat(np.cumsum(steps) - steps, steps)  # The step within its run.
     return runs["first_s"][run] + runs["growth_s"][run] * j, runs["sequences"][run].astype(float)
 
 
@@ -306,12 +312,12 @@ class ServiceOfTenants:
 
 
 def tenant_service(simulation: Simulation) -> ServiceOfTenants:
-    """Needs a trace that names tenants."""
-    tenant_of, users = simulation.tenant, range(len(simulation.tenants))
+    """The service of the tenants of a simulation whose trace names them."""
+    tenant_of, tenants = simulation.tenant, range(len(simulation.tenants))
     first_token_s = simulation.arrival_s + simulation.ttft_s
     finish_s = simulation.arrival_s + simulation.e2e_s
-    start_s = max(float(simulation.arrival_s[tenant_of == u].min(initial=np.inf)) for u in users)
-    end_s = min(float(np.nanmax(finish_s[tenant_of == u], initial=-np.inf)) for u in users)
+    start_s = max(float(simulation.arrival_s[tenant_of == u].min(initial=np.inf)) for u in tenants)
+    end_s = min(float(np.nanmax(finish_s[tenant_of == u], initial=-np.inf)) for u in tenants)
     tokens = np.zeros(len(simulation.tenants))
     of_prompt, of_output = simulation.token_weights
     for at_s, amount in (
@@ -342,6 +348,7 @@ def judge(simulation: Simulation, slo: Slo, *, values: bool = True) -> Verdict:
     edges_s = np.zeros(0) if slo.every_s is None else windows_s(simulation, slo.every_s)
     lines = []
     for k, limit in enumerate(slo.limits):
+        # The kernel counts gaps, and stops when a limit on them is lost; other metrics are counted here.
         counted, violations = int(simulation.counted[k]), int(simulation.violations[k])
         if not limit.metric_row.is_of_gaps:  # Requests that never got that far violate it too.
             seen_s = request_values_s(simulation, limit.metric, limit)
@@ -384,12 +391,14 @@ def windows_s(simulation: Simulation, every_s: float) -> Floats:
 def in_windows(simulation: Simulation, k: int, edges_s: Floats) -> list[InWindow]:
     """What limit `k` comes to in each window, without the percentiles."""
     limit, many = simulation.limits[k], len(edges_s) - 1
+    # No gap to a class leaves no run, and is no reason to ask for a recording.
     has_gap_runs = simulation.gaps is None and (len(simulation.runs) or not simulation.counted[k])
     if not limit.metric_row.is_of_gaps:
         is_late = request_values_s(simulation, limit.metric, limit) > limit.limit_s
         window_of = window_numbers(_arrivals_s(simulation, limit.metric, limit), edges_s)
         counted = np.bincount(window_of, minlength=many)
         violations = np.bincount(window_of[is_late], minlength=many)
+    # The kernel counted gaps in these windows already.
     elif np.array_equal(edges_s, simulation.edges_s):
         counted, violations = simulation.counted_in[k], simulation.violations_in[k]
     elif has_gap_runs:
@@ -428,10 +437,8 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
     if not limit.metric_row.is_of_gaps:
         seen_s = request_values_s(simulation, limit.metric, limit)
         window_of = window_numbers(_arrivals_s(simulation, limit.metric, limit), edges_s)
-        ordered_s, ends = (
-            seen_s[np.argsort(window_of, kind="stable")],
-            np.cumsum(np.bincount(window_of, minlength=len(windows))),
-        )
+        ordered_s = seen_s[np.argsort(window_of, kind="stable")]
+        ends = np.cumsum(np.bincount(window_of, minlength=len(windows)))
         parts_s = np.split(ordered_s, ends[:-1])
         values_s = [percentile_s(part_s, limit.percentile_frac) for part_s in parts_s]
     elif len(simulation.runs) and simulation.gaps is None:
@@ -440,7 +447,8 @@ def worst_window(simulation: Simulation, k: int, edges_s: Floats) -> InWindow:
             for runs in _gap_runs_in(simulation, edges_s, simulation.class_of(limit.selector))
         ]
     else:
-        return min(windows, key=lambda each: (each.holds, each.kept_frac))
+        return min(windows, key=lambda each: (each.holds, each.kept_frac))  # False first.
+    # An empty window has no percentile: it is the worst only if all are empty.
     v = max(range(len(windows)), key=lambda v: (np.nan_to_num(values_s[v], nan=-1.0), -windows[v].kept_frac))
     return replace(windows[v], value_s=values_s[v])
 
@@ -451,26 +459,30 @@ def _arrivals_s(simulation: Simulation, metric: Metric, limit: Limit) -> Floats:
 
 
 def _bounds_s(simulation: Simulation, edges_s: Floats) -> list[tuple[float, float]]:
-    """First and last moment of each window."""
+    """First and last moment of each window. A window ends just before the next one begins, the last one with
+    the measured window.
+    """
     ends_s = [*(math.nextafter(edge_s, -math.inf) for edge_s in edges_s[1:-1]), simulation.window_s[1]]
     return list(zip(edges_s[:-1].tolist(), ends_s, strict=True))
 
 
 def attained_in_windows(simulation: Simulation, slo: Slo, edges_s: Floats) -> list[InWindow]:
     """The share of requests that keep all limits at once in each window (`slo: attainment` says how many
-    must); nothing without windows.
+    must); an empty list without windows.
     """
     if not len(edges_s):
         return []
     window_of = window_numbers(simulation.arrival_s[measured(simulation)], edges_s)
     kept, windows = _measured_keep_all(simulation, slo), []
     for v, (start_s, end_s) in enumerate(pairwise(edges_s.tolist())):
+        # No request: nothing is missed.
         share = float(kept[window_of == v].mean()) if (window_of == v).any() else 1.0
         windows.append(InWindow(start_s, end_s, float("nan"), share, share >= (slo.attainment_frac or 0.0)))
     return windows
 
 
 def _attainment(simulation: Simulation, slo: Slo) -> float:
+    """The share of measured requests that keep all limits at once; 1 if there are none."""
     kept = _measured_keep_all(simulation, slo)
     return float(kept.mean()) if len(kept) else 1.0
 
@@ -501,14 +513,15 @@ def _last_tenth(simulation: Simulation, slo: Slo) -> tuple[float, float]:
         _patient(simulation, last & (simulation.of_class == number), slo.patience_of(selector, end - start))
         for number, selector in enumerate(slo.selectors)
     ]
+    # Requests of no class have the patience of the whole SLO.
     if (rest := last & (simulation.of_class < 0)).any():
         of_classes.append(_patient(simulation, rest, slo.patience_of(None, end - start)))
-    return min(of_classes)
+    return min(of_classes)  # By share, then by patience.
 
 
 def _patient(simulation: Simulation, last: npt.NDArray[np.bool_], patience_s: float) -> tuple[float, float]:
-    waited_s = np.fmax(
-        simulation.ttft_s[last], simulation.tbt_max_s[last]
-    )  # fmax ignores the NaN of answers of one token.
-    waited_s[simulation.status[last] != FINISHED] = np.inf
+    """The share of the requests `last` that waited at most `patience_s`, and that patience."""
+    # fmax ignores the NaN of answers of one token.
+    waited_s = np.fmax(simulation.ttft_s[last], simulation.tbt_max_s[last])
+    waited_s[simulation.status[last] != FINISHED] = np.inf  # Never served.
     return float((waited_s <= patience_s).mean()) if last.any() else 1.0, patience_s

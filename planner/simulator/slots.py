@@ -4,6 +4,10 @@ A seat is a place among the sequences that an engine runs at once (max_num_seqs)
 forms batches, one of several with pipeline parallelism (layout.py). A slot is the record of one running
 decode of a lane. All decodes of a lane advance by a step together, so a slot has the step of the lane at
 which its request ends (`finish_step`), and its KV tokens are `context_offset` plus the lane's steps.
+
+Rows of `state.workers` are ranks: a worker with data-parallel ranks has several. Letters: w a rank, l a lane,
+r a request. Functions under @kernel_jit are compiled; @where_ranked(f), @where_classed(f) and @where_rare(f)
+take f in their place in the compiled form for ordinary fleets (kernel_variants.py).
 """
 
 from __future__ import annotations
@@ -51,7 +55,9 @@ from planner.simulator.queue_orders import line_up, settle
 from planner.simulator.queues import append, drop, pop, put
 
 LATEST_STEP = np.int64(np.iinfo(np.int64).max)  # Above every step at which a decode ends.
-LONGEST = 1e9  # More tokens than any prompt has, so that keys of a scheduling batch are below the next one's.
+# More tokens than any prompt has. Queues sort by (scheduling batch, tokens) in one number
+# (`enqueue_request`): batch * LONGEST + tokens keeps all keys of a batch below those of the next.
+LONGEST = 1e9
 
 
 @small_jit
@@ -63,12 +69,13 @@ def blocks_of(tokens):
 @kernel_jit
 def blocks_for(lane, steps):
     """KV blocks that the running decodes will take in their next `steps` steps. With speculative decoding
-    (`width` above 1) steps are simulated one by one, so `steps` is 0 or 1. `residue[k]` counts the decodes
-    whose `context_offset` is k modulo BLOCK, which tells when they need a block.
+    (`width` above 1) steps are simulated one by one, so `steps` is 0 or 1. A decode takes a block in a step
+    before which its tokens, `context_offset` + step, fill whole blocks. `residue[k]` counts the decodes whose
+    `context_offset` is k modulo BLOCK.
     """
     if lane.width > 1:
         return lane.coming_blocks if steps > 0 else ZERO
-    total = (steps // BLOCK) * lane.decodes
+    total = (steps // BLOCK) * lane.decodes  # In BLOCK steps each decode takes one.
     for i in range(steps % BLOCK):
         total += lane.residue[(-(lane.decode_step + i)) % BLOCK]
     return total
@@ -76,7 +83,9 @@ def blocks_for(lane, steps):
 
 @kernel_jit
 def steps_with_blocks(lane, free):
-    """How many steps the running decodes can take with `free` blocks before one of them finds none."""
+    """How many steps the running decodes can take with `free` blocks before one of them finds none. In BLOCK
+    steps each takes one block, so whole rounds of BLOCK steps are counted first.
+    """
     steps = (free // lane.decodes) * BLOCK
     rest = free % lane.decodes
     while True:
@@ -88,7 +97,9 @@ def steps_with_blocks(lane, free):
 
 @kernel_jit
 def _add_load_alone(state, w, pending_tokens, requests, kv_tokens):
-    """`add_load` for a worker with one rank."""
+    """`add_load` for a worker with one rank. Routers look for the lowest score among groups of GROUP workers:
+    `lowest` bounds the scores of a group from below, and the router renews it when a score has risen.
+    """
     worker = state.workers[w]
     worker.pending_tokens += pending_tokens
     worker.assigned += requests
@@ -106,8 +117,8 @@ def _add_load_alone(state, w, pending_tokens, requests, kv_tokens):
 
 @where_ranked(_add_load_alone)
 def add_load(state, w, pending_tokens, requests, kv_tokens):
-    """Add to the load of worker w that the router sees. A worker with several ranks is scored by their sum,
-    which its first rank has.
+    """Add to the load of rank w that the router sees. The router scores a worker with several ranks by the
+    sum of their loads; that sum stands in the `score` of its first rank.
     """
     ranks = state.dp_ranks[w]
     if ranks.count == 1:
@@ -134,9 +145,10 @@ def add_load(state, w, pending_tokens, requests, kv_tokens):
 
 @kernel_jit
 def see_computed(state, w, r, tokens):
-    """Worker w has computed `tokens` tokens of request r's prompt. Routing pending-tokens sees nothing of it
-    before the whole prompt has its first token (`see_token`).
+    """Rank w has computed `tokens` tokens of request r's prompt. A router that goes by pending tokens
+    (LOWEST_BY_LOT, planner/policies.py) learns of them only with the prompt's first token: `see_token`.
     """
+    # `counters[ROUTING + FRONT]` holds the routing policy of prefills.
     if state.counters[ROUTING + FRONT] == LOWEST_BY_LOT and state.requests[r].prefill_worker == w:
         state.requests[r].unseen_tokens += tokens
     else:
@@ -145,7 +157,7 @@ def see_computed(state, w, r, tokens):
 
 @kernel_jit
 def see_token(state, r):
-    """The router sees a token of request r: its prompt is not pending any more."""
+    """The router sees a token of request r: the tokens of its prompt are not pending any more."""
     request = state.requests[r]
     if request.unseen_tokens > 0:
         add_load(state, request.prefill_worker, -float(request.unseen_tokens), 0.0, 0.0)
@@ -157,6 +169,7 @@ def assign_request(state, w, r, sign):
     """Request r is assigned to worker w (sign 1.0), or no longer (-1.0)."""
     request = state.requests[r]
     add_load(state, w, 0.0, sign, sign * request.input_tokens)
+    # Routing heavy-light counts requests with long outputs; best-fit weighs predicted outputs by gamma.
     state.workers[w].heavy += np.int64(sign) * (request.predicted_tokens > state.policy[HEAVY_TOKENS])
     state.workers[w].future_tokens += sign * (
         request.input_tokens + state.policy[GAMMA] * request.predicted_tokens
@@ -170,7 +183,7 @@ def assign_none(state, w):
     worker.pending_tokens, worker.assigned, worker.assigned_tokens, worker.future_tokens = 0.0, 0.0, 0.0, 0.0
     worker.heavy = 0
     forget_errors(worker)
-    add_load(state, w, 0.0, 0.0, 0.0)
+    add_load(state, w, 0.0, 0.0, 0.0)  # Nothing is added: the score follows.
 
 
 @kernel_jit
@@ -195,13 +208,16 @@ def finish_request(state, w, r, time_s):
 
 @kernel_jit
 def _free_children(state, r, time_s):
-    """Request r has finished: requests that waited for it alone now get their arrival time."""
+    """Request r has finished: requests that waited for it alone now get their arrival time, and join the
+    queue of such arrivals, which begins at `counters[FREED]`. The children of r are a slice of
+    `state.children`.
+    """
     for i in range(state.after[r].child, state.after[r + 1].child):
         child = state.children[i]
         wait, request = state.after[child], state.requests[child]
         wait.parents -= 1
         if wait.parents == 0:
-            wait.parents = NONE
+            wait.parents = NONE  # It will arrive (layout.py).
             request.arrival_s = max(request.arrival_s, time_s + wait.think_s)
             state.counters[FREED] = put(state.requests, state.counters[FREED], child, request.arrival_s)
 
@@ -275,9 +291,9 @@ def seat_blocks(state, w, r):
 
 @small_jit
 def blocks_checked(kind, lane, request, c):
-    """KV blocks of a decode with c tokens in the cache in its next step: with the drafted tokens that it
-    checks (`width`) and those that it reserves ahead, but no more than the worker has, since otherwise a
-    sequence that just fits could never run.
+    """KV blocks that a decode with c tokens in the cache needs for its next step: those of its tokens, of the
+    drafted tokens that the step checks (`width`), and of tokens reserved ahead. They are no more than the
+    worker has, since otherwise a sequence that just fits could never run.
     """
     available = kind.kv_blocks - extra_blocks(kind, blocks_of(request.input_tokens + request.output_tokens))
     return max(min(blocks_of(c + lane.width + kind.lookahead_tokens), available), blocks_of(c))
@@ -295,7 +311,7 @@ def blocks_to_begin(state, w, r):
 @kernel_jit
 def release_blocks(state, w, r, tokens, cached_tokens):
     """Free the blocks of `tokens` tokens of request r, which is in no slot, on worker w. With a prefix cache
-    the first `cached_tokens` of them stay there.
+    the first `cached_tokens` of them stay there for other requests.
     """
     state.workers[w].used_blocks -= request_blocks(state, w, tokens) + seat_blocks(state, w, r)
     release_prefix(state, w, r, cached_tokens)
@@ -306,7 +322,7 @@ def depart_now(state, w, r):
     """Free the seat and the blocks of request r, which is in no slot, on worker w."""
     length = state.requests[r].length_tokens
     release_blocks(state, w, r, length, length)
-    leave_memory(state, w, r)
+    leave_memory(state, w, r)  # Its copies in the host's memory (offload.py).
     state.workers[w].running -= 1
 
 
@@ -322,6 +338,7 @@ def depart_late(state, w):
 
 @where_classed(lambda state, r: 0.0)
 def _due_s(state, r):
+    """Seconds after its arrival at which request r is due, for the queue edf."""
     return state.classes[r].due_s
 
 
@@ -331,7 +348,8 @@ def enqueue_request(state, w, r):
     worker, request = state.workers[w], state.requests[r]
     kind = state.types[worker.type]
     worker.waiting += 1
-    count_waiting(state, w, r, 1)
+    count_waiting(state, w, r, 1)  # Per adapter.
+    # Queue orders above EDF keep queues of their own (queue_orders.py).
     if kind.queue_order > EDF:
         line_up(state, w, r, False)
         return
@@ -344,8 +362,10 @@ def enqueue_request(state, w, r):
         if kind.queue_order == LJF:
             tokens = LONGEST - tokens
         elif kind.queue_order != SJF:
+            # By prompt and predicted rest of the answer.
             tokens += request.predicted_tokens - request.generated_tokens
         if kind.queue_batch > 0:  # Requests are sorted inside scheduling batches, which are served in turn.
+            # Batches fill in order of arrival: a new one begins when the last is being served, or is full.
             if worker.filled_batch <= worker.served_batch:
                 worker.filled_batch, worker.filled = worker.served_batch + 1, 0
             elif worker.filled == kind.queue_batch:
@@ -369,6 +389,7 @@ def enqueue_first(state, w, r):
     if state.types[worker.type].queue_order > EDF:
         line_up(state, w, r, True)
         return
+    # Below every other key, and below those of earlier preemptions.
     worker.first_waiting = put(
         state.requests, worker.first_waiting, r, -LONGEST * LONGEST * worker.preemptions
     )
@@ -389,7 +410,7 @@ def add_chunk(lane, cached, tokens):
     lane.prefill_tokens += tokens
     lane.pairs += tokens * (cached + 0.5 * (tokens + 1))
     lane.squares += float(tokens) * tokens
-    lane.cached_64 += (cached + 63) // 64
+    lane.cached_64 += (cached + 63) // 64  # The tile in which Vidur's tables count them.
 
 
 @kernel_jit
@@ -407,6 +428,7 @@ def join_lane(state, l, r):
     index = lane.decodes
     if request.last_token_s != lane.last_token_s:
         lane.late_decodes += 1
+    # The first late slot moves to the end, and the new one takes its place.
     elif lane.late_decodes > 0:
         state.slots[l, index] = state.slots[l, index - lane.late_decodes]
         index -= lane.late_decodes
@@ -421,7 +443,7 @@ def join_lane(state, l, r):
         slot.finish_step if lane.decodes == 0 else min(lane.next_finish_step, slot.finish_step)
     )
     lane.residue[(c - s) % BLOCK] += 1
-    lane.kv_sum += c + 1
+    lane.kv_sum += c + 1  # The next step reads the new token too.
     lane.decodes += 1
     if lane.width > 1:
         slot.held_blocks = blocks_of(c)
@@ -431,13 +453,14 @@ def join_lane(state, l, r):
 
 @kernel_jit
 def take_out(state, l, slot):
-    """Empty a slot and return its request, with its own record up to date. The request keeps its blocks."""
+    """Empty a slot and return its request, whose row has what the slot knew. The request keeps its blocks."""
     settle_gap(state, l, slot)
     lane, slots = state.lanes[l], state.slots
     r = slots[l, slot].request
     request = state.requests[r]
     c = slots[l, slot].context_offset + lane.decode_step
     if lane.width > 1:
+        # Blocks of drafted tokens that were not accepted go back.
         held_blocks = slots[l, slot].held_blocks
         lane.coming_blocks -= slots[l, slot].next_blocks - held_blocks
         state.workers[lane.worker].used_blocks -= held_blocks - blocks_of(c)
@@ -447,6 +470,7 @@ def take_out(state, l, slot):
     lane.kv_sum -= c + 1
     last = lane.decodes - 1
     first_late = lane.decodes - lane.late_decodes
+    # Two moves keep the groups of `join_lane` together: the last slot of each fills the gap before it.
     if slot < first_late:
         request.last_token_s = lane.last_token_s
         slots[l, slot] = slots[l, first_late - 1]
@@ -474,12 +498,13 @@ def _send_back(state, w, r, tokens, cached, recomputed):
     """
     worker, request = state.workers[w], state.requests[r]
     request.preemptions += 1
-    see_token(state, r)
+    see_token(state, r)  # The router sees all that was computed.
     release_blocks(state, w, r, tokens, cached)
     worker.running -= 1
     request.computed_tokens = 0
     if len(state.parts) > 0:
-        record_part(state, r, ZERO, ZERO)
+        record_part(state, r, ZERO, ZERO)  # Its parts begin anew.
+    # A finished request may be preempted too: its engine has not seen its last token yet (LEAVING).
     if request.status == UNFINISHED:
         add_load(state, w, float(recomputed), 0.0, 0.0)
         enqueue_first(state, w, r)
@@ -493,6 +518,7 @@ def cached_tokens(state, l, slot):
     cached the token of the step under way, unless the request's prompt ended in that step.
     """
     c = state.slots[l, slot].context_offset + state.lanes[l].decode_step
+    # A row has its length as of when it joined the lane; equal means that its prompt ended in this step.
     is_fresh = state.requests[state.slots[l, slot].request].length_tokens == c
     kind = state.types[state.workers[state.lanes[l].worker].type]
     return c - 1 if kind.is_async and not is_fresh else c
@@ -517,14 +543,15 @@ def rest_decode(state, l, slot):
     cached = cached_tokens(state, l, slot)
     r = take_out(state, l, slot)
     refresh_next_finish_step(state, l)
-    state.requests[r].computed_tokens = cached
+    state.requests[r].computed_tokens = cached  # `preempt_waiting` reads it there.
     append(state.requests, worker, RESTING, r)
 
 
 @kernel_jit
 def preempt_waiting(state, w, number, r):
     """Preempt request r, which is in list `number` of worker w: a prompt computed in part, a decode that was
-    left out of the step, or a request whose last token the engine has not seen yet.
+    left out of the step, or a request whose last token the engine has not seen yet. What is computed again:
+    of a decode all its tokens and the newest, of a prompt what was computed of it.
     """
     worker = state.workers[w]
     drop(state.requests, worker, number, r)
@@ -534,6 +561,7 @@ def preempt_waiting(state, w, number, r):
     if number == RESTING:
         request.length_tokens = recomputed
     elif number == LEAVING:
+        # The last token's KV may not be in the cache.
         cached = max(cached, tokens - 1)
     else:
         recomputed = cached
@@ -565,6 +593,7 @@ def steps_done(lane, time_s):
     """Steps of the current run of a lane that have ended before `time_s`."""
     if lane.run_steps <= 1:
         return ZERO
+    # Strictly before `time_s`: the step that reaches it is not over.
     return (
         min(steps_reaching(lane.run_start_s, lane.run_first_s, lane.run_growth_s, time_s), lane.run_steps) - 1
     )
@@ -601,6 +630,7 @@ def foreseen_blocks(state, w, r, time_s):
     kind = state.types[worker.type]
     if worker.running == 0:
         return ZERO
+    # Steps from now to the end of the running decode that ends first; of reserve-static, to the end of r.
     foreseen = max(new.predicted_tokens - new.generated_tokens, ONE)
     for l in range(worker.first_lane, worker.first_lane + kind.lanes):
         lane = state.lanes[l]

@@ -1,4 +1,6 @@
-"""Splitwise's pools of machines: which takes a request, and which changes its pool (splitwise.py)."""
+"""Splitwise's pools of machines: which machine takes a request, and which changes its pool. splitwise.py runs
+them as Splitwise's own simulator does.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,13 @@ def prompt_tokens(state, r):
 
 @small_jit
 def whole_tokens(state, r):
+    """Tokens of KV of request r at its end."""
     return state.requests[r].input_tokens + state.requests[r].output_tokens
 
 
 @kernel_jit
 def leave_pool(state, w):
+    """Take machine w out of its pool; the others keep their order."""
     old, place = state.machines[w].pool, 0
     while state.pools[old, place] != w:
         place += 1
@@ -56,6 +60,7 @@ def enter_pool(state, w, pool, time_s):
 
 @kernel_jit
 def move(state, w, pool, time_s):
+    """Machine w changes to another pool."""
     leave_pool(state, w)
     enter_pool(state, w, pool, time_s)
 
@@ -115,7 +120,7 @@ def _open_for_prompt(state, r):
     prompt = prompt_tokens(state, r)
     for pool in (PROMPT_POOL, MIXED_POOL):
         w = least_pending(state, pool, prompt, NONE)
-        worker = state.workers[max(w, ZERO)]
+        worker = state.workers[max(w, ZERO)]  # Any machine, if w is NONE.
         if w != NONE and (
             worker.waiting == 0 or worker.pending_tokens + worker.assigned + prompt - 1 <= PROMPT_QUEUE_TOKENS
         ):
@@ -177,6 +182,7 @@ def route(state, r, time_s):
         source, target = _route_moving(state, r, time_s)
     else:
         source = least_pending(state, PROMPT_POOL, prompt, NONE)
+        # The mixed pool's machine, if it has less to do.
         source = target = least_pending(state, MIXED_POOL, whole, source)
         if source != NONE and state.machines[source].pool == PROMPT_POOL:
             target = least_pending(state, TOKEN_POOL, whole, NONE)
@@ -184,7 +190,7 @@ def route(state, r, time_s):
         if not _may_return(state, r):
             reject_request(state, r)
         return False
-    if request.output_tokens - request.generated_tokens == 1:
+    if request.output_tokens - request.generated_tokens == 1:  # No token is left for a decode machine.
         target = source
     request.prefill_worker, request.decode_worker = source, target
     if state.marks[ADDS]:

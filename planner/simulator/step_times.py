@@ -22,7 +22,7 @@ import numpy as np
 from planner.models.foreign_forms import CORRECTED, DISTSERVE_FIT, FIVE, SPECULATIVE, SPLITWISE_LOOKUP
 from planner.simulator.numba_compile import kernel_jit, small_jit, where_rare
 
-UNBOUNDED = np.int64(2**62)
+UNBOUNDED = np.int64(2**62)  # More steps than any run has.
 LONGEST_FALL_FRAC = 0.001  # Where step times fall, a run is cut so that they fall by no more than this share.
 
 
@@ -103,6 +103,7 @@ def _other_seconds(state, kind, lane):
     if kind.form == CORRECTED:
         # How many steps after this one have the same context, rounded up to the table's grid.
         more = UNBOUNDED
+        # Only fits whose context is rounded.
         if width[3] > 1 and decodes > 0:
             context = int(kv_tokens) // decodes
             more = -context % width[3]
@@ -114,6 +115,7 @@ def _other_seconds(state, kind, lane):
             return first / kind.pp, 0.0, 0.0, growth / kind.pp, steps
         t = _corrected_prefills_s(tables, kind, decodes, kv_tokens, prefill, pairs, chunks)
         return t / kind.pp, 0.0, 0.0, 0.0, UNBOUNDED
+    # Only VIDUR_TABLES is left.
     steps = UNBOUNDED
     eights = (prefill + decodes + 7) // 8
     if eights >= width[0]:
@@ -130,7 +132,7 @@ def _other_seconds(state, kind, lane):
         if column >= width[3] or decodes >= width[4]:
             return np.inf, 0.0, 0.0, 0.0, steps
         t += tables[at[2] + decodes * width[3] + column] * (1.0 + (k[1] if decodes > 1 else 0.0))
-        steps = column * 64 - context + 1
+        steps = column * 64 - context + 1  # The context is in the same 64s until then.
     return t / kind.pp, 0.0, k[2] * (prefill + decodes) + k[3], 0.0, steps
 
 
@@ -195,5 +197,5 @@ def _corrected_prefills_s(tables, kind, decodes, kv_tokens, prefill, pairs, chun
             r += tables[j + 6] * product * (1.0 + x1) * (1.0 + x2) * np.exp(-(exponent + x1 + x2))
         else:
             r += tables[j + 5] * product * np.exp(-exponent)
-    dense = np.cbrt((k[0] + k[1]) ** 3 + (k[2] * tokens) ** 3)
+    dense = np.cbrt((k[0] + k[1]) ** 3 + (k[2] * tokens) ** 3)  # p = 3 with prefills.
     return (dense + k[3] * pairs + k[4] * decodes + k[5] * kv_tokens) * np.exp(r) + k[11]

@@ -30,28 +30,25 @@ from planner.simulator.layout import State
 Floats = npt.NDArray[np.float64]
 Columns = dict[str, npt.NDArray[Any]]
 
-# Longer traces are streamed; the records of this many requests take 430 MB.
-LONG_REQUESTS = 2_000_000
+LONG_REQUESTS = 2_000_000  # Longer traces are streamed; the records of this many requests take 430 MB.
 # Requests between two pauses. Their records take 28 MB, little beside the results of a long trace.
 CHUNK_REQUESTS = 1 << 17
-# Room to record runs of steps, per request of a chunk. Only what is used takes memory.
-RUNS_PER_REQUEST = 64
+RUNS_PER_REQUEST = 64  # Room to record runs of steps, per request of a chunk. Only what is used takes memory.
 # The number of parts of the simulation whose runs are kept, and the most runs that are kept of each part.
 SAMPLES, SAMPLE_RUNS = 8, 100_000
-# The results have the number of a worker in two bytes.
-MOST_WORKERS = 2**15 - 1
+MOST_WORKERS = 2**15 - 1  # The results have the number of a worker in two bytes.
+# Columns of results whose numbers need fewer than eight bytes.
 _SMALL_TYPES: dict[str, Any] = {
     "front": np.int16,
     "back": np.int16,
     "preemptions": np.int32,
     "status": np.int8,
 }
-"""Columns of results whose numbers need fewer than eight bytes."""
 
 
 def reserve_array(n: int, dtype: np.dtype[np.void]) -> tuple[npt.NDArray[np.void], mmap.mmap]:
     """An array (n,) that takes no memory before it is written to, and the mapped memory under it."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)  # Not on every system.
     memory = mmap.mmap(-1, max(n * dtype.itemsize, 1), flags=flags)
     return np.frombuffer(memory, dtype=dtype, count=n), memory
 
@@ -136,6 +133,7 @@ class StreamedRequests:
                 end < self._laid_out
                 and (self.requests["status"][rows] != layout.UNFINISHED).all()
                 and first // self._chunk not in leaving
+                # A chunk at the edge of what is laid out may still be read by the kernel.
             )
             if is_done:
                 self._read_chunk(rows)
@@ -154,7 +152,7 @@ class StreamedRequests:
             self._columns[name][rows] = column
         size = layout.REQUEST.itemsize
         first_page, end_page = -(-rows.start * size // mmap.PAGESIZE), rows.stop * size // mmap.PAGESIZE
-        if end_page > first_page:
+        if end_page > first_page:  # Whole pages only.
             start, length = first_page * mmap.PAGESIZE, (end_page - first_page) * mmap.PAGESIZE
             self._memory.madvise(mmap.MADV_DONTNEED, start, length)
         release_memory(self.arrival_s)
@@ -170,6 +168,7 @@ class StreamedRequests:
             raise MoreRuns
         runs = state.runs[:recorded]
         self.gaps.add(runs)
+        # Pauses between two parts; the middle one is kept.
         every = max(-(-(len(self.pauses_s) + 1) // SAMPLES), 1)
         if pause % every == every // 2 and recorded:
             part = runs[:SAMPLE_RUNS].copy()

@@ -45,8 +45,9 @@ class Timetable:
         self.times_s = [float(time_s) for time_s in times_s]
         self.targets = [tuple(int(size) for size in row) for row in sizes]
         self.start_s = [float(lead_s) for lead_s in start_s]
-        request_times_s = {time_s - lead_s for time_s in self.times_s for lead_s in (0.0, *self.start_s)}
-        self._changes_s = sorted(time_s for time_s in request_times_s if time_s > 0)
+        # Sizes may change when a worker must be ready, or must start to be so.
+        change_times_s = {time_s - lead_s for time_s in self.times_s for lead_s in (0.0, *self.start_s)}
+        self._changes_s = sorted(time_s for time_s in change_times_s if time_s > 0)
         self._at_first: tuple[int, ...] = ()
 
     def start(self, sizes: Sequence[int]) -> None:
@@ -66,7 +67,7 @@ class Timetable:
         """The sizes (P,) it wants at a time. The window is 1e-12 longer, so that rounding does not delay a
         worker that is needed exactly one start-up later.
         """
-        targets = (self._at_first, *self.targets)
+        targets = (self._at_first, *self.targets)  # Index 0 holds before the first time.
         wanted = []
         for p, lead_s in enumerate(self.start_s):
             now = bisect_right(self.times_s, time_s)

@@ -91,7 +91,7 @@ def wake_worker(state, w, time_s, cause):
             return
     if state.types[worker.type].is_async and not runs_empty(state, w):
         _cut_after_next(state, first, known_s(time_s, cause))
-    elif lanes == 1:
+    elif lanes == 1:  # Lanes of a pipeline do not run several steps at once.
         cut_run(state, w, time_s, cause)
 
 
@@ -152,7 +152,7 @@ def _has_room_beside(state, w, r, steps):
     blocks += worker.used_blocks
     if lane.decodes > 0:
         blocks += blocks_for(lane, steps + 1)
-    if lane.width > 1:
+    if lane.width > 1:  # Drafted tokens that the next step checks.
         blocks += lane.decodes * blocks_of(lane.width)
     for i in range(lane.prefills):
         if state.chunks[worker.first_lane, i].is_last:
@@ -247,9 +247,10 @@ def transfer_end_s(state, r, blocks, time_s):
         link = state.link[state.link_between[from_place, to_place]]
     seconds = blocks * link.block_s * slow_factor
     overlap_s, rest_s = 0.0, seconds
+    # Only long prompts are sent layer by layer.
     if request.length_tokens >= link.overlap_tokens:
         rest_s = seconds * (1.0 - link.overlap_frac)
-        if time_s == request.last_token_s:
+        if time_s == request.last_token_s:  # It starts as the prefill ends.
             overlap_s = min(request.prefill_step_s, seconds * link.overlap_frac)
     start = time_s - overlap_s
     if link.is_shared:

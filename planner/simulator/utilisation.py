@@ -53,6 +53,7 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
         first = end
         pool_runs, seconds = runs[is_of_pool], inside_s[is_of_pool]
         if not len(pool_runs):
+            # No step ran: 0 of everything that is a share of the window.
             nan = float("nan")
             uses.append(PoolUse(pool.name, pool.count, 0.0, 0.0, 0.0, nan, nan, nan, nan, 0, nan))
             continue
@@ -76,7 +77,7 @@ def pool_uses(fleet: Fleet, simulation: Simulation) -> tuple[PoolUse, ...]:
                 decodes_mean=float(np.average(pool_runs["decodes"], weights=steps)),
                 decodes_p99=_percentile(pool_runs["decodes"], steps, 0.99),
                 decodes_most=int(pool_runs["decodes"].max()),
-                tokens_mean=float(np.average(tokens, weights=steps)) / worker_type.dp,
+                tokens_mean=float(np.average(tokens, weights=steps)) / worker_type.dp,  # Of one rank.
             )
         )
     return tuple(uses)

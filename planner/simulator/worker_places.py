@@ -42,7 +42,7 @@ def worker_nodes(fleet: Fleet) -> tuple[tuple[int, ...], ...]:
             (i for i, (gpu, free) in enumerate(nodes) if gpu == gpu_name and free >= worker_type.gpus),
             len(nodes),
         )
-        if first_with_room == len(nodes):
+        if first_with_room == len(nodes):  # No node of this GPU has room.
             nodes.append((gpu_name, per_node))
         nodes[first_with_room] = (gpu_name, nodes[first_with_room][1] - worker_type.gpus)
         pool_nodes[p].append((first_with_room,))
@@ -74,6 +74,7 @@ def link_numbers(fleet: Fleet) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
     # rack.
     nvlinks, nics, uplinks = 1 + np.arange(count), 1 + count + np.arange(count), 1 + 2 * count + racks
     links = np.repeat(nics[:, None], count, axis=1)  # [from, to]: the NIC of the place that sends
+    # The slower of NIC and uplink limits what goes between racks.
     if topology.rack_bytes_per_s < fleet.network.bandwidth_bytes_per_s:
         links = np.where(racks[:, None] == racks[None, :], links, uplinks[:, None])
     np.fill_diagonal(links, nvlinks)
@@ -122,9 +123,10 @@ def _idle_link(
     link = np.zeros(1, dtype=layout.LINK)
     link["block_s"] = KV_BLOCK_TOKENS * llm.kv_bytes_per_token / bytes_per_s
     link["latency_s"] = network.latency_s if latency_s is None else latency_s
+    # With layerwise transfer all layers but the last go while the prompt is computed.
     link["overlap_frac"] = 1.0 - 1.0 / llm.layers if network.transfer == "layerwise" else 0.0
     link["overlap_tokens"] = network.layerwise_tokens
     link["is_shared"], link["slow_factor"] = network.is_shared and is_shared, 1.0
-    link["free_s"] = link["last_s"] = -np.inf
+    link["free_s"] = link["last_s"] = -np.inf  # Never used yet.
     link["root"] = layout.NONE
     return link
