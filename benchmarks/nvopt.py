@@ -118,14 +118,14 @@ def copied(chosen: Trace, copies: int, seed: int = 0) -> Trace:
     )
 
 
-def question(has_caches: bool) -> dict[str, Any]:
+def question(has_caches: bool, slo: dict[str, Any] = SLO) -> dict[str, Any]:
     """Caches and ranks do not go together in one question: with caches workers have TP alone."""
     menu: dict[str, Any] = {"gpus": {"h200-141g": 256}, "max_num_batched_tokens": list(MENU)}
     if not has_caches:
         menu["dp"] = [1, 8]
     return {
         "llm": "deepseek-ai/DeepSeek-V3",
-        "slo": SLO,
+        "slo": slo,
         "fleet": menu,
         "objective": "gpus",
         "policies": {"prefix_cache": True, "routing": ["cache-aware"]} if has_caches else {},
@@ -133,11 +133,11 @@ def question(has_caches: bool) -> dict[str, Any]:
 
 
 def planned(
-    trace: Trace, has_caches: bool, safety: str | None, limit_s: float
+    trace: Trace, asked: dict[str, Any], safety: str | None, limit_s: float
 ) -> tuple[PlanResult | str, float]:
     """The plan or why there is none, and its CPU seconds."""
     began = time.process_time()
-    keys = question(has_caches) | ({} if safety is None else {"safety": safety})
+    keys = asked | ({} if safety is None else {"safety": safety})
     try:
         answer = plan(keys, trace, time_limit_s=limit_s)
     except PlannerError as error:
@@ -157,25 +157,35 @@ def gpus_of_bound(answer: PlanResult) -> str:
     return "-" if bound is None else f"{bound:.0f}"
 
 
-def static_row(trace: Trace, name: str, safety: str | None, limit_s: float) -> tuple[Row, PlanResult | None]:
+def static_row(trace: Trace, name: str, safety: str | None, limit_s: float) -> Row:
     """A plan's row: GPUs, share of requests, bound, CPU seconds, fleet."""
-    answer, cpu_s = planned(trace, name == "cache", safety, limit_s)
+    answer, cpu_s = planned(trace, question(name == "cache"), safety, limit_s)
     where = "on paper" if safety == "none" else "production"
     theirs = f"{THEIRS_GPUS[name]:g}"
     if isinstance(answer, str):
-        return [f"{name}, {where}", "none", "-", "-", theirs, f"{cpu_s:.0f}", answer], None
+        return [f"{name}, {where}", "none", "-", "-", theirs, f"{cpu_s:.0f}", answer]
     share = f"{100 * kept_share(answer.fleet, trace):.2f} %"
     fleet = f"{describe(answer.fleet)} ({answer.status})"
     return [
         *(f"{name}, {where}", str(answer.gpus), share, gpus_of_bound(answer), theirs, f"{cpu_s:.0f}", fleet)
-    ], answer
+    ]
 
 
-def autoscaled_rows(trace: Trace, standing: PlanResult, limit_s: float) -> list[Row]:
-    """The optimum that knows the day, and what controllers make of it, in mean GPUs; no start-up time."""
+def autoscaled_rows(trace: Trace, limit_s: float) -> list[Row]:
+    """The optimum that knows the day, and what controllers make of it, in mean GPUs; no start-up time.
+
+    What stands all day is planned for every window first: the optimum is looked for below a fleet that keeps
+    all of them.
+    """
     began = time.process_time()
+    asked = question(has_caches=False, slo=SLO | {"every": EVERY})
+    standing, _ = planned(trace, asked, "none", limit_s)
+    theirs = f"{THEIRS_GPUS['autoscaled']:g}"
+    if isinstance(standing, str):
+        cpu_s = time.process_time() - began
+        return [["autoscaled", "none", "-", "-", theirs, f"{cpu_s:.0f}", standing]]
     answer = day(
-        {**question(has_caches=False), "slo": SLO | {"every": EVERY}},
+        asked,
         trace,
         standing=standing.fleet,
         terms={"start": "0 s", "controllers": list(CONTROLLERS), "fleets": "plan"},
@@ -196,7 +206,7 @@ def autoscaled_rows(trace: Trace, standing: PlanResult, limit_s: float) -> list[
                 f"{row['gpu_hours'] / document['hours']:.1f}",
                 f"{row['windows'] - row['missed']} of {row['windows']} windows",
                 f"{bound / price / document['hours']:.1f}" if is_best and bound is not None else "-",
-                f"{THEIRS_GPUS['autoscaled']:g}",
+                theirs,
                 f"{cpu_s:.0f} together",
                 f"pools of {describe(standing.fleet)}",
             ]
@@ -242,19 +252,15 @@ def main() -> None:
     bare = replace(
         trace, prefix_offsets=np.zeros(0, np.int64), prefix_ids=np.zeros(0, np.int64), prefix_block_tokens=0
     )
-    rows, standing = [], None
+    rows = []
     for name in ("static", "cache"):
         for safety in ("none", None)[: 1 if arguments.paper_only else 2]:
-            if name not in arguments.only and not (
-                name == "static" and "autoscaled" in arguments.only and safety
-            ):
-                continue
-            row, answer = static_row(trace if name == "cache" else bare, name, safety, arguments.time_limit)
-            print(" | ".join(row), flush=True)
-            rows.append(row)
-            standing = answer if name == "static" and safety is not None else standing
-    if "autoscaled" in arguments.only and standing is not None:
-        rows += autoscaled_rows(bare, standing, arguments.time_limit)
+            if name in arguments.only:
+                its_trace = trace if name == "cache" else bare
+                rows.append(static_row(its_trace, name, safety, arguments.time_limit))
+                print(" | ".join(rows[-1]), flush=True)
+    if "autoscaled" in arguments.only:
+        rows += autoscaled_rows(bare, arguments.time_limit)
     if rows:
         print(table(HEAD, rows), flush=True)
     if "candidates" in arguments.only:
