@@ -422,12 +422,7 @@ def _parse_pool(
         raise InputError(f"{row.path_of('latency')}: {error}") from None
     count = row.whole_number("count", 1, most=MOST)
     if form is not None:
-        shortest_s, key = form.shortest_s(tokens + seats, seats, kv_tokens)
-        if not shortest_s > 0:
-            raise InputError(
-                f"{row.path_of('latency')}: {key}: some step of up to {tokens} tokens and {seats} decodes "
-                f"would take {shortest_s:.3g} s, must be > 0 and never fall with the context"
-            )
+        _check_shortest_step(row, form, tokens, seats, kv_tokens)
     try:
         worker_type = WorkerType(
             gpu,
@@ -446,6 +441,16 @@ def _parse_pool(
         return Pool(name, role, worker_type, count)
     except InputError as error:
         raise InputError(f"{row.where}: {error}") from None
+
+
+def _check_shortest_step(row: Section, form: fits.Form, tokens: int, seats: int, kv_tokens: int) -> None:
+    """Raises InputError if a step of up to `tokens` tokens and `seats` decodes would take no time."""
+    shortest_s, key = form.shortest_s(tokens + seats, seats, kv_tokens)
+    if not shortest_s > 0:
+        raise InputError(
+            f"{row.path_of('latency')}: {key}: some step of up to {tokens} tokens and {seats} decodes "
+            f"would take {shortest_s:.3g} s, must be > 0 and never fall with the context"
+        )
 
 
 def _saturating_tokens(row: Section, llm: Llm, catalog: Catalog, directory: Path) -> int | None:

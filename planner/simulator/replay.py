@@ -532,10 +532,7 @@ def _state(
     dp_ranks = _dp_ranks(pools)
     workers, lanes = _workers(pools, types, kinds)
     if sizes is not None:
-        index_in_pool = np.concatenate(
-            [np.arange(pool.count * pool.type.dp) // pool.type.dp for pool in pools]
-        )
-        workers["is_up"] = index_in_pool < np.asarray(sizes)[kinds]
+        workers["is_up"] = _index_in_pool(pools) < np.asarray(sizes)[kinds]
     count, order = len(workers), _routing_order(pools, pool_ranks, kinds)
     # The lanes have events, and last the outside world (disturbances); between them those of each engine.
     entities = len(lanes) + (2 if engine_of(fleet) == STEPWISE else n + 1)
@@ -582,6 +579,11 @@ def _state(
     if len(state.disturbances):
         _await_disturbance(state, outside=entities - 1)
     return state
+
+
+def _index_in_pool(pools: Sequence[Pool]) -> npt.NDArray[np.int64]:
+    """For every rank of data parallelism (W,) the index of its worker within its pool."""
+    return np.concatenate([np.arange(pool.count * pool.type.dp) // pool.type.dp for pool in pools])
 
 
 def _with_first_hand_offs(state: State) -> State:
