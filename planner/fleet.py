@@ -155,7 +155,9 @@ class WorkerType:
 
     @property
     def all2all(self) -> All2All:
-        """The kernels by which tokens reach experts on other nodes (vLLM's --all2all-backend), if any."""
+        """The kernels by which tokens reach experts on other nodes (vLLM's --all2all-backend); "" where ranks
+        are alone or on one node.
+        """
         if self.dp == 1:
             return ""
         return all2all_of(self.gpus, int(self.gpu.gpus_per_node), self.max_num_batched_tokens)
@@ -443,7 +445,9 @@ class Fleet:
 
     @property
     def front_end_s(self) -> float:
-        """Seconds from a request's arrival until the engine of its prompt has it; the least of all pools."""
+        """The time from a request's arrival until the engine that computes its prompt has it [s]; the
+        smallest of all pools.
+        """
         engines = [pool.type.engine for pool in self.running_pools if pool.role != "decode"]
         return min((0.0 if engine is None else engine.front_end_s for engine in engines), default=0.0)
 

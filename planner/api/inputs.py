@@ -167,7 +167,9 @@ def named_fleets(
 
 
 def name_of_file(path: Path) -> str:
-    """A fleet's name where none is given: the file's without its ending, for a plan.yaml its folder's."""
+    """A fleet's name where none is given: the file's without its ending, of plan.yaml that of its folder, as
+    all plans have that file name.
+    """
     return path.parent.name if path.name == "plan.yaml" and path.parent.name else path.stem
 
 

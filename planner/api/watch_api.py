@@ -90,7 +90,9 @@ class MetricsSource:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WatchResult(Result):
-    """How a deployment compares with its plan. `again`: what replanning would change, if asked for."""
+    """How a deployment compares with its plan. `again` is what replanning would change, if that was asked for
+    and something drifted.
+    """
 
     plan: Planned
     watched: WatchedPlan

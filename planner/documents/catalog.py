@@ -351,7 +351,9 @@ class Catalog:
         return tuple(name for name, gpu in self.gpus.items() if not self.is_checked(llm, gpu))
 
     def find_guessed_gpus(self, llm: Llm) -> tuple[str, ...]:
-        """GPUs of remembered price and estimated step times, searched only if the question names them."""
+        """The GPUs with a remembered price and estimated step times; they are considered only if the question
+        names them or gives their price.
+        """
         return tuple(
             name
             for name, gpu in self.gpus.items()

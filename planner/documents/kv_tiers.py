@@ -24,7 +24,9 @@ Kind = Literal["memory", "disk", "store"]
 
 @dataclass(frozen=True, slots=True)
 class KvTier:
-    """A tier of memory: figures per GPU, or of a whole `store`; `free_bytes` come with a node."""
+    """A tier of memory. Figures are per GPU for kinds `memory` and `disk`, and of the whole for a `store`;
+    `free_bytes` come with a node.
+    """
 
     name: str
     kind: Kind

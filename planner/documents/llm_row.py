@@ -140,7 +140,9 @@ def _changed_fields(part: Attention | FeedForward) -> dict[str, Any]:
 
 
 def summarise_groups(groups: tuple[LayerGroup, ...], hidden: int, where: str) -> dict[str, Any]:
-    """The fields of an LLM that describe it as a whole: largest blocks and heads, most weights' format."""
+    """The fields of an LLM that describe it as a whole: the largest of its blocks and heads, and the format
+    of most of its weights.
+    """
     blocks = [group.feed_forward for group in groups if group.feed_forward is not None]
     if not blocks:
         raise CatalogError(f"{where}: no layer has a feed-forward block; such LLMs are not modelled")

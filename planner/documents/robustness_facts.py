@@ -76,7 +76,9 @@ class HeadroomFact:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The plan's fleet without one of a pool's `workers` on the traffic as written, all others up."""
+    """The plan's fleet on the traffic as written, without one worker of a pool that has `workers`; spare and
+    spot workers are all up.
+    """
 
     pool: str
     workers: int

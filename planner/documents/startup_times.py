@@ -123,7 +123,9 @@ class StartupFacts:
 
 
 def start_s(llm: Llm, worker: WorkerType, storage: str) -> float:
-    """Seconds until a worker is ready with weights from the shipped catalog's storage, image at hand."""
+    """Seconds until a worker is ready whose weights come from a storage row of the shipped catalog, on a node
+    that has the image.
+    """
     return read_startup().start_time(llm, worker, storage).start_s
 
 

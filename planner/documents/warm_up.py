@@ -34,7 +34,9 @@ class WarmPrompt:
 
 
 def read_warm_up(path: Path, fleet: Fleet) -> tuple[WarmPrompt, ...]:
-    """The prompts of a file. InputError for a row without a prompt, or of a worker that the fleet lacks."""
+    """The prompts of a file. Raises InputError for a row without a prompt, or of a worker that the fleet does
+    not have.
+    """
     names = fleet.worker_names
     with open_input(path) as stream:
         try:

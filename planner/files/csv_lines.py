@@ -139,7 +139,9 @@ def _opening_place(path: Path, number: int, line: bytes, columns: Sequence[str])
 
 
 def other_delimiter(header: bytes) -> bytes:
-    """The separator of a header without commas, semicolon or tab; empty if none, or JSON or quotes."""
+    """The sign that separates the names of a header without commas, semicolon or tab; empty where none does,
+    or a line is JSON or quoted.
+    """
     if header[:1] in (b"{", b"[") or b"," in header or b'"' in header:
         return b""
     return next((sign for sign in (b";", b"\t") if sign in header.strip(sign)), b"")

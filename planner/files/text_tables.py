@@ -78,7 +78,9 @@ def read_text_rows(path: Path, columns: Iterable[str], expected: str) -> Iterato
 def read_number_column(
     table: pd.DataFrame, name: str, where: object, *, least: float = 0.0
 ) -> npt.NDArray[np.float64]:
-    """A column of numbers >= `least`; InputError names the first row with another (1: below the header)."""
+    """A column of numbers that are at least `least`. Raises InputError that names the first row where one is
+    not; row 1 follows the header.
+    """
     values = as_floats(table[name])
     bad = np.flatnonzero(~((values >= least) & (values < LARGEST)))
     if bad.size:

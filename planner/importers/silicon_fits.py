@@ -169,7 +169,9 @@ def _ranks_row(llm: Llm, gpu: Gpu, tp: int, dp: int, all2all: All2All, folder: P
 
 
 def _fitted_row(llm: Llm, gpu: Gpu, tp: int, ep: bool, folder: Path | None) -> dict[str, Any]:
-    """A fit without ranks; "off_grid": its errors on random steps. InputError where it misses its table."""
+    """One fit without data-parallel ranks; "off_grid" are its errors on random steps. Raises InputError where
+    it misses its own table.
+    """
     basis = _basis_text(llm) + ", whole experts per GPU" * ep
     latency, errors = fit_kernels(
         silicon.silicon_table(llm, gpu, tp, ep=ep, folder=folder), basis=basis, kind="kernels"

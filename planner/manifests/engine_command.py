@@ -207,7 +207,9 @@ def engine_args(pool: Pool, fleet: Fleet, max_model_len: int) -> list[str]:
 
 
 def _lora_flags(lora: Lora) -> dict[str, Setting]:
-    """Slots for adapters and their files' folders. A plan without names has one name to be replaced."""
+    """Slots for adapters, and the folders where their files must be. Where the plan names no adapters, one
+    name is left to be replaced.
+    """
     names = lora.adapters if isinstance(lora.adapters, tuple) else (ANY_ADAPTER,)
     if bad := [name for name in names if not _PLAIN_NAME.fullmatch(name) or "=" in name]:
         raise InputError(

@@ -152,7 +152,9 @@ class MeanAccuracy:
 
 
 def later_mean_error(trace: Trace, *, input_buckets: int) -> MeanAccuracy:
-    """Errors on later requests of means over the first FITTED_FRAC, in `input_buckets` prompt ranges."""
+    """The errors on later requests of means over the first FITTED_FRAC of them, in as many ranges of prompt
+    lengths as `input_buckets`.
+    """
     first = round(FITTED_FRAC * len(trace))
     if not 0 < first < len(trace):
         raise InputError(f"{trace.name}: {len(trace)} requests are too few to hold some out")

@@ -110,7 +110,9 @@ def step_utilisations(
     tokens: float | Array,
     kv_tokens: float | Array = 0.0,
 ) -> tuple[Array, Array]:
-    """Utilisation of compute and of bandwidth (module) in a step of N tokens with decodes' K tokens."""
+    """Utilisation of compute and of memory bandwidth, as the module defines them, in a step of N tokens whose
+    decodes attend to K tokens.
+    """
     gpu_seconds = np.maximum(np.asarray(step_s, dtype=float) * gpus, 1e-12)  # Never divide by 0.
     kv_copies = max(1.0, gpus / llm.kv_heads)  # More GPUs than KV heads each read a copy.
     kv_bytes = np.asarray(kv_tokens) * llm.kv_bytes_per_token * kv_copies

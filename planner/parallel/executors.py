@@ -174,7 +174,9 @@ def current_slot() -> threading.Semaphore:
 
 @contextmanager
 def working_on(executor: Executor) -> Iterator[None]:
-    """Simulations in the block use these workers. InputError without package, cluster or right version."""
+    """Simulations inside the block use these workers. Raises InputError if the package, the cluster or the
+    right version is missing.
+    """
     with ExitStack() as stack:
         if executor.kind in ("serial", "threads"):
             crew, threads = None, executor.workers

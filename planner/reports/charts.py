@@ -179,7 +179,7 @@ def busy_chart(fleet: Fleet, simulation: Simulation) -> Any | None:
 
 
 def rate_chart(trace: Trace) -> Any:
-    """Requests per second in BINS equal parts of a trace."""
+    """Requests per second in BINS equal parts of a trace; all in one where they arrive at once."""
     duration_s = trace.duration_s or 1.0  # If all requests arrive at once, they are all in the first part.
     counts, edges_s = np.histogram(trace.arrival_s - trace.arrival_s[0], BINS, (0.0, duration_s))
     return windows_chart({"requests/s": counts / np.diff(edges_s)}, duration_s / BINS, "requests/s")

@@ -31,7 +31,9 @@ MOST_SORTED = 1_000_000  # More values are not sorted; their mean may differ in 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A distribution: `share` of the values are at most `value_s`. Each `every`-th run was taken."""
+    """A distribution: `share` of the values lie at or below `value_s`. With `every` k, only each k-th run of
+    steps was taken.
+    """
 
     value_s: Floats
     share: Floats
@@ -147,7 +149,9 @@ def busy_share(simulation: Simulation, workers: Sequence[int], edges_s: Floats) 
 
 
 def _elapsed_sum_s(since_s: Floats, at_s: Floats) -> Floats:
-    """The seconds since all of `since_s` together, at each `at`: the sum over i of max(at - since_i, 0)."""
+    """The sum over i of max(at - since_i, 0) for each `at` [s]: the time that has passed since all of
+    `since_s`, added up.
+    """
     ordered = np.sort(since_s)
     sums = np.concatenate(([0.0], np.cumsum(ordered)))
     count = np.searchsorted(ordered, at_s)

@@ -197,7 +197,9 @@ def measured_line(plan: Plan) -> str:
 
 
 def excluded_text(cheaper: int | None, simulated: int) -> str:
-    """How many cheaper fleets of level 0 there are (`cheaper`; None: not counted) and were simulated."""
+    """How many cheaper fleets of level 0 there are and how many of them were simulated; `cheaper` is None if
+    they were not counted.
+    """
     if cheaper is None:
         return f"{simulated:,} cheaper ones were simulated and fail"
     if cheaper == 0:

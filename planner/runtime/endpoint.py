@@ -120,7 +120,9 @@ def open_session(timeout_s: float, headers: dict[str, str] | None = None) -> aio
 
 
 def checked_url(url: str, option: str) -> str:
-    """The URL without a slash at the end. That of --url loses an operation's path, or gets /v1."""
+    """The URL without a slash at the end. That of --url also loses the path of an operation, and gets /v1 if
+    it has no path.
+    """
     try:
         parts = urlsplit(url)
         is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0

@@ -185,7 +185,9 @@ class EngineTimes:
 
 
 def engine_times(records: Iterable[Mapping[str, Any] | None]) -> EngineTimes | None:
-    """The engines' times over all parts of a run (`EngineClock.end` of each); None without samples."""
+    """The engines' times over all parts of a run, from the values that `EngineClock.end` gave for the parts;
+    None if no part has samples.
+    """
     total: Samples = {}
     for record in records:
         for name, le, value in (record or {}).get("samples", ()):

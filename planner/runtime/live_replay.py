@@ -407,7 +407,9 @@ def unique_prompt(tokens: int, request: int, seed: int) -> list[int]:
 
 
 def trace_prompt(trace: Trace, request: int, seed: int) -> list[int]:
-    """A request's prompt: token ids of its prefix blocks, equal for equal blocks, then unique ids."""
+    """The prompt of a request: the token ids of its prefix blocks, which are equal for equal blocks of the
+    trace, then unique ids.
+    """
     first, last = trace.prefix_offsets[request : request + 2]
     shared = [
         _block(block, trace.prefix_block_tokens, seed) for block in trace.prefix_ids[first:last].tolist()

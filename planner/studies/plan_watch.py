@@ -280,7 +280,7 @@ def plan_references(trace: Trace, hit_frac: float | None) -> dict[str, Reference
 
 
 def _variance(tokens: npt.NDArray[np.int64]) -> float:
-    """c^2 of lengths."""
+    """c^2 of lengths. It is never 0, so that equal lengths do not make every deviation an alarm."""
     return max(float(tokens.var() / tokens.mean() ** 2), _LEAST_VARIANCE)
 
 

@@ -69,7 +69,7 @@ def tenant_costs(simulation: Simulation, fleet: Fleet) -> tuple[TenantCost, ...]
 
 
 def _span_s(simulation: Simulation) -> float:
-    """Time from the first arrival to the end."""
+    """Time from the first arrival to the end; never 0, because it is divided by."""
     return max(float(simulation.end_s - simulation.arrival_s[0]), LEAST_SPAN_S)
 
 

@@ -42,7 +42,9 @@ class CapacityTable:
             raise InputError("capacity table: a higher rate may not need fewer workers of a pool")
 
     def sizes_for_rate(self, rate_rps: float) -> Ints:
-        """Sizes (P,) of the lowest table rate >= `rate_rps`; beyond, the last grow in proportion."""
+        """Sizes (P,) of the lowest table rate that is at least `rate_rps`; beyond the table the last sizes
+        grow in proportion.
+        """
         if rate_rps <= 0:
             return np.zeros(self.sizes.shape[1], dtype=np.int64)
         # Without the tolerances rounding errors could add a row, or a worker.

@@ -143,7 +143,9 @@ class ControllerSettings:
 def read_settings(
     settings: type[AnySettings], given: Mapping[str, object], where: str, over: AnySettings | None = None
 ) -> AnySettings:
-    """Settings of the values in `given`, others as in `over` or by default. InputError says the place."""
+    """Settings of the values in `given`; other parameters have their defaults, or the values in `over`.
+    Raises InputError with the place.
+    """
     by_name = {each.name: each for each in parameters_of(settings)}
     document_values.refuse_unknown(given, by_name, where)
     values = {

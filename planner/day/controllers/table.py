@@ -247,7 +247,7 @@ class ChosenController:
     by_role: Mapping[Role, ControllerSettings]
 
     def __call__(self, deployment: Deployment) -> Controller:
-        """The controller for this deployment. InputError where that lacks what the controller needs."""
+        """The controller for this deployment. Raises InputError if that lacks what it needs."""
         row = self.row
         settings: Any = self.settings  # Those of controllers by pool have `every_s` and `lag_s`.
         with document_values.errors_as(InputError, f"controller {row.name!r}"):

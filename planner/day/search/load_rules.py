@@ -68,7 +68,9 @@ def load_rules(
 
 
 def _spread_windows(trace: Trace, window_s: float) -> list[Trace]:
-    """At most MOST_WINDOWS whole windows, evenly spread, with enough requests; each begins at 0."""
+    """At most MOST_WINDOWS whole windows with enough requests, evenly spread over the trace; the arrivals of
+    each count from its own start.
+    """
     starts_s = np.arange(trace.arrival_s[0], trace.arrival_s[-1] - window_s, window_s)
     edges = np.searchsorted(trace.arrival_s, [starts_s, starts_s + window_s]).T
     full = [k for k in range(len(starts_s)) if edges[k, 1] - edges[k, 0] >= LEAST_REQUESTS]

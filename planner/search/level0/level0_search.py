@@ -307,7 +307,9 @@ def _walk_cheaper(
     *,
     most_effort: float,
 ) -> None:
-    """Simulate every cheaper fleet within `most_effort`. So far a simulation has cost `usual_effort`."""
+    """Simulate every cheaper fleet, where that takes at most so much effort. `usual_effort` is what a
+    simulation of the search has cost.
+    """
     before = effort_spent()
     guess = max(usual_effort / FAR_SOONER, LEAST_EFFORT)
 

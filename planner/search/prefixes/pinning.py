@@ -100,7 +100,9 @@ class Pinning:
         return with_session_hits
 
     def hit_frac(self, fleet: Fleet) -> float:
-        """The share of input tokens that hit pinned prefixes, mean over prefilling workers; no sessions."""
+        """The share of input tokens that hit pinned prefixes: the mean over the workers that prefill. Hits of
+        sessions do not count.
+        """
         pools = [pool for pool in fleet.pools if pool.role != "decode"]
         workers = sum(pool.count for pool in pools)
         return sum(pool.count * self.placed(pool, workers).stable_hit_frac for pool in pools) / workers

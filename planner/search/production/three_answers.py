@@ -331,7 +331,9 @@ def plan_production(problem: Problem, paper: FleetSearch) -> Production | None:
 
 
 def with_answers(problem: Problem, paper: FleetSearch, trial: FleetTrial) -> Production:
-    """The production fleet with the other answers; that with a loss is within the trial's limits."""
+    """The production fleet with the answers beside it. The fleet with a loss is searched for within the
+    limits of the trial's problem.
+    """
     answer, lossy_fleet = None, None
     # Production stands losses already if the question asks for it.
     if not problem.oracle.has_losses and not problem.out_of_time():
