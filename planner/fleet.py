@@ -1,4 +1,6 @@
-"""The values that describe a fleet: worker type, pool, network, policies, fleet. All are frozen."""
+"""The values that describe a fleet: worker type, pool, network, policies, fleet. They are frozen, with units
+in the names of fields.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,9 @@ _PLAIN = (str, int, float, bool)
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CatalogFrames:
-    """The tables of a catalog, indexed by name. Functions take `read`, the catalog itself, as `catalog`."""
+    """The tables of a catalog, indexed by name. `read` is the catalog itself; functions of this package take
+    it as `catalog`.
+    """
 
     read: Catalog
 

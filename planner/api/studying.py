@@ -86,7 +86,9 @@ class WhatIfResult(Result):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SensitivityResult(Result):
-    """Whether a plan holds if step times or traffic are off. A move is the answer to one change."""
+    """Whether a plan holds if step times, traffic or prices are off by a share, and what limits cost. A move
+    is the answer to one changed question.
+    """
 
     before: StudyAnswer
     moves: tuple[Moved, ...]

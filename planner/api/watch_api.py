@@ -183,7 +183,9 @@ def look_once(
 
 
 def _as_before(now: WatchedPlan, before: WatchedPlan) -> bool:
-    """Whether the same quantities drifted and the same limits are missed as before and nothing moved far."""
+    """Whether the same quantities drifted and the same limits are missed as before, and nothing moved far
+    since.
+    """
 
     def drifted_values(watched: WatchedPlan) -> dict[str, float]:
         return {drift.what: drift.now for drift in watched.drifts if drift.is_drift}

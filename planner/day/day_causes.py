@@ -144,7 +144,9 @@ def _compare_ready(terms: DayTerms, run: ElasticRun, best: ElasticRun) -> Floats
 def _missed_by_cause(
     row: ControllerDay, best: ControllerDay
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Missed windows for which too few workers were asked, those for which they came late, and others."""
+    """Missed windows for which too few workers were asked, those for which they came too late, and all
+    others.
+    """
     pools = row.run.requested_sizes.shape[1]
     edges_s = np.array([*(window.start_s for window in row.windows), row.windows[-1].end_s])
     own = workers_over_time(row.run, pools, edges_s)[1]

@@ -160,7 +160,9 @@ class FakeEngine:
         return chunks
 
     def _take_cached_tokens(self, request: _Request) -> int:
-        """The prompt's cached tokens but the last, which is always computed. Evicts what does not fit."""
+        """The number of cached tokens of the prompt, without its last token, which is always computed. Evicts
+        first what no longer fits.
+        """
         while len(self.cached) > self.free_blocks:
             self.cached.popitem(last=False)
         hits = next(

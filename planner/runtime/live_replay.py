@@ -50,8 +50,9 @@ class Sent:
     """One request as the client saw it; times are seconds since the start of its part of the run.
 
     `token_s` are the times when its tokens arrived, `reason` says why it did not finish, and `workers` are
-    the workers that served it (prefill, decode). A request is "unsent" if one before it did not finish; its
-    times are then when this became known. `input_tokens` is the server's count of the prompt, or 0.
+    the workers that served it (prefill, decode). A request is "unsent" if one that it waits for did not
+    finish; its times are then when this became known. `input_tokens` is the server's count of the prompt, or
+    0.
     """
 
     request: int
@@ -362,7 +363,9 @@ class _Agenda:
         heapq.heappush(self.due, (due_s, request))
 
     def _lose(self, requests: Iterable[int], status: Status) -> list[tuple[int, str]]:
-        """Give up these requests and all that wait for them. Returns those that are new, with the reason."""
+        """Give up these requests and all that wait for them. Returns those not given up before, with the
+        reason.
+        """
         reasons = {"rejected": "was rejected", "failed": "failed", "unsent": "was not sent"}
         given_up = []
         lost = deque((request, reasons[status]) for request in requests)

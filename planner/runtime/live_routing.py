@@ -228,7 +228,9 @@ class LiveFleet:
             self._see_most_tokens()
 
     def note_admitted(self, seat: int, time_s: float) -> None:
-        """Note that the worker begins to compute the prompt. Who cannot see this calls `note_computed`."""
+        """Note that the worker begins to compute the prompt. A caller that cannot see this calls
+        `note_computed` alone.
+        """
         events.note_event(self.state, events.ADMIT, seat, 0, time_s)
 
     def note_computed(self, seat: int, time_s: float) -> None:

@@ -73,7 +73,9 @@ class Failures:
             self._raise_error()
 
     def have_ended(self) -> None:
-        """Check the requests when no answers come. Raises EndpointError if most of the recent ones failed."""
+        """Check the requests once no more answers come. Raises EndpointError if most of the recent ones
+        failed.
+        """
         if 2 * sum(self.recent) > len(self.recent):
             self._raise_error()
 

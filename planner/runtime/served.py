@@ -84,7 +84,7 @@ class WatchedEngines:
 
 
 def sequence_levels(seats: int) -> list[int]:
-    """Sequences per engine at each level: 1, an eighth and a third of `seats` (max_num_seqs), and all."""
+    """Sequences per engine at each level: 1, an eighth, a third and all of `seats` (max_num_seqs)."""
     return sorted({1, max(seats // 8, 1), max(seats // 3, 1), seats})
 
 

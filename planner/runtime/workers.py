@@ -237,7 +237,9 @@ class LiveWorker:
             return Path(os.devnull).open("ab")
 
     def _step_log(self) -> dict[str, str]:
-        """The environment that names this start's step log. With `log_bytes` earlier ones but the last go."""
+        """The environment that names this start's step log. With `log_bytes` all earlier ones but the last
+        are removed.
+        """
         path = self.place.folder / f"{self.place.name}.{time.time_ns()}.steps.jsonl"
         if not self.place.log_bytes:
             return {launch.STEP_LOG: str(path)}

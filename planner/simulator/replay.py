@@ -616,7 +616,9 @@ def _request_classes(
 
 
 def _await_disturbance(state: State, *, outside: int) -> None:
-    """Put the outside world into the heap of events, due at the first disturbance, after all of that time."""
+    """Put the outside world into the heap of events, due at the first disturbance, after all others of that
+    time.
+    """
     state.sequence[outside] = np.iinfo(np.int64).max  # After all events of its moment.
     state.due_s[outside] = state.disturbances[0]["time_s"]
     state.heap[0], state.heap_index[outside], state.counters[layout.PENDING] = outside, 0, 1
@@ -986,7 +988,9 @@ def results(
     limits: tuple[Limit, ...],
     columns: dict[str, npt.NDArray[Any]] | None = None,
 ) -> Simulation:
-    """The results of a run in the kernel's arrays; `columns` are the requests' if they were read."""
+    """The results of a run in the kernel's arrays; `columns` are those of the requests if they were read
+    already.
+    """
     is_due = state.due_s[: len(state.lanes)] < np.inf
     if state.dp_ranks is not None:  # Only the first rank of a worker has events.
         is_due |= state.dp_ranks["first"][state.lanes["worker"]] != state.lanes["worker"]

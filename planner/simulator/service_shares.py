@@ -42,7 +42,9 @@ Spans = npt.NDArray[np.float64]  # (S, 2): starts and ends of disjoint spans of 
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """The least share of a tenant over its `windows`, and its window; NaN and None without windows."""
+    """The least share of a tenant over its `windows`, and the window that has it; NaN and None without
+    windows.
+    """
 
     tenant: str
     share_frac: float

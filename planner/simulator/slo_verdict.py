@@ -1,5 +1,5 @@
-"""Judge a simulation against an SLO: percentiles, attainment, and the backlog test. The search calls `judge`,
-and reports show its `Verdict`. What each metric is of a request: planner/slo_metrics.py.
+"""Judge a simulation against an SLO: nearest-rank percentiles, attainment, and the backlog test. The search
+calls `judge`, and reports show its `Verdict`. What each metric is of a request: planner/slo_metrics.py.
 
 A step of an engine gives a token to each of its sequences, and a gap is the time between two tokens of one
 request. A run (`layout.RUN`) is a series of steps with the same sequences, of which step j takes `first_s` +

@@ -137,7 +137,9 @@ def _formulate(
 
 
 def _undominated(instance: Instance) -> npt.NDArray[np.bool_]:
-    """(J,): types that no unlimited other replaces at the same price or less; of equals the first."""
+    """(J,): the types that no other type with unlimited stock replaces at the same price or less. Of equal
+    types the first stays.
+    """
     k, c = instance.sustained_rps, instance.price_usd_per_h
     used = np.ones(len(c), bool)
     for j in range(len(c)):

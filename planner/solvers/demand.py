@@ -285,8 +285,8 @@ class DemandRows:
 
 
 def _slices(pi: Floats, spared: int) -> npt.NDArray[np.int64]:
-    """The slice (m,) of each request by price. Half of the slices are of the dearest requests, twice as many
-    as may be given up, because these are.
+    """The slice (m,) of each request by its price. Half of the slices are for the dearest requests, twice as
+    many as may be given up, because the dearest are those that are given up.
     """
     dearest = 1 - min(2 * spared / len(pi), 0.5)  # The quantile from which on slices are finer.
     parts = np.concatenate((np.linspace(0, dearest, SLICES // 2), np.linspace(dearest, 1, SLICES // 2)[1:-1]))

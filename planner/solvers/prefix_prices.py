@@ -115,7 +115,9 @@ class PrefixPrices:
         return self.demand.work_s - np.bincount(classes, weights=saved_s, minlength=len(self.demand))
 
     def session_s(self, placed: Bools) -> Floats:
-        """s: the work of sessions that memory saves on each replica of x (V, R), or on one (V,)."""
+        """s: the work of sessions that the remaining memory saves on each replica of x (V, R), or on one
+        (V,).
+        """
         remaining_tokens = self.memory_tokens - self.demand.tokens @ placed
         return self.sessions.at(self.replicas * remaining_tokens) / self.replicas
 
@@ -138,7 +140,9 @@ class PrefixPrices:
         return uncached + worth, placed
 
     def load_bound(self, low: float, high: float) -> float:
-        """A lower bound of the largest load: the largest guess between them that was refuted, or `low`."""
+        """A lower bound of the largest load: the largest guess between `low` and `high` that was refuted, or
+        `low`.
+        """
         demand = self.demand
         fits = demand.path_sum(demand.tokens) <= self.memory_tokens
         # The least work of a request, and the most work of sessions that memory can save on a replica.

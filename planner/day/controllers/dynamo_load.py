@@ -61,7 +61,9 @@ class DynamoSettings(ControllerSettings):
 
 
 def prefill_workers(settings: DynamoSettings, queued_share: float, workers: int) -> int:
-    """The next size of a prefill pool of `workers`, each with `queued_share` longest contexts of prompts."""
+    """The next size of a prefill pool of `workers`, each of which has queued prompt tokens of `queued_share`
+    times the longest context.
+    """
     up, down, _, _ = settings.scaling_thresholds
     if queued_share >= up:
         return workers + 1

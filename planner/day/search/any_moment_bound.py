@@ -199,7 +199,9 @@ def _stretches(slices: _Slices, window: int, c: int, n: int, step_s: float) -> l
 
 
 def _pairs_of_stretches(slices: _Slices, window: int, c: int, n: int, step_s: float) -> list[Needs]:
-    """The shortest pairs, from the window's beginning and to its end, in which n workers are too few."""
+    """The shortest pairs of a stretch from the window's beginning and one to its end in which n workers are
+    too few.
+    """
     start_s, end_s = (float(each) for each in slices.runs.windows_s[window : window + 2])
     points = np.append(np.arange(start_s, end_s - ROUNDING_S, step_s), end_s).tolist()
     end = len(points) - 1

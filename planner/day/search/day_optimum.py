@@ -391,7 +391,9 @@ def _repair_sequence(search: _DaySearch, workers: Ints, cuts: Sequence[tuple[int
 
 
 def _repair_window(search: _DaySearch, workers: Ints, window: int, cut: pool_sizes.Cut) -> None:
-    """Raise the cheapest size of a cut with which the window holds, or else all near the window."""
+    """Raise the cheapest size of a cut with which the window holds. If none suffices alone, raise all those
+    of steps near the window.
+    """
     terms = search.terms
     if any(workers[t, c] > size for t, c, size in cut):
         return

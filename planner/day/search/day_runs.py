@@ -199,7 +199,9 @@ class DayRuns:
         return Slice(run, bounds_s - start_s, end - first)
 
     def simulate_timetable(self, times_s: Sequence[float] | Floats, workers: Ints) -> DayRun:
-        """Simulate a whole day with these workers (N, C) from each of `times_s` (N,) on, the first at 0."""
+        """Simulate a whole day with these workers (N, C) ready from each of `times_s` (N,) on, the first at
+        0.
+        """
         run = self._simulate(self.trace, np.asarray(times_s), workers, self.pools, self.windows_s)
         return self._judge_day(workers, run)
 

@@ -181,7 +181,9 @@ class _LifeSearch:
         return finer if day.holds and day.fits and day.usd < most_usd else None
 
     def excess(self, lives: Lives, window: int) -> float:
-        """How many more requests of a window are late than may be, over the latter; < 0 if it holds."""
+        """By how much the late requests of a window exceed those that may be late, as a share of the latter;
+        below 0 where the window holds.
+        """
         runs, from_s = self.runs, max(self.windows_s[window] - self.window_s, 0.0)
         times_s, workers = self.timetable(lives)
         first = int(np.searchsorted(times_s, from_s, "right")) - 1
@@ -312,7 +314,9 @@ class _LifeSearch:
         return best
 
     def _parted(self, lives: Lives, key: tuple[int, int], i: int) -> Lives:
-        """The lives with a pause in one, longer than a start-up (shorter saves nothing), if windows hold."""
+        """The lives with a pause in one of them, a little longer than a start-up (a shorter one saves
+        nothing), if windows hold with it.
+        """
         (begin_s, end_s), step_s = lives[key][i], NEW_FRAC * self.window_s
         pause_s = self.runs.terms.pools[key[0]].start_s + step_s / 2
         for at_s in np.arange(begin_s + step_s / 2, end_s - pause_s, step_s).tolist():

@@ -127,7 +127,9 @@ class JointRuns:
 
 
 def _busiest_usd_per_s(each_llm: Sequence[LeastPaid]) -> float:
-    """The most that must be paid per second in a window of each LLM, or of all LLMs in common windows."""
+    """The most that must be paid per second in a window: of one LLM alone, or of all LLMs in a window that
+    they have in common.
+    """
     rates: list[dict[tuple[float, float], float]] = [
         {
             (round(begin_s, 6), round(end_s, 6)): float(usd) / (end_s - begin_s)

@@ -103,7 +103,9 @@ def searched_requests(task: PlanQuestion, trace: Trace, seconds: float) -> int:
 def plan_by_parts(
     task: PlanQuestion, trace: Trace, plan_part: PlanPart, *, seconds: float, progress: Progress
 ) -> Plan:
-    """The plan for a long trace, in `seconds` of the search's clock but for what exceeds its share."""
+    """The plan for a long trace. It takes at most `seconds` on the search's clock, except for what a search
+    takes beyond its own share.
+    """
     deadline = now_s() + seconds
     length_s = trace.duration_s * part_requests(seconds) / len(trace)
     progress(f"looking for the busiest {show_span(length_s)} of {len(trace):,} requests")

@@ -181,7 +181,9 @@ def drawn_by(task: PlanQuestion, trace: Trace) -> DrawnBy:
 
 
 def scenarios_of(task: PlanQuestion, trace: Trace, seed: int, requests: int) -> tuple[Scenarios, Scenarios]:
-    """The scenarios of a search, and those of its test. `requests` is how many the written traffic has."""
+    """The scenarios that a search sees, and those that test its answer. `requests` is how many requests the
+    traffic as it is written has.
+    """
     count = int(np.clip(SEARCH_REQUESTS // requests, SEARCH_LEAST, SEARCH_MOST))
     return (
         Scenarios(task, trace, seed, SEARCHED, count, requests),

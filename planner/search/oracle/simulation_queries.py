@@ -139,7 +139,9 @@ def _trace_at_workers(workers: Crew, traffic: Trace | Scenario) -> tuple[Any, st
 
 
 def _place_once(workers: Crew, traffic: Any, place: Callable[[], Any]) -> tuple[Any, str]:
-    """What `place` returned for traffic and workers, and a name of the traffic, as Python reuses ids."""
+    """What `place` returned for this traffic and these workers, and a name that no other traffic gets, as
+    Python reuses ids.
+    """
     with _lock:
         lock = _placing.setdefault(traffic, threading.Lock())
     with lock:

@@ -1,4 +1,5 @@
-"""Where the workers of each simulated fleet pin prefixes, which `routing: pinned-prefix` must know.
+"""Where the workers of each simulated fleet pin prefixes, which `routing: pinned-prefix` must know
+beforehand.
 
 Pinned are the stable prefixes of the trace on which the plan is made (prefix_placing.py). Each pool that
 prefills places them on its workers; other draws and scenarios of the traffic are simulated with the same

@@ -111,7 +111,7 @@ def _most_runs(problem: Problem) -> int:
 
 
 def warnings(repeats: Sequence[Repeats]) -> tuple[MissedOnDraws, ...]:
-    """A warning for each kind of runs that missed the SLO sometimes, so that it is not decided."""
+    """A warning for each kind of runs that missed the SLO sometimes and were not decided to hold it."""
     return tuple(
         MissedOnDraws(each) for each in repeats if each.decision != "holds" and each.kept < each.runs
     )

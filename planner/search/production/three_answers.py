@@ -370,7 +370,7 @@ def production_or_paper(problem: Problem, paper: FleetSearch) -> Production | No
 
 
 def paper_in_scenarios(problem: Problem, paper: FleetSearch, why: WhyOnPaper) -> Production:
-    """The cheapest fleet on paper, with how many scenarios it keeps, for want of production."""
+    """The cheapest fleet on paper, with how many scenarios it keeps, if no production fleet was found."""
     assert problem.searched is not None and problem.task.safety is not None
     test = ScenarioTest(problem.oracle, problem.searched, problem.task.safety, 0, problem.out_of_time)
     # At full size the scenarios of a large problem would be drawn for this count alone, so it takes fewer.

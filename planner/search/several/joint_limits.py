@@ -91,7 +91,7 @@ def fit_together(limits: FleetLimits, fleets: Iterable[Counts | None]) -> bool:
 
 
 def subtract_fleet(limits: FleetLimits, counts: Counts) -> FleetLimits:
-    """What a fleet leaves of the limits. Fractional limits keep a share ROUNDING more."""
+    """What a fleet leaves of the limits. Fractional limits keep a share ROUNDING more, against rounding."""
     workers = [(option.type, count) for option, count in counts]
     left = {limit: amount * (1 + ROUNDING) - limits.used(limit, workers) for limit, amount in limits.rows()}
     stock = {
@@ -181,7 +181,9 @@ def infeasible_error(
 
 
 def ways_to_fit(queries: SharedLimitQueries, rows: Sequence[SharedLimit]) -> list[list[Change]]:
-    """The least increase of each limit alone that would do, or else of all; nothing if not known."""
+    """The least increase of each limit alone that would do, or else the increase of all that would do
+    together; no ways where that is not known.
+    """
     ways: list[list[Change]] = []
     is_exact = True
     for row in rows:

@@ -86,7 +86,9 @@ def _required_frac(problem: Problem) -> float:
 def _find_fleets_for_share(
     problems: Sequence[Problem], limits: FleetLimits, kept_frac: float, out_of_time: Callable[[], bool]
 ) -> list[Counts] | None:
-    """Fleets that fit together and keep this share, or their LLM's own if smaller; None if not found."""
+    """Fleets that fit together and keep this share, or their LLM's own share where that is smaller; None
+    where no such fleets were found.
+    """
 
     def serve(k: int, left: FleetLimits) -> Counts | None:
         if out_of_time():

@@ -371,7 +371,9 @@ def _test_fleets(
 def _answer_each(
     llms: Sequence[_LlmProduction], fleets: Sequence[Counts], limits: FleetLimits, deadline: float
 ) -> tuple[three_answers.Production | None, ...]:
-    """Each LLM's answers. A fleet with a loss must fit beside the others', those with a loss if any."""
+    """The answers of each LLM. A fleet with a loss must fit beside the fleets of the others, with a loss
+    where they have one already.
+    """
     fleets_or_loss_proof, productions = list(fleets), list[three_answers.Production | None]()
     for k, (llm, best) in enumerate(zip(llms, fleets, strict=True)):
         if llm.test is None or llm.kept_in is None:
