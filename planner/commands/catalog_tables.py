@@ -106,7 +106,9 @@ def _slo_rows(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _latency_rows(catalog: Catalog) -> list[dict[str, Any]]:
-    """The fits of step times. Without rooflines; GPUs with a power cap share those of the uncapped row."""
+    """The fits of step times; rooflines are none. GPUs with a power cap have no rows: they share the fits of
+    the uncapped GPU.
+    """
     rows = []
     for llm in catalog.llms.values():
         for gpu in catalog.gpus.values():

@@ -64,7 +64,9 @@ _SOURCE = (
 
 
 class ProvenanceRows(dict[str, Any]):
-    """What is known of rows by their names. A capped GPU without a row has that of the uncapped one."""
+    """What is known of rows by their names. A capped GPU without a row has the prices and offers of its
+    uncapped row.
+    """
 
     def __missing__(self, name: str) -> Any:
         row, _ = _split_known(self, name)

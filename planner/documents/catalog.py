@@ -165,7 +165,9 @@ class Catalog:
         return self.gpu(name)
 
     def _rented_gpu(self, alias: str) -> Gpu | None:
-        """The GPU of a lower-case name or alias, with the power limit that the name ends with; else None."""
+        """The GPU of a lower-case name or alias, under the power limit that a name may end with; None where
+        there is none.
+        """
         if (row_name := self.gpu_aliases.get(alias)) is not None:
             return self.gpus[row_name]
         parts = split_cap(alias)

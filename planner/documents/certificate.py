@@ -1,7 +1,8 @@
 """certificate.json: what was proved about a plan, over which fleets, under which assumptions.
 
-Each sentence of `certificate` and `warnings` stands under `facts` as values, in the same order: first `kind`,
-the fact's class (facts.py), then its fields. planner/reports writes the sentences; they are never parsed.
+Each sentence of `certificate` and `warnings` also stands under `facts` as values, in the same order: first
+`kind`, the fact's class (facts.py), then its fields. planner/reports writes the sentences; they are never
+parsed.
 """
 
 from __future__ import annotations

@@ -57,7 +57,9 @@ def with_value(document: Mapping[str, Any], path: str, value: Any, *, where: str
 
 
 def multiply_value(document: Mapping[str, Any], path: str, factor: float) -> float | str:
-    """The number at `path`, or a quantity such as "2 s", times `factor`; InputError where there is none."""
+    """The number at `path`, or a quantity such as "2 s", times `factor`. Raises InputError for other values,
+    and where there is none.
+    """
     value: Any = document
     for key in spelled_keys(document, path):
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -34,7 +34,9 @@ def parse_owned(fleet: Section, catalog: Catalog) -> dict[str, int]:
 
 
 def parse_sold_as(fleet: Section, catalog: Catalog) -> dict[str, bool]:
-    """Whether whole nodes are sold, by the GPU's row, where slo.yaml says so. Raises InputError."""
+    """Whether whole nodes are sold, by the name of the GPU's row, for the GPUs of which slo.yaml says it.
+    Raises InputError.
+    """
     section = fleet.subsection("sold_as")
     sold_whole: dict[str, bool] = {}
     for written_name, given in section.values.items():
@@ -62,5 +64,7 @@ def with_owned(
 
 
 def rentable_stock(stock: Mapping[str, int | None], owned: Mapping[str, int]) -> dict[str, int | None]:
-    """GPUs of which the stock is more than is owned, so that some can be rented; counts are the stock's."""
+    """GPUs of which the stock is more than is owned, so that some can be rented; the counts stay those of the
+    whole stock.
+    """
     return {name: count for name, count in stock.items() if count is None or count > owned.get(name, 0)}

@@ -16,7 +16,9 @@ _GATED = ("gemma4_vision", "pixtral", "qwen2_5_vl")  # Their feed-forward blocks
 
 
 def encoder_parameters(config: Mapping[str, Any], where: str, text_hidden: int) -> float:
-    """Of encoder and projector to the LLM's `text_hidden`; 0 without one; CatalogError for unknown keys."""
+    """Parameters of the encoder and of the projector to the LLM's `text_hidden`; 0 without an encoder. Raises
+    CatalogError for unknown keys.
+    """
     if config.get("audio_config"):
         raise CatalogError(
             f"{where}: audio_config: its weights are not counted yet; describe the LLM in a llms.yaml of "

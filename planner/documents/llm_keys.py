@@ -71,7 +71,9 @@ _KNOWN = frozenset((*_READ, *_HARMLESS))
 
 
 def refuse_unmodelled(config: Mapping[str, Any], where: str) -> None:
-    """Raise CatalogError for the first key that is of a structure, or may be, that no formula describes."""
+    """Raise CatalogError for the first key of a structure that no formula describes, or that is not known and
+    may be of one.
+    """
     kind = config.get("model_type", "")
     for what, keys in UNMODELLED.items():
         for key in keys:

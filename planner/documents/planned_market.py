@@ -47,7 +47,9 @@ def read_planned(path: Path, catalog: Catalog, task: PlanQuestion | None = None)
 
 
 def schedule_caveat(path: Path) -> str:
-    """What a schedule of a plan's fleet leaves out, such as idle GPUs; empty if `path` is no plan."""
+    """What a schedule of a plan's fleet does not count, idle GPUs with their price included; empty if `path`
+    is no plan.
+    """
     plan = _read_plan_file(path)[1]
     if not _is_plan(plan):
         return ""
@@ -144,7 +146,8 @@ def limits_document(task: PlanQuestion) -> Document:
 
 
 def capacity_document(plan: Mapping[str, Any], gpus: Mapping[str, Gpu]) -> Document:
-    """The smallest whole part of a plan's fleet, with its part of the rate; `gpus`: the plan's, by name.
+    """The smallest whole part of a plan's fleet, with its part of the rate; `gpus` has the plan's GPUs by
+    name.
 
     Of one mixed pool the part is a worker; of 6 prefill and 2 decode workers it is 3 and 1.
     """

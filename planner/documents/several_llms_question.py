@@ -47,7 +47,8 @@ _TAKEN = ("plan.yaml", "certificate.json", "report.html", "requests.csv", "manif
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LlmQuestion:
-    """One of the LLMs: what is asked for it, and its requests. The limits of `task` are for all LLMs.
+    """One of the LLMs: what is asked for it, and its own requests. The limits of `task` are shared by all
+    LLMs.
 
     Requests that a coarse clock gave the same timestamp still have it. Each draw of the traffic spreads them
     later, by its seed.
@@ -69,7 +70,9 @@ class SeveralLlmsQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of `llms` as it is written, before its trace is read. `own`: its keys of OWN, or DEFAULTS."""
+    """One entry of `llms` as it is written, before its trace is read. `own` are its keys of OWN, with the
+    DEFAULTS that it lacks.
+    """
 
     name: str
     own: Mapping[str, Any]

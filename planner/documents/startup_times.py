@@ -130,7 +130,9 @@ def start_s(llm: Llm, worker: WorkerType, storage: str) -> float:
 
 
 def read_startup(directory: Path | None = None) -> StartupFacts:
-    """The shipped facts, or those of `directory`/startup.yaml. Raises CatalogError for a bad row."""
+    """The shipped facts, or those of `directory` where it has a startup.yaml. Raises CatalogError for a row
+    that is not valid.
+    """
     path = repository_dir("catalogs") / FILE
     if directory is not None and (directory / FILE).exists():
         path = directory / FILE

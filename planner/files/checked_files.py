@@ -200,8 +200,9 @@ _TAGS = {f"{_TAG}{name}" for name in _KINDS}
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Safe YAML of mappings, lists and plain values. It refuses a key given twice, values that it cannot
-    hold, and the other kinds (!!set, !!binary, !!omap) that no document of ours has.
+    """Safe YAML of mappings, lists and plain values. It refuses a key given twice instead of keeping the
+    last, values that it cannot hold, and the other kinds (!!set, !!binary, !!omap) that no document of ours
+    has.
     """
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -307,7 +308,9 @@ class _Dumper(_Layout, yaml.SafeDumper):
 
 
 class _FastDumper(_Layout, getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """libyaml's dumper, if built, is eight times as fast; lone surrogates of undecodable names it refuses."""
+    """libyaml's dumper, if built, is eight times as fast. It refuses the lone surrogates of undecodable
+    names.
+    """
 
 
 def _represent_list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:

@@ -84,7 +84,9 @@ def keep_columns(name: str, columns: Columns, about: Mapping[str, Any]) -> bool:
 
 
 def _remove_old_columns(root: Path) -> None:
-    """Remove folders that killed runs left, and all but the newest: one place stays free for the next."""
+    """Remove folders that killed runs left, and all but the newest: one place stays free for the
+    next folder.
+    """
     dated: list[tuple[float, Path]] = []
     for folder in root.iterdir():
         with contextlib.suppress(OSError):

@@ -222,7 +222,9 @@ def read_positive(value: object, unit: str, where: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A mapping of a document. A key with null counts as missing; one without a default must be there."""
+    """A mapping of a document. A key with null counts as missing. A key that is read without a default must
+    be there.
+    """
 
     values: Mapping[str, Any]
     where: str

@@ -45,7 +45,9 @@ def read_csv(path: Path, columns: Iterable[str] = ()) -> pd.DataFrame:
 
 
 def parse_csv(text: str, where: object, columns: Iterable[str] = ()) -> pd.DataFrame:
-    """A CSV table from its text, without # lines; it must have all `columns`. Errors begin with `where`."""
+    """A CSV table from its text; lines that begin with # are left out. It must have all `columns`. Errors
+    begin with `where`.
+    """
     refuse_long_fields(text, where)
     try:
         table = pd.read_csv(io.StringIO(text), comment="#", low_memory=False)

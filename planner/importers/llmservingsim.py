@@ -1,4 +1,5 @@
-"""Imports LLMServingSim's kernel profiles: attention.csv, dense.csv, per_sequence.csv, moe.csv.
+"""Imports LLMServingSim's kernel profiles: attention.csv, dense.csv, per_sequence.csv, and of a mixture
+moe.csv.
 
 A folder of these files is of one LLM on one GPU at one tensor parallelism. LLMServingSim adds a step up as
 

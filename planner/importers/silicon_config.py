@@ -96,7 +96,9 @@ def has_same_weights(llm: Llm, folder: Path) -> bool:
 
 
 def _files_of(name: str, folder: Path) -> dict[str, Path]:
-    """Name -> path: config.json and a quantiser's file, of a checkpoint or AIConfigurator's copy."""
+    """Name -> path: config.json, and a quantiser's file beside it, of a checkpoint or
+    AIConfigurator's copy.
+    """
     stem = name.replace("/", "--")
     config = next((f for f in (folder / f"{stem}_config.json", folder / "config.json") if f.exists()), None)
     if config is None:
@@ -109,8 +111,9 @@ def _files_of(name: str, folder: Path) -> dict[str, Path]:
 class ConfigKernels:
     """The kernels of one LLM on `tp` GPUs of a system, by the config.json in `folder`.
 
-    `whole_experts` as in `expert_split`. `reduces_by_row`: times of all-reduces come from the GPU's row.
-    `dp`: data-parallel ranks, which share the experts. Raises InputError where kernels are lacking.
+    `whole_experts` as in `expert_split`. `reduces_by_row`: times of all-reduces come from the GPU's row of
+    the catalog. `dp`: data-parallel ranks, which share the experts. Raises InputError where kernels are
+    lacking.
     """
 
     def __init__(
@@ -268,7 +271,9 @@ class ConfigKernels:
         return excess_ms if excess_ms > LAUNCHED_FRAC * min(sums_ms) else 0.0
 
     def _decodes_ms(self, which: list[int], decodes: int, context: int) -> float:
-        """Time of these operations for `decodes` sequences, which attend to `context` and one token [ms]."""
+        """Time of these operations [ms] for `decodes` sequences, each of which attends to one token more than
+        `context`.
+        """
         if not which:
             return 0.0
         return _sum_ms(self._engine.evaluate_generation_ops(which, batch_size=decodes, s=context))

@@ -1,4 +1,5 @@
-"""Step tables of Vidur: added up from its profiles (mlp.csv, attention.csv, all_reduce.csv), or computed.
+"""Step tables of Vidur: added up from its profiles (mlp.csv, attention.csv, all_reduce.csv), or
+computed by it.
 
 Vidur adds up a step of N tokens as
 

@@ -167,7 +167,9 @@ def _render_target(target: str, fleet: Fleet, max_model_len: int) -> Mapping[str
 
 
 def services_apart(fleet: Fleet, target: str) -> int:
-    """How many services, each with its own address, a target makes of a fleet; 1 for one router."""
+    """How many services, each with its own address, a target makes of a fleet; 1 where one router
+    serves all.
+    """
     return len(engine_command.services(fleet, target)) if target in APART else 1
 
 

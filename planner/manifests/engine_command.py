@@ -226,7 +226,9 @@ def _lora_flags(lora: Lora) -> dict[str, Setting]:
 
 
 def refuse_adapters(fleet: Fleet, target: str, why: str) -> None:
-    """Raise InputError, beginning with `why`, for adapters, which manifests of `target` do not set up."""
+    """Raise InputError where the fleet serves adapters, which manifests of `target` do not set up; the
+    message gives `why`.
+    """
     if fleet.lora is not None:
         raise InputError(f"{target}: {why}, which is not written here; take vllm or kubernetes")
 

@@ -75,7 +75,9 @@ def routing(fleet: Fleet) -> str:
 
 
 def document(fleet: Fleet, max_model_len: int) -> Document:
-    """The serve config. Of several applications, which share a cluster, each has a route prefix."""
+    """The serve config. Applications share a cluster, so where there are several each has its own route
+    prefix.
+    """
     engine_command.refuse_ranks(fleet, "ray-serve")
     engine_command.refuse_offload(fleet, "ray-serve")
     app = engine_command.llm_label(fleet)

@@ -62,7 +62,8 @@ def refuse(fleet: Fleet, target: str) -> None:
 
 
 def flags(pool: Pool, fleet: Fleet, longest_tokens: int) -> dict[str, bool | int | str]:
-    """Flags of `sglang.launch_server` for one worker of `pool`, without dashes; `longest_tokens` fit.
+    """Flags of `sglang.launch_server` for one worker of `pool`, without dashes; requests of `longest_tokens`
+    fit.
 
     Decodes join the steps of prompts (enable-mixed-chunk), as in the simulated scheduler, which is vLLM's.
     """

@@ -194,7 +194,9 @@ class CompressedAttention:
         return float(queries + hidden * self.head_dim + output + compressors + index)
 
     def whole_parameters(self, hidden: int) -> float:
-        """Parameters that all GPUs of a TP group have whole: matrices to latents, compressors, index."""
+        """Parameters that every GPU of a TP group has whole: the matrices down to the latent vectors, the
+        compressors and the index.
+        """
         compressors = 2 * hidden * self.overlap_factor * (self.head_dim + self.index_dim) if self.ratio else 0
         index = self.index_heads * (self.index_dim * self.q_rank + hidden)
         return float(hidden * (self.q_rank + self.head_dim) + compressors + index)

@@ -61,7 +61,9 @@ def longer_layer_s(llm: Llm, engine: Engine | None) -> float:
 
 
 def least_large_step_s(llm: Llm, gpu: Gpu, engine: Engine | None) -> float:
-    """Seconds of launches in steps larger than captured graphs (k layers above); 0 where none were seen."""
+    """Seconds that launches take in steps larger than the captured graphs (k layers above); 0 for versions
+    and GPUs where none were seen.
+    """
     has_blocks = _has_block_experts(llm)
     if (version := _vllm_version(engine)) is None or (has_blocks and version >= BLOCK_LAUNCHES_GONE):
         return 0.0

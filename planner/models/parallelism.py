@@ -78,7 +78,8 @@ def tp_s(
 ) -> Array:
     """Seconds of the all-reduces in a step of `tokens` tokens: two per layer.
 
-    Where the GPU's row has times measured with this `tp`, they count; else the link at `link_frac`.
+    Where the GPU's row has times measured with this `tp`, they count; else the link at `link_frac` of its
+    rate.
     """
     payload_bytes = np.asarray(tokens, dtype=float) * llm.hidden * ACTIVATION_BYTES
     if measured := next((each for each in gpu.all_reduce if each.gpus == tp), None):

@@ -86,7 +86,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A fleet of one instance, or of a pair, and its goodput; 0 if it was only seen to be the worse."""
+    """A fleet of one instance, or of a pair, and its goodput; 0 where it was only seen to be worse."""
 
     fleet: Fleet
     rate_rps: float

@@ -46,7 +46,9 @@ that is replayed may have fewer.
 
 
 class GoodputRule(Protocol):
-    """Says whether a fleet carries a rate; `run` is a run at that rate with all gaps recorded."""
+    """Says whether a fleet carries a rate; `run` is a run at that rate with every gap between tokens
+    recorded.
+    """
 
     def carries(self, fleet: Fleet, rate_rps: float) -> bool: ...
 

@@ -349,7 +349,9 @@ class _ProcessCrew:
         return wait_with_reference
 
     def _start_call(self, *call: Any) -> Callable[[], Any]:
-        """Start call[0](*call[1:]) in the pool; the result waits for it, and repeats it if a process died."""
+        """Start call[0](*call[1:]) in the pool; the returned function waits, and repeats it in a new pool if
+        a process died.
+        """
         pool, pending = self._submit(call)
 
         def wait() -> Any:
@@ -667,7 +669,9 @@ def _open_dask(executor: Executor) -> Iterator[_DaskCrew]:
 
 
 def _check_answer(executor: Executor) -> None:
-    """Refuse an address where nobody listens: clients would wait for minutes or end this process."""
+    """Refuse an address where nobody listens: Ray's and Dask's clients would wait for minutes there, or end
+    this process.
+    """
     try:
         socket.create_connection(executor.host_and_port(), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:

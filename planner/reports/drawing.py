@@ -79,7 +79,9 @@ def chart_spec(chart: Any) -> dict[str, Any]:
 
 
 def themed(text: str) -> str:
-    """An SVG or specification with CSS variables for colours, so that it fits light and dark pages."""
+    """An SVG or a specification with CSS variables in place of our colours, so that the chart fits light and
+    dark pages.
+    """
     for colour, variable in THEME.items():
         text = text.replace(f'"{colour}"', f'"var({variable},{colour})"')
     return text

@@ -271,7 +271,9 @@ def router_text(under: facts.UnderRouter) -> str:
 
 
 def decided_text(under: facts.UnderRouter) -> str:
-    """The figures that decide: "ttft p90 6.36 s, limit 5 s, 1 of 4 scenarios" (the last with scenarios)."""
+    """The figures that decide: "ttft p90 6.36 s, limit 5 s, 1 of 4 scenarios", without the last part where no
+    scenarios were asked for.
+    """
     kept_in = under.kept_in
     # Scenarios alone decide against the fleet, so a figure within its limit would say nothing.
     if kept_in is not None and under.outcome.holds and not under.passes:

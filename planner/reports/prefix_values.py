@@ -1,4 +1,6 @@
-"""A plan of prefixes (search/prefixes/prefix_placing.py) as plain values for files and commands."""
+"""A plan of prefixes (search/prefixes/prefix_placing.py) as plain values, for plan.yaml, certificate.json and
+`plan prefixes`.
+"""
 
 from __future__ import annotations
 

@@ -165,7 +165,9 @@ def _fleets_searched(lines: Sequence[str]) -> str:
 
 
 def _folded_block(summary: str, body: str) -> str:
-    """A block that opens on a click. Printed pages show its summary, and the file that has all."""
+    """A block that opens on a click. Printed pages show its summary alone, with the file that has
+    all of it.
+    """
     return f"<details><summary>{escape(summary)}, as in certificate.json</summary>{body}</details>"
 
 

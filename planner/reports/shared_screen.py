@@ -1,4 +1,6 @@
-"""The first screen of a plan for several LLMs: the texts of screen.py for all, then a card for each LLM."""
+"""The first screen of a plan for several LLMs: the texts of screen.py for all LLMs together, then a card for
+each.
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,9 @@ def guarantee_text(guarantee: ServiceGuarantee) -> str:
 
 
 def flags(**requested: bool | None) -> list[str]:
-    """Options of a command line without a value: `explain=True` gives --explain, None and False nothing."""
+    """Options of a command line that have no value: `explain=True` gives --explain, None and False
+    nothing.
+    """
     return [f"--{name.replace('_', '-')}" for name, is_set in requested.items() if is_set]
 
 
@@ -260,7 +262,9 @@ def throughput_line(values: Throughput) -> str:
 
 
 def _up_to(rate_rps: float, refuted_rps: float | None, none: str) -> str:
-    """A rate that is carried, and the lowest simulated that is not; `none` says what was not found there."""
+    """A rate that is carried, and the lowest simulated rate that is not; `none` says what was not found
+    there.
+    """
     beyond = (
         "the time was over before more was refuted" if refuted_rps is None else f"at {refuted_rps:g} {none}"
     )
@@ -302,7 +306,9 @@ def proof_lines(plan: Plan) -> list[str]:
 
 
 def unpriced_text(alternative: Alternative, unit: str) -> str:
-    """The note on an alternative without a price, with its lower bound if any; else empty."""
+    """The note on an alternative without a price, with its lower bound if there is one; empty if it has a
+    price.
+    """
     if alternative.is_priced:
         return ""
     is_bounded = alternative.at_least and math.isfinite(alternative.objective)

@@ -104,7 +104,8 @@ def _csv_row(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answer_cells(step: dict[str, Any]) -> dict[str, str]:
-    """The cost of the cheapest fleet on paper, and in how many scenarios it and the step's fleet are kept.
+    """The cost of the cheapest fleet on paper, and in how many scenarios it and the step's fleet keep the
+    SLO.
 
     A question without safety has neither answer, and then no such cells.
     """

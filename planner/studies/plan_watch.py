@@ -285,7 +285,9 @@ def _variance(tokens: npt.NDArray[np.int64]) -> float:
 
 
 def drift_of(ref: Reference, amounts: Floats, exposure: Floats, edges_s: Floats, tests: int) -> LiveDrift:
-    """Compare a quantity's live windows with the plan's. So many `tests` share the chance of an alarm."""
+    """Compare a quantity's live windows with the plan's. `tests` is how many tests share the chance of a
+    false alarm.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         values = np.where((exposure > 0) & np.isfinite(amounts), amounts / exposure, np.nan)
     is_rate = ref.what == "rate"

@@ -343,7 +343,8 @@ def _candidate_options(running: Sequence[tuple[Option, int]], scratch: StudyAnsw
 
 def _share_per_worker(option: Option, scratch: StudyAnswer) -> float:
     """The expected share of the traffic that one worker of an option carries. For an option that level 0 did
-    not search, it is its share of the price of the plan from scratch, or of its GPUs if these are free.
+    not search, it is the worker's share of the price of the plan from scratch, or of the plan's GPUs if these
+    are free.
     """
     level0 = scratch.search_result.level0
     if option.name in level0.bounded:

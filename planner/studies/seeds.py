@@ -130,7 +130,9 @@ def _slo_document(verdicts: Sequence[output.Document]) -> output.Document:
 
 
 def _interval_document(values: Sequence[float | None]) -> dict[str, Any]:
-    """The interval of these values for JSON: ten digits, and None for NaN and infinity, which JSON lacks."""
+    """The interval of these values for JSON: ten significant digits, and None for NaN and infinity, which
+    JSON lacks.
+    """
     bounds = interval(values)
     numbers = {
         "mean": bounds.mean,

@@ -1,4 +1,4 @@
-"""How well the catalog knows an LLM on a GPU: a row per way to split it, and a badge that sums up."""
+"""How well the catalog knows an LLM on a GPU: a row per way to split it, and a badge that sums them up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Answers several questions about one trace: how the plan changes with it, and what each limit costs.
+"""Answers several questions about one trace: how the plan changes with the question, and what each limit
+costs.
 
 Searches share their simulations (`fleet_oracle.Answers`). A search for a changed question starts from the
 fleet of the question before, and keeps it among fleets of equal cost, so that no change is without a reason.
@@ -393,7 +394,9 @@ def _wrong_by(
 
 
 def price_changes(before: StudyAnswer, by_frac: float) -> Iterator[tuple[str, PlanQuestion]]:
-    """Questions with one GPU dearer or cheaper. With a single GPU none, as its price changes nothing."""
+    """Questions with one GPU dearer or cheaper. With a single GPU there are none, as its price changes no
+    choice.
+    """
     task = before.problem.task
     # Spot, owned and power-capped GPUs have the name of their base with a suffix.
     base_prices = {gpu.base: gpu.price_usd_per_h for gpu in before.problem.gpus if gpu.name == gpu.base}

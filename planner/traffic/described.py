@@ -683,7 +683,9 @@ def _normal_scores(frac: float, shares: FloatArray, client: IntArray, rng: np.ra
 
 
 def _by_table(table: tuple[tuple[float, ...], ...], first: FloatArray, second: FloatArray) -> FloatArray:
-    """Scores of outputs, jointly distributed as the table with the prompts' `first`, from new `second`."""
+    """Scores of outputs that have the joint distribution of the table with `first`, the scores of prompts.
+    They are made from `second`, which are independent of `first`.
+    """
     from scipy.special import ndtr, ndtri
 
     joint = np.array(table) + _OPEN  # Empty cells get next to nothing, so that no row divides by 0.

@@ -335,7 +335,9 @@ class TraceRows:
         return ticks
 
     def _parse_dates(self, line: IntArray, text: pd.Series[Any]) -> pd.Series[Any]:
-        """The times in UTC, NaT where a value is no time. All name a zone, or none does and UTC is taken."""
+        """The times in UTC, NaT where a value is no time. Either all of them name their zone, or none does
+        and UTC is taken.
+        """
         form: dict[str, Any] = {"format": "ISO8601", "cache": False}
         try:
             dates = pd.to_datetime(text, **form)

@@ -112,7 +112,9 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HitCurve:
-    """`hit_tokens` (D,) in LRU caches of 0, 1, 2, ... blocks; larger caches hit as the last one."""
+    """`hit_tokens` (D,) are the tokens that hit in LRU caches of 0, 1, 2, ... blocks; in larger caches as
+    many hit as in the last one.
+    """
 
     block_tokens: int
     input_tokens: int

@@ -33,7 +33,8 @@ def block_s(trace: Trace) -> float:
 
 def redraw_trace(trace: Trace, rng: np.random.Generator) -> Trace:
     """Other requests of the same kind, from the first to about the last arrival of the trace. If requests
-    come in few bursts, the blocks may miss all: then all blocks are drawn again, up to MOST_DRAWS times.
+    come in few bursts, the blocks may miss all of them: then all blocks are drawn again, up to MOST_DRAWS
+    times.
     """
     for _ in range(MOST_DRAWS):
         new_trace = _redrawn_once(trace, rng)

@@ -23,7 +23,9 @@ PROMPT_PARTS = 3  # With caches, classes of equal uncached length are cut into t
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How lengths [tokens], counts or times [s] are distributed. Percentiles are NumPy's, linear."""
+    """How lengths [tokens], counts or times [s] are distributed. Percentiles are interpolated linearly, as
+    NumPy does.
+    """
 
     mean: float
     p50: float

@@ -321,7 +321,9 @@ def _tick_s(at_ns: IntArray) -> float:
 
 
 def _adapters(codes: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
-    """The adapter (n,) of each row, -1 for the LLM alone, and the names; both empty without any."""
+    """The adapter (n,) of each row, -1 for the LLM alone, and the names; both empty where no row
+    names one.
+    """
     used = tuple(name for name in names if name)
     if not used:
         return no_ids(), ()

@@ -322,7 +322,9 @@ def _clock_columns(sample: pd.DataFrame) -> Iterator[tuple[str, str]]:
 
 
 def _holds_times(column: pd.Series[Any], name: str) -> bool:
-    """Whether the column holds times. Numbers from zero may also be durations: then the name decides."""
+    """Whether the column holds times. Numbers that count from zero may also be durations: then the name
+    decides.
+    """
     clock = LogClock(name)
     if clock.fitting_frac(column) < _FITTING_FRAC:
         return False

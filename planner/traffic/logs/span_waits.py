@@ -132,7 +132,7 @@ class _CallGroup:
 
 
 def _join_parts(parts: list[_CallGroup], edges: list[tuple[int, int]]) -> _CallGroup:
-    """One span's children joined into one group; `edges` gets the pairs of who waits for whom."""
+    """One span's children joined into one group; `edges` gets the pairs of who waits for whom among them."""
     parts.sort(key=lambda part: (part.start_ns, part.end_ns))
     by_end = sorted(range(len(parts)), key=lambda k: parts[k].end_ns)
     ends_ns = [parts[k].end_ns for k in by_end]
