@@ -203,7 +203,9 @@ class SimulationAnswer(TypedDict):
 
 
 class GoodputAnswer(TypedDict):
-    """`plan goodput --json`: the highest rate at which a fleet keeps the SLO, and the next, which fails."""
+    """`plan goodput --json`: the highest rate at which a fleet keeps the SLO, and the next higher one, which
+    fails.
+    """
 
     warnings: NotRequired[list[str]]
     rate_rps: float
@@ -260,7 +262,9 @@ class QuestionAnswer(TypedDict):
 
 
 class WhatIfAnswer(TypedDict):
-    """`plan what-if --json`: the best fleet before and after a change; `kept`: the former still does."""
+    """`plan what-if --json`: the best fleet before and after a change; `kept`: the former one still keeps the
+    SLO.
+    """
 
     warnings: NotRequired[list[str]]
     before: QuestionAnswer

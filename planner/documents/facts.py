@@ -171,7 +171,9 @@ class UpperEnds:
 
 @dataclass(frozen=True, slots=True)
 class StepSpread:
-    """Measured over predicted step times: 90 % of runs lay between. `is_own`: runs of this engine."""
+    """Measured over predicted step times: the factors between which 90 % of the runs lay. `is_own`: the runs
+    were of this engine.
+    """
 
     worker: str
     prefill: tuple[float, float]
@@ -259,7 +261,9 @@ class CachesSave:
 
 @dataclass(frozen=True, slots=True)
 class PolicyGains:
-    """What policies save: the best fleet with them against the best before, on paper or in production."""
+    """What policies save with the best fleet found with them, against the best fleet found before them: on
+    paper, or in production.
+    """
 
     label: str
     value: float
@@ -297,7 +301,8 @@ class NotShared:
 @dataclass(frozen=True, slots=True)
 class PoliciesRaced:
     """Policies compared on fleets near the best one: those that save `nothing`; `rivals`, which save less
-    than the policies of the plan; and `unasked`, which do not go with that fleet or had no effort left.
+    than the policies of the plan; and `unasked`, which do not go with that fleet or for which no effort was
+    left.
     """
 
     nothing: tuple[str, ...]
@@ -694,7 +699,9 @@ class OfTraffic:
 
 @dataclass(frozen=True, slots=True)
 class LateRequests:
-    """The share of all measured requests that exceed a limit (tbt: in their longest gap), and the longest."""
+    """The share `late_frac` of all measured requests that exceed a limit (tbt: in their longest gap), and the
+    longest such time.
+    """
 
     limit: Limit
     late_frac: float
@@ -1196,7 +1203,9 @@ class NoDecodeBeside:
 
 @dataclass(frozen=True, slots=True)
 class LinkTooSlow:
-    """KV blocks need more bandwidth than the link has. `earlier`: without the last tenth of the trace."""
+    """KV blocks need more bandwidth than the link has. `earlier`: counted without the last tenth of the
+    trace.
+    """
 
     needed_bytes_per_s: float
     bandwidth_bytes_per_s: float
