@@ -121,7 +121,6 @@ def _plan_one(options: PlanOptions) -> None:
         else:
             with errors_of_options():
                 question = read_task(options.question_options, catalog)
-                question.task()  # Raises now what is wrong with a value.
         if options.per_gpu is not None:
             question = question.replace({"fleet.per_gpu": options.per_gpu})
         if options.target is not None:

@@ -574,9 +574,8 @@ def _step_times(
         return catalog.step_latency(llm, gpu, tp, ep=ep, dp=dp, ranks=ranks), form
     if isinstance(value, Mapping):
         fit = Section.from_document(value, "fit", fits.FIT_KEYS, wording=FIT_WORDING)
-        return catalog.with_spread(fits.parse_latency(fit, basis="fit fit"), llm, gpu), fits.parse_simulated(
-            fit
-        )
+        latency = fits.parse_latency(fit, basis="fit without a basis")
+        return catalog.with_spread(latency, llm, gpu), fits.parse_simulated(fit)
     if not isinstance(value, str):
         raise InputError(f"expected a file such as fit.yaml, found {value!r}")
     path = directory / value

@@ -90,14 +90,7 @@ def tp_s(
 
 
 def send_recv_s(
-    llm: Llm,
-    gpu: Gpu,
-    tp: int,
-    tokens: float | Array,
-    *,
-    link_bytes_per_s: float | None = None,
-    link_frac: float = LINK_FRAC,
-    latency_s: float = SEND_RECV_S,
+    llm: Llm, gpu: Gpu, tp: int, tokens: float | Array, *, link_bytes_per_s: float | None = None
 ) -> Array:
     """Seconds to hand the activations of `tokens` tokens from one pipeline stage to the next.
 
@@ -105,9 +98,9 @@ def send_recv_s(
     """
     between = gpu.link_bytes_per_s if link_bytes_per_s is None else link_bytes_per_s
     payload_bytes = np.asarray(tokens, dtype=float) * 2 * llm.hidden * ACTIVATION_BYTES
-    sent_s = payload_bytes / tp / (between * link_frac)
-    gathered_s = payload_bytes * (tp - 1) / tp / (gpu.link_bytes_per_s * link_frac)
-    return np.asarray(latency_s + sent_s + gathered_s)
+    sent_s = payload_bytes / tp / (between * LINK_FRAC)
+    gathered_s = payload_bytes * (tp - 1) / tp / (gpu.link_bytes_per_s * LINK_FRAC)
+    return np.asarray(SEND_RECV_S + sent_s + gathered_s)
 
 
 def add_pipeline(

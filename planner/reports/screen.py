@@ -10,7 +10,7 @@ the SLO. No text uses one of the two terms for the other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from planner.documents.facts import (
@@ -630,59 +630,6 @@ def _counts(plan: Plan, fewer: AtWorkers) -> str:
     fewer_usd_per_h = bill_fleet(replace(plan.fleet, pools=pools)).usd_per_h
     is_same = abs(fewer_usd_per_h - plan.bill.usd_per_h) < SAME_USD
     return of_pools + (", for the same price," if is_same else "")
-
-
-# -- data --------------------------------------------------------------------------------------------------
-
-
-def document(plan: Plan) -> dict[str, Any]:
-    """The first screen as plain values: its texts, and what its charts show apart from the simulation."""
-    robustness, paid = plan.certificate.around, plan.bill
-    room = headroom_of(plan)
-    return {
-        "verdict": verdict(plan),
-        "cards": [asdict(card) for card in cards(plan)],
-        "glance": [asdict(each) for each in glance(plan)],
-        "basis": basis(plan),
-        "kept_on": [row.target for row in plan.certificate.routers if row.keeps],
-        "not_kept_on": [row.target for row in plan.certificate.routers if not row.keeps],
-        "for_targets": [asdict(each) for each in plan.certificate.for_targets],
-        "usd_per_h": paid.usd_per_h,
-        "rate_rps": plan.trace.rate_rps,
-        "headroom_traffic_frac": None if room is None else room.traffic_frac,
-        "headroom_steps_frac": None if room is None else room.steps_frac,
-        "workers": [] if robustness is None else [_at_workers(each) for each in robustness.at_workers],
-        "more_traffic": None
-        if robustness is None or robustness.more_traffic is None
-        else {
-            "more_frac": round(more_than_written_frac(growth_frac_of(plan)), 12),
-            **asdict(robustness.more_traffic),
-        },
-        "growth_frac": growth_frac_of(plan),
-        "futures": 0 if robustness is None else robustness.futures,
-        "may_miss": 0 if robustness is None else robustness.may_miss,
-        "breaks": [asdict(each) for each in breaks(plan)],
-        "left_out": [] if robustness is None else list(robustness.left_out),
-    }
-
-
-def _at_workers(at: AtWorkers) -> dict[str, Any]:
-    return {
-        "workers": at.workers,
-        "counts": list(at.counts),
-        "kept": at.kept,
-        "limits": [
-            {
-                "limit": share.limit.name,
-                "asked_frac": share.limit.percentile_frac,
-                "least_frac": share.least_frac,
-                "needed_frac": share.needed_frac,
-                "median_frac": share.median_frac,
-                "most_frac": share.most_frac,
-            }
-            for share in at.shares
-        ],
-    }
 
 
 @dataclass(frozen=True, slots=True)

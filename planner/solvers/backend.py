@@ -26,8 +26,6 @@ import numpy.typing as npt
 import pulp
 from scipy.sparse import csc_matrix
 
-from planner.errors import PlannerError
-
 if TYPE_CHECKING:
     import highspy
     from ortools.sat.python import cp_model
@@ -96,20 +94,6 @@ def run_highs(
     if outcome.status == "optimal" and outcome.bound is None:
         return SolverOutcome("optimal", pulp.value(problem.objective))
     return outcome
-
-
-def solve(
-    problem: pulp.LpProblem, *, time_limit_s: float = 30.0, gap_frac: float = 0.0, engine: Engine = "highs"
-) -> bool | None:
-    """Solve in place. True: optimal to `gap_frac`; False: stopped with a feasible point; None: infeasible."""
-    status = run_highs(problem, time_limit_s=time_limit_s, gap_frac=gap_frac, engine=engine).status
-    if status == "unbounded":
-        raise PlannerError(f"{problem.name!r} has no finite optimum: a limit is missing")
-    if status == "unknown":
-        raise PlannerError(
-            f"the solver gave no answer to {problem.name!r} in {time_limit_s:g} s; allow it more time"
-        )
-    return None if status == "infeasible" else status == "optimal"
 
 
 CP_WORK_FRAC = 0.25

@@ -467,25 +467,23 @@ def bound(
     limits: FleetLimits,
     *,
     at_least: float = 0.0,
-    cuts: Sequence[Sequence[int]] = (),
     deadline: float = math.inf,
-    time_limit_s: float = SOLVER_S,
 ) -> float | None:
     """Least objective that any fleet of these options needs under any policy; None if none is within limits.
 
     `at_least` is a bound from elsewhere (solvers/demand.py), which is rounded up to whole workers. If the SLO
-    obliges nothing beyond prefill, decode work does not count. Each run of the solver has `time_limit_s`, all
+    obliges nothing beyond prefill, decode work does not count. Each run of the solver has SOLVER_S, all
     have until `deadline` on time.monotonic's clock. If time runs out it returns what was proved by then, or
     the value of the relaxation without integers, or `at_least`: each is a bound.
     """
 
     def left_s() -> float:
-        return min(time_limit_s, deadline - time.monotonic())
+        return min(SOLVER_S, deadline - time.monotonic())
 
     reached = at_least
     if at_least > 0 and left_s() > 0:
         # The row `demand` is solved by itself: without x that takes little time.
-        problem, n, idle_cost = _counts("demand", options, limits, cuts, is_integer=True)
+        problem, n, idle_cost = _counts("demand", options, limits, (), is_integer=True)
         cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
         problem += cost + idle_cost, "objective"
         problem += cost >= at_least, "demand"
@@ -496,7 +494,7 @@ def bound(
     for is_integer in (True, False):  # The relaxation only if the integer program proved nothing in time.
         if left_s() <= 0:
             break
-        problem, n, idle_cost = _counts("bound", options, limits, cuts, is_integer=is_integer)
+        problem, n, idle_cost = _counts("bound", options, limits, (), is_integer=is_integer)
         cost = pulp.lpSum(option.objective * n_j for option, n_j in zip(options, n, strict=True))
         problem += cost + idle_cost, "objective"
         _carry(problem, n, options, load)

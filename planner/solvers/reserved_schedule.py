@@ -240,7 +240,7 @@ def by_rule(market: Market, demand: Demand) -> Schedule | None:
         rate = demand.rate_rps[m]
         needed = np.ceil(rate / market.capacities[cheapest].rate_rps - ROUNDING)
         if len(np.unique(rate)) > 1:  # A line needs two rates.
-            needed = fit_worker_rule(rate, needed, covers=True).workers(rate)
+            needed = fit_worker_rule(rate, needed).workers(rate)
         workers[cheapest] = needed
     priced_schedule = buy_gpus(market, demand, workers, np.zeros_like(workers))
     return None if find_broken_constraint(market, demand, priced_schedule) else priced_schedule

@@ -37,11 +37,9 @@ class WorkerRule:
         return workers
 
 
-def fit_worker_rule(
-    rate_rps: npt.ArrayLike, workers: npt.ArrayLike, *, least_rps: float = 0.0, covers: bool = False
-) -> WorkerRule:
-    """Fit the rule by least squares to pairs with rate > `least_rps`. With `covers` the line is raised so far
-    that the rule gives no fewer workers than any of these pairs.
+def fit_worker_rule(rate_rps: npt.ArrayLike, workers: npt.ArrayLike, *, least_rps: float = 0.0) -> WorkerRule:
+    """Fit the rule by least squares to pairs with rate > `least_rps`, then raise the line so far that the
+    rule gives no fewer workers than any of these pairs.
 
     Counts were rounded up, so on average they lie half a worker above the line. That half is taken off first.
     """
@@ -54,9 +52,9 @@ def fit_worker_rule(
         )
     slope, offset = np.polyfit(rate[used], count[used] - 0.5, 1)
     slope = max(float(slope), 0.0)
-    if covers:  # ceil(line) >= count if the line is above count - 1, here by at least a millionth.
-        offset = max(float(offset), float((count[used] - 1 - slope * rate[used]).max()) + 1e-6)
-    return WorkerRule(slope, float(offset), least_rps)
+    # ceil(line) >= count if the line is above count - 1, here by at least a millionth.
+    offset = max(float(offset), float((count[used] - 1 - slope * rate[used]).max()) + 1e-6)
+    return WorkerRule(slope, offset, least_rps)
 
 
 class SeriesLevel:

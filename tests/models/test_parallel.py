@@ -11,7 +11,15 @@ from planner.domain import AllReduce, Gpu
 from planner.errors import CatalogError, InputError
 from planner.models.latency import StepLatency
 from planner.models.llm import FeedForward, GroupedAttention, LayerGroup, Llm
-from planner.models.parallelism import SEND_RECV_S, add_pipeline, all_reduce_s, mixed_kv_s, send_recv_s, tp_s
+from planner.models.parallelism import (
+    LINK_FRAC,
+    SEND_RECV_S,
+    add_pipeline,
+    all_reduce_s,
+    mixed_kv_s,
+    send_recv_s,
+    tp_s,
+)
 from planner.models.roofline import roofline
 from planner.models.roofline_calibration import calibration_of
 
@@ -83,10 +91,10 @@ def test_the_roofline_holds_this_term(tp: int) -> None:
 
 def test_send_recv_by_hand() -> None:
     """3 tokens, hidden and residual of 4 numbers, 2 bytes: 48. Two GPUs send 24 each over 5 bytes/s, and the
-    next two gather the other 24 over their own 10."""
-    assert send_recv_s(LLM, GPU, 1, 3, link_frac=1.0, latency_s=1.0) == pytest.approx(1 + 4.8)
-    assert send_recv_s(LLM, GPU, 2, 3, link_bytes_per_s=5.0, link_frac=1.0, latency_s=1.0) == pytest.approx(
-        1 + 4.8 + 2.4
+    next two gather the other 24 over their own 10; of either speed LINK_FRAC is reached."""
+    assert send_recv_s(LLM, GPU, 1, 3) == pytest.approx(SEND_RECV_S + 4.8 / LINK_FRAC)
+    assert send_recv_s(LLM, GPU, 2, 3, link_bytes_per_s=5.0) == pytest.approx(
+        SEND_RECV_S + (4.8 + 2.4) / LINK_FRAC
     )
 
 

@@ -9,9 +9,8 @@ import numpy as np
 import pulp
 import pytest
 
-from planner.errors import PlannerError
 from planner.solvers import backend
-from planner.solvers.backend import Engine, run_highs, solve, whole_value
+from planner.solvers.backend import Engine, run_highs, whole_value
 
 ENGINES: tuple[Engine, ...] = ("highs", "cbc", "ortools")
 
@@ -78,15 +77,12 @@ def test_no_integer_between_is_infeasible(engine: Engine) -> None:
     problem += x
     problem += 2 * x == 1
     assert run_highs(problem, engine=engine).status == "infeasible"
-    assert solve(problem, engine=engine) is None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("category", ["Integer", "Continuous"])
 def test_a_missing_limit_is_not_called_infeasible(engine: Engine, category: str) -> None:
     assert run_highs(unbounded(category), engine=engine).status == "unbounded"
-    with pytest.raises(PlannerError, match="a limit is missing"):
-        solve(unbounded(category), engine=engine)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -133,5 +129,5 @@ def test_what_a_stopped_solver_left_behind_is_checked(monkeypatch: pytest.Monkey
 def test_cbc_stands_in_where_highs_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulp.HiGHS, "available", lambda _: False)
     problem, best = knapsack(np.random.default_rng(4))
-    assert solve(problem) is True
+    assert run_highs(problem).status == "optimal"
     assert pulp.value(problem.objective) == pytest.approx(best)

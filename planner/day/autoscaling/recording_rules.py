@@ -276,7 +276,7 @@ def _workers_by_rate(autoscaler: Autoscaler, rate: str, number: int, pools: int)
 def _workers_by_line(autoscaler: Autoscaler, rate: str, number: int, pools: int) -> str:
     """Aladdin's line over the capacity table, as PromQL."""
     rates_rps, sizes = _read_capacity_table(autoscaler, pools)
-    line = fit_worker_rule(rates_rps, [row[number] for row in sizes], covers=True)
+    line = fit_worker_rule(rates_rps, [row[number] for row in sizes])
     return f"ceil({line.slope_workers_per_rps!r} * {rate} + {line.offset_workers!r} - {ROUNDING})"
 
 

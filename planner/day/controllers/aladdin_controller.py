@@ -37,9 +37,7 @@ class Aladdin:
         self.settings, self.deployment = settings, deployment
         self.every_s, self.lag_s = settings.every_s, settings.lag_s
         table = deployment.capacity
-        self.rules = [
-            fit_worker_rule(table.rates_rps, column, covers=True) for column in table.sizes.T.tolist()
-        ]
+        self.rules = [fit_worker_rule(table.rates_rps, column) for column in table.sizes.T.tolist()]
         self.start([])
 
     def start(self, sizes: Sequence[int]) -> None:
