@@ -161,5 +161,6 @@ def show_amount(value: float, unit: str) -> str:
 
 
 def in_unit(value: float, unit: str) -> str:
-    """The value of an objective with its unit: "1,234.50 USD/h", "16 GPUs"."""
-    return f"{show_amount(value, unit)} {unit}"
+    """The value of an objective with its unit: "1,234.50 USD/h", "16 GPUs", "1 GPU"."""
+    is_one_gpu = unit == "GPUs" and value == 1
+    return f"{show_amount(value, unit)} {'GPU' if is_one_gpu else unit}"

@@ -16,7 +16,7 @@ from planner.commands.first_screen import print_first_screen, print_next, print_
 from planner.commands.printed_tables import print_json, print_rows, slo_rows, stdout_console
 from planner.errors import InputError, PlannerError
 from planner.search.problem.stages import Stage
-from planner.units import counted
+from planner.units import counted, in_unit
 
 if TYPE_CHECKING:
     from planner.api.questions import TaskDocument
@@ -336,7 +336,7 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
     _print_tables(plan)
     proof = level0_proof(is_exact=certificate.level0_exact, is_exhausted=certificate.level0_exhausted)
     has_level0 = math.isfinite(certificate.level0)
-    level0 = f"{certificate.level0:.6g} {certificate.unit}, {proof}" if has_level0 else "none found"
+    level0 = f"{in_unit(certificate.level0, certificate.unit)}, {proof}" if has_level0 else "none found"
     console.print(
         f"on paper, level 0 (one worker type per pool): {level0}; any mix: "
         f"{certificate.value:.6g}; policy-free bound: {certificate.bound:.6g} "
@@ -350,7 +350,7 @@ def _print_details(plan: Plan, *, explain: bool) -> None:
             console.print(f"  {assumed_sentence}", markup=False)
     for alternative in plan.alternatives:
         value = unpriced_text(alternative, certificate.unit) or (
-            f"{alternative.objective:.6g} {certificate.unit} ({alternative_note(alternative, plan)})"
+            f"{in_unit(alternative.objective, certificate.unit)} ({alternative_note(alternative, plan)})"
         )
         if alternative.fleet is not None and alternative.label.startswith("only "):
             value += f": {describe(alternative.fleet)}"

@@ -13,7 +13,7 @@ from planner.commands.printed_tables import print_json, print_rows, stdout_conso
 from planner.documents.catalog import read_catalog
 from planner.errors import InfeasibleError, InputError
 from planner.search.oracle.stopping import USUAL_LIMIT_S
-from planner.units import show_s
+from planner.units import in_unit, show_s
 
 if TYPE_CHECKING:
     from planner.studies.what_if import Moved, Study, StudyAnswer
@@ -192,7 +192,7 @@ def _safety_cells(after: dict[str, Any] | None, before: StudyAnswer) -> dict[str
 def amount_text(answer: StudyAnswer) -> str:
     from planner.search.problem.options import OBJECTIVE_UNITS
 
-    return f"{answer.value:.6g} {OBJECTIVE_UNITS[answer.problem.task.objective]}"
+    return in_unit(answer.value, OBJECTIVE_UNITS[answer.problem.task.objective])
 
 
 def moved_rows(before: StudyAnswer, moved: Moved, bounds: list[float]) -> list[dict[str, str]]:

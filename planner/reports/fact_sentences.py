@@ -366,7 +366,7 @@ def moved_text(planned: float, value: float | None, unit: str) -> str:
         return "the same"
     # A plan on owned GPUs alone may cost nothing.
     share = f" ({100 * more / planned:+.1f} %)" if planned else ""
-    return f"{more:+.4g} {unit}{share}"
+    return f"{more:+.4g} {'GPU' if unit == 'GPUs' and abs(more) == 1 else unit}{share}"
 
 
 @sentence.register
@@ -958,9 +958,9 @@ def _(fact: facts.TooFewKept) -> str:
     keepable_frac = int(100 * most.kept_frac) / 100  # Rounded down, so that it can be kept.
     return (
         f"not for production: no fleet within the limits was found that keeps the SLO in "
-        f"{percent(most.asked_frac)} of scenarios; the most that one does is {kept}, for {most.value:.2f} "
-        f"{most.unit}. Planned is the cheapest on paper: allow other GPUs or more of them, ask for "
-        f"safety: {{kept_in: {keepable_frac:g}}}, or relax the SLO"
+        f"{percent(most.asked_frac)} of scenarios; the most that one does is {kept}, for "
+        f"{in_unit(most.value, most.unit)}. Planned is the cheapest on paper: allow other GPUs or more of "
+        f"them, ask for safety: {{kept_in: {keepable_frac:g}}}, or relax the SLO"
     )
 
 

@@ -365,7 +365,7 @@ def _why_this_many(plan: Plan) -> list[Glance]:
     more_gpus = planned_gpus - paper_gpus
     if more_gpus <= 0:
         return []
-    value = f"{paper_gpus} + {more_gpus} GPUs"
+    value = f"{paper_gpus} + {counted(more_gpus, 'GPU')}"
     growth = growth_frac_of(plan)
     reserve = f"{percent(growth)} more traffic, other traffic" if growth else "other traffic"
     parts = (

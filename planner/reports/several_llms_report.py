@@ -16,7 +16,7 @@ from planner.reports.page import bullets, page, section, table
 from planner.reports.words import HOURS_PER_MONTH, Rows, bill_lines, describe, listed, slo_sentence, usd
 from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import SharedPlan
-from planner.units import counted, show_amount
+from planner.units import counted, in_unit, show_amount
 
 NAMES = ("plan.yaml", "certificate.json", "report.html")
 OF_EACH_SLO = (
@@ -182,23 +182,21 @@ def _certificate(plan: SharedPlan) -> Document:
 def proof_lines(plan: SharedPlan) -> list[str]:
     """Sentences on the value of the fleets, how far it is proved, and the lower bound."""
     value, level0_bound, bound = (
-        show_amount(each, plan.unit) for each in (plan.value_on_paper, plan.level0_bound, plan.bound)
+        in_unit(each, plan.unit) for each in (plan.value_on_paper, plan.level0_bound, plan.bound)
     )
     if plan.level0 is None:
-        level0 = (
-            f"no fleets have less than {level0_bound} {plan.unit}; those of the plan, of several types, do"
-        )
+        level0 = f"no fleets have less than {level0_bound}; those of the plan, of several types, do"
     else:
         level0 = f"{'exactly the best is' if plan.is_exact else 'the best found is'} "
-        level0 += f"{show_amount(plan.level0, plan.unit)} {plan.unit}"
+        level0 += in_unit(plan.level0, plan.unit)
         if not plan.is_exhausted:
             level0 += f", none has less than {level0_bound}; the search was stopped"
         elif not plan.is_exact:
             level0 += ", by a search that rests on the assumptions of the LLMs' certificates"
     return [
-        f"Status: {plan.status}. {'On paper' if plan.in_production else 'Plan'}: {value} {plan.unit}.",
+        f"Status: {plan.status}. {'On paper' if plan.in_production else 'Plan'}: {value}.",
         f"With one worker type per pool for every LLM, {level0}.",
-        f"Lower bound over all fleets of these worker types, under any policies: {bound} {plan.unit}, a gap "
+        f"Lower bound over all fleets of these worker types, under any policies: {bound}, a gap "
         f"of {percent(plan.gap_frac)} to the plan; the assumptions say what it takes for granted.",
         f"{counted(plan.simulations, 'simulation')}, {counted(plan.rounds, 'round')} of the master, seed "
         f"{plan.seed}.",

@@ -17,7 +17,7 @@ from planner.reports.screen_page import cards_html, glance_html, verdict_heading
 from planner.reports.words import describe, listed, usd
 from planner.search.evidence.plan import Plan
 from planner.search.several.shared_plan import AnswerTotal, SharedPlan
-from planner.units import counted, show_amount
+from planner.units import counted, in_unit
 
 ROUNDING_FRAC = 1e-9  # Values that differ by less are equal.
 
@@ -170,7 +170,7 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
         difference = (
             "the fleet it would have alone"
             if value <= alone * (1 + ROUNDING_FRAC)
-            else f"alone {show_amount(alone, plan.unit)} {plan.unit}"
+            else f"alone {in_unit(alone, plan.unit)}"
         )
         answer, room = screen.planned_answer(llm_plan), screen.headroom_of(llm_plan)
         kept_text_of_llm = (
@@ -181,7 +181,7 @@ def llm_cards(plan: SharedPlan) -> list[Card]:
         if not llm_plan.verdict.holds:
             kept_text_of_llm = "its SLO is missed in the simulation"
         holds = "" if room is None else screen.holds_text(room)
-        price = f"{show_amount(value, plan.unit)} {plan.unit}"
+        price = in_unit(value, plan.unit)
         fleet = f"{describe(llm_plan.fleet)}, of {llm_plan.fleet.llm.name}"
         values.append(
             Card(

@@ -20,7 +20,7 @@ from planner.search.problem.bill import Bill
 from planner.simulator.layout import REJECTED
 from planner.simulator.simulation import Simulation
 from planner.simulator.slo_verdict import Line
-from planner.units import counted, show_amount, show_s, show_span
+from planner.units import counted, in_unit, show_s, show_span
 
 Rows = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A table of text: its head and its lines."""
@@ -237,7 +237,7 @@ def level0_line(certificate: Certificate) -> str:
     fails = excluded_text(certificate.cheaper, certificate.cheaper_simulated) + too_small_text(certificate)
     if not math.isfinite(certificate.level0):
         return f"none was found; {fails}"
-    best = f"the best is {show_amount(certificate.level0, certificate.unit)} {certificate.unit}"
+    best = f"the best is {in_unit(certificate.level0, certificate.unit)}"
     if certificate.level0_exact:
         return f"{best}, exactly: {fails}"
     if certificate.level0_exhausted:
@@ -274,11 +274,10 @@ def _up_to(rate_rps: float, refuted_rps: float | None, none: str) -> str:
 def proof_lines(plan: Plan) -> list[str]:
     """The plan's value, what was proved over which fleets, and by how many simulations."""
     certificate = plan.certificate
-    unit = certificate.unit
-    value, bound = (show_amount(v, unit) for v in (certificate.value, certificate.bound))
+    value, bound = (in_unit(each, certificate.unit) for each in (certificate.value, certificate.bound))
     whose = "the fleet on paper" if certificate.answers else "the plan"  # Whose value the proof is about.
     lines = [
-        f"Status: {plan.status}. On paper: {value} {unit}.",
+        f"Status: {plan.status}. On paper: {value}.",
         f"Fleets with one worker type per pool: {level0_line(certificate)}.",
         *(f"{text[0].upper()}{text[1:]}." for text in sentences(certificate.assumed)),
         "Fleets of several types per pool: "
@@ -296,7 +295,7 @@ def proof_lines(plan: Plan) -> list[str]:
             "per pool."
         )
     lines += [
-        f"Lower bound over all fleets of these worker types, under any policy: {bound} {unit}, a gap of "
+        f"Lower bound over all fleets of these worker types, under any policy: {bound}, a gap of "
         f"{percent(certificate.gap_frac)} to {whose}; the assumptions say what it takes for granted.",
         f"{'On paper, without those of scenarios: ' if certificate.answers else ''}"
         f"{counted(certificate.simulations, 'simulation')}, {counted(certificate.cuts, 'cut')}, "
@@ -312,7 +311,7 @@ def unpriced_text(alternative: Alternative, unit: str) -> str:
     if alternative.is_priced:
         return ""
     is_bounded = alternative.at_least and math.isfinite(alternative.objective)
-    least = f", at least {show_amount(alternative.objective, unit)} {unit}" if is_bounded else ""
+    least = f", at least {in_unit(alternative.objective, unit)}" if is_bounded else ""
     return f"not priced{least}" + (f": {note}" if (note := "; ".join(sentences(alternative.notes))) else "")
 
 

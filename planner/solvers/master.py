@@ -571,7 +571,8 @@ def _counts(
     """The variables n_j with the rows nodes_k, limit_y, cut_q, more_j and order_j, and the idle GPUs' part of
     the objective.
 
-    Without integers there are no idle GPUs: with fractions of nodes every GPU of a node would be used.
+    Without integers there are no idle GPUs: with fractions of nodes every GPU of a node would be used. Idle
+    GPUs count in the objective at the prices of `Option.node`, in the limit on money in dollars.
     """
     problem = pulp.LpProblem(name)
     most = [limits.most_workers(option.type) for option in options]
@@ -586,9 +587,9 @@ def _counts(
     ]
     nodes = [node_of(option.type.gpu) if is_integer else None for option in options]
     is_objective = any(option.node is not None for option in options)
-    idle_cost = pulp.lpSum([])
+    idle_gpus: list[tuple[list[int], pulp.LpVariable]] = []
     if is_objective or limits.pays_nodes:
-        idle_cost = _idle_cost(problem, n, options, nodes)
+        idle_gpus = _idle_gpus(problem, n, options, nodes)
     for y, (limit, amount) in enumerate(limits.rows()):
         use = pulp.lpSum(
             limits.use(limit, option.type) * n_j
@@ -596,7 +597,7 @@ def _counts(
             if limits.use(limit, option.type)
         )
         if limit == COST and limits.pays_nodes:
-            use = use + idle_cost
+            use = use + _idle_cost(idle_gpus, nodes)
         problem += use <= amount, f"limit_{y}"
     z: dict[tuple[int, int], pulp.LpVariable] = {}
     for j, n_j in enumerate(n):
@@ -611,29 +612,39 @@ def _counts(
     for q, failed in enumerate(cuts):
         more = [z[j, failed_j + 1] for j, failed_j in enumerate(failed) if (j, failed_j + 1) in z]
         problem += pulp.lpSum(more) >= 1, f"cut_{q}"
-    return problem, n, idle_cost if is_objective else pulp.lpSum([])
+    in_objective = [option.node for option in options]
+    return problem, n, _idle_cost(idle_gpus, in_objective) if is_objective else pulp.lpSum([])
 
 
-def _idle_cost(
+def _idle_gpus(
     problem: pulp.LpProblem,
     n: Sequence[pulp.LpVariable],
     options: Sequence[Option],
     node_of_option: Sequence[PricedNode | None],
-) -> pulp.LpAffineExpression:
-    """Variables y_k and i_k with rows nodes_k; returns what idle GPUs cost, at a kind's least price."""
-    kinds: dict[str, list[int]] = {}
+) -> list[tuple[list[int], pulp.LpVariable]]:
+    """Variables y_k and i_k with rows nodes_k; returns each i_k with the options of its kind of node."""
+    kinds: dict[str, tuple[PricedNode, list[int]]] = {}
     for j, node in enumerate(node_of_option):
         if node is not None:
-            kinds.setdefault(node.kind, []).append(j)
-    terms = []
-    for k, of_kind in enumerate(kinds.values()):
-        nodes = [node for j in of_kind if (node := node_of_option[j]) is not None]
+            kinds.setdefault(node.kind, (node, []))[1].append(j)
+    idle_gpus = []
+    for k, (node, of_kind) in enumerate(kinds.values()):
         y = problem.add_variable(f"y_{k}", 0, cat="Integer")
         idle = problem.add_variable(f"i_{k}", 0)
         used = pulp.lpSum(options[j].type.gpus * n[j] for j in of_kind)
-        problem += idle == nodes[0].gpus * y - used, f"nodes_{k}"  # Nodes of a kind have equally many GPUs.
-        terms.append(min(node.idle_usd_per_h for node in nodes) * idle)
-    return pulp.lpSum(terms)
+        problem += idle == node.gpus * y - used, f"nodes_{k}"  # Nodes of a kind have equally many GPUs.
+        idle_gpus.append((of_kind, idle))
+    return idle_gpus
+
+
+def _idle_cost(
+    idle_gpus: Iterable[tuple[Sequence[int], pulp.LpVariable]], priced: Sequence[PricedNode | None]
+) -> pulp.LpAffineExpression:
+    """What idle GPUs of nodes cost at these prices by option, of a kind of node the least."""
+    return pulp.lpSum(
+        min((node.idle_usd_per_h for j in of_kind if (node := priced[j]) is not None), default=0.0) * idle
+        for of_kind, idle in idle_gpus
+    )
 
 
 def _carry(

@@ -19,6 +19,7 @@ from planner.fleet import Fleet, Network, Policies, Pool, WorkerType
 from planner.models.memory import kv_cache_tokens
 from planner.reports.fact_sentences import sentence
 from planner.search.mixed.polished_pins import find_lighter_fleet
+from planner.search.oracle.fleet_counts import SAME_PRICE
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.prefixes.pinning import Pinning
 from planner.search.production import kept_policies
@@ -241,7 +242,9 @@ def test_production_has_pins_where_they_cost_less(
         task = SimpleNamespace(policies=SimpleNamespace(raced=()))
         pinning = None if name == "lru" else Pinning
         oracle = SimpleNamespace(pinning=pinning, policies=Policies())
-        problem = SimpleNamespace(name=name, task=task, oracle=oracle, progress=lambda _: None)
+        problem = SimpleNamespace(
+            name=name, task=task, oracle=oracle, progress=lambda _: None, same_value=SAME_PRICE
+        )
         return problem, SimpleNamespace(value=4.0)
 
     def tested(each: Any, *, below: float | None = None) -> Any:

@@ -116,7 +116,7 @@ def price_other_policies(
         Alternative(
             name_policies(problem.oracle.policies, choices),
             problem.oracle.fleet(other.best),
-            other.value,
+            objective_paid(problem, other.best),
             (facts.LongestTtft(_longest_ttft_s(problem, other.best)),)
             if clock.allows("longest-ttft")
             else (),

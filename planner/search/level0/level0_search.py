@@ -86,7 +86,8 @@ class _SearchSpace:
     def of(cls, problem: Problem) -> _SearchSpace:
         wanted = problem.priced
         mixed, prefill, decode = (
-            make(problem.types, wanted) for make in (mixed_options, prefill_options, decode_options)
+            [problem.with_tie_break(option) for option in make(problem.types, wanted)]
+            for make in (mixed_options, prefill_options, decode_options)
         )
         if problem.task.deploy in ONLY_PAIRS:
             mixed = []
@@ -181,7 +182,7 @@ def _timed(problem: Problem, search: Search, ask: Holds, *, is_half: bool = Fals
             if problem.out_of_time():
                 raise StoppedError
             answers += ask([counts])
-        best = search.value if search.best is not None else None
+        best = problem.without_tie_break(search.value) if search.best is not None else None
         # The caller offers fleets that hold to `search` only later, so they are compared with its best here.
         holding = [counts for counts, holds in zip(fleets, answers, strict=True) if holds and not is_half]
         holding += [] if search.best is None else [search.best]

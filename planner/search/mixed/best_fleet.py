@@ -18,7 +18,7 @@ from planner.search.level0.one_pool import Search
 from planner.search.level0.owned_gpus import owned_candidates
 from planner.search.mixed.infeasible import infeasible
 from planner.search.mixed.mixed_fleets import MixedFleets, cheapest_known, search_mixed_fleets
-from planner.search.oracle.fleet_counts import SAME_PRICE, Counts, counts_of, objective
+from planner.search.oracle.fleet_counts import Counts, counts_of, objective
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
 from planner.search.oracle.stopping import in_time
 from planner.search.oracle.work_clock import now_s
@@ -157,7 +157,7 @@ def _search_again(problem: Problem, start: Sequence[Fleet], *, is_mixed: bool) -
 def best_of(answers: Sequence[tuple[Problem, FleetSearch]]) -> tuple[Problem, FleetSearch]:
     """The cheapest answer; of equal ones the first of those with the queue that engines have by default."""
     least = min(result.value for _, result in answers)
-    equal = [answer for answer in answers if answer[1].value <= least * SAME_PRICE]
+    equal = [answer for answer in answers if answer[1].value <= least * answer[0].same_value]
     return min(equal, key=lambda answer: answer[0].oracle.policies.queue != Policies().queue)
 
 

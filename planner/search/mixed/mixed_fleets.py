@@ -121,7 +121,11 @@ def search_mixed_fleets(
         else:
             cuts.append(counts)
         problem.watch(
-            SearchProgress(value if best is not None else None, problem.lower or None, oracle.simulations)
+            SearchProgress(
+                problem.without_tie_break(value) if best is not None else None,
+                problem.lower or None,
+                oracle.simulations,
+            )
         )
     if best is not None:
         best = tuple((option, count) for option, count in best if count)

@@ -300,12 +300,13 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
 def gains_of(
     problem: Problem, best: Counts, gains: Sequence[RacedPolicy], kind: facts.AnswerName = "on-paper"
 ) -> list[facts.PolicyGains]:
-    unit = OBJECTIVE_UNITS[problem.task.objective]
+    """What each policy saves; of GPUs nothing where it only takes cheaper ones."""
+    unit, value = OBJECTIVE_UNITS[problem.task.objective], problem.without_tie_break(objective(best))
+    in_unit = [problem.without_tie_break(each.value) for each in gains]
     return [
-        facts.PolicyGains(
-            label_of(problem, each.policies), each.value, objective(best) - each.value, unit, kind
-        )
-        for each in gains
+        facts.PolicyGains(label_of(problem, each.policies), least, value - least, unit, kind)
+        for each, least in zip(gains, in_unit, strict=True)
+        if least < value
     ]
 
 

@@ -44,7 +44,7 @@ from planner.search.oracle.fleet_counts import own_drafts
 from planner.simulator.slo_verdict import percentile_s
 from planner.solvers.master import Floats, Option, attention_s
 from planner.solvers.required_work import find_deadlines, steady_work
-from planner.solvers.whole_nodes import node_of
+from planner.solvers.whole_nodes import PricedNode, node_of
 from planner.traffic.classes import select_requests
 from planner.traffic.sessions import waits_for_others
 from planner.traffic.tasks import BoolArray, Tasks, tasks_of
@@ -71,6 +71,9 @@ OWNED_USD_PER_H = 1e-5  # An owned GPU's price in the search: solvers tell it fr
 NEARLY = 0.9  # Share of a limit on gaps that decode steps may take, as prefills come between them.
 # Decode workers have the token budget nearest to this: it hardly matters there, and is vLLM's usual one.
 DECODE_BUDGET_TOKENS = 2048
+# The GPUs of a fleet count up to this share more, for their prices. It breaks ties between fleets of equally
+# many GPUs; only fleets of more than 10,000 GPUs, its reciprocal, could gain a GPU by it.
+PRICE_TIE_FRAC = 1e-4
 OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
 
@@ -368,6 +371,33 @@ def option_of(role: Role, worker: WorkerType, objective: str) -> Option:
     """A worker type in a role; `objective` "cost-by-gpu" ignores idle GPUs of nodes that are sold whole."""
     node = node_of(worker.gpu) if objective == "cost" else None
     return Option(role, worker, weight(worker, objective), node)
+
+
+def gpus_then_price(option: Option, dearest_usd_per_h: float) -> Option:
+    """An option of the objective "gpus" whose price breaks ties, idle GPUs of whole nodes included.
+
+    `dearest_usd_per_h` is the price of the dearest GPU of the question.
+    """
+    if dearest_usd_per_h <= 0:
+        return option
+    gpus_per_usd_h = PRICE_TIE_FRAC / dearest_usd_per_h
+    gpu, node = option.type.gpu, node_of(option.type.gpu)
+    # A GPU that is sold singly is a node of one, so that `fleet_counts.FEWER_FRAC` weighs all options alike.
+    node = node or PricedNode(gpu.name, 1, gpu.price_usd_per_h, 0.0)
+    return replace(
+        option,
+        objective=option.objective + gpus_per_usd_h * option.type.price_usd_per_h,
+        node=replace(
+            node,
+            gpu_usd_per_h=gpus_per_usd_h * node.gpu_usd_per_h,
+            idle_electricity_usd_per_h=gpus_per_usd_h * node.idle_electricity_usd_per_h,
+        ),
+    )
+
+
+def whole_gpus(value: float) -> float:
+    """The GPUs of a fleet of this value, without what its price adds (`gpus_then_price`)."""
+    return float(math.floor(value * (1 + ROUNDING))) if math.isfinite(value) else value
 
 
 def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:

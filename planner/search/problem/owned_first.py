@@ -113,8 +113,10 @@ def one_more(problem: Problem, counts: Counts) -> Counts:
 
 def objective_paid(problem: Problem, counts: Counts) -> float:
     """The fleet's value in the objective's unit, without the tiny amounts that break ties between fleets of
-    one price (`OWNED_USD_PER_H`).
+    one price (`OWNED_USD_PER_H`) or of equally many GPUs (`Problem.with_tie_break`).
     """
+    if problem.task.objective == "gpus":
+        return float(sum(option.type.gpus * count for option, count in counts))
     if problem.priced == "cost":
         return paid_whole_usd_per_h(counts)
     return objective(counts) - _tie_break_usd_per_h(problem, counts)
@@ -153,4 +155,5 @@ def _kind(option: Option) -> WorkerKind:
 
 
 def _on_gpu(option: Option, gpu: Gpu, problem: Problem) -> Option:
-    return option_of(option.role, replace(option.type, gpu=gpu), problem.priced)
+    on_gpu = option_of(option.role, replace(option.type, gpu=gpu), problem.priced)
+    return problem.with_tie_break(on_gpu)

@@ -8,22 +8,23 @@ from dataclasses import dataclass, field, replace
 
 from planner.documents.facts import SloInSeconds
 from planner.documents.task import PlanQuestion
-from planner.domain import Gpu, Slo
+from planner.domain import ROUNDING, Gpu, Slo
 from planner.fleet import Fleet, Policies, WorkerType
 from planner.models.llm import Llm
 from planner.policies import ROUTING
 from planner.search.oracle.deterministic_parallel import effort_spent
-from planner.search.oracle.fleet_counts import Counts, is_within
+from planner.search.oracle.fleet_counts import SAME_PRICE, Counts, is_within
 from planner.search.oracle.fleet_oracle import Answers, Oracle
 from planner.search.oracle.scenarios import Scenario, Scenarios
 from planner.search.oracle.work_clock import EFFORT_S, is_over
 from planner.search.prefixes.pinning import Pinning
-from planner.search.problem.options import OBJECTIVE_UNITS, LeftOut
+from planner.search.problem.options import OBJECTIVE_UNITS, LeftOut, gpus_then_price, whole_gpus
 from planner.search.problem.prefix_hits import PrefixHits
-from planner.solvers.master import FleetLimits
+from planner.solvers.master import FleetLimits, Option
 from planner.solvers.required_work import SloWork
 from planner.traffic.trace import Trace
 from planner.traffic.workload import TraceLengths, distinct_lengths
+from planner.units import counted
 
 Progress = Callable[[str], None]
 """Shows a line of text to a person: what the search does now."""
@@ -113,10 +114,28 @@ class Problem:
         is_by_gpu = self.task.objective == "cost" and self.limits.by_gpu
         return "cost-by-gpu" if is_by_gpu else self.task.objective
 
+    def with_tie_break(self, option: Option) -> Option:
+        """The option as the search weighs it: of fleets of equally many GPUs the cheaper one is better."""
+        if self.task.objective != "gpus":
+            return option
+        dearest_usd_per_h = max(gpu.price_usd_per_h for gpu in self.gpus)
+        return gpus_then_price(option, dearest_usd_per_h)
+
+    @property
+    def same_value(self) -> float:
+        """Values that differ by a smaller factor are of fleets of equal price."""
+        return 1 + 2 * ROUNDING if self.task.objective == "gpus" else SAME_PRICE
+
+    def without_tie_break(self, value: float) -> float:
+        """A value of the search in the objective's unit: of GPUs their number alone."""
+        return whole_gpus(value) if self.task.objective == "gpus" else value
+
     def best_in_words(self, value: float) -> str:
         """The cheapest value found so far, for progress."""
         if not math.isfinite(value):
             return "none found yet"
+        if self.task.objective == "gpus":
+            return f"best so far {counted(int(self.without_tie_break(value)), 'GPU')}"
         return f"best so far {value:,.2f} {OBJECTIVE_UNITS.get(self.task.objective, '')}".rstrip()
 
     def out_of_time(self) -> bool:

@@ -18,6 +18,7 @@ from planner.documents.facts import CheaperMiss
 from planner.search.level0.level0_search import walk_below
 from planner.search.mixed.best_fleet import FleetSearch
 from planner.search.oracle.fleet_counts import Counts, objective
+from planner.search.problem.owned_first import objective_paid
 from planner.search.problem.plan_problem import Problem
 from planner.search.production.cheapest_kept import refuted_below
 
@@ -28,13 +29,23 @@ MOST_EFFORT = 6_000_000
 LIKE_PRICE_FRAC = 0.01
 
 
+def below_like_price(problem: Problem, best: Counts) -> float:
+    """The value below which a fleet is cheaper than `best` by more than LIKE_PRICE_FRAC; if GPUs are the
+    objective, the value below which it has fewer GPUs, or as many for so much less money.
+    """
+    value, in_unit = objective(best), objective_paid(problem, best)
+    if problem.task.objective == "gpus":
+        return in_unit + (value - in_unit) * (1 - LIKE_PRICE_FRAC)
+    return value * (1 - LIKE_PRICE_FRAC)
+
+
 def walk_cheaper_fleets(
     scenario_problem: Problem, paper: FleetSearch, best: Counts
 ) -> tuple[Counts | None, CheaperMiss]:
     """The cheapest fleet that keeps enough scenarios and costs less than `best` by more than LIKE_PRICE_FRAC,
     None where there is none; and how many cheaper fleets there are and were simulated.
     """
-    level0, value = paper.level0, objective(best) * (1 - LIKE_PRICE_FRAC)
+    level0, value = paper.level0, below_like_price(scenario_problem, best)
     problem = scenario_problem
     if level0.search.is_exact:
         problem = refuted_below(problem, level0.search.value)

@@ -24,7 +24,7 @@ from planner.search.mixed.policy_search import (
     race,
     with_usual_queue,
 )
-from planner.search.oracle.fleet_counts import SAME_PRICE, Counts, as_many_at_this_price, objective
+from planner.search.oracle.fleet_counts import Counts, as_many_at_this_price, objective
 from planner.search.oracle.stopping import StoppedError
 from planner.search.problem.plan_problem import Problem, with_policies, with_search_scenarios
 from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS
@@ -120,7 +120,9 @@ def _production_with_pins(searched: list[Searched]) -> tuple[list[Searched], Pro
     others = [
         (problem, own)
         for problem, own in searched
-        if problem is not chosen and problem.oracle.pinning is None and own.value <= paper.value * SAME_PRICE
+        if problem is not chosen
+        and problem.oracle.pinning is None
+        and own.value <= paper.value * problem.same_value
     ][:MOST_SEARCHED]
     if pinned and chosen.oracle.pinning is None:
         others.append(best_of(pinned))
@@ -177,7 +179,7 @@ def _with_usual_queue(production: _Tested, searched: Sequence[Searched]) -> _Tes
     same = [each for each in searched if each[0].oracle.policies == usual.oracle.policies]
     paper = same[0] if same else _search_from(production.searched[1], usual, counts)
     tested = None if paper is None else _tested(paper)
-    return production if tested is None or tested.value > production.value * SAME_PRICE else tested
+    return production if tested is None or tested.value > production.value * usual.same_value else tested
 
 
 def _race_in_scenarios(best: _Tested, effort: float) -> tuple[list[RacedPolicy], tuple[str, ...]]:

@@ -27,7 +27,6 @@ from planner.search.mixed.best_fleet import FleetSearch, search_again
 from planner.search.mixed.mixed_fleets import best_settings
 from planner.search.mixed.polished_pins import find_lighter_fleet, is_worth_polishing, use_if_better
 from planner.search.oracle.fleet_counts import (
-    FEWER_FRAC,
     Counts,
     by_gpu,
     counts_named,
@@ -40,7 +39,7 @@ from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.headroom import find_headroom, holds_with
 from planner.search.oracle.scenarios import drawn_by
 from planner.search.oracle.stopping import StoppedError, in_time
-from planner.search.problem.bill import bill_fleet, bought_pools
+from planner.search.problem.bill import bill_fleet, bought_pools, paid_whole_usd_per_h
 from planner.search.problem.options import OBJECTIVE_UNITS, hardware
 from planner.search.problem.owned_first import merge_kinds, objective_paid, one_more, owned_first
 from planner.search.problem.plan_problem import (
@@ -51,7 +50,7 @@ from planner.search.problem.plan_problem import (
 )
 from planner.search.problem.stages import Stage
 from planner.search.production import cheapest_kept
-from planner.search.production.cheaper_fleets import LIKE_PRICE_FRAC, walk_cheaper_fleets
+from planner.search.production.cheaper_fleets import LIKE_PRICE_FRAC, below_like_price, walk_cheaper_fleets
 from planner.search.production.idle_scenarios import find_idle_misses, idle_misses_error
 from planner.search.production.scale_model import build_scale_model, restore_full_size
 from planner.search.production.scenario_test import (
@@ -63,6 +62,7 @@ from planner.search.production.scenario_test import (
 )
 from planner.traffic.redraw import block_s
 from planner.traffic.scaling import SAME_FRAC
+from planner.units import in_unit
 
 # The limits below bound the time of a plan.
 
@@ -405,10 +405,10 @@ def _prefer_lossy_fleet(trial: FleetTrial, lossy_fleet: Counts | None) -> FleetT
     A fleet with a loss that costs less is cut down to as few workers as pass the test. One that costs the
     same is kept whole: its workers stand on nodes that are paid for anyway.
     """
-    # Objectives of fleets at one price may differ by FEWER_FRAC, which only breaks ties.
-    if lossy_fleet is None or objective(lossy_fleet) > objective(trial.best) * (1 + 2 * FEWER_FRAC):
+    same_value = trial.problem.same_value
+    if lossy_fleet is None or objective(lossy_fleet) > objective(trial.best) * same_value:
         return trial
-    costs_less = objective(lossy_fleet) < objective(trial.best) * (1 - 2 * FEWER_FRAC)
+    costs_less = objective(lossy_fleet) * same_value < objective(trial.best)
     test, kept_in = trial.test.decide_picked(lossy_fleet)
     if not is_test_passed(kept_in, test.safety):
         return trial
@@ -426,7 +426,7 @@ def _near_feasible(scenario_problem: Problem, paper: FleetSearch, best: Counts) 
     fleets has simulated most of the scenarios that they miss, so the check is cheap.
     """
     scenario_problem = with_effort_limit(scenario_problem, LIKE_PRICE_EFFORT)
-    below, most = objective(best) * (1 - LIKE_PRICE_FRAC), scenario_problem.oracle.may_miss + NEAR_MISSES
+    below, most = below_like_price(scenario_problem, best), scenario_problem.oracle.may_miss + NEAR_MISSES
     fleets = [counts_named(fleet, paper.level0.options) for fleet in list(scenario_problem.oracle.verdicts)]
     cheaper = [counts for counts in fleets if counts and paper.value < objective(counts) < below]
     as_written = scenario_problem.oracle.as_written()
@@ -486,8 +486,8 @@ def unreachable_share_error(scenario_problem: Problem, paper: FleetSearch) -> In
     return InfeasibleError(
         f"safety: kept_in: no fleet within the limits was found that keeps the SLO in {100 * wanted:g} % of "
         f"scenarios; the most that one does is {100 * kept_frac:.0f} %, for "
-        f"{objective_paid(scenario_problem, best):.2f} {unit} (on paper: "
-        f"{objective_paid(scenario_problem, paper.best):.2f} {unit})",
+        f"{in_unit(objective_paid(scenario_problem, best), unit)} (on paper: "
+        f"{in_unit(objective_paid(scenario_problem, paper.best), unit)})",
         kind="capacity",
         constraint="safety: kept_in",
         relaxation=f"safety: {{kept_in: {int(100 * kept_frac) / 100:g}}}, more stock, or safety: none",
@@ -565,8 +565,8 @@ def _find_lossy_fleet(
     may_miss, least = lossy.oracle.may_miss, objective(best)
     strict = with_scenarios(lossy, lossy.oracle.scenarios[may_miss:], 0)
     cheapest = in_time(lambda: _cheapest_n_plus_one(strict, scenario_problem, paper, best), None)
-    # Nothing that stands a loss is cheaper than production. FEWER_FRAC only breaks ties.
-    if cheapest is None or objective(cheapest) > least * (1 + 2 * FEWER_FRAC):
+    # Nothing that stands a loss is cheaper than production.
+    if cheapest is None or objective(cheapest) > least * lossy.same_value:
         for question in (strict, lossy):
             cheapest = cheapest_kept.find_cheaper_kept(
                 question, paper, cheapest, any_mix=False, most=LOSS_SEARCH_REQUESTS, refuted=least
@@ -778,10 +778,9 @@ def _fleets_of_like_price(problem: Problem, paper: FleetSearch, best: Counts) ->
     counted = [count for _, count in best]
     seen = {names_of(best)}
     others = (tuple(zip(each, counted, strict=True)) for each in itertools.product(*alike))
+    prices = (objective, by_gpu, *((paid_whole_usd_per_h,) if problem.task.objective == "gpus" else ()))
     for counts in itertools.chain(others, _feasible_fleets(problem, paper)):
-        is_near = all(
-            abs(price(counts) - price(best)) <= LIKE_PRICE_FRAC * price(best) for price in (objective, by_gpu)
-        )
+        is_near = all(abs(price(counts) - price(best)) <= LIKE_PRICE_FRAC * price(best) for price in prices)
         if names_of(counts) not in seen and is_near and problem.allows(counts):
             seen.add(names_of(counts))
             yield counts

@@ -18,6 +18,7 @@ from planner.search.level0.designs import Design
 from planner.search.oracle.deterministic_parallel import side_by_side
 from planner.search.oracle.fleet_counts import Counts, is_within
 from planner.search.oracle.work_clock import ended_by
+from planner.search.problem.options import OBJECTIVE_UNITS, whole_gpus
 from planner.search.problem.plan_problem import Problem
 from planner.solvers.master import FleetLimits
 
@@ -58,12 +59,18 @@ class SharedLimitQueries:
 def price_limits(
     queries: SharedLimitQueries, rows: Sequence[SharedLimit], value: float, unit: str
 ) -> tuple[Binding, ...]:
-    """For each limit the least increase of it alone that allows fleets below `value`, and what these save.
+    """For each limit the least increase of it alone that allows fleets below `value`, and what these save. Of
+    GPUs, whose values count prices too (`Problem.with_tie_break`), only whole ones are savings.
 
     This covers fleets with one worker type per pool, as do all queries here.
     """
     bindings: list[Binding] = []
-    below = value * (1 - CHEAPER_FRAC)
+    is_of_gpus = unit == OBJECTIVE_UNITS["gpus"]
+    below = whole_gpus(value) if is_of_gpus else value * (1 - CHEAPER_FRAC)
+
+    def saves_at(least: float) -> float:
+        return whole_gpus(value) - whole_gpus(least) if is_of_gpus else value - least
+
     for row in rows:
         assert row.limit is not None
         queries.progress(f"what more {row.limit.gpu or row.limit.name} would save")
@@ -78,7 +85,7 @@ def price_limits(
         amount = least.value if least.best is not None else _amount_used(row, lifted)
         then = queries.find_cheapest([*others, replace(row, amount=amount)], below=below)
         if then.best is not None:
-            saves, saves_most = value - then.value, value - lifted.value
+            saves, saves_most = saves_at(then.value), saves_at(lifted.value)
             bindings.append(
                 MoreSaves(row.limit, row.amount, amount, saves, saves_most, unit, is_least=least.is_exact)
             )

@@ -19,6 +19,7 @@ from planner.search.problem.plan_problem import Problem, with_scenarios
 from planner.search.production.cheapest_kept import LEAST_SEARCH_REQUESTS, with_search_limit
 from planner.search.several.joint_limits import problem_within, serve_in_turn
 from planner.solvers.master import FleetLimits
+from planner.units import in_unit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +41,7 @@ class CommonShare:
         )
         return (
             f"the most that was found to be kept by all together is {100 * self.kept_frac:.0f} %, for "
-            f"{value:.2f} {unit}"
+            f"{in_unit(value, unit)}"
         )
 
     @property

@@ -122,6 +122,7 @@ def _plan_shared(
     unit, values = OBJECTIVE_UNITS[parts[0].task.objective], [best_value(each) for each in together]
     gives = gives_way_facts(parts, [best_value(each) for each in alone], values, unit)
     binding = (*gives, *joint_limits.price_limits(designs, rows, shared.value, unit))
+    shared = _without_tie_breaks(shared, alone)
     # If more workers hurt, a smaller fleet may hold that the master's cuts had excluded.
     if (least := sum(map(_level0_value, together))) < shared.value * (1 - ROUNDING):
         shared = replace(shared, value=least, bound=min(shared.bound, least), is_exact=False)
@@ -150,7 +151,15 @@ def _level0_where_all_fit(alone: Sequence[Searched], limits: FleetLimits) -> Che
     has_draws = any(problem.draws for each in alone for problem, _ in each)
     is_known = least <= sum(own.value for own in best) * (1 + ROUNDING)
     is_known |= not has_draws and joint_limits.fit_together(limits, (search.best for search in level0))
-    return Cheapest(None, least if is_known else math.inf, least if is_exact else 0.0, is_exact, 0)
+    level0_of_all = Cheapest(None, least if is_known else math.inf, least if is_exact else 0.0, is_exact, 0)
+    return _without_tie_breaks(level0_of_all, alone)
+
+
+def _without_tie_breaks(level0: Cheapest, alone: Sequence[Searched]) -> Cheapest:
+    """The same result with its value and bound in the objective's unit."""
+    problem, _ = alone[0][0]
+    value, bound = (problem.without_tie_break(each) for each in (level0.value, level0.bound))
+    return replace(level0, value=value, bound=bound)
 
 
 def _fewest_are_too_many(searched: Sequence[Searched], limits: FleetLimits) -> bool:

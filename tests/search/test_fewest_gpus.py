@@ -1,0 +1,137 @@
+"""The objective "gpus": the fewest GPUs, and of as many the fleet that is paid least, by brute force."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from instances import fleets_of_level0, instance
+from plans import CATALOG
+from questions import traffic
+
+from planner.documents.task import parse_task
+from planner.errors import InfeasibleError
+from planner.reports.words import proof_lines
+from planner.search.evidence.certify import plan
+from planner.search.level0.level0_search import search_level0
+from planner.search.mixed.best_fleet import search
+from planner.search.mixed.bounds import checked_bound, lower_bound
+from planner.search.oracle.fleet_counts import Counts, objective
+from planner.search.problem.bill import paid_whole_usd_per_h
+from planner.search.problem.options import (
+    PRICE_TIE_FRAC,
+    decode_options,
+    gpus_then_price,
+    mixed_options,
+    prefill_options,
+)
+from planner.search.problem.owned_first import objective_paid
+from planner.search.problem.plan_problem import Problem
+from planner.units import in_unit
+
+
+def for_gpus(seed: int) -> Problem:
+    """An instance whose GPUs take one or two for a worker, and are partly sold in nodes of 2 to 4."""
+    problem, rng = instance(seed), np.random.default_rng([33, seed])
+    gpus = [
+        replace(worker.gpu, is_sold_whole=bool(rng.random() < 0.4), gpus_per_node=int(rng.integers(2, 5)))
+        for worker in problem.types
+    ]
+    types = tuple(replace(w, gpu=gpu) for w, gpu in zip(problem.types, gpus, strict=True))
+    task = replace(problem.task, objective="gpus")
+    return replace(problem, task=task, types=types, gpus=tuple(gpus))
+
+
+def gpus_and_usd(counts: Counts) -> tuple[int, float]:
+    gpus = sum(option.type.gpus * count for option, count in counts)
+    return gpus, round(paid_whole_usd_per_h(counts), 6)
+
+
+def those_that_hold(problem: Problem, fleets: Iterable[Counts]) -> list[Counts]:
+    return [counts for counts in fleets if problem.allows(counts) and problem.oracle.holds([counts])[0]]
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_level_0_has_the_fewest_gpus_and_of_as_many_the_cheapest(first: int) -> None:
+    """Every count of every pool and pair. A search called exact misses none; ties must have been broken."""
+    ties = missed = 0
+    for seed in range(first, first + 20):
+        problem = for_gpus(seed)
+        held = those_that_hold(problem, fleets_of_level0(problem))
+        level0 = search_level0(problem).search
+        if level0.best is None:
+            assert not (held and level0.is_exact)
+            continue
+        best = gpus_and_usd(level0.best)
+        least = min(map(gpus_and_usd, held))
+        assert best == least or not level0.is_exact
+        missed += best != least
+        ties += len({usd for gpus, usd in map(gpus_and_usd, held) if gpus == least[0]}) > 1
+        assert problem.without_tie_break(level0.value) == objective_paid(problem, level0.best) == best[0]
+    assert missed <= 1 and ties >= 4
+
+
+def all_mixes(problem: Problem, most: int) -> Iterable[Counts]:
+    options = [
+        *mixed_options(problem.types, "cost"),
+        *prefill_options(problem.types, "cost"),
+        *decode_options(problem.types, "cost"),
+    ]
+    for vector in itertools.product(range(most + 1), repeat=len(options)):
+        counts = tuple((o, n) for o, n in zip(options, vector, strict=True) if n)
+        roles = {option.role for option, _ in counts}
+        if counts and ("prefill" in roles) == ("decode" in roles) and sum(vector) <= 5:
+            yield counts
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_mix_has_fewer_gpus_or_is_cheaper_and_the_bound_is_of_gpus_alone(seed: int) -> None:
+    problem = for_gpus(seed)
+    problem = replace(problem, types=problem.types[-2:], gpus=problem.gpus[-2:])
+    held = those_that_hold(problem, all_mixes(problem, 3))
+    if not held:
+        return
+    lower, least = lower_bound(problem), min(map(gpus_and_usd, held))
+    fleet = search(replace(problem, lower=lower))
+    assert checked_bound(lower, fleet.value) <= gpus_and_usd(fleet.best)[0]
+    assert lower == pytest.approx(round(lower or 0.0), abs=1e-4)
+    if fleet.beyond_exact:
+        assert gpus_and_usd(fleet.best) <= least
+
+
+def test_no_price_is_worth_a_gpu_in_less_than_ten_thousand() -> None:
+    """Of the dearest GPU 10,000 count one GPU more than they are; of a free one none."""
+    problem = for_gpus(0)
+    (option, *_) = mixed_options(problem.types, "gpus")
+    alone = replace(option, type=replace(option.type, tp=1, pp=1), objective=1.0)
+    dearest = gpus_then_price(alone, alone.type.gpu.price_usd_per_h)
+    assert objective(((dearest, 9_999),)) < 10_000 * (1 + 1e-6) + PRICE_TIE_FRAC * 9_999 < 10_001.1
+    assert gpus_then_price(alone, 0.0) is alone
+
+
+@pytest.mark.parametrize("safety", ["none", {"kept_in": 0.9}])
+def test_one_gpu_at_86_cents_before_a_node_of_eight_of_which_seven_are_idle(safety: object) -> None:
+    """One H100 is sold with its node, 23.92 USD/h; one L40S keeps the SLO too."""
+    document = {
+        "llm": "llama-3.1-8b",
+        "objective": "gpus",
+        "safety": safety,
+        "slo": {"ttft": {"p90": "1 s"}, "tpot": {"p90": "60 ms"}},
+        "fleet": {"gpus": ["h100-80g", "l40s-48g"]},
+    }
+    task = parse_task(document, CATALOG)
+    planned = plan(task, traffic(requests=300, rate_rps=2.0), CATALOG)
+    assert planned.fleet.gpus == 1 and planned.bill.usd_per_h == pytest.approx(0.86, abs=0.01)
+    certificate = planned.certificate
+    assert certificate.value == certificate.level0 == certificate.bound == 1.0
+    text = " ".join(proof_lines(planned))
+    assert "On paper: 1 GPU." in text and "1 GPUs" not in text
+
+
+def test_one_gpu_is_singular_and_prices_are_not() -> None:
+    assert [in_unit(1, "GPUs"), in_unit(2, "GPUs"), in_unit(1, "W")] == ["1 GPU", "2 GPUs", "1 W"]
+    with pytest.raises(InfeasibleError, match="GPU"):
+        search(replace(for_gpus(0), limits=replace(for_gpus(0).limits, gpus=0)))
