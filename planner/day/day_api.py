@@ -253,6 +253,7 @@ def _day_question(
         step_s=day_section.every_s or limits.every_s,
         train_frac=day_section.train_frac,
         missed_usd=day_section.missed_usd,
+        missed_frac=day_section.missed_frac,
         start_notes=start_notes(fleet, day_section, facts),
         fleet_note=fleet_note,
         stock=stock_of(task),

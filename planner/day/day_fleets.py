@@ -106,8 +106,8 @@ def cheapest_fleet(
             missed=best.missed_windows,
             optimum_usd=None if optimum is None else optimum.usd,
         )
-    missed_usd = answers[next(iter(fleets))].missed_usd
-    chosen = min(answers, key=lambda label: score_day(answers[label].winner, missed_usd))
+    miss_terms = answers[next(iter(fleets))].miss_terms
+    chosen = min(answers, key=lambda label: score_day(answers[label].winner, miss_terms))
     marked_rows = tuple(replace(row, is_chosen=row.label == chosen) for row in rows.values())
     return replace(answers[chosen], fleets=marked_rows if len(marked_rows) > 1 else ())
 

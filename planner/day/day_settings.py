@@ -10,6 +10,7 @@ day:
   billing: second            # or hour: every started hour is paid; of several LLMs day: see DaySection
   least: 1                   # workers of every pool; most: 16
   missed_window: 5           # USD that a missed window counts where the best is chosen
+  missed: 1 %                # or the best is the cheapest that misses no larger share of the windows
   optimum: true              # or false: it is not looked for
   oracle: true               # public autoscalers, tuned on the first 70 %; manifests of all of them
   sleep: 1                   # or 2: workers of several LLMs sleep (vLLM's levels) on GPUs paid all day
@@ -28,7 +29,7 @@ from planner.files.document_values import Section, read_share, refused_value
 
 KEYS = (
     *("every", "controllers", "train", "start", "storage", "warm", "warm_start", "drain", "billing"),
-    *("image", "least", "most", "missed_window", "optimum", "fleets", "oracle", "sleep"),
+    *("image", "least", "most", "missed_window", "missed", "optimum", "fleets", "oracle", "sleep"),
 )
 USUAL_EVERY_S = 600.0
 USUAL = ("cron", "hpa", "keda", "knative", "wva", "dynamo", "dynamo-sla", "aladdin", "forecast", "fleetplan")
@@ -67,6 +68,7 @@ class DaySection:
     least: int = 1
     most: int | None = None
     missed_usd: float | None = None
+    missed_frac: float | None = None
     optimum: bool = True
     fleets: str = ALL_FLEETS
     is_oracle: bool = False
@@ -84,6 +86,8 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
             raise InputError(f"{section.path_of('start')}: says what {key} would tell; drop one of the two")
     image = section.text("image", USUAL_IMAGE)
     sleep_level, billing = parse_sleep(section)
+    if "missed" in section and "missed_window" in section:
+        raise InputError(f"{section.path_of('missed')}: says what missed_window would; drop one of the two")
     is_oracle = section.flag("oracle", False)
     train = section.get("train", ORACLE_TRAIN if is_oracle else None)
     usual = list(AUTOSCALERS if is_oracle else USUAL)
@@ -106,6 +110,7 @@ def parse_day(document: Any, where: str = "day") -> DaySection:
         least=least,
         most=most,
         missed_usd=section.number("missed_window", None, least=0.0),
+        missed_frac=section.share("missed", None),
         optimum=section.flag("optimum", True),
         fleets=section.one_of("fleets", (ALL_FLEETS, PLAN_ALONE), ALL_FLEETS),
         is_oracle=is_oracle,

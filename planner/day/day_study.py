@@ -8,13 +8,16 @@ optimum, and the windows that it misses. With `train_frac`, parameters are chose
 traffic, and all days are judged on the rest, which only the optimum has seen.
 
 The best parameters, and the best controller, have the lowest bill plus the cost of missed windows. By default
-a missed window costs what the static fleet, which keeps it, pays for a window. A controller that keeps every
+a missed window costs what the static fleet, which keeps it, pays for a window. With `missed_frac` the best is
+instead the cheapest of those that miss no larger share of the windows; where all miss more, that which misses
+fewest. A controller that keeps every
 window for less than the optimum, which changes sizes only on a grid of times, is itself a feasible sequence:
 it then becomes the optimum.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -54,6 +57,7 @@ BUCKET_S = 300.0  # The width of the buckets in which the history that controlle
 LEAST_OPTIMUM_S = 20.0  # The optimum gets at least this long, even when no time is left.
 MOST_STEPS = 20_000  # A grid with more steps than this is refused; its search would not end in time.
 SHORT_DAY_S = 12 * 3600.0  # Shorter traffic is not called a day without a warning.
+WHOLE_ROUNDING = 1e-9  # A share of the windows that is whole but for rounding is whole.
 MOST_VARIANTS = 40  # At most this many settings of one controller are simulated.
 
 
@@ -72,6 +76,7 @@ class DayQuestion:
     step_s: float
     train_frac: float = 0.0
     missed_usd: float | None = None  # The cost of a missed window; None: see `missed_usd_of`.
+    missed_frac: float | None = None  # The share of windows that may be missed, if there is one.
     start_notes: tuple[str, ...] = ()  # The sources of the start-up times.
     fleet_note: str = ""  # The origin of the fleet, if it was not given.
     stock: Mapping[str, int] = field(default_factory=dict)
@@ -220,11 +225,15 @@ class DayAnswer:
         return missed_usd_of(self.question, self.static)
 
     @property
+    def miss_terms(self) -> MissTerms:
+        return MissTerms(self.missed_usd, self.question.missed_frac)
+
+    @property
     def winner(self) -> ControllerDay:
-        """The day of least cost, missed windows included; of equal ones the simplest controller."""
+        """The best day (`score_day`); of equal ones the simplest controller."""
         if self.winner_name is not None:
             return next(row for row in self.rows if row.name == self.winner_name)
-        return min(self.rows, key=lambda row: score_day(row, self.missed_usd))
+        return min(self.rows, key=lambda row: score_day(row, self.miss_terms))
 
     def regret_usd(self, row: ControllerDay) -> float | None:
         """The cost above the optimum; negative for a controller that is cheaper because it misses windows."""
@@ -254,9 +263,10 @@ def study_day(
     capacity = deployment.capacity
     progress(f"{STATIC}: the day")
     rows = [simulate_controller(judged_question, parse_controller(STATIC, None), deployment)]
-    missed_usd, left_out = missed_usd_of(question, rows[0]), list[tuple[str, str]]()
+    miss_terms = MissTerms(missed_usd_of(question, rows[0]), question.missed_frac)
+    left_out = list[tuple[str, str]]()
     others = [one for one in chosen if one.row.name != STATIC]
-    inputs = DayInputs(judged_question, train, deployment, missed_usd, deadline - time.monotonic())
+    inputs = DayInputs(judged_question, train, deployment, miss_terms, deadline - time.monotonic())
     for each, (row, why_not) in zip(others, _run_controllers(inputs, others, progress), strict=True):
         if row is None:
             left_out.append((each.row.name, why_not))
@@ -283,7 +293,7 @@ class DayInputs:
     question: DayQuestion
     train: Trace | None
     deployment: Deployment
-    missed_usd: float
+    miss_terms: MissTerms
     left_s: float
 
     def knowledge_of(self, each: ChosenController) -> Deployment:
@@ -337,7 +347,7 @@ def _run_controller(
             training_question = replace(inputs.question, trace=inputs.train)
             deadline = time.monotonic() + inputs.left_s
             tuned, settings_count = tune_controller(
-                training_question, each, inputs.deployment, inputs.missed_usd, deadline, progress
+                training_question, each, inputs.deployment, inputs.miss_terms, deadline, progress
             )
         row = simulate_controller(inputs.question, tuned, inputs.knowledge_of(each))
         return replace(row, settings_count=settings_count), ""
@@ -424,11 +434,27 @@ def missed_usd_of(question: DayQuestion, static: ControllerDay) -> float:
     return static_window_usd if question.missed_usd is None else question.missed_usd
 
 
-def score_day(row: ControllerDay, missed_usd: float) -> tuple[float, int]:
-    """The sort key of a day: its bill plus the cost of its missed windows, then the number of these."""
-    # Else inf * 0 would be NaN.
-    missed_cost_usd = missed_usd * row.missed_windows if row.missed_windows else 0.0
-    return row.usd + missed_cost_usd, row.missed_windows
+@dataclass(frozen=True, slots=True)
+class MissTerms:
+    """How missed windows count where days are compared. Each costs `usd`; or, with `most_frac`, this share of
+    them costs nothing, and a day that misses more is worse than any that misses fewer.
+    """
+
+    usd: float
+    most_frac: float | None = None
+
+    def score(self, usd: float, missed: int, windows: int) -> tuple[int, float, int]:
+        """The sort key of a day with this bill: windows missed above the share, cost, windows missed."""
+        if self.most_frac is None:
+            # Else inf * 0 would be NaN.
+            return 0, usd + (self.usd * missed if missed else 0.0), missed
+        allowed = math.floor(self.most_frac * windows + WHOLE_ROUNDING)
+        return max(missed - allowed, 0), usd, missed
+
+
+def score_day(row: ControllerDay, terms: MissTerms) -> tuple[int, float, int]:
+    """The sort key of a day; the least is the best."""
+    return terms.score(row.usd, row.missed_windows, len(row.windows))
 
 
 def simulate_controller(
@@ -464,19 +490,19 @@ def tune_controller(
     question: DayQuestion,
     chosen: ChosenController,
     deployment: Deployment,
-    missed_usd: float,
+    miss_terms: MissTerms,
     deadline: float,
     progress: Progress,
 ) -> tuple[ChosenController, int]:
     """The best settings of a controller on the question's traffic, and the number of settings simulated."""
-    best, best_value, settings_count = chosen, (np.inf, 0), 0
+    best, best_value, settings_count = chosen, (np.inf, np.inf, 0), 0
     for variant in list(settings_variants(chosen))[:MOST_VARIANTS]:
         if settings_count and time.monotonic() > deadline:
             break
         row = simulate_controller(question, variant, deployment)
         settings_count += 1
         progress(f"{chosen.row.name}: {settings_count} settings tried")
-        if (value := score_day(row, missed_usd)) < best_value:
+        if (value := score_day(row, miss_terms)) < best_value:
             best, best_value = variant, value
     return best, settings_count
 

@@ -22,11 +22,13 @@ from planner.day.day_study import (
     ControllerDay,
     DayAnswer,
     DayQuestion,
+    MissTerms,
     Optimum,
     check_step,
     deployment_of,
     in_hindsight,
     missed_usd_of,
+    score_day,
     short_day_warnings,
     split_training,
     summarize_run,
@@ -100,7 +102,7 @@ class JointAnswer:
 
     @property
     def winner(self) -> JointDay:
-        """The day of least cost, in which a missed window of each LLM costs what it does for that LLM."""
+        """The best day, in which missed windows of each LLM count as they do for that LLM."""
         questions = [answer.question for answer in self.each.values()]
         return _best_row(self.rows, questions)
 
@@ -109,13 +111,15 @@ class JointAnswer:
 
 
 def _best_row(rows: Sequence[JointDay], questions: Sequence[DayQuestion]) -> JointDay:
-    window_usd = [
-        missed_usd_of(question, part) for question, part in zip(questions, rows[0].parts, strict=True)
+    miss_terms = [
+        MissTerms(missed_usd_of(question, part), question.missed_frac)
+        for question, part in zip(questions, rows[0].parts, strict=True)
     ]
 
-    def score(row: JointDay) -> tuple[float, int]:
-        missed_usd = sum(usd * part.missed_windows for usd, part in zip(window_usd, row.parts, strict=True))
-        return row.usd + missed_usd, row.missed_windows
+    def score(row: JointDay) -> tuple[int, float, int]:
+        scores = [score_day(part, terms) for part, terms in zip(row.parts, miss_terms, strict=True)]
+        too_many, usd, missed = (sum(column) for column in zip(*scores, strict=True))
+        return int(too_many), usd + row.usd - sum(part.usd for part in row.parts), int(missed)
 
     return min(rows, key=score)
 
@@ -251,9 +255,9 @@ def _tune_controller(
     train, _ = split_training(question.trace, question.train_frac)
     if train is None or chosen.row.name == STATIC:
         return chosen, 1
-    missed_usd = missed_usd_of(question, rows[0].parts[m])
+    miss_terms = MissTerms(missed_usd_of(question, rows[0].parts[m]), question.missed_frac)
     return tune_controller(
-        replace(question, trace=train), chosen, deployment, missed_usd, deadline, report_nothing
+        replace(question, trace=train), chosen, deployment, miss_terms, deadline, report_nothing
     )
 
 

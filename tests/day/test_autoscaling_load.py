@@ -67,7 +67,8 @@ def random_rule(rng: np.random.Generator, most: int = 12) -> LoadRule:
     edges = np.maximum(edges - rng.choice([0, 0.5]), 0.0)
     edges[1::3] = edges[0 : len(edges) - 1 : 3]
     highest = float(edges[-1] if len(edges) else 0.0) + rng.uniform(0.01, 1)
-    return LoadRule(tuple(edges.tolist()), highest, float(rng.choice([15, 60])), 600.0)
+    needs = tuple(sorted(rng.integers(1, most, 20).tolist()))
+    return LoadRule(tuple(edges.tolist()), highest, float(rng.choice([15, 60])), 600.0, needs)
 
 
 def value(expression: str, known: dict[tuple[str, str], float], told: dict[str, float]) -> float:
@@ -124,6 +125,7 @@ def test_steady_traffic_has_the_workers_that_were_simulated(name: str, seed: int
         nodes=tuple(rented),
     )
     settings = {"headroom": f"{rng.integers(0, 40)} %", "drain": f"{rng.integers(0, 30)} s"}
+    settings["floor"] = f"{rng.choice([0, 30, 70])} %"
     controller = table.parse_controller("fleetplan", settings)(own)
     controller.start([1] * len(roles))
     arrived, prompt, output = int(rng.integers(15, 1500)), rng.uniform(20, 2000), rng.uniform(5, 400)

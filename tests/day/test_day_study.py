@@ -20,6 +20,7 @@ from planner.day.day_settings import parse_day
 from planner.day.day_study import (
     DayAnswer,
     DayQuestion,
+    MissTerms,
     split_training,
     study_day,
     window_verdicts,
@@ -82,6 +83,28 @@ def test_nobody_costs_less_than_the_optimum_and_keeps_every_window(answer: DayAn
         assert regret == pytest.approx(row.usd - answer.optimum.usd)
         assert not row.keeps or row.usd >= answer.optimum.usd - 1e-9
     assert answer.optimum.usd < answer.static.usd  # three workers are too many for the calm half
+
+
+def test_with_a_share_of_windows_to_miss_the_cheapest_that_keeps_it_is_best(answer: DayAnswer) -> None:
+    """And where all miss more, that which misses fewest."""
+    windows = len(answer.static.windows)
+    for allowed in range(windows + 1):
+        best = replace(answer, question=replace(answer.question, missed_frac=allowed / windows)).winner
+        keeping = [row for row in answer.rows if row.missed_windows <= allowed]
+        if keeping:
+            assert best.usd == min(row.usd for row in keeping)
+        else:
+            assert best.missed_windows == min(row.missed_windows for row in answer.rows)
+
+
+def test_no_share_of_the_windows_is_lost_by_rounding() -> None:
+    """29 % of 100 windows are 29, though 0.29 x 100 is 28.999999999999996."""
+    for share, allowed in ((0.07, 7), (0.29, 29), (0.009, 0)):
+        terms = MissTerms(1.0, share)
+        assert terms.score(5.0, allowed, 100)[0] == 0
+        assert terms.score(5.0, allowed + 2, 100) == (2, 5.0, allowed + 2)
+    assert MissTerms(2.0).score(5.0, 3, 100) == (0, 11.0, 3)
+    assert MissTerms(float("inf")).score(5.0, 0, 100) == (0, 5.0, 0)
 
 
 def test_a_missed_window_counts_what_one_costs_standing(answer: DayAnswer) -> None:

@@ -147,6 +147,8 @@ def test_one_controller_by_simulate(tmp_path: Path, capsys: pytest.CaptureFixtur
         ({"every": "0 s"}, "every"),
         ({"every": "1 ms"}, "20,000 are searched"),
         ({"missed_window": -1}, "missed_window"),
+        ({"missed": "120 %"}, "missed"),
+        ({"missed": "1 %", "missed_window": 2}, "missed_window would"),
         ({"controler": "hpa"}, "controllers"),
         ({"least": 3, "most": 8}, "widen"),
     ],

@@ -64,7 +64,7 @@ def autoscaler_of(
             "sizes": deployment.capacity.sizes.tolist(),
         }
     if isinstance(chosen.settings, FleetplanSettings):
-        parameter_values |= _fleetplan_values(deployment)
+        parameter_values |= _fleetplan_values(chosen.settings, deployment)
     limits_s = {"ttft_s": deployment.ttft_s, "tpot_s": deployment.tpot_s}
     parameter_values |= {name: limit_s for name, limit_s in limits_s.items() if limit_s is not None}
     return Autoscaler(chosen.row.name, parameter_values, pools)
@@ -74,13 +74,12 @@ def _parameter_values(settings: ControllerSettings) -> dict[str, Any]:
     return {field.name: getattr(settings, field.name) for field in fields(settings)}
 
 
-def _fleetplan_values(deployment: Deployment) -> dict[str, Any]:
+def _fleetplan_values(settings: FleetplanSettings, deployment: Deployment) -> dict[str, Any]:
     """The rules by load and the nodes that are sold whole, where the deployment has them."""
     parameter_values: dict[str, Any] = {}
     if deployment.rules and deployment.engines:
-        parameter_values["rules"] = tuple(
-            map(pool_rule, deployment.rules, deployment.engines, deployment.roles)
-        )
+        rules = (rule.with_floor(settings.floor_frac) for rule in deployment.rules)
+        parameter_values["rules"] = tuple(map(pool_rule, rules, deployment.engines, deployment.roles))
     if deployment.nodes:
         parameter_values["nodes"] = tuple(
             None if node is None else RentedNode(kind=node[0], gpus=node[1], worker_gpus=gpus)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -101,13 +101,25 @@ class LoadRule:
 
     The load is the `PEAK_FRAC` quantile, over the window's spans of `span_s`, of the work that arrives per
     second (requests times `EngineProfile.work_s` of their mean lengths), so that lengths and bursts count.
-    Above `highest`, the largest load of the traffic that made the rule, workers grow in proportion.
+    Above `highest`, the largest load of the traffic that made the rule, workers grow in proportion. `needs`
+    are the least workers of that traffic's windows, ascending; () if unknown.
     """
 
     edges: tuple[float, ...]  # They rise.
     highest: float
     span_s: float
     window_s: float
+    needs: tuple[int, ...] = ()
+
+    def with_floor(self, covered_frac: float) -> LoadRule:
+        """The rule with, at any load above 0, at least the workers that so large a share of the windows
+        needed.
+        """
+        if covered_frac <= 0 or not self.needs:
+            return self
+        floor = self.needs[max(least_whole(covered_frac * len(self.needs)), 1) - 1]
+        # An edge at 0 is passed by any load.
+        return replace(self, edges=(0.0,) * (floor - 1) + self.edges[floor - 1 :])
 
     def workers_for_load(self, load: float) -> int:
         if load <= 0:

@@ -33,6 +33,9 @@ from planner.simulator.elastic import MetricsReading
 @dataclass(frozen=True, slots=True)
 class FleetplanSettings(ControllerSettings):
     headroom_frac: float = settings_field(0.1, SHARE, "traffic that is added to the forecast", most=10.0)
+    floor_frac: float = settings_field(
+        0.0, SHARE, "by load: never fewer workers than so many of earlier windows needed", most=1.0
+    )
     hold_s: float = settings_field(
         300.0, SECONDS, "it shrinks to the largest size wanted within this time", most=86400.0
     )
@@ -64,6 +67,7 @@ class Fleetplan:
         if not self.is_by_load:
             deployment.require_facts("fleetplan", "capacity")
         self.settings, self.deployment = settings, deployment
+        self.rules = tuple(rule.with_floor(settings.floor_frac) for rule in deployment.rules)
         self.every_s, self.lag_s = settings.every_s, settings.lag_s
         self.forecast = RateForecast(settings.bucket_s, settings.season_s, deployment)
         self.start([])
@@ -74,7 +78,7 @@ class Fleetplan:
         self.sizes_at_start = list(sizes)
         self.mean_tokens = (math.nan, math.nan)  # Of prompts and answers, as last known.
         pools = self.deployment.pools
-        rules = [self.deployment.rules[i] if self.is_by_load else None for i in range(len(pools))]
+        rules = self.rules if self.is_by_load else (None,) * len(pools)
         self.recent_work = [RecentWork(rule, self.settings.memory_s) for rule in rules]
 
     def sizes(self, reading: MetricsReading) -> list[int]:
@@ -112,7 +116,7 @@ class Fleetplan:
         # The work of a request of mean lengths.
         work_s = deployment.engines[pool].work_s(deployment.roles[pool], *self.mean_tokens)
         load = self.recent_work[pool].add(reading.time_s, reading.interval_s, now_rps * work_s)
-        return deployment.rules[pool].workers_for_load(load * factor + backlog_rps * work_s)
+        return self.rules[pool].workers_for_load(load * factor + backlog_rps * work_s)
 
     def _growth(self, time_s: float, ahead_s: float) -> float:
         """The highest forecast up to `ahead_s` from now, divided by that for now; 1 to MOST_GROWTH."""

@@ -227,6 +227,12 @@ TABLE: tuple[ControllerRow, ...] = (
                 headroom=("0 %", "15 %", "30 %"), hold=("60 s", "600 s"), ahead=("60 s",), memory=("30 min",)
             ),
             *_combinations(headroom=("0 %", "10 %"), hold=("120 s", "600 s")),
+            *_combinations(
+                headroom=("0 %",),
+                hold=("60 s", "300 s"),
+                ahead=("60 s",),
+                floor=("50 %", "80 %", "90 %", "95 %", "100 %"),
+            ),
         ),
         needs=("capacity",),
     ),

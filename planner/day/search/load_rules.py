@@ -49,6 +49,7 @@ def load_rules(
     windows = _spread_windows(trace, window_s)
     if len(windows) < LEAST_WINDOWS:
         return ()
+    own_count = len(windows)
     windows += _busiest_with_more_traffic(windows, engines[0], window_s)
     least = [1] * len(fleet.pools)
     # Where not even `most` workers keep the SLO in a window, it counts as one that needs all of them.
@@ -63,7 +64,7 @@ def load_rules(
                 )
                 fits.append(_fit_rule(loads, needed[:, i], span_s, window_s))
         _, rule = min(fits, key=lambda fit: fit[0])
-        rules.append(rule)
+        rules.append(replace(rule, needs=tuple(sorted(needed[:own_count, i].tolist()))))
     return tuple(rules)
 
 

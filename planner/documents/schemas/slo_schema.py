@@ -501,6 +501,7 @@ def day_section() -> Schema:
         "least": whole(0),
         "most": whole(),
         "missed_window": number(least=0),
+        "missed": any_of(number(), TEXT),
         "optimum": FLAG,
         "fleets": one_of((settings.ALL_FLEETS, settings.PLAN_ALONE)),
         "oracle": FLAG,

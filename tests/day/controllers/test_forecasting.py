@@ -109,6 +109,23 @@ def test_pools_follow_their_own_start_up_and_their_own_column() -> None:
     assert controller.sizes(reading(60.0, interval_s=60.0, arrived=[480, 470], ready=[1, 1])) == [3, 5]
 
 
+def test_a_floor_is_what_so_many_windows_needed() -> None:
+    """Of ten windows nine needed 3 workers at most, one 5: with a floor of 90 % any load has 3, from 1.5 on
+    4; with 100 % any load has 5, beyond 2 in proportion. Without requests nobody is needed."""
+    rule = LoadRule((0.5, 1.0, 1.5), 2.0, 15.0, 180.0, needs=(1, 1, 1, 2, 2, 2, 3, 3, 3, 5))
+    loads = (0.0, 0.1, 0.6, 1.6, 2.0, 4.0)
+    assert [rule.with_floor(0.9).workers_for_load(load) for load in loads] == [0, 3, 3, 4, 4, 8]
+    assert [rule.with_floor(1.0).workers_for_load(load) for load in loads] == [0, 5, 5, 5, 5, 10]
+    assert rule.with_floor(0.0) is rule
+    assert rule.with_floor(0.01).edges == rule.edges
+    own = deployment(("mixed",), engines=(ENGINE,), rules=(rule,))
+    for share, workers in (("0 %", 1), ("90 %", 3)):
+        controller = parse_controller("fleetplan", {"floor": share, "headroom": "0 %", "hold": "0 s"})(own)
+        controller.start([1])
+        seen = reading(15.0, arrived=[1], input_tokens=[100.0], output_tokens=[10.0], ready=[1])
+        assert controller.sizes(seen) == [workers]
+
+
 def test_by_load_counts_lengths_and_bursts() -> None:
     """A request of 500 and 100 tokens adds 0.05 + 100 x (0.1 + 0.055 ms) = 65.5 ms: 10 a second are 0.655 s
     of work a second. From 0.5 on two workers, from 1 on three, beyond 2 in proportion. Twice the prompt: 1.2.
