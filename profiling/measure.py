@@ -391,7 +391,7 @@ def _resume(out: Path, header: Mapping[str, str], operators: Sequence[str]) -> S
     """The rows of an earlier run of the same measurement; a new file begins with the header."""
     if not out.exists() or out.stat().st_size == 0:
         lines = "".join(f"# {key}: {value}\n" for key, value in header.items())
-        _write(out, "w", lines + ",".join(_columns(operators)) + "\n")
+        write_file(out, lines + ",".join(_columns(operators)) + "\n")
         return None
     text = out.read_text(encoding="utf-8", errors="replace")
     if not text.endswith("\n"):  # The run ended within a line.
@@ -449,13 +449,9 @@ def _measured_steps(table: StepTable) -> list[StepShape]:
 def _append(out: Path, row: Mapping[str, float | int | str], operators: Sequence[str]) -> None:
     text = io.StringIO()
     csv.DictWriter(text, _columns(operators), lineterminator="\n").writerow(row)
-    _write(out, "a", text.getvalue())
-
-
-def _write(out: Path, mode: str, text: str) -> None:
     try:
-        with out.open(mode, encoding="utf-8") as stream:
-            stream.write(text)
+        with out.open("a", encoding="utf-8") as stream:
+            stream.write(text.getvalue())
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:

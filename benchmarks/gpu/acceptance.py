@@ -3,9 +3,11 @@
     python benchmarks/gpu/acceptance.py prepare OUT    the profile in OUT/table.csv becomes a fit, the fit a
                                                        capacity, and the capacity the requests to replay
     python benchmarks/gpu/acceptance.py compare OUT    what benchmarks/gpu/replay.py measured, against it
+    python benchmarks/gpu/acceptance.py compare OUT --catalog    against a plan without a profile
+    python benchmarks/gpu/acceptance.py table RESULT.json ...    the errors of results as one table
 
 In OUT: fit.yaml, fleet.yaml, slo.yaml and replay.json, which replay.py reads; a folder per run with its
-trace.csv, then what `plan validate` writes; result.json at the end.
+trace.csv, then what `plan validate` writes; result.json at the end (result-catalog.json).
 """
 
 from __future__ import annotations
@@ -111,16 +113,22 @@ def compare(args: argparse.Namespace) -> None:
     """Every run that was replayed, by `plan validate`, which finds nothing left to measure."""
     out = args.out
     asked = json.loads((out / "replay.json").read_text())
-    result: dict[str, Any] = {key: asked[key] for key in ("profile", "flags")} | {"runs": {}}
+    fleet_file, steps_of = out / "fleet.yaml", "the profile"
+    if args.catalog:
+        fleet_file, steps_of = fleet_of_catalog(out), "the catalog"
+    header = {"steps_of": steps_of, "profile": asked["profile"], "flags": asked["flags"]}
+    result: dict[str, Any] = header | {"runs": {}}
     for name, run in asked["runs"].items():
         folder = out / name
         if not (folder / "engines").exists():
             print(f"{name}: not replayed yet")
             continue
+        if args.catalog:
+            folder = copy_for_fleet(folder, out / "by-catalog" / name, fleet_file, out, Path(asked["config"]))
         told = json.loads(
             plan(
                 "validate",
-                str(out / "fleet.yaml"),
+                str(fleet_file),
                 "--trace",
                 str(folder / "trace.csv"),
                 "--slo",
@@ -155,10 +163,58 @@ def compare(args: argparse.Namespace) -> None:
             **{key: told[key] for key in kept},
         }
         print("\n".join(rows(name, run["rate_rps"], told)))
-    write_file(out / "result.json", json.dumps(result, indent=1) + "\n")
+    file = out / ("result-catalog.json" if args.catalog else "result.json")
+    write_file(file, json.dumps(result, indent=1) + "\n")
     agreeing = [name for name, run in result["runs"].items() if run["agrees"]]
     said = f"{len(agreeing)} of {len(asked['runs'])} runs"
     print(f"\nwithin 5 % at P50, 9 % at P90 and 2 points of attainment: {said}")
+
+
+def fleet_of_catalog(out: Path) -> Path:
+    """The file of the same fleet without a fit of its own, so that the catalog's step times count."""
+    document = read_yaml(out / "fleet.yaml")
+    for worker in document["workers"]:
+        worker.pop("latency", None)
+    write_file(out / "fleet-catalog.yaml", to_yaml(document))
+    return out / "fleet-catalog.yaml"
+
+
+def copy_for_fleet(folder: Path, copy: Path, fleet_file: Path, out: Path, config: Path) -> Path:
+    """A copy of what a run measured, whose journal names this fleet: what was sent is the same."""
+    catalog = read_catalog()
+    fleet, trace = read_fleet(fleet_file, catalog), read_trace(folder / "trace.csv", seed=0)
+    context = int(read_yaml(fleet_file)["max_model_len"])
+    wanted = Wanted(fleet, trace, read_task(out / "slo.yaml", catalog).slo, context, config=config)
+    shutil.rmtree(copy, ignore_errors=True)
+    copy.mkdir(parents=True)
+    shutil.copytree(folder / "engines", copy / "engines")
+    shutil.copyfile(folder / "trace.csv", copy / "trace.csv")
+    first, rest = (folder / "journal.jsonl").read_text().split("\n", 1)
+    line = {"run": json.loads(first)["run"] | wanted.identity()}
+    write_file(copy / "journal.jsonl", json.dumps(line) + "\n" + rest)
+    return copy
+
+
+def print_table(args: argparse.Namespace) -> None:
+    """Errors of each run as a table in Markdown: as predicted, then with step times corrected by the run."""
+    names = ", ".join(METRICS)
+    print(f"| steps of | scheduling | run | all steps | {names} | corrected: {names} |\n" + 6 * "|---" + "|")
+    for file in args.results:
+        result = json.loads(file.read_text())
+        scheduling = "asynchronous" if result["flags"][-1] == "--async-scheduling" else "synchronous"
+        for name, run in result["runs"].items():
+            bias = ", ".join(f"{100 * one['bias_frac']:+.1f}" for one in run["steps"])
+            errors = [
+                ", ".join(both_percentiles(run[key], metric) for metric in METRICS)
+                for key in ("errors", "errors_corrected")
+            ]
+            print(f"| {result['steps_of']} | {scheduling} | {name} | {bias} | {' | '.join(errors)} |")
+
+
+def both_percentiles(errors: Sequence[dict[str, Any]] | None, metric: str) -> str:
+    """Predicted over measured less one [%] at P50 and P90."""
+    at = {row["percentile"]: row["error_frac"] for row in errors or () if row["metric"] == metric}
+    return "; ".join(f"{100 * at[percentile]:+.0f}" for percentile in ("p50", "p90") if percentile in at)
 
 
 def rows(name: str, rate_rps: float, told: dict[str, Any]) -> list[str]:
@@ -215,6 +271,10 @@ def main(words: Sequence[str] | None = None) -> None:
     one.add_argument("--seeds", type=int, default=3, help="a rate counts if it holds with each")
     two = steps.add_parser("compare")
     two.set_defaults(run=compare)
+    two.add_argument("--catalog", action="store_true", help="predict by the catalog's step times")
+    three = steps.add_parser("table")
+    three.set_defaults(run=print_table)
+    three.add_argument("results", nargs="+", type=Path, metavar="RESULT.json")
     for step in (one, two):
         step.add_argument("out", type=Path, metavar="OUT")
     args = parser.parse_args(words)

@@ -81,7 +81,9 @@ async def replay_all(engine: Any, out: Path, runs: dict[str, Any], log: Path) ->
         if failed := await replay(engine, trace, ids, journal):
             raise InputError(f"{name}: {len(failed)} of {len(trace)} requests failed: {failed[0]}")
         steps.parent.mkdir(exist_ok=True)
-        steps.write_bytes(log.read_bytes()[before_bytes:])
+        logged = log.read_bytes()
+        engine_line = logged[: logged.index(b"\n") + 1]  # Version and scheduling, by which it is predicted.
+        steps.write_bytes(engine_line + logged[before_bytes:])
         say(f"{name}: {len(trace)} requests")
 
 

@@ -18,6 +18,7 @@ from planner.documents.catalog import read_catalog
 from planner.documents.fleet_file import read_fleet
 from planner.models.latency import StepLatency
 from planner.models.step_tables import COLUMNS
+from planner.runtime.engine_log import read_step_logs
 from planner.runtime.fake_engine import FakeEngine, _Request
 from planner.runtime.step_log import StepLog, hook_core
 from profiling import design
@@ -93,6 +94,7 @@ def prepared(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> dict[
 async def replayed(out: Path, runs: dict[str, Any]) -> None:
     log = out / "steps.jsonl"
     steps = StepLog(log)
+    steps.runs("0.26.0", async_scheduling=False)
     engine = FakeEngine(TRUTH, kv_tokens=64_000, max_num_seqs=32, max_num_batched_tokens=512, log=steps)
     loop = asyncio.ensure_future(engine.run())
     try:
@@ -124,8 +126,10 @@ def test_what_is_prepared_replays_and_compares_with_what_was_planted(
     monkeypatch.setattr(replay, "generated", generated)
     asyncio.run(replayed(out, asked["runs"]))
     folder = out / "conversation-70"
-    (folder / "engines" / "mixed-0.0.steps.jsonl").unlink()
+    kept = folder / "engines" / "mixed-0.0.steps.jsonl"
+    kept.unlink()
     asyncio.run(replayed(out, asked["runs"]))
+    assert read_step_logs([kept]).engine == {"version": "0.26.0", "async_scheduling": False}
     journal = (folder / "journal.jsonl").read_text()
     asyncio.run(replayed(out, asked["runs"]))
     assert (folder / "journal.jsonl").read_text() == journal and journal.count('"start_s"') == 1

@@ -182,7 +182,7 @@ def test_noiseless_measuring_ends_before_the_budget(tmp_path: Path) -> None:
 
 def test_the_table_is_a_step_table_with_its_origin(tmp_path: Path) -> None:
     meter = FakeMeter()
-    out = tmp_path / "t.csv"
+    out = tmp_path / "new" / "t.csv"  # the folder is made
     measure_into(out, meter, HEADER, Budget(5, clock=meter.clock))
     table = read_step_table(out)
     assert tuple(table.steps.columns[: len(COLUMNS)]) == COLUMNS

@@ -322,6 +322,38 @@ def test_a_fit_that_is_off_is_corrected_by_the_steps_that_were_logged(tmp_path: 
     )
 
 
+def test_a_prefill_that_was_launched_meanwhile_is_no_part_of_the_step_before(tmp_path: Path) -> None:
+    """An asynchronous engine reads a step's tokens after it has launched the next one. Here each step takes
+    1.5 times what the fit says, but the launch of a prefill lasts until 2 ms before its end, and the decode
+    before it seems to last as long. Every step has its own time again, and the correction is 1.5.
+    """
+    fleet = fleet_of(("w", "mixed", 1))
+    log, rng, now_s = StepLog(tmp_path / "w-0.1.steps.jsonl"), np.random.default_rng(0), 1.0
+    log.runs("0.26.0", async_scheduling=True)
+    log.queued("a", 10, 0.0)
+    true_s = []
+    for _ in range(300):
+        prompt_tokens, context = int(rng.integers(100, 400)), 200
+        pairs = prompt_tokens * (prompt_tokens + 1) / 2
+        decode_s = 1.5 * float(LATENCY.step_s(1, 0.0, 1, context + 1, 0))
+        prefill_s = 1.5 * float(LATENCY.step_s(prompt_tokens, pairs, 0, 0, 1))
+        true_s += [decode_s, prefill_s]
+        end_s = now_s + decode_s + prefill_s
+        log.step(now_s, end_s - 0.002, [("a", 1, context)])
+        log.step(now_s, end_s, [("x", prompt_tokens, 0)])
+        now_s = end_s
+    log.close()
+    logs = {"w-0": read_step_logs(tmp_path.glob("*.jsonl"))}
+    trace = Trace("one", np.zeros(1), np.array([10]), np.array([1]))
+    run = Measurement(fleet, trace, Journal((ReplayPart(0, 0.0, (0,)),), {}), logs)
+    compared = compare_steps(run, fleet)
+    assert compared[0].table.y == pytest.approx(true_s, rel=1e-3)
+    corrected = with_corrections(fleet, correct_fits(compared, fleet)).pools[0].type.latency
+    assert corrected.step_s(300, 45150.0, prefills=1) == pytest.approx(
+        1.5 * LATENCY.step_s(300, 45150.0, prefills=1), rel=0.05
+    )
+
+
 def test_an_engines_own_clock_stands_still_while_others_compute(tmp_path: Path) -> None:
     """From 10 s on. Idle until 11, then a step of 2 s on the wall and 1 on the CPU; 0.5 s until the next is
     scheduled, 0.2 on the CPU; that one takes 2 s and 1. So 11 is 1, 12 is 1.5, 13 is 2, 13.5 is 2.2 and 15.5
