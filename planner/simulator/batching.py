@@ -572,7 +572,11 @@ def _coming_blocks(state, l, longest):
 
 @kernel_jit
 def _taken_blocks(state, l, longest):
-    """KV blocks that running requests take in the next step, in order, up to the first with too few."""
+    """KV blocks that the running requests take in the next step before one finds too few free: prompts and
+    decodes take them in the order of their admission. If all find enough, the blocks that all take.
+
+    A cache gives up so many blocks before a request is preempted.
+    """
     lane = state.lanes[l]
     worker = state.workers[lane.worker]
     free = state.types[worker.type].kv_blocks - worker.used_blocks - worker.late_blocks

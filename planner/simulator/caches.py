@@ -179,7 +179,9 @@ def node_at(state, r, i):
 
 @small_jit
 def cacheable_nodes(state, r):
-    """How many nodes of request r a cache may spare it: all but that of its last token, always computed."""
+    """How many nodes of request r a cache can spare it at most, from the first one on: those that end before
+    its last token, which is always computed. A node is NODE_TOKENS tokens of a prompt.
+    """
     return min(
         state.caches.prompts[r].depth,
         (state.requests[r].length_tokens - 1) // state.caches.numbers[NODE_TOKENS],

@@ -112,7 +112,9 @@ def window_at(state, time_s):
 
 @kernel_jit
 def count_within(state, k, v, counted, violations):
-    """Add values and violations to limit k in window v; the SLO is broken if they exceed what is allowed."""
+    """Add `counted` values of limit k, and how many of them are `violations`, to its counts of window v. The
+    SLO is broken once a window has more violations than this limit allows in it.
+    """
     watched = state.in_windows[k, v]
     watched.counted += counted
     watched.violations += violations

@@ -82,7 +82,10 @@ def _blocks(state, w, r):
 
 @kernel_jit
 def _form_prefills(state, l, time_s):
-    """Form the batch of prefills of rank l; it stays empty if the first prompt has no room."""
+    """Form the batch of prefills of rank l. The first rank takes prompts while the worker has free KV blocks
+    for them, reserves these blocks, and stops at the token budget or at its seats, but not before one prompt.
+    The batch stays empty if the first prompt's KV has no room. Later ranks repeat the first one's batch.
+    """
     rank, lane = state.ranks[l], state.lanes[l]
     w = lane.worker
     worker = state.workers[w]

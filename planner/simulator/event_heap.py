@@ -66,7 +66,9 @@ def set_time(state, entity, time_s):
 
 @kernel_jit
 def schedule(state, entity, time_s):
-    """The entity's next event is at `time_s`, after those of this moment so far; np.inf for none."""
+    """The entity's next event is at `time_s`, np.inf for none. It comes after all events of that time which
+    were scheduled before it.
+    """
     state.sequence[entity] = state.counters[SCHEDULED]
     state.counters[SCHEDULED] += 1
     set_time(state, entity, time_s)

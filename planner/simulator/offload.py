@@ -244,7 +244,9 @@ def _unrest_in_memory(state, w, e):
 
 @where_offloaded(lambda state, r: None)
 def note_no_load(state, r):
-    """Request r is admitted without a load: 0 tokens were loaded, unless noted at an earlier one."""
+    """Request r is admitted, and nothing is loaded for it: its loaded tokens, NONE so far, are 0. If it was
+    admitted before and then preempted, those of its first admission stay.
+    """
     load = state.offload.loads[r]
     load.loaded_tokens = max(load.loaded_tokens, ZERO)
 

@@ -437,7 +437,10 @@ def _predict_again(state, w, time_s):
 
 @kernel_jit
 def _update_saved_s(state, pool, time_s):
-    """Set `least_saved_s` of each worker: how far its decodes, at least, are ahead of the token limit."""
+    """Set `least_saved_s` of each worker [s]: the least, over its decodes, of the time that a decode is ahead
+    of the policy's TBT at `time_s`: that TBT times its output tokens so far, less the time since its first
+    token. It is infinite without decodes.
+    """
     for i in range(state.counters[SIZE + pool]):
         worker = state.workers[state.pools[pool, i]]
         worker.least_saved_s = np.inf
