@@ -167,15 +167,18 @@ def map_of(written: str) -> dict[str, str]:
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """What differs between two questions, a line each: "traffic.rate: 20, now 30"."""
-    old, new = (
-        {line.partition(": ")[0]: line.partition(": ")[2] for line in leaf_texts(one)}
-        for one in (before, after)
-    )
+    old, new = _texts_by_key(before), _texts_by_key(after)
     return [
         f"{key}: {old.get(key, 'not asked')}, now {new.get(key, 'not asked')}"
         for key in dict.fromkeys((*old, *new))
         if old.get(key) != new.get(key)
     ]
+
+
+def _texts_by_key(document: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of all values of a question: {"traffic.rate": "20"}."""
+    pairs = (line.partition(": ") for line in leaf_texts(document))
+    return {key: text for key, _, text in pairs}
 
 
 def llm_name(llm: str) -> str:
@@ -480,7 +483,7 @@ def _of_prices(given: Mapping[str, Any], catalog: Catalog) -> tuple[dict[str, Fi
 
 def _prices(used: Iterable[Fields], catalog: Catalog) -> dict[str, Any]:
     """Prices that are not those a row has anyway: the catalog's, or those of its uncapped kin."""
-    by_gpu: dict[str, Fields] = {}
+    by_gpu: dict[str, dict[str, Any]] = {}
     for row in sorted(used, key=lambda row: catalog.gpus[row["GPU"]].base != row["GPU"]):
         gpu = catalog.gpus[row["GPU"]]
         terms = {key: row[column] for column, key in PRICES.items() if row[column] is not None}
@@ -488,15 +491,14 @@ def _prices(used: Iterable[Fields], catalog: Catalog) -> dict[str, Any]:
             terms["on_demand"] = gpu.price_usd_per_h
         if terms != by_gpu.get(gpu.base, {"on_demand": gpu.price_usd_per_h}):
             by_gpu[gpu.name] = terms
-    return {
-        name: _with_unit(terms["on_demand"], "usd/h")
-        if set(terms) == {"on_demand"}
-        else {
+    prices: dict[str, Any] = {}
+    for name, terms in by_gpu.items():
+        texts = {
             key: value if key == PRICES["interruptions/h"] else _with_unit(value, "usd/h")
             for key, value in terms.items()
         }
-        for name, terms in by_gpu.items()
-    }
+        prices[name] = texts["on_demand"] if set(texts) == {"on_demand"} else texts
+    return prices
 
 
 def _stock(count: float | None) -> int | None:

@@ -153,12 +153,10 @@ def _without_traces_in_memory(document: Mapping[str, Any]) -> dict[str, Any]:
     entries = document["llms"]
     if not isinstance(entries, Mapping):
         return dict(document)
-    llms = {
-        name: {key: value for key, value in entry.items() if key != "trace" or isinstance(value, str)}
-        if isinstance(entry, Mapping)
-        else entry
-        for name, entry in entries.items()
-    }
+    llms = {}
+    for name, entry in entries.items():
+        is_in_memory = isinstance(entry, Mapping) and not isinstance(entry.get("trace", ""), str)
+        llms[name] = {key: entry[key] for key in entry if key != "trace"} if is_in_memory else entry
     return {**document, "llms": llms}
 
 

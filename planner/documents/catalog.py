@@ -413,7 +413,6 @@ def _step_shape(llm: Llm) -> Llm:
 def read_catalog(directory: Path | None = None) -> Catalog:
     """The shipped catalog, or `directory` with the shipped files for what it lacks."""
     shipped = repository_dir("catalogs")
-    directories = [shipped] if directory is None else [directory, shipped]
     if directory is not None:
         # Path.is_dir raises OSError for some names, for instance one that is too long.
         if not os.path.isdir(directory):  # noqa: PTH112
@@ -423,9 +422,11 @@ def read_catalog(directory: Path | None = None) -> Catalog:
         if not any((directory / name).exists() for name in (*FILES, PRICES, "latency")):
             names = ", ".join((*FILES[:3], "latency/", *FILES[3:], PRICES))
             raise CatalogError(f"{directory}: holds none of {names}; expected at least one")
-    gpus_path, llms_path, slos_path, engines_path, spreads_path, acceptance_path, tasks_path = (
-        next((path for d in directories if (path := d / name).exists()), shipped / name) for name in FILES
-    )
+    paths = []
+    for name in FILES:
+        own = None if directory is None else directory / name
+        paths.append(own if own is not None and own.exists() else shipped / name)
+    gpus_path, llms_path, slos_path, engines_path, spreads_path, acceptance_path, tasks_path = paths
     provenance: dict[str, Provenance] = {}
     gpus, gpu_aliases = _rows_and_aliases(gpus_path, _parse_gpu, provenance)
     llms, llm_aliases = _rows_and_aliases(llms_path, _parse_llm, provenance)

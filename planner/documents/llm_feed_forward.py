@@ -221,17 +221,10 @@ def _shared_width(shape: Section) -> int:
 
 def _dense_format(shape: Section, layer: int, formats: Formats, parts: tuple[str, ...] = ("",)) -> str:
     """The format of a dense block's matrices, in `parts` of it. Raises CatalogError where they differ."""
-    formats_of_matrices = {
-        formats.format_of(
-            [
-                f"layers.{layer}.{parent}.{part}{name}"
-                for parent in _PARENTS
-                for part in parts
-                for name in names
-            ]
-        )
-        for names in (("gate_proj", "gate_up_proj", "up_proj"), ("up_proj", "gate_up_proj"), ("down_proj",))
-    }
+    blocks = [f"layers.{layer}.{parent}.{part}" for parent in _PARENTS for part in parts]
+    formats_of_matrices = set()
+    for names in (("gate_proj", "gate_up_proj", "up_proj"), ("up_proj", "gate_up_proj"), ("down_proj",)):
+        formats_of_matrices.add(formats.format_of([block + name for block in blocks for name in names]))
     if len(formats_of_matrices) > 1:
         raise CatalogError(
             f"{shape.where}: the block of layer {layer} in {' and '.join(sorted(formats_of_matrices))}; not "
@@ -251,12 +244,11 @@ def _experts_format(shape: Section, layer: int, formats: Formats) -> str:
     parents = tuple(f"{parent}.experts" for parent in _PARENTS)
     if str(shape.get("model_type", "")).startswith("gemma4"):
         parents = ("experts",)  # The experts stand beside the layer's `mlp`, not in it.
-    formats_of_matrices = {
-        formats.format_of(
-            [f"layers.{layer}.{parent}.0.{name}" for parent in parents for name in names], is_expert=True
-        )
-        for names in (("gate_proj", "w1", "up_proj"), ("up_proj", "w3"), ("down_proj", "w2"))
-    }
+    blocks = [f"layers.{layer}.{parent}.0." for parent in parents]
+    formats_of_matrices = set()
+    for names in (("gate_proj", "w1", "up_proj"), ("up_proj", "w3"), ("down_proj", "w2")):
+        matrices = [block + name for block in blocks for name in names]
+        formats_of_matrices.add(formats.format_of(matrices, is_expert=True))
     if len(formats_of_matrices) > 1:
         raise CatalogError(
             f"{shape.where}: the experts of layer {layer} in {' and '.join(sorted(formats_of_matrices))}; "

@@ -120,14 +120,13 @@ class PolicyChoices:
         if self.prefix_cache:
             caches += [(True, self.kv_offload, name) for name in self.routings]
             caches += [(True, None, name) for name in self.routings] if self.may_leave_offload else []
-        other_axes = [
-            [(axis, value) for value in values] for axis, values in self.axes.items() if axis != "routing"
-        ]
+        other_axes = {axis: values for axis, values in self.axes.items() if axis != "routing"}
         choices = []
         for is_cached, kv_offload, routing in caches:
-            for changes in itertools.product(*other_axes):
+            for values in itertools.product(*other_axes.values()):
                 policies = replace(self.settings, prefix_cache=is_cached, kv_offload=kv_offload)
-                for axis, value in (("routing", routing), *changes):
+                policies = self._with_value(policies, "routing", routing, slo)
+                for axis, value in zip(other_axes, values, strict=True):
                     policies = self._with_value(policies, axis, value, slo)
                 if go_together(policies):  # The rule of planner/policies.py.
                     choices.append(_as_deployed(policies, target))
@@ -144,11 +143,12 @@ class PolicyChoices:
 
     def _needs_caches(self) -> bool:
         """Whether one axis has nothing but rows that need caches."""
-        return any(
-            all(BY_FIELD[axis][value].needs_caches for value in values)
-            for axis, values in self.axes.items()
-            if axis in BY_FIELD and axis != "routing"
-        )
+        for axis, values in self.axes.items():
+            if axis in BY_FIELD and axis != "routing":
+                rows = [BY_FIELD[axis][value] for value in values]
+                if all(row.needs_caches for row in rows):
+                    return True
+        return False
 
     def changed(
         self, policies: Policies, change: PolicyChange, slo: Slo, target: str | None

@@ -445,13 +445,10 @@ def _parse_joint(traffic: Section) -> tuple[float, tuple[tuple[float, ...], ...]
         return correlation, ()
     section = Section.from_document(value, where, ("table",))
     where = section.path_of("table")
-    table = [
-        [
-            check_number(count, f"{where}[{i}][{k}]", least=0.0)
-            for k, count in enumerate(check_rows(row, f"{where}[{i}]"))
-        ]
-        for i, row in enumerate(check_rows(section.get_required("table"), where, "rows of counts", least=2))
-    ]
+    table = []
+    for i, row in enumerate(check_rows(section.get_required("table"), where, "rows of counts", least=2)):
+        counts = enumerate(check_rows(row, f"{where}[{i}]"))
+        table.append([check_number(count, f"{where}[{i}][{k}]", least=0.0) for k, count in counts])
     if len({len(row) for row in table}) > 1 or len(table[0]) < 2:
         raise InputError(f"{where}: expected rows of one length, 2 or more")
     if not all(map(sum, table)) or not all(map(sum, zip(*table, strict=True))):

@@ -184,7 +184,13 @@ def parse_runs(document: Any, path: Path) -> MeasuredRuns:
 
 
 def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
-    latency = check_mapping(row.get("latency_s"), f"{where}: latency_s")
+    latency_s: dict[str, dict[str, float]] = {}
+    for metric, values in check_mapping(row.get("latency_s"), f"{where}: latency_s").items():
+        statistics = check_mapping(values, f"{where}: {metric}")
+        latency_s[str(metric)] = {
+            str(name): foreign_fields.read_number(value, f"{where}: {metric} {name}")
+            for name, value in statistics.items()
+        }
     whole_numbers = {
         key: None if row.get(key) is None else foreign_fields.read_count(row[key], f"{where}: {key}")
         for key in ("concurrency", *ENGINE_KEYS)
@@ -195,13 +201,7 @@ def _run(row: Mapping[str, Any], where: str) -> MeasuredRun:
         requests=foreign_fields.read_count(row.get("requests"), f"{where}: requests"),
         input_tokens=_lengths(row.get("input_tokens"), f"{where}: input_tokens"),
         output_tokens=_lengths(row.get("output_tokens"), f"{where}: output_tokens"),
-        latency_s={
-            str(metric): {
-                str(name): foreign_fields.read_number(value, f"{where}: {metric} {name}")
-                for name, value in check_mapping(values, f"{where}: {metric}").items()
-            }
-            for metric, values in latency.items()
-        },
+        latency_s=latency_s,
         concurrency=whole_numbers["concurrency"],
         rate_rps=foreign_fields.read_optional(row, "rate_rps", where),
         arrival_s=()

@@ -99,14 +99,18 @@ def _from_requests(
     where: str, succeeded: Sequence[Mapping[str, Any]]
 ) -> tuple[int, foreign_fields.Lengths, dict[str, dict[str, float]], tuple[float, ...]]:
     """Count, (input tokens, output tokens), latencies and start times of the requests that succeeded."""
-    # A simulated request has at least one token each way, so a count of 0 becomes 1.
-    input_tokens, output_tokens = (
-        tuple(
-            max(1.0, foreign_fields.read_number(_first_of(row, keys), f"{where}: request {i}: {keys[0]}"))
+
+    def tokens(*keys: str) -> tuple[float, ...]:
+        """The tokens of every request, under the first of `keys` that it has."""
+        counts = [
+            foreign_fields.read_number(_first_of(row, keys), f"{where}: request {i}: {keys[0]}")
             for i, row in enumerate(succeeded)
-        )
-        for keys in (("prompt_tokens", "input_tokens"), ("output_tokens", "generated_tokens"))
-    )
+        ]
+        # A simulated request has at least one token each way, so a count of 0 becomes 1.
+        return tuple(max(1.0, count) for count in counts)
+
+    input_tokens = tokens("prompt_tokens", "input_tokens")
+    output_tokens = tokens("output_tokens", "generated_tokens")
     latency = {}
     for metric, (key, factor) in METRICS.items():
         values = [

@@ -80,10 +80,8 @@ def _read_calibrations() -> dict[str, Calibration]:
     def calibration(values: Mapping[str, Any]) -> Calibration:
         efficiency = Efficiency(**{key: float(value) for key, value in values.items() if key in field_names})
         errors = values["errors"]
-        prefill, decode = (
-            {structure: float(error_fracs[phase]) for structure, error_fracs in errors.items()}
-            for phase in ("prefill", "decode")
-        )
+        prefill = {structure: float(error_fracs["prefill"]) for structure, error_fracs in errors.items()}
+        decode = {structure: float(error_fracs["decode"]) for structure, error_fracs in errors.items()}
         return Calibration(efficiency, prefill, decode)
 
     document = read_yaml(path)

@@ -317,12 +317,14 @@ def smaller_neighbours(fleet: Fleet, rule: GoodputRule, rate_rps: float) -> tupl
 
     Beside a fleet of the fewest GPUs none does: that is checked here, not taken for granted.
     """
-    smaller = [
-        replace(fleet, pools=tuple(replace(pool, count=pool.count - (pool is less)) for pool in fleet.pools))
-        for less in fleet.pools
-        if less.count > 1
-    ]
-    return tuple((neighbour, rule.carries(neighbour, rate_rps)) for neighbour in smaller)
+    neighbours = []
+    for k, pool in enumerate(fleet.pools):
+        if pool.count > 1:
+            pools = list(fleet.pools)
+            pools[k] = replace(pool, count=pool.count - 1)
+            neighbour = replace(fleet, pools=tuple(pools))
+            neighbours.append((neighbour, rule.carries(neighbour, rate_rps)))
+    return tuple(neighbours)
 
 
 def _option(role: Role, type_: WorkerType) -> Option:

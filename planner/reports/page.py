@@ -101,15 +101,12 @@ def table(
 
     # A phone shows each cell with the name of its column, from the attribute data-of.
     top = "".join(cell(k, "th", name, " scope=col") if name else "<td></td>" for k, name in enumerate(head))
-    body = "".join(
-        "<tr>"
-        + "".join(
-            cell(k, "td", text, f' data-of="{escape(name)}"') if k else cell(k, "th", text, " scope=row")
-            for k, (name, text) in enumerate(zip(head, row, strict=True))
-        )
-        + "</tr>"
-        for row in rows
-    )
+    body = ""
+    for row in rows:
+        cells = [cell(0, "th", row[0], " scope=row")]
+        for k, (name, text) in enumerate(zip(head[1:], row[1:], strict=True), 1):
+            cells.append(cell(k, "td", text, f' data-of="{escape(name)}"'))
+        body += f"<tr>{''.join(cells)}</tr>"
     return (
         f'<div class=scroll tabindex=0 role=group aria-label="{escape(caption)}">'
         f"<table{' class=many' if len(head) > MANY_COLUMNS else ''}>"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -197,8 +197,9 @@ def _coloured(workers: Sequence[str]) -> tuple[str, ...]:
     """Names ordered so that spot workers get the third colour, which spot GPUs have elsewhere."""
     firm = [name for name in workers if not name.endswith(SPOT_SUFFIX)]
     spot = [name for name in workers if name.endswith(SPOT_SUFFIX)]
-    rows = zip_longest(firm[::2], firm[1::2], spot, fillvalue="")
-    return tuple(name or f"none {k}" for k, name in enumerate(each for row in rows for each in row))
+    rows = itertools.zip_longest(firm[::2], firm[1::2], spot, fillvalue="")
+    names = itertools.chain.from_iterable(rows)
+    return tuple(name or f"none {k}" for k, name in enumerate(names))
 
 
 def sentence(answer: ScheduleAnswer) -> str:
@@ -278,15 +279,12 @@ def worker_rows(answer: ScheduleAnswer) -> Rows:
         least, most = counts.min(), counts.max()
         return f"{least}" if least == most else f"{least} to {most}"
 
-    return ("LLM", "worker", "reserved or on demand", "on spot"), [
-        (
-            capacity.llm,
-            capacity.name,
-            *(least_and_most(counts[c]) for counts in (values.workers, values.spot_workers)),
-        )
-        for c, capacity in enumerate(answer.market.capacities)
-        if values.workers[c].any() or values.spot_workers[c].any()
-    ]
+    rows: list[tuple[str, ...]] = []
+    for c, capacity in enumerate(answer.market.capacities):
+        firm, spot = values.workers[c], values.spot_workers[c]
+        if firm.any() or spot.any():
+            rows.append((capacity.llm, capacity.name, least_and_most(firm), least_and_most(spot)))
+    return ("LLM", "worker", "reserved or on demand", "on spot"), rows
 
 
 def _html(answer: ScheduleAnswer) -> str:

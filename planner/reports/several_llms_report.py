@@ -107,16 +107,14 @@ def _kept_in(plan: Plan) -> Document | None:
 
 def _answers(plan: SharedPlan) -> list[Document]:
     """The three answers for all LLMs together, with the value of each LLM's fleet."""
-    return [
-        dataclasses.asdict(total)
-        | {
-            "llms": {
-                name: None if (values := one.certificate.find_answer(total.name)) is None else values.value
-                for name, one in plan.plans.items()
-            }
-        }
-        for total in plan.answers
-    ]
+    rows = []
+    for total in plan.answers:
+        values = {}
+        for name, one in plan.plans.items():
+            answer = one.certificate.find_answer(total.name)
+            values[name] = None if answer is None else answer.value
+        rows.append(dataclasses.asdict(total) | {"llms": values})
+    return rows
 
 
 def _totals(plan: SharedPlan) -> Document:

@@ -80,10 +80,11 @@ class SendingBudget:
 def is_spent(journal: JournalFile, endpoint: Endpoint) -> bool:
     """Whether an earlier part of the run ended because of the budget, and neither limit has grown since."""
     now = [_or_infinite(limit) for limit in (endpoint.max_requests, endpoint.max_usd)]
-    return any(
-        all(limit <= _or_infinite(earlier) for limit, earlier in zip(now, row["budget_ended"], strict=True))
-        for row in journal.rows("budget_ended")
-    )
+    for row in journal.rows("budget_ended"):
+        earlier = [_or_infinite(limit) for limit in row["budget_ended"]]
+        if all(limit <= limit_then for limit, limit_then in zip(now, earlier, strict=True)):
+            return True
+    return False
 
 
 def _or_infinite(limit: float | None) -> float:

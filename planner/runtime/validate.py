@@ -355,14 +355,13 @@ def traffic_counters(
 ) -> list[dict[str, Any]]:
     """The increase of counters during the traffic. Sizes and gauges have their values at the end."""
     as_is = ("kv_tokens", "kv_cache_usage_perc")
-    return [
-        {"worker": worker}
-        | {
-            name: value if name in as_is else value - before.get(worker, {}).get(name, 0.0)
-            for name, value in values.items()
-        }
-        for worker, values in after.items()
-    ]
+    rows: list[dict[str, Any]] = []
+    for worker, values in after.items():
+        row: dict[str, Any] = {"worker": worker}
+        for name, value in values.items():
+            row[name] = value if name in as_is else value - before.get(worker, {}).get(name, 0.0)
+        rows.append(row)
+    return rows
 
 
 async def serve(

@@ -376,22 +376,18 @@ def error_rows(validation: Validation) -> list[dict[str, str]]:
     elif validation.as_run:
         corrected = f"{undisturbed}, {corrected}"
     sides = {undisturbed: validation.undisturbed, corrected: validation.after}
-    others = {
-        name: {(row.metric, row.percentile_frac): row.error_frac for row in side.rows}
-        for name, side in sides.items()
-        if side is not None
-    }
-    return [
-        {
+    others = {name: side for name, side in sides.items() if side is not None}
+    table = []
+    for row in validation.comparison.rows:
+        texts = {
             "metric": f"{row.metric} {percentile_name(row.percentile_frac)}",
             "predicted": show_s(row.predicted_s),
             "measured": show_s(row.measured_s),
             "error": signed_percent(row.error_frac),
             "allowed": "-" if row.tolerance_frac is None else f"{100 * row.tolerance_frac:g} %",
-            **{
-                name: signed_percent(side.get((row.metric, row.percentile_frac), math.nan))
-                for name, side in others.items()
-            },
         }
-        for row in validation.comparison.rows
-    ]
+        for name, side in others.items():
+            errors = {(each.metric, each.percentile_frac): each.error_frac for each in side.rows}
+            texts[name] = signed_percent(errors.get((row.metric, row.percentile_frac), math.nan))
+        table.append(texts)
+    return table

@@ -641,10 +641,12 @@ def _idle_cost(
     idle_gpus: Iterable[tuple[Sequence[int], pulp.LpVariable]], priced: Sequence[PricedNode | None]
 ) -> pulp.LpAffineExpression:
     """What idle GPUs of nodes cost at these prices by option, of a kind of node the least."""
-    return pulp.lpSum(
-        min((node.idle_usd_per_h for j in of_kind if (node := priced[j]) is not None), default=0.0) * idle
-        for of_kind, idle in idle_gpus
-    )
+    terms = []
+    for of_kind, idle in idle_gpus:
+        nodes = [priced[j] for j in of_kind]
+        least_usd_per_h = min((node.idle_usd_per_h for node in nodes if node is not None), default=0.0)
+        terms.append(least_usd_per_h * idle)
+    return pulp.lpSum(terms)
 
 
 def _carry(

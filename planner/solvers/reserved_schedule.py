@@ -348,10 +348,9 @@ def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> W
     """
     capacities, offers = market.capacities, market.offers
     count, gpus, windows = len(capacities), len(offers), demand.rate_rps.shape[1]
-    watts, rate, start_usd = (
-        np.array([value(c) for c in capacities], float)
-        for value in (lambda c: c.power_w, lambda c: c.rate_rps, market.start_usd)
-    )
+    watts = np.array([c.power_w for c in capacities], float)
+    rate = np.array([c.rate_rps for c in capacities], float)
+    start_usd = np.array([market.start_usd(c) for c in capacities], float)
     share = np.array(
         [market.spot_share(c) if market.most_spot_frac and market.is_on_spot(c) else 0.0 for c in capacities]
     )

@@ -199,12 +199,11 @@ class Windows:
         """
         ends = np.cumsum([len(rows) for rows in self.rows])
         own = np.split(duals[: ends[-1]], ends[:-1])
-        reserved = np.column_stack(
-            [
-                each @ np.array([row[-self.shared :] for row, _ in rows])
-                for each, rows in zip(own, self.rows, strict=True)
-            ]
-        )
+        of_windows = []
+        for window_duals, rows in zip(own, self.rows, strict=True):
+            use_of_reserved = np.array([row[-self.shared :] for row, _ in rows])
+            of_windows.append(window_duals @ use_of_reserved)
+        reserved = np.column_stack(of_windows)
         reserved += (self.reserved_cost - reserved.sum(axis=1))[:, None] / self.windows
         present = duals[ends[-1] :].reshape(self.windows, self.kinds).T
         return SchedulePrices(reserved, np.clip(present, 0.0, self.start_cost[:, None]))

@@ -191,12 +191,10 @@ def _variant_row(shared: tuple[Trace, Slo | None, int, Scenarios | None], varian
     requests, slo, seed, scenarios = shared
     simulated = outcome(variant.fleet, requests, slo, seed=seed)
     limits = slo.limits if slo is not None else ()
-    curves = {
-        metric: cumulative_curve(
-            simulated.simulation, metric, [limit.limit_s for limit in limits if limit.metric == metric]
-        )
-        for metric in PICTURED
-    }
+    curves = {}
+    for metric in PICTURED:
+        limits_s = [limit.limit_s for limit in limits if limit.metric == metric]
+        curves[metric] = cumulative_curve(simulated.simulation, metric, limits_s)
     standing = None if slo is None else measure_standing(variant.fleet, requests, slo, scenarios)
     simulation, verdict = simulated.simulation, simulated.verdict
     is_steady = verdict is not None and verdict.is_steady

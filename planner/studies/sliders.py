@@ -112,10 +112,10 @@ def _simulate_fleet(fleet: Fleet, traces: Sequence[Trace], slo: Slo, until: floa
 
 def _judge_at_limits(fleet: Fleet, trace: Trace, slo: Slo) -> Iterator[Verdict]:
     """The verdicts for every factor on the limits, all from one simulation."""
-    scaled_slos = [
-        replace(slo, limits=tuple(replace(limit, limit_s=factor * limit.limit_s) for limit in slo.limits))
-        for factor in LIMITS
-    ]
+    scaled_slos = []
+    for factor in LIMITS:
+        limits = tuple(replace(limit, limit_s=factor * limit.limit_s) for limit in slo.limits)
+        scaled_slos.append(replace(slo, limits=limits))
     all_limits: list[Limit] = [limit for scaled_slo in scaled_slos for limit in scaled_slo.limits]
     simulation = simulate(fleet, trace, limits=all_limits, record=False)
     for k, scaled_slo in enumerate(scaled_slos):

@@ -518,13 +518,15 @@ def difference(moved: Moved, before: StudyAnswer) -> str:
 def fleet_text(answer: StudyAnswer, before: StudyAnswer) -> str:
     """The fleet in words, with its tokens per step where these alone tell it from the fleet of before."""
     text = describe(answer.fleet)
-    tokens, were = (
-        " and ".join(f"{pool.type.max_num_batched_tokens:,}" for pool in each.fleet.running_pools)
-        for each in (answer, before)
-    )
-    if text != describe(before.fleet) or tokens == were:
+    tokens, tokens_before = _step_tokens_text(answer.fleet), _step_tokens_text(before.fleet)
+    if text != describe(before.fleet) or tokens == tokens_before:
         return text
-    return f"{text} with {tokens} tokens per step instead of {were}"
+    return f"{text} with {tokens} tokens per step instead of {tokens_before}"
+
+
+def _step_tokens_text(fleet: Fleet) -> str:
+    """The tokens per step of each pool, "2,048 and 8,192"."""
+    return " and ".join(f"{pool.type.max_num_batched_tokens:,}" for pool in fleet.running_pools)
 
 
 def verdict_text(moved: Moved) -> str:

@@ -162,12 +162,16 @@ def note_cheaper(
         count = count_cheaper(mixed, pairs, search, search.value)
     search.cheaper = int(count) if np.isfinite(count) else None
     options = {item.option.name: item.option for item in (*mixed, *itertools.chain(*pairs))}
-    search.cheaper_simulated = sum(
-        fleet_counts.objective((options[name], n) for name, n in fleet) < search.value * (1 - ROUNDING)
-        for fleet in verdicts
-        if all(name in options and n > 0 for name, n in fleet)
-        and (len(fleet) == 1 or [name.split()[0] for name, _ in fleet] == ["prefill", "decode"])
-    )
+    search.cheaper_simulated = 0
+    for (
+        fleet
+    ) in verdicts:  # Those of level 0 with one of these options per pool; the search simulates others.
+        roles = [name.split()[0] for name, _ in fleet]
+        if len(fleet) != 1 and roles != ["prefill", "decode"]:
+            continue
+        if all(name in options and n > 0 for name, n in fleet):
+            value = fleet_counts.objective((options[name], n) for name, n in fleet)
+            search.cheaper_simulated += value < search.value * (1 - ROUNDING)
 
 
 def every_mix(
@@ -183,7 +187,8 @@ def every_mix(
     if np.isfinite(value):
         left.append(value * (1 - ROUNDING))
         uses.append([option.objective for option in options])
-    if any(all(use[j] <= 0 for use in uses) for j in range(len(options))):
+    is_limited = (np.array(uses) > 0).any(axis=0) if uses else np.zeros(len(options), bool)
+    if not is_limited.all():
         return None  # Nothing limits one of the options, so there is no end to the fleets.
     vectors = np.zeros((1, 0), dtype=np.int64)
     rest = np.maximum([left], 0.0)
@@ -198,9 +203,8 @@ def every_mix(
         count = np.arange(choices.sum()) - np.repeat(np.cumsum(choices) - choices, choices)
         vectors = np.column_stack([np.repeat(vectors, choices, axis=0), count])
         rest = np.repeat(rest, choices, axis=0) - count[:, None] * use
-    mixed, prefill, decode = (
-        vectors[:, [option.role == role for option in options]].any(axis=1) for role in get_args(Role)
-    )
+    roles = np.array([option.role for option in options], dtype=str)
+    mixed, prefill, decode = (vectors[:, roles == role].any(axis=1) for role in get_args(Role))
     # A fleet has prefill and decode workers, or neither, and some worker.
     vectors = vectors[(prefill == decode) & (mixed | prefill)]
     has_nodes = any(option.node is not None for option in options)

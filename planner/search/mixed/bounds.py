@@ -102,19 +102,18 @@ def envelopes(options: Sequence[Option]) -> list[Option]:
     groups: dict[tuple[object, ...], list[Option]] = {}
     for option in options:
         groups.setdefault((option.role, split(option.type)), []).append(option)
-    return [
-        replace(
-            alike[0],
-            type=replace(
-                alike[0].type,
-                max_num_batched_tokens=max(option.type.max_num_batched_tokens for option in alike),
-                max_num_seqs=max(option.type.max_num_seqs for option in alike),
-                kv_tokens=max(option.type.kv_tokens for option in alike),
-                speculation=max(
-                    (option.type.speculation for option in alike),
-                    key=lambda speculation: 0 if speculation is None else speculation.tokens,
-                ),
+    best_options = []
+    for alike in groups.values():
+        types = [option.type for option in alike]
+        best_type = replace(
+            types[0],
+            max_num_batched_tokens=max(each.max_num_batched_tokens for each in types),
+            max_num_seqs=max(each.max_num_seqs for each in types),
+            kv_tokens=max(each.kv_tokens for each in types),
+            speculation=max(
+                (each.speculation for each in types),
+                key=lambda speculation: 0 if speculation is None else speculation.tokens,
             ),
         )
-        for alike in groups.values()
-    ]
+        best_options.append(replace(alike[0], type=best_type))
+    return best_options
