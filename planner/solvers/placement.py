@@ -1,28 +1,37 @@
-"""Workers onto nodes: the fewest nodes, then the least KV between nodes.
+"""Workers onto nodes: the fewest nodes, then the least KV between nodes, then the widest spread.
 
 A worker's stages are TP groups that stay inside a node. All of them go onto one node, or in equal parts onto
 as few nodes as can hold them. Nodes of a kind are alike, so what is counted is how often a node is filled in
 each possible way (a pattern); no node has a number, and no symmetry is left to search.
 
-Sets   p pattern of a node kind (the GPU without its cap)      q pool
+Sets   p pattern of a node kind, for s_p nodes at once      q pool      f failure domain
+       g node kind (the GPU without its cap)
 Data   a_pq  parts of q's workers in p;   W_q  parts of the whole pool
+       N_gf  nodes there are
        l_p   pairs of a prefill and a decode worker whose KV stays inside p: min(m P_p, n D_p), if p has
              P_p of the n prefill and D_p of the m decode workers
-Vars   z_p integer >= 0 uses of a pattern
+Vars   z_pf integer >= 0 uses of a pattern;   t_q parts of q in its fullest failure domain
+       e_gf nodes that are missing
 
-  min   sum z_p  (nodes),   then   n m - sum l_p z_p  (KV between nodes)
-  s.t.  placed_q     sum_p a_pq z_p = W_q
+  min   sum e_gf (above 0 there is no placement),   then   sum s_p z_pf   (nodes),
+        then   n m - sum l_p z_pf   (KV between nodes),   then   sum t_q   (spread)
+  s.t.  placed_q     sum_pf a_pq z_pf = W_q
+        nodes_gf     sum_{p of g} s_p z_pf <= N_gf + e_gf
+        spread_qf    sum_p a_pq z_pf <= t_q
 
-KV may go between any two nodes, as in DistServe's Algorithm 1 (arXiv:2401.09670). The KV objective assumes
-that every worker of a role has an equal share of its traffic. CP-SAT solves the objectives in turn.
+High affinity (DistServe, arXiv:2401.09670, Alg. 1): KV may go between any two nodes. Low affinity (Alg. 2):
+every node with a prefill worker has a decode worker and vice versa, stage beside stage. A pair too large for
+one node is spread over s_p nodes, the fewest that divide its PP; these hold nothing else. The KV objective
+assumes that every worker of a role has an equal share of its traffic. CP-SAT solves the objectives in turn.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from planner.errors import InfeasibleError, PlannerError
 from planner.fleet import Fleet, Pool
@@ -32,7 +41,16 @@ from planner.solvers.backend import cp_solver
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
+Affinity = Literal["high", "low"]
 MOST_PATTERNS = 50_000  # With more ways to fill a node the placement is refused.
+
+
+@dataclass(frozen=True, slots=True)
+class FailureDomain:
+    """Nodes that fail together, such as a rack: how many of each kind (the GPU's name; None: any number)."""
+
+    name: str
+    nodes: Mapping[str, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,41 +131,91 @@ class _Slice:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """`counts` of every slice on a node of a kind, and `local_pairs` (l_p)."""
+    """`counts` of every slice on each of `span` nodes of a kind, and `local_pairs` (l_p)."""
 
     kind: str
+    span: int
     counts: tuple[int, ...]
     local_pairs: int
 
 
-def place_fleet(fleet: Fleet, *, time_limit_s: float = 30.0) -> NodePlacement:
-    """Solve the model above; there are as many nodes of each kind as it takes.
+def place_fleet(
+    fleet: Fleet,
+    *,
+    affinity: Affinity = "high",
+    failure_domains: Sequence[FailureDomain] = (),
+    time_limit_s: float = 30.0,
+) -> NodePlacement:
+    """Solve the model above. Without failure domains there is one, of any number of nodes.
 
-    Raises InfeasibleError where a TP group, or a part of a worker, exceeds a node.
+    Raises InfeasibleError where a TP group exceeds a node, pairs do not fit, or nodes run out.
     """
     from ortools.sat.python import cp_model
 
     pools = fleet.running_pools
+    kinds = list(dict.fromkeys(pool.type.gpu.base for pool in pools))
+    racks = failure_domains or (FailureDomain("all", dict.fromkeys(kinds)),)
     _check_groups(pools)
-    slices = [_Slice(pool, _least_span(pool)) for pool in pools]
-    patterns = _patterns(slices)
+    slices = _slices(pools, affinity)
+    patterns = _patterns(slices, affinity)
     parts = [each.pool.count * each.span for each in slices]
 
     model = cp_model.CpModel()
-    z = [model.new_int_var(0, sum(parts), f"z_{p}") for p in range(len(patterns))]
+    most = sum(parts)
+    z = [[model.new_int_var(0, most, f"z_{p}_{f}") for f in range(len(racks))] for p in range(len(patterns))]
+    uses = [
+        (pattern, f, z_pf) for pattern, row in zip(patterns, z, strict=True) for f, z_pf in enumerate(row)
+    ]
+    e, nodes = {}, {}
+    for kind, (f, rack) in itertools.product(kinds, enumerate(racks)):
+        nodes[kind, f] = sum(p.span * z_pf for p, domain, z_pf in uses if (p.kind, domain) == (kind, f))
+        if (node_count := rack.nodes.get(kind, 0)) is not None:
+            e[kind, f] = model.new_int_var(0, most, f"e_{kind}_{f}")
+            model.add(nodes[kind, f] <= node_count + e[kind, f]).with_name(f"nodes_{kind}_{f}")
+    t = []
     for q, count in enumerate(parts):
-        placed = [pattern.counts[q] * z_p for pattern, z_p in zip(patterns, z, strict=True)]
-        model.add(sum(placed) == count).with_name(f"placed_{q}")
+        count_terms = [(f, p.counts[q] * p.span * z_pf) for p, f, z_pf in uses if p.counts[q]]
+        model.add(sum(term for _, term in count_terms) == count).with_name(f"placed_{q}")
+        t.append(model.new_int_var(0, count, f"t_{q}"))
+        for f in range(len(racks)):
+            model.add(sum(term for domain, term in count_terms if domain == f) <= t[q]).with_name(
+                f"spread_{q}_{f}"
+            )
+
     pairs = math.prod(_workers(pools, role) for role in ("prefill", "decode"))
-    local_pairs = sum(pattern.local_pairs * z_p for pattern, z_p in zip(patterns, z, strict=True))
-    objectives = [sum(z), pairs - local_pairs if pairs else 0]
-    solver, bounds, is_optimal = _minimise_in_turn(model, objectives, z, time_limit_s)
+    local_pairs = sum(pattern.local_pairs * z_pf for pattern, _, z_pf in uses)
+    objectives = [sum(e.values()), sum(nodes.values()), pairs - local_pairs if pairs else 0, sum(t)]
+    solver, bounds, is_optimal = _minimise_in_turn(
+        model, objectives, [z_pf for _, _, z_pf in uses], time_limit_s
+    )
+    if solver is None:
+        raise InfeasibleError(
+            "low affinity: no filling of nodes puts every prefill worker beside a decode worker at these "
+            f"counts ({', '.join(f'{pool.count} {pool.name}' for pool in pools)})",
+            kind="capacity",
+            constraint="affinity",
+            relaxation="other counts, or high affinity",
+        )
+    _refuse_missing({kind: sum(solver.value(e[k, f]) for k, f in e if k == kind) for kind in kinds})
+    counts = [[solver.value(z_pf) for z_pf in row] for row in z]
     return NodePlacement(
-        nodes=_number_nodes(slices, patterns, [solver.value(z_p) for z_p in z]),
-        cross_frac=solver.value(objectives[1]) / pairs if pairs else None,
-        bound=bounds[0],
+        nodes=_number_nodes(slices, patterns, counts, racks),
+        cross_frac=solver.value(objectives[2]) / pairs if pairs else None,
+        bound=bounds[1],
         is_optimal=is_optimal,
     )
+
+
+def _refuse_missing(missing: Mapping[str, int]) -> None:
+    """Raise InfeasibleError where nodes of some kind are missing."""
+    if short := {kind: count for kind, count in missing.items() if count}:
+        more = " and ".join(f"{count} more nodes of {kind}" for kind, count in short.items())
+        raise InfeasibleError(
+            f"the workers do not fit the nodes; {more} would do",
+            kind="capacity",
+            constraint="nodes of " + ", ".join(short),
+            relaxation=more,
+        )
 
 
 def placement_of_topology(fleet: Fleet) -> NodePlacement:
@@ -218,43 +286,74 @@ def _check_groups(pools: Sequence[Pool]) -> None:
             )
 
 
-def _least_span(pool: Pool) -> int:
-    """The fewest nodes that hold a worker of `pool` in equal parts."""
-    stages = pool.type.pp * pool.type.dp
-    for span in range(1, stages + 1):
-        if stages % span == 0 and _fit_node([_Slice(pool, span)], [1]):
-            return span
-    raise InfeasibleError(
-        f"{pool.name} ({pool.type.gpus} GPUs) does not fit a node of {int(pool.type.gpu.gpus_per_node)} "
-        f"GPUs, nor {stages} of them in equal parts",
-        kind="capacity",
-        constraint="node",
-        relaxation="a larger PP, a smaller TP",
-    )
+def _slices(pools: Sequence[Pool], affinity: Affinity) -> list[_Slice]:
+    """The parts of each pool that are placed on one node each: as few as can hold its workers, or with low
+    affinity one for every pair.
+    """
+    pairs = [pool for pool in pools if pool.role != "mixed"] if affinity == "low" else []
+    if len(kinds := sorted({pool.type.gpu.base for pool in pairs})) > 1:
+        raise InfeasibleError(
+            f"low affinity puts prefill and decode workers on one node, but they use {' and '.join(kinds)}",
+            kind="capacity",
+            constraint="affinity",
+            relaxation="high affinity, or one kind of GPU for both roles",
+        )
+
+    def fits(group: Sequence[Pool], span: int) -> bool:
+        return _fit_node([_Slice(pool, span) for pool in group], [1] * len(group))
+
+    def least_span(groups: Sequence[Sequence[Pool]]) -> int:
+        stages = math.gcd(*(pool.type.pp * pool.type.dp for group in groups for pool in group))
+        for span in range(1, stages + 1):
+            if stages % span == 0 and all(fits(group, span) for group in groups):
+                return span
+        largest = max(groups, key=lambda group: sum(pool.type.gpus for pool in group))
+        raise InfeasibleError(
+            f"{' beside '.join(f'{pool.name} ({pool.type.gpus} GPUs)' for pool in largest)} does not fit a "
+            f"node of {int(largest[0].type.gpu.gpus_per_node)} GPUs, nor {stages} of them in equal parts",
+            kind="capacity",
+            constraint="affinity" if len(largest) > 1 else "node",
+            relaxation="a larger PP (of both roles), a smaller TP"
+            + ", or high affinity" * (len(largest) > 1),
+        )
+
+    prefills = [pool for pool in pairs if pool.role == "prefill"]
+    decodes = [pool for pool in pairs if pool.role == "decode"]
+    pair_groups = list(itertools.product(prefills, decodes))
+    pair_span = least_span(pair_groups) if pair_groups else 1
+    return [_Slice(pool, pair_span if pool in pairs else least_span([[pool]])) for pool in pools]
 
 
-def _patterns(slices: Sequence[_Slice]) -> list[_Pattern]:
-    """Every way to fill a node."""
+def _patterns(slices: Sequence[_Slice], affinity: Affinity) -> list[_Pattern]:
+    """Every way to fill a node, or the nodes of a spanning pair."""
     workers = {role: _workers([each.pool for each in slices], role) for role in ("prefill", "decode")}
     patterns: list[_Pattern] = []
     for kind in dict.fromkeys(each.kind for each in slices):
         here = [q for q, each in enumerate(slices) if each.kind == kind]
-        for counts_here in _contents([slices[q] for q in here]):
-            counts = [0] * len(slices)
-            parts_by_role = {"prefill": 0, "decode": 0, "mixed": 0}
-            for q, count in zip(here, counts_here, strict=True):
-                counts[q] = count
-                parts_by_role[slices[q].pool.role] += count
-            # A part of a worker keeps no KV inside: its other parts are on other nodes.
-            is_whole = all(slices[q].span == 1 for q in here if counts[q] and slices[q].pool.role != "mixed")
-            local_pairs = min(
-                parts_by_role["prefill"] * workers["decode"], parts_by_role["decode"] * workers["prefill"]
-            )
-            patterns.append(_Pattern(kind, tuple(counts), local_pairs if is_whole else 0))
-            if len(patterns) > MOST_PATTERNS:
-                raise PlannerError(
-                    f"placement: a {kind} node can be filled in more than {MOST_PATTERNS} ways"
-                )
+        in_pairs = [q for q in here if slices[q].pool.role != "mixed"]
+        pair_span = max((slices[q].span for q in in_pairs), default=1) if affinity == "low" else 1
+        if pair_span == 1:
+            groups = [(here, 1)]
+        else:
+            groups = [(in_pairs, pair_span), ([q for q in here if q not in in_pairs], 1)]
+        for group, span in groups:
+            for group_counts in _contents([slices[q] for q in group]):
+                counts = [0] * len(slices)
+                parts_by_role = {"prefill": 0, "decode": 0, "mixed": 0}
+                for q, count in zip(group, group_counts, strict=True):
+                    counts[q] = count
+                    parts_by_role[slices[q].pool.role] += count
+                prefills, decodes = parts_by_role["prefill"], parts_by_role["decode"]
+                if affinity == "low" and bool(prefills) != bool(decodes):
+                    continue
+                # A part of a worker keeps no KV inside: its other parts are on other nodes.
+                is_whole = all(slices[q].span == span for q in in_pairs if counts[q])
+                local_pairs = min(prefills * workers["decode"], decodes * workers["prefill"])
+                patterns.append(_Pattern(kind, span, tuple(counts), local_pairs if is_whole else 0))
+                if len(patterns) > MOST_PATTERNS:
+                    raise PlannerError(
+                        f"placement: a {kind} node can be filled in more than {MOST_PATTERNS} ways"
+                    )
     return patterns
 
 
@@ -298,9 +397,9 @@ def _minimise_in_turn(
     objectives: Sequence[cp_model.LinearExprT],
     variables: Sequence[cp_model.IntVar],
     time_limit_s: float,
-) -> tuple[cp_model.CpSolver, list[int], bool]:
-    """Minimise one objective after another. Returns the last solver that has a solution, the bound of each
-    objective, and whether all are optimal.
+) -> tuple[cp_model.CpSolver | None, list[int], bool]:
+    """Minimise one objective after another. Returns the last solver that has a solution (None: infeasible),
+    the bound of each objective, and whether all are optimal.
 
     An objective that runs out of time may not get worse than it got, and the next one is minimised under
     that.
@@ -313,6 +412,8 @@ def _minimise_in_turn(
         model.minimize(objective)
         solver = cp_solver(time_limit_s / len(objectives))
         status = solver.solve(model)
+        if status == cp_model.INFEASIBLE:
+            return None, bounds, False
         bounds.append(math.ceil(solver.best_objective_bound - 1e-6))
         is_optimal &= status == cp_model.OPTIMAL
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -323,36 +424,45 @@ def _minimise_in_turn(
                 model.add_hint(variable, solver.value(variable))
         elif best is None:
             raise PlannerError(f"placement: nothing was found in {time_limit_s:g} s; allow more time")
-    assert best is not None
     return best, bounds, is_optimal
 
 
 def _number_nodes(
-    slices: Sequence[_Slice], patterns: Sequence[_Pattern], uses: Sequence[int]
+    slices: Sequence[_Slice],
+    patterns: Sequence[_Pattern],
+    counts: Sequence[Sequence[int]],
+    racks: Sequence[FailureDomain],
 ) -> tuple[PlacedNode, ...]:
-    """Give nodes and workers numbers: the parts of a pool go onto its nodes in the order of its workers."""
+    """Give nodes and workers numbers: of a pattern's nodes the i-th holds the i-th part of each worker."""
     dealt = [0] * len(slices)  # The parts of each slice that have a node, in the order of workers.
     nodes: list[PlacedNode] = []
-    for pattern, use_count in zip(patterns, uses, strict=True):
-        here = [q for q, count in enumerate(pattern.counts) if count]
-        slices_here, counts_here = [slices[q] for q in here], [pattern.counts[q] for q in here]
-        for _ in range(use_count):
-            parts = []
-            for index, gpus in _deal_gpus(slices_here, counts_here):
-                q, each = here[index], slices_here[index]
-                worker, part = divmod(dealt[q], each.span)
-                dealt[q] += 1
-                first, kind = part * each.stages, each.pool.type
-                parts.append(
-                    WorkerPart(
-                        pool=each.pool.name,
-                        worker=worker,
-                        first=first,
-                        last=first + each.stages - 1,
-                        pp=kind.pp,
-                        gpus=gpus,
-                        dp=kind.dp,
+    for f, rack in enumerate(racks):
+        for pattern, uses in zip(patterns, counts, strict=True):
+            here = [q for q, count in enumerate(pattern.counts) if count]
+            slices_here, counts_here = [slices[q] for q in here], [pattern.counts[q] for q in here]
+            for _ in range(uses[f]):
+                for i in range(pattern.span):
+                    seen, parts = dict.fromkeys(here, 0), []
+                    for index, gpus in _deal_gpus(slices_here, counts_here):
+                        q, each = here[index], slices[here[index]]
+                        worker, part = divmod(dealt[q] + seen[q] * pattern.span + i, each.span)
+                        seen[q] += 1
+                        first = part * each.stages
+                        kind, last = each.pool.type, first + each.stages - 1
+                        parts.append(
+                            WorkerPart(
+                                pool=each.pool.name,
+                                worker=worker,
+                                first=first,
+                                last=last,
+                                pp=kind.pp,
+                                gpus=gpus,
+                                dp=kind.dp,
+                            )
+                        )
+                    nodes.append(
+                        PlacedNode(f"{pattern.kind}-{len(nodes)}", pattern.kind, rack.name, tuple(parts))
                     )
-                )
-            nodes.append(PlacedNode(f"{pattern.kind}-{len(nodes)}", pattern.kind, "all", tuple(parts)))
+                for q in here:
+                    dealt[q] += pattern.counts[q] * pattern.span
     return tuple(nodes)
