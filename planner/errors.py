@@ -14,9 +14,12 @@ A message says in one line what was asked, what was found and what to change. An
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+ROUNDING_FRAC = 1e-10  # Less than the slack of limits, `domain.ROUNDING`.
 
 
 class PlannerError(Exception):
@@ -63,7 +66,7 @@ class Change:
         if self.unit == "s":
             return f"{self.limit} >= {self.enough:.9g} s"
         unit = "" if self.unit == "GPUs" else f" {self.unit}"  # The name of a stock contains the GPU's name.
-        return f"{self.limit} from {self.present:g} to {self.enough:g}{unit}"
+        return f"{self.limit} from {self.present:g} to {_rounded_up(self.enough)}{unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,15 @@ class InfeasibleError(PlannerError):
             is_proved=self.is_proved,
             most_kept=self.most_kept,
         )
+
+
+def _rounded_up(value: float) -> str:
+    """With six digits and never less, so that a limit of this text suffices."""
+    text = f"{value:g}"
+    if float(text) >= value * (1 - ROUNDING_FRAC):
+        return text
+    unit = 10.0 ** (math.floor(math.log10(value)) - 5)
+    return f"{float(text) + unit:g}"
 
 
 def ways_text(ways: Iterable[Iterable[Change]]) -> str:

@@ -16,7 +16,7 @@ from planner.fleet import Fleet, Policies
 from planner.search.level0.level0_search import Level0, search_level0
 from planner.search.level0.one_pool import Search
 from planner.search.level0.owned_gpus import owned_candidates
-from planner.search.mixed.infeasible import infeasible
+from planner.search.mixed.infeasible import find_wider_fleets, infeasible
 from planner.search.mixed.mixed_fleets import MixedFleets, cheapest_known, search_mixed_fleets
 from planner.search.oracle.fleet_counts import Counts, counts_of, objective
 from planner.search.oracle.fleet_oracle import Oracle, without_spare_workers
@@ -71,7 +71,13 @@ def search_beyond_budgets(
             # The search was cut short: in the rest of the time others must beat what it found.
             start = (*start, problem.oracle.fleet(result.best))
     within, level0, mixed_fleets = _search(problem, start, prove=prove, walks=walks)
-    return (infeasible(problem, level0, mixed_fleets) if within is None else within), unlimited
+    if within is not None:
+        return within, unlimited
+    wider_fleets = find_wider_fleets(problem)
+    if len(wider_fleets) == 1 and problem.allows(wider_fleets[0]):
+        start = (*start, problem.oracle.fleet(wider_fleets[0]))
+        within, level0, mixed_fleets = _search(problem, start, prove=prove, walks=walks)
+    return within or infeasible(problem, level0, mixed_fleets, wider_fleets), unlimited
 
 
 def _with_level0_within(

@@ -175,12 +175,13 @@ def _rounded_up(seconds: float) -> float:
     return float(f"{math.ceil(seconds / unit - ROUNDING) * unit:.6g}")
 
 
-def infeasible(problem: Problem, level0: Level0, beyond: MixedFleets) -> InfeasibleError:
+def infeasible(
+    problem: Problem, level0: Level0, beyond: MixedFleets, wider_fleets: Sequence[Counts]
+) -> InfeasibleError:
     """Name what binds and the smallest relaxation, and say whether that no fleet holds is proved.
 
-    Each limit is lifted alone, and the fleet that needs least of it looked for; if no single one is enough,
-    all are lifted. What is found is a fleet that was simulated, so the question with that much more has a
-    plan. Proved is what the bound over all fleets proves; else the searches say it that came to their end.
+    `wider_fleets` are those of `find_wider_fleets`, so the question with that much more has a plan. Proved is
+    what the bound over all fleets proves; else the searches say it that came to their end.
     """
     rows = problem.limits.rows()
     names = ", ".join(limit.name for limit, _ in rows)
@@ -190,10 +191,10 @@ def infeasible(problem: Problem, level0: Level0, beyond: MixedFleets) -> Infeasi
         # The master does not know what a fleet carries after a loss.
         or ((beyond.is_exhausted or beyond.is_hopeless) and not problem.oracle.has_losses)
     )
-    ways = _relaxations(problem) if is_proved or has_ended else []
-    if not ways:
-        if problem.out_of_time() or not (is_proved or beyond.is_exact):
-            return _undecided(problem, level0, names)
+    ways = [_exceeded(problem.limits, counts) for counts in wider_fleets]
+    if not (ways and (is_proved or has_ended)):
+        if ways or problem.out_of_time() or not (is_proved or beyond.is_exact):
+            return _undecided(problem, level0, names, ways)
         return out_of_reach(problem, _floors(problem))
     how = (
         "not even the least work that the SLO obliges fits within the limits"
@@ -214,8 +215,10 @@ def infeasible(problem: Problem, level0: Level0, beyond: MixedFleets) -> Infeasi
     )
 
 
-def _undecided(problem: Problem, level0: Level0, names: str) -> InfeasibleError:
-    """Neither a fleet was found nor that there is none."""
+def _undecided(
+    problem: Problem, level0: Level0, names: str, ways: Sequence[tuple[Change, ...]]
+) -> InfeasibleError:
+    """Neither a fleet was found nor that there is none. `ways`: with these changes one was found."""
     within = f"within the limits ({names}) " if names else ""
     if problem.out_of_time():
         why, help_ = f"{ended_by()} came first", "raise --time-limit"
@@ -224,40 +227,49 @@ def _undecided(problem: Problem, level0: Level0, names: str) -> InfeasibleError:
         failing = "; ".join(f"{name}: {reason_text(because)}" for name, because in first)
         why = f"nothing proves that there is none ({failing})"
         help_ = "relax a limit of the SLO, add a faster GPU" + (" or raise the limits" if names else "")
+    if ways:
+        help_ = f"raise {ways_text(ways)}, with which a fleet was found"
     return InfeasibleError(
         f"no fleet {within}was found that keeps the SLO: {problem.oracle.simulations} were simulated, and "
         f"{why}; {help_}{also_left_out(problem.task.unchecked_left_out)}",
         kind="capacity" if names else "latency",
         constraint=[limit.name for limit, _ in problem.limits.rows()]
         or [limit.name for limit in problem.slo.limits],
-        relaxation=f"unknown: {help_}",
+        relaxation="" if ways else f"unknown: {help_}",
+        ways=ways,
         is_proved=False,
     )
 
 
-def _relaxations(problem: Problem) -> list[tuple[Change, ...]]:
-    """The least more of each limit alone, else of all, with which a fleet was found."""
-    rows = problem.limits.rows()
-    lifted = [
-        (problem.limits.without(limit), limit) for limit, _ in rows if not _is_rented_too(limit, problem)
+def find_wider_fleets(problem: Problem) -> list[Counts]:
+    """Fleets that hold beyond the limits, of which none was found: each limit is lifted alone, and the fleet
+    that needs least of it looked for; if no single one is enough, all are lifted.
+
+    A search with other limits takes another way, so it may find a fleet that is within the limits after all.
+    Then this is the only one returned. As the question may be one whose limits were raised to what a search
+    without any limits had named, that search comes first, unless no fleet is within the limits.
+    """
+    limits, is_proved = problem.limits, problem.lower is None
+    singles = [
+        (limits.without(limit), limit) for limit, _ in limits.rows() if not _is_rented_too(limit, problem)
     ]
-    if len(rows) > 1:
-        all_lifted = FleetLimits({gpu: None for gpu in problem.limits.stock}, by_gpu=problem.limits.by_gpu)
-        lifted.append((all_lifted, COST))
-    ways: list[tuple[Change, ...]] = []
-    for limits, limit in lifted:
-        is_all_lifted = limits.rows() == []  # Of interest only if no single limit is enough.
-        if (ways and is_all_lifted) or problem.out_of_time():
+    unlimited = FleetLimits({gpu: None for gpu in limits.stock}, by_gpu=limits.by_gpu)
+    several = [(unlimited, COST)] if len(limits.rows()) > 1 else []
+    fleets: dict[bool, list[Counts]] = {True: [], False: []}  # By whether all limits were lifted.
+    for lifted, limit in (*singles, *several) if is_proved else (*several, *singles):
+        is_all = lifted is unlimited
+        if (is_all and fleets[False]) or problem.out_of_time():
             break
         problem.progress("infeasible; looking for the smallest relaxation")
         wanted: Objective = limit.of if limit.of in ("power", "cost") else "gpus"
-        wider = replace(problem, limits=limits, task=replace(problem.task, objective=wanted))
+        wider = replace(problem, limits=lifted, task=replace(problem.task, objective=wanted))
         level0 = search_level0(wider)
         best = search_mixed_fleets(wider, level0).best
-        if best is None:
-            continue
-        ways.append(_exceeded(problem.limits, best))
-    return ways
+        if best is not None and problem.allows(best):
+            return [best]
+        if best is not None:
+            fleets[is_all].append(best)
+    return fleets[False] or fleets[True]
 
 
 def _is_rented_too(limit: FleetLimit, problem: Problem) -> bool:

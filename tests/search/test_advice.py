@@ -1,0 +1,109 @@
+"""What the message of an infeasible question names is enough: asked with that, there is a plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from instances import instance
+
+import fleetplan
+from planner.errors import Change, InfeasibleError
+from planner.fleet import Fleet
+from planner.search.level0.level0_search import Level0
+from planner.search.mixed import best_fleet
+from planner.search.mixed.best_fleet import FleetSearch, search
+from planner.search.mixed.mixed_fleets import MixedFleets
+from planner.search.problem.plan_problem import Problem
+
+
+@pytest.mark.parametrize("value", [1234.5612, 22.6604, 0.123456111, 99999.91, 16.0, 5.16 * (1 + 1e-14), 0.0])
+def test_a_limit_as_it_is_written_is_never_less_than_what_is_needed(value: float) -> None:
+    (text,) = re.findall(r"to (\S+) USD/h", str(Change("cost", 0.0, value, "USD/h")))
+    assert value * (1 - 1e-9) <= float(text) <= value * (1 + 1e-5)
+
+
+def with_stock(problem: Problem, count: int | None) -> Problem:
+    stock = dict.fromkeys(problem.limits.stock, count)
+    return replace(problem, limits=replace(problem.limits, stock=stock, cost_usd_per_h=None))
+
+
+def found_by(problem: Problem) -> FleetSearch | None:
+    try:
+        return search(problem)
+    except InfeasibleError:
+        return None
+
+
+def test_a_fleet_within_the_limits_that_only_a_search_beyond_them_finds_is_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The search within the limits is made to miss all that it is not told to begin with."""
+    problem = next(each for seed in range(20) if found_by(each := with_stock(instance(seed), 4)) is not None)
+    usual = best_fleet._search
+
+    def blind(
+        asked: Problem, start: Sequence[Fleet], **keys: bool
+    ) -> tuple[FleetSearch | None, Level0, MixedFleets]:
+        result, level0, mixed = usual(asked, start, **keys)
+        if start:
+            return result, level0, mixed
+        search_result = replace(level0.search, best=None, is_exhausted=False)
+        nothing = replace(mixed, best=None, is_exact=False, is_exhausted=False, is_hopeless=False)
+        return None, replace(level0, search=search_result), nothing
+
+    monkeypatch.setattr(best_fleet, "_search", blind)
+    seen = search(problem)
+    assert problem.allows(seen.best) and problem.oracle.holds([seen.best])[0]
+    with pytest.raises(InfeasibleError) as caught:
+        search(with_stock(problem, 0))
+    assert caught.value.ways
+
+
+def test_where_nothing_is_proved_the_message_names_what_a_fleet_was_found_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = next(
+        each
+        for seed in range(20)
+        if found_by(each := with_stock(instance(seed), 1)) is None and found_by(with_stock(each, 8))
+    )
+    usual = best_fleet._search
+
+    def undecided(
+        asked: Problem, start: Sequence[Fleet], **keys: bool
+    ) -> tuple[FleetSearch | None, Level0, MixedFleets]:
+        result, level0, mixed = usual(asked, start, **keys)
+        search_result = replace(level0.search, is_exhausted=False)
+        return result, replace(level0, search=search_result), replace(mixed, is_exact=False)
+
+    monkeypatch.setattr(best_fleet, "_search", undecided)
+    with pytest.raises(InfeasibleError, match=r"raise stock of .*, with which a fleet was found") as caught:
+        search(problem)
+    assert caught.value.exit_code == 4 and caught.value.relaxation.startswith("stock of")
+
+
+QUESTIONS: list[dict[str, Any]] = [
+    {
+        "llm": "llama-3.1-8b",
+        "traffic": {"rate": 1.78, "input": 2481, "output": 140, "duration": "161 s"},
+        "fleet": {"gpus": {"l4-24g": 1}},
+        "slo": {"ttft": {"p90": "688 ms"}, "tbt": {"p99": "177 ms"}},
+        "objective": "gpus",
+        "safety": "none",
+    }
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", QUESTIONS)
+def test_the_stock_that_is_named_is_planned(document: dict[str, Any]) -> None:
+    """Nine L4 held in a search without limits; the search with nine had found none."""
+    with pytest.raises(InfeasibleError) as caught:
+        fleetplan.plan(document)
+    ((change,),) = caught.value.ways
+    more = document | {"fleet": {"gpus": {"l4-24g": round(change.enough)}}}
+    assert fleetplan.plan(more).to_dict()["gpus"] == change.enough
