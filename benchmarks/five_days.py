@@ -1,7 +1,7 @@
 """Days under controllers: what each costs above the optimum by cause, and what none can go below.
 
     python benchmarks/five_days.py TRACES [--train "70 %"] [--days large,mid,small,azure,bursty] [--queue sjf]
-        [--seed 1] [--controllers fleetplan]
+        [--seed 1] [--before 3] [--missed "1 %"] [--controllers fleetplan]
 
 TRACES holds servegen/ (a day of m-large and three curves of two weeks) and the Azure conversation trace. Of a
 curve its second day is drawn as benchmarks/day.py draws it, to ten requests/s in the mean; Azure's hour comes
@@ -10,7 +10,7 @@ of 5.
 
 Small days ("chat-1" to "chat-3", "pair") are drawn from the same curves to 1.5 or 3 requests/s for
 Llama-3.1-8B on 1 to 10 A100; --seed draws others of the same kind, to judge by. "pair" has prefill and decode
-workers.
+workers. With --before so many days of the curve before a small day train, and the whole day judges.
 """
 
 from __future__ import annotations
@@ -55,15 +55,18 @@ PAIR = {
 }
 
 
-def curve_day(traces: Path, name: str, *, day: int = 1, mean_rps: float = MEAN_RPS, seed: int = 0) -> Trace:
-    """A day of a curve of rates, from 0 on, lengths from the same time of m-large's day."""
+def curve_day(
+    traces: Path, name: str, *, day: int = 1, before: int = 0, mean_rps: float = MEAN_RPS, seed: int = 0
+) -> Trace:
+    """A day of a curve of rates after so many `before` it, lengths from the same time of m-large's day."""
     seen, rates = (
         read_trace(traces / "servegen/m-large-day9-1in20.csv.gz"),
         traces / f"servegen/m-{name}-rates.csv",
     )
     table = np.genfromtxt(rates, delimiter=",", names=True)[day * STEPS_OF_DAY : (day + 1) * STEPS_OF_DAY]
     one_in = float(table["requests_per_s"].mean()) / mean_rps
-    return drawn(seen, rates, first=day * STEPS_OF_DAY, steps=STEPS_OF_DAY, one_in=one_in, seed=seed)
+    first, steps = (day - before) * STEPS_OF_DAY, (before + 1) * STEPS_OF_DAY
+    return drawn(seen, rates, first=first, steps=steps, one_in=one_in, seed=seed)
 
 
 def azure_day(traces: Path) -> Trace:
@@ -97,10 +100,10 @@ SMALL_DAYS = {
 }
 
 
-def small_day(traces: Path, name: str, seed: int) -> Trace:
-    """One of SMALL_DAYS, drawn anew for each seed."""
+def small_day(traces: Path, name: str, seed: int, before: int = 0) -> Trace:
+    """One of SMALL_DAYS after so many days before it, drawn anew for each seed."""
     curve, number, mean_rps = SMALL_DAYS[name]
-    return curve_day(traces, curve, day=number, mean_rps=mean_rps, seed=seed)
+    return curve_day(traces, curve, day=number, before=before, mean_rps=mean_rps, seed=seed)
 
 
 DAYS: dict[str, tuple[Callable[[Path], Trace], Any, Any]] = {
@@ -119,16 +122,24 @@ def main() -> None:
     parser.add_argument("--days", default=",".join(FIVE))
     parser.add_argument("--queue", default="fcfs", help="one order of the queue, or several: fcfs,sjf")
     parser.add_argument("--seed", type=int, default=0, help="of small days")
+    parser.add_argument("--before", type=int, default=0, help="days that train, of small days")
+    parser.add_argument("--missed", help="the share of windows that may be missed")
     parser.add_argument("--controllers", help="names, with commas; all if left out")
     options = parser.parse_args()
     for name in options.days.split(","):
+        before = min(options.before, SMALL_DAYS[name][1]) if name in SMALL_DAYS else 0
         read, slo, fleet = (
-            (partial(small_day, name=name, seed=options.seed), SMALL_SLO, PAIR if name == "pair" else SMALL)
+            (
+                partial(small_day, name=name, seed=options.seed, before=before),
+                SMALL_SLO,
+                PAIR if name == "pair" else SMALL,
+            )
             if name in SMALL_DAYS
             else DAYS[name]
         )
         began = time.process_time()
-        given = {"train": options.train, "controllers": options.controllers}
+        train = f"{100 * before / (before + 1):.6g} %" if before else options.train
+        given = {"train": train, "controllers": options.controllers, "missed": options.missed}
         terms = {name: value for name, value in given.items() if value is not None}
         first, *others = options.queue.split(",")
         question = {**slo, "policies": {"queue": [first, *others]}}

@@ -17,7 +17,7 @@ import numpy as np
 from planner.day import day_causes
 from planner.day.day_study import STATIC, ControllerDay, DayAnswer, Optimum, workers_over_time
 from planner.day.search.capacity import slo_text
-from planner.day.search.causal_bound import BLOCKS_S
+from planner.day.search.causal_bound import BLOCKS_S, HOUR_S
 from planner.domain import row_of
 from planner.reports import charts
 from planner.reports.drawing import Figure
@@ -150,15 +150,22 @@ def _causal_lines(answer: DayAnswer) -> list[str]:
     if answer.optimum is None or answer.optimum.causal is None:
         return []
     few = FEW_MISSED_FRAC * len(answer.static.windows)
-    hour_usd, two_usd = (answer.optimum.causal.usd(few, block_s) for block_s in BLOCKS_S)
-    if two_usd <= answer.optimum.proved_usd:  # Of few windows this bound says no more than the proved one.
+    hour_usd = answer.optimum.causal.usd(few, HOUR_S)
+    unknown_usd = answer.optimum.causal.usd_of_unknown_blocks(few, HOUR_S)
+    # Of few windows this bound says no more than the proved one.
+    if max(hour_usd, unknown_usd or 0.0) <= answer.optimum.proved_usd:
         return []
     own = answer.optimum.usd
+    unknown_words = (
+        ""
+        if unknown_usd is None
+        else f", and {usd(unknown_usd)} ({percent(unknown_usd - own, own)}) if only its windows show which "
+        "hour of a half day it is"
+    )
     return [
         "On days of these windows in any order within an hour no controller that cannot see ahead misses "
         f"{100 * FEW_MISSED_FRAC:g} % for less than {usd(hour_usd)} ({percent(hour_usd - own, own)}) in the "
-        f"mean, within two hours {usd(two_usd)} ({percent(two_usd - own, own)}): sizes changed between "
-        "windows, if more workers never hurt."
+        f"mean{unknown_words}: sizes changed between windows, if more workers never hurt."
     ]
 
 
@@ -285,6 +292,9 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
                     f"{block_s:g}": optimum.causal.usd(FEW_MISSED_FRAC * len(answer.static.windows), block_s)
                     for block_s in BLOCKS_S
                 },
+                "usd_of_unknown_hours": optimum.causal.usd_of_unknown_blocks(
+                    FEW_MISSED_FRAC * len(answer.static.windows), HOUR_S
+                ),
             },
             "sizes": {"edges_s": optimum.edges_s.tolist(), "sizes": optimum.sizes.tolist()},
         },

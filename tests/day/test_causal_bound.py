@@ -40,6 +40,48 @@ def test_the_hour_whose_windows_are_cheapest_to_keep_is_kept_first() -> None:
     assert bound.usd(1, 3600.0) == pytest.approx(18.0)
 
 
+def test_an_hour_that_is_not_known_costs_its_first_window() -> None:
+    """An hour that needs 1 and one that needs 3. Who is told pays 6 + 18 USD. Who is not has 3 in the first
+    window of both, and then knows: 2 USD more. Half a window missed saves these 2: 24 USD for both."""
+    bound = bound_of([[1]] * 6 + [[3]] * 6)
+    assert bound.usd(0, 3600.0) == pytest.approx(24.0)
+    assert bound.usd_of_unknown_blocks(0, 3600.0) == pytest.approx(26.0)
+    assert bound.usd_of_unknown_blocks(0.5, 3600.0) == pytest.approx(24.0)
+    # Blocks that are drawn from themselves alone are known.
+    assert bound.usd_of_unknown_blocks(0, 3600.0, 3600.0) == pytest.approx(24.0)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_not_knowing_the_hour_never_costs_less(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    bound = bound_of(rng.integers(1, 5, (int(rng.integers(7, 40)), 1)).tolist())
+    for missed in (0.0, 0.4, 1.0, 3.0):
+        unknown_usd = bound.usd_of_unknown_blocks(missed, 3600.0)
+        assert unknown_usd is not None and unknown_usd >= bound.usd(missed, 3600.0) - 1e-9
+
+
+def test_no_rule_that_learns_the_hour_costs_less() -> None:
+    """Two hours of two windows, (1, 2) and (2, 3): all rules that see the need of the first window, over all
+    days: each hour is either, each of its windows is either of that hour's."""
+    bound = bound_of([[1], [2], [2], [3]])
+    hours, sizes = ((1, 2), (2, 3)), (1, 2, 3)
+    for first, *after in itertools.product(sizes, repeat=4):
+        usd = missed = 0.0
+        for hour in hours:
+            for one, two in itertools.product(hour, repeat=2):
+                second = after[one - 1]
+                usd += (first + second) / 8
+                missed += ((one > first) + (two > second)) / 8
+        assert 2 * usd >= bound.usd_of_unknown_blocks(2 * missed, 1200.0) - 1e-9  # type: ignore[operator]
+
+
+def test_too_many_kinds_of_windows_are_not_counted_out() -> None:
+    """In an hour of 60 windows there are too many different things to have seen."""
+    needs = [[1 + v % 5] for v in range(60)]
+    bound = CausalBound(np.array(needs), np.full(60, 60.0), (1,), lambda sizes: 6.0 * sum(sizes))
+    assert bound.usd_of_unknown_blocks(0, 3600.0) is None
+
+
 def test_no_rule_on_days_of_two_kinds_of_windows_costs_less() -> None:
     """All rules that look at the window before, over all 4^3 days of 3 windows out of 4, with two pools."""
     needs = np.array([[1, 1], [2, 1], [1, 2], [1, 1]])

@@ -16,11 +16,21 @@ whatever rule chose them. Start-ups cost more on top. So no such rule costs less
 if more workers and less work before never hurt (MORE in day/search/day_optimum.py). The bound
 does not hold for a day that repeats an earlier one to the minute, nor for a controller that acts within a
 window: where the burst of a window comes more than a start-up after its beginning, it may keep the window.
+
+This rule knows from its beginning what an hour is like. Let each block also be drawn from those of its
+`among_s`, block j with p_j, its share of their windows, and let a window of a given need look alike in all of
+them. Then what a rule knows at the k-th window of a block is s, how often each need c came in it before, and
+
+  P(s) = sum_j p_j k! prod_c q_jc^s_c / s_c!,     q_jc  share of the windows of block j that need c
+
+So w_sx takes the place of w_hx, with the needs that follow s: c with sum_j P(j | s) q_jc. A rule that learns
+an hour by its windows pays more than one that is told.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,9 +44,12 @@ from planner.solvers.master import paid_usd_per_h
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-# Windows come in any order within blocks of this length; the page shows the bound for both lengths.
-BLOCKS_S = (3600.0, 7200.0)
+HOUR_S = 3600.0
+# Windows come in any order within blocks of these lengths.
+BLOCKS_S = (HOUR_S, 2 * HOUR_S)
+AMONG_S = 12 * HOUR_S  # A block is drawn from those of a half day.
 MOST_SIZES = 4096  # Where more sizes may have to be compared in a block, the bound is not computed.
+MOST_STATES = 20_000  # Likewise where so many different windows may have been seen before one in its block.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,27 +63,61 @@ class CausalBound:
 
     def usd(self, missed_windows: float, block_s: float) -> float:
         """The least USD of a day in which this many windows are missed in the mean; blocks last `block_s`."""
+        return _cheapest_usd([self._lower_line(block) for block in self._blocks(block_s)], missed_windows)
+
+    def usd_of_unknown_blocks(
+        self, missed_windows: float, block_s: float, among_s: float = AMONG_S
+    ) -> float | None:
+        """The same, where each block is drawn from those of its `among_s`; None for too many states."""
+        blocks = self._blocks(block_s)
+        group_blocks = max(round(among_s / block_s), 1)
+        lines: list[list[tuple[float, float]]] = []
+        for first in range(0, len(blocks), group_blocks):
+            group = blocks[first : first + group_blocks]
+            kinds = len(np.unique(self.needs[group[0].start : group[-1].stop], axis=0))
+            if math.comb(kinds + len(group[0]) - 1, kinds) > MOST_STATES:
+                return None
+            lines += self._lines_of_states(group)
+        return _cheapest_usd(lines, missed_windows)
+
+    def _blocks(self, block_s: float) -> list[range]:
+        """The windows of each block; the last one may have fewer."""
         block_windows = max(round(block_s / float(self.lengths_s.max())), 1)
-        lines = [
-            self._lower_line(range(first, min(first + block_windows, len(self.needs))))
-            for first in range(0, len(self.needs), block_windows)
-        ]
-        total_usd = sum(line[0][0] for line in lines)
-        left = sum(line[0][1] for line in lines) - missed_windows
-        segments = [segment for line in lines for segment in itertools.pairwise(line)]
+        ends = [*range(block_windows, len(self.needs), block_windows), len(self.needs)]
+        return [range(max(end - 1, 0) // block_windows * block_windows, end) for end in ends]
 
-        def usd_per_window_kept(ends: tuple[tuple[float, float], tuple[float, float]]) -> float:
-            (usd, missed), (more_usd, fewer) = ends
-            return (more_usd - usd) / (missed - fewer)
-
-        # As the lines are convex, taking the cheapest segments first is the optimum.
-        for (usd, missed), (more_usd, fewer) in sorted(segments, key=usd_per_window_kept):
-            if left <= 0:
-                break
-            share = min(left / (missed - fewer), 1.0)
-            total_usd += share * (more_usd - usd)
-            left -= share * (missed - fewer)
-        return total_usd
+    def _lines_of_states(self, group: Sequence[range]) -> list[list[tuple[float, float]]]:
+        """The convex lower line of each s, for blocks that are drawn from this group."""
+        own = self.needs[group[0].start : group[-1].stop]
+        kinds, kind_of_window = np.unique(own, axis=0, return_inverse=True)
+        kind_of_window = kind_of_window.reshape(-1)
+        q = np.array(
+            [
+                np.bincount(kind_of_window[np.array(block) - group[0].start], minlength=len(kinds))
+                / len(block)
+                for block in group
+            ]
+        )
+        choices = [sorted({least, *kinds[:, c].tolist()}) for c, least in enumerate(self.least)]
+        sizes = list(itertools.product(*choices))
+        prices_usd_per_h = np.array([self.price_usd_per_h(each) for each in sizes])
+        misses = (kinds[None] > np.array(sizes)[:, None]).any(axis=2)  # (sizes, kinds)
+        lines = []
+        # For each s, its probability together with each block j.
+        states = {(0,) * len(kinds): np.array([len(block) for block in group]) / len(own)}
+        for k in range(max(map(len, group))):
+            places = [block.start + k for block in group if len(block) > k]
+            hours = float(self.lengths_s[places].sum()) / 3600
+            following: dict[tuple[int, ...], Floats] = {}
+            for seen, probability in states.items():
+                usd = prices_usd_per_h * probability.sum() * hours
+                missed = misses @ (probability @ q) * len(places)
+                lines.append(_lower_hull(list(zip(usd.tolist(), missed.tolist(), strict=True))))
+                for c in np.flatnonzero(probability @ q).tolist():
+                    after = (*seen[:c], seen[c] + 1, *seen[c + 1 :])
+                    following[after] = following.get(after, 0.0) + probability * q[:, c]
+            states = following
+        return lines
 
     def _lower_line(self, block: range) -> list[tuple[float, float]]:
         """The convex lower line of (USD, windows missed) over all sizes of a block, the cheapest first."""
@@ -81,6 +128,28 @@ class CausalBound:
             missed = float((needs > np.array(sizes)).any(axis=1).sum())
             points.append((self.price_usd_per_h(sizes) * float(lengths_s.sum()) / 3600, missed))
         return _lower_hull(points)
+
+
+def _cheapest_usd(lines: Sequence[Sequence[tuple[float, float]]], missed_windows: float) -> float:
+    """The least USD where a point is chosen on each convex line of (USD, windows missed), and so many windows
+    are missed together.
+    """
+    total_usd = sum(line[0][0] for line in lines)
+    left = sum(line[0][1] for line in lines) - missed_windows
+    segments = [segment for line in lines for segment in itertools.pairwise(line)]
+
+    def usd_per_window_kept(ends: tuple[tuple[float, float], tuple[float, float]]) -> float:
+        (usd, missed), (more_usd, fewer) = ends
+        return (more_usd - usd) / (missed - fewer)
+
+    # As the lines are convex, taking the cheapest segments first is the optimum.
+    for (usd, missed), (more_usd, fewer) in sorted(segments, key=usd_per_window_kept):
+        if left <= 0:
+            break
+        share = min(left / (missed - fewer), 1.0)
+        total_usd += share * (more_usd - usd)
+        left -= share * (missed - fewer)
+    return total_usd
 
 
 def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
