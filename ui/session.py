@@ -51,18 +51,18 @@ class Session:
     def current_form(self) -> question.Form:
         """The question as the inputs now state it."""
         restored = st.session_state.pop("restore", None)
-        if restored is not None or "asked" not in st.session_state:
+        if restored is not None or "form" not in st.session_state:
             form = question.restore_form(restored or self.store.stored_form(self.id) or {}, self.catalog)
             set_widgets(form)
-            st.session_state.asked = form
-        current: question.Form = st.session_state.asked
+            st.session_state.form = form
+        current: question.Form = st.session_state.form
         return current
 
     def keep(self, form: question.Form) -> None:
-        if form != st.session_state.get("asked_kept"):
+        if form != st.session_state.get("kept_form"):
             self.store.keep_form(self.id, form)
-            st.session_state.asked_kept = dict(form)
-        st.session_state.asked = form
+            st.session_state.kept_form = dict(form)
+        st.session_state.form = form
 
     def plan_request(self, form: question.Form) -> dict[str, Any]:
         """A plan's job; see worker."""

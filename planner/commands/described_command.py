@@ -170,10 +170,10 @@ def parse_stock(text: str) -> list[str] | dict[str, int]:
 
 def _with_its_count(name: str) -> str | None:
     """'h100:4' for '4xH100', '4 x h100' and 'h100x4'; None for any other name."""
-    if found := re.fullmatch(
+    if match := re.fullmatch(
         r"(\d{1,3}) ?[x×*] ?([a-z][\w-]*)|([a-z][\w-]*) ?[x×*] ?(\d{1,3})", name.lower()
     ):
-        first_count, first_name, last_name, last_count = found.groups()
+        first_count, first_name, last_name, last_count = match.groups()
         return f"{first_name or last_name}:{first_count or last_count}"
     return None
 

@@ -491,12 +491,12 @@ def settings_lines(answer: DayAnswer) -> list[str]:
         if row.name == STATIC:
             continue
         parameters = ", ".join(f"{name} {value}" for name, value in row.parameters.items()) or "defaults"
-        tried = (
+        tuning_text = (
             f"; best of {row.settings_count} settings on the part that trains"
             if row.settings_count > 1
             else ""
         )
-        lines.append(f"{row.name}: {parameters}{tried}{_oscillation_text(answer, row)}")
+        lines.append(f"{row.name}: {parameters}{tuning_text}{_oscillation_text(answer, row)}")
     return lines + [f"{name} did not run: {why}" for name, why in answer.left_out]
 
 

@@ -343,7 +343,8 @@ def node_rows(plan: Plan) -> Rows:
         used = sum(len(part.gpus) for part in node.parts)
         idle[key] = gpus_per_node[row_of(node.kind)] - used
     rows: list[tuple[str, ...]] = [
-        (kind, f"{count}", held, f"{idle[kind, held]}") for (kind, held), count in alike.items()
+        (kind, f"{count}", workers_text, f"{idle[kind, workers_text]}")
+        for (kind, workers_text), count in alike.items()
     ]
     return ("Nodes of", "Nodes", "Workers on each", "GPUs idle on each"), rows
 

@@ -35,22 +35,22 @@ FIRM = "A spot worker may be interrupted at any time; the others are not."
 class ScheduleAnswer:
     """A schedule with its question; `others` are those of OTHERS, None where one exceeds a limit.
 
-    It is optimal if its gap is no more than `asked_gap_frac`. `simulated` is what was simulated of it on its
-    requests; None where it was not, and `not_simulated` says why.
+    It is optimal if its gap is no more than `required_gap_frac`. `simulated` is its simulation on the requests
+    of the demand; None without one, and `not_simulated` says why.
     """
 
     market: Market
     demand: Demand
     schedule: Schedule
     others: Mapping[str, Schedule | None]
-    asked_gap_frac: float
+    required_gap_frac: float
     simulated: SimulatedSchedule | None = None
     not_simulated: str = "it was not asked for"
 
     @property
     def is_optimal(self) -> bool:
         """Whether the gap is no larger than was asked for, but for the 0.01 % to which it is shown."""
-        return self.schedule.gap_frac <= self.asked_gap_frac + 1e-4
+        return self.schedule.gap_frac <= self.required_gap_frac + 1e-4
 
 
 def render(answer: ScheduleAnswer) -> dict[str, str]:

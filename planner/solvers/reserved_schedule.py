@@ -368,11 +368,11 @@ def _model(market: Market, demand: Demand, gives_way: Sequence[float] = ()) -> W
     gpus_of = np.array([[float(c.on.get(offer.gpu, 0)) for c in capacities] for offer in offers])
     none, one = np.zeros((gpus, count)), np.eye(gpus)
     limited = [g for g, offer in enumerate(offers) if offer.stock is not None]
-    held = np.hstack((-gpus_of, none, one, one))
+    gpus_on_hand = np.hstack((-gpus_of, none, one, one))
     stock = np.hstack((none, -gpus_of, -one, -one))[limited]
     power = np.concatenate((-watts, -watts, np.zeros(2 * gpus)))[None]
     # Each row must be at least `least`.
-    rows = np.vstack([held, stock, *([] if market.power_w is None else [power])])
+    rows = np.vstack([gpus_on_hand, stock, *([] if market.power_w is None else [power])])
     least = np.array([0.0] * gpus + [-amount for amount in _window_limits(market).values()])
     needed = gpus_of @ most[:count]
     rented = [needed[g] if offer.on_demand_usd_per_h is not None else 0 for g, offer in enumerate(offers)]

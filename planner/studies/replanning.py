@@ -215,9 +215,9 @@ class _ReplanModel:
         the test of production, twice where the fleet is one that is picked because it passes.
         """
         counts = self.fleet_counts(n)
-        is_held = self.oracle.holds([counts])[0]
-        if self.test is None or not is_held:
-            return is_held
+        holds = self.oracle.holds([counts])[0]
+        if self.test is None or not holds:
+            return holds
         kept_in = self.test.decide_picked(counts)[1] if is_picked else self.test.decide(counts)
         return is_test_passed(kept_in, self.test.safety)
 

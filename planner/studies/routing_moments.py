@@ -121,8 +121,8 @@ def _find_in_service(simulation: Simulation, role: str, members: Ints, time_s: f
     elif role == "decode":
         start_s, worker = first_token_s, simulation.decode_worker
     still_runs = np.isnan(end_s) & (simulation.status == UNFINISHED)
-    is_held = (start_s <= time_s) & ((end_s > time_s) | still_runs) & np.isin(worker, members)
-    requests = np.flatnonzero(is_held)
+    is_there = (start_s <= time_s) & ((end_s > time_s) | still_runs) & np.isin(worker, members)
+    requests = np.flatnonzero(is_there)
     begun_s, first_s = (simulation.arrival_s + simulation.queue_s)[requests], first_token_s[requests]
     # A prompt is taken to be computed evenly until its first token; without one (NaN), not yet at all.
     computing_s = np.maximum(first_s - begun_s, LEAST_S)

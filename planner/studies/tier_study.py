@@ -177,12 +177,12 @@ def choose_tiers(study: Study, task: PlanQuestion, tiers: Mapping[str, KvTier]) 
 def _refuse_beside_tiers(task: PlanQuestion, llm: Llm) -> None:
     """Raise InputError for what is not simulated with KV offload, as a question with `kv_offload` does."""
     check_offloaded(llm, "KV tiers")
-    for where, is_asked in (
+    for where, is_set in (
         ("fleet: pp", any(stages > 1 for stages in task.stages)),
         ("engine: speculative", any(each is not None for each in task.speculations)),
         ("lora", task.lora is not None),
     ):
-        if is_asked:
+        if is_set:
             raise InputError(f"{where}: is not simulated with KV tiers; leave it out")
 
 

@@ -159,13 +159,14 @@ class Design:
 
     `holds` simulates fleets. A row is the counts of all pools but the last; `failed` maps it to the largest
     last count known to fail, `least_holding` to the least known to hold. `leap` is the prefill count that is
-    looked at next as long as no fleet that holds is known. `asked_by` is the LLM's problem in a joint search.
+    looked at next as long as no fleet that holds is known. `llm_problem` is the problem of the LLM that the
+    design serves, in a joint search of several LLMs.
     """
 
     pools: tuple[DesignPool, ...]
     holds: Holds
     search: Search
-    asked_by: object = None
+    llm_problem: object = None
     failed: dict[Vector, int] = field(default_factory=dict)
     least_holding: dict[Vector, int] = field(default_factory=dict)
     leap: int = 0

@@ -264,7 +264,7 @@ def designs_of(problem: Problem, level0: Level0) -> list[Design]:
     )
     learn_from(designs, oracle.verdicts)
     for design in designs:
-        design.asked_by = problem
+        design.llm_problem = problem
     return designs
 
 

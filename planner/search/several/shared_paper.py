@@ -200,7 +200,7 @@ def _simulate_all_cheaper(
                     return False
                 problem.oracle.holds([counts])
             feasible = {fleet: True for fleet, holds in problem.oracle.verdicts.items() if holds}
-            learn_from([design for design in llms[i] if design.asked_by is problem], feasible)
+            learn_from([design for design in llms[i] if design.llm_problem is problem], feasible)
             effort += effort_spent() - before
     return True
 
@@ -213,7 +213,7 @@ def _search_within_others(
     chosen = [design.counts(vector) for design, vector in shared.best]
     searched, leave = list[Searched](), list[OthersLeave]()
     for k, (part, (design, _)) in enumerate(zip(parts, shared.best, strict=True)):
-        problem = design.asked_by
+        problem = design.llm_problem
         assert isinstance(problem, Problem)
         left = joint_limits.limits_beside(problem.limits, chosen, k)
         problem = replace(problem, task=part.task, deadline=slice_of(deadline, len(parts) - k))
