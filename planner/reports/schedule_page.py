@@ -35,8 +35,8 @@ FIRM = "A spot worker may be interrupted at any time; the others are not."
 class ScheduleAnswer:
     """A schedule with its question; `others` are those of OTHERS, None where one exceeds a limit.
 
-    It is optimal if its gap is no more than `required_gap_frac`. `simulated` is its simulation on the requests
-    of the demand; None without one, and `not_simulated` says why.
+    It is optimal if its gap is no more than `required_gap_frac`. `simulated` is its simulation on the
+    demand's requests; None without one, and `not_simulated` says why.
     """
 
     market: Market

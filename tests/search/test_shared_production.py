@@ -154,7 +154,7 @@ def test_too_little_for_production_is_never_answered_on_paper(monkeypatch: pytes
     """On paper both fit 16 A100 and 4 H100 (else that would be said), in production not; with 8 H100 and 16
     A100, as it says, they do.
     """
-    monkeypatch.setattr(mixed_fleets, "ANY_MOST", 4)
+    monkeypatch.setattr(mixed_fleets, "FIRST_PROPOSALS", 4)
     stock = {"a100-80g": 16, "h100-80g": 4}
     found = plan_together(question(stock), CATALOG, time_limit_s=LONG_S)
     why = why_on_paper(found)
@@ -178,7 +178,9 @@ def why_on_paper(found: SharedPlan) -> NoneTogether:
 
 @pytest.mark.slow
 def test_too_little_for_one_in_production_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixed_fleets, "ANY_MOST", 4)  # mixes that are tried where nothing is known to hold
+    monkeypatch.setattr(
+        mixed_fleets, "FIRST_PROPOSALS", 4
+    )  # mixes that are tried where nothing is known to hold
     stock, grown = {"a100-80g": 12, "h100-80g": 4}, {"kept_in": 0.95, "growth": "300 %"}
     found = plan_together(question(stock, safety=("none", grown)), CATALOG, time_limit_s=LONG_S)
     assert re.search(r"llm-\d, even with all .*: safety: kept_in: no fleet", why_on_paper(found).reason)

@@ -1,19 +1,20 @@
 """The cheapest fleets of level 0, of one LLM or of several within limits that they share.
 
-A design is the worker types of a fleet, a corner its counts (designs.py); a corner bounds the fleets of its
-row from below. For each LLM one corner, or one fleet known to hold, of one of its designs is chosen, so that
+A design is the worker types of a fleet, with one fleet for each choice of counts. A row of it are the fleets
+that differ only in the count of the last pool; its corner is the least one that is not known to fail
+(designs.py). For each LLM one corner, or one fleet known to hold, is chosen from one of its designs, so that
 all are within the limits and together cheapest: for one LLM that is a minimum, for several LLMs the answer of
-solvers/multiple_choice.py. Chosen corners are simulated until everything that was chosen is known to hold.
+solvers/multiple_choice.py. Chosen corners are simulated until every fleet chosen is known to hold.
 
 This is the master of a logic-based Benders decomposition. LLMs share no worker, so there is one subproblem
 for each: the simulator says whether the chosen fleet keeps the SLO of its LLM. Corners that fail move up in
 their row. A design begins at the least counts that the SLO obliges (master.least_workers), so the optimum of
 the master bounds every choice of designs and counts, if in a row more workers never hurt and if what was
-learned of pools alone holds in a pair.
+learned of pools alone is true in a pair.
 
 For one LLM the next cheapest corners are simulated as well, WAVE at a time: one answer seldom makes another
 needless, as all corners below the best fleet must be ruled out. For several LLMs one corner of each is
-simulated at a time, because the choice of the others decides which corner is worth it.
+simulated at a time, because which corner is worth it depends on what is chosen for the others.
 """
 
 from __future__ import annotations
@@ -36,15 +37,18 @@ from planner.solvers.master import FleetLimits, Option, largest_that_fits
 from planner.solvers.multiple_choice import GroupChoice, choose
 
 Weigh = Callable[[Option], float]
-"""What one worker of an option adds to the sum that is minimised or limited."""
+"""What one worker of an option adds to a sum that is minimised or limited."""
 Run = Callable[[Sequence[Callable[[], None]]], None]
 """Executes closures, in parallel or one after the other."""
-MOST_LOOKED_AT = 4 * WAVE  # The next questions are found among this many of the cheapest corners of one LLM.
+MOST_LOOKED_AT = (
+    4 * WAVE
+)  # Of one LLM so many of the cheapest corners are looked at for the next WAVE questions.
 
 
 @dataclass(frozen=True, slots=True)
 class SharedLimit:
-    """A limit on what the workers of all LLMs take together. If `limit` is None, it is on their value.
+    """A limit `amount` on what the workers of all LLMs take together. If `limit` is None, it is on their
+    value.
 
     `use` is what one worker takes. `total` is given for one LLM whose nodes are sold whole: then a fleet
     costs more than the sum of its workers.
@@ -102,18 +106,18 @@ def cheapest(
     progress: Callable[[str], None] = lambda _: None,
     leaping: bool = False,
 ) -> Cheapest:
-    """The choice of least weight over the designs of each LLM, strictly `below` a value.
+    """The choice of one fleet for each LLM, of its designs, whose weights sum to the least; the sum is
+    strictly `below` a value.
 
     The weight of a worker is given by `weigh`; without it, that of a fleet is its objective with whole nodes.
-    `run` executes closures that simulate; what they learn stays in the designs, so another question about the
-    same designs costs little. Where `leaping`, prefill counts without an upper limit grow by leaps until a
-    choice is known; the counts that were passed over are looked at afterwards, and `bound` is valid only
-    then.
+    `run` executes closures that simulate. What they learn stays in the designs, so another search of the same
+    designs costs little. Where `leaping`, prefill counts without an upper limit grow by leaps until a choice
+    is known. The counts that were passed over are looked at afterwards, and only then `bound` is valid.
     """
     tables = [_Table(designs, limits, weigh) for designs in llms]
     least = [0.0] * len(tables)  # The least that each LLM adds to any choice below `upper`.
     best: Sequence[_Column] | None = None
-    upper, bound, rounds, verdicts = below, 0.0, 0, ""
+    upper, bound, rounds, shown = below, 0.0, 0, ""
 
     def ended(*, is_exact: bool) -> Cheapest:
         choice = None if best is None else tuple((column.design, column.vector) for column in best)
@@ -127,7 +131,7 @@ def cheapest(
             best, upper = holding, value
         for table in tables:
             table.leaping = leaping and math.isinf(upper)
-        # What each LLM may weigh if the others weigh the least that they can.
+        # What the fleet of each LLM may weigh if those of the others weigh the least that they can.
         ceilings = [upper - (sum(least) - own_least) for own_least in least]
         columns = [table.columns(ceiling) for table, ceiling in zip(tables, ceilings, strict=True)]
         if not all(columns):  # Some LLM has no fleet that could be part of a better choice.
@@ -149,8 +153,10 @@ def cheapest(
         if out_of_time():
             return ended(is_exact=False)
         rounds += 1
-        if (standing := f"at least {bound:,.2f}, {_best_in_words(upper)}") != verdicts:
-            progress(verdicts := standing)
+        text = f"at least {bound:,.2f}, {_best_in_words(upper)}"
+        if text != shown:
+            progress(text)
+            shown = text
         questions: list[DesignQuery] = []
         for i in unknown:
             candidates = [chosen[i]]
@@ -170,7 +176,7 @@ def _answer(questions: Sequence[DesignQuery], run: Run) -> None:
         run([question.ask for question in questions])
     except StoppedError:
         for question in questions:
-            if isinstance(question, RowQuestion) and question.counts_in_question is not None:
+            if isinstance(question, RowQuestion) and question.least_fleet is not None:
                 question.conclude()
         raise
     for question in questions:
@@ -179,7 +185,7 @@ def _answer(questions: Sequence[DesignQuery], run: Run) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Column(GroupChoice):
-    """Counts of a design, and whether they are known to hold."""
+    """A corner of a design, or a fleet of it known to hold, with the weight and the uses of all its workers."""
 
     design: Design
     vector: Vector
@@ -261,7 +267,9 @@ class _Table:
         return [column for column in self._refresh() if column.weight < below]
 
     def questions(self, columns: Sequence[_Column], ceiling: float) -> list[DesignQuery]:
-        """At most WAVE questions about these columns: for each design its pools alone first, then the row."""
+        """About WAVE questions about these columns: of each design its pools are simulated alone first, and
+        once these are known, the row of its cheapest column.
+        """
         questions: list[DesignQuery] = []
         seen: set[Design | DesignPool] = set()
         for column in columns:
@@ -271,7 +279,7 @@ class _Table:
             terms = [self.terms[pool] for pool in design.pools]
             leasts = tuple(pool.least for pool in design.pools)
             most_of = partial(self._most, design, leasts, ceiling)
-            doubts = design.in_doubt(terms, most_of, each=len(self.designs) == 1)
+            doubts = design.pool_questions(terms, most_of, each=len(self.designs) == 1)
             if not doubts:
                 seen.add(design)
                 most = self._most(design, column.vector, ceiling, len(design.pools) - 1)
@@ -325,9 +333,8 @@ def _choose(
 
 
 def _undominated(columns: Sequence[_Column]) -> list[_Column]:
-    """The columns that no column which holds dominates in weight and in every limit.
-
-    Of columns with equal figures one stays: the first that holds, otherwise the first.
+    """The columns without those that a column known to hold dominates: it weighs no more and uses no more of
+    any limit. Of columns with equal figures one stays: the first that holds, otherwise the first.
     """
     first: dict[tuple[float, ...], _Column] = {}
     for column in columns:

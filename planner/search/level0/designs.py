@@ -29,11 +29,12 @@ from planner.search.level0.one_pool import Bounded, Holds, Learned, Search, by_b
 from planner.search.oracle.fleet_counts import Counts, Verdicts, objective
 
 LEAP = 1.5  # The prefill count grows by this factor as long as no fleet that holds is known.
-FAR = 8  # The first stride away from the guess `likely`, which is seldom exact, is this part of it.
-# The least count beside a perfect partner is tried first if more than so many times that count are open.
+FAR = 8  # The first stride away from the guess `likely`, which is seldom exact, is one FAR-th of it.
+# A row is searched upwards from the least count that suffices beside a perfect partner, if counts up to more
+# than so many times that one are open.
 NEAR_CORNER = 1.1
-# If the most that could pay is within so many times the guess, the most is asked about at once: one failure
-# may rule the pool out.
+# If the most workers that could pay are less than so many times the guess, they are simulated at once: one
+# failure rules the pool out.
 CLOSE = 1.5
 
 Vector = tuple[int, ...]
@@ -85,7 +86,7 @@ class DesignPool:
 
     @property
     def is_known(self) -> bool:
-        """Whether nothing is left to be asked of the pool by itself."""
+        """Whether the least count is known, or no simulation of the pool by itself exists."""
         return self.alone is None or self.learned.least_holding == self.least
 
 
@@ -115,7 +116,7 @@ class PoolQuestion:
 
     @classmethod
     def of(cls, pool: DesignPool, most: int) -> PoolQuestion:
-        """The next question about a pool: does any count up to `most` suffice, and then, how few do?
+        """The next question about a pool: first whether any count up to `most` suffices, then how few do.
 
         Counts are asked about from the first guess upwards in growing strides until one suffices, then
         downwards, and last by bisection.
@@ -127,8 +128,8 @@ class PoolQuestion:
         if holding > most:  # No count that pays is known to suffice: go up from the guess.
             # The distance from the guess doubles with each failure, and grows by a stride.
             count = guess if failed < guess else 2 * failed - guess + stride
-            is_near = item.busy is None and most < CLOSE * guess
-            return cls(pool, most if is_near else min(count, most))
+            is_most_near = item.busy is None and most < CLOSE * guess
+            return cls(pool, most if is_most_near else min(count, most))
         suffices = int(holding)
         # Go down in the same way, then halve what is open.
         count = 2 * suffices - guess - stride if suffices <= guess else guess
@@ -205,8 +206,8 @@ class Design:
         return [(*row, count) for row, count in self.least_holding.items()]
 
     def corners(self, *, leaping: bool = False) -> list[Vector]:
-        """The corner of each row that was looked at, and one corner for all rows with more prefill workers.
-        With `leaping` only the corner of the row that is to be looked at next.
+        """The corner of each row up to the last of which something is known, and one corner for all rows with
+        more prefill workers. With `leaping` only the corner of the row that is to be looked at next.
         """
         last = self.pools[-1].least
         if len(self.pools) == 1:
@@ -214,12 +215,12 @@ class Design:
         first = self.pools[0].least
         if leaping and self.leap:
             return [(max(self.leap, first), last)]
-        looked = [n for n, *_ in (*self.failed, *self.least_holding) if n >= first]
-        beyond = max(looked, default=first - 1) + 1
-        rows = [(n, max(last, self.failed.get((n,), 0) + 1)) for n in range(first, beyond)]
-        return [*rows, (beyond, last)]
+        seen = [n for n, *_ in (*self.failed, *self.least_holding) if n >= first]
+        unseen = max(seen, default=first - 1) + 1  # The first prefill count of which nothing is known.
+        corners = [(n, max(last, self.failed.get((n,), 0) + 1)) for n in range(first, unseen)]
+        return [*corners, (unseen, last)]
 
-    def in_doubt(
+    def pool_questions(
         self, terms: Sequence[DesignTerms], most: Callable[[int], float], *, each: bool = False
     ) -> list[PoolQuestion]:
         """The pools to simulate by themselves before this design is simulated: at most one, or `each`.
@@ -247,27 +248,30 @@ class Design:
 
 @dataclass(slots=True)
 class RowQuestion:
-    """What is the least count of a row that holds, from its corner up to `most`?"""
+    """What is the least count of a row that holds, from its corner up to `most`? `least_fleet` is the answer,
+    None as long as there is none.
+    """
 
     design: Design
     corner: Vector
     most: float
     leaping: bool = False
-    counts_in_question: Counts | None = None
+    least_fleet: Counts | None = None
 
     def ask(self) -> None:
         row, last, least = self.corner[:-1], self.design.pools[-1], self.corner[-1]
-        is_near = last.alone is not None and least == last.least
-        near = least if is_near and self.most > NEAR_CORNER * least else None
-        n = least_that_holds(lambda n: self.design.ask((*row, n)), least, self.most, last.item, near)
-        self.counts_in_question = None if n is None else self.design.counts((*row, n))
+        # The corner is a good guess where the least count beside a perfect partner is known and did not fail.
+        is_guess = last.alone is not None and least == last.least and self.most > NEAR_CORNER * least
+        guess = least if is_guess else None
+        n = least_that_holds(lambda n: self.design.ask((*row, n)), least, self.most, last.item, guess)
+        self.least_fleet = None if n is None else self.design.counts((*row, n))
 
     def conclude(self) -> None:
         design, search = self.design, self.design.search
         search.assumed.add(pruning_rules.MORE_DECODE if len(design.pools) == 2 else pruning_rules.MORE_MIXED)
-        if self.counts_in_question is not None:
-            search.offer(self.counts_in_question)
-            name, n = self.counts_in_question[-1][0].name, self.counts_in_question[-1][1]
+        if self.least_fleet is not None:
+            search.offer(self.least_fleet)
+            name, n = self.least_fleet[-1][0].name, self.least_fleet[-1][1]
             search.least_holding[name] = min(n, search.least_holding.get(name, n))
             return
         label = " + ".join(pool.item.option.name for pool in design.pools)

@@ -1,16 +1,12 @@
-"""Level 0: the cheapest fleet with one worker type per pool, exactly.
+"""Level 0 with one pool: the cheapest fleet of n workers of one mixed option.
 
-A fleet of level 0 is n workers of one mixed option, or p workers of a prefill option with d of a decode
-option. A fleet "holds" if the SLO is kept in its simulation. The search assumes that what holds with some
-workers holds with more (pruning_rules.py says how often that was wrong). Then
+A fleet "holds" if the SLO is kept in its simulation. The search assumes that what holds with some workers
+holds with more (pruning_rules.py says how often that was wrong). Then the least count that holds follows by
+bisection, and one failure refutes an option: at the largest count that would still be cheaper than the best
+fleet known, the incumbent.
 
-  one pool    the least count that holds is found by bisection, and an option is refuted by one failure at the
-              largest count that would still be cheaper than the best fleet known (the incumbent);
-  two pools   the counts that hold are the cells above a falling staircase, whose cheapest corner is found by
-              walking it.
-
-No option is tried below the count that the SLO forces under any policy (master.least_workers). Two pools are
-searched in two_pools.py.
+No option is simulated below the count that the SLO forces under any policy (master.least_workers). Fleets of
+a prefill and a decode pool: two_pools.py.
 """
 
 from __future__ import annotations
@@ -58,7 +54,7 @@ class Bounded:
 
     @property
     def too_many(self) -> int:
-        """The count at which a search without limits gives up."""
+        """The count at which a search gives up, where no limit on the count ends it before."""
         return _TOO_MANY * max(self.least, self.likely)
 
 
@@ -74,12 +70,12 @@ class Learned:
 class Search:
     """State of a level-0 search: the incumbent, why each option is out, and counts learned on the way.
 
-    `least_holding`, `most_failed`, `learned` and `refuted` have the names of options as keys: the least count
-    known to hold, the largest known to fail, what its pool does alone, and why the option is out.
+    By the name of an option: `least_holding` is the least count known to hold, `most_failed` the largest
+    known to fail, `learned` what is known of its pool beside a perfect partner, `refuted` why it is out.
     `is_exhausted`: the search came to its end in time. `is_exact`: every cheaper fleet was simulated or has
-    too few workers for the work. `cheaper` counts the fleets of level 0 below the best one (None: there is no
-    end to them), `cheaper_simulated` those of them that were simulated. `counted` caches the value of a fleet
-    and the number of fleets below it.
+    too few workers for the work. `assumed` are the pruning rules that were relied on. `cheaper` counts the
+    fleets of level 0 below the best one (None: there is no end to them), `cheaper_simulated` those of them
+    that were simulated. `counted` caches a value and the number of fleets below it.
     """
 
     limits: FleetLimits
@@ -115,9 +111,10 @@ def first_incumbent(
 ) -> None:
     """Offer the search a fleet that holds and is nearly as cheap as the best of these options.
 
-    All options are tried at one price, which grows until one of them holds. Then the price is narrowed
-    between that one and the last one at which none held. Fleets that are far too small fail within a fraction
-    of the trace, so this costs little more than the simulations that succeed.
+    All options are simulated with the most workers that cost less than a price, which grows until one of them
+    holds. Then the price is narrowed between that one and the last one at which none held. Fleets that are
+    far too small fail within a fraction of the trace, so this costs little more than the simulations that
+    succeed.
     """
     alive = [item for item in bounded if item.least <= item.most]
 
@@ -128,7 +125,7 @@ def first_incumbent(
         def try_option(item: Bounded) -> None:
             option, name = item.option, item.option.name
             count = int(min(item.most, largest_below(option, value), item.too_many))
-            if count < max(item.least, search.most_failed.get(name, 0) + 1):
+            if count < item.least or count <= search.most_failed.get(name, 0):
                 return  # It is known to fail.
             if holds([((option, count),)])[0]:
                 holding[name] = ((option, count),)
@@ -138,7 +135,7 @@ def first_incumbent(
         try:
             for wave in _waves(alive):
                 run([lambda item=item: try_option(item) for item in wave])  # type: ignore[misc]
-        finally:  # What was found counts even if the time limit ends the wave.
+        finally:  # Fleets that hold are offered even if the time limit ends the wave.
             for item in alive:
                 if item.option.name in holding:
                     search.offer(holding[item.option.name])
@@ -165,9 +162,10 @@ def search_one_pool(
     run: Callable[[Sequence[Callable[[], None]]], None],
     out_of_time: Callable[[], bool],
 ) -> None:
-    """Cheapest fleet of one mixed option; updates `search`. `run` executes closures side by side.
+    """Search the cheapest fleet of one mixed option; the answer is in `search`. `run` executes closures side
+    by side.
 
-    Options come in the order in which they should be tried; a good first one makes the rest cheap to refute.
+    Options come in the order in which they are simulated: a good first one makes the rest cheap to refute.
     """
     for wave in _waves(bounded):
         if out_of_time():
@@ -204,16 +202,17 @@ def search_one_pool(
             run([lambda item=item: try_option(item) for item in wave])  # type: ignore[misc]
         finally:
             for item in wave:
-                if (name := item.option.name) in search.refuted:  # In the options' order.
+                name = item.option.name
+                if name in search.refuted:  # Taken out and put in again, the options are in their own order.
                     search.refuted[name] = search.refuted.pop(name)
                 if name in holding:
                     search.offer(holding[name])
 
 
-_PRICE_GROWTH = 1.3  # The price at which all options are tried grows by this factor until one holds.
+_PRICE_GROWTH = 1.3  # The price of `first_incumbent` grows by this factor until an option holds.
 _COUNT_GROWTH = 1.5  # A count without a limit grows by this factor until it holds.
 _NEAR = 1.05  # The first incumbent costs at most 5 % more than a price at which none held.
-_TOO_MANY = 64  # A search without limits gives up at this many times the likely count.
+_TOO_MANY = 64  # `Bounded.too_many` is so many times the least or the likely count.
 
 
 def least_that_holds(
@@ -224,12 +223,14 @@ def least_that_holds(
     guess: int | None = None,
     least_holding: float = math.inf,
 ) -> int | None:
-    """Smallest n in [least, most] that holds; None if `most` does not, or `item.too_many` without a limit.
+    """The smallest n in [least, most] that holds. None if `most` fails, or `item.too_many` where `most` is
+    infinite.
 
-    `guess` is the answer or a little less. `least_holding` is a count known to hold.
+    `guess` is the answer or a little less: counts from there on are simulated in growing strides.
+    `least_holding` is a count known to hold.
     """
     failed = least - 1
-    if guess is not None:  # Go up from the guess in growing strides.
+    if guess is not None:
         stride = 1
         while guess < min(most, item.too_many):
             if holds(guess):
@@ -267,7 +268,9 @@ def by_bound(item: Bounded, value: float) -> Reason:
 
 
 def _waves(items: Sequence[Item]) -> list[list[Item]]:
-    """The first two items, which make the incumbent, then waves of WAVE."""
+    """The items in groups that run in parallel: the first two, which give the others an incumbent to be
+    beaten, then WAVE at a time.
+    """
     waves = [list(items[:2])]
     waves += [list(items[i : i + WAVE]) for i in range(2, len(items), WAVE)]
     return [wave for wave in waves if wave]

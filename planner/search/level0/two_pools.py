@@ -68,13 +68,14 @@ def search_two_pools(
     out_of_time: Callable[[], bool],
     allowed: Callable[[Option, Option], bool] = lambda prefill, decode: True,
 ) -> None:
-    """Cheapest fleet of one prefill and one decode option among the `allowed` pairs; updates `search`.
+    """Search the cheapest fleet of one prefill and one decode option, of the `allowed` pairs; the answer is
+    in `search`.
 
     The pairs of the likeliest prefill option come first. Of equal prices those of earlier pairs come first.
     """
     pairs = pair_up(prefills, decodes, ask, search, allowed)
-    likely = _likely(pairs)
-    # A good fleet first: beside it most other pairs are ruled out by one simulation each.
+    likely = _likely_pairs(pairs)
+    # A good fleet first: beside it one simulation rules out most of the other pairs.
     for designs in (likely[:1], likely, pairs):
         answer = cheapest(
             [designs],
@@ -91,13 +92,13 @@ def search_two_pools(
         record_why_not(item, search)
 
 
-def _likely(pairs: Sequence[Design]) -> list[Design]:
+def _likely_pairs(pairs: Sequence[Design]) -> list[Design]:
     """The pairs of the prefill option that is likely in the cheapest fleet, the likeliest pair first."""
 
-    def likely(design: Design) -> float:
+    def likely_value(design: Design) -> float:
         return objective((pool.item.option, pool.item.busy or pool.item.likely) for pool in design.pools)
 
-    best = min(pairs, key=likely, default=None)
+    best = min(pairs, key=likely_value, default=None)
     if best is None:
         return []
     return sorted(
@@ -124,10 +125,10 @@ def pair_up(
     if decode_alone is not None:
         for pool in back.values():
             pool.assume_few_fail()
-    each = [(front[p.option.name], back[d.option.name]) for p, d in pairs]
-    below = search.value * (1 - ROUNDING)
-
-    def least(pools: tuple[DesignPool, ...]) -> float:
-        return objective((pool.item.option, pool.least) for pool in pools)
-
-    return [Design(pools, ask.holds, search) for pools in each if least(pools) < below]
+    designs = []
+    for p, d in pairs:
+        pools = (front[p.option.name], back[d.option.name])
+        least_value = objective((pool.item.option, pool.least) for pool in pools)
+        if least_value < search.value * (1 - ROUNDING):
+            designs.append(Design(pools, ask.holds, search))
+    return designs

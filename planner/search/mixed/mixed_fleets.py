@@ -1,7 +1,7 @@
-"""Beyond level 0: fleets of several worker types per pool.
+"""The search after level 0: fleets with several worker types in one pool.
 
-The master problem (solvers/master.py) proposes fleets; one that fails is cut off with all smaller fleets.
-The best fleet is then improved by exchanging workers.
+The master problem (solvers/master.py) proposes fleets. One that fails is cut: no fleet is proposed again that
+has at most as many workers of every option. The best fleet is then improved by exchanging workers.
 """
 
 from __future__ import annotations
@@ -29,24 +29,26 @@ from planner.solvers.required_work import usual_work
 from planner.traffic.trace import no_edges
 from planner.traffic.workload import coarser_lengths
 
-# If level 0 has a fleet, the master's proposals may cost about this many simulated requests, are at most so
-# many, and are tried only if they are expected to carry this share of the traffic.
-BEYOND_REQUESTS = 4_000_000
-BEYOND_MOST = 8
-BEYOND_SHARE = 0.9
-# The same if level 0 has no fleet that holds: any fleet is an answer then, so more is spent.
-ANY_REQUESTS = 20_000_000
-ANY_MOST = 100
-ANY_SHARE = 0.6
-# However long the trace is, at least so many proposals are tried, and so many exchanges of a worker.
-LEAST_TRIES = 4
-LEAST_MOVES = 2
+# Where a fleet is known that holds, so many requests may be simulated for the master's proposals, in about so
+# many proposals at most. One expected to carry less than this share of the traffic ends the search.
+CHEAPER_REQUESTS = 4_000_000
+CHEAPER_PROPOSALS = 8
+CHEAPER_SHARE = 0.9
+# The same where none is known: any fleet is an answer then, so more is spent.
+FIRST_REQUESTS = 20_000_000
+FIRST_PROPOSALS = 100
+FIRST_SHARE = 0.6
+# However long the trace is, at least so many proposals are simulated, and so many exchanges of a worker.
+LEAST_PROPOSALS = 4
+LEAST_EXCHANGES = 2
 BETTER_FRAC = 1e-6  # A proposal is cheaper by this share at least, which is more than the solver's tolerance.
-# In an estimate an option needs at least this many workers, so that one without work has a finite share.
+# The least number of workers that an option is estimated to need for all traffic: its share, the inverse, is
+# then finite even where it has no work.
 LEAST_COUNT = 0.05
-# Every cheaper fleet of any mix is simulated where that takes no more than this effort.
+# Every cheaper fleet of any mix is simulated where that takes no more than this effort [requests].
 MIX_EFFORT = 1_000_000
-# Fleets of up to four options of any settings may take this effort, and as much those near the best fleet.
+# Fleets of up to four options of any settings may take this effort [requests], and those near the best fleet
+# as much again.
 REFINE_EFFORT = 300_000
 # Where level 0 learned no count that holds, an option is taken to need this many times the workers that its
 # work alone keeps busy.
@@ -77,44 +79,48 @@ def search_mixed_fleets(
 
     A fleet of `candidates` that holds must be beaten too.
 
-    First each GPU and TP degree takes part with the settings that did best: the master proposes the fleet
-    expected to carry most for less than the incumbent; a fleet that fails is cut away with all that is below,
-    one that holds is stripped to a minimal fleet and becomes the incumbent. Then come fleets of any settings
-    (mixtures.py) and those around the best, where it `refines`. The effort is counted in simulated requests,
-    not in seconds, so that the answer does not depend on the machine.
+    First each GPU and TP degree takes part with the settings that did best. The master proposes the fleet
+    that is expected to carry most, among those that cost less than the incumbent. A fleet that fails is cut,
+    and one that holds becomes the incumbent, without the workers that it can spare. With `refines` come then
+    fleets of any settings (mixtures.py), and fleets near the best one. The effort is counted in simulated
+    requests, not in seconds, so that the answer does not depend on the machine.
     """
     oracle = problem.oracle
     best, value = cheapest_known(problem, level0, candidates)
     if best is None and any(math.isinf(problem.limits.most_workers(worker)) for worker in problem.types):
         # Of some type any number of workers is allowed, and level 0 found no number that is enough.
         return MixedFleets(None, math.inf, cuts=0, is_exact=False, is_exhausted=False, is_hopeless=False)
-    capacities = _stock_bound_counts(problem, level0)
-    options = _that_draft_alike(best_settings(problem, level0, capacities), level0)
-    shares = [expected_share(option, level0, capacities) for option in options]
+    beyond_stock = _counts_beyond_stock(problem, level0)
+    options = _without_other_drafts(best_settings(problem, level0, beyond_stock), level0)
+    shares = [expected_share(option, level0, beyond_stock) for option in options]
     cuts: list[tuple[int, ...]] = []
     shown = ""
     is_exhausted = is_hopeless = False
-    tries, wasted = int(np.clip(BEYOND_REQUESTS / len(problem.trace), LEAST_TRIES, BEYOND_MOST)), 0
-    tries_for_any = int(np.clip(ANY_REQUESTS / len(problem.trace), LEAST_TRIES, ANY_MOST))
+    request_count = len(problem.trace)
+    for_cheaper = int(np.clip(CHEAPER_REQUESTS / request_count, LEAST_PROPOSALS, CHEAPER_PROPOSALS))
+    for_first = int(np.clip(FIRST_REQUESTS / request_count, LEAST_PROPOSALS, FIRST_PROPOSALS))
+    proposals = 0
     while not problem.out_of_time():
-        if wasted == (tries if best is not None else tries_for_any):
+        if proposals == (for_first if best is None else for_cheaper):
             break
-        wasted += 1
-        if (now := f"fleets of several worker types; {problem.best_in_words(value)}") != shown:
-            problem.progress(shown := now)
+        proposals += 1
+        text = f"fleets of several worker types; {problem.best_in_words(value)}"
+        if text != shown:
+            problem.progress(text)
+            shown = text
         below = value * (1 - BETTER_FRAC) if math.isfinite(value) else None
         proposal = find_promising_fleet(options, shares, problem.limits, below=below, cuts=cuts)
         if proposal is None:
             is_exhausted = True
             break
         counts, share = proposal
-        if share < (BEYOND_SHARE if best is not None else ANY_SHARE):
+        if share < (FIRST_SHARE if best is None else CHEAPER_SHARE):
             is_hopeless = True
             break
         fleet = tuple(zip(options, counts, strict=True))
         if oracle.holds([fleet])[0]:
-            # The first fleet that holds changes the goal from any fleet to a cheaper one: tries begin anew.
-            wasted = wasted if best is not None else 0
+            if best is None:
+                proposals = 0  # From the first fleet that holds on, a cheaper one is sought.
             smallest = owned_first(problem, without_spare_workers(fleet, oracle))
             if objective(smallest) < value:
                 best, value = smallest, objective(smallest)
@@ -129,14 +135,14 @@ def search_mixed_fleets(
         )
     if best is not None:
         best = tuple((option, count) for option, count in best if count)
-        # Exchanges may cost half as much as the proposals.
-        moves = int(np.clip(BEYOND_REQUESTS / 2 / len(problem.trace), LEAST_MOVES, BEYOND_MOST))
-        best = _moved(problem, best, options, level0.options, moves)
-    best, is_exact = _every_mix(problem, level0, best)
+        # Exchanges may cost half as much as proposals of a cheaper fleet.
+        exchanges = int(np.clip(CHEAPER_REQUESTS / 2 / request_count, LEAST_EXCHANGES, CHEAPER_PROPOSALS))
+        best = _exchange_workers(problem, best, options, level0.options, exchanges)
+    best, is_exact = _simulate_every_mix(problem, level0, best)
     if refines and best is not None and not is_exact:
-        refined = owned_first(problem, _refined(problem, level0, capacities, best))
+        refined = owned_first(problem, _refine(problem, level0, beyond_stock, best))
         if objective(refined) < objective(best) * (1 - ROUNDING):
-            best, is_exact = _every_mix(problem, level0, refined)
+            best, is_exact = _simulate_every_mix(problem, level0, refined)
     value = math.inf if best is None else objective(best)
     return MixedFleets(best, value, len(cuts), is_exact, is_exhausted, is_hopeless)
 
@@ -158,11 +164,11 @@ def cheapest_known(
     return best, value
 
 
-def _refined(problem: Problem, level0: Level0, capacities: Mapping[str, int], best: Counts) -> Counts:
-    """The best of fleets of up to four options of any settings, and of those near it."""
+def _refine(problem: Problem, level0: Level0, beyond_stock: Mapping[str, int], best: Counts) -> Counts:
+    """The best fleet of up to four options of any settings, or a better one near it; else `best` itself."""
     oracle = problem.oracle
     options = list(dict.fromkeys([*level0.options, *(option for option, _ in best)]))
-    shares = _fine_shares(problem, level0, capacities, options)
+    shares = _shares_by_work(problem, level0, beyond_stock, options)
     before = effort_spent()
 
     def may_go_on() -> bool:
@@ -175,18 +181,19 @@ def _refined(problem: Problem, level0: Level0, capacities: Mapping[str, int], be
     return improve_nearby(best, problem.limits, oracle, may_go_on)
 
 
-def _fine_shares(
-    problem: Problem, level0: Level0, capacities: Mapping[str, int], options: Sequence[Option]
+def _shares_by_work(
+    problem: Problem, level0: Level0, beyond_stock: Mapping[str, int], options: Sequence[Option]
 ) -> dict[str, float]:
-    """Shares of the traffic that one worker of each option is expected to carry, by its work.
+    """The share of the traffic that one worker of each option is expected to carry, from the workers that the
+    work of all traffic keeps busy.
 
-    Level 0 has shown how many times the workers that the work keeps busy are needed. A least count n that
+    More workers are needed than are busy; level 0 has shown how many times as many. A least count n that
     holds says that between n - 1 and n workers are needed, so n - 1/2 is taken. The ratio is the median over
     options of the same role, or over all where none of that role is known.
     """
     guess = usual_work(problem.slo, replace(problem.trace, after=no_edges()))
     lengths = coarser_lengths(problem.lengths)
-    needed = {**capacities, **level0.search.least_holding}
+    needed = {**beyond_stock, **level0.search.least_holding}
     busy = {option.name: busy_workers(option, lengths, guess) for option in options}
     ratios: dict[str, list[float]] = {}
     for option in options:
@@ -202,7 +209,7 @@ def _fine_shares(
     return shares
 
 
-def _every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[Counts | None, bool]:
+def _simulate_every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[Counts | None, bool]:
     """Simulate every cheaper fleet of any mix, if few: the best, and whether the walk came to its end."""
     oracle = problem.oracle
     budget = WALK_EFFORT if best is None else MIX_EFFORT
@@ -220,25 +227,16 @@ def _every_mix(problem: Problem, level0: Level0, best: Counts | None) -> tuple[C
     return best, True
 
 
-def _moved(
+def _exchange_workers(
     problem: Problem, best: Counts, options: Sequence[Option], pools: Sequence[Option], tries: int
 ) -> Counts:
-    """Exchange one worker for a cheaper one of its role, the largest saving first, while the fleet holds."""
+    """The best fleet after exchanges of one worker for a cheaper one of its role, the largest saving first.
+    Up to `tries` fleets are simulated; `pools` are all options in the order of a fleet's pools.
+    """
     oracle = problem.oracle
     failed: set[frozenset[tuple[str, int]]] = set()
     while tries > 0 and not problem.out_of_time():
-        swaps = sorted(
-            (
-                (objective(best) - objective(counts), old.name, new.name, counts)
-                for old, _ in best
-                for new in options
-                if new.role == old.role and new != old
-                for counts in [_swapped(best, old, new)]
-                if objective(counts) < objective(best) * (1 - ROUNDING)
-            ),
-            key=lambda swap: (-swap[0], *swap[1:3]),
-        )
-        for *_, counts in swaps:
+        for counts in _cheaper_exchanges(best, options):
             fleet = in_order(counts, pools)
             key = frozenset((option.name, count) for option, count in fleet)
             if key in failed or not problem.allows(fleet):
@@ -255,16 +253,28 @@ def _moved(
     return best
 
 
-def _swapped(counts: Counts, old: Option, new: Option) -> Counts:
-    """The fleet with one worker of `new` in place of one of `old`."""
-    swapped = dict(counts)
-    swapped[old] -= 1
-    swapped[new] = swapped.get(new, 0) + 1
-    return tuple(swapped.items())
+def _cheaper_exchanges(best: Counts, options: Sequence[Option]) -> list[Counts]:
+    """The cheaper fleets with one worker of another option, of the same role, in place of one of the best
+    fleet; that of the largest saving first.
+    """
+    exchanges = []
+    for old, _ in best:
+        for new in options:
+            if new.role != old.role or new == old:
+                continue
+            counts = dict(best)
+            counts[old] -= 1
+            counts[new] = counts.get(new, 0) + 1
+            fleet = tuple(counts.items())
+            if objective(fleet) < objective(best) * (1 - ROUNDING):
+                exchanges.append((objective(fleet) - objective(best), old.name, new.name, fleet))
+    exchanges.sort(key=lambda exchange: exchange[:3])
+    return [fleet for *_, fleet in exchanges]
 
 
-def _stock_bound_counts(problem: Problem, level0: Level0) -> dict[str, int]:
-    """The least counts with which mixed options would serve all traffic alone, where stock has too few.
+def _counts_beyond_stock(problem: Problem, level0: Level0) -> dict[str, int]:
+    """The least counts with which mixed options would serve all traffic alone, of those whose stock is too
+    small for that; by the option's name.
 
     They are simulated as if there were more. The counts say what share of the traffic one worker carries in a
     fleet of several types, and which settings suit these workers.
@@ -272,7 +282,7 @@ def _stock_bound_counts(problem: Problem, level0: Level0) -> dict[str, int]:
     search, limits = level0.search, problem.limits
     if not limits.rows():
         return {}
-    bound_counts: dict[str, int] = {}
+    least_counts: dict[str, int] = {}
     for alike in by_hardware(option for option in level0.options if option.role == "mixed").values():
         most = limits.most_workers(alike[0].type)
         if any(o.name in search.least_holding for o in alike) or not 1 <= most < math.inf:
@@ -280,15 +290,15 @@ def _stock_bound_counts(problem: Problem, level0: Level0) -> dict[str, int]:
         if largest_below(alike[0], search.value) <= most:
             continue  # Its price rules it out before its stock does.
         least = math.inf
-        for option in sorted(alike, key=lambda o: _rank_late(problem, o)):
+        for option in sorted(alike, key=lambda o: _rank_by_gaps(problem, o)):
             if problem.out_of_time():
-                return bound_counts
+                return least_counts
             unlimited = replace(level0.bounded[option.name], most=math.inf)
             failed = max(unlimited.least - 1, search.most_failed.get(option.name, 0))
             n = least_that_holds(_holds_alone(problem.oracle, option), failed + 1, least - 1, unlimited)
             if n is not None:
-                bound_counts[option.name], least = n, n
-    return bound_counts
+                least_counts[option.name], least = n, n
+    return least_counts
 
 
 def _holds_alone(oracle: Oracle, option: Option) -> Callable[[int], bool]:
@@ -296,23 +306,24 @@ def _holds_alone(oracle: Oracle, option: Option) -> Callable[[int], bool]:
     return lambda count: oracle.holds([((option, count),)])[0]
 
 
-def best_settings(problem: Problem, level0: Level0, capacities: Mapping[str, int]) -> list[Option]:
-    """One option per role, GPU, TP and PP: the settings that need fewest workers, as far as known.
+def best_settings(problem: Problem, level0: Level0, beyond_stock: Mapping[str, int]) -> list[Option]:
+    """One option per role, GPU, TP and PP: the one whose settings need fewest workers, as far as known.
 
-    Where nothing is known, the largest steps that keep the limits on gaps.
+    Where nothing is known, the one with the largest steps that keep the limits on gaps.
     """
     smallest = level0.search.least_holding
 
     def rank(option: Option) -> tuple[float, bool, int]:
-        workers = smallest.get(option.name, capacities.get(option.name, math.inf))
-        return workers, *_rank_late(problem, option)
+        workers = smallest.get(option.name, beyond_stock.get(option.name, math.inf))
+        return workers, *_rank_by_gaps(problem, option)
 
     return [min(alike, key=rank) for alike in by_hardware(level0.options).values()]
 
 
-def _that_draft_alike(options: list[Option], level0: Level0) -> list[Option]:
-    """The mixed options, and all others that draft as the decode pool of level 0's best fleet does, or as
-    the first decode option where it has none. KV cannot move between workers that draft differently.
+def _without_other_drafts(options: list[Option], level0: Level0) -> list[Option]:
+    """The options without prefill and decode options that draft otherwise than the decode pool of level 0's
+    best fleet, or than the first decode option where there is none. KV cannot move between workers that draft
+    differently.
     """
     best = [option for option, _ in level0.search.best or ()]
     decodes = [option for option in (*best, *options) if option.role == "decode"]
@@ -323,16 +334,16 @@ def _that_draft_alike(options: list[Option], level0: Level0) -> list[Option]:
     ]
 
 
-def _rank_late(problem: Problem, option: Option) -> tuple[bool, int]:
+def _rank_by_gaps(problem: Problem, option: Option) -> tuple[bool, int]:
     """Whether a full step of a mixed worker breaks the tightest limit on gaps; larger budgets first."""
     is_late = option.role == "mixed" and breaks_gaps(option.type, problem.slo, mean=True)
     return is_late, -option.type.max_num_batched_tokens
 
 
-def expected_share(option: Option, level0: Level0, capacities: Mapping[str, int]) -> float:
-    """Share of the traffic one worker is expected to carry, from what level 0 learned."""
+def expected_share(option: Option, level0: Level0, beyond_stock: Mapping[str, int]) -> float:
+    """The share of the traffic that one worker is expected to carry, from what level 0 learned."""
     search, bounded = level0.search, level0.bounded
-    if (workers := search.least_holding.get(option.name, capacities.get(option.name))) is not None:
+    if (workers := search.least_holding.get(option.name, beyond_stock.get(option.name))) is not None:
         return 1.0 / workers
     ratios = [search.least_holding[name] / bounded[name].likely for name in search.least_holding]
     typical = float(np.median(ratios)) if ratios else USUAL_RATIO

@@ -1,4 +1,5 @@
-"""Searches fleets of up to four worker types, led by an estimate that learns from every simulation.
+"""Search of fleets of up to four worker types. Which one is simulated next follows from an estimate that
+learns from every simulation.
 
 The share of the traffic that a fleet carries is estimated from the shares s_j that one worker of each option
 carries:
@@ -6,9 +7,9 @@ carries:
     share = sum_mixed s_j n_j + min(sum_prefill s_j n_j, sum_decode s_j n_j)
 
 Level 0 gives the first s_j. A fleet that fails although its estimate is above 1 lowers the s_j of its
-options; one that holds although its estimate is below 1 raises them. Only fleets to which no worker can be
-added, within the limits and below the best value, are simulated: if one fails, smaller ones are assumed to
-fail too.
+options; one that holds although its estimate is below 1 raises them. Only the largest fleets are simulated,
+those to which no worker can be added within the limits and below the best value: if one fails, smaller ones
+are assumed to fail too.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from planner.solvers.master import FleetLimits, Option
 FIRST_TYPES = 3  # Fleets of up to so many worker types are tried first,
 MOST_TYPES = 4  # and then those of up to so many.
 LEAST_SHARE = 0.5  # Fleets that are expected to carry a smaller share of the traffic are not simulated.
-LEARNING_RATE = 0.5  # The exponent with which one simulation corrects the shares of its fleet's options.
-NEARBY = range(-2, 2)  # By so many workers each pool of a neighbour differs from the best fleet.
-ALIKE_FRAC = 0.5  # Other settings of the same role and hardware are corrected with this part of the exponent.
-MARGIN_FRAC = 0.03  # A simulation pulls the estimate this far above 1 for a fleet that holds, else below 1.
+LEARNING_RATE = 0.5  # One simulation multiplies the shares of its options by (target / estimate) to this.
+NEARBY = range(-2, 2)  # Each pool of a neighbour has so many workers more than that of the best fleet.
+ALIKE_FRAC = 0.5  # The part of that exponent for other settings of the same role and hardware.
+MARGIN_FRAC = 0.03  # The target of an estimate is so far above 1 for a fleet that holds, else below.
 
 Shares = npt.NDArray[np.float64]
 
@@ -78,18 +79,19 @@ def improve_mixture(
 def _promising_first(
     best: fleet_counts.Counts, options: Sequence[Option], shares: Mapping[str, float]
 ) -> list[Option]:
-    """The options of the best fleet, then the best setting of each role and hardware, then the second, ..."""
+    """All options: those of the best fleet, then of each role and hardware that with the best settings, then
+    that with the second best, and so on. The best are those of the least price for their share.
+    """
 
     def price(option: Option) -> float:
         return option.objective / shares[option.name]
 
-    ranked = [
-        (rank, price(option), option)
-        for alike in by_hardware(options).values()
-        for rank, option in enumerate(sorted(alike, key=price))
-    ]
+    ranked = []
+    for alike in by_hardware(options).values():
+        ranked += [(rank, price(option), option) for rank, option in enumerate(sorted(alike, key=price))]
     ranked.sort(key=lambda row: row[:2])  # Options themselves have no order.
-    return list(dict.fromkeys([*(option for option, _ in best), *(option for *_, option in ranked)]))
+    ordered = [*(option for option, _ in best), *(option for *_, option in ranked)]
+    return list(dict.fromkeys(ordered))
 
 
 def _counts(vector: Vectors, options: Sequence[Option]) -> list[tuple[Option, int]]:
@@ -111,7 +113,7 @@ def _first_that_holds(
     """
     kinds = [(option.role, hardware(option)) for option in options]
     alike = np.array([[one == other for other in kinds] for one in kinds])
-    # Few options are in any candidate, so the columns of the others are left out.
+    # Most options are in no candidate; their columns are left out.
     used = np.flatnonzero(candidates.any(axis=0))
     used_counts = candidates[:, used].astype(np.float64)
     used_options = [options[j] for j in used.tolist()]
@@ -134,7 +136,9 @@ def _first_that_holds(
 
 
 def estimated(options: Sequence[Option], learned: Shares, vectors: Shares) -> Shares:
-    """Share of the traffic (C,) that each fleet of `vectors` (C, J) is expected to carry."""
+    """The share of the traffic (C,) that each fleet of `vectors` (C, J) is expected to carry; `learned` (J,)
+    has that of one worker of each option.
+    """
     of_role = np.array([[option.role == role for role in get_args(Role)] for option in options])
     mixed, prefill, decode = (vectors @ np.where(of_role, learned[:, None], 0.0)).T
     return np.asarray(mixed + np.minimum(prefill, decode))
@@ -167,18 +171,18 @@ def _can_serve(options: Sequence[Option]) -> bool:
 def improve_nearby(
     best: fleet_counts.Counts, limits: FleetLimits, oracle: Oracle, may_go_on: Callable[[], bool]
 ) -> fleet_counts.Counts:
-    """A cheaper fleet near the best one: each pool has up to two workers fewer, or one more.
+    """A cheaper fleet near `best` that holds, or `best`: each pool has up to two workers fewer, or one more.
 
-    More workers can hurt, so such a fleet may hold although one with more workers fails. The dearest of them,
-    nearest in price to the best one, are simulated first; the search begins anew around one that holds.
+    More workers can hurt, so such a fleet may hold although one with more workers fails. The dearest of them
+    are simulated first; around one that holds the search begins anew.
     """
     seen: set[fleet_counts.Named] = set()
     while True:
         value = fleet_counts.objective(best)
-        neighbours = [
-            tuple((option, n + more) for (option, n), more in zip(best, changes, strict=True) if n + more > 0)
-            for changes in itertools.product(NEARBY, repeat=len(best))
-        ]
+        neighbours = []
+        for changes in itertools.product(NEARBY, repeat=len(best)):
+            changed = [(option, n + more) for (option, n), more in zip(best, changes, strict=True)]
+            neighbours.append(tuple((option, n) for option, n in changed if n > 0))
         cheaper = [
             counts
             for counts in neighbours
