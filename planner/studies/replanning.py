@@ -348,7 +348,7 @@ def _share_per_worker(option: Option, scratch: StudyAnswer) -> float:
     """
     level0 = scratch.search_result.level0
     if option.name in level0.bounded:
-        return expected_share(option, level0, capacities={})
+        return expected_share(option, level0, beyond_stock={})
     if not scratch.fleet.price_usd_per_h:
         return option.type.gpus / scratch.fleet.gpus
     return option.type.price_usd_per_h / scratch.fleet.price_usd_per_h

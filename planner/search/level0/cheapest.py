@@ -185,7 +185,7 @@ def _answer(questions: Sequence[DesignQuery], run: Run) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Column(GroupChoice):
-    """A corner of a design, or a fleet of it known to hold, with the weight and the uses of all its workers."""
+    """A corner of a design, or a fleet of it known to hold, with weight and uses of all its workers."""
 
     design: Design
     vector: Vector

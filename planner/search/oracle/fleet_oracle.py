@@ -1,4 +1,5 @@
-"""Asks the simulator whether fleets keep the SLO, after whatever losses they must survive; remembers answers.
+"""Whether fleets keep the SLO, also after the losses that they must survive. The simulator answers, and its
+answers are remembered.
 
 A fleet must keep the SLO without the workers that may be down: `spare_workers` of any one pool, or whatever
 workers can stand on `spare_nodes` nodes; and without as many spot workers as are down at once in all but
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -58,8 +60,9 @@ NO_LINK = Network(bandwidth_bytes_per_s=1e30)
 
 LEAST_EFFORT = 1_000  # Beginning a simulation costs as much as simulating so many requests.
 
-# A request in the kernels of some fleets costs so many times one of an ordinary fleet. Over whole plans with
-# compiled kernels (2026-11-24) it was 2 to 4 times with prefix caches, 7 with several ranks, 8 with drafts.
+# To simulate a request takes so many times as long on some fleets as on an ordinary one. Over whole plans
+# with compiled kernels (2026-11-24) it was 2 to 4 times with prefix caches, 7 with several ranks, 8 with
+# drafts.
 CACHED_EFFORT = 3
 RANKS_EFFORT = 7
 DRAFTS_EFFORT = 8
@@ -68,8 +71,8 @@ POOL_NAMES = {"mixed": "mixed", "prefill": "pre", "decode": "dec"}
 
 SPOT_RISK_FRAC = 0.001  # The share of time in which more spot workers may be down than a fleet provides for.
 
-# From so many scenarios that may be missed on, `prefill_meets_ttft_alone` looks at scenarios too: without
-# that, it takes many whole simulations to refute a fleet.
+# Where so many scenarios or more may be missed, `prefill_meets_ttft_alone` simulates scenarios too: otherwise
+# it takes many whole simulations to refute a fleet.
 MANY_MISSED = 4
 
 
@@ -91,7 +94,7 @@ class Answers:
     """
 
     known: dict[tuple[object, ...], list[tuple[Slo, bool]]] = field(default_factory=dict)
-    ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)
+    ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)  # What headroom.py measured.
     faster: dict[tuple[Trace, float], tuple[Trace, Answers]] = field(default_factory=dict)  # Sped-up traces.
     decided: Decided | None = None  # A copy in a file, from which a killed run can go on (resuming.py).
     _asking: dict[tuple[object, Slo], threading.Event] = field(default_factory=dict, init=False)
@@ -108,13 +111,13 @@ class Answers:
             with self._lock:
                 remembered = self.look_up(key, slo)
                 if remembered is not None:
-                    # This task pays for it too if another one of its wave has found it.
+                    # A task is charged for an answer even if another task of its wave has simulated it.
                     deterministic_parallel.charge_effort(query, None)
                     return remembered
-                if (begun := self._asking.get(query)) is None:
+                if (other_ends := self._asking.get(query)) is None:
                     self._asking[query] = ended = threading.Event()
                     break
-            begun.wait()
+            other_ends.wait()
         try:
             holds = find()
             with self._lock:
@@ -157,15 +160,19 @@ class Oracle:
     """The subproblem of the decomposition: a fleet holds if its simulation on `trace` keeps `slo`.
 
     With `draws` it must keep the SLO on each of them too, and in all but `may_miss` of `scenarios`.
-    With `step_time_sigmas`, step times of (prefills, decodes) lie so many standard deviations of their spread
-    above the medians. `of_pairs` are the policies of fleets with prefill and decode workers, where they
-    differ from `policies`. Fleets with an objective below `refuted_below` fail without a simulation: another
-    search has refuted them. Below `doubted_below`, `trace` is simulated before the scenarios, as most of
-    these fleets fail on it. `spot` holds the terms of spot workers by the GPU's name, `verdicts` whether
-    fleets hold, by the names of their options. Simulations run in this process or in others
-    (simulation_queries.py). With `scenario` they run on it in place of `trace`. With `downscale` all traffic
-    is one request in so many, and a pool is simulated with one worker in so many, rounded down
-    (scale_model.py).
+    `verdicts` has the answers so far, by names and counts of a fleet's options. Simulations run in this
+    process or in others (simulation_queries.py).
+
+    `step_time_sigmas`: step times of (prefills, decodes) lie so many standard deviations of their spread
+        above the medians.
+    `of_pairs`: the policies of fleets with prefill and decode workers, where they differ from `policies`.
+    `refuted_below`: fleets with a lower objective fail without a simulation, as another search refuted them.
+    `doubted_below`: for fleets with a lower objective `trace` is simulated before the scenarios, because
+        most of them fail on it.
+    `spot`: the terms of spot workers, by the GPU's name.
+    `scenario`: what is simulated in place of `trace`.
+    `downscale`: the traffic is one request in so many, and a pool is simulated with one worker in so many,
+        rounded down (scale_model.py).
     """
 
     llm: Llm
@@ -198,11 +205,11 @@ class Oracle:
     _asker: Asker = field(init=False)
 
     def __post_init__(self) -> None:
-        # Scenarios, of which there are dozens, have step-time sigmas: of a long one nothing stays in memory.
+        # Step-time sigmas tell an oracle of a scenario. There are dozens: long ones do not stay in memory.
         is_kept = self.step_time_sigmas is None or len(self.trace) <= KEPT_REQUESTS
         self._asker = Asker(self._traffic, kept=is_kept)
         self._on_draws = tuple(self.as_written(trace=trace) for trace in self.draws)
-        self._in_scenarios = tuple(self.in_scenario(future) for future in self.scenarios)
+        self._in_scenarios = tuple(self.in_scenario(scenario) for scenario in self.scenarios)
 
     @property
     def _traffic(self) -> Trace | Scenario:
@@ -292,12 +299,12 @@ class Oracle:
 
     def _keeps_enough(self, counts: Counts) -> bool:
         """Whether the fleet keeps the SLO in enough scenarios; these are simulated until it is decided."""
-        missed, simulated, count = 0, 0, len(self._in_scenarios)
-        while missed <= self.may_miss < missed + count - simulated:
-            # Neither all misses nor all hits among fewer than these would decide, so they run at once.
-            sure = min(self.may_miss + 1 - missed, missed + count - simulated - self.may_miss)
-            missed += self._missed_by(counts, self._in_scenarios[simulated : simulated + sure])
-            simulated += sure
+        missed, left = 0, self._in_scenarios
+        while missed <= self.may_miss < missed + len(left):
+            # Whatever fewer scenarios than these show, the next ones are needed too: they run together.
+            together = min(self.may_miss + 1 - missed, missed + len(left) - self.may_miss)
+            missed += self._missed_by(counts, left[:together])
+            left = left[together:]
         return missed <= self.may_miss
 
     def _missed_by(self, counts: Counts, oracles: Sequence[Oracle]) -> int:
@@ -330,26 +337,22 @@ class Oracle:
         """What the first loss that a fleet does not survive leaves of it, and the oracle that refutes this
         rest: this one, or that of a draw. None if the fleet survives all losses.
         """
-        return next(
-            (
-                (oracle, left)
-                for oracle in (self, *self._on_draws)
-                for left in self._losses(counts)
-                if not oracle._keeps_slo(left)
-            ),
-            None,
-        )
+        for oracle in (self, *self._on_draws):
+            for left in self._losses(counts):
+                if not oracle._keeps_slo(left):
+                    return oracle, left
+        return None
 
     def prefill_meets_ttft_alone(self, fleets: Sequence[Counts]) -> list[bool]:
         """Whether prefill pools keep the limits on TTFT if every request ends with its first token.
 
-        Queues are ordered by the whole output lengths. That hand-offs can only delay a prefill pool is an
-        assumption (search/level0/pruning_rules.py). It is false where requests of a session wait for others:
-        answers that take no time bring the next ones earlier. With MANY_MISSED or more scenarios that may be
-        missed, a pool fails too if it misses TTFT in each of the first `may_miss` + 1 scenarios.
+        Queues by length go by the whole output all the same. That hand-offs can only delay a prefill pool is
+        an assumption (search/level0/pruning_rules.py). It is false where requests of a session wait for
+        others: answers that take no time bring the next ones earlier. With MANY_MISSED or more scenarios that
+        may be missed, a pool fails too if it misses TTFT in each of the first `may_miss` + 1 scenarios.
         """
         return [
-            self._prefill_meets_ttft(option, self._simulated_count(option, count))
+            self._prefill_meets_enough(option, self._simulated_count(option, count))
             for ((option, count),) in fleets
         ]
 
@@ -364,7 +367,9 @@ class Oracle:
         return self.workers_left(option, count) // self.downscale
 
     def workers_left(self, option: Option, count: int) -> int:
-        """Fewest workers of one option that may be left of `count`; below 0 if fewer workers are lost."""
+        """The fewest workers of one option that a loss may leave of `count`; below 0 if it takes more than
+        there are.
+        """
         # A worker larger than a node is lost with any node of its own.
         on_node = max(int(option.type.gpu.gpus_per_node) // option.type.gpus, 1)
         return count - self.spot_down(option, count) - self.spare_workers - self.spare_nodes * on_node
@@ -377,7 +382,9 @@ class Oracle:
         return count
 
     def spot_down(self, option: Option, count: int) -> int:
-        """How many of `count` workers may be down at once: more are in SPOT_RISK_FRAC of the time at most."""
+        """How many of `count` workers a fleet must do without: in SPOT_RISK_FRAC of the time at most, more
+        than these are down at once.
+        """
         terms = self.spot.get(option.type.gpu.name)
         if terms is None or count <= 0:
             return 0
@@ -438,25 +445,24 @@ class Oracle:
         counts = tuple(
             (option, count - self.spot_down(option, count)) for option, count in counts if count > 0
         )
-        lost = [(0,) * len(counts)]  # By loss, the workers that go of each pool.
+        lost = [(0,) * len(counts)]  # For each loss the workers that it takes of each pool.
         if self.spare_workers:
             pools = range(len(counts))
             lost = [tuple(self.spare_workers if i == k else 0 for i in pools) for k in pools]
         elif self.spare_nodes:
             lost = self._node_losses(counts)
-        return [
-            tuple(
-                (option, (count - gone) // self.downscale)
-                for (option, count), gone in zip(counts, each, strict=True)
-            )
-            for each in lost
-        ]
+        left = []
+        for loss in lost:
+            after_loss = [(option, count - gone) for (option, count), gone in zip(counts, loss, strict=True)]
+            left.append(tuple((option, count // self.downscale) for option, count in after_loss))
+        return left
 
     def _node_losses(self, counts: Counts) -> list[tuple[int, ...]]:
-        """Per pool how many workers the loss of `spare_nodes` nodes takes: every set of workers that fits on
-        them and is part of no larger one that does. Which workers share a node is not known here.
+        """How many workers of each pool the loss of `spare_nodes` nodes may take: every set of workers that
+        fits on these nodes and is part of no larger one that does. Which workers share a node is not known
+        here.
         """
-        node_mixes: list[tuple[int, ...]] = []
+        largest_losses: list[tuple[int, ...]] = []
         for gpu_base in dict.fromkeys(option.type.gpu.base for option, _ in counts):
             is_of_base = [option.type.gpu.base == gpu_base for option, _ in counts]
             room = self.spare_nodes * max(
@@ -468,21 +474,13 @@ class Oracle:
                 for (option, count), of_base in zip(counts, is_of_base, strict=True)
             ]
             gpus = [min(option.type.gpus, room) for option, _ in counts]
-            fits = [
-                node
-                for node in itertools.product(*ranges)
-                if sum(g * n for g, n in zip(gpus, node, strict=True)) <= room
-            ]
-            node_mixes += [
-                node
-                for node in fits
-                if not any(other != node and all(map(int.__ge__, other, node)) for other in fits)
-            ]
-        return node_mixes
+            fits = [lost for lost in itertools.product(*ranges) if sum(map(operator.mul, gpus, lost)) <= room]
+            largest_losses += [lost for lost in fits if not any(_is_part_of(lost, other) for other in fits)]
+        return largest_losses
 
     def _is_known_to_fail(self, counts: Counts) -> bool:
         """Whether a cached simulation says that the fleet misses the SLO after some loss. Without scenarios
-        the simulation is the next step anyway, and looks into the same cache.
+        always False: then the next step looks into the same cache.
         """
         if not self._in_scenarios:
             return False
@@ -510,14 +508,14 @@ class Oracle:
             [Pool(option.role, option.role, option.type, count) for option, count in counts if count > 0]
         )
 
-    def _prefill_meets_ttft(self, option: Option, count: int) -> bool:
-        """`prefill_meets_ttft_alone` for `count` workers that are left."""
+    def _prefill_meets_enough(self, option: Option, count: int) -> bool:
+        """Whether `count` prefill workers, those left after a loss, pass `prefill_meets_ttft_alone`."""
         hardest = self._in_scenarios[: self.may_miss + 1]
         if not MANY_MISSED <= self.may_miss < len(hardest):
             return self._prefill_alone(option, count)
-        return any(oracle._prefill_alone(option, count) for oracle in hardest) and self._prefill_alone(
-            option, count
-        )
+        if not any(oracle._prefill_alone(option, count) for oracle in hardest):
+            return False
+        return self._prefill_alone(option, count)
 
     def _prefill_alone(self, option: Option, count: int) -> bool:
         """Whether the pool keeps the limits on TTFT on this oracle's traffic, if requests end with their
@@ -550,7 +548,8 @@ class Oracle:
         def fleet() -> Fleet:
             drafts = option.type.speculation
             drafts = drafts and replace(drafts, draft_frac=0.0, draft_s=0.0)
-            instant = WorkerType(  # Its cache never fills, so its engine settings do not matter.
+            # The cache of this worker never fills, so its engine settings do not matter.
+            instant = WorkerType(
                 option.type.gpu,
                 tp=1,
                 latency=INSTANT,
@@ -589,6 +588,11 @@ class Oracle:
             return holds
 
         return self.answers.answer_once(key, slo, find)
+
+
+def _is_part_of(lost: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Whether `other` is a larger loss that takes all workers of `lost` too."""
+    return lost != other and all(map(operator.le, lost, other))
 
 
 def _serves(counts: Counts) -> bool:
