@@ -29,7 +29,7 @@ from planner.errors import InputError
 from planner.models.engine import HostTime
 from planner.models.latency import Array
 from planner.models.step_fit import PiecewiseLinearStepLatency, least_absolute
-from planner.models.step_tables import NOT_INCLUDED, StepTable
+from planner.models.step_tables import NOT_INCLUDED, StepTable, without_next_launch
 
 GROUPS_PER_LEVEL = 8  # Watched steps of one level are averaged in so many groups of similar g.
 MOST_SLOWDOWN = 2.0  # The largest c that a fit on a CPU may give.
@@ -135,7 +135,7 @@ def fit_engine(profile: StepTable, watched: StepTable, rows: Sequence[EngineRow]
     most_slowdown = MOST_SLOWDOWN if on_cpu else 1.0
     shares_cores = on_cpu and float(about["spare_cores"]) < 1
     own = _fit_profile_host(profile)
-    cells = _group_steps(profile, watched, own)
+    cells = _group_steps(profile, watched, own, shares_launches=is_async and not on_cpu)
     errors = []
     for level in np.unique(cells.level):
         if (others := cells.level != level).any():
@@ -176,12 +176,23 @@ def _fit_profile_host(profile: StepTable) -> tuple[float, float]:
     return step_s, sequence_s
 
 
-def _group_steps(profile: StepTable, watched: StepTable, own: tuple[float, float]) -> _Cells:
-    """Means of similar watched steps. t is on the engine's own clock if each step has it, else wall time."""
+def _group_steps(
+    profile: StepTable, watched: StepTable, own: tuple[float, float], *, shares_launches: bool
+) -> _Cells:
+    """Means of similar watched steps. t is on the engine's own clock if each step has it, else wall time.
+    With `shares_launches` it leaves out the launch of the next step, in tables with the steps in order.
+    """
     device = PiecewiseLinearStepLatency(beyond="extrapolate").fit(profile.X, without_host(profile).y).latency_
     X, level = watched.X, watched.steps.level.to_numpy(float)
     g_s, sequences, own_s = device.step_s(*X.T), X[:, 2] + X[:, 4], watched.steps.own_s.to_numpy(float)
     t_s = own_s if np.isfinite(own_s).all() else watched.y
+    if shares_launches:
+        is_same_run = (watched.steps[["level", "server"]].shift() == watched.steps[["level", "server"]]).all(
+            axis=1
+        )
+        launched = is_same_run.to_numpy() & (X[:, 4] > 0)
+        expected_s = np.maximum(g_s, own[0] + own[1] * sequences)
+        t_s = without_next_launch(t_s, expected_s, was_launched_meanwhile=launched)
     columns = np.column_stack([g_s, t_s, sequences, X[:, 4], own[0] + own[1] * sequences, level])
     rows = []
     for level_value in np.unique(level):

@@ -14,7 +14,7 @@ from planner.fleet import Fleet, WorkerType
 from planner.models.correction import CorrectedFormula
 from planner.models.latency import ON_WALL, StepLatency
 from planner.models.step_fit import errors_by_regime
-from planner.models.step_tables import COLUMNS, StepTable
+from planner.models.step_tables import COLUMNS, StepTable, without_next_launch
 from planner.runtime.measured_against_simulated import Measurement
 
 Floats = npt.NDArray[np.float64]
@@ -64,21 +64,16 @@ def compare_steps(run: Measurement, fleet: Fleet, *, on_wall: bool = False) -> l
 
 
 def _with_launches_apart(steps: pd.DataFrame, worker: WorkerType) -> pd.DataFrame:
-    """The steps of an engine that schedules asynchronously, with times that do not contain the next launch.
-
-    Such an engine launches a step before it reads the tokens of the one before. The launch of a prefill takes
-    long, since the host starts every layer by itself, and the step before seems to last as long: on an H100
-    34 ms for a decode of 8 ms, and then 4 ms for the prefill. Together they took what was measured. Steps
-    with a prefill and the step before them therefore share their seconds in proportion to the predicted ones.
+    """Steps of an engine that schedules asynchronously, with times that leave out the launch of a prefill
+    after them.
     """
-    is_prefill = (steps.n_prefill > 0).to_numpy()
+    has_prefill = (steps.n_prefill > 0).to_numpy()
     follows = np.isclose(steps.start_s.to_numpy()[1:], steps.end_s.to_numpy()[:-1], rtol=0, atol=1e-6)
-    # A step belongs to the group of the step before it if it is a prefill that was launched meanwhile.
-    group = np.cumsum(np.r_[True, ~(is_prefill[1:] & follows)])
     predicted_s = _predicted_s(worker, StepTable(steps))
-    seconds = pd.DataFrame({"measured": steps.t_s.to_numpy(), "predicted": predicted_s})
-    of_group = seconds.groupby(group).transform("sum")
-    return steps.assign(t_s=predicted_s * (of_group.measured / of_group.predicted).to_numpy())
+    launched = np.r_[False, has_prefill[1:] & follows]
+    return steps.assign(
+        t_s=without_next_launch(steps.t_s.to_numpy(), predicted_s, was_launched_meanwhile=launched)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,8 @@ def a_watch(seconds: Callable[[Array], Array], *, on_cpu: bool, **about: str) ->
     X = StepTable(steps).X
     t_s = seconds(X)
     level = np.choose(np.arange(900) % 4, [1, 4, 10, 32])
-    return StepTable(steps.assign(t_s=2 * t_s, own_s=t_s if on_cpu else np.nan, level=level), ABOUT | about)
+    columns = {"t_s": 2 * t_s, "own_s": t_s if on_cpu else np.nan, "level": level, "server": "w-0"}
+    return StepTable(steps.assign(**columns), ABOUT | about)
 
 
 def test_on_a_cpu_slowdown_host_and_admission_are_found_and_the_servers_added() -> None:
@@ -116,6 +117,33 @@ def test_asynchronous_scheduling_hides_the_host_and_leaves_a_rest() -> None:
     assert found.rest.step_s == pytest.approx(0.3e-3, rel=0.03)
     assert found.rest.sequence_s == pytest.approx(7e-6, rel=0.05)
     assert (found.host.log2_tp_s, found.rest.log2_tp_s) == (nearest.host.log2_tp_s, nearest.rest.log2_tp_s)
+
+
+def test_the_launch_of_a_prefill_counts_as_its_own_time() -> None:
+    """max(g, p) + 0.3 ms + 7 us S again, but the tokens of a step are read 2 ms before the prefill after it
+    ends, since that was launched in between: its time stands in the row before.
+    """
+
+    def truth_s(X: Array) -> Array:
+        S = sequences(X)
+        return np.asarray(np.maximum(DEVICE.step_s(*X.T), OWN_S + OWN_SEQUENCE_S * S) + 0.3e-3 + 7e-6 * S)
+
+    # Four decodes, then a prompt beside decodes, at one level.
+    is_prompt = np.arange(900) % 5 == 4
+    steps = frame(2700, 2)
+    decodes, prompts = steps[steps.n_prefill == 0], steps[(steps.n_prefill > 0) & (steps.n_decode > 0)]
+    mixed = decodes.iloc[:900].reset_index(drop=True)
+    mixed[is_prompt] = prompts.iloc[: is_prompt.sum()].to_numpy()
+    true_s = truth_s(StepTable(mixed).X)
+    end_s = np.cumsum(true_s)
+    read_s = np.where(np.roll(is_prompt, -1), np.roll(end_s, -1) - 2e-3, end_s)
+    read_s[-1] = end_s[-1]
+    seen_s = np.diff(read_s, prepend=0.0)
+    columns = {"t_s": seen_s, "own_s": np.nan, "level": 4, "server": "w-0"}
+    watched = StepTable(mixed.assign(**columns), ABOUT | {"async_scheduling": "true"})
+    found = fit_engine(a_profile(), watched)
+    assert found.rest.step_s == pytest.approx(0.3e-3, rel=0.2)
+    assert found.admission_s == pytest.approx(0.0, abs=0.3e-3)
 
 
 def test_its_row_is_read_as_an_engine_of_that_version(tmp_path: Path) -> None:
