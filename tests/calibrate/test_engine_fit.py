@@ -62,8 +62,8 @@ def a_watch(seconds: Callable[[Array], Array], *, on_cpu: bool, **about: str) ->
     X = StepTable(steps).X
     t_s = seconds(X)
     level = np.choose(np.arange(900) % 4, [1, 4, 10, 32])
-    columns = {"t_s": 2 * t_s, "own_s": t_s if on_cpu else np.nan, "level": level, "server": "w-0"}
-    return StepTable(steps.assign(**columns), ABOUT | about)
+    own_s = t_s if on_cpu else np.nan
+    return StepTable(steps.assign(t_s=2 * t_s, own_s=own_s, level=level, server="w-0"), ABOUT | about)
 
 
 def test_on_a_cpu_slowdown_host_and_admission_are_found_and_the_servers_added() -> None:
@@ -139,8 +139,9 @@ def test_the_launch_of_a_prefill_counts_as_its_own_time() -> None:
     read_s = np.where(np.roll(is_prompt, -1), np.roll(end_s, -1) - 2e-3, end_s)
     read_s[-1] = end_s[-1]
     seen_s = np.diff(read_s, prepend=0.0)
-    columns = {"t_s": seen_s, "own_s": np.nan, "level": 4, "server": "w-0"}
-    watched = StepTable(mixed.assign(**columns), ABOUT | {"async_scheduling": "true"})
+    watched = StepTable(
+        mixed.assign(t_s=seen_s, own_s=np.nan, level=4, server="w-0"), ABOUT | {"async_scheduling": "true"}
+    )
     found = fit_engine(a_profile(), watched)
     assert found.rest.step_s == pytest.approx(0.3e-3, rel=0.2)
     assert found.admission_s == pytest.approx(0.0, abs=0.3e-3)
