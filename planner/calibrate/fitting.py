@@ -120,6 +120,12 @@ def fit_table(
             *notes,
             f"host and front end are in {about['engines']} beside the table: --catalog of its folder",
         )
+    elif host_overhead_s and not is_kernel_time:
+        notes = (
+            *notes,
+            f"the host's part ({host_overhead_s * 1e3:.2g} ms) is in every step, and asynchronous scheduling "
+            "would hide it: steps come out too long then; `plan profile` without --steps-only tells it apart",
+        )
     if choose_family:
         from planner.models.family_choice import choose_step_family
 

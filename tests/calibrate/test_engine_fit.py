@@ -169,7 +169,9 @@ def test_a_fit_of_such_a_profile_leaves_the_host_to_the_engine() -> None:
     assert fitted.latency.step_s(*X.T) == pytest.approx(expected_s, rel=0.02)
     assert fitted.latency.basis.endswith(ON_WALL)
     assert not fitted.latency.has_host and any("engines.yaml" in note for note in fitted.notes)
-    whole = fit_table(StepTable(profile.steps), facts, read_catalog(), where="table.csv").latency
+    with_host = fit_table(StepTable(profile.steps), facts, read_catalog(), where="table.csv")
+    assert any("asynchronous scheduling would hide it" in note for note in with_host.notes)
+    whole = with_host.latency
     assert whole.has_host and whole.step_s(*X.T) == pytest.approx(profile.y, rel=0.02)
 
 
