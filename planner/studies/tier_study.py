@@ -32,7 +32,7 @@ from planner.models.kv_offload import KvOffload, is_common
 from planner.models.llm import Llm
 from planner.search.evidence.plan import AgentFigures, agent_figures
 from planner.search.oracle.work_clock import time_limit
-from planner.search.problem.options import idle_prefill_s
+from planner.search.problem.idle_limits import idle_prefill_s
 from planner.search.problem.owned_first import objective_paid
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation

@@ -14,7 +14,7 @@ from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError
 from planner.fleet import Fleet, Policies, Pool, WorkerType
 from planner.search.mixed import infeasible
-from planner.search.problem.options import judged, unreachable
+from planner.search.problem.idle_limits import judged, unreachable
 from planner.simulator.replay import simulate
 from planner.simulator.slo_verdict import judge, measured
 from planner.traffic.agents import Agents, Pause, SubAgents, draw_agents

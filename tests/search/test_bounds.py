@@ -24,8 +24,8 @@ from planner.search.mixed.bounds import checked_bound, lower_bound
 from planner.search.mixed.policy_search import search_policies
 from planner.search.problem.bill import bill_fleet
 from planner.search.problem.build_problem import build_problem
+from planner.search.problem.idle_limits import judged, unreachable
 from planner.search.problem.link import link_too_slow
-from planner.search.problem.options import judged, unreachable
 from planner.simulator import judge, simulate
 from planner.simulator.slo_verdict import Verdict
 from planner.solvers import demand as solvers_demand

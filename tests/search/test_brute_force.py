@@ -22,15 +22,9 @@ from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.fleet_counts import Counts, objective
 from planner.search.oracle.fleet_oracle import Answers, Oracle
+from planner.search.problem.idle_limits import judged, unreachable
 from planner.search.problem.link import link_too_slow
-from planner.search.problem.options import (
-    LeftOut,
-    decode_options,
-    judged,
-    mixed_options,
-    prefill_options,
-    unreachable,
-)
+from planner.search.problem.options import LeftOut, decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.solvers import backend, master
 from planner.solvers.master import FleetLimits

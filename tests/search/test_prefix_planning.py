@@ -23,7 +23,7 @@ from planner.search.evidence.plan import Plan
 from planner.search.mixed.router_fit import _room, fitted
 from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.prefixes.prefix_placing import pool_prefixes
-from planner.search.problem.options import floor_s
+from planner.search.problem.idle_limits import floor_s
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.simulator import judge, simulate
 from planner.solvers.master import Option, least_seconds, least_token_seconds

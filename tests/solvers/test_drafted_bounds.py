@@ -13,7 +13,7 @@ from planner.fleet import Fleet, Pool
 from planner.models.latency import StepLatency
 from planner.models.speculation import Speculation
 from planner.search.mixed.bounds import envelopes
-from planner.search.problem.options import judged, unreachable
+from planner.search.problem.idle_limits import judged, unreachable
 from planner.simulator.replay import simulate
 from planner.simulator.simulation import Simulation
 from planner.solvers.demand import least_work, step_lines

@@ -11,7 +11,8 @@ from planner.domain import Metric
 from planner.search.level0.level0_search import search_level0
 from planner.search.mixed.bounds import lower_bound
 from planner.search.oracle.fleet_counts import Counts, objective
-from planner.search.problem.options import decode_options, judged, mixed_options, prefill_options, unreachable
+from planner.search.problem.idle_limits import judged, unreachable
+from planner.search.problem.options import decode_options, mixed_options, prefill_options
 from planner.search.problem.plan_problem import Problem, with_policies
 from planner.solvers.demand import demand_bound
 from planner.solvers.master import Option

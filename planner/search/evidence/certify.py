@@ -111,7 +111,8 @@ def _plan(
     *,
     prove: bool,
 ) -> Plan:
-    throughput, start = None, list[Fleet]()
+    throughput: Throughput | None = None
+    start: list[Fleet] = []
     if task.objective == "throughput":  # The rate is found first; then the cheapest fleet for it.
         if task.safety is not None:
             return _plan_most_traffic(task, trace, catalog, seed, conditions)
@@ -148,22 +149,22 @@ def _certified(
     production = None
     if task.safety is not None:
         problem, paper = best_of(searched)
-        conditions.on_paper(problem, problem.oracle.fleet(paper.best))  # Told to whoever waits.
+        conditions.on_paper(problem, problem.oracle.fleet(paper.best))
         searched, production = production_of_policies(searched)
     certified_plan = certify_plan(
         searched, trace, catalog, seed=seed, throughput=throughput, production=production
     )
-    # What holds around a fleet on paper says nothing of production, which the question asked for.
+    # Where no fleet for production was found, what holds around the one on paper is not worth the time.
     is_on_paper = production is not None and production.why_on_paper is not None
-    return (
-        add_robustness(certified_plan, best_of(searched), production)
-        if conditions.adds_robustness and not is_on_paper
-        else certified_plan
-    )
+    if is_on_paper or not conditions.adds_robustness:
+        return certified_plan
+    return add_robustness(certified_plan, best_of(searched), production)
 
 
 def add_robustness(plan: Plan, searched: tuple[Problem, FleetSearch], production: Production | None) -> Plan:
-    """The plan with what holds around its fleet (robustness.py), computed in the time that is left."""
+    """The plan with what more traffic, longer prompts and fewer workers would do to its fleet
+    (robustness.py), as far as the time that is left allows.
+    """
     problem, paper = searched
     problem.progress(Stage("what more traffic, longer prompts and fewer workers would do", "around"))
     best = paper.best if production is None else production.best
@@ -183,10 +184,10 @@ def _plan_most_traffic(
     The search for the rate on paper ends after a third of the time, that for the rate in production after two
     thirds.
     """
-    until_half = _share_of_time(conditions, 0.5 * RATE_TIME_FRAC)
-    until_whole = _share_of_time(conditions, RATE_TIME_FRAC)
-    on_paper, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=until_half)
-    best = find_most_kept_traffic(task, trace, catalog, on_paper, fleet, seed=seed, conditions=until_whole)
+    for_paper = _share_of_time(conditions, 0.5 * RATE_TIME_FRAC)
+    for_production = _share_of_time(conditions, RATE_TIME_FRAC)
+    on_paper, fleet = find_most_traffic(task, trace, catalog, seed=seed, conditions=for_paper)
+    best = find_most_kept_traffic(task, trace, catalog, on_paper, fleet, seed=seed, conditions=for_production)
     rates, fleet = (on_paper, fleet) if best is None else best
     with time_limit(LEAST_SEARCH_S, grace=True):
         conditions = _with_least_time(conditions)
@@ -222,11 +223,9 @@ def _plan_at_rates(
     certified_plan = certify_plan(
         searched, trace, catalog, seed=seed, throughput=throughput, production=production
     )
-    return (
-        add_robustness(certified_plan, (problem, paper), production)
-        if conditions.adds_robustness
-        else certified_plan
-    )
+    if not conditions.adds_robustness:
+        return certified_plan
+    return add_robustness(certified_plan, (problem, paper), production)
 
 
 def _share_of_time(conditions: Conditions, share: float) -> Conditions:
@@ -251,9 +250,10 @@ def search_llm(
     start: Sequence[Fleet] = (),
     prove: bool = False,
 ) -> list[tuple[Problem, FleetSearch]]:
-    """Search for the fleets of one LLM with all limits for itself, after bounding their cost from below.
+    """Search for the fleets of one LLM, which has all limits for itself, after a lower bound on their cost.
+    Returns the best fleet of each policy with its problem.
 
-    Fleets of `start` that hold are what others must beat.
+    The fleets of `start` that hold are those to be beaten.
     """
     problem = with_relaxation(
         lambda: build_problem(task, trace, catalog, seed=seed, conditions=conditions, request=traffic_request)

@@ -45,11 +45,12 @@ from planner.traffic.kinds import quarters_apart
 from planner.traffic.prefixes import alike_tokens_frac
 from planner.traffic.trace import Trace
 
-# A measured window of fewer mean residence times (E2E) of a request is called short: the fleet may not have
+# A measured window of fewer than so many mean residence times (E2E) is called short: the fleet may not have
 # come to its steady state.
 FEW_RESIDENCES = 20
 
-# A warning is given where fewer than this share of the lowest percentile keep all limits: 45 % for p90.
+# A warning is given where fewer requests keep all limits than this part of the SLO's lowest percentile: with
+# p90 fewer than 45 %.
 FEW_KEEP = 0.5
 
 HOUR_S = 3600.0  # A trace that is shorter is called short.
@@ -63,17 +64,18 @@ HOUR_FACTOR = 2.0
 # If more than this share of requests arrive after the last nominal arrival, the load is said to die away.
 LATE_FRAC = 0.2
 
-# A limit that a smaller fleet exceeds by more than this factor is not reported as binding; capacity is.
+# Where a smaller fleet exceeds a limit by more than this factor, capacity is reported as binding, not the
+# limit.
 MOST_RELAXED = 3.0
 
 # Placing workers on nodes takes at most this long, on an idle machine a quarter of it.
 PLACEMENT_S = 40.0
 
-# Prompts that share fewer of their input tokens than this are not worth a line.
+# Where prompts share less than this part of their tokens, no warning says that prefixes are not counted.
 ALIKE_FRAC = 0.01
 
-# A limit's price in the bound is told if this many GPUs or USD/h, or 1 kW, more lower the bound by more than
-# this, in the objective's unit; below it the price is the solver's rounding.
+# A limit's price in the bound is reported if one GPU, one USD/h or one kW more lowers the bound by more than
+# this, in the objective's unit. Less is the solver's rounding.
 LEAST_BOUND_PRICE = 1e-6
 
 
@@ -112,21 +114,19 @@ def price_other_policies(
     """
     chosen, best = best_of(searched)
     choices = chosen.task.policy_choices()
-    rows = tuple(
-        Alternative(
-            name_policies(problem.oracle.policies, choices),
-            problem.oracle.fleet(other.best),
-            objective_paid(problem, other.best),
-            (facts.LongestTtft(_longest_ttft_s(problem, other.best)),)
-            if clock.allows("longest-ttft")
-            else (),
-        )
-        for problem, other in searched
-        if problem is not chosen
-    )
+    rows = []
+    for problem, search in searched:
+        if problem is chosen:
+            continue
+        name, fleet = name_policies(problem.oracle.policies, choices), problem.oracle.fleet(search.best)
+        paid = objective_paid(problem, search.best)
+        notes: tuple[facts.LongestTtft, ...] = ()
+        if clock.allows("longest-ttft"):
+            notes = (facts.LongestTtft(_longest_ttft_s(problem, search.best)),)
+        rows.append(Alternative(name, fleet, paid, notes))
     if chosen.task.policies.axes["queue"] == (Policies().queue,):
-        return (*rows, *_price_shortest_first(chosen, best, clock))
-    return rows
+        rows += _price_shortest_first(chosen, best, clock)
+    return tuple(rows)
 
 
 def price_prefix_caches(searched: Sequence[tuple[Problem, FleetSearch]]) -> tuple[facts.Binding, ...]:
@@ -135,14 +135,15 @@ def price_prefix_caches(searched: Sequence[tuple[Problem, FleetSearch]]) -> tupl
     if problem.hits is None:  # The traffic has no prefixes, or the question no caches.
         return ()
     policies, unit = problem.oracle.policies, OBJECTIVE_UNITS[problem.task.objective]
-    plain = [(other, each) for other, each in searched if not other.oracle.policies.prefix_cache]
+    without_caches = [row for row in searched if not row[0].oracle.policies.prefix_cache]
     if not policies.prefix_cache:
         return (facts.Finding("caches-unused"),)
     gpus, value = problem.oracle.fleet(best.best).gpus, objective_paid(problem, best.best)
-    if not plain:
+    if not without_caches:
         return (facts.CachesSave(policies.routing, value, gpus, None, None, unit),)
-    other, each = best_of(plain)
-    gpus_without, value_without = other.oracle.fleet(each.best).gpus, objective_paid(other, each.best)
+    other, other_best = best_of(without_caches)
+    gpus_without = other.oracle.fleet(other_best.best).gpus
+    value_without = objective_paid(other, other_best.best)
     return (facts.CachesSave(policies.routing, value, gpus, value_without, gpus_without, unit),)
 
 
@@ -150,35 +151,38 @@ def price_pinned_replicas(
     searched: Sequence[tuple[Problem, FleetSearch]], clock: EvidenceClock
 ) -> tuple[facts.Binding, ...]:
     """What pinned prefixes save against LRU caches, as the difference of two simulated fleets."""
-    pinned = [(problem, best) for problem, best in searched if problem.oracle.pinning is not None]
-    lru = [
-        (problem, best)
-        for problem, best in searched
-        if problem.oracle.pinning is None and problem.oracle.policies.prefix_cache
-    ]
+    pinned = [row for row in searched if row[0].oracle.pinning is not None]
+    unpinned = [row for row in searched if row[0].oracle.pinning is None]
+    lru = [row for row in unpinned if row[0].oracle.policies.prefix_cache]
     if not pinned or not lru or not clock.allows("pinned-replicas"):
         return ()
-    (problem, best), (other, each) = best_of(pinned), best_of(lru)
-    fleets = problem.oracle.fleet(best.best), other.oracle.fleet(each.best)
-    hits = [
-        searched_problem.oracle.verdict(fleet, record=False)[0].token_hit_frac or 0.0
-        for searched_problem, fleet in zip((problem, other), fleets, strict=True)
-    ]
-    assert problem.oracle.pinning is not None
+    (problem, best), (lru_problem, lru_best) = best_of(pinned), best_of(lru)
+    pinning, fleet, lru_fleet = (
+        problem.oracle.pinning,
+        problem.oracle.fleet(best.best),
+        lru_problem.oracle.fleet(lru_best.best),
+    )
+    assert pinning is not None
     return (
         facts.PinnedReplicas(
             best_of(searched)[0] is problem,
             objective_paid(problem, best.best),
-            fleets[0].gpus,
-            problem.oracle.pinning.hit_frac(fleets[0]),
-            hits[0],
-            other.oracle.policies.routing,
-            objective_paid(other, each.best),
-            fleets[1].gpus,
-            hits[1],
+            fleet.gpus,
+            pinning.hit_frac(fleet),
+            _hit_frac(problem, fleet),
+            lru_problem.oracle.policies.routing,
+            objective_paid(lru_problem, lru_best.best),
+            lru_fleet.gpus,
+            _hit_frac(lru_problem, lru_fleet),
             OBJECTIVE_UNITS[problem.task.objective],
         ),
     )
+
+
+def _hit_frac(problem: Problem, fleet: Fleet) -> float:
+    """The share of prompt tokens that the prefix caches of `fleet` hit in its simulation."""
+    simulation, _ = problem.oracle.verdict(fleet, record=False)
+    return simulation.token_hit_frac or 0.0
 
 
 def bound_pins(
@@ -204,17 +208,17 @@ def bound_pins(
     rows: list[facts.Binding] = []
     for pool in pools:
         if pool.name in placements:
-            each, placed = placements[pool.name], pinning.placed(pool, workers).replication
+            placement, used = placements[pool.name], pinning.placed(pool, workers).replication
             rows.append(
                 facts.PinsPlaced(
                     is_chosen,
                     pool.name,
                     pool.count,
-                    placed.largest_load,
-                    each.quick.replication.largest_load,
-                    each.best.replication.largest_load,
-                    placed.bound,
-                    placed.gap_frac,
+                    used.largest_load,
+                    placement.quick.replication.largest_load,
+                    placement.best.replication.largest_load,
+                    used.bound,
+                    used.gap_frac,
                 )
             )
     return tuple(rows)
@@ -286,10 +290,11 @@ def simulate_neighbours(
         fewer = (*best[:i], (option, count - 1), *best[i + 1 :])
         if not clock.allows("neighbours"):
             break
-        # The draw of the traffic, and what is left after losses, with which the fleet fails; of a fleet that
-        # holds the traffic as written and all its workers.
         failing_loss = problem.oracle.failing_loss(fewer)
-        holds, (oracle, left) = failing_loss is None, failing_loss or (problem.oracle, fewer)
+        holds = failing_loss is None
+        # A fleet that fails is simulated on the draw and with the workers with which it does; one that holds
+        # on the traffic as written with all its workers.
+        oracle, left = (problem.oracle, fewer) if failing_loss is None else failing_loss
         is_other_draw = oracle is not problem.oracle
         after_losses = sum(n for _, n in left) < sum(n for _, n in fewer)
         roles = {option.role for option, n in left if n > 0}
@@ -308,7 +313,7 @@ def simulate_neighbours(
         fails_by_one_limit = (
             len(failing) == 1 and verdict.is_steady and verdict.attainment_holds and verdict.guarantees_hold
         )
-        # With losses or several draws one simulation does not say what relaxing its limit would do.
+        # With losses or several draws, the fleet may miss other limits in other simulations.
         if fails_by_one_limit and not problem.oracle.has_losses and not problem.draws:
             line = failing[0]
             value_s, _ = line.decides
@@ -325,8 +330,9 @@ def simulate_neighbours(
 def simulate_longer_steps(
     problem: Problem, fleet: Fleet, clock: EvidenceClock
 ) -> facts.UpperEnds | facts.LongerSteps | None:
-    """The SLO with step times at the upper ends of their spread. If a pool's step times have no spread: with
-    the steps of every pool longer by the error of its fit.
+    """The SLO with step times at the upper ends of their spread. Where the step times of some pool have no
+    spread, the steps of every pool are longer by the error of its fit instead. None if there is no error, or
+    no time.
     """
     latencies = [pool.type.latency for pool in fleet.pools]
     spreads = [fit.spread for fit in latencies if fit.spread is not None]
@@ -360,8 +366,9 @@ def price_insurance(
     """What a robust plan costs more than one for the expected traffic and step times, how the robust fleet
     does with these, and warnings.
 
-    Beyond level 0 neither search is exact. So the fleet of the stricter question is offered to the weaker one
-    where it holds there: the expected plan never costs more than the robust one.
+    Neither search is exact for mixed fleets. So the robust fleet is offered to the question without
+    robustness too, if it holds there: the plan for what is expected then never costs more than the robust
+    one.
     """
     task = problem.task
     if task.robust == Robust() or not clock.allows("expected"):
@@ -381,27 +388,28 @@ def price_insurance(
             seed=seed,
             conditions=Conditions(clock.deadline, problem.progress),
         )
-        expected, plain = best_of(search_policies(expected_problem, (robust,)))
+        expected, expected_best = best_of(search_policies(expected_problem, (robust,)))
     except InfeasibleError as error:
         none = facts.NoneForExpected(planned, str(error))
         return (), (none,), (none,)
     except PlannerError:  # Such as no time left: the price of the insurance is unknown.
         return (), (facts.InsuranceCosts(planned, objective_paid(problem, best.best), None, unit),), ()
-    cheapest, value = expected.oracle.fleet(plain.best), objective_paid(expected, plain.best)
+    cheapest = expected.oracle.fleet(expected_best.best)
+    value = objective_paid(expected, expected_best.best)
     robust_value = objective_paid(problem, best.best)
     # The robust fleet on the expected traffic, with the robust plan's policies.
     as_expected = on_all_draws(with_policies(expected_problem, problem.oracle.policies))
-    counts = counts_of(robust, plain.level0.options)  # None if the expected plan lacks such workers.
+    counts = counts_of(robust, expected_best.level0.options)  # None if it has no such options.
     robust_holds = counts is not None and as_expected.oracle.holds([counts])[0]
     if counts is not None and robust_holds and robust_value < value:
         cheapest, value = as_expected.oracle.fleet(counts), robust_value
     row = Alternative("not insured: step times and traffic as expected", cheapest, value)
-    if counts is None or not robust_holds:
-        verdict = (
-            None if counts is None else _verdict_on_every_draw(as_expected, as_expected.oracle.fleet(counts))
-        )
-        outcome = None if verdict is None else outcome_of(verdict, problem.slo)
-        missed = facts.ExpectedMissed(planned, outcome)
+    if counts is None:
+        missed = facts.ExpectedMissed(planned, None)
+        return (row,), (missed,), (missed,)
+    if not robust_holds:
+        verdict = _verdict_on_every_draw(as_expected, as_expected.oracle.fleet(counts))
+        missed = facts.ExpectedMissed(planned, outcome_of(verdict, problem.slo))
         return (row,), (missed,), (missed,)
     verdict = as_expected.oracle.verdict(as_expected.oracle.fleet(counts), record=True)[1]
     values = tuple(map(limit_fact, verdict.lines))
@@ -409,8 +417,8 @@ def price_insurance(
 
 
 def place_workers(fleet: Fleet, time_limit_s: float = PLACEMENT_S) -> NodePlacement | None:
-    """The workers on the fewest nodes; None if that could not be found, as there are too many ways to place
-    them. Owned and spot workers stand on nodes of their own.
+    """The workers on the fewest nodes. None where they do not fit nodes, where there are too many ways to
+    place them, or where the time ends first. Owned and spot workers stand on nodes of their own.
     """
     pools = []
     for pool in fleet.pools:
@@ -464,7 +472,9 @@ def simulate_spot_loss(
 
 
 def _verdict_on_every_draw(problem: Problem, fleet: Fleet) -> Verdict:
-    """The verdict on the traffic, or on the first other draw or rate that fails where that holds."""
+    """The verdict on the traffic; if the SLO is kept there, that on the first other draw or rate on which it
+    is missed, if there is one.
+    """
     _, first = problem.oracle.verdict(fleet, record=True)
     if not first.holds:
         return first
@@ -563,10 +573,8 @@ def used_up_limits(limits: FleetLimits, best: Counts) -> tuple[facts.Binding, ..
     bindings = []
     for limit, amount in limits.rows():
         used = limits.used(limit, workers_of(best))
-        smallest = min(  # 0 if no worker of the fleet uses this limit.
-            (limits.use(limit, option.type) for option, _ in best if limits.use(limit, option.type)),
-            default=0,
-        )
+        uses = [limits.use(limit, option.type) for option, _ in best]
+        smallest = min((use for use in uses if use), default=0)  # 0 if no worker uses this limit.
         if smallest and amount - used < smallest:
             bindings.append(facts.UsedUp(limit, used, amount))
     return tuple(bindings)

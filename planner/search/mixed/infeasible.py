@@ -15,7 +15,8 @@ from planner.search.mixed.mixed_fleets import MixedFleets, search_mixed_fleets
 from planner.search.oracle.fleet_counts import Counts, is_within, workers_of
 from planner.search.oracle.work_clock import ended_by, now_s
 from planner.search.problem.build_problem import OutOfReachError
-from planner.search.problem.options import floor_s, mixed_options, split
+from planner.search.problem.idle_limits import floor_s
+from planner.search.problem.options import mixed_options, split
 from planner.search.problem.plan_problem import Problem, on_all_draws, with_policies
 from planner.search.problem.reasons import also_left_out, reason_text
 from planner.solvers.master import FleetLimits

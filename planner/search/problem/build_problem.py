@@ -18,7 +18,8 @@ from planner.search.oracle.fleet_oracle import Oracle
 from planner.search.oracle.scenarios import scenarios_of
 from planner.search.oracle.traffic_request import TrafficRequest
 from planner.search.prefixes.prefix_drift import may_drift
-from planner.search.problem.options import Engines, LeftOut, floor_s, judged, unreachable, worker_types
+from planner.search.problem.idle_limits import floor_s, judged, unreachable
+from planner.search.problem.options import Engines, LeftOut, worker_types
 from planner.search.problem.plan_problem import Conditions, Problem
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.search.problem.reasons import also_left_out, reason_text

@@ -1,6 +1,6 @@
 """The options of a fleet: every GPU in stock x TP x PP x data-parallel ranks x engine settings x role.
 
-build_problem.py calls it. The second half finds limits that no option keeps even when idle.
+build_problem.py calls it. Limits that no option keeps even when idle: idle_limits.py.
 """
 
 from __future__ import annotations
@@ -8,16 +8,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, replace
 
 from planner.documents import facts
 from planner.documents.catalog import Catalog
 from planner.documents.facts import Reason
 from planner.documents.speculative import engine_with_drafts, find_drafter
 from planner.documents.task import TOKEN_BUDGETS, PlanQuestion
-from planner.domain import OWNED, ROUNDING, Gpu, Limit, Selector, Slo
+from planner.domain import OWNED, ROUNDING, Gpu, Slo
 from planner.errors import InputError
 from planner.fleet import MAX_NUM_SEQS, Role, WorkerType
 from planner.models.all2all import (
@@ -38,18 +36,11 @@ from planner.models.lora import Lora, lora_slots
 from planner.models.memory import Served, worker_memory
 from planner.models.older_kernels import on_version
 from planner.models.parallelism import add_pipeline
-from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation, SpeculativeSteps, least_token_times
+from planner.models.speculation import SAMPLED_ROWS, Drafter, Speculation
 from planner.models.spread import INTERVAL_SIGMAS
 from planner.search.oracle.fleet_counts import own_drafts
-from planner.simulator.slo_verdict import percentile_s
-from planner.solvers.master import Floats, Option, attention_s
-from planner.solvers.required_work import find_deadlines, steady_work
+from planner.solvers.master import Option
 from planner.solvers.whole_nodes import PricedNode, node_of
-from planner.traffic.classes import select_requests
-from planner.traffic.sessions import waits_for_others
-from planner.traffic.tasks import BoolArray, Tasks, tasks_of
-from planner.traffic.trace import IntArray, Trace
-from planner.traffic.workload import TraceLengths
 
 Hardware = tuple[str, int, int, int]
 
@@ -67,12 +58,14 @@ def by_hardware(options: Iterable[Option]) -> dict[tuple[str, Hardware], list[Op
     return groups
 
 
-OWNED_USD_PER_H = 1e-5  # An owned GPU's price in the search: solvers tell it from 0, no answer shows it.
-NEARLY = 0.9  # Share of a limit on gaps that decode steps may take, as prefills come between them.
-# Decode workers have the token budget nearest to this: it hardly matters there, and is vLLM's usual one.
+OWNED_USD_PER_H = (
+    1e-5  # The price of an owned GPU in the search: above 0 for a solver, too small to be shown.
+)
+NEARLY = 0.9  # A step may take this share of a limit on gaps; the rest is for prefills in between.
+# Decode workers have the token budget nearest to vLLM's default, as it hardly matters there.
 DECODE_BUDGET_TOKENS = 2048
-# The GPUs of a fleet count up to this share more, for their prices. It breaks ties between fleets of equally
-# many GPUs; only fleets of more than 10,000 GPUs, its reciprocal, could gain a GPU by it.
+# With the objective "gpus" a GPU counts up to this share more, in proportion to its price. So of fleets of
+# equally many GPUs the cheapest is best. It could outweigh a whole GPU only in fleets of more than 10,000.
 PRICE_TIE_FRAC = 1e-4
 OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 
@@ -81,7 +74,7 @@ OBJECTIVE_UNITS = {"cost": "USD/h", "power": "W", "gpus": "GPUs"}
 class LeftOut:
     """A GPU and TP degree that cannot serve all of this traffic, and why.
 
-    `workers` hold the weights, but not the longest request: they can serve the others.
+    `workers` have room for the weights, but not for the longest request: they can serve the others.
     """
 
     name: str
@@ -96,7 +89,7 @@ class Engines:
     `budgets` are tokens per step and `seats` sequences per step; vLLM allows no more seats than tokens.
     `ranks` are numbers of data-parallel ranks, `stages` depths of pipelines. Where a worker has more GPUs
     than a node, activations cross between nodes at `node_bytes_per_s`. `host_overhead_s` is added to each
-    step, which then takes `longer_frac` longer, counted from the upper end of its spread if `at_spread`. The
+    step. The sum is taken at the upper end of its spread if `at_spread`, and then `longer_frac` longer. The
     host time of `engine` is in simulations only; bounds on a step leave it out. `is_piped` is False for
     questions with LoRA or KV offload, which are not simulated in pipelines. `is_stored` says that the KV
     blocks of all workers are in one store.
@@ -140,19 +133,15 @@ class Engines:
         return self.engine and self.engine.with_longer_host(self.longer_frac)
 
     def settings(self, stages: int, ranks: int = 1) -> list[tuple[int, int, Speculation | None]]:
-        """Combinations of budget, seats and drafts; a step checks all drafts of all its sequences.
-
-        Neither pipelines nor data-parallel ranks draft.
+        """The combinations of budget, seats and drafts. A step checks all drafts of all its sequences, so the
+        budget has room for them. Neither pipelines nor data-parallel ranks draft.
         """
-        return list(
-            dict.fromkeys(
-                (budget, min(n, budget // (each.most_tokens if each else 1)), each)
-                for each in self.speculations
-                for budget in self.budgets
-                for n in self.seats
-                if each is None or (stages == ranks == 1 and budget >= each.most_tokens)
-            )
-        )
+        combinations = []
+        for drafts, budget, seats in itertools.product(self.speculations, self.budgets, self.seats):
+            step_tokens = 1 if drafts is None else drafts.most_tokens  # Of one sequence.
+            if drafts is None or (stages == ranks == 1 and budget >= step_tokens):
+                combinations.append((budget, min(seats, budget // step_tokens), drafts))
+        return list(dict.fromkeys(combinations))
 
 
 def _at_spread(latency: StepLatency, name: str) -> StepLatency:
@@ -182,8 +171,8 @@ def worker_types(
         for tp in range(1, gpu.gpus_per_node + 1):
             name = f"{gpu.name} tp{tp}" + (f" pp{pp}" if pp > 1 else "")
             if not llm.splits_over(tp):
-                is_power_of_two = tp & (tp - 1) == 0  # Nobody expects other TP degrees.
-                if is_power_of_two:
+                is_power_of_two = tp & (tp - 1) == 0
+                if is_power_of_two:  # Nobody expects other TP degrees, so these need no reason.
                     left.append(LeftOut(name, facts.HeadsNotShared(llm.heads, tp)))
             # Workers of all degrees read each other's KV blocks from the store.
             elif engines.is_stored and not is_common(llm, (1, tp)):
@@ -255,7 +244,8 @@ class Degree:
         """Combinations of budget, seats and drafts.
 
         On several nodes the budget decides the kind of all-to-all, so only budgets of this kind are kept. If
-        the question leaves budgets open, the largest of low latency is added: all usual ones are larger.
+        the question leaves budgets open, the largest one of the kind "low latency" is added, because all
+        usual ones are larger.
         """
         budgets = engines.budgets
         if self.all2all and budgets == TOKEN_BUDGETS:
@@ -295,10 +285,11 @@ def _of_degree(
     """The worker types of one degree that hold the weights, one per engine setting."""
     gpu, tp, pp = degree.gpu, degree.tp, degree.pp
     slots = None if engines.lora is None else lora_slots(engines.lora, llm, gpu, tp, ep=degree.ep)
-    latency: StepLatency | None = None  # Found at the first setting with room, and the same for all.
+    latency: StepLatency | None = None  # That of the first setting with room; it is the same for all.
     types = []
     for budget, most_seqs, drafts in degree.settings(engines):
-        rows = most_seqs if drafts is None else SAMPLED_ROWS * most_seqs  # Memory of the sampler.
+        # With drafts the sampler needs memory for more rows.
+        rows = most_seqs if drafts is None else SAMPLED_ROWS * most_seqs
         use = worker_memory(
             llm,
             gpu,
@@ -340,7 +331,9 @@ def _left_of(
     settings: Sequence[tuple[int, int, Speculation | None]],
     longest_tokens: int,
 ) -> Iterator[LeftOut]:
-    """What of one degree is left out of plans, and why; `types` are its workers with room for KV blocks."""
+    """The engine settings of one degree that are left out of plans, and why. `types` are its workers with
+    room for KV blocks.
+    """
     with_room = {(worker.max_num_batched_tokens, worker.max_num_seqs, worker.speculation) for worker in types}
     no_room = [setting[0] for setting in settings if setting not in with_room]
     if not types:
@@ -382,7 +375,7 @@ def gpus_then_price(option: Option, dearest_usd_per_h: float) -> Option:
         return option
     gpus_per_usd_h = PRICE_TIE_FRAC / dearest_usd_per_h
     gpu, node = option.type.gpu, node_of(option.type.gpu)
-    # A GPU that is sold singly is a node of one, so that `fleet_counts.FEWER_FRAC` weighs all options alike.
+    # A GPU that is sold singly is a node of one: `fleet_counts.FEWER_FRAC` then weighs all options alike.
     node = node or PricedNode(gpu.name, 1, gpu.price_usd_per_h, 0.0)
     return replace(
         option,
@@ -401,7 +394,7 @@ def whole_gpus(value: float) -> float:
 
 
 def mixed_options(types: Iterable[WorkerType], objective: str) -> list[Option]:
-    """Every worker type as a mixed worker, but those whose all-to-all only prefill pools use."""
+    """Every worker type as a mixed worker, without those whose all-to-all only prefill pools use."""
     return [option_of("mixed", worker, objective) for worker in types if worker.all2all != HIGH_THROUGHPUT]
 
 
@@ -455,259 +448,3 @@ def breaks_gaps(worker: WorkerType, slo: Slo, *, mean: bool = False) -> bool:
     ]
     full_step_s = float(worker.latency.step_s(worker.max_num_batched_tokens))
     return full_step_s > NEARLY * min(gaps_s, default=math.inf)
-
-
-def idle_prefill_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floats | float = 0.0) -> Floats:
-    """TTFT (n,) in seconds of prompts (n,), each alone on an idle worker.
-
-    `shared_tokens` of a prompt are in other prompts too; they are taken to be cached.
-    """
-    latency, n = worker.latency, input_tokens
-    own = np.maximum(n - shared_tokens, 1)  # The last token is always computed: it gives the first output.
-    # The last term: each token of its own also attends to the cached ones.
-    ttft_s = latency.prefill_s(own, worker.max_num_batched_tokens) + latency.a_s * own * (n - own)
-    if worker.pp > 1:  # Chunks follow each other through the stages; the last one passes them alone.
-        ttft_s = ttft_s / worker.pp + (1 - 1 / worker.pp) * latency.step_s(1)
-    return np.asarray(ttft_s)
-
-
-def _least_ttft_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floats) -> Floats:
-    """As `idle_prefill_s`, with the front end, which makes tokens of the whole prompt, cached or not."""
-    idle_s = idle_prefill_s(worker, input_tokens, shared_tokens)
-    if (engine := worker.engine) is None:
-        return idle_s
-    return np.asarray(idle_s + engine.front_end_s + engine.prompt_token_s * input_tokens)
-
-
-def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
-    """The limit's percentile [s] if every request had an idle worker of its own, 0 if that is not known.
-    infeasible.py looks for limits that can be kept from there on.
-    """
-    n, output, requests = lengths.input_tokens, lengths.output_tokens, lengths.requests.astype(float)
-    latency, percentile_frac = worker.latency, limit.percentile_frac
-    ttft_s = idle_prefill_s(worker, n, lengths.shared_tokens)
-    gaps = output - 1
-    decoding_s = gaps * latency.step_s(1, decodes=1) + latency.d_s * gaps * (n + (gaps + 1) / 2)
-    if worker.speculation is not None:
-        decoding_s = _drafted_s(worker, n, gaps)
-    several = gaps > 0
-    if limit.metric_row.is_of_tasks:
-        return 0.0  # Which requests make a task is not among the lengths.
-    if not limit.metric_row.is_of_gaps:
-        values_s = limit.metric_row.values_s(_idle_times(n, output, ttft_s, decoding_s))
-        counts = several if limit.metric_row.is_of_decodes else np.ones(len(n), bool)
-        return percentile_s(values_s[counts], percentile_frac, requests[counts])
-    first_gap_s = latency.step_s(1, decodes=1, kv_tokens=n[several] + 1)
-    if worker.speculation is not None:
-        if percentile_frac <= 1 - 1 / worker.speculation.mean_tokens:
-            return 0.0  # Most gaps are 0, as tokens that were drafted together leave together.
-        first_gap_s = _drafted_s(worker, n, np.ones_like(n))[several]
-    return percentile_s(first_gap_s, percentile_frac, (gaps * requests)[several])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _IdleTimes:
-    """Times (n,) of requests that are each alone on an idle worker; rows of SLO metrics read these fields.
-    All arrive at 0 and belong to no task.
-    """
-
-    arrival_s: Floats
-    input_tokens: IntArray
-    output_tokens: IntArray
-    ttft_s: Floats
-    tbt_max_s: Floats
-    tpot_s: Floats
-    e2e_s: Floats
-    tasks: None = None
-
-
-def _idle_times(
-    input_tokens: Floats, output_tokens: Floats, ttft_s: Floats, decoding_s: Floats
-) -> _IdleTimes:
-    """Times from TTFT and decoding times; the mean gap stands for the longest, which is no shorter."""
-    mean_gap_s = decoding_s / np.maximum(output_tokens - 1, 1)
-    lengths = input_tokens.astype(np.int64), output_tokens.astype(np.int64)
-    return _IdleTimes(np.zeros(len(ttft_s)), *lengths, ttft_s, mean_gap_s, mean_gap_s, ttft_s + decoding_s)
-
-
-def _drafted_s(worker: WorkerType, input_tokens: Floats, gaps: Floats) -> Floats:
-    """Seconds (n,) that a decode alone takes for `gaps` (n,) tokens at the mean acceptance of its drafts."""
-    assert worker.speculation is not None
-    steps = SpeculativeSteps(worker.latency, worker.speculation)
-    count = np.ceil(gaps / worker.speculation.mean_tokens)
-    context = input_tokens + 1 + gaps / 2
-    step_s = [steps.step_s(0.0, 0.0, 1.0, kv_tokens, 0.0) for kv_tokens in context.tolist()]
-    return np.asarray(count * np.array(step_s))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Judged:
-    """The requests that are judged on every fleet, as distinct lengths (U,) with their `requests` (U,).
-
-    Requests that wait for others and nominally arrive in the warm-up are judged on some fleets only: there
-    are `perhaps` of them, `perhaps_decoded` with more than one token, and a floor takes them to be in time.
-    `has_gaps` says that some gap is counted on any fleet that passes the backlog test and rejects nothing.
-    """
-
-    input_tokens: Floats
-    output_tokens: Floats
-    shared_tokens: Floats
-    requests: Floats
-    is_cached: bool
-    perhaps: int
-    perhaps_decoded: int
-    has_gaps: bool
-    of_tasks: JudgedTasks | None = None
-    of_classes: Mapping[Selector, Judged] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class JudgedTasks:
-    """The tasks of a trace with the lengths (n,) of all its requests. A task whose last request is nominally
-    of the warm-up may count or not, so it is taken to take no time: `is_sure` (n,) marks all other requests.
-    """
-
-    tasks: Tasks
-    input_tokens: Floats
-    output_tokens: Floats
-    shared_tokens: Floats
-    is_sure: BoolArray
-
-
-def judged(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Judged:
-    """The judged requests of a trace; `shared_tokens` (n,) of each prompt are in other prompts too."""
-    of_classes = {each: _judged_of(slo, trace, shared_tokens, each) for each in slo.selectors}
-    return replace(_judged_of(slo, trace, shared_tokens, None), of_classes=of_classes)
-
-
-def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector: Selector | None) -> Judged:
-    """The judged requests of one class of the SLO, or of all classes for None. The backlog test is of all
-    requests together, so of a class no gap is known to be counted.
-    """
-    measured = find_deadlines(slo, trace)
-    is_measured, end_s = measured.arrives(trace), measured.window_s[1]
-    decoded, perhaps = trace.output_tokens > 1, waits_for_others(trace) & ~is_measured
-    if selector is not None:
-        of_class = select_requests(selector, trace)
-        is_measured, perhaps = is_measured & of_class, perhaps & of_class
-    has_gaps = bool((is_measured & decoded).any())
-    if tested := steady_work(slo, trace):  # The backlog test: half of the last tenth.
-        last = tested.arrives(trace)
-        in_time = trace.arrival_s + tested.prefill_s + tested.gap_s <= end_s
-        has_gaps = int((last & decoded & in_time).sum()) > int(last.sum()) // 2
-    has_gaps = has_gaps and selector is None
-    columns = [trace.input_tokens[is_measured], trace.output_tokens[is_measured]]
-    if shared_tokens is None:
-        # Both lengths in one number of 64 bits: this is several times as fast as finding distinct rows.
-        codes, requests = np.unique((columns[0] << 32) + columns[1], return_counts=True)
-        n, output, shared = codes >> 32, codes & (2**32 - 1), np.zeros(len(codes))
-    else:
-        rows, requests = np.unique(
-            np.stack([*columns, shared_tokens[is_measured]], axis=1), axis=0, return_counts=True
-        )
-        n, output, shared = rows.T
-    return Judged(
-        n.astype(float),
-        output.astype(float),
-        shared.astype(float),
-        requests.astype(float),
-        shared_tokens is not None,
-        int(perhaps.sum()),
-        int((perhaps & decoded).sum()),
-        has_gaps,
-        _judged_tasks(slo, trace, shared_tokens, is_measured),
-    )
-
-
-def _judged_tasks(
-    slo: Slo, trace: Trace, shared_tokens: IntArray | None, is_measured: BoolArray
-) -> JudgedTasks | None:
-    """The tasks of a trace, if some limit is on tasks and the traffic has any."""
-    tasks = tasks_of(trace)
-    if tasks is None or not any(limit.metric_row.is_of_tasks for limit in slo.limits):
-        return None
-    shared = np.zeros(len(trace)) if shared_tokens is None else shared_tokens.astype(float)
-    lengths = trace.input_tokens.astype(float), trace.output_tokens.astype(float)
-    return JudgedTasks(tasks, *lengths, shared, is_measured)
-
-
-def _least_of_tasks(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
-    """The limit's percentile if every request of every task had its fastest phases on idle workers."""
-    if (each := of.of_tasks) is None:
-        return 0.0
-    n, gaps = each.input_tokens, each.output_tokens - 1
-    latencies = dict.fromkeys((worker.latency, worker.speculation) for worker in types)
-    decoding_s = np.min([_decoding_s(*latency, n, gaps, of) for latency in latencies], axis=0)
-    ttft_s = np.min([_least_ttft_s(worker, n, each.shared_tokens) for worker in types], axis=0)
-    e2e_s = ttft_s + decoding_s
-    path_s = e2e_s if limit.metric == "task_served" else each.tasks.turn_s(e2e_s)
-    values_s = np.where(each.is_sure, each.tasks.served_s(path_s), 0.0)[each.tasks.last]
-    return percentile_s(values_s, limit.percentile_frac)
-
-
-def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
-    """The limit's judged percentile [s] if every request had each phase on its fastest idle worker."""
-    of = of.of_classes[limit.selector] if limit.selector is not None else of
-
-    def percentile(values_s: Floats, requests: Floats, others: int) -> float:
-        """The percentile with `others` requests more that take no time."""
-        values_s, requests = np.append(values_s, 0.0), np.append(requests, float(others))
-        return percentile_s(values_s, limit.percentile_frac, requests) if requests.any() else 0.0
-
-    n, gaps = of.input_tokens, of.output_tokens - 1
-    latencies = list(dict.fromkeys((worker.latency, worker.speculation) for worker in types))
-    if limit.metric_row.is_of_gaps:  # The fleet decides which gaps are counted.
-        if limit.percentile_frac <= 1 - 1 / max(worker.step_tokens for worker in types):
-            return 0.0  # A step yields several tokens, so this many gaps may be 0.
-        one = np.minimum(gaps, 1.0)
-        first_s = np.min([_decoding_s(*latency, n, one, of) for latency in latencies], axis=0)
-        return float(first_s[gaps > 0].min()) if of.has_gaps and (gaps > 0).any() else 0.0
-    if limit.metric_row.is_of_tasks:
-        return _least_of_tasks(limit, types, of)
-    decoding_s = np.min([_decoding_s(*latency, n, gaps, of) for latency in latencies], axis=0)
-    ttft_s = np.min([_least_ttft_s(worker, n, of.shared_tokens) for worker in types], axis=0)
-    values_s = limit.metric_row.values_s(_idle_times(n, of.output_tokens, ttft_s, decoding_s))
-    if not limit.metric_row.is_of_decodes:
-        return percentile(values_s, of.requests, of.perhaps)
-    several = gaps > 0
-    return percentile(values_s[several], of.requests[several], of.perhaps_decoded)
-
-
-def _decoding_s(
-    latency: StepLatency, drafts: Speculation | None, input_tokens: Floats, gaps: Floats, of: Judged
-) -> Floats:
-    """A lower bound (n,) [s] on the time of `gaps` (n,) tokens: the decode is alone, all drafts are accepted.
-
-    Recomputing a short context also yields a token; it counts where that is quicker than a decode.
-    """
-    most, latency = 1 if drafts is None else drafts.most_tokens, least_token_times(latency, drafts)
-    beside_s = attention_s(latency, 0.0, input_tokens, gaps, is_cached=of.is_cached)
-    return np.asarray(np.ceil(gaps / most) * latency.step_s(1) + beside_s)
-
-
-def unreachable(slo: Slo, types: Sequence[WorkerType], of: Judged) -> list[tuple[Limit, float, str]]:
-    """Limits that no fleet of these types keeps even when idle: (limit, floor [s], the fastest type).
-
-    A floor is the percentile that would be judged (slo_verdict.judge). For gaps it is the shortest one, as
-    the fleet decides which of them end in the window.
-    """
-    broken = []
-    ordered = _fastest_first(types)
-    for limit in slo.limits:
-        # Mostly the first type alone keeps the limit, which is quicker to see than the floor over all types.
-        if any(_least_of(limit, [worker], of) <= limit.limit_s * (1 + ROUNDING) for worker in ordered):
-            continue
-        best_s = _least_of(limit, types, of)  # Over all types: each request is on its fastest.
-        if best_s > limit.limit_s * (1 + ROUNDING):
-            alone_s = [_least_of(limit, [worker], of) for worker in types]
-            broken.append((limit, best_s, types[int(np.argmin(alone_s))].name))
-    return broken
-
-
-def _fastest_first(types: Sequence[WorkerType]) -> list[WorkerType]:
-    """Types by what a token costs in their fullest steps: the first one usually answers."""
-
-    def token_s(worker: WorkerType) -> float:
-        return float(worker.latency.step_s(worker.max_num_batched_tokens)) / worker.max_num_batched_tokens
-
-    return sorted(types, key=token_s)

@@ -13,7 +13,7 @@ from planner.documents.facts import IdleMisses
 from planner.domain import Limit, Slo
 from planner.errors import InfeasibleError
 from planner.fleet import slowed_by_spread
-from planner.search.problem.options import Judged, judged, unreachable
+from planner.search.problem.idle_limits import Judged, judged, unreachable
 from planner.search.problem.plan_problem import Problem
 from planner.search.problem.prefix_hits import PrefixHits
 from planner.traffic.trace import Trace

@@ -1,0 +1,287 @@
+"""Limits that no fleet keeps, because idle workers miss them: the least times of requests on idle workers.
+
+`unreachable` finds such limits before the search; `floor_s` says to what value a limit may be relaxed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from planner.domain import ROUNDING, Limit, Selector, Slo
+from planner.fleet import WorkerType
+from planner.models.latency import StepLatency
+from planner.models.speculation import Speculation, SpeculativeSteps, least_token_times
+from planner.simulator.slo_verdict import percentile_s
+from planner.solvers.master import Floats, attention_s
+from planner.solvers.required_work import find_deadlines, steady_work
+from planner.traffic.classes import select_requests
+from planner.traffic.sessions import waits_for_others
+from planner.traffic.tasks import BoolArray, Tasks, tasks_of
+from planner.traffic.trace import IntArray, Trace
+from planner.traffic.workload import TraceLengths
+
+
+def idle_prefill_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floats | float = 0.0) -> Floats:
+    """TTFT (n,) in seconds of prompts (n,), each alone on an idle worker.
+
+    `shared_tokens` of a prompt are in other prompts too; they are taken to be cached.
+    """
+    latency, n = worker.latency, input_tokens
+    own = np.maximum(n - shared_tokens, 1)  # The last token is always computed: it gives the first output.
+    # The last term: each token of its own also attends to the cached ones.
+    ttft_s = latency.prefill_s(own, worker.max_num_batched_tokens) + latency.a_s * own * (n - own)
+    if worker.pp > 1:  # Chunks follow each other through the stages; the last one passes them alone.
+        ttft_s = ttft_s / worker.pp + (1 - 1 / worker.pp) * latency.step_s(1)
+    return np.asarray(ttft_s)
+
+
+def _least_ttft_s(worker: WorkerType, input_tokens: Floats, shared_tokens: Floats) -> Floats:
+    """As `idle_prefill_s`, and the time of the engine's front end, which turns the whole prompt into tokens
+    even where its beginning is cached.
+    """
+    idle_s = idle_prefill_s(worker, input_tokens, shared_tokens)
+    if (engine := worker.engine) is None:
+        return idle_s
+    return np.asarray(idle_s + engine.front_end_s + engine.prompt_token_s * input_tokens)
+
+
+def floor_s(limit: Limit, worker: WorkerType, lengths: TraceLengths) -> float:
+    """The limit's percentile [s] if every request had an idle worker of this type to itself, 0 if that is not
+    known. infeasible.py looks for limits that can be kept from there on upwards.
+    """
+    n, output, requests = lengths.input_tokens, lengths.output_tokens, lengths.requests.astype(float)
+    latency, percentile_frac = worker.latency, limit.percentile_frac
+    ttft_s = idle_prefill_s(worker, n, lengths.shared_tokens)
+    gaps = output - 1
+    decoding_s = gaps * latency.step_s(1, decodes=1) + latency.d_s * gaps * (n + (gaps + 1) / 2)
+    if worker.speculation is not None:
+        decoding_s = _drafted_s(worker, n, gaps)
+    several = gaps > 0
+    if limit.metric_row.is_of_tasks:
+        return 0.0  # Which requests make a task is not among the lengths.
+    if not limit.metric_row.is_of_gaps:
+        values_s = limit.metric_row.values_s(_idle_times(n, output, ttft_s, decoding_s))
+        counts = several if limit.metric_row.is_of_decodes else np.ones(len(n), bool)
+        return percentile_s(values_s[counts], percentile_frac, requests[counts])
+    first_gap_s = latency.step_s(1, decodes=1, kv_tokens=n[several] + 1)
+    if worker.speculation is not None:
+        if percentile_frac <= 1 - 1 / worker.speculation.mean_tokens:
+            return 0.0  # Most gaps are 0, as tokens that were drafted together leave together.
+        first_gap_s = _drafted_s(worker, n, np.ones_like(n))[several]
+    return percentile_s(first_gap_s, percentile_frac, (gaps * requests)[several])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _IdleTimes:
+    """Times (n,) of requests that are each alone on an idle worker. They have the names that the rows of
+    slo_metrics.py read. All requests arrive at 0 and belong to no task.
+    """
+
+    arrival_s: Floats
+    input_tokens: IntArray
+    output_tokens: IntArray
+    ttft_s: Floats
+    tbt_max_s: Floats
+    tpot_s: Floats
+    e2e_s: Floats
+    tasks: None = None
+
+
+def _idle_times(
+    input_tokens: Floats, output_tokens: Floats, ttft_s: Floats, decoding_s: Floats
+) -> _IdleTimes:
+    """Times from TTFT and decoding times; the mean gap stands for the longest, which is no shorter."""
+    mean_gap_s = decoding_s / np.maximum(output_tokens - 1, 1)
+    lengths = input_tokens.astype(np.int64), output_tokens.astype(np.int64)
+    return _IdleTimes(np.zeros(len(ttft_s)), *lengths, ttft_s, mean_gap_s, mean_gap_s, ttft_s + decoding_s)
+
+
+def _drafted_s(worker: WorkerType, input_tokens: Floats, gaps: Floats) -> Floats:
+    """Seconds (n,) that a decode alone takes for `gaps` (n,) tokens at the mean acceptance of its drafts."""
+    assert worker.speculation is not None
+    steps = SpeculativeSteps(worker.latency, worker.speculation)
+    count = np.ceil(gaps / worker.speculation.mean_tokens)
+    context = input_tokens + 1 + gaps / 2
+    step_s = [steps.step_s(0.0, 0.0, 1.0, kv_tokens, 0.0) for kv_tokens in context.tolist()]
+    return np.asarray(count * np.array(step_s))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """The requests that are judged on every fleet, as distinct lengths (U,) with their `requests` (U,).
+
+    Requests that wait for others and nominally arrive in the warm-up are judged on some fleets only: there
+    are `perhaps` of them, `perhaps_decoded` with more than one output token, and a floor takes them to be in
+    time. `has_gaps` says that some gap is counted on any fleet that passes the backlog test and rejects
+    nothing. `is_cached`: `shared_tokens` are taken to be cached; without prefix caches they are 0.
+    """
+
+    input_tokens: Floats
+    output_tokens: Floats
+    shared_tokens: Floats
+    requests: Floats
+    is_cached: bool
+    perhaps: int
+    perhaps_decoded: int
+    has_gaps: bool
+    of_tasks: JudgedTasks | None = None
+    of_classes: Mapping[Selector, Judged] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JudgedTasks:
+    """The tasks of a trace with the lengths (n,) of all its requests. A task whose last request is nominally
+    of the warm-up may count or not, so it is taken to take no time: `is_sure` (n,) marks all other requests.
+    """
+
+    tasks: Tasks
+    input_tokens: Floats
+    output_tokens: Floats
+    shared_tokens: Floats
+    is_sure: BoolArray
+
+
+def judged(slo: Slo, trace: Trace, shared_tokens: IntArray | None = None) -> Judged:
+    """The judged requests of a trace; `shared_tokens` (n,) of each prompt are in other prompts too."""
+    of_classes = {each: _judged_of(slo, trace, shared_tokens, each) for each in slo.selectors}
+    return replace(_judged_of(slo, trace, shared_tokens, None), of_classes=of_classes)
+
+
+def _judged_of(slo: Slo, trace: Trace, shared_tokens: IntArray | None, selector: Selector | None) -> Judged:
+    """The judged requests of one class of the SLO, or of all classes for None. The backlog test is of all
+    requests together, so of a class no gap is known to be counted.
+    """
+    measured = find_deadlines(slo, trace)
+    is_measured, end_s = measured.arrives(trace), measured.window_s[1]
+    decoded, perhaps = trace.output_tokens > 1, waits_for_others(trace) & ~is_measured
+    if selector is not None:
+        of_class = select_requests(selector, trace)
+        is_measured, perhaps = is_measured & of_class, perhaps & of_class
+    has_gaps = bool((is_measured & decoded).any())
+    if tested := steady_work(slo, trace):
+        # A fleet that passes the backlog test serves half of the last tenth of requests in time. If more than
+        # half of these have gaps that then end in the window, some gap is counted.
+        last = tested.arrives(trace)
+        in_time = trace.arrival_s + tested.prefill_s + tested.gap_s <= end_s
+        has_gaps = int((last & decoded & in_time).sum()) > int(last.sum()) // 2
+    has_gaps = has_gaps and selector is None
+    columns = [trace.input_tokens[is_measured], trace.output_tokens[is_measured]]
+    if shared_tokens is None:
+        # Both lengths in one number of 64 bits: this is several times as fast as finding distinct rows.
+        codes, requests = np.unique((columns[0] << 32) + columns[1], return_counts=True)
+        n, output, shared = codes >> 32, codes & (2**32 - 1), np.zeros(len(codes))
+    else:
+        rows, requests = np.unique(
+            np.stack([*columns, shared_tokens[is_measured]], axis=1), axis=0, return_counts=True
+        )
+        n, output, shared = rows.T
+    return Judged(
+        n.astype(float),
+        output.astype(float),
+        shared.astype(float),
+        requests.astype(float),
+        shared_tokens is not None,
+        int(perhaps.sum()),
+        int((perhaps & decoded).sum()),
+        has_gaps,
+        _judged_tasks(slo, trace, shared_tokens, is_measured),
+    )
+
+
+def _judged_tasks(
+    slo: Slo, trace: Trace, shared_tokens: IntArray | None, is_measured: BoolArray
+) -> JudgedTasks | None:
+    """The tasks of a trace, if some limit is on tasks and the traffic has any."""
+    tasks = tasks_of(trace)
+    if tasks is None or not any(limit.metric_row.is_of_tasks for limit in slo.limits):
+        return None
+    shared = np.zeros(len(trace)) if shared_tokens is None else shared_tokens.astype(float)
+    lengths = trace.input_tokens.astype(float), trace.output_tokens.astype(float)
+    return JudgedTasks(tasks, *lengths, shared, is_measured)
+
+
+def _least_of_tasks(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
+    """The limit's percentile [s] if every request of every task had each phase on its fastest idle worker."""
+    judged_tasks = of.of_tasks
+    if judged_tasks is None:
+        return 0.0
+    n, gaps = judged_tasks.input_tokens, judged_tasks.output_tokens - 1
+    latencies = dict.fromkeys((worker.latency, worker.speculation) for worker in types)
+    decoding_s = np.min([_decoding_s(*latency, n, gaps, of) for latency in latencies], axis=0)
+    ttft_s = np.min([_least_ttft_s(worker, n, judged_tasks.shared_tokens) for worker in types], axis=0)
+    e2e_s = ttft_s + decoding_s
+    tasks = judged_tasks.tasks
+    path_s = e2e_s if limit.metric == "task_served" else tasks.turn_s(e2e_s)
+    values_s = np.where(judged_tasks.is_sure, tasks.served_s(path_s), 0.0)[tasks.last]
+    return percentile_s(values_s, limit.percentile_frac)
+
+
+def _least_of(limit: Limit, types: Sequence[WorkerType], of: Judged) -> float:
+    """The limit's judged percentile [s] if every request had each phase on its fastest idle worker."""
+    of = of.of_classes[limit.selector] if limit.selector is not None else of
+
+    def percentile(values_s: Floats, requests: Floats, others: int) -> float:
+        """The percentile, where `others` requests besides these take no time."""
+        values_s, requests = np.append(values_s, 0.0), np.append(requests, float(others))
+        return percentile_s(values_s, limit.percentile_frac, requests) if requests.any() else 0.0
+
+    n, gaps = of.input_tokens, of.output_tokens - 1
+    latencies = list(dict.fromkeys((worker.latency, worker.speculation) for worker in types))
+    if limit.metric_row.is_of_gaps:  # The fleet decides which gaps are counted.
+        if limit.percentile_frac <= 1 - 1 / max(worker.step_tokens for worker in types):
+            return 0.0  # A step yields several tokens, so the share of gaps below this percentile may be 0 s.
+        one = np.minimum(gaps, 1.0)
+        first_s = np.min([_decoding_s(*latency, n, one, of) for latency in latencies], axis=0)
+        return float(first_s[gaps > 0].min()) if of.has_gaps and (gaps > 0).any() else 0.0
+    if limit.metric_row.is_of_tasks:
+        return _least_of_tasks(limit, types, of)
+    decoding_s = np.min([_decoding_s(*latency, n, gaps, of) for latency in latencies], axis=0)
+    ttft_s = np.min([_least_ttft_s(worker, n, of.shared_tokens) for worker in types], axis=0)
+    values_s = limit.metric_row.values_s(_idle_times(n, of.output_tokens, ttft_s, decoding_s))
+    if not limit.metric_row.is_of_decodes:
+        return percentile(values_s, of.requests, of.perhaps)
+    several = gaps > 0
+    return percentile(values_s[several], of.requests[several], of.perhaps_decoded)
+
+
+def _decoding_s(
+    latency: StepLatency, drafts: Speculation | None, input_tokens: Floats, gaps: Floats, of: Judged
+) -> Floats:
+    """A lower bound (n,) [s] on the time of `gaps` (n,) tokens: the decode is alone, all drafts are accepted.
+
+    Recomputing a short context also yields a token; where that is quicker than a decode, its time counts.
+    """
+    most, latency = 1 if drafts is None else drafts.most_tokens, least_token_times(latency, drafts)
+    beside_s = attention_s(latency, 0.0, input_tokens, gaps, is_cached=of.is_cached)
+    return np.asarray(np.ceil(gaps / most) * latency.step_s(1) + beside_s)
+
+
+def unreachable(slo: Slo, types: Sequence[WorkerType], of: Judged) -> list[tuple[Limit, float, str]]:
+    """Limits that no fleet of these types keeps even when idle: (limit, floor [s], the fastest type).
+
+    A floor is a lower bound on the percentile that is judged (slo_verdict.judge). For gaps it is the shortest
+    gap, as the fleet decides which of them end in the measured window.
+    """
+    broken = []
+    ordered = _fastest_first(types)
+    for limit in slo.limits:
+        # Mostly the first type alone keeps the limit, and its floor takes less time than that of all types.
+        if any(_least_of(limit, [worker], of) <= limit.limit_s * (1 + ROUNDING) for worker in ordered):
+            continue
+        best_s = _least_of(limit, types, of)  # Each request has its fastest type.
+        if best_s > limit.limit_s * (1 + ROUNDING):
+            alone_s = [_least_of(limit, [worker], of) for worker in types]
+            broken.append((limit, best_s, types[int(np.argmin(alone_s))].name))
+    return broken
+
+
+def _fastest_first(types: Sequence[WorkerType]) -> list[WorkerType]:
+    """Types by the seconds per token of their fullest steps: the first one usually keeps the limits."""
+
+    def token_s(worker: WorkerType) -> float:
+        return float(worker.latency.step_s(worker.max_num_batched_tokens)) / worker.max_num_batched_tokens
+
+    return sorted(types, key=token_s)
