@@ -162,10 +162,17 @@ def _causal_lines(answer: DayAnswer) -> list[str]:
         else f", and {usd(unknown_usd)} ({percent(unknown_usd - own, own)}) if only its windows show which "
         "hour of a half day it is"
     )
+    reacting_usd = 0.0 if answer.optimum.reacting is None else answer.optimum.reacting.usd(few, HOUR_S)
+    reacting_words = (
+        f"; {usd(reacting_usd)} ({percent(reacting_usd - own, own)}) even if it sees a window whole as it "
+        "begins"
+        if reacting_usd > answer.optimum.proved_usd
+        else ""
+    )
     return [
         "On days of these windows in any order within an hour no controller that cannot see ahead misses "
         f"{100 * FEW_MISSED_FRAC:g} % for less than {usd(hour_usd)} ({percent(hour_usd - own, own)}) in the "
-        f"mean{unknown_words}: sizes changed between windows, if more workers never hurt."
+        f"mean{unknown_words}: sizes changed between windows, if more workers never hurt{reacting_words}."
     ]
 
 
@@ -295,6 +302,9 @@ def to_json(answer: DayAnswer) -> dict[str, Any]:
                 "usd_of_unknown_hours": optimum.causal.usd_of_unknown_blocks(
                     FEW_MISSED_FRAC * len(answer.static.windows), HOUR_S
                 ),
+                "usd_of_known_windows": None
+                if optimum.reacting is None
+                else optimum.reacting.usd(FEW_MISSED_FRAC * len(answer.static.windows), HOUR_S),
             },
             "sizes": {"edges_s": optimum.edges_s.tolist(), "sizes": optimum.sizes.tolist()},
         },

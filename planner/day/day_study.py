@@ -31,7 +31,7 @@ from planner.day.controllers.oscillation import Oscillation, find_oscillations
 from planner.day.controllers.table import CONTROLLERS, ChosenController, parse_controller, settings_variants
 from planner.day.search.any_moment_bound import any_moment_bound
 from planner.day.search.capacity import capacity_table, engine_profile
-from planner.day.search.causal_bound import CausalBound, causal_bound
+from planner.day.search.causal_bound import CausalBound, causal_bound, reacting_bound
 from planner.day.search.day_optimum import cheapest_day
 from planner.day.search.day_runs import DayRuns, day_terms
 from planner.day.search.finer_day import finer_day
@@ -163,7 +163,8 @@ class Optimum:
     """The cheapest known sequence that keeps every window: sizes (T, P) between `edges_s` (T + 1,), or the
     sizes of a controller. No sequence on the grid costs less than `bound_usd`, and no controller, whenever it
     changes sizes, less than `proved_usd`. `status` says whether a cheaper sequence may exist. `causal` says
-    what a controller that knows only the past pays at least; it is None for pools that have too many sizes.
+    what a controller that knows only the past pays at least, and `reacting` what one pays that also sees a
+    window whole when it begins; they are None for pools that have too many sizes.
     `any_moment_usd` is `proved_usd` if more workers never hurt; it is None where it was not computed.
     """
 
@@ -174,6 +175,7 @@ class Optimum:
     proved_usd: float
     status: str
     causal: CausalBound | None = None
+    reacting: CausalBound | None = None
     any_moment_usd: float | None = None
 
     @property
@@ -396,6 +398,7 @@ def best_sizes(
         cheapest.proved_usd,
         status,
         causal_bound(runs),
+        reacting_bound(runs),
         # Above the cost of a day that keeps every window it is refuted: here more workers did hurt.
         bound.usd if bound.usd <= best.usd else cheapest.proved_usd,
     )

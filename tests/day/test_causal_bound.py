@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from small_days import random_day
 
-from planner.day.search.causal_bound import CausalBound
+from planner.day.search.causal_bound import CausalBound, causal_bound, reacting_bound
+from planner.day.search.day_runs import DayRuns
 
 
 def bound_of(needs: list[list[int]], least: tuple[int, ...] = (1,)) -> CausalBound:
@@ -80,6 +83,31 @@ def test_too_many_kinds_of_windows_are_not_counted_out() -> None:
     needs = [[1 + v % 5] for v in range(60)]
     bound = CausalBound(np.array(needs), np.full(60, 60.0), (1,), lambda sizes: 6.0 * sum(sizes))
     assert bound.usd_of_unknown_blocks(0, 3600.0) is None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_rule_that_sees_a_window_whole_needs_less(seed: int) -> None:
+    """If a start-up lasts a window, what it sees comes too late: the same needs and prices. If it lasts a
+    quarter of one, half of the window is paid at the sizes at its beginning, the rest at the least."""
+    day = random_day(seed, disaggregated=seed % 3 == 2, windows=3, most=3)
+
+    def bounds(start_s: float) -> list[CausalBound]:
+        pools = [replace(pool, start_s=start_s, warm=0, least=1) for pool in day.pools]
+        runs = DayRuns(day.fleet, day.trace, day.slo, pools)
+        both = [causal_bound(runs), reacting_bound(runs)]
+        return [bound for bound in both if bound is not None]
+
+    window_s = float(day.slo.every_s or 0.0)
+    plain, same = bounds(window_s)
+    assert (plain.needs == same.needs).all()
+    sizes = tuple(pool.most for pool in day.pools)
+    assert same.price_usd_per_h(sizes) == pytest.approx(plain.price_usd_per_h(sizes))
+    assert (bounds(0.0)[1].needs == 1).all()  # Workers that start at once are never late.
+    plain, less = bounds(float(plain.lengths_s.max()) / 4)
+    assert (less.needs <= plain.needs).all()
+    halves = plain.price_usd_per_h(sizes) / 2 + plain.price_usd_per_h(plain.least) / 2
+    assert less.price_usd_per_h(sizes) == pytest.approx(halves)
+    assert less.usd(0.0, 3600.0) <= plain.usd(0.0, 3600.0) + 1e-9
 
 
 def test_no_rule_on_days_of_two_kinds_of_windows_costs_less() -> None:

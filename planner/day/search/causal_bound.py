@@ -17,6 +17,11 @@ if more workers and less work before never hurt (MORE in day/search/day_optimum.
 does not hold for a day that repeats an earlier one to the minute, nor for a controller that acts within a
 window: where the burst of a window comes more than a start-up after its beginning, it may keep the window.
 
+A bound for these (`reacting_bound`) lets a rule see the whole window when it begins. Workers that it orders
+then are ready a start-up later, so of n_vc is left what the window needs in its first start_s, in which sizes
+stay. The sizes of the next window are paid from start_s before it begins, so x costs p(x) for 2 start_s of a
+window, at most all of it, and the least sizes for the rest.
+
 This rule knows from its beginning what an hour is like. Let each block also be drawn from those of its
 `among_s`, block j with p_j, its share of their windows, and let a window of a given need look alike in all of
 them. Then what a rule knows at the k-th window of a block is s, how often each need c came in it before, and
@@ -32,14 +37,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from planner.day.search.day_optimum import least_that_holds, misses_with_size
-from planner.day.search.day_runs import DayRuns
+from planner.day.search.day_runs import RUN_IN_S, DayRuns
+from planner.simulator.slo_verdict import missed_windows
 from planner.solvers.master import paid_usd_per_h
 
 Floats = npt.NDArray[np.float64]
@@ -174,13 +180,48 @@ def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, floa
 
 def causal_bound(runs: DayRuns) -> CausalBound | None:
     """The bound for the pools and the traffic of these runs; None where there are too many sizes."""
+    return _bound_of(runs, lambda v, c, size: misses_with_size(runs, v, runs.own_steps(v), c, size))
+
+
+def reacting_bound(runs: DayRuns) -> CausalBound | None:
+    """The bound for rules that see a window whole when it begins."""
+    start_s = min(pool.start_s for pool in runs.terms.pools)
+    bound = _bound_of(runs, partial(_misses_at_first, runs, start_s))
+    if bound is None:
+        return None
+    paid_frac = min(2 * start_s / float(np.max(bound.lengths_s)), 1.0)
+    least_usd_per_h = bound.price_usd_per_h(bound.least)
+
+    def price_usd_per_h(sizes: Sequence[int]) -> float:
+        return paid_frac * bound.price_usd_per_h(sizes) + (1 - paid_frac) * least_usd_per_h
+
+    return replace(bound, price_usd_per_h=price_usd_per_h)
+
+
+def _misses_at_first(runs: DayRuns, first_s: float, window: int, c: int, size: int) -> bool:
+    """Whether a window is missed with `size` workers of pool `c` in its `first_s`, and the most elsewhere."""
+    begin_s = float(runs.windows_s[window])
+    end_s = min(begin_s + first_s, float(runs.windows_s[window + 1]))
+    if end_s <= begin_s:
+        return False
+    most = runs.terms.most[0]
+    few = np.where(np.arange(len(most)) == c, size, most)
+    times_s, workers = [begin_s, end_s], [few, most]
+    if begin_s > RUN_IN_S:
+        times_s, workers = [begin_s - RUN_IN_S, *times_s], [most, *workers]
+    part = runs.simulate_slice(window, np.array(times_s), np.array(workers))
+    # A part without requests misses nothing.
+    return part is not None and bool(missed_windows(part.run.simulation, runs.slo, part.bounds_s))
+
+
+def _bound_of(runs: DayRuns, misses: Callable[[int, int, int], bool]) -> CausalBound | None:
+    """The bound in which window v needs the least size of pool c that `misses(v, c, size)` refutes."""
     least = tuple(pool.least for pool in runs.terms.pools)
     needs = np.tile(np.array(least, np.int64), (runs.window_count, 1))
     for c, pool in enumerate(runs.terms.pools):
         size = pool.least
         for v in range(runs.window_count):
-            fails = partial(misses_with_size, runs, v, runs.own_steps(v), c)
-            size = least_that_holds(fails, pool.least, pool.most, size)
+            size = least_that_holds(partial(misses, v, c), pool.least, pool.most, size)
             needs[v, c] = size
     # Sizes are those of the needs, and the pool's least beside them.
     if np.prod([len(set(column.tolist())) + 1 for column in needs.T]) > MOST_SIZES:
