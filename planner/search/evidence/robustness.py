@@ -1,9 +1,12 @@
-"""What holds around the fleet of a plan, after the search: the data of the first screen of the report.
+"""What strains the fleet of a plan stands, after the search: the data of the first screen of the report.
 
     workers   the plan's pools in their proportion, with fewer and more workers, in scenarios of its test
-    traffic   whether the plan's fleet passes what a plan for MORE_FRAC more traffic would require. The price
-              of another fleet for that traffic is not looked for: that is a plan of its own
-    breaks    how much more traffic, how much longer steps and prompts, the loss of a worker, other prices
+    traffic   whether the plan's fleet would pass as a plan for MORE_FRAC more traffic. The price of another
+              fleet for that traffic is a question of its own
+    ends      how much more traffic, and how much longer steps, the fleet stands
+    prompts   how much longer all prompts may be
+    losses    what the loss of a worker breaks
+    prices    from which price of a GPU on another fleet is cheaper
 
 Simulations are limited by requests, so that equal questions give equal answers: BUDGET_REQUESTS and
 BUDGET_TIMES the traffic, and MORE_REQUESTS for more traffic. What these limits or the clock leave no room for
@@ -32,7 +35,7 @@ from planner.documents.robustness_facts import (
     Share,
 )
 from planner.domain import ROUNDING, Limit
-from planner.fleet import Fleet
+from planner.fleet import Fleet, WorkerType
 from planner.search.oracle.deterministic_parallel import run_each
 from planner.search.oracle.fleet_counts import Counts
 from planner.search.oracle.fleet_oracle import Answers, Oracle
@@ -51,39 +54,40 @@ Value = TypeVar("Value")
 # which takes less than a CPU second.
 BUDGET_REQUESTS = 1_200_000
 BUDGET_TIMES = 4
-# Numbers of workers are simulated in at least and at most so many scenarios.
+# Fleets with fewer and more workers are simulated in at least and at most so many scenarios.
 LEAST_SCENARIOS = 4
 MOST_SCENARIOS = 10
 # The bisection over the length of prompts takes about this many simulations.
 PROMPT_SIMULATIONS = 8
-# More traffic is simulated only where the search's scenarios and the shortest test have fewer requests.
+# More traffic is simulated only where its requests, in the search's scenarios and in the shortest test
+# together, are no more than these.
 MORE_REQUESTS = 3_000_000
-# This many smaller and this many larger numbers of workers are simulated.
+# Beside the planned number of workers so many smaller and so many larger ones are simulated.
 WORKERS_BESIDE = 2
 # From one number of workers to the next a fleet changes by this share, and by one worker at least.
 STEP_FRAC = 0.1
-# Fleets of more than this many times the planned workers, in proportion to traffic, are not simulated.
+# `least_in_proportion` gives up at this many times the planned workers, and the factor of the traffic.
 MOST_TIMES = 1.5
 # Price rises of more than this share are not reported.
 PRICES_MOST_FRAC = 1.0
 
 
 def find_robustness(problem: Problem, best: Counts, priced: Sequence[tuple[str, Fleet]] = ()) -> Around:
-    """What holds around a plan's fleet `best`; `priced` are labelled fleets to compare prices with."""
+    """What strains a plan's fleet `best` stands; `priced` are labelled fleets to compare prices with."""
     return _RobustnessSearch(problem, best, tuple(priced)).run()
 
 
 @dataclass(slots=True)
 class _RobustnessSearch:
-    """The search for what holds around one fleet, with its budget and what it left out."""
+    """The simulations of one fleet under strain, with their budget and the parts that were left out."""
 
     problem: Problem
     best: Counts
     priced: tuple[tuple[str, Fleet], ...]
     left_out: list[Part] = field(default_factory=list)
-    is_out_of_time: bool = False  # Whether the time was over for one of these.
-    oracles: list[Oracle] = field(default_factory=list)  # One per scenario; one alone without.
-    may_miss: int = 0  # Scenarios of these that the fleet may miss by `safety: kept_in`.
+    is_out_of_time: bool = False  # Whether a part is left out because the time was over.
+    oracles: list[Oracle] = field(default_factory=list)  # One per scenario; without scenarios one in all.
+    may_miss: int = 0  # How many of these scenarios the fleet may miss by `safety: kept_in`.
     spent: float = 0.0  # Simulated requests, of those that `_budget_requests` allows.
     simulations: int = 0
 
@@ -122,7 +126,7 @@ class _RobustnessSearch:
         """The number of scenarios that leave enough budget for the other parts; 1 without `safety`."""
         if self.problem.tested is None:
             return 1
-        # Numbers of workers take about half of the budget, hence the 2.
+        # Fleets with fewer and more workers take about half of the budget, hence the second factor 2.
         per_scenario = (2 * WORKERS_BESIDE + 1) * 2 * len(self.problem.trace)
         return int(np.clip(self._budget_requests() // per_scenario, LEAST_SCENARIOS, MOST_SCENARIOS))
 
@@ -166,16 +170,13 @@ class _RobustnessSearch:
         planned = [count for _, count in self.best]
         if not self._may_go_on("workers", (2 * WORKERS_BESIDE + 1) * sum(len(o.trace) for o in self.oracles)):
             return ()
-        return tuple(
-            _at_workers_fact(
-                counts,
-                self._worst_verdicts(self._with_counts(counts)),
-                self.problem.slo.limits,
-                self.may_miss,
-            )
-            for counts in numbers_beside(planned)
-            if self.problem.allows(self._with_counts(counts))
-        )
+        rows = []
+        for numbers in numbers_beside(planned):
+            counts = self._with_counts(numbers)
+            if self.problem.allows(counts):
+                verdicts = self._worst_verdicts(counts)
+                rows.append(_at_workers_fact(numbers, verdicts, self.problem.slo.limits, self.may_miss))
+        return tuple(rows)
 
     def _worst_verdicts(self, counts: Counts) -> list[Verdict | None]:
         """For each oracle the verdict after the worst loss; None where a role has no worker left."""
@@ -194,7 +195,7 @@ class _RobustnessSearch:
         headroom = next((each for each in headroom_facts if each.strain == "traffic"), None)
         if headroom is None:  # There was no time for it.
             return None
-        # Headroom is of the traffic as written, and the first to fail; then come other draws and losses.
+        # Headroom is known already, of the traffic as written; `with_traffic` adds other draws and losses.
         if headroom.frac < MORE_FRAC or not with_traffic(problem.oracle, MORE_FRAC).holds([self.best])[0]:
             return MoreTraffic(False)
         if safety is None or problem.searched is None or problem.tested is None:
@@ -202,12 +203,10 @@ class _RobustnessSearch:
         requests = (1 + MORE_FRAC) * len(problem.trace)
         if (problem.searched.count + LEAST_TEST_SCENARIOS) * requests > MORE_REQUESTS:
             return None
-        # The search's scenarios first: they are fewer than the test's, and a fleet that fails in them is not
-        # tested.
-        seen_oracle = with_search_scenarios(
-            replace(problem, searched=problem.searched.with_more(MORE_FRAC))
-        ).oracle
-        oracle, count = replace(seen_oracle, until=problem.deadline), problem.searched.count
+        # The search's scenarios come first: they are fewer than the test's, and a fleet that fails in them
+        # needs no test.
+        grown = with_search_scenarios(replace(problem, searched=problem.searched.with_more(MORE_FRAC)))
+        oracle, count = replace(grown.oracle, until=problem.deadline), problem.searched.count
         missed = oracle.missed_count(self.best, count)
         self.simulations += oracle.simulations
         if missed > oracle.may_miss:
@@ -229,7 +228,7 @@ class _RobustnessSearch:
         )
 
     def _find_losses(self) -> tuple[Lost, ...]:
-        """What the loss of one worker of each pool breaks, without losses that safety adds."""
+        """What the loss of one worker of each pool breaks; here no other loss is taken from the fleet."""
         oracle, losses = self.problem.oracle.as_written(spare_workers=0, spare_nodes=0, spot={}), []
         if not self._may_go_on("losses", len(self.best) * len(oracle.trace)):
             return ()
@@ -283,16 +282,14 @@ def in_proportion(planned: Sequence[int], workers: int) -> tuple[int, ...]:
 def least_in_proportion(
     planned: Sequence[int], factor: float, holds: Callable[[tuple[int, ...]], bool]
 ) -> tuple[int, ...] | None:
-    """The fewest workers in the plan's proportion that hold, by bisection. None if MOST_TIMES as many as
-    have grown with the traffic do not hold.
+    """The fewest workers in the plan's proportion that hold, by bisection. None if MOST_TIMES the planned
+    ones, times the factor, do not hold.
 
-    `factor` is by how much traffic has grown. The fleet of the plan is the least for a factor above 1.
+    `factor` is that of the traffic against the plan's. Above 1 no fewer workers than planned are simulated.
     """
     total = sum(planned)
-    # `few` workers are too few, and `many` are tried next.
-    few, many = len(planned) - 1, max(round(total * factor), len(planned))
-    if factor > 1:
-        few = total - 1
+    few = len(planned) - 1 if factor <= 1 else total - 1  # So many are taken to be too few.
+    many = max(round(total * factor), len(planned))  # So many are simulated next.
     most = max(int(np.ceil(MOST_TIMES * total * max(factor, 1.0))), many)
     while not holds(in_proportion(planned, many)):
         few = many
@@ -325,7 +322,7 @@ def _at_workers_fact(
 
 
 def find_price_turns(fleet: Fleet, others: Iterable[tuple[str, Fleet]]) -> tuple[PriceTurns, ...]:
-    """For each GPU of the plan the smallest price rise from which another fleet is cheaper.
+    """For each GPU of the plan the smallest price rise from which on another fleet is cheaper.
 
     A bill is linear in the price of a GPU, so one doubled price gives the slope. Fleets that cost no more
     than the plan today, or that stay dearer up to twice the price, are left out.
@@ -350,15 +347,13 @@ def find_price_turns(fleet: Fleet, others: Iterable[tuple[str, Fleet]]) -> tuple
 
 def _doubled_bill_usd_per_h(fleet: Fleet, gpu: str) -> float:
     """The bill in USD/h if this GPU cost twice as much."""
-    return bill_fleet(
-        fleet.with_types(
-            lambda worker: (
-                worker
-                if worker.gpu.base != gpu
-                else replace(worker, gpu=replace(worker.gpu, price_usd_per_h=2 * worker.gpu.price_usd_per_h))
-            )
-        )
-    ).usd_per_h
+
+    def at_double_price(worker: WorkerType) -> WorkerType:
+        if worker.gpu.base != gpu:
+            return worker
+        return replace(worker, gpu=replace(worker.gpu, price_usd_per_h=2 * worker.gpu.price_usd_per_h))
+
+    return bill_fleet(fleet.with_types(at_double_price)).usd_per_h
 
 
 def priced_alternatives(alternatives: Iterable[Alternative]) -> list[tuple[str, Fleet]]:

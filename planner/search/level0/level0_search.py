@@ -42,21 +42,22 @@ from planner.traffic.workload import TraceLengths, coarser_lengths
 from planner.units import counted
 
 WALK_EFFORT = 4_000_000  # The most that simulating every cheaper fleet of level 0 may cost, in requests.
-# Fleets far too small fail sooner: before any was simulated, one is taken to cost this part of what a
-# simulation of the search did.
+# Most cheaper fleets are far too small and fail early: until some are simulated, one is taken to cost what a
+# simulation of the search did, divided by this.
 FAR_SOONER = 8
-GAPS_HANDICAP = 1.5  # Such options need about this many times the workers that were guessed.
+# An option whose full step breaks the tightest limit on gaps needs about so many times the guessed workers.
+GAPS_HANDICAP = 1.5
 BACKLOG_FRAC = 0.1  # The backlog test looks at the last tenth of the requests (slo_verdict.py).
-# Of more requests than these, decode pools are taken to fail (pruning_rules.SEATS) below FEW_FRAC of the
-# workers that could just make the tokens; 0.92 was the lowest share that kept up.
+# With more requests than these, a decode pool is taken to fail (pruning_rules.SEATS) that has less than
+# FEW_FRAC of the workers that could just make the tokens. The smallest pools that kept up had 0.92 of them.
 SEATS_REQUESTS = 200_000
 FEW_FRAC = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Level0:
-    """The exhausted (or interrupted) search at level 0, and the best fleets, with their values, of one mixed
-    pool, and of one GPU type (one mixed pool among them).
+    """The search at level 0, at its end or interrupted. `mixed` is its best fleet of one mixed pool, with its
+    value, and `one_gpu` that of one GPU type, which may be a mixed pool too.
     """
 
     search: Search
@@ -94,7 +95,8 @@ class _SearchSpace:
         engine = problem.task.engine
         if problem.task.deploy in ONE_POOL or (engine is not None and engine.name in TARGETS_OF_ENGINE):
             prefill = decode = []
-        # A bound must leave out whole sessions whose first request may be late; a guess need not.
+        # A bound must leave out sessions whose first request may be late. A guess need not: it takes all
+        # requests to arrive when they nominally do.
         guess = usual_work(problem.slo, replace(problem.trace, after=no_edges()))
         bounded = {option.name: _bounds_of(problem, option, guess) for option in (*mixed, *prefill, *decode)}
 
@@ -130,9 +132,9 @@ def search_level0(
     `prove`, however many they are. `start` are fleets to try first.
     """
     space, search = _SearchSpace.of(problem), Search(problem.limits)
-    before = effort_spent(), problem.oracle.simulations
+    effort_before, simulations_before = effort_spent(), problem.oracle.simulations
 
-    def enough() -> bool:
+    def is_enough() -> bool:
         return problem.out_of_time() or (any_will_do and search.best is not None)
 
     holds = _timed(problem, search, problem.oracle.holds)
@@ -143,19 +145,19 @@ def search_level0(
         search.assumed |= set() if too_slow else {pruning_rules.LINK}
         pairs = []
     best_mixed = best_one_gpu = (search.best, search.value)
-    # `search` collects what is found, so a StoppedError loses nothing.
+    # `search` has every fleet that holds as soon as it is known, so a StoppedError loses nothing.
     try:
         _offer_known(problem, start, space.options, holds, search)
         problem.progress(Stage(f"fleets of one worker type: {counted(len(space.mixed), 'type')}", "level 0"))
-        _search_mixed(space.mixed, holds, search, side_by_side, enough)
+        _search_mixed(space.mixed, holds, search, side_by_side, is_enough)
         best_mixed = best_one_gpu = (search.best, search.value)
         if pairs:
-            _search_pairs(problem, space, "one GPU type", search, enough)
+            _search_pairs(problem, space, "one GPU type", search, is_enough)
             best_one_gpu = (search.best, search.value)
-            _search_pairs(problem, space, "two GPU types", search, enough)
-        if walks and search.is_exhausted and not enough():
-            spent, simulations = effort_spent() - before[0], problem.oracle.simulations - before[1]
-            usual = spent / max(simulations, 1)
+            _search_pairs(problem, space, "two GPU types", search, is_enough)
+        if walks and search.is_exhausted and not is_enough():
+            simulations = problem.oracle.simulations - simulations_before
+            usual = (effort_spent() - effort_before) / max(simulations, 1)
             most_effort = math.inf if prove else WALK_EFFORT
             _walk_cheaper(problem, search, space.mixed, pairs, holds, usual, most_effort=most_effort)
     except StoppedError:
@@ -172,8 +174,9 @@ def search_level0(
 
 
 def _timed(problem: Problem, search: Search, ask: Holds, *, is_half: bool = False) -> Holds:
-    """`ask`, with progress reported, and with a StoppedError in place of simulations that would begin once
-    the time is over. `is_half`: it simulates one pool of a pair, so what holds there is no fleet yet.
+    """`ask`, which also reports the progress, and raises StoppedError in place of a simulation that would
+    begin after the time is over. `is_half`: it simulates one pool of a pair, so what holds there is no fleet
+    yet.
     """
 
     def answer(fleets: Sequence[Counts]) -> list[bool]:
@@ -183,7 +186,7 @@ def _timed(problem: Problem, search: Search, ask: Holds, *, is_half: bool = Fals
                 raise StoppedError
             answers += ask([counts])
         best = problem.without_tie_break(search.value) if search.best is not None else None
-        # The caller offers fleets that hold to `search` only later, so they are compared with its best here.
+        # The best fleet is reported; those that hold just now are not offered to `search` yet.
         holding = [counts for counts, holds in zip(fleets, answers, strict=True) if holds and not is_half]
         holding += [] if search.best is None else [search.best]
         fleet = partial(problem.oracle.fleet, min(holding, key=objective)) if holding else None
@@ -194,12 +197,12 @@ def _timed(problem: Problem, search: Search, ask: Holds, *, is_half: bool = Fals
 
 
 def _search_pairs(
-    problem: Problem, space: _SearchSpace, label: str, search: Search, enough: Callable[[], bool]
+    problem: Problem, space: _SearchSpace, label: str, search: Search, is_enough: Callable[[], bool]
 ) -> None:
     """Search prefill and decode pools of "one GPU type" or of "two GPU types"; updates `search`."""
-    standing = f"prefill and decode pools of {label}; {problem.best_in_words(search.value)}"
-    problem.progress(Stage(standing, "pairs"))
-    oracle, is_one = problem.oracle, label == "one GPU type"
+    text = f"prefill and decode pools of {label}; {problem.best_in_words(search.value)}"
+    problem.progress(Stage(text, "pairs"))
+    oracle, is_one_type = problem.oracle, label == "one GPU type"
     ask = AskPairs(_timed(problem, search, oracle.holds))
     # Pools alone refute no pair where requests wait for others: answers that take no time bring the next
     # requests of a session earlier.
@@ -212,9 +215,9 @@ def _search_pairs(
 
     def allowed(prefill: Option, decode: Option) -> bool:
         is_alike = prefill.type.gpu.name == decode.type.gpu.name
-        return is_alike is is_one and may_hand_over((prefill.type, decode.type))
+        return is_alike is is_one_type and may_hand_over((prefill.type, decode.type))
 
-    search_two_pools(space.prefill, space.decode, ask, search, side_by_side, enough, allowed)
+    search_two_pools(space.prefill, space.decode, ask, search, side_by_side, is_enough, allowed)
 
 
 def _pairs(prefills: Iterable[Bounded], decodes: Iterable[Bounded]) -> list[tuple[Bounded, Bounded]]:
@@ -227,8 +230,8 @@ def _pairs(prefills: Iterable[Bounded], decodes: Iterable[Bounded]) -> list[tupl
 
 
 def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: float) -> Search:
-    """Simulate every fleet of level 0 that costs less than `value`, where that takes no more than so much
-    effort. `level0` is the search of an easier problem: fleets that fail there fail here too.
+    """Simulate every fleet of level 0 that costs less than `value`, where that takes at most `most_effort`.
+    `level0` is the search of an easier problem: fleets that fail there fail here too.
 
     The `best` of the result holds; with `is_exact`, every fleet cheaper than `best` (or than `value`) fails.
     """
@@ -246,19 +249,18 @@ def walk_below(problem: Problem, level0: Level0, value: float, *, most_effort: f
 
 def designs_of(problem: Problem, level0: Level0) -> list[Design]:
     """All designs of level 0 with what its search has learned, for a search that goes on from there."""
-    oracle, prefills = problem.oracle, {option.name for option in level0.options if option.role == "prefill"}
-    search = Search(problem.limits)
-    search.learned = {
-        name: replace(learned) for name, learned in level0.search.learned.items() if name in prefills
-    }
-    leads = None if problem.trace.after.size else oracle.prefill_meets_ttft_alone
+    oracle, search = problem.oracle, Search(problem.limits)
+    for item in level0.with_role("prefill"):
+        if (learned := level0.search.learned.get(item.option.name)) is not None:
+            search.learned[item.option.name] = replace(learned)
+    prefill_alone = None if problem.trace.after.size else oracle.prefill_meets_ttft_alone
     designs = [
         Design((DesignPool(item, search),), oracle.holds, search) for item in level0.with_role("mixed")
     ]
     designs += pair_up(
         level0.with_role("prefill"),
         level0.with_role("decode"),
-        AskPairs(oracle.holds, leads),
+        AskPairs(oracle.holds, prefill_alone),
         search,
         lambda prefill, decode: may_hand_over((prefill.type, decode.type)),
     )
@@ -271,7 +273,9 @@ def designs_of(problem: Problem, level0: Level0) -> list[Design]:
 def _offer_known(
     problem: Problem, start: Sequence[Fleet], options: Sequence[Option], holds: Holds, search: Search
 ) -> None:
-    """Offer the search the fleets of `start` of level 0 that hold: only cheaper ones are looked for."""
+    """Offer the search those fleets of `start` that are of level 0 and hold: then only cheaper ones are
+    searched.
+    """
     for fleet in start:
         if not (counts := counts_of(fleet, options)):
             continue  # The question has no such workers.
@@ -282,20 +286,20 @@ def _offer_known(
 
 
 def _search_mixed(
-    ordered: list[Bounded], holds: Holds, search: Search, run: Run, enough: Callable[[], bool]
+    ordered: list[Bounded], holds: Holds, search: Search, run: Run, is_enough: Callable[[], bool]
 ) -> None:
-    """Search fleets of one mixed pool; `ordered` begins with the most promising, and is reordered: the
-    hardware of the best fleet comes first. Of equal prices the first stays.
+    """Search fleets of one mixed pool. `ordered` begins with the most promising option; once a fleet holds,
+    the options on its hardware are moved to the front. Of fleets with equal prices the first stays.
     """
     first_of_kind: dict[Hardware, Bounded] = {}
     for item in ordered:
         first_of_kind.setdefault(hardware(item.option), item)
     if search.best is None:
-        first_incumbent(list(first_of_kind.values()), holds, search, run, enough)
+        first_incumbent(list(first_of_kind.values()), holds, search, run, is_enough)
     if search.best is not None:
-        leader = search.best[0][0]
-        ordered.sort(key=lambda item: hardware(item.option) != hardware(leader))
-    search_one_pool(ordered, holds, search, run, enough)
+        best_option = search.best[0][0]
+        ordered.sort(key=lambda item: hardware(item.option) != hardware(best_option))
+    search_one_pool(ordered, holds, search, run, is_enough)
 
 
 def _walk_cheaper(
@@ -308,8 +312,8 @@ def _walk_cheaper(
     *,
     most_effort: float,
 ) -> None:
-    """Simulate every cheaper fleet, where that takes at most so much effort. `usual_effort` is what a
-    simulation of the search has cost.
+    """Simulate every cheaper fleet, where that takes at most `most_effort`. `usual_effort` is what a
+    simulation of the search has cost on average.
     """
     before = effort_spent()
     guess = max(usual_effort / FAR_SOONER, LEAST_EFFORT)
@@ -326,7 +330,7 @@ def _walk_cheaper(
     problem.progress(Stage("every cheaper fleet, one by one", "walk"))
     walk(mixed, pairs, holds, problem.oracle.verdicts, search, side_by_side, may_go_on)
     if not search.is_exact and problem.out_of_time():
-        raise StoppedError  # How far the walk came depends on the clock, so the plan must not use it.
+        raise StoppedError  # How far the walk came depends on the clock: the plan must not depend on it.
 
 
 def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> Bounded:
@@ -337,7 +341,7 @@ def _bounds_of(problem: Problem, option: Option, guess: SloWork) -> Bounded:
     least = oracle.workers_needed(option, least_workers(option, lengths, problem.obliged))
     likely = least_workers(option, lengths, guess)
     if oracle.policies.prefix_cache and problem.hits is not None:
-        # Guess again, with the hits in the caches of the first guess's workers and their offloaded stores.
+        # With the caches of so many workers, and the stores they offload to, less is computed: guess again.
         offload, worker = oracle.policies.kv_offload, option.type
         store_tokens = 0 if offload is None else offload.kv_tokens(problem.llm, worker.tp)
         stores = 1 if offload is not None and offload.is_shared else likely
@@ -364,8 +368,8 @@ def workers_for_backlog_test(
     (`Oracle.decode_keeps_up_alone`). `workers(option, lengths, seconds)` is how many serve all requests in so
     many seconds.
 
-    The test lets the middle request of the last tenth wait twice the SLO's patience, so the requests up to
-    that one have until then.
+    In the test the middle request of the last tenth may wait for twice the SLO's patience. So the time for
+    all requests up to that one ends then.
     """
     share = 1 - BACKLOG_FRAC / 2
     seconds = share * problem.trace.duration_s + 2 * problem.slo.patience_s(judged_span_s(problem.trace))

@@ -1,9 +1,9 @@
 """The best fleet under each choice of policies, and a race of those that nobody named (`policies: any`).
 
 Each choice of policies that the question names has a search of its own. For all other policies searches would
-cost too much, so they are raced in rounds: with each of them, fleets that cost less than the best one, and
-are near it, are simulated. The policy that saves most is searched and adopted, and the next round changes one
-more, until none saves anything. That a race overlooks nothing is an assumption of the certificate
+cost too much, so they are raced in rounds. In a round, fleets near the best one that cost less are simulated
+with each of them. For the policy that saves most there is a search of its own, and the next round changes one
+more policy, until none saves anything. That a race overlooks nothing is an assumption of the certificate
 (level0/pruning_rules.py, RACED).
 """
 
@@ -52,18 +52,17 @@ def search_policies(
 
     The SLO must be kept on all of `problem.draws`, but most of them decide nothing. So a search begins
     without them; if its best fleet fails on a draw, the search begins anew with this draw added. As fewer
-    draws ask for less, a best fleet that holds on all of them is the best for all. Raises InfeasibleError if
-    no choice finds a fleet.
+    draws demand less, a best fleet that holds on all of them is the best for all. Raises InfeasibleError if
+    no choice has a fleet.
     """
     while True:
         answers = _each_policy(problem, start, prove=prove, walks=walks)
         chosen, results = best_of(answers)
-        failed = next(
-            (draw for draw in problem.draws if not _holds_on(chosen.oracle, results.best, draw)), None
-        )
-        if failed is None:
+        failed = (draw for draw in problem.draws if not _holds_on(chosen.oracle, results.best, draw))
+        first_failed = next(failed, None)
+        if first_failed is None:
             return answers
-        draws = (*problem.oracle.draws, failed)
+        draws = (*problem.oracle.draws, first_failed)
         problem.progress(
             f"the best fleet fails on another draw or rate of the traffic; now with {len(draws)} more"
         )
@@ -73,14 +72,16 @@ def search_policies(
 def _holds_on(oracle: Oracle, best: Counts, draw: Trace) -> bool:
     """Whether the best fleet holds on a draw of the traffic."""
     # The best fleet holds on the draws that the oracle has itself.
-    is_known = any(draw is scenario for scenario in oracle.draws)
+    is_known = any(draw is own_draw for own_draw in oracle.draws)
     return is_known or replace(oracle, trace=draw, draws=()).holds([best])[0]
 
 
 def _each_policy(
     problem: Problem, start: Sequence[Fleet], *, prove: bool, walks: bool
 ) -> list[tuple[Problem, FleetSearch]]:
-    """Each choice's search begins with the best fleets of those before, within the budgets and without."""
+    """A search for each choice of policies, and the race. Each search begins with the best fleets of those
+    before it, within the budgets and without.
+    """
     answers: list[tuple[Problem, FleetSearch]] = []
     errors: list[InfeasibleError] = []
     unlimited_best: list[Fleet] = []
@@ -125,8 +126,8 @@ def with_usual_queue(problem: Problem) -> Problem | None:
 
 
 def _search_no_dearer(problem: Problem, best: Counts) -> FleetSearch | None:
-    """The search with this problem's policies, where `best` holds with them too, perhaps with workers on GPUs
-    of its nodes that are paid and idle.
+    """The search with this problem's policies, if `best` holds with them too, as it is or with more workers
+    on GPUs that are paid and idle on its nodes; None if it does not.
     """
     try:
         for counts in dict.fromkeys((best, as_many_at_this_price(best))):
@@ -142,9 +143,9 @@ def _search_no_dearer(problem: Problem, best: Counts) -> FleetSearch | None:
 
 @dataclass(frozen=True, slots=True)
 class RacedPolicy:
-    """Policies that were raced, with one `change`. `best` is the cheapest fleet that holds with them, of
-    those near the race's best fleet that cost less; None if none holds. `is_simulated` is False where the
-    simulator refuses these policies for such a fleet.
+    """Policies that were raced, and the `change` that makes them of the best ones so far. `best` is the
+    cheapest fleet that holds with them, of those near the best fleet that cost less; None if none holds.
+    `is_simulated` is False where the simulator refuses these policies for such a fleet.
     """
 
     change: PolicyChange
@@ -166,16 +167,18 @@ def race_policies(
         return answers
     gain_facts: list[facts.PolicyGains | facts.PoliciesRaced] = []
     effort = RACE_EFFORT_FRAC * sum(each.oracle.effort() for each, _ in answers)
-    saves_nothing, not_simulated = list[str](), list[str]()
+    saves_nothing: list[str] = []
+    not_simulated: list[str] = []
     for _ in range(MOST_ROUNDS):
         chosen, best = best_of(answers)
-        raced, left, spent = race(chosen, best.best, best.level0, changes, effort)
+        raced, without_effort, spent = race(chosen, best.best, best.level0, changes, effort)
         effort -= spent
-        saves_nothing += [
-            label_of(chosen, each.policies) for each in raced if each.is_simulated and each.best is None
-        ]
-        not_simulated += [label_of(chosen, each.policies) for each in raced if not each.is_simulated]
-        not_simulated += [label_of(chosen, policies) for policies in left]
+        for each in raced:
+            if not each.is_simulated:
+                not_simulated.append(label_of(chosen, each.policies))
+            elif each.best is None:
+                saves_nothing.append(label_of(chosen, each.policies))
+        not_simulated += [label_of(chosen, policies) for policies in without_effort]
         gains = sorted((each for each in raced if each.best is not None), key=lambda each: each.value)
         gain_facts += gains_of(chosen, best.best, gains)
         if not gains:
@@ -188,19 +191,20 @@ def race_policies(
         except InfeasibleError:  # For instance the time ended before it simulated the race's fleet.
             break
         answers.append((first, search_result))
-        # The next round races what was raced, but for the axis that has its best value now.
+        # The axis of the winner has its best value now; the next round races the changes of all others.
         changes = [each.change for each in raced if each.change.axis != gains[0].change.axis]
         if problem.out_of_time() or not changes:
             break
     chosen, best = best_of(answers)
     usual = with_usual_queue(chosen)
     if usual is not None and not any(each.oracle.policies == usual.oracle.policies for each, _ in answers):
-        # Of equal prices the simplest policies are taken, and a race looks only for lower ones.
+        # A race adopts policies for lower prices alone. At an equal price the usual queue, the simplest, is
+        # taken.
         if (result := _search_no_dearer(usual, best.best)) is not None:
             answers.append((usual, result))
-    for _, each in answers:
-        each.level0.search.assumed.add(pruning_rules.RACED)
-        each.level0.search.is_exact = False
+    for _, result in answers:
+        result.level0.search.assumed.add(pruning_rules.RACED)
+        result.level0.search.is_exact = False
     gain_facts.append(
         facts.PoliciesRaced(
             nothing=tuple(dict.fromkeys(saves_nothing)),
@@ -209,11 +213,9 @@ def race_policies(
             of="on-paper",
         )
     )
-    winner = best_of(answers)[1]
-    return [
-        (each, replace(result, raced=tuple(gain_facts)) if result is winner else result)
-        for each, result in answers
-    ]
+    _, winner = best_of(answers)
+    with_facts = replace(winner, raced=tuple(gain_facts))
+    return [(each, with_facts if result is winner else result) for each, result in answers]
 
 
 def race(
@@ -275,7 +277,8 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
     """Fleets that cost less than `best`, the dearest first: those with a worker fewer; and if `best` is a
     single pool, for each of the NEAR_TYPES most promising other types the largest pool that costs less.
     """
-    value, candidates = objective(best), list[Counts]()
+    value = objective(best)
+    candidates: list[Counts] = []
     for i in range(len(best)):
         fewer = tuple((other, n - (k == i)) for k, (other, n) in enumerate(best) if n - (k == i) > 0)
         roles = {other.role for other, _ in fewer}
@@ -300,7 +303,9 @@ def near_fleets(problem: Problem, best: Counts, level0: Level0) -> list[Counts]:
 def gains_of(
     problem: Problem, best: Counts, gains: Sequence[RacedPolicy], kind: facts.AnswerName = "on-paper"
 ) -> list[facts.PolicyGains]:
-    """What each policy saves; of GPUs nothing where it only takes cheaper ones."""
+    """What each policy saves, in the unit of the objective. With the objective "gpus", a policy that only
+    takes cheaper GPUs saves nothing.
+    """
     unit, value = OBJECTIVE_UNITS[problem.task.objective], problem.without_tie_break(objective(best))
     in_unit = [problem.without_tie_break(each.value) for each in gains]
     return [
