@@ -2,8 +2,8 @@
 
 vLLM cannot pin blocks: those used longest ago leave its cache first. A prefix stays if it is used again
 before new tokens have filled the room beside the pinned prefixes of its worker. The shortest time in which
-they do (the turnover) is read off the plan's simulation. A prefix that no user has requested for half of it
-is requested by the router, for one token; all but the prefix's last block hits.
+that happens, the turnover, follows from the plan's simulation. Where no user has requested a prefix for half
+the turnover, the router requests it, for one token; all but the prefix's last block hits.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ def with_keep_alive(
     prefixes: Sequence[PoolPrefixes], fleet: Fleet, simulation: Simulation, trace: Trace
 ) -> tuple[PoolPrefixes, ...]:
     """The pools' pinned prefixes, each with the time after which the router requests it."""
-    first, begin = 0, {}
+    next_worker, first_worker = 0, {}
     for pool in fleet.pools:
-        begin[pool.name], first = first, first + pool.count
+        first_worker[pool.name] = next_worker
+        next_worker += pool.count
     answers = []
     for each in prefixes:
         plan = each.plan
@@ -38,7 +39,7 @@ def with_keep_alive(
             trace,
             simulation,
             plan.pool,
-            begin[plan.pool.name],
+            first_worker[plan.pool.name],
             plan.replication.session_tokens.tolist(),
             leaves_of(trace, plan),
         )
@@ -56,7 +57,7 @@ def find_keep_alive(
     room_tokens: Sequence[float],
     leaves: Sequence[Sequence[Leaf]],
 ) -> KeepAlive:
-    """How often the router requests each worker's prefixes, and the time of engines that takes.
+    """How often the router requests each worker's prefixes, and how much time of the engines that takes.
 
     The pool's workers are numbered from `first` on in the simulation. Worker r has room for `room_tokens[r]`
     beside its pinned prefixes: `leaves[r]` and all shorter ones that those begin with.
@@ -67,7 +68,7 @@ def find_keep_alive(
     new_tokens = -(-new_tokens // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS  # In whole blocks, rounded up.
     span_s = (float(trace.arrival_s[0]), float(trace.arrival_s[-1]))
     all_every_s: list[float | None] = []
-    number, busiest_s = 0, 0.0
+    request_count, busiest_s = 0, 0.0
     for r, own_leaves in enumerate(leaves):
         own = np.flatnonzero(simulation.prefill_worker == first + r)
         turnover_s = turnover_s_of(trace.arrival_s[own], new_tokens[own], room_tokens[r])
@@ -81,9 +82,12 @@ def find_keep_alive(
             router_requests = int(np.floor(gaps_s / every_s).sum())
             tokens = min(KV_BLOCK_TOKENS, leaf.tokens)  # The last block is computed anew.
             step_s = pool.type.latency.step_s(tokens=float(tokens), pairs=float(tokens * leaf.tokens))
-            number, busy_s = number + router_requests, busy_s + router_requests * float(step_s)
+            request_count += router_requests
+            busy_s += router_requests * float(step_s)
         busiest_s = max(busiest_s, busy_s)
-    return KeepAlive(tuple(all_every_s), 3600 * number / trace.duration_s, busiest_s / trace.duration_s)
+    return KeepAlive(
+        tuple(all_every_s), 3600 * request_count / trace.duration_s, busiest_s / trace.duration_s
+    )
 
 
 def turnover_s_of(arrival_s: FloatArray, tokens: IntArray, room_tokens: float) -> float:

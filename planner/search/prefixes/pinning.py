@@ -1,5 +1,5 @@
-"""Where the workers of each simulated fleet pin prefixes, which `routing: pinned-prefix` must know
-beforehand.
+"""Which prefixes the workers of each simulated fleet pin. Routing `pinned-prefix` must know that before the
+simulation begins.
 
 Pinned are the stable prefixes of the trace on which the plan is made (prefix_placing.py). Each pool that
 prefills places them on its workers; other draws and scenarios of the traffic are simulated with the same
@@ -33,12 +33,12 @@ from planner.solvers.prefix_replication import polish_replication, replicate_qui
 from planner.traffic.trace import Trace
 
 NO_ROOM = Room(placed_tokens=0, lru_tokens=0, sequences=0.0)  # Decode workers keep no prefixes.
-# A routing sends every class of requests to workers (planner/solvers/prefix_prices.py). A placement tries few
-# of them, because a search places hundreds of times.
+# A quick placement tries so few routings, because a search places hundreds of times. A routing sends every
+# class of requests to workers (planner/solvers/prefix_prices.py).
 QUICK_ROUTINGS = 10
 POLISH_SEED = 0  # Fixed, so that a placement depends on the fleet and the traffic alone.
 
-Pins = tuple[WorkerType, str, int, int]
+PlacementKey = tuple[WorkerType, str, int, int]
 """The key of a placement: a worker type, its role, the pool's workers, and the workers that share all
 requests (those of all pools that prefill).
 """
@@ -46,7 +46,9 @@ requests (those of all pools that prefill).
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolishedPins:
-    """The placement of a pool that a search made quickly, and the best one that is known, with a bound."""
+    """The placement of a pool that a search made quickly, and the best one known. Both replications have a
+    lower bound on the largest load.
+    """
 
     quick: PrefixPlan
     best: PrefixPlan
@@ -63,10 +65,10 @@ class Pinning:
 
     trace: Trace
     _traffic: dict[tuple[WorkerType, str], StableTraffic] = field(default_factory=dict, init=False)
-    _placed: dict[Pins, PrefixPlan] = field(default_factory=dict, init=False)
-    _polished: dict[Pins, PolishedPins] = field(default_factory=dict, init=False)
+    _placed: dict[PlacementKey, PrefixPlan] = field(default_factory=dict, init=False)
+    _polished: dict[PlacementKey, PolishedPins] = field(default_factory=dict, init=False)
     # The polished placements that `placed` gives.
-    _used: dict[Pins, PrefixPlan] = field(default_factory=dict, init=False)
+    _used: dict[PlacementKey, PrefixPlan] = field(default_factory=dict, init=False)
 
     def pinned_prefixes(self, pools: Sequence[Pool]) -> tuple[PinnedPrefix, ...]:
         """The pinned prefixes of these pools, whose workers are numbered in the order of the pools."""
@@ -127,14 +129,14 @@ class Pinning:
         return self._placed[key]
 
     def polish(self, pools: Sequence[Pool], *, time_limit_s: float = math.inf) -> dict[str, PolishedPins]:
-        """By the names of the pools that prefill: a placement with a smaller largest load where one is found,
-        and a bound. Simulations keep the quick placement until `use` is called. The effort is fixed, so the
-        result depends on the clock only where `time_limit_s` ends the work.
+        """For each pool that prefills, by name, a placement whose largest load is smaller, if one is found,
+        and a lower bound on that load. Simulations keep the quick placement until `use` is called. The effort
+        is fixed, so the result depends on the clock only where `time_limit_s` ends the work.
         """
         answers = {}
         for pool, key in _prefill_pools(pools):
             if key not in self._polished:
-                # The quick placement even while the polished one is in use, which `placed` would give.
+                # While the polished placement is in use, `placed` would give that one.
                 quick = self._placed.get(key) or self.placed(pool, key[-1])
                 demand, sessions = quick.traffic.demand, quick.traffic.sessions
                 best = polish_replication(
@@ -166,7 +168,7 @@ class Pinning:
         """Whether a simulation of these pools uses a polished placement."""
         return bool(self._used) and any(self._in_use(key) is not None for _, key in _prefill_pools(pools))
 
-    def _in_use(self, key: Pins) -> PrefixPlan | None:
+    def _in_use(self, key: PlacementKey) -> PrefixPlan | None:
         """The polished placement of these workers, if it is in use. Step times do not count: prefixes stay
         where they are while steps take longer than predicted.
         """
@@ -177,7 +179,7 @@ class Pinning:
         return None
 
 
-def _prefill_pools(pools: Sequence[Pool]) -> list[tuple[Pool, Pins]]:
+def _prefill_pools(pools: Sequence[Pool]) -> list[tuple[Pool, PlacementKey]]:
     """The pools that prefill, with the keys of their placements."""
     serving = [pool for pool in pools if pool.role != "decode" and pool.count]
     workers = sum(pool.count for pool in serving)
@@ -186,8 +188,8 @@ def _prefill_pools(pools: Sequence[Pool]) -> list[tuple[Pool, Pins]]:
 
 def _hit_frac(plan: PrefixPlan) -> float:
     """The share of input tokens that are pinned on the worker to which the router sends the request: the one
-    that has the longest part of its prompt. (The estimate of prefix_placing.py is that of the routing in the
-    placement, which splits requests over workers as the least largest load demands.)
+    that has the longest part of its prompt. The estimate of prefix_placing.py is of another routing: it
+    splits requests over workers so that the largest load is least.
     """
     demand, placed = plan.traffic.demand, plan.replication.placed  # `placed` is (nodes, workers).
     pinned_tokens = [demand.path_sum(demand.tokens * placed[:, r]) for r in range(placed.shape[1])]

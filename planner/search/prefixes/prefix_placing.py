@@ -1,5 +1,6 @@
-"""Which prefixes a pool of workers should keep, and what that saves: makes the input of
-`replicate_prefixes` from a trace and a pool, and warm-up prompts and estimates from its placement.
+"""Which prefixes each worker of a pool should keep, and what that saves. The formulation is
+`replicate_prefixes`; here its input is made from a trace and a pool, and estimates and warm-up prompts from
+its placement.
 
 Stable prefixes (system prompts, tool instructions, popular documents) are used in most parts of the trace:
 they are placed on workers. All other reuse is taken for that of sessions that come and go. Sessions use the
@@ -41,11 +42,13 @@ STABLE_PARTS = 8
 # At most so many nodes of the prefix tree are placed, which bounds the time that a placement takes. Nodes
 # that are used less are left to sessions.
 MOST_NODES = 100
-CURVE_PIECES = 12  # Pieces of the concave curve by which session hits enter the formulation.
+CURVE_PIECES = 12  # Pieces of the concave curve of session hits over memory that the formulation has.
 ROOM_ITERATIONS = 10  # Room depends on hits and hits on room; they mostly agree after three rounds.
-SAME_HIT_FRAC = 1e-3  # Hit shares that differ by less agree: their room differs by less than a block or so.
-STEP_ITERATIONS = 100  # Rounds for a step's time and its sequences, which depend on each other: cheap sums.
-FULL_FRAC = 0.95  # Beyond this prefill share of a worker's time Little's law would ask for endless memory.
+SAME_HIT_FRAC = 1e-3  # Hit shares that differ by less count as equal: their room differs by about a block.
+STEP_ITERATIONS = (
+    100  # Rounds for a step's time and its sequences, which depend on each other. They are cheap.
+)
+FULL_FRAC = 0.95  # Most of a worker's time that prefill is taken to have: at 1 no decode would ever end.
 # The search for a placement ends at this gap to its bound, or after so many routings. A routing sends every
 # class of requests to workers (planner/solvers/prefix_prices.py).
 GAP_FRAC = 0.02
@@ -75,7 +78,7 @@ class StableTraffic:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixPlan:
-    """Where the prefixes of a trace go in a pool, and its estimated effect, before any simulation.
+    """Where the prefixes of a trace are kept in a pool, and the estimated effect, before any simulation.
 
     Hit shares are of input tokens; `prefill_saved_frac` is of all prefill work; `uncached_load` is the
     seconds of work per second of one worker if nothing is cached.
@@ -280,7 +283,7 @@ def leaves_of(trace: Trace, plan: PrefixPlan) -> list[list[Leaf]]:
 
 
 def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
-    """Tell stable prefixes from sessions, and give the work of both on this pool's workers."""
+    """The stable prefixes and the sessions of a trace, with the work of both on this pool's workers."""
     if not trace.duration_s > 0:
         raise TraceError(
             f"{trace.name}: all requests arrive at once, so prefixes have no rates; use a longer one"
@@ -288,8 +291,8 @@ def stable_traffic(trace: Trace, pool: Pool) -> StableTraffic:
     blocks = prefixes.block_uses(trace)
     tree = prefixes.prefix_tree(blocks)
     stable = stable_nodes(trace, tree)
-    # By node of the tree: its number among the nodes of the demand, 0 if it is not stable. One more entry at
-    # the end is what the index -1 (no parent, no prefix) finds.
+    # For each node of the tree its number among the nodes of the demand, 0 if it is not stable. The index -1,
+    # of no parent or no prefix, gives the entry at the end, which is 0 too.
     number = np.zeros(len(tree) + 1, int)
     number[stable] = np.arange(1, len(stable) + 1)
     # For every node, the deepest stable node on its path, -1 if there is none. Each round moves up one level.

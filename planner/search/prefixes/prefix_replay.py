@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from planner.fleet import PinnedPrefix, Pool
+from planner.fleet import PinnedPrefix, Pool, Role, WorkerType
 from planner.search.prefixes.prefix_placing import Room
 from planner.solvers.master import Option, cheapest_token_s, least_seconds
 from planner.traffic.prefixes import block_uses
@@ -30,9 +30,9 @@ BUSY_FRAC = 0.9  # Decodes take at most this share of a worker's time, so that p
 class _Queue:
     """One worker: its cache, and its queue of prompts, which is empty at `free_s`.
 
-    A prompt takes `token_s` for each token that misses and `attention_pair_s` for each pair of one with a
-    token before it, times `slower`, because decodes run beside it. A decode makes a token every
-    `token_gap_s`. The cache has room for `blocks`, pinned ones among them.
+    A prompt takes `token_s` for each token that misses the cache, and `attention_pair_s` for each pair of
+    such a token with one before it. All this is multiplied by `slower`, because decodes run beside it. A
+    decode makes a token every `token_gap_s`. The cache has room for `blocks`, pinned ones among them.
     """
 
     token_s: float
@@ -46,15 +46,15 @@ class _Queue:
     ends_s: list[float] = field(default_factory=list)  # When each request that was sent here ends, a heap.
 
     def wait_s(self, time_s: float) -> float:
-        """How long a new prompt waits here, as routing `pinned-prefix` counts: for the prompts before it, and
-        a token's time for each request that has not ended.
+        """How long a new prompt would wait here, as routing `pinned-prefix` counts: for the prompts before
+        it, and the time of one token for each request that has not ended.
         """
         while self.ends_s and self.ends_s[0] <= time_s:
             heapq.heappop(self.ends_s)
         return max(self.free_s - time_s, 0.0) + self.token_s * len(self.ends_s)
 
     def match(self, path: Sequence[int], first: int) -> int:
-        """Blocks of a prompt that are here, of which the first ones are pinned."""
+        """How many of a prompt's first blocks are here; the `first` ones are pinned and need no look."""
         for i in range(first, len(path)):
             if path[i] not in self.cached and path[i] not in self.pinned:
                 return i
@@ -91,17 +91,17 @@ def replayed_hits(
     for p, (pool, room) in enumerate(zip(pools, rooms, strict=True)):
         workers += [_queue(part, pool, room, serving) for _ in range(pool.count)]
         pool_of += [p] * pool.count
-    fronts = [w for w, p in enumerate(pool_of) if pools[p].role != "decode"]
+    prefilling = [w for w, p in enumerate(pool_of) if pools[p].role != "decode"]
     _pin(workers, pinned, part, offsets, nodes)
     sent, hits = [0] * len(pools), [0] * len(pools)
     columns = part.arrival_s.tolist(), part.input_tokens.tolist(), part.output_tokens.tolist()
     for i, (time_s, tokens, outputs) in enumerate(zip(*columns, strict=True)):
         path = nodes[offsets[i] : offsets[i + 1]]
-        depth = {w: _pinned_blocks(workers[w].pinned, path) for w in fronts}
-        most = max(depth.values())
-        best, best_s, best_hit = fronts[0], float("inf"), 0
-        for w in fronts:
-            if depth[w] == most:
+        pinned_blocks = {w: _pinned_blocks(workers[w].pinned, path) for w in prefilling}
+        most = max(pinned_blocks.values())
+        best, best_s, best_hit = prefilling[0], float("inf"), 0
+        for w in prefilling:
+            if pinned_blocks[w] == most:
                 worker = workers[w]
                 # The last token of a prompt is always computed.
                 hit = min(worker.match(path, most) * part.prefix_block_tokens, tokens - 1)
@@ -120,15 +120,8 @@ def _queue(trace: Trace, pool: Pool, room: Room, workers: int) -> _Queue:
     share, gap_s = 0.0, 0.0
     if pool.role == "mixed":
         # Decodes get the time that whole requests take beyond their prompts, spread over all workers.
-        whole, prompts = (
-            float(
-                least_seconds(
-                    Option(role, kind, objective=0.0), trace.input_tokens, trace.output_tokens
-                ).sum()
-            )
-            for role in ("mixed", "prefill")
-        )
-        share = min((whole - prompts) / trace.duration_s / workers, BUSY_FRAC)
+        decodes_s = _work_s(trace, kind, "mixed") - _work_s(trace, kind, "prefill")
+        share = min(decodes_s / trace.duration_s / workers, BUSY_FRAC)
         context = room.sequences * float(trace.input_tokens.mean())
         gap_s = float(kind.latency.step_s(tokens=room.sequences, decodes=room.sequences, kv_tokens=context))
     return _Queue(
@@ -138,6 +131,12 @@ def _queue(trace: Trace, pool: Pool, room: Room, workers: int) -> _Queue:
         token_gap_s=gap_s,
         blocks=room.lru_tokens // trace.prefix_block_tokens,
     )
+
+
+def _work_s(trace: Trace, kind: WorkerType, role: Role) -> float:
+    """The least seconds that all requests keep workers of this type busy in this role."""
+    option = Option(role, kind, objective=0.0)  # Work does not depend on the price.
+    return float(least_seconds(option, trace.input_tokens, trace.output_tokens).sum())
 
 
 def _pin(
@@ -162,18 +161,19 @@ def _pin(
 def _first_uses(
     pinned: Sequence[PinnedPrefix], ids: Sequence[int], offsets: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """The first and last index (exclusive) at which `ids` has each pinned prefix for the first time."""
+    """Where `ids` has each pinned prefix for the first time: the first index, and that after its last one."""
     wanted = {prefix.block_ids for prefix in pinned}
     lengths = sorted({len(each) for each in wanted})
-    beginnings = []
+    spans = []
     for first, end in itertools.pairwise(offsets):
         if not wanted:
             break
         for length in lengths:
-            if first + length <= end and (begins := tuple(ids[first : first + length])) in wanted:
-                wanted.discard(begins)
-                beginnings.append((first, first + length))
-    return beginnings
+            beginning = tuple(ids[first : first + length])
+            if first + length <= end and beginning in wanted:
+                wanted.discard(beginning)
+                spans.append((first, first + length))
+    return spans
 
 
 def _pinned_blocks(pinned: set[int], path: Sequence[int]) -> int:
